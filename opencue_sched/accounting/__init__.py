@@ -1,0 +1,1 @@
+"""Redis counters: the ledger of bookings, caps, recompute, bootstrap and managed shows."""

@@ -1,0 +1,1 @@
+"""Which clusters exist, which have work, which rest."""

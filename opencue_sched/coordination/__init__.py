@@ -1,0 +1,1 @@
+"""Who does what: leader gate, layer permits, cluster postings, queue names."""

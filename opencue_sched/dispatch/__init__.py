@@ -1,0 +1,1 @@
+"""One cluster pass: gather, plan, book, commit, launch, settle."""

@@ -1,0 +1,101 @@
+"""The errors a booking can end with. ``retriable``: another host may do; otherwise the layer is skipped this pass."""
+
+from __future__ import annotations
+
+
+class SchedulerError(Exception):
+    """Base of every error raised on purpose by this package."""
+
+
+class BookingError(SchedulerError):
+    """A planned proc that did not become a running frame."""
+
+    retriable = False
+    reason = "booking"
+
+    def __init__(self, message: str, *, proc_id: str = "", host: str = "", layer_id: str = "") -> None:
+        super().__init__(message)
+        self.proc_id = proc_id
+        self.host = host
+        self.layer_id = layer_id
+
+
+class HostLocked(BookingError):
+    """Another transaction holds the host row; the host is invalidated in the cache."""
+
+    retriable = True
+    reason = "host_locked"
+
+
+class HostExhausted(BookingError):
+    """The host row has less idle than the cache believed, or is no longer UP, OPEN and in its allocation."""
+
+    retriable = True
+    reason = "host_exhausted"
+
+
+class AllocationOverBurst(BookingError):
+    """The subscription's burst is reached."""
+
+    reason = "allocation_over_burst"
+
+
+class CapExceeded(BookingError):
+    """A folder, job or licence cap is reached; ``table``, ``current`` and ``limit`` as book.lua answered."""
+
+    reason = "cap_exceeded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        table: str,
+        current: float,
+        limit: float,
+        proc_id: str = "",
+        host: str = "",
+        layer_id: str = "",
+    ) -> None:
+        super().__init__(message, proc_id=proc_id, host=host, layer_id=layer_id)
+        self.table = table
+        self.current = current
+        self.limit = limit
+
+
+class FrameLost(BookingError):
+    """Somebody else started, changed, paused or took over the frame between gather and commit."""
+
+    reason = "frame_lost"
+
+
+class DatabaseFailure(BookingError):
+    """PostgreSQL refused or did not answer; ``outcome_unknown`` when a COMMIT may have happened."""
+
+    reason = "database_failure"
+
+    def __init__(self, message: str, *, outcome_unknown: bool = False) -> None:
+        super().__init__(message)
+        self.outcome_unknown = outcome_unknown
+
+
+class RqdFailure(BookingError):
+    """RQD refused or did not answer; ``outcome_unknown`` when the frame may be running there."""
+
+    retriable = True
+    reason = "rqd_failure"
+
+    def __init__(self, message: str, *, outcome_unknown: bool, proc_id: str = "", host: str = "") -> None:
+        super().__init__(message, proc_id=proc_id, host=host)
+        self.outcome_unknown = outcome_unknown
+
+
+class NotReady(SchedulerError):
+    """The Redis store is empty, restarted or failed over: nothing may be booked before it is bootstrapped again."""
+
+
+class SchemaTooOld(SchedulerError):
+    """The database was made by a Cuebot older than migration V45."""
+
+
+class InvalidInput(SchedulerError):
+    """Something a person or another program sent does not make sense; the message names the field."""

@@ -1,0 +1,190 @@
+"""Jobs, layers, frames, hosts and bookings, as a dispatch pass sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from opencue_sched.domain.states import ThreadMode
+from opencue_sched.domain.units import centicores, idle_cores
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What one frame takes from one host. Whole cores; memory in KB."""
+
+    cores: int
+    memory_kb: int
+    gpus: int = 0
+    gpu_memory_kb: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Vertices:
+    """The counters one booking moves: five of the seed, and every limit of its layer."""
+
+    show_id: str
+    alloc_id: str
+    folder_id: str
+    job_id: str
+    layer_id: str
+    dept_id: str
+    limit_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A host with room on it.
+
+    ``idle_memory_kb`` and ``idle_gpu_memory_kb`` are already the lesser of what is unreserved and what the machine
+    reports free. ``tags`` are normalised (spaces removed). ``os_names`` is host_stat.str_os split on commas.
+    ``last_updated`` grows with every change the cache sees; check-out compares it.
+    """
+
+    id: str
+    name: str
+    facility_id: str
+    alloc_id: str
+    tags: frozenset[str]
+    os_names: tuple[str, ...]
+    thread_mode: ThreadMode
+    total_centicores: int
+    idle_centicores: int
+    total_memory_kb: int
+    idle_memory_kb: int
+    total_gpus: int = 0
+    idle_gpus: int = 0
+    total_gpu_memory_kb: int = 0
+    idle_gpu_memory_kb: int = 0
+    last_updated: float = 0.0
+
+    @property
+    def idle_cores(self) -> int:
+        """Whole cores that can be booked."""
+        return idle_cores(self.idle_centicores)
+
+    @property
+    def total_cores(self) -> int:
+        return idle_cores(self.total_centicores)
+
+    def less(self, taken: Reservation, *, last_updated: float) -> Host:
+        """The same host after ``taken`` has been booked on it."""
+        return replace(
+            self,
+            idle_centicores=self.idle_centicores - centicores(taken.cores),
+            idle_memory_kb=self.idle_memory_kb - taken.memory_kb,
+            idle_gpus=self.idle_gpus - taken.gpus,
+            idle_gpu_memory_kb=self.idle_gpu_memory_kb - taken.gpu_memory_kb,
+            last_updated=last_updated,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A WAITING frame. ``version`` is frame.int_version, which may be NULL."""
+
+    id: str
+    name: str
+    number: int
+    version: int | None
+    eligible_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer with waiting frames, in dispatch order, at most the pass's limit of them.
+
+    ``cores_min_centicores`` and ``cores_max_centicores`` are raw: zero, negative and fractional values keep OpenCue's
+    meaning (see domain.reservation). ``waiting_frames`` counts all waiting frames, not only those in ``frames``.
+    """
+
+    id: str
+    job_id: str
+    name: str
+    command: str
+    frame_range: str
+    chunk_size: int
+    dispatch_order: int
+    cores_min_centicores: int
+    cores_max_centicores: int
+    memory_min_kb: int
+    gpus_min: int
+    gpu_memory_min_kb: int
+    tags: frozenset[str]
+    services: tuple[str, ...]
+    threadable: bool
+    waiting_frames: int
+    frames: tuple[Frame, ...]
+    limit_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A pending job with its bookable layers in dispatch order."""
+
+    id: str
+    name: str
+    show_id: str
+    show_name: str
+    facility_id: str
+    folder_id: str
+    dept_id: str
+    priority: int
+    shot: str
+    user: str
+    uid: int | None
+    log_dir: str
+    os_name: str | None
+    loki_url: str | None
+    layers: tuple[Layer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """A cap and what is booked under it, in whole cores or units. ``cap`` None is unlimited."""
+
+    cap: float | None
+    booked: int
+
+    @property
+    def left(self) -> float:
+        """How much more may be booked; infinity without a cap, never negative."""
+        return float("inf") if self.cap is None else max(0.0, self.cap - self.booked)
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """Cores and GPUs of one vertex."""
+
+    cores: Headroom
+    gpus: Headroom
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything the planner may know about the work of one pass (hosts come from the host pool).
+
+    ``jobs`` are in the order in which they should be served. ``subscriptions`` maps alloc id (an allocation that is
+    absent may not be booked), ``folders``, ``job_caps`` and ``limits`` map their ids (absent: unlimited).
+    """
+
+    show_id: str
+    jobs: tuple[Job, ...]
+    subscriptions: Mapping[str, Caps]
+    folders: Mapping[str, Caps]
+    job_caps: Mapping[str, Caps]
+    limits: Mapping[str, Headroom] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedProc:
+    """One frame on one host. ``proc_id`` is generated here, before anything is booked."""
+
+    proc_id: str
+    job: Job
+    layer: Layer
+    frame: Frame
+    host: Host
+    reservation: Reservation
+    vertices: Vertices

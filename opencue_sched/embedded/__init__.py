@@ -1,0 +1,1 @@
+"""PostgreSQL and Redis from wheels, synthetic farms, a simulated RQD, the demo."""

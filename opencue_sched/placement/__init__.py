@@ -1,0 +1,1 @@
+"""The planner: host index, host cache, booking strategies. Decides; never writes."""

@@ -1,0 +1,1 @@
+"""The way back: completion, host reports, dependencies, reaper, report service."""

@@ -1,0 +1,299 @@
+"""One typed, documented, frozen tree of settings.
+
+Read from the environment (``OPENCUE_SCHED_`` and ``__`` between levels: ``OPENCUE_SCHED_QUEUE__METRICS_PORT=9091``) and
+from the YAML or TOML file named by ``OPENCUE_SCHED_CONFIG``; the environment wins. Keys and defaults are those of the
+scheduler and accounting references; durations take ``30``, ``"30s"``, ``"2m"``, ``"3h"`` (seconds when bare) and sizes
+``"2GiB"`` (bytes when bare).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import tomllib
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from opencue_sched.domain.errors import InvalidInput
+
+_DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*$")
+_SECONDS = {"ms": 0.001, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def _duration(value: Any) -> Any:
+    if isinstance(value, str):
+        match = _DURATION.match(value)
+        if match is None:
+            raise ValueError(f"{value!r} is not a duration; write 30, '30s', '2m' or '3h'")
+        return float(match.group(1)) * _SECONDS[match.group(2)]
+    return value
+
+
+Seconds = Annotated[float, BeforeValidator(_duration), Field(gt=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Logging(_Section):
+    level: str = Field("info", description="Log level: debug, info, warning or error.")
+    path: Path | None = Field(None, description="File to append to as well, when file_appender is on.")
+    file_appender: bool = Field(False, description="Write logs to `path` besides standard error.")
+    format: Literal["json", "console"] = Field("json", description="One JSON object a line, or text for people.")
+
+
+class HostBookingStrategy(_Section):
+    core_saturation: bool = Field(
+        True, description="True: best fit on cores (fill hosts, keep big ones free). False: worst fit."
+    )
+    memory_saturation: bool = Field(
+        False, description="True: best fit on memory (dense; needs good estimates). False: worst fit, leaving slack."
+    )
+
+
+class Stream(_Section):
+    cluster_buffer_size: int = Field(
+        3, ge=1, description="Clusters dispatched at once by one instance. Celery's job: its worker concurrency."
+    )
+    job_buffer_size: int = Field(
+        3, ge=1, description="Kept for compatibility: jobs of a pass are planned together, so there is nothing to buffer."
+    )
+
+
+class Queue(_Section):
+    monitor_interval: Seconds = Field(5.0, description="Seconds between monitor log lines.")
+    worker_threads: int = Field(4, ge=1, description="Celery's job: default of `celery worker --concurrency`.")
+    dispatch_frames_per_layer_limit: int = Field(
+        20, ge=1, description="Frames of one layer looked at in a pass. Lower is fairer, higher finishes layers sooner."
+    )
+    core_multiplier: int = Field(100, description="Centicores per core in PostgreSQL. OpenCue's schema fixes it at 100.")
+    memory_stranded_threshold: ByteSize = Field(
+        ByteSize(2 * 1024**3),
+        description="A frame that would leave no more memory than this on a host takes all its idle cores.",
+    )
+    job_back_off_duration: Seconds = Field(300.0, description="Seconds a job whose rows failed is left alone.")
+    cluster_empty_sleep: Seconds = Field(30.0, description="Seconds a cluster without pending jobs is left alone.")
+    cluster_saturated_sleep: Seconds = Field(5.0, description="Seconds a cluster with jobs but no booking is left alone.")
+    cluster_reload_interval: Seconds = Field(120.0, description="Seconds between reloads of the cluster set.")
+    active_scan_interval: Seconds = Field(2.0, description="Seconds between awake scans when no event asks for one.")
+    stream: Stream = Field(default_factory=Stream, description="Stream buffers.")
+    max_jobs_per_cluster_pass: int = Field(20, ge=1, description="Jobs looked at in one cluster pass.")
+    manual_tags_chunk_size: int = Field(100, ge=1, description="Manual tags per cluster.")
+    hostname_tags_chunk_size: int = Field(300, ge=1, description="Hostname tags per cluster.")
+    host_candidate_attempts_per_layer: int = Field(10, ge=1, description="Hosts tried for one layer in a pass.")
+    empty_job_cycles_before_quiting: int | None = Field(
+        None, ge=1, description="For tests and benchmarks: report idle after this many sweeps without work."
+    )
+    mem_reserved_min: ByteSize = Field(ByteSize(250 * 1024**2), description="Least memory a proc reserves.")
+    selfish_services: tuple[str, ...] = Field((), description="Services whose frames take all idle cores of a host.")
+    host_booking_strategy: HostBookingStrategy = Field(
+        default_factory=HostBookingStrategy, description="How hosts are chosen."
+    )
+    host_booking_strategy_by_show: dict[str, HostBookingStrategy] = Field(
+        default_factory=dict, description="Per-show override of host_booking_strategy, by show name."
+    )
+    frame_memory_soft_limit: float = Field(1.6, gt=0, description="RunFrame soft memory limit / layer minimum.")
+    frame_memory_hard_limit: float = Field(2.0, gt=0, description="RunFrame hard memory limit / layer minimum.")
+    metrics_port: int = Field(9090, ge=0, le=65535, description="First port tried for /metrics; 0 turns it off.")
+    metrics_host: str = Field("127.0.0.1", description="Address /metrics listens on.")
+
+
+class Database(_Section):
+    pool_size: int = Field(20, ge=1, description="Most connections of one process.")
+    db_host: str = Field("localhost", description="PostgreSQL host, when database_url is not set.")
+    db_port: int = Field(5432, description="PostgreSQL port, when database_url is not set.")
+    db_name: str = Field("cuebot", description="Database name, when database_url is not set.")
+    db_user: str = Field("cuebot", description="User, when database_url is not set.")
+    db_pass: SecretStr = Field(SecretStr(""), description="Password, when database_url is not set.")
+    connect_timeout: Seconds = Field(5.0, description="Seconds to wait for a connection.")
+    statement_timeout: Seconds = Field(30.0, description="Seconds after which the server cancels a statement.")
+
+
+class Rqd(_Section):
+    grpc_port: int = Field(8444, description="Port of every RQD without an entry in `addresses`.")
+    dry_run_mode: bool = Field(False, description="Book, but do not talk to RQD.")
+    addresses: dict[str, str] = Field(
+        default_factory=dict, description="host name -> address:port, for hosts that are not at name:grpc_port."
+    )
+    launch_timeout: Seconds = Field(5.0, description="Deadline of one LaunchFrame call.")
+    kill_timeout: Seconds = Field(5.0, description="Deadline of one KillRunningFrame or ReportStatus call.")
+    launch_concurrency: int = Field(16, ge=1, description="LaunchFrame calls under way at once in one process.")
+    channel_idle_timeout: Seconds = Field(300.0, description="Seconds after which an unused channel is closed.")
+
+
+class HostCacheSettings(_Section):
+    concurrent_groups: int = Field(3, ge=1, description="Host groups refreshed from PostgreSQL at once.")
+    memory_key_divisor: ByteSize = Field(ByteSize(2 * 1024**3), description="Width of a memory bucket.")
+    checkout_timeout: Seconds = Field(12.0, description="A host checked out longer than this is taken back.")
+    monitoring_interval: Seconds = Field(10.0, description="Seconds between cache monitor log lines.")
+    clean_up_interval: Seconds = Field(300.0, description="Seconds between evictions of idle groups.")
+    group_idle_timeout: Seconds = Field(10800.0, description="A group not asked for this long is dropped.")
+    concurrent_fetch_permit: int = Field(4, ge=1, description="Host queries under way at once.")
+    host_staleness_threshold: Seconds = Field(120.0, description="A host that has not reported this long is not used.")
+    update_stat_on_book: bool = Field(False, description="Also lower host_stat on booking. For benchmarks without RQD.")
+    group_refresh_interval: Seconds = Field(
+        10.0, description="Seconds between full reads of a group; changes in between arrive by the change log."
+    )
+
+
+class SchedulerScope(_Section):
+    facility: str | None = Field(None, description="Work only on this facility (by name).")
+    ignore_tags: tuple[str, ...] = Field((), description="Host tags that never form a cluster.")
+
+
+class Accounting(_Section):
+    redis_url: str = Field("redis://127.0.0.1:6379/0", description="Redis of the counters, board and broker.")
+    redis_pool_size: int = Field(20, ge=1, description="Most Redis connections of one process.")
+    redis_timeout: Seconds = Field(5.0, description="Connect and read time-out of every Redis call.")
+    recompute_interval_seconds: Seconds = Field(120.0, description="Seconds between recomputes of booked counters.")
+    limit_reseed_interval_seconds: Seconds = Field(300.0, description="Seconds between reloads of caps.")
+    managed_shows_ttl: Seconds = Field(30.0, description="Seconds the list of managed shows is remembered.")
+    cas_max_retries: int = Field(3, ge=0, description="Retries of a compare-and-swap reseed (cuebot-redis feed).")
+    commit_deadline: Seconds = Field(
+        10.0, description="Seconds after which PostgreSQL itself refuses the COMMIT of a booking."
+    )
+    in_flight_age: Seconds = Field(
+        40.0, description="Seconds after which a booking without a proc row is a crash. Several commit deadlines."
+    )
+    release_feed: Literal["proc-trigger", "cuebot-redis", "cuebot-notify", "recompute-only"] = Field(
+        "proc-trigger", description="How releases reach the ledger."
+    )
+
+
+class Coordination(_Section):
+    namespace: str = Field("cue", pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$", description="Prefix of board and queue keys.")
+    group: str = Field("default", pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$", description="Worker group of this process.")
+    lease_ttl: Seconds = Field(15.0, description="Life of the leader's lease.")
+    renew_deadline: Seconds = Field(10.0, description="A leader that could not renew for this long stops by itself.")
+    retry_interval: Seconds = Field(2.0, description="Seconds between campaigns of a standby.")
+    handover: Literal["fenced", "conservative"] = Field(
+        "fenced", description="fenced: take over at once. conservative: fire nothing for 180 s after a change of leader."
+    )
+    claim_ttl: Seconds = Field(4.0, description="Life of a cluster claim; renewed at a third of it.")
+    max_failures: int = Field(5, ge=1, description="Failures in a row after which a cluster's posting is trashed.")
+
+
+class Release(_Section):
+    host: str = Field("127.0.0.1", description="Address the report service listens on.")
+    port: int = Field(8443, ge=0, le=65535, description="Port the report service listens on (Cuebot's).")
+    workers: int = Field(8, ge=1, description="Threads of the report service.")
+    facility: str = Field("local", description="Facility of hosts whose tags name none.")
+    default_alloc_tag: str = Field("general", description="Allocation tag of hosts whose tags name none.")
+    lost_completion_grace: Seconds = Field(
+        30.0, description="A frame missing from two host reports this long after its start has ended unnoticed."
+    )
+    host_down_after: Seconds = Field(300.0, description="A host that has not reported this long is DOWN.")
+    satisfy_only_on_frame_success: bool = Field(True, description="An EATEN frame does not satisfy dependencies.")
+
+
+class Settings(BaseSettings):
+    """The whole tree. Every field has a default, so an empty environment gives a scheduler for a local farm."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="OPENCUE_SCHED_", env_nested_delimiter="__", frozen=True, extra="forbid", nested_model_default_partial_update=True
+    )
+
+    database_url: SecretStr | None = Field(
+        None, description="postgresql+psycopg2://user:password@host:port/name; wins over database.db_*."
+    )
+    redis_url: SecretStr | None = Field(None, description="Short for accounting.redis_url; wins over it.")
+    instance: str = Field(
+        default_factory=lambda: f"{socket.gethostname().split('.')[0].lower()}-{os.getpid()}",
+        description="Name of this process in its group. Default: host name and process id.",
+    )
+    logging: Logging = Field(default_factory=Logging, description="Logs.")
+    queue: Queue = Field(default_factory=Queue, description="Dispatch.")
+    database: Database = Field(default_factory=Database, description="PostgreSQL.")
+    rqd: Rqd = Field(default_factory=Rqd, description="Render hosts.")
+    host_cache: HostCacheSettings = Field(default_factory=HostCacheSettings, description="Host cache.")
+    scheduler: SchedulerScope = Field(default_factory=SchedulerScope, description="Scope.")
+    accounting: Accounting = Field(default_factory=Accounting, description="Redis accounting.")
+    coordination: Coordination = Field(default_factory=Coordination, description="Leaders, claims, queues.")
+    release: Release = Field(default_factory=Release, description="Report service.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Settings:
+        wrong = []
+        if self.queue.core_multiplier != 100:
+            wrong.append("queue.core_multiplier: OpenCue's schema counts 100 centicores a core; remove the setting")
+        if self.accounting.in_flight_age < 3 * self.accounting.commit_deadline:
+            wrong.append("accounting.in_flight_age must be at least 3 x accounting.commit_deadline")
+        if self.coordination.lease_ttl <= self.coordination.renew_deadline:
+            wrong.append("coordination.lease_ttl must be longer than coordination.renew_deadline")
+        if self.coordination.renew_deadline < 2 * self.coordination.retry_interval:
+            wrong.append("coordination.renew_deadline must be at least 2 x coordination.retry_interval")
+        if self.queue.frame_memory_hard_limit < self.queue.frame_memory_soft_limit:
+            wrong.append("queue.frame_memory_hard_limit must not be below queue.frame_memory_soft_limit")
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        return self
+
+    @property
+    def sqlalchemy_url(self) -> str:
+        """The database URL with the psycopg2 driver named. Contains the password: never log it."""
+        if self.database_url is not None:
+            url = self.database_url.get_secret_value()
+            return re.sub(r"^postgres(ql)?(\+\w+)?://", "postgresql+psycopg2://", url)
+        from sqlalchemy import URL
+
+        db = self.database
+        return URL.create(
+            "postgresql+psycopg2",
+            username=db.db_user,
+            password=db.db_pass.get_secret_value() or None,
+            host=db.db_host,
+            port=db.db_port,
+            database=db.db_name,
+        ).render_as_string(hide_password=False)
+
+    @property
+    def redis_dsn(self) -> str:
+        """The Redis URL. May contain a password: never log it."""
+        return self.redis_url.get_secret_value() if self.redis_url is not None else self.accounting.redis_url
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, _FileSource(settings_cls)
+
+
+class _FileSource(PydanticBaseSettingsSource):
+    """Values of the file named by OPENCUE_SCHED_CONFIG."""
+
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
+        return self().get(field_name), field_name, True
+
+    def __call__(self) -> dict[str, Any]:
+        name = os.environ.get("OPENCUE_SCHED_CONFIG")
+        if not name:
+            return {}
+        path = Path(name)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise InvalidInput(f"OPENCUE_SCHED_CONFIG names {path}, which cannot be read: {error.strerror}") from error
+        data = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+        if data is None:
+            return {}
+        if not isinstance(data, dict):
+            raise InvalidInput(f"{path}: expected a mapping of sections, found {type(data).__name__}")
+        return data
+
+
+@lru_cache(maxsize=1)
+def get_settings() -> Settings:
+    """The settings of this process, read once."""
+    return Settings()
