@@ -63,7 +63,9 @@ class Stream(_Section):
         3, ge=1, description="Clusters dispatched at once by one instance. Celery's job: its worker concurrency."
     )
     job_buffer_size: int = Field(
-        3, ge=1, description="Kept for compatibility: jobs of a pass are planned together, so there is nothing to buffer."
+        3,
+        ge=1,
+        description="Kept for compatibility: jobs of a pass are planned together, so there is nothing to buffer.",
     )
 
 
@@ -73,14 +75,18 @@ class Queue(_Section):
     dispatch_frames_per_layer_limit: int = Field(
         20, ge=1, description="Frames of one layer looked at in a pass. Lower is fairer, higher finishes layers sooner."
     )
-    core_multiplier: int = Field(100, description="Centicores per core in PostgreSQL. OpenCue's schema fixes it at 100.")
+    core_multiplier: int = Field(
+        100, description="Centicores per core in PostgreSQL. OpenCue's schema fixes it at 100."
+    )
     memory_stranded_threshold: ByteSize = Field(
         ByteSize(2 * 1024**3),
         description="A frame that would leave no more memory than this on a host takes all its idle cores.",
     )
     job_back_off_duration: Seconds = Field(300.0, description="Seconds a job whose rows failed is left alone.")
     cluster_empty_sleep: Seconds = Field(30.0, description="Seconds a cluster without pending jobs is left alone.")
-    cluster_saturated_sleep: Seconds = Field(5.0, description="Seconds a cluster with jobs but no booking is left alone.")
+    cluster_saturated_sleep: Seconds = Field(
+        5.0, description="Seconds a cluster with jobs but no booking is left alone."
+    )
     cluster_reload_interval: Seconds = Field(120.0, description="Seconds between reloads of the cluster set.")
     active_scan_interval: Seconds = Field(2.0, description="Seconds between awake scans when no event asks for one.")
     stream: Stream = Field(default_factory=Stream, description="Stream buffers.")
@@ -174,7 +180,8 @@ class Coordination(_Section):
     renew_deadline: Seconds = Field(10.0, description="A leader that could not renew for this long stops by itself.")
     retry_interval: Seconds = Field(2.0, description="Seconds between campaigns of a standby.")
     handover: Literal["fenced", "conservative"] = Field(
-        "fenced", description="fenced: take over at once. conservative: fire nothing for 180 s after a change of leader."
+        "fenced",
+        description="fenced: take over at once. conservative: fire nothing for 180 s after a change of leader.",
     )
     claim_ttl: Seconds = Field(4.0, description="Life of a cluster claim; renewed at a third of it.")
     max_failures: int = Field(5, ge=1, description="Failures in a row after which a cluster's posting is trashed.")
@@ -197,7 +204,11 @@ class Settings(BaseSettings):
     """The whole tree. Every field has a default, so an empty environment gives a scheduler for a local farm."""
 
     model_config = SettingsConfigDict(
-        env_prefix="OPENCUE_SCHED_", env_nested_delimiter="__", frozen=True, extra="forbid", nested_model_default_partial_update=True
+        env_prefix="OPENCUE_SCHED_",
+        env_nested_delimiter="__",
+        frozen=True,
+        extra="forbid",
+        nested_model_default_partial_update=True,
     )
 
     database_url: SecretStr | None = Field(

@@ -1,0 +1,114 @@
+"""The Lua scripts of this package, and the way they are called.
+
+Scripts live in ``lua/`` (``opencue_sched/_lua`` in a wheel). A line ``--@include NAME`` is replaced by
+``lua/includes/NAME.lua``. Calls go by EVALSHA; a server that does not know a script gets it loaded and the call is
+made again - only that call, so nothing in a pipeline ever runs twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import redis
+from redis.exceptions import NoScriptError
+
+from opencue_sched.domain.errors import SchedulerError
+
+_INCLUDE = re.compile(r"^--@include ([a-z0-9_]+)\s*$", re.MULTILINE)
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def lua_directory() -> Path:
+    """Where the scripts are: inside an installed wheel, or beside the package in a checkout."""
+    for candidate in (_PACKAGE / "_lua", _PACKAGE.parent / "lua"):
+        if candidate.is_dir():
+            return candidate
+    raise SchedulerError(f"the Lua scripts are neither in {_PACKAGE / '_lua'} nor in {_PACKAGE.parent / 'lua'}")
+
+
+@dataclass(frozen=True, slots=True)
+class LuaScript:
+    """A script's text with its includes, and the SHA-1 by which Redis knows it."""
+
+    name: str
+    text: str
+    sha: str
+
+
+@cache
+def load_script(name: str) -> LuaScript:
+    """The script ``lua/NAME.lua``. Raises SchedulerError for a missing file or include, or a cycle of includes."""
+    text = _expand(name, lua_directory() / f"{name}.lua", ())
+    return LuaScript(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+def _expand(name: str, path: Path, parents: tuple[str, ...]) -> str:
+    if name in parents:
+        raise SchedulerError(f"Lua include cycle: {' -> '.join((*parents, name))}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise SchedulerError(f"Lua script {name!r} not found at {path}") from error
+
+    def include(match: re.Match[str]) -> str:
+        inner = match.group(1)
+        return _expand(inner, lua_directory() / "includes" / f"{inner}.lua", (*parents, name))
+
+    return _INCLUDE.sub(include, text)
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptCall:
+    """One call of one script."""
+
+    name: str
+    keys: Sequence[str]
+    args: Sequence[str | int | float]
+
+
+def call_script(client: redis.Redis, name: str, keys: Sequence[str], args: Sequence[str | int | float]) -> Any:
+    """Run one script and return its answer."""
+    script = load_script(name)
+    try:
+        return client.evalsha(script.sha, len(keys), *keys, *args)
+    except NoScriptError:
+        client.script_load(script.text)
+        return client.evalsha(script.sha, len(keys), *keys, *args)
+
+
+def call_scripts(
+    client: redis.Redis, calls: Sequence[ScriptCall], *, reads: Sequence[Sequence[str | int]] = ()
+) -> tuple[list[Any], list[Any]]:
+    """Run many scripts, then the plain commands ``reads``, in one round trip, in order, not as a transaction.
+
+    Returns the answers of both. An error of one call does not keep the others from running; the first error is raised
+    when all have been read. Scripts the server did not know are loaded and called in a second round trip.
+    """
+    answers = _pipelined(client, calls, reads)
+    unknown = [i for i, answer in enumerate(answers[: len(calls)]) if isinstance(answer, NoScriptError)]
+    if unknown:
+        for name in {calls[i].name for i in unknown}:
+            client.script_load(load_script(name).text)
+        again = _pipelined(client, [calls[i] for i in unknown], reads)
+        for i, answer in zip(unknown, again, strict=False):
+            answers[i] = answer
+        answers[len(calls) :] = again[len(unknown) :]
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers[: len(calls)], answers[len(calls) :]
+
+
+def _pipelined(client: redis.Redis, calls: Sequence[ScriptCall], reads: Sequence[Sequence[str | int]]) -> list[Any]:
+    with client.pipeline(transaction=False) as pipe:
+        for call in calls:
+            pipe.evalsha(load_script(call.name).sha, len(call.keys), *call.keys, *call.args)
+        for read in reads:
+            pipe.execute_command(*read)
+        return list(pipe.execute(raise_on_error=False))
