@@ -110,5 +110,5 @@ def _pipelined(client: redis.Redis, calls: Sequence[ScriptCall], reads: Sequence
         for call in calls:
             pipe.evalsha(load_script(call.name).sha, len(call.keys), *call.keys, *call.args)
         for read in reads:
-            pipe.execute_command(*read)
+            pipe.execute_command(*read)  # type: ignore[no-untyped-call]
         return list(pipe.execute(raise_on_error=False))

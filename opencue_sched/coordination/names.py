@@ -1,0 +1,165 @@
+"""Every Redis key and queue name of the coordination room, built and parsed in one place.
+
+Grammar (queue naming proposal, with our types)::
+
+    work  = {ns}:q:work:type:T[:group:G[:inst:I]][:prio:P]
+    ctl   = {ns}:q:ctl:type:T[:group:G[:inst:I]]
+    reply = {ns}:q:reply:JOB        job = {ns}:job:JOB
+    meta  = {ns}:meta:actor:inst:T:G:I
+    T, G, I, JOB = [a-z0-9][a-z0-9_.-]{0,62}    P = 0 | 1 | 2
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from opencue_sched.domain.errors import InvalidInput
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
+_WORK = re.compile(
+    r"(?P<ns>[^:]+):q:(?P<family>work|ctl):type:(?P<type>[^:]+)"
+    r"(?::group:(?P<group>[^:]+)(?::inst:(?P<instance>[^:]+))?)?(?::prio:(?P<prio>[012]))?"
+)
+
+
+class QueueType(StrEnum):
+    """What a queue carries. Each has routes of its own in celeryconfig.py."""
+
+    SWEEP = "sweep"
+    DISPATCH = "dispatch"
+    ACCOUNTING = "accounting"
+    MAINTENANCE = "maintenance"
+
+
+def checked_name(what: str, value: str) -> str:
+    """``value`` if it fits the grammar. Raises InvalidInput naming ``what`` otherwise."""
+    if _NAME.fullmatch(value) is None:
+        raise InvalidInput(
+            f"{what} {value!r} is not usable in a queue name: use 1 to 63 of a-z, 0-9, '_', '.', '-', "
+            "starting with a letter or a digit"
+        )
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class QueueName:
+    """A work or control queue, as specific as its fields. ``prio`` 0 is served first."""
+
+    ns: str
+    type: str
+    group: str | None = None
+    instance: str | None = None
+    prio: int | None = None
+    family: str = "work"
+
+    def __post_init__(self) -> None:
+        if self.family not in ("work", "ctl"):
+            raise InvalidInput(f"queue family {self.family!r} is neither 'work' nor 'ctl'")
+        checked_name("namespace", self.ns)
+        checked_name("queue type", self.type)
+        if self.group is not None:
+            checked_name("group", self.group)
+        if self.instance is not None:
+            if self.group is None:
+                raise InvalidInput(f"instance {self.instance!r} needs a group")
+            checked_name("instance", self.instance)
+        if self.prio not in (None, 0, 1, 2):
+            raise InvalidInput(f"queue priority {self.prio!r} is not 0, 1 or 2")
+        if self.prio is not None and self.family == "ctl":
+            raise InvalidInput("control queues have no priority")
+
+    def __str__(self) -> str:
+        text = f"{self.ns}:q:{self.family}:type:{self.type}"
+        if self.group is not None:
+            text += f":group:{self.group}"
+        if self.instance is not None:
+            text += f":inst:{self.instance}"
+        return text if self.prio is None else f"{text}:prio:{self.prio}"
+
+    @classmethod
+    def parse(cls, text: str) -> QueueName:
+        """The reverse of ``str``. Raises InvalidInput for anything else."""
+        match = _WORK.fullmatch(text)
+        if match is None:
+            raise InvalidInput(f"{text!r} is not a queue name of the form ns:q:work:type:T[:group:G[:inst:I]][:prio:P]")
+        prio = match["prio"]
+        return cls(
+            match["ns"],
+            match["type"],
+            match["group"],
+            match["instance"],
+            None if prio is None else int(prio),
+            match["family"],
+        )
+
+
+def consumed_queues(ns: str, type_: str, group: str, instance: str) -> tuple[str, str, str]:
+    """The queues one worker takes from, most specific first: instance, group, type."""
+    return (
+        str(QueueName(ns, type_, group, instance)),
+        str(QueueName(ns, type_, group)),
+        str(QueueName(ns, type_)),
+    )
+
+
+def reply_queue(ns: str, job: str) -> str:
+    return f"{checked_name('namespace', ns)}:q:reply:{checked_name('job', job)}"
+
+
+def job_hash(ns: str, job: str) -> str:
+    return f"{checked_name('namespace', ns)}:job:{checked_name('job', job)}"
+
+
+def presence_key(ns: str, type_: str, group: str, instance: str) -> str:
+    parts = (checked_name("queue type", type_), checked_name("group", group), checked_name("instance", instance))
+    return f"{checked_name('namespace', ns)}:meta:actor:inst:{':'.join(parts)}"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderKeys:
+    """Keys of one elected role, e.g. ``beat`` or ``beat.<facility>``."""
+
+    ns: str
+    role: str
+
+    @property
+    def lease(self) -> str:
+        return f"{self.ns}:leader:{self.role}:lease"
+
+    @property
+    def fence(self) -> str:
+        return f"{self.ns}:leader:{self.role}:fence"
+
+    @property
+    def last_ticks(self) -> str:
+        return f"{self.ns}:leader:{self.role}:ticks"
+
+    def fired(self, task: str, tick: int) -> str:
+        return f"{self.ns}:leader:{self.role}:fired:{task}:{tick}"
+
+
+@dataclass(frozen=True, slots=True)
+class BoardKeys:
+    """Keys of one jobboard. With ``clustered`` they share a hash tag, so the board works on Redis Cluster."""
+
+    ns: str
+    board: str
+    clustered: bool = False
+
+    @property
+    def prefix(self) -> str:
+        return f"{{{self.ns}:board:{self.board}}}:" if self.clustered else f"{self.ns}:board:{self.board}:"
+
+    def job(self, uuid: str) -> str:
+        return f"{self.prefix}job:{uuid}"
+
+    def of(self, part: str) -> str:
+        """``ready``, ``delayed``, ``claimed``, ``names``, ``seq``, ``events``, ``trash``, ``entities``."""
+        return f"{self.prefix}{part}"
+
+
+def permit_key(ns: str, layer_id: str) -> str:
+    """The permit of one layer. Layer ids are OpenCue's, used as they are."""
+    return f"{ns}:permit:layer:{layer_id}"

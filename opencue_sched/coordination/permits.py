@@ -1,0 +1,39 @@
+"""Layer permits: one pass at a time works on a layer (distributed scheduler reference, "Layer Permit").
+
+A permit lives 2 s per frame the pass may book, at least 2 s, and is dropped at the end of the pass. It spares work
+lost to races between passes of overlapping clusters; correctness never depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import redis
+
+from opencue_sched.coordination.names import permit_key
+from opencue_sched.lua_scripts import call_script
+
+SECONDS_PER_FRAME = 2.0
+
+
+class LayerPermits:
+    """Permits of one namespace."""
+
+    def __init__(self, client: redis.Redis, namespace: str) -> None:
+        self._client = client
+        self._namespace = namespace
+
+    def take(self, owner: str, frames_by_layer: Mapping[str, int]) -> frozenset[str]:
+        """Layer ids granted to ``owner``, out of layer id -> frames to be looked at. One round trip."""
+        if not frames_by_layer:
+            return frozenset()
+        layers = list(frames_by_layer)
+        keys = [permit_key(self._namespace, layer) for layer in layers]
+        lives_ms = [round(SECONDS_PER_FRAME * 1000 * max(1, frames_by_layer[layer])) for layer in layers]
+        granted = call_script(self._client, "permits_take", keys, [owner, *lives_ms])
+        return frozenset(layer for layer, taken in zip(layers, granted, strict=True) if taken)
+
+    def drop(self, owner: str, layers: Iterable[str]) -> int:
+        """Give back those of ``layers`` that are ``owner``'s; returns how many were."""
+        keys = [permit_key(self._namespace, layer) for layer in layers]
+        return int(call_script(self._client, "permits_drop", keys, [owner])) if keys else 0

@@ -1,0 +1,50 @@
+"""Nominal ticks of periodic tasks, and what to do with those missed while nobody led.
+
+A tick is the number of whole intervals since the epoch, by Redis TIME, so every beat gives the same name to the same
+moment whatever its own clock says.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+CATCH_UP_WINDOW_TICKS = 100
+
+
+class CatchUp(StrEnum):
+    """What a new leader does with the ticks it finds unfired."""
+
+    SKIP = "skip"
+    LATEST = "latest"
+    ALL = "all"
+
+
+def nominal_tick(now_seconds: float, interval_seconds: float) -> int:
+    """The tick that ``now`` belongs to."""
+    return int(now_seconds // interval_seconds)
+
+
+def due_ticks(last: int | None, now_seconds: float, interval_seconds: float, policy: CatchUp) -> list[int]:
+    """The ticks to fire now, oldest first.
+
+    ``last`` is the tick fired last by anybody. A task that never fired fires at once, and SKIP differs from LATEST
+    only after a gap: LATEST fires the newest tick at once, SKIP waits for the next one to begin.
+    """
+    current = nominal_tick(now_seconds, interval_seconds)
+    if last is None:
+        return [current]
+    if current <= last:
+        return []
+    if current == last + 1:
+        return [current]
+    if policy is CatchUp.SKIP:
+        into_tick = now_seconds - current * interval_seconds
+        return [current] if into_tick < min(interval_seconds, 1.0) else []
+    if policy is CatchUp.LATEST:
+        return [current]
+    return list(range(max(last + 1, current - CATCH_UP_WINDOW_TICKS + 1), current + 1))
+
+
+def seconds_to_next(now_seconds: float, interval_seconds: float) -> float:
+    """Seconds until the next tick begins."""
+    return (nominal_tick(now_seconds, interval_seconds) + 1) * interval_seconds - now_seconds
