@@ -1,0 +1,77 @@
+"""Tags in every spelling, and the chunks clusters are made of."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opencue_sched.domain.tags import chunk_tags, host_tags, join_tags, normalise_tag, normalise_tags, typed_tags
+
+tag_names = st.text(alphabet="abcXYZ019_.-", min_size=1, max_size=12)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["render|gpu", "render | gpu", "render| gpu", " render |gpu ", "render||gpu", "|render|gpu|", "gpu | render"],
+)
+def test_every_spelling_of_the_separator_gives_the_same_tags(text: str) -> None:
+    assert normalise_tags(text) == {"render", "gpu"}
+
+
+@pytest.mark.parametrize("text", ["", "   ", "|", " | | ", None])
+def test_no_tags_is_an_empty_set_and_never_an_empty_tag(text: str | None) -> None:
+    assert normalise_tags(text) == frozenset()
+
+
+def test_spaces_inside_a_name_collapse_as_the_queries_compare_them() -> None:
+    # Trap I-7: tag text is compared with all spaces removed.
+    assert normalise_tags("big mem | general") == {"bigmem", "general"}
+    assert normalise_tag("big mem") in normalise_tags("bigmem|general")
+
+
+def test_a_layer_tag_with_a_comma_stays_one_tag_because_the_queries_do_not_split_it() -> None:
+    assert normalise_tags("a,b") == {"a,b"}
+
+
+@pytest.mark.parametrize(
+    "text", ["general render01 gpu", "general,render01,gpu", " general  render01\tgpu ", "general|render01 | gpu"]
+)
+def test_host_tags_are_joined_by_spaces_commas_or_bars(text: str) -> None:
+    assert host_tags(text) == {"general", "render01", "gpu"}
+
+
+def test_host_tags_of_nothing() -> None:
+    assert host_tags(None) == host_tags("  ") == frozenset()
+
+
+def test_typed_tags_keep_their_order_and_drop_repeats() -> None:
+    assert typed_tags("gpu, general | gpu,,big mem") == ("gpu", "general", "bigmem")
+
+
+@given(st.lists(tag_names, unique=True))
+def test_joining_and_normalising_are_inverse(tags: list[str]) -> None:
+    assert normalise_tags(join_tags(tags)) == set(tags)
+    assert join_tags(frozenset(tags)) == join_tags(sorted(tags))
+
+
+def test_joined_tags_are_spelled_as_cuebot_spells_them() -> None:
+    assert join_tags(["b", "a", "b", " "]) == "b | a"
+
+
+@given(st.lists(tag_names), st.integers(1, 7))
+def test_chunks_hold_every_tag_once_in_order_and_at_most_size(tags: list[str], size: int) -> None:
+    chunks = chunk_tags(tags, size)
+    assert [tag for chunk in chunks for tag in chunk] == sorted(set(tags))
+    assert all(1 <= len(chunk) <= size for chunk in chunks)
+    assert all(len(chunk) == size for chunk in chunks[:-1])
+
+
+@given(st.permutations(["a", "b", "c", "d", "e"]))
+def test_chunks_do_not_depend_on_the_order_of_the_rows(tags: list[str]) -> None:
+    assert chunk_tags(tags, 2) == [("a", "b"), ("c", "d"), ("e",)]
+
+
+def test_a_chunk_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="chunk of 0"):
+        chunk_tags(["a"], 0)
