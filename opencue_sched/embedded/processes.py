@@ -1,0 +1,225 @@
+"""Child processes that never outlive their owner, private directories, free ports."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import select
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from opencue_sched.domain.errors import SchedulerError
+
+_GUARD = Path(__file__).with_name("guard.py")
+_START_SECONDS = 20.0
+# Below the range from which Linux picks the local ports of outgoing connections (32768 and up): a port of ours that is
+# free for a moment, during a restart, is not taken by a client's connection.
+_PORTS = range(20_000, 32_000)
+_OPEN_PLACES = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - only parents of private directories
+
+
+class ServiceFailed(SchedulerError):
+    """An embedded service did not start, or ended by itself. The text ends with the tail of its log."""
+
+
+def unprivileged_user() -> str | None:
+    """The user under whom servers that refuse root are run: ``nobody`` for root, otherwise None (ourselves)."""
+    return "nobody" if os.geteuid() == 0 else None
+
+
+def free_port() -> int:
+    """A TCP port nobody listens on at this moment, on the loopback interface."""
+    for _ in range(200):
+        port = random.choice(_PORTS)
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise ServiceFailed(f"no free TCP port between {_PORTS.start} and {_PORTS.stop - 1} on 127.0.0.1")
+
+
+def reachable_by_everyone(path: Path) -> bool:
+    """Whether any user of the machine may walk to ``path`` and read it."""
+    wanted = stat.S_IROTH | (stat.S_IXOTH if path.is_dir() else 0)
+    if path.stat().st_mode & wanted != wanted:
+        return False
+    return all(parent.stat().st_mode & stat.S_IXOTH for parent in path.parents)
+
+
+def private_directory(name: str) -> Path:
+    """A new directory of our own, mode 711, in which an unprivileged server can be given a place.
+
+    It lies in the temporary directory of the machine, or in /tmp when that one cannot be walked by ``nobody``.
+    No mode is changed anywhere else.
+    """
+    base = Path(tempfile.gettempdir())
+    if unprivileged_user() is not None and not _walkable(base):
+        base = next((place for place in _OPEN_PLACES if place.is_dir() and _walkable(place)), base)
+    directory = Path(tempfile.mkdtemp(prefix=f"opencue-sched-{name}-", dir=base)).resolve()
+    directory.chmod(0o711)
+    return directory
+
+
+def _walkable(directory: Path) -> bool:
+    place = directory.resolve()
+    return all(step.stat().st_mode & stat.S_IXOTH for step in (place, *place.parents))
+
+
+def remove_directory(directory: Path) -> None:
+    """Remove a directory of ours; one that is already gone is fine."""
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+class GuardedProcess:
+    """A child process behind a guard: it is stopped when asked to, and whenever this process ends, however it ends.
+
+    ``log`` receives standard output and error. ``user`` is an OS user to change to. ``stop_signal`` is sent to stop it,
+    and SIGKILL ``kill_after`` seconds later. ``remove`` is a directory the guard deletes if this process disappears
+    without stopping the server. Use as a context manager, or call start() and stop().
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str | os.PathLike[str]],
+        *,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        user: str | None = None,
+        stop_signal: int = signal.SIGTERM,
+        kill_after: float = 10.0,
+        remove: Path | None = None,
+    ) -> None:
+        self.command = [os.fspath(part) for part in command]
+        self.log = log
+        self._env = dict(env) if env is not None else None
+        self._cwd = cwd
+        self._user = user
+        self._stop_signal = stop_signal
+        self._kill_after = kill_after
+        self._remove = remove
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._pid: int | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server itself, not of its guard."""
+        if self._pid is None:
+            raise ServiceFailed(f"{self.command[0]} is not running")
+        return self._pid
+
+    @property
+    def running(self) -> bool:
+        return self._guard is not None and self._guard.poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the ended server (128 + signal if it was killed), None while it runs or before its start."""
+        return None if self._guard is None else self._guard.poll()
+
+    def start(self) -> Self:
+        """Start the server and return once it has a process id. Raises ServiceFailed if it cannot be executed."""
+        if self.running:
+            return self
+        options = ["--stop-signal", str(int(self._stop_signal)), "--kill-after", str(self._kill_after)]
+        if self._user:
+            options += ["--user", self._user]
+        if self._remove is not None:
+            options += ["--remove", str(self._remove)]
+        with self.log.open("ab") as log:
+            self._guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_GUARD), *options, "--", *self.command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=self._env,
+                cwd=self._cwd,
+                start_new_session=True,
+            )
+        self._pid = self._read_pid(self._guard)
+        return self
+
+    def _read_pid(self, guard: subprocess.Popen[bytes]) -> int:
+        assert guard.stdout is not None  # noqa: S101 - stdout=PIPE above
+        with guard.stdout as pipe:
+            ready, _, _ = select.select([pipe], [], [], _START_SECONDS)
+            line = pipe.readline() if ready else b""
+        if not line:
+            self.stop()
+            raise ServiceFailed(f"{self.command[0]} did not start:\n{self.log_tail()}")
+        return int(line)
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the server itself."""
+        os.kill(self.pid, number)
+
+    def pause(self) -> None:
+        """Freeze the server (SIGSTOP): connections stay open and nothing answers."""
+        self.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a frozen server go on."""
+        self.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill the server at once (SIGKILL) and wait for its end."""
+        if self.running:
+            with contextlib.suppress(ProcessLookupError):
+                self.send_signal(signal.SIGKILL)
+        self.wait()
+
+    def stop(self) -> int | None:
+        """Stop the server and wait for its end. Returns its exit code; None if it was never started."""
+        guard = self._guard
+        if guard is None:
+            return None
+        if guard.poll() is None:
+            guard.terminate()
+        return self.wait()
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Wait for the end of the server. Raises subprocess.TimeoutExpired when ``timeout`` seconds did not do."""
+        guard = self._guard
+        if guard is None:
+            return None
+        code = guard.wait(timeout)
+        if guard.stdin is not None:
+            guard.stdin.close()
+        self._pid = None
+        return code
+
+    def log_tail(self, lines: int = 25) -> str:
+        """The last lines of the log."""
+        if not self.log.exists():
+            return "(no log)"
+        return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def wait_until_listening(process: GuardedProcess, port: int, *, timeout: float = _START_SECONDS) -> None:
+    """Wait until ``process`` accepts TCP connections on 127.0.0.1:``port``. Raises ServiceFailed."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if not process.running:
+            raise ServiceFailed(f"{process.command[0]} ended with code {process.exit_code}:\n{process.log_tail()}")
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
+            return
+        time.sleep(0.01)
+    raise ServiceFailed(f"{process.command[0]} did not listen on port {port} in {timeout:g} s:\n{process.log_tail()}")

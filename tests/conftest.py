@@ -1,0 +1,179 @@
+"""Real services for the tests, and the time each suite took.
+
+The servers come from wheels, once a session, unless OPENCUE_SCHED_TEST_DATABASE_URL or OPENCUE_SCHED_TEST_REDIS_URL
+name others (their user must be allowed to create databases; the Redis database is flushed). A service that cannot
+start fails the tests that need it. OPENCUE_SCHED_TEST_TEMPLATE names a database to clone in place of one made by our
+own migrations: that is how ``make compat`` runs everything on a schema made by Cuebot.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from pydantic import SecretStr
+from sqlalchemy import URL, Engine, create_engine, make_url, text
+
+from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
+from opencue_sched.settings import Settings
+from opencue_sched.store.engine import make_engine
+
+_SUITES = ("unit", "integration", "e2e", "chaos")
+
+
+class PostgresServer:
+    """A server on which databases can be made. ``embedded`` is None when the server was given by URL."""
+
+    def __init__(self, url: str, embedded: EmbeddedPostgres | None) -> None:
+        self.url: URL = make_url(url).set(drivername="postgresql+psycopg2")
+        self.embedded = embedded
+        self._admin = create_engine(self.url, isolation_level="AUTOCOMMIT", pool_size=1, max_overflow=2)
+
+    def database_url(self, name: str) -> str:
+        return self.url.set(database=name).render_as_string(hide_password=False)
+
+    def create(self, name: str, template: str | None = None) -> str:
+        """Create the database ``name``, empty or as a copy of ``template``; returns its URL."""
+        with self._admin.connect() as connection:
+            connection.execute(text(f'CREATE DATABASE "{name}" TEMPLATE "{template or "template0"}"'))
+        return self.database_url(name)
+
+    def drop(self, name: str) -> None:
+        """Drop the database ``name`` and whoever is still connected to it."""
+        with self._admin.connect() as connection:
+            connection.execute(text(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)'))
+
+    def close(self) -> None:
+        self._admin.dispose()
+
+
+class RedisServer:
+    """A Redis server. ``embedded`` is None when it was given by URL."""
+
+    def __init__(self, url: str, embedded: EmbeddedRedis | None) -> None:
+        self.url = url
+        self.embedded = embedded
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """The PostgreSQL server of this test session."""
+    given = os.environ.get("OPENCUE_SCHED_TEST_DATABASE_URL")
+    embedded = None if given else EmbeddedPostgres().start()
+    server = PostgresServer(given or embedded.url, embedded)  # type: ignore[union-attr]
+    try:
+        yield server
+    finally:
+        server.close()
+        if embedded is not None:
+            embedded.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """The Redis server of this test session."""
+    given = os.environ.get("OPENCUE_SCHED_TEST_REDIS_URL")
+    if given:
+        yield RedisServer(given, None)
+        return
+    with EmbeddedRedis() as embedded:
+        yield RedisServer(embedded.url, embedded)
+
+
+@pytest.fixture(scope="session")
+def template_database(postgres_server: PostgresServer) -> Iterator[str]:
+    """Name of the migrated database that every test's database is a copy of."""
+    given = os.environ.get("OPENCUE_SCHED_TEST_TEMPLATE")
+    if given:
+        yield given
+        return
+    from opencue_sched.store import schema
+
+    name = f"opencue_sched_template_{secrets.token_hex(4)}"
+    schema.upgrade(postgres_server.create(name))
+    try:
+        yield name
+    finally:
+        postgres_server.drop(name)
+
+
+@pytest.fixture
+def database_url(postgres_server: PostgresServer, template_database: str) -> Iterator[str]:
+    """URL of a migrated database of this test's own, without any row."""
+    name = f"opencue_sched_test_{secrets.token_hex(6)}"
+    url = postgres_server.create(name, template_database)
+    try:
+        yield url
+    finally:
+        postgres_server.drop(name)
+
+
+@pytest.fixture
+def empty_database_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """URL of a database of this test's own without any table."""
+    name = f"opencue_sched_empty_{secrets.token_hex(6)}"
+    url = postgres_server.create(name)
+    try:
+        yield url
+    finally:
+        postgres_server.drop(name)
+
+
+@pytest.fixture
+def redis_client(redis_server: RedisServer) -> Iterator[redis.Redis]:
+    """A client of an empty Redis database."""
+    client = redis.Redis.from_url(redis_server.url, decode_responses=True, socket_timeout=10.0)
+    client.flushdb()
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@pytest.fixture
+def settings(database_url: str, redis_server: RedisServer, redis_client: redis.Redis) -> Settings:
+    """Settings of a scheduler on this test's database and an empty Redis."""
+    return Settings(
+        database_url=SecretStr(database_url), redis_url=SecretStr(redis_server.url), instance=f"test-{os.getpid()}"
+    )
+
+
+@pytest.fixture
+def engine(settings: Settings) -> Iterator[Engine]:
+    """An engine on this test's database, made as a worker makes its own."""
+    engine = make_engine(settings, application_name="opencue-sched-test")
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
+class SuiteTimes:
+    """Adds up, per folder of tests/, what set-up, test and tear-down took."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._tests: dict[str, set[str]] = defaultdict(set)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        parts = Path(report.nodeid.partition("::")[0]).parts
+        suite = next((part for part in parts if part in _SUITES), "other")
+        self._seconds[suite] += report.duration
+        self._tests[suite].add(report.nodeid)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.section("time of each suite")
+        for suite in (*_SUITES, "other"):
+            if suite in self._tests:
+                count = len(self._tests[suite])
+                terminalreporter.write_line(f"{suite:<12} {self._seconds[suite]:8.1f} s   {count} tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(SuiteTimes(config.rootpath), "suite-times")
