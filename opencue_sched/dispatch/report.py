@@ -1,0 +1,63 @@
+"""What one cluster pass did, for metrics, logs and the task's result."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from opencue_sched.domain.cluster import Cluster
+from opencue_sched.domain.verdicts import LayerVerdict
+
+
+class PassEnd(StrEnum):
+    """Why a pass ended (``scheduler_pass_terminated_reason_total``)."""
+
+    BOOKED = "booked"
+    SATURATED = "saturated"
+    NO_JOBS = "no_jobs"
+    QUERY_ERROR = "query_error"
+    NOT_READY = "not_ready"
+    CLAIM_LOST = "claim_lost"
+
+
+@dataclass(slots=True)
+class PassReport:
+    """Filled in step by step, so that a pass that fails half-way still says what it did. Times in seconds."""
+
+    cluster: Cluster
+    ended: PassEnd = PassEnd.NO_JOBS
+    show_name: str = ""
+    jobs: int = 0
+    frames_planned: int = 0
+    frames_booked: int = 0
+    frames_launched: int = 0
+    hosts_attempted: int = 0
+    wasted_attempts: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    statements: int = 0
+    lua_calls: int = 0
+    refusals: Counter[str] = field(default_factory=Counter)
+    losses: Counter[str] = field(default_factory=Counter)
+    verdicts: tuple[LayerVerdict, ...] = ()
+    seconds_to_book: list[float] = field(default_factory=list)
+    gather_seconds: float = 0.0
+    plan_seconds: float = 0.0
+    book_seconds: float = 0.0
+    commit_seconds: float = 0.0
+    launch_seconds: float = 0.0
+    total_seconds: float = 0.0
+    error: str = ""
+
+    def summary(self) -> dict[str, object]:
+        """A small JSON-able answer for the task."""
+        return {
+            "cluster": self.cluster.key,
+            "ended": self.ended.value,
+            "jobs": self.jobs,
+            "planned": self.frames_planned,
+            "booked": self.frames_booked,
+            "launched": self.frames_launched,
+            "seconds": round(self.total_seconds, 4),
+        }

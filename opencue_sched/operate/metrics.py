@@ -1,0 +1,187 @@
+"""Prometheus metrics: the scheduler reference's ``scheduler_*`` names, and ours.
+
+Rooms below return reports; the doors hand them to the ``record_*`` functions here. Works in one process per instance
+(threads pool) and in prefork (``PROMETHEUS_MULTIPROC_DIR``): every gauge says how processes combine.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter as Tally
+from collections.abc import Mapping
+from wsgiref.simple_server import WSGIServer
+
+import structlog
+from prometheus_client import (
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    start_http_server,
+)
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from opencue_sched.dispatch.report import PassReport
+from opencue_sched.domain.errors import SchedulerError
+
+log = structlog.get_logger(__name__)
+
+PORTS_TRIED = 100
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+jobs_queried = Counter("scheduler_jobs_queried_total", "Jobs read from the database by cluster passes.")
+jobs_processed = Counter("scheduler_jobs_processed_total", "Jobs that went through a pass.", ["show_name"])
+frames_dispatched = Counter("scheduler_frames_dispatched_total", "Frames booked and launched.", ["show_name"])
+no_candidate_iterations = Counter("scheduler_no_candidate_iterations_total", "Layers that found no host in a pass.")
+candidates_per_layer = Histogram(
+    "scheduler_candidates_per_layer", "Hosts tried per layer that got one.", buckets=(1, 5, 10, 20, 50, 100)
+)
+hosts_attempted = Counter("scheduler_hosts_attempted_total", "Hosts taken from the cache to place frames on.")
+wasted_attempts = Counter("scheduler_wasted_attempts_total", "Hosts taken from the cache in vain.")
+time_to_book = Histogram(
+    "scheduler_time_to_book_seconds",
+    "From a frame becoming eligible to its booking.",
+    buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
+)
+limit_exceeded = Counter("scheduler_accounting_limit_exceeded_total", "Bookings refused by the counters.", ["table"])
+bookings_lost = Counter("scheduler_bookings_lost_total", "Bookings dropped between plan and launch.", ["reason"])
+job_cap_precheck_skip = Counter(
+    "scheduler_job_cap_precheck_skip_total", "Layers skipped because the job is at its cap."
+)
+job_query_duration = Histogram("scheduler_job_query_duration_seconds", "Reading a pass's jobs.", buckets=_SECONDS)
+plan_duration = Histogram("scheduler_plan_duration_seconds", "Planning one pass.", buckets=_SECONDS)
+book_duration = Histogram("scheduler_book_duration_seconds", "Booking one plan in Redis.", buckets=_SECONDS)
+commit_duration = Histogram("scheduler_commit_duration_seconds", "Committing one plan.", buckets=_SECONDS)
+launch_duration = Histogram("scheduler_launch_duration_seconds", "Launching one plan.", buckets=_SECONDS)
+cluster_round_trip = Histogram(
+    "scheduler_cluster_round_trip_seconds", "One pass over a cluster.", ["cluster_type"], buckets=_SECONDS
+)
+frames_per_pass = Histogram(
+    "scheduler_frames_dispatched_per_pass",
+    "Frames booked by a pass.",
+    ["cluster_type"],
+    buckets=(0, 1, 5, 10, 25, 50, 100, 250, 500, 1000),
+)
+pass_terminated = Counter("scheduler_pass_terminated_reason_total", "Why passes ended.", ["reason"])
+checkout_outcome = Counter(
+    "scheduler_checkout_outcome_total", "What became of hosts taken from the cache.", ["outcome"]
+)
+clusters_total = Gauge("scheduler_clusters_total", "Clusters known.", ["cluster_type"], multiprocess_mode="max")
+clusters_active = Gauge("scheduler_clusters_active", "Clusters with waiting work.", multiprocess_mode="max")
+clusters_sleeping = Gauge("scheduler_clusters_sleeping", "Clusters with work that rest.", multiprocess_mode="max")
+active_tags = Gauge("scheduler_active_tags", "(facility, show, tag) with waiting work.", multiprocess_mode="max")
+active_scan_duration = Histogram("scheduler_active_scan_duration_seconds", "The awake scan.", buckets=_SECONDS)
+host_cache_size = Gauge("scheduler_host_cache_size", "Hosts in the cache.", multiprocess_mode="liveall")
+host_cache_hits = Counter("scheduler_host_cache_hits_total", "Searches of the host cache that found a host.")
+host_cache_misses = Counter("scheduler_host_cache_misses_total", "Searches of the host cache that found none.")
+waiting_frames = Gauge(
+    "scheduler_waiting_frames", "Frames waiting after their last pass.", ["verdict"], multiprocess_mode="livesum"
+)
+recompute_duration = Histogram(
+    "scheduler_recompute_cycle_duration_seconds", "One recompute.", buckets=(*_SECONDS, 60, 120)
+)
+drift_healed = Counter("scheduler_drift_healed_total", "Ledger entries corrected by the recompute.", ["cause"])
+ledger_in_flight = Gauge("scheduler_ledger_in_flight", "Bookings not confirmed yet.", multiprocess_mode="max")
+ledger_oldest_in_flight = Gauge(
+    "scheduler_ledger_oldest_in_flight_seconds", "Age of the oldest unconfirmed booking.", multiprocess_mode="max"
+)
+store_ready = Gauge("scheduler_store_ready", "1 when the counters may be booked against.", multiprocess_mode="min")
+publish_misconfigured = Gauge(
+    "cuebot_redis_publish_misconfigured",
+    "1 when managed shows exist but the configured release feed cannot deliver their releases.",
+    multiprocess_mode="max",
+)
+reports = Counter("scheduler_rqd_reports_total", "Reports received from RQD.", ["kind", "outcome"])
+reaped = Counter("scheduler_reaped_total", "Procs and frames put right by the reaper.", ["cause"])
+
+_waiting_by_cluster: dict[str, Tally[str]] = {}
+
+
+def record_pass(report: PassReport) -> None:
+    """Count one cluster pass."""
+    kind = report.cluster.kind.value
+    jobs_queried.inc(report.jobs)
+    if report.jobs:
+        jobs_processed.labels(report.show_name).inc(report.jobs)
+    if report.frames_launched:
+        frames_dispatched.labels(report.show_name).inc(report.frames_launched)
+    hosts_attempted.inc(report.hosts_attempted)
+    wasted_attempts.inc(report.wasted_attempts)
+    host_cache_hits.inc(report.cache_hits)
+    host_cache_misses.inc(report.cache_misses)
+    checkout_outcome.labels("booked").inc(report.hosts_attempted - report.wasted_attempts)
+    checkout_outcome.labels("no_progress").inc(report.wasted_attempts)
+    for table, count in report.refusals.items():
+        limit_exceeded.labels(table).inc(count)
+    for reason, count in report.losses.items():
+        bookings_lost.labels(reason).inc(count)
+    for seconds in report.seconds_to_book:
+        time_to_book.observe(seconds)
+    _record_verdicts(report)
+    for histogram, seconds in (
+        (job_query_duration, report.gather_seconds),
+        (plan_duration, report.plan_seconds),
+        (book_duration, report.book_seconds),
+        (commit_duration, report.commit_seconds),
+        (launch_duration, report.launch_seconds),
+    ):
+        if seconds:
+            histogram.observe(seconds)
+    cluster_round_trip.labels(kind).observe(report.total_seconds)
+    frames_per_pass.labels(kind).observe(report.frames_booked)
+    pass_terminated.labels(report.ended.value).inc()
+
+
+def _record_verdicts(report: PassReport) -> None:
+    waiting: Tally[str] = Tally()
+    for verdict in report.verdicts:
+        waiting[verdict.verdict.value] += verdict.waiting
+        if verdict.verdict.value in ("no_host", "no_fit"):
+            no_candidate_iterations.inc()
+        if verdict.verdict.value == "over_job":
+            job_cap_precheck_skip.inc()
+    _waiting_by_cluster[report.cluster.key] = waiting
+    total: Tally[str] = Tally()
+    for tally in _waiting_by_cluster.values():
+        total.update(tally)
+    for name in total:
+        waiting_frames.labels(name).set(total[name])
+
+
+def forget_clusters(known: Mapping[str, object]) -> None:
+    """Drop the waiting frames of clusters that no longer exist."""
+    for key in [key for key in _waiting_by_cluster if key not in known]:
+        del _waiting_by_cluster[key]
+
+
+def registry() -> CollectorRegistry:
+    """What /metrics shows: all processes of a prefork worker together, or this process."""
+    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+        return REGISTRY
+    combined = CollectorRegistry()
+    MultiProcessCollector(combined)  # type: ignore[no-untyped-call]
+    return combined
+
+
+def serve_metrics(host: str, first_port: int) -> tuple[WSGIServer, int] | None:
+    """Serve /metrics on the first free port from ``first_port`` on; None when the port is 0 (off).
+
+    Raises SchedulerError when none of 100 ports is free.
+    """
+    if first_port == 0:
+        return None
+    for port in range(first_port, first_port + PORTS_TRIED):
+        try:
+            server, _ = start_http_server(port, addr=host, registry=registry())
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise SchedulerError(f"cannot serve metrics on {host}:{port}: {error.strerror}") from error
+            continue
+        log.info("metrics_served", address=f"http://{host}:{port}/metrics", wanted_port=first_port)
+        return server, port
+    raise SchedulerError(
+        f"no free port for metrics from {first_port} to {first_port + PORTS_TRIED - 1} on {host}; "
+        "set OPENCUE_SCHED_QUEUE__METRICS_PORT (0 turns metrics off)"
+    )
