@@ -2,8 +2,8 @@
 
 ``LeaderScheduler`` is the scheduler class (set in celeryconfig.py, and an entry point). A standby does nothing but
 campaign. The leader names each tick by its nominal time, checks its fence and marks the tick as fired in one Lua call,
-and only then sends the message. Interval schedules fire by tick; other schedules (crontab) by their own due time, rounded
-to the minute.
+and only then sends the message. Interval schedules fire by tick; other schedules (crontab) by their own due time,
+rounded to the minute.
 """
 
 from __future__ import annotations
