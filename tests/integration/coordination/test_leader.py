@@ -1,0 +1,130 @@
+"""The leader gate: L1-L5 and L7 on real Redis, with clocks under the test's control."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from opencue_sched.coordination.leader import LeaderGate
+from opencue_sched.coordination.names import LeaderKeys
+from opencue_sched.store.fences import PersistentFences
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def keys() -> LeaderKeys:
+    return LeaderKeys("cue", "beat")
+
+
+def gate(client, keys, *, clock=None, ttl=15.0, deadline=10.0, fences=None) -> LeaderGate:
+    return LeaderGate(
+        client,
+        keys,
+        ttl_seconds=ttl,
+        renew_deadline_seconds=deadline,
+        retry_seconds=0.0,
+        fences=fences,
+        clock=clock or Clock(),
+    )
+
+
+def test_one_of_two_candidates_leads_and_the_other_never_prolongs_its_lease(redis_client, keys):
+    leader, standby = gate(redis_client, keys), gate(redis_client, keys)
+    assert leader.renew() is not None
+    redis_client.pexpire(keys.lease, 5000)
+    for _ in range(5):
+        assert standby.renew() is None
+    assert redis_client.pttl(keys.lease) <= 5000
+
+
+def test_the_lease_always_has_a_time_to_live(redis_client, keys):
+    gate(redis_client, keys).renew()
+    assert 0 < redis_client.pttl(keys.lease) <= 15000
+
+
+def test_take_over_after_the_lease_ran_out_has_a_higher_fence(redis_client, keys):
+    first, second = gate(redis_client, keys), gate(redis_client, keys)
+    old = first.renew()
+    redis_client.delete(keys.lease)
+    new = second.renew()
+    assert new.fence > old.fence
+
+
+def test_a_leader_that_cannot_renew_in_time_stops_by_itself(redis_client, keys):
+    clock = Clock()
+    leader = gate(redis_client, keys, clock=clock)
+    leader.renew()
+    clock.now += 9.9
+    assert leader.lease is not None
+    clock.now += 0.2
+    assert leader.lease is None
+
+
+def test_a_paused_ex_leader_fires_nothing(redis_client, keys):
+    """L2: its own clock stood still with it, so only the fence can stop it."""
+    paused, successor = gate(redis_client, keys), gate(redis_client, keys)
+    paused.renew()
+    redis_client.delete(keys.lease)
+    successor.renew()
+    assert paused.lease is not None
+    assert not paused.may_fire("recompute", 7, mark_seconds=60)
+    assert successor.may_fire("recompute", 7, mark_seconds=60)
+    assert paused.lease is None
+
+
+def test_a_tick_fires_once_across_a_change_of_leader(redis_client, keys):
+    first, second = gate(redis_client, keys), gate(redis_client, keys)
+    first.renew()
+    assert first.may_fire("recompute", 7, mark_seconds=60)
+    first.resign()
+    second.renew()
+    assert not second.may_fire("recompute", 7, mark_seconds=60)
+    assert second.may_fire("recompute", 8, mark_seconds=60)
+    assert second.last_tick("recompute") == 8
+
+
+def test_resigning_releases_only_ones_own_lease(redis_client, keys):
+    first, second = gate(redis_client, keys), gate(redis_client, keys)
+    first.renew()
+    redis_client.delete(keys.lease)
+    second.renew()
+    first.resign()
+    assert redis_client.exists(keys.lease)
+
+
+def test_the_fence_grows_although_redis_was_emptied(redis_client, keys, engine):
+    fences = PersistentFences(engine)
+    first = gate(redis_client, keys, fences=fences)
+    for _ in range(3):
+        redis_client.delete(keys.lease)
+        before = first.renew()
+    redis_client.flushdb()
+    after = gate(redis_client, keys, fences=fences).renew()
+    assert after.fence > before.fence
+
+
+def test_of_many_racing_candidates_exactly_one_fires_each_tick(redis_client, keys):
+    gates = [gate(redis_client, keys) for _ in range(8)]
+
+    def campaign(candidate: LeaderGate) -> int:
+        candidate.renew()
+        return sum(candidate.may_fire("sweep", tick, mark_seconds=60) for tick in range(50))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(campaign, gates)) == 50
+
+
+def test_redis_errors_count_as_not_renewed(redis_server, keys):
+    import redis
+
+    dead = redis.Redis(host="127.0.0.1", port=1, socket_connect_timeout=0.2)
+    assert gate(dead, keys).renew() is None
+    dead.close()

@@ -1,0 +1,21 @@
+"""Layer permits: one batched call, exclusive, expiring."""
+
+from __future__ import annotations
+
+from opencue_sched.coordination.permits import LayerPermits
+
+
+def test_permits_are_exclusive_and_live_two_seconds_a_frame(redis_client):
+    permits = LayerPermits(redis_client, "cue")
+    assert permits.take("pass-1", {"a": 3, "b": 0}) == {"a", "b"}
+    assert permits.take("pass-2", {"a": 1, "c": 1}) == {"c"}
+    assert 5000 < redis_client.pttl("cue:permit:layer:a") <= 6000
+    assert 1000 < redis_client.pttl("cue:permit:layer:b") <= 2000
+
+
+def test_only_the_owner_drops_a_permit(redis_client):
+    permits = LayerPermits(redis_client, "cue")
+    permits.take("pass-1", {"a": 1})
+    assert permits.drop("pass-2", ["a"]) == 0
+    assert permits.drop("pass-1", ["a", "never-taken"]) == 1
+    assert permits.take("pass-2", {"a": 1}) == {"a"}

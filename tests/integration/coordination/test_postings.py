@@ -1,0 +1,133 @@
+"""Cluster postings on the board: once each, claims that expire, wake-ups that are never lost."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from opencue_sched.coordination.names import BoardKeys
+from opencue_sched.coordination.postings import ClaimKeeper, ClusterPostings
+from opencue_sched.domain.cluster import Cluster, ClusterKind
+
+CLUSTER = Cluster("fac", "show", ClusterKind.ALLOC, ("general",), "alloc")
+OTHER = Cluster("fac", "show", ClusterKind.MANUAL, ("a", "b"))
+
+
+@pytest.fixture
+def postings(redis_client) -> ClusterPostings:
+    return ClusterPostings(redis_client, BoardKeys("cue", "clusters"))
+
+
+def states(client) -> dict[str, int]:
+    return {part: client.zcard(f"cue:board:clusters:{part}") for part in ("ready", "delayed", "claimed", "trash")}
+
+
+def eventually(check, seconds: float = 5.0):
+    deadline = time.monotonic() + seconds
+    while not (result := check()):
+        assert time.monotonic() < deadline, "condition not met in time"
+        time.sleep(0.01)
+    return result
+
+
+def test_offering_twice_posts_once_and_sends_once(postings, redis_client):
+    first = postings.offer([CLUSTER, OTHER])
+    again = postings.offer([CLUSTER, OTHER])
+    assert [o.send for o in first] == [True, True]
+    assert [o.send for o in again] == [False, False]
+    assert [o.uuid for o in first] == [o.uuid for o in again]
+    assert states(redis_client)["ready"] == 2
+
+
+def test_a_lost_message_is_sent_again(postings, redis_client):
+    (offered,) = postings.offer([CLUSTER])
+    redis_client.hset(f"cue:board:clusters:job:{offered.uuid}", "sent", 1)
+    assert postings.offer([CLUSTER])[0].send
+
+
+def test_a_claim_excludes_others_and_carries_the_cluster(postings, redis_client):
+    (offered,) = postings.offer([OTHER])
+    claim = postings.claim(offered.uuid, "w1", ttl_seconds=10)
+    assert claim.cluster == OTHER
+    assert postings.claim(offered.uuid, "w2", ttl_seconds=10) is None
+    assert not postings.offer([OTHER])[0].send
+    assert states(redis_client) == {"ready": 0, "delayed": 0, "claimed": 1, "trash": 0}
+
+
+def test_a_dead_owners_claim_ends_and_its_late_writes_are_refused(postings):
+    (offered,) = postings.offer([CLUSTER])
+    dead = postings.claim(offered.uuid, "w1", ttl_seconds=0.05)
+    alive = eventually(lambda: postings.claim(offered.uuid, "w1", ttl_seconds=10))
+    assert alive.fence > dead.fence
+    assert postings.end(dead, "consume") is False
+    assert postings.extend([dead, alive], ttl_seconds=10) == [alive]
+
+
+def test_an_expired_claim_is_sent_again_by_the_next_offer(postings):
+    (offered,) = postings.offer([CLUSTER])
+    postings.claim(offered.uuid, "w1", ttl_seconds=0.05)
+    eventually(lambda: postings.offer([CLUSTER])[0].send)
+
+
+def test_sleeping_postings_are_not_sent_until_their_time(postings, redis_client):
+    (offered,) = postings.offer([CLUSTER])
+    claim = postings.claim(offered.uuid, "w1", ttl_seconds=10)
+    assert postings.end(claim, "sleep", delay_seconds=0.2) is False
+    assert not postings.offer([CLUSTER])[0].send
+    assert postings.claim(offered.uuid, "w1", ttl_seconds=10) is None
+    eventually(lambda: postings.offer([CLUSTER])[0].send)
+
+
+def test_a_wake_up_rouses_a_sleeper(postings):
+    (offered,) = postings.offer([CLUSTER])
+    claim = postings.claim(offered.uuid, "w1", ttl_seconds=10)
+    postings.end(claim, "sleep", delay_seconds=600)
+    assert postings.offer([CLUSTER], wake=True)[0].send
+    assert postings.claim(offered.uuid, "w2", ttl_seconds=10) is not None
+
+
+def test_a_wake_up_during_a_claim_is_not_lost(postings):
+    (offered,) = postings.offer([CLUSTER])
+    claim = postings.claim(offered.uuid, "w1", ttl_seconds=10)
+    assert not postings.offer([CLUSTER], wake=True)[0].send
+    assert postings.end(claim, "sleep", delay_seconds=600) is True
+    assert postings.claim(offered.uuid, "w2", ttl_seconds=10) is not None
+
+
+def test_work_left_is_sent_at_once(postings):
+    (offered,) = postings.offer([CLUSTER])
+    claim = postings.claim(offered.uuid, "w1", ttl_seconds=10)
+    assert postings.end(claim, "again") is True
+    assert postings.claim(offered.uuid, "w1", ttl_seconds=10) is not None
+
+
+def test_a_poison_cluster_is_trashed_with_its_traceback(postings, redis_client):
+    (offered,) = postings.offer([CLUSTER])
+    for attempt in range(3):
+        claim = eventually(lambda: postings.claim(offered.uuid, "w1", ttl_seconds=10))
+        postings.end(claim, "fail", delay_seconds=0.0, failures_allowed=3, error=f"Traceback {attempt}")
+    assert states(redis_client)["trash"] == 1
+    assert redis_client.hget(f"cue:board:clusters:job:{offered.uuid}", "error") == "Traceback 2"
+    assert postings.claim(offered.uuid, "w1", ttl_seconds=10) is None
+
+
+def test_a_consumed_posting_can_be_posted_anew(postings):
+    (offered,) = postings.offer([CLUSTER])
+    postings.end(postings.claim(offered.uuid, "w1", ttl_seconds=10), "consume")
+    (anew,) = postings.offer([CLUSTER])
+    assert anew.send
+    assert anew.uuid != offered.uuid
+
+
+def test_the_keeper_holds_a_claim_past_its_ttl_and_notices_its_loss(postings, redis_client):
+    keeper = ClaimKeeper(postings, ttl_seconds=0.3)
+    (offered,) = postings.offer([CLUSTER])
+    before = time.clock_gettime(time.CLOCK_BOOTTIME)
+    claim = postings.claim(offered.uuid, "w1", ttl_seconds=0.3)
+    keeper.keep(claim, claimed_at=before)
+    eventually(lambda: time.clock_gettime(time.CLOCK_BOOTTIME) - before > 0.9)
+    assert postings.claim(offered.uuid, "w2", ttl_seconds=1) is None
+    redis_client.flushdb()
+    eventually(lambda: not keeper.alive(claim))
+    keeper.stop()

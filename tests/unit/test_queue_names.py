@@ -1,0 +1,58 @@
+"""Q1: one builder and parser for every queue name."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opencue_sched.coordination.names import BoardKeys, QueueName, consumed_queues, presence_key, reply_queue
+from opencue_sched.domain.errors import InvalidInput
+
+names = st.from_regex(r"[a-z0-9][a-z0-9_.-]{0,62}", fullmatch=True)
+
+
+@given(
+    ns=names, type_=names, group=st.none() | names, instance=st.none() | names, prio=st.sampled_from([None, 0, 1, 2])
+)
+def test_every_name_that_can_be_built_parses_back(ns, type_, group, instance, prio):
+    name = QueueName(ns, type_, group, instance if group else None, prio)
+    assert QueueName.parse(str(name)) == name
+
+
+@given(st.text(max_size=80))
+def test_what_parses_is_what_is_built(text):
+    try:
+        name = QueueName.parse(text)
+    except InvalidInput:
+        return
+    assert str(name) == text
+
+
+@pytest.mark.parametrize("bad", ["", "Upper", "a:b", "-a", "a" * 64, "a b", "ä"])
+def test_names_outside_the_charset_are_refused(bad):
+    with pytest.raises(InvalidInput, match="not usable in a queue name"):
+        QueueName("cue", "dispatch", bad)
+
+
+def test_an_instance_needs_a_group_and_priorities_are_three():
+    with pytest.raises(InvalidInput, match="needs a group"):
+        QueueName("cue", "dispatch", None, "node1")
+    with pytest.raises(InvalidInput, match="not 0, 1 or 2"):
+        QueueName("cue", "dispatch", prio=3)
+    with pytest.raises(InvalidInput, match="no priority"):
+        QueueName("cue", "dispatch", prio=1, family="ctl")
+
+
+def test_a_worker_consumes_the_most_specific_queue_first():
+    assert consumed_queues("cue", "dispatch", "spi", "node1") == (
+        "cue:q:work:type:dispatch:group:spi:inst:node1",
+        "cue:q:work:type:dispatch:group:spi",
+        "cue:q:work:type:dispatch",
+    )
+
+
+def test_the_other_keys_follow_the_seed():
+    assert reply_queue("cue", "j1") == "cue:q:reply:j1"
+    assert presence_key("cue", "dispatch", "default", "1") == "cue:meta:actor:inst:dispatch:default:1"
+    assert BoardKeys("cue", "clusters", clustered=True).of("ready") == "{cue:board:clusters}:ready"
