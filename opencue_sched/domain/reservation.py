@@ -1,0 +1,217 @@
+"""What one frame of a layer takes on one host, or why the host cannot take it.
+
+Source of the rules: facts D (OpenCue's resource arithmetic; Cuebot's behaviour where Cuebot and the Rust scheduler
+differ), the scheduler reference ("Resource Calculation") and design sections 4 and 9. Where they are silent or wrong:
+
+- A minimum of a fraction of a core rounds **up**; 50 centicores are one core. Truncated to 0 they would mean "the whole
+  host" (facts D, trap b). As in Cuebot, a minimum below one core never threads, so it takes exactly one.
+- Zero is every core of the host and a negative minimum is all but that many. Both are taken exactly: no thread mode or
+  memory rule adds cores that the layer asked to leave alone. All but a fraction leaves a whole core.
+- ``int_cores_max`` is the layer's own bound on one frame, rounded like the minimum so that a minimum equal to the
+  maximum stays so. It wins over the minimum, as in Cuebot.
+- Memory is compared and reserved in the KB of the database (facts D, trap a).
+- Tags, caps of shows, folders and licences, and the host's state are checked elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from opencue_sched.domain.farm import Host, Layer, Reservation
+from opencue_sched.domain.states import ThreadMode
+from opencue_sched.domain.units import CENTICORES_PER_CORE, booked_cores, cap_cores
+
+VARIABLE_MODE_LEAST_CORES = 2
+"""A threaded frame on a host in ThreadMode.VARIABLE gets at least this many cores (facts D)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The settings the arithmetic depends on: ``queue.memory_stranded_threshold``, ``queue.selfish_services`` and
+    ``queue.mem_reserved_min``, memory in KB."""
+
+    memory_stranded_threshold_kb: int
+    selfish_services: frozenset[str] = frozenset()
+    mem_reserved_min_kb: int = 0
+
+
+class Dimension(StrEnum):
+    """What a host, or the job's cap, was short of."""
+
+    OS = "os"
+    THREAD_MODE = "thread_mode"
+    CORES = "cores"
+    MEMORY = "memory"
+    GPUS = "gpus"
+    GPU_MEMORY = "gpu_memory"
+    JOB_CORES = "job_cores"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a host takes no frame of a layer. Cores and GPUs in whole units, memory in KB.
+
+    ``permanent``: not even the idle host would take one. JOB_CORES speaks of this host only: a layer that wants whole
+    hosts may fit the job's cap on a smaller one. It is given only when the host itself would have taken the frame.
+    """
+
+    dimension: Dimension
+    needed: float = 0
+    available: float = 0
+    permanent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What every frame of a layer takes at least, whatever the host. Memory in KB."""
+
+    cores: int
+    memory_kb: int
+    gpus: int
+    gpu_memory_kb: int
+
+
+def cores_cap(cap_centicores: int) -> float | None:
+    """A folder's or job's core cap in cores; None without one (0 or negative). Never 0: see units.cap_cores."""
+    return cap_cores(cap_centicores) if cap_centicores > 0 else None
+
+
+def gpus_cap(cap: int) -> float | None:
+    """A folder's or job's GPU cap; None without one (0 or negative)."""
+    return cap if cap > 0 else None
+
+
+def burst_cap(burst_centicores: int) -> float:
+    """A subscription's burst in cores. Always a cap: 0 (and anything below) books nothing."""
+    return max(0, cap_cores(burst_centicores))
+
+
+def os_matches(os_name: str | None, host: Host) -> bool:
+    """Whether a job's OS is one of the host's. A job without one runs anywhere.
+
+    The host's OS is a list, as Cuebot reads it; comparing it whole would lose hosts (facts D, trap d).
+    """
+    return not os_name or os_name in host.os_names
+
+
+def minimum_cores(layer: Layer, host: Host) -> int:
+    """The layer's minimum in whole cores of this host. Not positive when it asks to leave more than the host has."""
+    if _takes_one_core(layer):
+        return 1
+    if layer.cores_min_centicores > 0:
+        return booked_cores(layer.cores_min_centicores)
+    return (host.total_centicores + layer.cores_min_centicores) // CENTICORES_PER_CORE
+
+
+def smallest_need(layer: Layer, *, mem_reserved_min_kb: int = 0) -> Need:
+    """A lower bound of every reservation of the layer, for a search that does not know the host yet.
+
+    A zero or negative minimum depends on the host, so it is bounded by one core and :func:`reserve` refuses the hosts
+    that are too busy. The bound is always positive: as an index key a negative minimum would find no host (facts D,
+    trap c), and compared with what a job has left it would slip past the at-cap test (facts I).
+    """
+    if _takes_one_core(layer) or layer.cores_min_centicores <= 0:
+        cores = 1
+    else:
+        cores = _at_most_the_layers_maximum(layer, booked_cores(layer.cores_min_centicores))
+    return Need(
+        cores=cores,
+        memory_kb=max(layer.memory_min_kb, mem_reserved_min_kb, 0),
+        gpus=max(layer.gpus_min, 0),
+        gpu_memory_kb=max(layer.gpu_memory_min_kb, 0),
+    )
+
+
+def reserve(
+    layer: Layer, host: Host, rules: Rules, *, os_name: str | None, job_cores_left: float
+) -> Reservation | Refusal:
+    """What a frame of ``layer`` takes on ``host`` now, or the first dimension it is short of.
+
+    ``job_cores_left`` is what the job's cap still allows, in cores; infinity without a cap. A reservation never exceeds
+    it: otherwise a threaded frame grabs a whole host and a small job cap rejects it for ever (facts I). Nor does it
+    shrink below the layer's minimum, to fit neither the cap nor the idle cores.
+    """
+    if not os_matches(os_name, host):
+        return Refusal(Dimension.OS, permanent=True)
+    if host.thread_mode is ThreadMode.ALL and not layer.threadable:
+        return Refusal(Dimension.THREAD_MODE, permanent=True)
+    need = smallest_need(layer, mem_reserved_min_kb=rules.mem_reserved_min_kb)
+    least = _least_cores(layer, host)
+    short = _short_of(need, least, host)
+    if short is not None:
+        return short
+    if least > job_cores_left:
+        return Refusal(Dimension.JOB_CORES, least, job_cores_left)
+    cores = max(least, min(_wanted_cores(layer, host, rules, need.memory_kb, least), host.idle_cores))
+    if cores > job_cores_left:
+        cores = int(job_cores_left)
+    return Reservation(cores, need.memory_kb, need.gpus, need.gpu_memory_kb)
+
+
+def _takes_one_core(layer: Layer) -> bool:
+    return not layer.threadable or 0 < layer.cores_min_centicores < CENTICORES_PER_CORE
+
+
+def _at_most_the_layers_maximum(layer: Layer, cores: int) -> int:
+    return min(cores, booked_cores(layer.cores_max_centicores)) if layer.cores_max_centicores > 0 else cores
+
+
+def _least_cores(layer: Layer, host: Host) -> int:
+    """The fewest cores a frame runs with on this host: its minimum, the thread mode's floor, the layer's maximum."""
+    least = minimum_cores(layer, host)
+    if _takes_one_core(layer):
+        return least
+    if host.thread_mode is ThreadMode.VARIABLE and layer.cores_min_centicores > 0:
+        least = max(least, VARIABLE_MODE_LEAST_CORES)
+    return _at_most_the_layers_maximum(layer, least)
+
+
+def _short_of(need: Need, least: int, host: Host) -> Refusal | None:
+    """The first thing the host has too little of, if any."""
+    if least < 1 or least > host.idle_cores:
+        return Refusal(Dimension.CORES, least, host.idle_cores, permanent=least < 1 or least > host.total_cores)
+    if need.memory_kb > host.idle_memory_kb:
+        return Refusal(
+            Dimension.MEMORY, need.memory_kb, host.idle_memory_kb, permanent=need.memory_kb > host.total_memory_kb
+        )
+    if need.gpus > host.idle_gpus:
+        return Refusal(Dimension.GPUS, need.gpus, host.idle_gpus, permanent=need.gpus > host.total_gpus)
+    if need.gpu_memory_kb > host.idle_gpu_memory_kb:
+        return Refusal(
+            Dimension.GPU_MEMORY,
+            need.gpu_memory_kb,
+            host.idle_gpu_memory_kb,
+            permanent=need.gpu_memory_kb > host.total_gpu_memory_kb,
+        )
+    return None
+
+
+def _wanted_cores(layer: Layer, host: Host, rules: Rules, memory_kb: int, least: int) -> int:
+    """The cores the thread mode, the services and the memory ask for; the caller fits them to what is there."""
+    if _takes_one_core(layer) or layer.cores_min_centicores <= 0:
+        return least
+    if host.thread_mode is ThreadMode.ALL:
+        wanted = host.idle_cores
+    elif host.thread_mode is ThreadMode.VARIABLE and minimum_cores(layer, host) <= VARIABLE_MODE_LEAST_CORES:
+        wanted = VARIABLE_MODE_LEAST_CORES
+    elif _leaves_nothing_useful(layer, host, rules, memory_kb):
+        wanted = host.idle_cores
+    else:
+        wanted = _memory_balanced_cores(host, memory_kb)
+    return _at_most_the_layers_maximum(layer, wanted)
+
+
+def _leaves_nothing_useful(layer: Layer, host: Host, rules: Rules, memory_kb: int) -> bool:
+    """Whether the frame takes all idle cores: a selfish service, or no memory left for anyone else to use them."""
+    if not rules.selfish_services.isdisjoint(layer.services):
+        return True
+    return host.idle_memory_kb - memory_kb <= rules.memory_stranded_threshold_kb
+
+
+def _memory_balanced_cores(host: Host, memory_kb: int) -> int:
+    """The cores whose even share of the host's memory the frame takes, rounded down."""
+    if host.total_cores < 1:
+        return 0
+    share_kb = round(host.total_memory_kb / host.total_cores)
+    return memory_kb // share_kb if share_kb > 0 else 0
