@@ -1,0 +1,159 @@
+"""Asking RQD what it really runs, and making sure that a frame does not run there.
+
+What RQD's answers are worth (observed on opencue-rqd 1.37 and its Rust successor):
+
+- ReportStatus lists running frames with the proc they belong to (``resource_id``).
+- A frame that was accepted but whose log is still being set up is in no list; its cores are already in
+  ``core_info.booked_cores``, so more cores booked than listed means "wait".
+- KillRunningFrame answers NOT_FOUND for a frame it does not know. A kill that reaches it between the listing of a frame
+  and the start of its process makes RQD kill itself, so a frame of ours that has just started is adopted, never killed.
+- The Rust RQD refuses to kill without a message.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import grpc
+from opencue_proto import report_pb2, rqd_pb2
+
+from opencue_sched.dispatch.channels import RqdChannels
+
+_POLL_SECONDS = 0.1
+
+
+class Whereabouts(StrEnum):
+    """Whether a frame runs on a host."""
+
+    OURS = "ours"
+    ANOTHERS = "anothers"
+    SETTING_UP = "setting_up"
+    ABSENT = "absent"
+    UNREACHABLE = "unreachable"
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What RQD said about one frame; ``detail`` is for an operator."""
+
+    place: Whereabouts
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningFrameRef:
+    """A frame that may run on a host. ``cores_centicores`` as launched; 0 when not known (reaper)."""
+
+    host_name: str
+    frame_id: str
+    proc_id: str
+    cores_centicores: int = 0
+
+
+class Fate(StrEnum):
+    """How a kill-and-confirm ended."""
+
+    RUNNING = "running"
+    NOT_RUNNING = "not_running"
+    UNCONFIRMED = "unconfirmed"
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """``killed`` says that RQD accepted a kill; ``detail`` is for an operator."""
+
+    fate: Fate
+    killed: bool
+    detail: str
+
+
+def look(channels: RqdChannels, ref: RunningFrameRef, *, timeout: float | None = None) -> Sighting:
+    """Ask the host's RQD whether it runs the frame, and for which proc."""
+    try:
+        with channels.stub(ref.host_name) as stub:
+            answer = stub.ReportStatus(
+                rqd_pb2.RqdStaticReportStatusRequest(), timeout=timeout or channels.settings.kill_timeout
+            )
+    except grpc.RpcError as error:
+        return Sighting(Whereabouts.UNREACHABLE, describe(error))
+    return sighting(answer.host_report, ref)
+
+
+def sighting(report: report_pb2.HostReport, ref: RunningFrameRef) -> Sighting:
+    """What a host report says about one frame."""
+    listed = 0
+    for frame in report.frames:
+        listed += frame.num_cores
+        if frame.frame_id == ref.frame_id:
+            if frame.resource_id == ref.proc_id:
+                return Sighting(Whereabouts.OURS, f"runs for proc {ref.proc_id}")
+            return Sighting(Whereabouts.ANOTHERS, f"runs for another proc, {frame.resource_id}")
+    unlisted = report.core_info.booked_cores - listed
+    if unlisted > 0 and unlisted >= ref.cores_centicores:
+        return Sighting(Whereabouts.SETTING_UP, f"{unlisted} centicores are booked by frames not listed yet")
+    return Sighting(Whereabouts.ABSENT, "not listed")
+
+
+def kill(channels: RqdChannels, host_name: str, frame_id: str, reason: str) -> tuple[bool, str]:
+    """Ask RQD to kill a frame. Returns (accepted, detail); an unknown frame is (False, "not found").
+
+    Raises grpc.RpcError for any other answer. Never call it once the frame has been put back to WAITING: it may have
+    been booked on the same host again, and RQD knows frames by frame id only.
+    """
+    request = rqd_pb2.RqdStaticKillRunningFrameRequest(frame_id=frame_id, message=reason)
+    try:
+        with channels.stub(host_name) as stub:
+            stub.KillRunningFrame(request, timeout=channels.settings.kill_timeout)
+    except grpc.RpcError as error:
+        if error.code() == grpc.StatusCode.NOT_FOUND:
+            return False, "not found"
+        raise
+    return True, "kill accepted"
+
+
+def kill_and_confirm(
+    channels: RqdChannels,
+    ref: RunningFrameRef,
+    *,
+    reason: str,
+    adopt: bool = False,
+    timeout: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Confirmation:
+    """Make sure that a frame does not run on a host, and say only what RQD confirmed.
+
+    NOT_RUNNING is answered when RQD was asked to kill the frame (or knew nothing of it) and a report taken after that
+    no longer lists it nor is setting anything up. With ``adopt``, a frame found running for ``ref.proc_id`` is left
+    alone and answered as RUNNING. UNCONFIRMED after ``timeout`` seconds (default ``rqd.kill_timeout``): nothing may be
+    freed then. The caller must still own the frame (see `kill`).
+    """
+    limit = clock() + (timeout or channels.settings.kill_timeout)
+    killed = asked = False
+    while True:
+        left = max(0.05, limit - clock())
+        seen = look(channels, ref, timeout=min(left, channels.settings.kill_timeout))
+        if adopt and seen.place is Whereabouts.OURS and not killed:
+            return Confirmation(Fate.RUNNING, killed, seen.detail)
+        if asked and seen.place is Whereabouts.ABSENT:
+            return Confirmation(Fate.NOT_RUNNING, killed, seen.detail)
+        if seen.place in (Whereabouts.OURS, Whereabouts.ANOTHERS, Whereabouts.ABSENT):
+            try:
+                accepted, _ = kill(channels, ref.host_name, ref.frame_id, reason)
+            except grpc.RpcError as error:
+                seen = Sighting(Whereabouts.UNREACHABLE, describe(error))
+            else:
+                asked = True
+                killed = killed or accepted
+                if not accepted and clock() < limit:
+                    continue
+        if clock() >= limit:
+            return Confirmation(Fate.UNCONFIRMED, killed, f"{seen.place.value}: {seen.detail}")
+        time.sleep(min(_POLL_SECONDS, max(0.0, limit - clock())))
+
+
+def describe(error: grpc.RpcError) -> str:
+    """``CODE: text`` of a failed call."""
+    return f"{error.code().name}: {error.details() or 'no details'}"

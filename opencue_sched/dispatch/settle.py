@@ -1,0 +1,196 @@
+"""What follows a launch: confirm what runs, undo what does not, leave alone what nobody can be sure of.
+
+Order of an undoing, and why: RQD first (the frame does not run there, confirmed while its proc is still ours), then
+PostgreSQL (proc gone, host idle restored, frame WAITING again), then the Redis ledger, then the word that the host
+changed. A kill after the second step could hit the frame's next run on the same host; a ledger release before it could
+let another booking over the cap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import redis
+import structlog
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from opencue_sched.dispatch.channels import RqdChannels
+from opencue_sched.dispatch.confirm import Confirmation, Fate, RunningFrameRef, kill_and_confirm
+from opencue_sched.dispatch.launch import LaunchOutcome, LaunchState
+from opencue_sched.domain.errors import NotReady, RqdFailure
+from opencue_sched.domain.farm import PlannedProc
+from opencue_sched.domain.units import centicores
+
+log = structlog.get_logger(__name__)
+
+_KILL_REASON = "opencue-sched: the launch was not confirmed"
+
+
+class Committed(Protocol):
+    """A proc whose booking is committed; ``version`` is frame.int_version after the start."""
+
+    @property
+    def planned(self) -> PlannedProc: ...
+
+    @property
+    def version(self) -> int | None: ...
+
+
+class SettlingLedger(Protocol):
+    """The part of accounting.ledger.Ledger used here."""
+
+    def settle(self, proc_ids: Sequence[str], /) -> Any: ...
+
+    def release(self, proc_ids: Sequence[str], /) -> Any: ...
+
+
+class PublishesHosts(Protocol):
+    """The part of placement.changes.HostChanges used here."""
+
+    def publish(self, host_ids: Sequence[str], /) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """A proc that did not become a running frame."""
+
+    planned: PlannedProc
+    error: RqdFailure
+
+
+@dataclass(frozen=True, slots=True)
+class SettleReport:
+    """``launched``: proc ids that run. ``compensated``: given back, the frame waits again (or was taken over).
+
+    ``left_unknown``: still booked, because it could not be confirmed that nothing runs, or because PostgreSQL did not
+    take the compensation; the reaper resolves them. ``adopted`` counts the launched ones whose answer was lost.
+    ``ledger_error`` is set when Redis refused or did not answer: the next recompute repairs the ledger.
+    """
+
+    launched: tuple[str, ...]
+    compensated: tuple[Undone, ...]
+    left_unknown: tuple[Undone, ...]
+    adopted: int = 0
+    ledger_error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """Everything a settlement talks to. ``compensate`` undoes committed procs in the caller's transaction and returns
+    the ids it removed; the others had already been released by somebody else."""
+
+    engine: Engine
+    ledger: SettlingLedger
+    changes: PublishesHosts
+    channels: RqdChannels
+    compensate: Callable[[Connection, Sequence[Any]], Collection[str]]
+
+    def settle(self, committed: Sequence[Committed], outcomes: Sequence[LaunchOutcome]) -> SettleReport:
+        """Settle committed procs, given the outcome of each one's launch (one per proc, in any order)."""
+        by_id = {it.planned.proc_id: it for it in committed}
+        launched = [it.proc_id for it in outcomes if it.state is LaunchState.LAUNCHED]
+        to_undo = {it.proc_id: _error(it) for it in outcomes if it.state is LaunchState.FAILED}
+        unsure = [it for it in outcomes if it.state is LaunchState.UNKNOWN]
+        left: dict[str, RqdFailure] = {}
+
+        adopted = 0
+        for outcome, confirmation in zip(unsure, self.channels.each(self._confirm(by_id), unsure), strict=True):
+            error = _error(outcome)
+            if confirmation.fate is Fate.RUNNING:
+                launched.append(outcome.proc_id)
+                adopted += 1
+            elif confirmation.fate is Fate.NOT_RUNNING:
+                to_undo[outcome.proc_id] = error
+            else:
+                left[outcome.proc_id] = _because(error, f"not confirmed to be gone ({confirmation.detail})")
+
+        for proc_id, problem in self._undo_in_postgresql([by_id[proc_id] for proc_id in to_undo]).items():
+            left[proc_id] = _because(to_undo.pop(proc_id), problem)
+        ledger_error = self._tell_redis(
+            booked=[*launched, *left],
+            released=list(to_undo),
+            hosts=_distinct(by_id[proc_id].planned.host.id for proc_id in to_undo),
+        )
+        report = SettleReport(
+            launched=tuple(launched),
+            compensated=tuple(Undone(by_id[proc_id].planned, error) for proc_id, error in to_undo.items()),
+            left_unknown=tuple(Undone(by_id[proc_id].planned, error) for proc_id, error in left.items()),
+            adopted=adopted,
+            ledger_error=ledger_error,
+        )
+        _log(report)
+        return report
+
+    def _confirm(self, by_id: dict[str, Committed]) -> Callable[[LaunchOutcome], Confirmation]:
+        def confirm(outcome: LaunchOutcome) -> Confirmation:
+            cores = centicores(by_id[outcome.proc_id].planned.reservation.cores)
+            ref = RunningFrameRef(outcome.host_name, outcome.frame_id, outcome.proc_id, cores)
+            return kill_and_confirm(self.channels, ref, reason=_KILL_REASON, adopt=True)
+
+        return confirm
+
+    def _undo_in_postgresql(self, committed: Sequence[Committed]) -> dict[str, str]:
+        """One transaction, or one per proc when that fails, so that one bad row holds back nothing else.
+
+        Returns the proc ids that could not be undone, or not surely, and why.
+        """
+        if not committed:
+            return {}
+        try:
+            with self.engine.begin() as connection:
+                removed = self.compensate(connection, committed)
+        except SQLAlchemyError as error:
+            log.warning("compensation_failed", proc_ids=[it.planned.proc_id for it in committed], error=str(error))
+            if len(committed) == 1:
+                reason = f"PostgreSQL did not take the compensation: {type(error).__name__}"
+                return {committed[0].planned.proc_id: reason}
+            problems: dict[str, str] = {}
+            for one in committed:
+                problems |= self._undo_in_postgresql([one])
+            return problems
+        others = [it.planned.proc_id for it in committed if it.planned.proc_id not in removed]
+        if others:
+            log.info("compensated_by_others", proc_ids=others)
+        return {}
+
+    def _tell_redis(self, *, booked: list[str], released: list[str], hosts: list[str]) -> str:
+        """A proc that is committed in PostgreSQL is confirmed in the ledger even when its frame is not sure to run."""
+        try:
+            if booked:
+                self.ledger.settle(booked)
+            if released:
+                self.ledger.release(released)
+            if hosts:
+                self.changes.publish(hosts)
+        except (redis.RedisError, NotReady) as error:
+            log.warning("settlement_not_told_to_redis", booked=len(booked), released=released, error=str(error))
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+
+def _error(outcome: LaunchOutcome) -> RqdFailure:
+    if outcome.error is None:
+        raise ValueError(f"the launch of proc {outcome.proc_id} ended {outcome.state.value} without an error")
+    return outcome.error
+
+
+def _because(error: RqdFailure, reason: str) -> RqdFailure:
+    return RqdFailure(f"{error}; {reason}", outcome_unknown=True, proc_id=error.proc_id, host=error.host)
+
+
+def _distinct(values: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(values))
+
+
+def _log(report: SettleReport) -> None:
+    for undone in report.compensated:
+        log.warning(
+            "launch_compensated", proc_id=undone.planned.proc_id, host=undone.error.host, error=str(undone.error)
+        )
+    for undone in report.left_unknown:
+        log.error(
+            "launch_left_unknown", proc_id=undone.planned.proc_id, host=undone.error.host, error=str(undone.error)
+        )
