@@ -1,0 +1,425 @@
+"""A synthetic farm written straight into PostgreSQL, on a schema of ours or of Cuebot's.
+
+Jobs are put in the way Cuebot does: rows first with frames in SETUP, dependencies next, then the activation that moves
+frames to WAITING (or DEPEND) and writes the counters. Everything is set-based, so thousands of frames take one
+statement per table. The caller owns the transaction.
+
+The SQL here writes test data only; what the scheduler itself runs is in ``opencue_sched.store``.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, text
+
+from opencue_sched.embedded.farm_rows import (
+    centicores,
+    er_columns,
+    frame_rows,
+    host_row,
+    host_stat_row,
+    job_resource_row,
+    job_row,
+    kilobytes,
+    layer_row,
+    on_columns,
+)
+from opencue_sched.embedded.farm_specs import AllocIds, HostIds, HostSpec, JobIds, JobSpec, LayerIds, LayerSpec, ShowIds
+
+_ROWS_PER_STATEMENT = 20_000
+
+_ACTIVATE_FRAMES = text(
+    "UPDATE frame SET str_state = 'WAITING', ts_updated = now() WHERE pk_job = ANY(:jobs) AND str_state = 'SETUP'"
+)
+_COUNT_LAYERS = text(
+    """
+    UPDATE layer_stat SET int_total_count = counted.total, int_waiting_count = counted.waiting,
+           int_depend_count = counted.depend
+      FROM (SELECT pk_layer, count(*) AS total, count(*) FILTER (WHERE str_state = 'WAITING') AS waiting,
+                   count(*) FILTER (WHERE str_state = 'DEPEND') AS depend
+              FROM frame WHERE pk_job = ANY(:jobs) GROUP BY pk_layer) counted
+     WHERE layer_stat.pk_layer = counted.pk_layer
+    """
+)
+_COUNT_JOBS = text(
+    """
+    UPDATE job_stat SET int_waiting_count = counted.waiting, int_depend_count = counted.depend
+      FROM (SELECT pk_job, sum(int_waiting_count) AS waiting, sum(int_depend_count) AS depend
+              FROM layer_stat WHERE pk_job = ANY(:jobs) GROUP BY pk_job) counted
+     WHERE job_stat.pk_job = counted.pk_job
+    """
+)
+_ACTIVATE_JOBS = text(
+    """
+    UPDATE job SET str_state = 'PENDING', ts_updated = now(), int_frame_count = counted.frames,
+           int_layer_count = counted.layers
+      FROM (SELECT pk_job, sum(int_total_count) AS frames, count(*) AS layers
+              FROM layer_stat WHERE pk_job = ANY(:jobs) GROUP BY pk_job) counted
+     WHERE job.pk_job = counted.pk_job
+    """
+)
+_COUNT_SHOWS = text(
+    """
+    UPDATE show_stats SET int_frame_insert_count = int_frame_insert_count + counted.frames,
+           int_job_insert_count = int_job_insert_count + counted.jobs
+      FROM (SELECT pk_show, sum(int_frame_count) AS frames, count(*) AS jobs
+              FROM job WHERE pk_job = ANY(:jobs) GROUP BY pk_show) counted
+     WHERE show_stats.pk_show = counted.pk_show
+    """
+)
+_JOB_RESOURCES = text(
+    """
+    UPDATE job_resource SET int_min_cores = wanted.min_cores, int_max_cores = wanted.max_cores,
+           int_max_gpus = wanted.max_gpus, int_priority = wanted.priority
+      FROM json_to_recordset(CAST(:rows AS json))
+           AS wanted(job varchar, min_cores int, max_cores int, max_gpus int, priority int)
+     WHERE job_resource.pk_job = wanted.job
+    """
+)
+_FOLDER_CAPS = text("UPDATE folder_resource SET int_max_cores = :cores, int_max_gpus = :gpus WHERE pk_folder = :folder")
+# Not by _insert(): PostgreSQL takes the name of this table for its geometric type.
+_INSERT_POINT = text("INSERT INTO point (pk_point, pk_dept, pk_show) VALUES (:point, :dept, :show)")
+_RUN_FRAMES = text(
+    """
+    UPDATE frame SET str_state = 'RUNNING', str_host = run.host_name, int_cores = run.cores, int_gpus = run.gpus,
+           int_mem_reserved = run.memory, ts_started = now(), ts_updated = now(), int_version = int_version + 1
+      FROM json_to_recordset(CAST(:rows AS json))
+           AS run(frame varchar, host_name varchar, cores int, gpus int, memory bigint)
+     WHERE frame.pk_frame = run.frame
+    """
+)
+_TAKE_FROM_HOSTS = text(
+    """
+    UPDATE host SET int_cores_idle = int_cores_idle - taken.cores, int_mem_idle = int_mem_idle - taken.memory,
+           int_gpus_idle = int_gpus_idle - taken.gpus, int_gpu_mem_idle = int_gpu_mem_idle - taken.gpu_memory
+      FROM (SELECT host, sum(cores) AS cores, sum(memory) AS memory, sum(gpus) AS gpus, sum(gpu_memory) AS gpu_memory
+              FROM json_to_recordset(CAST(:rows AS json))
+                   AS run(host varchar, cores int, memory bigint, gpus int, gpu_memory bigint) GROUP BY host) taken
+     WHERE host.pk_host = taken.host
+    """
+)
+_ADD_DEPEND = text("UPDATE frame SET int_depend_count = int_depend_count + 1 WHERE pk_frame = ANY(:frames)")
+_FRAME_PLACES = text(
+    "SELECT frame.pk_frame, frame.pk_layer, frame.pk_job, job.pk_show FROM frame JOIN job USING (pk_job)"
+    " WHERE pk_frame = ANY(:frames)"
+)
+
+
+class Farm:
+    """Builds farms, show by show or in bulk. ``seed`` makes the generated ids reproducible.
+
+    A job or host that names no show or allocation gets the default ones: show ``show`` (managed, subscribed to the
+    default allocation with 100,000 cores) and allocation ``local.general`` with the tag ``general`` in the facility
+    ``local``. They are created when first needed.
+    """
+
+    def __init__(self, connection: Connection, *, seed: int | None = None) -> None:
+        self.connection = connection
+        self._random = random.Random(seed) if seed is not None else random.SystemRandom()
+        self._serial = 0
+        self._default_show: ShowIds | None = None
+        self._default_alloc: AllocIds | None = None
+
+    def new_id(self) -> str:
+        """A new row id."""
+        return str(uuid.UUID(int=self._random.getrandbits(128), version=4))
+
+    # Shows and what they may use
+
+    def facility(self, name: str = "local") -> str:
+        """Id of the facility ``name``, made if need be."""
+        return self._named("facility", "pk_facility", name)
+
+    def dept(self, name: str = "Pipeline") -> str:
+        """Id of the department ``name``, made if need be."""
+        return self._named("dept", "pk_dept", name)
+
+    def alloc(self, tag: str = "general", *, facility: str = "local", name: str | None = None) -> AllocIds:
+        """The allocation ``facility.tag`` (or ``name``), made if need be."""
+        facility_id = self.facility(facility)
+        name = name or f"{facility}.{tag}"
+        row = {"str_tag": tag, "pk_facility": facility_id, "b_default": False}
+        return AllocIds(self._named("alloc", "pk_alloc", name, **row), name, tag, facility_id)
+
+    def default_alloc(self) -> AllocIds:
+        if self._default_alloc is None:
+            self._default_alloc = self.alloc()
+        return self._default_alloc
+
+    def show(
+        self,
+        name: str | None = None,
+        *,
+        managed: bool = True,
+        active: bool = True,
+        booking_enabled: bool = True,
+        dept: str = "Pipeline",
+        folder_max_cores: float = -1,
+        folder_max_gpus: int = -1,
+    ) -> ShowIds:
+        """A new show with its root folder, whose caps are given here, and its point."""
+        show_id, dept_id = self.new_id(), self.dept(dept)
+        name = name or self._name("show")
+        show = {"pk_show": show_id, "str_name": name, "b_active": active, "b_booking_enabled": booking_enabled}
+        self._insert("show", [{**show, "b_scheduler_managed": managed}])
+        self._insert("show_stats", [{"pk_show": show_id}])
+        root = self.folder(show_id, name, dept_id=dept_id, max_cores=folder_max_cores, max_gpus=folder_max_gpus)
+        self.connection.execute(_INSERT_POINT, {"point": self.new_id(), "dept": dept_id, "show": show_id})
+        return ShowIds(show_id, name, root, dept_id)
+
+    def default_show(self) -> ShowIds:
+        if self._default_show is None:
+            self._default_show = self.show("show")
+            self.subscription(self._default_show, self.default_alloc(), size=100_000)
+        return self._default_show
+
+    def folder(
+        self,
+        show: ShowIds | str,
+        name: str,
+        *,
+        parent: str | None = None,
+        dept_id: str | None = None,
+        max_cores: float = -1,
+        max_gpus: int = -1,
+    ) -> str:
+        """Id of a new folder. ``max_cores`` and ``max_gpus`` are the enforced caps (folder_resource)."""
+        folder_id = self.new_id()
+        row = {"pk_folder": folder_id, "pk_parent_folder": parent, "str_name": name[:36]}
+        show_id = show.id if isinstance(show, ShowIds) else show
+        self._insert("folder", [{**row, "pk_show": show_id, "pk_dept": dept_id or self.dept()}])
+        self.connection.execute(_FOLDER_CAPS, {"folder": folder_id, "cores": centicores(max_cores), "gpus": max_gpus})
+        return folder_id
+
+    def subscription(self, show: ShowIds, alloc: AllocIds, *, size: float = 100, burst: float | None = None) -> str:
+        """Id of a new subscription; ``size`` and ``burst`` in cores, burst like size unless given."""
+        subscription_id = self.new_id()
+        row = {"pk_subscription": subscription_id, "pk_alloc": alloc.id, "pk_show": show.id}
+        caps = {"int_size": centicores(size), "int_burst": centicores(size if burst is None else burst)}
+        self._insert("subscription", [{**row, **caps}])
+        return subscription_id
+
+    def limit(self, name: str, max_value: int) -> str:
+        """Id of a new limit (a licence, say) of ``max_value`` running frames."""
+        limit_id = self.new_id()
+        self._insert("limit_record", [{"pk_limit_record": limit_id, "str_name": name, "int_max_value": max_value}])
+        return limit_id
+
+    # Hosts
+
+    def host(self, **spec: Any) -> HostIds:
+        """One host; the keywords are the fields of HostSpec."""
+        return self.hosts([HostSpec(**spec)])[0]
+
+    def hosts(self, specs: Iterable[HostSpec]) -> list[HostIds]:
+        """Many hosts, with their tags and their host_stat."""
+        hosts, stats, tags, made = [], [], [], []
+        for spec in specs:
+            alloc = spec.alloc or self.default_alloc()
+            ids = HostIds(self.new_id(), spec.name or self._name("host"), alloc.id)
+            own_tags = self._host_tags(spec, ids, alloc)
+            hosts.append(host_row(spec, ids, own_tags))
+            stats.append(host_stat_row(spec, ids, self.new_id()))
+            tags += own_tags
+            made.append(ids)
+        self._insert("host", hosts)
+        self._insert("host_stat", stats)
+        self._insert("host_tag", tags)
+        return made
+
+    def _host_tags(self, spec: HostSpec, ids: HostIds, alloc: AllocIds) -> list[dict[str, Any]]:
+        wanted = [("MANUAL", tag) for tag in spec.tags] + [("HARDWARE", tag) for tag in spec.hardware_tags]
+        if spec.alloc_tag:
+            wanted.append(("ALLOC", alloc.tag))
+        if spec.hostname_tag:
+            wanted.append(("HOSTNAME", ids.name))
+        return [
+            {"pk_host_tag": self.new_id(), "pk_host": ids.id, "str_tag": tag, "str_tag_type": kind, "b_constant": False}
+            for kind, tag in sorted(wanted)
+        ]
+
+    # Jobs
+
+    def job(self, layers: Sequence[LayerSpec] | None = None, **spec: Any) -> JobIds:
+        """One job (of one one-frame layer unless ``layers`` says more); the keywords are the fields of JobSpec."""
+        return self.jobs([JobSpec(layers=layers or [LayerSpec()], **spec)])[0]
+
+    def jobs(self, specs: Iterable[JobSpec]) -> list[JobIds]:
+        """Many jobs with their layers, frames, limits and environments; those with ``activate`` are activated."""
+        specs = list(specs)
+        jobs: list[dict[str, Any]] = []
+        resources: list[dict[str, Any]] = []
+        made: list[JobIds] = []
+        layers: list[tuple[JobIds, int, LayerSpec]] = []
+        for spec in specs:
+            show = spec.show or self.default_show()
+            name = spec.name or self._name(f"{show.name}-{spec.shot}-{spec.user}_job")
+            layer_ids = [self._layer_ids(layer, position) for position, layer in enumerate(spec.layers)]
+            ids = JobIds(self.new_id(), name, show, spec.folder_id or show.folder_id, tuple(layer_ids))
+            jobs.append(job_row(spec, ids, spec.facility_id or self.facility()))
+            resources.append(job_resource_row(spec, ids))
+            layers += [(ids, position, layer) for position, layer in enumerate(spec.layers)]
+            made.append(ids)
+        self._insert("job", jobs)
+        self.connection.execute(_JOB_RESOURCES, {"rows": json.dumps(resources)})
+        self._insert_layers(layers)
+        self._insert_environments(zip(specs, made, strict=True))
+        self.activate([ids for ids, spec in zip(made, specs, strict=True) if spec.activate])
+        return made
+
+    def _layer_ids(self, layer: LayerSpec, position: int) -> LayerIds:
+        frames = tuple(self.new_id() for _ in layer.frame_numbers())
+        return LayerIds(self.new_id(), layer.name or f"layer{position + 1}", frames)
+
+    def _insert_layers(self, layers: Sequence[tuple[JobIds, int, LayerSpec]]) -> None:
+        rows, delayed, frames, limits = [], [], [], []
+        for job, position, spec in layers:
+            ids = job.layers[position]
+            row = layer_row(spec, job, position)
+            if spec.start_after is None:
+                rows.append(row)
+            else:
+                delayed.append({**row, "ts_start_after": spec.start_after.isoformat()})
+            frames += frame_rows(spec, job, position)
+            limits += [
+                {"pk_layer_limit": self.new_id(), "pk_layer": ids.id, "pk_limit_record": limit} for limit in spec.limits
+            ]
+        self._insert("layer", rows)
+        self._insert("layer", delayed)
+        self._insert("frame", frames)
+        self._insert("layer_limit", limits)
+
+    def _insert_environments(self, jobs: Iterable[tuple[JobSpec, JobIds]]) -> None:
+        of_jobs, of_layers = [], []
+        for spec, ids in jobs:
+            for key, value in spec.env.items():
+                row = {"pk_job": ids.id, "str_key": key, "str_value": value}
+                of_jobs.append({"pk_job_env": self.new_id(), **row})
+            for layer, layer_ids in zip(spec.layers, ids.layers, strict=True):
+                for key, value in layer.env.items():
+                    row = {"pk_job": ids.id, "pk_layer": layer_ids.id, "str_key": key, "str_value": value}
+                    of_layers.append({"pk_layer_env": self.new_id(), **row})
+        self._insert("job_env", of_jobs)
+        self._insert("layer_env", of_layers)
+
+    def activate(self, jobs: Sequence[JobIds]) -> None:
+        """Make jobs bookable: frames SETUP to WAITING (or DEPEND), counters, job PENDING."""
+        if not jobs:
+            return
+        parameters = {"jobs": [job.id for job in jobs]}
+        for statement in (_ACTIVATE_FRAMES, _COUNT_LAYERS, _COUNT_JOBS, _ACTIVATE_JOBS, _COUNT_SHOWS):
+            self.connection.execute(statement, parameters)
+
+    # Dependencies, as Cuebot stores them: call before or after the activation of the dependent job
+
+    def layer_on_layer(self, er: tuple[JobIds, int], on: tuple[JobIds, int], *, any_frame: bool = False) -> str:
+        """Id of a dependency of a layer (job, index of the layer) on a whole layer, or on any frame of it."""
+        layer = er[0].layers[er[1]]
+        row = {**er_columns(er), **on_columns(on), "str_type": "LAYER_ON_LAYER", "b_any": any_frame}
+        return self._depend(row, layer.frames)
+
+    def frame_by_frame(self, er: tuple[JobIds, int], on: tuple[JobIds, int]) -> str:
+        """Id of a dependency of each frame of a layer on the frame at the same position of another."""
+        parent = self._depend({**er_columns(er), **on_columns(on), "str_type": "FRAME_BY_FRAME"}, ())
+        pairs = zip(er[0].layers[er[1]].frames, on[0].layers[on[1]].frames, strict=False)
+        for er_frame, on_frame in pairs:
+            self.frame_on_frame((*er, er_frame), (*on, on_frame), parent=parent)
+        return parent
+
+    def frame_on_frame(
+        self, er: tuple[JobIds, int, str], on: tuple[JobIds, int, str], *, parent: str | None = None
+    ) -> str:
+        """Id of a dependency of one frame (job, index of the layer, frame id) on another."""
+        frames = {"pk_frame_depend_er": er[2], "pk_frame_depend_on": on[2], "pk_parent": parent}
+        row = {**er_columns(er[:2]), **on_columns(on[:2]), **frames, "str_type": "FRAME_ON_FRAME"}
+        return self._depend(row, [er[2]])
+
+    def job_on_job(self, er: JobIds, on: JobIds) -> str:
+        """Id of a dependency of every frame of a job on a whole job."""
+        row = {"pk_job_depend_er": er.id, "pk_job_depend_on": on.id, "str_type": "JOB_ON_JOB"}
+        return self._depend(row, er.frames)
+
+    def _depend(self, row: Mapping[str, Any], frames: Sequence[str]) -> str:
+        depend_id = self.new_id()
+        external = row["pk_job_depend_er"] != row["pk_job_depend_on"]
+        target = {"str_target": "EXTERNAL" if external else "INTERNAL", "str_signature": depend_id}
+        self._insert("depend", [{"pk_depend": depend_id, **row, **target}])
+        if frames:
+            self.connection.execute(_ADD_DEPEND, {"frames": list(frames)})
+        return depend_id
+
+    # Running frames
+
+    def run(
+        self,
+        frames: Sequence[str],
+        host: HostIds,
+        *,
+        cores: float = 1,
+        memory_gb: float = 1,
+        gpus: int = 0,
+        gpu_memory_gb: float = 0,
+    ) -> list[str]:
+        """Ids of new procs that run ``frames`` on ``host``, as if a scheduler had booked them a moment ago.
+
+        Frames, counters and the host change; the five accounting tables do not (a managed show's are recomputed).
+        """
+        places = {row.pk_frame: row for row in self.connection.execute(_FRAME_PLACES, {"frames": list(frames)})}
+        reserved = {"cores": centicores(cores), "memory": kilobytes(memory_gb), "gpus": gpus}
+        reserved["gpu_memory"] = kilobytes(gpu_memory_gb)
+        rows = json.dumps([{"frame": frame, "host": host.id, "host_name": host.name, **reserved} for frame in frames])
+        self.connection.execute(_RUN_FRAMES, {"rows": rows})
+        self.connection.execute(_TAKE_FROM_HOSTS, {"rows": rows})
+        procs = [
+            {
+                "pk_proc": self.new_id(),
+                "pk_host": host.id,
+                "pk_job": places[frame].pk_job,
+                "pk_show": places[frame].pk_show,
+                "pk_layer": places[frame].pk_layer,
+                "pk_frame": frame,
+                "int_cores_reserved": reserved["cores"],
+                "int_mem_reserved": reserved["memory"],
+                "int_mem_pre_reserved": reserved["memory"],
+                "int_gpus_reserved": reserved["gpus"],
+                "int_gpu_mem_reserved": reserved["gpu_memory"],
+                "int_gpu_mem_pre_reserved": reserved["gpu_memory"],
+            }
+            for frame in frames
+        ]
+        self._insert("proc", procs)
+        return [str(proc["pk_proc"]) for proc in procs]
+
+    # Rows
+
+    def _name(self, prefix: str) -> str:
+        self._serial += 1
+        return f"{prefix}{self._serial:04d}"
+
+    def _named(self, table: str, key: str, name: str, **row: Any) -> str:
+        found = self.connection.execute(
+            text(f"SELECT {key} FROM {table} WHERE str_name = :name ORDER BY {key}"),  # noqa: S608 - names are ours
+            {"name": name},
+        ).scalar()
+        if found is not None:
+            return str(found)
+        new_id = self.new_id()
+        self._insert(table, [{key: new_id, "str_name": name, **row}])
+        return new_id
+
+    def _insert(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Insert rows that all have the same columns; columns that are not given get the schema's defaults."""
+        if not rows:
+            return
+        columns = ", ".join(rows[0])
+        statement = text(
+            f"INSERT INTO {table} ({columns}) SELECT {columns}"  # noqa: S608 - names are ours
+            f" FROM json_populate_recordset(CAST(NULL AS {table}), CAST(:rows AS json))"
+        )
+        for start in range(0, len(rows), _ROWS_PER_STATEMENT):
+            self.connection.execute(statement, {"rows": json.dumps(rows[start : start + _ROWS_PER_STATEMENT])})

@@ -1,0 +1,167 @@
+"""What a synthetic farm is asked for, and the ids it answers with.
+
+Cores are cores (fractions allowed: 0.5 is 50 centicores), memory is GB of 1024 * 1024 KB, GPUs are whole units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True)
+class AllocIds:
+    """An allocation."""
+
+    id: str
+    name: str
+    tag: str
+    facility_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShowIds:
+    """A show with its root folder and the department of its point."""
+
+    id: str
+    name: str
+    folder_id: str
+    dept_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostIds:
+    """A host."""
+
+    id: str
+    name: str
+    alloc_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class LayerIds:
+    """A layer and its frames in dispatch order."""
+
+    id: str
+    name: str
+    frames: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobIds:
+    """A job and its layers in the order they were asked for."""
+
+    id: str
+    name: str
+    show: ShowIds
+    folder_id: str
+    layers: tuple[LayerIds, ...]
+
+    @property
+    def frames(self) -> tuple[str, ...]:
+        """Ids of all frames, layer by layer."""
+        return tuple(frame for layer in self.layers for frame in layer.frames)
+
+
+@dataclass(frozen=True, slots=True)
+class HostSpec:
+    """A host that is UP, OPEN and idle unless something else is asked for.
+
+    It gets an ALLOC tag (its allocation's), a HOSTNAME tag (its name) unless ``hostname_tag`` is False, and one MANUAL
+    or HARDWARE tag for each entry of ``tags`` and ``hardware_tags``. ``free_memory_gb`` is what the machine reports
+    free (default: all). ``ping_age`` is the age of its last report in seconds. ``thread_mode``: 0 AUTO, 1 ALL,
+    2 VARIABLE.
+    """
+
+    name: str | None = None
+    alloc: AllocIds | None = None
+    cores: float = 8
+    idle_cores: float | None = None
+    memory_gb: float = 16
+    idle_memory_gb: float | None = None
+    free_memory_gb: float | None = None
+    gpus: int = 0
+    gpu_memory_gb: float = 0
+    tags: Sequence[str] = ()
+    hardware_tags: Sequence[str] = ()
+    hostname_tag: bool = True
+    alloc_tag: bool = True
+    os: str = "linux"
+    thread_mode: int = 0
+    lock: str = "OPEN"
+    state: str = "UP"
+    nimby: bool = False
+    ping_age: float = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """A layer of ``frames`` frames, numbered from 1 in steps of ``chunk``, unless ``numbers`` gives the numbers.
+
+    ``limits`` are limit ids. ``cores`` may be zero or negative (OpenCue: the whole host, or all but so many).
+    """
+
+    frames: int = 1
+    cores: float = 1
+    cores_max: float = 0
+    memory_gb: float = 1
+    gpus: int = 0
+    gpus_max: int = 0
+    gpu_memory_gb: float = 0
+    name: str | None = None
+    tags: str = "general"
+    type: str = "RENDER"
+    command: str = "echo #IFRAME#"
+    range: str | None = None
+    chunk: int = 1
+    numbers: Sequence[int] | None = None
+    threadable: bool = True
+    services: str = "default"
+    optimize: bool = True
+    timeout: int = 0
+    timeout_llu: int = 0
+    limits: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    start_after: datetime | None = None
+
+    def frame_numbers(self) -> tuple[int, ...]:
+        """The numbers of the frames."""
+        return tuple(self.numbers or range(1, 1 + self.frames * self.chunk, self.chunk))
+
+    def frame_range(self) -> str:
+        """The text of layer.str_range."""
+        if self.range is not None:
+            return self.range
+        if self.numbers:
+            return ",".join(str(number) for number in self.numbers)
+        return f"1-{self.frames * self.chunk}"
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """A job, PENDING and activated unless ``activate`` is False (then STARTUP with frames in SETUP).
+
+    ``max_cores`` and ``max_gpus`` are the enforced caps (job_resource); -1 and 0 are written as they are.
+    """
+
+    layers: Sequence[LayerSpec]
+    show: ShowIds | None = None
+    folder_id: str | None = None
+    facility_id: str | None = None
+    name: str | None = None
+    priority: int = 100
+    max_cores: float = 10_000
+    max_gpus: int = 1000
+    min_cores: float = 1
+    os: str | None = "linux"
+    paused: bool = False
+    activate: bool = True
+    autoeat: bool = False
+    max_retries: int = 3
+    shot: str = "sh010"
+    user: str = "artist"
+    uid: int | None = None
+    log_dir: str = ""
+    email: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,174 @@
+"""The two farms of the stress benchmark: one to drain, one whose caps are far below its work.
+
+Sizes follow OpenCue's own stress suite. ``scale`` multiplies hosts, jobs and subscriptions; a farm of one seed and one
+scale is the same every time. Their show, facility, hosts and jobs carry the prefixes ``stress_d_`` and ``stress_s_``.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sqlalchemy import Connection
+
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import AllocIds, HostIds, HostSpec, JobIds, JobSpec, LayerSpec, ShowIds
+
+SEED = 0x0C0FFEE
+DRAIN_PREFIX = "stress_d_"
+SATURATION_PREFIX = "stress_s_"
+
+
+@dataclass(frozen=True, slots=True)
+class StressShape:
+    """What one stress farm is made of. Cores; memory in GB."""
+
+    prefix: str
+    hosts: int
+    host_cores: Sequence[int]
+    host_memory: tuple[int, int]
+    allocs: int
+    subscription_cores: float
+    manual_tags: int
+    jobs: int
+    layers: int
+    frames: int
+    layer_cores: Sequence[int]
+    layer_memory: tuple[int, int]
+    job_max_cores: float
+
+    def scaled(self, scale: float) -> StressShape:
+        """The same farm with ``scale`` times the hosts, jobs and subscriptions; caps of single jobs stay."""
+        return replace(
+            self,
+            hosts=max(self.allocs, round(self.hosts * scale)),
+            jobs=max(1, round(self.jobs * scale)),
+            subscription_cores=max(1, round(self.subscription_cores * scale)),
+        )
+
+
+DRAIN = StressShape(
+    prefix=DRAIN_PREFIX,
+    hosts=1200,
+    host_cores=range(16, 129, 8),
+    host_memory=(32, 256),
+    allocs=3,
+    subscription_cores=90_000,
+    manual_tags=8,
+    jobs=300,
+    layers=4,
+    frames=5,
+    layer_cores=(1, 2, 4, 8),
+    layer_memory=(2, 8),
+    job_max_cores=100_000,
+)
+SATURATION = StressShape(
+    prefix=SATURATION_PREFIX,
+    hosts=400,
+    host_cores=(8, 16, 32),
+    host_memory=(32, 64),
+    allocs=3,
+    subscription_cores=150,
+    manual_tags=4,
+    jobs=150,
+    layers=2,
+    frames=10,
+    layer_cores=(2, 4),
+    layer_memory=(2, 4),
+    job_max_cores=20,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StressFarm:
+    """A stress farm in the database."""
+
+    show: ShowIds
+    facility_id: str
+    facility_name: str
+    allocs: tuple[AllocIds, ...]
+    manual_tags: tuple[str, ...]
+    hosts: tuple[HostIds, ...]
+    jobs: tuple[JobIds, ...]
+    burst_cores: float
+
+    @property
+    def frames(self) -> int:
+        """How many frames wait."""
+        return sum(len(job.frames) for job in self.jobs)
+
+
+def drain_farm(connection: Connection, scale: float = 1.0, seed: int = SEED) -> StressFarm:
+    """Room for all its frames: 1,200 hosts and 6,000 frames at scale 1."""
+    return stress_farm(connection, DRAIN.scaled(scale), seed)
+
+
+def saturation_farm(connection: Connection, scale: float = 1.0, seed: int = SEED) -> StressFarm:
+    """Far more work than its bursts (3 x 150 cores at scale 1) and job caps (20 cores) let run."""
+    return stress_farm(connection, SATURATION.scaled(scale), seed)
+
+
+def stress_farm(connection: Connection, shape: StressShape, seed: int = SEED) -> StressFarm:
+    """Write one stress farm. The caller owns the transaction."""
+    chance = random.Random(f"{seed}:{shape.prefix}")
+    prefix = f"{shape.prefix}{chance.getrandbits(24):06x}"
+    farm = Farm(connection, seed=chance.getrandbits(64))
+    facility = farm.facility(f"{prefix}_fac")
+    show = farm.show(f"{prefix}_show")
+    tags = [f"{prefix}_a{number}" for number in range(shape.allocs)]
+    allocs = tuple(farm.alloc(tag, facility=f"{prefix}_fac", name=tag) for tag in tags)
+    for alloc in allocs:
+        farm.subscription(show, alloc, size=shape.subscription_cores)
+    manual_tags = tuple(f"{prefix}_m{number}" for number in range(shape.manual_tags))
+    hosts = farm.hosts(_hosts(shape, prefix, allocs, manual_tags, chance))
+    layer_tags = (*manual_tags, *(alloc.tag for alloc in allocs))
+    jobs = farm.jobs(_jobs(shape, prefix, show, facility, layer_tags, chance))
+    burst = shape.subscription_cores * shape.allocs
+    return StressFarm(show, facility, f"{prefix}_fac", allocs, manual_tags, tuple(hosts), tuple(jobs), burst)
+
+
+def _hosts(
+    shape: StressShape, prefix: str, allocs: Sequence[AllocIds], tags: Sequence[str], chance: random.Random
+) -> list[HostSpec]:
+    """Hosts round robin over the allocations; the first ones cover every manual tag, the others carry none to two."""
+    return [
+        HostSpec(
+            name=f"{prefix}_h{number:04d}",
+            alloc=allocs[number % len(allocs)],
+            cores=chance.choice(shape.host_cores),
+            memory_gb=chance.randint(*shape.host_memory),
+            tags=[tags[number]] if number < len(tags) else chance.sample(tags, chance.randint(0, 2)),
+            hostname_tag=False,
+        )
+        for number in range(shape.hosts)
+    ]
+
+
+def _jobs(
+    shape: StressShape, prefix: str, show: ShowIds, facility: str, tags: Sequence[str], chance: random.Random
+) -> list[JobSpec]:
+    names = [f"{prefix}_j{number:04d}" for number in range(shape.jobs)]
+    return [
+        JobSpec(
+            name=name,
+            show=show,
+            facility_id=facility,
+            priority=zlib.crc32(name.encode()) % 200 + 1,
+            max_cores=shape.job_max_cores,
+            max_gpus=0,
+            layers=[_layer(shape, tags, chance) for _ in range(shape.layers)],
+        )
+        for name in names
+    ]
+
+
+def _layer(shape: StressShape, tags: Sequence[str], chance: random.Random) -> LayerSpec:
+    return LayerSpec(
+        frames=shape.frames,
+        cores=chance.choice(shape.layer_cores),
+        memory_gb=chance.randint(*shape.layer_memory),
+        tags=" | ".join(chance.sample(tags, chance.randint(1, 3))),
+        type="PRE",
+    )

@@ -1,0 +1,6 @@
+"""The farm builder of the tests: see opencue_sched.embedded.farm."""
+
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import AllocIds, HostIds, HostSpec, JobIds, JobSpec, LayerIds, LayerSpec, ShowIds
+
+__all__ = ["AllocIds", "Farm", "HostIds", "HostSpec", "JobIds", "JobSpec", "LayerIds", "LayerSpec", "ShowIds"]
