@@ -10,8 +10,6 @@ The SQL here writes test data only; what the scheduler itself runs is in ``openc
 from __future__ import annotations
 
 import json
-import random
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -30,8 +28,7 @@ from opencue_sched.embedded.farm_rows import (
     on_columns,
 )
 from opencue_sched.embedded.farm_specs import AllocIds, HostIds, HostSpec, JobIds, JobSpec, LayerIds, LayerSpec, ShowIds
-
-_ROWS_PER_STATEMENT = 20_000
+from opencue_sched.embedded.farm_tables import FarmTables
 
 _ACTIVATE_FRAMES = text(
     "UPDATE frame SET str_state = 'WAITING', ts_updated = now() WHERE pk_job = ANY(:jobs) AND str_state = 'SETUP'"
@@ -110,7 +107,7 @@ _FRAME_PLACES = text(
 )
 
 
-class Farm:
+class Farm(FarmTables):
     """Builds farms, show by show or in bulk. ``seed`` makes the generated ids reproducible.
 
     A job or host that names no show or allocation gets the default ones: show ``show`` (managed, subscribed to the
@@ -119,32 +116,26 @@ class Farm:
     """
 
     def __init__(self, connection: Connection, *, seed: int | None = None) -> None:
-        self.connection = connection
-        self._random = random.Random(seed) if seed is not None else random.SystemRandom()
-        self._serial = 0
+        super().__init__(connection, seed=seed)
         self._default_show: ShowIds | None = None
         self._default_alloc: AllocIds | None = None
-
-    def new_id(self) -> str:
-        """A new row id."""
-        return str(uuid.UUID(int=self._random.getrandbits(128), version=4))
 
     # Shows and what they may use
 
     def facility(self, name: str = "local") -> str:
         """Id of the facility ``name``, made if need be."""
-        return self._named("facility", "pk_facility", name)
+        return self.named("facility", "pk_facility", name)
 
     def dept(self, name: str = "Pipeline") -> str:
         """Id of the department ``name``, made if need be."""
-        return self._named("dept", "pk_dept", name)
+        return self.named("dept", "pk_dept", name)
 
     def alloc(self, tag: str = "general", *, facility: str = "local", name: str | None = None) -> AllocIds:
         """The allocation ``facility.tag`` (or ``name``), made if need be."""
         facility_id = self.facility(facility)
         name = name or f"{facility}.{tag}"
         row = {"str_tag": tag, "pk_facility": facility_id, "b_default": False}
-        return AllocIds(self._named("alloc", "pk_alloc", name, **row), name, tag, facility_id)
+        return AllocIds(self.named("alloc", "pk_alloc", name, **row), name, tag, facility_id)
 
     def default_alloc(self) -> AllocIds:
         if self._default_alloc is None:
@@ -164,10 +155,10 @@ class Farm:
     ) -> ShowIds:
         """A new show with its root folder, whose caps are given here, and its point."""
         show_id, dept_id = self.new_id(), self.dept(dept)
-        name = name or self._name("show")
+        name = name or self.next_name("show")
         show = {"pk_show": show_id, "str_name": name, "b_active": active, "b_booking_enabled": booking_enabled}
-        self._insert("show", [{**show, "b_scheduler_managed": managed}])
-        self._insert("show_stats", [{"pk_show": show_id}])
+        self.insert("show", [{**show, "b_scheduler_managed": managed}])
+        self.insert("show_stats", [{"pk_show": show_id}])
         root = self.folder(show_id, name, dept_id=dept_id, max_cores=folder_max_cores, max_gpus=folder_max_gpus)
         self.connection.execute(_INSERT_POINT, {"point": self.new_id(), "dept": dept_id, "show": show_id})
         return ShowIds(show_id, name, root, dept_id)
@@ -192,7 +183,7 @@ class Farm:
         folder_id = self.new_id()
         row = {"pk_folder": folder_id, "pk_parent_folder": parent, "str_name": name[:36]}
         show_id = show.id if isinstance(show, ShowIds) else show
-        self._insert("folder", [{**row, "pk_show": show_id, "pk_dept": dept_id or self.dept()}])
+        self.insert("folder", [{**row, "pk_show": show_id, "pk_dept": dept_id or self.dept()}])
         self.connection.execute(_FOLDER_CAPS, {"folder": folder_id, "cores": centicores(max_cores), "gpus": max_gpus})
         return folder_id
 
@@ -201,13 +192,13 @@ class Farm:
         subscription_id = self.new_id()
         row = {"pk_subscription": subscription_id, "pk_alloc": alloc.id, "pk_show": show.id}
         caps = {"int_size": centicores(size), "int_burst": centicores(size if burst is None else burst)}
-        self._insert("subscription", [{**row, **caps}])
+        self.insert("subscription", [{**row, **caps}])
         return subscription_id
 
     def limit(self, name: str, max_value: int) -> str:
         """Id of a new limit (a licence, say) of ``max_value`` running frames."""
         limit_id = self.new_id()
-        self._insert("limit_record", [{"pk_limit_record": limit_id, "str_name": name, "int_max_value": max_value}])
+        self.insert("limit_record", [{"pk_limit_record": limit_id, "str_name": name, "int_max_value": max_value}])
         return limit_id
 
     # Hosts
@@ -221,15 +212,15 @@ class Farm:
         hosts, stats, tags, made = [], [], [], []
         for spec in specs:
             alloc = spec.alloc or self.default_alloc()
-            ids = HostIds(self.new_id(), spec.name or self._name("host"), alloc.id)
+            ids = HostIds(self.new_id(), spec.name or self.next_name("host"), alloc.id)
             own_tags = self._host_tags(spec, ids, alloc)
             hosts.append(host_row(spec, ids, own_tags))
             stats.append(host_stat_row(spec, ids, self.new_id()))
             tags += own_tags
             made.append(ids)
-        self._insert("host", hosts)
-        self._insert("host_stat", stats)
-        self._insert("host_tag", tags)
+        self.insert("host", hosts)
+        self.insert("host_stat", stats)
+        self.insert("host_tag", tags)
         return made
 
     def _host_tags(self, spec: HostSpec, ids: HostIds, alloc: AllocIds) -> list[dict[str, Any]]:
@@ -258,14 +249,14 @@ class Farm:
         layers: list[tuple[JobIds, int, LayerSpec]] = []
         for spec in specs:
             show = spec.show or self.default_show()
-            name = spec.name or self._name(f"{show.name}-{spec.shot}-{spec.user}_job")
+            name = spec.name or self.next_name(f"{show.name}-{spec.shot}-{spec.user}_job")
             layer_ids = [self._layer_ids(layer, position) for position, layer in enumerate(spec.layers)]
             ids = JobIds(self.new_id(), name, show, spec.folder_id or show.folder_id, tuple(layer_ids))
             jobs.append(job_row(spec, ids, spec.facility_id or self.facility()))
             resources.append(job_resource_row(spec, ids))
             layers += [(ids, position, layer) for position, layer in enumerate(spec.layers)]
             made.append(ids)
-        self._insert("job", jobs)
+        self.insert("job", jobs)
         self.connection.execute(_JOB_RESOURCES, {"rows": json.dumps(resources)})
         self._insert_layers(layers)
         self._insert_environments(zip(specs, made, strict=True))
@@ -289,10 +280,10 @@ class Farm:
             limits += [
                 {"pk_layer_limit": self.new_id(), "pk_layer": ids.id, "pk_limit_record": limit} for limit in spec.limits
             ]
-        self._insert("layer", rows)
-        self._insert("layer", delayed)
-        self._insert("frame", frames)
-        self._insert("layer_limit", limits)
+        self.insert("layer", rows)
+        self.insert("layer", delayed)
+        self.insert("frame", frames)
+        self.insert("layer_limit", limits)
 
     def _insert_environments(self, jobs: Iterable[tuple[JobSpec, JobIds]]) -> None:
         of_jobs, of_layers = [], []
@@ -304,8 +295,8 @@ class Farm:
                 for key, value in layer.env.items():
                     row = {"pk_job": ids.id, "pk_layer": layer_ids.id, "str_key": key, "str_value": value}
                     of_layers.append({"pk_layer_env": self.new_id(), **row})
-        self._insert("job_env", of_jobs)
-        self._insert("layer_env", of_layers)
+        self.insert("job_env", of_jobs)
+        self.insert("layer_env", of_layers)
 
     def activate(self, jobs: Sequence[JobIds]) -> None:
         """Make jobs bookable: frames SETUP to WAITING (or DEPEND), counters, job PENDING."""
@@ -348,7 +339,7 @@ class Farm:
         depend_id = self.new_id()
         external = row["pk_job_depend_er"] != row["pk_job_depend_on"]
         target = {"str_target": "EXTERNAL" if external else "INTERNAL", "str_signature": depend_id}
-        self._insert("depend", [{"pk_depend": depend_id, **row, **target}])
+        self.insert("depend", [{"pk_depend": depend_id, **row, **target}])
         if frames:
             self.connection.execute(_ADD_DEPEND, {"frames": list(frames)})
         return depend_id
@@ -392,34 +383,5 @@ class Farm:
             }
             for frame in frames
         ]
-        self._insert("proc", procs)
+        self.insert("proc", procs)
         return [str(proc["pk_proc"]) for proc in procs]
-
-    # Rows
-
-    def _name(self, prefix: str) -> str:
-        self._serial += 1
-        return f"{prefix}{self._serial:04d}"
-
-    def _named(self, table: str, key: str, name: str, **row: Any) -> str:
-        found = self.connection.execute(
-            text(f"SELECT {key} FROM {table} WHERE str_name = :name ORDER BY {key}"),  # noqa: S608 - names are ours
-            {"name": name},
-        ).scalar()
-        if found is not None:
-            return str(found)
-        new_id = self.new_id()
-        self._insert(table, [{key: new_id, "str_name": name, **row}])
-        return new_id
-
-    def _insert(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Insert rows that all have the same columns; columns that are not given get the schema's defaults."""
-        if not rows:
-            return
-        columns = ", ".join(rows[0])
-        statement = text(
-            f"INSERT INTO {table} ({columns}) SELECT {columns}"  # noqa: S608 - names are ours
-            f" FROM json_populate_recordset(CAST(NULL AS {table}), CAST(:rows AS json))"
-        )
-        for start in range(0, len(rows), _ROWS_PER_STATEMENT):
-            self.connection.execute(statement, {"rows": json.dumps(rows[start : start + _ROWS_PER_STATEMENT])})
