@@ -2,11 +2,232 @@
 
 from __future__ import annotations
 
-from redis import Redis
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg2
+import pytest
+import redis
 from sqlalchemy import Engine, text
 
+from opencue_sched.embedded import postgres as postgres_module
+from opencue_sched.embedded import processes
+from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis, GuardedProcess, ServiceFailed
 
-def test_every_test_gets_a_migrated_database_and_an_empty_redis(engine: Engine, redis_client: Redis) -> None:
+_PATIENCE_SECONDS = 30.0
+
+
+def _eventually(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {_PATIENCE_SECONDS:g} s: {what}"
+        time.sleep(0.02)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _modes(place: Path) -> dict[Path, tuple[int, int]]:
+    """Mode and owner of a directory and everything above it."""
+    return {step: (step.stat().st_mode, step.stat().st_uid) for step in (place, *place.parents)}
+
+
+@contextlib.contextmanager
+def _connection(server: EmbeddedPostgres) -> Iterator[psycopg2.extensions.connection]:
+    connection = psycopg2.connect(server.url.replace("+psycopg2", ""), connect_timeout=5)
+    try:
+        with connection:
+            yield connection
+    finally:
+        connection.close()
+
+
+@pytest.fixture(scope="module")
+def own_postgres() -> Iterator[EmbeddedPostgres]:
+    with EmbeddedPostgres() as server:
+        yield server
+
+
+@pytest.fixture
+def own_redis() -> Iterator[EmbeddedRedis]:
+    with EmbeddedRedis() as server:
+        yield server
+
+
+def test_every_test_gets_a_migrated_database_and_an_empty_redis(engine: Engine, redis_client: redis.Redis) -> None:
     with engine.connect() as connection:
         assert connection.execute(text("SELECT count(*) FROM job")).scalar_one() == 0
     assert redis_client.dbsize() == 0
+
+
+def test_no_mode_or_owner_changes_outside_the_servers_own_directory(tmp_path: Path) -> None:
+    places = [Path(postgres_module.bundled_installation()), Path("/tmp").resolve(), Path.home(), tmp_path]  # noqa: S108
+    before = [_modes(place) for place in places]
+    with EmbeddedPostgres() as server:
+        directory = server.directory
+        assert [_modes(place) for place in places] == before
+        assert (directory / "data").stat().st_mode & 0o777 == 0o700
+        assert (directory / "data").stat().st_uid != 0, "postgres refuses root, so root must have given the data away"
+    assert [_modes(place) for place in places] == before
+    assert not directory.exists()
+
+
+def test_a_temporary_directory_nobody_else_may_enter_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    monkeypatch.setattr(processes.tempfile, "tempdir", str(closed))
+    before = _modes(closed)
+    with EmbeddedPostgres() as server, _connection(server) as connection:
+        assert connection.status == psycopg2.extensions.STATUS_READY
+        assert _modes(closed) == before
+
+
+def test_programs_below_a_closed_directory_are_copied_for_an_unprivileged_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_module, "reachable_by_everyone", lambda _path: False)
+    with EmbeddedPostgres() as server, _connection(server) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+        assert cursor.fetchone() == (1,)
+        assert (server.directory / "installation").exists() == (os.geteuid() == 0)
+
+
+def test_servers_listen_on_loopback_only_and_want_a_password(
+    own_postgres: EmbeddedPostgres, own_redis: EmbeddedRedis
+) -> None:
+    with _connection(own_postgres) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT current_setting('listen_addresses'), current_setting('unix_socket_directories')")
+        assert cursor.fetchone() == ("127.0.0.1", "")
+    with pytest.raises(psycopg2.OperationalError, match="password"):
+        psycopg2.connect(host="127.0.0.1", port=own_postgres.port, user="opencue_sched", dbname="postgres")
+    stranger = redis.Redis(port=own_redis.port)
+    with contextlib.closing(stranger), pytest.raises(redis.AuthenticationError):
+        stranger.ping()
+    client = redis.Redis.from_url(own_redis.url, decode_responses=True)
+    with contextlib.closing(client):
+        configuration = client.config_get("*")
+        assert configuration["bind"] == "127.0.0.1"
+        assert configuration["maxmemory-policy"] == "noeviction"
+        assert (configuration["appendonly"], configuration["save"]) == ("no", "")
+
+
+def test_two_servers_of_each_kind_run_side_by_side(own_postgres: EmbeddedPostgres, own_redis: EmbeddedRedis) -> None:
+    with EmbeddedPostgres() as second, EmbeddedRedis() as other, _connection(second), _connection(own_postgres):
+        assert second.port != own_postgres.port
+        assert other.port != own_redis.port
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_a_restarted_postgres_has_every_committed_row(own_postgres: EmbeddedPostgres, mode: str) -> None:
+    with _connection(own_postgres) as connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE TABLE kept_{mode} AS SELECT generate_series(1, 1000) AS n")
+    url = own_postgres.url
+    own_postgres.restart(mode)  # type: ignore[arg-type]
+    assert own_postgres.url == url
+    with _connection(own_postgres) as connection, connection.cursor() as cursor:
+        cursor.execute(f"SELECT count(*) FROM kept_{mode}")  # noqa: S608
+        assert cursor.fetchone() == (1000,)
+
+
+def test_a_restarted_redis_is_empty_and_another_run(own_redis: EmbeddedRedis) -> None:
+    client = redis.Redis.from_url(own_redis.url, decode_responses=True)
+    with contextlib.closing(client):
+        client.set("kept", "no")
+        first = client.info("server")["run_id"]
+        own_redis.restart()
+        assert client.get("kept") is None
+        assert client.info("server")["run_id"] != first
+
+
+def test_a_paused_redis_does_not_answer_until_it_is_resumed(own_redis: EmbeddedRedis) -> None:
+    client = redis.Redis.from_url(own_redis.url, socket_timeout=0.3, retry=None)
+    with contextlib.closing(client):
+        assert client.ping()
+        own_redis.pause()
+        with pytest.raises(redis.TimeoutError):
+            client.ping()
+        own_redis.resume()
+        assert client.ping()
+
+
+def test_a_killed_redis_can_be_revived_on_its_port(own_redis: EmbeddedRedis) -> None:
+    port = own_redis.port
+    own_redis.kill()
+    assert not own_redis.running
+    own_redis.revive()
+    assert own_redis.port == port
+    assert own_redis.running
+
+
+def test_a_service_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ServiceFailed, match="no program no-such-redis-server"):
+        EmbeddedRedis(program="no-such-redis-server").start()
+    with pytest.raises(ServiceFailed, match="unrecognized configuration parameter"):
+        EmbeddedPostgres(configuration={"no_such_parameter": "1"}).start()
+    with pytest.raises(ServiceFailed, match="cannot start"):
+        GuardedProcess([tmp_path / "nothing"], log=tmp_path / "log").start()
+
+
+_OWNER = """
+import sys, time
+from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
+with EmbeddedPostgres() as postgres, EmbeddedRedis() as redis:
+    print(postgres.pid, redis.pid, postgres.directory, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["ctrl-c", "sigterm", "sigkill"])
+def test_servers_end_with_their_owner(how: signal.Signals) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", _OWNER],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert owner.stdout is not None
+    with owner, owner.stdout:
+        postgres_pid, redis_pid, directory = owner.stdout.readline().split()
+        assert _alive(int(postgres_pid))
+        assert _alive(int(redis_pid))
+        os.killpg(owner.pid, how)
+        owner.wait(_PATIENCE_SECONDS)
+    _eventually(lambda: not _alive(int(postgres_pid)) and not _alive(int(redis_pid)), "the servers end")
+    _eventually(lambda: not Path(directory).exists(), "the data directory is removed")
+
+
+def test_a_server_ends_with_its_guard(tmp_path: Path) -> None:
+    process = GuardedProcess([sys.executable, "-c", "import time; time.sleep(600)"], log=tmp_path / "log").start()
+    pid = process.pid
+    guard = process._guard
+    assert guard is not None
+    guard.kill()
+    process.wait(_PATIENCE_SECONDS)
+    _eventually(lambda: not _alive(pid), "the server ends")
+
+
+def test_a_process_that_ignores_its_stop_signal_is_killed(tmp_path: Path) -> None:
+    stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+    process = GuardedProcess([sys.executable, "-c", stubborn], log=tmp_path / "log", kill_after=0.3).start()
+    _eventually(lambda: "deaf" in process.log_tail(), "the process has set its handler")
+    assert process.stop() == 128 + signal.SIGKILL
+    assert process.log_tail() == "deaf"
+
+
+def test_the_exit_code_of_an_ended_process_is_told(tmp_path: Path) -> None:
+    process = GuardedProcess([sys.executable, "-c", "raise SystemExit(7)"], log=tmp_path / "log").start()
+    assert process.wait(_PATIENCE_SECONDS) == 7
+    assert not process.running
