@@ -1,0 +1,43 @@
+"""How Alembic runs here: one connection, one lock, and only on a database it may touch.
+
+The version table is our own (``opencue_sched_version``): a database made by Cuebot keeps its Flyway history untouched.
+"""
+
+from __future__ import annotations
+
+from logging.config import fileConfig
+
+from sqlalchemy import Connection, create_engine, text
+from sqlalchemy.pool import NullPool
+
+from alembic import context
+from opencue_sched.settings import get_settings
+from opencue_sched.store.schema import VERSION_TABLE, migration_lock, refuse_too_old
+
+config = context.config
+if config.config_file_name is not None and config.get_section("loggers"):
+    fileConfig(config.config_file_name, disable_existing_loggers=False)
+
+
+def _migrate(connection: Connection) -> None:
+    refuse_too_old(connection)
+    connection.commit()
+    context.configure(connection=connection, version_table=VERSION_TABLE, transaction_per_migration=True)
+    with context.begin_transaction():
+        context.run_migrations()
+    if not context.get_context().get_current_heads():
+        connection.execute(text(f"DROP TABLE IF EXISTS {VERSION_TABLE}"))
+        connection.commit()
+
+
+def run() -> None:
+    """Migrate the database of ``config.attributes["url"]``, or of the settings when Alembic's own command runs."""
+    if context.is_offline_mode():
+        raise SystemExit("these migrations look at the database before they change it: --sql cannot work")
+    url = config.attributes.get("url") or get_settings().sqlalchemy_url
+    engine = create_engine(url, poolclass=NullPool, connect_args={"application_name": "opencue-sched-migrate"})
+    with engine.connect() as connection, migration_lock(connection):
+        _migrate(connection)
+
+
+run()

@@ -1,0 +1,193 @@
+"""Whose database this is, what it has, and the migrations that add what this scheduler needs.
+
+A database made by Cuebot is recognised by its columns, never by version numbers (they collide between OpenCue's
+branches), and gets objects of our own only. An empty database gets a Cuebot-compatible schema.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+from alembic.config import Config
+from sqlalchemy import Connection, text
+
+from alembic import command
+from opencue_sched.domain.errors import SchedulerError, SchemaTooOld
+
+Origin = Literal["opencue-sched", "cuebot"]
+
+VERSION_TABLE = "opencue_sched_version"
+"""Alembic's version table. Flyway's is never touched."""
+
+_MIGRATION_LOCK_KEY = 0x6F63732D6D696772
+"""Session advisory lock held while migrating: the bytes of ``ocs-migr``."""
+_MIGRATION_LOCK_SECONDS = 60.0
+
+_HAS_CUEBOT_TABLES = text(
+    "SELECT to_regclass('show') IS NOT NULL AND to_regclass('frame') IS NOT NULL AND to_regclass('proc') IS NOT NULL"
+)
+
+_FACTS = text(
+    """
+    WITH col AS (
+        SELECT attrelid::regclass::text || '.' || attname AS name, format_type(atttypid, atttypmod) AS type
+        FROM pg_attribute
+        WHERE attnum > 0 AND NOT attisdropped AND attrelid IN (
+            to_regclass('show'), to_regclass('layer'), to_regclass('proc'), to_regclass('limit_record'),
+            to_regclass('frame_history_queue')
+        )
+    )
+    SELECT EXISTS (SELECT FROM col WHERE name = 'show.b_scheduler_managed') AS has_scheduler_managed,
+           EXISTS (SELECT FROM col WHERE name = 'layer.ts_start_after') AS has_start_after,
+           EXISTS (SELECT FROM col WHERE name = 'frame_history_queue.pk_frame') AS has_frame_history_queue,
+           EXISTS (SELECT FROM col WHERE name = 'proc.int_slots_reserved') AS has_slots,
+           EXISTS (SELECT FROM col WHERE name = 'layer.str_range' AND type = 'text') AS has_text_ranges,
+           (SELECT array_agg(substr(name, 14) ORDER BY name) FROM col WHERE name LIKE 'limit_record.%'
+            AND name NOT IN ('limit_record.pk_limit_record', 'limit_record.str_name', 'limit_record.int_max_value',
+                             'limit_record.b_host_limit')) AS limit_columns,
+           to_regclass('opencue_sched_origin') IS NOT NULL AS has_origin,
+           to_regclass('opencue_sched_quarantine') IS NOT NULL
+               AND to_regclass('opencue_sched_fence') IS NOT NULL
+               AND EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass('proc')
+                           AND tgname = 'opencue_sched_proc_released' AND tgenabled <> 'D') AS has_our_objects
+    """
+)
+
+_EQUIVALENT_INDEX = text(
+    """
+    SELECT EXISTS (
+        SELECT FROM pg_index i
+        WHERE i.indrelid = to_regclass(:table) AND i.indisvalid
+          AND (SELECT array_agg(a.attname::text ORDER BY k.place)
+               FROM unnest(i.indkey::smallint[]) WITH ORDINALITY k (attnum, place)
+               JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+               WHERE k.place <= :width) = CAST(:columns AS text[])
+          AND CASE WHEN :predicate = '' THEN i.indpred IS NULL
+                   ELSE pg_get_expr(i.indpred, i.indrelid) LIKE '%''' || :predicate || '''%' END
+    )
+    """
+)
+
+
+class SchemaMissing(SchedulerError):
+    """The database has no OpenCue schema, or not our objects in it."""
+
+
+@dataclass(frozen=True)
+class SchemaFacts:
+    """What a database has. ``origin`` is who made OpenCue's tables in it."""
+
+    origin: Origin
+    has_our_objects: bool
+    """Our triggers and tables are there: releases and cap changes arrive by notification."""
+    has_start_after: bool
+    """layer.ts_start_after exists (V47)."""
+    has_frame_history_queue: bool
+    """Frame history is queued and frame_history_drain() must be called by somebody (after V49)."""
+    has_slots: bool
+    """proc.int_slots_reserved exists (slot booking branch)."""
+    has_text_ranges: bool
+    """layer.str_range and str_cmd are unbounded text (after V49); else varchar(4000)."""
+    limit_columns: tuple[str, ...]
+    """Columns of limit_record beyond those of V45 (types and enforcement levels, V49)."""
+
+
+def has_cuebot_tables(connection: Connection) -> bool:
+    """Whether OpenCue's tables are there, whoever made them."""
+    return bool(connection.scalar(_HAS_CUEBOT_TABLES))
+
+
+def read_origin(connection: Connection) -> Origin:
+    """Who made the tables, as recorded by our first migration; Cuebot where it never ran."""
+    if not connection.scalar(text("SELECT to_regclass('opencue_sched_origin') IS NOT NULL")):
+        return "cuebot"
+    return cast(Origin, connection.scalar(text("SELECT origin FROM opencue_sched_origin")))
+
+
+def has_equivalent_index(connection: Connection, table: str, columns: Sequence[str], *, predicate: str = "") -> bool:
+    """Whether a valid index of ``table`` begins with ``columns`` and is partial on the quoted word ``predicate``."""
+    return bool(
+        connection.scalar(
+            _EQUIVALENT_INDEX,
+            {"table": table, "columns": list(columns), "width": len(columns), "predicate": predicate},
+        )
+    )
+
+
+def refuse_too_old(connection: Connection) -> None:
+    """Raise SchemaTooOld for a database made by a Cuebot without show.b_scheduler_managed; an empty one passes."""
+    if has_cuebot_tables(connection) and not connection.execute(_FACTS).one().has_scheduler_managed:
+        raise SchemaTooOld(
+            "this database was made by a Cuebot older than migration V45 (column show.b_scheduler_managed is missing): "
+            "upgrade Cuebot first. Nothing was changed."
+        )
+
+
+def check_schema(connection: Connection) -> SchemaFacts:
+    """What the database has; one query.
+
+    Raises SchemaMissing when there is no OpenCue schema and SchemaTooOld when it is older than V45; a schema without
+    our objects is reported by ``has_our_objects``, since scheduling works without them (by recompute only).
+    """
+    if not has_cuebot_tables(connection):
+        raise SchemaMissing(
+            "this database has no OpenCue schema: check that OPENCUE_SCHED_DATABASE_URL names the right database, then "
+            "run `opencue-sched migrate` (or `alembic upgrade head`)"
+        )
+    refuse_too_old(connection)
+    facts = connection.execute(_FACTS).one()
+    return SchemaFacts(
+        origin=read_origin(connection),
+        has_our_objects=facts.has_our_objects,
+        has_start_after=facts.has_start_after,
+        has_frame_history_queue=facts.has_frame_history_queue,
+        has_slots=facts.has_slots,
+        has_text_ranges=facts.has_text_ranges,
+        limit_columns=tuple(facts.limit_columns or ()),
+    )
+
+
+@contextmanager
+def migration_lock(connection: Connection) -> Iterator[None]:
+    """Hold the migration lock of this database; other migrations wait, for a minute at most.
+
+    Polled rather than waited for: a session waiting inside a statement would keep an index from being built.
+    """
+    deadline = time.monotonic() + _MIGRATION_LOCK_SECONDS
+    while not connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": _MIGRATION_LOCK_KEY}):
+        connection.rollback()
+        if time.monotonic() > deadline:
+            raise SchedulerError("another migration of this database is under way and did not end within a minute")
+        time.sleep(0.2)
+    connection.commit()
+    try:
+        yield
+    finally:
+        connection.rollback()
+        connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": _MIGRATION_LOCK_KEY})
+        connection.commit()
+
+
+def _alembic(url: str) -> Config:
+    package = Path(__file__).resolve().parent.parent
+    shipped = package / "_alembic"
+    config = Config()
+    config.set_main_option("script_location", str(shipped if shipped.is_dir() else package.parent / "alembic"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["url"] = url
+    return config
+
+
+def upgrade(url: str, revision: str = "head") -> None:
+    """Bring the database at ``url`` to ``revision``. Raises SchemaTooOld, with nothing changed, below V45."""
+    command.upgrade(_alembic(url), revision)
+
+
+def downgrade(url: str, revision: str = "base") -> None:
+    """Take ours back: our objects on a database made by Cuebot, everything on one made by us (with all rows)."""
+    command.downgrade(_alembic(url), revision)
