@@ -1,0 +1,320 @@
+"""One simulated render host: its cores, its frames and its faults, without a network.
+
+Everything here runs in the event loop of `simulated_rqd.SimulatedFarm`. Amounts as on the wire: centicores and KB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from opencue_proto import host_pb2, report_pb2, rqd_pb2
+
+from opencue_sched.domain.units import centicores
+
+KILL_STATUS, KILL_SIGNAL = 1, 9
+_COMMAND = re.compile(r"\bsimulate\b(.*)$", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class HostSpec:
+    """What a host has. ``os_name`` is its SP_OS attribute."""
+
+    name: str
+    cores: int = 16
+    memory_kb: int = 64 * 1024 * 1024
+    gpus: int = 0
+    gpu_memory_kb: int = 0
+    tags: tuple[str, ...] = ()
+    facility: str = "local"
+    os_name: str = "Linux"
+
+
+class Answer(StrEnum):
+    """What becomes of the answer to a LaunchFrame that was carried out."""
+
+    GIVEN = "given"
+    CUT_OFF = "cut_off"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """How a host behaves. Seconds; ratios from 0 to 1; may be replaced at any moment.
+
+    A frame whose command reads ``simulate seconds=2 exit=1 signal=0`` or ``simulate hang`` overrides it.
+    """
+
+    run_seconds: tuple[float, float] = (0.05, 0.2)
+    """Shortest and longest run; uniform in between."""
+    failure_ratio: float = 0.0
+    failure_status: int = 1
+    failure_signal: int = 0
+    hang_ratio: float = 0.0
+    """Frames that never end by themselves."""
+    accept_seconds: float = 0.0
+    """Time a LaunchFrame call takes before anything starts."""
+    setup_seconds: float = 0.0
+    """Time an accepted frame holds its cores before it is listed and can be killed."""
+    kill_seconds: float = 0.0
+    """Time from an accepted kill to the end of the frame."""
+    refusal: str = ""
+    """Refuse every launch with this text."""
+    refusals_left: int | None = None
+    """Refuse only so many launches (None: all)."""
+    launch_answer: Answer = Answer.GIVEN
+    completions_lost: bool = False
+    """Do not report completions; as with RQD, they are never sent later."""
+    memory_used_kb: int = 262_144
+
+
+@dataclass(slots=True)
+class FrameRun:
+    """One run of one frame, kept for good. ``started``/``ended`` by time.monotonic()."""
+
+    host_name: str
+    frame_id: str
+    proc_id: str
+    frame_name: str
+    job_name: str
+    num_cores: int
+    started: float
+    ended: float | None = None
+    exit_status: int | None = None
+    exit_signal: int = 0
+    killed: bool = False
+    crashed: bool = False
+    completion_delivered: bool | None = None
+    """None until it was tried."""
+
+
+@dataclass(slots=True)
+class _Active:
+    run: FrameRun
+    frame: rqd_pb2.RunFrame
+    listed: bool = False
+    task: asyncio.Task[None] | None = None
+    end: asyncio.Future[tuple[int, int]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Refused(Exception):
+    """A launch that RQD refuses, with RQD's words."""
+
+
+class SimulatedHost:
+    """Frames come in by launch(), leave by their own end, kill() or crash()."""
+
+    def __init__(self, spec: HostSpec, behaviour: Behaviour, *, rng: random.Random) -> None:
+        self.spec = spec
+        self.behaviour = behaviour
+        self.nimby_locked = False
+        self.state: int = host_pb2.UP
+        self.locked_centicores = 0
+        self.boot_time = int(time.time())
+        self.runs: list[FrameRun] = []
+        self.violations: list[str] = []
+        self.on_end: Callable[[FrameRun, rqd_pb2.RunFrame], Awaitable[None]] | None = None
+        self._rng = rng
+        self._active: dict[str, _Active] = {}
+
+    @property
+    def booked_centicores(self) -> int:
+        return sum(active.run.num_cores for active in self._active.values())
+
+    @property
+    def idle_centicores(self) -> int:
+        return centicores(self.spec.cores) - self.booked_centicores - self.locked_centicores
+
+    @property
+    def frame_ids(self) -> frozenset[str]:
+        """Frames that hold cores, listed or not."""
+        return frozenset(self._active)
+
+    def launch(self, frame: rqd_pb2.RunFrame) -> FrameRun:
+        """Start a frame, or raise Refused, with the checks RQD makes and in its order."""
+        self._refuse_on_purpose()
+        if self.state != host_pb2.UP:
+            raise Refused("Not launching, rqd HardwareState is not Up")
+        if self.nimby_locked and not frame.ignore_nimby:
+            raise Refused("Not launching, rqd is lockNimby and not Ignore Nimby")
+        active = self._active.get(frame.frame_id)
+        if active is not None:
+            if not active.listed:
+                self.violations.append(f"frame {frame.frame_id} was sent again to {self.spec.name} during its set-up")
+            raise Refused(f"Not launching, frame is already running on this proc {frame.frame_id}")
+        if frame.HasField("uid") and frame.uid <= 0:
+            raise Refused(f"Not launching, will not run frame as uid={frame.uid}")
+        if frame.num_cores <= 0:
+            raise Refused("Not launching, numCores must be > 0")
+        if self.idle_centicores < frame.num_cores:
+            raise Refused("Not launching, insufficient idle cores")
+        return self._start(frame)
+
+    def kill(self, frame_id: str) -> bool:
+        """Ask a frame to end. False when no such frame is listed."""
+        active = self._active.get(frame_id)
+        if active is None or not active.listed:
+            return False
+        self._end_with(active, KILL_STATUS, KILL_SIGNAL, after=self.behaviour.kill_seconds, killed=True)
+        return True
+
+    def finish(self, frame_id: str, exit_status: int = 0, exit_signal: int = 0) -> bool:
+        """End a frame as if its command had ended. False when it does not run."""
+        active = self._active.get(frame_id)
+        if active is None:
+            return False
+        self._end_with(active, exit_status, exit_signal)
+        return True
+
+    def kill_all(self) -> None:
+        for frame_id in list(self._active):
+            self.kill(frame_id)
+
+    def crash(self) -> None:
+        """The machine loses power: every frame is gone, nothing is reported."""
+        now = time.monotonic()
+        for active in self._active.values():
+            active.run.ended, active.run.crashed = now, True
+            if active.task is not None:
+                active.task.cancel()
+        self._active.clear()
+
+    def render_host(self) -> report_pb2.RenderHost:
+        spec = self.spec
+        used = sum(self.behaviour.memory_used_kb for _ in self._active)
+        return report_pb2.RenderHost(
+            name=spec.name,
+            nimby_enabled=False,
+            nimby_locked=self.nimby_locked,
+            facility=spec.facility,
+            num_procs=1,
+            cores_per_proc=centicores(spec.cores),
+            total_swap=2 * 1024 * 1024,
+            free_swap=2 * 1024 * 1024,
+            total_mem=spec.memory_kb,
+            free_mem=max(0, spec.memory_kb - used),
+            total_mcp=200 * 1024 * 1024,
+            free_mcp=180 * 1024 * 1024,
+            load=self.booked_centicores,
+            boot_time=self.boot_time,
+            tags=list(spec.tags),
+            state=self.state,
+            attributes={"SP_OS": spec.os_name},
+            num_gpus=spec.gpus,
+            total_gpu_mem=spec.gpu_memory_kb,
+            free_gpu_mem=spec.gpu_memory_kb,
+        )
+
+    def core_detail(self) -> report_pb2.CoreDetail:
+        return report_pb2.CoreDetail(
+            total_cores=centicores(self.spec.cores),
+            idle_cores=max(0, self.idle_centicores),
+            locked_cores=self.locked_centicores,
+            booked_cores=self.booked_centicores,
+        )
+
+    def host_report(self) -> report_pb2.HostReport:
+        frames = [self.running_info(active.frame) for active in self._active.values() if active.listed]
+        return report_pb2.HostReport(host=self.render_host(), frames=frames, core_info=self.core_detail())
+
+    def boot_report(self) -> report_pb2.BootReport:
+        return report_pb2.BootReport(host=self.render_host(), core_info=self.core_detail())
+
+    def running_info(self, frame: rqd_pb2.RunFrame) -> report_pb2.RunningFrameInfo:
+        used = self.behaviour.memory_used_kb
+        return report_pb2.RunningFrameInfo(
+            resource_id=frame.resource_id,
+            job_id=frame.job_id,
+            job_name=frame.job_name,
+            frame_id=frame.frame_id,
+            frame_name=frame.frame_name,
+            layer_id=frame.layer_id,
+            num_cores=frame.num_cores,
+            start_time=frame.start_time,
+            max_rss=used,
+            rss=used,
+            max_vsize=used,
+            vsize=used,
+            llu_time=int(time.time()),
+            num_gpus=frame.num_gpus,
+        )
+
+    def listed(self, frame_id: str) -> rqd_pb2.RunFrame | None:
+        active = self._active.get(frame_id)
+        return active.frame if active is not None and active.listed else None
+
+    def _refuse_on_purpose(self) -> None:
+        behaviour = self.behaviour
+        if not behaviour.refusal or behaviour.refusals_left == 0:
+            return
+        if behaviour.refusals_left is not None:
+            self.behaviour = replace(behaviour, refusals_left=behaviour.refusals_left - 1)
+        raise Refused(behaviour.refusal)
+
+    def _start(self, frame: rqd_pb2.RunFrame) -> FrameRun:
+        run = FrameRun(
+            host_name=self.spec.name,
+            frame_id=frame.frame_id,
+            proc_id=frame.resource_id,
+            frame_name=frame.frame_name,
+            job_name=frame.job_name,
+            num_cores=frame.num_cores,
+            started=time.monotonic(),
+        )
+        active = _Active(run, frame)
+        self.runs.append(run)
+        self._active[frame.frame_id] = active
+        active.task = asyncio.get_running_loop().create_task(self._run(active))
+        return run
+
+    async def _run(self, active: _Active) -> None:
+        if self.behaviour.setup_seconds:
+            await asyncio.sleep(self.behaviour.setup_seconds)
+        active.listed = True
+        seconds, status, signal_number = self._fate_of(active.frame)
+        if seconds is not None:
+            self._end_with(active, status, signal_number, after=seconds)
+        status, signal_number = await active.end
+        active.run.exit_status, active.run.exit_signal = status, signal_number
+        active.run.ended = time.monotonic()
+        del self._active[active.run.frame_id]
+        if self.on_end is not None:
+            await self.on_end(active.run, active.frame)
+
+    def _fate_of(self, frame: rqd_pb2.RunFrame) -> tuple[float | None, int, int]:
+        """(seconds or None for "never ends", exit status, exit signal)."""
+        behaviour = self.behaviour
+        seconds: float | None = self._rng.uniform(*behaviour.run_seconds)
+        status = signal_number = 0
+        if self._rng.random() < behaviour.failure_ratio:
+            status, signal_number = behaviour.failure_status, behaviour.failure_signal
+        if self._rng.random() < behaviour.hang_ratio:
+            seconds = None
+        command = _COMMAND.search(frame.command)
+        for word in command.group(1).split() if command else ():
+            key, _, value = word.partition("=")
+            if key == "hang":
+                seconds = None
+            elif key == "seconds":
+                seconds = float(value)
+            elif key == "exit":
+                status = int(value)
+            elif key == "signal":
+                signal_number = int(value)
+        return seconds, status, signal_number
+
+    @staticmethod
+    def _end_with(
+        active: _Active, status: int, signal_number: int, *, after: float = 0.0, killed: bool = False
+    ) -> None:
+        def end() -> None:
+            if not active.end.done():
+                active.run.killed = killed
+                active.end.set_result((status, signal_number))
+
+        asyncio.get_running_loop().call_later(after, end)

@@ -1,0 +1,287 @@
+"""A farm of simulated RQDs: real gRPC servers that "run" frames by waiting, with faults that can be switched on.
+
+As a library, ``SimulatedFarm`` is a context manager whose methods may be called from any thread. As a program::
+
+    python -m opencue_sched.embedded.simulated_rqd --hosts 50 --report 127.0.0.1:8443 --run-seconds 0.5 2
+
+prints one JSON line, host name -> address (ready for OPENCUE_SCHED_RQD__ADDRESSES), runs until SIGTERM or Ctrl-C and
+then prints what ran.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from dataclasses import asdict, dataclass, replace
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import grpc
+from opencue_proto import report_pb2_grpc
+
+from opencue_sched.embedded.processes import free_port
+from opencue_sched.embedded.simulated_host import Behaviour, FrameRun, HostSpec, SimulatedHost
+from opencue_sched.embedded.simulated_server import ServedHost
+
+_Result = TypeVar("_Result")
+_CALL_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Two runs of one frame at the same time."""
+
+    first: FrameRun
+    second: FrameRun
+
+
+class SimulatedFarm:
+    """Many simulated hosts in this process, each at an address of its own. Start it after any fork.
+
+    ``report_address`` is a RqdReportInterface (boot, status every ``report_seconds``, completions), or empty for none.
+    ``port`` 0 gives every host a free port on 127.0.0.1; another value gives host number n the address
+    127.1.x.y:``port``, so that the port may be the same for all.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[HostSpec],
+        *,
+        behaviour: Behaviour | None = None,
+        report_address: str = "",
+        report_seconds: tuple[float, float] = (5.0, 30.0),
+        port: int = 0,
+        seed: int = 1,
+    ) -> None:
+        self.specs = tuple(hosts)
+        self.report_address = report_address
+        self.report_seconds = report_seconds
+        self.rng = random.Random(seed)
+        self.reports: Any = None
+        self._behaviour = behaviour or Behaviour()
+        self._port = port
+        self._served: dict[str, ServedHost] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="simulated-rqd", daemon=True)
+        self._channel: Any = None
+        self._background: set[asyncio.Task[None]] = set()
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """host name -> address:port, as settings.rqd.addresses wants it."""
+        return {name: served.address for name, served in self._served.items()}
+
+    def start(self) -> Self:
+        self._thread.start()
+        self._call(self._start())
+        return self
+
+    def stop(self) -> None:
+        """Stop every server. Frames that still run end as crashed."""
+        if self._loop.is_closed():
+            return
+        self._call(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def host(self, name: str) -> SimulatedHost:
+        """The host itself: read its figures; change it only through the methods of this class."""
+        return self._served[name].host
+
+    def behave(self, host_name: str | None = None, **changes: Any) -> None:
+        """Change fields of Behaviour on one host, or on all."""
+
+        def change() -> None:
+            for name, served in self._served.items():
+                if host_name in (None, name):
+                    served.host.behaviour = replace(served.host.behaviour, **changes)
+
+        self._call(_as_coroutine(change))
+
+    def freeze(self, host_name: str) -> None:
+        """The host accepts connections and answers nothing; calls it got are carried out after thaw()."""
+        self._call(_as_coroutine(self._served[host_name].gate.clear))
+
+    def thaw(self, host_name: str) -> None:
+        self._call(_as_coroutine(self._served[host_name].gate.set))
+
+    def crash(self, host_name: str) -> None:
+        """The host loses power: its port closes, its frames are gone, nothing is reported."""
+        self._call(self._served[host_name].crash())
+
+    def restart(self, host_name: str) -> None:
+        """Boot a crashed or stopped host again, at its old address."""
+        self._call(self._served[host_name].start())
+
+    def finish(self, host_name: str, frame_id: str, exit_status: int = 0, exit_signal: int = 0) -> bool:
+        """End a running frame now."""
+        host = self._served[host_name].host
+        return bool(self._call(_as_coroutine(lambda: host.finish(frame_id, exit_status, exit_signal))))
+
+    def report_now(self, host_name: str) -> bool:
+        """Send a status report at once; True when it was accepted."""
+        return self._call(self._served[host_name].report_status())
+
+    def calls(self, host_name: str) -> Counter[str]:
+        """How often each method of a host was called."""
+        return Counter(self._served[host_name].calls)
+
+    def running(self) -> dict[str, str]:
+        """frame id -> host name of everything that holds cores at this moment."""
+
+        def collect() -> dict[str, str]:
+            return {frame_id: name for name, it in self._served.items() for frame_id in it.host.frame_ids}
+
+        return self._call(_as_coroutine(collect))
+
+    def runs(self, frame_id: str | None = None) -> list[FrameRun]:
+        """Copies of every run so far (of one frame), by start."""
+
+        def collect() -> list[FrameRun]:
+            every = (run for it in self._served.values() for run in it.host.runs)
+            return sorted(
+                (replace(run) for run in every if frame_id in (None, run.frame_id)), key=lambda it: it.started
+            )
+
+        return self._call(_as_coroutine(collect))
+
+    def overlaps(self) -> list[Overlap]:
+        """Runs of one frame that overlapped in time: a frame rendered twice at once."""
+        found: list[Overlap] = []
+        latest: dict[str, FrameRun] = {}
+        for run in self.runs():
+            before = latest.get(run.frame_id)
+            if before is not None and (before.ended is None or before.ended > run.started):
+                found.append(Overlap(before, run))
+            if before is None or before.ended is None or (run.ended or float("inf")) > before.ended:
+                latest[run.frame_id] = run
+        return found
+
+    def frames_with_two_results(self) -> frozenset[str]:
+        """Frames that ended with status 0 more than once."""
+        good = Counter(run.frame_id for run in self.runs() if run.exit_status == 0 and not run.killed)
+        return frozenset(frame_id for frame_id, count in good.items() if count > 1)
+
+    def violations(self) -> list[str]:
+        """What a real RQD would have been damaged by."""
+        return [text for served in self._served.values() for text in served.host.violations]
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run something in the farm's loop, kept alive until it ends. Called inside the loop."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _start(self) -> None:
+        if self.report_address:
+            self._channel = grpc.aio.insecure_channel(self.report_address, options=[("grpc.enable_http_proxy", 0)])
+            self.reports = report_pb2_grpc.RqdReportInterfaceStub(self._channel)
+        for number, spec in enumerate(self.specs):
+            host = SimulatedHost(spec, self._behaviour, rng=self.rng)
+            served = self._served[spec.name] = ServedHost(host, self._address(number), self)
+            await served.start()
+
+    async def _stop(self) -> None:
+        for served in self._served.values():
+            await served.crash()
+        if self._channel is not None:
+            await self._channel.close()
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    def _address(self, number: int) -> str:
+        if not self._port:
+            return f"127.0.0.1:{free_port()}"
+        return f"127.1.{(number + 1) // 256}.{(number + 1) % 256}:{self._port}"
+
+    def _call(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_CALL_SECONDS)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+async def _as_coroutine(function: Any) -> Any:
+    return function()
+
+
+def host_specs(count: int, *, prefix: str = "sim", **fields: Any) -> list[HostSpec]:
+    """``count`` hosts named prefix0001, prefix0002, ... with the given HostSpec fields."""
+    return [HostSpec(name=f"{prefix}{number:04d}", **fields) for number in range(1, count + 1)]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a simulated farm until SIGTERM or SIGINT."""
+    parser = argparse.ArgumentParser(prog="simulated_rqd", description="A farm of simulated RQDs")
+    parser.add_argument("--hosts", type=int, default=10, help="number of hosts")
+    parser.add_argument("--prefix", default="sim", help="host names are PREFIX0001, ...")
+    parser.add_argument("--cores", type=int, default=16, help="cores of each host")
+    parser.add_argument("--memory-gb", type=int, default=64, help="memory of each host, GiB")
+    parser.add_argument("--gpus", type=int, default=0)
+    parser.add_argument("--tags", nargs="*", default=[], help="tags of each host")
+    parser.add_argument("--facility", default="local")
+    parser.add_argument("--os", default="Linux", dest="os_name")
+    parser.add_argument("--report", default="", metavar="ADDRESS:PORT", help="report service; none when left out")
+    parser.add_argument("--report-seconds", nargs=2, type=float, default=[5.0, 30.0], metavar=("MIN", "MAX"))
+    parser.add_argument("--port", type=int, default=0, help="one port for all at 127.1.x.y; 0: free ports")
+    parser.add_argument("--run-seconds", nargs=2, type=float, default=[0.05, 0.2], metavar=("MIN", "MAX"))
+    parser.add_argument("--failure-ratio", type=float, default=0.0)
+    parser.add_argument("--hang-ratio", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--runs", action="store_true", help="print every run at the end, one JSON object a line")
+    given = parser.parse_args(arguments)
+    specs = host_specs(
+        given.hosts,
+        prefix=given.prefix,
+        cores=given.cores,
+        memory_kb=given.memory_gb * 1024 * 1024,
+        gpus=given.gpus,
+        tags=tuple(given.tags),
+        facility=given.facility,
+        os_name=given.os_name,
+    )
+    behaviour = Behaviour(
+        run_seconds=tuple(given.run_seconds), failure_ratio=given.failure_ratio, hang_ratio=given.hang_ratio
+    )
+    farm = SimulatedFarm(
+        specs,
+        behaviour=behaviour,
+        report_address=given.report,
+        report_seconds=tuple(given.report_seconds),
+        port=given.port,
+        seed=given.seed,
+    )
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    with farm:
+        _say(farm.addresses)
+        signal.sigwait({signal.SIGTERM, signal.SIGINT})
+        runs = farm.runs()
+        for run in runs if given.runs else ():
+            _say(asdict(run))
+        ended = Counter(str(run.exit_status) for run in runs)
+        _say({"runs": len(runs), "by_exit_status": ended, "overlaps": len(farm.overlaps())})
+    return 0
+
+
+def _say(value: Any) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
