@@ -1,0 +1,204 @@
+"""Command tokens, the environment of a frame and its memory limits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opencue_sched.domain.command import (
+    TOKENS,
+    FrameWords,
+    command_line,
+    command_problems,
+    environment,
+    memory_limits,
+    substitute,
+    unknown_tokens,
+)
+from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.domain.farm import Frame, Host, Job, Layer, PlannedProc, Reservation, Vertices
+from opencue_sched.domain.states import ThreadMode
+
+WORDS = FrameWords(
+    numbers=(11, 13, 15), chunk_size=3, frame_name="0011-render", layer_name="render", job_name="show-shot-user_test"
+)
+
+
+def planned(*, number: int = 11, frame_range: str = "1-19x2", chunk_size: int = 3) -> PlannedProc:
+    layer = Layer(
+        id="layer-id",
+        job_id="job-id",
+        name="render",
+        command="render -f #ZFRAME# -s #FRAMESPEC# -e #FRAME_END# -o #LAYER#.#IFRAME#",
+        frame_range=frame_range,
+        chunk_size=chunk_size,
+        dispatch_order=1,
+        cores_min_centicores=100,
+        cores_max_centicores=0,
+        memory_min_kb=4_194_304,
+        gpus_min=1,
+        gpu_memory_min_kb=2_097_152,
+        tags=frozenset(),
+        services=(),
+        threadable=True,
+        waiting_frames=1,
+        frames=(),
+    )
+    job = Job(
+        id="job-id",
+        name="show-shot-user_test",
+        show_id="show-id",
+        show_name="show",
+        facility_id="facility-id",
+        folder_id="folder-id",
+        dept_id="dept-id",
+        priority=1,
+        shot="shot",
+        user="user",
+        uid=1000,
+        log_dir="/shots/show/shot/logs",
+        os_name=None,
+        loki_url=None,
+        layers=(layer,),
+    )
+    host = Host("host-id", "host", "facility-id", "alloc-id", frozenset(), (), ThreadMode.AUTO, 800, 800, 1, 1)
+    return PlannedProc(
+        proc_id="proc-id",
+        job=job,
+        layer=layer,
+        frame=Frame(id="frame-id", name=f"{number:04d}-render", number=number, version=1),
+        host=host,
+        reservation=Reservation(cores=3, memory_kb=4_194_304, gpus=1, gpu_memory_kb=2_097_152),
+        vertices=Vertices("show-id", "alloc-id", "folder-id", "job-id", "layer-id", "dept-id"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("token", "word"),
+    [
+        ("#ZFRAME#", "0011"),
+        ("#IFRAME#", "11"),
+        ("#FRAME_START#", "11"),
+        ("#FRAME_END#", "15"),
+        ("#FRAME_CHUNK#", "3"),
+        ("#LAYER#", "render"),
+        ("#JOB#", "show-shot-user_test"),
+        ("#FRAMESPEC#", "11-15x2"),
+        ("#FRAME#", "0011-render"),
+    ],
+)
+def test_every_token(token: str, word: str) -> None:
+    assert substitute(f"a {token} b{token}", WORDS) == f"a {word} b{word}"
+
+
+def test_all_tokens_are_tested_above() -> None:
+    assert len(TOKENS) == 9
+
+
+def test_a_negative_frame_is_padded_like_its_name() -> None:
+    words = replace(WORDS, numbers=(-1,), frame_name="-001-render")
+    assert substitute("#ZFRAME# #IFRAME# #FRAME#", words) == "-001 -1 -001-render"
+
+
+def test_names_are_put_in_literally() -> None:
+    # Upstream reads the replacement as a pattern: "$1" and backslashes in a name break the command.
+    words = replace(WORDS, layer_name=r"a$1\2")
+    assert substitute("#LAYER#", words) == r"a$1\2"
+
+
+def test_a_command_without_tokens_and_an_unknown_token_stay_as_they_are() -> None:
+    assert substitute("echo '#nothing' #FRAMES# 100%", WORDS) == "echo '#nothing' #FRAMES# 100%"
+
+
+@pytest.mark.parametrize(
+    ("command", "unknown"),
+    [
+        ("render #FRAME# #LAYER#", ()),
+        ("#FRAME##LAYER#", ()),
+        ("render #FRAMES# #frame# #FRAMES#", ("#FRAMES#", "#frame#")),
+        ("#FRAME_START#-#FRAME_STOP#", ("#FRAME_STOP#",)),
+        ("echo '# a comment' #1#", ()),
+        ("#A#FRAME#", ()),
+    ],
+)
+def test_unknown_tokens(command: str, unknown: tuple[str, ...]) -> None:
+    assert unknown_tokens(command) == unknown
+
+
+@given(st.lists(st.sampled_from(TOKENS), max_size=6))
+def test_no_token_is_left_after_substitution(tokens: list[str]) -> None:
+    assert "#" not in substitute(" ".join(tokens), WORDS)
+
+
+def test_a_good_command_has_no_problems() -> None:
+    assert command_problems("render -f #ZFRAME# " + "x" * (4000 - 19)) == []
+
+
+def test_each_problem_of_a_command_is_a_sentence() -> None:
+    assert command_problems("  ") == ["is empty"]
+    assert command_problems("a\0b") == ["contains a NUL character"]
+    assert command_problems("x" * 4001) == ["has 4001 characters; 4000 is the most OpenCue stores"]
+    assert command_problems("render #frame#") == ["uses the unknown token #frame#; did you mean #FRAME#?"]
+    (far,) = command_problems("render #QUALITY#")
+    assert far.startswith("uses the unknown token #QUALITY#; known are #ZFRAME#, ")
+
+
+def test_the_command_line_of_a_planned_frame() -> None:
+    assert command_line(planned()) == "render -f 0011 -s 11-15x2 -e 15 -o render.11"
+    assert (
+        command_line(planned(number=-1, frame_range="-1-3", chunk_size=1)) == "render -f -001 -s -1 -e -1 -o render.-1"
+    )
+
+
+def test_a_frame_outside_its_layers_range_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="frame 12 is not in the frame range"):
+        command_line(planned(number=12))
+
+
+def test_the_environment_of_a_frame() -> None:
+    assert environment(planned(), {}, {}) == {
+        "CUE3": "1",
+        "CUE_THREADS": "3",
+        "CUE_MEMORY": "4194304",
+        "CUE_GPUS": "1",
+        "CUE_GPU_MEMORY": "2097152",
+        "CUE_LOG_PATH": "/shots/show/shot/logs",
+        "CUE_RANGE": "1-19x2",
+        "CUE_CHUNK": "3",
+        "CUE_IFRAME": "11",
+        "CUE_LAYER": "render",
+        "CUE_JOB": "show-shot-user_test",
+        "CUE_FRAME": "0011-render",
+        "CUE_SHOW": "show",
+        "CUE_SHOT": "shot",
+        "CUE_USER": "user",
+        "CUE_JOB_ID": "job-id",
+        "CUE_LAYER_ID": "layer-id",
+        "CUE_FRAME_ID": "frame-id",
+        "CUE_THREADABLE": "1",
+    }
+
+
+def test_the_layers_environment_overrides_the_jobs_and_opencues_overrides_both() -> None:
+    names = environment(planned(), {"A": "job", "B": "job", "CUE3": "job"}, {"B": "layer", "CUE_JOB": "layer"})
+    assert (names["A"], names["B"], names["CUE3"], names["CUE_JOB"]) == ("job", "layer", "1", "show-shot-user_test")
+
+
+def test_memory_limits_are_in_real_kb() -> None:
+    # Upstream divides a KB of 1000 bytes by 1024 and hands out 97.7 % (facts D, trap a).
+    limits = memory_limits(4_194_304, soft_factor=1.6, hard_factor=2.0)
+    assert (limits.soft_kb, limits.hard_kb) == (6_710_886, 8_388_608)
+
+
+def test_memory_limits_never_fall_below_the_reservation() -> None:
+    limits = memory_limits(1000, soft_factor=0.5, hard_factor=0.9)
+    assert (limits.soft_kb, limits.hard_kb) == (1000, 1000)
+
+
+@pytest.mark.parametrize(("soft", "hard"), [(0, 2.0), (1.6, -1)])
+def test_memory_factors_must_be_positive(soft: float, hard: float) -> None:
+    with pytest.raises(InvalidInput, match="factors"):
+        memory_limits(1000, soft_factor=soft, hard_factor=hard)
