@@ -88,15 +88,11 @@ def redis_server() -> Iterator[RedisServer]:
 @pytest.fixture(scope="session")
 def template_database(postgres_server: PostgresServer) -> Iterator[str]:
     """Name of the migrated database that every test's database is a copy of."""
-    given = os.environ.get("OPENCUE_SCHED_TEST_TEMPLATE")
-    if given:
-        yield given
-        return
     from opencue_sched.store import schema
 
     name = f"opencue_sched_template_{secrets.token_hex(4)}"
-    schema.upgrade(postgres_server.create(name))
     try:
+        schema.upgrade(postgres_server.create(name, os.environ.get("OPENCUE_SCHED_TEST_TEMPLATE")))
         yield name
     finally:
         postgres_server.drop(name)

@@ -111,7 +111,7 @@ def test_servers_listen_on_loopback_only_and_want_a_password(
         assert cursor.fetchone() == ("127.0.0.1", "")
     with pytest.raises(psycopg2.OperationalError, match="password"):
         psycopg2.connect(host="127.0.0.1", port=own_postgres.port, user="opencue_sched", dbname="postgres")
-    stranger = redis.Redis(port=own_redis.port)
+    stranger = redis.Redis(port=own_redis.port, retry=None)
     with contextlib.closing(stranger), pytest.raises(redis.AuthenticationError):
         stranger.ping()
     client = redis.Redis.from_url(own_redis.url, decode_responses=True)
