@@ -1,1 +1,6 @@
-"""Redis counters: the ledger of bookings, caps, recompute, bootstrap and managed shows."""
+"""The live counters in Redis: who may book how much, and what is booked (design section 4, docs/accounting.md).
+
+``keys`` names the keys, ``entries`` says how a booking is written down, ``scripts`` calls the Lua scripts, ``ledger``
+books and releases, ``caps`` carries caps from PostgreSQL, ``recompute`` reconciles ledger and proc table,
+``bootstrap`` fills an empty store.
+"""

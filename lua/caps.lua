@@ -1,0 +1,36 @@
+-- caps: write caps read from PostgreSQL, unless newer ones are there.
+-- KEYS    1 acct:seq, 2 acct:ledger, 3 acct:epoch
+-- ARGV    1 epoch, 2 version: database clock before the caps were read, in microseconds,
+--         then per vertex (at most 250): key, number of field names and values, those
+-- Returns {1, written, passed over because newer caps are there}, or {0, 'not_ready', stored epoch, '0'}.
+-- Invariants: booked counters are not touched, only created as 0; an older read never replaces a newer one, except one
+--         that claims to come from more than 10 minutes ahead (the database clock was set back).
+--@include ledger
+local AHEAD = 600 * 1000000
+if not ready() then
+  return {0, 'not_ready', call('GET', EPOCH) or '', '0'}
+end
+local version, written, newer = tonumber(ARGV[2]), 0, 0
+local i = 3
+while i <= #ARGV do
+  local key, count = ARGV[i], tonumber(ARGV[i + 1])
+  local stored = tonumber(call('HGET', key, 'caps_at') or 0)
+  if stored > version and stored - version < AHEAD then
+    newer = newer + 1
+  else
+    local fields = {'caps_at', ARGV[2]}
+    for j = i + 2, i + 1 + count do
+      fields[#fields + 1] = ARGV[j]
+    end
+    call('HSET', key, unpack(fields))
+    if string.sub(key, 1, 11) == 'acct:limit:' then
+      call('HINCRBY', key, 'int_running', 0)
+    else
+      call('HINCRBY', key, 'int_cores', 0)
+      call('HINCRBY', key, 'int_gpus', 0)
+    end
+    written = written + 1
+  end
+  i = i + 2 + count
+end
+return {1, written, newer}

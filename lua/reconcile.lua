@@ -1,0 +1,56 @@
+-- reconcile: apply differences between the ledger and the proc table, entry by entry.
+-- KEYS    1 acct:seq, 2 acct:ledger, 3 acct:epoch
+-- ARGV    1 epoch, 2 owner of what is added, then fours (at most 250): pk_proc,
+--         expected changed seq ('' expects no entry), state ('F', 'C', or '' to remove), entry ('' to remove)
+-- Returns {1, seq, applied, ids passed over...}, or {0, 'not_ready', stored epoch, '0'}.
+--         Passed over: the entry changed since it was read, or the id to be added is there by now or is tombstoned.
+-- Invariants: nothing is decided here about an entry other than the one the caller saw, so the call commutes with
+--         booking, settling and releasing; removing leaves no tombstone (a settle that comes late means the proc exists).
+--@include ledger
+--@include moves
+if not ready() then
+  return {0, 'not_ready', call('GET', EPOCH) or '', '0'}
+end
+local ms, bucket = clock()
+bury({}, bucket)
+local ids = {}
+for i = 3, #ARGV, 4 do
+  ids[#ids + 1] = ARGV[i]
+end
+local answer = {1, 0, 0}
+if #ids == 0 then
+  answer[2] = tonumber(call('GET', SEQ) or 0)
+  return answer
+end
+local known = call('HMGET', LEDGER, unpack(ids))
+local seq, fields, gone = nil, {}, {}
+for i, id in ipairs(ids) do
+  local at = 3 + (i - 1) * 4
+  local expected, state, entry = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+  local _, booked, changed, owner, old
+  if known[i] then
+    _, booked, changed, owner, old = string.match(known[i], RECORD)
+  end
+  if (changed or '') ~= expected or (not old and (state == '' or tombstoned(id, bucket))) then
+    answer[#answer + 1] = id
+  else
+    seq = seq or call('INCR', SEQ)
+    if old then
+      move(old, -1)
+    end
+    if state == '' then
+      gone[#gone + 1] = id
+    else
+      move(entry, 1)
+      fields[#fields + 1], fields[#fields + 2] = id, record_of(state, booked or ms, seq, owner or ARGV[2], entry)
+    end
+    answer[3] = answer[3] + 1
+  end
+end
+if seq then
+  apply_moves(seq)
+  if #gone > 0 then call('HDEL', LEDGER, unpack(gone)) end
+  if #fields > 0 then call('HSET', LEDGER, unpack(fields)) end
+end
+answer[2] = seq or tonumber(call('GET', SEQ) or 0)
+return answer

@@ -1,0 +1,108 @@
+"""The Redis client of a process: time-outs, pool, TLS and auth by URL, Sentinel, and the guard on the epoch.
+
+URLs: ``redis://[user:password@]host:port/db``, ``rediss://`` (TLS), ``unix://``, and
+``sentinel://[user:password@]host:port[,host:port...]/service?db=0`` (``sentinels+tls`` is not a scheme: add
+``ssl=true`` to the query). Never log a URL: it may hold a password.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import redis
+from redis.backoff import ExponentialWithJitterBackoff
+from redis.connection import Connection
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ReadOnlyError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from opencue_sched.accounting.keys import EPOCH
+from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.settings import Settings
+
+_SENTINEL_PORT = 26379
+_RETRIES = 1
+_DROP_FOREIGN_EPOCH = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
+
+
+def make_redis(url: str | None, settings: Settings) -> redis.Redis:
+    """A thread-safe client with ``decode_responses``. ``url`` None takes the settings' own. Raises InvalidInput.
+
+    Every call ends within ``accounting.redis_timeout`` a try, and is tried twice: the scripts are idempotent, so a
+    pipeline that is sent again after a lost answer books nothing twice. Connections are made on first use.
+    """
+    url = url or settings.redis_dsn
+    options: dict[str, Any] = {
+        "decode_responses": True,
+        "socket_timeout": settings.accounting.redis_timeout,
+        "socket_connect_timeout": settings.accounting.redis_timeout,
+        "socket_keepalive": True,
+        "health_check_interval": 30,
+        "max_connections": settings.accounting.redis_pool_size,
+        "retry": Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), _RETRIES),
+        "retry_on_error": [RedisConnectionError, RedisTimeoutError],
+        "redis_connect_func": guard_epoch,
+    }
+    if url.startswith("sentinel://"):
+        return _sentinel_master(url, options)
+    try:
+        pool = redis.BlockingConnectionPool.from_url(url, timeout=settings.accounting.redis_timeout, **options)
+    except ValueError as error:
+        raise InvalidInput(f"accounting.redis_url is not a Redis URL: {error}") from error
+    client = redis.Redis(connection_pool=pool)
+    client.auto_close_connection_pool = True
+    return client
+
+
+def _sentinel_master(url: str, options: dict[str, Any]) -> redis.Redis:
+    parts = urlsplit(url)
+    service = parts.path.strip("/")
+    authority = parts.netloc.rpartition("@")[2]
+    nodes = [node.rpartition(":") if ":" in node else (node, ":", str(_SENTINEL_PORT)) for node in authority.split(",")]
+    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    if not service or not all(host and port.isdigit() for host, _, port in nodes):
+        raise InvalidInput("accounting.redis_url: a Sentinel URL is sentinel://host:port[,host:port]/service?db=0")
+    try:
+        database = int(query.get("db", "0"))
+    except ValueError as error:
+        raise InvalidInput("accounting.redis_url: db of a Sentinel URL must be a number") from error
+    credentials = {"username": _unquoted(parts.username), "password": _unquoted(parts.password)}
+    tls = {"ssl": True} if query.get("ssl", "").lower() in ("1", "true", "yes") else {}
+    timeouts = {name: options[name] for name in ("socket_timeout", "socket_connect_timeout")}
+    sentinel = Sentinel([(host, int(port)) for host, _, port in nodes], sentinel_kwargs={**timeouts, **tls})  # type: ignore[no-untyped-call]
+    master: redis.Redis = sentinel.master_for(service, db=database, **credentials, **tls, **options)  # type: ignore[no-untyped-call]
+    return master
+
+
+def _unquoted(text: str | None) -> str | None:
+    return unquote(text) if text else None
+
+
+def guard_epoch(connection: Connection) -> None:
+    """Set up a new connection, and delete an epoch that belongs to another Redis process.
+
+    A restarted or failed-over Redis may hold an epoch (and counters of some moments ago) from the process before it.
+    Nobody can book there without having connected first, so the first connection closes the store for all.
+    """
+    connection.on_connect()  # type: ignore[no-untyped-call]
+    run_id = _ask(connection, "INFO", "server")
+    stored = _ask(connection, "GET", EPOCH)
+    if not stored or str(stored).rpartition("|")[2] == _run_id(run_id):
+        return
+    try:
+        _ask(connection, "EVAL", _DROP_FOREIGN_EPOCH, "1", EPOCH, stored)
+    except ReadOnlyError:
+        return
+
+
+def _ask(connection: Connection, *command: str) -> Any:
+    connection.send_command(*command)  # type: ignore[no-untyped-call]
+    return connection.read_response()
+
+
+def _run_id(info: Any) -> str:
+    text = info.decode() if isinstance(info, bytes) else str(info)
+    return next((line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("run_id:")), "")

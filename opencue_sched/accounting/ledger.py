@@ -1,0 +1,249 @@
+"""Book, settle, roll back, release: the hot path of the counters (design section 4).
+
+Every method takes a constant number of round trips, is idempotent by proc id, and raises NotReady when the store is
+empty, belongs to another Redis process, or does not answer. After NotReady from ``book`` nothing may be committed; a
+booking that Redis took nevertheless stays in flight until recompute finds it too old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import redis
+import structlog
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ReadOnlyError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.entries import Booking, Record, unpack
+from opencue_sched.accounting.scripts import (
+    NOT_READY,
+    UNSEEDED,
+    Change,
+    book_call,
+    caps_calls,
+    reconcile_calls,
+    refused_for,
+    release_calls,
+    rollback_call,
+    settle_calls,
+)
+from opencue_sched.accounting.store_epoch import Epoch
+from opencue_sched.accounting.vertex_caps import VertexCaps, cap_fields, read_caps
+from opencue_sched.domain.errors import InvalidInput, NotReady
+from opencue_sched.lua_scripts import ScriptCall, call_scripts
+
+log = structlog.get_logger(__name__)
+
+LoadCaps = Callable[[Sequence[str]], None]
+_SCAN_COUNT = 1000
+_APPLIED_PER_ROUND_TRIP = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a booking was not taken. ``table``: subscription, folder, job, folder_gpus, job_gpus, limit, tombstoned or
+    unseeded; ``current`` and ``limit`` in cores, GPUs or frames; ``vertex`` is the key that refused."""
+
+    table: str
+    current: float
+    limit: float
+    vertex: str
+
+
+@dataclass(frozen=True, slots=True)
+class BookAnswers:
+    """What became of each booking. ``already`` are accepted ones that an earlier call had booked.
+
+    ``caps`` are the caps of every vertex that could refuse, read after the bookings in the same round trip.
+    """
+
+    accepted: frozenset[str]
+    refusals: Mapping[str, Refused]
+    caps: Mapping[str, VertexCaps]
+    already: frozenset[str] = field(default_factory=frozenset)
+
+
+class Ledger:
+    """The ledger of one process. ``owner`` names it in the entries; thread-safe, since clients and pipelines are.
+
+    ``load_caps`` reads the caps of the given vertex keys from PostgreSQL into Redis (accounting.caps.make_ledger sets
+    it); without it a vertex that was never seeded refuses.
+    """
+
+    def __init__(self, client: redis.Redis, *, owner: str, load_caps: LoadCaps | None = None) -> None:
+        if "|" in owner:
+            raise InvalidInput(f"instance name {owner!r} must not contain |")
+        self.client = client
+        self.owner = owner
+        self.load_caps = load_caps
+        self._epoch: Epoch | None = None
+
+    # The epoch
+
+    def epoch(self) -> Epoch:
+        """The epoch this process works under, learnt on first use. Raises NotReady."""
+        return self._epoch or self.learn_epoch()
+
+    def learn_epoch(self) -> Epoch:
+        """Read the epoch of the store again. Raises NotReady."""
+        with answering():
+            stored = Epoch.parse(cast("str | None", self.client.get(keys.EPOCH)))
+        if stored is None:
+            self._epoch = None
+            raise NotReady("the counters in Redis are not filled; waiting for the bootstrap")
+        self._epoch = stored
+        return stored
+
+    def adopt(self, epoch: Epoch) -> None:
+        """Work under ``epoch`` from now on (bootstrap only: it fills a store that is not open yet)."""
+        self._epoch = epoch
+
+    def forget_epoch(self) -> None:
+        """Learn the epoch again before the next call."""
+        self._epoch = None
+
+    # The hot path
+
+    def book(self, bookings: Sequence[Booking]) -> BookAnswers:
+        """Book each, or say why not: one round trip, a second one only for vertices whose caps had to be loaded."""
+        answers, caps = self._book(bookings)
+        unseeded = [b for b in bookings if refused_for(answers[b.proc_id]) == UNSEEDED]
+        if unseeded and self.load_caps is not None:
+            self.load_caps(_capped_keys(unseeded))
+            again, loaded = self._book(unseeded)
+            answers |= again
+            caps |= loaded
+        refusals = {
+            b.proc_id: _refused(b, answers[b.proc_id], caps)
+            for b in bookings
+            if refused_for(answers[b.proc_id]) is not None
+        }
+        taken = [b.proc_id for b in bookings if b.proc_id not in refusals]
+        already = frozenset(proc_id for proc_id in taken if len(answers[proc_id]) > 2)
+        return BookAnswers(frozenset(taken), refusals, caps, already)
+
+    def _book(self, bookings: Sequence[Booking]) -> tuple[dict[str, list[Any]], dict[str, VertexCaps]]:
+        vertices = _capped_keys(bookings)
+        answers, reads = self._call(
+            lambda epoch: [book_call(epoch, "check", b, self.owner) for b in bookings],
+            reads=[("HMGET", key, *cap_fields(key)) for key in vertices],
+        )
+        caps = {key: read for key, values in zip(vertices, reads, strict=True) if (read := read_caps(key, values))}
+        return {b.proc_id: a for b, a in zip(bookings, answers, strict=True)}, caps
+
+    def force(self, bookings: Sequence[Booking]) -> None:
+        """Book without looking at caps: what PostgreSQL already holds is a fact. Tombstoned ids stay out."""
+        self._call(lambda epoch: [book_call(epoch, "force", b, self.owner) for b in bookings])
+
+    def settle(self, bookings: Sequence[Booking]) -> list[str]:
+        """The procs are committed. Returns the ids that had been released meanwhile (nothing to do about them)."""
+        answers, _ = self._call(lambda epoch: settle_calls(epoch, bookings, self.owner))
+        return [proc_id for answer in answers for proc_id in answer[4:]]
+
+    def rollback(self, bookings: Sequence[Booking]) -> None:
+        """The procs were certainly not committed (or their DELETE was): take exactly these entries out again.
+
+        Never call this while the outcome of a COMMIT is unknown: leave the booking in flight and recompute will tell.
+        """
+        self._call(lambda epoch: [rollback_call(epoch, b, self.owner) for b in bookings])
+
+    def release(self, proc_ids: Sequence[str]) -> int:
+        """The procs are deleted. Returns how many entries left the ledger; unknown ids are remembered as released."""
+        answers, _ = self._call(lambda epoch: release_calls(epoch, proc_ids))
+        return sum(int(answer[2]) for answer in answers)
+
+    # For recompute, caps and bootstrap
+
+    def apply(self, changes: Sequence[Change], *, epoch: Epoch) -> tuple[int, list[str]]:
+        """Apply differences found under ``epoch``; returns how many, and the ids passed over because they changed."""
+        applied, passed = 0, []
+        for start in range(0, len(changes), _APPLIED_PER_ROUND_TRIP):
+            part = changes[start : start + _APPLIED_PER_ROUND_TRIP]
+            answers, _ = self._call_once(reconcile_calls(epoch.text, part, self.owner))
+            applied += sum(int(answer[2]) for answer in answers)
+            passed += [proc_id for answer in answers for proc_id in answer[3:]]
+        return applied, passed
+
+    def write_caps(self, version_us: int, rows: Sequence[tuple[str, Sequence[str]]]) -> tuple[int, int]:
+        """Write caps read at ``version_us`` (database clock); returns how many, and how many newer ones were kept."""
+        answers, _ = self._call(lambda epoch: caps_calls(epoch, version_us, rows))
+        return sum(int(a[1]) for a in answers), sum(int(a[2]) for a in answers)
+
+    def records(self) -> Iterator[Record]:
+        """Every entry, by HSCAN: bounded work a call; one that comes or goes meanwhile may or may not be seen."""
+        seen: set[str] = set()
+        with answering():
+            for proc_id, text in self.client.hscan_iter(keys.LEDGER, count=_SCAN_COUNT):
+                if proc_id in seen:
+                    continue
+                seen.add(proc_id)
+                try:
+                    yield unpack(proc_id, text)
+                except InvalidInput as error:
+                    log.error("ledger_entry_not_understood", proc_id=proc_id, error=str(error))
+
+    def _call(
+        self, calls: Callable[[str], Sequence[ScriptCall]], *, reads: Sequence[Sequence[str]] = ()
+    ) -> tuple[list[Any], list[Any]]:
+        """Make the calls; those refused for the epoch are made once more if the store has a new one by now."""
+        epoch = self.epoch()
+        made = calls(epoch.text)
+        if not made and not reads:
+            return [], []
+        with answering():
+            answers, values = call_scripts(self.client, made, reads=reads)
+        stale = [i for i, answer in enumerate(answers) if refused_for(answer) == NOT_READY]
+        if stale:
+            fresh = self.learn_epoch()
+            again = calls(fresh.text)
+            with answering():
+                retried, values = call_scripts(self.client, [again[i] for i in stale], reads=reads)
+            if any(refused_for(answer) == NOT_READY for answer in retried):
+                self.forget_epoch()
+                raise NotReady("the counters in Redis are being filled; waiting for the bootstrap")
+            for i, answer in zip(stale, retried, strict=True):
+                answers[i] = answer
+        return answers, values
+
+    def _call_once(self, calls: Sequence[ScriptCall]) -> tuple[list[Any], list[Any]]:
+        with answering():
+            answers, values = call_scripts(self.client, calls)
+        if any(refused_for(answer) == NOT_READY for answer in answers):
+            raise NotReady("the counters in Redis were lost while they were being reconciled")
+        return answers, values
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Turn "Redis does not answer, or is a replica now" into NotReady: for a booking it means the same."""
+    try:
+        yield
+    except (RedisConnectionError, RedisTimeoutError, ReadOnlyError) as error:
+        raise NotReady(f"Redis cannot be used for the counters: {error}") from error
+
+
+def _capped_keys(bookings: Iterable[Booking]) -> list[str]:
+    return list(dict.fromkeys(key for booking in bookings for key in keys.capped(booking.vertices)))
+
+
+def _refused(booking: Booking, answer: Sequence[Any], caps: Mapping[str, VertexCaps]) -> Refused:
+    table, v = str(answer[1]), booking.vertices
+    if table == UNSEEDED:
+        return Refused(table, 0.0, 0.0, str(answer[2]))
+    if table == "subscription":
+        vertex = keys.subscription(v.show_id, v.alloc_id)
+    elif table.startswith("folder"):
+        vertex = keys.folder(v.folder_id)
+    elif table.startswith("job"):
+        vertex = keys.job(v.job_id)
+    elif table == "limit":
+        full = [k for k in map(keys.limit, v.limit_ids) if k in caps and caps[k].left_frames < 1]
+        vertex = full[0] if full else keys.limit(v.limit_ids[0])
+    else:
+        return Refused(table, 0.0, 0.0, "")
+    return Refused(table, float(answer[2]), float(answer[3]), vertex)

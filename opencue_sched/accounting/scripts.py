@@ -1,0 +1,90 @@
+"""Calls of the accounting scripts: what their headers ask for, built in one place (tests compare the two)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from opencue_sched.accounting.entries import Booking, EntryState
+from opencue_sched.accounting.keys import LEDGER_KEYS
+from opencue_sched.lua_scripts import ScriptCall
+
+MAX_IDS_PER_CALL = 250
+NOT_READY = "not_ready"
+UNSEEDED = "unseeded"
+TOMBSTONED = "tombstoned"
+
+Mode: TypeAlias = Literal["check", "force"]
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One difference to apply: the entry as it was seen (``expected_seq`` None: absent), and as it should be.
+
+    ``booking`` None removes the entry.
+    """
+
+    proc_id: str
+    expected_seq: int | None
+    state: EntryState | None
+    booking: Booking | None
+
+
+def book_call(epoch: str, mode: Mode, booking: Booking, owner: str) -> ScriptCall:
+    return ScriptCall("book", LEDGER_KEYS, (epoch, mode, booking.proc_id, owner, booking.packed()))
+
+
+def rollback_call(epoch: str, booking: Booking, owner: str) -> ScriptCall:
+    return book_call(epoch, "force", booking.negated(), owner)
+
+
+def settle_calls(epoch: str, bookings: Sequence[Booking], owner: str) -> list[ScriptCall]:
+    return [
+        ScriptCall("settle", LEDGER_KEYS, (epoch, owner, *(text for b in part for text in (b.proc_id, b.packed()))))
+        for part in chunks(bookings)
+    ]
+
+
+def release_calls(epoch: str, proc_ids: Sequence[str]) -> list[ScriptCall]:
+    return [ScriptCall("release", LEDGER_KEYS, (epoch, *part)) for part in chunks(proc_ids)]
+
+
+def reconcile_calls(epoch: str, changes: Sequence[Change], owner: str) -> list[ScriptCall]:
+    return [
+        ScriptCall("reconcile", LEDGER_KEYS, (epoch, owner, *(text for c in part for text in _change(c))))
+        for part in chunks(changes)
+    ]
+
+
+def _change(change: Change) -> tuple[str, str, str, str]:
+    return (
+        change.proc_id,
+        "" if change.expected_seq is None else str(change.expected_seq),
+        "" if change.state is None or change.booking is None else change.state.value,
+        "" if change.booking is None else change.booking.packed(),
+    )
+
+
+def caps_calls(epoch: str, version_us: int, rows: Sequence[tuple[str, Sequence[str]]]) -> list[ScriptCall]:
+    """``rows``: vertex key and its fields, each name before its value."""
+    return [
+        ScriptCall("caps", LEDGER_KEYS, (epoch, version_us, *(text for row in part for text in _caps(row))))
+        for part in chunks(rows)
+    ]
+
+
+def _caps(row: tuple[str, Sequence[str]]) -> tuple[str, ...]:
+    key, fields = row
+    return (key, str(len(fields)), *fields)
+
+
+def chunks(items: Sequence[_T], size: int = MAX_IDS_PER_CALL) -> list[Sequence[_T]]:
+    """``items`` in pieces a script may take: bounded work, and Lua's unpack has a limit too."""
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def refused_for(answer: Sequence[Any]) -> str | None:
+    """The table (or reason) of a refusal, None for a success."""
+    return None if int(answer[0]) == 1 else str(answer[1])
