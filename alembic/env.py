@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from logging.config import fileConfig
 
+from alembic import context
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.pool import NullPool
 
-from alembic import context
 from opencue_sched.settings import get_settings
 from opencue_sched.store.schema import VERSION_TABLE, migration_lock, refuse_too_old
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from alembic import op
 from sqlalchemy import text
 
-from alembic import op
 from opencue_sched.store.schema import has_cuebot_tables, read_origin
 
 revision = "0001"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from alembic import op
+
 from opencue_sched.store.schema import has_equivalent_index
 
 revision = "0003"

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from alembic.config import Config
-from sqlalchemy import Connection, text
-
 from alembic import command
+from alembic.config import Config
+from psycopg2 import errorcodes
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+
 from opencue_sched.domain.errors import SchedulerError, SchemaTooOld
 
 Origin = Literal["opencue-sched", "cuebot"]
@@ -183,11 +185,42 @@ def _alembic(url: str) -> Config:
     return config
 
 
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Turn the refusals of PostgreSQL that an operator can do something about into what to do."""
+    try:
+        yield
+    except DBAPIError as error:
+        code = getattr(error.orig, "pgcode", None)
+        if code == errorcodes.INSUFFICIENT_PRIVILEGE:
+            raise SchedulerError(
+                f"the database user may not do this ({_first_line(error)}): run the migration as the owner of OpenCue's "
+                "tables, then let the scheduler's user SELECT, INSERT, UPDATE and DELETE on opencue_sched_fence, "
+                "opencue_sched_quarantine and opencue_sched_origin"
+            ) from error
+        if code == errorcodes.LOCK_NOT_AVAILABLE:
+            raise SchedulerError(
+                f"a long transaction holds a table that the migration needs for a moment ({_first_line(error)}): "
+                "nothing of this step was changed, run it again"
+            ) from error
+        raise
+
+
+def _first_line(error: DBAPIError) -> str:
+    return str(error.orig).strip().partition("\n")[0]
+
+
 def upgrade(url: str, revision: str = "head") -> None:
-    """Bring the database at ``url`` to ``revision``. Raises SchemaTooOld, with nothing changed, below V45."""
-    command.upgrade(_alembic(url), revision)
+    """Bring the database at ``url`` to ``revision``.
+
+    Raises SchemaTooOld, with nothing changed, for a Cuebot older than V45, and SchedulerError saying what to do when the
+    user lacks a privilege or a table stays locked.
+    """
+    with _explained():
+        command.upgrade(_alembic(url), revision)
 
 
 def downgrade(url: str, revision: str = "base") -> None:
     """Take ours back: our objects on a database made by Cuebot, everything on one made by us (with all rows)."""
-    command.downgrade(_alembic(url), revision)
+    with _explained():
+        command.downgrade(_alembic(url), revision)

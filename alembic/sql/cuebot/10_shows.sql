@@ -149,7 +149,7 @@ CREATE TABLE point (
     b_managed boolean NOT NULL DEFAULT false,
     int_min_cores integer NOT NULL DEFAULT 0,
     float_tier numeric(16,2) NOT NULL DEFAULT 0,
-    ts_updated timestamptz(6) NOT NULL DEFAULT now(),
+    ts_updated timestamptz(6) NOT NULL DEFAULT CURRENT_TIMESTAMP,
     int_gpus integer NOT NULL DEFAULT 0,
     int_min_gpus integer NOT NULL DEFAULT 0,
     CONSTRAINT c_point_pk PRIMARY KEY (pk_point),
@@ -178,8 +178,8 @@ CREATE TABLE owner (
     pk_owner varchar(36) NOT NULL,
     pk_show varchar(36) NOT NULL,
     str_username varchar(64) NOT NULL,
-    ts_created timestamptz(6) NOT NULL DEFAULT now(),
-    ts_updated timestamptz(6) NOT NULL DEFAULT now(),
+    ts_created timestamptz(6) NOT NULL DEFAULT CURRENT_TIMESTAMP,
+    ts_updated timestamptz(6) NOT NULL DEFAULT CURRENT_TIMESTAMP,
     CONSTRAINT c_pk_owner PRIMARY KEY (pk_owner),
     CONSTRAINT c_owner_pk_show FOREIGN KEY (pk_show) REFERENCES show(pk_show)
 );
@@ -251,7 +251,7 @@ CREATE TABLE matcher (
     str_subject varchar(64) NOT NULL,
     str_match varchar(64) NOT NULL,
     str_value varchar(6000) NOT NULL,
-    ts_created timestamp(6) NOT NULL DEFAULT now(),
+    ts_created timestamp(6) NOT NULL DEFAULT CURRENT_TIMESTAMP,
     CONSTRAINT c_matcher_pk PRIMARY KEY (pk_matcher),
     CONSTRAINT c_matcher_pk_filter FOREIGN KEY (pk_filter) REFERENCES filter(pk_filter)
 );
@@ -266,7 +266,7 @@ CREATE TABLE action (
     str_value varchar(4000),
     int_value bigint,
     b_value boolean,
-    ts_created timestamp(6) NOT NULL DEFAULT now(),
+    ts_created timestamp(6) NOT NULL DEFAULT CURRENT_TIMESTAMP,
     float_value numeric(6,2),
     b_stop boolean NOT NULL DEFAULT false,
     CONSTRAINT c_action_pk PRIMARY KEY (pk_action),
@@ -294,6 +294,6 @@ CREATE TABLE task_lock (
     str_name varchar(36) NOT NULL,
     int_lock bigint NOT NULL DEFAULT 0,
     int_timeout bigint NOT NULL DEFAULT 30,
-    ts_lastrun timestamp(6) NOT NULL DEFAULT now(),
+    ts_lastrun timestamp(6) NOT NULL DEFAULT CURRENT_TIMESTAMP,
     CONSTRAINT c_task_lock_pk PRIMARY KEY (pk_task_lock)
 );

@@ -108,6 +108,6 @@ CREATE INDEX i_frame_history_ts_start_stop ON frame_history (int_ts_started, int
 CREATE TABLE history_period (
     pk varchar(36) NOT NULL DEFAULT gen_random_uuid()::text,
     dt_begin date NOT NULL DEFAULT date '2000-01-01',
-    dt_end date NOT NULL DEFAULT now(),
+    dt_end date NOT NULL DEFAULT CURRENT_TIMESTAMP,
     CONSTRAINT c_history_period_pk PRIMARY KEY (pk)
 );
