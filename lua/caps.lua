@@ -1,5 +1,5 @@
 -- caps: write caps read from PostgreSQL, unless newer ones are there.
--- KEYS    1 acct:seq, 2 acct:ledger, 3 acct:epoch
+-- KEYS    1 acct:seq, 2 acct:ledger, 3 acct:epoch, 4 acct:audit
 -- ARGV    1 epoch, 2 version: database clock before the caps were read, in microseconds,
 --         then per vertex (at most 250): key, number of field names and values, those
 -- Returns {1, written, passed over because newer caps are there}, or {0, 'not_ready', stored epoch, '0'}.
@@ -7,9 +7,6 @@
 --         that claims to come from more than 10 minutes ahead (the database clock was set back).
 --@include ledger
 local AHEAD = 600 * 1000000
-if not ready() then
-  return {0, 'not_ready', call('GET', EPOCH) or '', '0'}
-end
 local version, written, newer = tonumber(ARGV[2]), 0, 0
 local i = 3
 while i <= #ARGV do

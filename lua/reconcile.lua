@@ -1,5 +1,5 @@
 -- reconcile: apply differences between the ledger and the proc table, entry by entry.
--- KEYS    1 acct:seq, 2 acct:ledger, 3 acct:epoch
+-- KEYS    1 acct:seq, 2 acct:ledger, 3 acct:epoch, 4 acct:audit
 -- ARGV    1 epoch, 2 owner of what is added, then fours (at most 250): pk_proc,
 --         expected changed seq ('' expects no entry), state ('F', 'C', or '' to remove), entry ('' to remove)
 -- Returns {1, seq, applied, ids passed over...}, or {0, 'not_ready', stored epoch, '0'}.
@@ -8,10 +8,7 @@
 --         booking, settling and releasing; removing leaves no tombstone (a settle that comes late means the proc exists).
 --@include ledger
 --@include moves
-if not ready() then
-  return {0, 'not_ready', call('GET', EPOCH) or '', '0'}
-end
-local ms, bucket = clock()
+local now, bucket = clock()
 bury({}, bucket)
 local ids = {}
 for i = 3, #ARGV, 4 do
@@ -36,13 +33,13 @@ for i, id in ipairs(ids) do
   else
     seq = seq or call('INCR', SEQ)
     if old then
-      move(old, -1)
+      move(id, old, -1)
     end
     if state == '' then
       gone[#gone + 1] = id
     else
-      move(entry, 1)
-      fields[#fields + 1], fields[#fields + 2] = id, record_of(state, booked or ms, seq, owner or ARGV[2], entry)
+      move(id, entry, 1)
+      fields[#fields + 1], fields[#fields + 2] = id, record_of(state, booked or now, seq, owner or ARGV[2], entry)
     end
     answer[3] = answer[3] + 1
   end

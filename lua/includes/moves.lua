@@ -1,5 +1,5 @@
 -- Sums up entries per vertex and moves each vertex once. Needs includes/ledger.
-local moves = {}
+local moves, moved = {}, {}
 
 local function move_key(key, cores, gpus)
   local sum = moves[key]
@@ -10,13 +10,13 @@ local function move_key(key, cores, gpus)
   end
 end
 
--- Count an entry in (sign 1) or out (sign -1).
-local function move(entry, sign)
+-- Count the entry of a proc in (sign 1) or out (sign -1).
+local function move(id, entry, sign)
   local cores, gpus, show, alloc, folder, job, layer, dept, limits = string.match(entry, ENTRY)
   if not cores then
     error('malformed ledger entry: ' .. entry)
   end
-  cores, gpus = cores * sign, gpus * sign
+  cores, gpus = 0 + sign * cores, 0 + sign * gpus -- 0 + turns -0 into 0, which HINCRBY would not read
   if alloc ~= '' then move_key('acct:sub:' .. show .. ':' .. alloc, cores, gpus) end
   if folder ~= '' then move_key('acct:folder:' .. folder, cores, gpus) end
   if job ~= '' then move_key('acct:job:' .. job, cores, gpus) end
@@ -25,21 +25,25 @@ local function move(entry, sign)
   for limit in string.gmatch(limits, '[^,]+') do
     move_key('acct:limit:' .. limit, sign, 0)
   end
+  if AUDITING then
+    moved[#moved + 1] = (sign > 0 and '+|' or '-|') .. id .. '|' .. entry
+  end
 end
 
--- Reads and adds up everything before the first write, so that a vertex somebody spoilt stops the script in time.
 local function apply_moves(seq)
-  local rows = {}
   for key, sum in pairs(moves) do
     if string.sub(key, 1, 11) == 'acct:limit:' then
-      rows[#rows + 1] = {key, 'int_running', (call('HGET', key, 'int_running') or 0) + sum[1], 'seq', seq}
+      call('HINCRBY', key, 'int_running', sum[1])
     else
-      local now = call('HMGET', key, 'int_cores', 'int_gpus', 'ledger_cores', 'ledger_gpus')
-      rows[#rows + 1] = {key, 'int_cores', (now[1] or 0) + sum[1], 'int_gpus', (now[2] or 0) + sum[2],
-        'ledger_cores', (now[3] or 0) + sum[1], 'ledger_gpus', (now[4] or 0) + sum[2], 'seq', seq}
+      call('HINCRBY', key, 'int_cores', sum[1])
+      call('HINCRBY', key, 'int_gpus', sum[2])
+      if DUAL then
+        call('HINCRBY', key, 'ledger_cores', sum[1])
+        call('HINCRBY', key, 'ledger_gpus', sum[2])
+      end
     end
   end
-  for _, row in ipairs(rows) do
-    call('HSET', unpack(row))
+  for _, line in ipairs(moved) do
+    call('RPUSH', AUDIT_LOG, seq .. '|' .. line)
   end
 end

@@ -47,11 +47,11 @@ class Booking:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One ledger entry. ``booked_at_ms`` is Redis TIME; ``changed_seq`` is acct:seq at the entry's last change."""
+    """One ledger entry. ``booked_at`` is Redis TIME in seconds; ``changed_seq`` is acct:seq at the entry's last change."""
 
     booking: Booking
     state: EntryState
-    booked_at_ms: int
+    booked_at: int
     changed_seq: int
     owner: str
 

@@ -14,12 +14,14 @@ from opencue_sched.domain.farm import Vertices
 SEQ = "acct:seq"
 LEDGER = "acct:ledger"
 EPOCH = "acct:epoch"
+AUDIT = "acct:audit"
+AUDIT_LOG = "acct:audit:log"
 BOOTSTRAP_LEASE = "acct:bootstrap"
 SIGHTINGS_PREFIX = "acct:seen:"
 TOMBSTONE_PREFIX = "acct:tomb:"
 EVERYTHING = "acct:*"
 
-LEDGER_KEYS = (SEQ, LEDGER, EPOCH)
+LEDGER_KEYS = (SEQ, LEDGER, EPOCH, AUDIT)
 
 
 class VertexKind(StrEnum):

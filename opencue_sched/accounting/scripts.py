@@ -33,7 +33,7 @@ class Change:
 
 
 def book_call(epoch: str, mode: Mode, booking: Booking, owner: str) -> ScriptCall:
-    return ScriptCall("book", LEDGER_KEYS, (epoch, mode, booking.proc_id, owner, booking.packed()))
+    return ScriptCall("book", LEDGER_KEYS, (epoch, mode, booking.proc_id, owner, *booking.packed().split("|")))
 
 
 def rollback_call(epoch: str, booking: Booking, owner: str) -> ScriptCall:
