@@ -1,0 +1,288 @@
+"""The planner: from a frozen snapshot of the work and a pool of hosts to a plan that the committer re-validates.
+
+Pure but for the pool: no clock, no I/O, no randomness beyond the ids it is given. For every layer, in the policy's
+order: the caps first, then hosts one after another, on each as many frames as fit.
+
+A host goes back to the pool as soon as the layer is done with it, less what the plan took: the hold. So other passes
+of the process plan on the rest of it while this plan is being booked, and never on the same cores; kept until the
+commit, the few hosts of a small farm would all be in one plan's hands and everybody else's layers would look stuck.
+Once the outcome is known, the caller passes it to ``release_plan``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Container, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from opencue_sched.domain.cluster import Cluster
+from opencue_sched.domain.farm import Host, Job, Layer, PlannedProc, Reservation, Snapshot, Vertices
+from opencue_sched.domain.reservation import Dimension, Need, reserve, smallest_need
+from opencue_sched.domain.verdicts import LayerVerdict, Verdict
+from opencue_sched.placement.headroom import OverCap, PlanHeadroom
+from opencue_sched.placement.policy import Policy
+from opencue_sched.placement.pool import HostPool, Preference
+from opencue_sched.placement.searches import BarrenSearches, Search
+from opencue_sched.placement.shortage import explain_shortage
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one pass wants to book.
+
+    ``hosts`` are the hosts of ``procs`` by id, as they will be once all of it is booked. ``attempts`` is how many hosts
+    each layer that got to try any was given. ``wasted_attempts`` counts hosts on which then nothing was placed.
+    ``full``: ``max_frames`` was reached, so there is more to place right away.
+    """
+
+    procs: tuple[PlannedProc, ...]
+    verdicts: tuple[LayerVerdict, ...]
+    hosts: Mapping[str, Host]
+    attempts: Mapping[str, int]
+    wasted_attempts: int
+    cache_hits: int
+    cache_misses: int
+    full: bool
+
+    @property
+    def hosts_attempted(self) -> int:
+        return sum(self.attempts.values())
+
+
+def plan_pass(
+    snapshot: Snapshot,
+    cluster: Cluster,
+    pool: HostPool,
+    policy: Policy,
+    *,
+    granted_layers: Container[str],
+    new_id: Callable[[], str],
+    set_aside: Mapping[str, tuple[Verdict, str]] | None = None,
+    limit_names: Mapping[str, str] | None = None,
+) -> Plan:
+    """Place the snapshot's waiting frames on hosts of the cluster's tags.
+
+    ``granted_layers`` are the layers whose permit this pass holds; of the others, ``set_aside`` says why they are left
+    alone (BACKING_OFF, QUARANTINED, with a sentence), the rest are PERMIT_HELD. ``new_id`` makes proc ids.
+    ``limit_names`` are for the operator's eyes.
+
+    Every layer gets exactly one verdict: what keeps its remaining frames waiting, with how many were placed; FLOWING
+    when nothing does and the rest simply come with the next pass.
+    """
+    planner = _Planner(snapshot, cluster, pool, policy, new_id, limit_names or {})
+    aside = set_aside or {}
+    for job, layer in policy.order(snapshot):
+        if layer.id in aside:
+            planner.judge(job, layer, 0, OverCap(*aside[layer.id]))
+        elif layer.id not in granted_layers:
+            planner.judge(job, layer, 0, OverCap(Verdict.PERMIT_HELD, "another pass is placing its frames"))
+        else:
+            planner.place(job, layer)
+    return planner.plan()
+
+
+def release_plan(
+    pool: HostPool, plan: Plan, *, committed: Collection[str], unknown: Collection[str] = frozenset()
+) -> None:
+    """Tell the pool how the booking of a plan ended, by proc id.
+
+    What was not committed is idle again, except on hosts the caller has invalidated. ``unknown`` (a COMMIT without an
+    answer) stays taken until a read of the database that is late enough to know.
+    """
+    by_host: defaultdict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
+    for proc in plan.procs:
+        if proc.proc_id not in unknown:
+            done, lost = by_host[proc.host.id]
+            (done if proc.proc_id in committed else lost).append(proc.proc_id)
+    for host_id, (done, lost) in by_host.items():
+        pool.settle(host_id, committed=done, lost=lost)
+
+
+@dataclass(slots=True)
+class _LayerPass:
+    """One layer's turn: what it asks for, and why hosts said no."""
+
+    job: Job
+    layer: Layer
+    need: Need
+    search: Search
+    open_allocs: frozenset[str] = frozenset()
+    placed: int = 0
+    wasted: int = 0
+    asked: bool = False
+    vetoed: bool = False
+    capped: OverCap | None = None
+    vertices: dict[str, Vertices] = field(default_factory=dict)
+
+
+class _Planner:
+    """The state of one plan."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        cluster: Cluster,
+        pool: HostPool,
+        policy: Policy,
+        new_id: Callable[[], str],
+        limit_names: Mapping[str, str],
+    ) -> None:
+        self._cluster = cluster
+        self._pool = pool
+        self._policy = policy
+        self._new_id = new_id
+        self._headroom = PlanHeadroom(snapshot, limit_names)
+        self._procs: list[PlannedProc] = []
+        self._verdicts: list[LayerVerdict] = []
+        self._hosts: dict[str, Host] = {}
+        self._attempts: dict[str, int] = {}
+        self._wasted = self._hits = self._misses = 0
+        self._cut_short = False
+        self._barren = BarrenSearches()
+        self._shortages: dict[tuple[Search, frozenset[str]], OverCap] = {}
+
+    def plan(self) -> Plan:
+        return Plan(
+            procs=tuple(self._procs),
+            verdicts=tuple(self._verdicts),
+            hosts=self._hosts,
+            attempts=self._attempts,
+            wasted_attempts=self._wasted,
+            cache_hits=self._hits,
+            cache_misses=self._misses,
+            full=self._cut_short,
+        )
+
+    def judge(self, job: Job, layer: Layer, placed: int, reason: OverCap) -> None:
+        waiting = max(layer.waiting_frames, len(layer.frames)) - placed
+        self._verdicts.append(LayerVerdict(job.id, layer.id, reason.verdict, placed, waiting, reason.detail))
+
+    def place(self, job: Job, layer: Layer) -> None:
+        """Place the layer's frames until they, the caps, the hosts or the plan's size run out."""
+        need = smallest_need(layer, mem_reserved_min_kb=self._policy.rules.mem_reserved_min_kb)
+        tags = tuple(tag for tag in self._cluster.tags if tag in layer.tags)
+        turn = _LayerPass(job, layer, need, Search.of(job, layer, need, tags))
+        reason = self._place(turn)
+        self.judge(job, layer, turn.placed, reason)
+
+    def _place(self, turn: _LayerPass) -> OverCap:
+        job, layer = turn.job, turn.layer
+        if not turn.search.tags:
+            tags = " and ".join(sorted(layer.tags)) or "none"
+            return OverCap(Verdict.NO_HOST, f"none of its tags ({tags}) is among those of the cluster")
+        while turn.placed < len(layer.frames):
+            if len(self._procs) >= self._policy.max_frames:
+                self._cut_short = True
+                return OverCap(Verdict.FLOWING, f"this plan is full with {len(self._procs)} frames; the next goes on")
+            over = self._headroom.over_cap(job, layer, turn.need)
+            if over is not None:
+                return over
+            turn.open_allocs = self._headroom.open_allocs(turn.need.cores)
+            host = self._next_host(turn)
+            if host is None:
+                return self._shortage(turn)
+            self._attempts[layer.id] = self._attempts.get(layer.id, 0) + 1
+            if not self._fill(turn, host):
+                turn.wasted += 1
+                self._wasted += 1
+                if turn.wasted >= self._policy.attempts_per_layer:
+                    detail = f"{turn.wasted} hosts were taken by others while its frames were being placed"
+                    return OverCap(Verdict.CAPACITY, detail)
+        return OverCap(Verdict.FLOWING, "")
+
+    def _next_host(self, turn: _LayerPass) -> Host | None:
+        """A host for the layer's next frame, checked out. Searches that cannot find one are not made twice."""
+        turn.asked = turn.vetoed = False
+        turn.capped = None
+        if self._barren.covers(turn.search, turn.open_allocs):
+            return None
+        host = self._pool.check_out(
+            self._cluster.facility_id,
+            turn.search.tags,
+            turn.need,
+            self._policy.strategy,
+            partial(self._accepts, turn),
+            allocs=turn.open_allocs,
+            preference=self._preference(turn.layer),
+        )
+        if host is not None:
+            self._hits += 1
+            return host
+        self._misses += 1
+        if not turn.asked:
+            self._barren.nothing_idle(turn.search, turn.open_allocs)
+        elif turn.capped is None and not turn.vetoed:
+            self._barren.all_refused(turn.search, turn.open_allocs)
+        return None
+
+    def _preference(self, layer: Layer) -> Preference | None:
+        score = self._policy.score
+        return None if score is None else Preference(partial(score, layer), self._policy.score_candidates)
+
+    def _accepts(self, turn: _LayerPass, host: Host) -> bool:
+        """Whether the next frame of the layer can go to the host as it is."""
+        turn.asked = True
+        job = turn.job
+        left = self._headroom.cores_left(job, host.alloc_id)
+        answer = reserve(turn.layer, host, self._policy.rules, os_name=job.os_name, job_cores_left=left)
+        if isinstance(answer, Reservation):
+            admitted = self._policy.admit(job, turn.layer, host)
+            turn.vetoed = turn.vetoed or not admitted
+            return admitted
+        if answer.dimension is Dimension.JOB_CORES:
+            turn.capped = self._headroom.binding(job, host.alloc_id, answer.needed)
+        return False
+
+    def _fill(self, turn: _LayerPass, host: Host) -> int:
+        """Cut as many frames of the layer from a checked-out host as fit, and check it in; how many."""
+        job, layer, rules, headroom = turn.job, turn.layer, self._policy.rules, self._headroom
+        alloc_id = host.alloc_id
+        vertices = turn.vertices.get(alloc_id)
+        if vertices is None:
+            vertices = turn.vertices[alloc_id] = Vertices(
+                job.show_id, alloc_id, job.folder_id, job.id, layer.id, job.dept_id, layer.limit_ids
+            )
+        taken: dict[str, Reservation] = {}
+        current = host
+        room = min(
+            len(layer.frames) - turn.placed,
+            self._policy.max_frames - len(self._procs),
+            headroom.frames_left(job, layer, turn.need),
+        )
+        while len(taken) < room:
+            left = headroom.cores_left(job, alloc_id)
+            answer = reserve(layer, current, rules, os_name=job.os_name, job_cores_left=left)
+            if not isinstance(answer, Reservation):
+                break
+            proc_id = self._new_id()
+            frame = layer.frames[turn.placed + len(taken)]
+            self._procs.append(PlannedProc(proc_id, job, layer, frame, current, answer, vertices))
+            headroom.take(job, layer, alloc_id, answer)
+            taken[proc_id] = answer
+            current = current.less(answer, last_updated=host.last_updated)
+        self._pool.check_in(host, taken)
+        if taken:
+            self._hosts[host.id] = current
+            turn.placed += len(taken)
+        return len(taken)
+
+    def _shortage(self, turn: _LayerPass) -> OverCap:
+        """Why no host was found."""
+        if turn.capped is not None:
+            return turn.capped
+        if turn.vetoed:
+            return OverCap(Verdict.CAPACITY, "the hosts that would take its frames are kept for other work")
+        reason = self._shortages.get((turn.search, turn.open_allocs))
+        if reason is None:
+            reason = self._shortages[turn.search, turn.open_allocs] = explain_shortage(
+                self._pool.survey(self._cluster.facility_id, turn.search.tags, turn.need, turn.open_allocs),
+                turn.layer,
+                turn.need,
+                self._policy.rules,
+                os_name=turn.job.os_name,
+                tags=turn.search.tags,
+                open_allocs=turn.open_allocs,
+                headroom=self._headroom,
+            )
+        return reason

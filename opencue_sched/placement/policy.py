@@ -1,0 +1,67 @@
+"""What a studio may decide differently about placement, apart from the planner that carries it out.
+
+*Order* says which layer is served next, *admission* which hosts a layer may use at all, the *strategy* which of those
+comes first, and a *score* replaces the strategy's order by a choice among its first candidates. Each is one function
+or value; the planner knows only these signatures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from opencue_sched.domain.farm import Host, Job, Layer, Snapshot
+from opencue_sched.domain.reservation import Rules
+from opencue_sched.placement.strategy import Strategy, strategy_for
+from opencue_sched.settings import Queue
+
+Order = Callable[[Snapshot], Iterable[tuple[Job, Layer]]]
+"""Every layer of the snapshot once, in the order in which they are served."""
+Admission = Callable[[Job, Layer, Host], bool]
+"""Whether the layer may use the host. Asked for many hosts: cheap and pure."""
+Score = Callable[[Layer, Host], float]
+"""What placing the layer on the host costs; the lowest wins."""
+
+
+def strict_priority(snapshot: Snapshot) -> Iterator[tuple[Job, Layer]]:
+    """Jobs by priority, highest first, equal ones as the snapshot has them; their layers in dispatch order."""
+    for job in sorted(snapshot.jobs, key=lambda job: -job.priority):
+        for layer in sorted(job.layers, key=lambda layer: layer.dispatch_order):
+            yield job, layer
+
+
+def any_host(_job: Job, _layer: Layer, _host: Host) -> bool:
+    """Admission without restrictions."""
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How one pass places frames.
+
+    ``attempts_per_layer``: hosts on which nothing could be placed after all before the layer is given up for the pass.
+    ``max_frames`` bounds the plan, and so the size of its commit. ``score_candidates``: hosts a score chooses among.
+    """
+
+    rules: Rules
+    strategy: Strategy = field(default_factory=Strategy)
+    attempts_per_layer: int = 10
+    max_frames: int = 500
+    order: Order = strict_priority
+    admit: Admission = any_host
+    score: Score | None = None
+    score_candidates: int = 500
+
+
+def policy_for(queue: Queue, show_name: str) -> Policy:
+    """The policy the settings ask for."""
+    return Policy(
+        rules=Rules(
+            memory_stranded_threshold_kb=queue.memory_stranded_threshold // 1024,
+            selfish_services=frozenset(queue.selfish_services),
+            mem_reserved_min_kb=queue.mem_reserved_min // 1024,
+        ),
+        strategy=strategy_for(queue, show_name),
+        attempts_per_layer=queue.host_candidate_attempts_per_layer,
+        max_frames=queue.max_frames_per_plan,
+    )
