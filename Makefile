@@ -1,0 +1,73 @@
+# Everything runs in .venv, made from requirements.lock. Python 3.11 or newer, make and a package index are enough.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+DEMO_ARGS ?=
+BENCH_ARGS ?= stress
+PYTEST_ARGS ?=
+# make compat: a directory of Cuebot's migration files, and the PostgreSQL server whose tools (and uuid-ossp) to use.
+MIGRATIONS ?=
+COMPAT_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install lint format test test-unit test-integration test-e2e test-chaos demo bench compat lock clean
+
+help: ## What can be made
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(INSTALLED) ## The project and all it needs, in .venv
+
+$(INSTALLED): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; say make PYTHON=..."; exit 1; }
+	@test -x $(BIN)/python || { echo "making $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
+	$(PIP) install --quiet --require-hashes --requirement requirements.lock
+	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+lint: $(INSTALLED) ## Ruff, formatting, strict mypy, the rules of architecture
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(PYTEST) --quiet tests/unit/test_architecture.py
+
+format: $(INSTALLED) ## Put every file in form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: $(INSTALLED) ## Every test, on PostgreSQL and Redis of its own; prints the time of each suite
+	$(PYTEST) $(PYTEST_ARGS) tests
+
+test-unit: $(INSTALLED) ## Tests without services
+	$(PYTEST) $(PYTEST_ARGS) tests/unit
+
+test-integration: $(INSTALLED) ## Tests of rooms on real PostgreSQL and Redis
+	$(PYTEST) $(PYTEST_ARGS) tests/integration
+
+test-e2e: $(INSTALLED) ## Tests of whole processes
+	$(PYTEST) $(PYTEST_ARGS) tests/e2e
+
+test-chaos: $(INSTALLED) ## Tests that kill and freeze things
+	$(PYTEST) $(PYTEST_ARGS) tests/chaos
+
+demo: $(INSTALLED) ## A small farm on this machine renders an animation (DEMO_ARGS="--keep" leaves it up)
+	$(BIN)/opencue-sched demo $(DEMO_ARGS)
+
+bench: $(INSTALLED) ## The stress benchmark (BENCH_ARGS="stress --workers 2 --json FILE")
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+compat: $(INSTALLED) ## Integration tests on a schema made by Cuebot's own migrations (MIGRATIONS=DIR)
+	@test -n "$(MIGRATIONS)" || { echo "say where Cuebot's migration files are: make compat MIGRATIONS=DIR"; exit 2; }
+	$(BIN)/python -m tests.compat "$(MIGRATIONS)" $(COMPAT_ARGS)
+
+lock: $(INSTALLED) ## Resolve requirements.lock anew from pyproject.toml
+	$(BIN)/pip-compile --quiet --upgrade --extra embedded --extra dev --generate-hashes --allow-unsafe --strip-extras \
+		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options --no-header --no-annotate \
+		--output-file requirements.lock pyproject.toml
+
+clean: ## Remove what was built, not the environments
+	rm -rf build dist demo-output benchmark-output .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	find opencue_sched tasks tests alembic benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

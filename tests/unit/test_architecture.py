@@ -1,0 +1,184 @@
+"""The rooms of the house: who may import whom, where SQL lives, how large a module gets."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# What each room may import of ours, besides itself. Nobody imports a room that is not listed for it.
+FOUNDATION = {"domain", "settings"}
+KEEPERS = {"store", "accounting", "placement", "coordination", "clusters"}
+COMPOSERS = {"dispatch", "release"}
+ALLOWED: dict[str, set[str]] = {
+    "domain": set(),
+    "settings": {"domain"},
+    "lua_scripts": {"domain"},
+    "store": FOUNDATION,
+    "accounting": {*FOUNDATION, "store", "lua_scripts"},
+    "placement": {*FOUNDATION, "store"},
+    "coordination": {*FOUNDATION, "store", "lua_scripts"},
+    "clusters": {*FOUNDATION, "store"},
+    "dispatch": {*FOUNDATION, *KEEPERS},
+    "release": {*FOUNDATION, *KEEPERS, "dispatch"},
+    "embedded": {*FOUNDATION, *KEEPERS, *COMPOSERS, "operate"},
+    "operate": {*FOUNDATION, *KEEPERS, *COMPOSERS, "embedded", "lua_scripts"},
+    "beat": {*FOUNDATION, *KEEPERS, "operate"},
+    "celery": {*FOUNDATION, *KEEPERS, *COMPOSERS, "operate", "beat"},
+    "tasks": {*FOUNDATION, *KEEPERS, *COMPOSERS, "operate", "celery"},
+    "celeryconfig": {*FOUNDATION, "coordination", "operate", "celery"},
+}
+# Imported by us, and always installed with something we declare (celery, celery, flower, opencue-proto).
+COME_WITH_A_DEPENDENCY = {"kombu", "billiard", "tornado", "protobuf"}
+VAGUE_NAMES = {"utils", "util", "helpers", "helper", "manager", "common", "misc"}
+MOST_LINES_OF_A_MODULE = 440
+MOST_LINES_OF_A_FUNCTION = 75
+
+
+@dataclass(frozen=True)
+class Module:
+    path: Path
+    room: str
+    tree: ast.Module
+    lines: int
+
+    @property
+    def name(self) -> str:
+        return str(self.path.relative_to(ROOT))
+
+
+def _modules() -> list[Module]:
+    paths = [*ROOT.glob("opencue_sched/**/*.py"), *ROOT.glob("tasks/**/*.py"), ROOT / "celeryconfig.py"]
+    return [_parse(path) for path in sorted(paths) if path != ROOT / "opencue_sched" / "__init__.py"]
+
+
+def _parse(path: Path) -> Module:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    source = path.read_text(encoding="utf-8")
+    return Module(path, parts[1] if parts[0] == "opencue_sched" else parts[0], ast.parse(source), source.count("\n"))
+
+
+MODULES = _modules()
+NAMES = [module.name for module in MODULES]
+
+
+def _imports(module: Module) -> Iterator[tuple[str, int]]:
+    """Full names of everything imported, wherever in the module, with the line."""
+    package = module.path.relative_to(ROOT).parent.parts
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield from ((f"{base}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def _room_of(imported: str) -> str | None:
+    parts = imported.split(".")
+    if parts[0] == "opencue_sched":
+        return parts[1] if len(parts) > 1 and not parts[1].startswith("__") else None
+    return parts[0] if parts[0] in {"tasks", "celeryconfig"} else None
+
+
+def test_every_room_has_its_rule() -> None:
+    assert {module.room for module in MODULES} <= set(ALLOWED), "a new room needs a line in ALLOWED"
+
+
+@pytest.mark.parametrize("module", MODULES, ids=NAMES)
+def test_a_room_imports_only_what_is_below_it(module: Module) -> None:
+    allowed = {module.room, *ALLOWED[module.room]}
+    climbing = [
+        f"line {line}: {imported}"
+        for imported, line in _imports(module)
+        if (room := _room_of(imported)) is not None and room not in allowed
+    ]
+    assert not climbing, f"{module.name} imports rooms it may not see: {climbing}"
+
+
+def test_the_rules_have_no_cycle_below_the_doors() -> None:
+    lower = {room: seen for room, seen in ALLOWED.items() if room not in {"embedded", "operate"}}
+    order: list[str] = []
+    while remaining := set(lower) - set(order):
+        ready = sorted(room for room in remaining if not (lower[room] & remaining - {room}))
+        assert ready, f"rooms that import each other: {sorted(remaining)}"
+        order += ready
+
+
+def test_the_domain_is_pure() -> None:
+    foreign = {
+        f"{module.name}:{line} {imported}"
+        for module in MODULES
+        if module.room == "domain"
+        for imported, line in _imports(module)
+        if imported.split(".")[0] not in sys.stdlib_module_names | {"opencue_sched"}
+    }
+    assert not foreign, f"domain imports only the standard library: {sorted(foreign)}"
+
+
+def test_sql_is_written_in_the_store_only() -> None:
+    # embedded writes test farms; nothing of it runs in a scheduler.
+    elsewhere = {
+        f"{module.name}:{line}"
+        for module in MODULES
+        if module.room not in {"store", "embedded"}
+        for imported, line in _imports(module)
+        if imported in {"sqlalchemy.text", "sqlalchemy.sql.text"} or imported.split(".")[0] == "psycopg2"
+    }
+    assert not elsewhere, f"SQL outside opencue_sched/store: {sorted(elsewhere)}"
+
+
+def test_the_doors_are_thin() -> None:
+    thick = {
+        f"{module.name}:{line} {imported}"
+        for module in MODULES
+        if module.room == "tasks"
+        for imported, line in _imports(module)
+        if imported.split(".")[0] in {"sqlalchemy", "redis", "psycopg2", "grpc"}
+    }
+    assert not thick, f"tasks parse arguments and call one function: {sorted(thick)}"
+
+
+def test_modules_have_names_that_say_something() -> None:
+    assert not [module.name for module in MODULES if module.path.stem in VAGUE_NAMES]
+
+
+def test_modules_and_functions_stay_readable() -> None:
+    long = [f"{module.name}: {module.lines} lines" for module in MODULES if module.lines > MOST_LINES_OF_A_MODULE]
+    for module in MODULES:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > MOST_LINES_OF_A_FUNCTION:
+                    long.append(f"{module.name}:{node.lineno} {node.name}(): {length} lines")
+    assert not long, long
+
+
+def test_everything_imported_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    requirements = project["dependencies"] + project["optional-dependencies"]["embedded"]
+    declared = {re.split(r"[^a-z0-9-]", text.lower())[0] for text in requirements} | COME_WITH_A_DEPENDENCY
+    distributions = packages_distributions()
+    undeclared = {
+        f"{module.name}:{line} {imported}"
+        for module in MODULES
+        for imported, line in _imports(module)
+        if (top := imported.split(".")[0]) not in sys.stdlib_module_names
+        and _room_of(imported) is None
+        and top != "opencue_sched"
+        and not {name.lower().replace("_", "-") for name in distributions.get(top, [])} & declared
+    }
+    assert not undeclared, f"not in pyproject.toml: {sorted(undeclared)}"
+
+
+def test_migrations_do_not_shadow_their_library() -> None:
+    assert not (ROOT / "alembic" / "__init__.py").exists()
