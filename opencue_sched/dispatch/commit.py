@@ -1,0 +1,341 @@
+"""Commit: one PostgreSQL transaction for a whole plan (design 3.6).
+
+Every proc of the plan ends in exactly one of three ways. ``committed``: its rows are there. ``lost``: they certainly
+are not, and its booking in Redis is to be rolled back. ``unknown``: the connection broke during COMMIT, nobody may
+touch the booking, and the next recompute finds out. A plan that fails because of some job's rows is cut in halves by
+job until that job is alone; it is quarantined and everything else is committed.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from opencue_sched.accounting.vertex_caps import VertexCaps
+from opencue_sched.dispatch.failures import Failure, classify, describe, in_doubt
+from opencue_sched.dispatch.trim import Lost, fit_caps, fit_hosts, read_current_caps
+from opencue_sched.domain.errors import DatabaseFailure, FrameLost, HostExhausted
+from opencue_sched.domain.farm import PlannedProc
+from opencue_sched.domain.units import centicores
+from opencue_sched.settings import Settings
+from opencue_sched.store import booking as store
+from opencue_sched.store.compensation import StartedFrame, undo_bookings
+from opencue_sched.store.pending import SchemaColumns
+from opencue_sched.store.quarantine import quarantine_jobs
+
+log = structlog.get_logger(__name__)
+
+# Shares of accounting.commit_deadline, counted from the booking in Redis. The last COMMIT is sent by COMMIT_BEFORE plus
+# IDLE at the latest, because a client that pauses longer than IDLE finds its transaction ended by the server.
+_STATEMENTS_BEFORE = 0.5
+_STATEMENT = 0.3
+_LOCK = 0.1
+_COMMIT_BEFORE = 0.8
+_IDLE = 0.15
+_WHOLE = 0.95
+
+_RETRY_PAUSE_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedProc:
+    """A proc whose rows are committed. ``version`` is frame.int_version after the start: what later guards compare."""
+
+    planned: PlannedProc
+    version: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """How every proc of the plan ended, each group in plan order.
+
+    ``unknown`` must stay booked. ``quarantined``: job id -> why. ``lowered``: keys of vertices whose cap in PostgreSQL
+    is lower than in Redis; load them again. ``statements`` counts SQL statements, ``deadlocks`` the transactions that
+    PostgreSQL asked to repeat.
+    """
+
+    committed: tuple[CommittedProc, ...] = ()
+    lost: tuple[Lost, ...] = ()
+    unknown: tuple[tuple[PlannedProc, DatabaseFailure], ...] = ()
+    quarantined: Mapping[str, str] = field(default_factory=dict)
+    lowered: frozenset[str] = frozenset()
+    statements: int = 0
+    transactions: int = 0
+    deadlocks: int = 0
+
+
+def commit_plan(
+    engine: Engine,
+    procs: Sequence[PlannedProc],
+    caps: Mapping[str, VertexCaps],
+    settings: Settings,
+    *,
+    facts: SchemaColumns,
+    booked_at: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> CommitResult:
+    """Write the plan's bookings. Never raises for what the database does: see CommitResult.
+
+    ``caps`` are those the ledger booked the plan under (``BookAnswers.caps``). ``booked_at`` is ``clock()`` from before
+    that booking (default: now), from which the commit deadline counts.
+    """
+    if not procs:
+        return CommitResult()
+    run = _Commit(engine, caps, settings, facts, clock() if booked_at is None else booked_at, clock)
+    run.commit(_one_per_frame(procs, run.lost))
+    run.store_quarantine()
+    return run.result(procs)
+
+
+def compensate(connection: Connection, committed: Iterable[CommittedProc]) -> frozenset[str]:
+    """Undo committed procs whose frames certainly do not run; ids of the procs this call removed. Idempotent.
+
+    The caller owns the transaction, and releases the ledger entries after it.
+    """
+    started = [_started(proc.planned, proc.version) for proc in committed]
+    return undo_bookings(connection, started).procs if started else frozenset()
+
+
+def _started(proc: PlannedProc, version: int | None) -> StartedFrame:
+    return StartedFrame(proc.proc_id, proc.host.id, proc.frame.id, proc.layer.id, proc.job.id, version)
+
+
+class _OutOfTimeError(Exception):
+    """The commit deadline leaves no room for another statement."""
+
+
+class _Commit:
+    """The state of one commit_plan call."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        caps: Mapping[str, VertexCaps],
+        settings: Settings,
+        facts: SchemaColumns,
+        booked_at: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self.lost: list[Lost] = []
+        self._engine = engine
+        self._caps = caps
+        self._settings = settings
+        self._facts = facts
+        self._clock = clock
+        self._booked_at = booked_at
+        self._deadline = settings.accounting.commit_deadline
+        self._committed: list[CommittedProc] = []
+        self._unknown: list[tuple[PlannedProc, DatabaseFailure]] = []
+        self._quarantined: dict[str, str] = {}
+        self._lowered: set[str] = set()
+        self._statements = 0
+        self._transactions = 0
+        self._deadlocks = 0
+
+    def result(self, procs: Sequence[PlannedProc]) -> CommitResult:
+        turn = {proc.proc_id: position for position, proc in enumerate(procs)}
+        return CommitResult(
+            committed=tuple(sorted(self._committed, key=lambda c: turn[c.planned.proc_id])),
+            lost=tuple(sorted(self.lost, key=lambda pair: turn[pair[0].proc_id])),
+            unknown=tuple(sorted(self._unknown, key=lambda pair: turn[pair[0].proc_id])),
+            quarantined=dict(self._quarantined),
+            lowered=frozenset(self._lowered),
+            statements=self._statements,
+            transactions=self._transactions,
+            deadlocks=self._deadlocks,
+        )
+
+    def commit(self, procs: Sequence[PlannedProc]) -> None:
+        """Commit these procs in one transaction, or as much of them as can be when it fails."""
+        while procs:
+            try:
+                self._transaction(procs)
+                return
+            except _OutOfTimeError:
+                self._fail(procs, DatabaseFailure("the commit deadline passed before the plan could be committed"))
+                return
+            except SQLAlchemyError as error:
+                failure = classify(error)
+                if failure is Failure.REPEAT:
+                    self._deadlocks += 1
+                    time.sleep(random.uniform(0, _RETRY_PAUSE_SECONDS))
+                elif failure is Failure.DATABASE:
+                    log.error("commit_failed", procs=len(procs), error=describe(error))
+                    self._fail(procs, DatabaseFailure(describe(error)))
+                    return
+                else:
+                    self._cut(procs, failure, error)
+                    return
+
+    def _cut(self, procs: Sequence[PlannedProc], failure: Failure, error: SQLAlchemyError) -> None:
+        """Commit each half of the jobs by itself; a job that is alone is the culprit."""
+        jobs = list(dict.fromkeys(proc.job.id for proc in procs))
+        if len(jobs) > 1:
+            first = set(jobs[: len(jobs) // 2])
+            self.commit([proc for proc in procs if proc.job.id in first])
+            self.commit([proc for proc in procs if proc.job.id not in first])
+            return
+        reason = describe(error)
+        if failure is Failure.ROWS:
+            self._quarantined[jobs[0]] = reason
+            log.error("job_quarantined", job_id=jobs[0], procs=len(procs), reason=reason)
+        if failure is Failure.HOST:
+            self.lost += [(p, HostExhausted(reason, proc_id=p.proc_id, host=p.host.name)) for p in procs]
+        else:
+            self._fail(procs, DatabaseFailure(reason))
+
+    def _transaction(self, procs: Sequence[PlannedProc]) -> None:
+        """One transaction. Nothing is recorded before its outcome is known."""
+        self._check_time(_STATEMENTS_BEFORE)
+        with self._engine.connect() as connection:
+            self._transactions += 1
+            with connection.begin() as transaction:
+                committed, lost, lowered = self._write(connection, procs)
+                try:
+                    self._check_time(_COMMIT_BEFORE)
+                    transaction.commit()
+                except SQLAlchemyError as error:
+                    if not in_doubt(error):
+                        raise
+                    log.error("commit_outcome_unknown", procs=len(committed), error=describe(error))
+                    failure = DatabaseFailure(describe(error), outcome_unknown=True)
+                    self._unknown += [(proc.planned, failure) for proc in committed]
+                    committed = []
+        self._committed += committed
+        self.lost += lost
+        self._lowered |= lowered
+
+    def _write(
+        self, connection: Connection, procs: Sequence[PlannedProc]
+    ) -> tuple[list[CommittedProc], list[Lost], frozenset[str]]:
+        """Lock, decide, write: the steps (a) to (d) of design 3.6, in that order."""
+        self._next()
+        store.set_timeouts(connection, self._times())
+        self._next()
+        frames = store.lock_frames(connection, [_booking(p) for p in procs], self._facts)
+        kept, lost = _split(
+            procs, frames, _frame_id, "the frame was started, changed, paused or taken by somebody else"
+        )
+        if not kept:
+            return [], lost, frozenset()
+        self._next()
+        hosts = store.lock_hosts(connection, {p.host.id for p in kept})
+        self._next()
+        kept, without_cap, lowered = fit_caps(kept, self._caps, read_current_caps(connection, kept))
+        kept, without_host = fit_hosts(kept, hosts)
+        lost += without_cap + without_host
+        if not kept:
+            return [], lost, lowered
+        self._next(2)
+        store.lock_stats(connection, {p.layer.id for p in kept}, {p.job.id for p in kept})
+        self._next()
+        inserted = store.insert_procs(connection, [_booking(p) for p in kept])
+        kept, taken_over = _split(kept, inserted, _proc_id, "the frame got a proc from somebody else")
+        lost += taken_over
+        if not kept:
+            return [], lost, lowered
+        return self._start(connection, kept), lost, lowered
+
+    def _start(self, connection: Connection, procs: Sequence[PlannedProc]) -> list[CommittedProc]:
+        """Frames RUNNING and hosts lowered, for procs that are inserted and fit."""
+        bookings = [_booking(p) for p in procs]
+        self._next()
+        versions = store.start_frames(connection, bookings)
+        reported_free = self._settings.host_cache.update_stat_on_book
+        self._next(2 if reported_free else 1)
+        store.take_from_hosts(connection, bookings, reported_free=reported_free)
+        return [CommittedProc(p, versions[p.frame.id]) for p in procs]
+
+    def store_quarantine(self) -> None:
+        """Write down who is quarantined. Without our table, or without the database, only the caller knows."""
+        if not self._quarantined or not self._facts.has_our_objects:
+            return
+        try:
+            with self._engine.begin() as connection:
+                quarantine_jobs(connection, self._quarantined, self._settings.queue.job_back_off_duration)
+                self._statements += 1
+        except SQLAlchemyError as error:
+            log.error("quarantine_not_stored", job_ids=sorted(self._quarantined), error=describe(error))
+
+    def _fail(self, procs: Sequence[PlannedProc], failure: DatabaseFailure) -> None:
+        self.lost += [(proc, failure) for proc in procs]
+
+    def _elapsed(self) -> float:
+        return self._clock() - self._booked_at
+
+    def _next(self, statements: int = 1) -> None:
+        """Count statements about to be sent, unless it is too late for them."""
+        self._check_time(_COMMIT_BEFORE)
+        self._statements += statements
+
+    def _check_time(self, share: float) -> None:
+        if self._elapsed() > share * self._deadline:
+            raise _OutOfTimeError
+
+    def _times(self) -> store.TransactionTimes:
+        return store.TransactionTimes(
+            statement=_STATEMENT * self._deadline,
+            lock=_LOCK * self._deadline,
+            idle=_IDLE * self._deadline,
+            whole=_WHOLE * self._deadline - self._elapsed(),
+        )
+
+
+def _booking(proc: PlannedProc) -> store.Booking:
+    taken = proc.reservation
+    return store.Booking(
+        proc_id=proc.proc_id,
+        frame_id=proc.frame.id,
+        frame_version=proc.frame.version,
+        layer_id=proc.layer.id,
+        job_id=proc.job.id,
+        show_id=proc.vertices.show_id,
+        host_id=proc.host.id,
+        host_name=proc.host.name,
+        centicores=centicores(taken.cores),
+        memory_kb=taken.memory_kb,
+        gpus=taken.gpus,
+        gpu_memory_kb=taken.gpu_memory_kb,
+    )
+
+
+def _frame_id(proc: PlannedProc) -> str:
+    return proc.frame.id
+
+
+def _proc_id(proc: PlannedProc) -> str:
+    return proc.proc_id
+
+
+def _frame_lost(proc: PlannedProc, text: str) -> FrameLost:
+    return FrameLost(text, proc_id=proc.proc_id, host=proc.host.name, layer_id=proc.layer.id)
+
+
+def _split(
+    procs: Iterable[PlannedProc], kept_ids: Container[str], key: Callable[[PlannedProc], str], text: str
+) -> tuple[list[PlannedProc], list[Lost]]:
+    """Those whose ``key`` is among ``kept_ids``, and the others as FrameLost because of ``text``."""
+    kept: list[PlannedProc] = []
+    lost: list[Lost] = []
+    for proc in procs:
+        if key(proc) in kept_ids:
+            kept.append(proc)
+        else:
+            lost.append((proc, _frame_lost(proc, text)))
+    return kept, lost
+
+
+def _one_per_frame(procs: Sequence[PlannedProc], lost: list[Lost]) -> list[PlannedProc]:
+    """The first proc planned for each frame; the others join ``lost``."""
+    by_frame: dict[str, PlannedProc] = {}
+    for proc in procs:
+        by_frame.setdefault(proc.frame.id, proc)
+    again = [proc for proc in procs if by_frame[proc.frame.id] is not proc]
+    lost += [(proc, _frame_lost(proc, "the plan has the frame twice")) for proc in again]
+    return list(by_frame.values())

@@ -1,0 +1,70 @@
+"""What a database error says about a plan: repeat it, blame a job's rows, or give up."""
+
+from __future__ import annotations
+
+from enum import StrEnum, auto
+
+from sqlalchemy.exc import DBAPIError
+
+_SERIALIZATION_FAILURE = "40001"
+_DEADLOCK_DETECTED = "40P01"
+_LOCK_NOT_AVAILABLE = "55P03"
+_RAISED = "P0001"
+_IDLE_IN_TRANSACTION_TIMEOUT = "25P03"
+_TRANSACTION_TIMEOUT = "25P04"
+
+_ROW_CLASSES = frozenset({"21", "22", "23", "2F", "38", "39", "54", "P0", "XX"})
+"""SQLSTATE classes that blame rows: cardinality, data, integrity, routines, sizes, PL/pgSQL, internal errors."""
+
+_HOST_TEXT = "unable to allocate additional"
+"""How OpenCue's host trigger begins its refusals (facts B)."""
+
+_REFUSED_AT_COMMIT = frozenset({"23", "40"})
+
+
+class Failure(StrEnum):
+    """REPEAT: the transaction met another one. ROWS: some job's rows are to blame. BUSY: some job's rows stay locked.
+    HOST: a host had less than it said. DATABASE: nothing to do with the plan."""
+
+    REPEAT = auto()
+    ROWS = auto()
+    BUSY = auto()
+    HOST = auto()
+    DATABASE = auto()
+
+
+def classify(error: Exception) -> Failure:
+    """By SQLSTATE; the host trigger's refusals by their text, because OpenCue raises everything as P0001."""
+    state = _sqlstate(error)
+    if state in (_SERIALIZATION_FAILURE, _DEADLOCK_DETECTED):
+        return Failure.REPEAT
+    if state == _LOCK_NOT_AVAILABLE:
+        return Failure.BUSY
+    if state == _RAISED and _HOST_TEXT in str(getattr(error, "orig", error)):
+        return Failure.HOST
+    if state[:2] in _ROW_CLASSES:
+        return Failure.ROWS
+    return Failure.DATABASE
+
+
+def in_doubt(error: Exception) -> bool:
+    """Whether a COMMIT that ended in this error may have happened all the same.
+
+    Not when the server answered that it refuses, nor when it had ended the transaction for being slow.
+    """
+    state = _sqlstate(error)
+    refused = state[:2] in _REFUSED_AT_COMMIT or state in (_IDLE_IN_TRANSACTION_TIMEOUT, _TRANSACTION_TIMEOUT)
+    return not refused
+
+
+def describe(error: Exception) -> str:
+    """One line without the statement and its parameters."""
+    cause = getattr(error, "orig", None) or error
+    state = _sqlstate(error)
+    lines = str(cause).strip().splitlines() or [type(cause).__name__]
+    return f"{lines[0]} (SQLSTATE {state})" if state else lines[0]
+
+
+def _sqlstate(error: Exception) -> str:
+    orig = error.orig if isinstance(error, DBAPIError) else None
+    return getattr(orig, "pgcode", None) or ""

@@ -1,0 +1,251 @@
+"""Gather: everything the planner may know about one cluster's work, in a constant number of statements.
+
+Limits, subscriptions, jobs, layers with frames: four statements whatever the numbers of them, and a fifth when some
+subscription is at its burst and the cluster has several tags. Rows that make no sense cost their job its place in this
+pass and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from threading import Lock
+from typing import Any
+
+import structlog
+from sqlalchemy import Connection, Row
+
+from opencue_sched.domain.cluster import Cluster
+from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.domain.farm import Caps, Frame, Headroom, Job, Layer, Snapshot
+from opencue_sched.domain.reservation import burst_cap, cores_cap, gpus_cap
+from opencue_sched.domain.tags import normalise_tags
+from opencue_sched.settings import Settings
+from opencue_sched.store.limits import Limit, fetch_limits
+from opencue_sched.store.pending import (
+    JobSelection,
+    SchemaColumns,
+    SubscriptionRow,
+    fetch_pending_jobs,
+    fetch_subscriptions,
+    fetch_waiting_layers,
+    tags_of_allocations,
+)
+
+log = structlog.get_logger(__name__)
+
+_REMEMBERED_BAD_JOBS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class BadJob:
+    """A job left out of a pass because of its rows."""
+
+    job_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """``snapshot`` for the planner. ``bad_jobs`` were left out; ``statements`` were sent to PostgreSQL.
+
+    ``over_burst``: every allocation the show subscribes to in this facility is at its burst, so that a pass that books
+    nothing ended saturated rather than empty. ``limits`` are those of the snapshot's layers, by id, with their names.
+    """
+
+    snapshot: Snapshot
+    bad_jobs: tuple[BadJob, ...]
+    over_burst: bool
+    limits: Mapping[str, Limit]
+    statements: int
+
+
+class BadJobLog:
+    """Logs each bad job once, however often it is met. Remembers the latest 10,000."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[BadJob, None] = OrderedDict()
+        self._lock = Lock()
+
+    def report(self, job: BadJob) -> bool:
+        """Whether this was the first time."""
+        with self._lock:
+            if job in self._seen:
+                self._seen.move_to_end(job)
+                return False
+            self._seen[job] = None
+            if len(self._seen) > _REMEMBERED_BAD_JOBS:
+                self._seen.popitem(last=False)
+        log.warning("job_skipped", job_id=job.job_id, reason=job.reason)
+        return True
+
+
+_bad_jobs = BadJobLog()
+
+
+def gather(
+    connection: Connection,
+    cluster: Cluster,
+    settings: Settings,
+    *,
+    facts: SchemaColumns,
+    skip_layers: Collection[str] = (),
+    bad_job_log: BadJobLog = _bad_jobs,
+) -> Gathered:
+    """Read the cluster's pending work and the live room under every cap that work stands under.
+
+    ``skip_layers`` are backing off: a job with nothing else to do gives its place to the next one. The caller owns the
+    transaction; nothing is locked or changed.
+    """
+    limits = fetch_limits(connection)
+    subscriptions = fetch_subscriptions(connection, cluster.show_id)
+    in_facility = [row for row in subscriptions if row.facility_id == cluster.facility_id]
+    with_room = [row.alloc_id for row in in_facility if _subscription_caps(row).cores.left >= 1]
+    tags, statements = cluster.tags, 4
+    if len(tags) > 1 and 0 < len(with_room) < len(in_facility):
+        # Jobs that can only reach full allocations must not take the places of those that can reach others.
+        tags, statements = tags_of_allocations(connection, tags, with_room) or tags, 5
+    selection = JobSelection(
+        show_id=cluster.show_id,
+        facility_id=cluster.facility_id,
+        tags=tags,
+        full_limits=[limit.id for limit in limits.values() if limit.full],
+        skip_layers=list(skip_layers),
+        max_jobs=settings.queue.max_jobs_per_cluster_pass,
+    )
+    job_rows = fetch_pending_jobs(connection, selection, facts)
+    layer_rows = fetch_waiting_layers(
+        connection,
+        cluster,
+        [row.pk_job for row in job_rows],
+        settings.queue.dispatch_frames_per_layer_limit,
+        facts,
+    )
+    jobs, bad_jobs = _jobs(job_rows, layer_rows)
+    for bad in bad_jobs:
+        bad_job_log.report(bad)
+    kept = {job.id for job in jobs}
+    wanted_limits = {limit_id for job in jobs for layer in job.layers for limit_id in layer.limit_ids}
+    return Gathered(
+        snapshot=Snapshot(
+            show_id=cluster.show_id,
+            jobs=jobs,
+            subscriptions={row.alloc_id: _subscription_caps(row) for row in subscriptions},
+            folders={row.pk_folder: caps for row in job_rows if (caps := _folder_caps(row)) is not None},
+            job_caps={row.pk_job: _job_caps(row) for row in job_rows if row.pk_job in kept},
+            limits={key: _limit_headroom(limits[key]) for key in wanted_limits if key in limits},
+        ),
+        bad_jobs=tuple(bad_jobs),
+        over_burst=not with_room,
+        limits={key: limits[key] for key in wanted_limits if key in limits},
+        statements=statements,
+    )
+
+
+def _jobs(job_rows: Sequence[Row[Any]], layer_rows: Iterable[Row[Any]]) -> tuple[tuple[Job, ...], list[BadJob]]:
+    """The jobs in the order of their rows, with their layers in the order of theirs, and those that make no sense."""
+    layers_by_job: dict[str, list[Row[Any]]] = defaultdict(list)
+    for row in layer_rows:
+        layers_by_job[row.pk_job].append(row)
+    jobs, bad = [], []
+    for row in job_rows:
+        try:
+            job = _job(row, tuple(_layer(layer) for layer in layers_by_job.get(row.pk_job, ())))
+        except (InvalidInput, TypeError, ValueError, OverflowError) as error:
+            bad.append(BadJob(row.pk_job, str(error)))
+            continue
+        if job.layers:
+            jobs.append(job)
+    return tuple(jobs), bad
+
+
+def _job(row: Row[Any], layers: tuple[Layer, ...]) -> Job:
+    for column in ("int_priority", "folder_max_cores", "pk_dept", "str_name", "str_show", "str_user", "str_shot"):
+        if getattr(row, column) is None:
+            raise InvalidInput(f"job {row.pk_job}: {column} is missing")
+    return Job(
+        id=row.pk_job,
+        name=row.str_name,
+        show_id=row.pk_show,
+        show_name=row.str_show,
+        facility_id=row.pk_facility,
+        folder_id=row.pk_folder,
+        dept_id=row.pk_dept,
+        priority=row.int_priority,
+        shot=row.str_shot,
+        user=row.str_user,
+        uid=row.int_uid,
+        log_dir=row.str_log_dir or "",
+        os_name=row.str_os or None,
+        loki_url=row.str_loki_url or None,
+        layers=layers,
+    )
+
+
+def _layer(row: Row[Any]) -> Layer:
+    for column in ("str_name", "str_cmd", "str_range", "int_cores_min", "int_mem_min", "b_threadable"):
+        if getattr(row, column) is None:
+            raise InvalidInput(f"layer {row.pk_layer}: {column} is missing")
+    if row.int_chunk_size is None or row.int_chunk_size < 1:
+        raise InvalidInput(f"layer {row.pk_layer}: int_chunk_size is {row.int_chunk_size}, it must be 1 or more")
+    if not row.str_cmd.strip():
+        raise InvalidInput(f"layer {row.pk_layer}: str_cmd is empty")
+    return Layer(
+        id=row.pk_layer,
+        job_id=row.pk_job,
+        name=row.str_name,
+        command=row.str_cmd,
+        frame_range=row.str_range,
+        chunk_size=row.int_chunk_size,
+        dispatch_order=row.int_dispatch_order,
+        cores_min_centicores=row.int_cores_min,
+        cores_max_centicores=row.int_cores_max or 0,
+        memory_min_kb=row.int_mem_min,
+        gpus_min=row.int_gpus_min or 0,
+        gpu_memory_min_kb=row.int_gpu_mem_min or 0,
+        tags=normalise_tags(row.str_tags),
+        services=tuple(service for part in (row.str_services or "").split(",") if (service := part.strip())),
+        threadable=row.b_threadable,
+        waiting_frames=row.int_waiting_count,
+        frames=tuple(map(_frame, row.ids, row.names, row.numbers, row.versions, row.eligible)),
+        limit_ids=tuple(sorted(row.limit_ids)),
+    )
+
+
+def _frame(frame_id: str, name: str, number: int, version: int | None, eligible: float | None) -> Frame:
+    if name is None or number is None:
+        raise InvalidInput(f"frame {frame_id}: str_name or int_number is missing")
+    return Frame(frame_id, name, number, version, _timestamp(eligible))
+
+
+def _timestamp(seconds: float | None) -> datetime | None:
+    """Seconds since 1970 as a time; None when there is none or Python cannot hold it (PostgreSQL's range is wider)."""
+    if seconds is None:
+        return None
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (OverflowError, ValueError, OSError):
+        return None
+
+
+def _subscription_caps(row: SubscriptionRow) -> Caps:
+    return Caps(cores=Headroom(burst_cap(row.burst_centicores), row.cores), gpus=Headroom(None, row.gpus))
+
+
+def _folder_caps(row: Row[Any]) -> Caps | None:
+    """None for a folder without caps, whose use is not summed."""
+    cores, gpus = cores_cap(row.folder_max_cores or 0), gpus_cap(row.folder_max_gpus or 0)
+    if cores is None and gpus is None:
+        return None
+    return Caps(Headroom(cores, int(row.folder_cores)), Headroom(gpus, int(row.folder_gpus)))
+
+
+def _job_caps(row: Row[Any]) -> Caps:
+    cores, gpus = cores_cap(row.int_max_cores or 0), gpus_cap(row.int_max_gpus or 0)
+    return Caps(Headroom(cores, int(row.job_cores)), Headroom(gpus, int(row.job_gpus)))
+
+
+def _limit_headroom(limit: Limit) -> Headroom:
+    return Headroom(limit.max_value, limit.running)

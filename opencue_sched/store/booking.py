@@ -1,0 +1,335 @@
+"""The statements of the booking transaction, in their order (design 3.6).
+
+Locks are taken in one order by everyone who books or ends runs: frame, (proc,) host, layer_stat, job_stat. Booking
+waits for neither frames nor hosts (SKIP LOCKED: somebody else is at work there), so only the counters are ever waited
+for, and those in key order. Every row is written once per statement: PostgreSQL silently skips a second update of one
+row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+from sqlalchemy import Connection, TextClause, text
+
+from opencue_sched.store.pending import SchemaColumns
+
+NO_RETRY_STATUSES = (-1, 256, 286, 299, 301, 302, 399)
+"""Exit statuses of a last run that do not count as a retry: never run, failed launch, skipped retry, cleared, orphan,
+failed kill, host down (facts C, dispatch transaction, step 4)."""
+
+FIRST_MEMORY_USED_KB = 262_144
+"""proc.int_mem_used before the first host report, as Cuebot writes it."""
+
+_TRANSACTION_TIMEOUT_SINCE = 17
+
+_TIMEOUTS = text(
+    """
+    SELECT set_config('statement_timeout', :statement_ms, true),
+           set_config('lock_timeout', :lock_ms, true),
+           set_config('idle_in_transaction_session_timeout', :idle_ms, true)
+    """
+)
+_TRANSACTION_TIMEOUTS = text(
+    """
+    SELECT set_config('statement_timeout', :statement_ms, true),
+           set_config('lock_timeout', :lock_ms, true),
+           set_config('idle_in_transaction_session_timeout', :idle_ms, true),
+           set_config('transaction_timeout', :transaction_ms, true)
+    """
+)
+
+_LOCK_FRAMES = """
+    SELECT f.pk_frame
+    FROM unnest(CAST(:frames AS varchar[]), CAST(:versions AS int[])) AS wanted(pk_frame, version)
+    JOIN frame f ON f.pk_frame = wanted.pk_frame
+    JOIN layer l ON l.pk_layer = f.pk_layer
+    JOIN job j ON j.pk_job = f.pk_job
+    JOIN show s ON s.pk_show = j.pk_show
+    WHERE f.str_state = 'WAITING' AND f.int_version IS NOT DISTINCT FROM wanted.version
+      AND j.str_state = 'PENDING' AND NOT j.b_paused AND j.b_auto_book
+      AND s.b_active AND s.b_scheduler_managed AND s.b_booking_enabled AND s.b_dispatch_enabled AND NOT s.b_paused
+      {started}
+      AND NOT EXISTS (SELECT 1 FROM proc p WHERE p.pk_frame = f.pk_frame)
+    ORDER BY f.pk_frame
+    FOR NO KEY UPDATE OF f SKIP LOCKED
+"""
+
+_LOCK_HOSTS = text(
+    """
+    SELECT h.pk_host, h.pk_alloc, h.str_lock_state, s.str_state,
+           h.int_cores_idle, h.int_mem_idle, h.int_gpus_idle, h.int_gpu_mem_idle
+    FROM host h
+    JOIN host_stat s ON s.pk_host = h.pk_host
+    WHERE h.pk_host = ANY(CAST(:hosts AS varchar[]))
+    ORDER BY h.pk_host
+    FOR NO KEY UPDATE OF h SKIP LOCKED
+    """
+)
+
+_CAPS = text(
+    """
+    SELECT 'sub' AS kind, sub.pk_show AS id, sub.pk_alloc AS id2,
+           CAST(sub.int_burst AS bigint) AS cores, CAST(-1 AS bigint) AS gpus
+    FROM unnest(CAST(:shows AS varchar[]), CAST(:allocs AS varchar[])) AS wanted(pk_show, pk_alloc)
+    JOIN subscription sub ON sub.pk_show = wanted.pk_show AND sub.pk_alloc = wanted.pk_alloc
+    UNION ALL
+    SELECT 'folder', pk_folder, '', int_max_cores, int_max_gpus
+    FROM folder_resource WHERE pk_folder = ANY(CAST(:folders AS varchar[]))
+    UNION ALL
+    SELECT 'job', pk_job, '', int_max_cores, int_max_gpus
+    FROM job_resource WHERE pk_job = ANY(CAST(:jobs AS varchar[]))
+    UNION ALL
+    SELECT 'limit', pk_limit_record, '', COALESCE(int_max_value, 0), -1
+    FROM limit_record WHERE pk_limit_record = ANY(CAST(:limits AS varchar[]))
+    """
+)
+
+_LOCK_LAYER_STATS = text(
+    "SELECT 1 FROM layer_stat WHERE pk_layer = ANY(CAST(:ids AS varchar[])) ORDER BY pk_layer FOR NO KEY UPDATE"
+)
+_LOCK_JOB_STATS = text(
+    "SELECT 1 FROM job_stat WHERE pk_job = ANY(CAST(:ids AS varchar[])) ORDER BY pk_job FOR NO KEY UPDATE"
+)
+
+_INSERT_PROCS = text(
+    """
+    INSERT INTO proc (pk_proc, pk_host, pk_show, pk_job, pk_layer, pk_frame,
+                      int_cores_reserved, int_mem_reserved, int_mem_pre_reserved, int_mem_used,
+                      int_gpus_reserved, int_gpu_mem_reserved, int_gpu_mem_pre_reserved, b_local)
+    SELECT pk_proc, pk_host, pk_show, pk_job, pk_layer, pk_frame,
+           cores, memory, memory, :memory_used, gpus, gpu_memory, gpu_memory, false
+    FROM unnest(CAST(:procs AS varchar[]), CAST(:hosts AS varchar[]), CAST(:shows AS varchar[]),
+                CAST(:jobs AS varchar[]), CAST(:layers AS varchar[]), CAST(:frames AS varchar[]),
+                CAST(:cores AS bigint[]), CAST(:memory AS bigint[]),
+                CAST(:gpus AS int[]), CAST(:gpu_memory AS bigint[]))
+         AS planned(pk_proc, pk_host, pk_show, pk_job, pk_layer, pk_frame, cores, memory, gpus, gpu_memory)
+    ON CONFLICT DO NOTHING
+    RETURNING pk_proc
+    """
+)
+
+_START_FRAMES = text(
+    """
+    UPDATE frame f
+    SET str_state = 'RUNNING', str_host = planned.host_name, int_cores = planned.cores,
+        int_mem_reserved = planned.memory, int_gpus = planned.gpus, int_gpu_mem_reserved = planned.gpu_memory,
+        ts_started = current_timestamp, ts_updated = current_timestamp, ts_stopped = NULL,
+        int_retries = f.int_retries + CASE WHEN f.int_exit_status = ANY(CAST(:no_retry AS int[])) THEN 0 ELSE 1 END,
+        int_version = COALESCE(f.int_version, 0) + 1
+    FROM unnest(CAST(:frames AS varchar[]), CAST(:host_names AS varchar[]), CAST(:cores AS int[]),
+                CAST(:memory AS bigint[]), CAST(:gpus AS int[]), CAST(:gpu_memory AS bigint[]))
+         AS planned(pk_frame, host_name, cores, memory, gpus, gpu_memory)
+    WHERE f.pk_frame = planned.pk_frame
+    RETURNING f.pk_frame, f.int_version
+    """
+)
+
+_TAKE_FROM_HOSTS = text(
+    """
+    UPDATE host h
+    SET int_cores_idle = h.int_cores_idle - taken.cores, int_mem_idle = h.int_mem_idle - taken.memory,
+        int_gpus_idle = h.int_gpus_idle - taken.gpus, int_gpu_mem_idle = h.int_gpu_mem_idle - taken.gpu_memory
+    FROM unnest(CAST(:hosts AS varchar[]), CAST(:cores AS bigint[]), CAST(:memory AS bigint[]),
+                CAST(:gpus AS bigint[]), CAST(:gpu_memory AS bigint[]))
+         AS taken(pk_host, cores, memory, gpus, gpu_memory)
+    WHERE h.pk_host = taken.pk_host
+    """
+)
+
+_TAKE_FROM_HOST_STATS = text(
+    """
+    UPDATE host_stat s
+    SET int_mem_free = GREATEST(0, s.int_mem_free - taken.memory),
+        int_gpu_mem_free = GREATEST(0, s.int_gpu_mem_free - taken.gpu_memory)
+    FROM unnest(CAST(:hosts AS varchar[]), CAST(:memory AS bigint[]), CAST(:gpu_memory AS bigint[]))
+         AS taken(pk_host, memory, gpu_memory)
+    WHERE s.pk_host = taken.pk_host
+    """
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """One proc as it is written. Centicores, KB, whole GPUs."""
+
+    proc_id: str
+    frame_id: str
+    frame_version: int | None
+    layer_id: str
+    job_id: str
+    show_id: str
+    host_id: str
+    host_name: str
+    centicores: int
+    memory_kb: int
+    gpus: int
+    gpu_memory_kb: int
+
+
+@dataclass(frozen=True, slots=True)
+class LockedHost:
+    """A host row this transaction holds. Centicores, KB, whole GPUs. ``up``: UP and OPEN."""
+
+    id: str
+    alloc_id: str
+    up: bool
+    centicores: int
+    memory_kb: int
+    gpus: int
+    gpu_memory_kb: int
+
+
+class CapRow(NamedTuple):
+    """A cap as PostgreSQL has it now. ``cores`` in centicores (of a limit: frames); kind: sub, folder, job, limit."""
+
+    kind: str
+    id: str
+    id2: str
+    cores: int
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionTimes:
+    """What the server allows a transaction, in seconds."""
+
+    statement: float
+    lock: float
+    idle: float
+    whole: float
+
+
+def set_timeouts(connection: Connection, times: TransactionTimes) -> None:
+    """Bound this transaction on the server; ``whole`` only where the server can (PostgreSQL 17)."""
+    parameters = {
+        "statement_ms": _milliseconds(times.statement),
+        "lock_ms": _milliseconds(times.lock),
+        "idle_ms": _milliseconds(times.idle),
+    }
+    version = connection.dialect.server_version_info or (0,)
+    if version[0] >= _TRANSACTION_TIMEOUT_SINCE:
+        connection.execute(_TRANSACTION_TIMEOUTS, {**parameters, "transaction_ms": _milliseconds(times.whole)})
+    else:
+        connection.execute(_TIMEOUTS, parameters)
+
+
+def lock_frames(connection: Connection, bookings: Sequence[Booking], columns: SchemaColumns) -> frozenset[str]:
+    """Lock those frames that may still be started: waiting, unchanged, ownerless, of a job and show that may run.
+
+    Ids of the frames locked. A frame somebody else has locked is not waited for.
+    """
+    parameters = {"frames": [b.frame_id for b in bookings], "versions": [b.frame_version for b in bookings]}
+    return frozenset(connection.execute(_lock_frames(columns.has_start_after), parameters).scalars())
+
+
+def lock_hosts(connection: Connection, host_ids: Collection[str]) -> dict[str, LockedHost]:
+    """Lock those hosts nobody else has locked, by id. Ids are in key order whoever asks."""
+    rows = connection.execute(_LOCK_HOSTS, {"hosts": sorted(host_ids)})
+    return {
+        row.pk_host: LockedHost(
+            row.pk_host,
+            row.pk_alloc,
+            row.str_lock_state == "OPEN" and row.str_state == "UP",
+            row.int_cores_idle,
+            row.int_mem_idle,
+            row.int_gpus_idle,
+            row.int_gpu_mem_idle,
+        )
+        for row in rows
+    }
+
+
+def read_caps(
+    connection: Connection,
+    *,
+    subscriptions: Collection[tuple[str, str]],
+    folders: Collection[str],
+    jobs: Collection[str],
+    limits: Collection[str],
+) -> list[CapRow]:
+    """The caps of these vertices as they are now; one that no longer exists has no row. (show, alloc) pairs."""
+    parameters = {
+        "shows": [show for show, _ in subscriptions],
+        "allocs": [alloc for _, alloc in subscriptions],
+        "folders": list(folders),
+        "jobs": list(jobs),
+        "limits": list(limits),
+    }
+    return [CapRow(row.kind, row.id, row.id2, row.cores, row.gpus) for row in connection.execute(_CAPS, parameters)]
+
+
+def lock_stats(connection: Connection, layer_ids: Collection[str], job_ids: Collection[str]) -> None:
+    """Lock the counters the frame triggers will write: all layers' in key order, then all jobs'.
+
+    Left to the triggers, two plans take them in the order of their frames and deadlock.
+    """
+    connection.execute(_LOCK_LAYER_STATS, {"ids": sorted(layer_ids)})
+    connection.execute(_LOCK_JOB_STATS, {"ids": sorted(job_ids)})
+
+
+def insert_procs(connection: Connection, bookings: Sequence[Booking]) -> frozenset[str]:
+    """Insert the procs; ids of those inserted. A frame that got a proc from somebody else keeps that one."""
+    parameters = {
+        "procs": [b.proc_id for b in bookings],
+        "hosts": [b.host_id for b in bookings],
+        "shows": [b.show_id for b in bookings],
+        "jobs": [b.job_id for b in bookings],
+        "layers": [b.layer_id for b in bookings],
+        "frames": [b.frame_id for b in bookings],
+        "cores": [b.centicores for b in bookings],
+        "memory": [b.memory_kb for b in bookings],
+        "gpus": [b.gpus for b in bookings],
+        "gpu_memory": [b.gpu_memory_kb for b in bookings],
+        "memory_used": FIRST_MEMORY_USED_KB,
+    }
+    return frozenset(connection.execute(_INSERT_PROCS, parameters).scalars())
+
+
+def start_frames(connection: Connection, bookings: Sequence[Booking]) -> dict[str, int]:
+    """Set locked frames RUNNING; frame id -> int_version afterwards (a trigger may raise it by more than one)."""
+    parameters = {
+        "frames": [b.frame_id for b in bookings],
+        "host_names": [b.host_name for b in bookings],
+        "cores": [b.centicores for b in bookings],
+        "memory": [b.memory_kb for b in bookings],
+        "gpus": [b.gpus for b in bookings],
+        "gpu_memory": [b.gpu_memory_kb for b in bookings],
+        "no_retry": list(NO_RETRY_STATUSES),
+    }
+    return {row.pk_frame: row.int_version for row in connection.execute(_START_FRAMES, parameters)}
+
+
+def take_from_hosts(connection: Connection, bookings: Sequence[Booking], *, reported_free: bool) -> None:
+    """Lower the idle columns of locked hosts, each host once by the sum of its bookings.
+
+    ``reported_free`` also lowers what the machine reports free, which only a host report raises again: for
+    benchmarks without RQD (``host_cache.update_stat_on_book``).
+    """
+    sums: dict[str, list[int]] = {}
+    for booking in bookings:
+        taken = sums.setdefault(booking.host_id, [0, 0, 0, 0])
+        taken[0] += booking.centicores
+        taken[1] += booking.memory_kb
+        taken[2] += booking.gpus
+        taken[3] += booking.gpu_memory_kb
+    hosts = sorted(sums)
+    cores, memory, gpus, gpu_memory = ([sums[host][column] for host in hosts] for column in range(4))
+    amounts: Mapping[str, list[int]] = {"cores": cores, "memory": memory, "gpus": gpus, "gpu_memory": gpu_memory}
+    connection.execute(_TAKE_FROM_HOSTS, {"hosts": hosts, **amounts})
+    if reported_free:
+        connection.execute(_TAKE_FROM_HOST_STATS, {"hosts": hosts, "memory": memory, "gpu_memory": gpu_memory})
+
+
+@cache
+def _lock_frames(has_start_after: bool) -> TextClause:
+    started = "AND (l.ts_start_after IS NULL OR l.ts_start_after <= now())" if has_start_after else ""
+    return text(_LOCK_FRAMES.format(started=started))
+
+
+def _milliseconds(seconds: float) -> str:
+    """Never 0, which would mean no time-out at all."""
+    return str(max(1, round(seconds * 1000)))

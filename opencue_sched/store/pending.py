@@ -1,0 +1,249 @@
+"""What waits: the jobs, layers and frames of one cluster, and the room left under their caps (facts C, A).
+
+All usage is summed live from ``proc``. OpenCue's own columns (subscription.int_cores, job_resource.int_cores, ...) are
+rewritten only every two minutes for managed shows, and the view ``vs_waiting`` reads them and hides jobs whose cap is
+0 or -1; neither is used. Procs of a fraction of a core count as one core each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple, Protocol
+
+from sqlalchemy import Connection, Row, TextClause, bindparam, text
+
+from opencue_sched.domain.cluster import Cluster
+
+
+class SchemaColumns(Protocol):
+    """What differs between the schemas the SQL runs on (``store.schema.SchemaFacts``)."""
+
+    @property
+    def has_start_after(self) -> bool:
+        """``layer.ts_start_after`` exists (Cuebot V47)."""
+
+    @property
+    def has_our_objects(self) -> bool:
+        """Our migration has run: ``opencue_sched_quarantine`` exists."""
+
+
+class SubscriptionRow(NamedTuple):
+    """One subscription of a show. Centicores for ``burst``, whole cores for ``cores``."""
+
+    alloc_id: str
+    facility_id: str
+    burst_centicores: int
+    cores: int
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobSelection:
+    """Which jobs of a cluster a pass looks at.
+
+    ``tags``: those with a layer for one of these. ``full_limits``: a layer under one of these limits does not count.
+    ``skip_layers``: nor do these (they are backing off), so that jobs without a host do not hide those behind them.
+    """
+
+    show_id: str
+    facility_id: str
+    tags: Sequence[str]
+    full_limits: Sequence[str]
+    skip_layers: Sequence[str]
+    max_jobs: int
+
+
+# Must keep the exact spelling of the schema's GIN index, or PostgreSQL will not use it.
+_LAYER_TAGS = "string_to_array(replace(l.str_tags, ' ', ''), '|')"
+_STARTED = "AND (l.ts_start_after IS NULL OR l.ts_start_after <= now())"
+_NOT_QUARANTINED = (
+    "AND NOT EXISTS (SELECT 1 FROM opencue_sched_quarantine q WHERE q.pk_job = j.pk_job AND q.until > now())"
+)
+
+_SUBSCRIPTIONS = text(
+    """
+    SELECT sub.pk_alloc, a.pk_facility, sub.int_burst,
+           COALESCE(used.cores, 0) AS cores, COALESCE(used.gpus, 0) AS gpus
+    FROM subscription sub
+    JOIN alloc a ON a.pk_alloc = sub.pk_alloc
+    LEFT JOIN (
+        SELECT h.pk_alloc, sum((p.int_cores_reserved + 99) / 100) AS cores, sum(p.int_gpus_reserved) AS gpus
+        FROM proc p
+        JOIN host h ON h.pk_host = p.pk_host
+        WHERE p.pk_show = :show_id AND NOT p.b_local
+        GROUP BY h.pk_alloc
+    ) used ON used.pk_alloc = sub.pk_alloc
+    WHERE sub.pk_show = :show_id
+    """
+)
+
+_TAGS_OF_OPEN_ALLOCATIONS = text(
+    """
+    SELECT DISTINCT replace(t.str_tag, ' ', '') AS tag
+    FROM host_tag t
+    JOIN host h ON h.pk_host = t.pk_host
+    WHERE replace(t.str_tag, ' ', '') = ANY(CAST(:tags AS varchar[])) AND h.pk_alloc = ANY(CAST(:allocs AS varchar[]))
+    """
+)
+
+# The inner query sorts the pending jobs of the cluster; the outer one walks down that order, sums the procs of a job
+# only when it gets there, and stops at the limit. OFFSET 0 keeps PostgreSQL from merging the two; the outer ORDER BY
+# costs nothing, because the order is already there. The folder sums are one scan, made only if a capped folder is met.
+# A layer's least need is domain.reservation.smallest_need.
+_PENDING_JOBS = """
+    WITH folder_use AS MATERIALIZED (
+        SELECT j.pk_folder, sum((p.int_cores_reserved + 99) / 100) AS cores, sum(p.int_gpus_reserved) AS gpus
+        FROM proc p
+        JOIN job j ON j.pk_job = p.pk_job
+        WHERE p.pk_show = :show_id
+        GROUP BY j.pk_folder
+    )
+    SELECT c.*, used.cores AS job_cores, used.gpus AS job_gpus,
+           COALESCE(folder.cores, 0) AS folder_cores, COALESCE(folder.gpus, 0) AS folder_gpus
+    FROM (
+        SELECT j.pk_job, j.str_name, j.pk_show, j.str_show, j.pk_facility, j.pk_folder, j.pk_dept, j.str_shot,
+               j.str_user, j.int_uid, j.str_log_dir, j.str_os, j.str_loki_url, j.ts_started,
+               r.int_priority, r.int_max_cores, r.int_max_gpus,
+               f.int_max_cores AS folder_max_cores, f.int_max_gpus AS folder_max_gpus
+        FROM job j
+        JOIN show s ON s.pk_show = j.pk_show
+        LEFT JOIN job_resource r ON r.pk_job = j.pk_job
+        LEFT JOIN folder_resource f ON f.pk_folder = j.pk_folder
+        WHERE j.pk_show = :show_id AND j.pk_facility = :facility_id
+          AND j.str_state = 'PENDING' AND j.b_paused = false AND j.b_auto_book
+          AND s.b_active AND s.b_scheduler_managed AND s.b_booking_enabled AND s.b_dispatch_enabled AND NOT s.b_paused
+          AND EXISTS (SELECT 1 FROM subscription sub WHERE sub.pk_show = j.pk_show AND sub.int_burst > 0)
+          AND EXISTS (
+              SELECT 1
+              FROM layer l
+              JOIN layer_stat ls ON ls.pk_layer = l.pk_layer AND ls.int_waiting_count > 0
+              WHERE l.pk_job = j.pk_job AND {layer_tags} && CAST(:tags AS text[]) {started}
+          )
+          {not_quarantined}
+        ORDER BY r.int_priority DESC NULLS LAST, j.ts_started, j.pk_job
+        OFFSET 0
+    ) c
+    CROSS JOIN LATERAL (
+        SELECT COALESCE(sum((p.int_cores_reserved + 99) / 100), 0) AS cores,
+               COALESCE(sum(p.int_gpus_reserved), 0) AS gpus
+        FROM proc p
+        WHERE p.pk_job = c.pk_job
+    ) used
+    LEFT JOIN LATERAL (
+        SELECT u.cores, u.gpus
+        FROM folder_use u
+        WHERE (c.folder_max_cores > 0 OR c.folder_max_gpus > 0) AND u.pk_folder = c.pk_folder
+    ) folder ON true
+    WHERE EXISTS (
+        SELECT 1
+        FROM layer l
+        JOIN layer_stat ls ON ls.pk_layer = l.pk_layer AND ls.int_waiting_count > 0
+        CROSS JOIN LATERAL (
+            SELECT CASE WHEN NOT l.b_threadable OR l.int_cores_min < 100 THEN 1
+                        WHEN l.int_cores_max > 0 THEN (LEAST(l.int_cores_min, l.int_cores_max) + 99) / 100
+                        ELSE (l.int_cores_min + 99) / 100 END AS cores,
+                   GREATEST(l.int_gpus_min, 0) AS gpus
+        ) need
+        WHERE l.pk_job = c.pk_job AND {layer_tags} && CAST(:tags AS text[]) {started}
+          AND (COALESCE(c.int_max_cores, 0) <= 0 OR need.cores <= c.int_max_cores / 100 - used.cores)
+          AND (COALESCE(c.int_max_gpus, 0) <= 0 OR need.gpus = 0 OR need.gpus <= c.int_max_gpus - used.gpus)
+          AND (COALESCE(c.folder_max_cores, 0) <= 0
+               OR need.cores <= c.folder_max_cores / 100 - COALESCE(folder.cores, 0))
+          AND (COALESCE(c.folder_max_gpus, 0) <= 0 OR need.gpus = 0
+               OR need.gpus <= c.folder_max_gpus - COALESCE(folder.gpus, 0))
+          AND l.pk_layer <> ALL(CAST(:skip_layers AS varchar[]))
+          AND NOT EXISTS (
+              SELECT 1 FROM layer_limit ll
+              WHERE ll.pk_layer = l.pk_layer AND ll.pk_limit_record = ANY(CAST(:full_limits AS varchar[]))
+          )
+    )
+    ORDER BY c.int_priority DESC NULLS LAST, c.ts_started, c.pk_job
+    LIMIT :max_jobs
+"""
+
+# One row a layer, its frames as parallel arrays. Timestamps leave as seconds: a date Python cannot hold must not end
+# the whole query.
+_WAITING_LAYERS = """
+    SELECT l.pk_layer, l.pk_job, l.str_name, l.str_cmd, l.str_range, l.int_chunk_size, l.int_dispatch_order,
+           l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min, l.int_gpu_mem_min, l.str_tags,
+           l.str_services, l.b_threadable, ls.int_waiting_count,
+           ARRAY(SELECT DISTINCT ll.pk_limit_record FROM layer_limit ll WHERE ll.pk_layer = l.pk_layer) AS limit_ids,
+           waiting.ids, waiting.names, waiting.numbers, waiting.versions, waiting.eligible
+    FROM unnest(CAST(:job_ids AS varchar[])) WITH ORDINALITY AS wanted(pk_job, turn)
+    JOIN layer l ON l.pk_job = wanted.pk_job
+    JOIN layer_stat ls ON ls.pk_layer = l.pk_layer AND ls.int_waiting_count > 0
+    CROSS JOIN LATERAL (
+        SELECT array_agg(f.pk_frame ORDER BY f.turn) AS ids, array_agg(f.str_name ORDER BY f.turn) AS names,
+               array_agg(f.int_number ORDER BY f.turn) AS numbers, array_agg(f.int_version ORDER BY f.turn) AS versions,
+               array_agg(f.eligible ORDER BY f.turn) AS eligible
+        FROM (
+            SELECT pk_frame, str_name, int_number, int_version,
+                   CAST(extract(epoch FROM ts_eligible) AS double precision) AS eligible,
+                   row_number() OVER (ORDER BY int_dispatch_order, int_layer_order, pk_frame) AS turn
+            FROM frame
+            WHERE frame.pk_layer = l.pk_layer AND frame.str_state = 'WAITING'
+            ORDER BY int_dispatch_order, int_layer_order, pk_frame
+            LIMIT :max_frames
+        ) f
+    ) waiting
+    WHERE {layer_tags} && CAST(:tags AS text[]) {started} AND waiting.ids IS NOT NULL
+    ORDER BY wanted.turn, l.int_dispatch_order, l.pk_layer
+"""
+
+
+@cache
+def _pending_jobs(has_start_after: bool, has_quarantine: bool) -> TextClause:
+    statement = _PENDING_JOBS.format(
+        layer_tags=_LAYER_TAGS,
+        started=_STARTED if has_start_after else "",
+        not_quarantined=_NOT_QUARANTINED if has_quarantine else "",
+    )
+    return text(statement).bindparams(bindparam("max_jobs"))
+
+
+@cache
+def _waiting_layers(has_start_after: bool) -> TextClause:
+    return text(_WAITING_LAYERS.format(layer_tags=_LAYER_TAGS, started=_STARTED if has_start_after else ""))
+
+
+def fetch_subscriptions(connection: Connection, show_id: str) -> list[SubscriptionRow]:
+    """Every subscription of the show, in any facility, with what its procs on the allocation's hosts take now.
+
+    Local procs (a user's own machine) do not count against a subscription.
+    """
+    rows = connection.execute(_SUBSCRIPTIONS, {"show_id": show_id})
+    return [SubscriptionRow(r.pk_alloc, r.pk_facility, r.int_burst, int(r.cores), int(r.gpus)) for r in rows]
+
+
+def tags_of_allocations(connection: Connection, tags: Sequence[str], alloc_ids: Sequence[str]) -> tuple[str, ...]:
+    """Those of ``tags`` that a host of one of the allocations carries, sorted."""
+    rows = connection.execute(_TAGS_OF_OPEN_ALLOCATIONS, {"tags": list(tags), "allocs": list(alloc_ids)})
+    return tuple(sorted(rows.scalars()))
+
+
+def fetch_pending_jobs(connection: Connection, selection: JobSelection, columns: SchemaColumns) -> Sequence[Row[Any]]:
+    """The first jobs that may book something now: priority first, then the oldest, then the id.
+
+    A job, or its folder, at its cap by live usage is passed over, as is one whose waiting layers all want more than
+    what is left or stand under a full limit. Caps below one core refuse everything; 0 and below are no cap.
+    """
+    statement = _pending_jobs(columns.has_start_after, columns.has_our_objects)
+    parameters: Mapping[str, Any] = {
+        "show_id": selection.show_id,
+        "facility_id": selection.facility_id,
+        "tags": list(selection.tags),
+        "full_limits": list(selection.full_limits),
+        "skip_layers": list(selection.skip_layers),
+        "max_jobs": selection.max_jobs,
+    }
+    return connection.execute(statement, parameters).all()
+
+
+def fetch_waiting_layers(
+    connection: Connection, cluster: Cluster, job_ids: Sequence[str], max_frames: int, columns: SchemaColumns
+) -> Sequence[Row[Any]]:
+    """The bookable layers of all these jobs in dispatch order, each with its first ``max_frames`` waiting frames."""
+    parameters = {"job_ids": list(job_ids), "tags": list(cluster.tags), "max_frames": max_frames}
+    return connection.execute(_waiting_layers(columns.has_start_after), parameters).all()
