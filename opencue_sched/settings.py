@@ -92,7 +92,7 @@ class Queue(_Section):
     stream: Stream = Field(default_factory=Stream, description="Stream buffers.")
     max_jobs_per_cluster_pass: int = Field(20, ge=1, description="Jobs looked at in one cluster pass.")
     max_frames_per_plan: int = Field(
-        500, ge=1, description="Frames booked by one commit. Higher: fewer commits; lower: host rows locked more briefly."
+        500, ge=1, description="Frames booked by one commit. Higher: fewer commits; lower: rows locked more briefly."
     )
     manual_tags_chunk_size: int = Field(100, ge=1, description="Manual tags per cluster.")
     hostname_tags_chunk_size: int = Field(300, ge=1, description="Hostname tags per cluster.")
