@@ -1,0 +1,126 @@
+"""The built wheel works in a fresh environment, far from the checkout.
+
+The environment borrows the installed dependencies of the running one through a .pth file; the package itself comes
+from the wheel, and the checkout is nowhere on its path.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+
+from opencue_sched.embedded.stress_farms import DRAIN, stress_farm
+from tests.conftest import RedisServer
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _run(command: list[str | Path], *, cwd: Path, env: Mapping[str, str] | None = None) -> str:
+    ended = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=240)
+    assert ended.returncode == 0, f"{command} ended with {ended.returncode}:\n{ended.stdout}\n{ended.stderr}"
+    return ended.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout."""
+    directory = tmp_path_factory.mktemp("wheel")
+    build = "import os, sys; from hatchling.build import build_wheel; print(build_wheel(sys.argv[1]))"
+    name = _run([sys.executable, "-c", build, directory], cwd=ROOT).split()[-1]
+    return directory / name
+
+
+class Installation:
+    """A Python that has the wheel and no checkout."""
+
+    def __init__(self, directory: Path, wheel: Path) -> None:
+        venv.create(directory / "venv", with_pip=False, symlinks=True)
+        self.bin = directory / "venv" / "bin"
+        self.site = next((directory / "venv").glob("lib/python*/site-packages"))
+        # A path named in a .pth file brings no .pth files of its own: the editable checkout does not come along.
+        (self.site / "borrowed.pth").write_text(sysconfig.get_paths()["purelib"] + "\n", encoding="utf-8")
+        pip = [sys.executable, "-m", "pip", "--python", self.bin / "python", "--disable-pip-version-check"]
+        _run([*pip, "install", "--quiet", "--no-index", "--no-deps", "--force-reinstall", wheel], cwd=directory)
+        self._work = directory / "work"
+        self._work.mkdir()
+
+    def python(self, code: str, *arguments: str, **environment: str) -> Any:
+        """Run code that prints JSON; returns what it printed last."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "OPENCUE_SCHED_"))}
+        command: list[str | Path] = [self.bin / "python", "-c", code, *arguments]
+        return json.loads(_run(command, cwd=self._work, env={**kept, **environment}).splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def installation(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    return Installation(tmp_path_factory.mktemp("installation"), wheel)
+
+
+def test_the_wheel_has_every_part(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {"opencue_sched/settings.py", "tasks/__init__.py", "celeryconfig.py", "opencue_sched/py.typed"} <= names
+    scripts = {path.relative_to(ROOT / "lua").as_posix() for path in (ROOT / "lua").rglob("*.lua")}
+    assert scripts
+    assert {f"opencue_sched/_lua/{script}" for script in scripts} <= names
+    migrations = {
+        path.relative_to(ROOT / "alembic").as_posix()
+        for pattern in ("*.py", "*.mako", "*.sql")
+        for path in (ROOT / "alembic").rglob(pattern)
+    }
+    assert migrations
+    assert {f"opencue_sched/_alembic/{migration}" for migration in migrations} <= names
+    assert not {name for name in names if name.startswith(("tests/", "benchmarks/", "alembic/", "lua/", "docs/"))}
+
+
+def test_everything_is_imported_from_the_wheel(installation: Installation) -> None:
+    places = installation.python(
+        "import celeryconfig, json, opencue_sched, opencue_sched.celery, tasks\n"
+        "print(json.dumps([m.__file__ for m in (celeryconfig, opencue_sched, opencue_sched.celery, tasks)]))"
+    )
+    assert [place for place in places if Path(place).is_relative_to(installation.site)] == places
+
+
+def test_the_lua_scripts_are_found_and_load(installation: Installation, redis_server: RedisServer) -> None:
+    names = sorted(path.stem for path in (ROOT / "lua").glob("*.lua"))
+    loaded = installation.python(
+        "import json, sys, redis\n"
+        "from opencue_sched.lua_scripts import load_script\n"
+        "scripts = [load_script(name) for name in json.loads(sys.argv[2])]\n"
+        "client = redis.Redis.from_url(sys.argv[1], decode_responses=True)\n"
+        "print(json.dumps([client.script_load(script.text) == script.sha for script in scripts]))\n"
+        "client.close()",
+        redis_server.url,
+        json.dumps(names),
+    )
+    assert loaded == [True] * len(names)
+
+
+def test_the_migrations_upgrade_an_empty_database(installation: Installation, empty_database_url: str) -> None:
+    tables = installation.python(
+        "import json, sys\n"
+        "from sqlalchemy import create_engine, inspect\n"
+        "from opencue_sched.store import schema\n"
+        "schema.upgrade(sys.argv[1])\n"
+        "engine = create_engine(sys.argv[1])\n"
+        "print(json.dumps(inspect(engine).get_table_names()))\n"
+        "engine.dispose()",
+        empty_database_url,
+    )
+    assert {"show", "job", "layer", "frame", "host", "proc", "subscription"} <= set(tables)
+    engine = create_engine(empty_database_url)
+    with engine.begin() as connection:
+        farm = stress_farm(connection, DRAIN.scaled(0.01))
+    engine.dispose()
+    assert farm.frames > 0
