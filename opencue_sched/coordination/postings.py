@@ -91,6 +91,14 @@ class ClusterPostings:
                 offered.append(Offered(cluster, str(answer[3 * i]), bool(answer[3 * i + 1])))
         return offered
 
+    def sleeping(self) -> int:
+        """How many postings rest."""
+        return int(self._client.zcard(self._board.of("delayed")))
+
+    def posted(self) -> dict[str, str]:
+        """Cluster key -> posting uuid, of every posting."""
+        return {str(name): str(uuid) for name, uuid in self._client.hgetall(self._board.of("names")).items()}
+
     def _offer_args(self, clusters: Sequence[Cluster], wake: bool) -> list[str | int | float]:
         args: list[str | int | float] = [self._prefix, int(RESEND_SECONDS * 1000)]
         for cluster in clusters:

@@ -17,6 +17,7 @@ import structlog
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
+from opencue_sched.accounting.entries import Booking
 from opencue_sched.dispatch.channels import RqdChannels
 from opencue_sched.dispatch.confirm import Confirmation, Fate, RunningFrameRef, kill_and_confirm
 from opencue_sched.dispatch.launch import LaunchOutcome, LaunchState
@@ -42,7 +43,7 @@ class Committed(Protocol):
 class SettlingLedger(Protocol):
     """The part of accounting.ledger.Ledger used here."""
 
-    def settle(self, proc_ids: Sequence[str], /) -> Any: ...
+    def settle(self, bookings: Sequence[Booking], /) -> Any: ...
 
     def release(self, proc_ids: Sequence[str], /) -> Any: ...
 
@@ -110,7 +111,7 @@ class Settlement:
         for proc_id, problem in self._undo_in_postgresql([by_id[proc_id] for proc_id in to_undo]).items():
             left[proc_id] = _because(to_undo.pop(proc_id), problem)
         ledger_error = self._tell_redis(
-            booked=[*launched, *left],
+            booked=[booking_of(by_id[proc_id].planned) for proc_id in (*launched, *left)],
             released=list(to_undo),
             hosts=_distinct(by_id[proc_id].planned.host.id for proc_id in to_undo),
         )
@@ -156,7 +157,7 @@ class Settlement:
             log.info("compensated_by_others", proc_ids=others)
         return {}
 
-    def _tell_redis(self, *, booked: list[str], released: list[str], hosts: list[str]) -> str:
+    def _tell_redis(self, *, booked: list[Booking], released: list[str], hosts: list[str]) -> str:
         """A proc that is committed in PostgreSQL is confirmed in the ledger even when its frame is not sure to run."""
         try:
             if booked:
@@ -169,6 +170,11 @@ class Settlement:
             log.warning("settlement_not_told_to_redis", booked=len(booked), released=released, error=str(error))
             return f"{type(error).__name__}: {error}"
         return ""
+
+
+def booking_of(planned: PlannedProc) -> Booking:
+    """What a planned proc takes from the counters."""
+    return Booking(planned.proc_id, planned.vertices, planned.reservation.cores, planned.reservation.gpus)
 
 
 def _error(outcome: LaunchOutcome) -> RqdFailure:

@@ -21,7 +21,7 @@ from prometheus_client import (
     Histogram,
     start_http_server,
 )
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.errors import SchedulerError
@@ -163,6 +163,12 @@ def registry() -> CollectorRegistry:
     combined = CollectorRegistry()
     MultiProcessCollector(combined)  # type: ignore[no-untyped-call]
     return combined
+
+
+def process_ended(pid: int) -> None:
+    """Take a dead prefork child's gauges out of the sums."""
+    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        mark_process_dead(pid)  # type: ignore[no-untyped-call]
 
 
 def serve_metrics(host: str, first_port: int) -> tuple[WSGIServer, int] | None:

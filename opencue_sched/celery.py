@@ -1,0 +1,79 @@
+"""The Celery application that ``celery -A opencue_sched`` finds.
+
+Only wiring lives here: configuration, logs, signals and the start and stop of a worker's runtime. Celery swallows
+exceptions of signal handlers, so what must not fail silently (stores that do not answer, a schema that is too old) is
+checked in a boot step that ends the process with a message and exit status 78 (configuration error).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import structlog
+from celery import Celery, bootsteps
+from celery.signals import setup_logging, worker_process_init, worker_process_shutdown
+
+from opencue_sched.domain.errors import SchedulerError
+from opencue_sched.settings import get_settings
+
+log = structlog.get_logger(__name__)
+
+EX_CONFIG = 78
+
+app = Celery("opencue_sched")
+app.config_from_object("celeryconfig")
+
+
+@setup_logging.connect
+def _logging(**_: Any) -> None:
+    from opencue_sched.operate.logs import configure_logging
+
+    configure_logging(get_settings().logging)
+
+
+class RuntimeStep(bootsteps.StartStopStep):
+    """Check the stores, fill the counters, listen to the database; give everything back at the end."""
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, parent: Any, **_: Any) -> None:
+        self.prefork = "prefork" in str(getattr(parent, "pool_cls", ""))
+
+    def start(self, parent: Any) -> None:
+        from opencue_sched.operate.logs import install_level_signals
+        from opencue_sched.operate.runtime import start_worker
+
+        try:
+            start_worker(app, hostname=parent.hostname)
+        except SchedulerError as error:
+            print(f"opencue-sched cannot start: {error}", file=sys.stderr, flush=True)  # noqa: T201
+            os._exit(EX_CONFIG)
+        install_level_signals()
+
+    def stop(self, parent: Any) -> None:  # noqa: ARG002 - celery's signature
+        from opencue_sched.operate.runtime import stop_worker
+
+        stop_worker()
+
+    def terminate(self, parent: Any) -> None:
+        self.stop(parent)
+
+
+@worker_process_init.connect
+def _child_started(**_: Any) -> None:
+    """A prefork child: forget whatever the parent had open."""
+    from opencue_sched.operate.runtime import forget_runtime
+
+    forget_runtime()
+
+
+@worker_process_shutdown.connect
+def _child_stopped(pid: int | None = None, **_: Any) -> None:
+    from opencue_sched.operate.metrics import process_ended
+
+    process_ended(pid or os.getpid())
+
+
+app.steps["worker"].add(RuntimeStep)

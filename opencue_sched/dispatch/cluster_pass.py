@@ -1,0 +1,223 @@
+"""One pass over one cluster: gather, plan, book, commit, launch, settle (design section 3).
+
+Where the process may die, and what holds then:
+
+- after *book*, before *commit*: the bookings stay in flight in Redis without a proc; recompute removes them once they
+  are too old (I2: counters only ever too high).
+- during *commit*: PostgreSQL decides; entries in flight are confirmed or removed by recompute after looking them up.
+- after *commit*, before *launch*: RUNNING frames nobody runs; host reports do not show them, and the release room puts
+  them back to WAITING (I6).
+- after *launch*, before *settle*: frames run and are in the database; recompute confirms their ledger entries.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import structlog
+from sqlalchemy import Engine
+
+from opencue_sched.accounting.ledger import BookAnswers, Ledger
+from opencue_sched.coordination.permits import LayerPermits
+from opencue_sched.dispatch.commit import CommitResult, CommittedProc, commit_plan
+from opencue_sched.dispatch.gather import Gathered, gather
+from opencue_sched.dispatch.hosts import HostFeed
+from opencue_sched.dispatch.launch import launch_all
+from opencue_sched.dispatch.report import PassEnd, PassReport
+from opencue_sched.dispatch.rest import LayerRest
+from opencue_sched.dispatch.runframe import launch_requests
+from opencue_sched.dispatch.settle import Settlement, booking_of
+from opencue_sched.domain.cluster import Cluster
+from opencue_sched.domain.errors import NotReady
+from opencue_sched.domain.farm import PlannedProc
+from opencue_sched.domain.verdicts import Verdict
+from opencue_sched.placement.planner import Plan, plan_pass, release_plan
+from opencue_sched.placement.policy import policy_for
+from opencue_sched.settings import Settings
+from opencue_sched.store.environment import Environments, fetch_environments
+from opencue_sched.store.pending import SchemaColumns
+
+log = structlog.get_logger(__name__)
+
+_BLOCKED = (Verdict.NO_HOST, Verdict.NO_FIT)
+
+
+@dataclass(frozen=True, slots=True)
+class PassRunner:
+    """Everything a pass talks to; one per process, used by several threads."""
+
+    engine: Engine
+    settings: Settings
+    ledger: Ledger
+    hosts: HostFeed
+    permits: LayerPermits
+    settlement: Settlement
+    facts: SchemaColumns
+    rest: LayerRest
+    clock: Callable[[], float] = time.monotonic
+
+    def run(self, cluster: Cluster, *, alive: Callable[[], bool]) -> PassReport:
+        """One pass. ``alive`` says whether the claim on the cluster is still held; it is asked before booking.
+
+        Raises nothing that concerns one job, host or frame. SQLAlchemyError and RedisError of the stores themselves
+        reach the caller after everything taken was given back.
+        """
+        report = PassReport(cluster)
+        began = self.clock()
+        owner = uuid.uuid4().hex
+        layers: Collection[str] = ()
+        try:
+            gathered = self._gather(cluster, report)
+            if not gathered.snapshot.jobs:
+                report.ended = PassEnd.SATURATED if gathered.over_burst else PassEnd.NO_JOBS
+                return report
+            wanted = {layer.id: len(layer.frames) for job in gathered.snapshot.jobs for layer in job.layers}
+            layers = wanted.keys()
+            granted = self.permits.take(owner, wanted)
+            plan = self._plan(gathered, cluster, granted, report)
+            if plan.procs:
+                self._carry_out(plan, alive, report)
+            if report.ended is PassEnd.NO_JOBS:
+                report.ended = PassEnd.BOOKED if report.frames_booked else PassEnd.SATURATED
+            return report
+        except NotReady as error:
+            report.ended, report.error = PassEnd.NOT_READY, str(error)
+            log.warning("pass_not_ready", cluster=cluster.key, error=str(error))
+            return report
+        finally:
+            if layers:
+                self.permits.drop(owner, layers)
+            report.total_seconds = self.clock() - began
+
+    def _gather(self, cluster: Cluster, report: PassReport) -> Gathered:
+        began = self.clock()
+        if self.hosts.refresh(cluster):
+            self.rest.rouse()
+        with self.engine.connect() as connection:
+            gathered = gather(
+                connection, cluster, self.settings, facts=self.facts, skip_layers=self.rest.resting(cluster.key)
+            )
+            connection.rollback()
+        report.gather_seconds = self.clock() - began
+        report.statements += gathered.statements
+        report.jobs = len(gathered.snapshot.jobs)
+        if gathered.snapshot.jobs:
+            report.show_name = gathered.snapshot.jobs[0].show_name
+        return gathered
+
+    def _plan(self, gathered: Gathered, cluster: Cluster, granted: Collection[str], report: PassReport) -> Plan:
+        began = self.clock()
+        plan = plan_pass(
+            gathered.snapshot,
+            cluster,
+            self.hosts.cache,
+            policy_for(self.settings.queue, report.show_name),
+            granted_layers=granted,
+            new_id=lambda: str(uuid.uuid4()),
+            limit_names={key: limit.name for key, limit in gathered.limits.items()},
+        )
+        report.plan_seconds = self.clock() - began
+        report.frames_planned = len(plan.procs)
+        report.hosts_attempted = plan.hosts_attempted
+        report.wasted_attempts = plan.wasted_attempts
+        report.cache_hits, report.cache_misses = plan.cache_hits, plan.cache_misses
+        report.verdicts = plan.verdicts
+        blocked = [verdict.layer_id for verdict in plan.verdicts if verdict.verdict in _BLOCKED and not verdict.frames]
+        self.rest.rest(cluster.key, blocked)
+        return plan
+
+    def _carry_out(self, plan: Plan, alive: Callable[[], bool], report: PassReport) -> None:
+        """Book, commit, launch and settle; whatever happens, the pool learns how it ended."""
+        committed: Sequence[CommittedProc] = ()
+        unknown: frozenset[str] = frozenset()
+        try:
+            environments = self._environments(plan.procs, report)
+            booked_at = self.clock()
+            answers = self._book(plan, report)
+            accepted = [proc for proc in plan.procs if proc.proc_id in answers.accepted]
+            if not accepted:
+                return
+            if not alive():
+                report.ended = PassEnd.CLAIM_LOST
+                self._roll_back(accepted)
+                return
+            result = self._commit(accepted, answers, booked_at, report)
+            committed = result.committed
+            unknown = frozenset(planned.proc_id for planned, _ in result.unknown)
+            self._after_commit(result, report)
+            if committed:
+                self._launch(committed, environments, report)
+        finally:
+            release_plan(self.hosts.cache, plan, committed={it.planned.proc_id for it in committed}, unknown=unknown)
+
+    def _book(self, plan: Plan, report: PassReport) -> BookAnswers:
+        began = self.clock()
+        answers = self.ledger.book([booking_of(proc) for proc in plan.procs])
+        report.book_seconds = self.clock() - began
+        report.lua_calls += len(plan.procs)
+        report.refusals.update(refused.table for refused in answers.refusals.values())
+        return answers
+
+    def _commit(
+        self, accepted: Sequence[PlannedProc], answers: BookAnswers, booked_at: float, report: PassReport
+    ) -> CommitResult:
+        began = self.clock()
+        result = commit_plan(self.engine, accepted, answers.caps, self.settings, facts=self.facts, booked_at=booked_at)
+        report.commit_seconds = self.clock() - began
+        report.statements += result.statements
+        report.frames_booked = len(result.committed)
+        now = datetime.now(UTC)
+        report.seconds_to_book = [
+            max(0.0, (now - it.planned.frame.eligible_at).total_seconds())
+            for it in result.committed
+            if it.planned.frame.eligible_at is not None
+        ]
+        return result
+
+    def _after_commit(self, result: CommitResult, report: PassReport) -> None:
+        """Undo in Redis what PostgreSQL did not take, and stop believing in the hosts and caps that were wrong."""
+        report.losses.update(error.reason for _, error in (*result.lost, *result.unknown))
+        for planned, error in result.unknown:
+            log.error("commit_outcome_unknown", proc=planned.proc_id, frame=planned.frame.id, error=str(error))
+        for job_id, reason in result.quarantined.items():
+            log.error("job_quarantined", job=job_id, reason=reason)
+        if result.lost:
+            self._roll_back([planned for planned, _ in result.lost])
+            log.info("bookings_lost", cluster=report.cluster.key, **Counter(e.reason for _, e in result.lost))
+        for host_id in {planned.host.id for planned, error in result.lost if error.retriable}:
+            self.hosts.cache.invalidate(host_id)
+        if result.lowered and self.ledger.load_caps is not None:
+            self.ledger.load_caps(sorted(result.lowered))
+
+    def _roll_back(self, procs: Sequence[PlannedProc]) -> None:
+        try:
+            self.ledger.rollback([booking_of(proc) for proc in procs])
+        except NotReady as error:
+            log.warning("rollback_left_to_recompute", procs=len(procs), error=str(error))
+
+    def _launch(self, committed: Sequence[CommittedProc], environments: Environments, report: PassReport) -> None:
+        began = self.clock()
+        procs = [it.planned for it in committed]
+        requests, outcomes = launch_requests(procs, environments, self.settings)
+        outcomes = [*outcomes, *launch_all(self.settlement.channels, requests)]
+        settled = self.settlement.settle(committed, outcomes)
+        report.launch_seconds = self.clock() - began
+        report.frames_launched = len(settled.launched)
+        for undone in (*settled.compensated, *settled.left_unknown):
+            report.losses[undone.error.reason] += 1
+            self.hosts.cache.invalidate(undone.planned.host.id)
+        self.hosts.changed({it.planned.host.id for it in committed})
+
+    def _environments(self, procs: Sequence[PlannedProc], report: PassReport) -> Environments:
+        """What the frames will find in their environment; read before booking, so that a failure costs nothing."""
+        if self.settings.rqd.dry_run_mode:
+            return Environments()
+        jobs, layers = {proc.job.id for proc in procs}, {proc.layer.id for proc in procs}
+        report.statements += 2
+        with self.engine.connect() as connection:
+            return fetch_environments(connection, jobs, layers)

@@ -1,0 +1,104 @@
+"""From a message to a pass: claim the posting, run, and end the claim in the way the pass ended."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+from redis.exceptions import RedisError
+from sqlalchemy.exc import SQLAlchemyError
+
+from opencue_sched.coordination.leader import boot_clock
+from opencue_sched.coordination.postings import Claim, ClaimKeeper, ClusterPostings
+from opencue_sched.dispatch.cluster_pass import PassRunner
+from opencue_sched.dispatch.report import PassEnd, PassReport
+from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.domain.verdicts import Verdict
+from opencue_sched.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+CONTENDED_SLEEP_SECONDS = 0.5
+NOT_READY_SLEEP_SECONDS = 1.0
+FAILED_SLEEP_SECONDS = 2.0
+_POSTING = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatcher:
+    """Passes of one process. ``send`` puts a message for a posting on the dispatch queue."""
+
+    settings: Settings
+    postings: ClusterPostings
+    keeper: ClaimKeeper
+    runner: PassRunner
+    owner: str
+    send: Callable[[str], None]
+
+    def dispatch(self, posting: str) -> PassReport | None:
+        """One pass over the posted cluster; None when it is gone, somebody else's, asleep or trashed.
+
+        Raises InvalidInput for something that is no posting id. Any other error of a pass ends the claim as failed and
+        goes to the caller.
+        """
+        if not isinstance(posting, str) or _POSTING.fullmatch(posting) is None:
+            raise InvalidInput(f"{posting!r} is not the id of a posting (40 hexadecimal digits); message dropped")
+        ttl = self.settings.coordination.claim_ttl
+        before = boot_clock()
+        claim = self.postings.claim(posting, self.owner, ttl_seconds=ttl)
+        if claim is None:
+            return None
+        self.keeper.keep(claim, claimed_at=before)
+        try:
+            report = self.runner.run(claim.cluster, alive=lambda: self.keeper.alive(claim))
+        except (SQLAlchemyError, RedisError) as error:
+            report = PassReport(claim.cluster, ended=PassEnd.QUERY_ERROR, error=str(error))
+            log.error("pass_failed_in_a_store", cluster=claim.cluster.key, error=str(error))
+            self._end(claim, report)
+        except Exception:
+            self._fail(claim, traceback.format_exc())
+            raise
+        else:
+            self._end(claim, report)
+        finally:
+            self.keeper.drop(claim)
+        return report
+
+    def _end(self, claim: Claim, report: PassReport) -> None:
+        delay = self._rest(report)
+        try:
+            if self.postings.end(claim, "again" if delay == 0 else "sleep", delay_seconds=delay):
+                self.send(claim.uuid)
+        except RedisError as error:
+            log.warning("claim_left_to_expire", cluster=claim.cluster.key, error=str(error))
+
+    def _rest(self, report: PassReport) -> float:
+        """Seconds the cluster is left alone; 0 to go on at once."""
+        queue = self.settings.queue
+        if report.frames_booked:
+            return 0.0
+        if report.ended is PassEnd.NO_JOBS:
+            return queue.cluster_empty_sleep
+        if report.ended is PassEnd.NOT_READY:
+            return NOT_READY_SLEEP_SECONDS
+        if report.ended is PassEnd.QUERY_ERROR:
+            return queue.cluster_empty_sleep
+        if report.losses or any(verdict.verdict is Verdict.PERMIT_HELD for verdict in report.verdicts):
+            return min(CONTENDED_SLEEP_SECONDS, queue.cluster_saturated_sleep)
+        return queue.cluster_saturated_sleep
+
+    def _fail(self, claim: Claim, error: str) -> None:
+        log.error("pass_crashed", cluster=claim.cluster.key, error=error)
+        try:
+            self.postings.end(
+                claim,
+                "fail",
+                delay_seconds=FAILED_SLEEP_SECONDS,
+                failures_allowed=self.settings.coordination.max_failures,
+                error=error,
+            )
+        except RedisError as problem:
+            log.warning("claim_left_to_expire", cluster=claim.cluster.key, error=str(problem))

@@ -1,0 +1,80 @@
+"""The host cache of a process, kept current: groups from PostgreSQL, changes from the change log."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import structlog
+from redis.exceptions import RedisError
+from sqlalchemy import Engine
+
+from opencue_sched.domain.cluster import Cluster
+from opencue_sched.placement.cache import HostCache
+from opencue_sched.placement.changes import HostChanges
+from opencue_sched.placement.known import HostReading
+from opencue_sched.settings import HostCacheSettings
+from opencue_sched.store.hosts import fetch_groups, fetch_hosts_by_id
+
+log = structlog.get_logger(__name__)
+
+
+class HostFeed:
+    """Cache and change log together. Thread-safe; the log is read by one thread at a time."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        changes: HostChanges,
+        settings: HostCacheSettings,
+        *,
+        instance: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._changes = changes
+        self._settings = settings
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._cursor: str | None = None
+        self._evict_at = clock() + settings.clean_up_interval
+        self.cache = HostCache(settings, self._fetch, instance=instance, clock=clock)
+
+    def refresh(self, cluster: Cluster) -> bool:
+        """Make the cluster's groups current; True when hosts changed since this process looked last."""
+        changed = self._follow()
+        self.cache.refresh(cluster.facility_id, cluster.tags)
+        if self._clock() >= self._evict_at:
+            self._evict_at = self._clock() + self._settings.clean_up_interval
+            self.cache.evict_idle_groups()
+        return changed
+
+    def changed(self, host_ids: Collection[str]) -> None:
+        """Tell every process that these hosts changed. A lost message only delays them to the next full read."""
+        if not host_ids:
+            return
+        try:
+            self._changes.publish(sorted(host_ids))
+        except RedisError as error:
+            log.warning("host_changes_not_published", hosts=len(host_ids), error=str(error))
+
+    def _fetch(self, facility_id: str, tags: Sequence[str]) -> Mapping[str, Sequence[HostReading]]:
+        with self._engine.connect() as connection:
+            return fetch_groups(connection, facility_id, tags, self._settings.host_staleness_threshold)
+
+    def _follow(self) -> bool:
+        with self._lock:
+            try:
+                self._cursor, ids = self._changes.since(self._cursor)
+            except RedisError as error:
+                log.warning("host_changes_not_read", error=str(error))
+                return False
+            wanted = set(ids or ()) | self.cache.invalidated_ids()
+            if not wanted:
+                return ids is None
+            with self.cache.reading() as read_at, self._engine.connect() as connection:
+                readings = fetch_hosts_by_id(connection, sorted(wanted), self._settings.host_staleness_threshold)
+            found = {reading.host.id for reading in readings}
+            self.cache.apply(readings, wanted - found, read_at=read_at)
+            return True

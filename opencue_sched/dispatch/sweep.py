@@ -1,0 +1,94 @@
+"""The sweep: find clusters with work, post them, and say which need a message.
+
+Any process may sweep, several may at once; posting is idempotent. Sleeping clusters are not roused by a plain sweep,
+except those this process sees with work for the first time since they had none.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import structlog
+from sqlalchemy import Engine
+
+from opencue_sched.clusters.awake import scan_awake
+from opencue_sched.clusters.discovery import load_clusters, scoped_facilities
+from opencue_sched.clusters.feed import ClusterFeed
+from opencue_sched.coordination.postings import ClusterPostings
+from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    """``send`` are the postings to send a message for."""
+
+    send: tuple[tuple[Cluster, str], ...]
+    clusters: dict[ClusterKind, int]
+    active: int
+    sleeping: int
+    active_tags: int
+    scan_seconds: float
+
+    def summary(self) -> dict[str, object]:
+        """A small JSON-able answer for the task."""
+        return {"sent": len(self.send), "active": self.active, "sleeping": self.sleeping}
+
+
+class Sweeper:
+    """Sweeps of one process: it keeps the cluster set between them."""
+
+    def __init__(self, engine: Engine, settings: Settings, postings: ClusterPostings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._postings = postings
+        self._feed = ClusterFeed(self._load, settings.queue)
+        self._active: frozenset[Cluster] = frozenset()
+        self._lock = threading.Lock()
+
+    def _load(self) -> frozenset[Cluster]:
+        with self._engine.connect() as connection:
+            return load_clusters(connection, self._settings)
+
+    def sweep(self, *, wake_shows: Collection[str] = (), reload: bool = False) -> SweepReport:
+        """Post every cluster with waiting work; rouse those of ``wake_shows``. ``reload`` reads the clusters anew."""
+        with self._lock:
+            return self._sweep(wake_shows, reload)
+
+    def _sweep(self, wake_shows: Collection[str], reload: bool) -> SweepReport:
+        change = self._feed.reload() if reload else self._feed.reload_if_due()
+        began = time.monotonic()
+        with self._engine.connect() as connection:
+            awake = scan_awake(connection, scoped_facilities(connection, self._settings))
+        scanned = time.monotonic() - began
+        self._feed.observe(awake)
+        ready = self._feed.ready()
+        active = frozenset(ready)
+        rouse = {c for c in active if c.show_id in wake_shows} | (active - self._active)
+        self._active = active
+        offered = self._postings.offer([c for c in ready if c in rouse], wake=True)
+        offered += self._postings.offer([c for c in ready if c not in rouse])
+        if change.removed:
+            self._withdraw()
+        return SweepReport(
+            send=tuple((o.cluster, o.uuid) for o in offered if o.send),
+            clusters=self._feed.counts().total,
+            active=len(active),
+            sleeping=self._postings.sleeping(),
+            active_tags=len(awake),
+            scan_seconds=scanned,
+        )
+
+    def _withdraw(self) -> None:
+        """Take down the postings of clusters that no longer exist; one that is being worked on goes next time."""
+        gone = [uuid for name, uuid in self._postings.posted().items() if self._feed.find(name) is None]
+        for uuid in gone:
+            claim = self._postings.claim(uuid, "sweep", ttl_seconds=5.0)
+            if claim is not None:
+                self._postings.end(claim, "consume")
+        log.info("postings_withdrawn", postings=len(gone))
