@@ -1,0 +1,91 @@
+"""The ``opencue-sched`` command. One module per noun; each is imported only when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+import pydantic
+import redis
+from sqlalchemy.exc import SQLAlchemyError
+
+from opencue_sched import __version__
+from opencue_sched.domain.errors import SchedulerError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_CONFIG = 78
+
+_COMMANDS = {
+    "alloc": "List, create and change allocations.",
+    "audit": "Check the invariants against PostgreSQL and Redis.",
+    "demo": "Render a real job on real RQDs, on this machine.",
+    "doctor": "Say whether everything a scheduler needs is there.",
+    "explain": "Say why a job's frames are waiting.",
+    "host": "List, lock, unlock and tag hosts.",
+    "job": "List, show and steer jobs.",
+    "limit": "List, create and change limits (licences).",
+    "migrate": "Create or upgrade the database schema.",
+    "report-service": "Run the service that RQDs report to.",
+    "show": "List, create and change shows.",
+    "submit": "Submit a job file.",
+    "subscription": "List, create and change subscriptions.",
+}
+
+
+class _Lazy(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        if name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(_COMMANDS.items()))
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="opencue-sched")
+def cli() -> None:
+    """A frame scheduler for OpenCue farms.
+
+    The database and Redis come from OPENCUE_SCHED_DATABASE_URL and OPENCUE_SCHED_REDIS_URL, or from the file named by
+    OPENCUE_SCHED_CONFIG. Workers, beats and Flower are Celery's: `celery -A opencue_sched worker`.
+
+    Example: opencue-sched audit --json
+    """
+
+
+def main() -> None:
+    """Entry point. Exit status: 0 done, 1 refused or failed, 2 wrong usage, 78 wrong configuration."""
+    try:
+        cli(standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("stopped", err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except pydantic.ValidationError as error:
+        for problem in error.errors():
+            where = "__".join(str(part).upper() for part in problem["loc"])
+            click.echo(f"setting OPENCUE_SCHED_{where}: {problem['msg']}", err=True)
+        sys.exit(EXIT_CONFIG)
+    except SchedulerError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(EXIT_FAILED)
+    except SQLAlchemyError as error:
+        reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+        click.echo(f"error: PostgreSQL: {reason} (see OPENCUE_SCHED_DATABASE_URL)", err=True)
+        sys.exit(EXIT_FAILED)
+    except redis.RedisError as error:
+        click.echo(f"error: Redis: {error} (see OPENCUE_SCHED_REDIS_URL)", err=True)
+        sys.exit(EXIT_FAILED)
