@@ -22,7 +22,7 @@ if config.config_file_name is not None and config.get_section("loggers"):
 def _migrate(connection: Connection) -> None:
     refuse_too_old(connection)
     connection.commit()
-    context.configure(connection=connection, version_table=VERSION_TABLE, transaction_per_migration=True)
+    context.configure(connection=connection, version_table=VERSION_TABLE)
     with context.begin_transaction():
         context.run_migrations()
     if not context.get_context().get_current_heads():

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from alembic import op
 
+from opencue_sched.store.schema import TABLE_LOCK_SECONDS
+
 revision = "0002"
 down_revision = "0001"
 branch_labels = None
@@ -22,7 +24,7 @@ def _run(name: str) -> None:
     with op.get_bind().connection.cursor() as cursor:
         # A trigger needs the table to itself for an instant. Waiting for it behind a long transaction would stop
         # everybody behind us: rather give up and say so.
-        cursor.execute("SET LOCAL lock_timeout = '20s'")
+        cursor.execute("SELECT set_config('lock_timeout', %s, true)", [f"{TABLE_LOCK_SECONDS * 1000:.0f}ms"])
         cursor.execute((_SQL / name).read_text(encoding="utf-8"))
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
+import psycopg2
 from alembic import command
 from alembic.config import Config
 from psycopg2 import errorcodes
@@ -25,6 +26,9 @@ Origin = Literal["opencue-sched", "cuebot"]
 
 VERSION_TABLE = "opencue_sched_version"
 """Alembic's version table. Flyway's is never touched."""
+
+TABLE_LOCK_SECONDS = 20.0
+"""How long a migration waits for one of Cuebot's tables, keeping everybody behind it waiting too."""
 
 _MIGRATION_LOCK_KEY = 0x6F63732D6D696772
 """Session advisory lock held while migrating: the bytes of ``ocs-migr``."""
@@ -190,31 +194,29 @@ def _explained() -> Iterator[None]:
     """Turn the refusals of PostgreSQL that an operator can do something about into what to do."""
     try:
         yield
-    except DBAPIError as error:
-        code = getattr(error.orig, "pgcode", None)
+    except (psycopg2.Error, DBAPIError) as error:
+        refusal = error.orig if isinstance(error, DBAPIError) else error
+        reason = str(refusal).strip().partition("\n")[0]
+        code = getattr(refusal, "pgcode", None)
         if code == errorcodes.INSUFFICIENT_PRIVILEGE:
             raise SchedulerError(
-                f"the database user may not do this ({_first_line(error)}): run the migration as the owner of OpenCue's "
-                "tables, then let the scheduler's user SELECT, INSERT, UPDATE and DELETE on opencue_sched_fence, "
+                f"the database user may not do this ({reason}): run the migration as the owner of OpenCue's tables, "
+                "then let the scheduler's user SELECT, INSERT, UPDATE and DELETE on opencue_sched_fence, "
                 "opencue_sched_quarantine and opencue_sched_origin"
             ) from error
         if code == errorcodes.LOCK_NOT_AVAILABLE:
             raise SchedulerError(
-                f"a long transaction holds a table that the migration needs for a moment ({_first_line(error)}): "
-                "nothing of this step was changed, run it again"
+                f"a long transaction holds a table that the migration needs for a moment ({reason}): nothing was "
+                "changed, run it again"
             ) from error
         raise
-
-
-def _first_line(error: DBAPIError) -> str:
-    return str(error.orig).strip().partition("\n")[0]
 
 
 def upgrade(url: str, revision: str = "head") -> None:
     """Bring the database at ``url`` to ``revision``.
 
-    Raises SchemaTooOld, with nothing changed, for a Cuebot older than V45, and SchedulerError saying what to do when the
-    user lacks a privilege or a table stays locked.
+    Raises SchemaTooOld, with nothing changed, for a Cuebot older than V45, and SchedulerError saying what to do when
+    the user lacks a privilege or a table stays locked.
     """
     with _explained():
         command.upgrade(_alembic(url), revision)

@@ -1,0 +1,237 @@
+"""Migrating up and down: an empty database, one made by Cuebot, one that is too old, and what may go wrong."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, create_engine, make_url, text
+from sqlalchemy.pool import NullPool
+
+from opencue_sched.domain.errors import SchedulerError, SchemaTooOld
+from opencue_sched.store import schema
+from tests.compat.catalog import Catalog, read_catalog
+
+_ROOT = Path(__file__).resolve().parents[2]
+_FLYWAY = "CREATE TABLE flyway_schema_history (installed_rank integer PRIMARY KEY, version varchar(50))"
+
+
+@contextmanager
+def _session(url: str) -> Iterator[Connection]:
+    engine = create_engine(url, poolclass=NullPool)
+    with engine.begin() as connection:
+        yield connection
+    engine.dispose()
+
+
+def _catalog(url: str) -> Catalog:
+    with _session(url) as connection:
+        return read_catalog(connection)
+
+
+def _our_names(url: str) -> set[str]:
+    with _session(url) as connection:
+        return set(
+            connection.execute(
+                text(
+                    "SELECT relname FROM pg_class WHERE relname LIKE 'opencue%'"
+                    " UNION SELECT proname FROM pg_proc WHERE proname LIKE 'opencue%'"
+                    " UNION SELECT tgname FROM pg_trigger WHERE tgname LIKE 'opencue%'"
+                )
+            ).scalars()
+        )
+
+
+def _facts(url: str) -> schema.SchemaFacts:
+    with _session(url) as connection:
+        return schema.check_schema(connection)
+
+
+@pytest.fixture
+def cuebot_url(empty_database_url: str) -> str:
+    """A database that looks as Cuebot leaves it: OpenCue's objects, a Flyway history, nothing of ours."""
+    schema.upgrade(empty_database_url, "0001")
+    with _session(empty_database_url) as connection:
+        connection.execute(text("DROP TABLE opencue_sched_origin, opencue_sched_version"))
+        connection.execute(text(_FLYWAY))
+        connection.execute(text("INSERT INTO flyway_schema_history VALUES (1, '47')"))
+    return empty_database_url
+
+
+def test_an_empty_database_gets_everything_and_gives_it_back(empty_database_url: str) -> None:
+    schema.upgrade(empty_database_url)
+    facts = _facts(empty_database_url)
+    assert (facts.origin, facts.has_our_objects, facts.has_start_after) == ("opencue-sched", True, True)
+    assert not facts.has_frame_history_queue
+    schema.upgrade(empty_database_url)
+    schema.downgrade(empty_database_url)
+    assert _our_names(empty_database_url) == set()
+    assert all(found == {} for found in _catalog(empty_database_url).values())
+
+
+def test_a_database_made_by_cuebot_gets_only_our_objects_and_keeps_its_own(cuebot_url: str) -> None:
+    before = _catalog(cuebot_url)
+    schema.upgrade(cuebot_url)
+    facts = _facts(cuebot_url)
+    assert (facts.origin, facts.has_our_objects) == ("cuebot", True)
+    assert _catalog(cuebot_url) == before
+    assert "opencue_sched_frame_waiting" in _our_names(cuebot_url)
+    schema.downgrade(cuebot_url)
+    assert _our_names(cuebot_url) == set()
+    assert _catalog(cuebot_url) == before
+    with _session(cuebot_url) as connection:
+        assert connection.scalar(text("SELECT version FROM flyway_schema_history")) == "47"
+        assert connection.scalar(text("SELECT count(*) FROM alloc")) == 1
+
+
+def test_a_cuebot_of_v45_has_no_start_after(cuebot_url: str) -> None:
+    with _session(cuebot_url) as connection:
+        connection.execute(text("ALTER TABLE layer DROP ts_start_after, DROP str_start_after_reason"))
+    schema.upgrade(cuebot_url)
+    assert not _facts(cuebot_url).has_start_after
+
+
+def test_columns_of_newer_cuebots_are_recognised(cuebot_url: str) -> None:
+    plain = replace(_facts(cuebot_url), origin="cuebot")
+    with _session(cuebot_url) as connection:
+        connection.execute(text("CREATE TABLE frame_history_queue (id bigserial PRIMARY KEY, pk_frame varchar(36))"))
+        connection.execute(text("ALTER TABLE layer ALTER str_range TYPE text"))
+        connection.execute(text("ALTER TABLE proc ADD int_slots_reserved integer NOT NULL DEFAULT 0"))
+        connection.execute(text("ALTER TABLE limit_record ADD str_type varchar(16), ADD str_level varchar(16)"))
+        connection.execute(
+            text("CREATE INDEX theirs ON frame (pk_layer, int_dispatch_order) WHERE str_state = 'WAITING'")
+        )
+    schema.upgrade(cuebot_url)
+    assert _facts(cuebot_url) == replace(
+        plain,
+        has_our_objects=True,
+        has_frame_history_queue=True,
+        has_slots=True,
+        has_text_ranges=True,
+        limit_columns=("str_level", "str_type"),
+    )
+    # An index of theirs that does what ours would is enough.
+    assert "opencue_sched_frame_waiting" not in _our_names(cuebot_url)
+    assert "opencue_sched_host_tag" in _our_names(cuebot_url)
+
+
+@pytest.mark.parametrize("migrate", [schema.upgrade, schema.downgrade])
+def test_a_cuebot_that_is_too_old_is_refused_and_left_alone(cuebot_url: str, migrate: Callable[[str], None]) -> None:
+    with _session(cuebot_url) as connection:
+        connection.execute(text("ALTER TABLE show DROP b_scheduler_managed"))
+    before = _catalog(cuebot_url)
+    with pytest.raises(SchemaTooOld, match=r"V45.*b_scheduler_managed.*Nothing was changed"):
+        migrate(cuebot_url)
+    assert _catalog(cuebot_url) == before
+    assert _our_names(cuebot_url) == set()
+    with _session(cuebot_url) as connection, pytest.raises(SchemaTooOld):
+        schema.check_schema(connection)
+
+
+def test_a_database_without_a_schema_is_told_apart(empty_database_url: str) -> None:
+    with _session(empty_database_url) as connection, pytest.raises(schema.SchemaMissing, match="alembic upgrade head"):
+        schema.check_schema(connection)
+
+
+def test_a_database_not_migrated_by_us_is_usable_but_says_so(cuebot_url: str) -> None:
+    facts = _facts(cuebot_url)
+    assert (facts.origin, facts.has_our_objects) == ("cuebot", False)
+
+
+def test_the_work_of_a_failed_migration_is_undone(cuebot_url: str) -> None:
+    with _session(cuebot_url) as connection:
+        connection.execute(text("CREATE TABLE opencue_sched_quarantine (somebody_elses integer)"))
+    with pytest.raises(Exception, match="already exists"):
+        schema.upgrade(cuebot_url)
+    with _session(cuebot_url) as connection:
+        assert connection.scalar(text("SELECT to_regclass('opencue_sched_fence')")) is None
+        connection.execute(text("DROP TABLE opencue_sched_quarantine"))
+    schema.upgrade(cuebot_url)
+    assert _facts(cuebot_url).has_our_objects
+
+
+def test_two_migrations_at_once_take_turns(empty_database_url: str) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(_migrate_in_a_process, empty_database_url) for _ in range(3)]:
+            done.result()
+    assert _facts(empty_database_url).has_our_objects
+
+
+def _migrate_in_a_process(url: str) -> None:
+    code = "import sys; from opencue_sched.store import schema; schema.upgrade(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, url], cwd=_ROOT, check=True, timeout=120)
+
+
+def test_a_user_who_may_not_change_the_database_is_told_what_to_do(cuebot_url: str) -> None:
+    role = f"limited_{make_url(cuebot_url).database}"
+    with _session(cuebot_url) as connection:
+        connection.execute(text(f"CREATE ROLE {role} LOGIN PASSWORD 'limited'"))
+        connection.execute(text(f"GRANT ALL ON SCHEMA public TO {role}"))
+        connection.execute(text(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}"))
+    try:
+        limited = make_url(cuebot_url).set(username=role, password="limited").render_as_string(hide_password=False)
+        with pytest.raises(SchedulerError, match=r"as the owner of OpenCue's tables"):
+            schema.upgrade(limited)
+        assert _our_names(cuebot_url) == set()
+    finally:
+        with _session(cuebot_url) as connection:
+            connection.execute(text(f"DROP OWNED BY {role}"))
+            connection.execute(text(f"DROP ROLE {role}"))
+
+
+def test_a_table_that_stays_locked_is_not_waited_for(cuebot_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "TABLE_LOCK_SECONDS", 0.2)
+    with _session(cuebot_url) as connection:
+        connection.execute(text("LOCK TABLE proc IN ACCESS EXCLUSIVE MODE"))
+        with pytest.raises(SchedulerError, match=r"long transaction.*run it again"):
+            schema.upgrade(cuebot_url)
+    assert _our_names(cuebot_url) == set()
+    schema.upgrade(cuebot_url)
+    assert _facts(cuebot_url).has_our_objects
+
+
+def test_alembics_own_command_works_from_a_checkout(empty_database_url: str) -> None:
+    environment = {"OPENCUE_SCHED_DATABASE_URL": empty_database_url, "PATH": "/usr/bin:/bin"}
+    for arguments in (["upgrade", "head"], ["current"], ["downgrade", "base"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "alembic.config", *arguments],
+            cwd=_ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        if arguments == ["current"]:
+            assert "0003 (head)" in done.stdout
+    assert _our_names(empty_database_url) == set()
+
+
+def test_migrations_shipped_inside_the_package_are_found(empty_database_url: str, tmp_path: Path) -> None:
+    # As the wheel lays them out: opencue_sched/_alembic, and no alembic/ beside the package.
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(_ROOT / "opencue_sched", tmp_path / "opencue_sched", ignore=ignored)
+    shutil.copytree(_ROOT / "alembic", tmp_path / "opencue_sched" / "_alembic", ignore=ignored)
+    code = "import sys; sys.path.insert(0, '.'); from opencue_sched.store import schema; schema.upgrade(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, empty_database_url],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert _facts(empty_database_url).has_our_objects
+
+
+def test_a_password_with_a_percent_sign_is_taken_as_it_is(empty_database_url: str) -> None:
+    url = make_url(empty_database_url).update_query_dict({"application_name": "50%(x)s"})
+    schema.upgrade(url.render_as_string(hide_password=False))
+    assert _facts(empty_database_url).has_our_objects
