@@ -98,6 +98,17 @@ def command_line(planned: PlannedProc) -> str:
     return substitute(planned.layer.command, words_of(planned))
 
 
+RESERVED_VARIABLES: frozenset[str] = frozenset(
+    {
+        "CUE3",
+        *("CUE_THREADS", "CUE_MEMORY", "CUE_GPUS", "CUE_GPU_MEMORY", "CUE_LOG_PATH", "CUE_RANGE", "CUE_CHUNK"),
+        *("CUE_IFRAME", "CUE_LAYER", "CUE_JOB", "CUE_FRAME", "CUE_SHOW", "CUE_SHOT", "CUE_USER"),
+        *("CUE_JOB_ID", "CUE_LAYER_ID", "CUE_FRAME_ID", "CUE_THREADABLE"),
+    }
+)
+"""The variables OpenCue sets; a job's or layer's own value would never reach its frames."""
+
+
 def environment(
     planned: PlannedProc, job_environment: Mapping[str, str], layer_environment: Mapping[str, str]
 ) -> dict[str, str]:

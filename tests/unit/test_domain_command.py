@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencue_sched.domain.command import (
+    RESERVED_VARIABLES,
     TOKENS,
     FrameWords,
     command_line,
@@ -180,6 +181,10 @@ def test_the_environment_of_a_frame() -> None:
         "CUE_FRAME_ID": "frame-id",
         "CUE_THREADABLE": "1",
     }
+
+
+def test_the_reserved_variables_are_those_that_are_set() -> None:
+    assert set(environment(planned(), {}, {})) == RESERVED_VARIABLES
 
 
 def test_the_layers_environment_overrides_the_jobs_and_opencues_overrides_both() -> None:

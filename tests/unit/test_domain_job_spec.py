@@ -1,0 +1,407 @@
+"""The job file: what it may say, and that everything wrong with it is said at once, by field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opencue_sched.domain.depends import DependType
+from opencue_sched.domain.job_spec import InvalidJobSpec, JobSpec
+from opencue_sched.domain.layer_spec import DependSpec
+from opencue_sched.domain.spec_fields import size_kb
+
+FULL = """
+show: demo
+shot: sh010
+user: alice
+name: Comp_v001
+uid: 1000
+priority: 50
+facility: local
+folder: lighting
+dept: comp
+os: linux
+paused: true
+max_retries: 1
+autoeat: true
+log_dir: /shots/demo/logs
+min_cores: 1
+max_cores: 200
+min_gpus: 0
+max_gpus: -1
+env: {OCIO: /shots/demo/config.ocio, LEVEL: 3}
+depends:
+  - demo-sh010-alice_layout
+  - {job: demo-sh010-alice_anim, layer: cache, frame: -3}
+  - {job: demo-sh010-alice_anim, layer: cache}
+layers:
+  - name: render
+    command: render -f #ZFRAME# -s #FRAMESPEC#
+    range: -1-100x2, 200
+    type: render
+    chunk: 4
+    cores: 4.5
+    max_cores: 8
+    threadable: true
+    memory: 4GiB
+    gpus: 1
+    gpu_memory: 2GiB
+    tags: general | gpu
+    services: [maya, arnold]
+    limits: [arnold]
+    timeout: 90
+    timeout_llu: 15
+    env: {THREADS: "4"}
+  - name: comp
+    command: comp #FRAME#
+    range: 1-100
+    cores: -1
+    memory: 1048576
+    depends:
+      - render
+      - {layer: render, type: any_frame}
+      - {layer: render, type: frame_by_frame}
+      - {layer: comp, type: previous_frame}
+      - {layer: render, frame: -1}
+      - {job: demo-sh010-alice_fx}
+      - {job: demo-sh010-alice_fx, layer: sim, type: frame_by_frame}
+"""
+
+
+def job(**changes: Any) -> dict[str, Any]:
+    """The smallest good job file, changed; None removes a key."""
+    data: dict[str, Any] = {"show": "demo", "shot": "sh010", "user": "alice", "name": "test", "layers": [layer()]}
+    return {key: value for key, value in {**data, **changes}.items() if value is not None}
+
+
+def layer(**changes: Any) -> dict[str, Any]:
+    data: dict[str, Any] = {"name": "render", "command": "render #FRAME#", "range": "1-10"}
+    return {key: value for key, value in {**data, **changes}.items() if value is not None}
+
+
+def problems(data: object) -> tuple[str, ...]:
+    with pytest.raises(InvalidJobSpec) as error:
+        JobSpec.parse(data)
+    assert str(error.value) == "\n".join(error.value.problems)
+    return error.value.problems
+
+
+def problem(data: object) -> str:
+    (only,) = problems(data)
+    return only
+
+
+def test_a_full_job_file() -> None:
+    spec = JobSpec.parse(yaml.safe_load(FULL))
+    assert spec.full_name == "demo-sh010-alice_comp_v001"
+    assert (spec.min_cores_centicores, spec.max_cores_centicores, spec.min_gpus, spec.max_gpus) == (100, 20_000, 0, -1)
+    assert spec.environment == {"OCIO": "/shots/demo/config.ocio", "LEVEL": "3"}
+    assert (spec.paused, spec.autoeat, spec.max_retries, spec.uid, spec.priority) == (True, True, 1, 1000, 50)
+    assert (spec.facility, spec.folder, spec.dept, spec.os) == ("local", "lighting", "comp", "linux")
+    assert spec.depends == (
+        DependSpec(DependType.JOB_ON_JOB, "demo-sh010-alice_layout"),
+        DependSpec(DependType.JOB_ON_FRAME, "demo-sh010-alice_anim", "cache", -3),
+        DependSpec(DependType.JOB_ON_LAYER, "demo-sh010-alice_anim", "cache"),
+    )
+    render, comp = spec.layers
+    assert render.frame_range.text == "-1-100x2,200"
+    assert render.frame_numbers[:3] == (-1, 7, 15)
+    assert (render.cores_min_centicores, render.cores_max_centicores, render.threadable) == (450, 800, True)
+    assert (render.memory_kb, render.gpus, render.gpu_memory_kb) == (4 * 1024**2, 1, 2 * 1024**2)
+    assert (render.tags, render.services, render.limits) == (("general", "gpu"), ("maya", "arnold"), ("arnold",))
+    assert (render.timeout_minutes, render.timeout_llu_minutes, render.environment) == (90, 15, {"THREADS": "4"})
+    assert comp.cores_min_centicores == -100
+    assert comp.memory_kb == 1_048_576
+    assert comp.depends == (
+        DependSpec(DependType.LAYER_ON_LAYER, None, "render"),
+        DependSpec(DependType.LAYER_ON_LAYER, None, "render", any_frame=True),
+        DependSpec(DependType.FRAME_BY_FRAME, None, "render"),
+        DependSpec(DependType.PREVIOUS_FRAME, None, "comp"),
+        DependSpec(DependType.LAYER_ON_FRAME, None, "render", -1),
+        DependSpec(DependType.LAYER_ON_JOB, "demo-sh010-alice_fx"),
+        DependSpec(DependType.FRAME_BY_FRAME, "demo-sh010-alice_fx", "sim"),
+    )
+
+
+def test_what_is_left_out_has_documented_defaults() -> None:
+    spec = JobSpec.parse(job())
+    (only,) = spec.layers
+    assert (spec.priority, spec.max_retries, spec.paused, spec.autoeat, spec.uid) == (1, 3, False, False, None)
+    assert spec.max_cores_centicores is spec.min_cores_centicores is spec.max_gpus is spec.log_dir is None
+    assert (only.type, only.chunk_size, only.cores_min_centicores, only.cores_max_centicores) == ("RENDER", 1, 100, 0)
+    assert (only.memory_kb, only.threadable, only.tags, only.services) == (4_194_304, True, ("general",), ("default",))
+    assert spec.frame_count == 10
+
+
+def test_the_caller_may_know_who_submits() -> None:
+    assert JobSpec.parse(job(user=None), default_user="bob").full_name == "demo-sh010-bob_test"
+    assert problem(job(user=None)) == "user: is missing"
+
+
+def test_a_name_that_is_already_full_is_kept() -> None:
+    assert JobSpec.parse(job(name="demo-sh010-alice_test")).full_name == "demo-sh010-alice_test"
+
+
+def test_every_problem_is_reported_at_once_by_field() -> None:
+    found = problems(
+        {
+            "show": "demo",
+            "shot": "sh 010",
+            "usr": "alice",
+            "name": "x" * 256,
+            "priority": "high",
+            "layers": [
+                layer(range="1-x", cores="four", colour="red"),
+                layer(command="render #FRAMES#", memory="4 apples", tags="big mem"),
+                layer(name="comp", depends=["rendr", {"layer": "render", "type": "frame_by_fram"}]),
+            ],
+        }
+    )
+    assert sorted(found) == sorted(
+        [
+            "shot: 'sh 010' may contain only letters, digits, '_', '-' and '.'",
+            "user: is missing",
+            "name: has 256 characters; 255 is the most OpenCue stores",
+            "priority: expected a whole number, found text",
+            "usr: unknown key; did you mean 'user'?",
+            "layers[0].range: frame range '1-x': '1-x' does not parse; write n, a-b, a-bxs, a-bys or a-b:s",
+            "layers[0].cores: expected a number of cores, found text",
+            "layers[0].colour: unknown key",
+            "layers[1].command: uses the unknown token #FRAMES#; did you mean #FRAME#?",
+            "layers[1].memory: '4 apples' is not a size; write 512MiB, 2GiB or a number of KB",
+            "layers[1].tags: 'big mem' contains a space, which OpenCue ignores; write 'bigmem'",
+            "layers[1].tags: a layer without tags runs on no host; leave the key out for 'general'",
+            "layers[2].depends[1].type: 'frame_by_fram' is not one of layer, any_frame, frame_by_frame, previous_frame"
+            "; did you mean 'frame_by_frame'?",
+            "layers: 2 layers are called 'render'; a layer's name must be unique in its job",
+            "layers[2].depends[0]: the job has no layer 'rendr'; did you mean 'render'?",
+        ]
+    )
+
+
+@pytest.mark.parametrize("data", [None, [], "job", 7])
+def test_a_file_that_is_no_mapping(data: object) -> None:
+    first, second = problems(data)
+    assert first.startswith("job file: expected a mapping of keys, found ")
+    assert second == "layers: a job needs at least one layer"
+
+
+def test_a_layer_that_is_no_mapping() -> None:
+    assert problem(job(layers=[layer(), "render"])) == "layers[1]: expected a mapping of keys, found text"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"layers": None}, "layers: a job needs at least one layer"),
+        ({"layers": []}, "layers: a job needs at least one layer"),
+        ({"layers": {"render": {}}}, "layers: expected a list of layers, found a mapping"),
+        ({"layers": [layer()] * 2001}, "layers: has 2001 layers; 2000 is the most a job may have"),
+        ({"layers": [layer(range="1-100001")]}, "layers: the job has 100001 frames; 100000 is the most it may have"),
+        ({"shot": "s" * 65}, "shot: has 65 characters; 64 is the most OpenCue stores"),
+        ({"user": "u" * 33}, "user: has 33 characters; 32 is the most OpenCue stores"),
+        ({"os": "o" * 13}, "os: has 13 characters; 12 is the most OpenCue stores"),
+        ({"facility": "f" * 37}, "facility: has 37 characters; 36 is the most OpenCue stores"),
+        ({"show": ""}, "show: is empty"),
+        ({"priority": -1}, "priority: -1 is not between 0 and 2147483647"),
+        ({"max_retries": 40_000}, "max_retries: 40000 is not between 0 and 32767"),
+        ({"paused": "yes"}, "paused: expected true or false, found text"),
+        ({"paused": 1}, "paused: expected true or false, found a whole number"),
+        ({"log_dir": "logs"}, "log_dir: 'logs' is not an absolute path; RQD writes there from any directory"),
+        ({"max_cores": 0.5}, "max_cores: is less than one core, so no frame could ever run; 0 or -1 is unlimited"),
+        ({"min_cores": 4, "max_cores": 2}, "max_cores: is less than min_cores"),
+        ({"min_cores": -1}, "min_cores: may not be negative"),
+        ({"min_gpus": 4, "max_gpus": 2}, "max_gpus: is less than min_gpus"),
+        ({"env": ["A=b"]}, "env: expected a mapping of variables, found a list"),
+        ({"env": {"A": None}}, "env.A: expected text, found nothing; put the value in quotes"),
+        ({"env": {"A": True}}, "env.A: expected text, found true or false; put the value in quotes"),
+        ({"env": {"A=B": "c"}}, "env.A=B: is not the name of a variable"),
+        ({"env": {"CUE_THREADS": "4"}}, "env.CUE_THREADS: is set by the scheduler; use another name"),
+        ({"env": {"A": "x" * 2049}}, "env.A: has 2049 characters; 2048 is the most OpenCue stores"),
+        ({"depends": [{"layer": "render"}]}, "depends[0]: names no job"),
+        ({"depends": [{"job": "other", "frame": 3}]}, "depends[0].frame: needs the layer it belongs to"),
+        ({"depends": [{"job": "other", "type": "layer"}]}, "depends[0].type: unknown key"),
+        (
+            {"depends": ["demo-sh010-alice_test"]},
+            "depends: names this job; leave 'job' out to depend on a layer of it",
+        ),
+    ],
+)
+def test_each_problem_of_a_job(changes: dict[str, Any], expected: str) -> None:
+    assert problem(job(**changes)) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"name": None}, "layers[0].name: is missing"),
+        ({"command": ""}, "layers[0].command: is empty"),
+        ({"command": "x" * 4001}, "layers[0].command: has 4001 characters; 4000 is the most OpenCue stores"),
+        ({"range": None}, "layers[0].range: is missing"),
+        ({"range": ["1-5"]}, "layers[0].range: expected text, found a list"),
+        (
+            {"range": "1-2000000000"},
+            "layers[0].range: frame range '1-2000000000': '1-2000000000' makes more than 1000000 frames",
+        ),
+        ({"name": "n" * 252}, "layers[0].name: makes frame names of 257 characters; OpenCue stores 256 at most"),
+        ({"chunk": 0}, "layers[0].chunk: 0 is not between 1 and 2147483647"),
+        ({"chunk": True}, "layers[0].chunk: expected a whole number, found true or false"),
+        ({"type": "rendr"}, "layers[0].type: 'rendr' is not one of render, pre, util; did you mean 'render'?"),
+        (
+            {"type": "post"},
+            "layers[0].type: post layers are not supported; use a util layer that depends on the others",
+        ),
+        (
+            {"cores": 0.001},
+            "layers[0].cores: 0.001 is less than a hundredth of a core, the least OpenCue counts",
+        ),
+        ({"cores": float("nan")}, "layers[0].cores: nan is not a number of cores"),
+        ({"cores": 10**400}, f"layers[0].cores: {10**400} is not a number of cores"),
+        ({"max_cores": -1}, "layers[0].max_cores: may not be negative; 0 is no limit"),
+        ({"cores": 4, "max_cores": 2}, "layers[0].max_cores: is less than cores"),
+        ({"cores": 0.5, "threadable": True}, "layers[0].threadable: a layer of less than one core cannot thread"),
+        ({"memory": 2048}, "layers[0].memory: 2048 is 2048 KB; 262144 KB is the least (units: 512MiB, 2GiB)"),
+        ({"memory": "2048TiB"}, "layers[0].memory: '2048TiB' is more than any host has"),
+        ({"memory": "-2GiB"}, "layers[0].memory: '-2GiB' is not a size; write 512MiB, 2GiB or a number of KB"),
+        ({"gpus": -1}, "layers[0].gpus: -1 is not between 0 and 2147483647"),
+        ({"tags": []}, "layers[0].tags: a layer without tags runs on no host; leave the key out for 'general'"),
+        ({"tags": ["ok", "x" * 46]}, f"layers[0].tags: '{'x' * 46}' has 46 characters; 45 is the most OpenCue stores"),
+        ({"tags": ["ok", {"a": 1}]}, "layers[0].tags: expected names, found a mapping"),
+        ({"tags": ["ok", "a/b"]}, "layers[0].tags: 'a/b' may contain only letters, digits, '_', '-' and '.'"),
+        (
+            {"services": [f"service{n:020}" for n in range(5)]},
+            "layers[0].services: need 139 characters; 128 is the most OpenCue stores",
+        ),
+        ({"depends": ["render"]}, "layers: wait for one another for ever: render -> render"),
+        ({"depends": ["other"]}, "layers[0].depends[0]: the job has no layer 'other'"),
+        ({"depends": [{}]}, "layers[0].depends[0]: names neither a layer nor a job"),
+        ({"depends": [7]}, "layers[0].depends[0]: expected a mapping of keys, found a whole number"),
+        (
+            {"depends": [{"job": "x", "type": "layer"}]},
+            "layers[0].depends[0].type: goes with a layer, not with a job alone or with a frame",
+        ),
+    ],
+)
+def test_each_problem_of_a_layer(changes: dict[str, Any], expected: str) -> None:
+    assert problem(job(layers=[layer(**changes)])) == expected
+
+
+def test_layers_in_a_circle_are_refused() -> None:
+    layers = [
+        layer(name="a", depends=["c"]),
+        layer(name="b", depends=[{"layer": "a", "type": "frame_by_frame"}]),
+        layer(name="c", depends=["b"]),
+    ]
+    assert problem(job(layers=layers)) == "layers: wait for one another for ever: a -> c -> b -> a"
+
+
+def test_depends_that_would_hold_nothing_back_are_refused() -> None:
+    layers = [
+        layer(name="a"),
+        layer(name="b", range="20-30", depends=[{"layer": "a", "type": "frame_by_frame"}, {"layer": "a", "frame": 11}]),
+        layer(name="c", range="40", depends=[{"layer": "a", "type": "previous_frame"}]),
+    ]
+    assert problems(job(layers=layers)) == (
+        "layers[1].depends[0]: layers 'b' and 'a' have no frame in common",
+        "layers[1].depends[1]: 11 is not the number of a frame of layer 'a' (1-10)",
+        "layers[2].depends[0]: no frame of 'c' has a frame before it in 'a'",
+    )
+
+
+def test_a_frame_by_frame_depend_on_a_layer_in_one_chunk_is_a_depend_on_the_layer() -> None:
+    layers = [layer(name="a", chunk=100), layer(name="b", depends=[{"layer": "a", "type": "frame_by_frame"}])]
+    assert JobSpec.parse(job(layers=layers)).layers[1].depends[0].type is DependType.FRAME_BY_FRAME
+
+
+def test_a_layer_that_its_own_jobs_cap_would_starve_is_refused() -> None:
+    data = job(max_cores=4, max_gpus=1, layers=[layer(cores=4.5, gpus=2), layer(name="b", cores=8, threadable=False)])
+    assert problems(data) == (
+        "layers[0].cores: a frame takes at least 5 cores, more than the job's max_cores (4); no frame could ever run",
+        "layers[0].gpus: 2 is more than the job's max_gpus (1); no frame could ever run",
+    )
+
+
+@pytest.mark.parametrize("cap", [0, -1, -5])
+def test_zero_and_negative_caps_of_a_job_are_unlimited(cap: int) -> None:
+    spec = JobSpec.parse(job(max_cores=cap, max_gpus=cap, layers=[layer(cores=64, gpus=8)]))
+    assert (spec.max_cores_centicores, spec.max_gpus) == (-1, -1)
+
+
+def test_less_than_a_core_does_not_thread() -> None:
+    assert JobSpec.parse(job(layers=[layer(cores=0.5)])).layers[0].threadable is False
+
+
+def test_a_negative_frame_number_is_a_frame_like_any_other() -> None:
+    assert JobSpec.parse(job(layers=[layer(range="-2-1")])).layers[0].frame_numbers == (-2, -1, 0, 1)
+
+
+def test_one_number_is_a_range() -> None:
+    assert JobSpec.parse(job(layers=[layer(range=7)])).layers[0].frame_range.text == "7"
+
+
+@pytest.mark.parametrize("tags", ["general|gpu", "general | gpu", "general, gpu", [" general", "gpu", "general"]])
+def test_tags_in_every_spelling(tags: object) -> None:
+    assert JobSpec.parse(job(layers=[layer(tags=tags)])).layers[0].tags == ("general", "gpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "kb"),
+    [
+        ("1K", 1),
+        ("512MiB", 512 * 1024),
+        ("512 mb", 512 * 1024),
+        ("2G", 2 * 1024**2),
+        ("1.5GiB", 3 * 1024**2 // 2),
+        ("1TB", 1024**3),
+        ("2", None),
+        ("G", None),
+        ("2PB", None),
+        ("1e3M", None),
+    ],
+)
+def test_sizes(text: str, kb: int | None) -> None:
+    assert size_kb(text) == kb
+
+
+anything = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(10**12), 10**12),
+        st.floats(),
+        st.text(max_size=12),
+        st.sampled_from(["1-10", "a|b", "render", "2GiB", "#X#", "frame_by_frame"]),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.sampled_from(["name", "command", "range", "layers", "depends", "layer", "job", "frame", "type", "env"]),
+            inner,
+            max_size=5,
+        ),
+    ),
+    max_leaves=12,
+)
+JOB_KEYS = [*job(), "priority", "max_cores", "max_gpus", "env", "depends", "log_dir", "paused", "typo"]
+LAYER_KEYS = [*layer(), "chunk", "cores", "max_cores", "memory", "tags", "services", "limits", "depends", "env", "type"]
+
+
+@given(
+    st.dictionaries(st.sampled_from(JOB_KEYS), anything, max_size=4),
+    st.dictionaries(st.sampled_from(LAYER_KEYS), anything, max_size=4),
+)
+def test_nothing_a_file_says_raises_anything_but_its_problems(
+    job_changes: dict[str, Any], layer_changes: dict[str, Any]
+) -> None:
+    try:
+        spec = JobSpec.parse({**job(), "layers": [{**layer(), **layer_changes}], **job_changes})
+    except InvalidJobSpec as error:
+        assert error.problems
+        assert all(": " in line for line in error.problems)
+    else:
+        assert spec.layers
+        assert spec.frame_count >= 1
