@@ -1,0 +1,325 @@
+"""Dependencies, completed layers and finished jobs.
+
+A dependency is satisfied once: whoever makes it inactive lowers the counts of the frames that wait for it, and the
+trigger of the schema turns a frame whose count reaches zero from DEPEND to WAITING. FRAME_BY_FRAME and PREVIOUS_FRAME
+rows are only containers of FRAME_ON_FRAME rows; the last child closes its container.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, text
+
+from opencue_sched.domain.states import FrameState
+from opencue_sched.store.release import Counters, counters_of
+
+_FIND_DEPENDS = text(
+    """
+    SELECT pk_depend FROM depend
+     WHERE b_active AND NOT b_composite
+       AND ((pk_frame_depend_on = ANY(CAST(:frames AS varchar[]))
+              AND str_type IN ('FRAME_ON_FRAME', 'LAYER_ON_FRAME', 'JOB_ON_FRAME', 'LAYER_ON_SIM_FRAME'))
+         OR (pk_layer_depend_on = ANY(CAST(:any_layers AS varchar[])) AND str_type = 'LAYER_ON_LAYER' AND b_any)
+         OR (pk_layer_depend_on = ANY(CAST(:layers AS varchar[]))
+              AND str_type IN ('FRAME_ON_LAYER', 'LAYER_ON_LAYER', 'JOB_ON_LAYER'))
+         OR (pk_job_depend_on = ANY(CAST(:jobs AS varchar[]))
+              AND str_type IN ('FRAME_ON_JOB', 'LAYER_ON_JOB', 'JOB_ON_JOB')))
+    """
+)
+# One row per (dependency, frame that waits for it).
+_DEPENDENTS = """
+    dependents AS (
+        SELECT frame.pk_frame, frame.pk_layer, frame.pk_job
+          FROM named JOIN frame ON frame.pk_job = named.pk_job_depend_er AND frame.int_depend_count > 0
+         WHERE named.str_type IN ('JOB_ON_JOB', 'JOB_ON_LAYER', 'JOB_ON_FRAME')
+        UNION ALL
+        SELECT frame.pk_frame, frame.pk_layer, frame.pk_job
+          FROM named JOIN frame ON frame.pk_layer = named.pk_layer_depend_er AND frame.int_depend_count > 0
+         WHERE named.str_type IN ('LAYER_ON_JOB', 'LAYER_ON_LAYER', 'LAYER_ON_FRAME', 'LAYER_ON_SIM_FRAME')
+        UNION ALL
+        SELECT frame.pk_frame, frame.pk_layer, frame.pk_job
+          FROM named JOIN frame ON frame.pk_frame = named.pk_frame_depend_er AND frame.int_depend_count > 0
+         WHERE named.str_type IN ('FRAME_ON_JOB', 'FRAME_ON_LAYER', 'FRAME_ON_FRAME'))
+"""
+_NAMED = "named AS (SELECT * FROM depend WHERE pk_depend = ANY(CAST(:depends AS varchar[])))"
+_AFFECTED = text(f"WITH {_NAMED}, {_DEPENDENTS} SELECT DISTINCT pk_layer, pk_job FROM dependents")  # noqa: S608
+_SATISFY = text(
+    """
+    WITH locked AS (
+        SELECT pk_depend FROM depend
+         WHERE pk_depend = ANY(CAST(:depends AS varchar[])) AND b_active AND NOT b_composite
+         ORDER BY pk_depend FOR NO KEY UPDATE)
+    UPDATE depend SET b_active = false, ts_satisfied = current_timestamp, str_signature = depend.pk_depend
+      FROM locked WHERE depend.pk_depend = locked.pk_depend
+    RETURNING depend.pk_depend, depend.pk_parent
+    """
+)
+_LOCK_DEPENDENTS = text(
+    f"""
+    WITH {_NAMED}, {_DEPENDENTS}
+    SELECT pk_frame FROM frame WHERE pk_frame IN (SELECT pk_frame FROM dependents) ORDER BY pk_frame FOR NO KEY UPDATE
+    """  # noqa: S608
+)
+_LOWER_COUNTS = text(
+    f"""
+    WITH {_NAMED}, {_DEPENDENTS},
+    less AS (SELECT pk_frame, count(*) AS satisfied FROM dependents GROUP BY pk_frame)
+    UPDATE frame SET int_depend_count = greatest(0, frame.int_depend_count - less.satisfied)
+      FROM less WHERE frame.pk_frame = less.pk_frame
+    RETURNING frame.pk_frame, frame.pk_job, frame.str_state
+    """  # noqa: S608
+)
+_CLOSE_CONTAINERS = text(
+    """
+    UPDATE depend SET b_active = false, ts_satisfied = current_timestamp, str_signature = pk_depend
+     WHERE pk_depend = ANY(CAST(:parents AS varchar[])) AND b_active
+       AND str_type IN ('FRAME_BY_FRAME', 'PREVIOUS_FRAME', 'LAYER_ON_SIM_FRAME')
+       AND NOT EXISTS (SELECT FROM depend child WHERE child.pk_parent = depend.pk_depend AND child.b_active)
+    """
+)
+_COMPLETE_LAYERS = text(
+    """
+    SELECT layer_stat.pk_layer FROM layer_stat JOIN job ON job.pk_job = layer_stat.pk_job
+     WHERE layer_stat.pk_layer = ANY(CAST(:layers AS varchar[])) AND job.str_state <> 'STARTUP'
+       AND int_waiting_count + int_running_count + int_dead_count + int_depend_count = 0
+    """
+)
+_COMPLETE_JOBS = text(
+    """
+    SELECT job.pk_job FROM job JOIN job_stat ON job_stat.pk_job = job.pk_job
+     WHERE job.pk_job = ANY(CAST(:jobs AS varchar[])) AND job.str_state = 'PENDING'
+       AND int_waiting_count + int_running_count + int_dead_count + int_depend_count + int_checkpoint_count = 0
+    """
+)
+_FINISH_JOBS = text(
+    """
+    WITH locked AS (
+        SELECT pk_job FROM job WHERE pk_job = ANY(CAST(:jobs AS varchar[])) AND str_state = 'PENDING'
+         ORDER BY pk_job FOR UPDATE)
+    UPDATE job SET str_state = 'FINISHED', str_visible_name = NULL, ts_stopped = current_timestamp
+      FROM locked WHERE job.pk_job = locked.pk_job AND job.str_state = 'PENDING'
+    RETURNING job.pk_job
+    """
+)
+_START_POST_JOBS = text(
+    """
+    WITH due AS (DELETE FROM job_post WHERE pk_job = ANY(CAST(:jobs AS varchar[])) RETURNING pk_post_job)
+    UPDATE job SET str_state = 'PENDING' WHERE pk_job IN (SELECT pk_post_job FROM due) AND str_state <> 'FINISHED'
+    RETURNING pk_job
+    """
+)
+_REACTIVATE = text(
+    """
+    WITH again AS (
+        UPDATE depend SET b_active = true, ts_satisfied = NULL
+         WHERE NOT b_active AND NOT b_composite
+           AND ((str_type = 'FRAME_ON_FRAME' AND pk_frame_depend_on = ANY(CAST(:frames AS varchar[])))
+             OR (str_type = 'LAYER_ON_LAYER' AND pk_layer_depend_on = ANY(CAST(:layers AS varchar[]))))
+        RETURNING str_type, pk_frame_depend_er, pk_layer_depend_er),
+    more AS (
+        SELECT frame.pk_frame, count(*) AS waits_for
+          FROM again JOIN frame ON (str_type = 'FRAME_ON_FRAME' AND frame.pk_frame = again.pk_frame_depend_er)
+                                OR (str_type = 'LAYER_ON_LAYER' AND frame.pk_layer = again.pk_layer_depend_er)
+         GROUP BY frame.pk_frame)
+    UPDATE frame SET int_depend_count = int_depend_count + more.waits_for
+      FROM more WHERE frame.pk_frame = more.pk_frame
+    RETURNING frame.pk_frame
+    """
+)
+_REACTIVATED_AFFECTS = text(
+    """
+    SELECT DISTINCT frame.pk_layer, frame.pk_job
+      FROM depend JOIN frame ON (str_type = 'FRAME_ON_FRAME' AND frame.pk_frame = depend.pk_frame_depend_er)
+                             OR (str_type = 'LAYER_ON_LAYER' AND frame.pk_layer = depend.pk_layer_depend_er)
+     WHERE NOT b_active AND NOT b_composite
+       AND ((str_type = 'FRAME_ON_FRAME' AND pk_frame_depend_on = ANY(CAST(:frames AS varchar[])))
+         OR (str_type = 'LAYER_ON_LAYER' AND pk_layer_depend_on = ANY(CAST(:layers AS varchar[]))))
+    """
+)
+
+_STALE_DEPENDS = text(
+    """
+    (SELECT pk_depend FROM depend JOIN job ON job.pk_job = pk_job_depend_on AND job.str_state = 'FINISHED'
+      WHERE b_active AND NOT b_composite AND str_type IN ('JOB_ON_JOB', 'LAYER_ON_JOB', 'FRAME_ON_JOB')
+        AND (CAST(:depends AS varchar[]) IS NULL OR pk_depend = ANY(CAST(:depends AS varchar[])))
+        AND NOT EXISTS (SELECT FROM frame WHERE frame.pk_job = pk_job_depend_on
+                           AND frame.str_state <> ALL(CAST(:done AS varchar[])))
+      LIMIT :limit)
+    UNION ALL
+    (SELECT pk_depend FROM depend
+      WHERE b_active AND NOT b_composite AND str_type IN ('JOB_ON_LAYER', 'LAYER_ON_LAYER', 'FRAME_ON_LAYER')
+        AND (CAST(:depends AS varchar[]) IS NULL OR pk_depend = ANY(CAST(:depends AS varchar[])))
+        AND (NOT EXISTS (SELECT FROM frame WHERE frame.pk_layer = pk_layer_depend_on
+                            AND frame.str_state <> ALL(CAST(:done AS varchar[])))
+             OR (b_any AND str_type = 'LAYER_ON_LAYER'
+                 AND EXISTS (SELECT FROM frame WHERE frame.pk_layer = pk_layer_depend_on
+                                AND frame.str_state = ANY(CAST(:done AS varchar[])))))
+      LIMIT :limit)
+    UNION ALL
+    (SELECT pk_depend FROM depend JOIN frame ON frame.pk_frame = pk_frame_depend_on
+      WHERE b_active AND NOT b_composite
+        AND str_type IN ('JOB_ON_FRAME', 'LAYER_ON_FRAME', 'FRAME_ON_FRAME', 'LAYER_ON_SIM_FRAME')
+        AND (CAST(:depends AS varchar[]) IS NULL OR pk_depend = ANY(CAST(:depends AS varchar[])))
+        AND frame.str_state = ANY(CAST(:done AS varchar[]))
+      LIMIT :limit)
+    """
+)
+_STUCK_FRAMES = text(
+    """
+    SELECT frame.pk_frame, frame.pk_layer, frame.pk_job FROM frame JOIN job ON job.pk_job = frame.pk_job
+     WHERE frame.str_state = 'DEPEND' AND frame.int_depend_count > 0 AND job.str_state = 'PENDING'
+       AND (CAST(:frames AS varchar[]) IS NULL OR frame.pk_frame = ANY(CAST(:frames AS varchar[])))
+       AND NOT EXISTS (SELECT FROM depend WHERE b_active AND pk_job_depend_er = frame.pk_job
+                          AND pk_frame_depend_er = frame.pk_frame)
+       AND NOT EXISTS (SELECT FROM depend WHERE b_active AND pk_job_depend_er = frame.pk_job
+                          AND pk_layer_depend_er = frame.pk_layer AND pk_frame_depend_er IS NULL
+                          AND str_type NOT IN ('FRAME_BY_FRAME', 'PREVIOUS_FRAME'))
+       AND NOT EXISTS (SELECT FROM depend WHERE b_active AND pk_job_depend_er = frame.pk_job
+                          AND pk_layer_depend_er IS NULL AND pk_frame_depend_er IS NULL)
+     LIMIT :limit
+    """
+)
+_FREE_STUCK_FRAMES = text(
+    """
+    UPDATE frame SET int_depend_count = 0
+     WHERE pk_frame = ANY(CAST(:frames AS varchar[])) AND str_state = 'DEPEND'
+    RETURNING pk_frame
+    """
+)
+_UNFINISHED_JOBS = text(
+    """
+    SELECT job.pk_job FROM job JOIN job_stat ON job_stat.pk_job = job.pk_job
+     WHERE job.str_state = 'PENDING' AND job.ts_started < current_timestamp - interval '60 seconds'
+       AND int_waiting_count + int_running_count + int_dead_count + int_depend_count + int_checkpoint_count = 0
+       AND (CAST(:jobs AS varchar[]) IS NULL OR job.pk_job = ANY(CAST(:jobs AS varchar[])))
+       AND NOT EXISTS (SELECT FROM frame WHERE frame.pk_job = job.pk_job
+                          AND frame.str_state NOT IN ('SUCCEEDED', 'EATEN'))
+     LIMIT :limit
+    """
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Satisfied:
+    """What satisfying dependencies did: how many, and the frames it made bookable (id to job id)."""
+
+    depends: int
+    freed_frames: dict[str, str]
+
+
+def find_depends(
+    connection: Connection,
+    *,
+    frames: Collection[str] = (),
+    frame_layers: Collection[str] = (),
+    layers: Collection[str] = (),
+    jobs: Collection[str] = (),
+) -> list[str]:
+    """Active dependencies on any of these frames, complete layers or complete jobs.
+
+    ``frame_layers`` are the layers of ``frames``: a LAYER_ON_LAYER dependency on any frame is met by the first.
+    """
+    parameters = {
+        "frames": list(frames),
+        "any_layers": list(frame_layers),
+        "layers": list(layers),
+        "jobs": list(jobs),
+    }
+    return [row.pk_depend for row in connection.execute(_FIND_DEPENDS, parameters)]
+
+
+def counters_of_dependents(connection: Connection, depend_ids: Collection[str]) -> Counters:
+    """The counters that satisfying these dependencies will change."""
+    if not depend_ids:
+        return Counters()
+    return counters_of(connection.execute(_AFFECTED, {"depends": list(depend_ids)}))
+
+
+def satisfy_depends(connection: Connection, depend_ids: Collection[str]) -> Satisfied:
+    """Satisfy dependencies that are still active. The counters of their dependents must be locked."""
+    if not depend_ids:
+        return Satisfied(0, {})
+    flipped = connection.execute(_SATISFY, {"depends": list(depend_ids)}).all()
+    if not flipped:
+        return Satisfied(0, {})
+    named = {"depends": [row.pk_depend for row in flipped]}
+    connection.execute(_LOCK_DEPENDENTS, named)
+    frames = connection.execute(_LOWER_COUNTS, named).all()
+    parents = {row.pk_parent for row in flipped if row.pk_parent}
+    if parents:
+        connection.execute(_CLOSE_CONTAINERS, {"parents": list(parents)})
+    return Satisfied(
+        len(flipped), {row.pk_frame: row.pk_job for row in frames if row.str_state == FrameState.WAITING.value}
+    )
+
+
+def complete_layers(connection: Connection, layer_ids: Collection[str]) -> list[str]:
+    """Which of the layers have no frame left that is waiting, running, dead or dependent (checkpoints: as Cuebot)."""
+    if not layer_ids:
+        return []
+    return [row.pk_layer for row in connection.execute(_COMPLETE_LAYERS, {"layers": list(layer_ids)})]
+
+
+def complete_jobs(connection: Connection, job_ids: Collection[str]) -> list[str]:
+    """Which of the jobs are PENDING with every frame over."""
+    if not job_ids:
+        return []
+    return [row.pk_job for row in connection.execute(_COMPLETE_JOBS, {"jobs": list(job_ids)})]
+
+
+def finish_jobs(connection: Connection, job_ids: Collection[str]) -> list[str]:
+    """PENDING to FINISHED, and their post jobs to PENDING. Returns the jobs this call finished."""
+    if not job_ids:
+        return []
+    finished = [row.pk_job for row in connection.execute(_FINISH_JOBS, {"jobs": list(job_ids)})]
+    if finished:
+        connection.execute(_START_POST_JOBS, {"jobs": finished})
+    return finished
+
+
+def counters_of_reactivation(connection: Connection, frames: Collection[str], layers: Collection[str]) -> Counters:
+    """The counters that `reactivate_depends` will change."""
+    return counters_of(connection.execute(_REACTIVATED_AFFECTS, {"frames": list(frames), "layers": list(layers)}))
+
+
+def reactivate_depends(connection: Connection, frames: Collection[str], layers: Collection[str]) -> int:
+    """A frame that rendered is to render again: what was satisfied by it waits again. Returns the frames that do.
+
+    FRAME_ON_FRAME and LAYER_ON_LAYER only, as Cuebot. The triggers turn dependents that are not running to DEPEND.
+    """
+    rows = connection.execute(_REACTIVATE, {"frames": list(frames), "layers": list(layers)})
+    return len(rows.all())
+
+
+def find_stale_depends(
+    connection: Connection, *, done: Collection[FrameState], limit: int, among: Collection[str] | None = None
+) -> list[str]:
+    """Active dependencies whose target is over: a process died between a frame's end and their satisfaction.
+
+    ``done`` are the states of a frame that satisfies; ``limit`` bounds each of the three kinds (job, layer, frame).
+    """
+    depends = None if among is None else list(among)
+    parameters = {"done": [state.value for state in done], "limit": limit, "depends": depends}
+    return [row.pk_depend for row in connection.execute(_STALE_DEPENDS, parameters)]
+
+
+def find_stuck_frames(
+    connection: Connection, *, limit: int, among: Collection[str] | None = None
+) -> tuple[list[str], Counters]:
+    """DEPEND frames of pending jobs that no active dependency holds, and the counters freeing them will change."""
+    frames = None if among is None else list(among)
+    rows = connection.execute(_STUCK_FRAMES, {"limit": limit, "frames": frames}).all()
+    return [row.pk_frame for row in rows], counters_of(rows)
+
+
+def free_stuck_frames(connection: Connection, frame_ids: Collection[str]) -> int:
+    """Set the dependency count of DEPEND frames to zero; returns how many became bookable."""
+    return len(connection.execute(_FREE_STUCK_FRAMES, {"frames": list(frame_ids)}).all())
+
+
+def find_unfinished_jobs(connection: Connection, *, limit: int, among: Collection[str] | None = None) -> list[str]:
+    """Jobs a minute old or more whose every frame is SUCCEEDED or EATEN, yet PENDING."""
+    jobs = None if among is None else list(among)
+    return [row.pk_job for row in connection.execute(_UNFINISHED_JOBS, {"limit": limit, "jobs": jobs})]

@@ -1,0 +1,368 @@
+"""Procs on their way out: locks, what is known about a run, deletion, and giving back what was reserved.
+
+Every transaction that ends runs takes its locks in one order, which the booking transaction shares where they meet:
+frame, proc, host, layer_stat, job_stat, then everything else. Booking waits for no frame (SKIP LOCKED) and inserts new
+procs only, so the two never wait for each other in a circle.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row, text
+
+from opencue_sched.domain.states import FrameState, JobState
+
+_LOCK_FRAMES = text(
+    "SELECT pk_frame FROM frame WHERE pk_frame = ANY(CAST(:frames AS varchar[])) ORDER BY pk_frame FOR NO KEY UPDATE"
+)
+_LOCK_PROCS = text(
+    """
+    SELECT pk_proc FROM proc
+     WHERE pk_proc = ANY(CAST(:procs AS varchar[])) OR pk_frame = ANY(CAST(:frames AS varchar[]))
+     ORDER BY pk_proc FOR UPDATE
+    """
+)
+_LOCK_HOSTS = text(
+    "SELECT pk_host FROM host WHERE pk_host = ANY(CAST(:hosts AS varchar[])) ORDER BY pk_host FOR NO KEY UPDATE"
+)
+_LOCK_SHOWS = text(
+    """
+    SELECT pk_show, b_scheduler_managed FROM show
+     WHERE pk_show = ANY(CAST(:shows AS varchar[])) ORDER BY pk_show FOR SHARE
+    """
+)
+# The counters are read without their lock: good enough to foresee which layers and jobs are about to complete.
+_READ_RUNS = text(
+    """
+    SELECT run.ordinal, proc.pk_proc, proc.pk_host, proc.pk_frame AS proc_frame, proc.pk_show AS proc_show,
+           proc.ts_ping, proc.ts_dispatched, proc.int_mem_reserved, host.str_name AS host_name,
+           host_stat.str_state AS host_state, host_stat.ts_booted,
+           frame.pk_frame, frame.str_state AS frame_state, frame.int_version, frame.int_retries, frame.int_exit_status,
+           frame.str_host AS frame_host, frame.pk_layer, frame.pk_job, owner.pk_proc AS owner,
+           job.pk_show, job.str_state AS job_state, job.int_max_retries, job.b_autoeat,
+           layer.int_timeout, layer.int_timeout_llu, layer.str_services,
+           layer_stat.int_waiting_count + layer_stat.int_running_count + layer_stat.int_dead_count
+             + layer_stat.int_depend_count AS layer_open,
+           job_stat.int_waiting_count + job_stat.int_running_count + job_stat.int_dead_count
+             + job_stat.int_depend_count + job_stat.int_checkpoint_count AS job_open
+      FROM unnest(CAST(:procs AS varchar[]), CAST(:frames AS varchar[])) WITH ORDINALITY
+             AS run(proc, frame, ordinal)
+      LEFT JOIN proc ON proc.pk_proc = run.proc
+      LEFT JOIN host ON host.pk_host = proc.pk_host
+      LEFT JOIN host_stat ON host_stat.pk_host = proc.pk_host
+      LEFT JOIN frame ON frame.pk_frame = run.frame
+      LEFT JOIN proc owner ON owner.pk_frame = run.frame
+      LEFT JOIN job ON job.pk_job = frame.pk_job
+      LEFT JOIN layer ON layer.pk_layer = frame.pk_layer
+      LEFT JOIN layer_stat ON layer_stat.pk_layer = frame.pk_layer
+      LEFT JOIN job_stat ON job_stat.pk_job = frame.pk_job
+     ORDER BY run.ordinal
+    """
+)
+_DELETE_PROCS = text(
+    """
+    DELETE FROM proc USING host
+     WHERE proc.pk_proc = ANY(CAST(:procs AS varchar[])) AND host.pk_host = proc.pk_host
+    RETURNING proc.pk_proc, proc.pk_host, host.pk_alloc, proc.pk_show, proc.pk_job, proc.pk_layer, proc.b_local,
+              proc.int_cores_reserved, proc.int_mem_reserved, proc.int_gpus_reserved, proc.int_gpu_mem_reserved
+    """
+)
+_DETACH_FRAMES = text("UPDATE proc SET pk_frame = NULL WHERE pk_proc = ANY(CAST(:procs AS varchar[]))")
+_RESTORE_HOSTS = text(
+    """
+    UPDATE host
+       SET int_cores_idle = least(int_cores, int_cores_idle + back.cores),
+           int_mem_idle = least(int_mem, int_mem_idle + back.memory),
+           int_gpus_idle = least(int_gpus, int_gpus_idle + back.gpus),
+           int_gpu_mem_idle = least(int_gpu_mem, int_gpu_mem_idle + back.gpu_memory)
+      FROM unnest(CAST(:hosts AS varchar[]), CAST(:cores AS bigint[]), CAST(:memory AS bigint[]),
+                  CAST(:gpus AS bigint[]), CAST(:gpu_memory AS bigint[]))
+             AS back(host, cores, memory, gpus, gpu_memory)
+     WHERE host.pk_host = back.host
+    """
+)
+
+
+def _decrement(table: str, key: str, lookup: str = "") -> str:
+    """SQL that takes (cores, gpus) off rows of an accounting table, locking them in key order first."""
+    return f"""
+        WITH less AS (
+            SELECT {key} AS key, sum(part.cores) AS cores, sum(part.gpus) AS gpus
+              FROM unnest(CAST(:keys AS varchar[]), CAST(:keys2 AS varchar[]), CAST(:cores AS bigint[]),
+                          CAST(:gpus AS bigint[])) AS part(key, key2, cores, gpus)
+              {lookup}
+             GROUP BY 1),
+        locked AS (
+            SELECT target.pk_{table} AS id, less.cores, less.gpus
+              FROM {table} target JOIN less ON less.key = target.pk_{table}
+             ORDER BY target.pk_{table} FOR NO KEY UPDATE OF target)
+        UPDATE {table} SET int_cores = greatest(0, {table}.int_cores - locked.cores),
+                           int_gpus = greatest(0, {table}.int_gpus - locked.gpus)
+          FROM locked WHERE {table}.pk_{table} = locked.id
+    """  # noqa: S608
+
+
+# In the order Cuebot writes them. The keys are (show, allocation) for a subscription, else (layer or job, unused).
+_SUBSCRIPTIONS = text(
+    _decrement(
+        "subscription",
+        "owner.pk_subscription",
+        "JOIN subscription owner ON owner.pk_show = part.key AND owner.pk_alloc = part.key2",
+    )
+)
+_LAYERS = text(
+    _decrement("layer_resource", "owner.pk_layer_resource", "JOIN layer_resource owner ON owner.pk_layer = part.key")
+)
+_JOBS = text(_decrement("job_resource", "owner.pk_job_resource", "JOIN job_resource owner ON owner.pk_job = part.key"))
+_FOLDERS = text(
+    _decrement(
+        "folder_resource",
+        "owner.pk_folder_resource",
+        "JOIN job ON job.pk_job = part.key JOIN folder_resource owner ON owner.pk_folder = job.pk_folder",
+    )
+)
+_POINTS = text(
+    _decrement(
+        "point",
+        "owner.pk_point",
+        "JOIN job ON job.pk_job = part.key"
+        " JOIN point owner ON owner.pk_dept = job.pk_dept AND owner.pk_show = job.pk_show",
+    )
+)
+_LOCAL_JOBS = text(
+    """
+    UPDATE job_resource SET int_local_cores = greatest(0, int_local_cores - less.cores),
+           int_local_gpus = greatest(0, int_local_gpus - less.gpus)
+      FROM (SELECT part.key, sum(part.cores) AS cores, sum(part.gpus) AS gpus
+              FROM unnest(CAST(:keys AS varchar[]), CAST(:cores AS bigint[]), CAST(:gpus AS bigint[]))
+                     AS part(key, cores, gpus)
+             GROUP BY 1) less
+     WHERE job_resource.pk_job = less.key
+    """
+)
+_LOCAL_HOSTS = text(
+    """
+    UPDATE host_local
+       SET int_cores_idle = int_cores_idle + back.cores, int_mem_idle = int_mem_idle + back.memory,
+           int_gpus_idle = int_gpus_idle + back.gpus, int_gpu_mem_idle = int_gpu_mem_idle + back.gpu_memory
+      FROM (SELECT part.job, part.host, sum(part.cores) AS cores, sum(part.memory) AS memory, sum(part.gpus) AS gpus,
+                   sum(part.gpu_memory) AS gpu_memory
+              FROM unnest(CAST(:keys AS varchar[]), CAST(:hosts AS varchar[]), CAST(:cores AS bigint[]),
+                          CAST(:memory AS bigint[]), CAST(:gpus AS bigint[]), CAST(:gpu_memory AS bigint[]))
+                     AS part(job, host, cores, memory, gpus, gpu_memory)
+             GROUP BY 1, 2) back
+     WHERE host_local.pk_job = back.job AND host_local.pk_host = back.host
+    """
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcRow:
+    """A proc that still exists. ``frame_id`` is None when its frame was taken off it (eaten, killed)."""
+
+    id: str
+    host_id: str
+    host_name: str
+    host_state: str
+    frame_id: str | None
+    show_id: str
+    memory_reserved_kb: int
+    pinged_at: datetime
+    dispatched_at: datetime
+    host_booted_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRow:
+    """A frame with what its job and layer say about how its run may end.
+
+    ``owner_proc_id`` is the proc that has this frame now. ``layer_open`` and ``job_open`` count the frames that are
+    not over yet; they were read without a lock.
+    """
+
+    id: str
+    layer_id: str
+    job_id: str
+    show_id: str
+    state: FrameState
+    version: int | None
+    retries: int
+    exit_status: int
+    host_name: str | None
+    owner_proc_id: str | None
+    job_state: JobState
+    max_retries: int
+    autoeat: bool
+    timeout_minutes: int
+    timeout_llu_minutes: int
+    services: str
+    layer_open: int
+    job_open: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """What the database knows about one (proc id, frame id) somebody reported or wants ended."""
+
+    proc: ProcRow | None
+    frame: FrameRow | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedProc:
+    """A proc that was deleted, with what it had reserved at that moment (memory may have grown since booking).
+
+    Centicores, KB, whole GPUs.
+    """
+
+    id: str
+    host_id: str
+    alloc_id: str
+    show_id: str
+    job_id: str
+    layer_id: str
+    local: bool
+    centicores: int
+    memory_kb: int
+    gpus: int
+    gpu_memory_kb: int
+
+
+def lock_runs(connection: Connection, proc_ids: Collection[str], frame_ids: Collection[str]) -> None:
+    """Lock the frames, then the procs that are named or that own one of the frames. Waits."""
+    connection.execute(_LOCK_FRAMES, {"frames": list(frame_ids)})
+    connection.execute(_LOCK_PROCS, {"procs": list(proc_ids), "frames": list(frame_ids)})
+
+
+def read_runs(connection: Connection, runs: Sequence[tuple[str, str]]) -> list[RunRow]:
+    """What is known about each (proc id, frame id), in the order given. An empty id finds nothing."""
+    rows = connection.execute(_READ_RUNS, {"procs": [proc for proc, _ in runs], "frames": [frame for _, frame in runs]})
+    return [RunRow(_proc_row(row), _frame_row(row)) for row in rows]
+
+
+def managed_shows(connection: Connection, show_ids: Collection[str]) -> frozenset[str]:
+    """Which of the shows are scheduler managed, kept so (FOR SHARE) until the transaction ends."""
+    rows = connection.execute(_LOCK_SHOWS, {"shows": list(show_ids)})
+    return frozenset(row.pk_show for row in rows if row.b_scheduler_managed)
+
+
+def lock_hosts(connection: Connection, host_ids: Collection[str]) -> None:
+    """Lock host rows in id order, as booking does."""
+    connection.execute(_LOCK_HOSTS, {"hosts": list(host_ids)})
+
+
+def detach_frames(connection: Connection, proc_ids: Collection[str]) -> None:
+    """Take the frames off procs whose process is still to be killed; the procs keep what they reserved."""
+    connection.execute(_DETACH_FRAMES, {"procs": list(proc_ids)})
+
+
+def delete_procs(connection: Connection, proc_ids: Collection[str]) -> list[DeletedProc]:
+    """Delete procs. Only what this call really deleted is returned, so one of several racing callers wins each."""
+    rows = connection.execute(_DELETE_PROCS, {"procs": list(proc_ids)})
+    return [
+        DeletedProc(
+            row.pk_proc,
+            row.pk_host,
+            row.pk_alloc,
+            row.pk_show or "",
+            row.pk_job or "",
+            row.pk_layer or "",
+            row.b_local,
+            row.int_cores_reserved,
+            row.int_mem_reserved,
+            row.int_gpus_reserved,
+            row.int_gpu_mem_reserved,
+        )
+        for row in rows
+    ]
+
+
+def restore_hosts(connection: Connection, procs: Iterable[DeletedProc]) -> None:
+    """Give the hosts back what deleted procs had reserved, each host once, never above its total (I7)."""
+    back: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    for proc in procs:
+        sums = back[proc.host_id]
+        for index, amount in enumerate((proc.centicores, proc.memory_kb, proc.gpus, proc.gpu_memory_kb)):
+            sums[index] += amount
+    if not back:
+        return
+    columns = list(zip(*back.values(), strict=True))
+    names = ("cores", "memory", "gpus", "gpu_memory")
+    parameters = {name: list(column) for name, column in zip(names, columns, strict=True)}
+    connection.execute(_RESTORE_HOSTS, {"hosts": list(back), **parameters})
+
+
+def decrement_accounts(connection: Connection, procs: Sequence[DeletedProc]) -> None:
+    """Lower the five accounting tables for procs of unmanaged shows, as Cuebot does for its own."""
+    if not procs:
+        return
+    amounts = {"cores": [proc.centicores for proc in procs], "gpus": [proc.gpus for proc in procs]}
+    jobs = [proc.job_id for proc in procs]
+    layers = [proc.layer_id for proc in procs]
+    for statement, keys, keys2 in (
+        (_SUBSCRIPTIONS, [proc.show_id for proc in procs], [proc.alloc_id for proc in procs]),
+        (_LAYERS, layers, layers),
+        (_JOBS, jobs, jobs),
+        (_FOLDERS, jobs, jobs),
+        (_POINTS, jobs, jobs),
+    ):
+        connection.execute(statement, {"keys": keys, "keys2": keys2, **amounts})
+
+
+def decrement_local_accounts(connection: Connection, procs: Sequence[DeletedProc]) -> None:
+    """Give back what locally dispatched procs held: layer_resource, the job's local columns and host_local."""
+    if not procs:
+        return
+    amounts = {"cores": [proc.centicores for proc in procs], "gpus": [proc.gpus for proc in procs]}
+    jobs, layers = [proc.job_id for proc in procs], [proc.layer_id for proc in procs]
+    connection.execute(_LAYERS, {"keys": layers, "keys2": layers, **amounts})
+    connection.execute(_LOCAL_JOBS, {"keys": jobs, **amounts})
+    memory = {"memory": [proc.memory_kb for proc in procs], "gpu_memory": [proc.gpu_memory_kb for proc in procs]}
+    connection.execute(_LOCAL_HOSTS, {"keys": jobs, "hosts": [proc.host_id for proc in procs], **amounts, **memory})
+
+
+def _proc_row(row: Row[Any]) -> ProcRow | None:
+    if row.pk_proc is None:
+        return None
+    return ProcRow(
+        row.pk_proc,
+        row.pk_host,
+        row.host_name,
+        row.host_state or "",
+        row.proc_frame,
+        row.proc_show or "",
+        row.int_mem_reserved,
+        row.ts_ping,
+        row.ts_dispatched,
+        row.ts_booted,
+    )
+
+
+def _frame_row(row: Row[Any]) -> FrameRow | None:
+    if row.pk_frame is None or row.job_state is None:
+        return None
+    return FrameRow(
+        row.pk_frame,
+        row.pk_layer,
+        row.pk_job,
+        row.pk_show,
+        FrameState(row.frame_state),
+        row.int_version,
+        row.int_retries,
+        row.int_exit_status,
+        row.frame_host,
+        row.owner,
+        JobState(row.job_state),
+        row.int_max_retries,
+        row.b_autoeat,
+        row.int_timeout or 0,
+        row.int_timeout_llu or 0,
+        row.str_services or "",
+        row.layer_open or 0,
+        row.job_open or 0,
+    )

@@ -1,0 +1,350 @@
+"""Ending runs: counter locks, the frame stop, usage, peak memory and the layer's memory requirement."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, text
+
+from opencue_sched.domain.exit_decision import MEMORY_FLOOR_KB, MEMORY_INCREASE_KB
+from opencue_sched.domain.states import FrameState
+
+_INT4_MAX = 2_147_483_647
+
+_LOCK_LAYER_STATS = text(
+    "SELECT pk_layer FROM layer_stat WHERE pk_layer = ANY(CAST(:ids AS varchar[])) ORDER BY pk_layer FOR NO KEY UPDATE"
+)
+_LOCK_JOB_STATS = text(
+    "SELECT pk_job FROM job_stat WHERE pk_job = ANY(CAST(:ids AS varchar[])) ORDER BY pk_job FOR NO KEY UPDATE"
+)
+# Past core and GPU seconds are 4-byte integers, which a wide frame that keeps failing would overflow.
+_STOP_FRAMES = text(
+    """
+    UPDATE frame
+       SET str_state = stop.state, int_exit_status = stop.exit_status, ts_updated = current_timestamp,
+           ts_stopped = current_timestamp + stop.lag * interval '1 second',
+           int_mem_max_used = coalesce(stop.max_rss, frame.int_mem_max_used),
+           str_checkpoint_state = CASE WHEN stop.keep_checkpoint THEN frame.str_checkpoint_state ELSE 'DISABLED' END,
+           int_version = coalesce(frame.int_version, 0) + 1,
+           int_total_past_core_time = least(:most, frame.int_total_past_core_time
+             + coalesce(round(extract(epoch FROM current_timestamp + stop.lag * interval '1 second' - ts_started)
+                              * frame.int_cores / 100), 0)),
+           int_total_past_gpu_time = least(:most, frame.int_total_past_gpu_time
+             + coalesce(round(extract(epoch FROM current_timestamp + stop.lag * interval '1 second' - ts_started)
+                              * frame.int_gpus), 0))
+      FROM json_to_recordset(CAST(:rows AS json))
+             AS stop(frame varchar, version int, state varchar, exit_status bigint, max_rss bigint, lag int,
+                     keep_checkpoint boolean)
+     WHERE frame.pk_frame = stop.frame AND frame.str_state = 'RUNNING'
+       AND frame.int_version IS NOT DISTINCT FROM stop.version
+    RETURNING frame.pk_frame, frame.pk_layer, frame.pk_job, frame.str_state, stop.exit_status, stop.max_rss,
+              frame.int_cores, frame.int_gpus,
+              CAST(greatest(0, coalesce(extract(epoch FROM frame.ts_stopped - frame.ts_started), 0)) AS float8)
+                AS seconds
+    """
+)
+_COUNT_USAGE = text(
+    """
+    WITH ended AS (
+        SELECT * FROM json_to_recordset(CAST(:rows AS json))
+               AS row(layer varchar, job varchar, ok int, bad int, clock_ok bigint, clock_bad bigint, core_ok bigint,
+                      core_bad bigint, gpu_ok bigint, gpu_bad bigint, low int, rss bigint)),
+    layers AS (
+        SELECT layer, sum(ok) AS ok, sum(bad) AS bad, sum(clock_ok) AS clock_ok, sum(clock_bad) AS clock_bad,
+               sum(core_ok) AS core_ok, sum(core_bad) AS core_bad, sum(gpu_ok) AS gpu_ok, sum(gpu_bad) AS gpu_bad,
+               max(clock_ok) AS high, min(low) AS low, max(rss) AS rss
+          FROM ended GROUP BY layer),
+    jobs AS (
+        SELECT job, sum(ok) AS ok, sum(bad) AS bad, sum(clock_ok) AS clock_ok, sum(clock_bad) AS clock_bad,
+               sum(core_ok) AS core_ok, sum(core_bad) AS core_bad, sum(gpu_ok) AS gpu_ok, sum(gpu_bad) AS gpu_bad,
+               max(clock_ok) AS high, max(rss) AS rss
+          FROM ended GROUP BY job),
+    layer_times AS (
+        UPDATE layer_usage
+           SET int_core_time_success = int_core_time_success + layers.core_ok,
+               int_core_time_fail = int_core_time_fail + layers.core_bad,
+               int_gpu_time_success = int_gpu_time_success + layers.gpu_ok,
+               int_gpu_time_fail = int_gpu_time_fail + layers.gpu_bad,
+               int_clock_time_success = least(:most, int_clock_time_success + layers.clock_ok),
+               int_clock_time_fail = least(:most, int_clock_time_fail + layers.clock_bad),
+               int_frame_success_count = int_frame_success_count + layers.ok,
+               int_frame_fail_count = int_frame_fail_count + layers.bad,
+               int_clock_time_high = greatest(int_clock_time_high, layers.high),
+               int_clock_time_low = coalesce(least(nullif(int_clock_time_low, 0), layers.low), 0)
+          FROM layers WHERE layer_usage.pk_layer = layers.layer),
+    job_times AS (
+        UPDATE job_usage
+           SET int_core_time_success = int_core_time_success + jobs.core_ok,
+               int_core_time_fail = int_core_time_fail + jobs.core_bad,
+               int_gpu_time_success = int_gpu_time_success + jobs.gpu_ok,
+               int_gpu_time_fail = int_gpu_time_fail + jobs.gpu_bad,
+               int_clock_time_success = least(:most, int_clock_time_success + jobs.clock_ok),
+               int_clock_time_fail = least(:most, int_clock_time_fail + jobs.clock_bad),
+               int_frame_success_count = int_frame_success_count + jobs.ok,
+               int_frame_fail_count = int_frame_fail_count + jobs.bad,
+               int_clock_time_high = greatest(int_clock_time_high, jobs.high)
+          FROM jobs WHERE job_usage.pk_job = jobs.job),
+    layer_peaks AS (
+        UPDATE layer_mem SET int_max_rss = layers.rss
+          FROM layers WHERE layer_mem.pk_layer = layers.layer AND layer_mem.int_max_rss < layers.rss)
+    UPDATE job_mem SET int_max_rss = jobs.rss
+      FROM jobs WHERE job_mem.pk_job = jobs.job AND job_mem.int_max_rss < jobs.rss
+    """
+)
+_COUNT_SHOWS = text(
+    """
+    WITH ended AS (
+        SELECT show, sum(ok) AS ok, sum(bad) AS bad
+          FROM json_to_recordset(CAST(:rows AS json)) AS row(show varchar, ok int, bad int) GROUP BY show),
+    locked AS (
+        SELECT target.pk_show, ended.ok, ended.bad FROM show_stats target JOIN ended ON ended.show = target.pk_show
+         ORDER BY target.pk_show FOR NO KEY UPDATE OF target)
+    UPDATE show_stats SET int_frame_success_count = int_frame_success_count + locked.ok,
+                          int_frame_fail_count = int_frame_fail_count + locked.bad
+      FROM locked WHERE show_stats.pk_show = locked.pk_show
+    """
+)
+_LOWER_LAYER_MEMORY = text(
+    """
+    WITH locked AS (
+        SELECT layer.pk_layer, greatest(CAST(wanted.rss AS bigint), layer_mem.int_max_rss) AS rss
+          FROM layer
+          JOIN layer_mem ON layer_mem.pk_layer = layer.pk_layer
+          JOIN json_to_recordset(CAST(:rows AS json)) AS wanted(layer varchar, rss bigint)
+            ON wanted.layer = layer.pk_layer
+         WHERE layer.b_optimize
+         ORDER BY layer.pk_layer FOR NO KEY UPDATE OF layer),
+    aim AS (SELECT pk_layer, rss + :margin AS memory FROM locked WHERE rss > 0)
+    UPDATE layer SET int_mem_min = aim.memory
+      FROM aim WHERE layer.pk_layer = aim.pk_layer AND layer.int_mem_min > aim.memory
+    RETURNING layer.pk_layer, layer.int_mem_min
+    """
+)
+_RAISE_LAYER_MEMORY = text(
+    """
+    WITH locked AS (
+        SELECT layer.pk_layer, wanted.reserved, job.pk_show,
+               trim(split_part(layer.str_services, ',', 1)) AS service_name
+          FROM layer
+          JOIN job ON job.pk_job = layer.pk_job
+          JOIN json_to_recordset(CAST(:rows AS json)) AS wanted(layer varchar, reserved bigint)
+            ON wanted.layer = layer.pk_layer
+         ORDER BY layer.pk_layer FOR NO KEY UPDATE OF layer),
+    aim AS (
+        SELECT locked.pk_layer, locked.reserved + coalesce(
+                 (SELECT show_service.int_min_memory_increase FROM show_service
+                   WHERE show_service.pk_show = locked.pk_show AND show_service.str_name = locked.service_name),
+                 (SELECT service.int_min_memory_increase FROM service
+                   WHERE service.str_name = locked.service_name LIMIT 1), :increase) AS memory
+          FROM locked)
+    UPDATE layer SET b_optimize = false, int_mem_min = greatest(layer.int_mem_min, aim.memory)
+      FROM aim WHERE layer.pk_layer = aim.pk_layer
+    RETURNING layer.pk_layer, layer.int_mem_min
+    """
+)
+_SET_FRAME_STATES = text(
+    """
+    UPDATE frame SET str_state = :state, ts_updated = current_timestamp, int_version = coalesce(int_version, 0) + 1
+     WHERE pk_frame = ANY(CAST(:frames AS varchar[])) AND str_state = ANY(CAST(:expected AS varchar[]))
+    RETURNING pk_frame, pk_layer, pk_job, str_state
+    """
+)
+_STALE_CHECKPOINTS = text(
+    """
+    SELECT pk_frame, pk_layer, pk_job FROM frame
+     WHERE str_state = 'CHECKPOINT' AND ts_updated < current_timestamp - interval '300 seconds' LIMIT :limit
+    """
+)
+_DROP_CHECKPOINTS = text(
+    """
+    UPDATE frame SET str_state = 'WAITING', str_checkpoint_state = 'DISABLED', ts_updated = current_timestamp,
+                     int_version = coalesce(int_version, 0) + 1
+     WHERE pk_frame = ANY(CAST(:frames AS varchar[])) AND str_state = 'CHECKPOINT'
+    """
+)
+_RECALCULATE_SUBS = text("SELECT recalculate_subs()")
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Layers and jobs whose counters a step will change: what must be locked before it."""
+
+    layers: frozenset[str] = frozenset()
+    jobs: frozenset[str] = frozenset()
+
+    def __or__(self, other: Counters) -> Counters:
+        return Counters(self.layers | other.layers, self.jobs | other.jobs)
+
+    def covers(self, other: Counters) -> bool:
+        """Whether all of ``other`` is among these."""
+        return self.layers >= other.layers and self.jobs >= other.jobs
+
+
+def counters_of(rows: Iterable[Row[Any]]) -> Counters:
+    """The counters of rows with a pk_layer and a pk_job."""
+    pairs = [(row.pk_layer, row.pk_job) for row in rows]
+    return Counters(frozenset(layer for layer, _ in pairs), frozenset(job for _, job in pairs))
+
+
+@dataclass(frozen=True, slots=True)
+class FrameStop:
+    """How a run ends. ``version`` is frame.int_version as just read.
+
+    ``max_rss_kb`` None leaves the peak memory alone. ``lag_seconds`` is how far ahead ts_stopped is stamped: 1 for an
+    end RQD reported (as Cuebot does), else 0. ``keep_checkpoint`` False switches checkpointing off, so that a run that
+    was lost goes to WAITING and not to CHECKPOINT.
+    """
+
+    frame_id: str
+    version: int | None
+    state: FrameState
+    exit_status: int
+    max_rss_kb: int | None = None
+    lag_seconds: int = 0
+    keep_checkpoint: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedFrame:
+    """A frame that this call stopped. ``state`` is what the triggers made of it (DEPEND, CHECKPOINT)."""
+
+    id: str
+    layer_id: str
+    job_id: str
+    state: FrameState
+    exit_status: int
+    max_rss_kb: int
+    seconds: float
+    centicores: int
+    gpus: int
+
+    @property
+    def success(self) -> bool:
+        return self.exit_status == 0
+
+
+def lock_counters(connection: Connection, counters: Counters) -> None:
+    """Lock layer_stat rows, then job_stat rows, each in id order: before any frame of theirs changes state."""
+    connection.execute(_LOCK_LAYER_STATS, {"ids": list(counters.layers)})
+    connection.execute(_LOCK_JOB_STATS, {"ids": list(counters.jobs)})
+
+
+def stop_frames(connection: Connection, stops: Sequence[FrameStop]) -> list[StoppedFrame]:
+    """Stop running frames, each only if it is still RUNNING at the version given; returns those stopped."""
+    rows = [
+        {
+            "frame": stop.frame_id,
+            "version": stop.version,
+            "state": stop.state.value,
+            "exit_status": stop.exit_status,
+            "max_rss": stop.max_rss_kb,
+            "lag": stop.lag_seconds,
+            "keep_checkpoint": stop.keep_checkpoint,
+        }
+        for stop in stops
+    ]
+    stopped = connection.execute(_STOP_FRAMES, {"rows": json.dumps(rows), "most": _INT4_MAX})
+    return [
+        StoppedFrame(
+            row.pk_frame,
+            row.pk_layer,
+            row.pk_job,
+            FrameState(row.str_state),
+            row.exit_status,
+            row.max_rss or 0,
+            row.seconds,
+            row.int_cores,
+            row.int_gpus,
+        )
+        for row in stopped
+    ]
+
+
+def set_frame_states(
+    connection: Connection, frame_ids: Collection[str], state: FrameState, expected: Collection[FrameState]
+) -> dict[str, FrameState]:
+    """Move frames that are in one of the ``expected`` states to ``state``; returns what each became.
+
+    The triggers have a say: SUCCEEDED to EATEN stays SUCCEEDED, WAITING with open dependencies becomes DEPEND.
+    """
+    parameters = {"frames": list(frame_ids), "state": state.value, "expected": [each.value for each in expected]}
+    rows = connection.execute(_SET_FRAME_STATES, parameters)
+    return {row.pk_frame: FrameState(row.str_state) for row in rows}
+
+
+def count_usage(connection: Connection, stopped: Iterable[StoppedFrame]) -> None:
+    """Add the runs to layer_usage and job_usage (seconds), and their peak memory to layer_mem and job_mem."""
+    rows = [_usage(frame) for frame in stopped]
+    if rows:
+        connection.execute(_COUNT_USAGE, {"rows": json.dumps(rows), "most": _INT4_MAX})
+
+
+def count_shows(connection: Connection, shows: Iterable[tuple[str, bool]]) -> None:
+    """Count ended frames (show id, success) in show_stats. One row a show is the hottest of all: call it last."""
+    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for show_id, success in shows:
+        sums[show_id][0 if success else 1] += 1
+    if sums:
+        rows = [{"show": show_id, "ok": ok, "bad": bad} for show_id, (ok, bad) in sums.items()]
+        connection.execute(_COUNT_SHOWS, {"rows": json.dumps(rows)})
+
+
+def lower_layer_memory(connection: Connection, peaks_kb: Mapping[str, int]) -> dict[str, int]:
+    """Lower int_mem_min of layers (id to peak memory, KB) that allow it, to their peak and a quarter GB.
+
+    A layer nothing was measured of stays as it is. Returns the new minimum of each layer lowered. The rule is
+    `domain.exit_decision.optimized_memory_kb`, for many layers at once.
+    """
+    if not peaks_kb:
+        return {}
+    rows = json.dumps([{"layer": layer, "rss": rss} for layer, rss in peaks_kb.items()])
+    parameters = {"rows": rows, "margin": MEMORY_FLOOR_KB}
+    return {row.pk_layer: row.int_mem_min for row in connection.execute(_LOWER_LAYER_MEMORY, parameters)}
+
+
+def raise_layer_memory(connection: Connection, reserved_kb: Mapping[str, int]) -> dict[str, int]:
+    """After memory failures: int_mem_min at least what was reserved (layer id to KB) plus the service's increase.
+
+    The increase is the show's override for the layer's first service, else the service's, else 2 GB. The layer is no
+    longer optimized. Returns the minimum of each layer.
+    """
+    if not reserved_kb:
+        return {}
+    rows = json.dumps([{"layer": layer, "reserved": reserved} for layer, reserved in reserved_kb.items()])
+    parameters = {"rows": rows, "increase": MEMORY_INCREASE_KB}
+    return {row.pk_layer: row.int_mem_min for row in connection.execute(_RAISE_LAYER_MEMORY, parameters)}
+
+
+def find_stale_checkpoints(connection: Connection, *, limit: int) -> tuple[list[str], Counters]:
+    """Frames in CHECKPOINT for 300 s (nobody copies theirs), and the counters that dropping them changes."""
+    rows = connection.execute(_STALE_CHECKPOINTS, {"limit": limit}).all()
+    return [row.pk_frame for row in rows], counters_of(rows)
+
+
+def drop_checkpoints(connection: Connection, frame_ids: Collection[str]) -> int:
+    """CHECKPOINT to WAITING, without checkpoint; returns how many."""
+    return connection.execute(_DROP_CHECKPOINTS, {"frames": list(frame_ids)}).rowcount
+
+
+def recalculate_subs(connection: Connection) -> None:
+    """Recompute the subscriptions of unmanaged shows (Cuebot does so every 2 h)."""
+    connection.execute(_RECALCULATE_SUBS)
+
+
+def _usage(frame: StoppedFrame) -> dict[str, object]:
+    clock = min(_INT4_MAX, round(frame.seconds))
+    outcome, other = ("ok", "bad") if frame.success else ("bad", "ok")
+    amounts = {
+        "clock": clock,
+        "core": round(frame.seconds * frame.centicores / 100),
+        "gpu": round(frame.seconds * frame.gpus),
+    }
+    row: dict[str, object] = {"layer": frame.layer_id, "job": frame.job_id, "rss": frame.max_rss_kb}
+    row |= {outcome: 1, other: 0, "low": clock if frame.success else None}
+    for name, amount in amounts.items():
+        row |= {f"{name}_{outcome}": amount, f"{name}_{other}": 0}
+    return row

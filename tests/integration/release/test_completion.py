@@ -1,0 +1,299 @@
+"""Completions through the real path: what becomes of the frame, the proc, the host, the layer and the job."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import Engine
+
+from opencue_sched.domain.states import FrameState
+from opencue_sched.release.completion import complete_frame, complete_frames
+from opencue_sched.release.model import CompletedFrame, RunVerdict
+from tests.farm import LayerSpec
+from tests.integration.release.runs import FarmView, RecordedChanges, RecordedLedger, start
+
+
+@pytest.mark.parametrize(
+    ("report", "layer", "job", "state"),
+    [
+        ({"exit_status": 0}, {}, {}, "SUCCEEDED"),
+        ({"exit_status": 1}, {}, {}, "WAITING"),
+        ({"exit_status": 1}, {}, {"max_retries": 0}, "DEAD"),
+        ({"exit_status": 1}, {}, {"autoeat": True}, "EATEN"),
+        ({"exit_status": 286}, {}, {"max_retries": 0}, "WAITING"),
+        ({"exit_status": 1, "exit_signal": 119}, {}, {"max_retries": 1}, "WAITING"),
+        ({"exit_status": 256}, {}, {"max_retries": 1}, "WAITING"),
+        ({"exit_status": 1, "exit_signal": 15, "nimby_locked": True}, {}, {"max_retries": 0}, "WAITING"),
+        ({"exit_status": 1, "run_time": 601}, {"timeout": 10}, {}, "DEAD"),
+        ({"exit_status": 1, "run_time": 10, "llu_time": 1000}, {"timeout_llu": 5}, {}, "DEAD"),
+        ({"exit_status": 1, "run_time": 43_201}, {}, {}, "DEAD"),
+        ({"exit_status": 33}, {}, {"max_retries": 0}, "WAITING"),
+        ({"exit_status": 1, "exit_signal": 33}, {}, {"max_retries": 0}, "WAITING"),
+    ],
+)
+def test_each_state_decision_is_written(
+    engine: Engine, view: FarmView, report: dict[str, int], layer: dict[str, int], job: dict[str, int], state: str
+) -> None:
+    # given a running frame of a layer and job with these rules
+    run = start(view, LayerSpec(frames=2, **layer), **job)
+
+    # when its process ends like this
+    outcome = complete_frame(engine, run.report(**report))
+
+    # then the frame is in the state the rules say, its proc is gone and its host has everything back
+    assert (outcome.verdict, outcome.state) == (RunVerdict.APPLIED, FrameState(state))
+    frame = view.frame(run.frames[0])
+    assert frame.str_state == state
+    assert frame.int_exit_status == report["exit_status"]
+    assert frame.int_mem_max_used == 500_000
+    assert frame.ts_stopped is not None
+    assert view.procs() == []
+    view.assert_consistent()
+
+
+def test_a_completion_releases_the_ledger_and_tells_the_host_caches_after_the_commit(
+    engine: Engine, view: FarmView, ledger: RecordedLedger, changes: RecordedChanges
+) -> None:
+    run = start(view)
+    complete_frame(engine, run.report(), ledger=ledger, changes=changes)
+    assert ledger.released == list(run.procs)
+    assert changes.published == [run.host.id]
+
+
+def test_a_failing_redis_does_not_undo_a_completion(engine: Engine, view: FarmView) -> None:
+    # given a ledger that cannot be reached
+    class Broken(RecordedLedger):
+        def release(self, proc_ids: object) -> int:
+            raise ConnectionError("redis is away")
+
+    run = start(view)
+
+    # when a frame completes
+    outcome = complete_frame(engine, run.report(), ledger=Broken())
+
+    # then it is completed all the same
+    assert outcome.verdict is RunVerdict.APPLIED
+    assert view.procs() == []
+
+
+def test_usage_and_peak_memory_are_counted_once(engine: Engine, view: FarmView) -> None:
+    # given two frames that started 100 s ago on 2 cores each
+    run = start(view, LayerSpec(frames=2, optimize=False), running=2)
+    view.run_sql("UPDATE frame SET ts_started = now() - interval '100 seconds'")
+
+    # when one succeeds and one fails, in one transaction
+    complete_frames(engine, [run.report(0, max_rss_kb=700_000), run.report(1, exit_status=1, max_rss_kb=900_000)])
+
+    # then layer, job and show have each run once, and the higher peak
+    for table, key, value in (("layer", "pk_layer", run.job.layers[0].id), ("job", "pk_job", run.job.id)):
+        usage = view.one(f"SELECT * FROM {table}_usage WHERE {key} = :id", id=value)  # noqa: S608
+        assert (usage.int_frame_success_count, usage.int_frame_fail_count) == (1, 1)
+        assert 200 <= usage.int_core_time_success <= 210
+        assert 200 <= usage.int_core_time_fail <= 210
+        assert 100 <= usage.int_clock_time_high <= 105
+        memory = view.one(f"SELECT * FROM {table}_mem WHERE {key} = :id", id=value)  # noqa: S608
+        assert memory.int_max_rss == 900_000
+    show = view.one("SELECT * FROM show_stats")
+    assert (show.int_frame_success_count, show.int_frame_fail_count) == (1, 1)
+    assert 200 <= view.frame(run.frames[0]).int_total_past_core_time <= 210
+
+
+def test_a_duplicate_report_changes_nothing(engine: Engine, view: FarmView, ledger: RecordedLedger) -> None:
+    # given a completed frame
+    run = start(view)
+    complete_frame(engine, run.report(), ledger=ledger)
+    before = view.frame(run.frames[0])
+
+    # when the same report arrives again, alone and twice in one transaction
+    again = complete_frame(engine, run.report(), ledger=ledger)
+    both = complete_frames(engine, [run.report(), run.report(exit_status=1)], ledger=ledger)
+
+    # then nothing changes
+    assert [outcome.verdict for outcome in (again, *both)] == [RunVerdict.STALE] * 3
+    assert view.frame(run.frames[0]) == before
+    assert ledger.released == list(run.procs)
+    view.assert_consistent()
+
+
+def test_two_reports_of_one_run_in_one_transaction_count_once(engine: Engine, view: FarmView) -> None:
+    run = start(view)
+    outcomes = complete_frames(engine, [run.report(), run.report(exit_status=1)])
+    assert [outcome.verdict for outcome in outcomes] == [RunVerdict.APPLIED, RunVerdict.STALE]
+    assert view.frame(run.frames[0]).str_state == "SUCCEEDED"
+    view.assert_consistent()
+
+
+def test_a_late_report_does_not_stop_the_run_that_followed(engine: Engine, view: FarmView) -> None:
+    # given a frame whose first run was lost and which runs again elsewhere
+    run = start(view)
+    view.run_sql("DELETE FROM proc")
+    view.run_sql("UPDATE host SET int_cores_idle = int_cores, int_mem_idle = int_mem")
+    view.run_sql("UPDATE frame SET str_state = 'WAITING', int_version = int_version + 1 WHERE str_state = 'RUNNING'")
+    with view.farm() as farm:
+        (second,) = farm.run([run.frames[0]], run.host)
+
+    # when the first run's report arrives, with a success
+    outcome = complete_frame(engine, run.report())
+
+    # then the second run goes on
+    assert outcome.verdict is RunVerdict.SUPERSEDED
+    assert view.frame(run.frames[0]).str_state == "RUNNING"
+    assert view.procs() == [second]
+    view.assert_consistent()
+
+
+def test_a_report_of_a_proc_that_moved_on_changes_nothing(engine: Engine, view: FarmView) -> None:
+    # given a proc that has been given its job's next frame (Cuebot reuses procs)
+    run = start(view)
+    view.run_sql("UPDATE frame SET str_state = 'WAITING' WHERE pk_frame = :frame", frame=run.frames[0])
+    view.run_sql("UPDATE frame SET str_state = 'RUNNING' WHERE pk_frame = :frame", frame=run.job.frames[1])
+    view.run_sql("UPDATE proc SET pk_frame = :frame", frame=run.job.frames[1])
+
+    outcome = complete_frame(engine, run.report())
+
+    assert outcome.verdict is RunVerdict.SUPERSEDED
+    assert view.procs() == list(run.procs)
+    assert view.states(run.job.frames) == ["WAITING", "RUNNING"]
+
+
+def test_a_proc_whose_frame_was_taken_off_it_is_released(engine: Engine, view: FarmView) -> None:
+    # given a frame that was eaten by hand while its process ran on
+    run = start(view)
+    view.run_sql("UPDATE proc SET pk_frame = NULL")
+    view.run_sql("UPDATE frame SET str_state = 'EATEN' WHERE pk_frame = :frame", frame=run.frames[0])
+
+    # when the killed process reports its end
+    outcome = complete_frame(engine, run.report(exit_status=1, exit_signal=9))
+
+    # then the frame stays as it is and the proc is released
+    assert outcome.verdict is RunVerdict.RELEASED
+    assert view.states(run.frames) == ["EATEN"]
+    assert view.procs() == []
+    view.assert_consistent()
+
+
+def test_the_end_of_an_orphan_frame_is_not_lost(engine: Engine, view: FarmView) -> None:
+    # given a frame that runs although its proc was deleted
+    run = start(view)
+    view.run_sql("DELETE FROM proc")
+    view.run_sql("UPDATE host SET int_cores_idle = int_cores, int_mem_idle = int_mem")
+
+    # when a report comes from another host, then from its own
+    elsewhere = CompletedFrame(run.procs[0], run.frames[0], "elsewhere", 0)
+    assert complete_frame(engine, elsewhere).verdict is RunVerdict.SUPERSEDED
+    outcome = complete_frame(engine, run.report())
+
+    # then only the second counts
+    assert (outcome.verdict, outcome.state) == (RunVerdict.ORPHAN_APPLIED, FrameState.SUCCEEDED)
+    view.assert_consistent()
+
+
+def test_a_report_nobody_knows_is_answered_and_ignored(engine: Engine, view: FarmView) -> None:
+    run = start(view)
+    unknown = CompletedFrame("no-such-proc", "no-such-frame", run.host.name, 0)
+    assert complete_frame(engine, unknown).verdict is RunVerdict.UNKNOWN
+    assert view.procs() == list(run.procs)
+
+
+def test_an_exit_status_too_wide_for_the_history_is_still_recorded(engine: Engine, view: FarmView) -> None:
+    # given an exit status as Windows gives them, which frame_history (smallint) cannot hold
+    run = start(view)
+    outcome = complete_frame(engine, run.report(exit_status=-1073741819))
+    assert outcome.state is FrameState.WAITING
+    assert view.frame(run.frames[0]).int_exit_status == -32_768
+
+
+def test_a_report_the_database_refuses_does_not_take_the_others_with_it(engine: Engine, view: FarmView) -> None:
+    # given two running frames, one of which the database refuses to stop
+    run = start(view, running=2)
+    view.run_sql(
+        f"CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.pk_frame = '{run.frames[0]}'"
+        " THEN RAISE EXCEPTION 'bad row'; END IF; RETURN NEW; END $$"
+    )
+    view.run_sql("CREATE TRIGGER refuse BEFORE UPDATE ON frame FOR EACH ROW EXECUTE FUNCTION refuse()")
+
+    # when both complete together
+    refused, applied = complete_frames(engine, [run.report(0), run.report(1)])
+
+    # then one is refused and says so, the other is applied
+    assert isinstance(refused, Exception)
+    assert "bad row" in str(refused)
+    assert applied.verdict is RunVerdict.APPLIED  # type: ignore[union-attr]
+    assert view.states(run.frames) == ["RUNNING", "SUCCEEDED"]
+    view.assert_consistent()
+
+
+def test_memory_grown_since_booking_goes_back_to_the_host(engine: Engine, view: FarmView) -> None:
+    # given a proc whose memory reservation grew after it was booked (the trigger takes it from the host)
+    run = start(view, memory_gb=2)
+    view.run_sql("UPDATE proc SET int_mem_reserved = int_mem_reserved + 1048576")
+    view.assert_consistent()
+
+    complete_frame(engine, run.report())
+
+    host = view.host(run.host)
+    assert host.int_mem_idle == host.int_mem
+    view.assert_consistent()
+
+
+def test_host_idle_never_passes_its_total(engine: Engine, view: FarmView) -> None:
+    # given a host whose idle was set too high by somebody
+    run = start(view)
+    view.run_sql("UPDATE host SET int_cores_idle = int_cores")
+    complete_frame(engine, run.report())
+    host = view.host(run.host)
+    assert host.int_cores_idle == host.int_cores
+
+
+def test_a_memory_failure_raises_the_layer_and_switches_its_optimizer_off(engine: Engine, view: FarmView) -> None:
+    # given a frame with 2 GB reserved, of a service that asks for 1 GB more after a memory failure
+    run = start(view, LayerSpec(frames=2, services="arnold,shell"), memory_gb=2)
+    view.run_sql(
+        "INSERT INTO service (pk_service, str_name, b_threadable, int_cores_min, int_mem_min, str_tags,"
+        " int_min_memory_increase) VALUES ('s1', 'arnold', true, 100, 1, 'general', 1048576)"
+    )
+
+    complete_frame(engine, run.report(exit_status=33))
+
+    layer = view.one("SELECT * FROM layer")
+    assert layer.int_mem_min == 3 * 1048576
+    assert layer.b_optimize is False
+
+
+def test_a_success_lowers_the_memory_of_a_layer_that_allows_it(engine: Engine, view: FarmView) -> None:
+    # given a layer of 4 GB whose frame used 600,000 KB
+    run = start(view, LayerSpec(frames=3, memory_gb=4), running=2)
+    complete_frame(engine, run.report(0, max_rss_kb=600_000))
+    assert view.one("SELECT * FROM layer").int_mem_min == 600_000 + 262_144
+
+    # when the next frame used less, the highest peak still counts
+    complete_frame(engine, run.report(1, max_rss_kb=100))
+    assert view.one("SELECT * FROM layer").int_mem_min == 600_000 + 262_144
+
+
+def test_an_earlier_memory_failure_does_not_make_every_failure_one(engine: Engine, view: FarmView) -> None:
+    # given a frame without retries left whose run before this one died of memory
+    run = start(view, max_retries=0)
+    view.run_sql("UPDATE frame SET int_exit_status = 33")
+    outcome = complete_frame(engine, run.report(exit_status=1))
+    assert outcome.state is FrameState.DEAD
+
+
+@pytest.mark.parametrize("managed", [True, False])
+def test_the_five_tables_follow_for_unmanaged_shows_only(
+    engine: Engine, view: FarmView, ledger: RecordedLedger, managed: bool
+) -> None:
+    # given a running frame of 2 cores that somebody counted in the five tables
+    run = start(view)
+    view.run_sql("UPDATE show SET b_scheduler_managed = :managed", managed=managed)
+    tables = ("subscription", "layer_resource", "job_resource", "folder_resource", "point")
+    view.run_sql("UPDATE subscription SET int_burst = 100000")
+    for table in tables:
+        view.run_sql(f"UPDATE {table} SET int_cores = 500")  # noqa: S608
+
+    # when it completes
+    complete_frame(engine, run.report(), ledger=ledger)
+
+    # then the tables are lowered where nobody else recomputes them, and the ledger elsewhere
+    left = {table: view.one(f"SELECT int_cores FROM {table}").int_cores for table in tables}  # noqa: S608
+    assert left == dict.fromkeys(tables, 500 if managed else 300)
+    assert ledger.released == (list(run.procs) if managed else [])
