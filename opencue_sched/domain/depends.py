@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from graphlib import CycleError, TopologicalSorter
 
 from opencue_sched.domain.frame_range import FrameRange
 
@@ -111,6 +112,8 @@ def waiting_circle(edges: Sequence[LayerEdge]) -> tuple[str, ...]:
         all_edges[edge.waiting].add(edge.on)
         if edge.type is not DependType.PREVIOUS_FRAME:
             same_time[edge.waiting].add(edge.on)
+    if _has_no_circle(all_edges):
+        return ()
     for edge in edges:
         if edge.type is DependType.PREVIOUS_FRAME:
             continue
@@ -123,6 +126,15 @@ def waiting_circle(edges: Sequence[LayerEdge]) -> tuple[str, ...]:
 def _frame_that_renders(layer: ChunkedRange) -> dict[int, int]:
     """Every number of a layer, and the number of the frame whose chunk it is in."""
     return {own: number for number in layer.numbers for own in layer.frames.chunk(number, layer.chunk_size)}
+
+
+def _has_no_circle(edges: dict[str, set[str]]) -> bool:
+    """Whether the layers can be sorted: the usual case, and a quick answer for jobs of thousands of layers."""
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError:
+        return False
+    return True
 
 
 def _path(edges: dict[str, set[str]], start: str, goal: str) -> tuple[str, ...]:

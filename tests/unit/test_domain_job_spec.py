@@ -131,7 +131,7 @@ def test_what_is_left_out_has_documented_defaults() -> None:
     spec = JobSpec.parse(job())
     (only,) = spec.layers
     assert (spec.priority, spec.max_retries, spec.paused, spec.autoeat, spec.uid) == (1, 3, False, False, None)
-    assert spec.max_cores_centicores is spec.min_cores_centicores is spec.max_gpus is spec.log_dir is None
+    assert (spec.max_cores_centicores, spec.min_cores_centicores, spec.max_gpus, spec.log_dir) == (None,) * 4
     assert (only.type, only.chunk_size, only.cores_min_centicores, only.cores_max_centicores) == ("RENDER", 1, 100, 0)
     assert (only.memory_kb, only.threadable, only.tags, only.services) == (4_194_304, True, ("general",), ("default",))
     assert spec.frame_count == 10

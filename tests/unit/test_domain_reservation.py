@@ -274,7 +274,7 @@ class TestMemoryAndGpus:
     def test_each_dimension_is_refused_by_name(
         self, wants: dict[str, int], has: dict[str, int], dimension: Dimension, permanent: bool
     ) -> None:
-        answer = ask(layer(**wants), host(**has))  # type: ignore[arg-type]
+        answer = ask(layer(**wants), host(**has))
         assert isinstance(answer, Refusal)
         assert (answer.dimension, answer.permanent) == (dimension, permanent)
         assert answer.needed > answer.available
