@@ -96,8 +96,8 @@ def gather(
 ) -> Gathered:
     """Read the cluster's pending work and the live room under every cap that work stands under.
 
-    ``skip_layers`` are backing off: a job with nothing else to do gives its place to the next one. The caller owns the
-    transaction; nothing is locked or changed.
+    ``skip_layers`` are backing off and left out; a job with nothing else to do gives its place to the next one. The
+    caller owns the transaction; nothing is locked or changed.
     """
     limits = fetch_limits(connection)
     subscriptions = fetch_subscriptions(connection, cluster.show_id)
@@ -118,10 +118,11 @@ def gather(
     job_rows = fetch_pending_jobs(connection, selection, facts)
     layer_rows = fetch_waiting_layers(
         connection,
-        cluster,
         [row.pk_job for row in job_rows],
-        settings.queue.dispatch_frames_per_layer_limit,
         facts,
+        tags=cluster.tags,
+        skip_layers=selection.skip_layers,
+        max_frames=settings.queue.dispatch_frames_per_layer_limit,
     )
     jobs, bad_jobs = _jobs(job_rows, layer_rows)
     for bad in bad_jobs:

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy import Connection, Row, TextClause, bindparam, text
 
-from opencue_sched.domain.cluster import Cluster
-
 
 class SchemaColumns(Protocol):
     """What differs between the schemas the SQL runs on (``store.schema.SchemaFacts``)."""
@@ -189,6 +187,7 @@ _WAITING_LAYERS = """
         ) f
     ) waiting
     WHERE {layer_tags} && CAST(:tags AS text[]) {started} AND waiting.ids IS NOT NULL
+      AND l.pk_layer <> ALL(CAST(:skip_layers AS varchar[]))
     ORDER BY wanted.turn, l.int_dispatch_order, l.pk_layer
 """
 
@@ -242,8 +241,19 @@ def fetch_pending_jobs(connection: Connection, selection: JobSelection, columns:
 
 
 def fetch_waiting_layers(
-    connection: Connection, cluster: Cluster, job_ids: Sequence[str], max_frames: int, columns: SchemaColumns
+    connection: Connection,
+    job_ids: Sequence[str],
+    columns: SchemaColumns,
+    *,
+    tags: Sequence[str],
+    skip_layers: Sequence[str],
+    max_frames: int,
 ) -> Sequence[Row[Any]]:
     """The bookable layers of all these jobs in dispatch order, each with its first ``max_frames`` waiting frames."""
-    parameters = {"job_ids": list(job_ids), "tags": list(cluster.tags), "max_frames": max_frames}
+    parameters: Mapping[str, Any] = {
+        "job_ids": list(job_ids),
+        "tags": list(tags),
+        "skip_layers": list(skip_layers),
+        "max_frames": max_frames,
+    }
     return connection.execute(_waiting_layers(columns.has_start_after), parameters).all()

@@ -1,0 +1,51 @@
+"""What the gather tests share: a farm of one test, and gathering its default cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, Engine, event
+
+from opencue_sched.dispatch.gather import BadJobLog, Gathered, gather
+from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.settings import Settings
+from opencue_sched.store.schema import check_schema
+
+
+def cluster_of(farm: Farm, *tags: str, show_id: str | None = None) -> Cluster:
+    """A cluster of the default show in the default facility; by default that of its allocation."""
+    show = show_id or farm.default_show().id
+    if not tags:
+        return Cluster(farm.facility(), show, ClusterKind.ALLOC, ("general",), farm.default_alloc().id)
+    return Cluster(farm.facility(), show, ClusterKind.MANUAL, tuple(sorted(tags)))
+
+
+def gathered(
+    connection: Connection, cluster: Cluster, settings: Settings, *, skip_layers: Collection[str] = (), **queue: Any
+) -> Gathered:
+    """Gather with some queue settings changed."""
+    changed = settings.model_copy(update={"queue": settings.queue.model_copy(update=queue)})
+    facts = check_schema(connection)
+    return gather(connection, cluster, changed, facts=facts, skip_layers=skip_layers, bad_job_log=BadJobLog())
+
+
+def job_ids(result: Gathered) -> list[str]:
+    return [job.id for job in result.snapshot.jobs]
+
+
+@contextmanager
+def counted_statements(engine: Engine) -> Iterator[list[str]]:
+    """The statements sent through the engine meanwhile."""
+    statements: list[str] = []
+
+    def count(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        statements.append(statement)
+
+    event.listen(engine, "before_cursor_execute", count)
+    try:
+        yield statements
+    finally:
+        event.remove(engine, "before_cursor_execute", count)

@@ -1,0 +1,228 @@
+"""Layers and frames: in dispatch order, so many of each, and what one bad row costs."""
+
+from __future__ import annotations
+
+import structlog
+from sqlalchemy import Engine, text
+
+from opencue_sched.dispatch.gather import BadJobLog, gather
+from opencue_sched.domain.farm import Layer
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
+from opencue_sched.settings import Settings
+from opencue_sched.store.schema import check_schema
+from tests.integration.dispatch.gathering import cluster_of, counted_statements, gathered, job_ids
+
+
+def test_upstream_bug_unordered_layers_keep_their_dispatch_order(engine: Engine, settings: Settings) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        job = farm.job([LayerSpec(frames=3) for _ in range(6)])
+        wanted = [job.layers[index].id for index in (3, 0, 5, 1, 4, 2)]
+        for order, layer in enumerate(wanted):
+            connection.execute(
+                text("UPDATE layer SET int_dispatch_order = :o WHERE pk_layer = :l"), {"o": order, "l": layer}
+            )
+            connection.execute(
+                text("UPDATE frame SET int_dispatch_order = 10 - int_dispatch_order WHERE pk_layer = :l"), {"l": layer}
+            )
+
+        layers = gathered(connection, cluster_of(farm), settings).snapshot.jobs[0].layers
+
+    frames_of = {layer.id: layer.frames for layer in job.layers}
+    assert [layer.id for layer in layers] == wanted
+    assert all([f.id for f in layer.frames] == list(reversed(frames_of[layer.id])) for layer in layers)
+
+
+def test_frames_with_equal_dispatch_order_come_by_layer_order(engine: Engine, settings: Settings) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        job = farm.job([LayerSpec(frames=4)])
+        for order, frame in enumerate((2, 0, 3, 1)):
+            connection.execute(
+                text("UPDATE frame SET int_dispatch_order = 7, int_layer_order = :o WHERE pk_frame = :f"),
+                {"o": order, "f": job.frames[frame]},
+            )
+
+        frames = gathered(connection, cluster_of(farm), settings).snapshot.jobs[0].layers[0].frames
+
+    assert [frame.id for frame in frames] == [job.frames[index] for index in (2, 0, 3, 1)]
+
+
+def test_a_layer_shows_so_many_frames_and_counts_them_all(engine: Engine, settings: Settings) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        job = farm.job([LayerSpec(frames=30), LayerSpec(frames=2)])
+
+        layers = (
+            gathered(connection, cluster_of(farm), settings, dispatch_frames_per_layer_limit=20).snapshot.jobs[0].layers
+        )
+
+    assert [len(layer.frames) for layer in layers] == [20, 2]
+    assert [layer.waiting_frames for layer in layers] == [30, 2]
+    assert [frame.id for frame in layers[0].frames] == list(job.layers[0].frames[:20])
+
+
+def test_upstream_bug_cap_sums_beyond_the_rank_limit_hide_no_later_layer(engine: Engine, settings: Settings) -> None:
+    """Upstream summed the whole job's frames against its cap before cutting each layer to the limit."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.job([LayerSpec(frames=10), LayerSpec(frames=10)], max_cores=5)
+
+        layers = (
+            gathered(connection, cluster_of(farm), settings, dispatch_frames_per_layer_limit=2).snapshot.jobs[0].layers
+        )
+
+    assert [len(layer.frames) for layer in layers] == [2, 2]
+
+
+def test_only_waiting_frames_and_matching_layers_come(engine: Engine, settings: Settings) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        host = farm.host(cores=16)
+        job = farm.job([LayerSpec(frames=3), LayerSpec(tags="elsewhere"), LayerSpec(frames=1)])
+        farm.run([job.layers[0].frames[0], job.layers[2].frames[0]], host)
+
+        layers = gathered(connection, cluster_of(farm), settings).snapshot.jobs[0].layers
+
+    assert [layer.id for layer in layers] == [job.layers[0].id]
+    assert [frame.id for frame in layers[0].frames] == list(job.layers[0].frames[1:])
+
+
+def test_every_column_arrives_where_it_belongs(engine: Engine, settings: Settings) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        limit = farm.limit("nuke", 10)
+        spec = LayerSpec(
+            frames=2,
+            chunk=5,
+            cores=2.5,
+            cores_max=8,
+            memory_gb=3,
+            gpus=1,
+            gpu_memory_gb=2,
+            tags="general | fast",
+            services="nuke, shell",
+            threadable=False,
+            command="render #IFRAME#",
+            limits=[limit, limit],
+            name="beauty",
+        )
+        ids = farm.job([spec], shot="sh1", user="jo", uid=501, log_dir="/logs", os="rocky9", priority=7)
+
+        found = gathered(connection, cluster_of(farm), settings)
+
+    job = found.snapshot.jobs[0]
+    expected = (ids.id, ids.name, ids.show.name, "sh1", "jo", 501, "/logs", "rocky9", 7, ids.folder_id)
+    assert expected == (
+        *(job.id, job.name, job.show_name, job.shot, job.user, job.uid, job.log_dir, job.os_name, job.priority),
+        job.folder_id,
+    )
+    (layer,) = job.layers
+    assert layer == Layer(
+        id=ids.layers[0].id,
+        job_id=ids.id,
+        name="beauty",
+        command="render #IFRAME#",
+        frame_range="1-10",
+        chunk_size=5,
+        dispatch_order=1,
+        cores_min_centicores=250,
+        cores_max_centicores=800,
+        memory_min_kb=3 * 1024 * 1024,
+        gpus_min=1,
+        gpu_memory_min_kb=2 * 1024 * 1024,
+        tags=frozenset({"general", "fast"}),
+        services=("nuke", "shell"),
+        threadable=False,
+        waiting_frames=2,
+        frames=layer.frames,
+        limit_ids=(limit,),
+    )
+    assert [(frame.name, frame.number) for frame in layer.frames] == [("0001-beauty", 1), ("0006-beauty", 6)]
+    assert all(frame.version is not None and frame.eligible_at is not None for frame in layer.frames)
+
+
+def test_null_versions_and_dates_beyond_python_are_no_reason_to_fail(engine: Engine, settings: Settings) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.job([LayerSpec(frames=3)])
+        connection.execute(text("UPDATE frame SET int_version = NULL"))
+        for number, date in ((1, "infinity"), (2, "29999-01-01"), (3, None)):
+            connection.execute(
+                text("UPDATE frame SET ts_eligible = CAST(:d AS timestamptz) WHERE int_number = :n"),
+                {"d": date, "n": number},
+            )
+
+        frames = gathered(connection, cluster_of(farm), settings).snapshot.jobs[0].layers[0].frames
+
+    assert [(frame.version, frame.eligible_at) for frame in frames] == [(None, None)] * 3
+
+
+def test_a_job_with_a_bad_row_is_skipped_and_named_and_the_others_go_on(engine: Engine, settings: Settings) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        chunk, command, caps, good = farm.jobs([JobSpec([LayerSpec(), LayerSpec()]) for _ in range(4)])
+        connection.execute(text("UPDATE layer SET int_chunk_size = 0 WHERE pk_layer = :l"), {"l": chunk.layers[1].id})
+        connection.execute(text("UPDATE layer SET str_cmd = '  ' WHERE pk_layer = :l"), {"l": command.layers[0].id})
+        connection.execute(text("DELETE FROM job_resource WHERE pk_job = :j"), {"j": caps.id})
+
+        found = gathered(connection, cluster_of(farm), settings)
+
+    reasons = {bad.job_id: bad.reason for bad in found.bad_jobs}
+    assert job_ids(found) == [good.id]
+    assert reasons.keys() == {chunk.id, command.id, caps.id}
+    assert chunk.layers[1].id in reasons[chunk.id]
+    assert "int_chunk_size is 0" in reasons[chunk.id]
+    assert "str_cmd" in reasons[command.id]
+    assert found.snapshot.job_caps.keys() == {good.id}
+
+
+def test_a_null_in_a_column_that_allows_none_is_a_bad_row(engine: Engine, settings: Settings) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        bad, good = farm.jobs([JobSpec([LayerSpec()]) for _ in range(2)])
+        connection.execute(text("ALTER TABLE frame ALTER COLUMN str_name DROP NOT NULL"))
+        connection.execute(text("ALTER TABLE layer ALTER COLUMN str_range DROP NOT NULL"))
+        connection.execute(text("UPDATE frame SET str_name = NULL WHERE pk_job = :j"), {"j": bad.id})
+
+        found = gathered(connection, cluster_of(farm), settings)
+        connection.execute(text("UPDATE layer SET str_range = NULL WHERE pk_job = :j"), {"j": good.id})
+        none = gathered(connection, cluster_of(farm), settings)
+
+    assert job_ids(found) == [good.id]
+    assert [bad_job.job_id for bad_job in found.bad_jobs] == [bad.id]
+    assert job_ids(none) == []
+
+
+def test_a_bad_job_is_logged_once_however_often_it_is_met(engine: Engine, settings: Settings) -> None:
+    bad_jobs = BadJobLog()
+    with engine.begin() as connection, structlog.testing.capture_logs() as logs:
+        farm = Farm(connection)
+        job = farm.job()
+        connection.execute(text("UPDATE layer SET int_chunk_size = -1"))
+        cluster, facts = cluster_of(farm), check_schema(connection)
+
+        found = [gather(connection, cluster, settings, facts=facts, bad_job_log=bad_jobs) for _ in range(3)]
+
+    assert [len(each.bad_jobs) for each in found] == [1, 1, 1]
+    assert [entry["job_id"] for entry in logs if entry["event"] == "job_skipped"] == [job.id]
+
+
+def test_statements_do_not_grow_with_jobs_layers_frames_or_hosts(engine: Engine, settings: Settings) -> None:
+    counts = []
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        facts = check_schema(connection)
+        for jobs, layers, frames, hosts in ((1, 1, 1, 1), (40, 5, 8, 30)):
+            farm.jobs([JobSpec([LayerSpec(frames=frames)] * layers) for _ in range(jobs)])
+            for _ in range(hosts):
+                farm.host()
+            cluster = cluster_of(farm)
+            with counted_statements(engine) as statements:
+                found = gather(connection, cluster, settings, facts=facts)
+            counts.append(len(statements))
+            assert len(statements) == found.statements
+
+    assert counts == [4, 4]
+    assert len(found.snapshot.jobs) == settings.queue.max_jobs_per_cluster_pass
