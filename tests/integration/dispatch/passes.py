@@ -1,0 +1,112 @@
+"""A pass runner on the test's own stores, with its round trips counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import redis
+from sqlalchemy import Engine, event
+
+from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.accounting.store_epoch import Epoch
+from opencue_sched.coordination.names import BoardKeys
+from opencue_sched.coordination.permits import LayerPermits
+from opencue_sched.coordination.postings import ClusterPostings
+from opencue_sched.dispatch.channels import RqdChannels
+from opencue_sched.dispatch.cluster_pass import PassRunner
+from opencue_sched.dispatch.commit import compensate
+from opencue_sched.dispatch.hosts import HostFeed
+from opencue_sched.dispatch.report import PassReport
+from opencue_sched.dispatch.rest import LayerRest
+from opencue_sched.dispatch.settle import Settlement
+from opencue_sched.dispatch.sweep import Sweeper
+from opencue_sched.placement.changes import HostChanges
+from opencue_sched.settings import Settings
+from opencue_sched.store.schema import check_schema
+
+
+class CountingConnection(redis.Connection):
+    """Counts what is sent: one packet is one round trip, however many commands it carries."""
+
+    sent = 0
+
+    def send_packed_command(self, command, check_health=True):
+        CountingConnection.sent += 1
+        return super().send_packed_command(command, check_health)
+
+
+@dataclass
+class Counted:
+    statements: int = 0
+    packets: int = 0
+    texts: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Passes:
+    engine: Engine
+    client: redis.Redis
+    settings: Settings
+    runner: PassRunner
+    sweeper: Sweeper
+
+    def drain(self, *, rounds: int = 50) -> list[PassReport]:
+        """Pass over every cluster with work until a round books nothing."""
+        reports: list[PassReport] = []
+        clusters = [cluster for cluster, _ in self.sweeper.sweep().send]
+        for _ in range(rounds):
+            latest = [self.runner.run(cluster, alive=lambda: True) for cluster in clusters]
+            reports += latest
+            if not any(report.frames_booked for report in latest):
+                return reports
+        raise AssertionError(f"still booking after {rounds} rounds")
+
+    @contextmanager
+    def counted(self) -> Iterator[Counted]:
+        count = Counted()
+
+        def statement(_conn, _cursor, text, *_):
+            count.statements += 1
+            count.texts.append(text)
+
+        event.listen(self.engine, "before_cursor_execute", statement)
+        CountingConnection.sent = 0
+        try:
+            yield count
+        finally:
+            count.packets = CountingConnection.sent
+            event.remove(self.engine, "before_cursor_execute", statement)
+
+
+@contextmanager
+def passes(engine: Engine, settings: Settings, instance: str = "one") -> Iterator[Passes]:
+    """Collaborators of one process, in dry run, on an open (empty) store."""
+    pool = redis.ConnectionPool.from_url(
+        settings.redis_dsn, decode_responses=True, connection_class=CountingConnection, socket_timeout=10
+    )
+    client = redis.Redis(connection_pool=pool)
+    client.set("acct:epoch", Epoch.new(client.info("server")["run_id"]).text, nx=True)
+    channels = RqdChannels(settings.rqd)
+    ledger = make_ledger(engine, client, owner=instance)
+    changes = HostChanges(client, "cue")
+    with engine.connect() as connection:
+        facts = check_schema(connection)
+    runner = PassRunner(
+        engine,
+        settings,
+        ledger,
+        HostFeed(engine, changes, settings.host_cache, instance=instance),
+        LayerPermits(client, "cue"),
+        Settlement(engine, ledger, changes, channels, compensate),
+        facts,
+        LayerRest(5.0),
+    )
+    sweeper = Sweeper(engine, settings, ClusterPostings(client, BoardKeys("cue", "clusters")))
+    try:
+        yield Passes(engine, client, settings, runner, sweeper)
+    finally:
+        channels.close()
+        client.close()
+        pool.disconnect()

@@ -1,0 +1,144 @@
+"""Whole passes on real stores, in dry run: what is booked, what is refused, and what it costs."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import text
+
+from opencue_sched.dispatch.report import PassEnd
+from opencue_sched.domain.verdicts import Verdict
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
+from opencue_sched.operate.audit import run_audit
+from opencue_sched.settings import HostBookingStrategy, Queue, Rqd
+
+from .passes import passes
+
+
+@pytest.fixture
+def dry(settings):
+    return settings.model_copy(update={"rqd": Rqd(dry_run_mode=True)})
+
+
+@pytest.fixture
+def one(engine, dry):
+    with passes(engine, dry) as runner:
+        yield runner
+
+
+def scalar(engine, sql, **parameters):
+    with engine.connect() as connection:
+        return connection.execute(text(sql), parameters).scalar()
+
+
+def assert_audit(runner) -> None:
+    report = run_audit(runner.engine, runner.client, runner.settings)
+    assert not report.failed, "\n".join(report.lines())
+
+
+def test_a_farm_with_room_books_every_frame(one, engine):
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.hosts([HostSpec(cores=8) for _ in range(4)])
+        farm.jobs([JobSpec(layers=[LayerSpec(frames=4), LayerSpec(frames=4)]) for _ in range(3)])
+    reports = one.drain()
+    assert sum(report.frames_booked for report in reports) == 24
+    assert scalar(engine, "SELECT count(*) FROM proc") == 24
+    assert scalar(engine, "SELECT count(*) FROM frame WHERE str_state = 'RUNNING'") == 24
+    assert_audit(one)
+
+
+def test_round_trips_do_not_grow_with_jobs_layers_frames_or_hosts(engine, dry):
+    """Constant by construction: the same numbers for 1 frame on 1 host and for 200 frames on 40."""
+    costs = []
+    for jobs, layers, frames, hosts in ((1, 1, 1, 1), (10, 4, 5, 40)):
+        with engine.begin() as connection:
+            farm = Farm(connection)
+            show, alloc = farm.show(f"s{jobs}"), farm.alloc(f"t{jobs}")
+            farm.subscription(show, alloc, size=10_000)
+            farm.hosts([HostSpec(name=f"s{jobs}h{n}", cores=8, alloc=alloc, hostname_tag=False) for n in range(hosts)])
+            layer = [LayerSpec(frames=frames, tags=alloc.tag, name=f"l{n}") for n in range(layers)]
+            farm.jobs([JobSpec(layers=layer, show=show, name=f"s{jobs}j{n}") for n in range(jobs)])
+        with passes(engine, dry) as runner:
+            (cluster,) = [c for c, _ in runner.sweeper.sweep().send if c.show_id == show.id]
+            runner.client.ping()
+            with runner.counted() as count:
+                report = runner.runner.run(cluster, alive=lambda: True)
+        assert report.frames_booked == jobs * layers * frames
+        costs.append((count.statements, count.packets))
+    assert costs[0] == costs[1]
+    assert costs[0][0] <= 30
+
+
+def test_two_processes_never_pass_a_burst_together(engine, dry):
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        show, alloc = farm.show(), farm.alloc("tight")
+        farm.subscription(show, alloc, size=10, burst=13)
+        farm.hosts([HostSpec(cores=8, alloc=alloc) for _ in range(8)])
+        farm.jobs([JobSpec(layers=[LayerSpec(frames=4, cores=2, tags="tight")], show=show) for _ in range(8)])
+    with passes(engine, dry, "one") as first, passes(engine, dry, "two") as second:
+        with ThreadPoolExecutor(2) as pool:
+            for future in [pool.submit(runner.drain) for runner in (first, second)]:
+                future.result()
+        assert scalar(engine, "SELECT sum(int_cores_reserved) FROM proc") == 1200
+        assert_audit(first)
+
+
+def test_a_lost_claim_books_nothing(one, engine):
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(hostname_tag=False)
+        farm.job()
+    ((cluster, _),) = one.sweeper.sweep().send
+    report = one.runner.run(cluster, alive=lambda: False)
+    assert report.ended is PassEnd.CLAIM_LOST
+    assert scalar(engine, "SELECT count(*) FROM proc") == 0
+    assert one.client.hlen("acct:ledger") == 0
+    assert_audit(one)
+
+
+def test_an_emptied_redis_stops_booking(one, engine):
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(hostname_tag=False)
+        farm.job()
+    ((cluster, _),) = one.sweeper.sweep().send
+    one.client.flushdb()
+    report = one.runner.run(cluster, alive=lambda: True)
+    assert report.ended is PassEnd.NOT_READY
+    assert scalar(engine, "SELECT count(*) FROM proc") == 0
+
+
+def test_every_layer_gets_one_verdict_with_its_reason(one, engine):
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=8, memory_gb=16, hostname_tag=False)
+        wide = farm.job(layers=[LayerSpec(cores=64)], priority=300)
+        capped = farm.job(layers=[LayerSpec(frames=3)], max_cores=2, priority=200)
+        free = farm.job(layers=[LayerSpec(frames=2)], priority=100)
+    ((cluster, _),) = one.sweeper.sweep().send
+    report = one.runner.run(cluster, alive=lambda: True)
+    verdicts = {verdict.layer_id: verdict for verdict in report.verdicts}
+    assert len(report.verdicts) == len(verdicts) == 3
+    assert verdicts[wide.layers[0].id].verdict in (Verdict.NO_FIT, Verdict.NO_HOST)
+    assert verdicts[wide.layers[0].id].detail
+    assert verdicts[capped.layers[0].id].verdict is Verdict.OVER_JOB
+    assert verdicts[capped.layers[0].id].frames == 2
+    assert verdicts[free.layers[0].id].verdict is Verdict.FLOWING
+
+
+@pytest.mark.parametrize("cores", [True, False])
+@pytest.mark.parametrize("memory", [True, False])
+def test_all_four_strategies_fill_the_farm(engine, dry, cores, memory):
+    strategy = HostBookingStrategy(core_saturation=cores, memory_saturation=memory)
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.hosts([HostSpec(cores=n, memory_gb=64) for n in (2, 4, 8)])
+        farm.job(layers=[LayerSpec(frames=14)])
+    with passes(engine, dry.model_copy(update={"queue": Queue(host_booking_strategy=strategy)})) as runner:
+        runner.drain()
+        assert scalar(engine, "SELECT count(*) FROM proc") == 14
+        assert_audit(runner)
