@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.dispatch.channels import RqdChannels
+from opencue_sched.dispatch.commit import CommittedProc
 from opencue_sched.dispatch.confirm import Confirmation, Fate, RunningFrameRef, kill_and_confirm
 from opencue_sched.dispatch.launch import LaunchOutcome, LaunchState
 from opencue_sched.domain.errors import NotReady, RqdFailure
@@ -28,16 +29,6 @@ from opencue_sched.domain.units import centicores
 log = structlog.get_logger(__name__)
 
 _KILL_REASON = "opencue-sched: the launch was not confirmed"
-
-
-class Committed(Protocol):
-    """A proc whose booking is committed; ``version`` is frame.int_version after the start."""
-
-    @property
-    def planned(self) -> PlannedProc: ...
-
-    @property
-    def version(self) -> int | None: ...
 
 
 class SettlingLedger(Protocol):
@@ -87,9 +78,9 @@ class Settlement:
     ledger: SettlingLedger
     changes: PublishesHosts
     channels: RqdChannels
-    compensate: Callable[[Connection, Sequence[Any]], Collection[str]]
+    compensate: Callable[[Connection, Sequence[CommittedProc]], Collection[str]]
 
-    def settle(self, committed: Sequence[Committed], outcomes: Sequence[LaunchOutcome]) -> SettleReport:
+    def settle(self, committed: Sequence[CommittedProc], outcomes: Sequence[LaunchOutcome]) -> SettleReport:
         """Settle committed procs, given the outcome of each one's launch (one per proc, in any order)."""
         by_id = {it.planned.proc_id: it for it in committed}
         launched = [it.proc_id for it in outcomes if it.state is LaunchState.LAUNCHED]
@@ -125,7 +116,7 @@ class Settlement:
         _log(report)
         return report
 
-    def _confirm(self, by_id: dict[str, Committed]) -> Callable[[LaunchOutcome], Confirmation]:
+    def _confirm(self, by_id: dict[str, CommittedProc]) -> Callable[[LaunchOutcome], Confirmation]:
         def confirm(outcome: LaunchOutcome) -> Confirmation:
             cores = centicores(by_id[outcome.proc_id].planned.reservation.cores)
             ref = RunningFrameRef(outcome.host_name, outcome.frame_id, outcome.proc_id, cores)
@@ -133,7 +124,7 @@ class Settlement:
 
         return confirm
 
-    def _undo_in_postgresql(self, committed: Sequence[Committed]) -> dict[str, str]:
+    def _undo_in_postgresql(self, committed: Sequence[CommittedProc]) -> dict[str, str]:
         """One transaction, or one per proc when that fails, so that one bad row holds back nothing else.
 
         Returns the proc ids that could not be undone, or not surely, and why.
