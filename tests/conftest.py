@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import redis
 from pydantic import SecretStr
@@ -22,6 +23,12 @@ from sqlalchemy import URL, Engine, create_engine, make_url, text
 from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
+
+# Machines that run these tests are shared and slow at times: no test fails for the time an example takes.
+hypothesis.settings.register_profile(
+    "opencue-sched", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("opencue-sched")
 
 _SUITES = ("unit", "integration", "e2e", "chaos")
 
