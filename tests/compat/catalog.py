@@ -15,7 +15,8 @@ _QUERIES = {
     "column": """
         SELECT c.relname || '.' || a.attname,
                format_type(a.atttypid, a.atttypmod) || CASE WHEN a.attnotnull THEN ' NOT NULL' ELSE '' END
-               || coalesce(' DEFAULT ' || nullif(regexp_replace(pg_get_expr(d.adbin, d.adrelid), '^NULL::.*', ''), ''), '')
+               || CASE WHEN pg_get_expr(d.adbin, d.adrelid) !~ '^NULL(::|$)'
+                       THEN ' DEFAULT ' || pg_get_expr(d.adbin, d.adrelid) ELSE '' END
         FROM pg_class c
         JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
         LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
