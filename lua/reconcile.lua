@@ -5,7 +5,8 @@
 -- Returns {1, seq, applied, ids passed over...}, or {0, 'not_ready', stored epoch, '0'}.
 --         Passed over: the entry changed since it was read, or the id to be added is there by now or is tombstoned.
 -- Invariants: nothing is decided here about an entry other than the one the caller saw, so the call commutes with
---         booking, settling and releasing; removing leaves no tombstone (a settle that comes late means the proc exists).
+--         booking, settling and releasing; removing leaves no tombstone (a settle that comes late means the proc
+--         exists). In a dual store a removal leaves int_* to the program that deleted the proc (see foreign).
 --@include ledger
 --@include moves
 local now, bucket = clock()
@@ -33,7 +34,7 @@ for i, id in ipairs(ids) do
   else
     seq = seq or call('INCR', SEQ)
     if old then
-      move(id, old, -1)
+      move(id, old, -1, DUAL and state == '')
     end
     if state == '' then
       gone[#gone + 1] = id

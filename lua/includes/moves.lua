@@ -1,27 +1,31 @@
 -- Sums up entries per vertex and moves each vertex once. Needs includes/ledger.
 local moves, moved = {}, {}
 
-local function move_key(key, cores, gpus)
+local function move_key(key, cores, gpus, ledger_only)
   local sum = moves[key]
-  if sum then
+  if not sum then
+    sum = {0, 0, 0, 0}
+    moves[key] = sum
+  end
+  sum[3], sum[4] = sum[3] + cores, sum[4] + gpus
+  if not ledger_only then
     sum[1], sum[2] = sum[1] + cores, sum[2] + gpus
-  else
-    moves[key] = {cores, gpus}
   end
 end
 
--- Count the entry of a proc in (sign 1) or out (sign -1).
-local function move(id, entry, sign)
+-- Count the entry of a proc in (sign 1) or out (sign -1). With ledger_only the int_* fields stay: in a dual store the
+-- other program takes the cores of a proc it deleted off them itself.
+local function move(id, entry, sign, ledger_only)
   local cores, gpus, show, alloc, folder, job, layer, dept, limits = string.match(entry, ENTRY)
   if not cores then
     error('malformed ledger entry: ' .. entry)
   end
-  cores, gpus = 0 + sign * cores, 0 + sign * gpus -- 0 + turns -0 into 0, which HINCRBY would not read
-  if alloc ~= '' then move_key('acct:sub:' .. show .. ':' .. alloc, cores, gpus) end
-  if folder ~= '' then move_key('acct:folder:' .. folder, cores, gpus) end
-  if job ~= '' then move_key('acct:job:' .. job, cores, gpus) end
-  if layer ~= '' then move_key('acct:layer:' .. layer, cores, gpus) end
-  if dept ~= '' then move_key('acct:point:' .. dept .. ':' .. show, cores, gpus) end
+  cores, gpus = sign * cores, sign * gpus
+  if alloc ~= '' then move_key('acct:sub:' .. show .. ':' .. alloc, cores, gpus, ledger_only) end
+  if folder ~= '' then move_key('acct:folder:' .. folder, cores, gpus, ledger_only) end
+  if job ~= '' then move_key('acct:job:' .. job, cores, gpus, ledger_only) end
+  if layer ~= '' then move_key('acct:layer:' .. layer, cores, gpus, ledger_only) end
+  if dept ~= '' then move_key('acct:point:' .. dept .. ':' .. show, cores, gpus, ledger_only) end
   for limit in string.gmatch(limits, '[^,]+') do
     move_key('acct:limit:' .. limit, sign, 0)
   end
@@ -30,16 +34,17 @@ local function move(id, entry, sign)
   end
 end
 
+-- Adding 0 turns -0, which HINCRBY does not read, into 0.
 local function apply_moves(seq)
   for key, sum in pairs(moves) do
     if string.sub(key, 1, 11) == 'acct:limit:' then
-      call('HINCRBY', key, 'int_running', sum[1])
+      call('HINCRBY', key, 'int_running', sum[1] + 0)
     else
-      call('HINCRBY', key, 'int_cores', sum[1])
-      call('HINCRBY', key, 'int_gpus', sum[2])
+      call('HINCRBY', key, 'int_cores', sum[1] + 0)
+      call('HINCRBY', key, 'int_gpus', sum[2] + 0)
       if DUAL then
-        call('HINCRBY', key, 'ledger_cores', sum[1])
-        call('HINCRBY', key, 'ledger_gpus', sum[2])
+        call('HINCRBY', key, 'ledger_cores', sum[3] + 0)
+        call('HINCRBY', key, 'ledger_gpus', sum[4] + 0)
       end
     end
   end

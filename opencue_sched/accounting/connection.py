@@ -20,6 +20,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from opencue_sched.accounting.keys import EPOCH
+from opencue_sched.accounting.store_epoch import run_id_of
 from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.settings import Settings
 
@@ -90,7 +91,7 @@ def guard_epoch(connection: Connection) -> None:
     connection.on_connect()  # type: ignore[no-untyped-call]
     run_id = _ask(connection, "INFO", "server")
     stored = _ask(connection, "GET", EPOCH)
-    if not stored or str(stored).rpartition("|")[2] == _run_id(run_id):
+    if not stored or run_id_of(_text(stored)) == _server_run_id(_text(run_id)):
         return
     try:
         _ask(connection, "EVAL", _DROP_FOREIGN_EPOCH, "1", EPOCH, stored)
@@ -103,6 +104,9 @@ def _ask(connection: Connection, *command: str) -> Any:
     return connection.read_response()
 
 
-def _run_id(info: Any) -> str:
-    text = info.decode() if isinstance(info, bytes) else str(info)
-    return next((line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("run_id:")), "")
+def _text(answer: Any) -> str:
+    return answer.decode() if isinstance(answer, bytes) else str(answer)
+
+
+def _server_run_id(info: str) -> str:
+    return next((line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("run_id:")), "")

@@ -1,15 +1,21 @@
-"""How a booking is written in the ledger, and read back. The Lua side is lua/includes/ledger.lua."""
+"""How a booking is written in the ledger, and read back. The Lua side is lua/includes/ledger.lua.
+
+An *entry* is one line of text, ``cores|gpus|show|alloc|folder|job|layer|dept|limit,limit`` with the limits sorted, so
+that two entries say the same exactly when they are the same text. A *record* is an entry with its state.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from opencue_sched.accounting import keys
 from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.domain.farm import Vertices
 
 RECORD_VERSION = "1"
-_FIELDS_OF_A_RECORD = 14
+_FIELDS_OF_A_RECORD = 6
+_FIELDS_OF_AN_ENTRY = 9
 
 
 class EntryState(StrEnum):
@@ -36,35 +42,67 @@ class Booking:
         return replace(self, cores=-self.cores, gpus=-self.gpus)
 
     def packed(self) -> str:
-        """The entry as the scripts read it. Raises InvalidInput for an id that would be read as two."""
+        """The entry as text. Raises InvalidInput for an id that would be read as two."""
         v = self.vertices
         ids = (v.show_id, v.alloc_id, v.folder_id, v.job_id, v.layer_id, v.dept_id)
-        text = f"{self.cores}|{self.gpus}|{'|'.join(ids)}|{','.join(v.limit_ids)}"
-        if text.count("|") != len(ids) + 2 or ":" in text or text.count(",") != max(0, len(v.limit_ids) - 1):
+        text = f"{self.cores}|{self.gpus}|{'|'.join(ids)}|{','.join(sorted(v.limit_ids))}"
+        separators = text.count("|"), text.count(","), text.count(":")
+        if separators != (_FIELDS_OF_AN_ENTRY - 1, max(0, len(v.limit_ids) - 1), 0):
             raise InvalidInput(f"proc {self.proc_id}: an id contains one of | , : and cannot be booked: {text}")
         return text
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One ledger entry. ``booked_at`` is Redis TIME in seconds; ``changed_seq`` is acct:seq at the entry's last change."""
+    """One ledger entry. ``booked_at`` is Redis TIME in seconds; ``changed_seq`` is acct:seq at its last change."""
 
-    booking: Booking
+    proc_id: str
     state: EntryState
     booked_at: int
     changed_seq: int
     owner: str
+    entry: str
+
+    @property
+    def booking(self) -> Booking:
+        return unpack_entry(self.proc_id, self.entry)
+
+    @property
+    def show_id(self) -> str:
+        return show_of(self.entry)
 
 
 def unpack(proc_id: str, record: str) -> Record:
     """Read a ledger record. Raises InvalidInput when it is of another version or was tampered with."""
-    parts = record.split("|")
-    if len(parts) != _FIELDS_OF_A_RECORD or parts[0] != RECORD_VERSION:
-        raise InvalidInput(f"ledger entry of proc {proc_id} is not understood: {record!r}")
-    _, state, booked_at, changed, owner, cores, gpus, show, alloc, folder, job, layer, dept, limits = parts
-    vertices = Vertices(show, alloc, folder, job, layer, dept, tuple(limits.split(",")) if limits else ())
+    parts = record.split("|", _FIELDS_OF_A_RECORD - 1)
     try:
-        booking = Booking(proc_id, vertices, int(cores), int(gpus))
-        return Record(booking, EntryState(state), int(booked_at), int(changed), owner)
+        version, state, booked_at, changed, owner, entry = parts
+        if version == RECORD_VERSION and entry.count("|") == _FIELDS_OF_AN_ENTRY - 1:
+            return Record(proc_id, EntryState(state), int(booked_at), int(changed), owner, entry)
+    except ValueError:
+        pass
+    raise InvalidInput(f"ledger entry of proc {proc_id} is not understood: {record!r}")
+
+
+def unpack_entry(proc_id: str, entry: str) -> Booking:
+    """The booking an entry was made from (limits sorted). Raises InvalidInput."""
+    try:
+        cores, gpus, show, alloc, folder, job, layer, dept, limits = entry.split("|")
+        limit_ids = tuple(limits.split(",")) if limits else ()
+        return Booking(proc_id, Vertices(show, alloc, folder, job, layer, dept, limit_ids), int(cores), int(gpus))
     except ValueError as error:
-        raise InvalidInput(f"ledger entry of proc {proc_id} is not understood: {record!r}") from error
+        raise InvalidInput(f"ledger entry of proc {proc_id} is not understood: {entry!r}") from error
+
+
+def show_of(entry: str) -> str:
+    """The show an entry belongs to."""
+    return entry.split("|", 3)[2]
+
+
+def amounts(entry: str) -> tuple[tuple[str, int, int], ...]:
+    """What an entry adds to which vertex: key, cores (a limit: 1 frame) and GPUs (a limit: 0)."""
+    booking = unpack_entry("", entry)
+    return tuple(
+        (key, 1, 0) if key.startswith(keys.LIMIT_PREFIX) else (key, booking.cores, booking.gpus)
+        for key in keys.counted(booking.vertices)
+    )

@@ -19,6 +19,7 @@ AUDIT_LOG = "acct:audit:log"
 BOOTSTRAP_LEASE = "acct:bootstrap"
 SIGHTINGS_PREFIX = "acct:seen:"
 TOMBSTONE_PREFIX = "acct:tomb:"
+LIMIT_PREFIX = "acct:limit:"
 EVERYTHING = "acct:*"
 
 LEDGER_KEYS = (SEQ, LEDGER, EPOCH, AUDIT)
@@ -57,6 +58,11 @@ def point(dept_id: str, show_id: str) -> str:
 
 def limit(limit_id: str) -> str:
     return f"acct:limit:{limit_id}"
+
+
+def announced(vertex: str) -> str:
+    """The key of a vertex as our database trigger names it (``sub:{show}:{alloc}``, ``folder:{id}``, ...)."""
+    return f"acct:{vertex}"
 
 
 def pattern(kind: VertexKind) -> str:

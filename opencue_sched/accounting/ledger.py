@@ -68,6 +68,24 @@ class BookAnswers:
     already: frozenset[str] = field(default_factory=frozenset)
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment of the store."""
+
+    epoch: Epoch
+    seq: int
+    seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """How many differences were applied, the ids passed over because they had changed, and our sequence numbers."""
+
+    count: int
+    passed_over: tuple[str, ...]
+    seqs: tuple[int, ...]
+
+
 class Ledger:
     """The ledger of one process. ``owner`` names it in the entries; thread-safe, since clients and pipelines are.
 
@@ -159,19 +177,38 @@ class Ledger:
 
     # For recompute, caps and bootstrap
 
-    def apply(self, changes: Sequence[Change], *, epoch: Epoch) -> tuple[int, list[str]]:
-        """Apply differences found under ``epoch``; returns how many, and the ids passed over because they changed."""
-        applied, passed = 0, []
+    def mark(self) -> Mark:
+        """This moment: the sequence number every earlier change is at or below, and Redis TIME."""
+        epoch = self.epoch()
+        with answering(), self.client.pipeline(transaction=True) as pipe:
+            pipe.get(keys.EPOCH)
+            pipe.get(keys.SEQ)
+            pipe.time()
+            stored, seq, (seconds, _) = pipe.execute()
+        if stored != epoch.text:
+            self.learn_epoch()
+            return self.mark()
+        return Mark(epoch, int(seq or 0), int(seconds))
+
+    def apply(self, changes: Sequence[Change], *, epoch: Epoch) -> Applied:
+        """Apply differences that were found under ``epoch``."""
+        applied, passed, seqs = 0, [], []
         for start in range(0, len(changes), _APPLIED_PER_ROUND_TRIP):
             part = changes[start : start + _APPLIED_PER_ROUND_TRIP]
-            answers, _ = self._call_once(reconcile_calls(epoch.text, part, self.owner))
+            answers = self.call_under(reconcile_calls(epoch.text, part, self.owner))
             applied += sum(int(answer[2]) for answer in answers)
             passed += [proc_id for answer in answers for proc_id in answer[3:]]
-        return applied, passed
+            seqs += [int(answer[1]) for answer in answers if int(answer[2])]
+        return Applied(applied, tuple(passed), tuple(seqs))
 
-    def write_caps(self, version_us: int, rows: Sequence[tuple[str, Sequence[str]]]) -> tuple[int, int]:
+    def write_caps(
+        self, version_us: int, rows: Sequence[tuple[str, Sequence[str]]], *, epoch: Epoch | None = None
+    ) -> tuple[int, int]:
         """Write caps read at ``version_us`` (database clock); returns how many, and how many newer ones were kept."""
-        answers, _ = self._call(lambda epoch: caps_calls(epoch, version_us, rows))
+        if epoch is None:
+            answers, _ = self._call(lambda epoch: caps_calls(epoch, version_us, rows))
+        else:
+            answers = self.call_under(caps_calls(epoch.text, version_us, rows))
         return sum(int(a[1]) for a in answers), sum(int(a[2]) for a in answers)
 
     def records(self) -> Iterator[Record]:
@@ -210,12 +247,13 @@ class Ledger:
                 answers[i] = answer
         return answers, values
 
-    def _call_once(self, calls: Sequence[ScriptCall]) -> tuple[list[Any], list[Any]]:
+    def call_under(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        """Make calls that carry an epoch of their own. Raises NotReady when it is not the store's (any more)."""
         with answering():
-            answers, values = call_scripts(self.client, calls)
+            answers, _ = call_scripts(self.client, calls)
         if any(refused_for(answer) == NOT_READY for answer in answers):
-            raise NotReady("the counters in Redis were lost while they were being reconciled")
-        return answers, values
+            raise NotReady("the counters in Redis were lost, or filled anew, in the middle of an operation")
+        return answers
 
 
 @contextmanager

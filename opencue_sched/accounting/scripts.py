@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from opencue_sched.accounting.entries import Booking, EntryState
-from opencue_sched.accounting.keys import LEDGER_KEYS
+from opencue_sched.accounting.keys import BOOTSTRAP_LEASE, EPOCH, LEDGER_KEYS, SEQ
 from opencue_sched.lua_scripts import ScriptCall
 
 MAX_IDS_PER_CALL = 250
@@ -23,13 +23,13 @@ _T = TypeVar("_T")
 class Change:
     """One difference to apply: the entry as it was seen (``expected_seq`` None: absent), and as it should be.
 
-    ``booking`` None removes the entry.
+    ``entry`` None removes it; ``state`` counts only with an entry.
     """
 
     proc_id: str
     expected_seq: int | None
-    state: EntryState | None
-    booking: Booking | None
+    entry: str | None
+    state: EntryState = EntryState.CONFIRMED
 
 
 def book_call(epoch: str, mode: Mode, booking: Booking, owner: str) -> ScriptCall:
@@ -62,8 +62,8 @@ def _change(change: Change) -> tuple[str, str, str, str]:
     return (
         change.proc_id,
         "" if change.expected_seq is None else str(change.expected_seq),
-        "" if change.state is None or change.booking is None else change.state.value,
-        "" if change.booking is None else change.booking.packed(),
+        "" if change.entry is None else change.state.value,
+        change.entry or "",
     )
 
 
@@ -78,6 +78,38 @@ def caps_calls(epoch: str, version_us: int, rows: Sequence[tuple[str, Sequence[s
 def _caps(row: tuple[str, Sequence[str]]) -> tuple[str, ...]:
     key, fields = row
     return (key, str(len(fields)), *fields)
+
+
+def inventory_calls(epoch: str, vertex_keys: Sequence[str]) -> list[ScriptCall]:
+    return [ScriptCall("inventory", LEDGER_KEYS, (epoch, *part)) for part in chunks(vertex_keys)]
+
+
+def adjust_calls(epoch: str, amounts: Sequence[tuple[str, int, int]]) -> list[ScriptCall]:
+    """``amounts``: vertex key, cores (or frames) and GPUs to add."""
+    return [
+        ScriptCall("adjust", LEDGER_KEYS, (epoch, *(field for amount in part for field in amount)))
+        for part in chunks(amounts)
+    ]
+
+
+def reclaim_calls(epoch: str, vertex_keys: Sequence[str]) -> list[ScriptCall]:
+    return [ScriptCall("reclaim", LEDGER_KEYS, (epoch, *part)) for part in chunks(vertex_keys)]
+
+
+def epoch_fill_call(lease: str, filling: str, run_id: str, *, close_open: bool) -> ScriptCall:
+    return ScriptCall("epoch_fill", (EPOCH, BOOTSTRAP_LEASE), (lease, filling, run_id, int(close_open)))
+
+
+def epoch_open_call(filling: str, opened: str) -> ScriptCall:
+    return ScriptCall("epoch_open", (EPOCH, SEQ), (filling, opened))
+
+
+def token_drop_call(keys: Sequence[str], token: str) -> ScriptCall:
+    return ScriptCall("token_drop", tuple(keys), (token,))
+
+
+def token_extend_call(key: str, token: str, life_ms: int) -> ScriptCall:
+    return ScriptCall("token_extend", (key,), (token, life_ms))
 
 
 def chunks(items: Sequence[_T], size: int = MAX_IDS_PER_CALL) -> list[Sequence[_T]]:

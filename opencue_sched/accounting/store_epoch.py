@@ -2,13 +2,16 @@
 
 ``acct:epoch`` holds ``open|{generation}|{run id}``, or ``filling|{token}|{run id}`` while a bootstrap writes. The run
 id is the server's own: after a restart or a failover it is another, and the connection that notices deletes the epoch,
-which closes the store for everybody at once (accounting.connection).
+which closes the store for everybody at once (accounting.connection). ``|dual`` behind either says that another program
+publishes plain decrements (release_feed cuebot-redis), so the scripts keep what the ledger accounts for apart.
 """
 
 from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass
+
+_DUAL = "|dual"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,19 +22,29 @@ class Epoch:
 
     @property
     def run_id(self) -> str:
-        return self.text.rpartition("|")[2]
+        return run_id_of(self.text)
+
+    @property
+    def dual(self) -> bool:
+        return self.text.endswith(_DUAL)
 
     @classmethod
-    def new(cls, run_id: str) -> Epoch:
+    def new(cls, run_id: str, *, dual: bool = False) -> Epoch:
         """An open generation that no store ever had before (a counter would restart from 1 in an emptied Redis)."""
-        return cls(f"open|{uuid.uuid4().hex}|{run_id}")
+        return cls(f"open|{uuid.uuid4().hex}|{run_id}{_DUAL if dual else ''}")
 
     @classmethod
-    def filling(cls, run_id: str) -> Epoch:
+    def filling(cls, run_id: str, *, dual: bool = False) -> Epoch:
         """The state of a store under bootstrap: only who has this value may write, and nobody may book."""
-        return cls(f"filling|{uuid.uuid4().hex}|{run_id}")
+        return cls(f"filling|{uuid.uuid4().hex}|{run_id}{_DUAL if dual else ''}")
 
     @classmethod
     def parse(cls, text: str | None) -> Epoch | None:
         """An open epoch; None for an absent one, or a store that is still being filled."""
-        return cls(text) if text and text.startswith("open|") and text.count("|") == 2 else None
+        return cls(text) if text and text.startswith("open|") and run_id_of(text) else None
+
+
+def run_id_of(text: str) -> str:
+    """The Redis process an epoch belongs to; empty for text that is no epoch."""
+    parts = text.split("|")
+    return parts[2] if len(parts) > 2 else ""

@@ -13,6 +13,13 @@ from sqlalchemy import Connection, text
 _CLOCK = text("SELECT CAST(extract(epoch FROM now()) * 1000000 AS bigint)")
 _MANAGED_SHOWS = text("SELECT pk_show FROM show WHERE b_scheduler_managed")
 
+_RELEASE_TRIGGER = text(
+    """
+    SELECT EXISTS (SELECT 1 FROM pg_trigger
+                    WHERE tgrelid = 'proc'::regclass AND tgname = 'opencue_sched_proc_released' AND tgenabled <> 'D')
+    """
+)
+
 _SUBSCRIPTIONS_OF_SHOWS = text(
     "SELECT pk_show, pk_alloc, int_size, int_burst FROM subscription WHERE pk_show = ANY(:shows)"
 )
@@ -114,6 +121,11 @@ def clock_us(connection: Connection) -> int:
 def managed_show_ids(connection: Connection) -> frozenset[str]:
     """Shows whose bookings this scheduler accounts for (b_scheduler_managed), active or not."""
     return frozenset(row.pk_show for row in connection.execute(_MANAGED_SHOWS))
+
+
+def has_release_trigger(connection: Connection) -> bool:
+    """Whether our trigger on deleted procs is in the database and enabled."""
+    return bool(connection.execute(_RELEASE_TRIGGER).scalar_one())
 
 
 def subscriptions_of_shows(connection: Connection, show_ids: Collection[str]) -> list[SubscriptionRow]:

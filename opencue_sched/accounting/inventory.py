@@ -1,0 +1,191 @@
+"""Stock-taking: does every counter equal the sum of its ledger entries (I1), although bookings go on meanwhile?
+
+While ``acct:audit`` holds a token, the scripts also log every change of an entry. A counter is read together with the
+sequence number of that moment; the ledger, scanned over a longer time, is wound back or forward to the same moment by
+the log. So the answer is exact for each vertex under any load, and what is wrong is put right by adding the
+difference, which commutes with everything.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.entries import Record, amounts
+from opencue_sched.accounting.keys import VertexKind
+from opencue_sched.accounting.ledger import Ledger, answering
+from opencue_sched.accounting.scripts import MAX_IDS_PER_CALL, adjust_calls, chunks, inventory_calls, token_drop_call
+from opencue_sched.accounting.store_epoch import Epoch
+from opencue_sched.lua_scripts import call_scripts
+
+Amounts = tuple[int, int]
+
+_LIFE_MS = 60_000
+_SCAN_COUNT = 1000
+_LOG_PAGE = 1000
+_CALLS_PER_ROUND_TRIP = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An entry that came (``added``) or went, at a sequence number."""
+
+    seq: int
+    added: bool
+    proc_id: str
+    entry: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A counter at a sequence number: cores and GPUs, or frames and 0."""
+
+    seq: int
+    counted: Amounts
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """The ledger as scanned, the counters as read, and what happened meanwhile.
+
+    ``complete`` is False when somebody else was taking stock, or it took too long: then only ``records`` are valid.
+    """
+
+    epoch: Epoch
+    records: Mapping[str, Record]
+    readings: Mapping[str, Reading]
+    events: Sequence[Event]
+    complete: bool
+
+
+def take_stock(ledger: Ledger) -> Stock:
+    """Scan the ledger and read every counter, once. Raises NotReady."""
+    epoch = ledger.epoch()
+    token = uuid.uuid4().hex
+    client = ledger.client
+    with answering():
+        mine = bool(client.set(keys.AUDIT, token, nx=True, px=_LIFE_MS))
+        if mine:
+            client.unlink(keys.AUDIT_LOG)
+    try:
+        records = {record.proc_id: record for record in ledger.records()}
+        entries = {record.entry for record in records.values()}
+        vertices = vertex_keys(ledger) | {key for entry in entries for key, _, _ in amounts(entry)}
+        readings = read_counters(ledger, epoch, sorted(vertices)) if mine else {}
+        events = _read_log(ledger) if mine else []
+        with answering():
+            complete = mine and client.get(keys.AUDIT) == token
+        return Stock(epoch, records, readings, events, complete)
+    finally:
+        if mine:
+            with answering():
+                call_scripts(client, [token_drop_call((keys.AUDIT, keys.AUDIT_LOG), token)])
+
+
+def vertex_keys(ledger: Ledger) -> set[str]:
+    """Every vertex of the store, by SCAN."""
+    with answering():
+        scanned = cast("Iterable[str]", ledger.client.scan_iter(match=keys.EVERYTHING, count=_SCAN_COUNT))
+        return {key for key in scanned if keys.parse(key) is not None}
+
+
+def read_counters(ledger: Ledger, epoch: Epoch, vertices: Sequence[str]) -> dict[str, Reading]:
+    """Read counters in pieces; each piece knows its moment."""
+    readings: dict[str, Reading] = {}
+    for part in chunks(vertices, MAX_IDS_PER_CALL * _CALLS_PER_ROUND_TRIP):
+        answers = ledger.call_under(inventory_calls(epoch.text, part))
+        for piece, answer in zip(chunks(part), answers, strict=True):
+            seq, numbers = int(answer[1]), answer[2:]
+            for i, key in enumerate(piece):
+                readings[key] = Reading(seq, (int(numbers[2 * i]), int(numbers[2 * i + 1])))
+    return readings
+
+
+def _read_log(ledger: Ledger) -> list[Event]:
+    events: list[Event] = []
+    while True:
+        with answering():
+            page = cast("list[str]", ledger.client.lrange(keys.AUDIT_LOG, len(events), len(events) + _LOG_PAGE - 1))
+        events += map(parse_event, page)
+        if len(page) < _LOG_PAGE:
+            return events
+
+
+def parse_event(line: str) -> Event:
+    """One line of acct:audit:log: ``seq|+ or -|pk_proc|entry``."""
+    seq, sign, proc_id, entry = line.split("|", 3)
+    return Event(int(seq), sign == "+", proc_id, entry)
+
+
+def expected(stock: Stock) -> dict[str, Amounts]:
+    """For each counter read, the sum of the entries that were in the ledger at the moment it was read."""
+    logged: dict[str, list[Event]] = defaultdict(list)
+    for event in stock.events:
+        logged[event.proc_id].append(event)
+    sums: dict[str, Amounts] = dict.fromkeys(stock.readings, (0, 0))
+
+    def add(entry: str, times: int = 1, only: str | None = None) -> None:
+        for key, cores, gpus in amounts(entry):
+            if key in sums and only in (None, key):
+                sums[key] = sums[key][0] + cores * times, sums[key][1] + gpus * times
+
+    quiet = Counter(record.entry for proc_id, record in stock.records.items() if proc_id not in logged)
+    for entry, times in quiet.items():
+        add(entry, times)
+    for events in logged.values():
+        for key in {key for event in events for key, _, _ in amounts(event.entry)} & sums.keys():
+            present = entry_at(events, stock.readings[key].seq)
+            if present is not None:
+                add(present, only=key)
+    return sums
+
+
+def entry_at(events: Sequence[Event], seq: int) -> str | None:
+    """The entry of one proc at ``seq``, given all its events since before that; None when it had none."""
+    later = next((event for event in events if event.seq > seq), None)
+    if later is not None:
+        return None if later.added else later.entry
+    return events[-1].entry if events[-1].added else None
+
+
+def drift(stock: Stock) -> dict[str, Amounts]:
+    """Counters that differ from their entries, and by how much (counter less entries). Empty when I1 holds."""
+    sums = expected(stock)
+    differing = {}
+    for key, reading in stock.readings.items():
+        off = reading.counted[0] - sums[key][0], reading.counted[1] - sums[key][1]
+        if off != (0, 0):
+            differing[key] = off
+    return differing
+
+
+def correct(ledger: Ledger, epoch: Epoch, differing: Mapping[str, Amounts]) -> None:
+    """Take the differences out of the counters."""
+    amounts_to_add = [(key, -cores, -gpus) for key, (cores, gpus) in differing.items()]
+    for part in chunks(amounts_to_add, MAX_IDS_PER_CALL * _CALLS_PER_ROUND_TRIP):
+        ledger.call_under(adjust_calls(epoch.text, part))
+
+
+def count_by_kind(vertices: Iterable[str]) -> dict[VertexKind, int]:
+    """How many of these keys are of which kind."""
+    counts: dict[VertexKind, int] = defaultdict(int)
+    for key in vertices:
+        ref = keys.parse(key)
+        if ref is not None:
+            counts[ref.kind] += 1
+    return dict(counts)
+
+
+def wait_for_stock(ledger: Ledger, *, deadline_seconds: float) -> Stock:
+    """Take stock, waiting for another stock-taking to end. The last one is returned even when incomplete."""
+    deadline = time.monotonic() + deadline_seconds
+    while True:
+        stock = take_stock(ledger)
+        if stock.complete or time.monotonic() >= deadline:
+            return stock
+        time.sleep(0.05)
