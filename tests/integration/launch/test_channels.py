@@ -1,0 +1,111 @@
+"""Addresses of hosts and the pool of connections."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from opencue_sched.dispatch.channels import RqdChannels
+from opencue_sched.dispatch.confirm import Whereabouts, look
+from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
+from opencue_sched.settings import Rqd
+from tests.integration.launch.conftest import request
+
+_USE_AFTER_FORK = """
+import os
+from opencue_sched.dispatch.channels import RqdChannels
+from opencue_sched.settings import Rqd
+channels = RqdChannels(Rqd())
+child = os.fork()
+if not child:
+    try:
+        with channels.stub("host"):
+            os._exit(1)
+    except RuntimeError as error:
+        os._exit(0 if "fork" in str(error) else 2)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("render1", "render1:8444"),
+        ("render2.farm.example", "render2.farm.example:8444"),
+        ("10.0.0.7", "10.0.0.7:8444"),
+        ("fd00::7", "[fd00::7]:8444"),
+        ("[fd00::7]", "[fd00::7]:8444"),
+        ("special", "127.0.0.9:9000"),
+    ],
+)
+def test_a_host_is_at_its_name_and_the_usual_port_unless_settings_say_otherwise(host: str, address: str) -> None:
+    with RqdChannels(Rqd(addresses={"special": "127.0.0.9:9000"})) as channels:
+        assert channels.address(host) == address
+
+
+def test_the_usual_port_is_a_setting() -> None:
+    with RqdChannels(Rqd(grpc_port=7000)) as channels:
+        assert channels.address("render1") == "render1:7000"
+
+
+def test_a_farm_on_one_port_needs_only_that_setting() -> None:
+    with SimulatedFarm(host_specs(2), port=28444) as farm:
+        names = {name: address.rpartition(":")[0] for name, address in farm.addresses.items()}
+        with RqdChannels(Rqd(grpc_port=28444)) as channels:
+            for name in names.values():
+                assert look(channels, request(name).ref).place is Whereabouts.ABSENT
+
+
+def test_idle_connections_are_closed_and_borrowed_ones_are_not(
+    farm: SimulatedFarm, connect: Callable[..., RqdChannels]
+) -> None:
+    # given a pool whose clock we hold, with connections to two hosts, one of them in use
+    now = [0.0]
+    settings = Rqd(addresses=farm.addresses, channel_idle_timeout=60.0)
+    with RqdChannels(settings, clock=lambda: now[0]) as channels:
+        assert look(channels, request("sim0001").ref).place is Whereabouts.ABSENT
+        with channels.stub("sim0002"):
+            assert channels.open_addresses == {farm.addresses["sim0001"], farm.addresses["sim0002"]}
+            # when the idle time-out passes
+            now[0] = 61.0
+            assert channels.evict_idle() == 1
+            assert channels.open_addresses == {farm.addresses["sim0002"]}
+
+        # then the borrowed one counts as used until it was given back, and another use cleans up by itself
+        now[0] = 200.0
+        assert look(channels, request("sim0003").ref).place is Whereabouts.ABSENT
+        assert channels.open_addresses == {farm.addresses["sim0003"]}
+
+
+def test_one_host_has_one_connection_however_many_threads_use_it(channels: RqdChannels, farm: SimulatedFarm) -> None:
+    places = channels.each(lambda _: look(channels, request("sim0001").ref).place, range(40))
+    assert places == [Whereabouts.ABSENT] * 40
+    assert channels.open_addresses == {farm.addresses["sim0001"]}
+
+
+def test_the_first_error_of_many_is_raised_after_all_have_ended(channels: RqdChannels) -> None:
+    done: list[int] = []
+
+    def work(number: int) -> int:
+        if number == 1:
+            raise ValueError("one of them")
+        done.append(number)
+        return number
+
+    with pytest.raises(ValueError, match="one of them"):
+        channels.each(work, range(5))
+    assert sorted(done) == [0, 2, 3, 4]
+
+
+def test_a_closed_pool_says_so(channels: RqdChannels) -> None:
+    channels.close()
+    with pytest.raises(RuntimeError, match="closed"), channels.stub("sim0001"):
+        pass
+
+
+def test_a_pool_made_before_a_fork_refuses_to_be_used_after_it() -> None:
+    ended = subprocess.run([sys.executable, "-c", _USE_AFTER_FORK], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr

@@ -1,0 +1,115 @@
+"""Kill-and-confirm says only what RQD confirmed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import grpc
+import pytest
+
+from opencue_sched.dispatch.channels import RqdChannels
+from opencue_sched.dispatch.confirm import Fate, Whereabouts, kill, kill_and_confirm, look
+from opencue_sched.dispatch.launch import LaunchRequest, launch_all
+from opencue_sched.embedded.simulated_rqd import SimulatedFarm
+from tests.integration.launch.conftest import eventually, for_another_proc, request
+
+
+def started(farm: SimulatedFarm, channels: RqdChannels) -> LaunchRequest:
+    launch = request("sim0001")
+    launch_all(channels, [launch])
+    eventually(lambda: farm.host("sim0001").listed(launch.ref.frame_id))
+    return launch
+
+
+def test_a_running_frame_is_killed_and_seen_to_be_gone(farm: SimulatedFarm, channels: RqdChannels) -> None:
+    # given a frame that takes its time to die
+    farm.behave(kill_seconds=0.3)
+    launch = started(farm, channels)
+
+    confirmation = kill_and_confirm(channels, launch.ref, reason="test", timeout=10.0)
+
+    # then the answer came after its end
+    assert (confirmation.fate, confirmation.killed) == (Fate.NOT_RUNNING, True)
+    (run,) = farm.runs(launch.ref.frame_id)
+    assert (run.killed, run.exit_status, run.exit_signal) == (True, 1, 9)
+    assert run.ended is not None
+
+
+def test_a_frame_rqd_does_not_know_is_not_running(channels: RqdChannels, farm: SimulatedFarm) -> None:
+    confirmation = kill_and_confirm(channels, request("sim0001").ref, reason="test")
+    assert (confirmation.fate, confirmation.killed) == (Fate.NOT_RUNNING, False)
+    # and that was asked for, not assumed: a report alone does not see what is still on its way
+    assert farm.calls("sim0001")["KillRunningFrame"] == 1
+
+
+def test_a_frame_being_set_up_is_waited_for(farm: SimulatedFarm, channels: RqdChannels) -> None:
+    # given a frame that holds cores but is in no list yet
+    farm.behave(setup_seconds=0.4)
+    launch = request("sim0001")
+    launch_all(channels, [launch])
+    assert look(channels, launch.ref).place is Whereabouts.SETTING_UP
+
+    # when somebody makes sure that it does not run
+    confirmation = kill_and_confirm(channels, launch.ref, reason="test", timeout=10.0)
+
+    # then it was killed once it could be
+    assert (confirmation.fate, confirmation.killed) == (Fate.NOT_RUNNING, True)
+    assert farm.running() == {}
+
+
+def test_a_frame_of_ours_is_adopted_when_asked_for(farm: SimulatedFarm, channels: RqdChannels) -> None:
+    farm.behave(setup_seconds=0.3)
+    launch = request("sim0001")
+    launch_all(channels, [launch])
+
+    confirmation = kill_and_confirm(channels, launch.ref, reason="test", adopt=True, timeout=10.0)
+
+    assert (confirmation.fate, confirmation.killed) == (Fate.RUNNING, False)
+    assert launch.ref.frame_id in farm.running()
+
+
+def test_another_procs_run_of_the_frame_is_killed_even_when_adopting(
+    farm: SimulatedFarm, channels: RqdChannels
+) -> None:
+    # given a run that a proc before ours left behind
+    launch = started(farm, channels)
+    ours = for_another_proc(launch)
+
+    confirmation = kill_and_confirm(channels, ours.ref, reason="test", adopt=True, timeout=10.0)
+
+    assert (confirmation.fate, confirmation.killed) == (Fate.NOT_RUNNING, True)
+    assert farm.running() == {}
+
+
+def test_other_frames_of_the_host_are_left_alone(farm: SimulatedFarm, channels: RqdChannels) -> None:
+    other, launch = started(farm, channels), started(farm, channels)
+    assert kill_and_confirm(channels, launch.ref, reason="test", timeout=10.0).fate is Fate.NOT_RUNNING
+    assert set(farm.running()) == {other.ref.frame_id}
+
+
+@pytest.mark.parametrize("fault", ["freeze", "crash"])
+def test_nothing_is_claimed_about_a_host_that_does_not_answer(
+    farm: SimulatedFarm, connect: Callable[..., RqdChannels], fault: str
+) -> None:
+    launch = started(farm, connect())
+    getattr(farm, fault)("sim0001")
+
+    confirmation = kill_and_confirm(connect(kill_timeout=0.3), launch.ref, reason="test", timeout=0.6)
+
+    assert confirmation.fate is Fate.UNCONFIRMED
+    assert "unreachable" in confirmation.detail
+
+
+def test_nothing_is_claimed_about_a_frame_that_does_not_die_in_time(farm: SimulatedFarm, channels: RqdChannels) -> None:
+    farm.behave(kill_seconds=30.0)
+    launch = started(farm, channels)
+    confirmation = kill_and_confirm(channels, launch.ref, reason="test", timeout=0.5)
+    assert (confirmation.fate, confirmation.killed) == (Fate.UNCONFIRMED, True)
+    assert launch.ref.frame_id in farm.running()
+
+
+def test_a_kill_without_a_reason_is_refused_as_the_rust_rqd_does(farm: SimulatedFarm, channels: RqdChannels) -> None:
+    launch = started(farm, channels)
+    with pytest.raises(grpc.RpcError) as refused:
+        kill(channels, "sim0001", launch.ref.frame_id, "")
+    assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION

@@ -1,0 +1,304 @@
+"""What follows a launch, on real PostgreSQL and Redis, with simulated hosts."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import redis
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import OperationalError
+
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.accounting.store_epoch import Epoch
+from opencue_sched.dispatch.channels import RqdChannels
+from opencue_sched.dispatch.commit import CommittedProc, commit_plan, compensate
+from opencue_sched.dispatch.confirm import RunningFrameRef, Whereabouts, look
+from opencue_sched.dispatch.gather import gather
+from opencue_sched.dispatch.launch import LaunchState, launch_all
+from opencue_sched.dispatch.runframe import launch_requests
+from opencue_sched.dispatch.settle import Settlement, SettleReport, booking_of
+from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.domain.farm import Host, PlannedProc, Reservation, Vertices
+from opencue_sched.domain.states import ThreadMode
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import HostIds, LayerSpec
+from opencue_sched.embedded.simulated_host import Answer
+from opencue_sched.embedded.simulated_rqd import SimulatedFarm
+from opencue_sched.placement.changes import HostChanges
+from opencue_sched.settings import Settings
+from opencue_sched.store.environment import Environments
+from opencue_sched.store.schema import check_schema
+from tests.integration.launch.conftest import eventually
+
+CORES, MEMORY_KB = 2, 1024 * 1024
+
+
+@dataclass
+class Booked:
+    """Frames of one job that are booked and committed, one per simulated host, but not launched."""
+
+    committed: tuple[CommittedProc, ...]
+    hosts: dict[str, HostIds]
+    ledger: Ledger
+    changes: HostChanges
+    engine: Engine
+    settings: Settings
+
+    def launch_and_settle(
+        self, channels: RqdChannels, undo: Callable[..., Collection[str]] = compensate
+    ) -> SettleReport:
+        procs = [it.planned for it in self.committed]
+        requests, failed = launch_requests(procs, Environments(), self.settings)
+        assert not failed
+        outcomes = launch_all(channels, requests)
+        settlement = Settlement(self.engine, self.ledger, self.changes, channels, undo)
+        return settlement.settle(self.committed, outcomes)
+
+    def on(self, host_name: str) -> CommittedProc:
+        (found,) = (it for it in self.committed if it.planned.host.name == host_name)
+        return found
+
+    def frame(self, committed: CommittedProc) -> tuple[str, int, str | None, int]:
+        """State, exit status, proc id, idle centicores of the host."""
+        statement = text(
+            """
+            SELECT frame.str_state, frame.int_exit_status, proc.pk_proc, host.int_cores_idle
+              FROM frame JOIN host ON host.pk_host = :host LEFT JOIN proc ON proc.pk_frame = frame.pk_frame
+             WHERE frame.pk_frame = :frame
+            """
+        )
+        ids = {"frame": committed.planned.frame.id, "host": committed.planned.host.id}
+        with self.engine.connect() as connection:
+            row = connection.execute(statement, ids).one()
+        return row[0], row[1], row[2], row[3]
+
+    def booked_cores(self) -> int:
+        """The subscription's counter in Redis."""
+        vertices = self.committed[0].planned.vertices
+        value: Any = self.ledger.client.hget(keys.subscription(vertices.show_id, vertices.alloc_id), "int_cores")
+        return int(value)
+
+    def states(self) -> dict[str, str]:
+        """proc id -> ledger state."""
+        return {record.booking.proc_id: record.state.name for record in self.ledger.records()}
+
+
+@pytest.fixture
+def booked(engine: Engine, settings: Settings, farm: SimulatedFarm) -> Iterator[Booked]:
+    client = make_redis(None, settings)
+    ledger = make_ledger(engine, client, owner="test")
+    info: Any = client.info("server")
+    client.set(keys.EPOCH, Epoch.new(info["run_id"]).text)
+    with engine.begin() as connection:
+        rows = Farm(connection, seed=1)
+        show, alloc = rows.default_show(), rows.default_alloc()
+        hosts = {name: rows.host(name=name, cores=8, memory_gb=16) for name in farm.addresses}
+        rows.job([LayerSpec(frames=len(hosts), cores=CORES)])
+        cluster = Cluster(rows.facility(), show.id, ClusterKind.ALLOC, ("general",), alloc.id)
+    with engine.connect() as connection:
+        facts = check_schema(connection)
+        (job,) = gather(connection, cluster, settings, facts=facts).snapshot.jobs
+    (layer,) = job.layers
+    vertices = Vertices(job.show_id, alloc.id, job.folder_id, job.id, layer.id, job.dept_id)
+    plan = [
+        PlannedProc(str(uuid.uuid4()), job, layer, frame, _host(ids), Reservation(CORES, MEMORY_KB), vertices)
+        for frame, ids in zip(layer.frames, hosts.values(), strict=True)
+    ]
+    answers = ledger.book([booking_of(planned) for planned in plan])
+    assert answers.accepted == {planned.proc_id for planned in plan}
+    result = commit_plan(engine, plan, answers.caps, settings, facts=facts)
+    assert len(result.committed) == len(plan), result
+    try:
+        yield Booked(result.committed, hosts, ledger, HostChanges(client, "test"), engine, settings)
+    finally:
+        client.close()
+
+
+def _host(ids: HostIds) -> Host:
+    return Host(
+        id=ids.id,
+        name=ids.name,
+        facility_id="",
+        alloc_id=ids.alloc_id,
+        tags=frozenset({"general"}),
+        os_names=("linux",),
+        thread_mode=ThreadMode.AUTO,
+        total_centicores=800,
+        idle_centicores=800,
+        total_memory_kb=16 * 1024 * 1024,
+        idle_memory_kb=16 * 1024 * 1024,
+    )
+
+
+def test_what_runs_is_confirmed(booked: Booked, channels: RqdChannels, farm: SimulatedFarm) -> None:
+    report = booked.launch_and_settle(channels)
+
+    assert set(report.launched) == {it.planned.proc_id for it in booked.committed}
+    assert (report.compensated, report.left_unknown, report.adopted, report.ledger_error) == ((), (), 0, "")
+    assert set(booked.states().values()) == {"CONFIRMED"}
+    assert booked.booked_cores() == CORES * 3
+    assert len(farm.running()) == 3
+
+
+def test_what_certainly_failed_is_undone_everywhere(booked: Booked, channels: RqdChannels, farm: SimulatedFarm) -> None:
+    # given one host without power and one that refuses
+    farm.crash("sim0001")
+    farm.behave("sim0002", refusal="Not launching, rqd HardwareState is not Up")
+    booked.changes.publish(["earlier"])
+    cursor, _ = booked.changes.since(None)
+
+    # when the launches are settled
+    report = booked.launch_and_settle(channels)
+
+    # then their frames wait again, their hosts are whole, their cores are free, and caches are told
+    down, refusing, good = (booked.on(name) for name in ("sim0001", "sim0002", "sim0003"))
+    assert {it.planned.proc_id for it in report.compensated} == {down.planned.proc_id, refusing.planned.proc_id}
+    assert report.launched == (good.planned.proc_id,)
+    assert booked.frame(down) == ("WAITING", 299, None, 800)
+    assert booked.frame(refusing) == ("WAITING", 299, None, 800)
+    assert booked.frame(good) == ("RUNNING", -1, good.planned.proc_id, 600)
+    assert booked.states() == {good.planned.proc_id: "CONFIRMED"}
+    assert booked.booked_cores() == CORES
+    _, changed = booked.changes.since(cursor)
+    assert changed == {down.planned.host.id, refusing.planned.host.id}
+    assert all(it.error.retriable and not it.error.outcome_unknown for it in report.compensated)
+
+
+@pytest.mark.parametrize("answer", [Answer.CUT_OFF, Answer.NEVER])
+def test_a_frame_that_runs_though_its_answer_was_lost_is_adopted(
+    booked: Booked, connect: Callable[..., RqdChannels], farm: SimulatedFarm, answer: Answer
+) -> None:
+    farm.behave("sim0001", launch_answer=answer, setup_seconds=0.3)
+
+    report = booked.launch_and_settle(connect(launch_timeout=0.3, kill_timeout=5.0))
+
+    proc = booked.on("sim0001")
+    assert (len(report.launched), report.adopted, report.compensated, report.left_unknown) == (3, 1, (), ())
+    assert booked.frame(proc) == ("RUNNING", -1, proc.planned.proc_id, 600)
+    assert booked.states()[proc.planned.proc_id] == "CONFIRMED"
+    assert farm.calls("sim0001")["KillRunningFrame"] == 0
+
+
+def test_a_leftover_of_an_older_proc_is_killed_before_the_frame_waits_again(
+    booked: Booked, channels: RqdChannels, farm: SimulatedFarm
+) -> None:
+    # given a host on which the frame still runs for a proc that no longer exists
+    proc = booked.on("sim0001")
+    (old,), _ = launch_requests([replace(proc.planned, proc_id="gone")], Environments(), booked.settings)
+    assert launch_all(channels, [old])[0].state is LaunchState.LAUNCHED
+    eventually(lambda: farm.host("sim0001").listed(proc.planned.frame.id))
+
+    # when the new proc's launch is settled
+    running_when_undone: list[dict[str, str]] = []
+
+    def watched(connection: Connection, committed: Sequence[CommittedProc]) -> Collection[str]:
+        running_when_undone.append(farm.running())
+        return compensate(connection, committed)
+
+    report = booked.launch_and_settle(channels, watched)
+
+    # then the leftover was gone before PostgreSQL was touched, and was not killed afterwards
+    assert [it.planned.proc_id for it in report.compensated] == [proc.planned.proc_id]
+    (running,) = running_when_undone
+    assert proc.planned.frame.id not in running
+    assert booked.frame(proc) == ("WAITING", 299, None, 800)
+    assert farm.runs(proc.planned.frame.id)[0].killed
+
+
+def test_nothing_is_freed_while_nobody_can_tell(
+    booked: Booked, connect: Callable[..., RqdChannels], farm: SimulatedFarm
+) -> None:
+    # given a host that is connected and frozen
+    channels = connect(launch_timeout=0.4, kill_timeout=0.4)
+    proc = booked.on("sim0001")
+    assert look(channels, RunningFrameRef("sim0001", "", "")).place is Whereabouts.ABSENT
+    farm.freeze("sim0001")
+
+    # when the launches are settled
+    report = booked.launch_and_settle(channels)
+
+    # then the proc stays booked everywhere, and the report says why
+    (left,) = report.left_unknown
+    assert left.planned.proc_id == proc.planned.proc_id
+    assert left.error.outcome_unknown
+    assert "not confirmed to be gone" in str(left.error)
+    assert booked.frame(proc) == ("RUNNING", -1, proc.planned.proc_id, 600)
+    assert booked.states()[proc.planned.proc_id] == "CONFIRMED"
+    assert booked.booked_cores() == CORES * 3
+    # and when the host comes to itself, its frame has an owner
+    farm.thaw("sim0001")
+    eventually(lambda: proc.planned.frame.id in farm.running())
+
+
+def test_a_compensation_postgresql_refuses_frees_nothing_and_holds_back_nobody(
+    booked: Booked, channels: RqdChannels, farm: SimulatedFarm
+) -> None:
+    # given two hosts without power, and a database that refuses to undo one of them
+    farm.crash("sim0001")
+    farm.crash("sim0002")
+    stubborn, other = booked.on("sim0001"), booked.on("sim0002")
+
+    def refusing(connection: Connection, committed: Sequence[CommittedProc]) -> Collection[str]:
+        if stubborn in committed:
+            raise OperationalError("UPDATE", {}, Exception("canceling statement due to statement timeout"))
+        return compensate(connection, committed)
+
+    report = booked.launch_and_settle(channels, refusing)
+
+    # then only the other one is undone
+    assert [it.planned.proc_id for it in report.compensated] == [other.planned.proc_id]
+    assert [it.planned.proc_id for it in report.left_unknown] == [stubborn.planned.proc_id]
+    assert booked.frame(stubborn) == ("RUNNING", -1, stubborn.planned.proc_id, 600)
+    assert booked.frame(other) == ("WAITING", 299, None, 800)
+    assert stubborn.planned.proc_id in booked.states()
+    assert booked.booked_cores() == CORES * 2
+
+
+def test_a_proc_somebody_else_released_is_only_forgotten(
+    booked: Booked, channels: RqdChannels, farm: SimulatedFarm
+) -> None:
+    # given a proc whose frame was started again by somebody else meanwhile
+    farm.crash("sim0001")
+    proc = booked.on("sim0001")
+    with booked.engine.begin() as connection:
+        connection.execute(text("DELETE FROM proc WHERE pk_proc = :proc"), {"proc": proc.planned.proc_id})
+        connection.execute(
+            text("UPDATE frame SET int_version = int_version + 1 WHERE pk_frame = :frame"),
+            {"frame": proc.planned.frame.id},
+        )
+
+    report = booked.launch_and_settle(channels)
+
+    # then the frame is left to its new owner, the host is not given back twice, the ledger forgets the proc
+    assert [it.planned.proc_id for it in report.compensated] == [proc.planned.proc_id]
+    assert booked.frame(proc) == ("RUNNING", -1, None, 600)
+    assert proc.planned.proc_id not in booked.states()
+
+
+def test_a_redis_that_is_gone_is_reported_and_postgresql_is_undone_all_the_same(
+    booked: Booked, channels: RqdChannels, farm: SimulatedFarm, redis_client: redis.Redis
+) -> None:
+    farm.crash("sim0001")
+    redis_client.flushdb()
+
+    report = booked.launch_and_settle(channels)
+
+    assert "NotReady" in report.ledger_error
+    assert booked.frame(booked.on("sim0001")) == ("WAITING", 299, None, 800)
+    assert len(report.launched) == 2
+
+
+def test_an_outcome_without_its_error_is_a_mistake(booked: Booked, channels: RqdChannels) -> None:
+    (committed, *_) = booked.committed
+    requests, _ = launch_requests([committed.planned], Environments(), booked.settings)
+    (outcome,) = launch_all(channels, requests)
+    settlement = Settlement(booked.engine, booked.ledger, booked.changes, channels, compensate)
+    with pytest.raises(ValueError, match="without an error"):
+        settlement.settle([committed], [replace(outcome, state=LaunchState.FAILED)])
