@@ -1,0 +1,131 @@
+"""Which hosts may take frames, and what they have."""
+
+from __future__ import annotations
+
+import pytest
+import structlog
+from sqlalchemy import Engine, text
+
+from opencue_sched.domain.states import ThreadMode
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.store.hosts import fetch_group, fetch_groups, fetch_hosts_by_id
+from tests.integration.dispatch.gathering import counted_statements
+
+KB_PER_GB = 1024 * 1024
+STALENESS = 120.0
+
+
+def test_a_host_arrives_with_everything_placement_wants(engine: Engine) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        spec = {"cores": 16, "idle_cores": 10.5, "memory_gb": 64, "idle_memory_gb": 40, "free_memory_gb": 50}
+        ids = farm.host(
+            name="node1", tags=["gpu", "big one"], gpus=4, gpu_memory_gb=24, os="rocky9, linux", thread_mode=2, **spec
+        )
+
+        (fetched,) = fetch_group(connection, farm.facility(), "general", STALENESS)
+
+    host = fetched.host
+    assert (host.id, host.name, host.alloc_id, host.facility_id) == (
+        *(ids.id, "node1", ids.alloc_id),
+        farm.default_alloc().facility_id,
+    )
+    assert host.tags == {"general", "node1", "gpu", "bigone"}
+    assert host.os_names == ("rocky9", "linux")
+    assert host.thread_mode is ThreadMode.VARIABLE
+    assert (host.total_centicores, host.idle_centicores, host.idle_cores) == (1600, 1050, 10)
+    assert (host.total_memory_kb, host.idle_memory_kb) == (64 * KB_PER_GB, 40 * KB_PER_GB)
+    assert (host.total_gpus, host.idle_gpus) == (4, 4)
+    assert (host.total_gpu_memory_kb, host.idle_gpu_memory_kb) == (24 * KB_PER_GB, 24 * KB_PER_GB)
+    assert 0 <= fetched.report_age < STALENESS
+
+
+def test_memory_is_the_lesser_of_unreserved_and_free(engine: Engine) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        host = farm.host(memory_gb=64, idle_memory_gb=40, free_memory_gb=10)
+        connection.execute(text("UPDATE host SET int_gpu_mem = 100, int_gpu_mem_idle = 80"))
+        connection.execute(text("UPDATE host_stat SET int_gpu_mem_free = -5"))
+
+        (fetched,) = fetch_hosts_by_id(connection, [host.id], STALENESS)
+
+    assert fetched.host.idle_memory_kb == 10 * KB_PER_GB
+    assert fetched.host.idle_gpu_memory_kb == 0
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"lock": "LOCKED"},
+        {"lock": "NIMBY_LOCKED"},
+        {"state": "DOWN"},
+        {"state": "REPAIR"},
+        {"state": "REBOOT_WHEN_IDLE"},
+        {"ping_age": STALENESS + 1},
+    ],
+)
+def test_a_host_that_may_not_take_frames_is_not_fetched(engine: Engine, spec: dict[str, object]) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        unfit, fit = farm.host(**spec), farm.host()
+
+        group = fetch_group(connection, farm.facility(), "general", STALENESS)
+        by_id = fetch_hosts_by_id(connection, [unfit.id, fit.id], STALENESS)
+
+    assert [fetched.host.id for fetched in group] == [fit.id]
+    assert [fetched.host.id for fetched in by_id] == [fit.id]
+
+
+def test_a_group_is_one_facility_and_every_allocation_with_the_tag(engine: Engine) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        here = farm.host(tags=["fast"])
+        other_alloc = farm.host(alloc=farm.alloc("desktop"), tags=["fa st"])
+        farm.host(alloc=farm.alloc("general", facility="lax"), tags=["fast"])
+        farm.host()
+
+        group = fetch_group(connection, farm.facility(), "fast", STALENESS)
+
+    assert {fetched.host.id for fetched in group} == {here.id, other_alloc.id}
+
+
+def test_several_groups_are_one_statement_however_many_hosts(engine: Engine) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        hosts = [farm.host(tags=[f"t{number % 3}", "all"]) for number in range(12)]
+        facility = farm.facility()
+
+        with counted_statements(engine) as statements:
+            groups = fetch_groups(connection, facility, ["t0", "t1", "all", "none"], STALENESS)
+
+    assert len(statements) == 1
+    assert {tag: len(group) for tag, group in groups.items()} == {"t0": 4, "t1": 4, "all": 12, "none": 0}
+    assert {fetched.host.id for fetched in groups["all"]} == {host.id for host in hosts}
+
+
+def test_upstream_bug_lagging_subscription_columns_hide_no_host(engine: Engine) -> None:
+    """Upstream read what is left of the subscription with the host, from columns two minutes old."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.default_show()
+        host = farm.host()
+        connection.execute(text("UPDATE subscription SET int_burst = 100, int_cores = 100"))
+
+        group = fetch_group(connection, farm.facility(), "general", STALENESS)
+
+    assert [fetched.host.id for fetched in group] == [host.id]
+
+
+def test_a_host_whose_rows_make_no_sense_is_skipped_and_named(engine: Engine) -> None:
+    with engine.begin() as connection, structlog.testing.capture_logs() as logs:
+        farm = Farm(connection)
+        mode, cores, good = farm.host(), farm.host(), farm.host()
+        connection.execute(text("UPDATE host SET int_thread_mode = 9 WHERE pk_host = :h"), {"h": mode.id})
+        connection.execute(
+            text("UPDATE host SET int_cores = 0, int_cores_idle = 0 WHERE pk_host = :h"), {"h": cores.id}
+        )
+
+        group = fetch_group(connection, farm.facility(), "general", STALENESS)
+
+    assert [fetched.host.id for fetched in group] == [good.id]
+    assert {entry["host_id"] for entry in logs if entry["event"] == "host_skipped"} == {mode.id, cores.id}
