@@ -39,6 +39,7 @@ class PostgresServer:
     def __init__(self, url: str, embedded: EmbeddedPostgres | None) -> None:
         self.url: URL = make_url(url).set(drivername="postgresql+psycopg2")
         self.embedded = embedded
+        self._finished: list[str] = []
         self._admin = create_engine(self.url, isolation_level="AUTOCOMMIT", pool_size=1, max_overflow=2)
 
     def database_url(self, name: str) -> str:
@@ -46,17 +47,28 @@ class PostgresServer:
 
     def create(self, name: str, template: str | None = None) -> str:
         """Create the database ``name``, empty or as a copy of ``template``; returns its URL."""
+        self._drop_finished()
         with self._admin.connect() as connection:
-            connection.execute(text(f'CREATE DATABASE "{name}" TEMPLATE "{template or "template0"}"'))
+            strategy = " STRATEGY FILE_COPY" if connection.dialect.server_version_info >= (15,) else ""
+            connection.execute(text(f'CREATE DATABASE "{name}" TEMPLATE "{template or "template0"}"{strategy}'))
         return self.database_url(name)
 
     def drop(self, name: str) -> None:
-        """Drop the database ``name`` and whoever is still connected to it."""
-        with self._admin.connect() as connection:
-            connection.execute(text(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)'))
+        """Have the database ``name`` dropped, by the next create() or close().
+
+        Not at once: the sessions that a test closed a moment ago are still ending, and DROP would wait for them.
+        """
+        self._finished.append(name)
 
     def close(self) -> None:
+        """Drop what is left to drop and disconnect."""
+        self._drop_finished()
         self._admin.dispose()
+
+    def _drop_finished(self) -> None:
+        with self._admin.connect() as connection:
+            while self._finished:
+                connection.execute(text(f'DROP DATABASE IF EXISTS "{self._finished.pop()}" WITH (FORCE)'))
 
 
 class RedisServer:
@@ -71,7 +83,7 @@ class RedisServer:
 def postgres_server() -> Iterator[PostgresServer]:
     """The PostgreSQL server of this test session."""
     given = os.environ.get("OPENCUE_SCHED_TEST_DATABASE_URL")
-    embedded = None if given else EmbeddedPostgres().start()
+    embedded = None if given else EmbeddedPostgres(configuration={"max_wal_size": "256MB"}, in_memory=True).start()
     server = PostgresServer(given or embedded.url, embedded)  # type: ignore[union-attr]
     try:
         yield server

@@ -71,11 +71,14 @@ class EmbeddedPostgres:
     """A PostgreSQL server on a free port of 127.0.0.1 with a data directory of its own, deleted by stop().
 
     ``url`` is a ``postgresql+psycopg2://`` URL of its maintenance database; ``database_url(name)`` of another one.
-    ``configuration`` adds or replaces server parameters. Use as a context manager, or call start() and stop().
+    ``configuration`` adds or replaces server parameters. ``in_memory`` asks for a data directory in memory where the
+    machine has room for it: new databases are then made in a fraction of the time. Use as a context manager, or call
+    start() and stop().
     """
 
-    def __init__(self, *, configuration: Mapping[str, str] | None = None) -> None:
+    def __init__(self, *, configuration: Mapping[str, str] | None = None, in_memory: bool = False) -> None:
         self._configuration = {**_CONFIGURATION, **(configuration or {})}
+        self._in_memory = in_memory
         self._password = secrets.token_hex(16)
         self._user = unprivileged_user()
         self._directory: Path | None = None
@@ -152,7 +155,7 @@ class EmbeddedPostgres:
         return self._process
 
     def _create(self) -> None:
-        directory = self._directory = private_directory("postgres")
+        directory = self._directory = private_directory("postgres", in_memory=self._in_memory)
         self._installation = self._usable_installation(directory)
         data = directory / "data"
         data.mkdir(mode=0o700)

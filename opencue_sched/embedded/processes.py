@@ -26,6 +26,8 @@ _START_SECONDS = 20.0
 # Below the range from which Linux picks the local ports of outgoing connections (32768 and up): a port of ours that is
 # free for a moment, during a restart, is not taken by a client's connection.
 _PORTS = range(20_000, 32_000)
+_MEMORY = Path("/dev/shm")  # noqa: S108 - only the parent of private directories
+_MEMORY_BYTES_WANTED = 2 * 1024**3
 _OPEN_PLACES = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - only parents of private directories
 
 
@@ -56,18 +58,27 @@ def reachable_by_everyone(path: Path) -> bool:
     return all(parent.stat().st_mode & stat.S_IXOTH for parent in path.parents)
 
 
-def private_directory(name: str) -> Path:
+def private_directory(name: str, *, in_memory: bool = False) -> Path:
     """A new directory of our own, mode 711, in which an unprivileged server can be given a place.
 
-    It lies in the temporary directory of the machine, or in /tmp when that one cannot be walked by ``nobody``.
-    No mode is changed anywhere else.
+    It lies in the temporary directory of the machine, or in /tmp when that one cannot be walked by ``nobody``; with
+    ``in_memory`` it lies on the machine's memory file system if that has room. No mode is changed anywhere else.
     """
     base = Path(tempfile.gettempdir())
-    if unprivileged_user() is not None and not _walkable(base):
+    if in_memory and _has_room(_MEMORY):
+        base = _MEMORY
+    elif unprivileged_user() is not None and not _walkable(base):
         base = next((place for place in _OPEN_PLACES if place.is_dir() and _walkable(place)), base)
     directory = Path(tempfile.mkdtemp(prefix=f"opencue-sched-{name}-", dir=base)).resolve()
     directory.chmod(0o711)
     return directory
+
+
+def _has_room(place: Path) -> bool:
+    """Whether ``place`` is a writable directory with room for a test server."""
+    if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK) and _walkable(place)):
+        return False
+    return shutil.disk_usage(place).free >= _MEMORY_BYTES_WANTED
 
 
 def _walkable(directory: Path) -> bool:

@@ -55,7 +55,7 @@ def _connection(server: EmbeddedPostgres) -> Iterator[psycopg2.extensions.connec
 
 @pytest.fixture(scope="module")
 def own_postgres() -> Iterator[EmbeddedPostgres]:
-    with EmbeddedPostgres() as server:
+    with EmbeddedPostgres(in_memory=True) as server:
         yield server
 
 
@@ -123,7 +123,7 @@ def test_servers_listen_on_loopback_only_and_want_a_password(
 
 
 def test_two_servers_of_each_kind_run_side_by_side(own_postgres: EmbeddedPostgres, own_redis: EmbeddedRedis) -> None:
-    with EmbeddedPostgres() as second, EmbeddedRedis() as other, _connection(second), _connection(own_postgres):
+    with EmbeddedPostgres(in_memory=True) as second, EmbeddedRedis() as other, _connection(second), _connection(own_postgres):
         assert second.port != own_postgres.port
         assert other.port != own_redis.port
 
@@ -182,7 +182,7 @@ def test_a_service_that_cannot_start_says_why(tmp_path: Path) -> None:
 _OWNER = """
 import sys, time
 from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
-with EmbeddedPostgres() as postgres, EmbeddedRedis() as redis:
+with EmbeddedPostgres(in_memory=True) as postgres, EmbeddedRedis() as redis:
     print(postgres.pid, redis.pid, postgres.directory, flush=True)
     time.sleep(600)
 """
