@@ -86,27 +86,34 @@ def write_png(path: Path, picture: Picture) -> None:
 
 
 def read_png(path: Path) -> Picture:
-    """Read a PNG written by write_png. Raises ValueError for anything else."""
+    """Read a PNG written by write_png. Raises ValueError for anything else, a damaged one included."""
     data = path.read_bytes()
     if not data.startswith(_PNG_SIGNATURE):
         raise ValueError(f"{path} is not a PNG")
-    place, packed, size = len(_PNG_SIGNATURE), b"", (0, 0)
-    while place < len(data):
-        length, kind = struct.unpack(">I4s", data[place : place + 8])
-        body = data[place + 8 : place + 8 + length]
+    try:
+        width, height, rows = _unpacked(data[len(_PNG_SIGNATURE) :])
+    except (struct.error, zlib.error) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    stride = width * 3 + 1
+    if not height or len(rows) != stride * height or any(rows[::stride]):
+        raise ValueError(f"{path} is not a plain 8-bit RGB PNG without row filters")
+    return Picture(width, height, b"".join(rows[start + 1 : start + stride] for start in range(0, len(rows), stride)))
+
+
+def _unpacked(chunks: bytes) -> tuple[int, int, bytes]:
+    """Width, height and rows of a PNG's chunks; a size of 0 when its colours are of another kind."""
+    place, packed, width, height = 0, b"", 0, 0
+    while place < len(chunks):
+        length, kind = struct.unpack(">I4s", chunks[place : place + 8])
+        body = chunks[place + 8 : place + 8 + length]
         if kind == b"IHDR":
             width, height, *rest = struct.unpack(">IIBBBBB", body)
             if rest != [8, 2, 0, 0, 0]:
-                raise ValueError(f"{path} is not a plain 8-bit RGB PNG")
-            size = width, height
+                return 0, 0, b""
         elif kind == b"IDAT":
             packed += body
         place += 12 + length
-    rows = zlib.decompress(packed)
-    stride = size[0] * 3 + 1
-    if len(rows) != stride * size[1] or any(rows[::stride]):
-        raise ValueError(f"{path} uses row filters, or is cut short")
-    return Picture(*size, b"".join(rows[start + 1 : start + stride] for start in range(0, len(rows), stride)))
+    return width, height, zlib.decompress(packed)
 
 
 def numbered(directory: Path) -> dict[int, Picture]:
