@@ -8,7 +8,8 @@ younger than the mark. The same pass takes stock (I1), frees the keys of finishe
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import structlog
@@ -122,9 +123,16 @@ def recompute(
 
 
 def read_snapshot(engine: Engine, only: Collection[str] | None = None) -> Snapshot:
-    """Managed shows and their procs in one REPEATABLE READ transaction."""
-    with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection, connection.begin():
+    """Managed shows and their procs in one transaction that sees one moment."""
+    with repeatable_read(engine) as connection:
         return snapshot_of(connection, only)
+
+
+@contextmanager
+def repeatable_read(engine: Engine) -> Iterator[Connection]:
+    """A transaction whose statements all see the same moment."""
+    with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection, connection.begin():
+        yield connection
 
 
 def snapshot_of(connection: Connection, only: Collection[str] | None = None) -> Snapshot:

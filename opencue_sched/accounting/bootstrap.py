@@ -1,0 +1,282 @@
+"""Filling the counters: always before the first booking of a fleet, and after Redis was lost.
+
+A store is *open* when ``acct:epoch`` names this very Redis process. It is not open when it is empty, when Redis was
+restarted or failed over (accounting.connection deletes such an epoch), or while a bootstrap fills it; then every script
+answers not_ready and nobody books. One process fills, under a lease; its writes carry the filling epoch, so that a
+filler that lost its lease in a pause is refused by the scripts themselves.
+
+After a loss the filler first waits one age: by then nothing that was booked before can still be committed, so a
+snapshot of the proc table is the whole truth.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import cast
+
+import redis
+import structlog
+from sqlalchemy import Engine
+
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.caps import cap_rows_of_shows, reseed_limits
+from opencue_sched.accounting.differences import additions
+from opencue_sched.accounting.ledger import Ledger, answering
+from opencue_sched.accounting.recompute import (
+    DEFAULT_AGE_SECONDS,
+    RecomputeReport,
+    recompute,
+    repeatable_read,
+    snapshot_of,
+)
+from opencue_sched.accounting.scripts import (
+    chunks,
+    epoch_fill_call,
+    epoch_open_call,
+    token_drop_call,
+    token_extend_call,
+)
+from opencue_sched.accounting.store_epoch import Epoch
+from opencue_sched.domain.errors import InvalidInput, NotReady
+from opencue_sched.lua_scripts import ScriptCall, call_scripts
+from opencue_sched.store import accounting as store
+
+log = structlog.get_logger(__name__)
+
+LEASE_SECONDS = 15.0
+_POLL_SECONDS = 0.25
+_CHANGES_PER_RENEWAL = 5000
+_SCAN_COUNT = 1000
+
+
+class StoreState(StrEnum):
+    """``LOST``: no epoch, or one of another Redis process. ``FILLING``: a bootstrap is under way, or died."""
+
+    OPEN = "open"
+    FILLING = "filling"
+    LOST = "lost"
+
+
+class Action(StrEnum):
+    """What ensure_bootstrapped did: found the store open, waited for another filler, reconciled, or filled it."""
+
+    VERIFIED = "verified"
+    WAITED = "waited"
+    RECONCILED = "reconciled"
+    FILLED = "filled"
+
+
+@dataclass(frozen=True, slots=True)
+class BootstrapReport:
+    """``procs`` and ``vertices`` were loaded by FILLED; ``recompute`` is the pass of RECONCILED."""
+
+    action: Action
+    epoch: Epoch
+    procs: int = 0
+    vertices: int = 0
+    recompute: RecomputeReport | None = None
+    seconds: float = 0.0
+
+
+def store_state(client: redis.Redis) -> StoreState:
+    """Whether the store may be booked in. Raises NotReady when Redis does not answer."""
+    with answering():
+        stored = cast("str | None", client.get(keys.EPOCH))
+        if stored is None:
+            return StoreState.LOST
+        epoch = Epoch.parse(stored)
+        if Epoch(stored).run_id != server_run_id(client):
+            return StoreState.LOST
+    return StoreState.FILLING if epoch is None else StoreState.OPEN
+
+
+def server_run_id(client: redis.Redis) -> str:
+    """The id of the Redis process itself: another one after every restart and failover."""
+    with answering():
+        return str(cast("dict[str, object]", client.info("server"))["run_id"])
+
+
+def ensure_bootstrapped(
+    engine: Engine,
+    ledger: Ledger,
+    *,
+    fleet_start: bool = False,
+    dual: bool = False,
+    wait_age: float = DEFAULT_AGE_SECONDS,
+    give_up_after: float | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> BootstrapReport:
+    """Return when the store may be booked in. Blocks while it is filled, by this process or another.
+
+    ``fleet_start``: no other worker is alive, so caps and ledger are reconciled even though an epoch is there.
+    ``dual``: release_feed is cuebot-redis. ``wait_age`` is accounting.in_flight_age, seconds. After ``give_up_after``
+    seconds of waiting for another filler it raises NotReady; None waits for as long as it takes.
+    """
+    started = time.monotonic()
+    check_eviction_policy(ledger.client).raise_if_fatal()
+    filler = _Filler(engine, ledger, dual=dual, wait_age=wait_age, sleep=sleep)
+    action = Action.VERIFIED
+    while True:
+        state = store_state(ledger.client)
+        if state is StoreState.OPEN and (not fleet_start or (action is Action.WAITED and filler.idle())):
+            epoch = _verified(ledger, dual)
+            return BootstrapReport(action, epoch, seconds=time.monotonic() - started)
+        with filler as leading:
+            if leading:
+                report = filler.fill() if state is not StoreState.OPEN else filler.reconcile()
+                if report is not None:
+                    log.info("bootstrapped", action=report.action, procs=report.procs, seconds=report.seconds)
+                    return report
+                continue
+        if give_up_after is not None and time.monotonic() - started >= give_up_after:
+            raise NotReady(f"another process has been filling the counters for {give_up_after:.0f} s")
+        action = Action.WAITED
+        sleep(_POLL_SECONDS)
+
+
+def _verified(ledger: Ledger, dual: bool) -> Epoch:
+    epoch = ledger.learn_epoch()
+    if epoch.dual != dual:
+        raise InvalidInput(
+            "accounting.release_feed differs from the running fleet's: cuebot-redis needs every worker to use it. "
+            "Stop all workers before changing it."
+        )
+    return epoch
+
+
+class _Filler:
+    """One process's attempt to fill or reconcile the store, under the bootstrap lease."""
+
+    def __init__(
+        self, engine: Engine, ledger: Ledger, *, dual: bool, wait_age: float, sleep: Callable[[float], None]
+    ) -> None:
+        self._engine = engine
+        self._ledger = ledger
+        self._client = ledger.client
+        self._dual = dual
+        self._age = wait_age
+        self._sleep = sleep
+        self._token = uuid.uuid4().hex
+
+    def __enter__(self) -> bool:
+        with answering():
+            return bool(self._client.set(keys.BOOTSTRAP_LEASE, self._token, nx=True, px=round(LEASE_SECONDS * 1000)))
+
+    def __exit__(self, *_: object) -> None:
+        with answering():
+            self._call(token_drop_call((keys.BOOTSTRAP_LEASE,), self._token))
+
+    def idle(self) -> bool:
+        """Nobody is filling or reconciling."""
+        with answering():
+            return not self._client.exists(keys.BOOTSTRAP_LEASE)
+
+    def reconcile(self) -> BootstrapReport:
+        """The fleet starts on an open store: caps and ledger are brought up to date, nothing is rebuilt."""
+        started = time.monotonic()
+        stored = self._ledger.learn_epoch()
+        if stored.dual != self._dual:
+            filled = self.fill(close_open=True)
+            if filled is not None:
+                return filled
+        with self._engine.begin() as connection:
+            shows = store.managed_show_ids(connection)
+        caps = reseed_limits(self._engine, self._ledger, shows)
+        passed = recompute(self._engine, self._ledger, age_seconds=self._age)
+        seconds = time.monotonic() - started
+        return BootstrapReport(
+            Action.RECONCILED, self._ledger.epoch(), vertices=caps.written, recompute=passed, seconds=seconds
+        )
+
+    def fill(self, *, close_open: bool = False) -> BootstrapReport | None:
+        """Fill the store and open it; None when another process opened it meanwhile."""
+        started = time.monotonic()
+        run_id = server_run_id(self._client)
+        filling = Epoch.filling(run_id, dual=self._dual)
+        if not self._call(epoch_fill_call(self._token, filling.text, run_id, close_open=close_open)):
+            return None
+        log.warning("store_closed", reason="its counters are filled from PostgreSQL", waits_seconds=self._age)
+        self._wait()
+        self._wipe()
+        with repeatable_read(self._engine) as connection:
+            version = store.clock_us(connection)
+            snapshot = snapshot_of(connection)
+            rows = cap_rows_of_shows(connection, snapshot.managed)
+        changes = additions(snapshot.entries)
+        for part in chunks(rows, _CHANGES_PER_RENEWAL):
+            self._ledger.write_caps(version, part, epoch=filling)
+            self._renew()
+        for piece in chunks(changes, _CHANGES_PER_RENEWAL):
+            self._ledger.apply(piece, epoch=filling)
+            self._renew()
+        opened = Epoch.new(run_id, dual=self._dual)
+        if not self._call(epoch_open_call(filling.text, opened.text)):
+            return None
+        self._ledger.adopt(opened)
+        seconds = time.monotonic() - started
+        return BootstrapReport(Action.FILLED, opened, len(snapshot.entries), len(rows), seconds=seconds)
+
+    def _wait(self) -> None:
+        """One age, keeping the lease."""
+        until = time.monotonic() + self._age
+        while (left := until - time.monotonic()) > 0:
+            self._renew()
+            self._sleep(min(left, LEASE_SECONDS / 3))
+
+    def _wipe(self) -> None:
+        """Drop what an older process of Redis left (a stale replica, say). Nobody writes while the store is closed."""
+        spared = {keys.EPOCH, keys.SEQ, keys.BOOTSTRAP_LEASE}
+        with answering():
+            stale = [
+                key for key in self._client.scan_iter(match=keys.EVERYTHING, count=_SCAN_COUNT) if key not in spared
+            ]
+            for part in chunks(stale, _SCAN_COUNT):
+                self._client.unlink(*part)
+
+    def _renew(self) -> None:
+        with answering():
+            if not self._call(token_extend_call(keys.BOOTSTRAP_LEASE, self._token, round(LEASE_SECONDS * 1000))):
+                raise NotReady("the bootstrap lease was lost in a pause; another process goes on")
+
+    def _call(self, call: ScriptCall) -> bool:
+        with answering():
+            answers, _ = call_scripts(self._client, [call])
+        return int(answers[0]) == 1
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionCheck:
+    """Whether Redis may throw away counters. ``fatal``: it may evict any key; else a warning or nothing."""
+
+    policy: str
+    fatal: bool
+    message: str
+
+    def raise_if_fatal(self) -> None:
+        if self.fatal:
+            raise InvalidInput(self.message)
+        if self.message:
+            log.warning("redis_eviction_policy", policy=self.policy, message=self.message)
+
+
+def check_eviction_policy(client: redis.Redis) -> EvictionCheck:
+    """Refuse a Redis that evicts keys to make room: a lost counter over-books. Raises NotReady without an answer."""
+    with answering():
+        memory = cast("dict[str, object]", client.info("memory"))
+    return judge_eviction(str(memory.get("maxmemory_policy", "unknown")), int(str(memory.get("maxmemory", 0))))
+
+
+def judge_eviction(policy: str, max_memory: int) -> EvictionCheck:
+    """``max_memory`` in bytes, 0 is no limit (then nothing is evicted, today)."""
+    if policy == "noeviction":
+        return EvictionCheck(policy, False, "")
+    cure = "Set 'maxmemory-policy noeviction' in redis.conf, or CONFIG SET maxmemory-policy noeviction."
+    if policy.startswith("allkeys") and max_memory > 0:
+        return EvictionCheck(
+            policy, True, f"Redis evicts keys (maxmemory-policy {policy}): counters would vanish. {cure}"
+        )
+    return EvictionCheck(policy, False, f"Redis has maxmemory-policy {policy}: keys may be evicted. {cure}")
