@@ -1,6 +1,6 @@
 """Asking RQD what it really runs, and making sure that a frame does not run there.
 
-What RQD's answers are worth (observed on opencue-rqd 1.37 and its Rust successor):
+What RQD's answers are worth (opencue-rqd 1.37, observed and read in its source; its Rust successor, read):
 
 - ReportStatus lists running frames with the proc they belong to (``resource_id``).
 - A frame that was accepted but whose log is still being set up is in no list; its cores are already in

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -245,3 +247,34 @@ def test_nothing_of_a_stopped_rqd_stays_behind(directory: Path, reports: tuple[R
 
     # when it has been stopped, then no process is left
     eventually(lambda: process_with("654.5") is None, seconds=5.0)
+
+
+_OWNER = """
+import json, sys, time
+from pathlib import Path
+from opencue_sched.embedded.real_rqd import RealRqdFarm
+farm = RealRqdFarm(1, report_address=sys.argv[1], directory=Path(sys.argv[2]), prefix="orphan").start()
+print(json.dumps(farm.addresses), flush=True)
+time.sleep(600)
+"""
+
+
+def test_nothing_stays_behind_when_the_owner_is_killed(directory: Path, reports: tuple[Reports, str]) -> None:
+    # given an RQD with a running frame, owned by another process
+    owner = subprocess.Popen([sys.executable, "-c", _OWNER, reports[1], directory], stdout=subprocess.PIPE, text=True)
+    try:
+        assert owner.stdout is not None
+        addresses = json.loads(owner.stdout.readline())
+        with RqdChannels(Rqd(addresses=addresses)) as channels:
+            request = LaunchRequest("orphan1", frame(directory, "sleep 987.5"))
+            assert launch_all(channels, [request])[0].state is LaunchState.LAUNCHED
+            eventually(lambda: process_with("987.5"))
+    finally:
+        # when that process is killed without a chance to clean up
+        owner.kill()
+        owner.wait()
+        assert owner.stdout is not None
+        owner.stdout.close()
+
+    # then RQD and its frame end by themselves
+    eventually(lambda: process_with("987.5") is None and process_with("orphan1.conf") is None, seconds=15.0)
