@@ -31,7 +31,8 @@ BEGIN
 END
 $$;
 CREATE TRIGGER update_frame_checkpoint_state BEFORE UPDATE ON frame FOR EACH ROW
-    WHEN (OLD.str_state = 'RUNNING' AND NEW.str_state = 'WAITING' AND NEW.str_checkpoint_state IN ('ENABLED', 'COPYING'))
+    WHEN (OLD.str_state = 'RUNNING' AND NEW.str_state = 'WAITING'
+          AND NEW.str_checkpoint_state IN ('ENABLED', 'COPYING'))
     EXECUTE FUNCTION trigger__update_frame_checkpoint_state();
 
 -- The last dependency was satisfied.
@@ -71,8 +72,9 @@ CREATE TRIGGER update_frame_wait_to_dep BEFORE UPDATE ON frame FOR EACH ROW
     WHEN (NEW.int_depend_count > 0 AND NEW.str_state IN ('DEAD', 'SUCCEEDED', 'WAITING', 'CHECKPOINT'))
     EXECUTE FUNCTION trigger__update_frame_wait_to_dep();
 
--- The two AFTER triggers run once a statement. Old and new rows meet by grouping on the id instead of a join: a join's
--- plan would be made for the number of rows of the first statement of a session, often one, and kept for thousands.
+-- The two AFTER triggers run once a statement. Old and new rows meet by grouping on the id, and other tables are
+-- reached one key at a time: the plan of a join would be made for the first statement of a session, often of one
+-- frame, and kept for thousands.
 
 -- Frames counted by state, per layer and per job. Frames that leave SETUP are not counted: whoever activates a job
 -- writes the first counts. All layer_stat rows come first, then all job_stat rows, each in id order, so that two
@@ -143,60 +145,59 @@ CREATE TRIGGER update_frame_status_counts AFTER UPDATE ON frame
     FOR EACH STATEMENT EXECUTE FUNCTION trigger__update_frame_status_counts();
 
 -- One history row per run: opened on entering RUNNING, closed on leaving it, deleted when the run was taken back before
--- it began (exit status 299). The ids are collected first and looked up by index. Values wider than their history
--- column are cut to it: history must not make a completion fail.
+-- it began (exit status 299). Values wider than their history column are cut to it, and a layer without history (made
+-- while it was off) gets none: history must not make a completion fail.
 CREATE FUNCTION trigger__frame_history_open() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
-    begun varchar[];
-    ended varchar[];
-    undone varchar[];
+    run RECORD;
 BEGIN
-    WITH change AS (
-        SELECT pk_frame, max(was) AS was, max(state) AS state, max(exit_status) AS exit_status
-        FROM (
-            SELECT pk_frame, str_state AS was, NULL AS state, NULL::bigint AS exit_status FROM before
-            UNION ALL
-            SELECT pk_frame, NULL, str_state, int_exit_status FROM after
-        ) sides
-        GROUP BY pk_frame
-        HAVING max(was) <> max(state)
-    )
-    SELECT array_agg(pk_frame) FILTER (WHERE state = 'RUNNING'),
-           array_agg(pk_frame) FILTER (WHERE was = 'RUNNING' AND exit_status <> 299),
-           array_agg(pk_frame) FILTER (WHERE was = 'RUNNING' AND exit_status = 299)
-    INTO begun, ended, undone
-    FROM change;
-
-    IF coalesce(begun, ended, undone) IS NULL OR EXISTS (SELECT FROM config WHERE str_key = 'DISABLE_HISTORY') THEN
+    IF EXISTS (SELECT FROM config WHERE str_key = 'DISABLE_HISTORY') THEN
         RETURN NULL;
     END IF;
-
-    IF undone IS NOT NULL THEN
-        DELETE FROM frame_history WHERE pk_frame = ANY (undone) AND int_ts_stopped = 0;
-    END IF;
-
-    IF ended IS NOT NULL THEN
-        UPDATE frame_history h
-        SET int_mem_max_used = f.int_mem_max_used,
-            int_gpu_mem_max_used = f.int_gpu_mem_max_used,
-            int_ts_stopped = epoch(now()),
-            int_exit_status = least(greatest(f.int_exit_status, -32768), 32767),
-            int_checkpoint_count = CASE WHEN f.str_state = 'CHECKPOINT' THEN 1 ELSE 0 END
-        FROM frame f
-        WHERE f.pk_frame = ANY (ended) AND h.pk_frame = f.pk_frame AND h.int_ts_stopped = 0;
-    END IF;
-
-    IF begun IS NOT NULL THEN
-        INSERT INTO frame_history
-            (pk_frame, pk_layer, pk_job, str_name, str_state, int_cores, int_mem_reserved, int_gpus,
-             int_gpu_mem_reserved, str_host, int_ts_started, pk_alloc)
-        SELECT f.pk_frame, f.pk_layer, f.pk_job, f.str_name, 'RUNNING', f.int_cores, f.int_mem_reserved, f.int_gpus,
-               f.int_gpu_mem_reserved, left(f.str_host, 64), epoch(now()), host.pk_alloc
-        FROM frame f
-        JOIN layer_history l ON l.pk_layer = f.pk_layer
-        LEFT JOIN host ON host.str_name = f.str_host
-        WHERE f.pk_frame = ANY (begun);
-    END IF;
+    FOR run IN
+        SELECT pk_frame, max(was) AS was, max(state) AS state,
+               max(pk_layer) AS pk_layer, max(pk_job) AS pk_job, max(str_name) AS str_name, max(str_host) AS str_host,
+               max(int_cores) AS int_cores, max(int_mem_reserved) AS int_mem_reserved, max(int_gpus) AS int_gpus,
+               max(int_gpu_mem_reserved) AS int_gpu_mem_reserved, max(int_exit_status) AS int_exit_status,
+               max(int_mem_max_used) AS int_mem_max_used, max(int_gpu_mem_max_used) AS int_gpu_mem_max_used
+        FROM (
+            SELECT pk_frame, str_state AS was, NULL AS state, NULL AS pk_layer, NULL AS pk_job, NULL AS str_name,
+                   NULL AS str_host, NULL::integer AS int_cores, NULL::bigint AS int_mem_reserved,
+                   NULL::integer AS int_gpus, NULL::bigint AS int_gpu_mem_reserved, NULL::bigint AS int_exit_status,
+                   NULL::bigint AS int_mem_max_used, NULL::bigint AS int_gpu_mem_max_used
+            FROM before
+            UNION ALL
+            SELECT pk_frame, NULL, str_state, pk_layer, pk_job, str_name,
+                   str_host, int_cores, int_mem_reserved,
+                   int_gpus, int_gpu_mem_reserved, int_exit_status,
+                   int_mem_max_used, int_gpu_mem_max_used
+            FROM after
+        ) sides
+        GROUP BY pk_frame
+        HAVING max(was) <> max(state) AND 'RUNNING' IN (max(was), max(state))
+        ORDER BY pk_frame
+    LOOP
+        IF run.state = 'RUNNING' THEN
+            INSERT INTO frame_history
+                (pk_frame, pk_layer, pk_job, str_name, str_state, int_cores, int_mem_reserved, int_gpus,
+                 int_gpu_mem_reserved, str_host, int_ts_started, pk_alloc)
+            SELECT run.pk_frame, run.pk_layer, run.pk_job, run.str_name, 'RUNNING', run.int_cores,
+                   run.int_mem_reserved, run.int_gpus, run.int_gpu_mem_reserved, left(run.str_host, 64), epoch(now()),
+                   (SELECT pk_alloc FROM host WHERE str_name = run.str_host)
+            FROM layer_history
+            WHERE pk_layer = run.pk_layer;
+        ELSIF run.int_exit_status = 299 THEN
+            DELETE FROM frame_history WHERE pk_frame = run.pk_frame AND int_ts_stopped = 0;
+        ELSE
+            UPDATE frame_history
+            SET int_mem_max_used = run.int_mem_max_used,
+                int_gpu_mem_max_used = run.int_gpu_mem_max_used,
+                int_ts_stopped = epoch(now()),
+                int_exit_status = least(greatest(run.int_exit_status, -32768), 32767),
+                int_checkpoint_count = CASE WHEN run.state = 'CHECKPOINT' THEN 1 ELSE 0 END
+            WHERE pk_frame = run.pk_frame AND int_ts_stopped = 0;
+        END IF;
+    END LOOP;
     RETURN NULL;
 END
 $$;

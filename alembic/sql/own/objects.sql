@@ -25,8 +25,8 @@ CREATE FUNCTION opencue_sched_notify(channel text, field text, ids text[]) RETUR
     GROUP BY chunk
 $$;
 
--- opencue_sched_release: {"procs": [...], "hosts": [...]}. Procs that are gone, whoever deleted them, and the hosts they
--- were on. Sent when the deleting transaction commits.
+-- opencue_sched_release: {"procs": [...], "hosts": [...]}. Procs that are gone, whoever deleted them, and the hosts
+-- they were on. Sent when the deleting transaction commits.
 CREATE FUNCTION opencue_sched_proc_released() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_notify('opencue_sched_release',
