@@ -5,6 +5,7 @@ Locking: one lock around the hosts and groups, never held during a fetch, nor wh
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -74,6 +75,7 @@ class HostCache:
             checkout_seconds=settings.checkout_timeout,
         )
         self._groups: dict[GroupKey, _Group] = {}
+        self._latest = -math.inf
         self._hits = 0
         self._misses = 0
         self._lock = threading.Condition()
@@ -108,7 +110,9 @@ class HostCache:
         The query must see whatever was committed before: do not use an older REPEATABLE READ snapshot.
         """
         with self._fetch_permits:
-            yield self._clock()
+            with self._lock:
+                began_at = self._instant()
+            yield began_at
 
     def apply(self, readings: Iterable[HostReading], gone_ids: Collection[str], *, read_at: float) -> None:
         """Take over hosts that were read again, and forget those that were asked for and are not bookable any more.
@@ -125,7 +129,7 @@ class HostCache:
     def invalidate(self, host_id: str) -> None:
         """Do not hand the host out until a read that begins from now on. For a host that PostgreSQL or RQD refused."""
         with self._lock:
-            self._hosts.invalidate(host_id, self._clock())
+            self._hosts.invalidate(host_id, self._instant())
 
     def invalidated_ids(self) -> frozenset[str]:
         """Hosts nobody has read since they were invalidated: read them with the next hosts from the change log."""
@@ -195,10 +199,15 @@ class HostCache:
 
     def settle(self, host_id: str, *, committed: Collection[str], lost: Collection[str]) -> None:
         with self._lock:
-            self._hosts.settle(host_id, committed, lost, self._clock())
+            self._hosts.settle(host_id, committed, lost, self._instant())
             self._lock.notify_all()
 
     # Inside
+
+    def _instant(self) -> float:
+        """The time, later than at any call before: reads, commits and invalidations are strictly ordered by it."""
+        self._latest = max(self._clock(), math.nextafter(self._latest, math.inf))
+        return self._latest
 
     def _claim_groups(self, facility_id: str, tags: Sequence[str]) -> tuple[list[GroupKey], list[GroupKey]]:
         """The groups this thread is to fetch now, and those it has to wait for."""

@@ -46,9 +46,9 @@ class HostChanges:
     def since(self, cursor: str | None) -> tuple[str, frozenset[str] | None]:
         """What was appended after ``cursor``: the new cursor, and the ids, or None for "read every host again".
 
-        None when there is no cursor yet, when the entry it names is gone (trimmed; a flushed or failed-over Redis), when
-        more than 1,000 entries are new, or when an entry is not ours. Read the hosts *after* this call: then nothing
-        can fall between. One round trip.
+        None when there is no cursor yet, when the entry it names is gone (trimmed, or a flushed or failed-over Redis),
+        when more than 1,000 entries are new, or when an entry is not ours. Read the hosts *after* this call: then
+        nothing can fall between. One round trip.
         """
         pipeline = self._client.pipeline(transaction=True)
         at = cursor or _START

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from opencue_sched.domain.farm import Host
 from opencue_sched.domain.reservation import Need
 from opencue_sched.domain.states import ThreadMode
-from opencue_sched.placement.index import HostIndex, Rank
+from opencue_sched.placement.index import HostIndex, Rank, closeness
 from opencue_sched.placement.strategy import Strategy
 
 GroupKey = tuple[str, str]
@@ -187,7 +187,7 @@ class HostGroups:
         closest = [index.roomiest(need) for index in self._indexes(facility_id, tags, allocs)]
         roomiest = max(
             (host for host in closest if host is not None),
-            key=lambda host: (host.idle_cores >= need.cores, host.idle_memory_kb, host.idle_cores, host.id),
+            key=lambda host: (*closeness(need, host.idle_cores, host.idle_memory_kb), host.id),
             default=None,
         )
         return Survey(builds, roomiest)

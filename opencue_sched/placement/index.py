@@ -32,6 +32,11 @@ def _gpu_level(gpus: int, gpu_memory_kb: int) -> int:
     return 0 if gpus <= 0 and gpu_memory_kb <= 0 else 1 + max(0, gpus)
 
 
+def closeness(need: Need, cores: int, memory: int) -> tuple[bool, int, int]:
+    """How close a host comes to a need it does not meet: with the cores, by its memory; without them, by its cores."""
+    return (True, memory, cores) if cores >= need.cores else (False, cores, memory)
+
+
 def _branch(tree: SortedDict[int, SortedDict[Any, Any]], key: int) -> SortedDict[Any, Any]:
     """The sub-tree at ``key``, made if it is not there."""
     branch = tree.get(key)
@@ -118,12 +123,11 @@ class HostIndex:
         for level in levels:
             by_cores = self._levels[level]
             for cores in by_cores.irange(reverse=True):
-                enough = cores >= need.cores
                 bucket, hosts = by_cores[cores].peekitem(-1)
-                closeness = (True, bucket, cores) if enough else (False, cores, bucket)
-                if best is None or closeness > best:
-                    best, found = closeness, hosts.peekitem(0)[1]
-                if not enough:
+                close = closeness(need, cores, bucket)
+                if best is None or close > best:
+                    best, found = close, hosts.peekitem(0)[1]
+                if cores < need.cores:
                     break
         return found
 

@@ -1,0 +1,206 @@
+"""The host index against a naive sort, and its bookkeeping."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opencue_sched.domain.farm import Host
+from opencue_sched.domain.reservation import Need
+from opencue_sched.placement.index import HostIndex
+from opencue_sched.placement.strategy import Fit, Strategy
+from tests.unit.placement.values import GIB, make_host, make_need
+
+DIVISOR = 2 * GIB
+STRATEGIES = [Strategy(cores, memory) for cores, memory in product(Fit, Fit)]
+
+
+def idle_hosts(count: int = 30) -> st.SearchStrategy[list[Host]]:
+    """Hosts with idle amounts small enough that ties, shared buckets and bucket boundaries are common."""
+    amounts = st.tuples(
+        st.integers(-50, 650),
+        st.integers(0, 8 * 4).map(lambda quarters: quarters * GIB // 4),
+        st.integers(0, 3),
+        st.sampled_from([0, GIB, 8 * GIB]),
+    )
+    return st.lists(amounts, max_size=count).map(
+        lambda rows: [
+            make_host(
+                f"h{number}",
+                cores=8,
+                idle_centicores=centicores,
+                idle_memory_kb=memory_kb,
+                idle_gpus=gpus,
+                idle_gpu_memory_kb=gpu_memory_kb,
+            )
+            for number, (centicores, memory_kb, gpus, gpu_memory_kb) in enumerate(rows)
+        ]
+    )
+
+
+needs = st.builds(
+    Need,
+    st.integers(1, 6),
+    st.integers(0, 8 * 4).map(lambda quarters: quarters * GIB // 4),
+    st.integers(0, 3),
+    st.sampled_from([0, GIB, 4 * GIB]),
+)
+
+
+def index_of(hosts: list[Host], instance: str = "one") -> HostIndex:
+    index = HostIndex(memory_key_divisor_kb=DIVISOR, instance=instance)
+    for host in hosts:
+        index.add(host)
+    return index
+
+
+def feasible(host: Host, need: Need) -> bool:
+    return (
+        host.idle_cores >= need.cores
+        and host.idle_memory_kb >= need.memory_kb
+        and host.idle_gpus >= need.gpus
+        and host.idle_gpu_memory_kb >= need.gpu_memory_kb
+    )
+
+
+def naive_rank(host: Host, strategy: Strategy) -> tuple[int, int, int]:
+    """What the order may depend on, apart from ties."""
+    gpu_level = host.idle_gpus + 1 if host.idle_gpus or host.idle_gpu_memory_kb else 0
+    cores = host.idle_cores if strategy.cores is Fit.BEST else -host.idle_cores
+    bucket = host.idle_memory_kb // DIVISOR
+    return gpu_level, cores, bucket if strategy.memory is Fit.BEST else -bucket
+
+
+@given(hosts=idle_hosts(), need=needs, strategy=st.sampled_from(STRATEGIES))
+def test_candidates_are_the_feasible_hosts_in_the_order_of_a_naive_sort(
+    hosts: list[Host], need: Need, strategy: Strategy
+) -> None:
+    found = list(index_of(hosts).candidates(need, strategy))
+
+    assert sorted(host.id for host in found) == sorted(host.id for host in hosts if feasible(host, need))
+    ranks = [naive_rank(host, strategy) for host in found]
+    assert ranks == sorted(ranks)
+
+
+@given(hosts=idle_hosts(12), need=needs, strategy=st.sampled_from(STRATEGIES), data=st.data())
+def test_updates_and_removals_leave_no_ghosts(
+    hosts: list[Host], need: Need, strategy: Strategy, data: st.DataObject
+) -> None:
+    # given an index whose hosts changed several times
+    index = index_of(hosts)
+    current = {host.id: host for host in hosts}
+    for host in data.draw(st.lists(st.sampled_from(hosts), max_size=20)) if hosts else []:
+        if data.draw(st.booleans()):
+            index.remove(host.id)
+            current.pop(host.id, None)
+            continue
+        changed = replace(
+            host,
+            idle_centicores=data.draw(st.integers(0, 600)),
+            idle_memory_kb=data.draw(st.integers(0, 8)) * GIB,
+            idle_gpus=data.draw(st.integers(0, 2)),
+        )
+        index.add(changed)
+        current[host.id] = changed
+
+    # then it answers like one built from what the hosts are now
+    assert list(index.candidates(need, strategy)) == list(index_of(list(current.values())).candidates(need, strategy))
+    assert len(index) == len(current)
+
+
+@given(hosts=idle_hosts(), need=needs, strategy=st.sampled_from(STRATEGIES), data=st.data())
+def test_the_order_depends_on_the_instance_and_not_on_arrival(
+    hosts: list[Host], need: Need, strategy: Strategy, data: st.DataObject
+) -> None:
+    shuffled = data.draw(st.permutations(hosts))
+
+    assert list(index_of(hosts).candidates(need, strategy)) == list(index_of(shuffled).candidates(need, strategy))
+
+
+def test_instances_break_ties_differently() -> None:
+    hosts = [make_host(f"h{number}") for number in range(20)]
+    need = make_need(1)
+
+    first = [host.id for host in index_of(hosts, "one").candidates(need, Strategy())]
+    second = [host.id for host in index_of(hosts, "two").candidates(need, Strategy())]
+
+    assert first != second
+    assert sorted(first) == sorted(second)
+
+
+@pytest.mark.parametrize("memory", list(Fit))
+def test_a_host_of_the_right_bucket_with_too_little_memory_is_left_out(memory: Fit) -> None:
+    # given a bucket (2 GiB wide) that holds one host with too little and one with enough
+    index = index_of([make_host("little", memory_gib=4.5), make_host("enough", memory_gib=5.5)])
+
+    found = index.candidates(make_need(1, memory_gib=5), Strategy(memory=memory))
+
+    assert [host.id for host in found] == ["enough"]
+
+
+def test_work_without_gpus_spares_the_hosts_that_have_them() -> None:
+    index = index_of(
+        [
+            make_host("four-gpus", cores=2, idle_gpus=4, idle_gpu_memory_kb=GIB),
+            make_host("one-gpu", cores=2, idle_gpus=1, idle_gpu_memory_kb=GIB),
+            make_host("gpu-memory-only", cores=2, idle_gpu_memory_kb=GIB),
+            make_host("no-gpu", cores=64),
+        ]
+    )
+
+    found = [host.id for host in index.candidates(make_need(1), Strategy())]
+
+    assert found == ["no-gpu", "gpu-memory-only", "one-gpu", "four-gpus"]
+
+
+def test_gpu_work_never_looks_at_hosts_without_gpus() -> None:
+    # given many hosts without GPUs: the exact check reads a host's memory, so it would read theirs
+    class Watched(Host):
+        looked_at: int = 0
+
+        def __getattribute__(self, name: str) -> object:
+            if name == "idle_gpus":
+                Watched.looked_at += 1
+            return super().__getattribute__(name)
+
+    plain = [make_host(f"h{number}") for number in range(50)]
+    index = index_of([Watched(*(getattr(host, name) for name in Host.__slots__)) for host in plain])
+    index.add(make_host("gpu", idle_gpus=2, idle_gpu_memory_kb=8 * GIB))
+    Watched.looked_at = 0
+
+    found = [host.id for host in index.candidates(make_need(1, gpus=1), Strategy())]
+
+    assert found == ["gpu"]
+    assert Watched.looked_at == 0
+
+
+def test_a_search_walks_no_further_than_it_is_asked_to() -> None:
+    index = index_of([make_host(f"h{number}", cores=1 + number % 60) for number in range(1000)])
+    candidates = index.candidates(make_need(30), Strategy())
+
+    assert next(candidates).idle_cores == 30
+
+
+@given(hosts=idle_hosts(), need=needs)
+def test_the_roomiest_host_has_the_cores_if_any_has(hosts: list[Host], need: Need) -> None:
+    index = index_of(hosts)
+    roomiest = index.roomiest(replace_gpus(need))
+
+    if not hosts:
+        assert roomiest is None
+        return
+    assert roomiest is not None
+    with_cores = [host for host in hosts if host.idle_cores >= need.cores]
+    if with_cores:
+        assert roomiest.idle_memory_kb // DIVISOR == max(host.idle_memory_kb // DIVISOR for host in with_cores)
+        assert roomiest.idle_cores >= need.cores
+    else:
+        assert roomiest.idle_cores == max(host.idle_cores for host in hosts)
+
+
+def replace_gpus(need: Need) -> Need:
+    return Need(need.cores, need.memory_kb, 0, 0)

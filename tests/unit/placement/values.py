@@ -1,0 +1,146 @@
+"""Hosts, layers and jobs for the placement tests: everything has a default but what a test is about."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.domain.farm import Caps, Frame, Headroom, Host, Job, Layer, Reservation, Snapshot
+from opencue_sched.domain.reservation import Need, Rules
+from opencue_sched.domain.states import ThreadMode
+from opencue_sched.placement.planner import Plan, plan_pass
+from opencue_sched.placement.policy import Policy
+from opencue_sched.placement.pool import HostPool
+
+GIB = 1024 * 1024
+"""KB in a GiB."""
+NO_MEMORY_RULE = Rules(memory_stranded_threshold_kb=-1)
+"""Frames never take all idle cores because of memory."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What ``store.hosts`` returns."""
+
+    host: Host
+    report_age: float = 0.0
+
+
+class Every:
+    """A set of everything."""
+
+    def __contains__(self, item: object) -> bool:
+        return True
+
+
+def make_host(host_id: str = "h1", *, cores: int = 8, memory_gib: float = 32, **changes: Any) -> Host:
+    """An idle host of ``cores``; idle amounts follow the totals unless given."""
+    memory_kb = int(memory_gib * GIB)
+    values: dict[str, Any] = {
+        "id": host_id,
+        "name": f"host-{host_id}",
+        "facility_id": "fac",
+        "alloc_id": "alloc",
+        "tags": frozenset({"general"}),
+        "os_names": ("linux",),
+        "thread_mode": ThreadMode.AUTO,
+        "total_centicores": cores * 100,
+        "idle_centicores": cores * 100,
+        "total_memory_kb": memory_kb,
+        "idle_memory_kb": memory_kb,
+        "total_gpus": changes.get("idle_gpus", 0),
+        "total_gpu_memory_kb": changes.get("idle_gpu_memory_kb", 0),
+    }
+    return Host(**(values | changes))
+
+
+def make_layer(
+    layer_id: str = "l1", *, frames: int = 1, cores: float = 1, memory_gib: float = 1, **changes: Any
+) -> Layer:
+    values: dict[str, Any] = {
+        "id": layer_id,
+        "job_id": "",
+        "name": layer_id,
+        "command": "render #IFRAME#",
+        "frame_range": f"1-{max(1, frames)}",
+        "chunk_size": 1,
+        "dispatch_order": 1,
+        "cores_min_centicores": int(cores * 100),
+        "cores_max_centicores": 0,
+        "memory_min_kb": int(memory_gib * GIB),
+        "gpus_min": 0,
+        "gpu_memory_min_kb": 0,
+        "tags": frozenset({"general"}),
+        "services": ("default",),
+        "threadable": True,
+        "waiting_frames": frames,
+        "frames": tuple(Frame(f"{layer_id}-f{n}", f"{n:04d}-{layer_id}", n, 0) for n in range(1, frames + 1)),
+    }
+    return Layer(**(values | changes))
+
+
+def make_job(job_id: str = "j1", layers: Sequence[Layer] = (), *, priority: int = 1, **changes: Any) -> Job:
+    values: dict[str, Any] = {
+        "id": job_id,
+        "name": job_id,
+        "show_id": "show",
+        "show_name": "show",
+        "facility_id": "fac",
+        "folder_id": "folder",
+        "dept_id": "dept",
+        "priority": priority,
+        "shot": "shot",
+        "user": "user",
+        "uid": 1000,
+        "log_dir": "/logs",
+        "os_name": "linux",
+        "loki_url": None,
+        "layers": tuple(layers),
+    }
+    return Job(**(values | changes))
+
+
+def make_caps(cores: float | None = None, gpus: float | None = None, *, booked: int = 0) -> Caps:
+    return Caps(Headroom(cores, booked), Headroom(gpus, 0))
+
+
+def make_snapshot(*jobs: Job, subscriptions: Mapping[str, Caps] | None = None, **changes: Any) -> Snapshot:
+    values: dict[str, Any] = {
+        "show_id": "show",
+        "jobs": jobs,
+        "subscriptions": {"alloc": make_caps(10_000)} if subscriptions is None else subscriptions,
+        "folders": {},
+        "job_caps": {},
+    }
+    return Snapshot(**(values | changes))
+
+
+def make_cluster(*tags: str) -> Cluster:
+    return Cluster("fac", "show", ClusterKind.MANUAL, tuple(sorted(tags or ("general",))))
+
+
+def make_need(cores: int = 1, memory_gib: float = 0, gpus: int = 0, gpu_memory_gib: float = 0) -> Need:
+    return Need(cores, int(memory_gib * GIB), gpus, int(gpu_memory_gib * GIB))
+
+
+def counting_ids() -> Callable[[], str]:
+    numbers = itertools.count(1)
+    return lambda: f"p{next(numbers)}"
+
+
+def plan(snapshot: Snapshot, pool: HostPool, *, cluster: Cluster | None = None, **changes: Any) -> Plan:
+    """``plan_pass`` with every layer granted and frames that take exactly their minimum."""
+    values: dict[str, Any] = {
+        "policy": Policy(rules=NO_MEMORY_RULE),
+        "granted_layers": Every(),
+        "new_id": counting_ids(),
+    }
+    values |= changes
+    return plan_pass(snapshot, cluster or make_cluster(), pool, values.pop("policy"), **values)
+
+
+def take(cores: int, memory_gib: float = 0) -> Reservation:
+    return Reservation(cores, int(memory_gib * GIB))
