@@ -66,7 +66,7 @@ class LeaderScheduler(Scheduler):
             if self.gate.renew() is None:
                 return POLL_SECONDS
             now = self._store_time()
-            waits = [self._serve(entry, now) for entry in self.schedule.values()]
+            waits = [self._serve(name, entry, now) for name, entry in list(self.schedule.items())]
         except (RedisError, SQLAlchemyError) as error:
             log.warning("beat_cannot_reach_its_stores", error=str(error))
             return POLL_SECONDS
@@ -77,25 +77,25 @@ class LeaderScheduler(Scheduler):
         seconds, micros = self.gate._client.time()
         return float(seconds) + float(micros) / 1e6
 
-    def _serve(self, entry: ScheduleEntry, now: float) -> float:
+    def _serve(self, name: str, entry: ScheduleEntry, now: float) -> float:
         assert self.gate is not None  # noqa: S101 - set by tick
         if type(entry.schedule) is interval_schedule:
-            interval = entry.schedule.run_every.total_seconds()
-            policy = CatchUp(entry.options.get("headers", {}).get("catch_up", CatchUp.LATEST))
-            for tick in due_ticks(self.gate.last_tick(entry.name), now, interval, policy):
-                self._fire(entry, tick, mark_seconds=max(MARK_SECONDS_AT_LEAST, 3 * interval))
+            interval = float(entry.schedule.run_every.total_seconds())  # type: ignore[attr-defined]
+            policy = CatchUp((entry.options or {}).get("headers", {}).get("catch_up", CatchUp.LATEST))
+            for tick in due_ticks(self.gate.last_tick(name), now, interval, policy):
+                self._fire(name, entry, tick, mark_seconds=max(MARK_SECONDS_AT_LEAST, 3 * interval))
             return seconds_to_next(now, interval)
         due, wait = entry.is_due()
         if due:
-            self._fire(entry, int(time.time() // 60), mark_seconds=MARK_SECONDS_AT_LEAST)
-            self.schedule[entry.name] = self.reserve(entry)
+            self._fire(name, entry, int(time.time() // 60), mark_seconds=MARK_SECONDS_AT_LEAST)
+            self.schedule[name] = next(entry)
         return float(wait)
 
-    def _fire(self, entry: ScheduleEntry, tick: int, *, mark_seconds: float) -> None:
+    def _fire(self, name: str, entry: ScheduleEntry, tick: int, *, mark_seconds: float) -> None:
         assert self.gate is not None  # noqa: S101 - set by tick
-        if self.gate.may_fire(entry.name, tick, mark_seconds=mark_seconds):
+        if self.gate.may_fire(name, tick, mark_seconds=mark_seconds):
             self.apply_entry(entry, producer=self.producer)
-            log.debug("tick_fired", task=entry.name, tick=tick)
+            log.debug("tick_fired", task=name, tick=tick)
 
     def close(self) -> None:
         """Hand over at a clean stop, so that a standby leads within its retry interval."""

@@ -80,7 +80,7 @@ def run_audit(engine: Engine, client: redis.Redis, settings: Settings) -> AuditR
         checks = [
             _counters(client, records),
             _found("I2", "vertices with procs are within their caps", store.over_cap(connection)),
-            _ledger_is_proc(records, procs, settings, _now_ms(client)),
+            _ledger_is_proc(records, procs, settings, int(client.time()[0])),
             _found(
                 "I6",
                 "RUNNING frames and procs belong together",
@@ -92,11 +92,6 @@ def run_audit(engine: Engine, client: redis.Redis, settings: Settings) -> AuditR
     checks.append(_ready(ledger))
     checks += [Check(name, Outcome.NOT_SHOWN, text) for name, text in _BY_TEST.items()]
     return AuditReport(tuple(sorted(checks, key=lambda check: (int(check.invariant[1:].rstrip("b")), check.invariant))))
-
-
-def _now_ms(client: redis.Redis) -> int:
-    seconds, micros = client.time()
-    return int(seconds) * 1000 + int(micros) // 1000
 
 
 def _found(invariant: str, text: str, finding: store.Finding) -> Check:
@@ -148,10 +143,13 @@ def _read_counters(client: redis.Redis, vertices: list[str]) -> dict[str, tuple[
     return counters
 
 
-def _ledger_is_proc(records: list[Record], procs: dict[str, tuple[int, int]], settings: Settings, now_ms: int) -> Check:
+def _ledger_is_proc(records: list[Record], procs: dict[str, tuple[int, int]], settings: Settings, now: int) -> Check:
     """I4: the ledger holds exactly the procs of managed shows; what is being booked this moment is counted apart."""
-    age_ms = settings.accounting.in_flight_age * 1000
-    young = {r.booking.proc_id for r in records if r.state is EntryState.IN_FLIGHT and now_ms - r.booked_at_ms < age_ms}
+    young = {
+        r.booking.proc_id
+        for r in records
+        if r.state is EntryState.IN_FLIGHT and now - r.booked_at < settings.accounting.in_flight_age
+    }
     held = {r.booking.proc_id: (r.booking.cores, r.booking.gpus) for r in records}
     wrong = [f"ledger entry {proc_id} has no proc" for proc_id in held.keys() - procs.keys() - young]
     wrong += [f"proc {proc_id} is not in the ledger" for proc_id in procs.keys() - held.keys()]

@@ -23,8 +23,11 @@ from prometheus_client import (
 )
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
+from opencue_sched.accounting.recompute import RecomputeReport
 from opencue_sched.dispatch.report import PassReport
+from opencue_sched.dispatch.sweep import SweepReport
 from opencue_sched.domain.errors import SchedulerError
+from opencue_sched.placement.cache import CacheStats
 
 log = structlog.get_logger(__name__)
 
@@ -45,6 +48,7 @@ time_to_book = Histogram(
     "From a frame becoming eligible to its booking.",
     buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
 )
+sql_statements = Counter("scheduler_sql_statements_total", "Statements that cluster passes sent to PostgreSQL.")
 limit_exceeded = Counter("scheduler_accounting_limit_exceeded_total", "Bookings refused by the counters.", ["table"])
 bookings_lost = Counter("scheduler_bookings_lost_total", "Bookings dropped between plan and launch.", ["reason"])
 job_cap_precheck_skip = Counter(
@@ -109,6 +113,7 @@ def record_pass(report: PassReport) -> None:
         frames_dispatched.labels(report.show_name).inc(report.frames_launched)
     hosts_attempted.inc(report.hosts_attempted)
     wasted_attempts.inc(report.wasted_attempts)
+    sql_statements.inc(report.statements)
     host_cache_hits.inc(report.cache_hits)
     host_cache_misses.inc(report.cache_misses)
     checkout_outcome.labels("booked").inc(report.hosts_attempted - report.wasted_attempts)
@@ -148,6 +153,32 @@ def _record_verdicts(report: PassReport) -> None:
         total.update(tally)
     for name in total:
         waiting_frames.labels(name).set(total[name])
+
+
+def record_sweep(report: SweepReport) -> None:
+    """Show one sweep."""
+    for kind, count in report.clusters.items():
+        clusters_total.labels(kind.value).set(count)
+    clusters_active.set(report.active)
+    clusters_sleeping.set(report.sleeping)
+    active_tags.set(report.active_tags)
+    active_scan_duration.observe(report.scan_seconds)
+
+
+def record_recompute(report: RecomputeReport) -> None:
+    """Count what a recompute found."""
+    recompute_duration.observe(report.seconds)
+    for cause, count in report.causes.items():
+        drift_healed.labels(cause).inc(count)
+    for kind, count in report.drifted.items():
+        drift_healed.labels(f"counter_{kind}").inc(count)
+    ledger_in_flight.set(report.in_flight)
+    ledger_oldest_in_flight.set(report.oldest_in_flight_seconds)
+
+
+def record_cache(stats: CacheStats) -> None:
+    """Show the size of the host cache."""
+    host_cache_size.set(stats.size)
 
 
 def forget_clusters(known: Mapping[str, object]) -> None:

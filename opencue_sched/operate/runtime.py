@@ -8,17 +8,21 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Collection
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
 import structlog
 from celery import Celery
+from redis.exceptions import RedisError
+from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
-from opencue_sched.accounting.caps import load_caps, make_ledger, reseed_limits
+from opencue_sched.accounting.caps import make_ledger, reseed_limits
 from opencue_sched.accounting.connection import make_redis
-from opencue_sched.accounting.managed import ManagedShows
+from opencue_sched.accounting.managed import ManagedShows, check_release_feed
 from opencue_sched.accounting.recompute import recompute
+from opencue_sched.accounting.sightings import Sightings
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import ClaimKeeper, ClusterPostings
@@ -27,14 +31,19 @@ from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.commit import compensate
 from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.hosts import HostFeed
-from opencue_sched.dispatch.report import PassReport
+from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.dispatch.rest import LayerRest
 from opencue_sched.dispatch.settle import Settlement
 from opencue_sched.dispatch.sweep import Sweeper, SweepReport
+from opencue_sched.domain.errors import SchedulerError
 from opencue_sched.operate import metrics
+from opencue_sched.operate.stores import check_stores
 from opencue_sched.placement.changes import HostChanges
+from opencue_sched.release.model import ReleasePolicy
+from opencue_sched.release.recovery import recover_depends
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.engine import make_engine
+from opencue_sched.store.release import recalculate_subs
 from opencue_sched.store.schema import check_schema
 
 log = structlog.get_logger(__name__)
@@ -56,6 +65,8 @@ class Runtime:
         self.changes = HostChanges(self.client, settings.coordination.namespace)
         self.channels = RqdChannels(settings.rqd)
         self.postings = ClusterPostings(self.client, BoardKeys(settings.coordination.namespace, self._board()))
+        self.sightings = Sightings(self.client)
+        self._bootstrapping = threading.Lock()
         self.keeper = ClaimKeeper(self.postings, ttl_seconds=settings.coordination.claim_ttl)
 
     def _board(self) -> str:
@@ -110,7 +121,75 @@ class Runtime:
         if report is not None:
             metrics.record_pass(report)
             metrics.record_cache(self.hosts.cache.stats())
+            if report.ended is PassEnd.NOT_READY:
+                self._bootstrap_in_background()
         return report
+
+    def recompute(self) -> dict[str, object]:
+        """Reconcile the ledger with proc."""
+        report = recompute(
+            self.engine, self.ledger, age_seconds=self.settings.accounting.in_flight_age, sightings=self.sightings
+        )
+        metrics.record_recompute(report)
+        self._check_feed()
+        return {"shows": report.shows, "procs": report.procs, "healed": report.healed, "in_flight": report.in_flight}
+
+    def reseed_limits(self) -> dict[str, object]:
+        """Copy caps from PostgreSQL."""
+        report = reseed_limits(self.engine, self.ledger, self.managed.ids())
+        return {"written": report.written, "kept": report.kept}
+
+    def recalculate_subs(self) -> dict[str, object]:
+        """Recount the subscriptions of unmanaged shows."""
+        with self.engine.begin() as connection:
+            recalculate_subs(connection)
+        return {"recalculated": True}
+
+    def recover_depends(self) -> dict[str, object]:
+        """Finish what a process that died after a completion left undone."""
+        policy = ReleasePolicy(self.settings.release.satisfy_only_on_frame_success)
+        return {name: str(value) for name, value in asdict(recover_depends(self.engine, policy)).items()}
+
+    # Start and stop
+
+    def prepare(self) -> None:
+        """Everything that must hold before the first booking. Raises SchedulerError saying what to do."""
+        check_stores(self.engine, self.client, self.settings)
+        log.info("schema_found", **{name: str(value) for name, value in asdict(self.facts).items()})
+        self._check_feed()
+        self.bootstrap(fleet_start=True)
+
+    def bootstrap(self, *, fleet_start: bool = False) -> None:
+        """Fill the counters unless they are filled; blocks until this or another process has done it."""
+        accounting = self.settings.accounting
+        ensure_bootstrapped(
+            self.engine,
+            self.ledger,
+            fleet_start=fleet_start,
+            dual=accounting.release_feed == "cuebot-redis",
+            wait_age=accounting.in_flight_age,
+        )
+        metrics.store_ready.set(1)
+
+    def _bootstrap_in_background(self) -> None:
+        metrics.store_ready.set(0)
+        if not self._bootstrapping.acquire(blocking=False):
+            return
+
+        def fill() -> None:
+            try:
+                self.bootstrap()
+            except (SchedulerError, SQLAlchemyError, RedisError) as error:
+                log.warning("bootstrap_failed", error=str(error))
+            finally:
+                self._bootstrapping.release()
+
+        threading.Thread(target=fill, name="bootstrap", daemon=True).start()
+
+    def _check_feed(self) -> None:
+        check = check_release_feed(self.engine, self.settings.accounting.release_feed)
+        metrics.publish_misconfigured.set(int(check.misconfigured))
+        (log.warning if check.misconfigured else log.info)("release_feed", message=check.message)
 
     def close(self) -> None:
         """Give everything back. Claims not ended expire by themselves."""
@@ -127,7 +206,7 @@ _pid = 0
 
 def runtime() -> Runtime:
     """The runtime of this process, made on first use and again after a fork."""
-    global _runtime, _pid  # noqa: PLW0603 - one per process, by design
+    global _runtime, _pid
     with _lock:
         if _runtime is None or _pid != os.getpid():
             from opencue_sched.celery import app
@@ -138,5 +217,25 @@ def runtime() -> Runtime:
 
 def forget_runtime() -> None:
     """Drop the parent's runtime after a fork, without closing what the parent still uses."""
-    global _runtime  # noqa: PLW0603
+    global _runtime
     _runtime = None
+
+
+def start_worker(app: Celery, *, hostname: str) -> None:
+    """What a worker does before it takes messages. Raises SchedulerError."""
+    mine = runtime()
+    served = metrics.serve_metrics(mine.settings.queue.metrics_host, mine.settings.queue.metrics_port)
+    mine.prepare()
+    log.info(
+        "worker_started",
+        worker=hostname,
+        instance=mine.settings.instance,
+        metrics_port=None if served is None else served[1],
+        tasks=len([name for name in app.tasks if name.startswith("opencue_sched.")]),
+    )
+
+
+def stop_worker() -> None:
+    """Give back what the worker holds."""
+    if _runtime is not None and _pid == os.getpid():
+        _runtime.close()

@@ -1,0 +1,1 @@
+"""Repeatable measurements on the production path: ``python -m benchmarks --help``."""

@@ -1,0 +1,69 @@
+"""``python -m benchmarks``: one command, one table, JSON on request."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+console = Console(stderr=True)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def cli() -> None:
+    """Benchmarks on the production path.
+
+    Example: python -m benchmarks stress --workers 2 --json stress.json
+    """
+
+
+def show(rows: Sequence[dict[str, Any]], title: str) -> None:
+    """One table, figures downwards, one column a row."""
+    table = Table(title=title)
+    table.add_column("")
+    for row in rows:
+        table.add_column(" ".join(str(row[key]) for key in ("phase", "workers") if key in row), justify="right")
+    for key in rows[0]:
+        if key not in ("phase", "workers"):
+            table.add_row(key.replace("_", " "), *(str(row[key]) for row in rows))
+    Console().print(table)
+
+
+def write_json(path: Path | None, value: Any) -> None:
+    """Write the same figures as JSON."""
+    if path is not None:
+        path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        console.print(f"written to {path}")
+
+
+@cli.command()
+@click.option("--workers", default=1, show_default=True, help="Celery workers.")
+@click.option("--scale", default=1.0, show_default=True, help="Size of both farms; 1 is OpenCue's own stress suite.")
+@click.option("--database-url", help="Use this database (empty, ours, or Cuebot's) instead of one from a wheel.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
+def stress(workers: int, scale: float, database_url: str | None, json_path: Path | None) -> None:
+    """Drain 6,000 frames onto 1,200 hosts, then saturate tight bursts; audit after each.
+
+    Exit status 1 if a phase falls short or the audit fails.
+
+    Example: python -m benchmarks stress --workers 2
+    """
+    from benchmarks.stress import ENVIRONMENT, run_stress
+    from benchmarks.workbench import workbench
+
+    with workbench(ENVIRONMENT, database_url=database_url) as bench:
+        results = [result.as_dict() for result in run_stress(bench, workers=workers, scale=scale, console=console)]
+    show(results, "stress")
+    write_json(json_path, results)
+    if not all(result["passed"] for result in results):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    cli()

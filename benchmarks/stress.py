@@ -1,0 +1,218 @@
+"""The stress benchmark: drain a big farm, then saturate a small one, through real Celery workers in dry run.
+
+Throughput is counted by commit time (PostgreSQL's commit timestamps where the server keeps them, otherwise samples of
+the proc count every 50 ms), never by ts_booked: a batch shares one ts_booked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from rich.console import Console
+from sqlalchemy import Engine, text
+
+from benchmarks.workbench import Workbench
+from opencue_sched.embedded.stress_farms import StressFarm, drain_farm, saturation_farm
+from opencue_sched.operate.audit import run_audit
+
+STALL_SECONDS = 10.0
+POLL_SECONDS = 0.05
+
+ENVIRONMENT = {
+    "OPENCUE_SCHED_RQD__DRY_RUN_MODE": "true",
+    "OPENCUE_SCHED_QUEUE__DISPATCH_FRAMES_PER_LAYER_LIMIT": "50",
+    "OPENCUE_SCHED_QUEUE__MAX_JOBS_PER_CLUSTER_PASS": "50",
+    "OPENCUE_SCHED_QUEUE__MEMORY_STRANDED_THRESHOLD": "100MB",
+    "OPENCUE_SCHED_QUEUE__CLUSTER_EMPTY_SLEEP": "2s",
+    "OPENCUE_SCHED_QUEUE__CLUSTER_SATURATED_SLEEP": "500ms",
+    "OPENCUE_SCHED_QUEUE__JOB_BACK_OFF_DURATION": "2s",
+    "OPENCUE_SCHED_QUEUE__HOST_CANDIDATE_ATTEMPTS_PER_LAYER": "5",
+    "OPENCUE_SCHED_QUEUE__ACTIVE_SCAN_INTERVAL": "1s",
+    "OPENCUE_SCHED_QUEUE__CLUSTER_RELOAD_INTERVAL": "1s",
+    "OPENCUE_SCHED_QUEUE__MANUAL_TAGS_CHUNK_SIZE": "2",
+    "OPENCUE_SCHED_HOST_CACHE__HOST_STALENESS_THRESHOLD": "1h",
+    "OPENCUE_SCHED_HOST_CACHE__UPDATE_STAT_ON_BOOK": "true",
+    "OPENCUE_SCHED_LOGGING__LEVEL": "info",
+}
+
+_PROCS = text("SELECT count(*) FROM proc WHERE pk_show = :show")
+_HAS_COMMIT_TIMES = text("SELECT current_setting('track_commit_timestamp', true) = 'on'")
+_COMMIT_SPAN = text(
+    "SELECT extract(epoch FROM max(at) - min(at)) AS span, count(DISTINCT at) AS commits "
+    "FROM (SELECT pg_xact_commit_timestamp(xmin) AS at FROM proc WHERE pk_show = :show) times"
+)
+_ACTIVATE = text("UPDATE show SET b_scheduler_managed = :on WHERE pk_show = :show")
+_PAUSE = text("UPDATE job SET b_paused = true WHERE pk_show = :show")
+# Frames still waiting though their job, some subscription they reach, and a host there all have room for them.
+_PLACEABLE = text(
+    """
+    WITH used AS (
+        SELECT h.pk_alloc, sum(p.int_cores_reserved) AS cores FROM proc p JOIN host h USING (pk_host)
+        WHERE p.pk_show = :show GROUP BY h.pk_alloc
+    ), jobs AS (
+        SELECT j.pk_job, r.int_max_cores - coalesce((SELECT sum(int_cores_reserved) FROM proc p
+               WHERE p.pk_job = j.pk_job), 0) AS room
+        FROM job j JOIN job_resource r USING (pk_job) WHERE j.pk_show = :show
+    )
+    SELECT count(*) FROM layer l
+    JOIN layer_stat s USING (pk_layer)
+    JOIN jobs j ON j.pk_job = l.pk_job AND j.room >= l.int_cores_min
+    WHERE s.int_waiting_count > 0 AND EXISTS (
+        SELECT 1 FROM host h
+        JOIN subscription sub ON sub.pk_alloc = h.pk_alloc AND sub.pk_show = :show
+        LEFT JOIN used u ON u.pk_alloc = h.pk_alloc
+        WHERE h.int_cores_idle >= l.int_cores_min AND h.int_mem_idle >= l.int_mem_min
+          AND sub.int_burst - coalesce(u.cores, 0) >= l.int_cores_min
+          AND string_to_array(h.str_tags, ' ') && string_to_array(replace(l.str_tags, ' ', ''), '|')
+    )
+    """
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseResult:
+    """One phase's figures. Rates are per second of the span between the first and the last commit."""
+
+    phase: str
+    workers: int
+    frames: int
+    booked: int
+    seconds: float
+    frames_per_second: float
+    commits: int
+    timing: str
+    hosts_attempted: int
+    wasted_attempts: int
+    passes: int
+    lua_calls_per_frame: float
+    redis_commands_per_frame: float
+    sql_statements_per_frame: float
+    rows_written_per_frame: float
+    deadlocks: int
+    cores_booked: int
+    burst_cores: int
+    layers_placeable_but_waiting: int
+    audit_failed: bool
+    passed: bool
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def run_stress(bench: Workbench, *, workers: int, scale: float, console: Console) -> list[PhaseResult]:
+    """Seed both farms, start the fleet, and let it work on one after the other."""
+    with bench.engine.begin() as connection:
+        drain = drain_farm(connection, scale)
+        saturation = saturation_farm(connection, scale)
+        for farm in (drain, saturation):
+            connection.execute(_ACTIVATE, {"show": farm.show.id, "on": False})
+    with bench.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("VACUUM ANALYZE"))
+    console.print(
+        f"farms: {drain.frames} frames on {len(drain.hosts)} hosts, "
+        f"{saturation.frames} frames on {len(saturation.hosts)} hosts"
+    )
+    bench.workers(workers)
+    bench.fleet.beat()
+    results = []
+    for name, farm, target in (("drain", drain, _drained), ("saturation", saturation, _saturated)):
+        results.append(_phase(bench, name, farm, workers, target, console))
+        with bench.engine.begin() as connection:
+            connection.execute(_PAUSE, {"show": farm.show.id})
+    return results
+
+
+def _drained(result: PhaseResult) -> bool:
+    return result.booked >= 0.99 * result.frames
+
+
+def _saturated(result: PhaseResult) -> bool:
+    return result.layers_placeable_but_waiting == 0 and result.cores_booked <= result.burst_cores
+
+
+def _phase(
+    bench: Workbench,
+    name: str,
+    farm: StressFarm,
+    workers: int,
+    target: Callable[[PhaseResult], bool],
+    console: Console,
+) -> PhaseResult:
+    before = bench.counters()
+    with bench.engine.begin() as connection:
+        connection.execute(_ACTIVATE, {"show": farm.show.id, "on": True})
+    span, timing = _watch(bench.engine, farm, console)
+    after = bench.counters()
+    spent: Counter[str] = Counter({key: after[key] - before[key] for key in after})
+    exact = _exact_span(bench.engine, farm)
+    commits = 0
+    if exact is not None:
+        (span, commits), timing = exact, "commit timestamps"
+    with bench.engine.connect() as connection:
+        booked = int(connection.execute(_PROCS, {"show": farm.show.id}).scalar() or 0)
+        placeable = int(connection.execute(_PLACEABLE, {"show": farm.show.id}).scalar() or 0)
+        cores = connection.execute(
+            text("SELECT coalesce(sum(int_cores_reserved), 0) / 100 FROM proc WHERE pk_show = :show"),
+            {"show": farm.show.id},
+        ).scalar()
+    audit = run_audit(bench.engine, bench.client, bench.settings)
+    console.print("\n".join(line for line in audit.lines() if "not shown" not in line))
+    per_frame = max(1, booked)
+    result = PhaseResult(
+        phase=name,
+        workers=workers,
+        frames=farm.frames,
+        booked=booked,
+        seconds=round(span, 3),
+        frames_per_second=round(booked / span, 1) if span > 0 else 0.0,
+        commits=commits,
+        timing=timing,
+        hosts_attempted=int(spent["scheduler_hosts_attempted_total"]),
+        wasted_attempts=int(spent["scheduler_wasted_attempts_total"]),
+        passes=int(spent["scheduler_pass_terminated_reason_total"]),
+        lua_calls_per_frame=round(spent["redis_lua_calls"] / per_frame, 2),
+        redis_commands_per_frame=round(spent["redis_commands"] / per_frame, 2),
+        sql_statements_per_frame=round(spent["scheduler_sql_statements_total"] / per_frame, 3),
+        rows_written_per_frame=round(
+            (spent["pg_tup_inserted"] + spent["pg_tup_updated"] + spent["pg_tup_deleted"]) / per_frame, 2
+        ),
+        deadlocks=int(spent["pg_deadlocks"]),
+        cores_booked=int(cores or 0),
+        burst_cores=int(farm.burst_cores),
+        layers_placeable_but_waiting=placeable,
+        audit_failed=audit.failed,
+        passed=False,
+    )
+    return PhaseResult(**{**result.as_dict(), "passed": target(result) and not audit.failed})  # type: ignore[arg-type]
+
+
+def _watch(engine: Engine, farm: StressFarm, console: Console) -> tuple[float, str]:
+    """Follow the proc count until it stalls or everything is booked; the sampled span in seconds."""
+    samples: list[tuple[float, int]] = []
+    shown = 0.0
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        while True:
+            booked = int(connection.execute(_PROCS, {"show": farm.show.id}).scalar() or 0)
+            now = time.monotonic()
+            if not samples or booked != samples[-1][1]:
+                samples.append((now, booked))
+            if now - shown >= 1.0:
+                console.print(f"  {booked} of {farm.frames} booked")
+                shown = now
+            if booked >= farm.frames or now - samples[-1][0] > STALL_SECONDS:
+                break
+            time.sleep(POLL_SECONDS)
+    growing = [at for at, count in samples if count > 0]
+    return (growing[-1] - samples[0][0] if growing else 0.0), "samples every 50 ms"
+
+
+def _exact_span(engine: Engine, farm: StressFarm) -> tuple[float, int] | None:
+    """Seconds between the first and the last commit, and the number of commits; None when the server keeps no times."""
+    with engine.connect() as connection:
+        if not connection.execute(_HAS_COMMIT_TIMES).scalar():
+            return None
+        row = connection.execute(_COMMIT_SPAN, {"show": farm.show.id}).one()
+    return (float(row.span), int(row.commits)) if row.span else None
