@@ -1,0 +1,302 @@
+"""Boot and status reports: the host's row first, then the processes the report names and those it does not."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+from opencue_proto import report_pb2
+from sqlalchemy import Connection, Engine
+
+from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.domain.states import ExitStatus, HardwareState, TagType
+from opencue_sched.release.hosts import ReportedHost, next_hardware_state, next_lock_state, read_host
+from opencue_sched.release.losing import Releasing
+from opencue_sched.release.model import (
+    EventCounts,
+    FrameKiller,
+    HostPublisher,
+    KillFate,
+    LedgerRelease,
+    LostRun,
+    ReleasePolicy,
+    RunVerdict,
+)
+from opencue_sched.release.verify import SETTLED_SECONDS, Absences, KillThrottle, Standing, overdue, usage, verify
+from opencue_sched.settings import Release
+from opencue_sched.store import reported_runs, reports
+from opencue_sched.store.reported_runs import ReportedRun, UnreportedProc
+from opencue_sched.store.reports import HostRow
+
+_log = structlog.get_logger(__name__)
+
+RECONCILE_SECONDS = 600.0
+"""How often a host's idle resources are compared with its procs."""
+
+OLDEST_FOR_VERIFICATION_SECONDS = SETTLED_SECONDS - 1.0
+"""A status report that waited longer than this only brings numbers; nothing is killed or missed because of it."""
+
+
+_RELEASED = (RunVerdict.APPLIED, RunVerdict.RELEASED)
+
+
+@dataclass(frozen=True, slots=True)
+class HostReportResult:
+    """What one report led to. ``changed``: booking sees the host differently now."""
+
+    host_id: str
+    created: bool = False
+    changed: bool = False
+    running: int = 0
+    killed: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The running frames of one report, after verification."""
+
+    owned: list[tuple[report_pb2.RunningFrameInfo, ReportedRun]] = field(default_factory=list)
+    kills: list[tuple[str, str]] = field(default_factory=list)
+
+
+class HostReports:
+    """Handles the reports of every host. Thread-safe as long as one host's reports come one at a time."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Release,
+        *,
+        killer: FrameKiller,
+        ledger: LedgerRelease | None = None,
+        changes: HostPublisher | None = None,
+        counts: EventCounts | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._killer = killer
+        self._changes = changes
+        self._counts = counts or EventCounts()
+        policy = ReleasePolicy(settings.satisfy_only_on_frame_success)
+        self._releasing = Releasing(engine, policy, ledger, changes, self._counts, clock)
+        self._clock = clock
+        self._throttle = KillThrottle(clock)
+        self._absences = Absences()
+        self._reconcile_at: dict[str, float] = {}
+
+    def boot(self, report: report_pb2.BootReport) -> HostReportResult:
+        """A host's RQD has started. Raises InvalidInput when the host is nonsense."""
+        return self._host(read_host(report.host), boot=True)
+
+    def status(self, report: report_pb2.HostReport, *, age: float = 0.0) -> HostReportResult:
+        """A host's regular report, which waited ``age`` seconds to be handled. Raises InvalidInput as `boot`."""
+        host = read_host(report.host)
+        result = self._host(host, boot=False)
+        seen = self._verify(report, result.host_id)
+        self._write_usage(seen, result.host_id, host)
+        killed: list[str] = []
+        lost: tuple[str, ...] = ()
+        if age <= OLDEST_FOR_VERIFICATION_SECONDS:
+            killed = [frame for frame, reason in seen.kills if self._kill(host.name, frame, reason)]
+            lost = self._end_lost(report, result.host_id, host.name)
+        reconciled = self._reconcile(result.host_id, host.name)
+        changed = result.changed or reconciled
+        return HostReportResult(result.host_id, result.created, changed, len(seen.owned), tuple(killed), lost)
+
+    def _host(self, host: ReportedHost, *, boot: bool) -> HostReportResult:
+        with self._engine.begin() as connection:
+            row = reports.find_host(connection, host.full_name, host.name)
+            created = row is None
+            if row is None:
+                row = self._create(connection, host)
+            changed = self._refresh(connection, row, host, boot=boot) or created
+        if host.refused_tags:
+            _log.warning("host_tags_refused", host=host.name, tags=host.refused_tags)
+        if created:
+            _log.info("host_created", host=host.name, cores=host.size.centicores / 100, alloc_tag=row.alloc_tag)
+        if changed:
+            self._publish(row.id)
+        return HostReportResult(row.id, created, changed)
+
+    def _create(self, connection: Connection, host: ReportedHost) -> HostRow:
+        """A new host in the allocation its tags name, or in the default one."""
+        facility = host.facility or self._settings.facility
+        alloc = reports.find_alloc(connection, facility, host.tags, self._settings.default_alloc_tag)
+        if alloc is None:
+            raise InvalidInput(
+                f"host {host.full_name}: no allocation for facility {facility!r} and tags {list(host.tags)},"
+                f" no allocation tagged {self._settings.default_alloc_tag!r} there and no default allocation"
+            )
+        alloc_id, alloc_tag, _ = alloc
+        host_id = reports.insert_host(
+            connection,
+            alloc_id=alloc_id,
+            name=host.name,
+            fqdn=host.full_name,
+            thread_mode=host.thread_mode,
+            size=host.size,
+            state=HardwareState.UP,
+        )
+        if host_id is None:
+            row = reports.find_host(connection, host.full_name, host.name)
+            if row is not None:
+                return row
+            taken_by = reports.name_taken_by(connection, host.name)
+            raise InvalidInput(f"host {host.full_name}: the name {host.name!r} is taken by {taken_by}")
+        reports.replace_tags(connection, host_id, TagType.ALLOC, [alloc_tag])
+        reports.replace_tags(connection, host_id, TagType.HOSTNAME, [host.name])
+        self._tag(connection, host_id, alloc_tag, host)
+        row = reports.find_host(connection, host.full_name, host.name)
+        if row is None:
+            raise InvalidInput(f"host {host.full_name}: it was removed while it was created")
+        return row
+
+    def _refresh(self, connection: Connection, row: HostRow, host: ReportedHost, *, boot: bool) -> bool:
+        """Bring an existing host up to date: first what is in its own row, which booking locks, then its statistics."""
+        changed = False
+        lock = next_lock_state(row.lock_state, nimby_locked=host.nimby_locked)
+        if lock is not row.lock_state:
+            changed |= reports.set_lock_state(connection, row.id, row.lock_state, lock, "NIMBY")
+        if boot:
+            changed |= reports.resize_host(connection, row.id, host.size)
+            changed |= self._tag(connection, row.id, row.alloc_tag, host)
+        state = next_hardware_state(row.state, host.state, boot=boot, temp_full=host.temp_full, marked=row.marked)
+        if state is not row.state:
+            changed |= self._change_state(connection, row, host, state)
+        reports.update_status(connection, row.id, host.status)
+        return changed
+
+    def _change_state(self, connection: Connection, row: HostRow, host: ReportedHost, state: HardwareState) -> bool:
+        if not reports.set_hardware_state(connection, row.id, row.state, state):
+            return False
+        if state is HardwareState.REPAIR and host.temp_full:
+            free_mb, total_mb = host.status.temp_free // 1024, host.status.temp_total // 1024
+            reports.mark_full_temp(
+                connection, row.id, f"REPAIR: {free_mb} MB of the {total_mb} MB temporary directory are free"
+            )
+        elif row.marked:
+            reports.unmark_full_temp(connection, row.id)
+        _log.info("host_state_changed", host=row.name, old=row.state.value, new=state.value)
+        return True
+
+    def _tag(self, connection: Connection, host_id: str, alloc_tag: str, host: ReportedHost) -> bool:
+        """The report's tags are HARDWARE tags, but for those the host has as another kind anyway."""
+        own = [tag for tag in host.tags if tag not in (alloc_tag, host.name)]
+        return reports.replace_tags(connection, host_id, TagType.HARDWARE, own)
+
+    def _verify(self, report: report_pb2.HostReport, host_id: str) -> _Seen:
+        """Sort the reported processes into owned ones and those to be killed."""
+        seen = _Seen()
+        if not report.frames:
+            return seen
+        named = [(frame.resource_id, frame.frame_id) for frame in report.frames]
+        with self._engine.connect() as connection:
+            rows = reported_runs.read_reported(connection, named)
+        now = self._clock()
+        for frame, row in zip(report.frames, rows, strict=True):
+            verified = verify(row, frame.resource_id, frame.frame_id, host_id)
+            if verified.standing is Standing.OWNED:
+                seen.owned.append((frame, row))
+                late = overdue(row, frame, now=now)
+                if late:
+                    seen.kills.append((frame.frame_id, late))
+            elif verified.standing is Standing.KILL:
+                self._counts.add("unowned_process")
+                seen.kills.append((frame.frame_id, verified.reason))
+        return seen
+
+    def _write_usage(self, seen: _Seen, host_id: str, host: ReportedHost) -> None:
+        if not seen.owned:
+            return
+        with self._engine.begin() as connection:
+            reported_runs.update_runs(connection, [usage(row, frame) for frame, row in seen.owned])
+        growing = {
+            frame.resource_id: frame.rss
+            for frame, row in seen.owned
+            if frame.rss > row.proc_memory_kb and not row.proc_local
+        }
+        if not growing or host.size.nimby:
+            return
+        with self._engine.begin() as connection:
+            grown = reported_runs.grow_reservations(connection, host_id, growing)
+        if grown:
+            self._counts.add("reservation_grown", len(grown))
+            self._publish(host_id)
+        if len(grown) < len(growing):
+            short = {proc: kb for proc, kb in growing.items() if proc not in grown}
+            _log.info("memory_over_reservation", host=host.name, procs=short)
+
+    def _kill(self, host_name: str, frame_id: str, reason: str) -> bool:
+        if not self._throttle.allows(host_name, frame_id):
+            self._counts.add("kill_throttled")
+            return False
+        _log.warning("process_killed", host=host_name, frame=frame_id, reason=reason)
+        self._counts.add("process_killed")
+        return self._killer.ask(host_name, frame_id, reason)
+
+    def _end_lost(self, report: report_pb2.HostReport, host_id: str, host_name: str) -> tuple[str, ...]:
+        """End the runs this host has not named in two reports, once RQD confirms that they do not run.
+
+        While RQD has booked more cores than its frames have, it is still setting one up, and nothing is missing.
+        """
+        listed = sum(frame.num_cores for frame in report.frames)
+        if report.core_info.booked_cores > listed:
+            return ()
+        with self._engine.connect() as connection:
+            unreported = reported_runs.unreported_procs(
+                connection,
+                host_id,
+                [frame.resource_id for frame in report.frames],
+                grace=self._settings.lost_completion_grace,
+                unseen=SETTLED_SECONDS,
+            )
+        missing = set(self._absences.missing(host_id, [proc.proc_id for proc in unreported]))
+        requests = [
+            LostRun(
+                proc.proc_id,
+                proc.frame_id,
+                exit_status=ExitStatus.FRAME_ORPHAN,
+                pinged_at=proc.pinged_at,
+                reason="its host no longer reports it",
+            )
+            for proc in unreported
+            if proc.proc_id in missing and self._confirm_gone(proc, host_name)
+        ]
+        ended = [run for run in self._releasing.end_lost(requests) if run.verdict in _RELEASED]
+        self._counts.add("lost_completion", sum(run.verdict is RunVerdict.APPLIED for run in ended))
+        return tuple(run.proc_id for run in ended)
+
+    def _confirm_gone(self, proc: UnreportedProc, host_name: str) -> bool:
+        if proc.frame_id is None:
+            return True
+        fate = self._killer.stop(host_name, proc.frame_id, proc.proc_id, "no report names it any more")
+        return fate is KillFate.NOT_RUNNING
+
+    def _reconcile(self, host_id: str, host_name: str) -> bool:
+        """Every ten minutes, spread over the hosts: idle resources are total minus procs."""
+        now = self._clock()
+        due = self._reconcile_at.setdefault(host_id, now + random.uniform(0, RECONCILE_SECONDS))
+        if now < due:
+            return False
+        self._reconcile_at[host_id] = now + RECONCILE_SECONDS
+        with self._engine.begin() as connection:
+            wrong = reports.reconcile_host(connection, host_id)
+        if wrong:
+            self._counts.add("host_reconciled")
+            _log.warning("host_idle_reconciled", host=host_name)
+            self._publish(host_id)
+        return wrong
+
+    def _publish(self, host_id: str) -> None:
+        if self._changes is None:
+            return
+        try:
+            self._changes.publish([host_id])
+        except Exception as error:
+            self._counts.add("host_changes_failed")
+            _log.warning("announce_failed", step="host_changes", error=str(error))

@@ -1,0 +1,140 @@
+"""Runs that nobody may ever report the end of: on silent hosts, of finished jobs, or without a proc."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from sqlalchemy import Connection, text
+
+_HEARING = text(
+    """
+    SELECT count(*) AS up,
+           count(*) FILTER (WHERE ts_ping < current_timestamp - CAST(:after AS float8) * interval '1 second') AS silent,
+           CAST(extract(epoch FROM current_timestamp - pg_postmaster_start_time()) AS float8) AS database_age
+      FROM host_stat WHERE str_state = 'UP'
+    """
+)
+_MARK_DOWN = text(
+    """
+    WITH silent AS (
+        SELECT pk_host FROM host_stat
+         WHERE str_state = 'UP' AND ts_ping < current_timestamp - CAST(:after AS float8) * interval '1 second'
+         ORDER BY pk_host FOR NO KEY UPDATE SKIP LOCKED)
+    UPDATE host_stat SET str_state = 'DOWN' FROM silent WHERE host_stat.pk_host = silent.pk_host
+    RETURNING host_stat.pk_host
+    """
+)
+# In random order, so that runs which cannot be ended now never keep the others out of a bounded batch.
+_LOST_PROCS = text(
+    """
+    SELECT proc.pk_proc, proc.pk_frame, proc.ts_ping, host.str_name, host_stat.str_state,
+           CAST(extract(epoch FROM current_timestamp - proc.ts_ping) AS float8) AS silent_for,
+           host_stat.ts_booted > proc.ts_dispatched + interval '300 seconds' AS rebooted,
+           CASE WHEN host_stat.str_state = 'DOWN' THEN 'host_down'
+                WHEN job.str_state = 'FINISHED' THEN 'job_finished'
+                WHEN proc.pk_frame IS NULL THEN 'no_frame' ELSE 'silent' END AS why
+      FROM proc
+      JOIN host ON host.pk_host = proc.pk_host
+      JOIN host_stat ON host_stat.pk_host = proc.pk_host
+      LEFT JOIN job ON job.pk_job = proc.pk_job
+     WHERE NOT proc.b_local
+       AND (host_stat.str_state = 'DOWN' OR job.str_state = 'FINISHED'
+            OR proc.ts_ping < current_timestamp - CAST(:silent AS float8) * interval '1 second'
+            OR (proc.pk_frame IS NULL
+                AND proc.ts_ping < current_timestamp - CAST(:frameless AS float8) * interval '1 second'))
+     ORDER BY random() LIMIT :limit
+    """
+)
+_ORPHAN_FRAMES = text(
+    """
+    SELECT frame.pk_frame, frame.str_host, host_stat.str_state,
+           CAST(extract(epoch FROM current_timestamp - frame.ts_updated) AS float8) AS silent_for
+      FROM frame
+      LEFT JOIN host ON host.str_name = frame.str_host
+      LEFT JOIN host_stat ON host_stat.pk_host = host.pk_host
+     WHERE frame.str_state = 'RUNNING'
+       AND frame.ts_updated < current_timestamp - CAST(:silent AS float8) * interval '1 second'
+       AND NOT EXISTS (SELECT FROM proc WHERE proc.pk_frame = frame.pk_frame)
+     ORDER BY random() LIMIT :limit
+    """
+)
+
+
+class Why(StrEnum):
+    """Why a proc has to go."""
+
+    HOST_DOWN = "host_down"
+    JOB_FINISHED = "job_finished"
+    NO_FRAME = "no_frame"
+    SILENT = "silent"
+
+
+@dataclass(frozen=True, slots=True)
+class Hearing:
+    """How many hosts are UP, how many of them have been silent, and how long PostgreSQL has run (seconds)."""
+
+    up: int
+    silent: int
+    database_age: float
+
+
+@dataclass(frozen=True, slots=True)
+class LostProc:
+    """A proc that is to be ended. ``silent_for`` is the seconds since a report last named it; ``rebooted``: its host
+    booted more than 300 s after it was dispatched, so its process cannot live."""
+
+    proc_id: str
+    frame_id: str | None
+    host_name: str
+    host_state: str
+    pinged_at: datetime
+    silent_for: float
+    rebooted: bool
+    why: Why
+
+
+@dataclass(frozen=True, slots=True)
+class OrphanFrame:
+    """A RUNNING frame no proc has. ``host_name`` is where it started; ``host_state`` None: no such host any more."""
+
+    frame_id: str
+    host_name: str | None
+    host_state: str | None
+    silent_for: float
+
+
+def hearing(connection: Connection, *, silent_after: float) -> Hearing:
+    """Whether it is the hosts that are silent, or we who are deaf."""
+    row = connection.execute(_HEARING, {"after": silent_after}).one()
+    return Hearing(row.up, row.silent, row.database_age)
+
+
+def mark_hosts_down(connection: Connection, *, silent_after: float) -> list[str]:
+    """UP hosts silent for that many seconds become DOWN; returns their ids."""
+    return [row.pk_host for row in connection.execute(_MARK_DOWN, {"after": silent_after})]
+
+
+def lost_procs(connection: Connection, *, silent_after: float, frameless_after: float, limit: int) -> list[LostProc]:
+    """Procs on DOWN hosts, of finished jobs, silent, or without a frame; at most ``limit`` of them, at random."""
+    rows = connection.execute(_LOST_PROCS, {"silent": silent_after, "frameless": frameless_after, "limit": limit})
+    return [
+        LostProc(
+            row.pk_proc,
+            row.pk_frame,
+            row.str_name,
+            row.str_state,
+            row.ts_ping,
+            row.silent_for,
+            row.rebooted,
+            Why(row.why),
+        )
+        for row in rows
+    ]
+
+
+def orphan_frames(connection: Connection, *, silent_after: float, limit: int) -> list[OrphanFrame]:
+    """Frames that have been RUNNING without a proc for that many seconds; at most ``limit`` of them, at random."""
+    rows = connection.execute(_ORPHAN_FRAMES, {"silent": silent_after, "limit": limit})
+    return [OrphanFrame(row.pk_frame, row.str_host, row.str_state, row.silent_for) for row in rows]

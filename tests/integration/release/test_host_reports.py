@@ -1,0 +1,341 @@
+"""Boot and status reports on a real database."""
+
+from __future__ import annotations
+
+import pytest
+from opencue_proto import host_pb2, report_pb2
+from sqlalchemy import Engine
+
+from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.release.model import EventCounts, KillFate
+from opencue_sched.release.reports import RECONCILE_SECONDS, HostReports
+from opencue_sched.settings import Release
+from tests.farm import LayerSpec
+from tests.integration.release.runs import (
+    FarmView,
+    RecordedChanges,
+    RecordedLedger,
+    Running,
+    ScriptedKiller,
+    start,
+)
+from tests.unit.release.test_hosts import GB, render_host
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 2_000_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Desk:
+    """A HostReports with everything around it recorded."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.killer = ScriptedKiller()
+        self.ledger = RecordedLedger()
+        self.changes = RecordedChanges()
+        self.counts = EventCounts()
+        self.clock = Clock()
+        self.reports = HostReports(
+            engine,
+            Release(lost_completion_grace=30),
+            killer=self.killer,
+            ledger=self.ledger,
+            changes=self.changes,
+            counts=self.counts,
+            clock=self.clock,
+        )
+
+    def boot(self, **host: object) -> str:
+        return self.reports.boot(report_pb2.BootReport(host=render_host(**host))).host_id
+
+
+@pytest.fixture
+def desk(engine: Engine) -> Desk:
+    return Desk(engine)
+
+
+@pytest.fixture
+def allocs(view: FarmView) -> None:
+    with view.farm() as farm:
+        for tag in ("general", "gpu"):
+            farm.alloc(tag)
+        farm.alloc("general", facility="cloud")
+
+
+def tags(view: FarmView, host_id: str) -> set[tuple[str, str]]:
+    rows = view.rows("SELECT str_tag, str_tag_type FROM host_tag WHERE pk_host = :host", host=host_id)
+    return {(row.str_tag, row.str_tag_type) for row in rows}
+
+
+def read(view: FarmView, host_id: str) -> object:
+    return view.one("SELECT * FROM host JOIN host_stat USING (pk_host) WHERE pk_host = :host", host=host_id)
+
+
+def running_report(run: Running, *, index: int = 0, **frame: object) -> report_pb2.HostReport:
+    """A status report of the host that names one running frame."""
+    values = {"resource_id": run.procs[index], "frame_id": run.frames[index], "num_cores": 200, **frame}
+    return report_pb2.HostReport(
+        host=render_host(name=run.host.name, total_mem=64 * GB, free_mem=32 * GB),
+        frames=[report_pb2.RunningFrameInfo(**values)],  # type: ignore[arg-type]
+    )
+
+
+def empty_report(run: Running) -> report_pb2.HostReport:
+    return report_pb2.HostReport(host=render_host(name=run.host.name, total_mem=64 * GB, free_mem=32 * GB))
+
+
+def age_procs(view: FarmView, seconds: int = 60) -> None:
+    view.run_sql(
+        "UPDATE proc SET ts_dispatched = now() - :s * interval '1 second', ts_ping = now() - :s * interval '1 second'",
+        s=seconds,
+    )
+
+
+@pytest.mark.usefixtures("allocs")
+def test_an_unknown_host_is_created_in_the_allocation_its_tags_name(view: FarmView, desk: Desk) -> None:
+    host_id = desk.boot(facility="local", tags=["rqdv-1.37", "gpu", "gpu box"], num_gpus=2, total_gpu_mem=GB)
+    host = read(view, host_id)
+    assert (host.str_name, host.str_fqdn) == ("node1", "node1.studio.example")
+    assert (host.int_cores, host.int_cores_idle) == (800, 800)
+    assert host.int_mem == host.int_mem_idle == 16 * GB - 524_288
+    assert (host.int_gpus, host.int_gpus_idle, host.int_gpu_mem_idle) == (2, 2, GB)
+    assert (host.str_lock_state, host.str_state, host.int_thread_mode) == ("OPEN", "UP", 0)
+    assert host.int_mem_free == 12 * GB
+    expected = {("gpu", "ALLOC"), ("node1", "HOSTNAME"), ("rqdv-1.37", "HARDWARE"), ("gpu box", "HARDWARE")}
+    assert tags(view, host_id) == expected
+    assert view.one("SELECT str_tag, b_constant FROM host_tag WHERE str_tag_type = 'ALLOC'").b_constant
+    assert desk.changes.published == [host_id]
+
+
+@pytest.mark.usefixtures("allocs")
+def test_a_host_whose_tags_name_no_allocation_gets_the_default_one(view: FarmView, desk: Desk) -> None:
+    by_facility = desk.boot(name="a", facility="cloud", tags=["gpu"])
+    by_setting = desk.boot(name="b", facility="", tags=[])
+    for host_id, alloc in ((by_facility, "cloud.general"), (by_setting, "local.general")):
+        row = view.one("SELECT alloc.str_name FROM host JOIN alloc USING (pk_alloc) WHERE pk_host = :h", h=host_id)
+        assert row.str_name == alloc
+
+
+def test_a_host_without_any_allocation_is_refused_with_what_was_looked_for(view: FarmView, desk: Desk) -> None:
+    view.run_sql("UPDATE alloc SET b_default = false")
+    with pytest.raises(InvalidInput, match="no allocation for facility 'mars'"):
+        desk.boot(facility="mars")
+
+
+@pytest.mark.usefixtures("allocs")
+@pytest.mark.parametrize("fields", [{"num_procs": 0}, {"total_mem": -1}, {"name": "n" * 46}])
+def test_nonsense_creates_nothing(view: FarmView, desk: Desk, fields: dict[str, object]) -> None:
+    with pytest.raises(InvalidInput):
+        desk.boot(**fields)
+    assert view.rows("SELECT * FROM host") == []
+
+
+@pytest.mark.usefixtures("allocs")
+def test_two_hosts_with_one_short_name_are_told_apart(view: FarmView, desk: Desk) -> None:
+    desk.boot(name="node1.first.example")
+    with pytest.raises(InvalidInput, match=r"taken by node1\.first\.example"):
+        desk.boot(name="node1.second.example")
+    assert len(view.rows("SELECT * FROM host")) == 1
+
+
+@pytest.mark.usefixtures("allocs")
+def test_many_long_tags_do_not_stop_a_host(view: FarmView, desk: Desk) -> None:
+    # given more tag text than host.str_tags holds
+    host_id = desk.boot(tags=[f"{number:02d}-{'x' * 40}" for number in range(20)])
+    assert len(tags(view, host_id)) == 22
+    assert len(read(view, host_id).str_tags) == 128
+
+
+@pytest.mark.usefixtures("allocs")
+def test_a_boot_resizes_an_idle_host_and_replaces_its_hardware_tags(view: FarmView, desk: Desk) -> None:
+    host_id = desk.boot(tags=["old"])
+    with view.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO host_tag (pk_host_tag, pk_host, str_tag, str_tag_type) VALUES ('m', %s, 'mine', 'MANUAL')",
+            (host_id,),
+        )
+    assert desk.boot(tags=["new"], cores_per_proc=1600, total_mem=32 * GB) == host_id
+    host = read(view, host_id)
+    assert (host.int_cores, host.int_cores_idle, host.int_mem_idle) == (1600, 1600, 32 * GB - 524_288)
+    assert tags(view, host_id) == {
+        ("general", "ALLOC"),
+        ("node1", "HOSTNAME"),
+        ("mine", "MANUAL"),
+        ("new", "HARDWARE"),
+    }
+
+
+def test_a_boot_does_not_resize_a_host_that_still_has_procs(view: FarmView, desk: Desk) -> None:
+    run = start(view)
+    desk.boot(name=run.host.name, cores_per_proc=3200, total_mem=128 * GB)
+    assert view.host(run.host).int_cores == 1600
+    view.assert_consistent()
+
+
+@pytest.mark.usefixtures("allocs")
+def test_states_nimby_and_the_temporary_directory(view: FarmView, desk: Desk) -> None:
+    host_id = desk.boot()
+
+    def status(**fields: object) -> object:
+        desk.reports.status(report_pb2.HostReport(host=render_host(**fields)))
+        return read(view, host_id)
+
+    # a user takes the workstation, and gives it back
+    assert status(nimby_locked=True).str_lock_state == "NIMBY_LOCKED"
+    assert status().str_lock_state == "OPEN"
+    # a full temporary directory, and room again
+    host = status(free_mcp=GB)
+    assert (host.str_state, host.b_comment) == ("REPAIR", True)
+    host = status()
+    assert (host.str_state, host.b_comment) == ("UP", False)
+    # REPAIR by a person stays
+    view.run_sql("UPDATE host_stat SET str_state = 'REPAIR'")
+    assert status().str_state == "REPAIR"
+    # DOWN is over with the first report
+    view.run_sql("UPDATE host_stat SET str_state = 'DOWN', ts_ping = now() - interval '1 hour'")
+    host = status(state=host_pb2.UP, free_mem=1000, load=250)
+    assert (host.str_state, host.int_mem_free, host.int_load) == ("UP", 1000, 250)
+
+
+def test_a_running_frame_pings_its_proc_and_shows_its_memory(view: FarmView, desk: Desk) -> None:
+    run = start(view, LayerSpec(frames=2, memory_gb=1))
+    age_procs(view, 100)
+    desk.reports.status(running_report(run, rss=800_000, max_rss=1_500_000, llu_time=1_900_000_000))
+    proc = view.one("SELECT *, now() - ts_ping < interval '30 seconds' AS fresh FROM proc")
+    assert (proc.int_mem_used, proc.int_mem_max_used, proc.fresh) == (800_000, 1_500_000, True)
+    frame = view.frame(run.frames[0])
+    assert (frame.int_mem_used, frame.int_mem_max_used) == (800_000, 1_500_000)
+    assert frame.ts_llu.timestamp() == 1_900_000_000
+    assert view.one("SELECT int_mem_min FROM layer").int_mem_min == 1_500_000
+    assert view.one("SELECT int_max_rss FROM layer_mem").int_max_rss == 1_500_000
+    assert view.one("SELECT int_max_rss FROM job_mem").int_max_rss == 1_500_000
+    assert desk.killer.asked == []
+
+
+def test_a_frame_that_needs_more_memory_gets_it_from_the_idle_of_its_host(view: FarmView, desk: Desk) -> None:
+    # given two frames of 2 GB on a host of 64
+    run = start(view, LayerSpec(frames=2), running=2, memory_gb=2)
+    report = running_report(run, rss=5 * GB)
+
+    # when one grows to 5 GB, then to more than there is
+    desk.reports.status(report)
+    assert view.one("SELECT int_mem_reserved FROM proc WHERE pk_proc = :p", p=run.procs[0]).int_mem_reserved == 5 * GB
+    view.assert_consistent()
+    desk.reports.status(running_report(run, rss=500 * GB))
+
+    # then the first is granted and the second is not
+    assert view.one("SELECT int_mem_reserved FROM proc WHERE pk_proc = :p", p=run.procs[0]).int_mem_reserved == 5 * GB
+    view.assert_consistent()
+
+
+def test_a_process_no_proc_owns_is_killed(view: FarmView, desk: Desk) -> None:
+    # given a frame whose proc was cleared a while ago although its process runs on
+    run = start(view)
+    view.run_sql("DELETE FROM proc")
+    view.run_sql("UPDATE host SET int_cores_idle = int_cores, int_mem_idle = int_mem")
+    view.run_sql("UPDATE frame SET str_state = 'WAITING' WHERE str_state = 'RUNNING'")
+
+    # when a report comes that may be older than the change, then a later one
+    desk.reports.status(running_report(run))
+    assert desk.killer.asked == []
+    view.run_sql("UPDATE frame SET ts_updated = now() - interval '5 seconds'")
+    result = desk.reports.status(running_report(run))
+
+    # then the second kills it
+    assert desk.killer.asked == [(run.host.name, run.frames[0])]
+    assert result.killed == (run.frames[0],)
+
+
+def test_a_process_of_a_frame_that_runs_elsewhere_is_killed_at_once(view: FarmView, desk: Desk) -> None:
+    run = start(view)
+    with view.farm() as farm:
+        other = farm.host(name="elsewhere")
+    view.run_sql("UPDATE proc SET pk_host = :other", other=other.id)
+    report = running_report(run, resource_id="another-proc")
+    assert desk.reports.status(report).killed == (run.frames[0],)
+
+
+def test_a_process_over_its_time_limit_is_killed(view: FarmView, desk: Desk) -> None:
+    run = start(view, LayerSpec(timeout=10))
+    report = running_report(run, start_time=int((desk.clock.now - 3600) * 1000))
+    assert desk.reports.status(report).killed == (run.frames[0],)
+
+
+def test_a_completion_that_never_came_is_found_by_two_reports(view: FarmView, desk: Desk) -> None:
+    # given a frame that started a minute ago, and an RQD that no longer runs it
+    run = start(view)
+    age_procs(view)
+
+    # when two reports do not name it
+    assert desk.reports.status(empty_report(run)).lost == ()
+    assert view.states(run.frames) == ["RUNNING"]
+    result = desk.reports.status(empty_report(run))
+
+    # then RQD was asked to make sure, the frame waits again and everything is given back
+    assert desk.killer.stopped == [(run.host.name, run.frames[0])]
+    assert result.lost == run.procs
+    frame = view.frame(run.frames[0])
+    assert (frame.str_state, frame.int_exit_status) == ("WAITING", 301)
+    assert view.procs() == []
+    assert desk.ledger.released == list(run.procs)
+    assert desk.counts["lost_completion"] == 1
+    view.assert_consistent()
+
+
+def test_nothing_is_lost_too_early(view: FarmView, desk: Desk) -> None:
+    run = start(view)
+    # within the grace after its start
+    for _ in range(3):
+        desk.reports.status(empty_report(run))
+    # named by every second report
+    age_procs(view)
+    desk.reports.status(empty_report(run))
+    desk.reports.status(running_report(run))
+    age_procs(view)
+    desk.reports.status(empty_report(run))
+    # while RQD is still setting a frame up
+    setting_up = empty_report(run)
+    setting_up.core_info.booked_cores = 200
+    for _ in range(3):
+        desk.reports.status(setting_up)
+    # by reports that waited too long
+    for _ in range(3):
+        desk.reports.status(empty_report(run), age=10.0)
+    assert view.states(run.frames) == ["RUNNING"]
+    assert desk.killer.stopped == []
+
+
+def test_a_lost_run_is_not_cleared_before_its_end_is_confirmed(view: FarmView, desk: Desk) -> None:
+    run = start(view)
+    age_procs(view)
+    desk.killer.fate = KillFate.UNCONFIRMED
+    for _ in range(3):
+        desk.reports.status(empty_report(run))
+    assert view.states(run.frames) == ["RUNNING"]
+    desk.killer.fate = KillFate.NOT_RUNNING
+    desk.reports.status(empty_report(run))
+    assert view.states(run.frames) == ["WAITING"]
+
+
+def test_a_checkpointing_frame_that_was_lost_waits_and_does_not_checkpoint(view: FarmView, desk: Desk) -> None:
+    run = start(view)
+    view.run_sql("UPDATE frame SET str_checkpoint_state = 'ENABLED'")
+    age_procs(view)
+    for _ in range(2):
+        desk.reports.status(empty_report(run))
+    assert view.states(run.frames) == ["WAITING"]
+
+
+def test_idle_resources_are_reconciled_every_ten_minutes(view: FarmView, desk: Desk) -> None:
+    run = start(view)
+    view.run_sql("UPDATE host SET int_mem_idle = 5, int_cores_idle = 7")
+    desk.reports.status(running_report(run))
+    assert view.host(run.host).int_mem_idle == 5
+    desk.clock.now += RECONCILE_SECONDS
+    assert desk.reports.status(running_report(run)).changed
+    view.assert_consistent()
+    assert desk.counts["host_reconciled"] == 1

@@ -1,0 +1,213 @@
+"""Runs nobody reports the end of: silent hosts, finished jobs, ownerless procs and frames."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import Engine
+
+from opencue_sched.release.model import KillFate
+from opencue_sched.release.reaper import Reaper
+from opencue_sched.settings import Release
+from tests.farm import LayerSpec
+from tests.integration.release.runs import (
+    FarmView,
+    RecordedChanges,
+    RecordedLedger,
+    Running,
+    ScriptedKiller,
+    start,
+)
+
+
+@pytest.fixture
+def reaper(engine: Engine, killer: ScriptedKiller, ledger: RecordedLedger, changes: RecordedChanges) -> Reaper:
+    """A reaper for which a host that has not reported for a second is silent (the test server is as young)."""
+    return Reaper(engine, Release(host_down_after=0.5), killer=killer, ledger=ledger, changes=changes)
+
+
+def silence(view: FarmView, run: Running, seconds: int) -> None:
+    for table in ("host_stat", "proc"):
+        view.run_sql(
+            f"UPDATE {table} SET ts_ping = now() - :s * interval '1 second' WHERE pk_host = :h",  # noqa: S608
+            s=seconds,
+            h=run.host.id,
+        )
+
+
+def test_a_silent_host_goes_down_and_its_frames_wait_again(
+    view: FarmView, reaper: Reaper, killer: ScriptedKiller, ledger: RecordedLedger
+) -> None:
+    # given a host that cannot be reached and has not reported for a while
+    run = start(view, LayerSpec(frames=3), running=2)
+    silence(view, run, 60)
+    killer.fate = KillFate.UNREACHABLE
+
+    # when the reaper passes
+    report = reaper.run_once()
+
+    # then the host is DOWN, a kill was tried once, and the frames wait with 399
+    assert report.hosts_down == (run.host.id,)
+    assert view.host(run.host).str_state == "DOWN"
+    assert len(killer.stopped) == 1
+    assert view.states(run.frames) == ["WAITING", "WAITING"]
+    assert {view.frame(frame).int_exit_status for frame in run.frames} == {399}
+    assert sorted(ledger.released) == sorted(run.procs)
+    assert (report.procs_released, report.frames_waiting, report.deferred) == (2, 2, 0)
+    view.assert_consistent()
+
+
+def test_when_most_hosts_are_silent_it_waits_longer(engine: Engine, view: FarmView, killer: ScriptedKiller) -> None:
+    # given a farm all of whose three hosts were last heard two seconds ago (our own report service was away)
+    run = start(view)
+    with view.farm() as farm:
+        for name in ("a", "b"):
+            farm.host(name=name)
+    reaper = Reaper(engine, Release(host_down_after=1), killer=killer)
+
+    # then one second of silence is not enough for any of them, but three are
+    view.run_sql("UPDATE host_stat SET ts_ping = now() - interval '2 seconds'")
+    assert reaper.run_once().hosts_down == ()
+    view.run_sql("UPDATE host_stat SET ts_ping = now() - interval '4 seconds'")
+    assert len(reaper.run_once().hosts_down) == 3
+    assert view.states(run.frames) == ["WAITING"]
+
+
+def test_one_silent_host_of_many_goes_down_at_once(engine: Engine, view: FarmView, killer: ScriptedKiller) -> None:
+    run = start(view)
+    with view.farm() as farm:
+        for name in ("a", "b"):
+            farm.host(name=name)
+    silence(view, run, 2)
+    assert Reaper(engine, Release(host_down_after=1), killer=killer).run_once().hosts_down == (run.host.id,)
+
+
+def test_nothing_goes_down_right_after_postgresql_was_away(
+    engine: Engine, view: FarmView, killer: ScriptedKiller
+) -> None:
+    # given a host silent for longer than this PostgreSQL server has run
+    run = start(view)
+    view.run_sql("UPDATE host_stat SET ts_ping = now() - interval '100 days'")
+    settings = Release(host_down_after=99 * 24 * 3600)
+    assert Reaper(engine, settings, killer=killer).run_once().hosts_down == ()
+    assert view.states(run.frames) == ["RUNNING"]
+
+
+def test_a_silent_proc_is_ended_only_once_its_process_is_confirmed_dead(
+    view: FarmView, reaper: Reaper, killer: ScriptedKiller
+) -> None:
+    # given a proc no report has named for six minutes, on a host that reports
+    run = start(view)
+    view.run_sql("UPDATE proc SET ts_ping = now() - interval '360 seconds'")
+
+    # when its RQD does not confirm, nothing changes
+    for fate in (KillFate.UNCONFIRMED, KillFate.UNREACHABLE):
+        killer.fate = fate
+        assert reaper.run_once().deferred == 1
+        assert view.states(run.frames) == ["RUNNING"]
+
+    # when it does, the frame waits again with 301
+    killer.fate = KillFate.NOT_RUNNING
+    assert reaper.run_once().frames_waiting == 1
+    assert view.frame(run.frames[0]).int_exit_status == 301
+    view.assert_consistent()
+
+
+def test_a_host_that_booted_since_cannot_run_the_frame(view: FarmView, reaper: Reaper, killer: ScriptedKiller) -> None:
+    run = start(view)
+    view.run_sql("UPDATE proc SET ts_ping = now() - interval '700 s', ts_dispatched = now() - interval '700 s'")
+    view.run_sql("UPDATE host_stat SET ts_booted = now() - interval '10 s', ts_ping = now() + interval '1 hour'")
+    killer.fate = KillFate.UNREACHABLE
+    assert reaper.run_once().frames_waiting == 1
+    assert view.states(run.frames) == ["WAITING"]
+
+
+def test_after_twenty_minutes_without_an_answer_a_person_must_decide(
+    view: FarmView, reaper: Reaper, killer: ScriptedKiller
+) -> None:
+    run = start(view)
+    view.run_sql("UPDATE proc SET ts_ping = now() - interval '1300 seconds'")
+    killer.fate = KillFate.UNCONFIRMED
+    assert reaper.run_once().frames_dead == 1
+    assert view.states(run.frames) == ["DEAD"]
+    assert view.procs() == []
+    view.assert_consistent()
+
+
+def test_a_run_that_proves_alive_meanwhile_is_left_alone(view: FarmView, engine: Engine) -> None:
+    # given a proc that reports again exactly while the reaper asks about it
+    run = start(view)
+    view.run_sql("UPDATE proc SET ts_ping = now() - interval '360 seconds'")
+
+    class Late(ScriptedKiller):
+        def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> KillFate:
+            view.run_sql("UPDATE proc SET ts_ping = now()")
+            return KillFate.NOT_RUNNING
+
+    report = Reaper(engine, Release(), killer=Late()).run_once()
+    assert report.procs_released == 0
+    assert view.states(run.frames) == ["RUNNING"]
+
+
+def test_procs_of_a_finished_job_are_ended(view: FarmView, reaper: Reaper) -> None:
+    run = start(view)
+    view.run_sql("UPDATE job SET str_state = 'FINISHED'")
+    assert reaper.run_once().procs_released == 1
+    assert view.states(run.frames) == ["WAITING"]
+    view.assert_consistent()
+
+
+def test_a_proc_without_a_frame_is_released_after_a_minute(view: FarmView, reaper: Reaper) -> None:
+    run = start(view)
+    view.run_sql("UPDATE proc SET pk_frame = NULL")
+    view.run_sql("UPDATE frame SET str_state = 'EATEN' WHERE pk_frame = :f", f=run.frames[0])
+    assert reaper.run_once().procs_released == 0
+    view.run_sql("UPDATE proc SET ts_ping = now() - interval '61 seconds'")
+    assert reaper.run_once().procs_released == 1
+    assert view.states(run.frames) == ["EATEN"]
+    view.assert_consistent()
+
+
+@pytest.mark.parametrize(
+    ("fate", "age", "state"),
+    [
+        (KillFate.NOT_RUNNING, 400, "WAITING"),
+        (KillFate.UNCONFIRMED, 400, "RUNNING"),
+        (KillFate.UNREACHABLE, 400, "RUNNING"),
+        (KillFate.UNREACHABLE, 3700, "DEAD"),
+        (KillFate.NOT_RUNNING, 200, "RUNNING"),
+    ],
+)
+def test_orphan_frames(
+    view: FarmView, reaper: Reaper, killer: ScriptedKiller, fate: KillFate, age: int, state: str
+) -> None:
+    # given a frame that has been RUNNING without a proc for some time
+    run = start(view)
+    view.run_sql("DELETE FROM proc")
+    view.run_sql("UPDATE host SET int_cores_idle = int_cores, int_mem_idle = int_mem")
+    view.run_sql("UPDATE frame SET ts_updated = now() - :s * interval '1 s' WHERE str_state = 'RUNNING'", s=age)
+    view.run_sql("UPDATE host_stat SET ts_ping = now() + interval '1 hour'")
+    killer.fate = fate
+    reaper.run_once()
+    assert view.states(run.frames) == [state]
+
+
+def test_an_orphan_frame_of_a_host_that_is_gone_waits_again(
+    view: FarmView, reaper: Reaper, killer: ScriptedKiller
+) -> None:
+    run = start(view)
+    view.run_sql("DELETE FROM proc")
+    view.run_sql(
+        "UPDATE frame SET str_host = 'removed', ts_updated = now() - interval '400 s' WHERE str_state = 'RUNNING'"
+    )
+    killer.fate = KillFate.UNREACHABLE
+    reaper.run_once()
+    assert view.states(run.frames) == ["WAITING"]
+
+
+def test_a_pass_is_bounded(engine: Engine, view: FarmView, killer: ScriptedKiller) -> None:
+    run = start(view, LayerSpec(frames=5), running=5)
+    view.run_sql("UPDATE job SET str_state = 'FINISHED'")
+    reaper = Reaper(engine, Release(), killer=killer, batch=2)
+    assert [reaper.run_once().procs_released for _ in range(4)] == [2, 2, 1, 0]
+    assert view.states(run.frames) == ["WAITING"] * 5
+    view.assert_consistent()

@@ -1,0 +1,131 @@
+"""The checks and rules of host reports, without a database."""
+
+from __future__ import annotations
+
+import pytest
+from opencue_proto import host_pb2, report_pb2
+
+from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.domain.states import HardwareState, LockState, ThreadMode
+from opencue_sched.release.hosts import bookable_memory_kb, next_hardware_state, next_lock_state, read_host, short_name
+
+GB = 1024 * 1024
+
+
+def render_host(**fields: object) -> report_pb2.RenderHost:
+    """A sensible host of 8 cores and 16 GB, but for the fields given."""
+    values: dict[str, object] = {
+        "name": "node1.studio.example",
+        "num_procs": 1,
+        "cores_per_proc": 800,
+        "total_mem": 16 * GB,
+        "free_mem": 12 * GB,
+        "total_mcp": 100 * GB,
+        "free_mcp": 50 * GB,
+        "boot_time": 1_700_000_000,
+        "tags": ["linux"],
+        **fields,
+    }
+    return report_pb2.RenderHost(**values)  # type: ignore[arg-type]
+
+
+def test_a_sensible_host_is_read() -> None:
+    host = read_host(render_host(attributes={"SP_OS": "rocky9"}, nimby_enabled=True, tags=["a", " a ", "", "b c"]))
+    assert (host.name, host.full_name) == ("node1", "node1.studio.example")
+    assert host.size.centicores == 800
+    assert host.status.os == "rocky9"
+    assert host.thread_mode is ThreadMode.ALL
+    assert host.tags == ("a", "b c")
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"num_procs": 0}, "num_procs 0"),
+        ({"cores_per_proc": 0}, "cores_per_proc 0"),
+        ({"cores_per_proc": -100}, "cores_per_proc -100"),
+        ({"num_procs": 100_000, "cores_per_proc": 10_000}, "more than any host"),
+        ({"total_mem": 0}, "total_mem 0"),
+        ({"total_mem": -5}, "total_mem -5"),
+        ({"free_mem": -1}, "free_mem -1"),
+        ({"num_gpus": -1}, "num_gpus -1"),
+        ({"total_mem": GB // 2}, "leaves nothing"),
+        ({"name": ""}, "without spaces"),
+        ({"name": "my node"}, "without spaces"),
+        ({"name": "n" * 46}, "45 are possible"),
+        ({"name": "node." + "x" * 140}, "128 are possible"),
+    ],
+)
+def test_nonsense_is_refused_by_name(fields: dict[str, object], named: str) -> None:
+    with pytest.raises(InvalidInput, match=named):
+        read_host(render_host(**fields))
+
+
+def test_a_tag_over_length_is_left_out_and_the_host_kept() -> None:
+    host = read_host(render_host(tags=["x" * 46, "short"]))
+    assert host.tags == ("short",)
+    assert host.refused_tags == ("x" * 46,)
+
+
+def test_short_names() -> None:
+    assert short_name("node1.a.b") == "node1"
+    assert short_name("10.0.0.7") == "10.0.0.7"
+    assert short_name("fe80::1") == "fe80::1"
+
+
+def test_memory_is_whole_gigabytes_less_half_a_gigabyte() -> None:
+    total = 15 * GB + 300_000
+    assert bookable_memory_kb(total, is_64bit=False, nimby=False) == 15 * GB - 524_288
+    assert bookable_memory_kb(total, is_64bit=True, nimby=False) == 16 * GB - 524_288
+    assert bookable_memory_kb(total, is_64bit=True, nimby=True) == int((16 * GB - 524_288) / 1.5) + 524_288
+
+
+@pytest.mark.parametrize(
+    ("current", "reported", "flags", "after"),
+    [
+        ("UP", "UP", {}, "UP"),
+        ("UP", "REBOOTING", {}, "REBOOTING"),
+        ("DOWN", "UP", {}, "UP"),
+        ("REBOOTING", "UP", {}, "REBOOTING"),
+        ("REBOOTING", "UP", {"boot": True}, "UP"),
+        ("REBOOT_WHEN_IDLE", "UP", {"boot": True}, "UP"),
+        ("REPAIR", "UP", {"boot": True}, "REPAIR"),
+        ("UP", "UP", {"temp_full": True}, "REPAIR"),
+        ("REPAIR", "UP", {"marked": True}, "UP"),
+        ("REPAIR", "UP", {"marked": True, "temp_full": True}, "REPAIR"),
+    ],
+)
+def test_hardware_states(current: str, reported: str, flags: dict[str, bool], after: str) -> None:
+    rules = {"boot": False, "temp_full": False, "marked": False, **flags}
+    assert next_hardware_state(HardwareState(current), HardwareState(reported), **rules) is HardwareState(after)
+
+
+@pytest.mark.parametrize(
+    ("current", "nimby", "after"),
+    [
+        ("OPEN", True, "NIMBY_LOCKED"),
+        ("NIMBY_LOCKED", False, "OPEN"),
+        ("LOCKED", True, "LOCKED"),
+        ("LOCKED", False, "LOCKED"),
+    ],
+)
+def test_lock_states(current: str, nimby: bool, after: str) -> None:
+    assert next_lock_state(LockState(current), nimby_locked=nimby) is LockState(after)
+
+
+@pytest.mark.parametrize(
+    ("fields", "full"),
+    [
+        ({"total_mcp": 100, "free_mcp": 4}, True),
+        ({"total_mcp": 100, "free_mcp": 5}, False),
+        ({"total_mcp": 0, "free_mcp": 0}, False),
+        ({"total_mcp": 100, "free_mcp": 0, "attributes": {"SP_OS": "Windows"}}, False),
+    ],
+)
+def test_a_full_temporary_directory(fields: dict[str, object], full: bool) -> None:
+    assert read_host(render_host(**fields)).temp_full is full
+
+
+def test_every_hardware_state_of_the_wire_is_known() -> None:
+    for name, number in host_pb2.HardwareState.items():
+        assert read_host(render_host(state=number)).state is HardwareState(name)

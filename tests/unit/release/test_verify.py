@@ -1,0 +1,87 @@
+"""Who owns a reported process, time limits, and the memories between reports."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from opencue_proto import report_pb2
+
+from opencue_sched.domain.states import FrameState, JobState
+from opencue_sched.release.verify import Absences, KillThrottle, Standing, overdue, usage, verify
+from opencue_sched.store.reported_runs import ReportedRun
+
+OWNED = ReportedRun(
+    proc_id="p1",
+    proc_frame_id="f1",
+    proc_memory_kb=1000,
+    proc_local=False,
+    job_state=JobState.PENDING,
+    owner_proc_id="p1",
+    owner_host_id="h1",
+    owner_age=100.0,
+    frame_state=FrameState.RUNNING,
+    frame_age=100.0,
+    layer_id="l1",
+    job_id="j1",
+    timeout_minutes=0,
+    timeout_llu_minutes=0,
+)
+GONE = replace(OWNED, proc_id=None, proc_frame_id=None, job_state=None, owner_proc_id=None, owner_host_id=None)
+
+
+@pytest.mark.parametrize(
+    ("run", "standing"),
+    [
+        (OWNED, Standing.OWNED),
+        (replace(OWNED, job_state=JobState.FINISHED), Standing.KILL),
+        (replace(OWNED, proc_frame_id="f2", owner_proc_id=None), Standing.KILL),
+        (replace(OWNED, proc_frame_id=None, owner_proc_id=None), Standing.KILL),
+        (replace(GONE, owner_proc_id="p2", owner_host_id="h2", owner_age=0.0), Standing.KILL),
+        (replace(GONE, owner_proc_id="p2", owner_host_id="h1", owner_age=1.0), Standing.WAIT),
+        (replace(GONE, owner_proc_id="p2", owner_host_id="h1", owner_age=5.0), Standing.KILL),
+        (replace(GONE, frame_state=FrameState.WAITING, frame_age=1.0), Standing.WAIT),
+        (replace(GONE, frame_state=FrameState.WAITING, frame_age=5.0), Standing.KILL),
+        (replace(GONE, frame_state=FrameState.SUCCEEDED, frame_age=1.0), Standing.WAIT),
+        (replace(GONE, frame_state=FrameState.SUCCEEDED, frame_age=5.0), Standing.KILL),
+        (replace(GONE, frame_state=None), Standing.KILL),
+    ],
+)
+def test_standing(run: ReportedRun, standing: Standing) -> None:
+    assert verify(run, "p1", "f1", "h1").standing is standing
+
+
+def test_time_limits() -> None:
+    now = 1_000_000.0
+    limited = replace(OWNED, timeout_minutes=10, timeout_llu_minutes=5)
+    young = report_pb2.RunningFrameInfo(start_time=int((now - 60) * 1000), llu_time=int(now - 60))
+    assert overdue(limited, young, now=now) == ""
+    old = report_pb2.RunningFrameInfo(start_time=int((now - 660) * 1000), llu_time=int(now))
+    assert "11 minutes of 10" in overdue(limited, old, now=now)
+    silent = report_pb2.RunningFrameInfo(start_time=int((now - 400) * 1000), llu_time=int(now - 320))
+    assert "5 minutes of 5" in overdue(limited, silent, now=now)
+    assert overdue(OWNED, old, now=now) == ""
+
+
+def test_numbers_rqd_could_not_tell_become_zero() -> None:
+    used = usage(OWNED, report_pb2.RunningFrameInfo(resource_id="p1", frame_id="f1", rss=-1, llu_time=-5))
+    assert (used.rss_kb, used.llu_time, used.layer_id) == (0, 0, "l1")
+
+
+def test_a_process_is_asked_to_end_three_times_in_three_minutes() -> None:
+    now = [0.0]
+    throttle = KillThrottle(lambda: now[0])
+    assert [throttle.allows("h1", "f1") for _ in range(4)] == [True, True, True, False]
+    assert throttle.allows("h1", "f2")
+    now[0] = 181.0
+    assert throttle.allows("h1", "f1")
+
+
+def test_a_proc_is_missing_when_two_reports_in_a_row_do_not_name_it() -> None:
+    absences = Absences()
+    assert absences.missing("h1", ["p1", "p2"]) == []
+    assert absences.missing("h2", ["p3"]) == []
+    assert absences.missing("h1", ["p1"]) == ["p1"]
+    # named again in between: the count starts over
+    assert absences.missing("h1", []) == []
+    assert absences.missing("h1", ["p1"]) == []
