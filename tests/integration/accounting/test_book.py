@@ -1,0 +1,323 @@
+"""Booking: what is refused, what is counted, and that nothing counts twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.accounting.store_epoch import Epoch
+from opencue_sched.domain.errors import InvalidInput, NotReady
+from opencue_sched.lua_scripts import call_scripts
+from opencue_sched.settings import Settings
+from tests.integration.accounting.conftest import VERTICES, Store, booking
+
+SUB = keys.subscription("show", "alloc")
+
+
+def test_a_booking_is_counted_at_all_five_vertices_and_moves_the_sequence(store: Store) -> None:
+    before = store.seq()
+    answers = store.ledger.book([booking(4, 1, proc_id="p")])
+    assert answers.accepted == {"p"}
+    assert [store.counter(key) for key in keys.counted(VERTICES)] == [(4, 1)] * 5
+    assert store.seq() == before + 1
+    assert store.ids() == {"p"}
+
+
+def test_the_answer_carries_the_caps_it_was_booked_under(store: Store) -> None:
+    store.seed(burst=10, folder=20, job=-1, job_gpus=3)
+    caps = store.ledger.book([booking(4, 1)]).caps
+    assert (caps[SUB].max_cores, caps[SUB].cores) == (10, 4)
+    assert (caps[keys.folder("folder")].max_cores, caps[keys.folder("folder")].max_gpus) == (20, None)
+    assert (caps[keys.job("job")].max_cores, caps[keys.job("job")].left_gpus) == (None, 2)
+
+
+@pytest.mark.parametrize(
+    ("caps", "cores", "gpus", "table", "limit"),
+    [
+        ({"burst": 0}, 1, 0, "subscription", 0),
+        ({"burst": 3}, 4, 0, "subscription", 3),
+        ({"burst": 0.5}, 1, 0, "subscription", 0.5),
+        ({"folder": 3}, 4, 0, "folder", 3),
+        ({"job": 3}, 4, 0, "job", 3),
+        ({"job": 0.5}, 1, 0, "job", 0.5),
+        ({"folder_gpus": 1}, 1, 2, "folder_gpus", 1),
+        ({"job_gpus": 1}, 1, 2, "job_gpus", 1),
+    ],
+)
+def test_a_full_vertex_refuses_and_says_which(
+    store: Store, caps: dict[str, float], cores: int, gpus: int, table: str, limit: float
+) -> None:
+    store.seed(**caps)
+    answers = store.ledger.book([booking(cores, gpus, proc_id="p")])
+    assert not answers.accepted
+    refused = answers.refusals["p"]
+    assert (refused.table, refused.current, refused.limit) == (table, 0, limit)
+    assert store.ids() == set()
+    assert store.counter(SUB) == (0, 0)
+
+
+def test_bookings_of_one_call_see_each_other(store: Store) -> None:
+    store.seed(burst=5)
+    answers = store.ledger.book([booking(3, proc_id="a"), booking(3, proc_id="b"), booking(2, proc_id="c")])
+    assert answers.accepted == {"a", "c"}
+    assert (answers.refusals["b"].current, answers.refusals["b"].limit) == (3, 5)
+    assert store.counter(SUB) == (5, 0)
+
+
+@pytest.mark.parametrize("unlimited", [-1, 0])
+def test_folder_and_job_caps_of_zero_and_below_are_unlimited(store: Store, unlimited: int) -> None:
+    store.seed(folder=unlimited, job=unlimited, folder_gpus=unlimited, job_gpus=unlimited)
+    assert len(store.ledger.book([booking(500, 8)]).accepted) == 1
+
+
+def test_gpu_caps_do_not_stop_a_booking_without_gpus(store: Store) -> None:
+    store.seed(job_gpus=1)
+    store.ledger.force([booking(1, 5)])
+    assert len(store.ledger.book([booking(1, 0)]).accepted) == 1
+
+
+def test_force_books_over_every_cap(store: Store) -> None:
+    store.seed(burst=0, folder=1, job=1, job_gpus=1)
+    store.ledger.force([booking(8, 2, proc_id="p")])
+    assert store.counter(SUB) == (8, 2)
+
+
+def test_a_vertex_above_its_cap_takes_nothing_more(store: Store) -> None:
+    store.ledger.book([booking(8)])
+    store.seed(burst=4)
+    refused = next(iter(store.ledger.book([booking(1)]).refusals.values()))
+    assert (refused.table, refused.current, refused.limit) == ("subscription", 8, 4)
+
+
+def test_a_local_proc_is_not_counted_in_any_subscription(store: Store) -> None:
+    store.seed(burst=0)
+    assert len(store.ledger.book([booking(2, alloc_id="")]).accepted) == 1
+    assert store.counter(SUB) == (0, 0)
+    assert store.counter(keys.job("job")) == (2, 0)
+
+
+class TestLimits:
+    def test_every_limit_of_a_layer_is_checked_and_counted(self, store: Store) -> None:
+        store.limit("nuke", 5)
+        store.limit("arnold", 1)
+        both = [booking(1, proc_id=name, limit_ids=("nuke", "arnold")) for name in ("a", "b")]
+        answers = store.ledger.book(both)
+        assert answers.accepted == {"a"}
+        refused = answers.refusals["b"]
+        assert (refused.table, refused.vertex, refused.current, refused.limit) == ("limit", keys.limit("arnold"), 1, 1)
+        assert (store.running("nuke"), store.running("arnold")) == (1, 1)
+
+    def test_frames_of_unmanaged_shows_lower_what_is_left(self, store: Store) -> None:
+        store.limit("nuke", 3, foreign=2)
+        answers = store.ledger.book([booking(1, proc_id=name, limit_ids=("nuke",)) for name in ("a", "b")])
+        assert answers.accepted == {"a"}
+        assert answers.refusals["b"].limit == 1
+        assert answers.caps[keys.limit("nuke")].max_frames == 1
+
+    def test_a_limit_counts_frames_not_cores(self, store: Store) -> None:
+        store.limit("nuke", 2)
+        assert len(store.ledger.book([booking(16, limit_ids=("nuke",))]).accepted) == 1
+        assert store.running("nuke") == 1
+
+
+class TestIdempotence:
+    def test_booking_an_id_again_moves_nothing_and_says_so(self, store: Store) -> None:
+        once = booking(4, proc_id="p")
+        store.ledger.book([once])
+        seq = store.seq()
+        again = store.ledger.book([once])
+        assert again.accepted == again.already == {"p"}
+        assert store.counter(SUB) == (4, 0)
+        assert store.seq() >= seq
+
+    def test_a_repeated_booking_that_filled_the_cap_itself_is_still_accepted(self, store: Store) -> None:
+        store.seed(burst=4)
+        once = booking(4, proc_id="p")
+        store.ledger.book([once])
+        assert store.ledger.book([once]).already == {"p"}
+
+    def test_a_released_id_is_refused(self, store: Store) -> None:
+        once = booking(4, proc_id="p")
+        store.ledger.book([once])
+        assert store.ledger.release(["p"]) == 1
+        assert store.ledger.book([once]).refusals["p"].table == "tombstoned"
+        store.ledger.force([once])
+        assert store.counter(SUB) == (0, 0)
+
+    def test_a_release_that_comes_before_its_booking_wins(self, store: Store) -> None:
+        assert store.ledger.release(["p"]) == 0
+        assert store.ledger.book([booking(4, proc_id="p")]).refusals["p"].table == "tombstoned"
+
+    def test_releasing_twice_moves_once(self, store: Store) -> None:
+        store.ledger.book([booking(4, proc_id="p"), booking(2, proc_id="q")])
+        assert [store.ledger.release(["p", "p"]), store.ledger.release(["p"])] == [1, 0]
+        assert store.counter(SUB) == (2, 0)
+
+    def test_a_rollback_takes_out_exactly_its_entry(self, store: Store) -> None:
+        first, second = booking(4, 1, proc_id="p"), booking(2, proc_id="q")
+        store.ledger.book([first, second])
+        store.ledger.rollback([first, first])
+        assert store.counter(SUB) == (2, 0)
+        assert store.ids() == {"q"}
+        assert store.ledger.book([first]).refusals["p"].table == "tombstoned"
+
+    def test_a_rollback_after_the_store_was_emptied_does_not_go_below_zero(self, store: Store) -> None:
+        lost = booking(4, proc_id="p")
+        store.ledger.book([lost])
+        store.client.flushdb()
+        store.open()
+        store.seed()
+        store.ledger.rollback([lost])
+        assert store.counter(SUB) == (0, 0)
+
+    def test_entries_keep_the_vertices_they_were_booked_under(self, store: Store) -> None:
+        store.ledger.book([booking(4, proc_id="p")])
+        store.ledger.rollback([booking(9, proc_id="p", folder_id="elsewhere")])
+        assert store.counter(keys.folder("folder")) == (0, 0)
+        assert store.counter(keys.folder("elsewhere")) == (0, 0)
+
+
+class TestSettle:
+    def test_settling_confirms_once(self, store: Store) -> None:
+        once = booking(4, proc_id="p")
+        store.ledger.book([once])
+        assert store.ledger.settle([once]) == []
+        seq = store.seq()
+        assert store.ledger.settle([once, once]) == []
+        assert store.seq() == seq
+        assert next(store.ledger.records()).state == "C"
+
+    def test_settling_an_entry_the_ledger_lost_counts_it_again(self, store: Store) -> None:
+        store.seed(burst=0)
+        store.ledger.settle([booking(4, proc_id="p"), booking(4, proc_id="p")])
+        assert store.counter(SUB) == (4, 0)
+        assert next(store.ledger.records()).state == "C"
+
+    def test_settling_a_released_id_names_it_and_counts_nothing(self, store: Store) -> None:
+        once = booking(4, proc_id="p")
+        store.ledger.book([once])
+        store.ledger.release(["p"])
+        assert store.ledger.settle([once]) == ["p"]
+        assert store.counter(SUB) == (0, 0)
+
+
+class TestReadiness:
+    def test_an_unseeded_vertex_refuses_and_is_named(self, store: Store) -> None:
+        answers = store.ledger.book([booking(1, proc_id="p", job_id="new")])
+        assert (answers.refusals["p"].table, answers.refusals["p"].vertex) == ("unseeded", keys.job("new"))
+
+    def test_unseeded_vertices_are_loaded_once_and_the_booking_tried_again(self, store: Store) -> None:
+        asked: list[tuple[str, ...]] = []
+
+        def load(vertices: object) -> None:
+            asked.append(tuple(vertices))  # type: ignore[arg-type]
+            store.caps(keys.job("new"), int_max_cores=2, int_max_gpus=-1)
+
+        store.ledger.load_caps = load
+        answers = store.ledger.book([booking(2, proc_id="p", job_id="new"), booking(1, proc_id="q", job_id="new")])
+        assert answers.accepted == {"p"}
+        assert answers.refusals["q"].table == "job"
+        assert asked == [(SUB, keys.folder("folder"), keys.job("new"))]
+        assert answers.caps[keys.job("new")].max_cores == 2
+
+    def test_an_emptied_store_books_nothing(self, store: Store) -> None:
+        store.ledger.book([booking(1)])
+        store.client.flushdb()
+        with pytest.raises(NotReady):
+            store.ledger.book([booking(1)])
+        assert store.ids() == set()
+
+    def test_a_new_generation_is_learnt_without_an_error(self, store: Store) -> None:
+        store.ledger.book([booking(1)])
+        first = store.ledger.epoch()
+        store.client.set(keys.EPOCH, Epoch.new(first.run_id).text)
+        assert len(store.ledger.book([booking(1)]).accepted) == 1
+        assert store.ledger.epoch() != first
+
+    def test_every_script_refuses_a_foreign_epoch(self, store: Store) -> None:
+        once = booking(1)
+        store.ledger.book([once])
+        store.client.set(keys.EPOCH, Epoch.filling("x").text)
+        for attempt in (
+            lambda: store.ledger.book([booking(1)]),
+            lambda: store.ledger.settle([once]),
+            lambda: store.ledger.rollback([once]),
+            lambda: store.ledger.release([once.proc_id]),
+            lambda: store.ledger.write_caps(10**9, [(SUB, ["burst", "1"])]),
+            store.ledger.mark,
+        ):
+            with pytest.raises(NotReady):
+                attempt()
+        assert store.counter(SUB) == (1, 0)
+
+    def test_an_epoch_of_another_redis_process_closes_the_store_on_connecting(
+        self, store: Store, settings_url: str
+    ) -> None:
+        store.client.set(keys.EPOCH, Epoch.new("0" * 40).text)
+        newcomer = make_redis(settings_url, Settings())
+        try:
+            newcomer.ping()
+        finally:
+            newcomer.close()
+        with pytest.raises(NotReady):
+            store.ledger.book([booking(1)])
+
+    def test_a_redis_that_does_not_answer_is_not_ready(self) -> None:
+        client = make_redis("redis://127.0.0.1:1/0", Settings())
+        try:
+            with pytest.raises(NotReady):
+                Ledger(client, owner="test").book([booking(1)])
+        finally:
+            client.close()
+
+    def test_flushed_scripts_are_loaded_again_and_nothing_runs_twice(self, store: Store) -> None:
+        store.ledger.book([booking(1)])
+        store.client.script_flush()
+        answers = store.ledger.book([booking(1) for _ in range(3)])
+        assert len(answers.accepted) == 3
+        assert not answers.already
+        assert store.counter(SUB) == (4, 0)
+
+
+class TestBulk:
+    def test_more_ids_than_a_script_takes_are_split(self, store: Store) -> None:
+        many = [booking(1) for _ in range(601)]
+        store.ledger.book(many)
+        assert store.ledger.settle(many) == []
+        assert {record.state for record in store.ledger.records()} == {"C"}
+        assert store.ledger.release([b.proc_id for b in many]) == 601
+        assert store.counter(SUB) == (0, 0)
+
+    def test_a_plan_takes_one_round_trip(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        store.ledger.book([booking(1)])
+        sent: list[int] = []
+
+        def counting(client: object, calls: list[object], **rest: object) -> object:
+            sent.append(len(calls))
+            return call_scripts(client, calls, **rest)  # type: ignore[arg-type]
+
+        monkeypatch.setattr("opencue_sched.accounting.ledger.call_scripts", counting)
+        store.ledger.book([booking(1) for _ in range(100)])
+        assert sent == [100]
+
+    def test_nothing_to_do_takes_none(self, store: Store) -> None:
+        assert store.ledger.book([]).accepted == frozenset()
+        assert store.ledger.settle([]) == []
+        assert store.ledger.release([]) == 0
+
+
+@pytest.mark.parametrize("bad", ["a|b", "a:b"])
+def test_an_id_that_would_be_misread_is_refused_before_redis(store: Store, bad: str) -> None:
+    with pytest.raises(InvalidInput):
+        store.ledger.book([booking(1, folder_id=bad)])
+
+
+def test_tombstones_are_kept_in_two_buckets_at_most(store: Store) -> None:
+    store.client.sadd(keys.TOMBSTONE_PREFIX + "1", "ancient")
+    for _ in range(5):
+        store.ledger.release([booking(1).proc_id for _ in range(10)])
+    buckets = list(store.client.scan_iter(match=keys.TOMBSTONE_PREFIX + "*"))
+    assert len(buckets) - 1 in (2, 3)
+    assert all(store.client.ttl(bucket) > 0 for bucket in buckets if bucket != keys.TOMBSTONE_PREFIX + "1")

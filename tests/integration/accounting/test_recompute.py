@@ -1,0 +1,379 @@
+"""Reconciliation: each way in which the ledger and the proc table can differ, and what must stay untouched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from sqlalchemy import Engine, text
+
+from opencue_sched.accounting import keys
+from opencue_sched.accounting import recompute as recompute_module
+from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.accounting.entries import EntryState, unpack_entry
+from opencue_sched.accounting.inventory import drift, take_stock
+from opencue_sched.accounting.ledger import Booking
+from opencue_sched.accounting.recompute import RecomputeReport, read_snapshot, recompute
+from opencue_sched.accounting.scripts import Change
+from opencue_sched.accounting.sightings import Sightings
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import HostIds, JobIds, LayerSpec, ShowIds
+from tests.integration.accounting.conftest import Store
+
+AGE = 40.0
+
+
+@dataclass
+class World:
+    """A small farm in PostgreSQL, a store that knows it, and a boot clock that the test turns."""
+
+    engine: Engine
+    store: Store
+    show: ShowIds
+    job: JobIds
+    host: HostIds
+    now: float = 1000.0
+    procs: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.ledger = make_ledger(self.engine, self.store.client, owner="test")
+        self.sightings = Sightings(self.store.client, clock=lambda: self.now, boot="test-boot")
+
+    def recompute(self, *show_ids: str) -> RecomputeReport:
+        return recompute(
+            self.engine, self.ledger, show_ids or None, age_seconds=AGE, sightings=self.sightings, write_tables=False
+        )
+
+    def run(self, count: int = 1, cores: float = 2) -> list[str]:
+        """Procs in PostgreSQL that the ledger knows nothing of."""
+        with self.engine.begin() as connection:
+            frames = self.job.layers[0].frames[len(self.procs) : len(self.procs) + count]
+            made = Farm(connection).run(frames, self.host, cores=cores)
+        self.procs += made
+        return made
+
+    def entry(self, proc_id: str) -> Booking:
+        """The booking of a proc as PostgreSQL has it."""
+        packed = read_snapshot(self.engine).entries[proc_id]
+        return unpack_entry(proc_id, packed)
+
+    def delete(self, proc_id: str) -> None:
+        self.sql("DELETE FROM proc WHERE pk_proc = :id", id=proc_id)
+
+    def sql(self, statement: str, **parameters: object) -> None:
+        with self.engine.begin() as connection:
+            connection.execute(text(statement), parameters)
+
+    def age(self, proc_id: str, seconds: int) -> None:
+        """Make an entry that many seconds older by Redis TIME."""
+        record = str(self.store.client.hget(keys.LEDGER, proc_id)).split("|", 3)
+        record[2] = str(int(record[2]) - seconds)
+        self.store.client.hset(keys.LEDGER, proc_id, "|".join(record))
+
+    def job_cores(self) -> int:
+        return self.store.counter(keys.job(self.job.id))[0]
+
+    def exact(self) -> None:
+        """Ledger and proc table agree, and every counter is the sum of its entries."""
+        stock = take_stock(self.ledger)
+        assert {i: r.entry for i, r in stock.records.items()} == dict(read_snapshot(self.engine).entries)
+        assert drift(stock) == {}
+
+
+@pytest.fixture
+def world(engine: Engine, store: Store) -> Iterator[World]:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        show = farm.default_show()
+        host = farm.host(cores=64, memory_gb=256)
+        job = farm.job([LayerSpec(frames=40), LayerSpec(frames=2)])
+    yield World(engine, store, show, job, host)
+
+
+def test_a_proc_the_ledger_lacks_is_added(world: World) -> None:
+    world.run(3)
+    report = world.recompute()
+    assert report.causes == {"missing": 3}
+    assert report.moved == {"sub": 1, "folder": 1, "job": 1, "layer": 1, "point": 1}
+    assert world.job_cores() == 6
+    world.exact()
+
+
+def test_a_foreign_fraction_of_a_core_counts_as_one_core_per_proc(world: World) -> None:
+    world.run(3, cores=0.5)
+    world.recompute()
+    assert world.job_cores() == 3
+
+
+def test_a_second_pass_changes_nothing(world: World) -> None:
+    world.run(3)
+    world.recompute()
+    seq = world.store.seq()
+    report = world.recompute()
+    assert (report.healed, report.moved, report.entries) == (0, {}, 3)
+    assert world.store.seq() == seq
+
+
+def test_a_confirmed_entry_whose_proc_is_gone_is_removed(world: World) -> None:
+    (proc,) = world.run()
+    world.recompute()
+    world.delete(proc)
+    assert world.recompute().causes == {"missed_release": 1}
+    assert world.job_cores() == 0
+    world.exact()
+
+
+def test_a_removed_entry_leaves_no_tombstone_so_a_late_settle_can_restore_it(world: World) -> None:
+    (proc,) = world.run()
+    world.recompute()
+    booked = world.entry(proc)
+    world.delete(proc)
+    world.recompute()
+    assert world.ledger.settle([booked]) == []
+    assert world.job_cores() == 2
+
+
+def test_a_booking_in_flight_is_left_alone_until_it_is_too_old_on_both_clocks(world: World) -> None:
+    (proc,) = world.run()
+    crashed = Booking("crashed", world.entry(proc).vertices, 4)
+    world.ledger.book([crashed])
+    assert world.recompute().causes == {"missing": 1}
+
+    world.age("crashed", 3600)  # Redis TIME jumped ahead
+    world.now += AGE - 1
+    assert world.recompute().causes == {}
+    assert world.job_cores() == 6
+
+    world.now += 1
+    assert world.recompute().causes == {"crashed_booking": 1}
+    assert world.job_cores() == 2
+    world.exact()
+
+
+def test_an_age_on_the_boot_clock_alone_is_not_enough(world: World) -> None:
+    (proc,) = world.run()
+    world.ledger.book([Booking("young", world.entry(proc).vertices, 4)])
+    world.recompute()
+    world.now += 10 * AGE
+    assert world.recompute().causes == {}
+
+
+def test_a_settled_booking_starts_its_sightings_anew(world: World) -> None:
+    (proc,) = world.run()
+    again = Booking("p", world.entry(proc).vertices, 4)
+    world.ledger.book([again])
+    world.age("p", 3600)
+    world.recompute()
+    world.ledger.rollback([again])
+    world.recompute()
+    assert world.store.client.hgetall(keys.SIGHTINGS_PREFIX + "test-boot") == {}
+
+
+def test_a_committed_booking_whose_settle_was_lost_becomes_confirmed(world: World) -> None:
+    (proc,) = world.run()
+    world.ledger.book([world.entry(proc)])
+    world.recompute()
+    world.age(proc, 3600)
+    world.now += AGE
+    assert world.recompute().causes == {"late_settle": 1}
+    assert next(world.ledger.records()).state is EntryState.CONFIRMED
+    world.exact()
+
+
+def test_entries_follow_jobs_and_hosts_that_move(world: World) -> None:
+    world.run()
+    world.recompute()
+    with world.engine.begin() as connection:
+        farm = Farm(connection)
+        folder = farm.folder(world.show, "other")
+        alloc = farm.alloc("other")
+        farm.subscription(world.show, alloc)
+    world.sql("UPDATE job SET pk_folder = :folder", folder=folder)
+    world.sql("UPDATE host SET pk_alloc = :alloc", alloc=alloc.id)
+    report = world.recompute()
+    assert report.causes == {"moved": 1}
+    assert world.store.counter(keys.folder(world.show.folder_id)) == (0, 0)
+    assert world.store.counter(keys.folder(folder)) == (2, 0)
+    assert world.store.counter(keys.subscription(world.show.id, alloc.id)) == (2, 0)
+    world.exact()
+
+
+def test_a_move_keeps_a_young_booking_in_flight(world: World) -> None:
+    (proc,) = world.run()
+    world.ledger.book([world.entry(proc)])
+    world.sql("UPDATE proc SET int_cores_reserved = 300 WHERE pk_proc = :id", id=proc)
+    assert world.recompute().causes == {"moved": 1}
+    assert next(world.ledger.records()).state is EntryState.IN_FLIGHT
+    assert world.job_cores() == 3
+
+
+def test_local_procs_count_everywhere_but_in_the_subscription(world: World) -> None:
+    (proc,) = world.run()
+    world.sql("UPDATE proc SET b_local = true")
+    world.recompute()
+    assert world.entry(proc).vertices.alloc_id == ""
+    assert world.job_cores() == 2
+    assert world.store.client.keys("acct:sub:*") == [keys.subscription("show", "alloc")]
+
+
+def test_entries_of_a_show_that_is_not_managed_any_more_are_retired(world: World) -> None:
+    world.run(2)
+    world.recompute()
+    world.sql("UPDATE show SET b_scheduler_managed = false")
+    assert world.recompute().causes == {"retired": 2}
+    assert world.store.ids() == set()
+
+
+def test_a_hint_reconciles_only_the_show_it_names(world: World) -> None:
+    (proc,) = world.run()
+    world.recompute()
+    world.delete(proc)
+    assert world.recompute("another-show").causes == {}
+    assert world.recompute(world.show.id).causes == {"missed_release": 1}
+
+
+class TestCommutes:
+    """Things that happen between the readings of a pass."""
+
+    def between(self, monkeypatch: pytest.MonkeyPatch, point: str, action: object) -> None:
+        """Run ``action``, once, right after the pass has taken its snapshot or its stock."""
+        original = getattr(recompute_module, point)
+
+        def interrupted(*args: object, **kwargs: object) -> object:
+            result = original(*args, **kwargs)
+            monkeypatch.setattr(recompute_module, point, original)
+            action()  # type: ignore[operator]
+            return result
+
+        monkeypatch.setattr(recompute_module, point, interrupted)
+
+    def test_a_booking_committed_and_settled_after_the_snapshot_stays(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def book() -> None:
+            (proc,) = world.run()
+            booked = world.entry(proc)
+            world.ledger.book([booked])
+            world.ledger.settle([booked])
+
+        self.between(monkeypatch, "snapshot_of", book)
+        assert world.recompute().causes == {}
+        assert world.job_cores() == 2
+        world.exact()
+
+    def test_a_proc_released_after_the_snapshot_is_not_added_again(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (proc,) = world.run()
+
+        def release() -> None:
+            world.ledger.release([proc])
+
+        self.between(monkeypatch, "take_stock", release)
+        world.recompute()
+        assert world.store.ids() == set()
+        assert world.job_cores() == 0
+
+    def test_a_proc_deleted_after_the_snapshot_is_not_added_even_if_nobody_releases_it(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (proc,) = world.run()
+        self.between(monkeypatch, "take_stock", lambda: world.delete(proc))
+        assert world.recompute().causes == {}
+        world.exact()
+
+    def test_an_entry_that_changed_since_it_was_read_is_passed_over(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (proc,) = world.run()
+        booked = world.entry(proc)
+        world.ledger.book([booked])
+        world.sql("UPDATE proc SET int_cores_reserved = 300 WHERE pk_proc = :id", id=proc)
+        self.between(monkeypatch, "take_stock", lambda: world.ledger.settle([booked]))
+        report = world.recompute()
+        assert report.passed_over == 1
+        assert world.recompute().causes == {"moved": 1}
+        world.exact()
+
+    def test_a_release_between_reading_and_applying_is_not_taken_off_twice(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        one, two = world.run(2)
+        world.recompute()
+        world.delete(one)
+        self.between(monkeypatch, "take_stock", lambda: world.ledger.release([one]))
+        world.recompute()
+        assert world.store.ids() == {two}
+        assert world.job_cores() == 2
+
+
+class TestDrift:
+    """Counters that somebody else wrote to."""
+
+    def test_counters_are_put_back_to_the_sum_of_their_entries(self, world: World) -> None:
+        world.run(2)
+        world.recompute()
+        client = world.store.client
+        client.hincrby(keys.job(world.job.id), "int_cores", 5)
+        client.hset(keys.folder(world.show.folder_id), "int_gpus", -3)
+        client.delete(keys.layer(world.job.layers[0].id))
+        assert world.recompute().drifted == {"job": 1, "folder": 1, "layer": 1}
+        world.exact()
+
+    def test_a_stale_counter_without_any_entry_converges_to_zero(self, world: World) -> None:
+        world.store.client.hset(keys.job(world.job.id), "int_cores", 7)
+        assert world.recompute().drifted == {"job": 1}
+        assert world.job_cores() == 0
+
+    def test_drift_is_exact_while_bookings_go_on(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        (proc,) = world.run()
+        vertices = world.entry(proc).vertices
+        early, late = Booking("early", vertices, 4), Booking("late", vertices, 8)
+        world.ledger.book([early])
+        world.store.client.hincrby(keys.job(world.job.id), "int_cores", 5)
+        read = recompute_module.take_stock.__globals__["read_counters"]
+
+        def racing(*args: object) -> object:
+            world.ledger.release(["early"])
+            world.ledger.book([late])
+            readings = read(*args)
+            world.ledger.rollback([late])
+            return readings
+
+        monkeypatch.setitem(recompute_module.take_stock.__globals__, "read_counters", racing)
+        stock = take_stock(world.ledger)
+        assert drift(stock) == {keys.job(world.job.id): (5, 0)}
+
+
+def test_keys_of_finished_and_deleted_jobs_are_freed_once_they_count_nothing(world: World) -> None:
+    (proc,) = world.run()
+    world.recompute()
+    world.store.caps(keys.job("deleted"), int_max_cores=-1, int_max_gpus=-1)
+    world.sql("UPDATE job SET str_state = 'FINISHED'")
+    assert world.recompute().reclaimed == 1  # the finished job still has a proc
+    assert world.job_cores() == 2
+    world.delete(proc)
+    world.recompute()
+    world.recompute()
+    assert not world.store.client.exists(keys.job(world.job.id), keys.layer(world.job.layers[0].id))
+
+
+def test_the_report_tells_how_many_bookings_are_in_flight_and_since_when(world: World) -> None:
+    (proc,) = world.run()
+    vertices = world.entry(proc).vertices
+    world.ledger.book([Booking("a", vertices, 1), Booking("b", vertices, 1)])
+    world.age("a", 30)
+    report = world.recompute()
+    assert report.in_flight == 2
+    assert 30 <= report.oldest_in_flight_seconds < 40
+    assert report.stock_complete
+
+
+def test_changes_are_applied_in_pieces_a_script_may_take(world: World) -> None:
+    entry = world.entry(world.run()[0]).packed()
+    changes = [Change(f"p{i}", None, entry) for i in range(2601)]
+    applied = world.ledger.apply(changes, epoch=world.ledger.epoch())
+    assert applied.count == 2601
+    assert len(applied.seqs) == 11
+    assert world.job_cores() == 2601 * 2

@@ -1,0 +1,191 @@
+"""The five PostgreSQL tables after a recompute, past the triggers that would refuse."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from sqlalchemy import Engine, event, text
+
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import AllocIds, HostIds, JobIds, LayerSpec, ShowIds
+from opencue_sched.store.accounting_tables import refresh_tables, would_be_refused
+
+
+@dataclass
+class Books:
+    """A show with one job on one host, and its rows of the five tables (cores and GPUs in centicores and units)."""
+
+    engine: Engine
+    show: ShowIds
+    alloc: AllocIds
+    job: JobIds
+    host: HostIds
+
+    def run(self, cores: float = 2, gpus: int = 0, frame: int = 0) -> str:
+        with self.engine.begin() as connection:
+            return Farm(connection).run([self.job.frames[frame]], self.host, cores=cores, gpus=gpus)[0]
+
+    def sql(self, statement: str, **parameters: object) -> None:
+        with self.engine.begin() as connection:
+            connection.execute(text(statement), parameters)
+
+    def refresh(self) -> dict[str, int]:
+        return refresh_tables(self.engine, [self.show.id])
+
+    def read(self, statement: str) -> tuple[int, ...]:
+        with self.engine.begin() as connection:
+            return tuple(connection.execute(text(statement), {"job": self.job.id, "show": self.show.id}).one())
+
+    def counts(self) -> dict[str, tuple[int, ...]]:
+        return {
+            "layer": self.read("SELECT sum(int_cores), sum(int_gpus) FROM layer_resource WHERE pk_job = :job"),
+            "job": self.read("SELECT int_cores, int_gpus FROM job_resource WHERE pk_job = :job"),
+            "folder": self.read(
+                "SELECT sum(int_cores), sum(int_gpus) FROM folder_resource JOIN folder USING (pk_folder)"
+                " WHERE pk_show = :show"
+            ),
+            "point": self.read("SELECT int_cores, int_gpus FROM point WHERE pk_show = :show"),
+            "subscription": self.read("SELECT int_cores, int_gpus FROM subscription WHERE pk_show = :show"),
+        }
+
+
+@pytest.fixture
+def books(engine: Engine) -> Books:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        show, alloc = farm.show(), farm.default_alloc()
+        farm.subscription(show, alloc, size=50, burst=100)
+        host = farm.host(cores=64, memory_gb=256, gpus=8)
+        job = farm.job([LayerSpec(frames=10)], show=show, max_cores=50, max_gpus=4)
+    return Books(engine, show, alloc, job, host)
+
+
+def test_all_five_tables_are_brought_to_the_proc_table(books: Books) -> None:
+    books.run(2, 1)
+    books.run(0.5, 0, frame=1)
+    written = books.refresh()
+    assert written == {"layer_resource": 1, "job_resource": 1, "folder_resource": 1, "point": 1, "subscription": 1}
+    assert set(books.counts().values()) == {(250, 1)}
+
+
+def test_rows_that_are_right_are_not_written(books: Books) -> None:
+    books.run()
+    books.refresh()
+    statements: list[str] = []
+    event.listen(books.engine, "before_cursor_execute", lambda *a: statements.append(a[2]))
+    assert set(books.refresh().values()) == {0}
+    assert not [s for s in statements if s.lstrip().startswith("UPDATE")]
+
+
+def test_drained_rows_go_back_to_zero(books: Books) -> None:
+    proc = books.run(2, 1)
+    books.refresh()
+    books.sql("DELETE FROM proc WHERE pk_proc = :id", id=proc)
+    assert set(books.refresh().values()) == {1}
+    assert set(books.counts().values()) == {(0, 0)}
+
+
+def test_unmanaged_shows_are_not_touched(books: Books) -> None:
+    books.run()
+    books.sql("UPDATE show SET b_scheduler_managed = false")
+    assert set(books.refresh().values()) == {0}
+    assert set(books.counts().values()) == {(0, 0)}
+
+
+def test_local_procs_are_left_out_of_the_subscription_only(books: Books) -> None:
+    books.run()
+    books.sql("UPDATE proc SET b_local = true")
+    books.refresh()
+    counts = books.counts()
+    assert counts["subscription"] == (0, 0)
+    assert counts["job"] == counts["layer"] == counts["folder"] == counts["point"] == (200, 0)
+
+
+@pytest.mark.parametrize(
+    ("max_cores", "max_gpus"), [(-1, -1), (0, 0), (5000, -1), (-1, 4), (100, 4), (2147483647, 2147483647)]
+)
+def test_job_caps_that_the_trigger_refuses_survive_the_write(books: Books, max_cores: int, max_gpus: int) -> None:
+    """-1 and 0 raise on any growth, growing cores raise over GPUs of -1, and a cap may lie below what runs."""
+    books.run(2, 0)
+    books.sql("UPDATE job_resource SET int_max_cores = :cores, int_max_gpus = :gpus", cores=max_cores, gpus=max_gpus)
+    books.refresh()
+    assert books.counts()["job"] == (200, 0)
+    assert books.read("SELECT int_max_cores, int_max_gpus FROM job_resource WHERE pk_job = :job") == (
+        max_cores,
+        max_gpus,
+    )
+
+
+def test_gpus_that_grow_over_an_unlimited_cap_are_written(books: Books) -> None:
+    books.run(2, 2)
+    books.sql("UPDATE job_resource SET int_max_gpus = -1")
+    books.refresh()
+    assert books.counts()["job"] == (200, 2)
+    assert books.read("SELECT int_max_cores, int_max_gpus FROM job_resource WHERE pk_job = :job") == (5000, -1)
+
+
+@pytest.mark.parametrize("burst", [0, 100, 2147483647])
+def test_a_burst_lowered_below_what_runs_survives_the_write(books: Books, burst: int) -> None:
+    books.run(2)
+    books.sql("UPDATE subscription SET int_burst = :burst", burst=burst)
+    books.refresh()
+    assert books.counts()["subscription"] == (200, 0)
+    assert books.read("SELECT int_burst FROM subscription WHERE pk_show = :show") == (burst,)
+
+
+def test_raising_a_cap_for_the_write_is_not_announced_as_a_change(books: Books) -> None:
+    books.run(2)
+    books.sql("UPDATE subscription SET int_burst = 0")
+    with books.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as listener:
+        listener.execute(text("LISTEN opencue_sched_caps"))
+        books.refresh()
+        raw = listener.connection.driver_connection
+        raw.poll()  # type: ignore[union-attr]
+        assert raw.notifies == []  # type: ignore[union-attr]
+
+
+def test_a_row_somebody_holds_is_left_for_the_next_pass(books: Books) -> None:
+    books.run(2)
+    with books.engine.begin() as holder:
+        holder.execute(text("SELECT 1 FROM subscription FOR UPDATE"))
+        written = books.refresh()
+    assert written["subscription"] == 0
+    assert written["job_resource"] == 1
+    assert books.refresh()["subscription"] == 1
+
+
+def test_a_cap_changed_by_somebody_else_is_never_lost(books: Books) -> None:
+    """The admin's change waits for the row lock, so the restored cap is the one that was there."""
+    books.run(2)
+    books.sql("UPDATE subscription SET int_burst = 0")
+    books.refresh()
+    books.sql("UPDATE subscription SET int_burst = 700")
+    books.run(4, frame=1)
+    books.refresh()
+    assert books.read("SELECT int_burst, int_cores FROM subscription WHERE pk_show = :show") == (700, 600)
+
+
+def test_a_cuebot_that_decrements_the_tables_itself_is_healed(books: Books) -> None:
+    books.run(2)
+    books.refresh()
+    books.sql("UPDATE subscription SET int_cores = int_cores - 200")
+    books.sql("UPDATE job_resource SET int_cores = int_cores - 200")
+    books.sql("UPDATE folder_resource SET int_cores = int_cores - 200")
+    books.refresh()
+    assert set(books.counts().values()) == {(200, 0)}
+
+
+@pytest.mark.parametrize(
+    ("count", "row", "refused"),
+    [
+        ((200, 0), ("id", 100, 0), False),
+        ((200, 0), ("id", 100, 0, 200, None), False),
+        ((300, 0), ("id", 100, 0, 200, None), True),
+        ((300, 0), ("id", 400, 0, 200, None), False),
+        ((200, 0), ("id", 100, 0, 5000, -1), True),
+        ((100, 2), ("id", 100, 1, 50, 4), True),
+    ],
+)
+def test_which_writes_a_trigger_would_refuse(count: tuple[int, int], row: tuple[object, ...], refused: bool) -> None:
+    assert would_be_refused(count, row) is refused
