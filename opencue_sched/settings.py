@@ -203,6 +203,15 @@ class Release(_Section):
     satisfy_only_on_frame_success: bool = Field(True, description="An EATEN frame does not satisfy dependencies.")
 
 
+class Submission(_Section):
+    log_root: str = Field(
+        "/shots", description="Jobs that name no log_dir log below this: <log_root>/<show>/<shot>/logs/<job>--<job id>."
+    )
+    log_root_by_os: dict[str, str] = Field(
+        default_factory=dict, description="Log root of jobs for one OS, by the job's os; others use log_root."
+    )
+
+
 class Settings(BaseSettings):
     """The whole tree. Every field has a default, so an empty environment gives a scheduler for a local farm."""
 
@@ -231,6 +240,7 @@ class Settings(BaseSettings):
     accounting: Accounting = Field(default_factory=Accounting, description="Redis accounting.")
     coordination: Coordination = Field(default_factory=Coordination, description="Leaders, claims, queues.")
     release: Release = Field(default_factory=Release, description="Report service.")
+    submission: Submission = Field(default_factory=Submission, description="What `opencue-sched submit` fills in.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
