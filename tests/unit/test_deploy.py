@@ -1,0 +1,113 @@
+"""deploy/: everything parses, and names only metrics, commands and settings that exist."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client import REGISTRY
+
+from opencue_sched.operate import metrics
+from opencue_sched.operate.cli import cli
+from opencue_sched.settings import Settings
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+YAMLS = sorted(DEPLOY.rglob("*.yaml"))
+CELERY_COMMANDS = {"worker", "beat", "flower"}
+
+
+def known_metrics() -> set[str]:
+    assert metrics.jobs_queried is not None
+    names = set()
+    for family in REGISTRY.collect():
+        names.add(family.name)
+        names |= {family.name + suffix for suffix in ("_total", "_bucket", "_sum", "_count", "_created")}
+    return names
+
+
+def named_metrics(text: str) -> set[str]:
+    return set(re.findall(r"\b((?:scheduler|cuebot)_[a-z_]+)\b", text))
+
+
+def check_command(words: list[str]) -> None:
+    program = Path(words[0]).name
+    if program == "celery":
+        assert words[1:3] == ["-A", "opencue_sched"]
+        assert words[3] in CELERY_COMMANDS
+    else:
+        assert program == "opencue-sched"
+        assert words[1] in cli.list_commands(None)
+
+
+@pytest.mark.parametrize("path", YAMLS, ids=lambda path: path.name)
+def test_every_yaml_file_parses(path):
+    assert list(yaml.safe_load_all(path.read_text()))
+
+
+def test_alerts_name_only_metrics_that_exist():
+    rules = yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text())
+    expressions = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    assert len(expressions) >= 5
+    for expression in expressions:
+        assert named_metrics(expression), expression
+        assert named_metrics(expression) <= known_metrics(), expression
+
+
+def test_the_dashboard_names_only_metrics_that_exist():
+    dashboard = json.loads((DEPLOY / "grafana" / "dashboards" / "opencue-sched.json").read_text())
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    assert expressions
+    for expression in expressions:
+        assert named_metrics(expression), expression
+        assert named_metrics(expression) <= known_metrics(), expression
+
+
+def test_the_autoscaler_names_a_metric_that_exists():
+    text = (DEPLOY / "k8s" / "worker.yaml").read_text()
+    assert named_metrics(text) <= known_metrics()
+    assert named_metrics(text)
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_every_unit_starts_a_command_that_exists(path):
+    unit = configparser.ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str
+    unit.read_string(path.read_text())
+    check_command(unit["Service"]["ExecStart"].split())
+    assert unit["Service"]["RestartPreventExitStatus"] == "78"
+
+
+def test_compose_starts_the_whole_fleet_with_commands_that_exist():
+    compose = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
+    services = compose["services"]
+    assert {"postgres", "redis", "report-service", "worker", "beat", "flower", "prometheus", "grafana"} <= set(services)
+    assert services["worker"]["deploy"]["replicas"] == services["beat"]["deploy"]["replicas"] == 2
+    for name, service in services.items():
+        if service.get("image") == "opencue-sched":
+            check_command(service["command"])
+    assert "noeviction" in services["redis"]["command"]
+    for volume in (v for service in services.values() for v in service.get("volumes", []) if v.startswith("..")):
+        assert (DEPLOY / "compose" / volume.split(":")[0]).resolve().exists(), volume
+
+
+def test_every_setting_named_in_deploy_exists():
+    def exists(path: list[str]) -> bool:
+        fields = Settings.model_fields
+        for depth, part in enumerate(path):
+            if part not in fields:
+                return False
+            if depth < len(path) - 1:
+                fields = fields[part].annotation.model_fields
+        return True
+
+    names = set()
+    for path in (p for p in DEPLOY.rglob("*") if p.is_file()):
+        names |= set(re.findall(r"OPENCUE_SCHED_([A-Z_]+)", path.read_text()))
+    assert names
+    for name in names:
+        assert exists(name.lower().split("__")), name
