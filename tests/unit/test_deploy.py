@@ -87,7 +87,7 @@ def test_compose_starts_the_whole_fleet_with_commands_that_exist():
     services = compose["services"]
     assert {"postgres", "redis", "report-service", "worker", "beat", "flower", "prometheus", "grafana"} <= set(services)
     assert services["worker"]["deploy"]["replicas"] == services["beat"]["deploy"]["replicas"] == 2
-    for name, service in services.items():
+    for service in services.values():
         if service.get("image") == "opencue-sched":
             check_command(service["command"])
     assert "noeviction" in services["redis"]["command"]

@@ -160,9 +160,8 @@ def _keep(farm: Stage, console: Console) -> None:
     names = ("DATABASE_URL", "REDIS_URL", "RQD__ADDRESSES")
     console.print("\nThe farm stays up. To talk to it:")
     for name in names:
-        console.print(
-            f"  export OPENCUE_SCHED_{name}='{farm.fleet.environment[f'OPENCUE_SCHED_{name}']}'", soft_wrap=True
-        )
+        value = farm.fleet.environment[f"OPENCUE_SCHED_{name}"]
+        console.print(f"  export OPENCUE_SCHED_{name}='{value}'", soft_wrap=True, markup=False)
     console.print(f"Logs are in {farm.directory}. Press Ctrl-C to stop everything.")
     signal.pause()
 
