@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import structlog
 from sqlalchemy import Connection, Engine
@@ -35,7 +36,7 @@ from opencue_sched.release.model import (
 )
 from opencue_sched.store import depends, procs, release
 from opencue_sched.store.procs import DeletedProc
-from opencue_sched.store.release import StoppedFrame
+from opencue_sched.store.release import ChangedFrame, StoppedFrame
 
 _log = structlog.get_logger(__name__)
 
@@ -44,9 +45,10 @@ _ATTEMPTS = 8
 _LONGEST_RETRY_SECONDS = 0.2
 
 Request = CompletedFrame | LostRun
+_Result = TypeVar("_Result")
 
 
-class _WiderLocks(Exception):
+class WiderLocks(Exception):
     """The transaction must start over with these counters locked as well."""
 
     def __init__(self, counters: release.Counters) -> None:
@@ -55,7 +57,9 @@ class _WiderLocks(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Aftermath:
+class Aftermath:
+    """What the end of frames led to: jobs finished, dependencies met, frames made bookable."""
+
     finished_jobs: tuple[str, ...] = ()
     depends: int = 0
     freed_frames: int = 0
@@ -69,20 +73,31 @@ def end_runs(
     Deadlocks (with a Cuebot or a person in psql; not with our own) and serialization failures are retried. Any other
     database error leaves everything unchanged and is raised.
     """
+    ended, attempts = with_counters(
+        engine, lambda connection, wider: _end(connection, requests, policy, clock(), wider)
+    )
+    return replace(ended, attempts=attempts)
+
+
+def with_counters(engine: Engine, step: Callable[[Connection, release.Counters], _Result]) -> tuple[_Result, int]:
+    """Run ``step`` in a transaction, again with more counters locked when it finds it needs them (WiderLocks).
+
+    Deadlocks and serialization failures are retried too. Returns its result and the number of attempts.
+    """
     wider = release.Counters()
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             with engine.begin() as connection:
-                ended = _end(connection, requests, policy, clock(), wider)
-            return replace(ended, attempts=attempt)
-        except _WiderLocks as found:
+                result = step(connection, wider)
+            return result, attempt
+        except WiderLocks as found:
             wider |= found.counters
         except DBAPIError as error:
             if attempt == _ATTEMPTS or sqlstate(error) not in _RETRIABLE_SQLSTATES:
                 raise
             _log.info("release_retried", sqlstate=sqlstate(error), attempt=attempt)
             time.sleep(random.uniform(0, _LONGEST_RETRY_SECONDS))
-    raise RuntimeError(f"the counters to lock for {len(requests)} ended runs kept growing")
+    raise RuntimeError("the counters to lock for ended runs kept growing")
 
 
 def announce(
@@ -131,7 +146,7 @@ def _end(
     stopped = {frame.id: frame for frame in release.stop_frames(connection, stops)} if stops else {}
     deleted = _release_procs(connection, list(releases), managed)
     release.count_usage(connection, stopped.values())
-    aftermath = _follow(connection, list(stopped.values()), held, policy)
+    aftermath = follow(connection, list(stopped.values()), held, policy)
     _adapt_memory(connection, endings, stopped)
     release.count_shows(connection, _shows(endings, stopped))
     outcomes = tuple(
@@ -209,13 +224,13 @@ def _release_procs(connection: Connection, proc_ids: Sequence[str], managed: fro
     return deleted
 
 
-def _follow(
-    connection: Connection, stopped: Sequence[StoppedFrame], held: release.Counters, policy: ReleasePolicy
-) -> _Aftermath:
+def follow(
+    connection: Connection, changed: Sequence[ChangedFrame], held: release.Counters, policy: ReleasePolicy
+) -> Aftermath:
     """Meet the dependencies on what is over now and finish jobs. Counters that are not locked start it all over."""
-    over = [frame for frame in stopped if frame.state in (FrameState.SUCCEEDED, FrameState.EATEN)]
+    over = [frame for frame in changed if frame.state in (FrameState.SUCCEEDED, FrameState.EATEN)]
     if not over:
-        return _Aftermath()
+        return Aftermath()
     only_on_success = policy.satisfy_only_on_frame_success
     satisfying = [frame for frame in over if satisfies_depends(frame.state, only_on_success=only_on_success)]
     layers = depends.complete_layers(connection, {frame.layer_id for frame in satisfying})
@@ -229,10 +244,10 @@ def _follow(
     )
     needed = depends.counters_of_dependents(connection, found)
     if not held.covers(needed):
-        raise _WiderLocks(needed)
+        raise WiderLocks(needed)
     finished = depends.finish_jobs(connection, jobs)
     satisfied = depends.satisfy_depends(connection, found)
-    return _Aftermath(tuple(finished), satisfied.depends, len(satisfied.freed_frames))
+    return Aftermath(tuple(finished), satisfied.depends, len(satisfied.freed_frames))
 
 
 def _adapt_memory(connection: Connection, endings: Sequence[Ending], stopped: dict[str, StoppedFrame]) -> None:

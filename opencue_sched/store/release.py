@@ -146,6 +146,11 @@ _RAISE_LAYER_MEMORY = text(
     RETURNING layer.pk_layer, layer.int_mem_min
     """
 )
+_READ_FRAMES = text(
+    """
+    SELECT pk_frame, pk_layer, pk_job, str_state FROM frame WHERE pk_frame = ANY(CAST(:frames AS varchar[]))
+    """
+)
 _SET_FRAME_STATES = text(
     """
     UPDATE frame SET str_state = :state, ts_updated = current_timestamp, int_version = coalesce(int_version, 0) + 1
@@ -209,13 +214,19 @@ class FrameStop:
 
 
 @dataclass(frozen=True, slots=True)
-class StoppedFrame:
-    """A frame that this call stopped. ``state`` is what the triggers made of it (DEPEND, CHECKPOINT)."""
+class ChangedFrame:
+    """A frame whose state this call changed. ``state`` is what the triggers made of it (DEPEND, CHECKPOINT)."""
 
     id: str
     layer_id: str
     job_id: str
     state: FrameState
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedFrame(ChangedFrame):
+    """A frame that this call stopped, and what its run used."""
+
     exit_status: int
     max_rss_kb: int
     seconds: float
@@ -225,6 +236,12 @@ class StoppedFrame:
     @property
     def success(self) -> bool:
         return self.exit_status == 0
+
+
+def counters_of_frames(frames: Iterable[ChangedFrame]) -> Counters:
+    """The counters of frames."""
+    frames = list(frames)
+    return Counters(frozenset(frame.layer_id for frame in frames), frozenset(frame.job_id for frame in frames))
 
 
 def lock_counters(connection: Connection, counters: Counters) -> None:
@@ -264,16 +281,22 @@ def stop_frames(connection: Connection, stops: Sequence[FrameStop]) -> list[Stop
     ]
 
 
+def read_frames(connection: Connection, frame_ids: Collection[str]) -> list[ChangedFrame]:
+    """The frames as they are."""
+    rows = connection.execute(_READ_FRAMES, {"frames": list(frame_ids)})
+    return [ChangedFrame(row.pk_frame, row.pk_layer, row.pk_job, FrameState(row.str_state)) for row in rows]
+
+
 def set_frame_states(
     connection: Connection, frame_ids: Collection[str], state: FrameState, expected: Collection[FrameState]
-) -> dict[str, FrameState]:
+) -> list[ChangedFrame]:
     """Move frames that are in one of the ``expected`` states to ``state``; returns what each became.
 
     The triggers have a say: SUCCEEDED to EATEN stays SUCCEEDED, WAITING with open dependencies becomes DEPEND.
     """
     parameters = {"frames": list(frame_ids), "state": state.value, "expected": [each.value for each in expected]}
     rows = connection.execute(_SET_FRAME_STATES, parameters)
-    return {row.pk_frame: FrameState(row.str_state) for row in rows}
+    return [ChangedFrame(row.pk_frame, row.pk_layer, row.pk_job, FrameState(row.str_state)) for row in rows]
 
 
 def count_usage(connection: Connection, stopped: Iterable[StoppedFrame]) -> None:
