@@ -123,7 +123,12 @@ def test_servers_listen_on_loopback_only_and_want_a_password(
 
 
 def test_two_servers_of_each_kind_run_side_by_side(own_postgres: EmbeddedPostgres, own_redis: EmbeddedRedis) -> None:
-    with EmbeddedPostgres(in_memory=True) as second, EmbeddedRedis() as other, _connection(second), _connection(own_postgres):
+    with (
+        EmbeddedPostgres(in_memory=True) as second,
+        EmbeddedRedis() as other,
+        _connection(second),
+        _connection(own_postgres),
+    ):
         assert second.port != own_postgres.port
         assert other.port != own_redis.port
 
