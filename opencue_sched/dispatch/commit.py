@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 # IDLE at the latest, because a client that pauses longer than IDLE finds its transaction ended by the server.
 _STATEMENTS_BEFORE = 0.5
 _STATEMENT = 0.3
-_LOCK = 0.1
+_LOCK = 0.2
 _COMMIT_BEFORE = 0.8
 _IDLE = 0.15
 _WHOLE = 0.95

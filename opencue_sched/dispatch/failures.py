@@ -10,8 +10,6 @@ _SERIALIZATION_FAILURE = "40001"
 _DEADLOCK_DETECTED = "40P01"
 _LOCK_NOT_AVAILABLE = "55P03"
 _RAISED = "P0001"
-_IDLE_IN_TRANSACTION_TIMEOUT = "25P03"
-_TRANSACTION_TIMEOUT = "25P04"
 
 _ROW_CLASSES = frozenset({"21", "22", "23", "2F", "38", "39", "54", "P0", "XX"})
 """SQLSTATE classes that blame rows: cardinality, data, integrity, routines, sizes, PL/pgSQL, internal errors."""
@@ -48,13 +46,12 @@ def classify(error: Exception) -> Failure:
 
 
 def in_doubt(error: Exception) -> bool:
-    """Whether a COMMIT that ended in this error may have happened all the same.
+    """Whether a COMMIT that ended in this error may have happened all the same: unless the server said it refuses.
 
-    Not when the server answered that it refuses, nor when it had ended the transaction for being slow.
+    A server that had ended a paused transaction before the COMMIT arrived says so too, but libpq only reports that the
+    connection is closed, so that counts as doubt.
     """
-    state = _sqlstate(error)
-    refused = state[:2] in _REFUSED_AT_COMMIT or state in (_IDLE_IN_TRANSACTION_TIMEOUT, _TRANSACTION_TIMEOUT)
-    return not refused
+    return _sqlstate(error)[:2] not in _REFUSED_AT_COMMIT
 
 
 def describe(error: Exception) -> str:

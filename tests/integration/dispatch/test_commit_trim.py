@@ -1,0 +1,234 @@
+"""What the committer trims because hosts or caps are not what they were."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import Engine, text
+
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.keys import VertexKind
+from opencue_sched.accounting.vertex_caps import VertexCaps
+from opencue_sched.domain.errors import AllocationOverBurst, CapExceeded, HostExhausted, HostLocked
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
+from opencue_sched.settings import Settings
+from tests.integration.dispatch.plans import KB_PER_GB, assert_consistent, commit, plan, reasons
+
+
+@pytest.mark.parametrize(
+    ("column", "left", "fits"),
+    [
+        ("int_cores_idle", 500, 2),
+        ("int_mem_idle", 5 * KB_PER_GB, 2),
+        ("int_gpus_idle", 1, 1),
+        ("int_gpu_mem_idle", 3 * KB_PER_GB, 3),
+        ("int_cores_idle", 199, 0),
+    ],
+)
+def test_the_first_procs_of_the_plan_get_what_a_host_has_left(
+    engine: Engine, settings: Settings, column: str, left: int, fits: int
+) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=16, memory_gb=32, gpus=4, gpu_memory_gb=8)
+        farm.job([LayerSpec(frames=4)])
+        procs = plan(farm, settings, cores=2, memory_kb=2 * KB_PER_GB, gpus=1, gpu_memory_kb=KB_PER_GB)
+        connection.execute(text(f"UPDATE host SET {column} = :left"), {"left": left})  # noqa: S608
+
+    result = commit(engine, procs, settings)
+
+    assert [c.planned.proc_id for c in result.committed] == [p.proc_id for p in procs[:fits]]
+    assert [type(error) for _, error in result.lost] == [HostExhausted] * (4 - fits)
+    assert all(error.retriable and error.host and error.proc_id == proc.proc_id for proc, error in result.lost)
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT count(*) FROM proc")) == fits
+        assert connection.scalar(text("SELECT count(*) FROM frame WHERE str_state = 'RUNNING'")) == fits
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE host SET str_lock_state = 'LOCKED' WHERE str_name = 'b'",
+        "UPDATE host SET str_lock_state = 'NIMBY_LOCKED' WHERE str_name = 'b'",
+        "UPDATE host_stat SET str_state = 'DOWN' FROM host WHERE host.pk_host = host_stat.pk_host AND str_name = 'b'",
+        "UPDATE host SET pk_alloc = (SELECT pk_alloc FROM alloc WHERE str_tag = 'desktop') WHERE str_name = 'b'",
+    ],
+)
+def test_a_host_that_changed_takes_nothing(engine: Engine, settings: Settings, statement: str) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.alloc("desktop")
+        for name in "ab":
+            farm.host(name=name)
+        farm.job([LayerSpec(frames=4)])
+        procs = plan(farm, settings)
+        connection.execute(text(statement))
+
+    result = commit(engine, procs, settings)
+
+    assert {c.planned.host.name for c in result.committed} == {"a"}
+    assert reasons(result) == ["host_exhausted"] * 2
+    assert_consistent(engine)
+
+
+def test_a_locked_host_is_not_waited_for(engine: Engine, settings: Settings) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        for name in "ab":
+            farm.host(name=name)
+        farm.job([LayerSpec(frames=4)])
+        procs = plan(farm, settings)
+
+    with engine.begin() as other:
+        other.execute(text("SELECT 1 FROM host WHERE str_name = 'a' FOR NO KEY UPDATE"))
+        result = commit(engine, procs, settings)
+
+    assert {c.planned.host.name for c in result.committed} == {"b"}
+    assert [type(error) for _, error in result.lost] == [HostLocked] * 2
+    assert all(error.retriable for _, error in result.lost)
+    assert_consistent(engine)
+
+
+def test_a_locked_frame_is_not_waited_for(engine: Engine, settings: Settings) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host()
+        farm.job([LayerSpec(frames=3)])
+        procs = plan(farm, settings)
+
+    with engine.begin() as other:
+        other.execute(text("SELECT 1 FROM frame WHERE int_number = 2 FOR NO KEY UPDATE"))
+        result = commit(engine, procs, settings)
+
+    assert [c.planned.frame.number for c in result.committed] == [1, 3]
+    assert reasons(result) == ["frame_lost"]
+    assert_consistent(engine)
+
+
+class CapFarm:
+    """Four frames of one job in a folder, under a limit; each takes 2 cores and 1 GPU."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        with engine.begin() as connection:
+            farm = Farm(connection)
+            self.alloc = farm.default_alloc().id
+            self.show = farm.default_show().id
+            self.folder = farm.folder(farm.default_show(), "shots", max_cores=100, max_gpus=50)
+            self.limit = farm.limit("nuke", 100)
+            farm.host(cores=32, gpus=8)
+            spec = JobSpec([LayerSpec(frames=4, limits=[self.limit])], folder_id=self.folder)
+            self.job = farm.jobs([JobSpec(spec.layers, folder_id=self.folder, max_cores=100, max_gpus=50)])[0].id
+            self.procs = plan(farm, settings, cores=2, gpus=1)
+
+    def caps(self, **booked: int) -> dict[str, VertexCaps]:
+        """What the ledger would have said: caps of 100 cores, 50 GPUs, 100 frames, with this much booked in all."""
+        cores, gpus, frames = booked.get("cores", 8), booked.get("gpus", 4), booked.get("frames", 4)
+        foreign = booked.get("foreign", 0)
+        return {
+            key: VertexCaps(key, kind, cores, gpus, 0, **most)
+            for key, kind, most in (
+                (keys.subscription(self.show, self.alloc), VertexKind.SUBSCRIPTION, {"max_cores": 100_000.0}),
+                (keys.folder(self.folder), VertexKind.FOLDER, {"max_cores": 100.0, "max_gpus": 50.0}),
+                (keys.job(self.job), VertexKind.JOB, {"max_cores": 100.0, "max_gpus": 50.0}),
+            )
+        } | {
+            keys.limit(self.limit): VertexCaps(
+                keys.limit(self.limit), VertexKind.LIMIT, 0, 0, 0, frames=frames, max_frames=100.0 - foreign,
+                foreign_frames=foreign,
+            )
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("statement", "fits", "table"),
+    [
+        ("UPDATE subscription SET int_burst = 500", 2, ""),
+        ("UPDATE subscription SET int_burst = 0", 0, ""),
+        ("DELETE FROM subscription", 0, ""),
+        ("UPDATE folder_resource SET int_max_cores = 400", 2, "folder"),
+        ("UPDATE folder_resource SET int_max_gpus = 3", 3, "folder_gpus"),
+        ("UPDATE job_resource SET int_max_cores = 50", 0, "job"),
+        ("UPDATE job_resource SET int_max_gpus = 1", 1, "job_gpus"),
+        ("UPDATE limit_record SET int_max_value = 3", 3, "limit"),
+        ("UPDATE limit_record SET int_max_value = NULL", 0, "limit"),
+    ],
+)
+def test_a_cap_lowered_since_the_booking_keeps_what_fits_below_it(
+    engine: Engine, settings: Settings, statement: str, fits: int, table: str
+) -> None:
+    farm = CapFarm(engine, settings)
+    with engine.begin() as connection:
+        connection.execute(text(statement))
+
+    result = commit(engine, farm.procs, settings, farm.caps())
+
+    assert [c.planned.proc_id for c in result.committed] == [p.proc_id for p in farm.procs[:fits]]
+    errors = [error for _, error in result.lost]
+    assert len(errors) == 4 - fits
+    assert not any(error.retriable for error in errors)
+    if table:
+        assert {error.table for error in errors if isinstance(error, CapExceeded)} == {table}
+    else:
+        assert all(isinstance(error, AllocationOverBurst) for error in errors)
+    assert len(result.lowered) == 1
+    assert_consistent(engine)
+
+
+def test_a_lowered_cap_counts_what_others_have_booked_too(engine: Engine, settings: Settings) -> None:
+    farm = CapFarm(engine, settings)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE job_resource SET int_max_cores = 2000"))
+
+    result = commit(engine, farm.procs, settings, farm.caps(cores=23))
+
+    assert len(result.committed) == 2
+    assert reasons(result) == ["cap_exceeded"] * 2
+
+
+def test_a_lowered_limit_counts_the_frames_of_unmanaged_shows(engine: Engine, settings: Settings) -> None:
+    farm = CapFarm(engine, settings)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE limit_record SET int_max_value = 12"))
+
+    result = commit(engine, farm.procs, settings, farm.caps(frames=4, foreign=10))
+
+    assert len(result.committed) == 2
+    assert result.lowered == {keys.limit(farm.limit)}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT 1",
+        "UPDATE job_resource SET int_max_cores = -1, int_max_gpus = 0",
+        "UPDATE folder_resource SET int_max_cores = 0",
+        "UPDATE subscription SET int_burst = int_burst * 2",
+        "UPDATE limit_record SET int_max_value = 1000",
+        "DELETE FROM limit_record",
+    ],
+)
+def test_a_cap_that_was_kept_or_raised_stops_nothing(engine: Engine, settings: Settings, statement: str) -> None:
+    farm = CapFarm(engine, settings)
+    with engine.begin() as connection:
+        connection.execute(text(statement))
+
+    result = commit(engine, farm.procs, settings, farm.caps(cores=100, gpus=50, frames=100))
+
+    assert len(result.committed) == 4
+    assert result.lowered == frozenset()
+
+
+def test_a_lowered_cap_of_one_job_leaves_the_others(engine: Engine, settings: Settings) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=32)
+        jobs = farm.jobs([JobSpec([LayerSpec(frames=2)]) for _ in range(2)])
+        procs = plan(farm, settings, cores=2)
+        connection.execute(text("UPDATE job_resource SET int_max_cores = 300 WHERE pk_job = :j"), {"j": jobs[0].id})
+    key = keys.job(jobs[0].id)
+    caps = {key: VertexCaps(key, VertexKind.JOB, 4, 0, 0, max_cores=10_000)}
+
+    result = commit(engine, procs, settings, caps)
+
+    assert sorted(c.planned.job.id for c in result.committed) == sorted([jobs[0].id, jobs[1].id, jobs[1].id])
+    assert result.lowered == {key}
