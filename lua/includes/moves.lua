@@ -8,7 +8,9 @@ local function move_key(key, cores, gpus, ledger_only)
     moves[key] = sum
   end
   sum[3], sum[4] = sum[3] + cores, sum[4] + gpus
-  if not ledger_only then
+  if ledger_only then
+    sum.dropped = true
+  else
     sum[1], sum[2] = sum[1] + cores, sum[2] + gpus
   end
 end
@@ -45,6 +47,9 @@ local function apply_moves(seq)
       if DUAL then
         call('HINCRBY', key, 'ledger_cores', sum[3] + 0)
         call('HINCRBY', key, 'ledger_gpus', sum[4] + 0)
+      end
+      if sum.dropped then
+        call('HSET', key, 'dropped_at', call('TIME')[1])
       end
     end
   end

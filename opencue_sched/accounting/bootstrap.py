@@ -26,13 +26,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import cap_rows_of_shows, reseed_limits
 from opencue_sched.accounting.differences import additions
 from opencue_sched.accounting.ledger import Ledger, answering
-from opencue_sched.accounting.recompute import (
-    DEFAULT_AGE_SECONDS,
-    RecomputeReport,
-    recompute,
-    repeatable_read,
-    snapshot_of,
-)
+from opencue_sched.accounting.recompute import DEFAULT_AGE_SECONDS, RecomputeReport, recompute
 from opencue_sched.accounting.scripts import (
     chunks,
     epoch_fill_call,
@@ -40,6 +34,7 @@ from opencue_sched.accounting.scripts import (
     token_drop_call,
     token_extend_call,
 )
+from opencue_sched.accounting.snapshot import repeatable_read, snapshot_of
 from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.domain.errors import InvalidInput, NotReady
 from opencue_sched.lua_scripts import ScriptCall, call_scripts

@@ -63,9 +63,9 @@ class Stock:
     complete: bool
 
 
-def take_stock(ledger: Ledger) -> Stock:
-    """Scan the ledger and read every counter, once. Raises NotReady."""
-    epoch = ledger.epoch()
+def take_stock(ledger: Ledger, epoch: Epoch | None = None) -> Stock:
+    """Scan the ledger and read every counter, once, under ``epoch`` (default: the store's). Raises NotReady."""
+    epoch = epoch or ledger.mark().epoch
     token = uuid.uuid4().hex
     client = ledger.client
     with answering():

@@ -8,24 +8,21 @@ younger than the mark. The same pass takes stock (I1), frees the keys of finishe
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import structlog
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.differences import Cause, Scope, additions, find_differences
-from opencue_sched.accounting.entries import Booking, amounts
-from opencue_sched.accounting.inventory import Stock, correct, count_by_kind, drift, take_stock
+from opencue_sched.accounting.cas import DEFAULT_GRACE_SECONDS, CasReport, reseed_booked
+from opencue_sched.accounting.entries import amounts
+from opencue_sched.accounting.inventory import Stock, correct, count_by_kind, drift
 from opencue_sched.accounting.keys import VertexKind
 from opencue_sched.accounting.ledger import Ledger, Mark
+from opencue_sched.accounting.reconcile import Pass, reconcile
 from opencue_sched.accounting.scripts import Change, chunks, reclaim_calls
 from opencue_sched.accounting.sightings import Sightings
-from opencue_sched.domain.farm import Vertices
-from opencue_sched.domain.units import booked_cores
-from opencue_sched.store import accounting as store
 from opencue_sched.store import accounting_tables, proc_snapshot
 
 log = structlog.get_logger(__name__)
@@ -42,7 +39,7 @@ class RecomputeReport:
     ``causes``: entries put right, by Cause. ``drifted``: counters that were off their entries, by vertex kind, which
     only somebody else's writing explains (``stock_complete`` False: not looked at this time). ``moved``: vertices whose
     counters changed, by kind. ``passed_over``: differences that had changed by the time they were applied.
-    ``oldest_in_flight_seconds`` is by Redis TIME. ``tables``: PostgreSQL rows written.
+    ``oldest_in_flight_seconds`` is by Redis TIME. ``tables``: PostgreSQL rows written. ``cas``: of a dual store only.
     """
 
     shows: int
@@ -57,20 +54,13 @@ class RecomputeReport:
     oldest_in_flight_seconds: float = 0.0
     reclaimed: int = 0
     tables: Mapping[str, int] = field(default_factory=dict)
+    cas: CasReport | None = None
     seconds: float = 0.0
 
     @property
     def healed(self) -> int:
         """Entries and counters that were not as they should be."""
         return sum(self.causes.values()) + sum(self.drifted.values())
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The proc table at one moment: managed shows, and the entry of each of their procs."""
-
-    managed: frozenset[str]
-    entries: Mapping[str, str]
 
 
 def recompute(
@@ -80,84 +70,49 @@ def recompute(
     *,
     age_seconds: float = DEFAULT_AGE_SECONDS,
     sightings: Sightings | None = None,
+    cas_max_retries: int = 3,
+    publish_grace: float = DEFAULT_GRACE_SECONDS,
     write_tables: bool = True,
 ) -> RecomputeReport:
     """One pass over all managed shows, or only over ``show_ids`` (a hint that something was released there).
 
-    ``age_seconds`` is accounting.in_flight_age. Raises NotReady (nothing was, or only part of it was applied; each part
-    is right by itself) and SQLAlchemy's errors.
+    ``age_seconds`` is accounting.in_flight_age; ``cas_max_retries`` and ``publish_grace`` (seconds) only matter to a
+    store that another program publishes into (accounting.cas). Raises NotReady and SQLAlchemy's errors: then nothing
+    or a part was applied, and each part is right by itself.
     """
     started = time.monotonic()
-    sightings = sightings or Sightings(ledger.client)
     only = None if show_ids is None else frozenset(show_ids)
-    marked_at = sightings.clock()
-    mark = ledger.mark()
-    snapshot = read_snapshot(engine, only)
-    stock = take_stock(ledger)
-    too_old = sightings.too_old(stock.records.values(), mark, marked_at, age_seconds=age_seconds)
-    scope = Scope(snapshot.managed, only)
-    found = find_differences(mark.seq, snapshot.entries, stock.records.values(), too_old=too_old, scope=scope)
-    changes = [*found.changes, *_fresh_additions(engine, found.absent)]
-    found.causes[Cause.MISSING] = len(changes) - len(found.changes)
-    applied = ledger.apply(changes, epoch=mark.epoch)
-    drifted = _heal_drift(ledger, mark, stock)
-    full = only is None
+    eyes = sightings or Sightings(ledger.client)
+    cas: CasReport | None = None
+
+    def one_pass() -> Pass:
+        return reconcile(engine, ledger, only, age_seconds=age_seconds, sightings=eyes)
+
+    epoch = ledger.mark().epoch
+    if epoch.dual:
+        done, cas = reseed_booked(ledger, epoch, one_pass, max_retries=cas_max_retries, grace_seconds=publish_grace)
+    else:
+        done = one_pass()
+    stock, found, applied = done.stock, done.found, done.applied
     oldest = found.oldest_in_flight_at
     report = RecomputeReport(
-        shows=len(snapshot.managed),
-        procs=len(snapshot.entries),
+        shows=len(done.snapshot.managed),
+        procs=len(done.snapshot.entries),
         entries=len(stock.records),
         causes={cause.value: count for cause, count in found.causes.items() if count},
-        moved=_kinds_moved(stock, changes, frozenset(applied.passed_over)),
-        drifted=drifted,
+        moved=_kinds_moved(stock, done.changes, frozenset(applied.passed_over)),
+        drifted=_heal_drift(ledger, done.mark, stock),
         stock_complete=stock.complete,
         passed_over=len(applied.passed_over),
         in_flight=found.in_flight,
-        oldest_in_flight_seconds=0.0 if oldest is None else float(max(0, mark.seconds - oldest)),
-        reclaimed=reclaim_orphans(engine, ledger, mark, stock) if full and stock.complete else 0,
-        tables=accounting_tables.refresh_tables(engine, only or snapshot.managed) if write_tables else {},
+        oldest_in_flight_seconds=0.0 if oldest is None else float(max(0, done.mark.seconds - oldest)),
+        reclaimed=reclaim_orphans(engine, ledger, done.mark, stock) if only is None and stock.complete else 0,
+        tables=accounting_tables.refresh_tables(engine, only or done.snapshot.managed) if write_tables else {},
+        cas=cas,
         seconds=time.monotonic() - started,
     )
-    log.info("recomputed", healed=report.healed, causes=report.causes, drifted=drifted, seconds=report.seconds)
+    log.info("recomputed", healed=report.healed, causes=report.causes, seconds=round(report.seconds, 3))
     return report
-
-
-def read_snapshot(engine: Engine, only: Collection[str] | None = None) -> Snapshot:
-    """Managed shows and their procs in one transaction that sees one moment."""
-    with repeatable_read(engine) as connection:
-        return snapshot_of(connection, only)
-
-
-@contextmanager
-def repeatable_read(engine: Engine) -> Iterator[Connection]:
-    """A transaction whose statements all see the same moment."""
-    with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection, connection.begin():
-        yield connection
-
-
-def snapshot_of(connection: Connection, only: Collection[str] | None = None) -> Snapshot:
-    """The snapshot a transaction sees."""
-    managed = store.managed_show_ids(connection)
-    return Snapshot(managed, entries_of(proc_snapshot.procs(connection, only)))
-
-
-def entries_of(rows: Iterable[proc_snapshot.ProcRow]) -> dict[str, str]:
-    """Procs as ledger entries: cores rounded up per proc."""
-    return {row.proc_id: _booking(row).packed() for row in rows}
-
-
-def _booking(row: proc_snapshot.ProcRow) -> Booking:
-    vertices = Vertices(row.show_id, row.alloc_id, row.folder_id, row.job_id, row.layer_id, row.dept_id, row.limit_ids)
-    return Booking(row.proc_id, vertices, booked_cores(row.centicores), row.gpus)
-
-
-def _fresh_additions(engine: Engine, proc_ids: Collection[str]) -> list[Change]:
-    """Procs the ledger lacks, as they are now: one that is gone meanwhile is not added."""
-    changes: list[Change] = []
-    for part in chunks(list(proc_ids), _IDS_PER_STATEMENT):
-        with engine.begin() as connection:
-            changes += additions(entries_of(proc_snapshot.procs_by_id(connection, part)))
-    return changes
 
 
 def _heal_drift(ledger: Ledger, mark: Mark, stock: Stock) -> dict[str, int]:

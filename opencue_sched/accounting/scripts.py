@@ -16,6 +16,7 @@ UNSEEDED = "unseeded"
 TOMBSTONED = "tombstoned"
 
 Mode: TypeAlias = Literal["check", "force"]
+Phase: TypeAlias = Literal["before", "after"]
 _T = TypeVar("_T")
 
 
@@ -94,6 +95,18 @@ def adjust_calls(epoch: str, amounts: Sequence[tuple[str, int, int]]) -> list[Sc
 
 def reclaim_calls(epoch: str, vertex_keys: Sequence[str]) -> list[ScriptCall]:
     return [ScriptCall("reclaim", LEDGER_KEYS, (epoch, *part)) for part in chunks(vertex_keys)]
+
+
+def reseed_cas_calls(epoch: str, seq: int, values: Sequence[tuple[str, int, int]]) -> list[ScriptCall]:
+    """``values``: vertex key, cores and GPUs as they were at ``seq``."""
+    return [
+        ScriptCall("reseed_cas", LEDGER_KEYS, (epoch, seq, *(field for value in part for field in value)))
+        for part in chunks(values)
+    ]
+
+
+def foreign_calls(epoch: str, phase: Phase, grace_seconds: float, vertex_keys: Sequence[str]) -> list[ScriptCall]:
+    return [ScriptCall("foreign", LEDGER_KEYS, (epoch, phase, grace_seconds, *part)) for part in chunks(vertex_keys)]
 
 
 def epoch_fill_call(lease: str, filling: str, run_id: str, *, close_open: bool) -> ScriptCall:

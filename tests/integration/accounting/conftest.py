@@ -5,9 +5,11 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 import redis
+from sqlalchemy import Engine
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import server_run_id
@@ -17,6 +19,9 @@ from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.settings import Settings
+
+if TYPE_CHECKING:
+    from tests.integration.accounting.world import World
 
 VERTICES = Vertices("show", "alloc", "folder", "job", "layer", "dept")
 
@@ -84,3 +89,11 @@ def store(redis_client: redis.Redis, settings_url: str) -> Iterator[Store]:
 @pytest.fixture
 def settings_url(redis_server: object) -> str:
     return str(redis_server.url)  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def world(engine: Engine, store: Store) -> World:
+    """A small farm and an open store that knows nothing of it yet."""
+    from tests.integration.accounting.world import World
+
+    return World.make(engine, store)

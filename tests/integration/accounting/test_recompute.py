@@ -2,93 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-
 import pytest
-from sqlalchemy import Engine, text
 
+from opencue_sched.accounting import inventory as inventory_module
 from opencue_sched.accounting import keys
-from opencue_sched.accounting import recompute as recompute_module
-from opencue_sched.accounting.caps import make_ledger
-from opencue_sched.accounting.entries import EntryState, unpack_entry
+from opencue_sched.accounting import reconcile as reconcile_module
+from opencue_sched.accounting.entries import EntryState
 from opencue_sched.accounting.inventory import drift, take_stock
 from opencue_sched.accounting.ledger import Booking
-from opencue_sched.accounting.recompute import RecomputeReport, read_snapshot, recompute
 from opencue_sched.accounting.scripts import Change
-from opencue_sched.accounting.sightings import Sightings
 from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import HostIds, JobIds, LayerSpec, ShowIds
-from tests.integration.accounting.conftest import Store
-
-AGE = 40.0
-
-
-@dataclass
-class World:
-    """A small farm in PostgreSQL, a store that knows it, and a boot clock that the test turns."""
-
-    engine: Engine
-    store: Store
-    show: ShowIds
-    job: JobIds
-    host: HostIds
-    now: float = 1000.0
-    procs: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.ledger = make_ledger(self.engine, self.store.client, owner="test")
-        self.sightings = Sightings(self.store.client, clock=lambda: self.now, boot="test-boot")
-
-    def recompute(self, *show_ids: str) -> RecomputeReport:
-        return recompute(
-            self.engine, self.ledger, show_ids or None, age_seconds=AGE, sightings=self.sightings, write_tables=False
-        )
-
-    def run(self, count: int = 1, cores: float = 2) -> list[str]:
-        """Procs in PostgreSQL that the ledger knows nothing of."""
-        with self.engine.begin() as connection:
-            frames = self.job.layers[0].frames[len(self.procs) : len(self.procs) + count]
-            made = Farm(connection).run(frames, self.host, cores=cores)
-        self.procs += made
-        return made
-
-    def entry(self, proc_id: str) -> Booking:
-        """The booking of a proc as PostgreSQL has it."""
-        packed = read_snapshot(self.engine).entries[proc_id]
-        return unpack_entry(proc_id, packed)
-
-    def delete(self, proc_id: str) -> None:
-        self.sql("DELETE FROM proc WHERE pk_proc = :id", id=proc_id)
-
-    def sql(self, statement: str, **parameters: object) -> None:
-        with self.engine.begin() as connection:
-            connection.execute(text(statement), parameters)
-
-    def age(self, proc_id: str, seconds: int) -> None:
-        """Make an entry that many seconds older by Redis TIME."""
-        record = str(self.store.client.hget(keys.LEDGER, proc_id)).split("|", 3)
-        record[2] = str(int(record[2]) - seconds)
-        self.store.client.hset(keys.LEDGER, proc_id, "|".join(record))
-
-    def job_cores(self) -> int:
-        return self.store.counter(keys.job(self.job.id))[0]
-
-    def exact(self) -> None:
-        """Ledger and proc table agree, and every counter is the sum of its entries."""
-        stock = take_stock(self.ledger)
-        assert {i: r.entry for i, r in stock.records.items()} == dict(read_snapshot(self.engine).entries)
-        assert drift(stock) == {}
-
-
-@pytest.fixture
-def world(engine: Engine, store: Store) -> Iterator[World]:
-    with engine.begin() as connection:
-        farm = Farm(connection)
-        show = farm.default_show()
-        host = farm.host(cores=64, memory_gb=256)
-        job = farm.job([LayerSpec(frames=40), LayerSpec(frames=2)])
-    yield World(engine, store, show, job, host)
+from tests.integration.accounting.world import AGE, World
 
 
 def test_a_proc_the_ledger_lacks_is_added(world: World) -> None:
@@ -238,15 +162,15 @@ class TestCommutes:
 
     def between(self, monkeypatch: pytest.MonkeyPatch, point: str, action: object) -> None:
         """Run ``action``, once, right after the pass has taken its snapshot or its stock."""
-        original = getattr(recompute_module, point)
+        original = getattr(reconcile_module, point)
 
         def interrupted(*args: object, **kwargs: object) -> object:
             result = original(*args, **kwargs)
-            monkeypatch.setattr(recompute_module, point, original)
+            monkeypatch.setattr(reconcile_module, point, original)
             action()  # type: ignore[operator]
             return result
 
-        monkeypatch.setattr(recompute_module, point, interrupted)
+        monkeypatch.setattr(reconcile_module, point, interrupted)
 
     def test_a_booking_committed_and_settled_after_the_snapshot_stays(
         self, world: World, monkeypatch: pytest.MonkeyPatch
@@ -257,7 +181,7 @@ class TestCommutes:
             world.ledger.book([booked])
             world.ledger.settle([booked])
 
-        self.between(monkeypatch, "snapshot_of", book)
+        self.between(monkeypatch, "read_snapshot", book)
         assert world.recompute().causes == {}
         assert world.job_cores() == 2
         world.exact()
@@ -332,7 +256,7 @@ class TestDrift:
         early, late = Booking("early", vertices, 4), Booking("late", vertices, 8)
         world.ledger.book([early])
         world.store.client.hincrby(keys.job(world.job.id), "int_cores", 5)
-        read = recompute_module.take_stock.__globals__["read_counters"]
+        read = inventory_module.read_counters
 
         def racing(*args: object) -> object:
             world.ledger.release(["early"])
@@ -341,7 +265,7 @@ class TestDrift:
             world.ledger.rollback([late])
             return readings
 
-        monkeypatch.setitem(recompute_module.take_stock.__globals__, "read_counters", racing)
+        monkeypatch.setattr(inventory_module, "read_counters", racing)
         stock = take_stock(world.ledger)
         assert drift(stock) == {keys.job(world.job.id): (5, 0)}
 

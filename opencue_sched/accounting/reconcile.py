@@ -1,0 +1,55 @@
+"""One pass of reconciliation by difference of ids: mark, snapshot, stock, differences, apply."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Engine
+
+from opencue_sched.accounting.differences import Cause, Differences, Scope, find_differences
+from opencue_sched.accounting.inventory import Stock, take_stock
+from opencue_sched.accounting.ledger import Applied, Ledger, Mark
+from opencue_sched.accounting.scripts import Change
+from opencue_sched.accounting.sightings import Sightings
+from opencue_sched.accounting.snapshot import Snapshot, fresh_additions, read_snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What one pass read, found and applied."""
+
+    mark: Mark
+    snapshot: Snapshot
+    stock: Stock
+    found: Differences
+    changes: Sequence[Change]
+    applied: Applied
+
+    def entries_now(self) -> dict[str, str]:
+        """The ledger after the changes, provided that nobody else changed it meanwhile."""
+        entries = {proc_id: record.entry for proc_id, record in self.stock.records.items()}
+        for change in self.changes:
+            if change.proc_id in self.applied.passed_over:
+                continue
+            if change.entry is None:
+                entries.pop(change.proc_id, None)
+            else:
+                entries[change.proc_id] = change.entry
+        return entries
+
+
+def reconcile(
+    engine: Engine, ledger: Ledger, only: frozenset[str] | None, *, age_seconds: float, sightings: Sightings
+) -> Pass:
+    """Bring the ledger to what the proc table says, as far as it can be said for certain now."""
+    marked_at = sightings.clock()
+    mark = ledger.mark()
+    snapshot = read_snapshot(engine, only)
+    stock = take_stock(ledger, mark.epoch)
+    too_old = sightings.too_old(stock.records.values(), mark, marked_at, age_seconds=age_seconds)
+    scope = Scope(snapshot.managed, only)
+    found = find_differences(mark.seq, snapshot.entries, stock.records.values(), too_old=too_old, scope=scope)
+    changes = [*found.changes, *fresh_additions(engine, found.absent)]
+    found.causes[Cause.MISSING] = len(changes) - len(found.changes)
+    return Pass(mark, snapshot, stock, found, changes, ledger.apply(changes, epoch=mark.epoch))

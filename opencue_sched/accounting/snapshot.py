@@ -1,0 +1,65 @@
+"""The proc table as ledger entries, at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, Engine
+
+from opencue_sched.accounting.differences import additions
+from opencue_sched.accounting.entries import Booking
+from opencue_sched.accounting.scripts import Change, chunks
+from opencue_sched.domain.farm import Vertices
+from opencue_sched.domain.units import booked_cores
+from opencue_sched.store import accounting as store
+from opencue_sched.store import proc_snapshot
+
+_IDS_PER_STATEMENT = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The proc table at one moment: managed shows, and the entry of each of their procs."""
+
+    managed: frozenset[str]
+    entries: Mapping[str, str]
+
+
+def read_snapshot(engine: Engine, only: Collection[str] | None = None) -> Snapshot:
+    """Managed shows and their procs in one transaction that sees one moment."""
+    with repeatable_read(engine) as connection:
+        return snapshot_of(connection, only)
+
+
+@contextmanager
+def repeatable_read(engine: Engine) -> Iterator[Connection]:
+    """A transaction whose statements all see the same moment."""
+    with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection, connection.begin():
+        yield connection
+
+
+def snapshot_of(connection: Connection, only: Collection[str] | None = None) -> Snapshot:
+    """The snapshot a transaction sees."""
+    managed = store.managed_show_ids(connection)
+    return Snapshot(managed, entries_of(proc_snapshot.procs(connection, only)))
+
+
+def entries_of(rows: Iterable[proc_snapshot.ProcRow]) -> dict[str, str]:
+    """Procs as ledger entries: cores rounded up per proc."""
+    return {row.proc_id: _booking(row).packed() for row in rows}
+
+
+def _booking(row: proc_snapshot.ProcRow) -> Booking:
+    vertices = Vertices(row.show_id, row.alloc_id, row.folder_id, row.job_id, row.layer_id, row.dept_id, row.limit_ids)
+    return Booking(row.proc_id, vertices, booked_cores(row.centicores), row.gpus)
+
+
+def fresh_additions(engine: Engine, proc_ids: Collection[str]) -> list[Change]:
+    """Procs the ledger lacks, as they are now: one that is gone meanwhile is not added."""
+    changes: list[Change] = []
+    for part in chunks(list(proc_ids), _IDS_PER_STATEMENT):
+        with engine.begin() as connection:
+            changes += additions(entries_of(proc_snapshot.procs_by_id(connection, part)))
+    return changes

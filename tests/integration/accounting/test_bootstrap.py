@@ -1,0 +1,229 @@
+"""Filling the store: when, by whom, and what happens to those who come in between."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import redis
+from sqlalchemy import Engine
+
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.bootstrap import (
+    Action,
+    StoreState,
+    check_eviction_policy,
+    ensure_bootstrapped,
+    judge_eviction,
+    server_run_id,
+    store_state,
+)
+from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.entries import Booking
+from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.accounting.scripts import epoch_open_call
+from opencue_sched.accounting.store_epoch import Epoch
+from opencue_sched.domain.errors import InvalidInput, NotReady
+from opencue_sched.embedded.services import EmbeddedRedis
+from opencue_sched.lua_scripts import call_scripts
+from opencue_sched.settings import Settings
+from tests.integration.accounting.conftest import Store
+from tests.integration.accounting.world import World
+
+
+@pytest.fixture
+def emptied(world: World) -> World:
+    """Three procs are running, and Redis has lost everything."""
+    world.run(3)
+    world.store.client.flushdb()
+    world.ledger.forget_epoch()
+    return world
+
+
+def newcomer(world: World) -> Ledger:
+    return make_ledger(world.engine, world.store.client, owner="newcomer")
+
+
+def test_an_empty_store_is_filled_from_one_snapshot_and_opened(emptied: World) -> None:
+    assert store_state(emptied.store.client) is StoreState.LOST
+    report = ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0)
+    assert (report.action, report.procs) == (Action.FILLED, 3)
+    assert store_state(emptied.store.client) is StoreState.OPEN
+    assert emptied.job_cores() == 6
+    assert {record.state for record in emptied.ledger.records()} == {"C"}
+    emptied.exact()
+    vertices = emptied.entry(emptied.procs[0]).vertices
+    assert len(emptied.ledger.book([Booking("new", vertices, 1)]).accepted) == 1
+
+
+def test_after_a_loss_one_age_passes_before_the_snapshot(emptied: World) -> None:
+    """A booking made before the loss commits while the filler waits, and is in the snapshot."""
+    slept: list[float] = []
+
+    def committing(seconds: float) -> None:
+        if not slept:
+            emptied.run(1)
+        slept.append(seconds)
+        threading.Event().wait(seconds)
+
+    report = ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0.3, sleep=committing)
+    assert sum(slept) >= 0.25
+    assert report.procs == 4
+    emptied.exact()
+
+
+def test_a_worker_that_joins_a_live_fleet_only_verifies(world: World) -> None:
+    world.run(1)
+    seq = world.store.seq()
+    report = ensure_bootstrapped(world.engine, newcomer(world), wait_age=60)
+    assert report.action is Action.VERIFIED
+    assert world.store.seq() == seq
+
+
+def test_the_first_worker_of_a_fleet_reconciles_an_open_store(world: World) -> None:
+    world.run(2)
+    vertices = world.entry(world.procs[0]).vertices
+    world.ledger.book([Booking("young", vertices, 4)])
+    report = ensure_bootstrapped(world.engine, newcomer(world), fleet_start=True, wait_age=60)
+    assert report.action is Action.RECONCILED
+    assert report.recompute is not None
+    assert report.recompute.causes == {"missing": 2}
+    assert world.job_cores() == 8, "it is no rebuild: the booking in flight stays"
+
+
+def test_what_a_restarted_redis_still_holds_is_thrown_away(world: World) -> None:
+    world.run(1)
+    world.recompute()
+    world.store.client.set(keys.EPOCH, Epoch.new("0" * 40).text)
+    world.store.client.hincrby(keys.job(world.job.id), "int_cores", 50)
+    assert store_state(world.store.client) is StoreState.LOST
+    report = ensure_bootstrapped(world.engine, newcomer(world), wait_age=0)
+    assert report.action is Action.FILLED
+    assert world.job_cores() == 2
+    world.exact()
+
+
+def test_exactly_one_of_many_fills_and_the_others_wait(emptied: World, settings_url: str) -> None:
+    reports: list[Action] = []
+    failures: list[BaseException] = []
+
+    def start() -> None:
+        client = make_redis(settings_url, Settings())
+        try:
+            ledger = make_ledger(emptied.engine, client, owner="worker")
+            reports.append(ensure_bootstrapped(emptied.engine, ledger, wait_age=0.4, give_up_after=20).action)
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            client.close()
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert failures == []
+    assert sorted(reports) == [Action.FILLED, *[Action.WAITED] * 3]
+    emptied.exact()
+
+
+def test_nobody_books_while_the_store_is_filled(emptied: World) -> None:
+    client = emptied.store.client
+    client.set(keys.EPOCH, Epoch.filling(server_run_id(client)).text)
+    client.set(keys.BOOTSTRAP_LEASE, "somebody", px=60_000)
+    assert store_state(client) is StoreState.FILLING
+    with pytest.raises(NotReady):
+        emptied.ledger.book([Booking("p", emptied.entry(emptied.procs[0]).vertices, 1)])
+    with pytest.raises(NotReady, match="another process"):
+        ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0, give_up_after=0)
+
+
+def test_a_filler_that_died_is_followed_by_another(emptied: World) -> None:
+    client = emptied.store.client
+    client.set(keys.EPOCH, Epoch.filling(server_run_id(client)).text)
+    client.hset(keys.LEDGER, "half", "1|C|1|1|dead|9|0|s|a|f|j|l|d|")
+    assert ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0).action is Action.FILLED
+    emptied.exact()
+
+
+def test_a_filler_that_was_overtaken_in_a_pause_cannot_open_or_write(emptied: World) -> None:
+    client = emptied.store.client
+    mine = Epoch.filling(server_run_id(client))
+    client.set(keys.EPOCH, mine.text)
+    ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0)
+    answers, _ = call_scripts(client, [epoch_open_call(mine.text, Epoch.new("x").text)])
+    assert answers == [0]
+    with pytest.raises(NotReady):
+        emptied.ledger.write_caps(1, [(keys.job("j"), ["int_max_cores", "1"])], epoch=mine)
+    assert store_state(client) is StoreState.OPEN
+
+
+def test_a_store_emptied_while_it_is_filled_is_not_opened(emptied: World) -> None:
+    def flush(_: float) -> None:
+        emptied.store.client.flushdb()
+
+    with pytest.raises(NotReady):
+        ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0.01, sleep=flush)
+    assert store_state(emptied.store.client) is StoreState.LOST
+
+
+def test_a_different_release_feed_than_the_fleets_is_refused_and_taken_over_at_fleet_start(world: World) -> None:
+    with pytest.raises(InvalidInput, match="release_feed"):
+        ensure_bootstrapped(world.engine, newcomer(world), dual=True, wait_age=0)
+    report = ensure_bootstrapped(world.engine, newcomer(world), dual=True, fleet_start=True, wait_age=0)
+    assert (report.action, report.epoch.dual) == (Action.FILLED, True)
+
+
+@pytest.fixture
+def own_redis() -> Iterator[EmbeddedRedis]:
+    with EmbeddedRedis() as server:
+        yield server
+
+
+def test_a_restarted_redis_stops_bookings_until_it_is_filled_again(engine: Engine, own_redis: EmbeddedRedis) -> None:
+    client = make_redis(own_redis.url, Settings())
+    try:
+        world = World.make(engine, Store(client))
+        ensure_bootstrapped(engine, world.ledger, wait_age=0)
+        world.run(1)
+        first = world.ledger.epoch()
+        own_redis.restart()
+        with pytest.raises(NotReady):
+            world.ledger.book([world.entry(world.procs[0])])
+        report = ensure_bootstrapped(engine, world.ledger, wait_age=0)
+        assert report.action is Action.FILLED
+        assert report.epoch.run_id != first.run_id
+        world.exact()
+    finally:
+        client.close()
+
+
+class TestEviction:
+    def test_this_redis_keeps_its_keys(self, redis_client: redis.Redis) -> None:
+        assert not check_eviction_policy(redis_client).fatal
+
+    @pytest.mark.parametrize(
+        ("policy", "max_memory", "fatal", "warns"),
+        [
+            ("noeviction", 1000, False, False),
+            ("allkeys-lru", 1000, True, True),
+            ("allkeys-lru", 0, False, True),
+            ("volatile-ttl", 1000, False, True),
+        ],
+    )
+    def test_policies(self, policy: str, max_memory: int, fatal: bool, warns: bool) -> None:
+        check = judge_eviction(policy, max_memory)
+        assert (check.fatal, bool(check.message)) == (fatal, warns)
+        assert not warns or "noeviction" in check.message
+
+    def test_a_redis_that_evicts_is_refused_at_start(self, engine: Engine, own_redis: EmbeddedRedis) -> None:
+        client = make_redis(own_redis.url, Settings())
+        try:
+            client.config_set("maxmemory", "50mb")
+            client.config_set("maxmemory-policy", "allkeys-lru")
+            with pytest.raises(InvalidInput, match="maxmemory-policy"):
+                ensure_bootstrapped(engine, Ledger(client, owner="test"), wait_age=0)
+        finally:
+            client.close()

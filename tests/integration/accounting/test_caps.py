@@ -1,0 +1,133 @@
+"""Caps from PostgreSQL to Redis: units, versions, and vertices loaded on demand."""
+
+from __future__ import annotations
+
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.caps import load_caps, make_ledger, reseed_limits
+from opencue_sched.accounting.entries import Booking
+from opencue_sched.domain.farm import Vertices
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import LayerSpec
+from tests.integration.accounting.world import World
+
+
+def fields(world: World, key: str) -> dict[str, str]:
+    return dict(world.store.client.hgetall(key))  # type: ignore[arg-type]
+
+
+def test_a_reseed_writes_the_fields_of_the_reference_in_whole_cores(world: World) -> None:
+    world.sql("UPDATE subscription SET int_size = 5000, int_burst = 10050")
+    world.sql("UPDATE folder_resource SET int_min_cores = 100, int_max_cores = -1, int_min_gpus = 2, int_max_gpus = 3")
+    world.sql("UPDATE job_resource SET int_max_cores = 50, int_max_gpus = -1, int_priority = 77")
+    world.sql("UPDATE point SET int_min_cores = 300")
+    report = reseed_limits(world.engine, world.ledger, [world.show.id])
+    assert report.by_kind == {"sub": 1, "folder": 1, "job": 1, "point": 1}
+    counters = {"int_cores": "0", "int_gpus": "0"}
+    with world.engine.begin() as connection:
+        alloc = Farm(connection).default_alloc()
+    read = {
+        "sub": fields(world, keys.subscription(world.show.id, alloc.id)),
+        "folder": fields(world, keys.folder(world.show.folder_id)),
+        "job": fields(world, keys.job(world.job.id)),
+        "point": fields(world, keys.point(world.show.dept_id, world.show.id)),
+    }
+    assert all(int(vertex.pop("caps_at")) > 0 for vertex in read.values())
+    assert read["sub"] == {"size": "50", "burst": "100", **counters}
+    assert read["folder"] == {
+        "int_min_cores": "1",
+        "int_max_cores": "-1",
+        "int_min_gpus": "2",
+        "int_max_gpus": "3",
+        "show_id": world.show.id,
+        **counters,
+    }
+    assert read["job"] == {"int_max_cores": "0.5", "int_max_gpus": "-1", "int_priority": "77", **counters}
+    assert read["point"] == {"int_min_cores": "3", "int_max_cores": "-1", **counters}
+
+
+def test_a_reseed_leaves_booked_counters_alone(world: World) -> None:
+    world.run(2)
+    world.recompute()
+    reseed_limits(world.engine, world.ledger, [world.show.id])
+    assert world.job_cores() == 4
+    world.exact()
+
+
+def test_an_older_read_never_replaces_newer_caps(world: World) -> None:
+    key = keys.job("j")
+    write = world.ledger.write_caps
+    assert write(2_000_000, [(key, ["int_max_cores", "5"])]) == (1, 0)
+    assert write(1_000_000, [(key, ["int_max_cores", "9"])]) == (0, 1)
+    assert fields(world, key)["int_max_cores"] == "5"
+    assert write(2_000_000, [(key, ["int_max_cores", "6"])]) == (1, 0)
+
+
+def test_caps_from_a_clock_that_was_set_back_for_long_are_taken(world: World) -> None:
+    key = keys.job("j")
+    world.ledger.write_caps(10**15, [(key, ["int_max_cores", "5"])])
+    assert world.ledger.write_caps(10**15 - 3600 * 10**6, [(key, ["int_max_cores", "9"])]) == (1, 0)
+
+
+def test_a_job_that_was_never_seeded_is_loaded_when_it_is_booked(world: World) -> None:
+    world.sql("UPDATE job_resource SET int_max_cores = 300")
+    (proc,) = world.run()
+    vertices = world.entry(proc).vertices
+    answers = world.ledger.book([Booking("a", vertices, 2), Booking("b", vertices, 2)])
+    assert answers.accepted == {"a"}
+    assert (answers.refusals["b"].table, answers.refusals["b"].limit) == ("job", 3)
+
+
+def test_a_missing_subscription_refuses_everything(world: World) -> None:
+    vertices = world.entry(world.run()[0]).vertices
+    elsewhere = Vertices(
+        vertices.show_id, "no-alloc", vertices.folder_id, vertices.job_id, vertices.layer_id, vertices.dept_id
+    )
+    refused = world.ledger.book([Booking("a", elsewhere, 1)]).refusals["a"]
+    assert (refused.table, refused.limit) == ("subscription", 0)
+
+
+def test_a_vertex_postgresql_does_not_know_stays_unseeded(world: World) -> None:
+    report = load_caps(world.engine, world.ledger, [keys.job("nobody"), keys.folder("nobody")])
+    assert set(report.missing) == {keys.job("nobody"), keys.folder("nobody")}
+    vertices = world.entry(world.run()[0]).vertices
+    unknown = Vertices(vertices.show_id, vertices.alloc_id, vertices.folder_id, "nobody", "l", vertices.dept_id)
+    assert world.ledger.book([Booking("a", unknown, 1)]).refusals["a"].table == "unseeded"
+
+
+def test_a_deleted_subscription_gets_burst_zero_at_the_next_reseed(world: World) -> None:
+    reseed_limits(world.engine, world.ledger, [world.show.id])
+    world.sql("DELETE FROM subscription")
+    reseed_limits(world.engine, world.ledger, [world.show.id])
+    (key,) = [k for k in world.store.client.scan_iter(match="acct:sub:*") if world.show.id in k]
+    assert (fields(world, key)["burst"], fields(world, key)["size"]) == ("0", "0")
+
+
+def test_finished_jobs_are_not_reseeded(world: World) -> None:
+    world.sql("UPDATE job SET str_state = 'FINISHED'")
+    assert "job" not in reseed_limits(world.engine, world.ledger, [world.show.id]).by_kind
+
+
+def test_a_limit_is_lowered_by_the_running_frames_of_unmanaged_shows(world: World) -> None:
+    with world.engine.begin() as connection:
+        farm = Farm(connection)
+        limit = farm.limit("nuke", 5)
+        other = farm.show(managed=False)
+        farm.subscription(other, farm.default_alloc(), size=100)
+        theirs = farm.job([LayerSpec(frames=3, limits=[limit])], show=other)
+        ours = farm.job([LayerSpec(frames=3, limits=[limit])])
+        farm.run(theirs.frames[:2], world.host)
+        farm.run(ours.frames[:1], world.host)
+    reseed_limits(world.engine, world.ledger, [world.show.id])
+    limits = fields(world, keys.limit(limit))
+    assert (limits["int_max_value"], limits["int_foreign"], limits["int_running"]) == ("5", "2", "0")
+    world.recompute()
+    assert fields(world, keys.limit(limit))["int_running"] == "1"
+    with world.engine.begin() as connection:
+        Farm(connection).run(theirs.frames[2:], world.host)
+    load_caps(world.engine, world.ledger, [keys.limit(limit)])
+    assert fields(world, keys.limit(limit))["int_foreign"] == "3"
+    world.exact()
+
+
+def test_a_ledger_made_for_a_process_knows_how_to_load(world: World) -> None:
+    assert make_ledger(world.engine, world.store.client, owner="x").load_caps is not None

@@ -1,0 +1,162 @@
+"""The reference's contract: somebody else's script takes released cores off the counters, without proc ids."""
+
+from __future__ import annotations
+
+import pytest
+
+from opencue_sched.accounting import keys
+from opencue_sched.accounting import reconcile as reconcile_module
+from opencue_sched.accounting.entries import Booking
+from opencue_sched.accounting.scripts import reseed_cas_calls
+from tests.integration.accounting.world import World
+
+# What a Cuebot of that generation runs after its commit: five pairs of HINCRBY, and the sequence number.
+PUBLISH = """
+for i = 1, 5 do
+  redis.call('HINCRBY', KEYS[i], 'int_cores', ARGV[1])
+  redis.call('HINCRBY', KEYS[i], 'int_gpus', ARGV[2])
+end
+return redis.call('INCR', KEYS[6])
+"""
+
+
+@pytest.fixture
+def dual(world: World) -> World:
+    """A store into which another program publishes."""
+    world.store.open(dual=True)
+    world.ledger.forget_epoch()
+    return world
+
+
+def publish(world: World, booked: Booking) -> None:
+    five = keys.counted(booked.vertices)[:5]
+    world.store.client.eval(PUBLISH, 6, *five, keys.SEQ, -booked.cores, -booked.gpus)
+
+
+def foreign(world: World) -> int:
+    booked, ledger = world.store.client.hmget(keys.job(world.job.id), "int_cores", "ledger_cores")  # type: ignore[misc]
+    return int(booked) - int(ledger)
+
+
+def never_quiet(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something always moves between the snapshot and the swap."""
+    original = reconcile_module.take_stock
+
+    def busy(*args: object) -> object:
+        stock = original(*args)  # type: ignore[arg-type]
+        world.store.client.incr(keys.SEQ)
+        return stock
+
+    monkeypatch.setattr(reconcile_module, "take_stock", busy)
+
+
+def test_a_published_release_frees_cores_at_once_and_the_pass_drops_the_entry(dual: World) -> None:
+    one, two = dual.run(2)
+    dual.recompute()
+    booked = dual.entry(one)
+    dual.delete(one)
+    publish(dual, booked)
+    assert dual.job_cores() == 2
+    report = dual.recompute()
+    assert report.causes == {"missed_release": 1}
+    assert report.cas is not None
+    assert report.cas.swapped
+    assert dual.job_cores() == 2
+    assert dual.store.ids() == {two}
+    dual.exact()
+
+
+def test_a_lost_publish_is_healed_by_the_swap(dual: World) -> None:
+    (one,) = dual.run()
+    dual.recompute()
+    dual.delete(one)
+    dual.recompute()
+    assert dual.job_cores() == 0
+    dual.exact()
+
+
+def test_bookings_in_flight_survive_the_overwrite(dual: World) -> None:
+    (one,) = dual.run()
+    dual.recompute()
+    dual.ledger.book([Booking("straddle", dual.entry(one).vertices, 4)])
+    report = dual.recompute()
+    assert report.cas is not None
+    assert report.cas.swapped
+    assert dual.job_cores() == 6
+
+
+def test_a_swap_is_refused_when_anything_moved(dual: World) -> None:
+    (one,) = dual.run()
+    dual.recompute()
+    seq = dual.store.seq()
+    publish(dual, dual.entry(one))
+    epoch = dual.ledger.epoch().text
+    (answer,) = dual.ledger.call_under(reseed_cas_calls(epoch, seq, [(keys.job(dual.job.id), 99, 0)]))
+    assert answer[:2] == [0, "retry"]
+    assert dual.job_cores() == 0
+
+
+def test_retries_are_bounded_and_the_cycle_is_finished_all_the_same(
+    dual: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = dual.run(2)
+    dual.recompute()
+    booked = dual.entry(one)
+    dual.delete(one)
+    publish(dual, booked)
+    never_quiet(dual, monkeypatch)
+    report = dual.recompute(cas_max_retries=2)
+    assert report.cas is not None
+    assert (report.cas.swapped, report.cas.tries) == (False, 3)
+    assert dual.job_cores() == 2, "the decrement is not subtracted twice"
+    assert foreign(dual) == 0
+    assert dual.store.ids() == {two}
+
+
+def test_a_lost_publish_is_taken_off_after_the_grace_even_under_load(
+    dual: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one,) = dual.run()
+    dual.recompute()
+    dual.delete(one)
+    never_quiet(dual, monkeypatch)
+    dual.recompute()
+    assert (dual.job_cores(), foreign(dual)) == (2, 2), "its decrement may still be under way"
+    dual.recompute(publish_grace=3600)
+    assert dual.job_cores() == 2
+    dual.recompute(publish_grace=0)
+    assert (dual.job_cores(), foreign(dual)) == (0, 0)
+
+
+def test_a_publish_within_the_grace_is_matched_to_the_entry_that_was_dropped(
+    dual: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one,) = dual.run()
+    dual.recompute()
+    booked = dual.entry(one)
+    dual.delete(one)
+    never_quiet(dual, monkeypatch)
+    dual.recompute()
+    publish(dual, booked)
+    dual.recompute(publish_grace=0)
+    assert (dual.job_cores(), foreign(dual)) == (0, 0)
+
+
+def test_a_decrement_for_nothing_we_know_is_given_back_at_the_second_pass(
+    dual: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one,) = dual.run()
+    dual.recompute()
+    publish(dual, dual.entry(one))
+    never_quiet(dual, monkeypatch)
+    dual.recompute()
+    assert dual.job_cores() == 0
+    dual.recompute()
+    assert (dual.job_cores(), foreign(dual)) == (2, 0)
+
+
+def test_a_release_by_id_in_a_dual_store_leaves_no_foreign_delta(dual: World) -> None:
+    (one,) = dual.run()
+    dual.recompute()
+    dual.ledger.release([one])
+    assert (dual.job_cores(), foreign(dual)) == (0, 0)

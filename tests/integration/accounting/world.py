@@ -1,0 +1,91 @@
+"""A small farm in PostgreSQL and a store that accounts for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sqlalchemy import Engine, text
+
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.accounting.entries import Booking, unpack_entry
+from opencue_sched.accounting.inventory import drift, take_stock
+from opencue_sched.accounting.recompute import RecomputeReport, recompute
+from opencue_sched.accounting.sightings import Sightings
+from opencue_sched.accounting.snapshot import read_snapshot
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import HostIds, JobIds, LayerSpec, ShowIds
+from tests.integration.accounting.conftest import Store
+
+AGE = 40.0
+
+
+@dataclass
+class World:
+    """One managed show with one job on one host. The test turns the boot clock (``now``, seconds)."""
+
+    engine: Engine
+    store: Store
+    show: ShowIds
+    job: JobIds
+    host: HostIds
+    now: float = 1000.0
+    procs: list[str] = field(default_factory=list)
+
+    @classmethod
+    def make(cls, engine: Engine, store: Store) -> World:
+        with engine.begin() as connection:
+            farm = Farm(connection)
+            show = farm.default_show()
+            host = farm.host(cores=64, memory_gb=256)
+            job = farm.job([LayerSpec(frames=40), LayerSpec(frames=2)])
+        return cls(engine, store, show, job, host)
+
+    def __post_init__(self) -> None:
+        self.ledger = make_ledger(self.engine, self.store.client, owner="test")
+        self.sightings = Sightings(self.store.client, clock=lambda: self.now, boot="test-boot")
+
+    def recompute(self, *show_ids: str, **rest: float) -> RecomputeReport:
+        return recompute(
+            self.engine,
+            self.ledger,
+            show_ids or None,
+            age_seconds=AGE,
+            sightings=self.sightings,
+            write_tables=False,
+            **rest,  # type: ignore[arg-type]
+        )
+
+    def run(self, count: int = 1, cores: float = 2) -> list[str]:
+        """Procs in PostgreSQL that the ledger knows nothing of."""
+        with self.engine.begin() as connection:
+            frames = self.job.layers[0].frames[len(self.procs) : len(self.procs) + count]
+            made = Farm(connection).run(frames, self.host, cores=cores)
+        self.procs += made
+        return made
+
+    def entry(self, proc_id: str) -> Booking:
+        """The booking of a proc as PostgreSQL has it."""
+        return unpack_entry(proc_id, read_snapshot(self.engine).entries[proc_id])
+
+    def delete(self, proc_id: str) -> None:
+        self.sql("DELETE FROM proc WHERE pk_proc = :id", id=proc_id)
+
+    def sql(self, statement: str, **parameters: object) -> None:
+        with self.engine.begin() as connection:
+            connection.execute(text(statement), parameters)
+
+    def age(self, proc_id: str, seconds: int) -> None:
+        """Make an entry that many seconds older by Redis TIME."""
+        record = str(self.store.client.hget(keys.LEDGER, proc_id)).split("|", 3)
+        record[2] = str(int(record[2]) - seconds)
+        self.store.client.hset(keys.LEDGER, proc_id, "|".join(record))
+
+    def job_cores(self) -> int:
+        return self.store.counter(keys.job(self.job.id))[0]
+
+    def exact(self) -> None:
+        """Ledger and proc table agree, and every counter is the sum of its entries."""
+        stock = take_stock(self.ledger)
+        assert {i: r.entry for i, r in stock.records.items()} == dict(read_snapshot(self.engine).entries)
+        assert drift(stock) == {}
