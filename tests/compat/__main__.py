@@ -107,6 +107,7 @@ def _leaves_cuebots_alone(scratch: Scratch, cuebot_name: str) -> bool:
 
 def _run_tests(server_url: str, template: str, arguments: list[str]) -> int:
     where = [] if any(Path(argument.split("::")[0]).exists() for argument in arguments) else [_INTEGRATION]
+    sys.stdout.flush()
     environment = {
         **os.environ,
         "OPENCUE_SCHED_TEST_DATABASE_URL": server_url,

@@ -17,6 +17,7 @@ from sqlalchemy.pool import NullPool
 
 from opencue_sched.domain.errors import SchedulerError, SchemaTooOld
 from opencue_sched.store import schema
+from opencue_sched.store.schema_history import drain_frame_history
 from tests.compat.catalog import Catalog, read_catalog
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -235,3 +236,32 @@ def test_a_password_with_a_percent_sign_is_taken_as_it_is(empty_database_url: st
     url = make_url(empty_database_url).update_query_dict({"application_name": "50%(x)s"})
     schema.upgrade(url.render_as_string(hide_password=False))
     assert _facts(empty_database_url).has_our_objects
+
+
+def test_history_that_newer_cuebots_queue_is_drained_through_their_own_function(cuebot_url: str) -> None:
+    # Given the queue, and a stand-in with the parameters and results of their function.
+    with _session(cuebot_url) as connection:
+        connection.execute(text("CREATE TABLE frame_history_queue (id bigserial PRIMARY KEY, pk_frame varchar(36))"))
+        connection.execute(
+            text(
+                """
+                CREATE FUNCTION frame_history_drain(p_limit int, p_wait boolean DEFAULT false,
+                    p_safe boolean DEFAULT false, OUT drained int, OUT skipped int, OUT merged int) LANGUAGE sql AS $$
+                    WITH gone AS (DELETE FROM frame_history_queue WHERE id IN
+                        (SELECT id FROM frame_history_queue ORDER BY id LIMIT p_limit) RETURNING id)
+                    SELECT CAST(count(*) AS int), 0, 0 FROM gone
+                $$
+                """
+            )
+        )
+        connection.execute(
+            text("INSERT INTO frame_history_queue (pk_frame) SELECT 'f' || n FROM generate_series(1, 5) n")
+        )
+    assert _facts(cuebot_url).has_frame_history_queue
+    # When it is drained in batches, every event is counted once.
+    with _session(cuebot_url) as connection:
+        drained = [
+            drain_frame_history(connection, events=3),
+            drain_frame_history(connection, events=3, one_by_one=True),
+        ]
+        assert [*drained, drain_frame_history(connection)] == [3, 2, 0]
