@@ -60,17 +60,18 @@ class HostBookingStrategy(_Section):
 
 class Stream(_Section):
     cluster_buffer_size: int = Field(
-        3, ge=1, description="Clusters dispatched at once by one instance. Celery's job: its worker concurrency."
+        3,
+        ge=1,
+        description="Accepted, without effect: how many clusters are worked on at once is `celery worker --concurrency`.",
     )
     job_buffer_size: int = Field(
         3,
         ge=1,
-        description="Kept for compatibility: jobs of a pass are planned together, so there is nothing to buffer.",
+        description="Accepted, without effect: the jobs of a pass are planned together, so there is nothing to buffer.",
     )
 
 
 class Queue(_Section):
-    monitor_interval: Seconds = Field(5.0, description="Seconds between monitor log lines.")
     worker_threads: int = Field(4, ge=1, description="Celery's job: default of `celery worker --concurrency`.")
     dispatch_frames_per_layer_limit: int = Field(
         20, ge=1, description="Frames of one layer looked at in a pass. Lower is fairer, higher finishes layers sooner."
@@ -97,9 +98,6 @@ class Queue(_Section):
     manual_tags_chunk_size: int = Field(100, ge=1, description="Manual tags per cluster.")
     hostname_tags_chunk_size: int = Field(300, ge=1, description="Hostname tags per cluster.")
     host_candidate_attempts_per_layer: int = Field(10, ge=1, description="Hosts tried for one layer in a pass.")
-    empty_job_cycles_before_quiting: int | None = Field(
-        None, ge=1, description="For tests and benchmarks: report idle after this many sweeps without work."
-    )
     mem_reserved_min: ByteSize = Field(ByteSize(250 * 1024**2), description="Least memory a proc reserves.")
     selfish_services: tuple[str, ...] = Field((), description="Services whose frames take all idle cores of a host.")
     host_booking_strategy: HostBookingStrategy = Field(
@@ -141,7 +139,6 @@ class HostCacheSettings(_Section):
     concurrent_groups: int = Field(3, ge=1, description="Host groups refreshed from PostgreSQL at once.")
     memory_key_divisor: ByteSize = Field(ByteSize(2 * 1024**3), description="Width of a memory bucket.")
     checkout_timeout: Seconds = Field(12.0, description="A host checked out longer than this is taken back.")
-    monitoring_interval: Seconds = Field(10.0, description="Seconds between cache monitor log lines.")
     clean_up_interval: Seconds = Field(300.0, description="Seconds between evictions of idle groups.")
     group_idle_timeout: Seconds = Field(10800.0, description="A group not asked for this long is dropped.")
     concurrent_fetch_permit: int = Field(4, ge=1, description="Host queries under way at once.")
@@ -288,8 +285,8 @@ class Settings(BaseSettings):
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings, _FileSource(settings_cls)
 
@@ -297,7 +294,7 @@ class Settings(BaseSettings):
 class _FileSource(PydanticBaseSettingsSource):
     """Values of the file named by OPENCUE_SCHED_CONFIG."""
 
-    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:  # noqa: ARG002 - pydantic's
         return self().get(field_name), field_name, True
 
     def __call__(self) -> dict[str, Any]:

@@ -1,0 +1,51 @@
+"""The settings, as the table of the operator guide. ``python -m opencue_sched.operate.settings_table`` prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel, ByteSize, SecretStr
+from pydantic.fields import FieldInfo
+
+from opencue_sched.settings import Settings
+
+BEGIN = "<!-- settings: begin (generated, see opencue_sched/operate/settings_table.py) -->"
+END = "<!-- settings: end -->"
+
+
+def table() -> str:
+    """One row a setting: its key in a file, its environment variable, its default and what it does."""
+    lines = ["| key | environment | default | meaning |", "|---|---|---|---|"]
+    for path, field in _fields(Settings, ()):
+        key, variable = ".".join(path), "OPENCUE_SCHED_" + "__".join(path).upper()
+        lines.append(f"| `{key}` | `{variable}` | {_default(path, field)} | {field.description} |")
+    return "\n".join(lines)
+
+
+def _fields(model: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _fields(kind, (*path, name))
+        else:
+            yield (*path, name), field
+
+
+def _default(path: tuple[str, ...], field: FieldInfo) -> str:
+    if path == ("instance",):
+        return "host name and process id"
+    value: Any = field.get_default(call_default_factory=True, validated_data={})
+    if isinstance(value, SecretStr):
+        value = value.get_secret_value()
+    if value is None or value in ((), {}, ""):
+        return "-"
+    if isinstance(value, ByteSize):
+        return f"{value.human_readable()}"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else f"{value}"
+
+
+if __name__ == "__main__":
+    print(table())  # noqa: T201

@@ -1,0 +1,149 @@
+"""The settings tree: the seeds' keys and defaults, where values come from, and refusals that name the variable."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.operate.settings_table import _fields
+from opencue_sched.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+# Read by a property of Settings itself, checked by its validator, or documented as Celery's job.
+READ_ELSEWHERE = {
+    "queue.core_multiplier",
+    "queue.stream.cluster_buffer_size",
+    "queue.stream.job_buffer_size",
+    "database.db_host",
+    "database.db_port",
+    "database.db_name",
+    "database.db_user",
+    "database.db_pass",
+}
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch):
+    import os
+
+    for name in [name for name in os.environ if name.startswith("OPENCUE_SCHED_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    ("key", "default"),
+    [
+        ("queue.worker_threads", 4),
+        ("queue.dispatch_frames_per_layer_limit", 20),
+        ("queue.stream.cluster_buffer_size", 3),
+        ("queue.stream.job_buffer_size", 3),
+        ("queue.cluster_reload_interval", 120),
+        ("queue.manual_tags_chunk_size", 100),
+        ("queue.hostname_tags_chunk_size", 300),
+        ("queue.host_candidate_attempts_per_layer", 10),
+        ("queue.host_booking_strategy.core_saturation", True),
+        ("queue.host_booking_strategy.memory_saturation", False),
+        ("queue.frame_memory_soft_limit", 1.6),
+        ("queue.frame_memory_hard_limit", 2.0),
+        ("queue.metrics_port", 9090),
+        ("queue.cluster_empty_sleep", 30),
+        ("queue.cluster_saturated_sleep", 5),
+        ("queue.max_jobs_per_cluster_pass", 20),
+        ("database.pool_size", 20),
+        ("host_cache.memory_key_divisor", 2 * 1024**3),
+        ("host_cache.group_idle_timeout", 10800),
+        ("host_cache.concurrent_groups", 3),
+        ("accounting.recompute_interval_seconds", 120),
+        ("accounting.limit_reseed_interval_seconds", 300),
+        ("accounting.redis_pool_size", 20),
+        ("accounting.managed_shows_ttl", 30),
+        ("scheduler.facility", None),
+        ("scheduler.ignore_tags", ()),
+        ("rqd.grpc_port", 8444),
+    ],
+)
+def test_the_seeds_keys_have_the_seeds_defaults(key, default):
+    value = Settings()
+    for part in key.split("."):
+        value = getattr(value, part)
+    assert value == default
+
+
+def test_values_come_from_the_environment_with_units(monkeypatch):
+    monkeypatch.setenv("OPENCUE_SCHED_HOST_CACHE__GROUP_IDLE_TIMEOUT", "2h")
+    monkeypatch.setenv("OPENCUE_SCHED_QUEUE__MEMORY_STRANDED_THRESHOLD", "1GiB")
+    monkeypatch.setenv("OPENCUE_SCHED_SCHEDULER__IGNORE_TAGS", '["old", "broken"]')
+    settings = Settings()
+    assert settings.host_cache.group_idle_timeout == 7200
+    assert settings.queue.memory_stranded_threshold == 1024**3
+    assert settings.scheduler.ignore_tags == ("old", "broken")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("s.yaml", "queue:\n  cluster_empty_sleep: 1m\nscheduler:\n  facility: spi\n"),
+        ("s.toml", '[queue]\ncluster_empty_sleep = "1m"\n[scheduler]\nfacility = "spi"\n'),
+    ],
+)
+def test_a_file_is_read_and_the_environment_wins(tmp_path, monkeypatch, name, text):
+    (tmp_path / name).write_text(text)
+    monkeypatch.setenv("OPENCUE_SCHED_CONFIG", str(tmp_path / name))
+    assert Settings().queue.cluster_empty_sleep == 60
+    monkeypatch.setenv("OPENCUE_SCHED_QUEUE__CLUSTER_EMPTY_SLEEP", "7")
+    assert Settings().queue.cluster_empty_sleep == 7
+    assert Settings().scheduler.facility == "spi"
+
+
+def test_a_missing_file_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("OPENCUE_SCHED_CONFIG", str(tmp_path / "absent.yaml"))
+    with pytest.raises(InvalidInput, match=r"absent\.yaml"):
+        Settings()
+
+
+def test_unknown_keys_and_nonsense_are_refused(monkeypatch, tmp_path):
+    (tmp_path / "s.yaml").write_text("queue:\n  cluster_emty_sleep: 3\n")
+    monkeypatch.setenv("OPENCUE_SCHED_CONFIG", str(tmp_path / "s.yaml"))
+    with pytest.raises(ValidationError, match="cluster_emty_sleep"):
+        Settings()
+    monkeypatch.delenv("OPENCUE_SCHED_CONFIG")
+    monkeypatch.setenv("OPENCUE_SCHED_QUEUE__CLUSTER_EMPTY_SLEEP", "soon")
+    with pytest.raises(ValidationError, match="not a duration"):
+        Settings()
+
+
+def test_contradictions_are_reported_all_at_once(monkeypatch):
+    monkeypatch.setenv("OPENCUE_SCHED_ACCOUNTING__IN_FLIGHT_AGE", "11")
+    monkeypatch.setenv("OPENCUE_SCHED_COORDINATION__LEASE_TTL", "5")
+    with pytest.raises(ValidationError) as refusal:
+        Settings()
+    assert "in_flight_age" in str(refusal.value)
+    assert "lease_ttl" in str(refusal.value)
+
+
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg", "postgresql+psycopg2"])
+def test_every_spelling_of_a_postgresql_url_gets_our_driver(scheme):
+    settings = Settings(database_url=f"{scheme}://u:p@h:5433/d")
+    assert settings.sqlalchemy_url == "postgresql+psycopg2://u:p@h:5433/d"
+
+
+def test_secrets_do_not_show_in_a_representation():
+    settings = Settings(database_url="postgresql://u:hush@h/d", redis_url="redis://:hush@h/0")
+    assert "hush" not in repr(settings)
+
+
+def test_every_setting_is_read_by_the_code():
+    sources = [*ROOT.glob("opencue_sched/**/*.py"), *ROOT.glob("tasks/*.py"), ROOT / "celeryconfig.py"]
+    code = "\n".join(p.read_text() for p in sources if p.name not in ("settings.py", "settings_table.py"))
+    keys = {".".join(path) for path, _ in _fields(Settings, ())}
+    unread = {key for key in keys if not re.search(rf"\.{key.rpartition('.')[2]}\b", code)}
+    assert unread <= READ_ELSEWHERE
+
+
+def test_every_setting_says_what_it_is():
+    for path, field in _fields(Settings, ()):
+        assert field.description, ".".join(path)
