@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import time
 import venv
 import zipfile
 from collections.abc import Mapping
@@ -18,10 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine
+import redis
+from sqlalchemy import Engine, create_engine, text
 
+from opencue_sched.embedded.services import GuardedProcess
 from opencue_sched.embedded.stress_farms import DRAIN, stress_farm
 from tests.conftest import RedisServer
+from tests.farm import Farm, LayerSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -57,9 +61,22 @@ class Installation:
 
     def python(self, code: str, *arguments: str, **environment: str) -> Any:
         """Run code that prints JSON; returns what it printed last."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "OPENCUE_SCHED_"))}
         command: list[str | Path] = [self.bin / "python", "-c", code, *arguments]
-        return json.loads(_run(command, cwd=self._work, env={**kept, **environment}).splitlines()[-1])
+        return json.loads(_run(command, cwd=self._work, env=self._environment(environment)).splitlines()[-1])
+
+    def celery(self, *arguments: str, **environment: str) -> GuardedProcess:
+        """A process ``celery -A opencue_sched ARGUMENTS``, not yet started."""
+        return GuardedProcess(
+            [self.bin / "python", "-m", "celery", "-A", "opencue_sched", *arguments],
+            log=self._work / f"{arguments[0]}.log",
+            cwd=self._work,
+            env=self._environment(environment),
+        )
+
+    @staticmethod
+    def _environment(changes: Mapping[str, str]) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "OPENCUE_SCHED_"))}
+        return {**kept, **changes}
 
 
 @pytest.fixture(scope="module")
@@ -124,3 +141,47 @@ def test_the_migrations_upgrade_an_empty_database(installation: Installation, em
         farm = stress_farm(connection, DRAIN.scaled(0.01))
     engine.dispose()
     assert farm.frames > 0
+
+
+def test_worker_and_beat_of_the_wheel_book_frames(
+    installation: Installation,
+    redis_server: RedisServer,
+    redis_client: redis.Redis,
+    database_url: str,
+    engine: Engine,
+) -> None:
+    # given a farm with room for every frame
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=8, memory_gb=16)
+        job = farm.job([LayerSpec(frames=5, cores=1, memory_gb=1)])
+    environment = {
+        "OPENCUE_SCHED_DATABASE_URL": database_url,
+        "OPENCUE_SCHED_REDIS_URL": redis_server.url,
+        "OPENCUE_SCHED_RQD__DRY_RUN_MODE": "true",
+        "OPENCUE_SCHED_QUEUE__METRICS_PORT": "0",
+        # The first worker on an empty Redis waits one age before it books.
+        "OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE": "1",
+        "OPENCUE_SCHED_ACCOUNTING__IN_FLIGHT_AGE": "3",
+    }
+
+    # when a worker and a beat of the installed wheel run
+    worker = installation.celery("worker", "--concurrency", "2", **environment)
+    beat = installation.celery("beat", "--schedule", "beat-schedule", **environment)
+    with worker, beat:
+        deadline = time.monotonic() + 90
+        while (booked := _booked(engine, job.id)) < 5 and worker.running and beat.running:
+            assert time.monotonic() < deadline, f"{booked} of 5 booked\n{worker.log_tail()}\n{beat.log_tail()}"
+            time.sleep(0.1)
+
+    # then every frame has a proc
+    assert _booked(engine, job.id) == 5, f"{worker.log_tail()}\n{beat.log_tail()}"
+
+
+def _booked(engine: Engine, job_id: str) -> int:
+    """How many RUNNING frames of a job have a proc."""
+    query = text(
+        "SELECT count(*) FROM proc JOIN frame USING (pk_frame) WHERE proc.pk_job = :job AND str_state = 'RUNNING'"
+    )
+    with engine.connect() as connection:
+        return int(connection.execute(query, {"job": job_id}).scalar_one())
