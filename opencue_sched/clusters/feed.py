@@ -137,6 +137,10 @@ class ClusterFeed:
         """The cluster whose turn it is; None when all sleep."""
         return next(iter(self.ready(1)), None)
 
+    def clusters(self) -> list[Cluster]:
+        """All clusters there are, with work or without."""
+        return list((self._clusters or {}).values())
+
     def find(self, key: str) -> Cluster | None:
         """The cluster of this key, if it still exists."""
         return (self._clusters or {}).get(key)

@@ -38,6 +38,7 @@ class HostFeed:
         self._clock = clock
         self._lock = threading.Lock()
         self._cursor: str | None = None
+        self._noted: set[str] = set()
         self._evict_at = clock() + settings.clean_up_interval
         self.cache = HostCache(settings, self._fetch, instance=instance, clock=clock)
 
@@ -49,6 +50,11 @@ class HostFeed:
             self._evict_at = self._clock() + self._settings.clean_up_interval
             self.cache.evict_idle_groups()
         return changed
+
+    def note(self, host_ids: Collection[str]) -> None:
+        """These hosts changed, as every process has been told: read them again at the next refresh."""
+        with self._lock:
+            self._noted.update(host_ids)
 
     def changed(self, host_ids: Collection[str]) -> None:
         """Tell every process that these hosts changed. A lost message only delays them to the next full read."""
@@ -70,7 +76,8 @@ class HostFeed:
             except RedisError as error:
                 log.warning("host_changes_not_read", error=str(error))
                 return False
-            wanted = set(ids or ()) | self.cache.invalidated_ids()
+            wanted = set(ids or ()) | self.cache.invalidated_ids() | self._noted
+            self._noted.clear()
             if not wanted:
                 return ids is None
             with self.cache.reading() as read_at, self._engine.connect() as connection:

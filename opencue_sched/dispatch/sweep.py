@@ -16,12 +16,15 @@ from sqlalchemy import Engine
 
 from opencue_sched.clusters.awake import scan_awake
 from opencue_sched.clusters.discovery import load_clusters, scoped_facilities
-from opencue_sched.clusters.feed import ClusterFeed
+from opencue_sched.clusters.feed import ClusterFeed, Reload
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.settings import Settings
+from opencue_sched.store.hosts import tags_of_hosts
 
 log = structlog.get_logger(__name__)
+
+WAKE_FOR_HOSTS_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,27 +52,36 @@ class Sweeper:
         self._postings = postings
         self._feed = ClusterFeed(self._load, settings.queue)
         self._active: frozenset[Cluster] = frozenset()
+        self._shows: frozenset[str] = frozenset()
+        self._roused: dict[str, float] = {}
+        self._reload_after = 0.0
         self._lock = threading.Lock()
 
     def _load(self) -> frozenset[Cluster]:
         with self._engine.connect() as connection:
             return load_clusters(connection, self._settings)
 
-    def sweep(self, *, wake_shows: Collection[str] = (), reload: bool = False) -> SweepReport:
-        """Post every cluster with waiting work; rouse those of ``wake_shows``. ``reload`` reads the clusters anew."""
-        with self._lock:
-            return self._sweep(wake_shows, reload)
+    def sweep(self, *, wake_shows: Collection[str] = (), wake_hosts: Collection[str] = ()) -> SweepReport:
+        """Post every cluster with waiting work.
 
-    def _sweep(self, wake_shows: Collection[str], reload: bool) -> SweepReport:
-        change = self._feed.reload() if reload else self._feed.reload_if_due()
+        Rouse those of ``wake_shows``, and those that could use one of ``wake_hosts``; the latter not more often than
+        every WAKE_FOR_HOSTS_SECONDS, because in a full farm hosts come free all the time.
+        """
+        with self._lock:
+            return self._sweep(frozenset(wake_shows), wake_hosts)
+
+    def _sweep(self, wake_shows: frozenset[str], wake_hosts: Collection[str]) -> SweepReport:
+        change = self._reload(wake_shows)
         began = time.monotonic()
         with self._engine.connect() as connection:
             awake = scan_awake(connection, scoped_facilities(connection, self._settings))
+            freed_tags = tags_of_hosts(connection, wake_hosts) if wake_hosts else frozenset()
         scanned = time.monotonic() - began
         self._feed.observe(awake)
         ready = self._feed.ready()
         active = frozenset(ready)
         rouse = {c for c in active if c.show_id in wake_shows} | (active - self._active)
+        rouse |= self._reaching(active, freed_tags)
         self._active = active
         offered = self._postings.offer([c for c in ready if c in rouse], wake=True)
         offered += self._postings.offer([c for c in ready if c not in rouse])
@@ -83,6 +95,29 @@ class Sweeper:
             active_tags=len(awake),
             scan_seconds=scanned,
         )
+
+    def _reload(self, wake_shows: frozenset[str]) -> Reload:
+        """Read the clusters when it is time to, or when a show nobody knew has work."""
+        now = time.monotonic()
+        if wake_shows - self._shows and now >= self._reload_after:
+            self._reload_after = now + self._settings.queue.active_scan_interval
+            change = self._feed.reload()
+        else:
+            change = self._feed.reload_if_due()
+        self._shows = frozenset(cluster.show_id for cluster in self._feed.clusters())
+        return change
+
+    def _reaching(self, active: frozenset[Cluster], freed_tags: frozenset[str]) -> set[Cluster]:
+        """Clusters with work that can use hosts of these tags, and were not roused for that a moment ago."""
+        now = time.monotonic()
+        found = {
+            cluster
+            for cluster in active
+            if not freed_tags.isdisjoint(cluster.tags)
+            and now - self._roused.get(cluster.key, float("-inf")) >= WAKE_FOR_HOSTS_SECONDS
+        }
+        self._roused.update(dict.fromkeys((cluster.key for cluster in found), now))
+        return found
 
     def _withdraw(self) -> None:
         """Take down the postings of clusters that no longer exist; one that is being worked on goes next time."""

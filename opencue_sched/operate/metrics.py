@@ -28,6 +28,7 @@ from opencue_sched.dispatch.report import PassReport
 from opencue_sched.dispatch.sweep import SweepReport
 from opencue_sched.domain.errors import SchedulerError
 from opencue_sched.placement.cache import CacheStats
+from opencue_sched.release.reaper import ReaperReport
 
 log = structlog.get_logger(__name__)
 
@@ -97,7 +98,7 @@ publish_misconfigured = Gauge(
     "1 when managed shows exist but the configured release feed cannot deliver their releases.",
     multiprocess_mode="max",
 )
-reports = Counter("scheduler_rqd_reports_total", "Reports received from RQD.", ["kind", "outcome"])
+release_events = Counter("scheduler_release_events_total", "Reports, completions, kills and notifications.", ["event"])
 reaped = Counter("scheduler_reaped_total", "Procs and frames put right by the reaper.", ["cause"])
 
 _waiting_by_cluster: dict[str, Tally[str]] = {}
@@ -174,6 +175,19 @@ def record_recompute(report: RecomputeReport) -> None:
         drift_healed.labels(f"counter_{kind}").inc(count)
     ledger_in_flight.set(report.in_flight)
     ledger_oldest_in_flight.set(report.oldest_in_flight_seconds)
+
+
+def record_reaped(report: ReaperReport) -> None:
+    """Count what the reaper put right."""
+    reaped.labels("host_down").inc(len(report.hosts_down))
+    reaped.labels("proc_released").inc(report.procs_released)
+    reaped.labels("frame_waiting").inc(report.frames_waiting)
+    reaped.labels("frame_dead").inc(report.frames_dead)
+
+
+def record_event(event: str, amount: int) -> None:
+    """Count one event of the release room, by its name there."""
+    release_events.labels(event).inc(amount)
 
 
 def record_cache(stats: CacheStats) -> None:

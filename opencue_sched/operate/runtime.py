@@ -37,9 +37,12 @@ from opencue_sched.dispatch.settle import Settlement
 from opencue_sched.dispatch.sweep import Sweeper, SweepReport
 from opencue_sched.domain.errors import SchedulerError
 from opencue_sched.operate import metrics
+from opencue_sched.operate.events import Events
 from opencue_sched.operate.stores import check_stores
 from opencue_sched.placement.changes import HostChanges
-from opencue_sched.release.model import ReleasePolicy
+from opencue_sched.release.killing import RqdKiller
+from opencue_sched.release.model import EventCounts, ReleasePolicy
+from opencue_sched.release.reaper import Reaper
 from opencue_sched.release.recovery import recover_depends
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.engine import make_engine
@@ -67,6 +70,7 @@ class Runtime:
         self.postings = ClusterPostings(self.client, BoardKeys(settings.coordination.namespace, self._board()))
         self.sightings = Sightings(self.client)
         self._bootstrapping = threading.Lock()
+        self.counts = EventCounts(metrics.record_event)
         self.keeper = ClaimKeeper(self.postings, ttl_seconds=settings.coordination.claim_ttl)
 
     def _board(self) -> str:
@@ -101,15 +105,34 @@ class Runtime:
         )
         return Dispatcher(self.settings, self.postings, self.keeper, runner, self.settings.instance, self.send)
 
+    @cached_property
+    def reaper(self) -> Reaper:
+        return Reaper(
+            self.engine,
+            self.settings.release,
+            killer=RqdKiller(self.channels),
+            ledger=self.ledger,
+            changes=self.changes,
+            counts=self.counts,
+        )
+
+    @cached_property
+    def events(self) -> Events:
+        """The notifications of PostgreSQL, and what they set in motion."""
+        return Events(self.settings, self.engine, self.ledger, self.hosts, self._wake, self.counts)
+
+    def _wake(self, shows: Collection[str], hosts: Collection[str]) -> None:
+        self.sweep(wake_shows=shows, wake_hosts=hosts)
+
     def send(self, posting: str) -> None:
         """Put a message for a posting on the dispatch queue."""
         self.app.send_task(DISPATCH_TASK, args=(posting,), expires=MESSAGE_LIFE_SECONDS)
 
     # What the doors call
 
-    def sweep(self, *, wake_shows: Collection[str] = ()) -> SweepReport:
+    def sweep(self, *, wake_shows: Collection[str] = (), wake_hosts: Collection[str] = ()) -> SweepReport:
         """Post clusters with work and send their messages."""
-        report = self.sweeper.sweep(wake_shows=wake_shows)
+        report = self.sweeper.sweep(wake_shows=wake_shows, wake_hosts=wake_hosts)
         for _, posting in report.send:
             self.send(posting)
         metrics.record_sweep(report)
@@ -144,6 +167,18 @@ class Runtime:
         with self.engine.begin() as connection:
             recalculate_subs(connection)
         return {"recalculated": True}
+
+    def reap(self) -> dict[str, object]:
+        """Put right what hosts and processes left behind."""
+        report = self.reaper.run_once()
+        metrics.record_reaped(report)
+        return {
+            "hosts_down": len(report.hosts_down),
+            "procs_released": report.procs_released,
+            "frames_waiting": report.frames_waiting,
+            "frames_dead": report.frames_dead,
+            "deferred": report.deferred,
+        }
 
     def recover_depends(self) -> dict[str, object]:
         """Finish what a process that died after a completion left undone."""
@@ -193,6 +228,8 @@ class Runtime:
 
     def close(self) -> None:
         """Give everything back. Claims not ended expire by themselves."""
+        if "events" in self.__dict__:
+            self.events.stop()
         self.keeper.stop()
         self.channels.close()
         self.client.close()
@@ -226,6 +263,7 @@ def start_worker(app: Celery, *, hostname: str) -> None:
     mine = runtime()
     served = metrics.serve_metrics(mine.settings.queue.metrics_host, mine.settings.queue.metrics_port)
     mine.prepare()
+    mine.events.start()
     log.info(
         "worker_started",
         worker=hostname,

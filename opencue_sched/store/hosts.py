@@ -8,7 +8,7 @@ upstream adds its lagging counters to every host, and every host of a show looke
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,3 +106,13 @@ def _host(row: Row[Any]) -> Host:
         total_gpu_memory_kb=row.int_gpu_mem,
         idle_gpu_memory_kb=max(0, row.gpu_mem_idle),
     )
+
+
+_TAGS_OF_HOSTS = text(
+    "SELECT DISTINCT replace(str_tag, ' ', '') FROM host_tag WHERE pk_host = ANY(CAST(:ids AS varchar[]))"
+)
+
+
+def tags_of_hosts(connection: Connection, ids: Collection[str]) -> frozenset[str]:
+    """Every tag, without spaces, that one of these hosts carries."""
+    return frozenset(connection.execute(_TAGS_OF_HOSTS, {"ids": list(ids)}).scalars())
