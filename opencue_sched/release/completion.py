@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import structlog
 from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError
 
-from opencue_sched.release.ending import announce, end_runs
+from opencue_sched.release.ending import announce, database_away, end_runs
 from opencue_sched.release.model import (
     CompletedFrame,
     CompletionOutcome,
@@ -36,15 +36,15 @@ def complete_frames(
     """Apply reports that arrived together, in one transaction, and answer each in its place.
 
     A report whose rows the database refuses must not take the others with it: after such an error each is applied on
-    its own, and only the culprit's place holds the error. An unreachable database is raised (OperationalError): all
+    its own, and only the culprit's place holds the error. An unreachable database is raised (DBAPIError): all
     reports are still to be done then.
     """
     policy = policy or ReleasePolicy()
     try:
         ended = end_runs(engine, reports, policy, clock=clock)
-    except OperationalError:
-        raise
     except DBAPIError as error:
+        if database_away(error):
+            raise
         if len(reports) == 1:
             _log.error(
                 "completion_refused",

@@ -18,7 +18,8 @@ from typing import TypeVar
 
 import structlog
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from opencue_sched.domain.exit_decision import satisfies_depends
 from opencue_sched.domain.states import FrameState
@@ -120,6 +121,13 @@ def announce(
             _log.warning("announce_failed", step=name, error=str(error), procs=len(ended.released))
             if counts is not None:
                 counts.add(f"{name}_failed")
+
+
+def database_away(error: BaseException) -> bool:
+    """Whether the database could not be reached or did not finish in time: the same may work later."""
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return True
+    return isinstance(error, (OperationalError, InterfaceError, PoolTimeout))
 
 
 def sqlstate(error: DBAPIError) -> str:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import structlog
 from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError
 
-from opencue_sched.release.ending import announce, end_runs
+from opencue_sched.release.ending import announce, database_away, end_runs
 from opencue_sched.release.model import (
     EventCounts,
     HostPublisher,
@@ -47,9 +47,9 @@ class Releasing:
     def _end(self, requests: Sequence[LostRun]) -> list[RunOutcome]:
         try:
             ended = end_runs(self.engine, requests, self.policy, clock=self.clock)
-        except OperationalError:
-            raise
         except DBAPIError as error:
+            if database_away(error):
+                raise
             if len(requests) > 1:
                 return [outcome for request in requests for outcome in self._end([request])]
             (request,) = requests

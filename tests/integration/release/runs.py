@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -54,6 +55,14 @@ class FarmView:
 
     def host(self, host: HostIds) -> Any:
         return self.one("SELECT * FROM host JOIN host_stat USING (pk_host) WHERE pk_host = :host", host=host.id)
+
+    def wait_for_waiters(self, count: int, seconds: float = 20.0) -> None:
+        """Until that many sessions of this database wait for a lock."""
+        limit = time.monotonic() + seconds
+        waiting = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        while len(self.rows(waiting)) < count:
+            assert time.monotonic() < limit, "nobody waits for a lock"
+            time.sleep(0.01)
 
     def assert_consistent(self) -> None:
         """I7 and the counters: host idle = total - sum(procs), *_stat = the states of the frames."""

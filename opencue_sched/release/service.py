@@ -1,0 +1,305 @@
+"""The report service: what every RQD of a farm reports to when there is no Cuebot.
+
+Completions are answered once they are committed. Boot and status reports are answered at once and handled by a few
+threads, one host at a time, the latest report of each host only. Any number of services may run: whatever two of them
+do about one run, the database lets one win.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import grpc
+import structlog
+from opencue_proto import report_pb2, report_pb2_grpc
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError
+
+from opencue_sched.domain.errors import InvalidInput, SchedulerError
+from opencue_sched.release.batching import CompletionBatcher, NotAccepting
+from opencue_sched.release.completion import complete_frames
+from opencue_sched.release.ending import database_away
+from opencue_sched.release.inbox import HostInbox, HostMail
+from opencue_sched.release.model import (
+    CompletedFrame,
+    CompletionOutcome,
+    EventCounts,
+    FrameKiller,
+    HostPublisher,
+    LedgerRelease,
+    ReleasePolicy,
+)
+from opencue_sched.release.reports import HostReports
+from opencue_sched.settings import Settings
+
+_log = structlog.get_logger(__name__)
+
+LARGEST_REPORT_BYTES = 8 * 1024 * 1024
+"""A report of a host with hundreds of running frames and their child processes; more is refused by gRPC."""
+
+MOST_CALLS = 4_000
+_CALL_THREADS = 64
+_ANSWER_SECONDS = 20.0
+_STOP_SECONDS = 10.0
+_REPEAT_REFUSAL_SECONDS = 600.0
+_LONGEST_ID = 36
+_DATABASE_AWAY_SECONDS = 0.5
+
+AddServicer = Callable[[grpc.Server], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceHealth:
+    """``serving``: the port is open. The rest are queue lengths; a growing one means PostgreSQL cannot keep up."""
+
+    serving: bool
+    completions_waiting: int
+    hosts_waiting: int
+
+
+class ReportService:
+    """A gRPC server for RqdReportInterface with everything behind it.
+
+    ``add_servicers`` are further interfaces to serve on the same port. ``counts`` has an entry for every kind of event
+    (completion_applied, report_refused, process_killed, lost_completion, ...); doors turn them into metrics.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        ledger: LedgerRelease | None,
+        changes: HostPublisher | None,
+        killer: FrameKiller,
+        *,
+        counts: EventCounts | None = None,
+        add_servicers: Sequence[AddServicer] = (),
+    ) -> None:
+        self._settings = settings.release
+        self.counts = counts or EventCounts()
+        policy = ReleasePolicy(self._settings.satisfy_only_on_frame_success)
+
+        def apply(reports: Sequence[CompletedFrame]) -> list[CompletionOutcome | DBAPIError]:
+            return complete_frames(engine, reports, policy=policy, ledger=ledger, changes=changes, counts=self.counts)
+
+        self.completions = CompletionBatcher(apply, counts=self.counts)
+        self.inbox = HostInbox()
+        self._reports = HostReports(
+            engine, self._settings, killer=killer, ledger=ledger, changes=changes, counts=self.counts
+        )
+        self._workers: list[threading.Thread] = []
+        self._add_servicers = add_servicers
+        self._server: grpc.Server | None = None
+        self._refusals: dict[str, float] = {}
+        self.port = 0
+
+    def start(self) -> None:
+        """Open the port and begin. Raises SchedulerError when the address cannot be had."""
+        server = grpc.server(
+            ThreadPoolExecutor(_CALL_THREADS, thread_name_prefix="report"),
+            maximum_concurrent_rpcs=MOST_CALLS,
+            options=[
+                ("grpc.max_receive_message_length", LARGEST_REPORT_BYTES),
+                ("grpc.so_reuseport", 0),
+            ],
+        )
+        report_pb2_grpc.add_RqdReportInterfaceServicer_to_server(_Servicer(self), server)
+        for add in self._add_servicers:
+            add(server)
+        address = f"{self._settings.host}:{self._settings.port}"
+        try:
+            self.port = server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise SchedulerError(
+                f"the report service cannot listen on {address} ({error}); set OPENCUE_SCHED_RELEASE__HOST and __PORT"
+            ) from error
+        self.completions.start()
+        self._workers = [
+            threading.Thread(target=self._work, name=f"host-reports-{number}", daemon=True)
+            for number in range(self._settings.workers)
+        ]
+        for worker in self._workers:
+            worker.start()
+        server.start()
+        self._server = server
+        _log.info("report_service_started", host=self._settings.host, port=self.port)
+
+    def stop(self) -> int:
+        """Stop taking calls, apply the completions that wait, end the threads. Returns completions given up."""
+        server, self._server = self._server, None
+        if server is not None:
+            stopped = server.stop(grace=_STOP_SECONDS)
+        abandoned = self.completions.stop(_STOP_SECONDS) if server is not None else 0
+        self.inbox.close()
+        for worker in self._workers:
+            worker.join(timeout=_STOP_SECONDS)
+        if server is not None:
+            stopped.wait(timeout=_STOP_SECONDS)
+        _log.info("report_service_stopped", abandoned=abandoned)
+        return abandoned
+
+    def health(self) -> ServiceHealth:
+        """What a health check needs to know."""
+        return ServiceHealth(self._server is not None, self.completions.waiting, self.inbox.waiting)
+
+    def _work(self) -> None:
+        while (mail := self.inbox.take()) is not None:
+            try:
+                self._serve(mail)
+            finally:
+                self.inbox.done(mail.host_name)
+
+    def _serve(self, mail: HostMail) -> None:
+        """Handle one host's mail. Whatever is wrong with it, only this host is affected."""
+        try:
+            if mail.boot is not None:
+                self._reports.boot(mail.boot)
+                self.counts.add("boot_report")
+            if mail.status is not None:
+                self._reports.status(mail.status, age=self.inbox.age(mail))
+                self.counts.add("host_report")
+        except InvalidInput as refusal:
+            self.counts.add("report_refused")
+            self._log_refusal(mail.host_name, str(refusal))
+        except Exception as error:
+            self.counts.add("report_failed")
+            if not database_away(error):
+                _log.exception("host_report_failed", host=mail.host_name)
+                return
+            _log.warning("host_report_failed", host=mail.host_name, error=str(error).partition("\n")[0])
+            time.sleep(_DATABASE_AWAY_SECONDS)
+            if mail.boot is not None:
+                self.inbox.put_boot(mail.host_name, mail.boot)
+
+    def _log_refusal(self, host_name: str, message: str) -> None:
+        """A host that reports nonsense does so every few seconds: say it every ten minutes."""
+        now = time.monotonic()
+        key = f"{host_name} {message}"
+        if now - self._refusals.get(key, -_REPEAT_REFUSAL_SECONDS) < _REPEAT_REFUSAL_SECONDS:
+            return
+        if len(self._refusals) > 10_000:
+            self._refusals.clear()
+        self._refusals[key] = now
+        _log.warning("host_report_refused", host=host_name, reason=message)
+
+
+class _Servicer(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore[misc]
+    """The three calls of RQD."""
+
+    def __init__(self, service: ReportService) -> None:
+        self._service = service
+
+    def ReportRunningFrameCompletion(  # noqa: N802
+        self, request: report_pb2.RqdReportRunningFrameCompletionRequest, context: Any
+    ) -> report_pb2.RqdReportRunningFrameCompletionResponse:
+        report = read_completion(request.frame_complete_report)
+        wrong = _wrong_ids(report)
+        if wrong:
+            self._service.counts.add("report_refused")
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, wrong)
+        try:
+            self._service.completions.submit(report).result(timeout=_ANSWER_SECONDS)
+        except NotAccepting as refusal:
+            context.abort(grpc.StatusCode.UNAVAILABLE, str(refusal))
+        except FutureTimeout:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "PostgreSQL does not answer; the completion is kept for later")
+        except Exception as error:
+            context.abort(grpc.StatusCode.INTERNAL, f"the completion was refused: {error}")
+        return report_pb2.RqdReportRunningFrameCompletionResponse()
+
+    def ReportStatus(  # noqa: N802
+        self, request: report_pb2.RqdReportStatusRequest, context: Any
+    ) -> report_pb2.RqdReportStatusResponse:
+        report = request.host_report
+        self._accept(report.host.name, self._service.inbox.put_status, report, context)
+        return report_pb2.RqdReportStatusResponse()
+
+    def ReportRqdStartup(  # noqa: N802
+        self, request: report_pb2.RqdReportRqdStartupRequest, context: Any
+    ) -> report_pb2.RqdReportRqdStartupResponse:
+        report = request.boot_report
+        self._accept(report.host.name, self._service.inbox.put_boot, report, context)
+        return report_pb2.RqdReportRqdStartupResponse()
+
+    def _accept(self, host_name: str, put: Callable[[str, Any], bool], report: Any, context: Any) -> None:
+        if not host_name.strip() or "\0" in host_name:
+            self._service.counts.add("report_refused")
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "host.name: a report needs the name of its host")
+        if not put(host_name, report):
+            self._service.counts.add("report_queue_full")
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many host reports wait; report again later")
+
+
+def read_completion(report: report_pb2.FrameCompleteReport) -> CompletedFrame:
+    """The wire message as a value."""
+    frame = report.frame
+    return CompletedFrame(
+        proc_id=frame.resource_id,
+        frame_id=frame.frame_id,
+        host_name=report.host.name,
+        exit_status=report.exit_status,
+        exit_signal=report.exit_signal,
+        run_time=max(0, report.run_time),
+        max_rss_kb=max(0, min(frame.max_rss, 2**62)),
+        llu_time=max(0, frame.llu_time),
+        nimby_locked=report.host.nimby_locked,
+        name=f"{frame.job_name}/{frame.frame_name}",
+    )
+
+
+def _wrong_ids(report: CompletedFrame) -> str:
+    """What is wrong with a completion's ids; empty when nothing is."""
+    for field, value in (("frame.resource_id", report.proc_id), ("frame.frame_id", report.frame_id)):
+        if not value or len(value) > _LONGEST_ID or not value.isprintable():
+            return f"{field}: {value[:60]!r} is not an id"
+    return ""
+
+
+def serve(settings: Settings, *, counts: EventCounts | None = None, add_servicers: Sequence[AddServicer] = ()) -> int:
+    """Run a report service with its own connections until SIGTERM or SIGINT. Returns a process exit status.
+
+    Call it from the main thread. 1 means that completions had to be given up when it was stopped.
+    """
+    from opencue_sched.accounting.connection import make_redis
+    from opencue_sched.accounting.ledger import Ledger
+    from opencue_sched.dispatch.channels import RqdChannels
+    from opencue_sched.placement.changes import HostChanges
+    from opencue_sched.release.killing import RqdKiller
+    from opencue_sched.store.engine import make_engine
+
+    stopping = threading.Event()
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        stopping.set()
+
+    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    engine = make_engine(settings, application_name="opencue-sched-report")
+    client = make_redis(settings.redis_dsn, settings)
+    try:
+        with RqdChannels(settings.rqd) as channels:
+            service = ReportService(
+                settings,
+                engine,
+                Ledger(client, owner=settings.instance),
+                HostChanges(client, settings.coordination.namespace),
+                RqdKiller(channels),
+                counts=counts,
+                add_servicers=add_servicers,
+            )
+            service.start()
+            while not stopping.wait(1.0):
+                channels.evict_idle()
+            return 1 if service.stop() else 0
+    finally:
+        client.close()
+        engine.dispose()
+        for number, handler in previous.items():
+            signal.signal(number, handler)

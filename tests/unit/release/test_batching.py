@@ -1,0 +1,117 @@
+"""Completions that wait together, and those that cannot be applied yet."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from opencue_sched.release.batching import CompletionBatcher, NotAccepting
+from opencue_sched.release.model import CompletedFrame, EventCounts, RunOutcome, RunVerdict
+
+
+def report(name: str) -> CompletedFrame:
+    return CompletedFrame(name, f"frame-{name}", "host", 0)
+
+
+def applied(reports: Sequence[CompletedFrame]) -> list[RunOutcome]:
+    return [RunOutcome(each.proc_id, each.frame_id, RunVerdict.APPLIED) for each in reports]
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "did not happen in time"
+        time.sleep(0.005)
+
+
+def test_what_waits_is_applied_together_and_in_order() -> None:
+    # given a database that is busy with the first completion
+    gate = threading.Event()
+    batches: list[list[str]] = []
+
+    def apply(reports: Sequence[CompletedFrame]) -> list[RunOutcome]:
+        batches.append([each.proc_id for each in reports])
+        gate.wait(10)
+        return applied(reports)
+
+    batcher = CompletionBatcher(apply)
+    batcher.start()
+    first = batcher.submit(report("a"))
+    until(lambda: bool(batches))
+
+    # when more arrive meanwhile
+    others = [batcher.submit(report(name)) for name in "bcd"]
+    gate.set()
+
+    # then they are applied in one go
+    assert [done.result(10).proc_id for done in (first, *others)] == ["a", "b", "c", "d"]
+    assert batches == [["a"], ["b", "c", "d"]]
+    assert batcher.stop(10) == 0
+
+
+def test_completions_are_kept_while_the_database_is_away() -> None:
+    # given a database that fails three times
+    failures = iter([True, True, True])
+
+    def apply(reports: Sequence[CompletedFrame]) -> list[RunOutcome]:
+        if next(failures, False):
+            raise OperationalError("select", {}, Exception("gone"))
+        return applied(reports)
+
+    counts = EventCounts()
+    batcher = CompletionBatcher(apply, counts=counts)
+    batcher.start()
+    done = [batcher.submit(report(name)) for name in "ab"]
+    assert {each.result(30).verdict for each in done} == {RunVerdict.APPLIED}
+    assert counts["completion_retry"] == 3
+    batcher.stop(10)
+
+
+def test_one_that_cannot_be_applied_does_not_hold_up_the_others() -> None:
+    def apply(reports: Sequence[CompletedFrame]) -> list[RunOutcome]:
+        if any(each.proc_id == "bad" for each in reports):
+            raise OperationalError("select", {}, Exception("statement timeout"))
+        return applied(reports)
+
+    batcher = CompletionBatcher(apply)
+    bad = batcher.submit(report("bad"))
+    others = [batcher.submit(report(name)) for name in "ab"]
+    batcher.start()
+    assert [done.result(30).proc_id for done in others] == ["a", "b"]
+    assert batcher.stop(0.1) == 1
+    with pytest.raises(NotAccepting):
+        bad.result(1)
+
+
+def test_one_that_makes_us_fail_is_answered_with_the_error() -> None:
+    def apply(reports: Sequence[CompletedFrame]) -> list[RunOutcome]:
+        if any(each.proc_id == "bad" for each in reports):
+            raise ValueError("a bug")
+        return applied(reports)
+
+    counts = EventCounts()
+    batcher = CompletionBatcher(apply, counts=counts)
+    done = [batcher.submit(report(name)) for name in ("a", "bad", "b")]
+    batcher.start()
+    assert done[0].result(10).proc_id == "a"
+    with pytest.raises(ValueError, match="a bug"):
+        done[1].result(10)
+    assert done[2].result(10).proc_id == "b"
+    assert counts["completion_refused"] == 1
+    batcher.stop(10)
+
+
+def test_a_full_or_stopping_queue_says_so() -> None:
+    batcher = CompletionBatcher(applied, most_waiting=1)
+    kept = batcher.submit(report("a"))
+    with pytest.raises(NotAccepting, match="1 completions wait"):
+        batcher.submit(report("b"))
+    batcher.start()
+    assert kept.result(10).verdict is RunVerdict.APPLIED
+    batcher.stop(10)
+    with pytest.raises(NotAccepting, match="stopping"):
+        batcher.submit(report("c"))

@@ -1,0 +1,79 @@
+"""Host reports that wait: the latest wins, boots are kept, one host is served by one thread."""
+
+from __future__ import annotations
+
+import threading
+
+from opencue_proto import report_pb2
+
+from opencue_sched.release.inbox import HostInbox
+
+
+def status(load: int) -> report_pb2.HostReport:
+    return report_pb2.HostReport(host=report_pb2.RenderHost(name="h", load=load))
+
+
+def test_the_latest_status_wins_and_a_boot_is_kept() -> None:
+    inbox = HostInbox()
+    inbox.put_boot("h", report_pb2.BootReport())
+    for load in (1, 2, 3):
+        assert inbox.put_status("h", status(load))
+    assert inbox.waiting == 1
+    mail = inbox.take()
+    assert mail is not None
+    assert mail.boot is not None
+    assert mail.status is not None
+    assert mail.status.host.load == 3
+
+
+def test_hosts_are_served_in_the_order_they_began_to_wait() -> None:
+    inbox = HostInbox()
+    for name in ("a", "b", "a", "c"):
+        inbox.put_status(name, status(0))
+    served = [inbox.take() for _ in range(3)]
+    assert [mail.host_name for mail in served if mail] == ["a", "b", "c"]
+
+
+def test_a_host_is_not_served_twice_at_once() -> None:
+    # given a host that is being served
+    inbox = HostInbox()
+    inbox.put_status("a", status(1))
+    assert inbox.take() is not None
+
+    # when it reports again, and another host does
+    inbox.put_status("a", status(2))
+    inbox.put_status("b", status(3))
+
+    # then the other is next, and the first only when it is done
+    second = inbox.take()
+    assert second is not None
+    assert second.host_name == "b"
+    inbox.done("a")
+    third = inbox.take()
+    assert third is not None
+    assert third.status is not None
+    assert (third.host_name, third.status.host.load) == ("a", 2)
+
+
+def test_it_is_bounded() -> None:
+    inbox = HostInbox(most_hosts=1)
+    assert inbox.put_status("a", status(1))
+    assert not inbox.put_status("b", status(1))
+    assert inbox.put_status("a", status(2))
+
+
+def test_ages_and_closing() -> None:
+    now = [10.0]
+    inbox = HostInbox(clock=lambda: now[0])
+    inbox.put_status("a", status(1))
+    mail = inbox.take()
+    assert mail is not None
+    now[0] = 13.0
+    assert inbox.age(mail) == 3.0
+    taken: list[object] = []
+    waiter = threading.Thread(target=lambda: taken.append(inbox.take()))
+    waiter.start()
+    inbox.close()
+    waiter.join(10)
+    assert taken == [None]
+    assert not inbox.put_status("b", status(1))
