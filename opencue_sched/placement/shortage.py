@@ -60,7 +60,7 @@ def describe_need(layer: Layer, need: Need) -> str:
     elif layer.threadable and layer.cores_min_centicores < 0:
         cores = f"all but {-layer.cores_min_centicores / 100:g} cores"
     else:
-        cores = f"{need.cores} {'core' if need.cores == 1 else 'cores'}"
+        cores = _counted(need.cores, "core")
     return _amounts(cores, need.memory_kb, need.gpus, need.gpu_memory_kb, gpus_wanted=need)
 
 
@@ -71,10 +71,9 @@ def _no_fit(survey: Survey, layer: Layer, need: Need, os_name: str | None, refus
     if set(refusals) <= {Dimension.OS, Dimension.THREAD_MODE}:
         return f"its frames do not thread; no host of {hosts} takes such frames" + (f" on {os_name}" if os_name else "")
     largest = max(survey.builds, key=lambda build: (build.centicores, build.memory_kb))
-    size = _amounts(
-        f"{largest.centicores // 100} cores", largest.memory_kb, largest.gpus, largest.gpu_memory_kb, gpus_wanted=need
-    )
-    reasons = ", ".join(f"{count} {_LACKS[dimension]}" for dimension, count in refusals.most_common())
+    cores = _counted(largest.centicores // 100, "core")
+    size = _amounts(cores, largest.memory_kb, largest.gpus, largest.gpu_memory_kb, gpus_wanted=need)
+    reasons = ", ".join(f"{refusals[lack]} {words}" for lack, words in _LACKS.items() if refusals[lack])
     needs = f"a frame needs {describe_need(layer, need)}"
     return f"{needs}; no host of {hosts} has that even when idle ({reasons}; largest: {size})"
 
@@ -84,9 +83,8 @@ def _capacity(survey: Survey, layer: Layer, need: Need) -> str:
     host = survey.roomiest
     if host is None:
         return f"{needs}; no host of {_count(survey)} can be booked now"
-    idle = _amounts(
-        f"{host.idle_cores} cores", host.idle_memory_kb, host.idle_gpus, host.idle_gpu_memory_kb, gpus_wanted=need
-    )
+    cores = _counted(host.idle_cores, "core")
+    idle = _amounts(cores, host.idle_memory_kb, host.idle_gpus, host.idle_gpu_memory_kb, gpus_wanted=need)
     return f"{needs}; no host of {_count(survey)} has that idle, the closest ({host.name}) has {idle}"
 
 
@@ -97,10 +95,14 @@ def _count(survey: Survey) -> str:
 def _amounts(cores: str, memory_kb: int, gpus: int, gpu_memory_kb: int, *, gpus_wanted: Need) -> str:
     parts = [cores, f"{max(0, memory_kb) / _KB_PER_GIB:.4g} GiB"]
     if gpus_wanted.gpus:
-        parts.append(f"{gpus} GPUs")
+        parts.append(_counted(gpus, "GPU"))
     if gpus_wanted.gpu_memory_kb:
         parts.append(f"{max(0, gpu_memory_kb) / _KB_PER_GIB:.4g} GiB of GPU memory")
     return ", ".join(parts)
+
+
+def _counted(amount: int, noun: str) -> str:
+    return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
 
 
 def _idle(build: Build) -> Host:

@@ -1,0 +1,546 @@
+"""The planner's decisions, one by one, and the upstream traps it must not repeat (facts D and I)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from opencue_sched.domain.farm import Caps, Headroom, Host, Job, Layer
+from opencue_sched.domain.reservation import Rules
+from opencue_sched.domain.states import ThreadMode
+from opencue_sched.domain.verdicts import LayerVerdict, Verdict
+from opencue_sched.placement.planner import Plan, release_plan
+from opencue_sched.placement.policy import Policy, policy_for
+from opencue_sched.placement.pool import FrozenPool
+from opencue_sched.placement.strategy import Fit, Strategy
+from opencue_sched.settings import Queue
+from tests.unit.placement.values import (
+    GIB,
+    NO_MEMORY_RULE,
+    make_caps,
+    make_cluster,
+    make_host,
+    make_job,
+    make_layer,
+    make_snapshot,
+    plan,
+)
+
+
+def placed(planned: Plan) -> list[tuple[str, str]]:
+    """(frame, host) of every planned proc, in order."""
+    return [(proc.frame.id, proc.host.id) for proc in planned.procs]
+
+
+def only_verdict(planned: Plan) -> LayerVerdict:
+    assert len(planned.verdicts) == 1
+    return planned.verdicts[0]
+
+
+def plan_layer(layer: Layer, *hosts: Host, job: Job | None = None, **changes: object) -> Plan:
+    """Plan one layer of one job; changes named as fields of the snapshot go there, the rest to ``plan``."""
+    in_snapshot = {
+        name: changes.pop(name) for name in ("subscriptions", "folders", "job_caps", "limits") if name in changes
+    }
+    job = replace(job or make_job(), layers=(layer,))
+    return plan(make_snapshot(job, **in_snapshot), FrozenPool(hosts), **changes)  # type: ignore[arg-type]
+
+
+class TestOrder:
+    def test_jobs_go_by_priority_then_by_their_place_in_the_snapshot(self) -> None:
+        jobs = [
+            make_job(name, [make_layer(f"{name}-l")], priority=priority)
+            for name, priority in [("low", 1), ("first", 50), ("high", 100), ("second", 50)]
+        ]
+
+        planned = plan(make_snapshot(*jobs), FrozenPool([make_host(cores=64)]))
+
+        assert [proc.job.id for proc in planned.procs] == ["high", "first", "second", "low"]
+
+    def test_layers_go_in_dispatch_order_and_frames_as_given(self) -> None:
+        job = make_job(
+            layers=[make_layer("later", frames=2, dispatch_order=2), make_layer("sooner", frames=2, dispatch_order=1)]
+        )
+
+        planned = plan(make_snapshot(job), FrozenPool([make_host(cores=64)]))
+
+        assert [frame for frame, _ in placed(planned)] == ["sooner-f1", "sooner-f2", "later-f1", "later-f2"]
+
+    def test_a_lower_priority_gets_what_the_higher_one_cannot_use(self) -> None:
+        wide = make_job("wide", [make_layer("wide-l", cores=64)], priority=100)
+        narrow = make_job("narrow", [make_layer("narrow-l", cores=1)], priority=1)
+
+        planned = plan(make_snapshot(wide, narrow), FrozenPool([make_host(cores=8)]))
+
+        assert [proc.job.id for proc in planned.procs] == ["narrow"]
+        assert [verdict.verdict for verdict in planned.verdicts] == [Verdict.NO_FIT, Verdict.FLOWING]
+
+    def test_another_order_is_a_policy_and_nothing_else_changes(self) -> None:
+        jobs = [make_job(name, [make_layer(f"{name}-l")], priority=n) for n, name in enumerate("abc")]
+        policy = Policy(
+            NO_MEMORY_RULE, order=lambda snapshot: [(job, layer) for job in snapshot.jobs for layer in job.layers]
+        )
+
+        planned = plan(make_snapshot(*jobs), FrozenPool([make_host(cores=64)]), policy=policy)
+
+        assert [proc.job.id for proc in planned.procs] == ["a", "b", "c"]
+
+
+class TestHosts:
+    def test_a_host_is_filled_before_the_next_is_tried(self) -> None:
+        planned = plan_layer(make_layer(frames=6, cores=2), make_host("h1", cores=8), make_host("h2", cores=9))
+
+        assert [host for _, host in placed(planned)] == ["h1"] * 4 + ["h2"] * 2
+        assert planned.attempts == {"l1": 2}
+        assert planned.hosts_attempted == 2
+
+    @pytest.mark.parametrize(("cores", "memory"), list(product(Fit, Fit)))
+    def test_the_strategy_chooses_the_host(self, cores: Fit, memory: Fit) -> None:
+        hosts = [make_host(f"{size}-{gib}", cores=size, memory_gib=gib) for size, gib in product((8, 64), (32, 256))]
+        policy = Policy(NO_MEMORY_RULE, strategy=Strategy(cores, memory))
+
+        planned = plan_layer(make_layer(), *hosts, policy=policy)
+
+        expected = f"{8 if cores is Fit.BEST else 64}-{32 if memory is Fit.BEST else 256}"
+        assert placed(planned) == [("l1-f1", expected)]
+
+    def test_a_score_chooses_among_the_candidates(self) -> None:
+        hosts = [make_host(f"h{number}", cores=8) for number in range(5)]
+        policy = Policy(NO_MEMORY_RULE, score=lambda _, host: 0.0 if host.id == "h3" else 1.0)
+
+        assert placed(plan_layer(make_layer(), *hosts, policy=policy)) == [("l1-f1", "h3")]
+
+    def test_admission_keeps_a_layer_off_a_host(self) -> None:
+        policy = Policy(NO_MEMORY_RULE, admit=lambda _job, _layer, host: host.id != "h1")
+
+        planned = plan_layer(make_layer(frames=3), make_host("h1", cores=2), make_host("h2", cores=2), policy=policy)
+
+        assert [host for _, host in placed(planned)] == ["h2", "h2"]
+        assert only_verdict(planned).verdict is Verdict.CAPACITY
+        assert "kept for other work" in only_verdict(planned).detail
+
+    def test_only_hosts_with_a_tag_of_both_layer_and_cluster_are_used(self) -> None:
+        hosts = [make_host(tag, tags=frozenset({tag})) for tag in ("layer-only", "cluster-only", "both")]
+        layer = make_layer(frames=20, tags=frozenset({"layer-only", "both"}))
+
+        planned = plan_layer(layer, *hosts, cluster=make_cluster("cluster-only", "both"))
+
+        assert {host for _, host in placed(planned)} == {"both"}
+
+    def test_a_host_of_another_facility_is_not_used(self) -> None:
+        planned = plan_layer(make_layer(), make_host(facility_id="elsewhere"))
+
+        assert only_verdict(planned).verdict is Verdict.NO_HOST
+
+    def test_layers_share_what_is_left_of_a_host(self) -> None:
+        job = make_job(layers=[make_layer("a", cores=5), make_layer("b", cores=3), make_layer("c", cores=1)])
+
+        planned = plan(make_snapshot(job), FrozenPool([make_host(cores=8)]))
+
+        assert [proc.layer.id for proc in planned.procs] == ["a", "b"]
+        assert planned.hosts["h1"].idle_cores == 0
+        assert [verdict.verdict for verdict in planned.verdicts] == [
+            Verdict.FLOWING,
+            Verdict.FLOWING,
+            Verdict.CAPACITY,
+        ]
+
+    def test_every_os_of_a_host_counts(self) -> None:
+        # Trap D-d: host_stat.str_os is a list.
+        host = make_host(os_names=("rocky9", "linux"))
+
+        assert len(plan_layer(make_layer(), host).procs) == 1
+        assert only_verdict(plan_layer(make_layer(), make_host(os_names=("windows",)))).verdict is Verdict.NO_FIT
+
+    def test_a_negative_minimum_finds_hosts(self) -> None:
+        # Trap D-c: upstream used it as an unsigned index key, and the layer never found a host.
+        planned = plan_layer(make_layer(cores=-2), make_host(cores=8))
+
+        assert [proc.reservation.cores for proc in planned.procs] == [6]
+
+    def test_a_whole_host_layer_looks_past_the_busy_hosts(self) -> None:
+        # Best fit meets the fullest hosts first: more of them than attempts must not hide the idle one.
+        busy = [make_host(f"busy{number}", cores=8, idle_centicores=400) for number in range(30)]
+
+        planned = plan_layer(make_layer(cores=0), *busy, make_host("idle", cores=8))
+
+        assert placed(planned) == [("l1-f1", "idle")]
+        assert planned.procs[0].reservation.cores == 8
+
+    def test_a_fractional_minimum_is_one_core_and_not_the_whole_host(self) -> None:
+        # Trap D-b.
+        planned = plan_layer(make_layer(frames=2, cores=0.5), make_host(cores=8))
+
+        assert [proc.reservation.cores for proc in planned.procs] == [1, 1]
+
+    def test_thread_mode_all_takes_threaded_layers_only(self) -> None:
+        host = make_host(cores=8, thread_mode=ThreadMode.ALL)
+
+        threaded = plan_layer(make_layer(cores=2), host)
+        single = plan_layer(make_layer(threadable=False), host)
+
+        assert [proc.reservation.cores for proc in threaded.procs] == [8]
+        assert only_verdict(single).verdict is Verdict.NO_FIT
+        assert "do not thread" in only_verdict(single).detail
+
+    def test_gpu_frames_go_to_gpu_hosts_and_others_spare_them(self) -> None:
+        gpu_host = make_host("gpu", cores=4, idle_gpus=2, idle_gpu_memory_kb=16 * GIB)
+        job = make_job(
+            layers=[
+                make_layer("plain", frames=2, dispatch_order=1),
+                make_layer("render", frames=3, gpus_min=1, gpu_memory_min_kb=8 * GIB, dispatch_order=2),
+            ]
+        )
+
+        planned = plan(make_snapshot(job), FrozenPool([gpu_host, make_host("plain", cores=64)]))
+
+        assert [host for _, host in placed(planned)] == ["plain", "plain", "gpu", "gpu"]
+        assert planned.verdicts[1].verdict is Verdict.CAPACITY
+        assert planned.hosts["gpu"].idle_gpus == 0
+
+
+class TestCaps:
+    def test_an_allocation_without_subscription_is_not_booked(self) -> None:
+        planned = plan_layer(make_layer(), make_host(alloc_id="theirs"), subscriptions={"ours": make_caps(100)})
+
+        verdict = only_verdict(planned)
+        assert verdict.verdict is Verdict.OVER_SUBSCRIPTION
+        assert "no subscription" in verdict.detail
+
+    def test_a_show_without_subscriptions_books_nothing(self) -> None:
+        assert only_verdict(plan_layer(make_layer(), make_host(), subscriptions={})).verdict is (
+            Verdict.OVER_SUBSCRIPTION
+        )
+
+    def test_the_burst_counts_what_is_booked_and_what_the_plan_adds(self) -> None:
+        planned = plan_layer(
+            make_layer(frames=10, cores=2), make_host(cores=64), subscriptions={"alloc": make_caps(10, booked=3)}
+        )
+
+        verdict = only_verdict(planned)
+        assert len(planned.procs) == 3
+        assert verdict.verdict is Verdict.OVER_SUBSCRIPTION
+        assert (verdict.frames, verdict.waiting) == (3, 7)
+        assert "needs 2 cores" in verdict.detail
+        assert "1 left" in verdict.detail
+
+    def test_burst_zero_books_nothing(self) -> None:
+        planned = plan_layer(make_layer(), make_host(), subscriptions={"alloc": make_caps(0)})
+
+        assert planned.procs == ()
+        assert only_verdict(planned).verdict is Verdict.OVER_SUBSCRIPTION
+
+    def test_a_full_allocation_leaves_the_others_in_use(self) -> None:
+        planned = plan_layer(
+            make_layer(frames=8),
+            make_host("h1", alloc_id="small"),
+            make_host("h2", alloc_id="large", cores=64),
+            subscriptions={"small": make_caps(2), "large": make_caps(100)},
+        )
+
+        assert [host for _, host in placed(planned)] == ["h1"] * 2 + ["h2"] * 6
+
+    def test_hosts_of_a_full_allocation_are_not_looked_at(self) -> None:
+        asked: list[str] = []
+
+        def admit(_job: Job, _layer: Layer, host: Host) -> bool:
+            asked.append(host.alloc_id)
+            return True
+
+        plan_layer(
+            make_layer(frames=3),
+            *(make_host(f"f{number}", alloc_id="full", cores=1) for number in range(50)),
+            make_host("h2", alloc_id="open"),
+            subscriptions={"full": make_caps(4, booked=4), "open": make_caps(100)},
+            policy=Policy(NO_MEMORY_RULE, admit=admit),
+        )
+
+        assert asked == ["open"]
+
+    def test_a_folder_cap_is_shared_by_its_jobs(self) -> None:
+        jobs = [make_job(name, [make_layer(f"{name}-l", frames=4)]) for name in ("a", "b")]
+        snapshot = make_snapshot(*jobs, folders={"folder": make_caps(6)})
+
+        planned = plan(snapshot, FrozenPool([make_host(cores=64, memory_gib=256)]))
+
+        assert [(verdict.verdict, verdict.frames) for verdict in planned.verdicts] == [
+            (Verdict.FLOWING, 4),
+            (Verdict.OVER_FOLDER, 2),
+        ]
+
+    def test_a_threaded_frame_is_cut_down_to_what_its_job_may_still_take(self) -> None:
+        # f29d5819d: it grabbed the whole host, and a small job cap rejected it for ever.
+        rules = Rules(memory_stranded_threshold_kb=64 * GIB)
+
+        planned = plan_layer(
+            make_layer(cores=2), make_host(cores=64), job_caps={"j1": make_caps(5)}, policy=Policy(rules)
+        )
+
+        assert [proc.reservation.cores for proc in planned.procs] == [5]
+
+    @pytest.mark.parametrize("cap", ["subscriptions", "folders"])
+    def test_a_threaded_frame_is_cut_down_to_every_other_cap_too(self, cap: str) -> None:
+        rules = Rules(memory_stranded_threshold_kb=64 * GIB)
+        caps: dict[str, dict[str, Caps]] = {
+            cap: {"subscriptions": {"alloc": make_caps(5)}, "folders": {"folder": make_caps(5)}}[cap]
+        }
+
+        planned = plan_layer(make_layer(cores=2), make_host(cores=64), policy=Policy(rules), **caps)
+
+        assert [proc.reservation.cores for proc in planned.procs] == [5]
+
+    @pytest.mark.parametrize("cores", [0, -60, 0.5, 2], ids=["whole host", "all but", "fraction", "plain"])
+    def test_a_job_at_its_cap_is_not_tried_on_any_host_whatever_its_minimum(self, cores: float) -> None:
+        # f29d5819d: a sentinel minimum slipped past the at-cap test, and an at-cap job was retried on ten hosts.
+        planned = plan_layer(make_layer(cores=cores), make_host(cores=64), job_caps={"j1": make_caps(10, booked=10)})
+
+        assert only_verdict(planned).verdict is Verdict.OVER_JOB
+        assert planned.hosts_attempted == planned.cache_misses == 0
+
+    def test_a_cap_below_one_core_refuses_and_is_not_unlimited(self) -> None:
+        planned = plan_layer(make_layer(), make_host(), job_caps={"j1": make_caps(0.5)})
+
+        assert only_verdict(planned).verdict is Verdict.OVER_JOB
+
+    def test_a_whole_host_layer_uses_the_hosts_that_fit_its_jobs_cap(self) -> None:
+        planned = plan_layer(
+            make_layer(frames=2, cores=0),
+            make_host("large", cores=64),
+            make_host("small", cores=8),
+            job_caps={"j1": make_caps(20)},
+            policy=Policy(NO_MEMORY_RULE, strategy=Strategy(cores=Fit.WORST)),
+        )
+
+        assert placed(planned) == [("l1-f1", "small")]
+        assert only_verdict(planned).verdict is Verdict.OVER_JOB
+        assert "needs 64 cores, its job has 12 left" in only_verdict(planned).detail
+
+    @pytest.mark.parametrize(
+        ("caps", "expected"),
+        [
+            ({"folders": {"folder": make_caps(gpus=3)}}, Verdict.OVER_FOLDER_GPUS),
+            ({"job_caps": {"j1": make_caps(gpus=3)}}, Verdict.OVER_JOB_GPUS),
+        ],
+    )
+    def test_gpu_caps_count_gpus(self, caps: dict[str, dict[str, Caps]], expected: Verdict) -> None:
+        planned = plan_layer(make_layer(frames=5, gpus_min=2), make_host(cores=64, idle_gpus=8), **caps)
+
+        assert len(planned.procs) == 1
+        assert only_verdict(planned).verdict is expected
+
+    def test_gpu_caps_do_not_concern_layers_without_gpus(self) -> None:
+        full = Caps(Headroom(None, 0), Headroom(2, 2))
+
+        assert len(plan_layer(make_layer(frames=3), make_host(), job_caps={"j1": full}).procs) == 3
+
+    def test_all_limits_of_a_layer_must_have_room(self) -> None:
+        # Upstream passes a layer if any of its limits has (trap I-6); licences are then overrun.
+        planned = plan_layer(
+            make_layer(frames=5, limit_ids=("nuke", "vray")),
+            make_host(cores=64),
+            limits={"nuke": Headroom(100, 0), "vray": Headroom(4, 2)},
+            limit_names={"vray": "V-Ray"},
+        )
+
+        assert len(planned.procs) == 2
+        assert only_verdict(planned).verdict is Verdict.OVER_LIMIT
+        assert "all 4 of limit V-Ray" in only_verdict(planned).detail
+
+    def test_a_limit_is_shared_by_layers_and_jobs(self) -> None:
+        jobs = [make_job(name, [make_layer(f"{name}-l", frames=3, limit_ids=("nuke",))]) for name in ("a", "b")]
+
+        planned = plan(make_snapshot(*jobs, limits={"nuke": Headroom(4, 0)}), FrozenPool([make_host(cores=64)]))
+
+        assert [verdict.frames for verdict in planned.verdicts] == [3, 1]
+
+    def test_vertices_name_every_counter(self) -> None:
+        layer = make_layer(limit_ids=("nuke",))
+        proc = plan_layer(layer, make_host(alloc_id="alloc"), limits={"nuke": Headroom(4, 0)}).procs[0]
+
+        vertices = proc.vertices
+        assert (vertices.show_id, vertices.alloc_id, vertices.folder_id) == ("show", "alloc", "folder")
+        assert (vertices.job_id, vertices.layer_id, vertices.dept_id) == ("j1", "l1", "dept")
+        assert vertices.limit_ids == ("nuke",)
+
+
+class TestVerdicts:
+    def test_flowing_when_only_the_pass_limit_keeps_frames_waiting(self) -> None:
+        planned = plan_layer(make_layer(frames=3, waiting_frames=100), make_host())
+
+        assert only_verdict(planned) == LayerVerdict("j1", "l1", Verdict.FLOWING, 3, 97)
+
+    def test_no_host_when_nothing_has_the_tag(self) -> None:
+        verdict = only_verdict(plan_layer(make_layer(), make_host(tags=frozenset({"other"}))))
+
+        assert verdict.verdict is Verdict.NO_HOST
+        assert "general" in verdict.detail
+
+    def test_no_host_when_the_tags_are_not_the_clusters(self) -> None:
+        verdict = only_verdict(plan_layer(make_layer(tags=frozenset({"gpu"})), make_host()))
+
+        assert verdict.verdict is Verdict.NO_HOST
+        assert "gpu" in verdict.detail
+
+    def test_no_fit_says_what_is_needed_and_what_the_largest_host_is(self) -> None:
+        verdict = only_verdict(
+            plan_layer(make_layer(cores=16, memory_gib=64), make_host(cores=8), make_host("h2", cores=32))
+        )
+
+        assert verdict.verdict is Verdict.NO_FIT
+        assert verdict.detail == (
+            "a frame needs 16 cores, 64 GiB; no host of the 2 with its tags has that even when idle "
+            "(1 with too few cores, 1 with too little memory; largest: 32 cores, 32 GiB)"
+        )
+
+    def test_capacity_says_what_is_needed_and_what_the_closest_host_has(self) -> None:
+        verdict = only_verdict(
+            plan_layer(
+                make_layer(cores=16, memory_gib=64),
+                make_host("h1", cores=32, memory_gib=128, idle_centicores=1550),
+                make_host("h2", cores=32, memory_gib=128, idle_memory_kb=20 * GIB),
+            )
+        )
+
+        assert verdict.verdict is Verdict.CAPACITY
+        assert verdict.detail == (
+            "a frame needs 16 cores, 64 GiB; no host of the 2 with its tags has that idle, "
+            "the closest (host-h2) has 32 cores, 20 GiB"
+        )
+
+    def test_capacity_is_told_for_the_rest_of_a_layer_that_was_placed_in_part(self) -> None:
+        verdict = only_verdict(plan_layer(make_layer(frames=10), make_host(cores=4)))
+
+        assert (verdict.verdict, verdict.frames, verdict.waiting) == (Verdict.CAPACITY, 4, 6)
+
+    def test_layers_that_are_set_aside_or_held_are_not_placed(self) -> None:
+        job = make_job(layers=[make_layer(name) for name in ("free", "held", "resting", "broken")])
+
+        planned = plan(
+            make_snapshot(job),
+            FrozenPool([make_host(cores=64)]),
+            granted_layers={"free", "resting"},
+            set_aside={
+                "resting": (Verdict.BACKING_OFF, "no host for it a moment ago"),
+                "broken": (Verdict.QUARANTINED, "its rows made a commit fail"),
+            },
+        )
+
+        assert {verdict.layer_id: verdict.verdict for verdict in planned.verdicts} == {
+            "free": Verdict.FLOWING,
+            "held": Verdict.PERMIT_HELD,
+            "resting": Verdict.BACKING_OFF,
+            "broken": Verdict.QUARANTINED,
+        }
+        assert [proc.layer.id for proc in planned.procs] == ["free"]
+        assert all(verdict.detail for verdict in planned.verdicts if verdict.verdict is not Verdict.FLOWING)
+
+
+class TestSize:
+    def test_a_full_plan_stops_and_says_that_there_is_more(self) -> None:
+        job = make_job(layers=[make_layer("a", frames=5), make_layer("b", frames=5)])
+
+        planned = plan(
+            make_snapshot(job), FrozenPool([make_host(cores=64)]), policy=Policy(NO_MEMORY_RULE, max_frames=7)
+        )
+
+        assert planned.full
+        assert [(verdict.verdict, verdict.frames) for verdict in planned.verdicts] == [
+            (Verdict.FLOWING, 5),
+            (Verdict.FLOWING, 2),
+        ]
+
+    def test_a_plan_that_fits_exactly_is_not_cut_short(self) -> None:
+        planned = plan_layer(make_layer(frames=7), make_host(cores=64), policy=Policy(NO_MEMORY_RULE, max_frames=7))
+
+        assert len(planned.procs) == 7
+        assert not planned.full
+
+    def test_layers_that_look_alike_search_once(self) -> None:
+        # given a full farm and many layers, some of which need even more
+        jobs = [
+            make_job(f"j{number}", [make_layer(f"l{number}", cores=4 + number % 3, memory_gib=2)])
+            for number in range(30)
+        ]
+        hosts = [make_host(f"h{number}", cores=8, idle_centicores=200) for number in range(50)]
+
+        planned = plan(make_snapshot(*jobs), FrozenPool(hosts))
+
+        assert {verdict.verdict for verdict in planned.verdicts} == {Verdict.CAPACITY}
+        assert planned.cache_misses == 1
+
+    def test_a_failed_search_does_not_speak_for_layers_that_need_less_or_differ(self) -> None:
+        hosts = [make_host("h1", cores=8, idle_centicores=200), make_host("h2", os_names=("windows",))]
+        jobs = [
+            make_job("a", [make_layer("wide", cores=4)], priority=9),
+            make_job("b", [make_layer("narrow", cores=2)], priority=8),
+            make_job("c", [make_layer("other-os", cores=4)], priority=7, os_name="windows"),
+            make_job("d", [make_layer("whole", cores=0)], priority=6),
+        ]
+
+        planned = plan(make_snapshot(*jobs), FrozenPool(hosts))
+
+        assert [proc.layer.id for proc in planned.procs] == ["narrow", "other-os"]
+
+    def test_a_host_that_gives_nothing_after_all_is_a_wasted_attempt(self) -> None:
+        # given a pool that hands out hosts other passes have emptied meanwhile
+        class Emptied(FrozenPool):
+            def check_out(self, *args: object, **options: object) -> Host | None:
+                host = super().check_out(*args, **options)  # type: ignore[arg-type]
+                return None if host is None else replace(host, idle_centicores=0)
+
+            def check_in(self, host: Host, taken: object) -> bool:
+                return True
+
+        pool = Emptied([make_host(f"h{number}") for number in range(20)])
+
+        planned = plan(
+            make_snapshot(make_job(layers=[make_layer()])), pool, policy=Policy(NO_MEMORY_RULE, attempts_per_layer=3)
+        )
+
+        assert planned.procs == ()
+        assert planned.hosts_attempted == planned.wasted_attempts == 3
+        assert only_verdict(planned).verdict is Verdict.CAPACITY
+
+
+class TestRelease:
+    def test_what_was_lost_is_idle_again_and_what_was_committed_is_not(self) -> None:
+        pool = FrozenPool([make_host(cores=8)])
+        planned = plan(make_snapshot(make_job(layers=[make_layer(frames=3, cores=2)])), pool)
+
+        release_plan(pool, planned, committed={"p1"})
+
+        host = pool.get("h1")
+        assert host is not None
+        assert host.idle_cores == 6
+
+    def test_what_is_unknown_stays_taken(self) -> None:
+        pool = FrozenPool([make_host(cores=8)])
+        planned = plan(make_snapshot(make_job(layers=[make_layer(frames=3, cores=2)])), pool)
+
+        release_plan(pool, planned, committed={"p1"}, unknown={"p2"})
+
+        host = pool.get("h1")
+        assert host is not None
+        assert host.idle_cores == 4
+
+
+def test_the_settings_give_the_policy() -> None:
+    queue = Queue.model_validate(
+        {
+            "memory_stranded_threshold": "1GiB",
+            "mem_reserved_min": "512MiB",
+            "selfish_services": ["arnold"],
+            "host_candidate_attempts_per_layer": 4,
+            "max_frames_per_plan": 99,
+            "host_booking_strategy_by_show": {"preview": {"core_saturation": False}},
+        }
+    )
+
+    policy = policy_for(queue, "preview")
+
+    assert policy.rules == Rules(GIB, frozenset({"arnold"}), GIB // 2)
+    assert policy.strategy == Strategy(Fit.WORST, Fit.WORST)
+    assert (policy.attempts_per_layer, policy.max_frames) == (4, 99)
+    assert policy_for(queue, "feature").strategy == Strategy()

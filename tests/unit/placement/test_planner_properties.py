@@ -1,0 +1,298 @@
+"""What every plan must keep, whatever the farm: caps, hosts, limits, priority, verdicts, nothing stranded."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from math import inf
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from opencue_sched.domain.farm import Caps, Headroom, Host, Job, Layer, Reservation, Snapshot
+from opencue_sched.domain.reservation import Rules, reserve, smallest_need
+from opencue_sched.domain.states import ThreadMode
+from opencue_sched.domain.verdicts import Verdict
+from opencue_sched.placement.cache import HostCache
+from opencue_sched.placement.planner import Plan, release_plan
+from opencue_sched.placement.policy import Policy
+from opencue_sched.placement.pool import FrozenPool
+from opencue_sched.placement.strategy import Fit, Strategy
+from opencue_sched.settings import HostCacheSettings
+from tests.unit.placement.values import (
+    GIB,
+    Reading,
+    make_caps,
+    make_cluster,
+    make_host,
+    make_job,
+    make_layer,
+    make_snapshot,
+    plan,
+)
+
+TAGS = ["a", "b", "c"]
+ALLOCS = ["x", "y"]
+LIMITS = ["nuke", "vray"]
+CLUSTER = make_cluster("a", "b")
+
+tag_sets = st.sets(st.sampled_from(TAGS), max_size=2).map(frozenset)
+caps = st.none() | st.sampled_from([0.5, 1, 2, 3, 5, 8, 20])
+
+
+@dataclass(frozen=True)
+class Situation:
+    snapshot: Snapshot
+    hosts: tuple[Host, ...]
+    policy: Policy
+
+    def plan(self, instance: str = "one") -> Plan:
+        return plan(self.snapshot, self.pool(instance), cluster=CLUSTER, policy=self.policy)
+
+    def pool(self, instance: str = "one") -> FrozenPool:
+        return FrozenPool(self.hosts, instance=instance)
+
+
+@st.composite
+def hosts(draw: st.DrawFn, host_id: str) -> Host:
+    cores = draw(st.integers(1, 12))
+    gpus = draw(st.sampled_from([0, 0, 0, 1, 2]))
+    return make_host(
+        host_id,
+        cores=cores,
+        memory_gib=draw(st.sampled_from([4, 8, 16, 64])),
+        idle_centicores=draw(st.integers(0, cores)) * 100 + draw(st.sampled_from([0, 0, 50])),
+        idle_gpus=gpus,
+        idle_gpu_memory_kb=gpus * 8 * GIB,
+        tags=draw(tag_sets),
+        alloc_id=draw(st.sampled_from(ALLOCS)),
+        thread_mode=draw(st.sampled_from(ThreadMode)),
+        os_names=draw(st.sampled_from([("linux",), ("rocky9", "linux"), ("windows",)])),
+    )
+
+
+@st.composite
+def layers(draw: st.DrawFn, layer_id: str) -> Layer:
+    return make_layer(
+        layer_id,
+        frames=draw(st.integers(1, 4)),
+        cores=draw(st.sampled_from([0, -1, -4, 0.5, 1, 1, 2, 3, 4])),
+        memory_gib=draw(st.sampled_from([0.5, 1, 2, 4, 8])),
+        cores_max_centicores=draw(st.sampled_from([0, 0, 0, 100, 400])),
+        gpus_min=draw(st.sampled_from([0, 0, 0, 1])),
+        tags=draw(tag_sets),
+        threadable=draw(st.booleans()),
+        services=draw(st.sampled_from([("default",), ("selfish",)])),
+        dispatch_order=draw(st.integers(1, 3)),
+        limit_ids=tuple(sorted(draw(st.sets(st.sampled_from(LIMITS), max_size=2)))),
+    )
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> Situation:
+    jobs = []
+    for number in range(draw(st.integers(1, 4))):
+        own = [draw(layers(f"j{number}l{index}")) for index in range(draw(st.integers(0, 3)))]
+        jobs.append(
+            make_job(
+                f"j{number}",
+                own,
+                priority=draw(st.integers(1, 3)),
+                folder_id=draw(st.sampled_from(["f1", "f2"])),
+                os_name=draw(st.sampled_from(["linux", None])),
+            )
+        )
+    pair = st.builds(make_caps, caps, st.none() | st.integers(0, 3))
+    subscribed = draw(st.sets(st.sampled_from(ALLOCS)))
+    limited = st.builds(Headroom, st.integers(0, 6), st.integers(0, 3))
+    snapshot = make_snapshot(
+        *jobs,
+        subscriptions={alloc: make_caps(draw(st.sampled_from([0, 1, 4, 9, 40]))) for alloc in sorted(subscribed)},
+        folders=draw(st.dictionaries(st.sampled_from(["f1", "f2"]), pair)),
+        job_caps=draw(st.dictionaries(st.sampled_from([job.id for job in jobs]), pair)),
+        limits=draw(st.dictionaries(st.sampled_from(LIMITS), limited)),
+    )
+    own_hosts = tuple(draw(hosts(f"h{number}")) for number in range(draw(st.integers(0, 6))))
+    policy = Policy(
+        Rules(draw(st.sampled_from([-1, 2 * GIB, 64 * GIB])), frozenset({"selfish"}), GIB // 4),
+        strategy=Strategy(*draw(st.sampled_from(list(product(Fit, Fit))))),
+        max_frames=draw(st.sampled_from([3, 1000])),
+    )
+    return Situation(snapshot, own_hosts, policy)
+
+
+def within(used: Mapping[str, float], caps_of: Mapping[str, Headroom]) -> bool:
+    return all(amount <= caps_of[key].left for key, amount in used.items() if key in caps_of)
+
+
+def cores_by(planned: Plan, kind: str) -> Counter[str]:
+    """Cores of the plan by a vertex (alloc_id, folder_id, job_id)."""
+    used: Counter[str] = Counter()
+    for proc in planned.procs:
+        used[getattr(proc.vertices, kind)] += proc.reservation.cores
+    return used
+
+
+def gpus_by(planned: Plan, kind: str) -> Counter[str]:
+    used: Counter[str] = Counter()
+    for proc in planned.procs:
+        used[getattr(proc.vertices, kind)] += proc.reservation.gpus
+    return used
+
+
+@settings(max_examples=120, deadline=None)
+@given(situations())
+def test_no_cap_limit_or_host_is_passed(situation: Situation) -> None:
+    planned, snapshot = situation.plan(), situation.snapshot
+
+    # every cap, with an absent subscription bookable by nobody
+    assert set(cores_by(planned, "alloc_id")) <= set(snapshot.subscriptions)
+    for caps_of, kind in [
+        (snapshot.subscriptions, "alloc_id"),
+        (snapshot.folders, "folder_id"),
+        (snapshot.job_caps, "job_id"),
+    ]:
+        assert within(cores_by(planned, kind), {key: value.cores for key, value in caps_of.items()})
+        if kind != "alloc_id":
+            assert within(
+                {key: gpus for key, gpus in gpus_by(planned, kind).items() if gpus},
+                {key: value.gpus for key, value in caps_of.items()},
+            )
+    running: Counter[str] = Counter(limit for proc in planned.procs for limit in proc.layer.limit_ids)
+    assert within(running, snapshot.limits)
+
+    # every host, in all four dimensions
+    hosts_by_id = {host.id: host for host in situation.hosts}
+    left = dict(hosts_by_id)
+    for proc in planned.procs:
+        host = left[proc.host.id]
+        left[host.id] = host.less(proc.reservation, last_updated=0)
+    for host_id, host in left.items():
+        assert host.idle_centicores >= 0
+        assert min(host.idle_memory_kb, host.idle_gpus, host.idle_gpu_memory_kb) >= 0
+        if host_id in planned.hosts:
+            assert replace(planned.hosts[host_id], last_updated=0) == host
+    assert set(planned.hosts) == {proc.host.id for proc in planned.procs}
+
+    # and what a frame may run on
+    for proc in planned.procs:
+        host = hosts_by_id[proc.host.id]
+        assert proc.layer.tags & set(CLUSTER.tags) & host.tags
+        assert proc.job.os_name is None or proc.job.os_name in host.os_names
+        assert proc.reservation.cores >= 1
+        assert proc.reservation.memory_kb >= proc.layer.memory_min_kb
+
+
+@settings(max_examples=100, deadline=None)
+@given(situations())
+def test_every_layer_has_one_verdict_that_adds_up(situation: Situation) -> None:
+    planned = situation.plan()
+    placed = Counter(proc.layer.id for proc in planned.procs)
+    every = {layer.id: layer for job in situation.snapshot.jobs for layer in job.layers}
+
+    assert Counter(verdict.layer_id for verdict in planned.verdicts) == Counter(dict.fromkeys(every, 1))
+    for verdict in planned.verdicts:
+        layer = every[verdict.layer_id]
+        assert verdict.frames == placed[layer.id]
+        assert verdict.frames + verdict.waiting == layer.waiting_frames
+        if verdict.verdict is not Verdict.FLOWING:
+            assert verdict.waiting
+            assert verdict.detail
+        elif verdict.waiting:
+            assert planned.full
+    assert len(planned.procs) <= situation.policy.max_frames
+
+
+@settings(max_examples=60, deadline=None)
+@given(situations())
+def test_frames_are_planned_once_and_in_order(situation: Situation) -> None:
+    planned = situation.plan()
+
+    assert len({proc.proc_id for proc in planned.procs}) == len(planned.procs)
+    by_layer: defaultdict[str, list[int]] = defaultdict(list)
+    for proc in planned.procs:
+        by_layer[proc.layer.id].append(proc.frame.number)
+    assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in by_layer.values())
+    order = [(-proc.job.priority, proc.job.id, proc.layer.dispatch_order) for proc in planned.procs]
+    assert [key[0] for key in order] == sorted(key[0] for key in order)
+    for job in situation.snapshot.jobs:
+        dispatch_orders = [key[2] for key in order if key[1] == job.id]
+        assert dispatch_orders == sorted(dispatch_orders)
+
+
+@settings(max_examples=60, deadline=None)
+@given(situations())
+def test_a_seed_decides_every_tie(situation: Situation) -> None:
+    assert situation.plan("one") == situation.plan("one")
+
+
+@settings(max_examples=100, deadline=None)
+@given(situations())
+def test_what_is_left_is_too_little_for_every_request_waiting(situation: Situation) -> None:
+    # given a plan that was not cut short
+    situation = replace(situation, policy=replace(situation.policy, max_frames=1000))
+    planned, snapshot = situation.plan(), situation.snapshot
+    left = {host.id: planned.hosts.get(host.id, host) for host in situation.hosts}
+    used = {kind: (cores_by(planned, kind), gpus_by(planned, kind)) for kind in ("alloc_id", "folder_id", "job_id")}
+    running: Counter[str] = Counter(limit for proc in planned.procs for limit in proc.layer.limit_ids)
+
+    def remaining(caps_of: Mapping[str, Caps], kind: str, key: str) -> tuple[float, float]:
+        cores, gpus = used[kind]
+        own = caps_of.get(key)
+        return (inf, inf) if own is None else (own.cores.left - cores[key], own.gpus.left - gpus[key])
+
+    def could_go_on(job: Job, layer: Layer, host: Host) -> bool:
+        folder_cores, folder_gpus = remaining(snapshot.folders, "folder_id", job.folder_id)
+        job_cores, job_gpus = remaining(snapshot.job_caps, "job_id", job.id)
+        alloc_cores, _ = remaining(snapshot.subscriptions, "alloc_id", host.alloc_id)
+        gpus = smallest_need(layer).gpus
+        return (
+            bool(layer.tags & set(CLUSTER.tags) & host.tags)
+            and host.alloc_id in snapshot.subscriptions
+            and (not gpus or gpus <= min(folder_gpus, job_gpus))
+            and all(snapshot.limits[name].left > running[name] for name in layer.limit_ids if name in snapshot.limits)
+            and isinstance(
+                reserve(
+                    layer,
+                    host,
+                    situation.policy.rules,
+                    os_name=job.os_name,
+                    job_cores_left=min(folder_cores, job_cores, alloc_cores),
+                ),
+                Reservation,
+            )
+        )
+
+    # then no frame that still waits could be placed anywhere
+    placed = Counter(proc.layer.id for proc in planned.procs)
+    for job in snapshot.jobs:
+        for layer in job.layers:
+            if placed[layer.id] < len(layer.frames):
+                stuck = [host.id for host in left.values() if could_go_on(job, layer, host)]
+                assert not stuck, f"{layer.id} could go on to {stuck}"
+
+
+@settings(max_examples=40, deadline=None)
+@given(situations())
+def test_the_cache_and_the_plain_pool_give_the_same_plan(situation: Situation) -> None:
+    # given the production pool with the same hosts and instance
+    def fetch(facility_id: str, tags: object) -> dict[str, list[Reading]]:
+        return {tag: [Reading(host) for host in situation.hosts if tag in host.tags] for tag in TAGS}
+
+    cache = HostCache(HostCacheSettings(), fetch, instance="one")
+    cache.refresh("fac", TAGS)
+    planned = plan(situation.snapshot, cache, cluster=CLUSTER, policy=situation.policy)
+
+    # then the plan is the same, and undoing it leaves the cache as it was
+    plain = situation.plan("one")
+    assert [(proc.frame.id, proc.host.id, proc.reservation) for proc in planned.procs] == [
+        (proc.frame.id, proc.host.id, proc.reservation) for proc in plain.procs
+    ]
+    assert planned.verdicts == plain.verdicts
+    release_plan(cache, planned, committed=set())
+    again = plan(situation.snapshot, cache, cluster=CLUSTER, policy=situation.policy)
+    assert [(proc.frame.id, proc.host.id) for proc in again.procs] == [
+        (proc.frame.id, proc.host.id) for proc in plain.procs
+    ]
