@@ -1,0 +1,123 @@
+"""A real fleet (processes) on the test's stores, with simulated RQDs speaking real gRPC."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+from sqlalchemy import Engine, text
+
+from opencue_sched.embedded.fleet import Fleet
+from opencue_sched.embedded.processes import free_port
+from opencue_sched.embedded.simulated_host import Behaviour
+from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
+from opencue_sched.operate.audit import run_audit
+from opencue_sched.settings import Settings
+
+SHORT_TIMES = {
+    "OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE": "2s",
+    "OPENCUE_SCHED_ACCOUNTING__IN_FLIGHT_AGE": "6s",
+    "OPENCUE_SCHED_ACCOUNTING__RECOMPUTE_INTERVAL_SECONDS": "3s",
+    "OPENCUE_SCHED_QUEUE__CLUSTER_RELOAD_INTERVAL": "1s",
+    "OPENCUE_SCHED_QUEUE__ACTIVE_SCAN_INTERVAL": "1s",
+    "OPENCUE_SCHED_QUEUE__METRICS_PORT": "0",
+    "OPENCUE_SCHED_RELEASE__LOST_COMPLETION_GRACE": "2s",
+}
+
+
+@dataclass
+class FleetOnTest:
+    fleet: Fleet
+    farm: SimulatedFarm
+    engine: Engine
+    client: redis.Redis
+    settings: Settings
+
+    def scalar(self, sql: str, **parameters: Any) -> Any:
+        with self.engine.connect() as connection:
+            return connection.execute(text(sql), parameters).scalar()
+
+    def wait_for(self, what: str, check: Callable[[], Any], *, seconds: float = 60.0) -> Any:
+        """Poll until ``check`` holds; on failure show the logs of every process."""
+        deadline = time.monotonic() + seconds
+        while not (result := check()):
+            if time.monotonic() > deadline:
+                logs = "\n".join(
+                    f"--- {name}\n{process.log_tail(20)}" for name, process in self.fleet.processes.items()
+                )
+                raise AssertionError(f"{what} did not happen in {seconds:.0f} s\n{logs}")
+            time.sleep(0.05)
+        return result
+
+    def hosts_up(self, count: int) -> None:
+        def check() -> bool:
+            for spec in self.farm.specs:
+                self.farm.report_now(spec.name)
+            return (
+                self.scalar("SELECT count(*) FROM host JOIN host_stat USING (pk_host) WHERE str_state = 'UP'") >= count
+            )
+
+        self.wait_for(f"{count} hosts reporting", check)
+
+    def finished(self, job_id: str) -> bool:
+        return self.scalar("SELECT str_state FROM job WHERE pk_job = :job", job=job_id) == "FINISHED"
+
+    def assert_audit(self) -> None:
+        """The audit passes, at the latest when what was in flight has come to rest."""
+        deadline = time.monotonic() + 30
+        while (report := run_audit(self.engine, self.client, self.settings)).failed:
+            assert time.monotonic() < deadline, "\n".join(report.lines())
+            time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def fleet_on(
+    settings: Settings,
+    engine: Engine,
+    client: redis.Redis,
+    directory: Path,
+    *,
+    hosts: int = 4,
+    cores: int = 4,
+    workers: int = 1,
+    behaviour: Behaviour | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[FleetOnTest]:
+    """Report service, workers and beat as processes; simulated hosts tagged ``general``."""
+    port = free_port()
+    farm = SimulatedFarm(
+        host_specs(hosts, cores=cores, tags=("general",)),
+        report_address=f"127.0.0.1:{port}",
+        report_seconds=(0.5, 1.0),
+        behaviour=behaviour,
+    ).start()
+    variables = {
+        **SHORT_TIMES,
+        "OPENCUE_SCHED_DATABASE_URL": settings.sqlalchemy_url,
+        "OPENCUE_SCHED_REDIS_URL": settings.redis_dsn,
+        "OPENCUE_SCHED_RELEASE__PORT": str(port),
+        "OPENCUE_SCHED_RQD__ADDRESSES": json.dumps(farm.addresses),
+        **(environment or {}),
+    }
+    with contextlib.closing(_Stopping(farm)), Fleet(variables, directory) as fleet:
+        on_test = FleetOnTest(fleet, farm, engine, client, settings)
+        fleet.report_service()
+        on_test.hosts_up(hosts)
+        for number in range(1, workers + 1):
+            fleet.worker(f"worker{number}")
+        fleet.beat()
+        yield on_test
+
+
+class _Stopping:
+    def __init__(self, farm: SimulatedFarm) -> None:
+        self._farm = farm
+
+    def close(self) -> None:
+        self._farm.stop()
