@@ -9,7 +9,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEMO_ARGS ?=
 BENCH_ARGS ?= stress
 PYTEST_ARGS ?=
-# make compat: a directory of Cuebot's migration files, and the PostgreSQL server whose tools (and uuid-ossp) to use.
+# make compat: a directory of Cuebot's migration files; it needs a PostgreSQL with uuid-ossp, Debian's or the one named by
+# OPENCUE_SCHED_COMPAT_DATABASE_URL.
 MIGRATIONS ?=
 COMPAT_ARGS ?=
 

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import AllocIds, HostIds, HostSpec, JobIds, JobSpec, LayerSpec, ShowIds
@@ -19,6 +19,26 @@ from opencue_sched.embedded.farm_specs import AllocIds, HostIds, HostSpec, JobId
 SEED = 0x0C0FFEE
 DRAIN_PREFIX = "stress_d_"
 SATURATION_PREFIX = "stress_s_"
+
+_SHOWS = "(SELECT pk_show FROM show WHERE starts_with(str_name, 'stress_d_') OR starts_with(str_name, 'stress_s_'))"
+_ALLOCS = "(SELECT pk_alloc FROM alloc WHERE starts_with(str_name, 'stress_d_') OR starts_with(str_name, 'stress_s_'))"
+# In the order in which foreign keys let go; what hangs below a job, folder or host goes by the schema's own triggers.
+_SWEEP = tuple(
+    text(f"DELETE FROM {statement}")  # noqa: S608 - no values from outside
+    for statement in (
+        f"proc WHERE pk_show IN {_SHOWS}",
+        f"job WHERE pk_show IN {_SHOWS}",
+        f"job_history WHERE pk_show IN {_SHOWS}",
+        f"host WHERE pk_alloc IN {_ALLOCS}",
+        f"subscription WHERE pk_show IN {_SHOWS}",
+        f"point WHERE pk_show IN {_SHOWS}",
+        f"folder WHERE pk_show IN {_SHOWS}",
+        f"show_stats WHERE pk_show IN {_SHOWS}",
+        f"show WHERE pk_show IN {_SHOWS}",
+        f"alloc WHERE pk_alloc IN {_ALLOCS}",
+        "facility WHERE starts_with(str_name, 'stress_d_') OR starts_with(str_name, 'stress_s_')",
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +128,12 @@ def drain_farm(connection: Connection, scale: float = 1.0, seed: int = SEED) -> 
 def saturation_farm(connection: Connection, scale: float = 1.0, seed: int = SEED) -> StressFarm:
     """Far more work than its bursts (3 x 150 cores at scale 1) and job caps (20 cores) let run."""
     return stress_farm(connection, SATURATION.scaled(scale), seed)
+
+
+def remove_stress_farms(connection: Connection) -> None:
+    """Delete every stress farm and what was booked on it. For a database that is kept: a farm can be made once only."""
+    for statement in _SWEEP:
+        connection.execute(statement)
 
 
 def stress_farm(connection: Connection, shape: StressShape, seed: int = SEED) -> StressFarm:

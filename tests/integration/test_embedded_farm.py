@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, Engine, text
 
-from opencue_sched.embedded.stress_farms import drain_farm, saturation_farm
+from opencue_sched.embedded.stress_farms import (
+    DRAIN,
+    SATURATION,
+    drain_farm,
+    remove_stress_farms,
+    saturation_farm,
+    stress_farm,
+)
 from tests.farm import Farm, HostSpec, LayerSpec
 
 
@@ -92,3 +99,25 @@ def test_stress_farms_have_their_published_sizes(engine: Engine) -> None:
             text("SELECT count(DISTINCT str_tag) FROM host_tag WHERE str_tag_type = 'MANUAL'")
         ).scalar_one()
         assert tagged == 12
+
+
+def _row_counts(connection: Connection) -> dict[str, int]:
+    tables = connection.execute(
+        text("SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = current_schema()::regnamespace")
+    ).scalars()
+    return {table: connection.execute(text(f'SELECT count(*) FROM "{table}"')).scalar_one() for table in tables}  # noqa: S608
+
+
+def test_stress_farms_leave_nothing_behind_once_removed(engine: Engine) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host()
+        farm.job()
+        before = _row_counts(connection)
+        for shape in (DRAIN, SATURATION):
+            made = stress_farm(connection, shape.scaled(0.01))
+            farm.run(made.jobs[0].frames[:2], made.hosts[0])
+        assert _row_counts(connection) != before
+        remove_stress_farms(connection)
+        assert _row_counts(connection) == before
+        stress_farm(connection, DRAIN.scaled(0.01))
