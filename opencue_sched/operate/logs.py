@@ -19,6 +19,7 @@ from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.settings import Logging
 
 SQL_LOGGER = "sqlalchemy.engine"
+_SEVERAL_LINES_A_TASK = ("celery.worker.strategy", "celery.app.trace", "kombu", "celery.redirected")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -54,8 +55,9 @@ def configure_logging(settings: Logging) -> None:
         handler.setFormatter(formatter)
         root.addHandler(handler)
     root.setLevel(level)
-    for noisy in ("urllib3", "kombu", "amqp", "celery.redirected"):
-        logging.getLogger(noisy).setLevel(max(level, logging.WARNING))
+    if level > logging.DEBUG:
+        for noisy in _SEVERAL_LINES_A_TASK:
+            logging.getLogger(noisy).setLevel(logging.WARNING)
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
