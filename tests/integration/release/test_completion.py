@@ -92,7 +92,7 @@ def test_usage_and_peak_memory_are_counted_once(engine: Engine, view: FarmView) 
         assert 100 <= usage.int_clock_time_high <= 105
         memory = view.one(f"SELECT * FROM {table}_mem WHERE {key} = :id", id=value)  # noqa: S608
         assert memory.int_max_rss == 900_000
-    show = view.one("SELECT * FROM show_stats")
+    show = view.one("SELECT * FROM show_stats WHERE pk_show = :show", show=run.job.show.id)
     assert (show.int_frame_success_count, show.int_frame_fail_count) == (1, 1)
     assert 200 <= view.frame(run.frames[0]).int_total_past_core_time <= 210
 
@@ -246,10 +246,10 @@ def test_host_idle_never_passes_its_total(engine: Engine, view: FarmView) -> Non
 
 def test_a_memory_failure_raises_the_layer_and_switches_its_optimizer_off(engine: Engine, view: FarmView) -> None:
     # given a frame with 2 GB reserved, of a service that asks for 1 GB more after a memory failure
-    run = start(view, LayerSpec(frames=2, services="arnold,shell"), memory_gb=2)
+    run = start(view, LayerSpec(frames=2, services="renderer-x,shell"), memory_gb=2)
     view.run_sql(
         "INSERT INTO service (pk_service, str_name, b_threadable, int_cores_min, int_mem_min, str_tags,"
-        " int_min_memory_increase) VALUES ('s1', 'arnold', true, 100, 1, 'general', 1048576)"
+        " int_min_memory_increase) VALUES ('s1', 'renderer-x', true, 100, 1, 'general', 1048576)"
     )
 
     complete_frame(engine, run.report(exit_status=33))
@@ -285,15 +285,25 @@ def test_the_five_tables_follow_for_unmanaged_shows_only(
     # given a running frame of 2 cores that somebody counted in the five tables
     run = start(view)
     view.run_sql("UPDATE show SET b_scheduler_managed = :managed", managed=managed)
-    tables = ("subscription", "layer_resource", "job_resource", "folder_resource", "point")
+    show, job = run.job.show, run.job
+    tables = {
+        "subscription": ("pk_show", show.id),
+        "layer_resource": ("pk_layer", job.layers[0].id),
+        "job_resource": ("pk_job", job.id),
+        "folder_resource": ("pk_folder", job.folder_id),
+        "point": ("pk_show", show.id),
+    }
     view.run_sql("UPDATE subscription SET int_burst = 100000")
-    for table in tables:
-        view.run_sql(f"UPDATE {table} SET int_cores = 500")  # noqa: S608
+    for table, (key, value) in tables.items():
+        view.run_sql(f"UPDATE {table} SET int_cores = 500 WHERE {key} = :value", value=value)  # noqa: S608
 
     # when it completes
     complete_frame(engine, run.report(), ledger=ledger)
 
     # then the tables are lowered where nobody else recomputes them, and the ledger elsewhere
-    left = {table: view.one(f"SELECT int_cores FROM {table}").int_cores for table in tables}  # noqa: S608
+    left = {
+        table: view.one(f"SELECT int_cores FROM {table} WHERE {key} = :value", value=value).int_cores  # noqa: S608
+        for table, (key, value) in tables.items()
+    }
     assert left == dict.fromkeys(tables, 500 if managed else 300)
     assert ledger.released == (list(run.procs) if managed else [])
