@@ -5,7 +5,7 @@ Grammar (queue naming proposal, with our types)::
     work  = {ns}:q:work:type:T[:group:G[:inst:I]][:prio:P]
     ctl   = {ns}:q:ctl:type:T[:group:G[:inst:I]]
     reply = {ns}:q:reply:JOB        job = {ns}:job:JOB
-    meta  = {ns}:meta:actor:inst:T:G:I
+    meta  = {ns}:meta:actor:inst:T:G:I        {ns}:meta:queue:stats:T
     T, G, I, JOB = [a-z0-9][a-z0-9_.-]{0,62}    P = 0 | 1 | 2
 """
 
@@ -22,6 +22,7 @@ _WORK = re.compile(
     r"(?P<ns>[^:]+):q:(?P<family>work|ctl):type:(?P<type>[^:]+)"
     r"(?::group:(?P<group>[^:]+)(?::inst:(?P<instance>[^:]+))?)?(?::prio:(?P<prio>[012]))?"
 )
+_PRESENCE = re.compile(r"(?P<ns>[^:]+):meta:actor:inst:(?P<type>[^:]+):(?P<group>[^:]+):(?P<instance>[^:]+)")
 
 
 class QueueType(StrEnum):
@@ -94,6 +95,21 @@ class QueueName:
             match["family"],
         )
 
+    @property
+    def base(self) -> QueueName:
+        """The same queue without a priority: the name Celery knows it by."""
+        return QueueName(self.ns, self.type, self.group, self.instance, None, self.family)
+
+
+QUEUE_PRIORITIES = (0, 1, 2)
+PRIORITY_SEPARATOR = ":prio:"
+
+
+def priority_lists(queue: QueueName) -> tuple[str, ...]:
+    """The Redis lists that hold a work queue's messages, most urgent first; priority 0 has no suffix (kombu's way)."""
+    name = str(queue.base)
+    return tuple(f"{name}{PRIORITY_SEPARATOR}{prio}" if prio else name for prio in QUEUE_PRIORITIES)
+
 
 def consumed_queues(ns: str, type_: str, group: str, instance: str) -> tuple[str, str, str]:
     """The queues one worker takes from, most specific first: instance, group, type."""
@@ -117,6 +133,29 @@ def presence_key(ns: str, type_: str, group: str, instance: str) -> str:
     return f"{checked_name('namespace', ns)}:meta:actor:inst:{':'.join(parts)}"
 
 
+def parse_presence_key(key: str) -> tuple[str, str, str, str]:
+    """Namespace, type, group and instance of a presence key. Raises InvalidInput for anything else."""
+    match = _PRESENCE.fullmatch(key)
+    if match is None:
+        raise InvalidInput(f"{key!r} is not a presence key of the form ns:meta:actor:inst:T:G:I")
+    return match["ns"], match["type"], match["group"], match["instance"]
+
+
+def presence_index(ns: str) -> str:
+    """Sorted set of the presence keys of every instance seen lately (score: last refresh, ms)."""
+    return f"{checked_name('namespace', ns)}:meta:actors"
+
+
+def queue_stats(ns: str, type_: str) -> str:
+    """Hash of the figures of one queue type."""
+    return f"{checked_name('namespace', ns)}:meta:queue:stats:{checked_name('queue type', type_)}"
+
+
+def dead_letters(ns: str) -> str:
+    """List of messages nobody could read, newest first."""
+    return f"{checked_name('namespace', ns)}:q:dead"
+
+
 @dataclass(frozen=True, slots=True)
 class LeaderKeys:
     """Keys of one elected role, e.g. ``beat`` or ``beat.<facility>``."""
@@ -136,8 +175,21 @@ class LeaderKeys:
     def last_ticks(self) -> str:
         return f"{self.ns}:leader:{self.role}:ticks"
 
+    @property
+    def fired_at(self) -> str:
+        """When anything was fired last, ms."""
+        return f"{self.ns}:leader:{self.role}:fired_at"
+
+    @property
+    def quiet(self) -> str:
+        """There while a new leader must not fire yet (conservative hand-over)."""
+        return f"{self.ns}:leader:{self.role}:quiet"
+
     def fired(self, task: str, tick: int) -> str:
         return f"{self.ns}:leader:{self.role}:fired:{task}:{tick}"
+
+
+BOARD_PARTS = ("ready", "delayed", "claimed", "names", "seq", "events", "trash", "listed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +208,16 @@ class BoardKeys:
         return f"{self.prefix}job:{uuid}"
 
     def of(self, part: str) -> str:
-        """``ready``, ``delayed``, ``claimed``, ``names``, ``seq``, ``events``, ``trash``, ``entities``."""
+        """One of BOARD_PARTS, or ``entities``."""
         return f"{self.prefix}{part}"
+
+    def parts(self) -> list[str]:
+        """KEYS of every board script, in their order."""
+        return [self.of(part) for part in BOARD_PARTS]
+
+    def entity(self, kind: str, name: str) -> str:
+        """The record of something registered with the board, such as a conductor."""
+        return f"{self.prefix}entity:{kind}:{name}"
 
 
 def permit_key(ns: str, layer_id: str) -> str:

@@ -1,0 +1,246 @@
+"""Presence: which instances are alive, what they can do and what they are at (queue naming proposal, "Actor presence").
+
+One JSON record per instance and queue type, gone 15 s after its last refresh. A name belongs to one incarnation of one
+process: a second process that wants it is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import redis
+import structlog
+
+from opencue_sched import __version__
+from opencue_sched.coordination.names import parse_presence_key, presence_index, presence_key
+from opencue_sched.domain.errors import InvalidInput, SchedulerError
+from opencue_sched.lua_scripts import call_script
+
+log = structlog.get_logger(__name__)
+
+TTL_SECONDS = 15.0
+REFRESH_SECONDS = 4.0
+_POLL_SECONDS = 0.25
+BEAT_TYPE = "beat"
+
+
+class InstanceTaken(SchedulerError):
+    """Another live process has this instance name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """One instance in its role of one queue type (or ``beat``). Times are seconds since the epoch.
+
+    ``machine`` tells processes of one process table from all others; ``node`` is Celery's name of the worker;
+    ``work`` names what it has in hand; ``fence`` is that of a leading beat, else 0.
+    """
+
+    type: str
+    group: str
+    instance: str
+    node: str = ""
+    pid: int = 0
+    hostname: str = ""
+    machine: str = ""
+    started_at: float = 0.0
+    last_heartbeat: float = 0.0
+    version: str = ""
+    capabilities: tuple[str, ...] = ()
+    in_flight: int = 0
+    capacity: int = 0
+    state: str = "working"
+    work: tuple[str, ...] = ()
+    fence: int = 0
+    token: str = field(default="", repr=False)
+
+    @property
+    def saturated(self) -> bool:
+        """Whether it has as much in hand as it can work on at once."""
+        return self.in_flight >= self.capacity
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def parse(cls, text: str) -> Actor | None:
+        """An actor from its record; None for a record nobody can read. Unknown fields are a newer version's."""
+        try:
+            data = json.loads(text)
+            known = {name: data[name] for name in cls.__slots__ if name in data}
+            known["capabilities"] = tuple(known.get("capabilities", ()))
+            known["work"] = tuple(known.get("work", ()))
+            return cls(**known)
+        except (ValueError, TypeError):
+            log.warning("presence_unreadable", record=text[:200])
+            return None
+
+
+class Presence:
+    """This process's presence, under one instance name for each of ``types``."""
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        namespace: str,
+        *,
+        types: Sequence[str],
+        group: str,
+        instance: str,
+        node: str = "",
+        capacity: int = 0,
+        capabilities: Sequence[str] = (),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._client = client
+        self._index = presence_index(namespace)
+        self._clock = clock
+        now = clock()
+        common = Actor(
+            type="",
+            group=group,
+            instance=instance,
+            node=node,
+            pid=os.getpid(),
+            hostname=socket.gethostname(),
+            machine=_machine(),
+            started_at=now,
+            version=__version__,
+            capabilities=tuple(capabilities),
+            capacity=capacity,
+            token=uuid.uuid4().hex,
+        )
+        self._actors = [replace(common, type=type_) for type_ in types]
+        self._keys = [presence_key(namespace, type_, group, instance) for type_ in types]
+        self._announced = False
+
+    @property
+    def instance(self) -> str:
+        return self._actors[0].instance
+
+    @property
+    def token(self) -> str:
+        return self._actors[0].token
+
+    def announce(
+        self, *, patience_seconds: float = TTL_SECONDS + 1, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        """Take the name. Raises InstanceTaken when another process is alive under it.
+
+        The record of a process that was killed outlives it: it is replaced at once if that process was on this machine
+        and is gone, and waited for otherwise.
+        """
+        deadline = time.monotonic() + patience_seconds
+        first: Actor | None = None
+        while (holder := self._keep(replaceable="")) is not None:
+            if _is_gone(holder) and self._keep(replaceable=holder.token) is None:
+                log.info("presence_of_dead_process_replaced", instance=holder.instance, pid=holder.pid)
+                break
+            first = first or holder
+            revived = (holder.token, holder.last_heartbeat) != (first.token, first.last_heartbeat)
+            if revived or time.monotonic() >= deadline:
+                raise InstanceTaken(
+                    f"instance {holder.instance!r} of group {holder.group!r} is already running: process {holder.pid} "
+                    f"on {holder.hostname}; give this one another name (OPENCUE_SCHED_INSTANCE) or stop that one"
+                )
+            sleep(_POLL_SECONDS)
+        self._announced = True
+
+    def refresh(self, *, in_flight: int = 0, state: str = "working", work: Sequence[str] = (), fence: int = 0) -> None:
+        """Say that this process is alive and what it is at. Raises InstanceTaken if the name went to another one.
+
+        Does nothing before announce() or after withdraw().
+        """
+        if not self._announced:
+            return
+        self._actors = [
+            replace(actor, in_flight=in_flight, state=state, work=tuple(work), fence=fence) for actor in self._actors
+        ]
+        holder = self._keep(replaceable="")
+        if holder is not None:
+            raise InstanceTaken(
+                f"instance {holder.instance!r} of group {holder.group!r} was taken over by process {holder.pid} on "
+                f"{holder.hostname} while this process did not answer"
+            )
+
+    def withdraw(self) -> None:
+        """Take the presence away; the name is free at once."""
+        self._announced = False
+        call_script(self._client, "presence_drop", self._keys, [self.token])
+
+    def _keep(self, *, replaceable: str) -> Actor | None:
+        """Write the records; the holder when another incarnation has one of the names."""
+        now = self._clock()
+        records = [json.dumps(replace(actor, last_heartbeat=now).as_dict()) for actor in self._actors]
+        answer = call_script(
+            self._client,
+            "presence_keep",
+            [self._index, *self._keys],
+            [self.token, int(TTL_SECONDS * 1000), replaceable, *records],
+        )
+        if answer[0] == 1:
+            return None
+        _, type_, group, instance = parse_presence_key(str(answer[1]))
+        return Actor.parse(str(answer[2])) or Actor(type_, group, instance)
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """Who was found at one moment: the living, and the presence keys of those seen lately that are gone."""
+
+    alive: tuple[Actor, ...]
+    gone: tuple[str, ...]
+
+    def of(self, type_: str, group: str | None = None) -> list[Actor]:
+        """The living of one type, and of one group if given."""
+        return [actor for actor in self.alive if actor.type == type_ and group in (None, actor.group)]
+
+
+def call_roll(client: redis.Redis, namespace: str) -> Roll:
+    """Everybody alive, by type, group and instance. Two commands, whatever else is in Redis."""
+    keys = cast("list[str]", client.zrange(presence_index(namespace), 0, -1))
+    records = cast("list[str | None]", client.mget(keys)) if keys else []
+    alive, gone = [], []
+    for key, record in zip(keys, records, strict=True):
+        actor = None if record is None else Actor.parse(record)
+        if actor is not None:
+            alive.append(actor)
+        elif record is None:
+            with contextlib.suppress(InvalidInput):
+                parse_presence_key(key)
+                gone.append(key)
+    alive.sort(key=lambda actor: (actor.type, actor.group, actor.instance))
+    return Roll(tuple(alive), tuple(gone))
+
+
+def _machine() -> str:
+    """A name for the process table that our pid belongs to: host, boot and pid namespace."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
+        parts.append(str(Path("/proc/self/ns/pid").readlink()))
+    return "/".join(parts)
+
+
+def _is_gone(holder: Actor) -> bool:
+    """Whether the process behind a record is certainly gone: one of this machine, with no such process left."""
+    if holder.machine != _machine():
+        return False
+    if holder.pid == os.getpid():
+        return True
+    try:
+        os.kill(holder.pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False

@@ -1,0 +1,130 @@
+"""Presence: Q4 - a name belongs to one incarnation, and is gone soon after a kill."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from opencue_sched.coordination.names import presence_index, presence_key
+from opencue_sched.coordination.presence import TTL_SECONDS, Actor, InstanceTaken, Presence, call_roll
+
+
+def presence(client, instance="w1", **options) -> Presence:
+    return Presence(
+        client,
+        "cue",
+        types=options.pop("types", ("dispatch", "sweep")),
+        group=options.pop("group", "default"),
+        instance=instance,
+        capacity=4,
+        node=f"{instance}@localhost",
+        **options,
+    )
+
+
+def test_an_announced_instance_is_on_the_roll_under_each_type_until_it_withdraws(redis_client):
+    mine = presence(redis_client)
+    mine.announce()
+    mine.refresh(in_flight=2, work=("alloc-1",))
+    roll = call_roll(redis_client, "cue")
+    assert [(actor.type, actor.instance, actor.in_flight) for actor in roll.alive] == [
+        ("dispatch", "w1", 2),
+        ("sweep", "w1", 2),
+    ]
+    assert roll.alive[0].work == ("alloc-1",)
+    assert not roll.alive[0].saturated
+    mine.withdraw()
+    roll = call_roll(redis_client, "cue")
+    assert roll.alive == ()
+    assert len(roll.gone) == 2
+
+
+def test_the_record_has_the_fields_of_the_proposal_and_a_life_of_15_seconds(redis_client):
+    presence(redis_client).announce()
+    key = presence_key("cue", "dispatch", "default", "w1")
+    record = json.loads(redis_client.get(key))
+    assert {"pid", "hostname", "started_at", "version", "capabilities", "last_heartbeat"} <= set(record)
+    assert 14_000 < redis_client.pttl(key) <= 15_000
+
+
+def test_a_second_process_of_the_same_name_is_refused_while_the_first_lives(redis_client):
+    presence(redis_client).announce()
+    for type_ in ("dispatch", "sweep"):
+        key = presence_key("cue", type_, "default", "w1")
+        record = {**json.loads(redis_client.get(key)), "pid": 1}  # a process of this machine that is alive
+        redis_client.set(key, json.dumps(record), px=15_000)
+    with pytest.raises(InstanceTaken, match=r"'w1' of group 'default' is already running: process 1 on"):
+        presence(redis_client).announce(patience_seconds=0.3)
+    assert {actor.pid for actor in call_roll(redis_client, "cue").alive} == {1}
+
+
+def test_a_heartbeat_seen_while_waiting_refuses_at_once(redis_client):
+    holder = Actor("dispatch", "default", "w1", pid=7, machine="elsewhere", token="other", last_heartbeat=1.0)
+    key = presence_key("cue", "dispatch", "default", "w1")
+    redis_client.set(key, json.dumps(holder.as_dict()), px=15_000)
+    naps = []
+
+    def heartbeat(seconds: float) -> None:
+        naps.append(seconds)
+        record = {**holder.as_dict(), "last_heartbeat": 2.0}
+        redis_client.set(key, json.dumps(record), px=15_000)
+
+    with pytest.raises(InstanceTaken, match="process 7"):
+        presence(redis_client).announce(patience_seconds=600, sleep=heartbeat)
+    assert len(naps) == 1
+
+
+def test_the_record_of_a_killed_process_of_this_machine_is_replaced_at_once(redis_client):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    presence(redis_client).announce()
+    for type_ in ("dispatch", "sweep"):
+        key = presence_key("cue", type_, "default", "w1")
+        record = {**json.loads(redis_client.get(key)), "pid": ended.pid}
+        redis_client.set(key, json.dumps(record), px=15_000)
+    presence(redis_client).announce(patience_seconds=0.0)
+    assert {actor.pid for actor in call_roll(redis_client, "cue").alive} != {ended.pid}
+
+
+def test_a_name_nobody_refreshes_is_free_after_its_life(redis_client):
+    key = presence_key("cue", "dispatch", "default", "w1")
+    holder = Actor("dispatch", "default", "w1", pid=7, machine="elsewhere", token="other")
+    redis_client.set(key, json.dumps(holder.as_dict()), px=300)
+    presence(redis_client).announce(patience_seconds=TTL_SECONDS)
+    assert len(call_roll(redis_client, "cue").alive) == 2
+
+
+def test_a_paused_process_whose_name_was_taken_is_told_so(redis_client):
+    paused = presence(redis_client)
+    paused.announce()
+    redis_client.delete(*(presence_key("cue", type_, "default", "w1") for type_ in ("dispatch", "sweep")))
+    successor = presence(redis_client)
+    successor.announce()
+    with pytest.raises(InstanceTaken, match="taken over"):
+        paused.refresh()
+    paused.withdraw()
+    assert len(call_roll(redis_client, "cue").alive) == 2
+
+
+def test_an_emptied_redis_learns_who_is_present_at_the_next_refresh(redis_client):
+    mine = presence(redis_client)
+    mine.announce()
+    redis_client.flushdb()
+    mine.refresh()
+    assert len(call_roll(redis_client, "cue").alive) == 2
+    mine.withdraw()
+    mine.refresh()
+    assert call_roll(redis_client, "cue").alive == ()
+
+
+def test_an_unreadable_record_is_skipped(redis_client):
+    mine = presence(redis_client)
+    mine.announce()
+    redis_client.set(presence_key("cue", "sweep", "default", "w1"), "not json")
+    redis_client.zadd(presence_index("cue"), {"nonsense": 1})
+    roll = call_roll(redis_client, "cue")
+    assert [actor.type for actor in roll.alive] == ["dispatch"]
+    assert roll.gone == ()
