@@ -195,7 +195,7 @@ class _Planner:
         """A host for the layer's next frame, checked out. Searches that cannot find one are not made twice."""
         turn.asked = turn.vetoed = False
         turn.capped = None
-        if self._barren.covers(turn.search, turn.open_allocs):
+        if self._barren.covers(turn.search):
             return None
         host = self._pool.check_out(
             self._cluster.facility_id,
@@ -211,9 +211,9 @@ class _Planner:
             return host
         self._misses += 1
         if not turn.asked:
-            self._barren.nothing_idle(turn.search, turn.open_allocs)
+            self._barren.nothing_idle(turn.search)
         elif turn.capped is None and not turn.vetoed:
-            self._barren.all_refused(turn.search, turn.open_allocs)
+            self._barren.all_refused(turn.search)
         return None
 
     def _preference(self, layer: Layer) -> Preference | None:

@@ -1,6 +1,7 @@
 """Searches of one plan that found no host, so that layers that look alike do not search again.
 
-Within a plan hosts only get fuller and allocations only close, so a search that failed keeps failing.
+Within a plan hosts only get fuller and allocations only close (sooner for more cores), so a search that failed keeps
+failing, and so does a larger one.
 """
 
 from __future__ import annotations
@@ -36,25 +37,22 @@ class BarrenSearches:
     """
 
     def __init__(self) -> None:
-        self._nothing_idle: defaultdict[tuple[str, ...], list[tuple[Need, frozenset[str]]]] = defaultdict(list)
-        self._refused: dict[Search, frozenset[str]] = {}
+        self._nothing_idle: defaultdict[tuple[str, ...], list[Need]] = defaultdict(list)
+        self._refused: set[Search] = set()
 
-    def covers(self, search: Search, allocs: frozenset[str]) -> bool:
-        """Whether the search, in these allocations, is known to find nothing."""
-        refused = self._refused.get(search)
-        if refused is not None and allocs <= refused:
+    def covers(self, search: Search) -> bool:
+        """Whether the search is known to find nothing."""
+        if search in self._refused:
             return True
-        return any(
-            _at_least(search.need, need) and allocs <= known for need, known in self._nothing_idle.get(search.tags, ())
-        )
+        return any(_at_least(search.need, need) for need in self._nothing_idle.get(search.tags, ()))
 
-    def nothing_idle(self, search: Search, allocs: frozenset[str]) -> None:
+    def nothing_idle(self, search: Search) -> None:
         """No host had the need idle."""
-        self._nothing_idle[search.tags].append((search.need, allocs))
+        self._nothing_idle[search.tags].append(search.need)
 
-    def all_refused(self, search: Search, allocs: frozenset[str]) -> None:
+    def all_refused(self, search: Search) -> None:
         """Every host that had the need idle was refused for reasons that are in the search."""
-        self._refused[search] = allocs
+        self._refused.add(search)
 
 
 def _at_least(need: Need, other: Need) -> bool:

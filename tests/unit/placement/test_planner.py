@@ -483,6 +483,23 @@ class TestSize:
 
         assert [proc.layer.id for proc in planned.procs] == ["narrow", "other-os"]
 
+    def test_a_search_that_failed_for_a_jobs_own_cap_does_not_speak_for_other_jobs(self) -> None:
+        capped = make_job("capped", [make_layer("capped-l", cores=0)], priority=2)
+        free = make_job("free", [make_layer("free-l", cores=0)], priority=1)
+
+        planned = plan(make_snapshot(capped, free, job_caps={"capped": make_caps(4)}), FrozenPool([make_host(cores=8)]))
+
+        assert [proc.job.id for proc in planned.procs] == ["free"]
+        assert [verdict.verdict for verdict in planned.verdicts] == [Verdict.OVER_JOB, Verdict.FLOWING]
+
+    def test_a_search_that_failed_for_admission_does_not_speak_for_other_jobs(self) -> None:
+        jobs = [make_job(name, [make_layer(f"{name}-l")]) for name in ("unwelcome", "welcome")]
+        policy = Policy(NO_MEMORY_RULE, admit=lambda job, _layer, _host: job.id == "welcome")
+
+        planned = plan(make_snapshot(*jobs), FrozenPool([make_host()]), policy=policy)
+
+        assert [proc.job.id for proc in planned.procs] == ["welcome"]
+
     def test_a_host_that_gives_nothing_after_all_is_a_wasted_attempt(self) -> None:
         # given a pool that hands out hosts other passes have emptied meanwhile
         class Emptied(FrozenPool):
