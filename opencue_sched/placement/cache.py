@@ -75,7 +75,7 @@ class HostCache:
             checkout_seconds=settings.checkout_timeout,
         )
         self._groups: dict[GroupKey, _Group] = {}
-        self._latest = -math.inf
+        self._latest = self._expired_at = -math.inf
         self._hits = 0
         self._misses = 0
         self._lock = threading.Condition()
@@ -125,6 +125,11 @@ class HostCache:
             for host_id in gone_ids:
                 self._hosts.forget(host_id, read_at)
             self._lock.notify_all()
+
+    def expire(self) -> None:
+        """Make the next refresh of every group fetch it: for a change log that could not say what changed."""
+        with self._lock:
+            self._expired_at = self._instant()
 
     def invalidate(self, host_id: str) -> None:
         """Do not hand the host out until a read that begins from now on. For a host that PostgreSQL or RQD refused."""
@@ -222,10 +227,16 @@ class HostCache:
                 if group.fetching:
                     if group.fetched_at is None:
                         awaited.append(key)
-                elif group.fetched_at is None or now - group.fetched_at >= self._settings.group_refresh_interval:
+                elif self._is_due(group, now):
                     group.fetching = True
                     wanted.append(key)
         return wanted, awaited
+
+    def _is_due(self, group: _Group, now: float) -> bool:
+        """Whether the group is absent or expired."""
+        if group.fetched_at is None or group.fetched_at < self._expired_at:
+            return True
+        return now - group.fetched_at >= self._settings.group_refresh_interval
 
     def _fetch_groups(self, facility_id: str, keys: Sequence[GroupKey]) -> None:
         readings: Mapping[str, Sequence[HostReading]] | None = None

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 import redis
+from sqlalchemy import Engine, text
 
+from opencue_sched.domain.farm import Reservation
+from opencue_sched.domain.reservation import Need
+from opencue_sched.placement.cache import HostCache
 from opencue_sched.placement.changes import HostChanges
+from opencue_sched.placement.known import HostReading
+from opencue_sched.placement.strategy import Strategy
+from opencue_sched.settings import HostCacheSettings
+from opencue_sched.store.hosts import fetch_groups, fetch_hosts_by_id
+from tests.farm import Farm
 
 KEY = "cue:hosts:changed"
 
@@ -171,3 +180,121 @@ class TestPublishing:
         theirs.publish(["h1"])
 
         assert ours.since(cursor)[1] == frozenset()
+
+
+STALENESS = 120.0
+ONE_CORE = Need(cores=1, memory_kb=0, gpus=0, gpu_memory_kb=0)
+TAKE_CORES = text("UPDATE host SET int_cores_idle = int_cores_idle - :centicores WHERE pk_host = :host")
+
+
+class Worker:
+    """One process: a cache over PostgreSQL, and its place in the change log."""
+
+    def __init__(self, engine: Engine, changes: HostChanges, facility_id: str) -> None:
+        self.engine, self.changes, self.facility_id = engine, changes, facility_id
+        # Groups never expire here: whatever is seen later has come through the change log.
+        self.cache = HostCache(HostCacheSettings(group_refresh_interval=3600), self.fetch)
+        self.cursor, _ = changes.since(None)
+        self.cache.refresh(facility_id, ["general"])
+
+    def fetch(self, facility_id: str, tags: Sequence[str]) -> Mapping[str, Sequence[HostReading]]:
+        with self.engine.connect() as connection:
+            return fetch_groups(connection, facility_id, tags, STALENESS)
+
+    def gather(self) -> None:
+        self.cursor, ids = self.changes.since(self.cursor)
+        if ids is None:
+            self.cache.expire()
+        elif ids:
+            with self.cache.reading() as read_at, self.engine.connect() as connection:
+                found = fetch_hosts_by_id(connection, sorted(ids), STALENESS)
+            self.cache.apply(found, ids - {reading.host.id for reading in found}, read_at=read_at)
+        self.cache.refresh(self.facility_id, ["general"])
+
+    def idle(self) -> dict[str, int]:
+        """Idle cores of every bookable host by name."""
+        seen: dict[str, int] = {}
+        self.cache.check_out(
+            self.facility_id,
+            ["general"],
+            ONE_CORE,
+            Strategy(),
+            lambda host: seen.__setitem__(host.name, host.idle_cores) or False,  # type: ignore[func-returns-value]
+        )
+        return seen
+
+    def book(self, proc_id: str, cores: int) -> str:
+        """Plan, commit and publish one proc; its host's id."""
+        need = Need(cores, 0, 0, 0)
+        host = self.cache.check_out(self.facility_id, ["general"], need, Strategy(), lambda _: True)
+        assert host is not None
+        self.cache.check_in(host, {proc_id: Reservation(cores, 0)})
+        take_cores(self.engine, host.id, cores)
+        self.cache.settle(host.id, committed=[proc_id], lost=[])
+        self.changes.publish([host.id])
+        return host.id
+
+
+def take_cores(engine: Engine, host_id: str, cores: int) -> None:
+    with engine.begin() as connection:
+        connection.execute(TAKE_CORES, {"centicores": cores * 100, "host": host_id})
+
+
+@pytest.fixture
+def workers(engine: Engine, changes: HostChanges) -> tuple[Worker, Worker]:
+    """Two processes that know a farm of two hosts."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        facility_id = farm.facility()
+        farm.host(name="small", cores=8)
+        farm.host(name="large", cores=16)
+    changes.publish(["anything"])
+    return Worker(engine, changes, facility_id), Worker(engine, changes, facility_id)
+
+
+class TestTwoProcesses:
+    def test_what_one_books_and_frees_the_other_sees_at_its_next_gather(
+        self, engine: Engine, changes: HostChanges, workers: tuple[Worker, Worker]
+    ) -> None:
+        booker, other = workers
+        assert other.idle() == {"small": 8, "large": 16}
+
+        # when one process books
+        host_id = booker.book("p1", 6)
+        assert booker.idle() == {"small": 2, "large": 16}
+        other.gather()
+        booker.gather()
+        assert booker.idle() == other.idle() == {"small": 2, "large": 16}
+
+        # and the frame ends, without any host report (trap I-3)
+        take_cores(engine, host_id, -6)
+        changes.publish([host_id])
+        booker.gather()
+        other.gather()
+
+        # then both see the cores again
+        assert booker.idle() == other.idle() == {"small": 8, "large": 16}
+
+    def test_a_host_that_was_locked_leaves_every_cache(
+        self, engine: Engine, changes: HostChanges, workers: tuple[Worker, Worker]
+    ) -> None:
+        with engine.begin() as connection:
+            host_id = connection.execute(
+                text("UPDATE host SET str_lock_state = 'LOCKED' WHERE str_name = 'small' RETURNING pk_host")
+            ).scalar_one()
+        changes.publish([host_id])
+
+        for worker in workers:
+            worker.gather()
+            assert worker.idle() == {"large": 16}
+
+    def test_a_lost_log_makes_every_process_read_everything(
+        self, engine: Engine, redis_client: redis.Redis, workers: tuple[Worker, Worker]
+    ) -> None:
+        booker, other = workers
+        booker.book("p1", 6)
+        redis_client.flushdb()
+
+        other.gather()
+
+        assert other.idle() == {"small": 2, "large": 16}

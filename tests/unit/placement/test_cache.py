@@ -112,6 +112,17 @@ class TestGroups:
         assert cache.refresh("fac", ["general"]) == 1
         assert len(farm.queries) == 2
 
+    def test_expired_groups_are_fetched_once_more_each(self, clock: Clock) -> None:
+        farm = Farm(make_host())
+        cache = make_cache(farm, clock)
+        cache.refresh("fac", ["other"])
+
+        cache.expire()
+
+        assert cache.refresh("fac", ["general"]) == 1
+        assert cache.refresh("fac", ["general", "other"]) == 1
+        assert cache.refresh("fac", ["general", "other"]) == 0
+
     def test_all_groups_of_a_cluster_are_fetched_by_one_query(self, clock: Clock) -> None:
         farm = Farm()
         cache = make_cache(farm, clock)
