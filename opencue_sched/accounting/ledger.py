@@ -15,7 +15,7 @@ from typing import Any, cast
 import redis
 import structlog
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ReadOnlyError
+from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from opencue_sched.accounting import keys
@@ -41,6 +41,8 @@ log = structlog.get_logger(__name__)
 
 LoadCaps = Callable[[Sequence[str]], None]
 _SCAN_COUNT = 1000
+# A replica, one that lost its master, a full disk, full memory: Redis answers, but takes no write.
+_UNUSABLE = ("READONLY", "MASTERDOWN", "MISCONF", "OOM command not allowed")
 _APPLIED_PER_ROUND_TRIP = 2000
 
 
@@ -258,10 +260,14 @@ class Ledger:
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """Turn "Redis does not answer, or is a replica now" into NotReady: for a booking it means the same."""
+    """Turn "Redis does not answer, or may not write" into NotReady: for a booking it means the same."""
     try:
         yield
-    except (RedisConnectionError, RedisTimeoutError, ReadOnlyError) as error:
+    except (RedisConnectionError, RedisTimeoutError) as error:
+        raise NotReady(f"Redis cannot be used for the counters: {error}") from error
+    except ResponseError as error:
+        if not any(word in str(error) for word in _UNUSABLE):
+            raise
         raise NotReady(f"Redis cannot be used for the counters: {error}") from error
 
 

@@ -1,0 +1,171 @@
+"""The Redis client: URLs, time-outs, and a Sentinel that fails over."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+from redis.exceptions import RedisError
+
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.bootstrap import Action, StoreState, ensure_bootstrapped, server_run_id, store_state
+from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.accounting.store_epoch import Epoch
+from opencue_sched.domain.errors import InvalidInput, NotReady
+from opencue_sched.embedded.redis_server import bundled_redis
+from opencue_sched.embedded.services import EmbeddedRedis
+from opencue_sched.settings import Accounting, Settings
+from tests.integration.accounting.conftest import Store
+from tests.integration.accounting.world import World
+
+
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Poll until ``condition`` holds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:6379/0",
+        "sentinel://127.0.0.1:26379",
+        "sentinel://127.0.0.1:x/service",
+        "sentinel://127.0.0.1:26379/service?db=one",
+    ],
+)
+def test_a_url_that_makes_no_sense_names_the_setting(url: str) -> None:
+    with pytest.raises(InvalidInput, match=r"accounting\.redis_url"):
+        make_redis(url, Settings())
+
+
+def test_tls_and_credentials_come_by_url() -> None:
+    client = make_redis("rediss://user:secret@redis.internal:6390/3", Settings())
+    options = client.connection_pool.connection_kwargs
+    assert (options["username"], options["password"], options["db"], options["port"]) == ("user", "secret", 3, 6390)
+    assert client.connection_pool.connection_class is redis.SSLConnection
+
+
+def test_sentinel_urls_name_every_sentinel_and_the_database() -> None:
+    client = make_redis("sentinel://:secret@a:1,b/service?db=4&ssl=true", Settings())
+    pool = client.connection_pool
+    sentinels = [s.connection_pool.connection_kwargs for s in pool.sentinel_manager.sentinels]
+    assert [(s["host"], s["port"]) for s in sentinels] == [("a", 1), ("b", 26379)]
+    assert (pool.service_name, pool.connection_kwargs["db"], pool.connection_kwargs["password"]) == (
+        "service",
+        4,
+        "secret",
+    )
+
+
+def test_a_redis_that_hangs_is_given_up_within_the_time_out() -> None:
+    settings = Settings(accounting=Accounting(redis_timeout=0.2))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = make_redis(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", settings)
+        started = time.monotonic()
+        try:
+            with pytest.raises(NotReady):
+                store_state(client)
+        finally:
+            client.close()
+        assert time.monotonic() - started < 10
+
+
+def test_a_replica_can_be_connected_to_but_not_booked_in(settings_url: str) -> None:
+    with EmbeddedRedis() as replica:
+        master = urlsplit(settings_url)
+        plain = redis.Redis.from_url(replica.url, decode_responses=True)
+        client = make_redis(replica.url, Settings())
+        try:
+            plain.set(keys.EPOCH, Epoch.new("0" * 40).text)
+            plain.config_set("masterauth", master.password or "")
+            plain.replicaof(master.hostname, master.port)
+            until(lambda: plain.info("replication")["role"] == "slave")
+            assert client.ping()
+            with pytest.raises(NotReady):
+                Ledger(client, owner="test").release(["p"])
+            plain.replicaof("NO", "ONE")
+            store = Store(client)
+            store.open()
+            plain.replicaof(master.hostname, master.port)
+            until(lambda: plain.info("replication")["role"] == "slave")
+            with pytest.raises(NotReady, match=r"READONLY|not filled"):
+                store.ledger.release(["p"])
+        finally:
+            client.close()
+            plain.close()
+
+
+@pytest.fixture
+def sentinel(tmp_path: Path) -> Iterator[tuple[str, EmbeddedRedis, EmbeddedRedis]]:
+    """A master, its replica and a Sentinel that watches them: the URL and the two servers."""
+    with EmbeddedRedis() as first, EmbeddedRedis() as second, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        master, password = urlsplit(first.url), urlsplit(first.url).password
+        with redis.Redis.from_url(second.url) as replica:
+            replica.config_set("masterauth", password)
+            replica.config_set("requirepass", password)
+            replica.auth(password)
+            replica.replicaof(master.hostname, master.port)
+            until(lambda: replica.info("replication").get("master_link_status") == "up")
+        config = tmp_path / "sentinel.conf"
+        config.write_text(
+            f"bind 127.0.0.1\nport {port}\ndir {tmp_path}\nsentinel monitor farm {master.hostname} {master.port} 1\n"
+            f"sentinel auth-pass farm {password}\n"
+            "sentinel down-after-milliseconds farm 500\nsentinel failover-timeout farm 3000\n"
+        )
+        process = subprocess.Popen(
+            [str(bundled_redis()), str(config), "--sentinel"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            yield f"sentinel://:{password}@127.0.0.1:{port}/farm", first, second
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+def test_after_a_failover_nobody_books_on_the_replicas_copy(
+    engine: object, sentinel: tuple[str, EmbeddedRedis, EmbeddedRedis]
+) -> None:
+    url, first, _ = sentinel
+    client = make_redis(url, Settings(accounting=Accounting(redis_timeout=1)))
+
+    def answers() -> bool:
+        try:
+            return bool(client.ping())
+        except RedisError:
+            return False
+
+    try:
+        until(answers)
+        world = World.make(engine, Store(client))  # type: ignore[arg-type]
+        world.run(2)
+        ensure_bootstrapped(world.engine, world.ledger, wait_age=0)
+        client.wait(1, 5000)
+        before = server_run_id(client)
+        first.pause()
+        try:
+            until(lambda: answers() and server_run_id(client) != before)
+            assert client.hlen(keys.LEDGER) == 2, "the replica had the entries"
+            with pytest.raises(NotReady):
+                world.ledger.book([world.entry(world.procs[0])])
+            assert store_state(client) is StoreState.LOST
+            ledger = make_ledger(world.engine, client, owner="next")
+            assert ensure_bootstrapped(world.engine, ledger, wait_age=0).action is Action.FILLED
+            world.exact()
+        finally:
+            first.resume()
+    finally:
+        client.close()

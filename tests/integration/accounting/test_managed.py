@@ -1,0 +1,71 @@
+"""Which shows are ours, and the guardrail on the release feed."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import Engine, text
+
+from opencue_sched.accounting.managed import ManagedShows, check_release_feed
+from opencue_sched.embedded.farm import Farm
+
+
+def flip(engine: Engine, name: str, managed: bool) -> None:
+    with engine.begin() as connection:
+        connection.execute(
+            text("UPDATE show SET b_scheduler_managed = :managed WHERE str_name = :name"),
+            {"managed": managed, "name": name},
+        )
+
+
+@pytest.fixture
+def shows(engine: Engine) -> dict[str, str]:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        return {
+            "ours": farm.show("ours").id,
+            "theirs": farm.show("theirs", managed=False).id,
+            "resting": farm.show("resting", active=False).id,
+        }
+
+
+def test_managed_shows_are_remembered_for_the_ttl(engine: Engine, shows: dict[str, str]) -> None:
+    now = 0.0
+    managed = ManagedShows(engine, 30, clock=lambda: now)
+    assert managed.ids() == {shows["ours"], shows["resting"]}
+    flip(engine, "theirs", True)
+    now = 29.9
+    assert shows["theirs"] not in managed.ids()
+    now = 30.0
+    assert shows["theirs"] in managed.ids()
+
+
+def test_a_flip_of_our_own_is_seen_at_once(engine: Engine, shows: dict[str, str]) -> None:
+    managed = ManagedShows(engine)
+    managed.ids()
+    flip(engine, "ours", False)
+    managed.forget()
+    assert managed.ids() == {shows["resting"]}
+
+
+@pytest.mark.parametrize(
+    ("feed", "misconfigured"),
+    [("proc-trigger", False), ("cuebot-redis", False), ("cuebot-notify", False), ("recompute-only", True)],
+)
+def test_a_feed_that_cannot_deliver_releases_is_told(
+    engine: Engine, shows: dict[str, str], feed: str, misconfigured: bool
+) -> None:
+    check = check_release_feed(engine, feed)
+    assert (check.misconfigured, check.managed_shows) == (misconfigured, 2)
+
+
+def test_a_missing_trigger_is_told_with_what_to_do(engine: Engine, shows: dict[str, str]) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("DROP TRIGGER opencue_sched_proc_released ON proc"))
+    check = check_release_feed(engine, "proc-trigger")
+    assert check.misconfigured
+    assert "alembic upgrade head" in check.message
+    assert not check_release_feed(engine, "cuebot-redis").misconfigured
+
+
+def test_without_managed_shows_nothing_is_wrong(engine: Engine) -> None:
+    assert not check_release_feed(engine, "recompute-only").misconfigured

@@ -1,0 +1,97 @@
+"""Every accounting script says in its header what it takes and gives, and is called exactly so."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from opencue_sched.accounting import scripts
+from opencue_sched.accounting.entries import Booking, EntryState
+from opencue_sched.accounting.scripts import Change
+from opencue_sched.domain.farm import Vertices
+from opencue_sched.lua_scripts import ScriptCall, load_script, lua_directory
+
+BOOKING = Booking("p", Vertices("s", "a", "f", "j", "l", "d", ("n", "m")), 4, 1)
+
+# One call of each script with two of whatever it takes many of, and how many arguments one of them is.
+CALLS: dict[str, tuple[ScriptCall, int]] = {
+    "book": (scripts.book_call("e", "check", BOOKING, "me"), 0),
+    "settle": (scripts.settle_calls("e", [BOOKING] * 2, "me")[0], 2),
+    "release": (scripts.release_calls("e", ["p", "q"])[0], 1),
+    "reconcile": (scripts.reconcile_calls("e", [Change("p", None, "x"), Change("q", 3, None)], "me")[0], 4),
+    "caps": (scripts.caps_calls("e", 7, [("k", ("burst", "1")), ("l", ("burst", "2"))])[0], 4),
+    "inventory": (scripts.inventory_calls("e", ["k", "l"])[0], 1),
+    "adjust": (scripts.adjust_calls("e", [("k", 1, 0), ("l", -1, 0)])[0], 3),
+    "reclaim": (scripts.reclaim_calls("e", ["k", "l"])[0], 1),
+    "reseed_cas": (scripts.reseed_cas_calls("e", 5, [("k", 1, 0), ("l", 2, 0)])[0], 3),
+    "foreign": (scripts.foreign_calls("e", "before", 30, ["k", "l"])[0], 1),
+    "epoch_fill": (scripts.epoch_fill_call("t", "f", "r", close_open=False), 0),
+    "epoch_open": (scripts.epoch_open_call("f", "o"), 0),
+    "token_drop": (scripts.token_drop_call(["k"], "t"), 0),
+    "token_extend": (scripts.token_extend_call("k", "t", 1000), 0),
+}
+
+
+def header(name: str) -> str:
+    lines = (lua_directory() / f"{name}.lua").read_text().splitlines()
+    comment = []
+    for line in lines:
+        if not line.startswith("--") or line.startswith("--@"):
+            break
+        comment.append(line[2:].strip())
+    return "\n".join(comment)
+
+
+def section(text: str, name: str) -> str:
+    """One section of a header: from its name to the next section's."""
+    match = re.search(rf"^{name}\s+(.*?)(?=^(?:KEYS|ARGV|Returns|Invariants)|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert match, f"no {name} in the header"
+    return match.group(1)
+
+
+def fixed(text: str) -> int:
+    """How many arguments a section numbers."""
+    numbers = [int(number) for number in re.findall(r"(?:^|, |\n)(\d+) ", text)]
+    assert numbers == list(range(1, len(numbers) + 1)), f"numbered {numbers}"
+    return len(numbers)
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_a_script_is_called_with_what_its_header_names(name: str) -> None:
+    text = header(name)
+    assert text.startswith(f"{name}: "), "the first line says what it is for"
+    assert section(text, "Returns").strip()
+    assert section(text, "Invariants:").strip()
+    call, per_item = CALLS[name]
+    assert fixed(section(text, "KEYS")) == len(call.keys)
+    assert fixed(section(text, "ARGV")) + 2 * per_item == len(call.args)
+
+
+def test_no_accounting_script_is_left_out() -> None:
+    """A script that includes the ledger is called through scripts.py, and so is in CALLS."""
+    with_ledger = {path.stem for path in lua_directory().glob("*.lua") if "--@include ledger" in path.read_text()}
+    assert with_ledger <= CALLS.keys()
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_a_script_loads_with_its_includes(name: str) -> None:
+    script = load_script(name)
+    assert "--@include" not in script.text
+    assert len(script.sha) == 40
+
+
+def test_no_script_call_takes_more_than_its_bound() -> None:
+    calls = scripts.release_calls("e", [str(i) for i in range(1001)])
+    assert [len(call.args) - 1 for call in calls] == [250, 250, 250, 250, 1]
+
+
+def test_a_change_says_remove_add_and_move() -> None:
+    changes = [Change("p", None, "e"), Change("q", 3, None), Change("r", 4, "e", EntryState.IN_FLIGHT)]
+    (call,) = scripts.reconcile_calls("epoch", changes, "me")
+    assert call.args[2:] == ("p", "", "C", "e", "q", "3", "", "", "r", "4", "F", "e")
+
+
+def test_a_rollback_is_force_with_negated_amounts() -> None:
+    call = scripts.rollback_call("e", BOOKING, "me")
+    assert call.args == ("e", "force", "p", "me", "-4", "-1", "s", "a", "f", "j", "l", "d", "m,n")

@@ -1,0 +1,228 @@
+"""Keys, entries, epochs, caps, ages and sums: the pure parts of the accounting room."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.cas import counters, is_undisturbed
+from opencue_sched.accounting.entries import Booking, EntryState, Record, amounts, show_of, unpack, unpack_entry
+from opencue_sched.accounting.inventory import Event, Reading, Stock, drift, entry_at, parse_event
+from opencue_sched.accounting.keys import VertexKind, VertexRef
+from opencue_sched.accounting.sightings import first_sighting, is_too_old
+from opencue_sched.accounting.store_epoch import Epoch, run_id_of
+from opencue_sched.accounting.vertex_caps import cap_fields, read_caps
+from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.domain.farm import Vertices
+
+VERTICES = Vertices("s", "a", "f", "j", "l", "d", ("n2", "n1"))
+ENTRY = "4|1|s|a|f|j|l|d|n1,n2"
+
+
+class TestKeys:
+    def test_names_are_those_of_the_reference(self) -> None:
+        assert keys.counted(VERTICES) == (
+            *("acct:sub:s:a", "acct:folder:f", "acct:job:j", "acct:layer:l", "acct:point:d:s"),
+            *("acct:limit:n2", "acct:limit:n1"),
+        )
+        assert keys.capped(VERTICES) == (
+            *("acct:sub:s:a", "acct:folder:f", "acct:job:j"),
+            *("acct:limit:n2", "acct:limit:n1"),
+        )
+
+    def test_an_empty_id_is_no_vertex(self) -> None:
+        assert keys.counted(Vertices("s", "", "", "", "", "")) == ()
+
+    @pytest.mark.parametrize("key", keys.counted(VERTICES))
+    def test_every_vertex_key_is_read_back(self, key: str) -> None:
+        ref = keys.parse(key)
+        assert ref is not None
+        assert key == ":".join(("acct", ref.kind.value, *ref.ids))
+        assert key.startswith(keys.pattern(ref.kind).rstrip("*"))
+
+    @pytest.mark.parametrize(
+        "key", ["acct:seq", "acct:ledger", "acct:epoch", "acct:tomb:5", "acct:sub:s", "acct:job:a:b", "cue:job:x", ""]
+    )
+    def test_other_keys_are_no_vertices(self, key: str) -> None:
+        assert keys.parse(key) is None
+
+    def test_a_vertex_announced_by_the_database_is_found(self) -> None:
+        assert keys.parse(keys.announced("sub:s:a")) == VertexRef(VertexKind.SUBSCRIPTION, ("s", "a"))
+
+
+class TestEntries:
+    def test_an_entry_is_one_line_with_sorted_limits(self) -> None:
+        assert Booking("p", VERTICES, 4, 1).packed() == ENTRY
+
+    def test_a_record_is_read_back(self) -> None:
+        assert unpack("p", f"1|F|1700000000|17|me|{ENTRY}") == Record(
+            "p", EntryState.IN_FLIGHT, 1700000000, 17, "me", ENTRY
+        )
+        assert unpack_entry("p", ENTRY).vertices.limit_ids == ("n1", "n2")
+        assert show_of(ENTRY) == "s"
+
+    @pytest.mark.parametrize(
+        "record", ["", "2|F|1|1|me|" + ENTRY, "1|X|1|1|me|" + ENTRY, "1|F|x|1|me|" + ENTRY, "1|F|1|1|me|4|1|s"]
+    )
+    def test_a_record_of_something_else_is_refused(self, record: str) -> None:
+        with pytest.raises(InvalidInput, match="proc p is not understood"):
+            unpack("p", record)
+
+    def test_an_entry_adds_cores_to_vertices_and_a_frame_to_limits(self) -> None:
+        assert {key: (cores, gpus) for key, cores, gpus in amounts(ENTRY)} == {
+            **dict.fromkeys(["acct:sub:s:a", "acct:folder:f", "acct:job:j", "acct:layer:l", "acct:point:d:s"], (4, 1)),
+            **dict.fromkeys(["acct:limit:n1", "acct:limit:n2"], (1, 0)),
+        }
+
+    @pytest.mark.parametrize("bad", ["a|b", "a:b"])
+    def test_an_id_that_would_be_read_as_two_is_refused(self, bad: str) -> None:
+        with pytest.raises(InvalidInput, match="cannot be booked"):
+            Booking("p", Vertices("s", "a", bad, "j", "l", "d"), 1).packed()
+
+
+class TestEpochs:
+    def test_an_open_epoch_names_its_redis_process(self) -> None:
+        epoch = Epoch.new("run7")
+        assert Epoch.parse(epoch.text) == epoch
+        assert (epoch.run_id, epoch.dual) == ("run7", False)
+
+    def test_no_two_generations_are_alike(self) -> None:
+        assert Epoch.new("run") != Epoch.new("run")
+
+    def test_a_dual_epoch_says_so_and_still_names_its_process(self) -> None:
+        epoch = Epoch.new("run7", dual=True)
+        assert (epoch.run_id, epoch.dual, Epoch.parse(epoch.text)) == ("run7", True, epoch)
+
+    @pytest.mark.parametrize("text", [None, "", "open", "open|x", Epoch.filling("run").text])
+    def test_nothing_else_is_open(self, text: str | None) -> None:
+        assert Epoch.parse(text) is None
+
+    def test_text_that_is_no_epoch_has_no_process(self) -> None:
+        assert run_id_of("junk") == ""
+
+
+class TestCaps:
+    def test_missing_fields_mean_unseeded(self) -> None:
+        assert read_caps("acct:sub:s:a", ["3", "0", None, None]) is None
+        assert read_caps("acct:job:j", ["3", "0", "7", "5", None]) is None
+
+    def test_a_burst_is_a_cap_even_when_it_is_zero(self) -> None:
+        caps = read_caps("acct:sub:s:a", ["3", "1", "7", "0"])
+        assert caps is not None
+        assert (caps.max_cores, caps.max_gpus, caps.left_cores, caps.version_us) == (0, None, -3, 7)
+
+    def test_folder_and_job_caps_of_zero_and_below_are_unlimited(self) -> None:
+        caps = read_caps("acct:folder:f", [None, None, "7", "-1", "0"])
+        assert caps is not None
+        assert (caps.left_cores, caps.left_gpus) == (float("inf"), float("inf"))
+
+    def test_a_limit_is_lowered_by_foreign_frames(self) -> None:
+        caps = read_caps("acct:limit:n", ["2", "3", "7", "10"])
+        assert caps is not None
+        assert (caps.max_frames, caps.left_frames, caps.left_cores) == (7, 5, float("inf"))
+
+    @pytest.mark.parametrize("key", ["acct:layer:l", "acct:point:d:s", "acct:seq"])
+    def test_vertices_without_caps_have_no_cap_fields(self, key: str) -> None:
+        with pytest.raises(InvalidInput):
+            cap_fields(key)
+
+
+class TestAge:
+    record = Record("p", EntryState.IN_FLIGHT, 1000, 17, "me", ENTRY)
+
+    @pytest.mark.parametrize(
+        ("redis_time", "boot", "old"),
+        [(1040, 540.0, True), (1039, 540.0, False), (1040, 539.9, False), (9999, 500.0, False)],
+    )
+    def test_both_clocks_must_say_so(self, redis_time: int, boot: float, old: bool) -> None:
+        assert is_too_old(self.record, 500.0, redis_time, boot, age_seconds=40) is old
+
+    def test_a_sighting_counts_only_for_the_entry_as_it_is(self) -> None:
+        assert first_sighting("17|500.5", self.record, 900.0) == 500.5
+        assert first_sighting("16|500.5", self.record, 900.0) == 900.0
+        assert first_sighting(None, self.record, 900.0) == 900.0
+
+
+def stock(records: dict[str, str], events: list[Event], **counted: tuple[int, int, int]) -> Stock:
+    """``counted``: job id to (sequence number of the reading, cores, GPUs)."""
+    return Stock(
+        Epoch("open|g|r"),
+        {i: Record(i, EntryState.CONFIRMED, 0, 0, "me", entry) for i, entry in records.items()},
+        {keys.job(job): Reading(seq, (cores, gpus)) for job, (seq, cores, gpus) in counted.items()},
+        events,
+        True,
+    )
+
+
+class TestStock:
+    def test_a_line_of_the_log_is_read(self) -> None:
+        assert parse_event(f"7|-|p|{ENTRY}") == Event(7, False, "p", ENTRY)
+
+    def test_an_entry_is_known_at_any_moment_from_its_events(self) -> None:
+        came, went = Event(5, True, "p", "e"), Event(9, False, "p", "e")
+        assert [entry_at([came, went], seq) for seq in (4, 5, 8, 9)] == [None, "e", "e", None]
+        assert [entry_at([went], seq) for seq in (8, 9)] == ["e", None]
+        moved = [Event(5, False, "p", "old"), Event(5, True, "p", "new")]
+        assert [entry_at(moved, seq) for seq in (4, 5)] == ["old", "new"]
+
+    def test_counters_that_agree_do_not_drift(self) -> None:
+        assert drift(stock({"p": "4|1||||j|||"}, [], j=(3, 4, 1))) == {}
+
+    def test_what_is_off_is_told_by_how_much(self) -> None:
+        assert drift(stock({"p": "4|1||||j|||"}, [], j=(3, 9, 0), k=(3, 2, 0))) == {
+            keys.job("j"): (5, -1),
+            keys.job("k"): (2, 0),
+        }
+
+    def test_a_booking_after_the_reading_is_not_held_against_it(self) -> None:
+        assert drift(stock({"p": "4|0||||j|||"}, [Event(4, True, "p", "4|0||||j|||")], j=(3, 0, 0))) == {}
+
+    def test_a_release_after_the_reading_is_not_either(self) -> None:
+        assert drift(stock({}, [Event(4, False, "p", "4|0||||j|||")], j=(3, 4, 0))) == {}
+
+    @given(
+        history=st.lists(st.tuples(st.sampled_from("pqr"), st.integers(1, 4)), max_size=12),
+        begin=st.integers(0, 12),
+        reading=st.integers(0, 12),
+        scans=st.lists(st.integers(0, 12), min_size=3, max_size=3),
+    )
+    def test_the_sum_is_exact_wherever_the_scan_and_the_reading_fall(
+        self, history: list[tuple[str, int]], begin: int, reading: int, scans: list[int]
+    ) -> None:
+        """Entries come and go; the log starts at ``begin``, ids are scanned and the counter read at later steps."""
+        states: list[dict[str, str]] = [{}]
+        events: list[Event] = []
+        for seq, (proc_id, cores) in enumerate(history, start=1):
+            now = dict(states[-1])
+            entry = f"{cores}|0||||j|||"
+            if proc_id in now:
+                events.append(Event(seq, False, proc_id, now.pop(proc_id)))
+            else:
+                now[proc_id] = entry
+                events.append(Event(seq, True, proc_id, entry))
+            states.append(now)
+
+        def later(step: int) -> int:
+            return min(max(step, begin), len(history))
+
+        scanned = {p: states[later(at)][p] for p, at in zip("pqr", scans, strict=True) if p in states[later(at)]}
+        cores = sum(int(entry.split("|")[0]) for entry in states[later(reading)].values())
+        logged = [event for event in events if event.seq > begin]
+        assert drift(stock(scanned, logged, j=(later(reading), cores, 0))) == {}
+
+
+class TestCas:
+    def test_only_our_own_numbers_may_follow_the_mark(self) -> None:
+        assert is_undisturbed(10, [])
+        assert is_undisturbed(10, [11, 12])
+        assert not is_undisturbed(10, [12])
+        assert not is_undisturbed(10, [11, 13])
+
+    def test_stored_vertices_without_entries_are_zero_and_limits_are_left_out(self) -> None:
+        assert {key: (c, g) for key, c, g in counters(["4|1|||f|j|||n1", "2|0|||f||||"], ["acct:job:gone"])} == {
+            "acct:folder:f": (6, 1),
+            "acct:job:j": (4, 1),
+            "acct:job:gone": (0, 0),
+        }
