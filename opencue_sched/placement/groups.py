@@ -75,6 +75,7 @@ class HostGroups:
         self._instance = instance
         self._groups: dict[GroupKey, _Group] = {}
         self._known: dict[str, Host] = {}
+        self._hidden: set[str] = set()
 
     def __len__(self) -> int:
         """How many hosts are known."""
@@ -99,6 +100,7 @@ class HostGroups:
             for host_id in ids:
                 if not self.wants(self._known[host_id]):
                     del self._known[host_id]
+                    self._hidden.discard(host_id)
 
     def wants(self, host: Host) -> bool:
         """Whether the host belongs to an open group."""
@@ -107,6 +109,10 @@ class HostGroups:
     def get(self, host_id: str) -> Host | None:
         """The host as it was last put, bookable or hidden."""
         return self._known.get(host_id)
+
+    def shows(self, host: Host) -> bool:
+        """Whether the host is bookable exactly as it is."""
+        return self._known.get(host.id) is host and host.id not in self._hidden
 
     def members(self, key: GroupKey) -> list[str]:
         """Ids of every known host of a group."""
@@ -125,6 +131,7 @@ class HostGroups:
         if not self.wants(host):
             return
         self._known[host.id] = host
+        self._hidden.discard(host.id)
         for tag in host.tags:
             group = self._groups.get((host.facility_id, tag))
             if group is None:
@@ -137,8 +144,9 @@ class HostGroups:
     def hide(self, host_id: str) -> None:
         """Make the host unbookable, but still known."""
         host = self._known.get(host_id)
-        if host is None:
+        if host is None or host_id in self._hidden:
             return
+        self._hidden.add(host_id)
         for tag in host.tags:
             group = self._groups.get((host.facility_id, tag))
             if group is not None and host.alloc_id in group.by_alloc:
@@ -147,6 +155,7 @@ class HostGroups:
     def drop(self, host_id: str) -> None:
         """Forget the host."""
         self.hide(host_id)
+        self._hidden.discard(host_id)
         host = self._known.pop(host_id, None)
         if host is None:
             return
@@ -211,7 +220,8 @@ class HostGroups:
     def _join(self, host: Host, tag: str) -> None:
         group = self._groups[host.facility_id, tag]
         group.builds.setdefault(Build.of(host), set()).add(host.id)
-        self._index(group, host.alloc_id).add(host)
+        if host.id not in self._hidden:
+            self._index(group, host.alloc_id).add(host)
 
 
 def _each_once(ranked: Iterator[tuple[Rank, Host]]) -> Iterator[Host]:

@@ -190,7 +190,8 @@ class KnownHosts:
 
     def _show(self, host: Host) -> None:
         """Make the host bookable as it is, unless somebody has it: then its check-in will."""
-        self.groups.put(host)
+        if not self.groups.shows(host):
+            self.groups.put(host)
         if host.id in self._out:
             self.groups.hide(host.id)
 

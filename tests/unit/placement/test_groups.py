@@ -120,6 +120,18 @@ def test_a_hidden_host_is_known_but_not_bookable() -> None:
     assert found(groups, "a") == ["h1"]
 
 
+def test_a_hidden_host_stays_hidden_in_a_group_opened_meanwhile() -> None:
+    host = make_host("h1", tags=frozenset({"a", "b"}))
+    groups = groups_of(host, tags=("a",))
+    groups.hide("h1")
+
+    groups.open(("fac", "b"))
+
+    assert found(groups, "b") == []
+    groups.put(host)
+    assert found(groups, "b") == ["h1"]
+
+
 def test_closing_a_group_forgets_the_hosts_that_are_in_no_other() -> None:
     groups = groups_of(make_host("h1", tags=frozenset({"a"})), make_host("h2", tags=frozenset({"a", "b"})))
 
