@@ -12,6 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched import __version__
 from opencue_sched.domain.errors import SchedulerError
+from opencue_sched.operate.cli.output import log_warnings
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -60,19 +61,20 @@ def cli() -> None:
 
     Example: opencue-sched audit --json
     """
+    log_warnings()
 
 
 def main() -> None:
     """Entry point. Exit status: 0 done, 1 refused or failed, 2 wrong usage, 78 wrong configuration."""
     try:
-        cli(standalone_mode=False)
+        status = cli(standalone_mode=False)
+        if isinstance(status, int) and status:
+            sys.exit(status)  # click answers an Exit with its status instead of raising it
     except click.exceptions.Abort:
         click.echo("stopped", err=True)
         sys.exit(130)
     except click.ClickException as error:
         error.show()
-        sys.exit(error.exit_code)
-    except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except pydantic.ValidationError as error:
         for problem in error.errors():

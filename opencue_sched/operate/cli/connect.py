@@ -9,8 +9,10 @@ import redis
 from sqlalchemy import Engine
 
 from opencue_sched.accounting.connection import make_redis
+from opencue_sched.operate.stores import check_postgresql, check_redis
 from opencue_sched.settings import get_settings
 from opencue_sched.store.engine import make_engine
+from opencue_sched.store.schema import SchemaFacts, check_schema
 
 
 @contextmanager
@@ -21,6 +23,27 @@ def database() -> Iterator[Engine]:
         yield engine
     finally:
         engine.dispose()
+
+
+@contextmanager
+def farm() -> Iterator[tuple[Engine, SchemaFacts]]:
+    """An engine on a database that answers and has a schema we can use, and what the schema has.
+
+    Raises StoreUnusable, SchemaMissing or SchemaTooOld, each saying what to do.
+    """
+    with database() as engine:
+        check_postgresql(engine)
+        with engine.connect() as connection:
+            facts = check_schema(connection)
+        yield engine, facts
+
+
+@contextmanager
+def checked_redis() -> Iterator[redis.Redis]:
+    """A client of a Redis that answers and does not evict. Raises StoreUnusable saying what to set."""
+    with redis_store() as client:
+        check_redis(client, get_settings())
+        yield client
 
 
 @contextmanager
