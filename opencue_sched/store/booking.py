@@ -210,8 +210,8 @@ def set_timeouts(connection: Connection, times: TransactionTimes) -> None:
         "lock_ms": _milliseconds(times.lock),
         "idle_ms": _milliseconds(times.idle),
     }
-    version = connection.dialect.server_version_info or (0,)
-    if version[0] >= _TRANSACTION_TIMEOUT_SINCE:
+    version = connection.dialect.server_version_info
+    if version is not None and int(version[0]) >= _TRANSACTION_TIMEOUT_SINCE:
         connection.execute(_TRANSACTION_TIMEOUTS, {**parameters, "transaction_ms": _milliseconds(times.whole)})
     else:
         connection.execute(_TIMEOUTS, parameters)

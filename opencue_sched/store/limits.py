@@ -14,15 +14,18 @@ _LIMITS = text(
     SELECT r.pk_limit_record, r.str_name, r.int_max_value, COALESCE(u.running, 0) AS running
     FROM limit_record r
     LEFT JOIN (
-        SELECT ll.pk_limit_record, sum(p.running) AS running
+        SELECT once.pk_limit_record, sum(once.running) AS running
         FROM (
-            SELECT pk_layer, count(*) AS running
-            FROM proc
-            WHERE EXISTS (SELECT 1 FROM limit_record)
-            GROUP BY pk_layer
-        ) p
-        JOIN (SELECT DISTINCT pk_layer, pk_limit_record FROM layer_limit) ll ON ll.pk_layer = p.pk_layer
-        GROUP BY ll.pk_limit_record
+            SELECT DISTINCT ll.pk_limit_record, p.pk_layer, p.running
+            FROM (
+                SELECT pk_layer, count(*) AS running
+                FROM proc
+                WHERE EXISTS (SELECT 1 FROM limit_record)
+                GROUP BY pk_layer
+            ) p
+            JOIN layer_limit ll ON ll.pk_layer = p.pk_layer
+        ) once
+        GROUP BY once.pk_limit_record
     ) u ON u.pk_limit_record = r.pk_limit_record
     """
 )
