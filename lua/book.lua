@@ -18,6 +18,24 @@ local function already(record)
   return {1, tonumber(changed), 'already'}
 end
 
+-- Why a folder or job refuses, or nil. GPU fields are read only for GPUs: every field costs.
+local function full(key, name)
+  local read
+  if gpus > 0 then
+    read = call('HMGET', key, 'int_cores', 'int_max_cores', 'int_gpus', 'int_max_gpus')
+  else
+    read = call('HMGET', key, 'int_cores', 'int_max_cores')
+  end
+  if not read[2] then return {0, 'unseeded', key, '0'} end
+  local cap = tonumber(read[2])
+  if cores > 0 and cap > 0 and (read[1] or 0) + cores > cap then
+    return {0, name, read[1] or '0', read[2]}
+  end
+  if gpus > 0 and tonumber(read[4] or 0) > 0 and (read[3] or 0) + gpus > tonumber(read[4]) then
+    return {0, name .. '_gpus', read[3] or '0', read[4]}
+  end
+end
+
 -- The first cap in the way of this booking, or nil.
 local function refusal(sub, folder, job, limits)
   if sub then
@@ -27,28 +45,8 @@ local function refusal(sub, folder, job, limits)
       return {0, 'subscription', read[1] or '0', read[2]}
     end
   end
-  if folder then
-    local read = call('HMGET', folder, 'int_cores', 'int_max_cores', 'int_gpus', 'int_max_gpus')
-    if not read[2] then return {0, 'unseeded', folder, '0'} end
-    local cap = tonumber(read[2])
-    if cores > 0 and cap > 0 and (read[1] or 0) + cores > cap then
-      return {0, 'folder', read[1] or '0', read[2]}
-    end
-    if gpus > 0 and tonumber(read[4] or 0) > 0 and (read[3] or 0) + gpus > tonumber(read[4]) then
-      return {0, 'folder_gpus', read[3] or '0', read[4]}
-    end
-  end
-  if job then
-    local read = call('HMGET', job, 'int_cores', 'int_max_cores', 'int_gpus', 'int_max_gpus')
-    if not read[2] then return {0, 'unseeded', job, '0'} end
-    local cap = tonumber(read[2])
-    if cores > 0 and cap > 0 and (read[1] or 0) + cores > cap then
-      return {0, 'job', read[1] or '0', read[2]}
-    end
-    if gpus > 0 and tonumber(read[4] or 0) > 0 and (read[3] or 0) + gpus > tonumber(read[4]) then
-      return {0, 'job_gpus', read[3] or '0', read[4]}
-    end
-  end
+  local refused = folder and full(folder, 'folder') or job and full(job, 'job')
+  if refused then return refused end
   if limits == '' then return nil end
   for limit in string.gmatch(limits, '[^,]+') do
     local key = 'acct:limit:' .. limit
