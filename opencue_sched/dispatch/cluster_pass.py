@@ -27,7 +27,7 @@ from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.dispatch.commit import CommitResult, CommittedProc, commit_plan
 from opencue_sched.dispatch.gather import Gathered, gather
 from opencue_sched.dispatch.hosts import HostFeed
-from opencue_sched.dispatch.launch import launch_all
+from opencue_sched.dispatch.launch import LaunchOutcome, launch_all
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.dispatch.rest import LayerRest
 from opencue_sched.dispatch.runframe import launch_requests
@@ -41,6 +41,7 @@ from opencue_sched.placement.policy import policy_for
 from opencue_sched.settings import Settings
 from opencue_sched.store.environment import Environments, fetch_environments
 from opencue_sched.store.pending import SchemaColumns
+from opencue_sched.store.quarantine import quarantine_jobs
 
 log = structlog.get_logger(__name__)
 
@@ -74,7 +75,7 @@ class PassRunner:
         try:
             gathered = self._gather(cluster, report)
             if not gathered.snapshot.jobs:
-                report.ended = PassEnd.SATURATED if gathered.over_burst else PassEnd.NO_JOBS
+                report.ended = PassEnd.SATURATED if gathered.held_back else PassEnd.NO_JOBS
                 return report
             wanted = {layer.id: len(layer.frames) for job in gathered.snapshot.jobs for layer in job.layers}
             layers = wanted.keys()
@@ -132,26 +133,30 @@ class PassRunner:
         return plan
 
     def _carry_out(self, plan: Plan, alive: Callable[[], bool], report: PassReport) -> None:
-        """Book, commit, launch and settle; whatever happens, the pool learns how it ended."""
+        """Book and commit, tell the pool how that ended, then launch and settle."""
+        environments = self._environments(plan.procs, report)
+        committed = self._book_and_commit(plan, alive, report)
+        if committed:
+            self._launch(committed, environments, self.clock(), report)
+
+    def _book_and_commit(self, plan: Plan, alive: Callable[[], bool], report: PassReport) -> Sequence[CommittedProc]:
         committed: Sequence[CommittedProc] = ()
         unknown: frozenset[str] = frozenset()
         try:
-            environments = self._environments(plan.procs, report)
             booked_at = self.clock()
             answers = self._book(plan, report)
             accepted = [proc for proc in plan.procs if proc.proc_id in answers.accepted]
             if not accepted:
-                return
+                return ()
             if not alive():
                 report.ended = PassEnd.CLAIM_LOST
                 self._roll_back(accepted)
-                return
+                return ()
             result = self._commit(accepted, answers, booked_at, report)
             committed = result.committed
             unknown = frozenset(planned.proc_id for planned, _ in result.unknown)
             self._after_commit(result, report)
-            if committed:
-                self._launch(committed, environments, report)
+            return committed
         finally:
             release_plan(self.hosts.cache, plan, committed={it.planned.proc_id for it in committed}, unknown=unknown)
 
@@ -200,11 +205,15 @@ class PassRunner:
         except NotReady as error:
             log.warning("rollback_left_to_recompute", procs=len(procs), error=str(error))
 
-    def _launch(self, committed: Sequence[CommittedProc], environments: Environments, report: PassReport) -> None:
+    def _launch(
+        self, committed: Sequence[CommittedProc], environments: Environments, committed_at: float, report: PassReport
+    ) -> None:
+        """A process that was stopped since the commit sends nothing late: what it does not send is undone."""
         began = self.clock()
         procs = [it.planned for it in committed]
-        requests, outcomes = launch_requests(procs, environments, self.settings)
-        outcomes = [*outcomes, *launch_all(self.settlement.channels, requests)]
+        requests, impossible = launch_requests(procs, environments, self.settings)
+        send_within = self.settings.rqd.launch_timeout - (self.clock() - committed_at)
+        outcomes = [*impossible, *launch_all(self.settlement.channels, requests, send_within=send_within)]
         settled = self.settlement.settle(committed, outcomes)
         report.launch_seconds = self.clock() - began
         report.frames_launched = len(settled.launched)
@@ -212,6 +221,18 @@ class PassRunner:
             report.losses[undone.error.reason] += 1
             self.hosts.cache.invalidate(undone.planned.host.id)
         self.hosts.changed({it.planned.host.id for it in committed})
+        self._set_aside(procs, impossible)
+
+    def _set_aside(self, procs: Sequence[PlannedProc], impossible: Sequence[LaunchOutcome]) -> None:
+        """Quarantine jobs for which no RunFrame can be made: booking them again at once would end the same way."""
+        by_id = {proc.proc_id: proc for proc in procs}
+        reasons = {by_id[it.proc_id].job.id: str(it.error) for it in impossible}
+        if not reasons:
+            return
+        for job_id, reason in reasons.items():
+            log.error("job_quarantined", job=job_id, reason=reason)
+        with self.engine.begin() as connection:
+            quarantine_jobs(connection, reasons, self.settings.queue.job_back_off_duration)
 
     def _environments(self, procs: Sequence[PlannedProc], report: PassReport) -> Environments:
         """What the frames will find in their environment; read before booking, so that a failure costs nothing."""

@@ -1,15 +1,14 @@
 """Gather: everything the planner may know about one cluster's work, in a constant number of statements.
 
-Limits, subscriptions, jobs, layers with frames: four statements whatever the numbers of them, and a fifth when some
-subscription is at its burst and the cluster has several tags. Rows that make no sense cost their job its place in this
-pass and nothing else.
+Limits, subscriptions, jobs, layers with frames: four statements whatever the numbers of them, and a fifth when no job
+can be booked. Rows that make no sense cost their job its place in this pass and nothing else.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from threading import Lock
 from typing import Any
@@ -31,7 +30,6 @@ from opencue_sched.store.pending import (
     fetch_pending_jobs,
     fetch_subscriptions,
     fetch_waiting_layers,
-    tags_of_allocations,
 )
 
 log = structlog.get_logger(__name__)
@@ -51,13 +49,13 @@ class BadJob:
 class Gathered:
     """``snapshot`` for the planner. ``bad_jobs`` were left out; ``statements`` were sent to PostgreSQL.
 
-    ``over_burst``: every allocation the show subscribes to in this facility is at its burst, so that a pass that books
-    nothing ended saturated rather than empty. ``limits`` are those of the snapshot's layers, by id, with their names.
+    ``held_back``: work waits, but all of it is over some cap or backing off; the cluster is saturated rather than
+    empty, and the snapshot shows the first jobs of it. ``limits`` are those of the snapshot's layers, by id.
     """
 
     snapshot: Snapshot
     bad_jobs: tuple[BadJob, ...]
-    over_burst: bool
+    held_back: bool
     limits: Mapping[str, Limit]
     statements: int
 
@@ -101,21 +99,25 @@ def gather(
     """
     limits = fetch_limits(connection)
     subscriptions = fetch_subscriptions(connection, cluster.show_id)
-    in_facility = [row for row in subscriptions if row.facility_id == cluster.facility_id]
-    with_room = [row.alloc_id for row in in_facility if _subscription_caps(row).cores.left >= 1]
-    tags, statements = cluster.tags, 4
-    if len(tags) > 1 and 0 < len(with_room) < len(in_facility):
-        # Jobs that can only reach full allocations must not take the places of those that can reach others.
-        tags, statements = tags_of_allocations(connection, tags, with_room) or tags, 5
     selection = JobSelection(
         show_id=cluster.show_id,
         facility_id=cluster.facility_id,
-        tags=tags,
+        tags=cluster.tags,
+        room={
+            row.alloc_id: int(_subscription_caps(row).cores.left)
+            for row in subscriptions
+            if row.facility_id == cluster.facility_id
+        },
         full_limits=[limit.id for limit in limits.values() if limit.full],
         skip_layers=list(skip_layers),
         max_jobs=settings.queue.max_jobs_per_cluster_pass,
     )
-    job_rows = fetch_pending_jobs(connection, selection, facts)
+    job_rows, statements = fetch_pending_jobs(connection, selection, facts), 4
+    held_back = False
+    if not job_rows:
+        # Nothing can be booked. What is it that waits? The planner says of each layer why.
+        job_rows, statements = fetch_pending_jobs(connection, replace(selection, held_back=True), facts), 5
+        held_back = bool(job_rows)
     layer_rows = fetch_waiting_layers(
         connection,
         [row.pk_job for row in job_rows],
@@ -139,7 +141,7 @@ def gather(
             limits={key: _limit_headroom(limits[key]) for key in wanted_limits if key in limits},
         ),
         bad_jobs=tuple(bad_jobs),
-        over_burst=not with_room,
+        held_back=held_back,
         limits={key: limits[key] for key in wanted_limits if key in limits},
         statements=statements,
     )

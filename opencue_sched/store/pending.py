@@ -39,18 +39,21 @@ class SubscriptionRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JobSelection:
-    """Which jobs of a cluster a pass looks at.
+    """Which jobs of a cluster a pass looks at: those with a waiting layer for one of ``tags`` that could be booked.
 
-    ``tags``: those with a layer for one of these. ``full_limits``: a layer under one of these limits does not count.
-    ``skip_layers``: nor do these (they are backing off), so that jobs without a host do not hide those behind them.
+    A layer cannot if it is one of ``skip_layers`` (they are backing off), stands under one of ``full_limits``, or wants
+    more cores than ``room`` (allocation id -> whole cores left of the show's subscription) leaves wherever its tags
+    reach. ``held_back`` asks for the jobs that only these conditions and the caps of jobs and folders hold back.
     """
 
     show_id: str
     facility_id: str
     tags: Sequence[str]
+    room: Mapping[str, int]
     full_limits: Sequence[str]
     skip_layers: Sequence[str]
     max_jobs: int
+    held_back: bool = False
 
 
 # Must keep the exact spelling of the schema's GIN index, or PostgreSQL will not use it.
@@ -77,18 +80,10 @@ _SUBSCRIPTIONS = text(
     """
 )
 
-_TAGS_OF_OPEN_ALLOCATIONS = text(
-    """
-    SELECT DISTINCT replace(t.str_tag, ' ', '') AS tag
-    FROM host_tag t
-    JOIN host h ON h.pk_host = t.pk_host
-    WHERE replace(t.str_tag, ' ', '') = ANY(CAST(:tags AS varchar[])) AND h.pk_alloc = ANY(CAST(:allocs AS varchar[]))
-    """
-)
-
 # The inner query sorts the pending jobs of the cluster; the outer one walks down that order, sums the procs of a job
 # only when it gets there, and stops at the limit. OFFSET 0 keeps PostgreSQL from merging the two; the outer ORDER BY
-# costs nothing, because the order is already there. The folder sums are one scan, made only if a capped folder is met.
+# costs nothing, because the order is already there. The folder sums are one scan, made only if a capped folder is met;
+# which allocations a tag reaches is looked up only if a layer wants more than the fullest of them has left.
 # A layer's least need is domain.reservation.smallest_need.
 _PENDING_JOBS = """
     WITH folder_use AS MATERIALIZED (
@@ -97,6 +92,14 @@ _PENDING_JOBS = """
         JOIN job j ON j.pk_job = p.pk_job
         WHERE p.pk_show = :show_id
         GROUP BY j.pk_folder
+    ),
+    reach AS MATERIALIZED (
+        SELECT replace(t.str_tag, ' ', '') AS tag, max(room.cores) AS cores
+        FROM unnest(CAST(:allocs AS varchar[]), CAST(:rooms AS bigint[])) AS room(pk_alloc, cores)
+        JOIN host h ON h.pk_alloc = room.pk_alloc
+        JOIN host_tag t ON t.pk_host = h.pk_host
+        WHERE replace(t.str_tag, ' ', '') = ANY(CAST(:tags AS varchar[]))
+        GROUP BY replace(t.str_tag, ' ', '')
     )
     SELECT c.*, used.cores AS job_cores, used.gpus AS job_gpus,
            COALESCE(folder.cores, 0) AS folder_cores, COALESCE(folder.gpus, 0) AS folder_gpus
@@ -134,7 +137,7 @@ _PENDING_JOBS = """
         FROM folder_use u
         WHERE (c.folder_max_cores > 0 OR c.folder_max_gpus > 0) AND u.pk_folder = c.pk_folder
     ) folder ON true
-    WHERE EXISTS (
+    WHERE :held_back OR EXISTS (
         SELECT 1
         FROM layer l
         JOIN layer_stat ls ON ls.pk_layer = l.pk_layer AND ls.int_waiting_count > 0
@@ -151,6 +154,9 @@ _PENDING_JOBS = """
                OR need.cores <= c.folder_max_cores / 100 - COALESCE(folder.cores, 0))
           AND (COALESCE(c.folder_max_gpus, 0) <= 0 OR need.gpus = 0
                OR need.gpus <= c.folder_max_gpus - COALESCE(folder.gpus, 0))
+          AND (need.cores <= :least_room OR EXISTS (
+              SELECT 1 FROM reach WHERE reach.tag = ANY({layer_tags}) AND need.cores <= reach.cores
+          ))
           AND l.pk_layer <> ALL(CAST(:skip_layers AS varchar[]))
           AND NOT EXISTS (
               SELECT 1 FROM layer_limit ll
@@ -216,23 +222,21 @@ def fetch_subscriptions(connection: Connection, show_id: str) -> list[Subscripti
     return [SubscriptionRow(r.pk_alloc, r.pk_facility, r.int_burst, int(r.cores), int(r.gpus)) for r in rows]
 
 
-def tags_of_allocations(connection: Connection, tags: Sequence[str], alloc_ids: Sequence[str]) -> tuple[str, ...]:
-    """Those of ``tags`` that a host of one of the allocations carries, sorted."""
-    rows = connection.execute(_TAGS_OF_OPEN_ALLOCATIONS, {"tags": list(tags), "allocs": list(alloc_ids)})
-    return tuple(sorted(rows.scalars()))
-
-
 def fetch_pending_jobs(connection: Connection, selection: JobSelection, columns: SchemaColumns) -> Sequence[Row[Any]]:
     """The first jobs that may book something now: priority first, then the oldest, then the id.
 
     A job, or its folder, at its cap by live usage is passed over, as is one whose waiting layers all want more than
-    what is left or stand under a full limit. Caps below one core refuse everything; 0 and below are no cap.
+    what is left of any cap. Caps below one core refuse everything; 0 and below are no cap (of a burst: no room).
     """
     statement = _pending_jobs(columns.has_start_after, columns.has_our_objects)
     parameters: Mapping[str, Any] = {
         "show_id": selection.show_id,
         "facility_id": selection.facility_id,
         "tags": list(selection.tags),
+        "allocs": list(selection.room),
+        "rooms": list(selection.room.values()),
+        "least_room": min(selection.room.values(), default=0),
+        "held_back": selection.held_back,
         "full_limits": list(selection.full_limits),
         "skip_layers": list(selection.skip_layers),
         "max_jobs": selection.max_jobs,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from sqlalchemy import Engine, text
 
 from opencue_sched.dispatch.gather import gather
@@ -73,29 +74,75 @@ def test_jobs_that_reach_only_full_allocations_give_their_places_to_others(engin
         first = farm.job([LayerSpec(frames=5, tags="m1")], priority=200)
         farm.run(first.frames[:1], busy)
         second = farm.job([LayerSpec(tags="m2")], priority=1)
-        cluster = cluster_of(farm, "m1", "m2")
 
-        found = gathered(connection, cluster, settings, max_jobs_per_cluster_pass=1)
+        found = gathered(connection, cluster_of(farm, "m1", "m2"), settings, max_jobs_per_cluster_pass=1)
 
     assert job_ids(found) == [second.id]
-    assert not found.over_burst
-    assert found.statements == 5
+    assert not found.held_back
 
 
-def test_a_show_at_all_its_bursts_is_saturated_rather_than_empty(engine: Engine, settings: Settings) -> None:
+def test_a_job_too_wide_for_what_is_left_of_the_burst_gives_its_place_to_a_narrow_one(
+    engine: Engine, settings: Settings
+) -> None:
     with engine.begin() as connection:
         farm = Farm(connection)
         show, alloc = farm.show("small"), farm.default_alloc()
-        farm.subscription(show, alloc, size=1)
-        job = farm.job([LayerSpec(frames=2)], show=show)
+        farm.subscription(show, alloc, size=6)
+        host = farm.host(cores=64)
+        wide, narrow = farm.jobs(
+            [JobSpec([LayerSpec(frames=4, cores=cores)], show=show, priority=10 * cores) for cores in (4, 2)]
+        )
+        farm.run(wide.frames[:1], host, cores=4)
+        cluster = Cluster(farm.facility(), show.id, ClusterKind.ALLOC, ("general",), alloc.id)
+
+        found = gathered(connection, cluster, settings, max_jobs_per_cluster_pass=1)
+
+    assert job_ids(found) == [narrow.id]
+    assert found.snapshot.subscriptions[alloc.id].cores.left == 2
+
+
+@pytest.mark.parametrize("reason", ["burst", "job", "folder", "limit"])
+def test_work_that_is_held_back_is_saturation_and_shown_to_the_planner(
+    engine: Engine, settings: Settings, reason: str
+) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        show, alloc = farm.show("small"), farm.default_alloc()
+        farm.subscription(show, alloc, size=1 if reason == "burst" else 100)
+        folder = farm.folder(show, "shots", max_cores=1 if reason == "folder" else -1)
+        limits = [farm.limit("nuke", 1)] if reason == "limit" else []
+        layers = [LayerSpec(frames=2, limits=limits)]
+        job = farm.job(layers, show=show, folder_id=folder, max_cores=1 if reason == "job" else -1)
         farm.run(job.frames[:1], farm.host())
         cluster = Cluster(farm.facility(), show.id, ClusterKind.ALLOC, ("general",), alloc.id)
 
         found = gathered(connection, cluster, settings)
 
-    assert found.over_burst
+    assert found.held_back
     assert job_ids(found) == [job.id]
-    assert found.snapshot.subscriptions[alloc.id].cores.left == 0
+    assert found.snapshot.subscriptions[alloc.id].cores.left == (0 if reason == "burst" else 99)
+
+
+def test_layers_that_all_rest_are_held_back_too(engine: Engine, settings: Settings) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        job = farm.job()
+
+        found = gathered(connection, cluster_of(farm), settings, skip_layers=[job.layers[0].id])
+
+    assert found.held_back
+    assert job_ids(found) == []
+
+
+def test_a_cluster_without_waiting_work_is_empty(engine: Engine, settings: Settings) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.job(paused=True)
+
+        found = gathered(connection, cluster_of(farm), settings)
+
+    assert not found.held_back
+    assert job_ids(found) == []
 
 
 def test_upstream_bug_any_limit_with_room_let_a_layer_through(engine: Engine, settings: Settings) -> None:
@@ -146,7 +193,8 @@ def test_a_limit_without_a_value_admits_nothing(engine: Engine, settings: Settin
 
         found = gathered(connection, cluster_of(farm), settings)
 
-    assert job_ids(found) == []
+    assert found.held_back
+    assert found.snapshot.limits[found.snapshot.jobs[0].layers[0].limit_ids[0]].left == 0
 
 
 def test_a_folder_without_caps_is_not_listed(engine: Engine, settings: Settings) -> None:
@@ -163,18 +211,19 @@ def test_a_folder_without_caps_is_not_listed(engine: Engine, settings: Settings)
     assert folders[capped].gpus.left == 4
 
 
-def test_a_full_allocation_costs_one_more_statement_and_never_two(engine: Engine, settings: Settings) -> None:
+def test_work_held_back_costs_one_more_statement_and_never_two(engine: Engine, settings: Settings) -> None:
     with engine.begin() as connection:
         farm = Farm(connection)
-        show = farm.default_show()
+        show = farm.show("full")
         for number in range(6):
             alloc = farm.alloc(f"full{number}")
-            farm.subscription(show, alloc, size=0)
+            farm.subscription(show, alloc, size=0, burst=0.5)
             farm.host(alloc=alloc, tags=["m1", "m2"])
-        farm.job([LayerSpec(tags="m1")])
+        farm.jobs([JobSpec([LayerSpec(tags="m1")], show=show) for _ in range(30)])
+        cluster, facts = cluster_of(farm, "m1", "m2", show_id=show.id), check_schema(connection)
 
-        cluster, facts = cluster_of(farm, "m1", "m2"), check_schema(connection)
         with counted_statements(engine) as statements:
             found = gather(connection, cluster, settings, facts=facts)
 
+    assert found.held_back
     assert found.statements == len(statements) == 5
