@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.coordination.leader import boot_clock
-from opencue_sched.coordination.postings import Claim, ClaimKeeper, ClusterPostings
+from opencue_sched.coordination.postings import Claim, ClaimKeeper, ClusterPostings, Offered, Refused
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.domain.errors import InvalidInput
@@ -29,17 +29,18 @@ _POSTING = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, slots=True)
 class Dispatcher:
-    """Passes of one process. ``send`` puts a message for a posting on the dispatch queue."""
+    """Passes of one process. ``send`` puts a message for a posting on a dispatch queue."""
 
     settings: Settings
     postings: ClusterPostings
     keeper: ClaimKeeper
     runner: PassRunner
     owner: str
-    send: Callable[[str], None]
+    send: Callable[[Offered], None]
 
-    def dispatch(self, posting: str) -> PassReport | None:
-        """One pass over the posted cluster; None when it is gone, somebody else's, asleep or trashed.
+    def dispatch(self, posting: str, ticket: int | None = None) -> PassReport | Refused:
+        """One pass over the posted cluster; Refused when it is gone, somebody else's, asleep or trashed, or when the
+        message's ``ticket`` was answered before.
 
         Raises InvalidInput for something that is no posting id. Any other error of a pass ends the claim as failed and
         goes to the caller.
@@ -48,9 +49,9 @@ class Dispatcher:
             raise InvalidInput(f"{posting!r} is not the id of a posting (40 hexadecimal digits); message dropped")
         ttl = self.settings.coordination.claim_ttl
         before = boot_clock()
-        claim = self.postings.claim(posting, self.owner, ttl_seconds=ttl)
-        if claim is None:
-            return None
+        claim = self.postings.try_claim(posting, self.owner, ttl_seconds=ttl, ticket=ticket)
+        if isinstance(claim, Refused):
+            return claim
         self.keeper.keep(claim, claimed_at=before)
         try:
             report = self.runner.run(claim.cluster, alive=lambda: self.keeper.alive(claim))
@@ -70,8 +71,9 @@ class Dispatcher:
     def _end(self, claim: Claim, report: PassReport) -> None:
         delay = self._rest(report)
         try:
-            if self.postings.end(claim, "again" if delay == 0 else "sleep", delay_seconds=delay):
-                self.send(claim.uuid)
+            ticket = self.postings.end(claim, "again" if delay == 0 else "sleep", delay_seconds=delay)
+            if ticket:
+                self.send(Offered(claim.cluster, claim.uuid, ticket))
         except RedisError as error:
             log.warning("claim_left_to_expire", cluster=claim.cluster.key, error=str(error))
 

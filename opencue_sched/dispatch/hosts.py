@@ -76,12 +76,15 @@ class HostFeed:
             except RedisError as error:
                 log.warning("host_changes_not_read", error=str(error))
                 return False
-            wanted = set(ids or ()) | self.cache.invalidated_ids() | self._noted
-            self._noted.clear()
+            if ids is None:
+                self.cache.expire()
+            self._noted.update(ids or ())
+            wanted = self._noted | self.cache.invalidated_ids()
             if not wanted:
                 return ids is None
             with self.cache.reading() as read_at, self._engine.connect() as connection:
                 readings = fetch_hosts_by_id(connection, sorted(wanted), self._settings.host_staleness_threshold)
             found = {reading.host.id for reading in readings}
             self.cache.apply(readings, wanted - found, read_at=read_at)
+            self._noted.clear()
             return True

@@ -17,7 +17,7 @@ from sqlalchemy import Engine
 from opencue_sched.clusters.awake import scan_awake
 from opencue_sched.clusters.discovery import load_clusters, scoped_facilities
 from opencue_sched.clusters.feed import ClusterFeed, Reload
-from opencue_sched.coordination.postings import ClusterPostings
+from opencue_sched.coordination.postings import ClusterPostings, Offered
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.settings import Settings
 from opencue_sched.store.hosts import tags_of_hosts
@@ -31,7 +31,7 @@ WAKE_FOR_HOSTS_SECONDS = 0.25
 class SweepReport:
     """``send`` are the postings to send a message for."""
 
-    send: tuple[tuple[Cluster, str], ...]
+    send: tuple[tuple[Cluster, Offered], ...]
     clusters: dict[ClusterKind, int]
     active: int
     sleeping: int
@@ -88,7 +88,7 @@ class Sweeper:
         if change.removed:
             self._withdraw()
         return SweepReport(
-            send=tuple((o.cluster, o.uuid) for o in offered if o.send),
+            send=tuple((o.cluster, o) for o in offered if o.send),
             clusters=self._feed.counts().total,
             active=len(active),
             sleeping=self._postings.sleeping(),
