@@ -1,28 +1,49 @@
 """Celery's configuration, derived from the settings of opencue_sched (environment ``OPENCUE_SCHED_*``).
 
 Delivery: messages are hints, the board decides. So acknowledgements are early for sweeps and passes (a lost message is
-sent again within seconds by the sweep) and late for accounting and maintenance (done again if the worker dies; each is
-idempotent).
+sent again within three seconds by the sweep) and late for accounting and maintenance (done again if the worker dies;
+each is idempotent). Nothing has an expiry by the clock: the sender's and the receiver's may differ. A dispatch message
+is stale when a claim has answered its ticket; a periodic one is dropped when a later tick was fired.
+
+Redis hands a reserved message out again when its worker has not acknowledged it for the visibility time-out. That is
+two minutes here, more than any task takes; whoever looks does so every 5 s. A shorter one would run a slow recompute
+twice at once. With one message prefetched per thread, a killed worker takes few with it, and the board does not wait
+for them.
+
+Queues: a worker asks its instance's queue, then its group's, then the type's; but see coordination/queue_order.py.
+Fleets scoped to a facility are groups of their own and leave the shared type queues alone.
 """
 
 from __future__ import annotations
 
 from kombu import Exchange, Queue
 
-from opencue_sched.coordination.names import QueueName, QueueType, consumed_queues
+from opencue_sched.coordination.broker import broker_settings
+from opencue_sched.coordination.names import (
+    PRIORITY_SEPARATOR,
+    QUEUE_PRIORITIES,
+    QueueName,
+    QueueType,
+    consumed_queues,
+    worker_group,
+)
 from opencue_sched.settings import get_settings
 
 _settings = get_settings()
 _ns = _settings.coordination.namespace
-_group = _settings.scheduler.facility or _settings.coordination.group
+_scoped = _settings.scheduler.facility is not None
+_group = worker_group(_settings.scheduler.facility, _settings.coordination.group)
 _timeout = _settings.accounting.redis_timeout
+_broker = broker_settings(_settings.redis_dsn)
 
-broker_url = _settings.redis_dsn
+broker_url = _broker.url
+broker_transport = _broker.transport
 broker_connection_retry_on_startup = True
 broker_transport_options = {
-    "queue_order_strategy": "priority",
-    "priority_steps": [0, 1, 2],
-    "sep": ":prio:",
+    **_broker.options,
+    "queue_order_strategy": "opencue_sched.coordination.queue_order:AgedOrder",
+    "priority_steps": list(QUEUE_PRIORITIES),
+    "sep": PRIORITY_SEPARATOR,
     "visibility_timeout": 120,
     "unacked_restore_interval": 5,
     "unacked_restore_throttle": 5,
@@ -62,9 +83,13 @@ def _type_queue(kind: QueueType) -> str:
     return str(QueueName(_ns, kind.value, _group))
 
 
-task_queues = [
-    _queue(name) for kind in QueueType for name in consumed_queues(_ns, kind.value, _group, _settings.instance)
-]
+def _consumed(kind: QueueType) -> tuple[str, ...]:
+    queues = consumed_queues(_ns, kind.value, _group, _settings.instance)
+    return queues[:2] if _scoped else queues
+
+
+task_queues = [_queue(name) for kind in QueueType for name in _consumed(kind)]
+task_queues += [_queue(name) for name in _settings.coordination.legacy_queues]
 task_default_queue = _type_queue(QueueType.MAINTENANCE)
 task_default_exchange = f"{_ns}.work"
 task_default_routing_key = task_default_queue
@@ -75,21 +100,22 @@ task_routes = {
 }
 
 
-def _every(task: str, seconds: float, catch_up: str = "latest") -> dict[str, object]:
-    return {
-        "task": task,
-        "schedule": seconds,
-        "options": {"expires": max(2.0, seconds), "headers": {"catch_up": catch_up}},
-    }
+def _every(task: str, seconds: float, catch_up: str) -> dict[str, object]:
+    """``catch_up``: what a new leader does about ticks missed while nobody led - skip, latest (one for all) or all."""
+    return {"task": task, "schedule": seconds, "options": {"headers": {"catch_up": catch_up}}}
 
 
+# Sweeps come every other second, so a missed one is made good by the next. The others repair or refresh something: one
+# run makes good any number missed. None needs every single run.
 beat_schedule = {
     "sweep-clusters": _every("opencue_sched.sweep.sweep_clusters", _settings.queue.active_scan_interval, "skip"),
-    "recompute": _every("opencue_sched.accounting.recompute", _settings.accounting.recompute_interval_seconds),
-    "reseed-limits": _every(
-        "opencue_sched.accounting.reseed_limits", _settings.accounting.limit_reseed_interval_seconds
+    "recompute": _every(
+        "opencue_sched.accounting.recompute", _settings.accounting.recompute_interval_seconds, "latest"
     ),
-    "recalculate-subs": _every("opencue_sched.maintenance.recalculate_subs", 7200.0),
-    "reap": _every("opencue_sched.maintenance.reap", 30.0),
-    "recover-depends": _every("opencue_sched.maintenance.recover_depends", 60.0),
+    "reseed-limits": _every(
+        "opencue_sched.accounting.reseed_limits", _settings.accounting.limit_reseed_interval_seconds, "latest"
+    ),
+    "recalculate-subs": _every("opencue_sched.maintenance.recalculate_subs", 7200.0, "latest"),
+    "reap": _every("opencue_sched.maintenance.reap", 30.0, "latest"),
+    "recover-depends": _every("opencue_sched.maintenance.recover_depends", 60.0, "latest"),
 }

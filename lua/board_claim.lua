@@ -1,27 +1,30 @@
 -- board_claim: take a ready job.
 -- ARGV[2] uuid   ARGV[3] owner   ARGV[4] claim's life in ms, 0 never ends
--- Returns {1, fence, wake, name, details}; {0, 'gone'}; {0, 'held', owner}; {0, 'not_yet', ms to go}; {0, 'trashed'}.
+-- ARGV[5] ticket of the message that led here, or '': a ticket some claim answered already is stale
+-- ARGV[6] life in ms that a claim of the same owner gets instead of being taken again, or ''
+-- Returns {1, fence, wake, name, details}; {0, 'gone'}; {0, 'held', owner}; {0, 'not_yet', ms to go}; {0, 'trashed'};
+-- {0, 'stale'}.
 -- Invariant: at most one live claim a job; every claim has a higher fence than all before.
 --@include board
 local now = now_ms()
 promote(now)
-local uuid, owner, life = ARGV[2], ARGV[3], tonumber(ARGV[4])
-local job = PREFIX .. uuid
-local state = redis.call('HGET', job, 'state')
+local uuid, owner = ARGV[2], ARGV[3]
+local read = redis.call('HMGET', PREFIX .. uuid, 'state', 'owner', 'done')
+local state = read[1]
 if not state then
   return {0, 'gone'}
+elseif ARGV[5] ~= '' and tonumber(ARGV[5]) <= tonumber(read[3]) then
+  return {0, 'stale'}
 elseif state == 'claimed' then
-  return {0, 'held', redis.call('HGET', job, 'owner')}
+  if ARGV[6] ~= '' and read[2] == owner then
+    local expires = tonumber(ARGV[6]) > 0 and format(now + tonumber(ARGV[6])) or '+inf'
+    redis.call('ZADD', CLAIMED, expires, uuid)
+    redis.call('HSET', PREFIX .. uuid, 'expires', expires)
+  end
+  return {0, 'held', read[2]}
 elseif state == 'delayed' then
   return {0, 'not_yet', tonumber(redis.call('ZSCORE', DELAYED, uuid)) - now}
 elseif state == 'trash' then
   return {0, 'trashed'}
 end
-local fence = redis.call('HINCRBY', job, 'fence', 1)
-local expires = life > 0 and format(now + life) or '+inf'
-redis.call('ZREM', READY, uuid)
-redis.call('ZADD', CLAIMED, expires, uuid)
-redis.call('HSET', job, 'state', 'claimed', 'owner', owner, 'expires', expires, 'modified', format(now))
-local read = redis.call('HMGET', job, 'wake', 'name', 'details')
-emit('CLAIMED', uuid, read[2])
-return {1, fence, tonumber(read[1]), read[2], read[3]}
+return {1, take(uuid, owner, tonumber(ARGV[4]), now)}

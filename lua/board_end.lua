@@ -7,18 +7,23 @@
 --      'fail'    like sleep, counting the failure; after the allowed number of them, trash with the error text
 --      'consume' done: the job is gone
 --      'trash'   kept aside with the error text
--- Returns {1, send (1|0), new state} or {0, 'gone'|'lost'}.
--- Invariant: only the claim's owner under its fence ends it; the job is in exactly one place afterwards.
+-- Returns {1, ticket of the message to send or 0, new state}; {0, 'gone'}; {0, 'unclaimed'}; {0, 'other', owner};
+-- {0, 'lost'} when the same owner has a later claim.
+-- Invariant: only the claim's owner under its fence ends it; the job is in exactly one place afterwards; what an
+-- operator told to rest does so.
 --@include board
 local now = now_ms()
 promote(now)
 local uuid, how = ARGV[2], ARGV[5]
 local job = PREFIX .. uuid
-local read = redis.call('HMGET', job, 'state', 'owner', 'fence', 'wake', 'failures', 'name')
+local read = redis.call('HMGET', job, 'state', 'owner', 'fence', 'wake', 'rest', 'name')
 if not read[1] then
   return {0, 'gone'}
-end
-if read[1] ~= 'claimed' or read[2] ~= ARGV[3] or read[3] ~= ARGV[4] then
+elseif read[1] ~= 'claimed' then
+  return {0, 'unclaimed'}
+elseif read[2] ~= ARGV[3] then
+  return {0, 'other', read[2]}
+elseif read[3] ~= ARGV[4] then
   return {0, 'lost'}
 end
 local name = read[6]
@@ -34,22 +39,21 @@ elseif how ~= 'abandon' then
 end
 
 if how == 'consume' then
-  redis.call('DEL', job)
-  redis.call('HDEL', NAMES, name)
+  forget(uuid)
   emit('REMOVED', uuid, name)
   return {1, 0, 'complete'}
 elseif how == 'trash' then
-  redis.call('HSET', job, 'state', 'trash', 'owner', '', 'expires', 0, 'error', ARGV[9])
-  redis.call('ZADD', TRASH, format(now), uuid)
-  emit('TRASHED', uuid, name)
+  shelve(uuid, name, ARGV[9], now)
   return {1, 0, 'trash'}
-elseif how == 'sleep' and read[4] == ARGV[7] then
-  local due = format(now + tonumber(ARGV[6]))
-  redis.call('HSET', job, 'state', 'delayed', 'owner', '', 'expires', 0)
-  redis.call('ZADD', DELAYED, due, uuid)
+end
+local rest = tonumber(read[5])
+if rest > now or (how == 'sleep' and read[4] == ARGV[7]) then
+  make_delayed(uuid, math.max(rest, how == 'sleep' and now + tonumber(ARGV[6]) or 0))
   return {1, 0, 'delayed'}
 end
 make_ready(uuid)
-local send = how == 'abandon' and 0 or 1
-redis.call('HSET', job, 'sent', send == 1 and format(now) or 0)
-return {1, send, 'ready'}
+if how == 'abandon' then
+  redis.call('HSET', job, 'sent', 0)
+  return {1, 0, 'ready'}
+end
+return {1, next_ticket(uuid, now), 'ready'}

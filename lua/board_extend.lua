@@ -1,14 +1,18 @@
--- board_extend: prolong a claim.   ARGV[2] uuid   ARGV[3] owner   ARGV[4] fence   ARGV[5] life from now in ms
--- Returns 1, or 0 when the claim is no longer this owner's under this fence. Never revives a claim that ran out.
+-- board_extend: prolong a claim.
+-- ARGV[2] uuid   ARGV[3] owner   ARGV[4] fence   ARGV[5] life from now in ms, 0 never ends
+-- Returns 1; 0 when nobody has a claim; -1 when another owner or a later claim of the same one has.
+-- Invariant: only the claim's owner under its fence prolongs it; a claim that ran out is never revived.
 --@include board
 local now = now_ms()
 promote(now)
 local job = PREFIX .. ARGV[2]
 local read = redis.call('HMGET', job, 'state', 'owner', 'fence')
-if read[1] ~= 'claimed' or read[2] ~= ARGV[3] or read[3] ~= ARGV[4] then
+if read[1] ~= 'claimed' then
   return 0
+elseif read[2] ~= ARGV[3] or read[3] ~= ARGV[4] then
+  return -1
 end
-local expires = format(now + tonumber(ARGV[5]))
+local expires = tonumber(ARGV[5]) > 0 and format(now + tonumber(ARGV[5])) or '+inf'
 redis.call('ZADD', CLAIMED, expires, ARGV[2])
 redis.call('HSET', job, 'expires', expires)
 return 1

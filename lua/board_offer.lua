@@ -1,44 +1,47 @@
 -- board_offer: post jobs by name, once each, and say for which a message should be sent now.
--- ARGV[2] resend after ms   ARGV[3..] groups of four: name, details (JSON), priority rank 0..4, wake (1|0)
--- Returns for each group: uuid, send (1|0), state before.
+-- ARGV[2] resend after ms   ARGV[3] retention of trash in ms
+-- ARGV[4..] groups of four: name, details (JSON), priority rank 0..4, wake (1|0)
+-- A message sent in vain is sent again after that time, then after twice as long, and so on up to 16 times.
+-- Returns for each group: uuid, ticket of the message to send (0: none), 1 if a message was sent before in vain else 0.
 -- Invariants: one job per name, however often it is offered; a wake is never lost: it either makes the job ready or
--- moves `wake`, which the present claim compares when it ends.
+-- moves `wake`, which the present claim compares when it ends; a job told to rest is not roused.
 --@include board
 local now = now_ms()
 promote(now)
+for _, uuid in ipairs(redis.call('ZRANGEBYSCORE', TRASH, '-inf', now - tonumber(ARGV[3]), 'LIMIT', 0, 10)) do
+  redis.call('ZREM', TRASH, uuid)
+  forget(uuid)
+end
 local resend = tonumber(ARGV[2])
 local answer = {}
-for i = 3, #ARGV, 4 do
+for i = 4, #ARGV, 4 do
   local name, details, prio, wake = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3] == '1'
   local uuid = redis.call('HGET', NAMES, name)
-  local state, send = 'new', 0
+  local send, again = false, 0
   if uuid then
-    state = redis.call('HGET', PREFIX .. uuid, 'state')
+    local read = redis.call('HMGET', PREFIX .. uuid, 'state', 'sent', 'rest', 'tries')
     if wake then
       redis.call('HINCRBY', PREFIX .. uuid, 'wake', 1)
     end
-    if state == 'delayed' and wake then
+    if read[1] == 'delayed' and wake and tonumber(read[3]) <= now then
       redis.call('ZREM', DELAYED, uuid)
       make_ready(uuid)
-      send = 1
-    elseif state == 'ready' and now - tonumber(redis.call('HGET', PREFIX .. uuid, 'sent')) >= resend then
-      send = 1
+      send = true
+    elseif read[1] == 'ready' and now - tonumber(read[2]) >= resend * 2 ^ math.min(4, tonumber(read[4])) then
+      send = true
+      if tonumber(read[2]) > 0 then
+        again = 1
+        redis.call('HINCRBY', PREFIX .. uuid, 'tries', 1)
+      end
     end
   else
-    local seq = redis.call('INCR', SEQ)
-    uuid = redis.sha1hex(PREFIX .. name .. ':' .. seq)
-    redis.call('HSET', PREFIX .. uuid, 'name', name, 'details', details, 'prio', prio, 'created', format(now),
-      'modified', '', 'seq', seq, 'owner', '', 'fence', 0, 'expires', 0, 'wake', 0, 'sent', 0, 'failures', 0)
-    redis.call('HSET', NAMES, name, uuid)
+    uuid = redis.sha1hex(PREFIX .. name .. ':' .. redis.call('INCR', SEQ) .. ':' .. now)
+    create(uuid, name, name, details, prio, now)
     make_ready(uuid)
-    emit('POSTED', uuid, name)
-    send = 1
-  end
-  if send == 1 then
-    redis.call('HSET', PREFIX .. uuid, 'sent', format(now))
+    send = true
   end
   answer[#answer + 1] = uuid
-  answer[#answer + 1] = send
-  answer[#answer + 1] = state
+  answer[#answer + 1] = send and next_ticket(uuid, now) or 0
+  answer[#answer + 1] = again
 end
 return answer

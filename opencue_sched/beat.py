@@ -1,14 +1,17 @@
 """Redundant beats: run as many ``celery -A opencue_sched beat`` as you like, one fires.
 
 ``LeaderScheduler`` is the scheduler class (set in celeryconfig.py, and an entry point). A standby does nothing but
-campaign. The leader names each tick by its nominal time, checks its fence and marks the tick as fired in one Lua call,
-and only then sends the message. Interval schedules fire by tick; other schedules (crontab) by their own due time,
-rounded to the minute.
+campaign. The leader names each tick by its nominal time by the clock of Redis, checks its fence and marks the tick as
+fired in one Lua call, and only then sends the message. The message carries the fence, and who acts on it looks again.
+
+Interval schedules fire by tick; other schedules (crontab) when they are due, under the name of that minute; these skip
+what they missed. Which policy our own tasks have is said in celeryconfig.py.
 """
 
 from __future__ import annotations
 
-import time
+import copy
+from datetime import UTC, datetime
 from typing import Any
 
 import structlog
@@ -18,9 +21,13 @@ from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.connection import make_redis
-from opencue_sched.coordination.leader import LeaderGate
-from opencue_sched.coordination.names import LeaderKeys
+from opencue_sched.coordination.leader import LeaderGate, boot_clock
+from opencue_sched.coordination.names import LeaderKeys, beat_role, worker_group
+from opencue_sched.coordination.presence import BEAT_TYPE, REFRESH_SECONDS, InstanceTaken, Presence
 from opencue_sched.coordination.ticks import CatchUp, due_ticks, seconds_to_next
+from opencue_sched.domain.errors import SchedulerError
+from opencue_sched.operate import fleet_metrics
+from opencue_sched.operate.metrics import serve_metrics
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.fences import PersistentFences
@@ -28,13 +35,9 @@ from opencue_sched.store.fences import PersistentFences
 log = structlog.get_logger(__name__)
 
 CONSERVATIVE_SECONDS = 180.0
+CONSERVATIVE_RETRY_SECONDS = 5.0
 MARK_SECONDS_AT_LEAST = 600.0
 POLL_SECONDS = 0.5
-
-
-def beat_role(settings: Settings) -> str:
-    """The elected role of the beats of one facility scope."""
-    return f"beat.{settings.scheduler.facility}" if settings.scheduler.facility else "beat"
 
 
 def make_gate(settings: Settings) -> LeaderGate:
@@ -43,12 +46,33 @@ def make_gate(settings: Settings) -> LeaderGate:
     conservative = coordination.handover == "conservative"
     return LeaderGate(
         make_redis(settings.redis_dsn, settings),
-        LeaderKeys(coordination.namespace, beat_role(settings)),
+        LeaderKeys(coordination.namespace, beat_role(settings.scheduler.facility)),
         ttl_seconds=CONSERVATIVE_SECONDS if conservative else coordination.lease_ttl,
         renew_deadline_seconds=CONSERVATIVE_SECONDS * 0.9 if conservative else coordination.renew_deadline,
-        retry_seconds=coordination.retry_interval,
+        retry_seconds=CONSERVATIVE_RETRY_SECONDS if conservative else coordination.retry_interval,
+        quiet_seconds=CONSERVATIVE_SECONDS if conservative else 0.0,
         fences=PersistentFences(make_engine(settings, application_name="opencue-sched-beat", pool_size=1)),
     )
+
+
+def announce_beat(settings: Settings, gate: LeaderGate) -> Presence:
+    """This beat's presence; with the pid in its name when another beat has the instance's name."""
+    for instance in (settings.instance, f"{settings.instance}-{gate.token[:8]}"):
+        presence = Presence(
+            make_redis(settings.redis_dsn, settings),
+            settings.coordination.namespace,
+            types=(BEAT_TYPE,),
+            group=worker_group(settings.scheduler.facility, settings.coordination.group),
+            instance=instance,
+            capabilities=(settings.coordination.handover,),
+        )
+        try:
+            presence.announce(patience_seconds=0.0)
+        except InstanceTaken:
+            log.info("beat_instance_name_taken", instance=instance)
+            continue
+        return presence
+    raise InstanceTaken(f"a beat of instance {settings.instance!r} is running already")
 
 
 class LeaderScheduler(Scheduler):
@@ -56,49 +80,83 @@ class LeaderScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.gate: LeaderGate | None = None
+        self.presence: Presence | None = None
+        self._refresh_at = 0.0
         super().__init__(*args, **kwargs)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:  # noqa: ARG002 - celery's signature
         """Fire what is due, if this beat leads; returns seconds until it wants to be called again."""
-        if self.gate is None:
-            self.gate = make_gate(get_settings())
         try:
-            if self.gate.renew() is None:
+            gate = self._opened()
+            leading = gate.renew() is not None
+            self._show(gate)
+            if not leading:
                 return POLL_SECONDS
-            now = self._store_time()
-            waits = [self._serve(name, entry, now) for name, entry in list(self.schedule.items())]
-        except (RedisError, SQLAlchemyError) as error:
+            now = gate.store_time()
+            waits = [self._serve(gate, name, entry, now) for name, entry in list(self.schedule.items())]
+        except (RedisError, SQLAlchemyError, SchedulerError) as error:
             log.warning("beat_cannot_reach_its_stores", error=str(error))
             return POLL_SECONDS
         return max(0.01, min([*waits, POLL_SECONDS]))
 
-    def _store_time(self) -> float:
-        assert self.gate is not None  # noqa: S101 - set by tick
-        seconds, micros = self.gate._client.time()
-        return float(seconds) + float(micros) / 1e6
+    def _opened(self) -> LeaderGate:
+        if self.gate is None:
+            settings = get_settings()
+            self.gate = gate = make_gate(settings)
+            fleet_metrics.watch_gate(gate)
+            serve_metrics(settings.queue.metrics_host, settings.coordination.beat_metrics_port)
+        return self.gate
 
-    def _serve(self, name: str, entry: ScheduleEntry, now: float) -> float:
-        assert self.gate is not None  # noqa: S101 - set by tick
-        if type(entry.schedule) is interval_schedule:
-            interval = float(entry.schedule.run_every.total_seconds())  # type: ignore[attr-defined]
+    def _show(self, gate: LeaderGate) -> None:
+        """Refresh the presence every few seconds."""
+        now = boot_clock()
+        if now < self._refresh_at:
+            return
+        self._refresh_at = now + REFRESH_SECONDS
+        if self.presence is None:
+            self.presence = announce_beat(get_settings(), gate)
+        lease = gate.lease
+        try:
+            self.presence.refresh(fence=0 if lease is None else lease.fence)
+        except InstanceTaken as error:
+            log.warning("beat_presence_taken", error=str(error))
+            self.presence = None
+
+    def _serve(self, gate: LeaderGate, name: str, entry: ScheduleEntry, now: float) -> float:
+        schedule = entry.schedule
+        if type(schedule) is interval_schedule:
+            interval = float(schedule.run_every.total_seconds())  # type: ignore[attr-defined]
             policy = CatchUp((entry.options or {}).get("headers", {}).get("catch_up", CatchUp.LATEST))
-            for tick in due_ticks(self.gate.last_tick(name), now, interval, policy):
-                self._fire(name, entry, tick, mark_seconds=max(MARK_SECONDS_AT_LEAST, 3 * interval))
+            for tick in due_ticks(gate.last_tick(name), now, interval, policy):
+                self._fire(gate, name, entry, tick, now, mark_seconds=max(MARK_SECONDS_AT_LEAST, 3 * interval))
             return seconds_to_next(now, interval)
+        schedule.nowfun = lambda: datetime.fromtimestamp(now, UTC)  # type: ignore[union-attr]
         due, wait = entry.is_due()
         if due:
-            self._fire(name, entry, int(time.time() // 60), mark_seconds=MARK_SECONDS_AT_LEAST)
+            self._fire(gate, name, entry, int(now // 60), now, mark_seconds=MARK_SECONDS_AT_LEAST)
             self.schedule[name] = next(entry)
         return float(wait)
 
-    def _fire(self, name: str, entry: ScheduleEntry, tick: int, *, mark_seconds: float) -> None:
-        assert self.gate is not None  # noqa: S101 - set by tick
-        if self.gate.may_fire(name, tick, mark_seconds=mark_seconds):
-            self.apply_entry(entry, producer=self.producer)
-            log.debug("tick_fired", task=name, tick=tick)
+    def _fire(
+        self, gate: LeaderGate, name: str, entry: ScheduleEntry, tick: int, now: float, *, mark_seconds: float
+    ) -> None:
+        lease = gate.lease
+        if lease is None or not gate.may_fire(name, tick, mark_seconds=mark_seconds):
+            return
+        headers = {"tick": tick, "tick_of": name, "fence": lease.fence, "sent_at": now}
+        options = entry.options or {}
+        fired = copy.copy(entry)
+        fired.options = {**options, "headers": {**options.get("headers", {}), **headers}}
+        self.apply_entry(fired, producer=self.producer)
+        log.debug("tick_fired", task=name, tick=tick)
 
     def close(self) -> None:
         """Hand over at a clean stop, so that a standby leads within its retry interval."""
         if self.gate is not None:
             self.gate.resign()
+        if self.presence is not None:
+            try:
+                self.presence.withdraw()
+            except RedisError as error:
+                log.warning("presence_left_to_expire", error=str(error))
         super().close()

@@ -13,16 +13,17 @@ from typing import Any
 
 import structlog
 from celery import Celery, bootsteps
-from celery.signals import setup_logging, worker_process_init, worker_process_shutdown
+from celery.signals import setup_logging, worker_process_init, worker_process_shutdown, worker_shutting_down
 
 from opencue_sched.domain.errors import SchedulerError
+from opencue_sched.operate.consumer_steps import PresenceStep, begin_to_drain
 from opencue_sched.settings import get_settings
 
 log = structlog.get_logger(__name__)
 
 EX_CONFIG = 78
 
-app = Celery("opencue_sched")
+app = Celery("opencue_sched", task_cls="opencue_sched.operate.door:Door")
 app.config_from_object("celeryconfig")
 
 
@@ -46,7 +47,7 @@ class RuntimeStep(bootsteps.StartStopStep):
         from opencue_sched.operate.runtime import start_worker
 
         try:
-            start_worker(app, hostname=parent.hostname)
+            start_worker(app, hostname=parent.hostname, capacity=parent.concurrency)
         except SchedulerError as error:
             print(f"opencue-sched cannot start: {error}", file=sys.stderr, flush=True)  # noqa: T201
             os._exit(EX_CONFIG)
@@ -77,3 +78,5 @@ def _child_stopped(pid: int | None = None, **_: Any) -> None:
 
 
 app.steps["worker"].add(RuntimeStep)
+app.steps["consumer"].add(PresenceStep)
+worker_shutting_down.connect(begin_to_drain)

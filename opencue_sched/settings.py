@@ -185,6 +185,17 @@ class Coordination(_Section):
     )
     claim_ttl: Seconds = Field(4.0, description="Life of a cluster claim; renewed at a third of it.")
     max_failures: int = Field(5, ge=1, description="Failures in a row after which a cluster's posting is trashed.")
+    drain_grace: Seconds = Field(
+        25.0, description="Seconds a worker told to stop waits for what it has in hand. Less than what kills it then."
+    )
+    queue_age: Seconds = Field(
+        5.0, description="A queue passed over this long for more specific ones is asked first once, so none starves."
+    )
+    legacy_queues: tuple[str, ...] = Field(
+        (),
+        description="While queues are renamed: old names that also get each dispatch message, and are consumed last.",
+    )
+    beat_metrics_port: int = Field(9190, ge=0, le=65535, description="First port tried for a beat's /metrics; 0: off.")
 
 
 class Release(_Section):

@@ -7,7 +7,6 @@ from opencue_sched.operate.runtime import runtime
 
 
 @app.task(name="opencue_sched.dispatch.dispatch_cluster")
-def dispatch_cluster(posting: str) -> dict[str, object]:
-    """Work on one posted cluster, unless somebody else does or it sleeps."""
-    report = runtime().dispatch(posting)
-    return {"ended": "dropped"} if report is None else report.summary()
+def dispatch_cluster(posting: str, ticket: int | None = None, reply: str | None = None) -> dict[str, object]:
+    """Work on one posted cluster, unless somebody else does, it sleeps, or the message is an answered copy."""
+    return runtime().dispatch(posting, ticket=ticket, reply=reply)

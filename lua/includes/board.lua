@@ -1,13 +1,23 @@
--- Shared by the board scripts. KEYS of all of them: 1 ready, 2 delayed, 3 claimed, 4 names, 5 seq, 6 events, 7 trash.
--- ARGV[1] is the prefix of the jobs' hashes (same hash tag as the keys).
+-- Shared by the board scripts. KEYS of all of them: 1 ready, 2 delayed, 3 claimed, 4 names, 5 seq, 6 events, 7 trash,
+-- 8 listed. ARGV[1] is the prefix of the jobs' hashes (same hash tag as the keys).
 --
--- Keyspace: a job is one hash {prefix}{uuid} (name, details, prio, created, modified, seq, owner, fence, expires, wake,
--- sent, failures, state) and a member of exactly one sorted set: ready (score: priority, then age), delayed (score: not
--- before, ms), claimed (score: expiry, ms; +inf never) or trash (score: trashed at, ms). names maps a name to its uuid.
-local READY, DELAYED, CLAIMED, NAMES, SEQ, EVENTS, TRASH = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+-- Keyspace: a job is one hash {prefix}{uuid} with the fields
+--   name, key (idempotency key or ''), details (payload), prio (rank 0..4), created, modified (ms), seq, state,
+--   owner, fence, expires (ms, +inf never, 0 none), failures, error, result,
+--   wake (counts wake-ups), sent (ms a message was last sent), ticket (number of the last message sent),
+--   done (tickets up to this one were answered by a claim), tries (messages sent in vain since), rest (ms before which nothing rouses it)
+-- and a member of exactly one sorted set: ready (score: priority, then age), delayed (score: not before, ms), claimed
+-- (score: expiry, ms; +inf never) or trash (score: trashed at, ms). listed holds all but the trash, scored as ready is.
+-- names maps an idempotency key to its uuid.
+local READY, DELAYED, CLAIMED, NAMES, SEQ, EVENTS, TRASH, LISTED =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local PREFIX = ARGV[1]
 local PROMOTED_PER_CALL = 100
 local EVENTS_KEPT = 10000
+
+local function format(number)
+  return string.format('%.0f', number)
+end
 
 local function now_ms()
   local t = redis.call('TIME')
@@ -18,10 +28,69 @@ local function emit(kind, uuid, name)
   redis.call('XADD', EVENTS, 'MAXLEN', '~', EVENTS_KEPT, '*', 'kind', kind, 'job', uuid, 'name', name)
 end
 
+local function rank(prio, seq)
+  return tonumber(prio) * 1e12 + tonumber(seq)
+end
+
 local function make_ready(uuid)
-  local job = redis.call('HMGET', PREFIX .. uuid, 'prio', 'seq')
+  local job = redis.call('HMGET', PREFIX .. uuid, 'prio', 'seq', 'name')
   redis.call('HSET', PREFIX .. uuid, 'state', 'ready', 'owner', '', 'expires', 0)
-  redis.call('ZADD', READY, tonumber(job[1]) * 1e12 + tonumber(job[2]), uuid)
+  redis.call('ZADD', READY, rank(job[1], job[2]), uuid)
+  emit('READY', uuid, job[3])
+end
+
+local function make_delayed(uuid, due)
+  redis.call('HSET', PREFIX .. uuid, 'state', 'delayed', 'owner', '', 'expires', 0)
+  redis.call('ZADD', DELAYED, format(due), uuid)
+end
+
+-- A message for the job is about to be sent: its number. A claim answers all numbers up to the present one.
+local function next_ticket(uuid, now)
+  redis.call('HSET', PREFIX .. uuid, 'sent', format(now))
+  return redis.call('HINCRBY', PREFIX .. uuid, 'ticket', 1)
+end
+
+local function create(uuid, name, key, details, prio, now)
+  local seq = redis.call('INCR', SEQ)
+  redis.call('HSET', PREFIX .. uuid, 'name', name, 'key', key, 'details', details, 'prio', prio, 'created', format(now),
+    'modified', '', 'seq', seq, 'owner', '', 'fence', 0, 'expires', 0, 'wake', 0, 'sent', 0, 'failures', 0,
+    'ticket', 0, 'done', 0, 'tries', 0, 'rest', 0, 'state', 'ready')
+  redis.call('ZADD', LISTED, rank(prio, seq), uuid)
+  if key ~= '' then
+    redis.call('HSET', NAMES, key, uuid)
+  end
+  emit('POSTED', uuid, name)
+  return seq
+end
+
+local function forget(uuid)
+  local key = redis.call('HGET', PREFIX .. uuid, 'key')
+  if key and key ~= '' then
+    redis.call('HDEL', NAMES, key)
+  end
+  redis.call('DEL', PREFIX .. uuid)
+  redis.call('ZREM', LISTED, uuid)
+end
+
+local function shelve(uuid, name, error, now)
+  redis.call('HSET', PREFIX .. uuid, 'state', 'trash', 'owner', '', 'expires', 0, 'error', error)
+  redis.call('ZREM', LISTED, uuid)
+  redis.call('ZADD', TRASH, format(now), uuid)
+  emit('TRASHED', uuid, name)
+end
+
+-- Take a ready job; its fence, wake count, name and details.
+local function take(uuid, owner, life, now)
+  local job = PREFIX .. uuid
+  local fence = redis.call('HINCRBY', job, 'fence', 1)
+  local expires = life > 0 and format(now + life) or '+inf'
+  redis.call('ZREM', READY, uuid)
+  redis.call('ZADD', CLAIMED, expires, uuid)
+  local read = redis.call('HMGET', job, 'wake', 'name', 'details', 'ticket')
+  redis.call('HSET', job, 'state', 'claimed', 'owner', owner, 'expires', expires, 'modified', format(now),
+    'done', read[4], 'tries', 0)
+  emit('CLAIMED', uuid, read[2])
+  return fence, tonumber(read[1]), read[2], read[3]
 end
 
 -- Jobs whose not-before has come, and claims that ran out, become ready. Bounded; what is left waits for the next call.
@@ -33,11 +102,7 @@ local function promote(now)
   for _, uuid in ipairs(redis.call('ZRANGEBYSCORE', CLAIMED, '-inf', now, 'LIMIT', 0, PROMOTED_PER_CALL)) do
     redis.call('ZREM', CLAIMED, uuid)
     redis.call('HSET', PREFIX .. uuid, 'sent', 0)
-    make_ready(uuid)
     emit('EXPIRED', uuid, redis.call('HGET', PREFIX .. uuid, 'name'))
+    make_ready(uuid)
   end
-end
-
-local function format(number)
-  return string.format('%.0f', number)
 end

@@ -4,14 +4,19 @@ A lease in Redis with a token of the process and a fence that only grows. The ho
 renew for the renewal deadline - counted from *before* the call that last succeeded, on a clock that runs through a
 suspend - stops by itself, before the lease can have gone to somebody else. Losing the lease demotes to standby, and the
 process campaigns again; it never exits.
+
+With ``quiet_seconds`` (the conservative hand-over) the lease's life also restarts at each fire, and a new leader fires
+nothing until that long after the last fire of the one before, by the clock of Redis.
 """
 
 from __future__ import annotations
 
+import random
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 import redis
@@ -61,20 +66,33 @@ class LeaderGate:
         ttl_seconds: float,
         renew_deadline_seconds: float,
         retry_seconds: float,
+        quiet_seconds: float = 0.0,
         fences: FenceStore | None = None,
         clock: Callable[[], float] = boot_clock,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
         self._client = client
         self.keys = keys
         self._ttl = ttl_seconds
         self._deadline = renew_deadline_seconds
         self._retry = retry_seconds
+        self._quiet_ms = int(quiet_seconds * 1000)
         self._fences = fences
         self._clock = clock
+        self._jitter = jitter
         self.token = uuid.uuid4().hex
         self._fence: int | None = None
         self._confirmed = float("-inf")
         self._next_try = float("-inf")
+        self._fired: float | None = None
+
+    @property
+    def tick_age(self) -> float:
+        """Seconds since anybody in the fleet fired a tick, as this process knows; infinite if it knows of none.
+
+        Grows when this process stops looking, so it also shows a beat that hangs.
+        """
+        return float("inf") if self._fired is None else max(0.0, self._clock() - self._fired)
 
     @property
     def lease(self) -> Lease | None:
@@ -96,21 +114,27 @@ class LeaderGate:
                 self._campaign(now)
             except RedisError as error:
                 log.warning("lease_renewal_failed", role=self.keys.role, error=str(error))
-                self._next_try = now + self._retry
+                self._next_try = now + self._retry_seconds()
             else:
-                self._next_try = now + (self._ttl / 3 if self._fence is not None else self._retry)
+                self._next_try = now + (self._ttl / 3 if self._fence is not None else self._retry_seconds())
             if leading and self._fence is None:
                 log.warning("leadership_lost", role=self.keys.role)
         return self.lease
 
+    def _retry_seconds(self) -> float:
+        """Up to a quarter less than the retry interval, so that standbys do not campaign in step."""
+        return self._retry * (1.0 - 0.25 * self._jitter())
+
     def _campaign(self, now: float) -> None:
         floor = self._fences.highest(self.keys.role) if self._fences is not None and self._fence is None else 0
-        taken, fence, _ = call_script(
+        taken, fence, _, fired_ms_ago = call_script(
             self._client,
             "lease_acquire",
-            [self.keys.lease, self.keys.fence],
-            [self.token, int(self._ttl * 1000), floor],
+            [self.keys.lease, self.keys.fence, self.keys.fired_at, self.keys.quiet],
+            [self.token, int(self._ttl * 1000), floor, self._quiet_ms],
         )
+        if fired_ms_ago >= 0:
+            self._fired = now - fired_ms_ago / 1000
         if not taken:
             self._demote()
             return
@@ -138,18 +162,28 @@ class LeaderGate:
         lease = self.lease
         if lease is None:
             return False
+        now = self._clock()
+        keys = self.keys
         answer = call_script(
             self._client,
             "fire_tick",
-            [self.keys.lease, self.keys.fired(task, tick), self.keys.last_ticks],
-            [lease.token, lease.fence, int(mark_seconds * 1000), task, tick],
+            [keys.lease, keys.fired(task, tick), keys.last_ticks, keys.fired_at, keys.quiet],
+            [lease.token, lease.fence, int(mark_seconds * 1000), task, tick, self._quiet_ms],
         )
         if answer[0] == 1:
+            self._fired = now
+            if self._quiet_ms:
+                self._confirmed = now
             return True
         if answer[1] == "not_leader":
             log.warning("fenced_off", role=self.keys.role, task=task, tick=tick, fence=lease.fence)
             self._demote()
         return False
+
+    def store_time(self) -> float:
+        """Seconds since the epoch by the clock of Redis, the same for every beat."""
+        seconds, micros = self._client.time()
+        return float(seconds) + float(micros) / 1e6
 
     def last_tick(self, task: str) -> int | None:
         """The nominal tick of ``task`` fired last, by any leader."""
@@ -158,3 +192,37 @@ class LeaderGate:
 
     def _demote(self) -> None:
         self._fence = None
+
+
+def still_leads(client: redis.Redis, keys: LeaderKeys, fence: int) -> bool:
+    """Whether nobody was elected after the leader of ``fence``.
+
+    For those who act on what a leader sent: a leader may have been paused between its check and its message.
+    """
+    return tick_standing(client, keys, fence) is not Standing.FORMER_LEADER
+
+
+class Standing(StrEnum):
+    """What a periodic message is worth when it is acted on."""
+
+    CURRENT = "current"
+    FORMER_LEADER = "former_leader"
+    OVERTAKEN = "overtaken"
+
+
+def tick_standing(
+    client: redis.Redis, keys: LeaderKeys, fence: int, task: str | None = None, tick: int = 0
+) -> Standing:
+    """Whether a message was sent by the latest leader, and no later tick of the same task has been fired since.
+
+    Not by age: the sender's clock and the receiver's may differ by more than the interval.
+    """
+    with client.pipeline(transaction=False) as pipe:
+        pipe.get(keys.fence)
+        pipe.hget(keys.last_ticks, task or "")
+        highest, last = pipe.execute()
+    if highest is not None and int(highest) > fence:
+        return Standing.FORMER_LEADER
+    if task is not None and last is not None and int(last) > tick:
+        return Standing.OVERTAKEN
+    return Standing.CURRENT

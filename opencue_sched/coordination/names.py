@@ -156,6 +156,21 @@ def dead_letters(ns: str) -> str:
     return f"{checked_name('namespace', ns)}:q:dead"
 
 
+def beat_role(facility: str | None) -> str:
+    """The elected role of the beats of one facility scope: fleets of different facilities have leaders of their own."""
+    return f"beat.{facility.lower()}" if facility else "beat"
+
+
+def worker_group(facility: str | None, group: str) -> str:
+    """The group of a worker: a fleet scoped to a facility is a group of that name."""
+    return checked_name("group", facility.lower()) if facility else group
+
+
+def cluster_board(facility: str | None) -> str:
+    """The board of cluster postings of one facility scope."""
+    return f"clusters.{facility.lower()}" if facility else "clusters"
+
+
 @dataclass(frozen=True, slots=True)
 class LeaderKeys:
     """Keys of one elected role, e.g. ``beat`` or ``beat.<facility>``."""

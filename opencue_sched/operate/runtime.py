@@ -23,21 +23,23 @@ from opencue_sched.accounting.connection import make_redis
 from opencue_sched.accounting.managed import ManagedShows, check_release_feed
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.accounting.sightings import Sightings
-from opencue_sched.coordination.names import BoardKeys
+from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board
 from opencue_sched.coordination.permits import LayerPermits
-from opencue_sched.coordination.postings import ClaimKeeper, ClusterPostings
+from opencue_sched.coordination.postings import ClaimKeeper, ClusterPostings, Refused
 from opencue_sched.dispatch.channels import RqdChannels
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.commit import compensate
 from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.hosts import HostFeed
-from opencue_sched.dispatch.report import PassEnd, PassReport
+from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.dispatch.rest import LayerRest
 from opencue_sched.dispatch.settle import Settlement
 from opencue_sched.dispatch.sweep import Sweeper, SweepReport
 from opencue_sched.domain.errors import SchedulerError
-from opencue_sched.operate import metrics
+from opencue_sched.operate import fleet_metrics, metrics
 from opencue_sched.operate.events import Events
+from opencue_sched.operate.membership import Membership, consumed_types
+from opencue_sched.operate.messages import Messenger
 from opencue_sched.operate.stores import check_stores
 from opencue_sched.placement.changes import HostChanges
 from opencue_sched.release.killing import RqdKiller
@@ -50,9 +52,6 @@ from opencue_sched.store.release import recalculate_subs
 from opencue_sched.store.schema import check_schema
 
 log = structlog.get_logger(__name__)
-
-DISPATCH_TASK = "opencue_sched.dispatch.dispatch_cluster"
-MESSAGE_LIFE_SECONDS = 60
 
 
 class Runtime:
@@ -67,15 +66,16 @@ class Runtime:
         self.managed = ManagedShows(self.engine, settings.accounting.managed_shows_ttl)
         self.changes = HostChanges(self.client, settings.coordination.namespace)
         self.channels = RqdChannels(settings.rqd)
-        self.postings = ClusterPostings(self.client, BoardKeys(settings.coordination.namespace, self._board()))
+        self.postings = ClusterPostings(
+            self.client, BoardKeys(settings.coordination.namespace, cluster_board(settings.scheduler.facility))
+        )
         self.sightings = Sightings(self.client)
         self._bootstrapping = threading.Lock()
         self.counts = EventCounts(metrics.record_event)
         self.keeper = ClaimKeeper(self.postings, ttl_seconds=settings.coordination.claim_ttl)
-
-    def _board(self) -> str:
-        facility = self.settings.scheduler.facility
-        return f"clusters.{facility}" if facility else "clusters"
+        self.membership = Membership(self.client, settings, lambda: {claim.cluster.key for claim in self.keeper.held()})
+        self.messenger = Messenger(app, self.membership.router, legacy_queues=settings.coordination.legacy_queues)
+        self.leader_keys = LeaderKeys(settings.coordination.namespace, beat_role(settings.scheduler.facility))
 
     @cached_property
     def facts(self) -> Any:
@@ -103,7 +103,9 @@ class Runtime:
             facts=self.facts,
             rest=LayerRest(self.settings.queue.cluster_saturated_sleep),
         )
-        return Dispatcher(self.settings, self.postings, self.keeper, runner, self.settings.instance, self.send)
+        return Dispatcher(
+            self.settings, self.postings, self.keeper, runner, self.settings.instance, self.messenger.send
+        )
 
     @cached_property
     def reaper(self) -> Reaper:
@@ -124,29 +126,34 @@ class Runtime:
     def _wake(self, shows: Collection[str], hosts: Collection[str]) -> None:
         self.sweep(wake_shows=shows, wake_hosts=hosts)
 
-    def send(self, posting: str) -> None:
-        """Put a message for a posting on the dispatch queue."""
-        self.app.send_task(DISPATCH_TASK, args=(posting,), expires=MESSAGE_LIFE_SECONDS)
-
     # What the doors call
 
     def sweep(self, *, wake_shows: Collection[str] = (), wake_hosts: Collection[str] = ()) -> SweepReport:
         """Post clusters with work and send their messages."""
         report = self.sweeper.sweep(wake_shows=wake_shows, wake_hosts=wake_hosts)
-        for _, posting in report.send:
-            self.send(posting)
+        for _, offered in report.send:
+            self.messenger.send(offered)
         metrics.record_sweep(report)
         return report
 
-    def dispatch(self, posting: str) -> PassReport | None:
-        """One pass for a message."""
-        report = self.dispatcher.dispatch(posting)
-        if report is not None:
+    def dispatch(self, posting: str, *, ticket: int | None = None, reply: str | None = None) -> dict[str, object]:
+        """One pass for a message, unless this worker is told to take no work."""
+        if not self.membership.duty.takes_work:
+            self.messenger.give_back(posting, ticket)
+            return {"ended": "given back"}
+        report = self.dispatcher.dispatch(posting, ticket)
+        if isinstance(report, Refused):
+            fleet_metrics.messages_dropped.labels(report.reason).inc()
+            summary: dict[str, object] = {"ended": "dropped", "reason": report.reason, "owner": report.owner}
+        else:
             metrics.record_pass(report)
             metrics.record_cache(self.hosts.cache.stats())
             if report.ended is PassEnd.NOT_READY:
                 self._bootstrap_in_background()
-        return report
+            summary = report.summary()
+        if reply is not None:
+            self.membership.answer(reply, posting, summary, self.messenger)
+        return summary
 
     def recompute(self) -> dict[str, object]:
         """Reconcile the ledger with proc."""
@@ -192,7 +199,8 @@ class Runtime:
         check_stores(self.engine, self.client, self.settings)
         log.info("schema_found", **{name: str(value) for name, value in asdict(self.facts).items()})
         self._check_feed()
-        self.bootstrap(fleet_start=True)
+        with self.membership.present():
+            self.bootstrap(fleet_start=self.membership.is_first())
 
     def bootstrap(self, *, fleet_start: bool = False) -> None:
         """Fill the counters unless they are filled; blocks until this or another process has done it."""
@@ -258,10 +266,11 @@ def forget_runtime() -> None:
     _runtime = None
 
 
-def start_worker(app: Celery, *, hostname: str) -> None:
+def start_worker(app: Celery, *, hostname: str, capacity: int) -> None:
     """What a worker does before it takes messages. Raises SchedulerError."""
     mine = runtime()
     served = metrics.serve_metrics(mine.settings.queue.metrics_host, mine.settings.queue.metrics_port)
+    mine.membership.join(hostname, types=consumed_types(app), capacity=capacity)
     mine.prepare()
     mine.events.start()
     log.info(
@@ -274,6 +283,7 @@ def start_worker(app: Celery, *, hostname: str) -> None:
 
 
 def stop_worker() -> None:
-    """Give back what the worker holds."""
+    """Let what is in hand end, within the grace, and give back what the worker holds."""
     if _runtime is not None and _pid == os.getpid():
+        _runtime.membership.leave()
         _runtime.close()

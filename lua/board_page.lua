@@ -1,0 +1,14 @@
+-- board_page: a page of jobs, by priority and then age.
+-- ARGV[2] which: 'ready', 'listed' or 'trash'   ARGV[3] score after which to start ('-inf' for the first page)
+-- ARGV[4] jobs a page
+-- Returns a list of {uuid, score, {the job's fields and values}}. With promotion first, so the page is of this moment.
+--@include board
+promote(now_ms())
+local set = ({ready = READY, listed = LISTED, trash = TRASH})[ARGV[2]]
+local from = ARGV[3] == '-inf' and '-inf' or '(' .. ARGV[3]
+local found = redis.call('ZRANGEBYSCORE', set, from, '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[4])
+local answer = {}
+for i = 1, #found, 2 do
+  answer[#answer + 1] = {found[i], found[i + 1], redis.call('HGETALL', PREFIX .. found[i])}
+end
+return answer

@@ -1,0 +1,62 @@
+-- board_steer: what an operator does to a job, whoever has it.
+-- ARGV[2] uuid   ARGV[3] how   ARGV[4] text or milliseconds   ARGV[5] force (1|0)
+-- how: 'trash'   put aside with ARGV[4] as the reason; with force even under a claim, whose owner then loses it
+--      'restore' from the trash, ready at once, failures forgotten
+--      'rest'    not before ARGV[4] ms from now, whatever wakes it; 0 ends the rest
+--      'delete'  from the trash, for good
+-- Returns {1, new state}; {0, 'gone'}; {0, 'held', owner}; {0, 'not_trashed'}; {0, 'trashed'}.
+-- Invariant: the job is in exactly one place afterwards.
+--@include board
+local now = now_ms()
+promote(now)
+local uuid, how = ARGV[2], ARGV[3]
+local job = PREFIX .. uuid
+local read = redis.call('HMGET', job, 'state', 'owner', 'name')
+local state = read[1]
+if not state then
+  return {0, 'gone'}
+end
+if how == 'restore' or how == 'delete' then
+  if state ~= 'trash' then
+    return {0, 'not_trashed'}
+  end
+  redis.call('ZREM', TRASH, uuid)
+  if how == 'delete' then
+    forget(uuid)
+    emit('REMOVED', uuid, read[3])
+    return {1, 'complete'}
+  end
+  local place = redis.call('HMGET', job, 'prio', 'seq')
+  redis.call('ZADD', LISTED, rank(place[1], place[2]), uuid)
+  redis.call('HSET', job, 'failures', 0, 'error', '', 'sent', 0, 'rest', 0)
+  make_ready(uuid)
+  return {1, 'ready'}
+end
+if state == 'trash' then
+  return {0, 'trashed'}
+end
+if how == 'trash' then
+  if state == 'claimed' and ARGV[5] ~= '1' then
+    return {0, 'held', read[2]}
+  end
+  redis.call('ZREM', READY, uuid)
+  redis.call('ZREM', DELAYED, uuid)
+  redis.call('ZREM', CLAIMED, uuid)
+  shelve(uuid, read[3], ARGV[4], now)
+  return {1, 'trash'}
+end
+local until_ms = tonumber(ARGV[4]) > 0 and now + tonumber(ARGV[4]) or 0
+redis.call('HSET', job, 'rest', format(until_ms))
+if state ~= 'claimed' then
+  redis.call('ZREM', READY, uuid)
+  redis.call('ZREM', DELAYED, uuid)
+  if until_ms > 0 then
+    make_delayed(uuid, until_ms)
+    state = 'delayed'
+  else
+    redis.call('HSET', job, 'sent', 0)
+    make_ready(uuid)
+    state = 'ready'
+  end
+end
+return {1, state}

@@ -1,0 +1,123 @@
+"""The calls that a board consists of: one per Lua script, with its arguments named. Cluster postings and the jobboard
+are built from them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import redis
+
+from opencue_sched.coordination.names import BoardKeys
+from opencue_sched.lua_scripts import ScriptCall, call_script, call_scripts
+
+NEVER = math.inf
+"""A claim that does not end by itself."""
+
+ERROR_CHARACTERS = 4000
+
+End = Literal["again", "abandon", "sleep", "fail", "consume", "trash"]
+Steering = Literal["trash", "restore", "rest", "delete"]
+Pages = Literal["ready", "listed", "trash"]
+
+
+def life_ms(seconds: float) -> int:
+    """A claim's life as the scripts want it: 0 for one that never ends."""
+    return 0 if seconds == NEVER else max(1, round(seconds * 1000))
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """One job as it was at one moment. ``left_ms`` of its claim: -1 never ends, -2 no claim, None not asked for."""
+
+    uuid: str
+    fields: dict[str, str]
+    score: str = ""
+    left_ms: float | None = None
+
+    @property
+    def fence(self) -> int:
+        return int(self.fields.get("fence", "0"))
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many jobs are where; ``next_seconds`` until one becomes ready by itself, None when none will."""
+
+    ready: int
+    delayed: int
+    claimed: int
+    trash: int
+    next_seconds: float | None
+
+
+class BoardScripts:
+    """The scripts on one board's keys."""
+
+    def __init__(self, client: redis.Redis, keys: BoardKeys) -> None:
+        self.client = client
+        self.keys = keys
+        self._parts = keys.parts()
+        self._prefix = keys.job("")
+
+    def call(self, script: str, *args: str | int | float) -> Any:
+        return call_script(self.client, script, self._parts, [self._prefix, *args])
+
+    def call_each(self, script: str, argument_lists: Sequence[Sequence[str | int | float]]) -> list[Any]:
+        """One script with several arguments, in one round trip."""
+        calls = [ScriptCall(script, self._parts, [self._prefix, *args]) for args in argument_lists]
+        return call_scripts(self.client, calls)[0] if calls else []
+
+    def claim(
+        self, uuid: str, owner: str, *, life: float, ticket: int | None = None, again: float | None = None
+    ) -> list[Any]:
+        return list(
+            self.call(
+                "board_claim",
+                uuid,
+                owner,
+                life_ms(life),
+                "" if ticket is None else ticket,
+                "" if again is None else life_ms(again),
+            )
+        )
+
+    def end(
+        self,
+        uuid: str,
+        owner: str,
+        fence: int,
+        how: End,
+        *,
+        delay_seconds: float = 0.0,
+        wake: int = 0,
+        failures_allowed: int = 1,
+        error: str = "",
+    ) -> list[Any]:
+        delay = round(delay_seconds * 1000)
+        text = error[-ERROR_CHARACTERS:]
+        return list(self.call("board_end", uuid, owner, fence, how, delay, wake, failures_allowed, text))
+
+    def steer(self, uuid: str, how: Steering, value: str | int = "", *, force: bool = False) -> list[Any]:
+        return list(self.call("board_steer", uuid, how, value, int(force)))
+
+    def job(self, uuid: str) -> Listing | None:
+        """One job now; None when it is gone."""
+        fields, left = self.call("board_job", uuid)
+        return Listing(uuid, _mapping(fields), left_ms=float(left)) if fields else None
+
+    def page(self, which: Pages, after: str, count: int) -> list[Listing]:
+        """The next ``count`` jobs after a score (``-inf`` for the first), highest priority and oldest first."""
+        rows = self.call("board_page", which, after, count)
+        return [Listing(str(uuid), _mapping(fields), str(score)) for uuid, score, fields in rows]
+
+    def counts(self) -> Counts:
+        ready, delayed, claimed, trash, left = self.call("board_look")
+        return Counts(int(ready), int(delayed), int(claimed), int(trash), left / 1000 if left >= 0 else None)
+
+
+def _mapping(flat: Sequence[Any]) -> dict[str, str]:
+    return {str(flat[i]): str(flat[i + 1]) for i in range(0, len(flat), 2)}

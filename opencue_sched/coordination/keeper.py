@@ -1,0 +1,108 @@
+"""Prolongs claims while their work goes on, and says when they can no longer be relied on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+import structlog
+from redis.exceptions import RedisError
+
+from opencue_sched.coordination.leader import boot_clock
+
+log = structlog.get_logger(__name__)
+
+
+class Held(Protocol):
+    """A claim: a job's id and the fence it was claimed under."""
+
+    @property
+    def uuid(self) -> str: ...
+
+    @property
+    def fence(self) -> int: ...
+
+
+C = TypeVar("C", bound=Held)
+
+
+class Prolongs(Protocol[C]):
+    """What can prolong claims; returns those still held."""
+
+    def extend(self, claims: Sequence[C], *, ttl_seconds: float) -> list[C]: ...
+
+
+class Keeper(Generic[C]):
+    """Prolongs this process's claims from one thread, at a third of their life.
+
+    A claim that was not prolonged in time counts as lost (``alive`` is False) from ``ttl - ttl / 4`` after the last
+    success on, by this process's own clock: before anybody else can have it.
+    """
+
+    def __init__(self, board: Prolongs[C], *, ttl_seconds: float, clock: Callable[[], float] = boot_clock) -> None:
+        self._board = board
+        self._ttl = ttl_seconds
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._held: dict[tuple[str, int], tuple[C, float]] = {}
+        self._wanted = threading.Event()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def keep(self, claim: C, *, claimed_at: float) -> None:
+        """Start prolonging ``claim``; ``claimed_at`` is the clock before the claim was asked for."""
+        with self._lock:
+            self._held[(claim.uuid, claim.fence)] = (claim, claimed_at)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="claim-keeper", daemon=True)
+                self._thread.start()
+        self._wanted.set()
+
+    def drop(self, claim: C) -> None:
+        """Stop prolonging ``claim``."""
+        with self._lock:
+            self._held.pop((claim.uuid, claim.fence), None)
+
+    def held(self) -> list[C]:
+        """The claims kept at this moment."""
+        with self._lock:
+            return [claim for claim, _ in self._held.values()]
+
+    def alive(self, claim: C) -> bool:
+        """Whether ``claim`` is certainly still this process's."""
+        with self._lock:
+            held = self._held.get((claim.uuid, claim.fence))
+        return held is not None and self._clock() - held[1] < self._ttl * 0.75
+
+    def stop(self) -> None:
+        """End the thread; what is held is left to expire."""
+        self._stopped.set()
+        self._wanted.set()
+        if self._thread is not None:
+            self._thread.join(timeout=self._ttl)
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            claims = self.held()
+            if not claims:
+                self._wanted.wait()
+                self._wanted.clear()
+                continue
+            self._extend(claims)
+            self._stopped.wait(self._ttl / 3)
+
+    def _extend(self, claims: list[C]) -> None:
+        now = self._clock()
+        try:
+            held = {(claim.uuid, claim.fence) for claim in self._board.extend(claims, ttl_seconds=self._ttl)}
+        except RedisError as error:
+            log.warning("claims_not_prolonged", claims=len(claims), error=str(error))
+            return
+        with self._lock:
+            for claim in claims:
+                key = (claim.uuid, claim.fence)
+                if key in held and key in self._held:
+                    self._held[key] = (claim, now)
+                else:
+                    self._held.pop(key, None)

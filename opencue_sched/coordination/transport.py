@@ -1,0 +1,93 @@
+"""kombu's Redis transport, made to survive what is not a message.
+
+With the plain transport, a value that is not one of kombu's envelopes - pushed by a script, a person, an older
+producer - is popped, raises inside the event loop and takes the worker down; the value is lost. Here it goes to the
+dead-letter list and the worker goes on.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import redis
+from kombu.transport import redis as kombu_redis
+
+from opencue_sched.coordination.dead_letters import bury
+from opencue_sched.settings import get_settings
+
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
+
+
+def unreadable(value: str | bytes) -> str:
+    """Why ``value`` is not a message that kombu can deliver to Celery; empty when it is one."""
+    try:
+        envelope = json.loads(value)
+    except ValueError as error:
+        return f"not JSON: {error}"
+    if not isinstance(envelope, dict):
+        return f"a JSON {type(envelope).__name__} instead of an envelope"
+    properties = envelope.get("properties")
+    if not isinstance(properties, dict) or "delivery_tag" not in properties:
+        return "an envelope without properties.delivery_tag"
+    if not isinstance(properties.get("delivery_info"), dict):
+        return "an envelope without properties.delivery_info"
+    if not isinstance(envelope.get("headers", {}), dict):
+        return "an envelope whose headers are no object"
+    if not isinstance(envelope.get("body"), str):
+        return "an envelope without a body"
+    return ""
+
+
+class _RememberingClient(redis.Redis):
+    """Keeps the last answer of BRPOP, which the transport throws away when it cannot read it."""
+
+    last_popped: Any = None
+
+    def parse_response(self, connection: Any, command_name: Any, **options: Any) -> Any:
+        answer = super().parse_response(connection, command_name, **options)  # type: ignore[no-untyped-call]
+        if command_name == "BRPOP":
+            self.last_popped = answer
+        return answer
+
+
+class _Guarded:
+    """Mixed into a channel of kombu's."""
+
+    client: Any
+
+    def _get_client(self) -> Any:
+        return _RememberingClient
+
+    def _brpop_read(self, **options: Any) -> Any:
+        try:
+            return super()._brpop_read(**options)  # type: ignore[misc]
+        except _UNREADABLE:
+            popped = getattr(self.client, "last_popped", None) or ("", "")
+            reason = unreadable(popped[1]) if popped[0] else ""
+            if not reason:
+                raise
+            queue, body = (part.decode(errors="replace") if isinstance(part, bytes) else str(part) for part in popped)
+            with self.conn_or_acquire() as client:  # type: ignore[attr-defined]
+                bury(client, get_settings().coordination.namespace, queue=queue, reason=reason, body=body)
+            return True
+
+
+class Channel(_Guarded, kombu_redis.Channel):
+    """A guarded channel."""
+
+
+class Transport(kombu_redis.Transport):
+    """``broker_transport = "opencue_sched.coordination.transport:Transport"``."""
+
+    Channel = Channel
+
+
+class SentinelChannel(_Guarded, kombu_redis.SentinelChannel):
+    """A guarded channel to the master that Sentinels name."""
+
+
+class SentinelTransport(kombu_redis.SentinelTransport):
+    """The same by way of Sentinels."""
+
+    Channel = SentinelChannel

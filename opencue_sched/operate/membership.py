@@ -1,0 +1,141 @@
+"""This process's membership in the fleet: its presence, what it has in hand, and the care of the queues.
+
+The heartbeat comes from a step of Celery's consumer, so it goes on after the broker was away. It refreshes the
+presence, moves the messages of dead instances to their groups, obeys control messages and shows what waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+
+import redis
+import structlog
+from celery import Celery
+from redis.exceptions import RedisError
+
+from opencue_sched.coordination import replies
+from opencue_sched.coordination.duty import Duty, DutyState
+from opencue_sched.coordination.names import QueueName, QueueType, worker_group
+from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken, Presence, call_roll
+from opencue_sched.coordination.queue_care import drain_dead_instances, survey_queues
+from opencue_sched.coordination.routing import Router
+from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.operate import fleet_metrics
+from opencue_sched.operate.messages import Messenger
+from opencue_sched.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+ASK_AGAIN_SECONDS = 0.25
+
+
+def consumed_types(app: Celery) -> list[str]:
+    """The queue types that a worker of ``app`` takes messages from (all, unless started with ``-Q``)."""
+    types = set()
+    for name in app.amqp.queues.consume_from:
+        try:
+            types.add(QueueName.parse(name).type)
+        except InvalidInput:
+            log.info("legacy_queue_consumed", queue=name)
+    return sorted(types)
+
+
+class Membership:
+    """One per process. ``work`` names what it is at, for the presence record."""
+
+    def __init__(self, client: redis.Redis, settings: Settings, work: Callable[[], Collection[str]]) -> None:
+        self._client = client
+        self._settings = settings
+        self._work = work
+        self.namespace = settings.coordination.namespace
+        self.group = worker_group(settings.scheduler.facility, settings.coordination.group)
+        self.duty = Duty()
+        self.router = Router(client, self.namespace, self.group, fixed=settings.scheduler.facility is not None)
+        self.presence: Presence | None = None
+        self.node = ""
+        self.in_flight: Callable[[], int] = lambda: self.duty.in_hand
+
+    def join(self, node: str, *, types: Collection[str], capacity: int) -> None:
+        """Take this instance's name. Raises InstanceTaken when a live process has it."""
+        self.node = node
+        self.presence = Presence(
+            self._client,
+            self.namespace,
+            types=sorted(types),
+            group=self.group,
+            instance=self._settings.instance,
+            node=node,
+            capacity=capacity,
+            capabilities=sorted(types),
+        )
+        self.presence.announce()
+
+    def is_first(self) -> bool:
+        """Whether no other worker of any group is at work yet: then this one checks the counters before it books."""
+        mine = None if self.presence is None else self.presence.token
+        return not any(
+            actor.token != mine and actor.state != DutyState.STARTING
+            for actor in call_roll(self._client, self.namespace).of(QueueType.DISPATCH.value)
+        )
+
+    @contextmanager
+    def present(self) -> Iterator[None]:
+        """Keep up the presence from a thread, while no consumer step does."""
+        ended = threading.Event()
+
+        def keep_up() -> None:
+            while not ended.wait(REFRESH_SECONDS):
+                try:
+                    self._refresh()
+                except (RedisError, InstanceTaken) as error:
+                    log.warning("presence_not_refreshed", error=str(error))
+
+        thread = threading.Thread(target=keep_up, name="presence", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def heartbeat(self) -> None:
+        """Refresh the presence and look after the queues. Raises InstanceTaken when another process took the name."""
+        try:
+            self._refresh()
+            self.tend()
+        except RedisError as error:
+            log.warning("heartbeat_failed", error=str(error))
+
+    def tend(self) -> int:
+        """Look after the queues; returns how many messages of dead instances were moved."""
+        roll = call_roll(self._client, self.namespace)
+        moved = drain_dead_instances(self._client, self.namespace, roll)
+        if moved:
+            fleet_metrics.messages_moved.inc(moved)
+        fleet_metrics.record_survey(survey_queues(self._client, self.namespace, roll, groups=(self.group,)))
+        return moved
+
+    def _refresh(self) -> None:
+        if self.presence is not None:
+            self.presence.refresh(in_flight=self.in_flight(), state=self.duty.state.value, work=sorted(self._work()))
+
+    def answer(self, reply: str, posting: str, summary: dict[str, object], messenger: Messenger) -> None:
+        """Report a pass to who waits for it; while the cluster is in other hands, ask again in a moment."""
+        if summary.get("reason") == "held" and replies.is_waiting(self._client, self.namespace, reply):
+            messenger.ask(posting, reply=reply, delay_seconds=ASK_AGAIN_SECONDS)
+            return
+        replies.answer(self._client, self.namespace, reply, summary)
+
+    def leave(self) -> None:
+        """Wait for what is in hand, within the grace, then take the presence away."""
+        self.duty.drain()
+        with self.present():
+            if not self.duty.wait_until_idle(self._settings.coordination.drain_grace):
+                log.warning("left_with_work_in_hand", tasks=self.duty.in_hand)
+        if self.presence is not None:
+            try:
+                self.presence.withdraw()
+            except RedisError as error:
+                log.warning("presence_left_to_expire", error=str(error))

@@ -1,0 +1,70 @@
+"""Sends the messages that say where there is work. A message is a hint: the posting it names decides."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from celery import Celery
+from kombu import Queue
+
+from opencue_sched.coordination.names import QueueName, QueueType
+from opencue_sched.coordination.postings import Offered
+from opencue_sched.coordination.routing import Router
+
+SWEEP_TASK = "opencue_sched.sweep.sweep_clusters"
+DISPATCH_TASK = "opencue_sched.dispatch.dispatch_cluster"
+
+
+class Messenger:
+    """Dispatch messages of one process. Safe to share between threads.
+
+    ``legacy_queues`` get a copy of each message while queues are renamed; the ticket keeps copies from doing anything.
+    """
+
+    def __init__(self, app: Celery, router: Router, *, legacy_queues: Sequence[str] = ()) -> None:
+        # A queue may be given by name or as itself; the types say only the first. By name, Celery would add it to the
+        # queues this worker consumes after its next reconnect.
+        self._send: Any = app.send_task
+        self._router = router
+        self._legacy = tuple(legacy_queues)
+
+    def send(self, offered: Offered) -> None:
+        """Send a message for a posting to the best place."""
+        queue = self._router.queue_for(offered.cluster, again=offered.again)
+        self._put(str(queue), offered.uuid, ticket=offered.ticket)
+        for name in self._legacy:
+            self._put(name, offered.uuid, ticket=offered.ticket)
+
+    def give_back(self, posting: str, ticket: int | None) -> None:
+        """Hand a message that this process does not work on to the others of its group."""
+        self._put(str(self._router.group_queue), posting, ticket=ticket)
+
+    def ask(self, posting: str, *, reply: str, delay_seconds: float = 0.0) -> None:
+        """Send a message whose pass is to be reported to the reply queue ``reply``."""
+        self._put(str(self._router.group_queue), posting, reply=reply, countdown=delay_seconds)
+
+    def sweep(self) -> None:
+        """Have the group look for work at once."""
+        group = self._router.group_queue
+        name = str(QueueName(group.ns, QueueType.SWEEP.value, group.group))
+        self._send(SWEEP_TASK, queue=Queue(name), declare=[], headers=_headers())
+
+    def _put(
+        self, queue: str, posting: str, *, ticket: int | None = None, reply: str | None = None, countdown: float = 0.0
+    ) -> None:
+        # Neither declared nor bound: the anonymous exchange leads straight to the list, in one command.
+        self._send(
+            DISPATCH_TASK,
+            args=(posting,),
+            kwargs={name: value for name, value in (("ticket", ticket), ("reply", reply)) if value is not None},
+            queue=Queue(queue),
+            declare=[],
+            countdown=countdown or None,
+            headers=_headers(),
+        )
+
+
+def _headers() -> dict[str, float]:
+    return {"sent_at": round(time.time(), 3)}
