@@ -71,7 +71,7 @@ def _render(farm: Stage, options: DemoOptions, console: Console) -> Outcome:
         if ended := farm.fleet.ended():
             raise ServiceFailed(f"{', '.join(ended)} ended by itself")
 
-    return watch_job(farm.engine, submitted["id"], console, deadline_seconds=options.deadline_seconds, check=check)
+    return watch_job(farm.engine, submitted["job"], console, deadline_seconds=options.deadline_seconds, check=check)
 
 
 def _job(farm: Stage, options: DemoOptions) -> dict[str, object]:
