@@ -99,19 +99,7 @@ def gather(
     """
     limits = fetch_limits(connection)
     subscriptions = fetch_subscriptions(connection, cluster.show_id)
-    selection = JobSelection(
-        show_id=cluster.show_id,
-        facility_id=cluster.facility_id,
-        tags=cluster.tags,
-        room={
-            row.alloc_id: int(_subscription_caps(row).cores.left)
-            for row in subscriptions
-            if row.facility_id == cluster.facility_id
-        },
-        full_limits=[limit.id for limit in limits.values() if limit.full],
-        skip_layers=list(skip_layers),
-        max_jobs=settings.queue.max_jobs_per_cluster_pass,
-    )
+    selection = _selection(cluster, settings, limits.values(), subscriptions, skip_layers)
     job_rows, statements = fetch_pending_jobs(connection, selection, facts), 4
     held_back = False
     if not job_rows:
@@ -144,6 +132,28 @@ def gather(
         held_back=held_back,
         limits={key: limits[key] for key in wanted_limits if key in limits},
         statements=statements,
+    )
+
+
+def _selection(
+    cluster: Cluster,
+    settings: Settings,
+    limits: Iterable[Limit],
+    subscriptions: Iterable[SubscriptionRow],
+    skip_layers: Collection[str],
+) -> JobSelection:
+    return JobSelection(
+        show_id=cluster.show_id,
+        facility_id=cluster.facility_id,
+        tags=cluster.tags,
+        room={
+            row.alloc_id: int(_subscription_caps(row).cores.left)
+            for row in subscriptions
+            if row.facility_id == cluster.facility_id
+        },
+        full_limits=[limit.id for limit in limits if limit.full],
+        skip_layers=list(skip_layers),
+        max_jobs=settings.queue.max_jobs_per_cluster_pass,
     )
 
 
