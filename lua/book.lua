@@ -15,7 +15,7 @@ local now, bucket = clock()
 
 local function already(record)
   local _, _, changed = string.match(record, RECORD)
-  return {1, tonumber(changed), 'already'}
+  return {1, tonumber(changed or 0), 'already'}
 end
 
 -- Why a folder or job refuses, or nil. GPU fields are read only for GPUs: every field costs.
@@ -90,11 +90,13 @@ if force and (cores < 0 or gpus < 0) then
   end
   local seq = call('INCR', SEQ)
   local _, _, _, _, entry = string.match(record, RECORD)
-  local c, g, show, alloc, folder, job, layer, dept, limits = string.match(entry, ENTRY)
-  cores, gpus = -c, -g
-  count_all(string.format('%d', cores), string.format('%d', gpus), show, alloc, folder, job, layer, dept, limits, '-1')
+  local c, g, show, alloc, folder, job, layer, dept, limits = string.match(entry or '', ENTRY)
+  if c then
+    cores, gpus = -c, -g
+    count_all(string.format('%d', cores), string.format('%d', gpus), show, alloc, folder, job, layer, dept, limits, '-1')
+  end
   call('HDEL', LEDGER, id)
-  if AUDITING then
+  if AUDITING and c then
     call('RPUSH', AUDIT_LOG, seq .. '|-|' .. id .. '|' .. entry)
   end
   return {1, seq}

@@ -62,12 +62,14 @@ class BookAnswers:
     """What became of each booking. ``already`` are accepted ones that an earlier call had booked.
 
     ``caps`` are the caps of every vertex that could refuse, read after the bookings in the same round trip.
+    ``loaded`` are vertices whose caps had to be fetched from PostgreSQL first.
     """
 
     accepted: frozenset[str]
     refusals: Mapping[str, Refused]
     caps: Mapping[str, VertexCaps]
     already: frozenset[str] = field(default_factory=frozenset)
+    loaded: frozenset[str] = field(default_factory=frozenset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +135,13 @@ class Ledger:
         """Book each, or say why not: one round trip, a second one only for vertices whose caps had to be loaded."""
         answers, caps = self._book(bookings)
         unseeded = [b for b in bookings if refused_for(answers[b.proc_id]) == UNSEEDED]
+        loaded: frozenset[str] = frozenset()
         if unseeded and self.load_caps is not None:
+            loaded = frozenset(str(answers[b.proc_id][2]) for b in unseeded)
             self.load_caps(_capped_keys(unseeded))
-            again, loaded = self._book(unseeded)
+            again, fresh = self._book(unseeded)
             answers |= again
-            caps |= loaded
+            caps |= fresh
         refusals = {
             b.proc_id: _refused(b, answers[b.proc_id], caps)
             for b in bookings
@@ -145,7 +149,7 @@ class Ledger:
         }
         taken = [b.proc_id for b in bookings if b.proc_id not in refusals]
         already = frozenset(proc_id for proc_id in taken if len(answers[proc_id]) > 2)
-        return BookAnswers(frozenset(taken), refusals, caps, already)
+        return BookAnswers(frozenset(taken), refusals, caps, already, loaded)
 
     def _book(self, bookings: Sequence[Booking]) -> tuple[dict[str, list[Any]], dict[str, VertexCaps]]:
         vertices = _capped_keys(bookings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -86,9 +87,9 @@ def inventory_calls(epoch: str, vertex_keys: Sequence[str]) -> list[ScriptCall]:
 
 
 def adjust_calls(epoch: str, amounts: Sequence[tuple[str, int, int]]) -> list[ScriptCall]:
-    """``amounts``: vertex key, cores (or frames) and GPUs to add."""
+    """``amounts``: vertex key, cores (or frames) and GPUs to add. Each call gets a name, so that it counts once."""
     return [
-        ScriptCall("adjust", LEDGER_KEYS, (epoch, *(field for amount in part for field in amount)))
+        ScriptCall("adjust", LEDGER_KEYS, (epoch, uuid.uuid4().hex, *(field for amount in part for field in amount)))
         for part in chunks(amounts)
     ]
 

@@ -6,7 +6,9 @@ import pytest
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.inventory import drift, take_stock
 from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.accounting.scripts import adjust_calls
 from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.domain.errors import InvalidInput, NotReady
 from opencue_sched.lua_scripts import call_scripts
@@ -221,6 +223,7 @@ class TestReadiness:
         assert answers.refusals["q"].table == "job"
         assert asked == [(SUB, keys.folder("folder"), keys.job("new"))]
         assert answers.caps[keys.job("new")].max_cores == 2
+        assert answers.loaded == {keys.job("new")}
 
     def test_an_emptied_store_books_nothing(self, store: Store) -> None:
         store.ledger.book([booking(1)])
@@ -321,3 +324,32 @@ def test_tombstones_are_kept_in_two_buckets_at_most(store: Store) -> None:
     buckets = list(store.client.scan_iter(match=keys.TOMBSTONE_PREFIX + "*"))
     assert len(buckets) - 1 in (2, 3)
     assert all(store.client.ttl(bucket) > 0 for bucket in buckets if bucket != keys.TOMBSTONE_PREFIX + "1")
+
+
+def test_an_entry_somebody_spoilt_does_not_hold_up_the_others(store: Store) -> None:
+    good, bad = booking(4), booking(2)
+    store.ledger.book([good, bad])
+    store.client.hset(keys.LEDGER, bad.proc_id, "junk")
+    assert store.ledger.book([bad]).already == {bad.proc_id}
+    assert [record.proc_id for record in store.ledger.records()] == [good.proc_id]
+    assert store.ledger.release([good.proc_id, bad.proc_id]) == 2
+    assert store.ids() == set()
+    assert drift(take_stock(store.ledger))[SUB] == (2, 0), "left for stock-taking"
+
+
+def test_a_spoilt_entry_can_be_rolled_back_and_settled(store: Store) -> None:
+    one, two = booking(4), booking(2)
+    store.ledger.book([one, two])
+    for spoilt in (one, two):
+        store.client.hset(keys.LEDGER, spoilt.proc_id, "junk")
+    store.ledger.rollback([one])
+    store.ledger.settle([two])
+    assert store.ids() == {two.proc_id}
+
+
+def test_a_correction_that_is_sent_again_is_made_once(store: Store) -> None:
+    store.ledger.book([booking(4)])
+    calls = adjust_calls(store.ledger.epoch().text, [(SUB, 3, 1)])
+    store.ledger.call_under(calls)
+    store.ledger.call_under(calls)
+    assert store.counter(SUB) == (7, 1)

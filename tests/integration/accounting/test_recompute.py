@@ -301,3 +301,13 @@ def test_changes_are_applied_in_pieces_a_script_may_take(world: World) -> None:
     assert applied.count == 2601
     assert len(applied.seqs) == 11
     assert world.job_cores() == 2601 * 2
+
+
+def test_an_entry_somebody_spoilt_is_written_anew_from_its_proc(world: World) -> None:
+    (proc,) = world.run()
+    world.recompute()
+    world.store.client.hset(keys.LEDGER, proc, "junk")
+    assert world.recompute().causes == {"missing": 1}
+    world.recompute()
+    assert world.job_cores() == 2
+    world.exact()
