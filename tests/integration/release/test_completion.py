@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 
 from opencue_sched.domain.states import FrameState
 from opencue_sched.release.completion import complete_frame, complete_frames
@@ -307,3 +307,23 @@ def test_the_five_tables_follow_for_unmanaged_shows_only(
     }
     assert left == dict.fromkeys(tables, 500 if managed else 300)
     assert ledger.released == (list(run.procs) if managed else [])
+
+
+@pytest.mark.parametrize("managed", [True, False])
+def test_the_number_of_statements_does_not_grow_with_the_batch(engine: Engine, view: FarmView, managed: bool) -> None:
+    # given a job of many running frames
+    run = start(view, LayerSpec(frames=31), running=30, cores=0.5, memory_gb=1)
+    view.run_sql("UPDATE show SET b_scheduler_managed = :managed", managed=managed)
+    statements: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2]))
+
+    # when one completes, then all the others together
+    complete_frames(engine, [run.report(0)])
+    alone = len(statements)
+    statements.clear()
+    complete_frames(engine, [run.report(index) for index in range(1, 30)])
+
+    # then both take the same few statements
+    assert len(statements) == alone <= 25
+    assert view.states(run.frames) == ["SUCCEEDED"] * 30
+    view.assert_consistent()

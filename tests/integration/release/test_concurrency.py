@@ -10,8 +10,8 @@ from sqlalchemy import Engine, text
 from structlog.testing import capture_logs
 
 from opencue_sched.release.completion import complete_frame, complete_frames
-from opencue_sched.release.ending import WiderLocks, with_counters
-from opencue_sched.release.model import CompletedFrame, RunVerdict
+from opencue_sched.release.ending import WiderLocks, end_runs, with_counters
+from opencue_sched.release.model import CompletedFrame, ReleasePolicy, RunVerdict
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.release import Counters
@@ -183,14 +183,15 @@ def test_a_layer_that_completes_unforeseen_starts_over_with_more_locks(view: Far
 
     # when two completions meet at the lock of the layer's counter
     with ThreadPoolExecutor(2) as threads:
-        futures = [threads.submit(complete_frame, engine, run.report(index)) for index in (0, 1)]
+        futures = [threads.submit(end_runs, engine, [run.report(index)], ReleasePolicy()) for index in (0, 1)]
         view.wait_for_waiters(2)
         transaction.rollback()
         first.close()
-        verdicts = [future.result(30).verdict for future in futures]
+        ended = [future.result(30) for future in futures]
 
-    # then both are applied and the layer's dependency is met by whichever came second
-    assert verdicts == [RunVerdict.APPLIED, RunVerdict.APPLIED]
+    # then both are applied, and whichever came second started over to lock what it had not foreseen
+    assert [each.outcomes[0].verdict for each in ended] == [RunVerdict.APPLIED, RunVerdict.APPLIED]
+    assert sorted(each.attempts for each in ended) == [1, 2]
     assert view.states(other.frames) == ["WAITING"]
     assert view.job_state(run.job) == "FINISHED"
     view.assert_consistent()

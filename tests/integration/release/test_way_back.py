@@ -1,0 +1,239 @@
+"""The whole way back: simulated RQDs, the real report service, ledger, change log and database."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import redis
+from opencue_proto import rqd_pb2
+from sqlalchemy import Engine
+
+from opencue_sched.accounting.bootstrap import ensure_bootstrapped
+from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.entries import Booking
+from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.dispatch.channels import RqdChannels
+from opencue_sched.domain.farm import Vertices
+from opencue_sched.embedded.simulated_host import HostSpec
+from opencue_sched.embedded.simulated_rqd import SimulatedFarm
+from opencue_sched.placement.changes import HostChanges
+from opencue_sched.release.jobs import JobControl
+from opencue_sched.release.killing import RqdKiller
+from opencue_sched.release.losing import Releasing
+from opencue_sched.release.model import KillFate, ReleasePolicy
+from opencue_sched.release.reaper import Reaper
+from opencue_sched.release.service import ReportService
+from opencue_sched.settings import Rqd, Settings
+from tests.farm import HostIds, JobIds, LayerSpec
+from tests.integration.release.runs import FarmView
+
+
+def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "did not happen in time"
+        time.sleep(0.02)
+
+
+class LateKiller:
+    """The real killer, given its connections once the simulated hosts have addresses."""
+
+    def __init__(self) -> None:
+        self.real: RqdKiller | None = None
+
+    def ask(self, host_name: str, frame_id: str, reason: str) -> bool:
+        assert self.real is not None
+        return self.real.ask(host_name, frame_id, reason)
+
+    def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> KillFate:
+        assert self.real is not None
+        return self.real.stop(host_name, frame_id, proc_id, reason)
+
+
+@dataclass
+class Site:
+    """A farm of two simulated hosts that report to a service of ours, and a scheduler's side of it."""
+
+    view: FarmView
+    service: ReportService
+    rqds: SimulatedFarm
+    channels: RqdChannels
+    killer: LateKiller
+    ledger: Ledger
+    changes: HostChanges
+    client: redis.Redis
+    hosts: dict[str, HostIds] = field(default_factory=dict)
+
+    def job(self, frames: int, **fields: Any) -> JobIds:
+        with self.view.farm() as farm:
+            return farm.job([LayerSpec(frames=frames, tags="general")], **fields)
+
+    def launch(self, job: JobIds, frames: Sequence[str], host_name: str) -> list[str]:
+        """Book frames in the ledger and PostgreSQL, and launch them, as a pass would."""
+        host = self.hosts[host_name]
+        with self.view.farm() as farm:
+            procs = farm.run(frames, host, cores=1, memory_gb=0.5)
+        vertices = Vertices(job.show.id, host.alloc_id, job.folder_id, job.id, job.layers[0].id, job.show.dept_id)
+        bookings = [Booking(proc, vertices, 1) for proc in procs]
+        self.ledger.force(bookings)
+        self.ledger.settle(bookings)
+        for proc, frame in zip(procs, frames, strict=True):
+            run = rqd_pb2.RunFrame(
+                resource_id=proc, frame_id=frame, job_id=job.id, layer_id=job.layers[0].id, num_cores=100, command="x"
+            )
+            with self.channels.stub(host_name) as stub:
+                stub.LaunchFrame(rqd_pb2.RqdStaticLaunchFrameRequest(run_frame=run), timeout=5)
+        return procs
+
+    def booked(self) -> set[str]:
+        return {record.proc_id for record in self.ledger.records()}
+
+    def report(self, host_name: str) -> None:
+        """Send a status report and wait until it was handled."""
+        before = self.service.counts["host_report"]
+        assert self.rqds.report_now(host_name)
+        until(lambda: self.service.counts["host_report"] > before)
+
+
+@pytest.fixture
+def site(settings: Settings, engine: Engine, view: FarmView) -> Iterator[Site]:
+    release = settings.release.model_copy(update={"port": 0, "workers": 2, "lost_completion_grace": 0.3})
+    settings = settings.model_copy(update={"release": release})
+    with contextlib.ExitStack() as stack:
+        client = make_redis(settings.redis_dsn, settings)
+        stack.callback(client.close)
+        ledger = make_ledger(engine, client, owner="test")
+        ensure_bootstrapped(engine, ledger, wait_age=0.1)
+        changes = HostChanges(client, "cue")
+        with view.farm() as farm:
+            farm.alloc()
+        killer = LateKiller()
+        service = ReportService(settings, engine, ledger, changes, killer)
+        service.start()
+        stack.callback(service.stop)
+        names = ("sim1", "sim2")
+        rqds = SimulatedFarm(
+            [HostSpec(name, cores=8, memory_kb=16 * 1024 * 1024, tags=("general",)) for name in names],
+            report_address=f"127.0.0.1:{service.port}",
+            report_seconds=(3600.0, 3600.0),
+        )
+        stack.enter_context(rqds)
+        rqds.behave(hang_ratio=1.0)
+        channels = stack.enter_context(RqdChannels(Rqd(addresses=rqds.addresses, kill_timeout=3.0)))
+        killer.real = RqdKiller(channels)
+        until(lambda: service.counts["boot_report"] == 2)
+        site = Site(view, service, rqds, channels, killer, ledger, changes, client)
+        for row in view.rows("SELECT pk_host, str_name, pk_alloc FROM host"):
+            site.hosts[row.str_name] = HostIds(row.pk_host, row.str_name, row.pk_alloc)
+        yield site
+
+
+def test_a_job_renders_to_its_end(site: Site) -> None:
+    # given a job whose frames run on both hosts
+    job = site.job(4)
+    site.launch(job, job.frames[:2], "sim1")
+    site.launch(job, job.frames[2:], "sim2")
+    cursor, _ = site.changes.since(None)
+
+    # when their processes end, one of them badly and again well
+    site.rqds.finish("sim1", job.frames[0], exit_status=1)
+    until(lambda: site.view.states(job.frames[:1]) == ["WAITING"])
+    site.launch(job, job.frames[:1], "sim2")
+    for host, frame in (("sim2", 0), ("sim1", 1), ("sim2", 2), ("sim2", 3)):
+        site.rqds.finish(host, job.frames[frame])
+
+    # then the job is finished, everything was given back, and the host caches were told
+    until(lambda: site.view.job_state(job) == "FINISHED")
+    until(lambda: not site.booked())
+    assert site.view.states(job.frames) == ["SUCCEEDED"] * 4
+    until(lambda: set(site.changes.since(cursor)[1] or ()) >= {host.id for host in site.hosts.values()})
+    assert site.client.hget(f"acct:job:{job.id}", "int_cores") == "0"
+    site.view.assert_consistent()
+
+
+def test_a_completion_that_is_never_sent_is_found(site: Site) -> None:
+    # given an RQD whose completions get lost
+    site.rqds.behave(completions_lost=True)
+    job = site.job(2)
+    site.launch(job, job.frames, "sim1")
+    site.report("sim1")
+    site.rqds.finish("sim1", job.frames[0])
+    site.view.run_sql("UPDATE proc SET ts_ping = now() - interval '10 s', ts_dispatched = now() - interval '10 s'")
+
+    # when two more reports come
+    site.report("sim1")
+    site.view.run_sql("UPDATE proc SET ts_ping = now() - interval '10 s' WHERE pk_frame = :f", f=job.frames[0])
+    site.report("sim1")
+
+    # then that frame waits again and the other runs on
+    assert site.view.states(job.frames) == ["WAITING", "RUNNING"]
+    assert len(site.booked()) == 1
+    assert len(site.rqds.running()) == 1
+    site.view.assert_consistent()
+
+
+def test_a_process_without_a_proc_is_dead_within_two_reports(site: Site) -> None:
+    # given a process whose proc was deleted by somebody
+    job = site.job(1)
+    site.launch(job, job.frames, "sim1")
+    site.view.run_sql("DELETE FROM proc")
+    site.view.run_sql("UPDATE frame SET str_state = 'WAITING', ts_updated = now() - interval '5 s'")
+    site.report("sim1")
+    until(lambda: not site.rqds.running())
+
+
+def test_a_crashed_host_loses_its_frames_to_others(site: Site, engine: Engine, settings: Settings) -> None:
+    # given a host that lost power
+    job = site.job(2)
+    site.launch(job, job.frames, "sim1")
+    site.rqds.crash("sim1")
+    site.view.run_sql(
+        "UPDATE host_stat SET ts_ping = now() - interval '5 s' WHERE pk_host = :h", h=site.hosts["sim1"].id
+    )
+    release = settings.release.model_copy(update={"host_down_after": 1.0})
+
+    # when the reaper passes
+    reaper = Reaper(engine, release, killer=site.killer, ledger=site.ledger, changes=site.changes)
+    report = reaper.run_once()
+
+    # then its frames wait for another one
+    assert report.hosts_down == (site.hosts["sim1"].id,)
+    assert report.frames_waiting == 2
+    assert site.booked() == set()
+    site.view.assert_consistent()
+
+    # and when it is back, it is UP and bookable
+    site.rqds.restart("sim1")
+    until(lambda: site.view.host(site.hosts["sim1"]).str_state == "UP")
+    assert site.view.host(site.hosts["sim1"]).int_cores_idle == 800
+
+
+def test_killing_a_job_ends_its_processes(site: Site, engine: Engine) -> None:
+    job = site.job(4)
+    site.launch(job, job.frames[:2], "sim1")
+    site.launch(job, job.frames[2:], "sim2")
+    control = JobControl(Releasing(engine, ReleasePolicy(), site.ledger, site.changes), site.killer)
+    killed = control.kill_job(job.id, reason="test")
+    assert killed.finished
+    assert killed.deferred == ()
+    assert site.rqds.running() == {}
+    assert site.view.procs() == []
+    until(lambda: not site.booked())
+    site.view.assert_consistent()
+
+
+def test_a_frame_that_does_not_die_keeps_its_proc(site: Site, engine: Engine) -> None:
+    # given a host that takes longer to kill than we wait
+    job = site.job(1)
+    site.launch(job, job.frames, "sim1")
+    site.rqds.behave(kill_seconds=6.0)
+    control = JobControl(Releasing(engine, ReleasePolicy(), site.ledger), site.killer)
+    assert control.retry_frames(job.frames, reason="test").deferred == job.frames
+    assert site.view.states(job.frames) == ["RUNNING"]
+    assert len(site.booked()) == 1
