@@ -1,8 +1,13 @@
-"""The settings, as the table of the operator guide. ``python -m opencue_sched.operate.settings_table`` prints it."""
+"""The settings, as the table of the operator guide.
+
+``python -m opencue_sched.operate.settings_table`` prints it; given a file, it is written between the markers there.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ByteSize, SecretStr
@@ -47,5 +52,15 @@ def _default(path: tuple[str, ...], field: FieldInfo) -> str:
     return f"{value:g}" if isinstance(value, float) else f"{value}"
 
 
+def write_into(document: Path) -> None:
+    """Replace what stands between the markers."""
+    text = document.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    document.write_text(f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+
+
 if __name__ == "__main__":
-    print(table())  # noqa: T201
+    if len(sys.argv) > 1:
+        write_into(Path(sys.argv[1]))
+    else:
+        print(table())  # noqa: T201
