@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import click
 import redis
 from sqlalchemy import Engine
 
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.operate.stores import check_postgresql, check_redis
+from opencue_sched.placement.changes import HostChanges
 from opencue_sched.settings import get_settings
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.schema import SchemaFacts, check_schema
@@ -36,6 +38,19 @@ def farm() -> Iterator[tuple[Engine, SchemaFacts]]:
         with engine.connect() as connection:
             facts = check_schema(connection)
         yield engine, facts
+
+
+def tell_hosts_changed(host_ids: Sequence[str]) -> None:
+    """Tell every worker's host cache, after the commit. Without Redis they see it at their next refresh."""
+    if not host_ids:
+        return
+    settings = get_settings()
+    try:
+        with redis_store() as client:
+            HostChanges(client, settings.coordination.namespace).publish(host_ids)
+    except redis.RedisError as error:
+        refresh = settings.host_cache.group_refresh_interval
+        click.echo(f"note: Redis does not answer ({error}); workers see the change within {refresh:g} s", err=True)
 
 
 @contextmanager

@@ -1,0 +1,331 @@
+"""Shows, allocations, subscriptions and limits by command: a farm from nothing, its lists, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import select
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from sqlalchemy import Engine
+
+from opencue_sched.accounting.bootstrap import ensure_bootstrapped
+from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.placement.changes import HostChanges
+from opencue_sched.settings import Settings
+from tests.farm import Farm, LayerSpec
+from tests.integration.cli.conftest import Cli
+
+Build = Callable[[Callable[[Farm], Any]], Any]
+Rows = Callable[..., list[Any]]
+
+JOB = """
+show: demo
+shot: sh010
+user: alice
+name: render_v1
+layers:
+  - {name: render, command: "render #FRAME#", range: 1-4, tags: gpu, limits: arnold}
+"""
+
+
+def listed(rows: list[dict[str, Any]], key: str, name: str) -> dict[str, Any]:
+    (row,) = [row for row in rows if row[key] == name]
+    return row
+
+
+def test_a_farm_is_made_from_nothing_by_commands(cli: Cli, rows: Rows) -> None:
+    for words in (
+        ("show", "create", "demo", "--managed", "--max-cores", "200"),
+        ("alloc", "create", "cloud.gpu", "--tag", "gpu", "--new-facility"),
+        ("subscription", "create", "demo", "cloud.gpu", "100", "150%"),
+        ("limit", "create", "arnold", "5"),
+    ):
+        ran = cli(*words)
+        assert (ran.status, ran.err) == (0, "")
+    ran = cli("submit", "-", "--json", given=JOB.replace("name: render_v1", "name: render_v1\nfacility: cloud"))
+    assert (ran.status, ran.json["frames"], ran.json["facility"]) == (0, 4, "cloud")
+    assert rows("SELECT int_max_cores FROM job_resource") == [(20_000,)]
+    (folder,) = rows("SELECT pk_parent_folder, str_name FROM folder JOIN folder_resource USING (pk_folder)")
+    assert tuple(folder) == (None, "demo")
+    assert rows("SELECT count(*) FROM point") == [(1,)]
+
+
+def test_shows_are_listed_with_what_they_do(cli: Cli, build: Build) -> None:
+    def make(farm: Farm) -> None:
+        show = farm.show("demo")
+        farm.subscription(show, farm.alloc("general"), size=10, burst=20)
+        job = farm.job([LayerSpec(frames=5, cores=2)], show=show)
+        farm.run(job.frames[:2], farm.host(cores=8), cores=2)
+        farm.show("idle", managed=False, active=False)
+
+    build(make)
+    ran = cli("show", "list", "--json")
+    demo, idle = listed(ran.json, "show", "demo"), listed(ran.json, "show", "idle")
+    assert (demo["reserved_cores"], demo["pending_jobs"]) == (4, 1)
+    assert (demo["running_frames"], demo["waiting_frames"]) == (2, 3)
+    assert (demo["managed"], idle["managed"], idle["active"]) == (True, False, False)
+    table = cli("show", "list")
+    assert table.words[0][:3] == ["Show", "Active", "Managed"]
+    assert ["demo", "yes", "yes", "yes", "4", "2", "3", "1"] in table.words
+    info = cli("show", "info", "demo")
+    assert "local.general (size 10, burst 20, used 4)" in info.out
+    assert cli("show", "info", "demo", "--json").json["subscriptions"][0]["used"] == 4
+
+
+def test_switches_and_defaults_of_a_show_are_set(cli: Cli, build: Build, rows: Rows) -> None:
+    build(lambda farm: farm.show("demo"))
+    assert cli("show", "active", "demo", "off").status == 0
+    assert cli("show", "booking", "demo", "off").out == "booking of demo is off\n"
+    assert cli("show", "booking", "demo", "off").out == "booking of demo is off (it was)\n"
+    assert cli("show", "default-min-cores", "demo", "2.5").status == 0
+    assert cli("show", "default-max-cores", "demo", "-1").status == 0
+    set_to = rows("SELECT b_active, b_booking_enabled, int_default_min_cores, int_default_max_cores FROM show")
+    assert set_to == [(False, False, 250, -1)]
+
+
+def test_allocations_are_listed_and_retagged_with_their_hosts(
+    cli: Cli, build: Build, rows: Rows, redis_client: redis.Redis, settings: Settings
+) -> None:
+    def make(farm: Farm) -> Any:
+        alloc = farm.alloc("desk")
+        farm.host(cores=8, idle_cores=6, alloc=alloc)
+        farm.host(cores=4, lock="LOCKED", alloc=alloc)
+        return farm.host(cores=2, state="DOWN", alloc=alloc, tags=["old"])
+
+    down = build(make)
+    changes = HostChanges(redis_client, settings.coordination.namespace)
+    changes.publish(["before"])
+    cursor, _ = changes.since(None)
+    desk = listed(cli("alloc", "list", "--json").json, "allocation", "local.desk")
+    assert (desk["cores"], desk["running_cores"], desk["idle_cores"]) == (14, 2, 6)
+    assert (desk["hosts"], desk["locked"], desk["down"], desk["tag"]) == (3, 1, 1, "desk")
+
+    ran = cli("alloc", "tag", "local.desk", "workstation")
+
+    assert ran.out == "local.desk and 3 hosts of it have the tag workstation\n"
+    assert rows("SELECT DISTINCT str_tag FROM host_tag WHERE str_tag_type = 'ALLOC'") == [("workstation",)]
+    (host,) = rows("SELECT str_tags FROM host WHERE pk_host = :host", host=down.id)
+    assert host.str_tags.split() == ["workstation", down.name, "old"]
+    hosts = {row.pk_host for row in rows("SELECT pk_host FROM host")}
+    assert set(changes.since(cursor)[1] or ()) == hosts
+
+
+def test_subscriptions_are_listed_with_size_burst_used_and_idle(cli: Cli, build: Build) -> None:
+    def make(farm: Farm) -> None:
+        show, alloc = farm.show("demo"), farm.alloc("general")
+        farm.subscription(show, alloc, size=10, burst=12)
+        job = farm.job([LayerSpec(frames=5, cores=2)], show=show)
+        farm.run(job.frames[:3], farm.host(cores=8), cores=2)
+        farm.host(cores=16, lock="LOCKED")
+
+    build(make)
+    (row,) = cli("subscription", "list", "demo", "--json").json
+    assert (row["size"], row["burst"], row["used"], row["percent"], row["left"], row["idle_cores"]) == (
+        *(10, 12, 6, 60.0, 6, 2),
+    )
+    table = cli("subscription", "list")
+    assert table.words[0] == ["Show", "Allocation", "Size", "Burst", "Used", "Used", "%", "Left", "Idle", "Cores"]
+    assert table.words[1] == ["demo", "local.general", "10", "12", "6", "60%", "6", "2"]
+
+
+def test_a_changed_burst_reaches_the_scheduler_at_once(cli: Cli, build: Build, engine: Engine) -> None:
+    def make(farm: Farm) -> tuple[str, str]:
+        show, alloc = farm.show("demo"), farm.alloc("general")
+        farm.subscription(show, alloc, size=10)
+        return show.id, alloc.id
+
+    show_id, alloc_id = build(make)
+    with engine.connect() as connection:
+        driver: Any = connection.connection.driver_connection
+        connection.exec_driver_sql("LISTEN opencue_sched_caps")
+        connection.commit()
+        assert cli("subscription", "burst", "demo", "local.general", "150%").out.endswith("is 15 cores\n")
+        assert select.select([driver], [], [], 10.0)[0]
+        driver.poll()
+        assert json.loads(driver.notifies[0].payload) == {"vertices": [f"sub:{show_id}:{alloc_id}"]}
+
+
+def test_size_and_burst_are_set_apart(cli: Cli, build: Build, rows: Rows) -> None:
+    build(lambda farm: farm.subscription(farm.show("demo"), farm.alloc("general"), size=10))
+    assert cli("subscription", "size", "demo", "local.general", "20.5").status == 0
+    assert rows("SELECT int_size, int_burst FROM subscription") == [(2050, 1000)]
+    assert cli("subscription", "burst", "demo", "local.general", "0").status == 0
+    assert rows("SELECT int_size, int_burst FROM subscription") == [(2050, 0)]
+
+
+def test_a_subscription_in_use_is_deleted_by_force_only(cli: Cli, build: Build, rows: Rows) -> None:
+    def make(farm: Farm) -> None:
+        show = farm.show("demo")
+        farm.subscription(show, farm.alloc("general"), size=10)
+        farm.run(farm.job(show=show).frames, farm.host())
+
+    build(make)
+    refused = cli("subscription", "delete", "demo", "local.general")
+    assert refused.status == 1
+    assert "1 frame of demo run in local.general" in refused.err
+    assert cli("subscription", "delete", "demo", "local.general", "--force").status == 0
+    assert rows("SELECT count(*) FROM subscription") == [(0,)]
+
+
+def test_limits_are_listed_set_and_deleted_with_their_layers(cli: Cli, build: Build, rows: Rows) -> None:
+    def make(farm: Farm) -> None:
+        arnold, maya = farm.limit("arnold", 3), farm.limit("maya", 10)
+        job = farm.job([LayerSpec(frames=4, limits=[arnold])])
+        farm.run(job.frames[:2], farm.host())
+        farm.job([LayerSpec(limits=[maya])], activate=False)
+
+    build(make)
+    arnold = listed(cli("limit", "list", "--json").json, "limit", "arnold")
+    assert (arnold["running"], arnold["max"], arnold["left"]) == (2, 3, 1)
+    assert ["arnold", "2", "3", "1"] in cli("limit", "list").words
+    assert cli("limit", "set", "arnold", "1").out == "1 frame may run under arnold\n"
+    assert listed(cli("limit", "list", "--json").json, "limit", "arnold")["left"] == 0
+    refused = cli("limit", "delete", "arnold")
+    assert (refused.status, "arnold holds 1 pending job" in refused.err) == (1, True)
+    assert cli("limit", "delete", "arnold", "--force").status == 0
+    assert cli("limit", "delete", "maya").status == 0
+    assert rows("SELECT count(*) FROM limit_record") == rows("SELECT count(*) FROM layer_limit") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "problem"),
+    [
+        (("show", "info", "demmo"), 1, "there is no show 'demmo'; did you mean 'demo'?"),
+        (("show", "create", "demo"), 1, "there is a show 'demo' already"),
+        (("show", "create", "de mo"), 1, "show 'de mo' may contain only letters"),
+        (("show", "active", "demo", "yes"), 2, "'yes' is neither on nor off"),
+        (("show", "default-min-cores", "demo", "many"), 2, "'many' is not a number of cores"),
+        (("show", "default-max-cores", "demo", "0.5"), 2, "less than one core"),
+        (("alloc", "create", "local.general"), 1, "there is an allocation 'local.general' already"),
+        (("alloc", "create", "clod.gpu"), 1, "there is no facility 'clod'"),
+        (("alloc", "create", "gpu", "--tag", "big mem"), 1, "tag 'big mem' may contain only"),
+        (
+            ("alloc", "tag", "local.genral", "x"),
+            1,
+            "no allocation 'local.genral'; did you mean 'local.general'?",
+        ),
+        (("subscription", "create", "demo", "local.general", "10"), 1, "has a subscription for local.general already"),
+        (("subscription", "create", "demo", "local.general", "-5"), 2, ""),
+        (("subscription", "burst", "demo", "local.general", "x%"), 2, "'x%' is not a percentage"),
+        (
+            ("subscription", "size", "other", "local.general", "5"),
+            1,
+            "other has no subscription for local.general",
+        ),
+        (("limit", "set", "arnodl", "5"), 1, "there is no limit 'arnodl'; did you mean 'arnold'?"),
+        (("limit", "create", "arnold", "5"), 1, "there is a limit 'arnold' already"),
+        (("limit", "create", "x", "-5"), 2, ""),
+    ],
+)
+def test_what_is_wrong_is_said(cli: Cli, build: Build, words: tuple[str, ...], status: int, problem: str) -> None:
+    def make(farm: Farm) -> None:
+        farm.subscription(farm.show("demo"), farm.alloc("general"), size=10)
+        farm.show("other")
+        farm.limit("arnold", 5)
+
+    build(make)
+    ran = cli(*words)
+    assert ran.status == status
+    assert problem in ran.err
+    assert ran.out == ""
+
+
+# Handing a show over and back
+
+
+def test_a_show_is_handed_over_with_what_runs_counted_before_it_books(
+    cli: Cli, build: Build, engine: Engine, redis_client: redis.Redis, rows: Rows
+) -> None:
+    # given a show of Cuebot's with running frames, and an open store
+    def make(farm: Farm) -> Any:
+        show = farm.show("demo", managed=False)
+        farm.subscription(show, farm.alloc("general"), size=10)
+        job = farm.job([LayerSpec(frames=5, cores=2)], show=show)
+        farm.run(job.frames[:3], farm.host(), cores=2)
+        return show
+
+    show = build(make)
+    ledger = make_ledger(engine, redis_client, owner="test")
+    ensure_bootstrapped(engine, ledger, wait_age=0.1)
+
+    # when it is handed over
+    ran = cli("show", "managed", "demo", "on", "--wait", "0", "--json")
+
+    # then its procs and caps are in the ledger, and it books
+    assert ran.status == 0
+    assert (ran.json["changed"], ran.json["counted"], ran.json["store_ready"]) == (True, 3, True)
+    assert rows("SELECT b_scheduler_managed, b_booking_enabled FROM show WHERE pk_show = :s", s=show.id) == [
+        (True, True)
+    ]
+    (alloc,) = rows("SELECT pk_alloc FROM subscription")
+    key = f"acct:sub:{show.id}:{alloc.pk_alloc}"
+    assert redis_client.hmget(key, ["burst", "int_cores"]) == ["10", "6"]
+    again = cli("show", "managed", "demo", "on")
+    assert again.out == "show demo is managed by this scheduler already\n"
+
+    # and when it is handed back, the tables say what runs and the ledger forgets it
+    back = cli("show", "managed", "demo", "off", "--wait", "0")
+    assert (back.status, back.out) == (0, "show demo is not managed by this scheduler any more\n")
+    assert rows("SELECT b_scheduler_managed, b_booking_enabled FROM show WHERE pk_show = :s", s=show.id) == [
+        (False, True)
+    ]
+    assert rows("SELECT int_cores FROM subscription") == [(600,)]
+    assert rows("SELECT int_cores FROM job_resource") == [(600,)]
+    assert redis_client.hget(key, "int_cores") == "0"
+
+
+def test_a_show_is_handed_over_before_redis_is_open(cli: Cli, build: Build, rows: Rows) -> None:
+    build(lambda farm: farm.show("demo", managed=False, booking_enabled=False))
+    ran = cli("show", "managed", "demo", "on", "--wait", "0")
+    assert ran.status == 0
+    assert "Redis is not open for booking yet" in ran.out
+    assert "its booking is off" in ran.out
+    assert rows("SELECT b_scheduler_managed, b_booking_enabled FROM show WHERE str_name = 'demo'") == [(True, False)]
+
+
+# Every command
+
+
+def commands(words: tuple[str, ...], command: Any) -> list[tuple[str, ...]]:
+    import click
+
+    if not isinstance(command, click.Group):
+        return [words]
+    context = click.Context(command)
+    found = [words] if words else []
+    for name in command.list_commands(context):
+        sub = command.get_command(context, name)
+        assert sub is not None
+        found += commands((*words, name), sub)
+    return found
+
+
+@pytest.mark.parametrize(
+    "noun", ["alloc", "doctor", "explain", "host", "job", "limit", "show", "submit", "subscription"]
+)
+def test_every_command_has_help_with_an_example(cli: Cli, noun: str) -> None:
+    from opencue_sched.operate.cli import cli as group
+
+    command = group.get_command(None, noun)  # type: ignore[arg-type]
+    for words in commands((noun,), command):
+        ran = cli(*words, "--help")
+        assert ran.status == 0
+        assert f"Example: opencue-sched {words[0]}" in " ".join(ran.out.split()), words
+
+
+def test_the_real_program_runs_and_refuses_by_exit_status(settings: Settings) -> None:
+    import os
+    import subprocess
+    import sys
+
+    variables = {"OPENCUE_SCHED_DATABASE_URL": settings.sqlalchemy_url, "OPENCUE_SCHED_REDIS_URL": settings.redis_dsn}
+    program = [sys.executable, "-c", "from opencue_sched.operate.cli import main; main()"]
+    environment = {**os.environ, **variables}
+    made = subprocess.run([*program, "show", "create", "demo"], env=environment, capture_output=True, text=True)
+    assert (made.returncode, made.stdout, made.stderr) == (0, "created show demo\n", "")
+    again = subprocess.run([*program, "show", "create", "demo"], env=environment, capture_output=True, text=True)
+    assert (again.returncode, again.stdout) == (1, "")
+    assert again.stderr == "error: there is a show 'demo' already\n"
