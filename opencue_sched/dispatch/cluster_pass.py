@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 import structlog
 from sqlalchemy import Engine
 
+from opencue_sched.accounting import keys
 from opencue_sched.accounting.ledger import BookAnswers, Ledger
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.dispatch.commit import CommitResult, CommittedProc, commit_plan
@@ -162,6 +163,10 @@ class PassRunner:
 
     def _book(self, plan: Plan, report: PassReport) -> BookAnswers:
         began = self.clock()
+        limits = {limit for proc in plan.procs for limit in proc.layer.limit_ids}
+        if limits and self.ledger.load_caps is not None:
+            # Frames of unmanaged shows under the same licences are not in the ledger: count them now.
+            self.ledger.load_caps(sorted(keys.limit(limit) for limit in limits))
         answers = self.ledger.book([booking_of(proc) for proc in plan.procs])
         report.book_seconds = self.clock() - began
         report.lua_calls += len(plan.procs)

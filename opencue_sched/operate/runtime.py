@@ -157,8 +157,13 @@ class Runtime:
 
     def recompute(self) -> dict[str, object]:
         """Reconcile the ledger with proc."""
+        accounting = self.settings.accounting
         report = recompute(
-            self.engine, self.ledger, age_seconds=self.settings.accounting.in_flight_age, sightings=self.sightings
+            self.engine,
+            self.ledger,
+            age_seconds=accounting.in_flight_age,
+            sightings=self.sightings,
+            cas_max_retries=accounting.cas_max_retries,
         )
         metrics.record_recompute(report)
         self._check_feed()

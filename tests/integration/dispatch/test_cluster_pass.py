@@ -142,3 +142,33 @@ def test_all_four_strategies_fill_the_farm(engine, dry, cores, memory):
         runner.drain()
         assert scalar(engine, "SELECT count(*) FROM proc") == 14
         assert_audit(runner)
+
+
+def test_a_licence_is_never_exceeded_and_frames_of_unmanaged_shows_count(one, engine):
+    """Five licences, two of them taken by a show Cuebot runs: three frames of ours, no more."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.hosts([HostSpec(cores=8, hostname_tag=False) for _ in range(2)])
+        licence = farm.limit("arnold", 5)
+        foreign = farm.show("cuebots", managed=False)
+        farm.subscription(foreign, farm.default_alloc(), size=100)
+        host = farm.host(cores=8, hostname_tag=False)
+        theirs = farm.job(layers=[LayerSpec(frames=2, limits=[licence])], show=foreign)
+        farm.run(theirs.frames, host)
+        farm.job(layers=[LayerSpec(frames=10, limits=[licence])])
+    one.drain()
+    assert scalar(engine, "SELECT count(*) FROM proc JOIN show USING (pk_show) WHERE b_scheduler_managed") == 3
+
+
+def test_a_frame_that_cannot_be_launched_sets_its_job_aside_and_nothing_else(engine, settings):
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=8, hostname_tag=False)
+        broken = farm.job(layers=[LayerSpec(frames=1, range="not a range")], os=None)
+    with passes(engine, settings) as runner:
+        ((cluster, _),) = runner.sweeper.sweep().send
+        runner.runner.run(cluster, alive=lambda: True)
+        assert scalar(engine, "SELECT pk_job FROM opencue_sched_quarantine") == broken.id
+        assert scalar(engine, "SELECT count(*) FROM proc") == 0
+        assert runner.runner.run(cluster, alive=lambda: True).jobs == 0
+        assert_audit(runner)

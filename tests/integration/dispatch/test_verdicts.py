@@ -1,0 +1,104 @@
+"""The log of verdicts: one round trip a pass, read back newest first, and nothing left of jobs that are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from opencue_sched.dispatch.verdicts import KEPT_SECONDS, LONGEST_DETAIL, VerdictLog
+from opencue_sched.domain.verdicts import LayerVerdict, Verdict
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def verdicts(redis_client: redis.Redis, clock: Clock) -> VerdictLog:
+    return VerdictLog(redis_client, "cue", clock=clock)
+
+
+def verdict(job: str, layer: str, what: Verdict = Verdict.NO_FIT, detail: str = "too big") -> LayerVerdict:
+    return LayerVerdict(job, layer, what, frames=2, waiting=8, detail=detail)
+
+
+def test_the_verdicts_of_a_pass_are_read_back_by_job(verdicts: VerdictLog, clock: Clock) -> None:
+    given = [verdict("j1", "a"), verdict("j1", "b", Verdict.FLOWING, ""), verdict("j2", "c")]
+    verdicts.record(given, "alloc-1")
+    found = verdicts.of_job("j1")
+    assert set(found) == {"a", "b"}
+    assert [(one.verdict, one.cluster, one.at) for one in found["a"]] == [(given[0], "alloc-1", 1000.0)]
+    assert found["b"][0].verdict == given[1]
+    assert verdicts.of_job("unknown") == {}
+
+
+def test_a_layer_has_one_verdict_of_each_cluster_the_newest_first(verdicts: VerdictLog, clock: Clock) -> None:
+    verdicts.record([verdict("j1", "a", Verdict.NO_HOST)], "manual-1")
+    clock.now = 1010.0
+    verdicts.record([verdict("j1", "a", Verdict.CAPACITY)], "alloc-1")
+    clock.now = 1020.0
+    verdicts.record([verdict("j1", "a", Verdict.FLOWING)], "manual-1")
+    found = verdicts.of_job("j1")["a"]
+    assert [(one.verdict.verdict, one.cluster) for one in found] == [
+        (Verdict.FLOWING, "manual-1"),
+        (Verdict.CAPACITY, "alloc-1"),
+    ]
+
+
+def test_recording_takes_one_round_trip(
+    redis_client: redis.Redis, verdicts: VerdictLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+    original = redis.connection.Connection.send_packed_command
+
+    def counting(self: redis.connection.Connection, command: object, check_health: bool = True) -> object:
+        sent.append(1)
+        return original(self, command, check_health)  # type: ignore[no-untyped-call]
+
+    redis_client.ping()
+    monkeypatch.setattr(redis.connection.Connection, "send_packed_command", counting)
+    verdicts.record([verdict(f"j{number}", f"l{number}") for number in range(20)], "alloc-1")
+    assert len(sent) == 1
+
+
+def test_verdicts_expire_with_the_last_pass_that_looked(redis_client: redis.Redis, verdicts: VerdictLog) -> None:
+    verdicts.record([verdict("j1", "a")], "alloc-1")
+    assert KEPT_SECONDS - 10 <= int(redis_client.ttl(verdicts.key("j1"))) <= KEPT_SECONDS
+    redis_client.expire(verdicts.key("j1"), 100)
+    verdicts.record([verdict("j1", "b")], "alloc-1")
+    assert int(redis_client.ttl(verdicts.key("j1"))) > 100
+
+
+def test_long_details_are_cut_and_unreadable_entries_left_out(redis_client: redis.Redis, verdicts: VerdictLog) -> None:
+    verdicts.record([verdict("j1", "a", detail="x" * 10_000)], "alloc-1")
+    for number, text in enumerate(("no json", "[]", '{"verdict": "new"}', "{}")):
+        redis_client.hset(verdicts.key("j1"), f"b{number}|alloc-1", text)
+    found = verdicts.of_job("j1")
+    assert set(found) == {"a"}
+    assert len(found["a"][0].verdict.detail) == LONGEST_DETAIL
+
+
+@pytest.fixture
+def dead_redis() -> Iterator[redis.Redis]:
+    client = redis.Redis(host="127.0.0.1", port=1, socket_connect_timeout=1.0, decode_responses=True)
+    yield client
+    client.close()
+
+
+def test_a_redis_that_is_away_does_not_disturb_the_pass(dead_redis: redis.Redis) -> None:
+    verdicts = VerdictLog(dead_redis, "cue")
+    verdicts.record([verdict("j1", "a")], "alloc-1")
+    verdicts.record([], "alloc-1")
+    with pytest.raises(redis.ConnectionError):
+        verdicts.of_job("j1")
