@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
-console = Console(stderr=True)
+from benchmarks.accounting import main as accounting
+from benchmarks.figures import console, show, write_json
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -21,25 +17,6 @@ def cli() -> None:
 
     Example: python -m benchmarks stress --workers 2 --json stress.json
     """
-
-
-def show(rows: Sequence[dict[str, Any]], title: str) -> None:
-    """One table, figures downwards, one column a row."""
-    table = Table(title=title)
-    table.add_column("")
-    for row in rows:
-        table.add_column(" ".join(str(row[key]) for key in ("phase", "workers") if key in row), justify="right")
-    for key in rows[0]:
-        if key not in ("phase", "workers"):
-            table.add_row(key.replace("_", " "), *(str(row[key]) for row in rows))
-    Console().print(table)
-
-
-def write_json(path: Path | None, value: Any) -> None:
-    """Write the same figures as JSON."""
-    if path is not None:
-        path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-        console.print(f"written to {path}")
 
 
 @cli.command()
@@ -64,6 +41,8 @@ def stress(workers: int, scale: float, database_url: str | None, json_path: Path
     if not all(result["passed"] for result in results):
         sys.exit(1)
 
+
+cli.add_command(accounting, "accounting")
 
 if __name__ == "__main__":
     cli()

@@ -1,6 +1,6 @@
 """What exact accounting costs: a ledgered booking against a plain one, and a recompute of many procs.
 
-``python -m benchmarks.accounting`` prints one table per question. Ratios are the point; absolute figures drift.
+``python -m benchmarks accounting`` prints one table per question. Ratios are the point; absolute figures drift.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import redis
 from pydantic import SecretStr
 from sqlalchemy import Engine
 
-from benchmarks.__main__ import show, write_json
+from benchmarks.figures import show, write_json
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped, server_run_id
 from opencue_sched.accounting.caps import make_ledger
@@ -283,7 +283,7 @@ def _booking(ledger: Ledger, *, per_second: int = 1000, batch: int = 50) -> Iter
 def main(procs: tuple[int, ...], rounds: int, json_path: Path | None) -> None:
     """The cost of a ledgered booking, and of a recompute.
 
-    Example: python -m benchmarks.accounting --procs 10000 --procs 100000
+    Example: python -m benchmarks accounting --procs 10000 --procs 100000
     """
     with EmbeddedRedis() as server:
         client = redis.Redis.from_url(server.url, decode_responses=True)
