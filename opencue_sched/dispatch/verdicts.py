@@ -1,0 +1,105 @@
+"""The last verdict of every layer, kept for `explain`: why its frames were, or were not, placed.
+
+One hash a job, ``{namespace}:verdicts:{job id}``. A layer may be looked at by several clusters, one for each kind of
+tag it names, so a field is ``{layer id}|{cluster}`` and its value the verdict as JSON. The hash of a job that no pass
+looks at any more expires after a day, so nothing is left of jobs that are gone.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import redis
+import structlog
+
+from opencue_sched.domain.verdicts import LayerVerdict, Verdict
+
+log = structlog.get_logger(__name__)
+
+KEPT_SECONDS = 24 * 3600
+LONGEST_DETAIL = 500
+
+_SEPARATOR = "|"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedVerdict:
+    """A verdict, the cluster whose pass gave it, and when: epoch seconds of the recording process."""
+
+    verdict: LayerVerdict
+    cluster: str
+    at: float
+
+
+class VerdictLog:
+    """Writes and reads verdicts. Holds no state; thread-safe."""
+
+    def __init__(self, client: redis.Redis, namespace: str, *, clock: Callable[[], float] = time.time) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._clock = clock
+
+    def key(self, job_id: str) -> str:
+        """The hash of a job."""
+        return f"{self._namespace}:verdicts:{job_id}"
+
+    def record(self, verdicts: Sequence[LayerVerdict], cluster_key: str) -> None:
+        """Keep the verdicts of one pass, in one round trip. They are for people only: a failure is logged."""
+        if not verdicts:
+            return
+        at = round(self._clock(), 3)
+        by_job: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
+        for verdict in verdicts:
+            by_job[verdict.job_id][f"{verdict.layer_id}{_SEPARATOR}{cluster_key}"] = _encoded(verdict, at)
+        try:
+            with self._client.pipeline(transaction=False) as pipeline:
+                for job_id, fields in by_job.items():
+                    pipeline.hset(self.key(job_id), mapping=fields)
+                    pipeline.expire(self.key(job_id), KEPT_SECONDS)
+                pipeline.execute()
+        except redis.RedisError as error:
+            log.warning("verdicts_not_recorded", cluster=cluster_key, verdicts=len(verdicts), error=str(error))
+
+    def of_job(self, job_id: str) -> dict[str, tuple[RecordedVerdict, ...]]:
+        """The verdicts of each layer of a job, the newest first. Raises RedisError."""
+        fields = cast("Mapping[str, str]", self._client.hgetall(self.key(job_id)))
+        found: defaultdict[str, list[RecordedVerdict]] = defaultdict(list)
+        for field, text in fields.items():
+            layer_id, _, cluster = field.partition(_SEPARATOR)
+            recorded = _decoded(job_id, layer_id, cluster, text)
+            if recorded is not None:
+                found[layer_id].append(recorded)
+        return {
+            layer: tuple(sorted(recorded, key=lambda one: one.at, reverse=True)) for layer, recorded in found.items()
+        }
+
+
+def _encoded(verdict: LayerVerdict, at: float) -> str:
+    return json.dumps(
+        {
+            "verdict": verdict.verdict.value,
+            "detail": verdict.detail[:LONGEST_DETAIL],
+            "frames": verdict.frames,
+            "waiting": verdict.waiting,
+            "at": at,
+        },
+        separators=(",", ":"),
+    )
+
+
+def _decoded(job_id: str, layer_id: str, cluster: str, text: str) -> RecordedVerdict | None:
+    """None for what another version of this program wrote."""
+    try:
+        data = json.loads(text)
+        verdict = LayerVerdict(
+            job_id, layer_id, Verdict(data["verdict"]), int(data["frames"]), int(data["waiting"]), str(data["detail"])
+        )
+        return RecordedVerdict(verdict, cluster, float(data["at"]))
+    except (ValueError, KeyError, TypeError) as error:
+        log.warning("verdict_unreadable", job=job_id, layer=layer_id, error=str(error))
+        return None
