@@ -116,4 +116,4 @@ def stage(*, hosts: int, cores: int, workers: int, say: Say) -> Iterator[Stage]:
 
 def _open_show(ready: Stage, *, cores: int) -> None:
     ready.command("show", "create", SHOW, "--managed")
-    ready.command("subscription", "create", SHOW, "local.general", "--size", str(cores), "--burst", str(cores))
+    ready.command("subscription", "create", SHOW, "local.general", str(cores))

@@ -1,0 +1,82 @@
+"""``opencue-sched demo`` as a stranger runs it: real RQDs, a real job, a picture, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from opencue_sched.embedded.pictures import read_png
+
+DEMO = [sys.executable, "-c", "from opencue_sched.operate.cli import main; main()", "demo"]
+
+
+def processes_mentioning(marker: str) -> list[str]:
+    """Command lines of live processes whose environment or arguments carry a marker."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            text = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if marker.encode() in text and int(process.name) != os.getpid():
+            found.append((process / "cmdline").read_bytes().decode(errors="replace").replace("\0", " "))
+    return found
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("OPENCUE_SCHED_")}
+    return {**inherited, "DEMO_TEST_MARKER": f"marker-{os.getpid()}-{time.monotonic_ns()}"}
+
+
+def test_the_demo_renders_a_picture_and_leaves_nothing_behind(tmp_path, environment):
+    ended = subprocess.run(
+        [*DEMO, "--frames", "6", "--hosts", "2", "--workers", "1", "--output", "out"],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "7 of 7 frames" in ended.stdout
+    for invariant in ("I1 ", "I2 ", "I4 ", "I6 ", "I7 ", "I8 "):
+        assert any(line.strip().startswith(invariant) and " pass " in line for line in ended.stdout.splitlines())
+    picture = read_png(tmp_path / "out" / "contact-sheet.png")
+    assert picture.width > 500
+    assert len(list((tmp_path / "out" / "frames").glob("frame.*.png"))) == 6
+    assert processes_mentioning(environment["DEMO_TEST_MARKER"]) == []
+
+
+def test_ctrl_c_stops_everything_it_started(tmp_path, environment):
+    demo = subprocess.Popen(
+        [*DEMO, "--frames", "40", "--hosts", "1", "--workers", "1"],
+        env=environment,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        for line in demo.stdout:
+            if "submitted" in line:
+                break
+        os.kill(demo.pid, signal.SIGINT)
+        demo.stdout.read()
+        assert demo.wait(timeout=60) == 130
+    finally:
+        demo.stdout.close()
+        demo.kill()
+        demo.wait()
+    deadline = time.monotonic() + 20
+    while left := processes_mentioning(environment["DEMO_TEST_MARKER"]):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
