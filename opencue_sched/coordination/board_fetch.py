@@ -1,0 +1,82 @@
+"""Opens a board by name and configuration, through the entry points ``opencue_sched.jobboards``.
+
+``fetch("mine", {"board": "redis", "host": "redis", "namespace": "cue"})``, or the same as a URI:
+``fetch("mine", "redis://redis:6379/0?namespace=cue&claim_ttl=30")``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
+
+import redis
+
+from opencue_sched.coordination.board_errors import NotFound
+from opencue_sched.coordination.jobboard import DEFAULT_CLAIM_SECONDS, JobBoard
+
+GROUP = "opencue_sched.jobboards"
+_CLIENT = ("host", "port", "password", "username", "db", "socket_timeout", "socket_connect_timeout", "ssl")
+_OWN = ("board", "url", "namespace", "claim_ttl", "clustered")
+_TRUE = ("1", "true", "yes", "on")
+
+
+def fetch(name: str, conf: Mapping[str, Any] | str, namespace: str = GROUP, **kwargs: Any) -> Any:
+    """The board ``name``. ``conf`` names the backend in ``board``, or is a URI whose scheme does; ``kwargs`` (such as
+    ``client`` and ``persistence``) go to the backend. ``namespace`` is the group of entry points.
+
+    Raises NotFound for a backend that is not installed, ValueError for a configuration that makes no sense.
+    """
+    settings = _from_uri(conf) if isinstance(conf, str) else dict(conf)
+    kind = settings.get("board")
+    if not kind:
+        raise ValueError("the configuration of a board names its backend: {'board': 'redis', ...}")
+    found = list(entry_points(group=namespace, name=str(kind)))
+    if not found:
+        known = sorted({entry.name for entry in entry_points(group=namespace)})
+        raise NotFound(f"no board backend {kind!r} in {namespace}; there are: {', '.join(known) or 'none'}")
+    return found[0].load()(name, settings, **kwargs)
+
+
+def open_redis_board(
+    name: str, conf: Mapping[str, Any], *, client: redis.Redis | None = None, **kwargs: Any
+) -> JobBoard:
+    """The entry point ``redis``."""
+    unknown = set(conf) - {*_CLIENT, *_OWN}
+    if unknown:
+        raise ValueError(f"a redis board has no settings {', '.join(sorted(unknown))}")
+    return JobBoard(
+        client if client is not None else _client(conf),
+        str(conf.get("namespace", "cue")),
+        name=name,
+        claim_ttl=float(conf.get("claim_ttl", DEFAULT_CLAIM_SECONDS)),
+        clustered=_true(conf.get("clustered", False)),
+        **kwargs,
+    )
+
+
+def _client(conf: Mapping[str, Any]) -> redis.Redis:
+    options: dict[str, Any] = {"decode_responses": True, "socket_timeout": float(conf.get("socket_timeout", 5.0))}
+    if conf.get("url"):
+        return redis.Redis.from_url(str(conf["url"]), **options)
+    for option, convert in (("port", int), ("db", int), ("socket_connect_timeout", float), ("ssl", _true)):
+        if option in conf:
+            options[option] = convert(conf[option])
+    options |= {name: conf[name] for name in ("host", "password", "username") if conf.get(name)}
+    return redis.Redis(**options)
+
+
+def _from_uri(uri: str) -> dict[str, Any]:
+    parts = urlsplit(uri)
+    if not parts.scheme:
+        raise ValueError(f"{uri!r} is no board URI: it starts with the backend, as in redis://host:6379/0")
+    conf: dict[str, Any] = dict(parse_qsl(parts.query))
+    conf["board"] = "redis" if parts.scheme in ("redis", "rediss", "unix") else parts.scheme
+    if parts.netloc and conf["board"] == "redis":
+        conf["url"] = urlunsplit(parts._replace(query=""))
+    return conf
+
+
+def _true(value: Any) -> bool:
+    return value if isinstance(value, bool) else str(value).lower() in _TRUE

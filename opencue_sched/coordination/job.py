@@ -1,0 +1,220 @@
+"""A job on a board, as a handle: what was read when it was found, and what is read anew each time it is asked."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid as uuids
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import Enum, StrEnum
+from typing import TYPE_CHECKING, Any
+
+from opencue_sched.coordination.board import Listing
+
+if TYPE_CHECKING:
+    from opencue_sched.coordination.jobboard import JobBoard
+
+PAYLOAD_VERSION = 1
+DOES_NOT_EXPIRE = -1.0
+NO_CLAIM = -2.0
+
+
+class JobPriority(Enum):
+    """How urgent a job is."""
+
+    VERY_HIGH = "VERY_HIGH"
+    HIGH = "HIGH"
+    NORMAL = "NORMAL"
+    LOW = "LOW"
+    VERY_LOW = "VERY_LOW"
+
+    @classmethod
+    def convert(cls, value: JobPriority | str) -> JobPriority:
+        """A priority from its name in any case. Raises ValueError naming the choices."""
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str) and value.upper() in cls.__members__:
+            return cls[value.upper()]
+        raise ValueError(f"{value!r} is no job priority; use one of {', '.join(cls.__members__)}")
+
+    @property
+    def rank(self) -> int:
+        """0 for the most urgent to 4."""
+        return list(type(self)).index(self)
+
+    @property
+    def queue_priority(self) -> int:
+        """The message priority that goes with it: 0, 1 or 2."""
+        return (0, 0, 1, 2, 2)[self.rank]
+
+    @classmethod
+    def of_rank(cls, rank: int) -> JobPriority:
+        return list(cls)[rank]
+
+
+class JobState(StrEnum):
+    """Derived from where the job is. A job not yet due is UNCLAIMED."""
+
+    UNCLAIMED = "UNCLAIMED"
+    CLAIMED = "CLAIMED"
+    COMPLETE = "COMPLETE"
+    TRASHED = "TRASHED"
+
+
+STATES = {
+    "ready": JobState.UNCLAIMED,
+    "delayed": JobState.UNCLAIMED,
+    "claimed": JobState.CLAIMED,
+    "trash": JobState.TRASHED,
+}
+
+
+@dataclass(frozen=True)
+class LogBook:
+    """What a job is about, when its details are not enough. ``meta["store"]`` holds parameters of its flow."""
+
+    name: str
+    uuid: str = field(default_factory=lambda: str(uuids.uuid4()))
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+class UnreadableJob(ValueError):
+    """A posting whose payload nobody can read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What was posted: versioned JSON."""
+
+    details: dict[str, Any]
+    book: LogBook | None
+
+    def encode(self) -> str:
+        """Raises TypeError or ValueError for what JSON cannot hold."""
+        book = None
+        if self.book is not None:
+            book = {"name": self.book.name, "uuid": self.book.uuid, "meta": dict(self.book.meta)}
+        return json.dumps({"v": PAYLOAD_VERSION, "details": self.details, "book": book}, allow_nan=False)
+
+    @classmethod
+    def decode(cls, text: str) -> Payload:
+        """Raises UnreadableJob."""
+        try:
+            data = json.loads(text)
+            if data["v"] != PAYLOAD_VERSION:
+                raise UnreadableJob(f"payload version {data['v']!r}; this process reads version {PAYLOAD_VERSION}")
+            details, book = data["details"], data.get("book")
+            if not isinstance(details, dict):
+                raise UnreadableJob("details are no object")
+            return cls(details, None if book is None else LogBook(book["name"], book["uuid"], book.get("meta") or {}))
+        except (ValueError, TypeError, KeyError) as error:
+            if isinstance(error, UnreadableJob):
+                raise
+            raise UnreadableJob(f"{type(error).__name__}: {error}") from error
+
+
+class Job:
+    """One job. ``state``, ``last_modified`` and ``expires_in`` are read anew; the rest never changes.
+
+    The handle remembers under which fence it saw or made the claim, so that it can never act on a later one.
+    """
+
+    def __init__(self, board: JobBoard, listing: Listing) -> None:
+        fields = listing.fields
+        payload = Payload.decode(fields["details"])
+        self.board = board
+        self.uuid = listing.uuid
+        self.name = fields["name"]
+        self.sequence = int(fields["seq"])
+        self.priority = JobPriority.of_rank(int(fields["prio"]))
+        self.created_on = _moment(fields["created"])
+        self.details = payload.details
+        self._book = payload.book
+        self.fence = listing.fence
+        self.owner_seen = fields.get("owner", "")
+
+    @property
+    def book(self) -> LogBook | None:
+        """The logbook: from the board's persistence if it has one, else as it was when posted; None without one."""
+        if self._book is None or self.board.persistence is None:
+            return self._book
+        loaded: LogBook = self.board.persistence(self._book.uuid)
+        return loaded
+
+    @property
+    def book_uuid(self) -> str | None:
+        return None if self._book is None else self._book.uuid
+
+    @property
+    def book_name(self) -> str | None:
+        return None if self._book is None else self._book.name
+
+    @property
+    def store(self) -> dict[str, Any]:
+        """Parameters of the flow: the book's, overridden by those in the job's details."""
+        from_book = {} if self._book is None else dict(self._book.meta.get("store", {}))
+        return {**from_book, **self.details.get("store", {})}
+
+    @property
+    def state(self) -> JobState:
+        """Where the job is now. Raises JobFailure when the store does not answer or the board is closed."""
+        return self.board.state_of(self)
+
+    @property
+    def last_modified(self) -> datetime | None:
+        """When it was last claimed, ended or written to, by the clock of Redis; None before its first claim."""
+        listing = self.board.listing_of(self)
+        text = "" if listing is None else listing.fields.get("modified", "")
+        return _moment(text) if text else None
+
+    @property
+    def result(self) -> Any:
+        """What a claimant recorded last, None for nothing."""
+        listing = self.board.listing_of(self)
+        text = "" if listing is None else listing.fields.get("result", "")
+        return json.loads(text) if text else None
+
+    @property
+    def error(self) -> str:
+        """Why it failed last or was trashed."""
+        listing = self.board.listing_of(self)
+        return "" if listing is None else listing.fields.get("error", "")
+
+    def expires_in(self) -> float:
+        """Seconds until the claim ends; DOES_NOT_EXPIRE (-1) if it never does, NO_CLAIM (-2) without one."""
+        listing = self.board.listing_of(self)
+        if listing is None or listing.left_ms is None or listing.left_ms == NO_CLAIM:
+            return NO_CLAIM
+        return DOES_NOT_EXPIRE if listing.left_ms == DOES_NOT_EXPIRE else max(0.0, listing.left_ms / 1000)
+
+    def extend_expiry(self, expiry: float) -> bool:
+        """Let the claim of this handle live ``expiry`` seconds from now; False when nobody has a claim.
+
+        Raises ClaimLost when the job was claimed again since, ValueError for ``expiry`` <= 0.
+        """
+        return self.board.extend_expiry(self, expiry)
+
+    def wait(
+        self,
+        timeout: float | None = None,
+        delay: float = 0.01,
+        delay_multiplier: float = 2.0,
+        max_delay: float = 60.0,
+        sleep_func: Callable[[float], None] = time.sleep,
+    ) -> bool:
+        """Wait until the job is complete (or trashed); False when that took longer than ``timeout`` seconds.
+
+        The board's events end the wait within milliseconds; the delays are kept for callers that pass them, and
+        ``max_delay`` bounds the time between two looks.
+        """
+        del delay, delay_multiplier, sleep_func
+        return self.board.wait_for(self, timeout, longest=max_delay)
+
+    def __repr__(self) -> str:
+        return f"<Job {self.name} {self.uuid} {self.priority.value} #{self.sequence}>"
+
+
+def _moment(milliseconds: str) -> datetime:
+    return datetime.fromtimestamp(int(milliseconds) / 1000, UTC)

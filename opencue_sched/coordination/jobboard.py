@@ -1,0 +1,419 @@
+"""The jobboard: post, claim, finish, abandon and watch jobs (TaskFlow's jobboards, on Redis).
+
+Differences from TaskFlow's own Redis board, each on purpose: claims end by themselves unless asked not to; every write
+of an owner is checked by owner and fence in one Lua call; jobs come by priority and then age; times are Redis' own and
+aware of their zone; the trash can be listed and restored; waiting is by event.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid as uuids
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+import structlog
+from redis.exceptions import RedisError
+
+from opencue_sched.coordination.board import NEVER, BoardScripts, End, Listing, Pages, Steering, life_ms
+from opencue_sched.coordination.board_errors import BoardClosed, ClaimLost, JobFailure, NotFound, UnclaimableJob
+from opencue_sched.coordination.board_events import EventReader, Notifier
+from opencue_sched.coordination.board_iteration import JobIterator
+from opencue_sched.coordination.entities import Entities, Entity
+from opencue_sched.coordination.job import (
+    STATES,
+    Job,
+    JobPriority,
+    JobState,
+    LogBook,
+    Payload,
+    UnreadableJob,
+)
+from opencue_sched.coordination.names import BoardKeys
+
+log = structlog.get_logger(__name__)
+
+DEFAULT_CLAIM_SECONDS = 60.0
+OLDEST_REDIS = (6, 2)
+PAGE = 100
+_LONGEST_LOOK_SECONDS = 1.0
+
+
+class JobBoard:
+    """A board in a namespace. ``claim_ttl`` is the life in seconds of claims made without an expiry of their own.
+
+    ``persistence`` maps the uuid of a logbook to the logbook. ``clustered`` gives all keys one hash tag, for Redis
+    Cluster. The client stays the caller's; it must decode responses. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        namespace: str,
+        *,
+        name: str = "jobs",
+        claim_ttl: float = DEFAULT_CLAIM_SECONDS,
+        clustered: bool = False,
+        persistence: Callable[[str], LogBook] | None = None,
+    ) -> None:
+        self.name = name
+        self.persistence = persistence
+        self._client = client
+        self._keys = BoardKeys(namespace, name, clustered)
+        self._scripts = BoardScripts(client, self._keys)
+        self._claim_ttl = claim_ttl
+        self._connected = False
+        self.notifier = Notifier(self._reader)
+        self._entities = Entities(client, self._keys)
+
+    # Connection
+
+    @property
+    def connected(self) -> bool:
+        return self._connected
+
+    def connect(self) -> None:
+        """Check that the store answers and is fit. Raises JobFailure."""
+        try:
+            self._client.ping()
+            version = str(self._client.info("server").get("redis_version", "0.0"))
+            policy = str(self._client.info("memory").get("maxmemory_policy", "noeviction"))
+        except RedisError as error:
+            raise JobFailure(f"board {self.name!r}: Redis does not answer: {error}") from error
+        if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_REDIS:
+            raise JobFailure(f"board {self.name!r}: Redis {version} is too old; 6.2 or newer is needed")
+        if policy.startswith("allkeys"):
+            raise JobFailure(
+                f"board {self.name!r}: Redis may evict jobs and claims (maxmemory-policy {policy}); "
+                "set maxmemory-policy to noeviction"
+            )
+        if policy != "noeviction":
+            log.warning("board_may_lose_entities", policy=policy, cure="set maxmemory-policy to noeviction")
+        self._connected = True
+
+    def close(self) -> None:
+        """End notifications. Every later call raises BoardClosed; claims stay until they end."""
+        self._connected = False
+        self.notifier.stop()
+
+    def __enter__(self) -> JobBoard:
+        self.connect()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Posting
+
+    def post(
+        self,
+        name: str,
+        book: LogBook | None = None,
+        details: dict[str, Any] | None = None,
+        priority: JobPriority | str = JobPriority.NORMAL,
+        *,
+        key: str | None = None,
+        delay: float = 0.0,
+    ) -> Job:
+        """Post a job. ``key`` makes it idempotent: while a job of that key is on the board (or in the trash), posting
+        again returns that job. ``delay`` seconds pass before anybody gets it.
+
+        Raises ValueError for a bad priority, JobFailure for details or a book that JSON cannot hold.
+        """
+        rank = JobPriority.convert(priority).rank
+        try:
+            payload = Payload(dict(details or {}), book).encode()
+        except (TypeError, ValueError) as error:
+            raise JobFailure(f"job {name!r} cannot be posted: {error}") from error
+        uuid = str(uuids.uuid4())
+        with self._answering():
+            answer = self._scripts.call("board_post", uuid, name, key or "", payload, rank, max(0, round(delay * 1000)))
+        found = self.find(str(answer[1]))
+        if found is None:
+            raise NotFound(f"job {answer[1]} was taken from the board while it was posted")
+        return found
+
+    # Looking
+
+    def find(self, uuid: str) -> Job | None:
+        """The job of this id; None when it is gone."""
+        listing = self.listing(uuid)
+        return None if listing is None else Job(self, listing)
+
+    @property
+    def job_count(self) -> int:
+        """Jobs on the board, claimed ones included, trash not."""
+        with self._answering():
+            counts = self._scripts.counts()
+        return counts.ready + counts.delayed + counts.claimed
+
+    def iterjobs(self, only_unclaimed: bool = False, ensure_fresh: bool = False) -> JobIterator:
+        """The jobs by priority, oldest first. ``only_unclaimed``: those that can be claimed now, each looked at again
+        as the iterator reaches it. ``ensure_fresh``: each of the others is read again too.
+        """
+        self._check_open()
+        return JobIterator(self, only_unclaimed=only_unclaimed, ensure_fresh=ensure_fresh)
+
+    def page(self, which: Pages, after: str) -> list[Listing]:
+        """A page of listings; see JobIterator."""
+        with self._answering():
+            return self._scripts.page(which, after, PAGE)
+
+    def listing(self, uuid: str) -> Listing | None:
+        """What the board says of a job now; None when it is gone."""
+        with self._answering():
+            return self._scripts.job(uuid)
+
+    def wait(self, timeout: float | None = None) -> JobIterator:
+        """Wait for a job that can be claimed; an iterator of those. Raises NotFound after ``timeout`` seconds."""
+
+        def anything_ready() -> bool:
+            return self._scripts.counts().ready > 0
+
+        if not self._wait(anything_ready, timeout, longest=_LONGEST_LOOK_SECONDS):
+            raise NotFound(f"no job to claim appeared on board {self.name!r} in {timeout:g} s")
+        return self.iterjobs(only_unclaimed=True)
+
+    def find_owner(self, job: Job) -> str | None:
+        """Who has claimed the job; None when nobody has."""
+        listing = self.listing_of(job)
+        if listing is None or listing.fields.get("state") != "claimed":
+            return None
+        return listing.fields["owner"]
+
+    def state_of(self, job: Job) -> JobState:
+        """Where the job is now."""
+        listing = self.listing_of(job)
+        return JobState.COMPLETE if listing is None else STATES[listing.fields["state"]]
+
+    def listing_of(self, job: Job) -> Listing | None:
+        """What the board says of the job now."""
+        return self.listing(job.uuid)
+
+    def wait_for(self, job: Job, timeout: float | None, *, longest: float) -> bool:
+        """Wait until a job is complete or trashed; see Job.wait."""
+        done = (JobState.COMPLETE, JobState.TRASHED)
+        return self._wait(lambda: self.state_of(job) in done, timeout, longest=longest)
+
+    # Claims
+
+    def claim(self, job: Job, who: str, expiry: float | None = None) -> Job:
+        """Claim a job for ``expiry`` seconds: the board's claim_ttl by default, ``jobboard.NEVER`` for ever.
+
+        Raises UnclaimableJob when somebody has it (the same owner too: its claim then lives ``expiry`` anew, if one was
+        given), when it is not due yet or was trashed, NotFound when it is gone, TypeError and ValueError.
+        """
+        _check_owner(who)
+        _check_expiry(expiry)
+        life = self._claim_ttl if expiry is None else expiry
+        with self._answering():
+            answer = self._scripts.claim(job.uuid, who, life=life, again=expiry)
+        if answer[0]:
+            job.fence, job.owner_seen = int(answer[1]), who
+            return job
+        reason = answer[1]
+        if reason == "gone":
+            raise NotFound(f"job {job.uuid} is not on board {self.name!r}")
+        if reason == "held":
+            raise UnclaimableJob(f"job {job.uuid} is claimed by {answer[2]!r}", owner=str(answer[2]))
+        if reason == "not_yet":
+            raise UnclaimableJob(f"job {job.uuid} is not due for {float(answer[2]) / 1000:.1f} s")
+        raise UnclaimableJob(f"job {job.uuid} is in the trash")
+
+    def claim_next(
+        self,
+        who: str,
+        expiry: float | None = None,
+        *,
+        at_least: JobPriority = JobPriority.VERY_LOW,
+        where: Callable[[Job], bool] | None = None,
+    ) -> Job | None:
+        """Claim the most urgent, oldest job that can be claimed, in one atomic step of O(log n); None without one.
+
+        ``at_least`` leaves less urgent jobs. ``where`` picks by anything else: then jobs are looked at in turn.
+        """
+        _check_owner(who)
+        _check_expiry(expiry)
+        if where is not None:
+            return self._claim_first(who, expiry, (job for job in self.iterjobs(only_unclaimed=True) if where(job)))
+        life = self._claim_ttl if expiry is None else expiry
+        while True:
+            with self._answering():
+                answer = self._scripts.call("board_next", who, life_ms(life), 0, at_least.rank)
+            if not answer[0]:
+                return None
+            _, uuid, fence, _, name, details = answer
+            try:
+                Payload.decode(str(details))
+            except UnreadableJob as error:
+                self._quarantine(str(uuid), str(name), error)
+                continue
+            job = self.find(str(uuid))
+            if job is not None and job.fence == int(fence):
+                return job
+
+    def _claim_first(self, who: str, expiry: float | None, jobs: Iterable[Job]) -> Job | None:
+        for job in jobs:
+            try:
+                return self.claim(job, who, expiry)
+            except (UnclaimableJob, NotFound):
+                continue
+        return None
+
+    def extend_expiry(self, job: Job, expiry: float) -> bool:
+        """See Job.extend_expiry."""
+        _check_expiry(expiry)
+        with self._answering():
+            answer = self._scripts.call("board_extend", job.uuid, job.owner_seen, job.fence, life_ms(expiry))
+        if answer < 0:
+            raise ClaimLost(f"job {job.uuid} was claimed by somebody since")
+        return bool(answer)
+
+    def extend(self, claims: Sequence[Job], *, ttl_seconds: float) -> list[Job]:
+        """Prolong the claims of these handles; those still held. For coordination.keeper.Keeper."""
+        calls = [(job.uuid, job.owner_seen, job.fence, life_ms(ttl_seconds)) for job in claims]
+        answers = self._scripts.call_each("board_extend", calls)
+        return [job for job, held in zip(claims, answers, strict=True) if held == 1]
+
+    def record(self, job: Job, who: str, result: Any) -> None:
+        """Write a result on the job under the claim of this handle. Raises NotFound, JobFailure, ClaimLost."""
+        _check_owner(who)
+        try:
+            text = json.dumps(result, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise JobFailure(f"the result of job {job.uuid} cannot be written: {error}") from error
+        with self._answering():
+            answer = self._scripts.call("board_note", job.uuid, who, job.fence, text)
+        if answer == 0:
+            raise NotFound(f"nobody has claimed job {job.uuid}")
+        if answer < 0:
+            raise ClaimLost(f"job {job.uuid} is no longer {who!r}'s under this claim")
+
+    # Ends of claims
+
+    def consume(self, job: Job, who: str) -> None:
+        """The job is done and leaves the board.
+
+        Raises NotFound when it is gone or nobody has it, JobFailure when somebody else has, ClaimLost when the owner
+        of this name claimed it again since.
+        """
+        self._end(job, who, "consume")
+
+    def abandon(self, job: Job, who: str) -> None:
+        """Somebody else may have the job at once. Raises as consume."""
+        self._end(job, who, "abandon")
+
+    def trash(self, job: Job, who: str, reason: str = "") -> None:
+        """Put the job aside, with why. Raises as consume."""
+        self._end(job, who, "trash", error=reason)
+
+    def _end(self, job: Job, who: str, how: End, *, error: str = "") -> None:
+        _check_owner(who)
+        with self._answering():
+            answer = self._scripts.end(job.uuid, who, job.fence, how, error=error)
+        if answer[0]:
+            return
+        reason = answer[1]
+        if reason in ("gone", "unclaimed"):
+            raise NotFound(f"job {job.uuid} is {'gone' if reason == 'gone' else 'claimed by nobody'}; cannot {how} it")
+        if reason == "other" and job.owner_seen != who:
+            raise JobFailure(f"job {job.uuid} is claimed by {answer[2]!r}, not by {who!r}; cannot {how} it")
+        raise ClaimLost(f"job {job.uuid} was claimed again since; cannot {how} it")
+
+    # The trash
+
+    def trashed(self) -> Iterator[tuple[str, dict[str, str]]]:
+        """What was put aside, oldest first: id and raw fields, because what lies there may be unreadable."""
+        after = "-inf"
+        while page := self.page("trash", after):
+            yield from ((listing.uuid, listing.fields) for listing in page)
+            after = page[-1].score
+
+    def restore(self, uuid: str) -> Job:
+        """Put a trashed job back on the board. Raises NotFound for one that is not in the trash."""
+        self._steer(uuid, "restore")
+        job = self.find(uuid)
+        if job is None:
+            raise NotFound(f"job {uuid} is gone")
+        return job
+
+    def delete(self, uuid: str) -> None:
+        """Delete a trashed job for good. Raises NotFound for one that is not in the trash."""
+        self._steer(uuid, "delete")
+
+    def _steer(self, uuid: str, how: Steering) -> None:
+        with self._answering():
+            answer = self._scripts.steer(uuid, how)
+        if not answer[0]:
+            raise NotFound(f"job {uuid} is not in the trash of board {self.name!r}")
+
+    # Entities
+
+    def register_entity(self, entity: Entity, *, ttl_seconds: float = 60.0) -> None:
+        """Say that something (a conductor, say) works with this board, for ``ttl_seconds`` from now."""
+        with self._answering():
+            self._entities.register(entity, ttl_seconds=ttl_seconds)
+
+    def entities(self) -> list[Entity]:
+        """What is registered and has not run out."""
+        with self._answering():
+            return self._entities.all()
+
+    # Inside
+
+    def quarantine(self, listing: Listing, error: UnreadableJob) -> None:
+        """Put a job aside that nobody can read, so that iteration and claiming go on."""
+        self._quarantine(listing.uuid, listing.fields.get("name", "?"), error)
+
+    def _quarantine(self, uuid: str, name: str, error: UnreadableJob) -> None:
+        log.error("job_unreadable", board=self.name, job=uuid, name=name, error=str(error))
+        with self._answering():
+            self._scripts.steer(uuid, "trash", f"unreadable: {error}", force=True)
+
+    def _reader(self) -> EventReader:
+        with self._answering():
+            return EventReader(self._client, self._keys.of("events"))
+
+    def _wait(self, done: Callable[[], bool], timeout: float | None, *, longest: float) -> bool:
+        """Look, then look again at each event, when a job becomes due, and at least every ``longest`` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._answering():
+            reader = EventReader(self._client, self._keys.of("events"))
+            while not done():
+                due = self._scripts.counts().next_seconds
+                pause = min(longest, _LONGEST_LOOK_SECONDS if due is None else max(0.001, due))
+                if deadline is not None:
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        return False
+                    pause = min(pause, left)
+                reader.read(pause)
+                self._check_open()
+        return True
+
+    def _check_open(self) -> None:
+        if not self._connected:
+            raise BoardClosed(f"board {self.name!r} is not connected")
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        self._check_open()
+        try:
+            yield
+        except RedisError as error:
+            raise JobFailure(f"board {self.name!r}: Redis does not answer: {error}") from error
+
+
+def _check_owner(who: str) -> None:
+    if not isinstance(who, str):
+        raise TypeError(f"an owner is named by a string, not by {type(who).__name__}")
+    if not who:
+        raise ValueError("an owner needs a name")
+
+
+def _check_expiry(expiry: float | None) -> None:
+    if expiry is not None and not (expiry > 0 or expiry == NEVER):
+        raise ValueError(f"a claim's expiry must be above 0 seconds, not {expiry!r}")
