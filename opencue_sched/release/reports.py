@@ -40,6 +40,9 @@ OLDEST_FOR_VERIFICATION_SECONDS = SETTLED_SECONDS - 1.0
 """A status report that waited longer than this only brings numbers; nothing is killed or missed because of it."""
 
 
+LONGEST_SETUP_SECONDS = 120.0
+"""RQD lists a frame once its log is open, which takes ten seconds when the directory does not answer."""
+
 _RELEASED = (RunVerdict.APPLIED, RunVerdict.RELEASED)
 
 
@@ -242,17 +245,17 @@ class HostReports:
     def _end_lost(self, report: report_pb2.HostReport, host_id: str, host_name: str) -> tuple[str, ...]:
         """End the runs this host has not named in two reports, once RQD confirms that they do not run.
 
-        While RQD has booked more cores than its frames have, it is still setting one up, and nothing is missing.
+        While RQD has booked more cores than its frames have, it is still setting one up: a young proc is not missing.
         """
-        listed = sum(frame.num_cores for frame in report.frames)
-        if report.core_info.booked_cores > listed:
-            return ()
+        grace = self._settings.lost_completion_grace
+        if report.core_info.booked_cores > sum(frame.num_cores for frame in report.frames):
+            grace = max(grace, LONGEST_SETUP_SECONDS)
         with self._engine.connect() as connection:
             unreported = reported_runs.unreported_procs(
                 connection,
                 host_id,
                 [frame.resource_id for frame in report.frames],
-                grace=self._settings.lost_completion_grace,
+                grace=grace,
                 unseen=SETTLED_SECONDS,
             )
         missing = set(self._absences.missing(host_id, [proc.proc_id for proc in unreported]))
