@@ -87,6 +87,8 @@ class PhaseResult:
     timing: str
     hosts_attempted: int
     wasted_attempts: int
+    lost_bookings: int
+    lost_by_reason: str
     passes: int
     lua_calls_per_frame: float
     redis_commands_per_frame: float
@@ -173,6 +175,12 @@ def _phase(
         timing=timing,
         hosts_attempted=int(spent["scheduler_hosts_attempted_total"]),
         wasted_attempts=int(spent["scheduler_wasted_attempts_total"]),
+        lost_bookings=int(spent["scheduler_bookings_lost_total"]),
+        lost_by_reason=", ".join(
+            f"{key.partition(':')[2]} {int(count)}"
+            for key, count in sorted(spent.items())
+            if key.startswith("scheduler_bookings_lost_total:") and count
+        ),
         passes=int(spent["scheduler_pass_terminated_reason_total"]),
         lua_calls_per_frame=round(spent["redis_lua_calls"] / per_frame, 2),
         redis_commands_per_frame=round(spent["redis_commands"] / per_frame, 2),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import redis
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import SecretStr
 from sqlalchemy import Engine, text
 
 from opencue_sched.embedded.fleet import Fleet
@@ -54,6 +55,8 @@ class Workbench:
                     for sample in family.samples:
                         if sample.name.endswith(("_total", "_sum", "_count")):
                             sums[sample.name] += sample.value
+                            if "reason" in sample.labels:
+                                sums[f"{sample.name}:{sample.labels['reason']}"] += sample.value
         stats = self.client.info("commandstats")
         sums["redis_lua_calls"] = sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("evalsha", "eval"))
         sums["redis_commands"] = self.client.info("stats")["total_commands_processed"]
@@ -73,6 +76,7 @@ def workbench(environment: Mapping[str, str], *, database_url: str | None = None
             postgres = EmbeddedPostgres(configuration={"track_commit_timestamp": "on"})
             database_url = stack.enter_context(postgres).url
         cache = stack.enter_context(EmbeddedRedis())
+        database_url = Settings(database_url=SecretStr(database_url)).sqlalchemy_url
         upgrade(database_url)
         urls = {"OPENCUE_SCHED_DATABASE_URL": database_url, "OPENCUE_SCHED_REDIS_URL": cache.url}
         with _environment({**urls, **environment}):

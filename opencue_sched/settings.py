@@ -62,7 +62,7 @@ class Stream(_Section):
     cluster_buffer_size: int = Field(
         3,
         ge=1,
-        description="Accepted, without effect: how many clusters are worked on at once is `celery worker --concurrency`.",
+        description="Accepted, without effect: clusters at once are `celery worker --concurrency`.",
     )
     job_buffer_size: int = Field(
         3,

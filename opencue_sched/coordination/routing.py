@@ -79,6 +79,12 @@ class Router:
             self._load[instance] += 1
             return self._instance_queue(instance)
 
+    def instances(self) -> frozenset[str]:
+        """The live instances of the group that dispatch."""
+        with self._lock:
+            self._look()
+            return frozenset(self._live)
+
     def _look(self) -> None:
         now = self._clock()
         if now - self._read_at < REMEMBERED_SECONDS:

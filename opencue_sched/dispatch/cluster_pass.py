@@ -16,7 +16,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import structlog
@@ -25,6 +25,7 @@ from sqlalchemy import Engine
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.ledger import BookAnswers, Ledger
 from opencue_sched.coordination.permits import LayerPermits
+from opencue_sched.coordination.shares import HostShares
 from opencue_sched.dispatch.commit import CommitResult, CommittedProc, commit_plan
 from opencue_sched.dispatch.gather import Gathered, gather
 from opencue_sched.dispatch.hosts import HostFeed
@@ -38,7 +39,7 @@ from opencue_sched.domain.errors import NotReady
 from opencue_sched.domain.farm import PlannedProc
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.placement.planner import Plan, plan_pass, release_plan
-from opencue_sched.placement.policy import policy_for
+from opencue_sched.placement.policy import Policy, policy_for
 from opencue_sched.settings import Settings
 from opencue_sched.store.environment import Environments, fetch_environments
 from opencue_sched.store.pending import SchemaColumns
@@ -61,6 +62,7 @@ class PassRunner:
     settlement: Settlement
     facts: SchemaColumns
     rest: LayerRest
+    shares: HostShares | None = None
     clock: Callable[[], float] = time.monotonic
 
     def run(self, cluster: Cluster, *, alive: Callable[[], bool]) -> PassReport:
@@ -112,13 +114,17 @@ class PassRunner:
             report.show_name = gathered.snapshot.jobs[0].show_name
         return gathered
 
+    def _policy(self, show_name: str) -> Policy:
+        first = None if self.shares is None else self.shares.first()
+        return replace(policy_for(self.settings.queue, show_name), first=first)
+
     def _plan(self, gathered: Gathered, cluster: Cluster, granted: Collection[str], report: PassReport) -> Plan:
         began = self.clock()
         plan = plan_pass(
             gathered.snapshot,
             cluster,
             self.hosts.cache,
-            policy_for(self.settings.queue, report.show_name),
+            self._policy(report.show_name),
             granted_layers=granted,
             new_id=lambda: str(uuid.uuid4()),
             limit_names={key: limit.name for key, limit in gathered.limits.items()},

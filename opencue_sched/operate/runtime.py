@@ -26,6 +26,7 @@ from opencue_sched.accounting.sightings import Sightings
 from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import ClaimKeeper, ClusterPostings, Refused
+from opencue_sched.coordination.shares import HostShares
 from opencue_sched.dispatch.channels import RqdChannels
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.commit import compensate
@@ -35,7 +36,7 @@ from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.dispatch.rest import LayerRest
 from opencue_sched.dispatch.settle import Settlement
 from opencue_sched.dispatch.sweep import Sweeper, SweepReport
-from opencue_sched.domain.errors import SchedulerError
+from opencue_sched.domain.errors import InvalidInput, SchedulerError
 from opencue_sched.operate import fleet_metrics, metrics
 from opencue_sched.operate.events import Events
 from opencue_sched.operate.membership import Membership, consumed_types
@@ -102,6 +103,7 @@ class Runtime:
             settlement=Settlement(self.engine, self.ledger, self.changes, self.channels, compensate),
             facts=self.facts,
             rest=LayerRest(self.settings.queue.cluster_saturated_sleep),
+            shares=HostShares(self.settings.instance, self.membership.router.instances),
         )
         return Dispatcher(
             self.settings, self.postings, self.keeper, runner, self.settings.instance, self.messenger.send
@@ -128,9 +130,11 @@ class Runtime:
 
     # What the doors call
 
-    def sweep(self, *, wake_shows: Collection[str] = (), wake_hosts: Collection[str] = ()) -> SweepReport:
-        """Post clusters with work and send their messages."""
-        report = self.sweeper.sweep(wake_shows=wake_shows, wake_hosts=wake_hosts)
+    def sweep(
+        self, *, wake_shows: Collection[str] = (), wake_hosts: Collection[str] = (), reload: bool = False
+    ) -> SweepReport:
+        """Post clusters with work and send their messages. ``reload`` reads the clusters anew."""
+        report = self.sweeper.sweep(wake_shows=wake_shows, wake_hosts=wake_hosts, reload=reload)
         for _, offered in report.send:
             self.messenger.send(offered)
         metrics.record_sweep(report)
@@ -154,6 +158,14 @@ class Runtime:
         if reply is not None:
             self.membership.answer(reply, posting, summary, self.messenger)
         return summary
+
+    def rest_cluster(self, key: str, seconds: float) -> str:
+        """Let a cluster rest, whatever would wake it; 0 ends its rest. Raises InvalidInput for an unknown cluster."""
+        posting = self.postings.find(key)
+        answer = [0, "gone"] if posting is None else self.postings.scripts.steer(posting, "rest", round(seconds * 1000))
+        if not answer[0]:
+            raise InvalidInput(f"cluster {key!r} cannot rest: its posting is {answer[1]}")
+        return f"{key} rests for {seconds:g} s" if seconds else f"{key} rests no more"
 
     def recompute(self) -> dict[str, object]:
         """Reconcile the ledger with proc."""

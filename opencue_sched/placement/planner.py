@@ -21,8 +21,8 @@ from opencue_sched.domain.farm import Host, Job, Layer, PlannedProc, Reservation
 from opencue_sched.domain.reservation import Dimension, Need, reserve, smallest_need
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.placement.headroom import OverCap, PlanHeadroom
-from opencue_sched.placement.policy import Policy
-from opencue_sched.placement.pool import HostPool, Preference
+from opencue_sched.placement.policy import FirstChoice, Policy
+from opencue_sched.placement.pool import Accept, HostPool, Preference
 from opencue_sched.placement.searches import BarrenSearches, Search
 from opencue_sched.placement.shortage import explain_shortage
 
@@ -140,6 +140,7 @@ class _Planner:
         self._wasted = self._hits = self._misses = 0
         self._cut_short = False
         self._barren = BarrenSearches()
+        self._barren_first = BarrenSearches()
         self._shortages: dict[tuple[Search, frozenset[str]], OverCap] = {}
 
     def plan(self) -> Plan:
@@ -193,16 +194,25 @@ class _Planner:
 
     def _next_host(self, turn: _LayerPass) -> Host | None:
         """A host for the layer's next frame, checked out. Searches that cannot find one are not made twice."""
+        if self._barren.covers(turn.search):
+            turn.asked = turn.vetoed = False
+            turn.capped = None
+            return None
+        if self._policy.first is not None and not self._barren_first.covers(turn.search):
+            host = self._search(turn, partial(self._accepts_first, turn, self._policy.first), self._barren_first)
+            if host is not None:
+                return host
+        return self._search(turn, partial(self._accepts, turn), self._barren)
+
+    def _search(self, turn: _LayerPass, accept: Accept, barren: BarrenSearches) -> Host | None:
         turn.asked = turn.vetoed = False
         turn.capped = None
-        if self._barren.covers(turn.search):
-            return None
         host = self._pool.check_out(
             self._cluster.facility_id,
             turn.search.tags,
             turn.need,
             self._policy.strategy,
-            partial(self._accepts, turn),
+            accept,
             allocs=turn.open_allocs,
             preference=self._preference(turn.layer),
         )
@@ -211,10 +221,13 @@ class _Planner:
             return host
         self._misses += 1
         if not turn.asked:
-            self._barren.nothing_idle(turn.search)
+            barren.nothing_idle(turn.search)
         elif turn.capped is None and not turn.vetoed:
-            self._barren.all_refused(turn.search)
+            barren.all_refused(turn.search)
         return None
+
+    def _accepts_first(self, turn: _LayerPass, first: FirstChoice, host: Host) -> bool:
+        return first(host.id) and self._accepts(turn, host)
 
     def _preference(self, layer: Layer) -> Preference | None:
         score = self._policy.score

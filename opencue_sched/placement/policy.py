@@ -19,6 +19,8 @@ Order = Callable[[Snapshot], Iterable[tuple[Job, Layer]]]
 """Every layer of the snapshot once, in the order in which they are served."""
 Admission = Callable[[Job, Layer, Host], bool]
 """Whether the layer may use the host. Asked for many hosts: cheap and pure."""
+FirstChoice = Callable[[str], bool]
+"""Whether a host, by id, is looked at before all others."""
 Score = Callable[[Layer, Host], float]
 """What placing the layer on the host costs; the lowest wins."""
 
@@ -49,6 +51,7 @@ class Policy:
     max_frames: int = 500
     order: Order = strict_priority
     admit: Admission = any_host
+    first: FirstChoice | None = None
     score: Score | None = None
     score_candidates: int = 500
 
