@@ -1,0 +1,295 @@
+"""Jobs, layers and frames as people look at them, and what they set on jobs. Cores in centicores, memory in KB."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+
+from sqlalchemy import Connection, TextClause, text
+
+from opencue_sched.domain.states import FrameState
+
+_JOBS = text(
+    """
+    SELECT job.pk_job, job.str_name, show.str_name AS show, folder.str_name AS folder, facility.str_name AS facility,
+           str_shot, str_user, job.str_state, job.b_paused, b_autoeat, int_max_retries, str_os, int_uid, str_log_dir,
+           job.ts_started, job.ts_stopped, int_frame_count, stat.int_waiting_count, stat.int_running_count,
+           stat.int_depend_count, stat.int_dead_count, stat.int_succeeded_count, stat.int_eaten_count,
+           int_priority, resource.int_min_cores, resource.int_max_cores, resource.int_max_gpus,
+           CAST(coalesce(used.cores, 0) AS bigint), coalesce(used.gpus, 0)
+      FROM job
+      JOIN show ON show.pk_show = job.pk_show
+      JOIN folder ON folder.pk_folder = job.pk_folder
+      JOIN facility ON facility.pk_facility = job.pk_facility
+      JOIN job_stat stat ON stat.pk_job = job.pk_job
+      JOIN job_resource resource ON resource.pk_job = job.pk_job
+      LEFT JOIN LATERAL (SELECT sum(int_cores_reserved) AS cores, sum(int_gpus_reserved) AS gpus
+                           FROM proc WHERE proc.pk_job = job.pk_job) used ON true
+     WHERE (CAST(:job AS varchar) IS NULL OR job.pk_job = :job)
+       AND (CAST(:show AS varchar) IS NULL OR job.pk_show = :show)
+       AND (CAST(:user_name AS varchar) IS NULL OR job.str_user = :user_name)
+       AND (CAST(:state AS varchar) IS NULL OR job.str_state = :state)
+       AND (CAST(:part AS varchar) IS NULL OR position(lower(:part) IN job.str_name) > 0)
+     ORDER BY job.str_state = 'FINISHED', int_priority DESC, job.ts_started, job.pk_job
+     LIMIT :most
+    """
+)
+_LAYERS = """
+    SELECT layer.pk_layer, layer.str_name, layer.str_type, str_cmd, str_range, int_chunk_size, int_cores_min,
+           layer.int_cores_max, b_threadable, int_mem_min, int_gpus_min, int_gpu_mem_min, str_tags, str_services,
+           int_timeout, int_timeout_llu, {start_after} AS start_after,
+           ARRAY(SELECT DISTINCT limit_record.str_name FROM layer_limit
+                   JOIN limit_record ON limit_record.pk_limit_record = layer_limit.pk_limit_record
+                  WHERE layer_limit.pk_layer = layer.pk_layer ORDER BY 1) AS limits,
+           int_total_count, int_waiting_count, int_running_count, int_depend_count, int_dead_count,
+           int_succeeded_count, int_eaten_count, int_checkpoint_count,
+           (SELECT min(frame.ts_eligible) FROM frame
+             WHERE frame.pk_layer = layer.pk_layer AND frame.str_state = 'WAITING') AS eligible
+      FROM layer JOIN layer_stat ON layer_stat.pk_layer = layer.pk_layer
+     WHERE layer.pk_job = :job
+     ORDER BY layer.int_dispatch_order, layer.str_name
+"""
+_CHOSEN = """
+       frame.pk_job = :job
+       AND (CAST(:layers AS varchar[]) IS NULL OR frame.pk_layer = ANY(CAST(:layers AS varchar[])))
+       AND (CAST(:numbers AS bigint[]) IS NULL OR frame.int_number = ANY(CAST(:numbers AS bigint[])))
+       AND (CAST(:states AS varchar[]) IS NULL OR frame.str_state = ANY(CAST(:states AS varchar[])))
+"""
+_FRAMES = text(
+    f"""
+    SELECT frame.pk_frame, frame.str_name, layer.str_name AS layer, int_number, frame.str_state, str_host, int_cores,
+           int_exit_status, int_retries, ts_started, ts_stopped, ts_llu, frame.ts_eligible, int_depend_count,
+           int_mem_reserved, int_mem_used, int_mem_max_used
+      FROM frame JOIN layer ON layer.pk_layer = frame.pk_layer
+     WHERE {_CHOSEN}
+     ORDER BY frame.int_layer_order, frame.int_dispatch_order LIMIT :most
+    """  # noqa: S608 - only our own constant
+)
+_CHOOSE = text(f"SELECT pk_frame, str_state FROM frame WHERE {_CHOSEN} ORDER BY int_layer_order, int_dispatch_order")  # noqa: S608
+_RESOURCES = {
+    column: text(f"UPDATE job_resource SET {column} = :value WHERE pk_job = ANY(CAST(:jobs AS varchar[]))")  # noqa: S608
+    for column in ("int_priority", "int_min_cores", "int_max_cores", "int_max_gpus")
+}
+
+# What a job, its layers and its frames wait for; pairs of frames stay hidden behind the row that groups them.
+_DEPENDS = text(
+    """
+    SELECT depend.pk_depend, depend.str_type, depend.str_target, depend.b_active, depend.b_any,
+           er_layer.str_name AS er_layer, er_frame.str_name AS er_frame, on_job.str_name AS on_job,
+           on_layer.str_name AS on_layer, on_frame.str_name AS on_frame,
+           CASE WHEN depend.b_composite THEN coalesce(pairs.open, 0) END AS open_pairs,
+           CASE WHEN depend.b_composite THEN coalesce(pairs.total, 0) END AS pairs
+      FROM depend
+      JOIN job on_job ON on_job.pk_job = depend.pk_job_depend_on
+      LEFT JOIN layer er_layer ON er_layer.pk_layer = depend.pk_layer_depend_er
+      LEFT JOIN frame er_frame ON er_frame.pk_frame = depend.pk_frame_depend_er
+      LEFT JOIN layer on_layer ON on_layer.pk_layer = depend.pk_layer_depend_on
+      LEFT JOIN frame on_frame ON on_frame.pk_frame = depend.pk_frame_depend_on
+      LEFT JOIN LATERAL (SELECT count(*) AS total, count(*) FILTER (WHERE child.b_active) AS open
+                           FROM depend child WHERE child.pk_parent = depend.pk_depend) pairs ON depend.b_composite
+     WHERE depend.pk_job_depend_er = :job AND depend.pk_parent IS NULL AND (depend.b_active OR :met)
+     ORDER BY er_layer.int_dispatch_order NULLS FIRST, depend.str_type, depend.ts_created, depend.pk_depend
+    """
+)
+_OPEN_DEPENDS = text(
+    """
+    SELECT pk_depend FROM depend
+     WHERE pk_job_depend_er = :job AND b_active AND NOT b_composite
+       AND (CAST(:depends AS varchar[]) IS NULL OR pk_depend = ANY(CAST(:depends AS varchar[]))
+            OR pk_parent = ANY(CAST(:depends AS varchar[])))
+    """
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job with its counts, its caps and what it uses now."""
+
+    id: str
+    name: str
+    show: str
+    folder: str
+    facility: str
+    shot: str
+    user: str
+    state: str
+    paused: bool
+    autoeat: bool
+    max_retries: int
+    os: str | None
+    uid: int | None
+    log_dir: str
+    started: datetime
+    stopped: datetime | None
+    frames: int
+    waiting: int
+    running: int
+    depend: int
+    dead: int
+    succeeded: int
+    eaten: int
+    priority: int
+    min_centicores: int
+    max_centicores: int
+    max_gpus: int
+    centicores: int
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer with its counts. ``eligible``: since when the oldest of its waiting frames could run."""
+
+    id: str
+    name: str
+    type: str
+    command: str
+    range: str
+    chunk_size: int
+    cores_min: int
+    cores_max: int
+    threadable: bool
+    memory_kb: int
+    gpus: int
+    gpu_memory_kb: int
+    tags: str
+    services: str
+    timeout_minutes: int
+    timeout_llu_minutes: int
+    start_after: datetime | None
+    limits: Sequence[str]
+    total: int
+    waiting: int
+    running: int
+    depend: int
+    dead: int
+    succeeded: int
+    eaten: int
+    checkpoint: int
+    eligible: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame. ``llu``: when its log last grew."""
+
+    id: str
+    name: str
+    layer: str
+    number: int
+    state: str
+    host: str | None
+    centicores: int
+    exit_status: int
+    retries: int
+    started: datetime | None
+    stopped: datetime | None
+    llu: datetime | None
+    eligible: datetime | None
+    depend_count: int
+    memory_reserved_kb: int
+    memory_used_kb: int
+    memory_max_kb: int
+
+
+@dataclass(frozen=True, slots=True)
+class Depend:
+    """What a job, a layer or a frame of it waits for. ``open_pairs`` of ``pairs`` of frames, where it groups such."""
+
+    id: str
+    type: str
+    target: str
+    active: bool
+    any_frame: bool
+    er_layer: str | None
+    er_frame: str | None
+    on_job: str
+    on_layer: str | None
+    on_frame: str | None
+    open_pairs: int | None
+    pairs: int | None
+
+
+def list_jobs(
+    connection: Connection,
+    *,
+    job_id: str | None = None,
+    show_id: str | None = None,
+    user: str | None = None,
+    state: str | None = None,
+    part: str | None = None,
+    most: int = 1_000_000,
+) -> list[Job]:
+    """Jobs of a show, user or state, or with ``part`` in their name; live ones first, by priority and age."""
+    wanted = {"job": job_id, "show": show_id, "user_name": user, "state": state, "part": part, "most": most}
+    return [Job(*row) for row in connection.execute(_JOBS, wanted)]
+
+
+def layers_of(connection: Connection, job_id: str, *, has_start_after: bool) -> list[Layer]:
+    """The layers of a job in dispatch order. ``has_start_after``: the schema knows layer.ts_start_after."""
+    return [Layer(*row) for row in connection.execute(_layers(has_start_after), {"job": job_id})]
+
+
+@cache
+def _layers(has_start_after: bool) -> TextClause:
+    column = "layer.ts_start_after" if has_start_after else "CAST(NULL AS timestamptz)"
+    return text(_LAYERS.format(start_after=column))
+
+
+def frames_of(
+    connection: Connection,
+    job_id: str,
+    *,
+    layer_ids: Collection[str] | None = None,
+    numbers: Collection[int] | None = None,
+    states: Collection[FrameState] | None = None,
+    most: int = 1_000_000,
+) -> list[Frame]:
+    """Frames of a job in dispatch order, of these layers, numbers and states; None is any."""
+    wanted = _wanted(job_id, layer_ids, numbers, states)
+    return [Frame(*row) for row in connection.execute(_FRAMES, {**wanted, "most": most})]
+
+
+def choose_frames(
+    connection: Connection,
+    job_id: str,
+    *,
+    layer_ids: Collection[str] | None = None,
+    numbers: Collection[int] | None = None,
+    states: Collection[FrameState] | None = None,
+) -> dict[str, FrameState]:
+    """Ids and states of the frames of a job that are meant, in dispatch order."""
+    rows = connection.execute(_CHOOSE, _wanted(job_id, layer_ids, numbers, states))
+    return {row.pk_frame: FrameState(row.str_state) for row in rows}
+
+
+def set_resource(connection: Connection, job_ids: Collection[str], column: str, value: int) -> None:
+    """Set int_priority, int_min_cores, int_max_cores (centicores) or int_max_gpus of jobs."""
+    connection.execute(_RESOURCES[column], {"jobs": sorted(job_ids), "value": value})
+
+
+def depends_of(connection: Connection, job_id: str, *, met: bool = False) -> list[Depend]:
+    """What a job waits for; ``met``: also what it waited for."""
+    return [Depend(*row) for row in connection.execute(_DEPENDS, {"job": job_id, "met": met})]
+
+
+def open_depends(connection: Connection, job_id: str, depend_ids: Collection[str] | None = None) -> list[str]:
+    """Ids of what a job still waits for: of all, or of these and the pairs they group."""
+    wanted = {"job": job_id, "depends": None if depend_ids is None else list(depend_ids)}
+    return list(connection.execute(_OPEN_DEPENDS, wanted).scalars())
+
+
+def _wanted(
+    job_id: str,
+    layer_ids: Collection[str] | None,
+    numbers: Collection[int] | None,
+    states: Collection[FrameState] | None,
+) -> dict[str, object]:
+    return {
+        "job": job_id,
+        "layers": None if layer_ids is None else list(layer_ids),
+        "numbers": None if numbers is None else list(numbers),
+        "states": None if states is None else [state.value for state in states],
+    }

@@ -1,0 +1,168 @@
+"""What the database alone says about why a job's frames wait. Reads only; usage is summed from the procs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Connection, text
+
+_SITUATION = text(
+    """
+    SELECT job.pk_job, job.str_name, job.str_state, job.b_paused, job.b_auto_book, job.str_os,
+           job.pk_show, show.str_name AS show, show.b_active, show.b_scheduler_managed,
+           show.b_booking_enabled AND show.b_dispatch_enabled AS booking, show.b_paused AS show_paused,
+           job.pk_facility, facility.str_name AS facility,
+           coalesce(resource.int_max_cores, 0), coalesce(resource.int_max_gpus, 0), used.cores, used.gpus,
+           folder.str_name AS folder, coalesce(caps.int_max_cores, 0), coalesce(caps.int_max_gpus, 0),
+           folder_used.cores, folder_used.gpus, current_timestamp
+      FROM job
+      JOIN show ON show.pk_show = job.pk_show
+      JOIN facility ON facility.pk_facility = job.pk_facility
+      JOIN folder ON folder.pk_folder = job.pk_folder
+      LEFT JOIN job_resource resource ON resource.pk_job = job.pk_job
+      LEFT JOIN folder_resource caps ON caps.pk_folder = job.pk_folder
+      CROSS JOIN LATERAL (
+          SELECT CAST(coalesce(sum((int_cores_reserved + 99) / 100), 0) AS bigint) AS cores,
+                 coalesce(sum(int_gpus_reserved), 0) AS gpus
+            FROM proc WHERE proc.pk_job = job.pk_job) used
+      CROSS JOIN LATERAL (
+          SELECT CAST(coalesce(sum((int_cores_reserved + 99) / 100), 0) AS bigint) AS cores,
+                 coalesce(sum(int_gpus_reserved), 0) AS gpus
+            FROM proc JOIN job other ON other.pk_job = proc.pk_job WHERE other.pk_folder = job.pk_folder) folder_used
+     WHERE job.pk_job = :job
+    """
+)
+_QUARANTINE = text(
+    "SELECT reason, until FROM opencue_sched_quarantine WHERE pk_job = :job AND until > current_timestamp"
+)
+_SUBSCRIPTIONS = text(
+    """
+    SELECT alloc.pk_alloc, alloc.str_name, alloc.pk_facility, int_burst,
+           CAST(coalesce(used.cores, 0) AS bigint) AS cores
+      FROM subscription
+      JOIN alloc ON alloc.pk_alloc = subscription.pk_alloc
+      LEFT JOIN (SELECT host.pk_alloc, sum((int_cores_reserved + 99) / 100) AS cores
+                   FROM proc JOIN host ON host.pk_host = proc.pk_host
+                  WHERE proc.pk_show = :show AND NOT b_local GROUP BY host.pk_alloc) used
+             ON used.pk_alloc = subscription.pk_alloc
+     WHERE subscription.pk_show = :show ORDER BY alloc.str_name
+    """
+)
+_HOSTS = text(
+    """
+    SELECT host.pk_host AS id, host.str_name AS name, alloc.pk_alloc AS alloc_id, alloc.str_name AS allocation,
+           alloc.pk_facility AS facility_id, facility.str_name AS facility, host.str_lock_state AS lock_state,
+           host_stat.str_state AS state, host_stat.str_os AS os,
+           CAST(extract(epoch FROM clock_timestamp() - host_stat.ts_ping) AS double precision) AS report_age,
+           array_agg(DISTINCT replace(host_tag.str_tag, ' ', '')) AS tags
+      FROM host_tag
+      JOIN host ON host.pk_host = host_tag.pk_host
+      JOIN host_stat ON host_stat.pk_host = host.pk_host
+      JOIN alloc ON alloc.pk_alloc = host.pk_alloc
+      JOIN facility ON facility.pk_facility = alloc.pk_facility
+     WHERE replace(host_tag.str_tag, ' ', '') = ANY(CAST(:tags AS varchar[]))
+     GROUP BY host.pk_host, host_stat.pk_host_stat, alloc.pk_alloc, facility.pk_facility
+    """
+)
+_TAGS = text("SELECT DISTINCT replace(str_tag, ' ', '') FROM host_tag")
+_FACILITY = text("SELECT count(*) FROM facility WHERE str_name = :name")
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """A job, its show, its caps and what is used under them. Caps in centicores, use in whole cores as booked."""
+
+    job_id: str
+    name: str
+    state: str
+    paused: bool
+    auto_book: bool
+    os: str | None
+    show_id: str
+    show: str
+    show_active: bool
+    show_managed: bool
+    show_booking: bool
+    show_paused: bool
+    facility_id: str
+    facility: str
+    max_centicores: int
+    max_gpus: int
+    cores: int
+    gpus: int
+    folder: str
+    folder_max_centicores: int
+    folder_max_gpus: int
+    folder_cores: int
+    folder_gpus: int
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """Why a job is left alone, and until when."""
+
+    reason: str
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribed:
+    """An allocation the show may use: its burst in centicores, its use in whole cores."""
+
+    alloc_id: str
+    allocation: str
+    facility_id: str
+    burst_centicores: int
+    cores: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedHost:
+    """A host that carries some of the tags asked for. ``report_age``: seconds since its last report."""
+
+    id: str
+    name: str
+    alloc_id: str
+    allocation: str
+    facility_id: str
+    facility: str
+    lock_state: str
+    state: str
+    os: str
+    report_age: float
+    tags: frozenset[str]
+
+
+def situation(connection: Connection, job_id: str) -> Situation:
+    """A job as it stands. The job must exist."""
+    return Situation(*connection.execute(_SITUATION, {"job": job_id}).one())
+
+
+def quarantine(connection: Connection, job_id: str) -> Quarantine | None:
+    """The job's quarantine, if it is in one. Needs our own tables."""
+    row = connection.execute(_QUARANTINE, {"job": job_id}).one_or_none()
+    return None if row is None else Quarantine(row.reason, row.until)
+
+
+def subscriptions(connection: Connection, show_id: str) -> list[Subscribed]:
+    """What a show may use, and uses."""
+    return [Subscribed(*row) for row in connection.execute(_SUBSCRIPTIONS, {"show": show_id})]
+
+
+def tagged_hosts(connection: Connection, tags: Collection[str]) -> list[TaggedHost]:
+    """All hosts, of any facility and in any state, with any of these tags."""
+    rows = connection.execute(_HOSTS, {"tags": list(tags)})
+    return [TaggedHost(**{**row, "tags": frozenset(row["tags"])}) for row in rows.mappings()]
+
+
+def all_tags(connection: Connection) -> list[str]:
+    """Every tag a host carries."""
+    return list(connection.execute(_TAGS).scalars())
+
+
+def facility_exists(connection: Connection, name: str) -> bool:
+    """Whether there is a facility of exactly this name."""
+    return bool(connection.execute(_FACILITY, {"name": name}).scalar_one())
