@@ -13,10 +13,17 @@ from typing import Any
 
 import structlog
 from celery import Celery, bootsteps
-from celery.signals import setup_logging, worker_process_init, worker_process_shutdown, worker_shutting_down
+from celery.signals import (
+    setup_logging,
+    task_rejected,
+    task_unknown,
+    worker_process_init,
+    worker_process_shutdown,
+    worker_shutting_down,
+)
 
 from opencue_sched.domain.errors import SchedulerError
-from opencue_sched.operate.consumer_steps import PresenceStep, begin_to_drain
+from opencue_sched.operate.consumer_steps import PresenceStep, begin_to_drain, bury_unreadable
 from opencue_sched.settings import get_settings
 
 log = structlog.get_logger(__name__)
@@ -80,3 +87,5 @@ def _child_stopped(pid: int | None = None, **_: Any) -> None:
 app.steps["worker"].add(RuntimeStep)
 app.steps["consumer"].add(PresenceStep)
 worker_shutting_down.connect(begin_to_drain)
+task_unknown.connect(bury_unreadable)
+task_rejected.connect(bury_unreadable)

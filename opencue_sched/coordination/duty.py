@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class DutyState(StrEnum):
-    """``PAUSED`` takes nothing new until told to resume; ``DRAINING`` takes nothing new ever again."""
+    """``PAUSED`` takes no dispatch work, ``DRAINING`` nothing at all, both until told to resume."""
 
     STARTING = "starting"
     WORKING = "working"
@@ -23,6 +23,7 @@ class Duty:
 
     def __init__(self) -> None:
         self.state = DutyState.STARTING
+        self._stopping = False
         self._changed = threading.Condition()
         self._in_hand = 0
 
@@ -37,16 +38,27 @@ class Duty:
         return self.state in (DutyState.STARTING, DutyState.WORKING)
 
     def begin(self) -> None:
-        """Take work, unless this process is draining."""
-        if self.state is not DutyState.DRAINING:
+        """The process is ready: take work, unless it was told not to already."""
+        if self.state is DutyState.STARTING:
             self.state = DutyState.WORKING
 
     def pause(self) -> None:
-        if self.state is not DutyState.DRAINING:
+        """Take no more dispatch work for now."""
+        if not self._stopping:
             self.state = DutyState.PAUSED
 
     def drain(self) -> None:
-        """Take no more work. Safe in a signal handler."""
+        """Take no more work of any kind for now."""
+        self.state = DutyState.DRAINING
+
+    def resume(self) -> None:
+        """Take work again, unless this process is about to end."""
+        if not self._stopping:
+            self.state = DutyState.WORKING
+
+    def stop(self) -> None:
+        """Take no more work ever. Safe in a signal handler."""
+        self._stopping = True
         self.state = DutyState.DRAINING
 
     @contextmanager

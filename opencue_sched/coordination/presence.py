@@ -128,6 +128,10 @@ class Presence:
         return self._actors[0].instance
 
     @property
+    def types(self) -> tuple[str, ...]:
+        return tuple(actor.type for actor in self._actors)
+
+    @property
     def token(self) -> str:
         return self._actors[0].token
 

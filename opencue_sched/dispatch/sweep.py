@@ -61,6 +61,11 @@ class Sweeper:
         with self._engine.connect() as connection:
             return load_clusters(connection, self._settings)
 
+    def reload(self) -> None:
+        """Read the clusters anew now, without waiting for the interval."""
+        with self._lock:
+            self._feed.reload()
+
     def sweep(self, *, wake_shows: Collection[str] = (), wake_hosts: Collection[str] = ()) -> SweepReport:
         """Post every cluster with waiting work.
 

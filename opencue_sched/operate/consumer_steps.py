@@ -9,8 +9,12 @@ from typing import Any
 import structlog
 from celery import bootsteps
 from celery.worker import state
+from redis.exceptions import RedisError
 
+from opencue_sched.coordination.dead_letters import bury
 from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken
+from opencue_sched.operate import fleet_metrics
+from opencue_sched.operate.remote_control import obey
 
 log = structlog.get_logger(__name__)
 
@@ -35,9 +39,12 @@ class PresenceStep(bootsteps.StartStopStep):
         def beat() -> None:
             try:
                 membership.heartbeat()
+                obey(parent, membership.control_messages())
             except InstanceTaken as error:
                 log.error("worker_stops", reason=str(error))
                 state.should_stop = EX_CONFIG  # type: ignore[assignment]
+            except RedisError as error:
+                log.warning("control_messages_unreadable", error=str(error))
 
         beat()
         self._timer = parent.timer.call_repeatedly(REFRESH_SECONDS, beat)
@@ -50,6 +57,17 @@ class PresenceStep(bootsteps.StartStopStep):
     shutdown = stop
 
 
+def bury_unreadable(message: Any, exc: BaseException | None = None, **_: Any) -> None:
+    """A message that Celery itself could not make sense of (its signals task_unknown and task_rejected)."""
+    from opencue_sched.operate.runtime import runtime
+
+    fleet_metrics.dead_letters.inc()
+    queue = str((message.delivery_info or {}).get("routing_key", ""))
+    body = message.body.decode(errors="replace") if isinstance(message.body, bytes) else str(message.body)
+    mine = runtime()
+    bury(mine.client, mine.membership.namespace, queue=queue, reason=f"no task of ours: {exc}", body=body)
+
+
 def begin_to_drain(**_: Any) -> None:
     """At the first signal to stop: take nothing new. A second SIGTERM ends the process at once.
 
@@ -57,5 +75,5 @@ def begin_to_drain(**_: Any) -> None:
     """
     from opencue_sched.operate.runtime import runtime
 
-    runtime().membership.duty.drain()
+    runtime().membership.duty.stop()
     signal.signal(signal.SIGTERM, lambda signum, _: os._exit(128 + signum))

@@ -16,6 +16,7 @@ from celery import Celery
 from redis.exceptions import RedisError
 
 from opencue_sched.coordination import replies
+from opencue_sched.coordination.control import Addressed, take_control_messages
 from opencue_sched.coordination.duty import Duty, DutyState
 from opencue_sched.coordination.names import QueueName, QueueType, worker_group
 from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken, Presence, call_roll
@@ -100,6 +101,11 @@ class Membership:
             ended.set()
             thread.join()
 
+    def control_messages(self) -> list[Addressed]:
+        """Control messages that wait for this instance, its group or its types; taken from their queues."""
+        types = () if self.presence is None else self.presence.types
+        return take_control_messages(self._client, self.namespace, types, self.group, self._settings.instance)
+
     def heartbeat(self) -> None:
         """Refresh the presence and look after the queues. Raises InstanceTaken when another process took the name."""
         try:
@@ -130,7 +136,7 @@ class Membership:
 
     def leave(self) -> None:
         """Wait for what is in hand, within the grace, then take the presence away."""
-        self.duty.drain()
+        self.duty.stop()
         with self.present():
             if not self.duty.wait_until_idle(self._settings.coordination.drain_grace):
                 log.warning("left_with_work_in_hand", tasks=self.duty.in_hand)

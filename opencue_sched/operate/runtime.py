@@ -130,11 +130,14 @@ class Runtime:
 
     # What the doors call
 
-    def sweep(
-        self, *, wake_shows: Collection[str] = (), wake_hosts: Collection[str] = (), reload: bool = False
-    ) -> SweepReport:
-        """Post clusters with work and send their messages. ``reload`` reads the clusters anew."""
-        report = self.sweeper.sweep(wake_shows=wake_shows, wake_hosts=wake_hosts, reload=reload)
+    def reload_clusters(self) -> None:
+        """Read the set of clusters anew, now, and sweep."""
+        self.sweeper.reload()
+        self.sweep()
+
+    def sweep(self, *, wake_shows: Collection[str] = (), wake_hosts: Collection[str] = ()) -> SweepReport:
+        """Post clusters with work and send their messages."""
+        report = self.sweeper.sweep(wake_shows=wake_shows, wake_hosts=wake_hosts)
         for _, offered in report.send:
             self.messenger.send(offered)
         metrics.record_sweep(report)

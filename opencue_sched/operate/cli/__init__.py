@@ -21,9 +21,13 @@ EXIT_CONFIG = 78
 _COMMANDS = {
     "alloc": "List, create and change allocations.",
     "audit": "Check the invariants against PostgreSQL and Redis.",
+    "board": "List, show, trash and restore cluster postings.",
+    "ctl": "Pause, resume, drain and stop workers; let a cluster rest.",
     "demo": "Render a real job on real RQDs, on this machine.",
+    "dispatch": "Dispatch one cluster now, and wait for the result if asked to.",
     "doctor": "Say whether everything a scheduler needs is there.",
     "explain": "Say why a job's frames are waiting.",
+    "fleet": "Show who is alive, who leads, and what waits.",
     "host": "List, lock, unlock and tag hosts.",
     "job": "List, show and steer jobs.",
     "limit": "List, create and change limits (licences).",

@@ -1,0 +1,129 @@
+"""Control messages: stop, drain, pause and resume workers, let a cluster rest; to a type, a group or an instance.
+
+The control queues of the naming proposal are the way in for whoever has no Celery: JSON objects such as
+``{"command": "pause"}`` pushed on ``{ns}:q:ctl:type:T[:group:G[:inst:I]]``. A worker that finds one at its heartbeat
+passes it on, by Celery's remote control, to all it is meant for. What cannot be read goes to the dead letters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import cast
+
+import redis
+import structlog
+
+from opencue_sched.coordination.dead_letters import bury
+from opencue_sched.coordination.names import QueueName
+from opencue_sched.coordination.presence import Actor, Roll
+from opencue_sched.domain.errors import InvalidInput
+
+log = structlog.get_logger(__name__)
+
+TAKEN_AT_ONCE = 20
+
+
+class Command(StrEnum):
+    """What can be said to workers. The values are the names of their remote control commands."""
+
+    STOP = "stop_worker"
+    DRAIN = "drain"
+    PAUSE = "pause_dispatch"
+    RESUME = "resume_dispatch"
+    SLEEP = "sleep_cluster"
+
+    @classmethod
+    def of(cls, word: str) -> Command:
+        """A command by its short word. Raises InvalidInput."""
+        if word.upper() not in cls.__members__:
+            raise InvalidInput(
+                f"{word!r} is no control command; use {', '.join(name.lower() for name in cls.__members__)}"
+            )
+        return cls[word.upper()]
+
+
+@dataclass(frozen=True, slots=True)
+class ControlMessage:
+    """A command; ``cluster`` (its key) and ``seconds`` belong to SLEEP."""
+
+    command: Command
+    cluster: str = ""
+    seconds: float = 0.0
+
+    def encode(self) -> str:
+        fields: dict[str, object] = {"command": self.command.name.lower()}
+        if self.command is Command.SLEEP:
+            fields |= {"cluster": self.cluster, "seconds": self.seconds}
+        return json.dumps(fields)
+
+    @classmethod
+    def decode(cls, text: str) -> ControlMessage:
+        """Raises InvalidInput saying what is wrong."""
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise InvalidInput(f"not JSON: {error}") from error
+        if not isinstance(data, dict) or not isinstance(data.get("command"), str):
+            raise InvalidInput("a control message is an object with a command")
+        command = Command.of(data["command"])
+        if command is not Command.SLEEP:
+            return cls(command)
+        cluster, seconds = data.get("cluster"), data.get("seconds")
+        if not isinstance(cluster, str) or isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+            raise InvalidInput("sleep needs the key of a cluster and a number of seconds")
+        if not 0 <= seconds < float("inf"):
+            raise InvalidInput(f"sleep needs a finite number of seconds, not {seconds!r}")
+        return cls(command, cluster, float(seconds))
+
+
+@dataclass(frozen=True, slots=True)
+class Addressed:
+    """A control message and the queue it came by, which says for whom it is."""
+
+    queue: QueueName
+    message: ControlMessage
+
+
+def push_control_message(client: redis.Redis, queue: QueueName, message: ControlMessage) -> None:
+    """Put a control message on a control queue."""
+    if queue.family != "ctl":
+        raise InvalidInput(f"{queue} is no control queue")
+    client.rpush(str(queue), message.encode())
+
+
+def take_control_messages(
+    client: redis.Redis, namespace: str, types: Collection[str], group: str, instance: str
+) -> list[Addressed]:
+    """Take what waits on the control queues of an instance: its own, its group's and its types', oldest first."""
+    queues = [
+        QueueName(namespace, type_, in_group, of_instance, family="ctl")
+        for type_ in sorted(types)
+        for in_group, of_instance in ((group, instance), (group, None), (None, None))
+    ]
+    if not queues:
+        return []
+    with client.pipeline(transaction=False) as pipe:
+        for queue in queues:
+            pipe.lpop(str(queue), TAKEN_AT_ONCE)
+        answers = cast("list[list[str] | None]", pipe.execute())
+    found = []
+    for queue, texts in zip(queues, answers, strict=True):
+        for text in texts or ():
+            try:
+                found.append(Addressed(queue, ControlMessage.decode(text)))
+            except InvalidInput as error:
+                bury(client, namespace, queue=str(queue), reason=str(error), body=text)
+    return found
+
+
+def addressees(roll: Roll, queue: QueueName) -> list[Actor]:
+    """The live instances that a control queue speaks to, once each."""
+    actors = [
+        actor
+        for actor in roll.of(queue.type, queue.group)
+        if queue.instance is None or actor.instance == queue.instance
+    ]
+    return list({(actor.group, actor.instance): actor for actor in actors}.values())

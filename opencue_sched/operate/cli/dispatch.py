@@ -1,0 +1,67 @@
+"""``opencue-sched dispatch``."""
+
+from __future__ import annotations
+
+import click
+import redis
+
+from opencue_sched.clusters.discovery import load_clusters
+from opencue_sched.coordination import replies
+from opencue_sched.coordination.names import BoardKeys, cluster_board, worker_group
+from opencue_sched.coordination.postings import ClusterPostings
+from opencue_sched.coordination.routing import Router
+from opencue_sched.domain.cluster import Cluster
+from opencue_sched.domain.errors import InvalidInput, SchedulerError
+from opencue_sched.operate.cli.connect import checked_redis, database
+from opencue_sched.operate.cli.output import json_option, show_json
+from opencue_sched.operate.messages import Messenger
+from opencue_sched.settings import Settings, get_settings
+
+
+@click.command("dispatch")
+@click.option("--cluster", "key", required=True, help="Key of the cluster, as `opencue-sched board list` shows it.")
+@click.option("--wait", is_flag=True, help="Wait for the end of the pass and print what it did.")
+@click.option("--timeout", default=30.0, show_default=True, help="Seconds to wait.")
+@json_option
+def command(key: str, wait: bool, timeout: float, as_json: bool) -> None:
+    """Have one cluster dispatched now, even if it rests.
+
+    Example: opencue-sched dispatch --cluster alloc-0f3a9c1d2b4e5f60 --wait
+    """
+    settings = get_settings()
+    with checked_redis() as client:
+        answer = _dispatch(client, settings, _cluster(settings, key), timeout if wait else None)
+    if as_json:
+        show_json(answer)
+    else:
+        click.echo(", ".join(f"{name} {value}" for name, value in answer.items() if value not in ("", None)))
+    if answer.get("ended") == "dropped":
+        raise click.exceptions.Exit(1)
+
+
+def _cluster(settings: Settings, key: str) -> Cluster:
+    with database() as engine, engine.connect() as connection:
+        clusters = {cluster.key: cluster for cluster in load_clusters(connection, settings)}
+    if key not in clusters:
+        raise InvalidInput(f"no cluster {key!r} among {len(clusters)}; see: opencue-sched board list")
+    return clusters[key]
+
+
+def _dispatch(client: redis.Redis, settings: Settings, cluster: Cluster, timeout: float | None) -> dict[str, object]:
+    from opencue_sched.celery import app
+
+    namespace, facility = settings.coordination.namespace, settings.scheduler.facility
+    postings = ClusterPostings(client, BoardKeys(namespace, cluster_board(facility)))
+    group = worker_group(facility, settings.coordination.group)
+    messenger = Messenger(app, Router(client, namespace, group, fixed=facility is not None))
+    (offered,) = postings.offer([cluster], wake=True)
+    if timeout is None:
+        if offered.send:
+            messenger.send(offered)
+        return {"cluster": cluster.key, "posting": offered.uuid, "sent": offered.send}
+    job = replies.open_job(client, namespace, f"dispatch {cluster.key}", waits_seconds=timeout)
+    messenger.ask(offered.uuid, reply=job)
+    try:
+        return replies.await_reply(client, namespace, job, timeout_seconds=timeout)
+    except replies.NoReply as error:
+        raise SchedulerError(f"{error}; is a worker alive? see: opencue-sched fleet") from error

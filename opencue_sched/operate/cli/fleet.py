@@ -1,0 +1,85 @@
+"""``opencue-sched fleet``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from opencue_sched.operate.cli.connect import checked_redis
+from opencue_sched.operate.cli.output import duration_text, json_option, show_json, show_rows
+from opencue_sched.operate.fleet_view import fleet_view
+from opencue_sched.settings import get_settings
+
+
+@click.command("fleet")
+@json_option
+def command(as_json: bool) -> None:
+    """Show who is alive, who leads, what each works on, and what waits.
+
+    Example: opencue-sched fleet --json | jq .leader
+    """
+    with checked_redis() as client:
+        view = fleet_view(client, get_settings())
+    if as_json:
+        show_json(view)
+        return
+    click.echo(_leader_line(view["leader"]))
+    _show_workers(view["workers"])
+    click.echo()
+    queues = [{"type": name, **figures} for name, figures in view["queues"].items()]
+    show_rows(
+        [{**row, "where": ", ".join(f"{name} {depth}" for name, depth in row["queues"].items())} for row in queues],
+        {"type": "Queue", "depth": "Waiting", "oldest_seconds": "Oldest", "where": "Where"},
+        as_json=False,
+        formats={"oldest_seconds": lambda seconds: f"{seconds:.1f}s"},
+    )
+    click.echo()
+    postings = view["postings"]
+    click.echo(
+        f"clusters: {postings['ready']} ready, {postings['claimed']} worked on, {postings['resting']} resting, "
+        f"{postings['trash']} trashed (opencue-sched board list)"
+    )
+    click.echo(f"backlog per worker: {view['backlog_per_worker']:g}; unreadable messages: {view['dead_letters']}")
+    if view["gone"]:
+        click.echo(f"gone in the last hour: {', '.join(sorted({key.rpartition(':')[2] for key in view['gone']}))}")
+
+
+def _leader_line(leader: dict[str, Any]) -> str:
+    if leader["fence"] is None:
+        return "leader: none (is a beat alive?)"
+    who = leader["instance"] or "a beat without presence"
+    age = leader["tick_age_seconds"]
+    fired = "no tick fired yet" if age is None else f"last tick {age:.1f}s ago"
+    return f"leader: {who}, fence {leader['fence']}, {fired}"
+
+
+def _show_workers(workers: list[dict[str, Any]]) -> None:
+    if not workers:
+        click.echo("workers: none alive")
+        return
+    show_rows(
+        [
+            {
+                **worker,
+                "load": f"{worker['in_flight']}/{worker['capacity']}",
+                "types": ", ".join(worker["types"]),
+                "work": ", ".join(worker["work"]),
+            }
+            for worker in workers
+        ],
+        {
+            "instance": "Instance",
+            "group": "Group",
+            "hostname": "Host",
+            "pid": "Pid",
+            "state": "State",
+            "load": "In hand",
+            "up_seconds": "Up",
+            "heartbeat_seconds_ago": "Seen",
+            "types": "Types",
+            "work": "Works on",
+        },
+        as_json=False,
+        formats={"up_seconds": duration_text, "heartbeat_seconds_ago": lambda seconds: f"{seconds:.0f}s ago"},
+    )

@@ -1,0 +1,101 @@
+"""The fleet at one moment: who is alive, who leads, what each is at, what waits."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import redis
+
+from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board, dead_letters, worker_group
+from opencue_sched.coordination.postings import ClusterPostings
+from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Roll, call_roll
+from opencue_sched.coordination.queue_care import survey_queues
+from opencue_sched.settings import Settings
+
+
+def fleet_view(client: redis.Redis, settings: Settings) -> dict[str, Any]:
+    """Everything ``opencue-sched fleet`` shows, JSON-able. Seconds throughout."""
+    namespace, facility = settings.coordination.namespace, settings.scheduler.facility
+    roll = call_roll(client, namespace)
+    group = worker_group(facility, settings.coordination.group)
+    survey = survey_queues(client, namespace, roll, groups=(group,))
+    counts = ClusterPostings(client, BoardKeys(namespace, cluster_board(facility))).counts()
+    return {
+        "namespace": namespace,
+        "leader": leader_view(client, LeaderKeys(namespace, beat_role(facility)), roll),
+        "workers": _workers(roll),
+        "beats": [_person(actor) | {"fence": actor.fence or None} for actor in roll.of(BEAT_TYPE)],
+        "gone": list(roll.gone),
+        "queues": {
+            type_: {
+                "depth": figures.depth,
+                "oldest_seconds": round(figures.oldest_seconds, 1),
+                "queues": {name: depth for name, depth in figures.queues.items() if depth},
+            }
+            for type_, figures in survey.by_type.items()
+        },
+        "backlog_per_worker": round(survey.backlog_per_worker, 2),
+        "postings": {
+            "ready": counts.ready,
+            "resting": counts.delayed,
+            "claimed": counts.claimed,
+            "trash": counts.trash,
+        },
+        "dead_letters": int(client.llen(dead_letters(namespace))),
+    }
+
+
+def leader_view(client: redis.Redis, keys: LeaderKeys, roll: Roll) -> dict[str, Any]:
+    """The leader of the beats: its instance if it is on the roll, fence, and seconds since a tick was fired."""
+    with client.pipeline(transaction=False) as pipe:
+        pipe.get(keys.lease)
+        pipe.pttl(keys.lease)
+        pipe.get(keys.fired_at)
+        pipe.time()
+        lease, left_ms, fired_at, (seconds, micros) = pipe.execute()
+    now = float(seconds) + float(micros) / 1e6
+    fence = None if lease is None else int(str(lease).rpartition("|")[2])
+    beats = [actor for actor in roll.of(BEAT_TYPE) if fence is not None and actor.fence == fence]
+    return {
+        "role": keys.role,
+        "instance": beats[0].instance if beats else None,
+        "hostname": beats[0].hostname if beats else None,
+        "pid": beats[0].pid if beats else None,
+        "fence": fence,
+        "lease_seconds_left": None if lease is None else round(left_ms / 1000, 1),
+        "tick_age_seconds": None if fired_at is None else round(max(0.0, now - float(fired_at) / 1000), 1),
+    }
+
+
+def _workers(roll: Roll) -> list[dict[str, Any]]:
+    """One entry per worker instance, with all its types."""
+    by_instance: dict[tuple[str, str], list[Actor]] = {}
+    for actor in roll.alive:
+        if actor.type != BEAT_TYPE:
+            by_instance.setdefault((actor.group, actor.instance), []).append(actor)
+    return [
+        _person(actors[0])
+        | {
+            "types": sorted(actor.type for actor in actors),
+            "state": actors[0].state,
+            "in_flight": actors[0].in_flight,
+            "capacity": actors[0].capacity,
+            "work": sorted(actors[0].work),
+        }
+        for _, actors in sorted(by_instance.items())
+    ]
+
+
+def _person(actor: Actor) -> dict[str, Any]:
+    now = time.time()
+    return {
+        "group": actor.group,
+        "instance": actor.instance,
+        "node": actor.node,
+        "hostname": actor.hostname,
+        "pid": actor.pid,
+        "version": actor.version,
+        "up_seconds": round(max(0.0, now - actor.started_at), 1),
+        "heartbeat_seconds_ago": round(max(0.0, now - actor.last_heartbeat), 1),
+    }

@@ -1,0 +1,167 @@
+"""Our commands of Celery's remote control: ``celery -A opencue_sched control drain`` and so on.
+
+They run in the worker's main process. ``instances`` narrows a command to workers of these instance names, because
+Celery's node names need not be unique. Pausing is done by not consuming, so it holds for every kind of pool.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import structlog
+from celery.worker.control import control_command, inspect_command
+
+from opencue_sched.coordination.control import Addressed, Command, ControlMessage, addressees
+from opencue_sched.coordination.names import QueueName, QueueType
+from opencue_sched.coordination.presence import call_roll
+from opencue_sched.domain.errors import InvalidInput
+
+log = structlog.get_logger(__name__)
+
+Instances = Sequence[str] | None
+
+
+def _runtime() -> Any:
+    from opencue_sched.operate.runtime import runtime
+
+    return runtime()
+
+
+def _meant(instances: Instances) -> bool:
+    return not instances or _runtime().settings.instance in instances
+
+
+def _work_queues(state: Any, types: Iterable[str]) -> list[str]:
+    """The work queues this worker was started with, of these types, in order."""
+    wanted = set(types)
+    found = []
+    for name in state.app.conf.task_queues:
+        try:
+            queue = QueueName.parse(name.name)
+        except InvalidInput:
+            continue
+        if queue.type in wanted:
+            found.append(name.name)
+    return found
+
+
+def _stop_consuming(state: Any, types: Iterable[str]) -> None:
+    for name in _work_queues(state, types):
+        state.consumer.cancel_task_queue(name)
+
+
+@control_command()
+def pause_dispatch(state: Any, instances: Instances = None) -> dict[str, object]:
+    """Take no more dispatch messages until resume_dispatch; other work goes on."""
+    if not _meant(instances):
+        return {"ok": "not meant"}
+    _runtime().membership.duty.pause()
+    _stop_consuming(state, [QueueType.DISPATCH.value])
+    return {"ok": "paused"}
+
+
+@control_command()
+def drain(state: Any, instances: Instances = None) -> dict[str, object]:
+    """Take no more messages of any type until resume_dispatch; what is in hand is finished."""
+    if not _meant(instances):
+        return {"ok": "not meant"}
+    _runtime().membership.duty.drain()
+    _stop_consuming(state, [type_.value for type_ in QueueType])
+    return {"ok": "draining", "in_hand": _runtime().membership.in_flight()}
+
+
+@control_command()
+def resume_dispatch(state: Any, instances: Instances = None) -> dict[str, object]:
+    """Take messages again after pause_dispatch or drain."""
+    if not _meant(instances):
+        return {"ok": "not meant"}
+    _runtime().membership.duty.resume()
+    for name in _work_queues(state, [type_.value for type_ in QueueType]):
+        state.consumer.add_task_queue(name)
+    return {"ok": "working"}
+
+
+@control_command()
+def stop_worker(state: Any, instances: Instances = None) -> dict[str, object]:  # noqa: ARG001 - celery's signature
+    """Finish what is in hand and end this worker, as SIGTERM does."""
+    if not _meant(instances):
+        return {"ok": "not meant"}
+    os.kill(os.getpid(), signal.SIGTERM)
+    return {"ok": "stopping"}
+
+
+@control_command(args=[("cluster", str), ("seconds", float)], signature="<cluster> <seconds>")
+def sleep_cluster(
+    state: Any,  # noqa: ARG001 - celery's signature
+    cluster: str,
+    seconds: float,
+    instances: Instances = None,
+) -> dict[str, object]:
+    """Let a cluster (by its key) rest for a number of seconds, whatever would wake it; 0 ends its rest."""
+    if not _meant(instances):
+        return {"ok": "not meant"}
+    try:
+        return {"ok": _runtime().rest_cluster(str(cluster), float(seconds))}
+    except InvalidInput as error:
+        return {"error": str(error)}
+
+
+@control_command()
+def reload_clusters(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery's signature
+    """Read the set of clusters anew and sweep, in the background."""
+    threading.Thread(target=_runtime().reload_clusters, name="reload-clusters", daemon=True).start()
+    return {"ok": "reloading"}
+
+
+@inspect_command()
+def leader_status(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery's signature
+    """Who leads the beats, with which fence, and how long ago a tick was fired."""
+    from opencue_sched.operate.fleet_view import leader_view
+
+    mine = _runtime()
+    return leader_view(mine.client, mine.leader_keys, call_roll(mine.client, mine.membership.namespace))
+
+
+@inspect_command()
+def accounting_audit(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery's signature
+    """The invariants, checked against PostgreSQL and Redis."""
+    from opencue_sched.operate.audit import run_audit
+
+    mine = _runtime()
+    report: dict[str, object] = run_audit(mine.engine, mine.client, mine.settings).as_dict()
+    return report
+
+
+def broadcast(
+    app: Any, queue: QueueName, message: ControlMessage, *, roll: Any, wait_seconds: float | None
+) -> list[Any]:
+    """Tell every live instance that ``queue`` speaks to; their replies if ``wait_seconds`` says how long to wait."""
+    actors = addressees(roll, queue)
+    if not actors:
+        return []
+    arguments: dict[str, object] = {"instances": [actor.instance for actor in actors]}
+    if message.command is Command.SLEEP:
+        # The board is told once, by whichever worker comes first.
+        actors = actors[:1]
+        arguments = {"instances": [actors[0].instance], "cluster": message.cluster, "seconds": message.seconds}
+    replies = app.control.broadcast(
+        message.command.value,
+        arguments=arguments,
+        destination=sorted({actor.node for actor in actors}),
+        reply=wait_seconds is not None,
+        timeout=wait_seconds or 1.0,
+        limit=len(actors) if wait_seconds is not None else None,
+    )
+    return list(replies or ())
+
+
+def obey(consumer: Any, messages: Iterable[Addressed]) -> None:
+    """Pass control messages from the control queues on to all they are meant for."""
+    for addressed in messages:
+        roll = call_roll(_runtime().client, addressed.queue.ns)
+        log.info("control_message", queue=str(addressed.queue), command=addressed.message.command.value)
+        broadcast(consumer.app, addressed.queue, addressed.message, roll=roll, wait_seconds=None)

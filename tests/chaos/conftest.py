@@ -1,0 +1,52 @@
+"""A fleet of real processes on services of its own, for tests that kill, freeze and restart them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import redis
+from sqlalchemy import Engine
+
+from opencue_sched.embedded.fleet import Fleet
+from opencue_sched.embedded.services import EmbeddedRedis
+from opencue_sched.settings import Settings
+
+
+@dataclass
+class Site:
+    """A fleet with the stores it works on. ``settings`` are this process's view of the same."""
+
+    fleet: Fleet
+    settings: Settings
+    engine: Engine
+    client: redis.Redis
+    server: EmbeddedRedis
+
+
+QUICK = {
+    "OPENCUE_SCHED_COORDINATION__LEASE_TTL": "3s",
+    "OPENCUE_SCHED_COORDINATION__RENEW_DEADLINE": "2s",
+    "OPENCUE_SCHED_COORDINATION__RETRY_INTERVAL": "500ms",
+    "OPENCUE_SCHED_QUEUE__METRICS_PORT": "0",
+    "OPENCUE_SCHED_COORDINATION__BEAT_METRICS_PORT": "0",
+    "OPENCUE_SCHED_RQD__DRY_RUN_MODE": "true",
+    "OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE": "2s",
+    "OPENCUE_SCHED_ACCOUNTING__IN_FLIGHT_AGE": "6s",
+    "OPENCUE_SCHED_HOST_CACHE__HOST_STALENESS_THRESHOLD": "1h",
+}
+
+
+@pytest.fixture
+def site(database_url: str, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """An empty fleet with short leases, on a database and a Redis of this test's own."""
+    with EmbeddedRedis() as server:
+        urls = {"OPENCUE_SCHED_DATABASE_URL": database_url, "OPENCUE_SCHED_REDIS_URL": server.url}
+        for name, value in {**urls, **QUICK}.items():
+            monkeypatch.setenv(name, value)
+        client = redis.Redis.from_url(server.url, decode_responses=True, socket_timeout=10.0)
+        with Fleet({**urls, **QUICK}, tmp_path) as fleet:
+            yield Site(fleet, Settings(), engine, client, server)
+        client.close()

@@ -1,0 +1,227 @@
+"""L1-L5 and L7 with real beat processes: killed, frozen, with wrong clocks, with an emptied and a restarted Redis."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+import time
+from collections import Counter
+
+import pytest
+from redis.exceptions import RedisError
+
+from opencue_sched.coordination.names import LeaderKeys, QueueName, QueueType, priority_lists
+from tests.integration.coordination.polling import eventually
+
+KEYS = LeaderKeys("cue", "beat")
+TTL_SECONDS = 3.0
+SLACK_SECONDS = 4.0  # of a busy machine
+
+
+def sent(client) -> Counter:
+    """(task, tick) of every periodic message that was sent; nobody consumes them in these tests."""
+    found: Counter = Counter()
+    for type_ in QueueType:
+        for name in priority_lists(QueueName("cue", type_.value, "default")):
+            for text in client.lrange(name, 0, -1):
+                headers = json.loads(text)["headers"]
+                found[(headers["tick_of"], headers["tick"])] += 1
+    return found
+
+
+def fences(client) -> list[int]:
+    """Fences of all messages, oldest first in each queue."""
+    found = []
+    for name in priority_lists(QueueName("cue", "sweep", "default")):
+        found += [json.loads(text)["headers"]["fence"] for text in reversed(client.lrange(name, 0, -1))]
+    return found
+
+
+def holder(client) -> str | None:
+    lease = client.get(KEYS.lease)
+    return None if lease is None else str(lease)
+
+
+def leading(site, name: str) -> bool:
+    return "leadership_taken" in site.fleet.log(name).read_text()
+
+
+def start_two(site) -> None:
+    """``first`` leads and has fired, ``second`` stands by."""
+    site.fleet.beat("first")
+    eventually(lambda: sent(site.client), 60, "first tick")
+    site.fleet.beat("second")
+    eventually(lambda: "beat: Starting" in site.fleet.log("second").read_text(), 60, "start of the standby")
+
+
+def sweeps(client) -> int:
+    return sum(count for (task, _), count in sent(client).items() if task == "sweep-clusters")
+
+
+def test_after_sigkill_a_standby_takes_over_within_the_ttl_and_a_poll(site):
+    """L1, L5, L7."""
+    start_two(site)
+    before = holder(site.client)
+    fired = sweeps(site.client)
+    killed_at = time.monotonic()
+    site.fleet.processes["first"].kill()
+    eventually(lambda: holder(site.client) not in (None, before), 30, "take-over")
+    taken_after = time.monotonic() - killed_at
+    eventually(lambda: sweeps(site.client) > fired, 30, "next tick")
+    assert taken_after < TTL_SECONDS + 1.0 + SLACK_SECONDS
+    assert set(sent(site.client).values()) == {1}
+    order = fences(site.client)
+    assert order == sorted(order)
+
+
+def test_a_clean_stop_hands_over_within_the_retry_interval(site):
+    start_two(site)
+    before = holder(site.client)
+    site.fleet.processes["first"].stop()
+    stopped_at = time.monotonic()
+    eventually(lambda: holder(site.client) not in (None, before), 30, "hand-over")
+    assert time.monotonic() - stopped_at < 0.5 + SLACK_SECONDS
+    assert set(sent(site.client).values()) == {1}
+
+
+def test_a_frozen_leader_fires_nothing_after_it_goes_on(site):
+    """L2: SIGSTOP past the TTL, SIGCONT."""
+    start_two(site)
+    first = site.fleet.processes["first"]
+    old_fence = int(holder(site.client).rpartition("|")[2])
+    first.pause()
+    eventually(lambda: int((holder(site.client) or "|0").rpartition("|")[2]) > old_fence, 30, "take-over")
+    eventually(lambda: fences(site.client)[-1] > old_fence, 30, "a tick of the successor")
+    first.resume()
+    seen = len(fences(site.client))
+    eventually(lambda: len(fences(site.client)) >= seen + 2, 30, "two more ticks")
+    order = fences(site.client)
+    assert order == sorted(order)
+    assert set(sent(site.client).values()) == {1}
+    assert first.running
+
+
+SKEWED = """
+    import sys, time
+    real = time.time
+    time.time = lambda: real() + float({skew!r})
+    sys.argv = ["celery", "-A", "opencue_sched", "beat", "--schedule", {schedule!r}]
+    from celery.__main__ import main
+    sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("end", ["kill", "stop", "redis error"])
+def test_skewed_clocks_fire_each_tick_at_most_once(site, end):
+    """L3: clocks a TTL and more apart, through crash, clean release and a Redis that does not answer."""
+    for name, skew in (("early", "-120"), ("late", "120")):
+        source = textwrap.dedent(SKEWED).format(skew=skew, schedule=str(site.fleet.directory / name))
+        site.fleet._start(name, [sys.executable, "-c", source], {})
+    eventually(lambda: sweeps(site.client) >= 1, 60, "first tick")
+    eventually(lambda: all("beat: Starting" in site.fleet.log(n).read_text() for n in ("early", "late")), 60)
+    leader = "early" if leading(site, "early") else "late"
+    before, old = sweeps(site.client), holder(site.client)
+    if end == "redis error":
+        site.server.pause()
+        time.sleep(TTL_SECONDS + 1)  # the outage itself
+        site.server.resume()
+    else:
+        getattr(site.fleet.processes[leader], end)()
+        eventually(lambda: holder(site.client) not in (None, old), 30, "take-over")
+    eventually(lambda: sweeps(site.client) >= before + 2, 60, "two more ticks")
+    counts = sent(site.client)
+    assert set(counts.values()) == {1}
+    now = float(site.client.time()[0])
+    interval = site.settings.queue.active_scan_interval
+    assert all(abs(tick * interval - now) < 120 for task, tick in counts if task == "sweep-clusters")
+
+
+def test_the_lease_never_exists_without_a_ttl_under_a_storm_of_kills(site):
+    """L4."""
+    seen = []
+
+    def watch() -> bool:
+        ttl = site.client.pttl(KEYS.lease)
+        assert ttl != -1, "a lease without a TTL"
+        seen.append(ttl)
+        return False
+
+    for generation in range(3):
+        process = site.fleet.beat(f"beat{generation}")
+        eventually(lambda name=f"beat{generation}": watch() or leading(site, name), 60, "leadership")
+        process.kill()
+        watch()
+    assert max(seen) <= TTL_SECONDS * 1000
+
+
+@pytest.mark.parametrize("accident", ["lease deleted", "everything deleted", "restarted"])
+def test_the_fence_grows_and_the_fleet_goes_on_after_redis_lost_something(site, accident):
+    start_two(site)
+    before = int(holder(site.client).rpartition("|")[2])
+    if accident == "lease deleted":
+        site.client.delete(KEYS.lease)
+    elif accident == "everything deleted":
+        site.client.flushall()
+    else:
+        site.server.restart()
+
+    def took_over() -> bool:
+        try:
+            lease = holder(site.client)
+        except RedisError:
+            return False
+        return lease is not None and int(lease.rpartition("|")[2]) > before
+
+    eventually(took_over, 30, "a higher fence")
+    eventually(lambda: fences(site.client) and fences(site.client)[-1] > before, 30, "a tick under it")
+    assert not site.fleet.ended()
+
+
+def test_the_conservative_hand_over_keeps_quiet_for_the_full_time_out(redis_client):
+    """The proposal's own mode, with a time-out of a second."""
+    from opencue_sched.coordination.leader import LeaderGate
+
+    def gate() -> LeaderGate:
+        return LeaderGate(
+            redis_client, KEYS, ttl_seconds=1.0, renew_deadline_seconds=0.9, retry_seconds=0.0, quiet_seconds=1.0
+        )
+
+    first, second = gate(), gate()
+    first.renew()
+    assert first.may_fire("t", 1, mark_seconds=60)
+    last_fire = time.monotonic()
+    first.resign()
+    assert second.renew() is not None
+    assert not second.may_fire("t", 2, mark_seconds=60)
+    eventually(lambda: second.renew() and second.may_fire("t", 2, mark_seconds=60), 10, "end of the quiet time")
+    assert time.monotonic() - last_fire >= 0.99
+
+
+def test_the_conservative_lease_lives_anew_at_each_fire(redis_client):
+    from opencue_sched.coordination.leader import LeaderGate
+
+    gate = LeaderGate(
+        redis_client, KEYS, ttl_seconds=180, renew_deadline_seconds=162, retry_seconds=5, quiet_seconds=180
+    )
+    gate.renew()
+    redis_client.pexpire(KEYS.lease, 5_000)
+    assert gate.may_fire("t", 1, mark_seconds=60)
+    assert redis_client.pttl(KEYS.lease) > 170_000
+
+
+def test_who_never_knew_of_a_predecessor_fires_at_once_and_who_lost_the_record_waits(redis_client):
+    from opencue_sched.coordination.leader import LeaderGate
+
+    def gate() -> LeaderGate:
+        return LeaderGate(
+            redis_client, KEYS, ttl_seconds=180, renew_deadline_seconds=162, retry_seconds=0, quiet_seconds=180
+        )
+
+    first, second = gate(), gate()
+    first.renew()
+    assert first.may_fire("t", 1, mark_seconds=60)
+    redis_client.delete(KEYS.lease, KEYS.fired_at, KEYS.fired("t", 1))
+    second.renew()
+    assert not second.may_fire("t", 2, mark_seconds=60)
+    assert 170_000 < redis_client.pttl(KEYS.quiet) <= 180_000
