@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from opencue_sched.operate.cli import output
 from opencue_sched.operate.cli.connect import farm
-from opencue_sched.operate.cli.output import counted, json_option, show_rows
+from opencue_sched.operate.cli.output import json_option, show_rows
 from opencue_sched.operate.cli.values import Refused, UnknownName, choose, cores
 from opencue_sched.store import admin
 from opencue_sched.store.naming import Kind, NamedRow
@@ -135,8 +135,8 @@ def delete(show: str, alloc: str, force: bool) -> None:
         show_row, alloc_row = _pair(connection, show, alloc)
         subscription = _existing(connection, show_row, alloc_row)
         if subscription.procs and not force:
-            running = counted(subscription.procs, "frame")
-            raise Refused(f"{running} of {show_row.name} run in {alloc_row.name}; set burst 0 and wait, or use --force")
+            running = f"frames of {show_row.name} running in {alloc_row.name}: {subscription.procs}"
+            raise Refused(f"{running}; set burst 0 and wait, or use --force")
         admin.delete_subscription(connection, show_row.id, alloc_row.id)
     output.done(f"{show_row.name} may not use {alloc_row.name} any more")
 

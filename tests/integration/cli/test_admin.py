@@ -165,7 +165,7 @@ def test_a_subscription_in_use_is_deleted_by_force_only(cli: Cli, build: Build, 
     build(make)
     refused = cli("subscription", "delete", "demo", "local.general")
     assert refused.status == 1
-    assert "1 frame of demo run in local.general" in refused.err
+    assert "frames of demo running in local.general: 1" in refused.err
     assert cli("subscription", "delete", "demo", "local.general", "--force").status == 0
     assert rows("SELECT count(*) FROM subscription") == [(0,)]
 

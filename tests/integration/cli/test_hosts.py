@@ -1,0 +1,185 @@
+"""Hosts by command: what is listed, locks, tags, allocations, and that host caches hear of every change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from opencue_sched.placement.changes import HostChanges
+from opencue_sched.settings import Settings
+from tests.farm import Farm, HostIds, LayerSpec
+from tests.integration.cli.conftest import Cli
+
+Build = Callable[[Callable[[Farm], Any]], Any]
+Rows = Callable[..., list[Any]]
+
+
+class Heard:
+    """What the host caches were told since the last look."""
+
+    def __init__(self, client: redis.Redis, namespace: str) -> None:
+        self._changes = HostChanges(client, namespace)
+        self._changes.publish(["before"])
+        self._cursor, _ = self._changes.since(None)
+
+    def take(self) -> set[str]:
+        self._cursor, ids = self._changes.since(self._cursor)
+        return set(ids or ())
+
+
+@pytest.fixture
+def heard(redis_client: redis.Redis, settings: Settings) -> Heard:
+    return Heard(redis_client, settings.coordination.namespace)
+
+
+@pytest.fixture
+def host(build: Build) -> HostIds:
+    """render01, with two of its eight cores in use by a job."""
+
+    def make(farm: Farm) -> HostIds:
+        host = farm.host(name="render01", cores=8, memory_gb=16, gpus=2, gpu_memory_gb=8, tags=["old"])
+        job = farm.job([LayerSpec(frames=2)], name="show-sh-user_job")
+        farm.run(job.frames[:1], host, cores=2, memory_gb=4)
+        return host
+
+    made: HostIds = build(make)
+    return made
+
+
+def test_hosts_are_listed_with_what_is_idle(cli: Cli, host: HostIds, build: Build) -> None:
+    build(lambda farm: farm.host(name="render02", cores=4, lock="LOCKED", state="DOWN", alloc=farm.alloc("desk")))
+    (first, second) = cli("host", "list", "--json").json
+    assert (first["host"], first["idle_cores"], first["cores"], first["idle_gpus"]) == ("render01", 6, 8, 2)
+    assert (first["idle_memory_kb"], first["memory_kb"]) == (12 * 1024**2, 16 * 1024**2)
+    assert (first["frames"], first["lock"], first["state"], first["thread_mode"]) == (1, "OPEN", "UP", "AUTO")
+    assert (second["lock"], second["state"], second["allocation"]) == ("LOCKED", "DOWN", "local.desk")
+    table = cli("host", "list")
+    assert table.words[0][:8] == ["Host", "State", "Lock", "Alloc", "Idle", "Cores", "Cores", "Idle"]
+    assert table.words[1][:8] == ["render01", "UP", "OPEN", "local.general", "6", "8", "12.0G", "16.0G"]
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ((), ["render01", "render02"]),
+        (("--alloc", "local.desk"), ["render02"]),
+        (("--lock", "open"), ["render01"]),
+        (("--state", "DOWN"), ["render02"]),
+        (("--tag", "old"), ["render01"]),
+        (("--name", "R02"), ["render02"]),
+        (("--most", "1"), ["render01"]),
+    ],
+)
+def test_hosts_are_chosen(cli: Cli, host: HostIds, build: Build, words: tuple[str, ...], names: list[str]) -> None:
+    build(lambda farm: farm.host(name="render02", lock="LOCKED", state="DOWN", alloc=farm.alloc("desk")))
+    ran = cli("host", "list", "--json", *words)
+    assert [row["host"] for row in ran.json] == names
+    assert ("there are more than 1" in ran.err) == ("--most" in words)
+
+
+def test_a_host_is_shown_with_what_runs_on_it(cli: Cli, host: HostIds) -> None:
+    ran = cli("host", "info", "render01")
+    assert "Idle Cores       6 of 8" in ran.out
+    assert ["show-sh-user_job", "0001-layer1", "2"] in [words[:3] for words in ran.words]
+    (proc,) = cli("host", "info", host.id, "--json").json["procs"]
+    assert (proc["job"], proc["frame"], proc["cores"]) == ("show-sh-user_job", "0001-layer1", 2)
+
+
+def test_hosts_are_locked_and_unlocked(cli: Cli, host: HostIds, build: Build, rows: Rows, heard: Heard) -> None:
+    other = build(lambda farm: farm.host(name="desk01", lock="NIMBY_LOCKED"))
+    assert cli("host", "lock", "render01", "desk01").out == "render01 is locked now\ndesk01 is locked now\n"
+    assert heard.take() == {host.id, other.id}
+    locks = rows("SELECT str_lock_state, str_lock_source <> '' FROM host ORDER BY str_name")
+    assert locks == [("LOCKED", True), ("LOCKED", True)]
+    assert cli("host", "lock", "render01").out == "render01 is LOCKED\n"
+    assert heard.take() == set()
+    assert cli("host", "unlock", "render01").out == "render01 is open now\n"
+    assert heard.take() == {host.id}
+
+
+def test_a_host_its_user_took_back_is_not_unlocked(cli: Cli, build: Build) -> None:
+    build(lambda farm: farm.host(name="desk01", lock="NIMBY_LOCKED"))
+    assert cli("host", "unlock", "desk01").out == "desk01 is NIMBY_LOCKED\n"
+
+
+def test_manual_tags_are_added_and_removed(cli: Cli, host: HostIds, rows: Rows, heard: Heard) -> None:
+    assert cli("host", "tags", "add", "render01", "bigmem", "old").out == (
+        "render01 has the tags general render01 bigmem old\n"
+    )
+    assert heard.take() == {host.id}
+    added = rows("SELECT str_tag_type, b_constant FROM host_tag WHERE str_tag = 'bigmem'")
+    assert added == [("MANUAL", False)]
+    assert rows("SELECT str_tags FROM host")[0].str_tags.split() == ["general", "render01", "bigmem", "old"]
+    assert cli("host", "tags", "remove", "render01", "old").out == "render01 has the tags general render01 bigmem\n"
+    assert heard.take() == {host.id}
+    nothing = cli("host", "tags", "remove", "render01", "old")
+    assert (nothing.status, "it had none of those" in nothing.out) == (0, True)
+
+
+def test_tags_that_are_not_manual_stay(cli: Cli, host: HostIds, rows: Rows, heard: Heard) -> None:
+    ran = cli("host", "tags", "remove", "render01", "old", "general")
+    assert ran.status == 1
+    assert "tag general of render01 comes with its allocation; nothing was removed" in ran.err
+    assert rows("SELECT count(*) FROM host_tag") == [(3,)]
+    assert heard.take() == set()
+
+
+def test_a_host_is_moved_when_nothing_runs_on_it(
+    cli: Cli, host: HostIds, build: Build, rows: Rows, heard: Heard
+) -> None:
+    idle = build(lambda farm: farm.host(name="idle01"))
+    build(lambda farm: farm.alloc("desk"))
+    refused = cli("host", "move", "render01", "idle01", "local.desk")
+    assert (refused.status, "frames running there: 1" in refused.err) == (1, True)
+    assert cli("host", "move", "idle01", "local.desk").out == "idle01 in local.desk now\n"
+    assert heard.take() == {idle.id}
+    moved = rows("SELECT alloc.str_name, str_tags FROM host JOIN alloc USING (pk_alloc) WHERE pk_host = :h", h=idle.id)
+    assert moved == [("local.desk", "desk idle01")]
+    assert cli("host", "move", "render01", "local.desk", "--force").status == 0
+
+
+def test_a_host_is_deleted_when_it_is_down_and_runs_nothing(
+    cli: Cli, host: HostIds, build: Build, rows: Rows, engine: Any
+) -> None:
+    build(lambda farm: farm.host(name="gone01", state="DOWN"))
+    assert "render01 is UP; only a host that is DOWN" in cli("host", "delete", "render01").err
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE host_stat SET str_state = 'DOWN'")
+    assert "frames of render01 that are not released yet: 1" in cli("host", "delete", "render01").err
+    assert cli("host", "delete", "gone01").out == "deleted gone01\n"
+    assert rows("SELECT str_name FROM host") == [("render01",)]
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "problem"),
+    [
+        (("host", "info", "rneder01"), 1, "there is no host 'rneder01'; did you mean 'render01'?"),
+        (("host", "lock", "render01", "x1", "rendr01"), 1, "there is no host 'rendr01'; did you mean 'render01'?"),
+        (("host", "tags", "add", "render01", "big mem"), 1, "tag 'big mem' may contain only"),
+        (("host", "tags", "add", "render01", "x" * 46), 1, "has 46 characters; 45 is the most"),
+        (("host", "move", "render01", "local.x"), 1, "there is no allocation 'local.x'"),
+        (("host", "list", "--lock", "shut"), 2, "'shut' is not one of"),
+        (("host", "lock"), 2, "Missing argument"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    cli: Cli, host: HostIds, rows: Rows, words: tuple[str, ...], status: int, problem: str
+) -> None:
+    ran = cli(*words)
+    assert ran.status == status
+    assert problem in ran.err
+    assert rows("SELECT str_lock_state FROM host") == [("OPEN",)]
+
+
+def test_a_change_is_made_although_redis_does_not_answer(
+    cli: Cli, host: HostIds, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENCUE_SCHED_REDIS_URL", "redis://127.0.0.1:1/0")
+    monkeypatch.setenv("OPENCUE_SCHED_ACCOUNTING__REDIS_TIMEOUT", "0.5")
+    ran = cli("host", "lock", "render01")
+    assert (ran.status, ran.out) == (0, "render01 is locked now\n")
+    assert "Redis does not answer" in ran.err
+    assert rows("SELECT str_lock_state FROM host") == [("LOCKED",)]
