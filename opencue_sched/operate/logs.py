@@ -19,7 +19,7 @@ from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.settings import Logging
 
 SQL_LOGGER = "sqlalchemy.engine"
-_SEVERAL_LINES_A_TASK = ("celery.worker.strategy", "celery.app.trace", "celery.beat", "kombu", "celery.redirected")
+_SEVERAL_LINES_A_TASK = ("celery.worker.strategy", "celery.app.trace", "kombu", "celery.redirected")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
