@@ -1,0 +1,160 @@
+"""The queues through a real Celery worker: order (Q2), age (Q3), and what is no message (Q8)."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import redis
+from celery import Celery
+from kombu import Queue
+
+from opencue_sched.coordination.broker import broker_settings
+from opencue_sched.coordination.dead_letters import read_dead_letters
+from opencue_sched.coordination.names import consumed_queues
+from opencue_sched.embedded.processes import GuardedProcess
+from tests.integration.coordination.polling import eventually
+
+ROOT = Path(__file__).resolve().parents[2]
+TASK = "opencue_sched.dispatch.dispatch_cluster"
+INSTANCE, GROUP, TYPE = consumed_queues("cue", "dispatch", "default", "one")
+
+# The configuration a real worker has; only the task is another.
+RECORDER = """
+    import redis
+    from celery import Celery
+    import celeryconfig
+    from opencue_sched.settings import get_settings
+
+    celeryconfig.imports = ()
+    app = Celery("recorder")
+    app.config_from_object(celeryconfig)
+    client = redis.Redis.from_url(get_settings().redis_dsn)
+
+    @app.task(name="opencue_sched.dispatch.dispatch_cluster")
+    def record(tag):
+        client.rpush("order", tag)
+        if tag == "again":
+            from kombu import Queue
+            record.apply_async(("again",), queue=Queue("cue:q:work:type:dispatch:group:default:inst:one"), declare=[])
+"""
+
+
+@pytest.fixture
+def sender(redis_server):
+    """A Celery client that sends to the queues as our messengers do."""
+    broker = broker_settings(redis_server.url)
+    app = Celery("sender", broker=broker.url, set_as_current=False)
+    app.conf.update(
+        broker_transport=broker.transport,
+        broker_transport_options={"priority_steps": [0, 1, 2], "sep": ":prio:"},
+        task_default_priority=1,
+    )
+
+    def send(queue: str, tag: str, *, priority: int = 1, name: str = TASK) -> None:
+        app.send_task(name, args=(tag,), queue=Queue(queue), declare=[], priority=priority)
+
+    yield send
+    app.close()
+
+
+@pytest.fixture
+def start_worker(redis_server, redis_client, tmp_path):
+    """Starts a worker with one thread, as instance ``one``."""
+    (tmp_path / "recorder.py").write_text(textwrap.dedent(RECORDER), encoding="utf-8")
+    running: list[GuardedProcess] = []
+
+    def start(**environment: str) -> GuardedProcess:
+        import os
+
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("OPENCUE_SCHED_")}
+        process = GuardedProcess(
+            [sys.executable, "-m", "celery", "-A", "recorder", "worker", "--pool=solo", "--without-mingle"],
+            log=tmp_path / f"worker{len(running)}.log",
+            env={
+                **inherited,
+                "PYTHONPATH": f"{tmp_path}:{ROOT}",
+                "OPENCUE_SCHED_REDIS_URL": redis_server.url,
+                "OPENCUE_SCHED_INSTANCE": "one",
+                **environment,
+            },
+            cwd=tmp_path,
+        ).start()
+        running.append(process)
+        return process
+
+    yield start
+    for process in running:
+        process.stop()
+
+
+def order(client: redis.Redis) -> list[str]:
+    return client.lrange("order", 0, -1)
+
+
+@pytest.mark.parametrize("first_seed", [0, 5, 10, 15])
+def test_preloaded_queues_drain_from_the_most_specific_and_first_in_first_out(
+    redis_client, sender, start_worker, first_seed
+):
+    """Q2, over 20 hash seeds; priority 0 before all others."""
+    for seed in range(first_seed, first_seed + 5):
+        redis_client.flushdb()
+        for number in (1, 2):
+            for queue, tag in ((TYPE, "type"), (GROUP, "group"), (INSTANCE, "instance")):
+                sender(queue, f"{tag}-{number}")
+        sender(TYPE, "urgent", priority=0)
+        sender(INSTANCE, "idle", priority=2)
+        worker = start_worker(PYTHONHASHSEED=str(seed), OPENCUE_SCHED_COORDINATION__QUEUE_AGE="1h")
+        eventually(lambda: len(order(redis_client)) == 8, 60, "drained queues")
+        assert order(redis_client) == [
+            "urgent",
+            "instance-1",
+            "instance-2",
+            "group-1",
+            "group-2",
+            "type-1",
+            "type-2",
+            "idle",
+        ], f"hash seed {seed}"
+        worker.kill()
+
+
+def test_no_queue_starves_beyond_its_age(redis_client, sender, start_worker):
+    """Q3: an instance queue that is never empty, and one message each for the group and the type."""
+    sender(INSTANCE, "again")
+    start_worker(OPENCUE_SCHED_COORDINATION__QUEUE_AGE="500ms")
+    eventually(lambda: len(order(redis_client)) > 10, 60, "a busy instance queue")
+    sender(TYPE, "type")
+    sender(GROUP, "group")
+    sent_at = time.monotonic()
+    eventually(lambda: {"type", "group"} <= set(order(redis_client)), 30, "the others' turn")
+    waited = time.monotonic() - sent_at
+    # Twelve queues, of which each is asked first once in 500 ms at most.
+    assert waited < 12 * 0.5 + 4.0
+
+
+GARBAGE = ["no json", "42", "[]", "{}", '{"properties": {}}', '{"properties": {"delivery_tag": "x"}}', "\u20ac"]
+
+
+def test_what_is_no_message_goes_to_the_dead_letters_and_the_worker_lives(redis_client, sender, start_worker):
+    """Q8."""
+    for queue in (INSTANCE, GROUP, TYPE):
+        for value in GARBAGE:
+            redis_client.lpush(queue, value)
+    sender(TYPE, "good")
+    worker = start_worker()
+    eventually(lambda: order(redis_client) == ["good"], 60, "the message behind the garbage")
+    letters = read_dead_letters(redis_client, "cue")
+    assert sorted(letter.body for letter in letters) == sorted(GARBAGE * 3)
+    assert {letter.queue for letter in letters} == {INSTANCE, GROUP, TYPE}
+    assert all(letter.reason for letter in letters)
+    assert worker.running
+    envelope = json.loads(json.dumps({"body": 3, "properties": {"delivery_tag": "x", "delivery_info": {}}}))
+    redis_client.lpush(GROUP, json.dumps(envelope))
+    eventually(lambda: len(read_dead_letters(redis_client, "cue")) == 3 * len(GARBAGE) + 1, 30)
+    sender(GROUP, "still there")
+    eventually(lambda: order(redis_client) == ["good", "still there"], 30)
