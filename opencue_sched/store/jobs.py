@@ -17,7 +17,7 @@ _JOBS = text(
            str_shot, str_user, job.str_state, job.b_paused, b_autoeat, int_max_retries, str_os, int_uid, str_log_dir,
            job.ts_started, job.ts_stopped, int_frame_count, stat.int_waiting_count, stat.int_running_count,
            stat.int_depend_count, stat.int_dead_count, stat.int_succeeded_count, stat.int_eaten_count,
-           int_priority, resource.int_min_cores, resource.int_max_cores, resource.int_max_gpus,
+           resource.int_priority, resource.int_min_cores, resource.int_max_cores, resource.int_max_gpus,
            CAST(coalesce(used.cores, 0) AS bigint), coalesce(used.gpus, 0)
       FROM job
       JOIN show ON show.pk_show = job.pk_show
@@ -32,7 +32,7 @@ _JOBS = text(
        AND (CAST(:user_name AS varchar) IS NULL OR job.str_user = :user_name)
        AND (CAST(:state AS varchar) IS NULL OR job.str_state = :state)
        AND (CAST(:part AS varchar) IS NULL OR position(lower(:part) IN job.str_name) > 0)
-     ORDER BY job.str_state = 'FINISHED', int_priority DESC, job.ts_started, job.pk_job
+     ORDER BY job.str_state = 'FINISHED', resource.int_priority DESC, job.ts_started, job.pk_job
      LIMIT :most
     """
 )
@@ -79,8 +79,7 @@ _DEPENDS = text(
     SELECT depend.pk_depend, depend.str_type, depend.str_target, depend.b_active, depend.b_any,
            er_layer.str_name AS er_layer, er_frame.str_name AS er_frame, on_job.str_name AS on_job,
            on_layer.str_name AS on_layer, on_frame.str_name AS on_frame,
-           CASE WHEN depend.b_composite THEN coalesce(pairs.open, 0) END AS open_pairs,
-           CASE WHEN depend.b_composite THEN coalesce(pairs.total, 0) END AS pairs
+           pairs.open AS open_pairs, pairs.total AS pairs
       FROM depend
       JOIN job on_job ON on_job.pk_job = depend.pk_job_depend_on
       LEFT JOIN layer er_layer ON er_layer.pk_layer = depend.pk_layer_depend_er
@@ -88,7 +87,8 @@ _DEPENDS = text(
       LEFT JOIN layer on_layer ON on_layer.pk_layer = depend.pk_layer_depend_on
       LEFT JOIN frame on_frame ON on_frame.pk_frame = depend.pk_frame_depend_on
       LEFT JOIN LATERAL (SELECT count(*) AS total, count(*) FILTER (WHERE child.b_active) AS open
-                           FROM depend child WHERE child.pk_parent = depend.pk_depend) pairs ON depend.b_composite
+                           FROM depend child WHERE child.pk_parent = depend.pk_depend) pairs
+             ON depend.str_type IN ('FRAME_BY_FRAME', 'PREVIOUS_FRAME')
      WHERE depend.pk_job_depend_er = :job AND depend.pk_parent IS NULL AND (depend.b_active OR :met)
      ORDER BY er_layer.int_dispatch_order NULLS FIRST, depend.str_type, depend.ts_created, depend.pk_depend
     """
@@ -96,7 +96,7 @@ _DEPENDS = text(
 _OPEN_DEPENDS = text(
     """
     SELECT pk_depend FROM depend
-     WHERE pk_job_depend_er = :job AND b_active AND NOT b_composite
+     WHERE pk_job_depend_er = :job AND b_active AND str_type NOT IN ('FRAME_BY_FRAME', 'PREVIOUS_FRAME')
        AND (CAST(:depends AS varchar[]) IS NULL OR pk_depend = ANY(CAST(:depends AS varchar[]))
             OR pk_parent = ANY(CAST(:depends AS varchar[])))
     """

@@ -8,7 +8,7 @@ import sys
 import click
 import pydantic
 import redis
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from opencue_sched import __version__
 from opencue_sched.domain.errors import SchedulerError
@@ -90,7 +90,8 @@ def main() -> None:
         sys.exit(EXIT_FAILED)
     except SQLAlchemyError as error:
         reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-        click.echo(f"error: PostgreSQL: {reason} (see OPENCUE_SCHED_DATABASE_URL)", err=True)
+        hint = " (see OPENCUE_SCHED_DATABASE_URL)" if isinstance(error, OperationalError) else ""
+        click.echo(f"error: PostgreSQL: {reason}{hint}", err=True)
         sys.exit(EXIT_FAILED)
     except redis.RedisError as error:
         click.echo(f"error: Redis: {error} (see OPENCUE_SCHED_REDIS_URL)", err=True)
