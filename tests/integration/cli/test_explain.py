@@ -1,0 +1,279 @@
+"""`opencue-sched explain`: every reason the database alone gives, and the verdicts of passes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+from sqlalchemy import Engine, text
+
+from opencue_sched.dispatch.verdicts import VerdictLog
+from opencue_sched.domain.verdicts import LayerVerdict, Verdict
+from opencue_sched.store.quarantine import quarantine_jobs
+from tests.farm import Farm, JobIds, LayerSpec, ShowIds
+from tests.integration.cli.conftest import Cli
+
+Build = Callable[[Callable[[Farm], Any]], Any]
+
+NAME = "show-sh010-artist_comp"
+
+
+@dataclass(frozen=True)
+class Work:
+    """A job whose only layer could run: managed show, subscription with room, an idle host."""
+
+    show: ShowIds
+    job: JobIds
+
+    @property
+    def layer(self) -> str:
+        return self.job.layers[0].id
+
+
+@pytest.fixture
+def work(build: Build) -> Work:
+    def make(farm: Farm) -> Work:
+        show = farm.show("demo")
+        farm.subscription(show, farm.alloc("general"), size=10)
+        farm.host(name="render01", cores=8)
+        return Work(show, farm.job([LayerSpec(name="render", frames=4)], show=show, name=NAME, max_cores=100))
+
+    made: Work = build(make)
+    return made
+
+
+@pytest.fixture
+def change(engine: Engine) -> Callable[..., None]:
+    def run(sql: str, **parameters: Any) -> None:
+        with engine.begin() as connection:
+            connection.execute(text(sql), parameters)
+
+    return run
+
+
+@pytest.fixture
+def verdicts(redis_client: redis.Redis) -> VerdictLog:
+    return VerdictLog(redis_client, "cue")
+
+
+def reasons(cli: Cli, layer: int = 0) -> list[str]:
+    """Codes of the reasons of a layer, the first one first."""
+    found = cli("explain", NAME, "--json").json["layers"][layer]["reasons"]
+    return [reason["code"] for reason in found]
+
+
+@pytest.mark.parametrize(
+    ("sql", "code", "words"),
+    [
+        ("UPDATE job SET b_paused = true", "paused", f"the job is paused; `opencue-sched job unpause {NAME}`"),
+        ("UPDATE job SET b_auto_book = false", "auto_book", "booking is off for the job"),
+        ("UPDATE job SET str_state = 'STARTUP'", "state", "the job is STARTUP, not PENDING"),
+        ("UPDATE show SET b_active = false", "show_inactive", "show demo is not active"),
+        ("UPDATE show SET b_scheduler_managed = false", "show_unmanaged", "show demo is not managed by this scheduler"),
+        ("UPDATE show SET b_booking_enabled = false", "show_booking", "booking is off for show demo"),
+        ("UPDATE show SET b_dispatch_enabled = false", "show_booking", "booking is off for show demo"),
+        ("UPDATE show SET b_paused = true", "show_paused", "show demo is paused"),
+        ("DELETE FROM subscription", "no_subscription", "show demo has no subscription; `opencue-sched subscription"),
+        ("UPDATE subscription SET int_burst = 0", "burst_zero", "the burst of show demo is 0 in local.general"),
+        ("UPDATE host SET str_lock_state = 'LOCKED'", "hosts_unavailable", "can be used: 1 locked"),
+        ("UPDATE host SET str_lock_state = 'NIMBY_LOCKED'", "hosts_unavailable", "can be used: 1 nimby locked"),
+        ("UPDATE host_stat SET str_state = 'DOWN'", "hosts_unavailable", "general can be used: 1 down"),
+        ("UPDATE host_stat SET ts_ping = now() - interval '1 day'", "hosts_unavailable", "1 silent for over 120 s"),
+        ("DELETE FROM host_tag", "no_host", "no host has the tag general"),
+        ("UPDATE host_tag SET str_tag = 'genral'", "no_host", "no host has the tag general; did you mean 'genral'?"),
+        ("UPDATE layer SET str_tags = ''", "no_tags", "the layer has no tags"),
+        (
+            "UPDATE job SET str_os = 'windows'",
+            "os",
+            "wants the OS windows; hosts with the tag general have linux",
+        ),
+        ("UPDATE job_resource SET int_max_cores = 50", "job_cap", "the job uses 0 of the 0.5 cores it may"),
+        ("UPDATE folder_resource SET int_max_cores = 50", "folder_cap", "folder demo uses 0 of the 0.5 cores it may"),
+    ],
+)
+def test_what_the_database_alone_says(
+    cli: Cli, work: Work, change: Callable[..., None], sql: str, code: str, words: str
+) -> None:
+    assert reasons(cli) == ["not_seen"]
+    change(sql)
+    assert reasons(cli)[0] == code
+    ran = cli("explain", NAME)
+    assert ran.status == 0
+    assert ran.out.startswith("render (4 waiting): ")
+    assert words in ran.out
+    assert len(ran.out.splitlines()) == 1
+
+
+def test_a_show_at_its_burst(cli: Cli, work: Work, build: Build) -> None:
+    def fill(farm: Farm) -> None:
+        farm.run(work.job.frames[:1], farm.host(cores=32), cores=9.5)
+
+    build(fill)
+    assert reasons(cli) == ["burst"]
+    assert "show demo is at its burst in local.general (10 of 10 cores)" in cli("explain", NAME).out
+
+
+def test_hosts_of_another_facility_or_allocation(cli: Cli, work: Work, build: Build) -> None:
+    def make(farm: Farm) -> None:
+        cloud = farm.alloc("cloudy", facility="cloud")
+        farm.host(alloc=cloud, tags=["far"])
+        farm.host(alloc=farm.alloc("desk"), tags=["near"])
+        layers = [LayerSpec(name="a", tags="far"), LayerSpec(name="b", tags="near | nearby")]
+        farm.job(layers, show=work.show, name="other")
+
+    build(make)
+    out = cli("explain", "other").out
+    assert "a (1 waiting): hosts with the tag far are in facility cloud; the job is in local\n" in out
+    assert "b (1 waiting): hosts with the tag near or nearby are in local.desk; show demo has no subscription" in out
+
+
+def test_tags_the_scheduler_ignores(cli: Cli, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENCUE_SCHED_SCHEDULER__IGNORE_TAGS", '["general"]')
+    assert reasons(cli) == ["ignored_tags"]
+
+
+@pytest.mark.parametrize(
+    ("facility", "words"),
+    [
+        ("lcal", "scheduler.facility names 'lcal', which is no facility"),
+        ("cloud", "the job is in facility local; this scheduler works on cloud only"),
+    ],
+)
+def test_a_facility_the_scheduler_does_not_work_on(
+    cli: Cli, work: Work, build: Build, monkeypatch: pytest.MonkeyPatch, facility: str, words: str
+) -> None:
+    build(lambda farm: farm.facility("cloud"))
+    monkeypatch.setenv("OPENCUE_SCHED_SCHEDULER__FACILITY", facility)
+    assert words in cli("explain", NAME).out
+
+
+def test_a_limit_that_is_full(cli: Cli, work: Work, build: Build) -> None:
+    def make(farm: Farm) -> None:
+        arnold = farm.limit("arnold", 1)
+        job = farm.job([LayerSpec(name="render", frames=3, limits=[arnold])], show=work.show, name="limited")
+        farm.run(job.frames[:1], farm.host())
+
+    build(make)
+    assert cli("explain", "limited").out == (
+        "render (2 waiting, 1 running): limit arnold is full (1 of 1 frames run)\n"
+    )
+
+
+def test_a_layer_that_may_not_start_yet(cli: Cli, work: Work, build: Build, rows: Callable[..., list[Any]]) -> None:
+    later = datetime.now(UTC) + timedelta(hours=3)
+    build(lambda farm: farm.job([LayerSpec(name="late", start_after=later)], show=work.show, name="later"))
+    assert "late (1 waiting): not to be started before " in cli("explain", "later").out
+    assert "(in 3.0 h)" in cli("explain", "later").out
+
+
+def test_what_frames_depend_on(cli: Cli, work: Work, build: Build) -> None:
+    def make(farm: Farm) -> None:
+        layers = [LayerSpec(name=name, frames=3) for name in ("sim", "render", "comp")]
+        job = farm.job(layers, show=work.show, name="chain", activate=False)
+        farm.frame_by_frame((job, 1), (job, 0))
+        farm.layer_on_layer((job, 2), (job, 1))
+        farm.layer_on_layer((job, 2), (work.job, 0))
+        farm.activate([job])
+
+    build(make)
+    out = cli("explain", "chain").out
+    assert "render (3 depend): 3 frames wait for layer sim, frame by frame\n" in out
+    (comp,) = [line for line in out.splitlines() if line.startswith("comp (3 depend): 3 frames wait for ")]
+    assert set(comp.partition(" wait for ")[2].split(" and ")) == {"layer render", f"layer render of job {NAME}"}
+
+
+def test_dead_running_and_finished_layers(cli: Cli, work: Work, build: Build, change: Callable[..., None]) -> None:
+    def make(farm: Farm) -> None:
+        job = farm.job([LayerSpec(name=name, frames=2) for name in "abc"], show=work.show, name="mixed")
+        farm.run(job.frames[:2], farm.host())
+
+    build(make)
+    change("UPDATE frame SET str_state = 'DEAD' WHERE str_name LIKE '%-b'")
+    change("UPDATE frame SET str_state = 'SUCCEEDED' WHERE str_name LIKE '%-c'")
+    out = cli("explain", "mixed").out
+    assert "a (2 running): everything left of it is running\n" in out
+    assert "b (2 dead): 2 frames are dead; `opencue-sched job retry mixed` lets them run again\n" in out
+    assert "\nc (" not in out
+    assert cli("explain", "mixed", "--layer", "c").out == "c (2 done): it is done\n"
+
+
+def test_a_job_in_quarantine(cli: Cli, work: Work, engine: Engine) -> None:
+    with engine.begin() as connection:
+        quarantine_jobs(connection, {work.job.id: "value too long for column x"}, 600)
+    assert reasons(cli) == ["quarantined"]
+    assert "because booking it failed: value too long for column x" in cli("explain", NAME).out
+
+
+def test_the_reason_that_explains_most_comes_first(cli: Cli, work: Work, change: Callable[..., None]) -> None:
+    change("UPDATE job SET b_paused = true")
+    change("UPDATE show SET b_active = false")
+    change("UPDATE host SET str_lock_state = 'LOCKED'")
+    change("UPDATE job_resource SET int_max_gpus = 1, int_gpus = 0")
+    assert reasons(cli) == ["paused", "show_inactive", "hosts_unavailable"]
+    ran = cli("explain", NAME, "--layer", "render")
+    first, *others = ran.out.splitlines()
+    assert first.startswith("render (4 waiting): the job is paused")
+    assert [line.startswith("  also: ") for line in others] == [True, True]
+
+
+# Verdicts of passes
+
+
+def test_the_verdict_of_the_last_pass_is_said_when_nothing_else_decides(
+    cli: Cli, work: Work, verdicts: VerdictLog, change: Callable[..., None]
+) -> None:
+    detail = "a frame needs 16 cores, 1 GiB; no host of the 1 with its tags has that idle"
+    verdicts.record([LayerVerdict(work.job.id, work.layer, Verdict.CAPACITY, 2, 4, detail)], "alloc-0123456789abcdef")
+    out = cli("explain", NAME).out
+    assert out.startswith(f"render (4 waiting): capacity: {detail}, 2 placed (")
+    assert out.endswith(" s ago)\n")
+    layer = cli("explain", NAME, "--json").json["layers"][0]
+    assert (layer["verdict"]["verdict"], layer["verdict"]["cluster"]) == ("capacity", "alloc-0123456789abcdef")
+    assert "capacity: a frame needs" in cli("job", "info", NAME).out
+    change("UPDATE job SET b_paused = true")
+    assert reasons(cli) == ["paused"]
+
+
+def test_of_several_clusters_verdicts_the_most_telling_one_is_said(
+    cli: Cli, work: Work, redis_client: redis.Redis
+) -> None:
+    for age, verdict, cluster in (
+        (1.0, Verdict.NO_HOST, "manual-1"),
+        (30.0, Verdict.OVER_SUBSCRIPTION, "alloc-1"),
+        (500.0, Verdict.FLOWING, "hardware-1"),
+    ):
+        log = VerdictLog(redis_client, "cue", clock=lambda age=age: time.time() - age)  # type: ignore[misc]
+        log.record([LayerVerdict(work.job.id, work.layer, verdict, 0, 4, f"by {cluster}")], cluster)
+    assert cli("explain", NAME).out.startswith("render (4 waiting): over subscription: by alloc-1 (30 s ago)")
+
+
+def test_an_old_verdict_is_said_to_be_old(cli: Cli, work: Work, redis_client: redis.Redis) -> None:
+    log = VerdictLog(redis_client, "cue", clock=lambda: time.time() - 3600)
+    log.record([LayerVerdict(work.job.id, work.layer, Verdict.NO_FIT, 0, 4, "too big")], "alloc-1")
+    assert reasons(cli) == ["verdict", "not_seen"]
+    assert "(60 min ago)" in cli("explain", NAME).out
+
+
+def test_without_redis_the_database_is_asked_all_the_same(
+    cli: Cli, work: Work, change: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENCUE_SCHED_REDIS_URL", "redis://127.0.0.1:1/0")
+    monkeypatch.setenv("OPENCUE_SCHED_ACCOUNTING__REDIS_TIMEOUT", "0.5")
+    change("UPDATE job SET b_paused = true")
+    ran = cli("explain", NAME)
+    assert (ran.status, "the job is paused" in ran.out) == (0, True)
+    assert "Redis does not answer" in ran.err
+
+
+def test_nothing_waits_and_unknown_names(cli: Cli, work: Work, change: Callable[..., None]) -> None:
+    change("UPDATE frame SET str_state = 'SUCCEEDED'")
+    change("UPDATE job SET str_state = 'FINISHED', str_visible_name = NULL")
+    assert cli("explain", NAME).out == f"nothing of {NAME} waits: it is FINISHED\n"
+    assert cli("explain", "show-sh010-artist_cmp").status == 1
+    unknown = cli("explain", NAME, "--layer", "rendr")
+    assert (unknown.status, "has no layer 'rendr'; did you mean 'render'?" in unknown.err) == (1, True)
