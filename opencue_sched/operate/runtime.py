@@ -51,6 +51,7 @@ from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.release import recalculate_subs
 from opencue_sched.store.schema import check_schema
+from opencue_sched.store.schema_history import drain_frame_history
 
 log = structlog.get_logger(__name__)
 
@@ -199,7 +200,12 @@ class Runtime:
         """Put right what hosts and processes left behind."""
         report = self.reaper.run_once()
         metrics.record_reaped(report)
+        history = 0
+        if self.facts.has_frame_history_queue:
+            with self.engine.begin() as connection:
+                history = drain_frame_history(connection)
         return {
+            "history_events": history,
             "hosts_down": len(report.hosts_down),
             "procs_released": report.procs_released,
             "frames_waiting": report.frames_waiting,

@@ -30,7 +30,9 @@ def test_every_link_leads_somewhere(document):
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_command_named_exists(document):
-    for name in re.findall(r"(?:^|`|\s)opencue-sched ([a-z][a-z-]+)", document.read_text()):
+    text = document.read_text()
+    code = "\n".join([*re.findall(r"```.*?```", text, re.S), *re.findall(r"`[^`\n]+`", text)])
+    for name in re.findall(r"(?:^|`|\s)opencue-sched ([a-z][a-z-]+)", code):
         assert name in cli.list_commands(None), f"{document.name}: opencue-sched {name}"
 
 
