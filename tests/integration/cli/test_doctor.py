@@ -1,0 +1,244 @@
+"""`opencue-sched doctor`, and what every command says when a store is not there or not fit for use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+from sqlalchemy import Engine, text
+
+from opencue_sched.accounting.bootstrap import ensure_bootstrapped
+from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.embedded.simulated_host import HostSpec as SimulatedSpec
+from opencue_sched.embedded.simulated_rqd import SimulatedFarm
+from opencue_sched.store.quarantine import quarantine_jobs
+from tests.farm import Farm
+from tests.integration.cli.conftest import Cli, Ran
+
+Build = Callable[[Callable[[Farm], Any]], Any]
+
+JOB = "show: demo\nshot: s\nuser: u\nname: n\nlayers: [{name: a, command: x, range: 1}]\n"
+
+
+@pytest.fixture
+def change(engine: Engine) -> Callable[[str], None]:
+    def run(sql: str) -> None:
+        with engine.begin() as connection:
+            connection.execute(text(sql))
+
+    return run
+
+
+@pytest.fixture
+def healthy(build: Build, engine: Engine, redis_client: redis.Redis, environment: pytest.MonkeyPatch) -> Iterator[None]:
+    """A farm that could render: a show with a subscription, a host with an RQD, counters open for booking."""
+
+    def make(farm: Farm) -> None:
+        farm.subscription(farm.show("demo"), farm.alloc("general"), size=10)
+        farm.host(name="render01")
+
+    build(make)
+    ensure_bootstrapped(engine, make_ledger(engine, redis_client, owner="test"), wait_age=0.1)
+    with SimulatedFarm([SimulatedSpec("render01")]) as farm:
+        environment.setenv("OPENCUE_SCHED_RQD__ADDRESSES", json.dumps(farm.addresses))
+        yield
+
+
+@pytest.fixture
+def evicting(redis_client: redis.Redis) -> Iterator[None]:
+    before = redis_client.config_get("maxmemory-policy")["maxmemory-policy"]
+    redis_client.config_set("maxmemory-policy", "allkeys-lru")
+    yield
+    redis_client.config_set("maxmemory-policy", before)
+
+
+def levels(ran: Ran) -> dict[str, str]:
+    """The worst level of each thing looked at."""
+    found: dict[str, str] = {}
+    for finding in ran.json["findings"]:
+        before = found.get(finding["what"], "ok")
+        found[finding["what"]] = max(before, finding["level"], key=["ok", "warn", "FAIL"].index)
+    return found
+
+
+def finding(ran: Ran, level: str) -> dict[str, str]:
+    (found,) = [one for one in ran.json["findings"] if one["level"] == level]
+    return dict(found)
+
+
+def test_a_farm_that_could_render_is_well_but_for_workers(cli: Cli, healthy: None) -> None:
+    ran = cli("doctor", "--json")
+    assert (ran.status, ran.json["failed"]) == (0, False)
+    assert levels(ran) == {
+        "PostgreSQL": "ok",
+        "Redis": "ok",
+        "clocks": "ok",
+        "schema": "ok",
+        "shows": "ok",
+        "hosts": "ok",
+        "RQD": "ok",
+        "release feed": "ok",
+        "counters": "ok",
+        "workers": "warn",
+    }
+    lines = cli("doctor").out.splitlines()
+    assert "ok    shows          1 managed by this scheduler: demo" in lines
+    assert "ok    RQD            1 of 1 hosts that are up accept connections" in lines
+    assert "warn  workers        none is alive" in lines
+    assert lines[-1].startswith("                     -> `celery -A opencue_sched worker`")
+
+
+@pytest.mark.parametrize(
+    ("sql", "what", "level", "words"),
+    [
+        ("UPDATE show SET b_scheduler_managed = false", "shows", "warn", "no show is managed by this scheduler"),
+        ("UPDATE subscription SET int_burst = 0", "shows", "warn", "demo has no subscription with a burst"),
+        ("UPDATE show SET b_booking_enabled = false", "shows", "warn", "demo is managed, but paused, not active or"),
+        ("UPDATE host SET str_lock_state = 'LOCKED'", "hosts", "warn", "none can be used"),
+        ("UPDATE host_stat SET ts_ping = now() - interval '1 h'", "hosts", "warn", "0 of those heard of lately; none"),
+    ],
+)
+def test_what_somebody_probably_did_not_mean_is_a_warning(
+    cli: Cli, healthy: None, change: Callable[[str], None], sql: str, what: str, level: str, words: str
+) -> None:
+    change(sql)
+    ran = cli("doctor", "--json")
+    assert ran.status == 0
+    assert levels(ran)[what] == level
+    assert words in cli("doctor").out
+
+
+def test_a_fresh_database_without_a_farm_is_not_broken(cli: Cli) -> None:
+    ran = cli("doctor", "--json")
+    assert ran.status == 0
+    assert (levels(ran)["hosts"], levels(ran)["shows"], levels(ran)["counters"]) == ("warn", "warn", "warn")
+
+
+def test_jobs_in_quarantine_are_named(cli: Cli, healthy: None, build: Build, engine: Engine) -> None:
+    job = build(lambda farm: farm.job(name="show-s-u_bad", show=farm.show()))
+    with engine.begin() as connection:
+        quarantine_jobs(connection, {job.id: "broken"}, 600)
+    assert "1 jobs are left alone for a while: show-s-u_bad" in cli("doctor").out
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "what", "level", "words"),
+    [
+        ("SCHEDULER__FACILITY", "lcal", "facility", "FAIL", "there is no facility 'lcal'"),
+        ("RQD__ADDRESSES", '{"render01": "here"}', "RQD", "FAIL", "not address:port: render01=here"),
+        ("RQD__ADDRESSES", '{"render01": "127.0.0.1:1"}', "RQD", "FAIL", "0 of 1 hosts that are up accept"),
+        ("RQD__ADDRESSES", '{"rendr01": "127.0.0.1:1"}', "RQD", "FAIL", "hosts that have never reported: rendr01"),
+        ("RQD__DRY_RUN_MODE", "true", "RQD", "warn", "dry run: frames are booked and never launched"),
+        ("ACCOUNTING__RELEASE_FEED", "recompute-only", "release feed", "FAIL", "1 managed shows with accounting."),
+        ("ACCOUNTING__RELEASE_FEED", "cuebot-redis", "release feed", "FAIL", "no Cuebot publishes anything"),
+    ],
+)
+def test_settings_that_cannot_work_are_said(
+    cli: Cli,
+    healthy: None,
+    environment: pytest.MonkeyPatch,
+    variable: str,
+    value: str,
+    what: str,
+    level: str,
+    words: str,
+) -> None:
+    environment.setenv(f"OPENCUE_SCHED_{variable}", value)
+    ran = cli("doctor", "--json")
+    assert levels(ran)[what] == level
+    assert words in cli("doctor").out
+    assert ran.status == (1 if level == "FAIL" else 0)
+
+
+def test_missing_triggers_must_be_put_right(cli: Cli, healthy: None, change: Callable[[str], None]) -> None:
+    change("DROP TRIGGER opencue_sched_proc_released ON proc")
+    ran = cli("doctor", "--json")
+    assert (ran.status, levels(ran)["schema"], levels(ran)["release feed"]) == (1, "FAIL", "FAIL")
+    assert "-> run `opencue-sched migrate`" in cli("doctor").out
+
+
+def test_a_redis_that_evicts_is_refused(cli: Cli, healthy: None, evicting: None) -> None:
+    ran = cli("doctor", "--json")
+    assert (ran.status, finding(ran, "FAIL")["what"]) == (1, "Redis")
+    assert "may evict keys (maxmemory-policy allkeys-lru)" in finding(ran, "FAIL")["text"]
+    assert "Set maxmemory-policy to noeviction" in finding(ran, "FAIL")["text"]
+
+
+def test_clocks_that_disagree_are_said(cli: Cli, healthy: None, engine: Engine, redis_client: redis.Redis) -> None:
+    import time
+
+    from opencue_sched.operate.doctor import Level, diagnose
+    from opencue_sched.settings import get_settings
+
+    found = diagnose(engine, redis_client, get_settings(), clock=lambda: time.time() - 60).findings
+    clocks = [one for one in found if one.what == "clocks"]
+    assert [one.level for one in clocks] == [Level.WARN, Level.WARN]
+    assert all("ahead of this machine's" in one.text and "NTP" in one.remedy for one in clocks)
+
+
+# Stores that are not there
+
+
+@pytest.fixture
+def no_database(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("OPENCUE_SCHED_DATABASE_URL", "postgresql://someone:sesame@127.0.0.1:1/farm")
+
+
+def test_doctor_says_which_database_does_not_answer(cli: Cli, no_database: None) -> None:
+    ran = cli("doctor")
+    assert ran.status == 1
+    assert "FAIL  PostgreSQL" in ran.out
+    assert "127.0.0.1:1/farm does not answer" in ran.out
+    assert "set OPENCUE_SCHED_DATABASE_URL" in ran.out
+    assert "sesame" not in ran.out + ran.err
+    assert "ok    Redis" in ran.out
+
+
+def test_doctor_says_which_redis_does_not_answer(cli: Cli, environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("OPENCUE_SCHED_REDIS_URL", "redis://:sesame@127.0.0.1:1/0")
+    environment.setenv("OPENCUE_SCHED_ACCOUNTING__REDIS_TIMEOUT", "0.5")
+    ran = cli("doctor")
+    assert ran.status == 1
+    assert "FAIL  Redis          Redis at 127.0.0.1:1 does not answer" in ran.out
+    assert "set OPENCUE_SCHED_REDIS_URL" in ran.out
+    assert "sesame" not in ran.out + ran.err
+    assert "ok    PostgreSQL" in ran.out
+
+
+@pytest.mark.parametrize(
+    "words", [("submit", "-"), ("show", "list"), ("job", "list"), ("explain", "x"), ("host", "list")]
+)
+def test_every_command_says_which_database_does_not_answer(cli: Cli, no_database: None, words: tuple[str, ...]) -> None:
+    ran = cli(*words, given=JOB)
+    assert (ran.status, ran.out) == (1, "")
+    assert ran.err.startswith("error: PostgreSQL at postgresql+psycopg2://someone:***@127.0.0.1:1/farm does not answer")
+    assert "set OPENCUE_SCHED_DATABASE_URL" in ran.err
+
+
+def test_a_schema_that_is_too_old_is_refused_and_left_alone(cli: Cli, change: Callable[[str], None]) -> None:
+    change("ALTER TABLE show DROP COLUMN b_scheduler_managed CASCADE")
+    for words in (("submit", "-"), ("show", "create", "demo"), ("limit", "create", "x", "1")):
+        ran = cli(*words, given=JOB)
+        assert (ran.status, ran.out) == (1, "")
+        assert "made by a Cuebot older than migration V45" in ran.err
+    doctor = cli("doctor", "--json")
+    assert (doctor.status, levels(doctor)["schema"]) == (1, "FAIL")
+
+
+def test_a_database_without_a_schema_is_refused(
+    cli: Cli, environment: pytest.MonkeyPatch, empty_database_url: str
+) -> None:
+    environment.setenv("OPENCUE_SCHED_DATABASE_URL", empty_database_url)
+    ran = cli("show", "list")
+    assert (ran.status, "run `opencue-sched migrate`" in ran.err) == (1, True)
+    assert levels(cli("doctor", "--json"))["schema"] == "FAIL"
+
+
+def test_a_wrong_setting_is_named(cli: Cli, environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("OPENCUE_SCHED_RQD__GRPC_PORT", "many")
+    ran = cli("doctor")
+    assert ran.status == 78
+    assert "setting OPENCUE_SCHED_RQD__GRPC_PORT: " in ran.err
