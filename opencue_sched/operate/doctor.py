@@ -190,7 +190,7 @@ def _quarantine(connection: Connection) -> Iterator[Finding]:
     if jobs:
         names = listed([job.job_name or job.job_id for job in jobs])
         remedy = "`opencue-sched explain JOB` says why; they are tried again by themselves"
-        yield Finding("quarantine", Level.WARN, f"{len(jobs)} jobs are left alone for a while: {names}", remedy)
+        yield Finding("quarantine", Level.WARN, f"jobs left alone for a while: {names}", remedy)
 
 
 def _rqds(connection: Connection, settings: Settings) -> Iterator[Finding]:

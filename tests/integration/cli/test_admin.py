@@ -48,9 +48,10 @@ def test_a_farm_is_made_from_nothing_by_commands(cli: Cli, rows: Rows) -> None:
     ran = cli("submit", "-", "--json", given=JOB.replace("name: render_v1", "name: render_v1\nfacility: cloud"))
     assert (ran.status, ran.json["frames"], ran.json["facility"]) == (0, 4, "cloud")
     assert rows("SELECT int_max_cores FROM job_resource") == [(20_000,)]
-    (folder,) = rows("SELECT pk_parent_folder, str_name FROM folder JOIN folder_resource USING (pk_folder)")
-    assert tuple(folder) == (None, "demo")
-    assert rows("SELECT count(*) FROM point") == [(1,)]
+    show_id = cli("show", "info", "demo", "--json").json["id"]
+    folders = "SELECT pk_parent_folder, str_name FROM folder JOIN folder_resource USING (pk_folder) WHERE pk_show = :s"
+    assert rows(folders, s=show_id) == [(None, "demo")]
+    assert rows("SELECT count(*) FROM point WHERE pk_show = :s", s=show_id) == [(1,)]
 
 
 def test_shows_are_listed_with_what_they_do(cli: Cli, build: Build) -> None:
@@ -82,8 +83,8 @@ def test_switches_and_defaults_of_a_show_are_set(cli: Cli, build: Build, rows: R
     assert cli("show", "booking", "demo", "off").out == "booking of demo is off (it was)\n"
     assert cli("show", "default-min-cores", "demo", "2.5").status == 0
     assert cli("show", "default-max-cores", "demo", "-1").status == 0
-    set_to = rows("SELECT b_active, b_booking_enabled, int_default_min_cores, int_default_max_cores FROM show")
-    assert set_to == [(False, False, 250, -1)]
+    columns = "SELECT b_active, b_booking_enabled, int_default_min_cores, int_default_max_cores FROM show"
+    assert rows(f"{columns} WHERE str_name = 'demo'") == [(False, False, 250, -1)]
 
 
 def test_allocations_are_listed_and_retagged_with_their_hosts(
@@ -149,25 +150,27 @@ def test_a_changed_burst_reaches_the_scheduler_at_once(cli: Cli, build: Build, e
 
 
 def test_size_and_burst_are_set_apart(cli: Cli, build: Build, rows: Rows) -> None:
-    build(lambda farm: farm.subscription(farm.show("demo"), farm.alloc("general"), size=10))
+    made = build(lambda farm: farm.subscription(farm.show("demo"), farm.alloc("general"), size=10))
+    caps = "SELECT int_size, int_burst FROM subscription WHERE pk_subscription = :made"
     assert cli("subscription", "size", "demo", "local.general", "20.5").status == 0
-    assert rows("SELECT int_size, int_burst FROM subscription") == [(2050, 1000)]
+    assert rows(caps, made=made) == [(2050, 1000)]
     assert cli("subscription", "burst", "demo", "local.general", "0").status == 0
-    assert rows("SELECT int_size, int_burst FROM subscription") == [(2050, 0)]
+    assert rows(caps, made=made) == [(2050, 0)]
 
 
 def test_a_subscription_in_use_is_deleted_by_force_only(cli: Cli, build: Build, rows: Rows) -> None:
-    def make(farm: Farm) -> None:
+    def make(farm: Farm) -> str:
         show = farm.show("demo")
         farm.subscription(show, farm.alloc("general"), size=10)
         farm.run(farm.job(show=show).frames, farm.host())
+        return show.id
 
-    build(make)
+    show_id = build(make)
     refused = cli("subscription", "delete", "demo", "local.general")
     assert refused.status == 1
     assert "frames of demo running in local.general: 1" in refused.err
     assert cli("subscription", "delete", "demo", "local.general", "--force").status == 0
-    assert rows("SELECT count(*) FROM subscription") == [(0,)]
+    assert rows("SELECT count(*) FROM subscription WHERE pk_show = :s", s=show_id) == [(0,)]
 
 
 def test_limits_are_listed_set_and_deleted_with_their_layers(cli: Cli, build: Build, rows: Rows) -> None:
@@ -260,7 +263,7 @@ def test_a_show_is_handed_over_with_what_runs_counted_before_it_books(
     assert rows("SELECT b_scheduler_managed, b_booking_enabled FROM show WHERE pk_show = :s", s=show.id) == [
         (True, True)
     ]
-    (alloc,) = rows("SELECT pk_alloc FROM subscription")
+    (alloc,) = rows("SELECT pk_alloc FROM subscription WHERE pk_show = :s", s=show.id)
     key = f"acct:sub:{show.id}:{alloc.pk_alloc}"
     assert redis_client.hmget(key, ["burst", "int_cores"]) == ["10", "6"]
     again = cli("show", "managed", "demo", "on")
@@ -272,7 +275,7 @@ def test_a_show_is_handed_over_with_what_runs_counted_before_it_books(
     assert rows("SELECT b_scheduler_managed, b_booking_enabled FROM show WHERE pk_show = :s", s=show.id) == [
         (False, True)
     ]
-    assert rows("SELECT int_cores FROM subscription") == [(600,)]
+    assert rows("SELECT int_cores FROM subscription WHERE pk_show = :s", s=show.id) == [(600,)]
     assert rows("SELECT int_cores FROM job_resource") == [(600,)]
     assert redis_client.hget(key, "int_cores") == "0"
 
@@ -324,8 +327,9 @@ def test_the_real_program_runs_and_refuses_by_exit_status(settings: Settings) ->
     variables = {"OPENCUE_SCHED_DATABASE_URL": settings.sqlalchemy_url, "OPENCUE_SCHED_REDIS_URL": settings.redis_dsn}
     program = [sys.executable, "-c", "from opencue_sched.operate.cli import main; main()"]
     environment = {**os.environ, **variables}
-    made = subprocess.run([*program, "show", "create", "demo"], env=environment, capture_output=True, text=True)
+    create = [*program, "show", "create", "demo", "--managed"]
+    made = subprocess.run(create, env=environment, capture_output=True, text=True)
     assert (made.returncode, made.stdout, made.stderr) == (0, "created show demo\n", "")
-    again = subprocess.run([*program, "show", "create", "demo"], env=environment, capture_output=True, text=True)
+    again = subprocess.run(create, env=environment, capture_output=True, text=True)
     assert (again.returncode, again.stdout) == (1, "")
     assert again.stderr == "error: there is a show 'demo' already\n"

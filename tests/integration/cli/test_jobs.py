@@ -133,7 +133,7 @@ def test_jobs_are_listed_with_what_they_do(cli: Cli, running: Running) -> None:
 )
 def test_jobs_are_chosen(cli: Cli, running: Running, build: Build, words: tuple[str, ...], count: int) -> None:
     def finish(farm: Farm) -> None:
-        old = farm.job(name="old")
+        old = farm.job(name="old", show=running.job.show)
         farm.connection.exec_driver_sql(
             "UPDATE job SET str_state = 'FINISHED', str_visible_name = NULL WHERE pk_job = %s", (old.id,)
         )
