@@ -101,7 +101,8 @@ local function promote(now)
   end
   for _, uuid in ipairs(redis.call('ZRANGEBYSCORE', CLAIMED, '-inf', now, 'LIMIT', 0, PROMOTED_PER_CALL)) do
     redis.call('ZREM', CLAIMED, uuid)
-    redis.call('HSET', PREFIX .. uuid, 'sent', 0)
+    -- Sent in vain, as far as anybody knows: the next message is due at once, and must not go to the same owner.
+    redis.call('HSET', PREFIX .. uuid, 'sent', 1)
     emit('EXPIRED', uuid, redis.call('HGET', PREFIX .. uuid, 'name'))
     make_ready(uuid)
   end

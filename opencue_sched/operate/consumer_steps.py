@@ -36,17 +36,19 @@ class PresenceStep(bootsteps.StartStopStep):
         membership.in_flight = lambda: len(state.reserved_requests)
         membership.duty.begin()
 
-        def beat() -> None:
+        def beat(*, listens: bool = True) -> None:
             try:
                 membership.heartbeat()
-                obey(parent, membership.control_messages())
+                if listens:
+                    obey(parent, membership.control_messages())
             except InstanceTaken as error:
                 log.error("worker_stops", reason=str(error))
                 state.should_stop = EX_CONFIG  # type: ignore[assignment]
             except RedisError as error:
                 log.warning("control_messages_unreadable", error=str(error))
 
-        beat()
+        # The subscription to remote control begins with the event loop: what is passed on before, nobody here hears.
+        beat(listens=False)
         self._timer = parent.timer.call_repeatedly(REFRESH_SECONDS, beat)
 
     def stop(self, parent: Any) -> None:  # noqa: ARG002 - celery's signature

@@ -88,10 +88,7 @@ class Membership:
 
         def keep_up() -> None:
             while not ended.wait(REFRESH_SECONDS):
-                try:
-                    self._refresh()
-                except (RedisError, InstanceTaken) as error:
-                    log.warning("presence_not_refreshed", error=str(error))
+                self._refresh_if_possible()
 
         thread = threading.Thread(target=keep_up, name="presence", daemon=True)
         thread.start()
@@ -123,6 +120,12 @@ class Membership:
         fleet_metrics.record_survey(survey_queues(self._client, self.namespace, roll, groups=(self.group,)))
         return moved
 
+    def _refresh_if_possible(self) -> None:
+        try:
+            self._refresh()
+        except (RedisError, InstanceTaken) as error:
+            log.warning("presence_not_refreshed", error=str(error))
+
     def _refresh(self) -> None:
         if self.presence is not None:
             self.presence.refresh(in_flight=self.in_flight(), state=self.duty.state.value, work=sorted(self._work()))
@@ -137,6 +140,7 @@ class Membership:
     def leave(self) -> None:
         """Wait for what is in hand, within the grace, then take the presence away."""
         self.duty.stop()
+        self._refresh_if_possible()
         with self.present():
             if not self.duty.wait_until_idle(self._settings.coordination.drain_grace):
                 log.warning("left_with_work_in_hand", tasks=self.duty.in_hand)

@@ -53,7 +53,8 @@ def _dispatch(client: redis.Redis, settings: Settings, cluster: Cluster, timeout
     namespace, facility = settings.coordination.namespace, settings.scheduler.facility
     postings = ClusterPostings(client, BoardKeys(namespace, cluster_board(facility)))
     group = worker_group(facility, settings.coordination.group)
-    messenger = Messenger(app, Router(client, namespace, group, fixed=facility is not None))
+    router = Router(client, namespace, group, fixed=facility is not None)
+    messenger = Messenger(app, router, legacy_queues=settings.coordination.legacy_queues)
     (offered,) = postings.offer([cluster], wake=True)
     if timeout is None:
         if offered.send:
