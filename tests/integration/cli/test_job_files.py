@@ -1,0 +1,93 @@
+"""The examples can be submitted, and the documentation of the job file says what the program does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opencue_sched.domain import job_spec
+from opencue_sched.domain.command import TOKENS
+from opencue_sched.domain.frame_range import FrameRange
+from opencue_sched.operate.job_file import read_job_file
+from tests.farm import Farm
+from tests.integration.cli.conftest import Cli
+
+Build = Callable[[Callable[[Farm], Any]], Any]
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = sorted((ROOT / "examples").iterdir())
+GUIDE = (ROOT / "docs" / "job-file.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def demo(build: Build) -> None:
+    """What the comments at the head of the examples say to create."""
+
+    def make(farm: Farm) -> None:
+        farm.subscription(farm.show("demo"), farm.alloc("general"), size=100)
+        for limit in ("houdini", "redshift"):
+            farm.limit(limit, 10)
+
+    build(make)
+
+
+@pytest.mark.parametrize(
+    "example", [path for path in EXAMPLES if path.stem != "after-other-jobs"], ids=lambda p: p.name
+)
+def test_an_example_can_be_submitted(cli: Cli, demo: None, example: Path) -> None:
+    ran = cli("submit", str(example), "--json")
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.json["frames"] > 0
+
+
+def test_the_example_that_waits_for_others_comes_after_them(
+    cli: Cli, demo: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGNAME", "alice")
+    assert cli("submit", str(ROOT / "examples" / "after-other-jobs.yaml")).status == 1
+    for name in ("animation.yaml", "simulation.yaml", "after-other-jobs.yaml"):
+        ran = cli("submit", str(ROOT / "examples" / name), "--json")
+        assert (ran.status, ran.err) == (0, "")
+    (grade,) = ran.json["layers"]
+    assert (grade["frames"], grade["waiting"]) == (48, 0)
+    waits = {one["on"] for one in cli("job", "depends", "list", ran.json["name"], "--json").json}
+    assert waits == {
+        "job demo-sh010-alice_animation_v001",
+        "layer comp of job demo-sh020-alice_waterfall_v003, frame by frame",
+        "frame 0001-sim of job demo-sh020-alice_waterfall_v003",
+    }
+
+
+def test_the_commands_that_examples_name_work(cli: Cli) -> None:
+    for example in EXAMPLES:
+        for line in example.read_text(encoding="utf-8").splitlines():
+            match = re.match(r"#\s+opencue-sched (show|subscription|limit) (.*)", line)
+            if match:
+                ran = cli(match[1], *match[2].split())
+                assert ran.status == 0 or "already" in ran.err, line
+
+
+def test_every_key_of_the_format_is_in_the_guide() -> None:
+    described = (job_spec.__doc__ or "").partition("::\n")[2].partition("\nA layer's")[0]
+    keys = set(re.findall(r"^\s+(?:- )?([a-z_]+):", described, flags=re.MULTILINE))
+    assert {"show", "priority", "gpu_memory", "timeout_llu", "depends"} <= keys
+    missing = {key for key in keys if f"`{key}`" not in GUIDE}
+    assert not missing
+
+
+def test_the_guide_names_the_tokens_and_its_example_can_be_read() -> None:
+    assert {token for token in TOKENS if f"`{token}`" not in GUIDE} == set()
+    example = re.search(r"```yaml\n(.*?)```", GUIDE, flags=re.DOTALL)
+    assert example is not None
+    assert read_job_file(example[1].encode(), default_user="alice").frame_count == 49
+
+
+@pytest.mark.parametrize(
+    ("form", "numbers"), re.findall(r"`([0-9x:y-]+)` is ([0-9, ]+[0-9])", GUIDE), ids=lambda value: str(value)
+)
+def test_the_guide_is_right_about_ranges(form: str, numbers: str) -> None:
+    assert FrameRange.parse(form).numbers == tuple(int(number) for number in numbers.split(","))
