@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 
@@ -39,6 +40,32 @@ def stress(workers: int, scale: float, database_url: str | None, json_path: Path
     show(results, "stress")
     write_json(json_path, results)
     if not all(result["passed"] for result in results):
+        sys.exit(1)
+
+
+@cli.command()
+@click.option("--minutes", default=5.0, show_default=True, help="For how long things are broken.")
+@click.option("--workers", default=4, show_default=True, help="Celery workers.")
+@click.option("--seed", default=1, show_default=True, help="Which faults, and in which order.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
+@click.option("--logs", type=click.Path(path_type=Path), help="Keep the logs of all processes in this directory.")
+def chaos(minutes: float, workers: int, seed: int, json_path: Path | None, logs: Path | None) -> None:
+    """Kill, freeze and cut off everything under load; count bookings above a cap, lost frames, double results.
+
+    Exit status 1 if there is any.
+
+    Example: python -m benchmarks chaos --minutes 5 --workers 4
+    """
+    import structlog
+
+    from benchmarks.chaos.figures import show_chaos
+    from benchmarks.chaos.run import run_chaos
+
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    report = run_chaos(seconds=60 * minutes, workers=workers, seed=seed, console=console, logs=logs)
+    show_chaos(report)
+    write_json(json_path, report.as_dict())
+    if not report.passed:
         sys.exit(1)
 
 

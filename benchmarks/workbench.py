@@ -79,7 +79,7 @@ def workbench(environment: Mapping[str, str], *, database_url: str | None = None
         database_url = Settings(database_url=SecretStr(database_url)).sqlalchemy_url
         upgrade(database_url)
         urls = {"OPENCUE_SCHED_DATABASE_URL": database_url, "OPENCUE_SCHED_REDIS_URL": cache.url}
-        with _environment({**urls, **environment}):
+        with environment_of({**urls, **environment}):
             settings = Settings()
         engine = make_engine(settings, application_name="opencue-sched-bench", pool_size=4)
         stack.callback(engine.dispose)
@@ -90,8 +90,8 @@ def workbench(environment: Mapping[str, str], *, database_url: str | None = None
 
 
 @contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-
+def environment_of(values: Mapping[str, str]) -> Iterator[None]:
+    """These variables set in this process's environment, and put back afterwards."""
     before = {key: os.environ.get(key) for key in values}
     os.environ.update(values)
     try:

@@ -1,0 +1,210 @@
+"""A run: plant, break things for a while, let everything come to rest, and judge."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
+
+from benchmarks.chaos import verdict
+from benchmarks.chaos.faults import Faults
+from benchmarks.chaos.load import Load
+from benchmarks.chaos.site import RUN_SECONDS, Site, Witness, site
+from benchmarks.chaos.verdict import NAMED, ChaosReport
+from opencue_sched.operate.audit import run_audit
+
+LEAST_SAMPLES_PER_SECOND = 20.0
+PROGRESS_SECONDS = 5.0
+PAUSE_SECONDS = (0.2, 3.5)
+_TICK_SECONDS = 0.1
+_REFILL_SECONDS = 0.5
+_READY_SECONDS = 60.0
+_REST_SECONDS = 60.0
+_DRAIN_SECONDS = 150.0
+
+_LEFT = text("SELECT count(*) FROM frame WHERE str_state <> 'SUCCEEDED'")
+_PROCS = text("SELECT pk_proc FROM proc")
+
+
+def run_chaos(
+    *, seconds: float, workers: int, seed: int, console: Console, beats: int = 2, logs: Path | None = None
+) -> ChaosReport:
+    """Break things for ``seconds``, then judge. ``logs``: a directory for the logs of all processes."""
+    report = ChaosReport(seed, seconds, workers)
+    with site(workers=workers, beats=beats, seed=seed, logs=logs) as here:
+        run = _Run(here, report, console)
+        try:
+            run.work_up()
+            run.break_things(seconds)
+            run.come_to_rest()
+            run.drain()
+        finally:
+            run.close()
+        run.judge()
+    return report
+
+
+class _Run:
+    def __init__(self, here: Site, report: ChaosReport, console: Console) -> None:
+        self._site = here
+        self._report = report
+        self._console = console
+        self._load = Load(here.engine, random.Random(f"{report.seed}:load"))
+        self._load.plant()
+        self._chance = random.Random(f"{report.seed}:faults")
+        self._faults = Faults(here, self._load, self._chance)
+        self._witness = Witness(here.settings.sqlalchemy_url)
+        self._began = time.monotonic()
+        self._next_refill = self._next_progress = 0.0
+        self._refilling = True
+
+    def work_up(self) -> None:
+        """Until the first frames run."""
+        self._until(lambda: len(self._witness.booked) > 20, _READY_SECONDS, "the first bookings")
+
+    def break_things(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._until(lambda: False, self._chance.uniform(*PAUSE_SECONDS), "")
+            fault = self._faults.inject()
+            if fault is not None:
+                self._console.print(f"{self._clock()}  {fault.kind}: {fault.target}")
+
+    def come_to_rest(self) -> None:
+        """No more faults; frames that start now do not end. When the caps are full nothing moves: then all agree."""
+        self._site.agenda.run_due(everything=True)
+        self._faults.wait_for_flips()
+        self._site.agenda.run_due(everything=True)
+        began = time.monotonic()
+        self._until(self._site.crew.all_ready, _READY_SECONDS, "the processes being up again")
+        self._site.behave(run_seconds=(3600.0, 3600.0))
+        age = self._site.settings.accounting.in_flight_age
+        self._until(lambda: self._unchanged_for(age), _REST_SECONDS, "procs that do not change")
+        self._until(self._audit_passes, _REST_SECONDS, "an audit that passes at rest", explain=self._audit_lines)
+        self._report.audited_procs = len(self._procs)
+        self._report.seconds_to_quiescence = round(time.monotonic() - began, 1)
+
+    def drain(self) -> None:
+        """Everything that was ever submitted ends well."""
+        self._refilling = False
+        self._site.behave(run_seconds=(RUN_SECONDS[0], RUN_SECONDS[0]))
+        for farm in self._site.farms:
+            for frame_id, host_name in farm.running().items():
+                farm.finish(host_name, frame_id)
+        self._until(lambda: not self._left() and not self._held(), _DRAIN_SECONDS, "every frame succeeded")
+        self._until(self._audit_passes, _REST_SECONDS, "an audit that passes at the end", explain=self._audit_lines)
+
+    def close(self) -> None:
+        self._site.agenda.run_due(everything=True)
+        self._faults.close()
+        self._witness.stop()
+
+    def judge(self) -> None:
+        """Put everything into the report."""
+        report, witness, farms = self._report, self._witness, self._site.farms
+        found = verdict.recoveries(self._faults.injected, witness.booked)
+        known = sorted(value for values in found.values() for value in values if value is not None)
+        report.by_kind = verdict.figures(found)
+        report.faults = len(self._faults.injected)
+        if known:
+            report.recovery_median, report.recovery_longest = round(known[len(known) // 2], 2), round(known[-1], 2)
+        report.bookings, report.jobs = len(witness.booked), self._load.jobs
+        report.runs = sum(len(farm.runs()) for farm in farms)
+        away = [(f.began - 0.1, f.over + 0.5) for f in self._faults.injected if f.kind.startswith("postgresql")]
+        rate, gap = verdict.sample_figures(witness.samples, away)
+        report.samples, report.samples_per_second = len(witness.samples), round(rate, 1)
+        report.longest_gap_between_samples = round(gap, 2)
+        report.bookings_straddling_a_lowered_cap = witness.straddling
+        report.latest_straddling = round(witness.latest_straddling, 3)
+        overlaps = verdict.overlaps(farms)
+        report.overlapping_runs = len(overlaps)
+        report.longest_overlap = round(max(overlaps, default=0.0), 2)
+        report.frames_rendered_twice = verdict.rendered_twice(farms)
+        report.starts_failed = dict(self._site.crew.starts_failed)
+        report.log_errors = verdict.log_errors(self._site.crew.fleet.directory)
+        with self._site.engine.connect() as connection:
+            report.frames = int(connection.execute(text("SELECT count(*) FROM frame")).scalar() or 0)
+            self._named("lost frames", verdict.unfinished(connection))
+            self._named("results", verdict.results_counted_wrongly(connection, farms))
+        self._named("over a cap", [str(excess) for excess in witness.violations])
+        self._named("processes that fell", self._site.crew.fell)
+        self._named("damage to RQD", [line for farm in farms for line in farm.violations()])
+        if rate < LEAST_SAMPLES_PER_SECOND:
+            report.violations.append(f"only {rate:.1f} samples a second")
+
+    def _named(self, what: str, offenders: list[str]) -> None:
+        if offenders:
+            more = f" and {len(offenders) - NAMED} more" if len(offenders) > NAMED else ""
+            self._report.violations.append(f"{what}: {len(offenders)}: {'; '.join(offenders[:NAMED])}{more}")
+
+    # While things happen
+
+    def _until(
+        self,
+        check: Callable[[], bool],
+        seconds: float,
+        what: str,
+        explain: Callable[[], str] | None = None,
+    ) -> None:
+        """Keep the farm going until ``check`` holds. Not within ``seconds``: a violation, if ``what`` says of what."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._tend()
+            if check():
+                return
+            time.sleep(min(_TICK_SECONDS, max(0.0, end - time.monotonic())))
+        if what:
+            self._report.violations.append(
+                f"{what}: not within {seconds:.0f} s{': ' + explain() if explain is not None else ''}"
+            )
+
+    def _tend(self) -> None:
+        now = time.monotonic()
+        self._site.agenda.run_due()
+        self._site.crew.tend()
+        if self._refilling and now >= self._next_refill:
+            self._next_refill = now + _REFILL_SECONDS
+            self._load.refill()
+        if now >= self._next_progress:
+            self._next_progress = now + PROGRESS_SECONDS
+            witness = self._witness
+            self._console.print(
+                f"{self._clock()}  {witness.procs} procs, {witness.centicores // 100} cores; {len(witness.booked)} "
+                f"booked, {len(self._faults.injected)} faults, {len(witness.violations)} over a cap"
+            )
+
+    def _clock(self) -> str:
+        return f"{time.monotonic() - self._began:6.1f} s"
+
+    _procs: frozenset[str] = frozenset()
+    _procs_since: float = 0.0
+
+    def _unchanged_for(self, seconds: float) -> bool:
+        with self._site.engine.connect() as connection:
+            procs = frozenset(connection.execute(_PROCS).scalars())
+        if procs != self._procs or not procs:
+            self._procs, self._procs_since = procs, time.monotonic()
+        return time.monotonic() - self._procs_since >= seconds
+
+    def _audit_passes(self) -> bool:
+        try:
+            return not run_audit(self._site.engine, self._site.client, self._site.settings).failed
+        except SQLAlchemyError:
+            return False
+
+    def _audit_lines(self) -> str:
+        report = run_audit(self._site.engine, self._site.client, self._site.settings)
+        return "\n".join(line for line in report.lines() if "not shown" not in line)
+
+    def _left(self) -> int:
+        with self._site.engine.connect() as connection:
+            return int(connection.execute(_LEFT).scalar() or 0)
+
+    def _held(self) -> int:
+        with self._site.engine.connect() as connection:
+            return len(connection.execute(_PROCS).all())

@@ -1,0 +1,233 @@
+"""The independent witness: what the proc table holds against every cap, many times a second, on its own connection.
+
+A sample is one statement, so it sees one moment: every proc with the caps of its vertices, and when the transaction
+that wrote each began and was committed (track_commit_timestamp). A booking is a violation when, at its commit, a vertex
+held more than every cap that was in force at any time since its transaction began. A cap that is lowered *while* a
+booking is being committed is told apart ("straddling"): the transaction read the caps before, and is before the change
+in any serial order; how late such a commit was is reported.
+
+As a program (``python -m benchmarks.chaos.sampler``) it reads the database URL from its environment, writes a JSON line
+every half second, and ends when its standard input is closed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import psycopg2
+
+SAMPLES_PER_SECOND = 40.0
+WRITE_SECONDS = 0.5
+URL_VARIABLE = "OPENCUE_SCHED_CHAOS_DATABASE"
+
+# Cores in centicores; limits in frames. A cap of -1 or 0 of a folder or job is none (design section 4).
+_SAMPLE = """
+WITH procs AS (
+    SELECT p.pk_proc, p.int_cores_reserved AS cores, p.pk_show, h.pk_alloc, j.pk_folder, p.pk_job,
+           ARRAY(SELECT pk_limit_record FROM layer_limit ll WHERE ll.pk_layer = p.pk_layer) AS limits,
+           extract(epoch FROM p.ts_booked)::float8 AS began,
+           extract(epoch FROM pg_xact_commit_timestamp(p.xmin))::float8 AS committed
+    FROM proc p JOIN host h USING (pk_host) JOIN job j USING (pk_job)
+), caps AS (
+    SELECT 'sub:' || pk_show || ':' || pk_alloc AS vertex, int_burst AS cap, pg_xact_commit_timestamp(xmin) AS at
+    FROM subscription
+    UNION ALL
+    SELECT 'folder:' || pk_folder, CASE WHEN int_max_cores > 0 THEN int_max_cores END, pg_xact_commit_timestamp(xmin)
+    FROM folder_resource
+    UNION ALL
+    SELECT 'job:' || r.pk_job, CASE WHEN r.int_max_cores > 0 THEN r.int_max_cores END, pg_xact_commit_timestamp(r.xmin)
+    FROM job_resource r JOIN job USING (pk_job) WHERE job.str_state = 'PENDING'
+    UNION ALL
+    SELECT 'limit:' || pk_limit_record, int_max_value, pg_xact_commit_timestamp(xmin) FROM limit_record
+)
+SELECT (SELECT coalesce(json_agg(procs), '[]') FROM procs),
+       (SELECT coalesce(json_agg(json_build_array(vertex, cap, extract(epoch FROM at)::float8)), '[]') FROM caps)
+"""
+
+Cap = float
+_NONE = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A proc: what it takes of each vertex (centicores, of a limit frames), and its transaction's begin and commit."""
+
+    id: str
+    takes: Mapping[str, int]
+    began: float
+    committed: float
+
+    @classmethod
+    def read(cls, row: Mapping[str, Any]) -> Held:
+        cores = int(row["cores"])
+        takes = {
+            f"sub:{row['pk_show']}:{row['pk_alloc']}": cores,
+            f"folder:{row['pk_folder']}": cores,
+            f"job:{row['pk_job']}": cores,
+            **{f"limit:{limit}": 1 for limit in row["limits"]},
+        }
+        return cls(row["pk_proc"], takes, float(row["began"]), float(row["committed"] or row["began"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """A booking that was committed while a vertex held more than ``cap``. ``late``: seconds the cap had been in force
+    at the commit."""
+
+    vertex: str
+    proc_id: str
+    held: int
+    cap: float
+    late: float
+    at: float
+
+
+@dataclass(slots=True)
+class CapHistory:
+    """The values a cap had, each with the time of its commit; the first one since ever."""
+
+    changes: list[tuple[float, Cap]] = field(default_factory=list)
+
+    def note(self, value: Cap, at: float) -> None:
+        if not self.changes:
+            self.changes.append((float("-inf"), value))
+        elif self.changes[-1][1] != value:
+            self.changes.append((at, value))
+
+    def most_allowed(self, since: float) -> Cap:
+        """The highest value in force at any time from ``since`` on."""
+        before = [value for at, value in self.changes if at <= since]
+        after = [value for at, value in self.changes if at > since]
+        return max([before[-1], *after] if before else after)
+
+    def at(self, moment: float) -> tuple[float, Cap]:
+        """(since, value) of the cap in force at ``moment``."""
+        return next(change for change in reversed(self.changes) if change[0] <= moment)
+
+
+class Judge:
+    """Looks at one sample after the other."""
+
+    def __init__(self) -> None:
+        self._caps: dict[str, CapHistory] = defaultdict(CapHistory)
+        self._known: dict[str, Held] = {}
+        self.violations: list[Excess] = []
+        self.straddling: list[Excess] = []
+
+    def look(self, procs: Iterable[Held], caps: Iterable[tuple[str, Cap, float]]) -> list[Held]:
+        """Judge the bookings that are new in this sample; returns them."""
+        for vertex, value, at in caps:
+            self._caps[vertex].note(value, at)
+        now = {proc.id: self._known.get(proc.id, proc) for proc in procs}
+        new = sorted((proc for proc in now.values() if proc.id not in self._known), key=lambda proc: proc.committed)
+        self._known = now
+        for proc in new:
+            for vertex in proc.takes:
+                self._judge(proc, vertex)
+        return new
+
+    def _judge(self, proc: Held, vertex: str) -> None:
+        """What is there now and was committed no later was there at the commit too: a lower bound that never errs."""
+        history = self._caps.get(vertex)
+        if history is None:
+            return
+        held = sum(it.takes.get(vertex, 0) for it in self._known.values() if it.committed <= proc.committed)
+        since, cap = history.at(proc.committed)
+        if held <= cap:
+            return
+        allowed = history.most_allowed(proc.began)
+        excess = Excess(vertex, proc.id, held, cap, proc.committed - since, proc.committed)
+        (self.violations if held > allowed else self.straddling).append(excess)
+
+
+def _take_sample(cursor: Any) -> tuple[list[Held], list[tuple[str, Cap, float]]]:
+    cursor.execute(_SAMPLE)
+    procs, caps = cursor.fetchone()
+    return (
+        [Held.read(row) for row in procs],
+        [(vertex, _NONE if cap is None else float(cap), float(at or 0)) for vertex, cap, at in caps],
+    )
+
+
+@dataclass(slots=True)
+class _Told:
+    """What the next output line says."""
+
+    judge: Judge
+    samples: list[float] = field(default_factory=list)
+    booked: list[float] = field(default_factory=list)
+    procs: int = 0
+    centicores: int = 0
+    violations_told: int = 0
+
+    def add(self, procs: list[Held], caps: list[tuple[str, Cap, float]]) -> None:
+        self.samples.append(time.time())
+        self.booked += [proc.committed for proc in self.judge.look(procs, caps)]
+        self.procs, self.centicores = len(procs), sum(next(iter(proc.takes.values())) for proc in procs)
+
+    def write(self) -> None:
+        judge = self.judge
+        line = {
+            "samples": self.samples,
+            "booked": self.booked,
+            "procs": self.procs,
+            "centicores": self.centicores,
+            "violations": [asdict(excess) for excess in judge.violations[self.violations_told :]],
+            "straddling": len(judge.straddling),
+            "latest": max((excess.late for excess in judge.straddling), default=0.0),
+        }
+        self.violations_told = len(judge.violations)
+        self.samples, self.booked = [], []
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
+
+
+def _asked_to_stop(seconds: float) -> bool:
+    ready, _, _ = select.select([sys.stdin], [], [], max(0.0, seconds))
+    return bool(ready) and not os.read(sys.stdin.fileno(), 512)
+
+
+def _connect(url: str) -> Any:
+    connection = psycopg2.connect(url, connect_timeout=2, application_name="opencue-sched-chaos-sampler")
+    connection.autocommit = True
+    return connection
+
+
+def main() -> int:
+    """Sample until standard input is closed."""
+    url = os.environ[URL_VARIABLE]
+    told = _Told(Judge())
+    connection: Any = None
+    period = 1.0 / SAMPLES_PER_SECOND
+    next_sample = next_write = time.monotonic()
+    while not _asked_to_stop(next_sample - time.monotonic()):
+        next_sample = max(next_sample + period, time.monotonic() - period)
+        try:
+            connection = connection or _connect(url)
+            with connection.cursor() as cursor:
+                told.add(*_take_sample(cursor))
+        except psycopg2.Error:
+            # The database is away, which is one of the faults: the gap in ``samples`` shows it.
+            if connection is not None:
+                connection.close()
+            connection = None
+            next_sample = time.monotonic() + 0.05
+        if time.monotonic() >= next_write:
+            next_write = time.monotonic() + WRITE_SECONDS
+            told.write()
+    told.write()
+    if connection is not None:
+        connection.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
