@@ -184,7 +184,7 @@ class Coordination(_Section):
         description="fenced: take over at once. conservative: fire nothing for 180 s after a change of leader.",
     )
     claim_ttl: Seconds = Field(
-        3.0, description="Life of a cluster claim; renewed at a third of it. Shorter: a dead worker's cluster is free sooner."
+        3.0, description="Life of a cluster claim; renewed at a third. Shorter: a dead worker's cluster is free sooner."
     )
     max_failures: int = Field(5, ge=1, description="Failures in a row after which a cluster's posting is trashed.")
     drain_grace: Seconds = Field(

@@ -131,3 +131,99 @@ def test_the_keeper_holds_a_claim_past_its_ttl_and_notices_its_loss(postings, re
     redis_client.flushdb()
     eventually(lambda: not keeper.alive(claim))
     keeper.stop()
+
+
+def test_a_message_is_stale_once_a_claim_has_answered_it(postings):
+    """Copies of a message, and messages sent again while the first waited, do nothing."""
+    (offered,) = postings.offer([CLUSTER])
+    claim = postings.claim(offered.uuid, "w1", ttl_seconds=10, ticket=offered.ticket)
+    assert postings.try_claim(offered.uuid, "w2", ttl_seconds=10, ticket=offered.ticket).reason == "stale"
+    ticket = postings.end(claim, "again")
+    assert ticket > offered.ticket
+    assert postings.try_claim(offered.uuid, "w2", ttl_seconds=10, ticket=offered.ticket).reason == "stale"
+    assert postings.claim(offered.uuid, "w2", ttl_seconds=10, ticket=ticket) is not None
+
+
+def test_the_oldest_of_several_messages_is_good_and_the_rest_are_stale(postings, redis_client):
+    (offered,) = postings.offer([CLUSTER])
+    redis_client.hset(f"cue:board:clusters:job:{offered.uuid}", "sent", 1)
+    (again,) = postings.offer([CLUSTER])
+    assert again.again
+    assert again.ticket > offered.ticket
+    assert postings.claim(offered.uuid, "w1", ttl_seconds=10, ticket=offered.ticket) is not None
+    assert postings.try_claim(offered.uuid, "w2", ttl_seconds=10, ticket=again.ticket).reason == "stale"
+
+
+def test_messages_in_vain_are_sent_again_ever_less_often(postings, redis_client):
+    key = f"cue:board:clusters:job:{postings.offer([CLUSTER])[0].uuid}"
+    waits = []
+    for _ in range(6):
+        now = redis_client.time()[0] * 1000
+        wait = next(ms for ms in range(400, 20_000, 400) if _sent_again(postings, redis_client, key, now - ms))
+        waits.append(wait)
+    assert waits == sorted(waits)
+    assert waits[0] <= 1200 < 10_000 < waits[-1] <= 14_400
+
+
+def _sent_again(postings, redis_client, key, sent) -> bool:
+    redis_client.hset(key, "sent", sent)
+    return postings.offer([CLUSTER])[0].send
+
+
+def test_a_claim_resets_how_often_messages_are_sent(postings, redis_client):
+    (offered,) = postings.offer([CLUSTER])
+    key = f"cue:board:clusters:job:{offered.uuid}"
+    redis_client.hset(key, "tries", 4)
+    postings.end(postings.claim(offered.uuid, "w1", ttl_seconds=10), "again")
+    assert redis_client.hget(key, "tries") == "0"
+
+
+def test_an_expired_posting_is_sent_to_the_group_at_once(postings):
+    (offered,) = postings.offer([CLUSTER])
+    postings.claim(offered.uuid, "w1", ttl_seconds=0.05)
+    sent = eventually(lambda: next((o for o in postings.offer([CLUSTER]) if o.send), None))
+    assert sent.again
+
+
+def test_a_cluster_told_to_rest_is_not_roused(postings):
+    (offered,) = postings.offer([CLUSTER])
+    assert postings.scripts.steer(offered.uuid, "rest", 600_000)[0] == 1
+    assert not postings.offer([CLUSTER], wake=True)[0].send
+    assert postings.claim(offered.uuid, "w1", ttl_seconds=10) is None
+    postings.scripts.steer(offered.uuid, "rest", 0)
+    assert postings.offer([CLUSTER])[0].send
+
+
+def test_a_rest_ordered_during_a_claim_begins_with_its_end(postings, redis_client):
+    (offered,) = postings.offer([CLUSTER])
+    claim = postings.claim(offered.uuid, "w1", ttl_seconds=10)
+    postings.scripts.steer(offered.uuid, "rest", 600_000)
+    assert postings.end(claim, "again") == 0
+    assert states(redis_client)["delayed"] == 1
+
+
+def test_trash_by_force_costs_the_worker_its_claim(postings, redis_client):
+    (offered,) = postings.offer([CLUSTER])
+    claim = postings.claim(offered.uuid, "w1", ttl_seconds=10)
+    assert postings.scripts.steer(offered.uuid, "trash", "odd") == [0, "held", "w1"]
+    assert postings.scripts.steer(offered.uuid, "trash", "odd", force=True)[0] == 1
+    assert postings.end(claim, "again") == 0
+    assert states(redis_client) == {"ready": 0, "delayed": 0, "claimed": 0, "trash": 1}
+    assert not postings.offer([CLUSTER], wake=True)[0].send
+    assert postings.scripts.steer(offered.uuid, "restore")[0] == 1
+    assert postings.offer([CLUSTER])[0].send
+
+
+def test_an_unreadable_posting_is_trashed_instead_of_going_round(postings, redis_client):
+    (offered,) = postings.offer([CLUSTER])
+    redis_client.hset(f"cue:board:clusters:job:{offered.uuid}", "details", '{"v": 7}')
+    assert postings.try_claim(offered.uuid, "w1", ttl_seconds=10).reason == "trashed"
+    assert states(redis_client)["trash"] == 1
+
+
+def test_trash_ends_after_its_retention(postings, redis_client):
+    (offered,) = postings.offer([CLUSTER])
+    postings.scripts.steer(offered.uuid, "trash", "odd")
+    redis_client.zadd("cue:board:clusters:trash", {offered.uuid: 1})
+    assert postings.offer([CLUSTER])[0].uuid != offered.uuid
+    assert states(redis_client)["trash"] == 0

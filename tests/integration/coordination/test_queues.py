@@ -1,0 +1,252 @@
+"""Routing, draining, depths, replies and dead letters on real Redis."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from opencue_sched.coordination import replies
+from opencue_sched.coordination.control import Command, ControlMessage, push_control_message, take_control_messages
+from opencue_sched.coordination.dead_letters import KEPT, bury, read_dead_letters
+from opencue_sched.coordination.names import (
+    QueueName,
+    dead_letters,
+    job_hash,
+    presence_index,
+    presence_key,
+    priority_lists,
+    queue_stats,
+    reply_queue,
+)
+from opencue_sched.coordination.presence import Presence, call_roll
+from opencue_sched.coordination.queue_care import drain_dead_instances, survey_queues
+from opencue_sched.coordination.routing import Router, rendezvous, warm_key
+from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.domain.errors import InvalidInput
+
+CLUSTER = Cluster("fac", "show", ClusterKind.ALLOC, ("general",), "alloc")
+TYPE, GROUP = QueueName("cue", "dispatch"), QueueName("cue", "dispatch", "default")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def present(client, instance: str, *, capacity: int = 2, group: str = "default", **state) -> Presence:
+    presence = Presence(client, "cue", types=("dispatch",), group=group, instance=instance, capacity=capacity)
+    presence.announce()
+    presence.refresh(**state)
+    return presence
+
+
+# Routing
+
+
+def test_a_cluster_goes_to_its_instance_until_that_is_saturated(redis_client):
+    present(redis_client, "a"), present(redis_client, "b")
+    clock = Clock()
+    router = Router(redis_client, "cue", "default", clock=clock)
+    chosen = rendezvous(warm_key(CLUSTER), ["a", "b"])
+    own = QueueName("cue", "dispatch", "default", chosen)
+    assert [router.queue_for(CLUSTER) for _ in range(3)] == [own, own, GROUP]
+    clock.now += 2
+    assert router.queue_for(CLUSTER) == own
+
+
+def test_what_waits_at_an_instance_or_is_in_its_hands_counts(redis_client):
+    presence = present(redis_client, "a", in_flight=1)
+    redis_client.lpush(priority_lists(QueueName("cue", "dispatch", "default", "a"))[1], "waiting")
+    assert Router(redis_client, "cue", "default").queue_for(CLUSTER) == GROUP
+    presence.refresh(in_flight=0)
+    assert Router(redis_client, "cue", "default").queue_for(CLUSTER).instance == "a"
+
+
+def test_a_message_sent_again_never_waits_for_one_instance(redis_client):
+    present(redis_client, "a")
+    assert Router(redis_client, "cue", "default").queue_for(CLUSTER, again=True) == GROUP
+
+
+@pytest.mark.parametrize("state", ["paused", "draining"])
+def test_an_instance_that_takes_no_work_gets_none(redis_client, state):
+    present(redis_client, "a", state=state)
+    assert Router(redis_client, "cue", "default").queue_for(CLUSTER) == TYPE
+
+
+def test_without_anybody_in_the_group_the_type_queue_is_left_unless_the_group_is_fixed(redis_client):
+    present(redis_client, "elsewhere", group="other")
+    assert Router(redis_client, "cue", "default").queue_for(CLUSTER) == TYPE
+    assert Router(redis_client, "cue", "default", fixed=True).queue_for(CLUSTER) == GROUP
+
+
+def test_a_dead_instance_is_passed_over_within_a_second_of_its_end(redis_client):
+    presence = present(redis_client, "a")
+    clock = Clock()
+    router = Router(redis_client, "cue", "default", clock=clock)
+    assert router.queue_for(CLUSTER).instance == "a"
+    presence.withdraw()
+    clock.now += 1
+    assert router.queue_for(CLUSTER) == TYPE
+
+
+# Dead instances
+
+
+def test_a_dead_instances_messages_move_once_in_order_to_the_consuming_end(redis_client):
+    """Q5."""
+    presence = present(redis_client, "a")
+    source = priority_lists(QueueName("cue", "dispatch", "default", "a"))
+    target = priority_lists(GROUP)
+    for prio in range(3):
+        for number in range(4):
+            redis_client.lpush(source[prio], f"{prio}-{number}")
+    redis_client.lpush(target[1], "younger")
+    assert drain_dead_instances(redis_client, "cue", call_roll(redis_client, "cue")) == 0
+    presence.withdraw()
+    roll = call_roll(redis_client, "cue")
+    moved: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: moved.append(drain_dead_instances(redis_client, "cue", roll))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(moved) == 12
+    assert not any(redis_client.exists(name) for name in source)
+    for prio in range(3):
+        consumed = list(reversed(redis_client.lrange(target[prio], 0, -1)))
+        assert consumed[:4] == [f"{prio}-{number}" for number in range(4)]
+    assert redis_client.lrange(target[1], 0, 0) == ["younger"]
+
+
+def test_a_long_queue_moves_in_parts_and_in_order(redis_client, monkeypatch):
+    monkeypatch.setattr("opencue_sched.coordination.queue_care.MOVED_PER_CALL", 1500)
+    present(redis_client, "a").withdraw()
+    source = priority_lists(QueueName("cue", "dispatch", "default", "a"))[1]
+    redis_client.lpush(source, *range(4000))
+    taken = []
+    while drain_dead_instances(redis_client, "cue", call_roll(redis_client, "cue")):
+        while (message := redis_client.rpop(priority_lists(GROUP)[1])) is not None:
+            taken.append(int(message))
+    assert taken == list(range(4000))
+
+
+def test_an_instance_that_came_back_keeps_its_queue(redis_client):
+    present(redis_client, "a").withdraw()
+    roll = call_roll(redis_client, "cue")
+    assert roll.gone
+    present(redis_client, "a")
+    source = priority_lists(QueueName("cue", "dispatch", "default", "a"))[1]
+    redis_client.lpush(source, "mine")
+    assert drain_dead_instances(redis_client, "cue", roll) == 0
+    assert redis_client.llen(source) == 1
+
+
+def test_long_gone_instances_are_forgotten_once_their_queues_are_empty(redis_client):
+    present(redis_client, "a").withdraw()
+    key = presence_key("cue", "dispatch", "default", "a")
+    redis_client.zadd(presence_index("cue"), {key: 1})
+    source = priority_lists(QueueName("cue", "dispatch", "default", "a"))[1]
+    redis_client.lpush(source, "late")
+    assert drain_dead_instances(redis_client, "cue", call_roll(redis_client, "cue")) == 1
+    assert call_roll(redis_client, "cue").gone == (key,)
+    drain_dead_instances(redis_client, "cue", call_roll(redis_client, "cue"))
+    assert call_roll(redis_client, "cue").gone == ()
+
+
+# Depths
+
+
+def test_the_depth_of_a_type_is_that_of_all_its_queues_and_priorities(redis_client):
+    """Q9."""
+    present(redis_client, "a", in_flight=3)
+    own = QueueName("cue", "dispatch", "default", "a")
+    for queue, prio, age in ((TYPE, 0, 5), (GROUP, 1, 20), (own, 2, 1)):
+        message = json.dumps({"headers": {"sent_at": 1000 - age}})
+        redis_client.lpush(priority_lists(queue)[prio], message, "younger")
+    survey = survey_queues(redis_client, "cue", call_roll(redis_client, "cue"), clock=lambda: 1000.0)
+    dispatch = survey.by_type["dispatch"]
+    assert dispatch.depth == 6
+    assert dispatch.oldest_seconds == 20
+    assert dispatch.queues[str(GROUP)] == 2
+    assert survey.by_type["sweep"].depth == 0
+    assert survey.backlog_per_worker == 9
+    stats = redis_client.hgetall(queue_stats("cue", "dispatch"))
+    assert (stats["depth"], stats["oldest_seconds"]) == ("6", "20.0")
+    assert 0 < redis_client.ttl(queue_stats("cue", "dispatch")) <= 60
+
+
+# Replies
+
+
+def test_an_answer_wakes_who_waits_and_ends_with_its_hash(redis_client):
+    """Q7."""
+    job = replies.open_job(redis_client, "cue", "dispatch", waits_seconds=10)
+    got: list[dict] = []
+    waiter = threading.Thread(
+        target=lambda: got.append(replies.await_reply(redis_client, "cue", job, timeout_seconds=10))
+    )
+    waiter.start()
+    assert replies.answer(redis_client, "cue", job, {"booked": 3})
+    waiter.join(10)
+    assert got == [{"booked": 3}]
+    hash_ = redis_client.hgetall(job_hash("cue", job))
+    assert hash_["status"] == "done"
+    assert json.loads(hash_["output"]) == {"booked": 3}
+    assert {"created_at", "ended_at"} <= hash_.keys()
+    assert 3500 < redis_client.ttl(job_hash("cue", job)) <= 3600
+
+
+def test_a_late_reader_finds_the_answer_in_the_hash(redis_client):
+    job = replies.open_job(redis_client, "cue", "dispatch", waits_seconds=1)
+    replies.answer(redis_client, "cue", job, {"booked": 3})
+    assert 0 < redis_client.ttl(reply_queue("cue", job)) <= 3600
+    redis_client.delete(reply_queue("cue", job))
+    assert replies.await_reply(redis_client, "cue", job, timeout_seconds=1) == {"booked": 3}
+
+
+def test_the_first_answer_stands_and_no_answer_is_told(redis_client):
+    job = replies.open_job(redis_client, "cue", "dispatch", waits_seconds=1)
+    assert replies.answer(redis_client, "cue", job, {"n": 1})
+    assert not replies.answer(redis_client, "cue", job, {"n": 2})
+    assert redis_client.llen(reply_queue("cue", job)) == 1
+    silent = replies.open_job(redis_client, "cue", "dispatch", waits_seconds=1)
+    assert replies.is_waiting(redis_client, "cue", silent)
+    with pytest.raises(replies.NoReply):
+        replies.await_reply(redis_client, "cue", silent, timeout_seconds=0.05)
+    assert not replies.is_waiting(redis_client, "cue", silent)
+
+
+# Control queues and dead letters
+
+
+def test_control_messages_are_taken_once_by_those_they_are_for(redis_client):
+    place = {
+        "type": QueueName("cue", "dispatch", family="ctl"),
+        "group": QueueName("cue", "dispatch", "default", family="ctl"),
+        "instance": QueueName("cue", "dispatch", "default", "a", family="ctl"),
+        "other": QueueName("cue", "dispatch", "default", "b", family="ctl"),
+    }
+    for queue in place.values():
+        push_control_message(redis_client, queue, ControlMessage(Command.PAUSE))
+    taken = take_control_messages(redis_client, "cue", ["dispatch"], "default", "a")
+    assert {addressed.queue for addressed in taken} == {place["type"], place["group"], place["instance"]}
+    assert take_control_messages(redis_client, "cue", ["dispatch"], "default", "a") == []
+    assert redis_client.llen(str(place["other"])) == 1
+    with pytest.raises(InvalidInput, match="no control queue"):
+        push_control_message(redis_client, GROUP, ControlMessage(Command.PAUSE))
+
+
+def test_the_newest_dead_letters_are_kept(redis_client):
+    for number in range(KEPT + 5):
+        bury(redis_client, "cue", queue="q", reason="odd", body=str(number))
+    assert redis_client.llen(dead_letters("cue")) == KEPT
+    assert read_dead_letters(redis_client, "cue", 1)[0].body == str(KEPT + 4)
+    bury(redis_client, "cue", queue="q", reason="long", body="x" * 100_000)
+    assert len(read_dead_letters(redis_client, "cue", 1)[0].body) == 10_000
