@@ -16,7 +16,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import structlog
@@ -26,6 +26,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.ledger import BookAnswers, Ledger
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.shares import HostShares
+from opencue_sched.dispatch.bad_rows import BadRowLog
 from opencue_sched.dispatch.commit import CommitResult, CommittedProc, commit_plan
 from opencue_sched.dispatch.gather import Gathered, gather
 from opencue_sched.dispatch.hosts import HostFeed
@@ -34,6 +35,7 @@ from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.dispatch.rest import LayerRest
 from opencue_sched.dispatch.runframe import launch_requests
 from opencue_sched.dispatch.settle import Settlement, booking_of
+from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.errors import NotReady
 from opencue_sched.domain.farm import PlannedProc
@@ -63,6 +65,8 @@ class PassRunner:
     facts: SchemaColumns
     rest: LayerRest
     shares: HostShares | None = None
+    verdicts: VerdictLog | None = None
+    bad_rows: BadRowLog = field(default_factory=BadRowLog)
     clock: Callable[[], float] = time.monotonic
 
     def run(self, cluster: Cluster, *, alive: Callable[[], bool]) -> PassReport:
@@ -75,6 +79,7 @@ class PassRunner:
         began = self.clock()
         owner = uuid.uuid4().hex
         layers: Collection[str] = ()
+        gathered: Gathered | None = None
         try:
             gathered = self._gather(cluster, report)
             if not gathered.snapshot.jobs:
@@ -96,20 +101,23 @@ class PassRunner:
         finally:
             if layers:
                 self.permits.drop(owner, layers)
+            if gathered is not None and self.verdicts is not None:
+                self.verdicts.record(report.verdicts, cluster.key, resting=report.resting)
             report.total_seconds = self.clock() - began
 
     def _gather(self, cluster: Cluster, report: PassReport) -> Gathered:
         began = self.clock()
         if self.hosts.refresh(cluster):
             self.rest.rouse()
+        report.resting = self.rest.resting(cluster.key)
         with self.engine.connect() as connection:
-            gathered = gather(
-                connection, cluster, self.settings, facts=self.facts, skip_layers=self.rest.resting(cluster.key)
-            )
+            gathered = gather(connection, cluster, self.settings, facts=self.facts, skip_layers=report.resting.keys())
             connection.rollback()
         report.gather_seconds = self.clock() - began
         report.statements += gathered.statements
         report.jobs = len(gathered.snapshot.jobs)
+        self.bad_rows.report(gathered.bad_jobs)
+        report.bad_rows = self.bad_rows.taken_counts() + self.hosts.bad_rows.taken_counts()
         if gathered.snapshot.jobs:
             report.show_name = gathered.snapshot.jobs[0].show_name
         return gathered
@@ -131,12 +139,11 @@ class PassRunner:
         )
         report.plan_seconds = self.clock() - began
         report.frames_planned = len(plan.procs)
-        report.hosts_attempted = plan.hosts_attempted
+        report.attempts, report.scores = tuple(plan.attempts.values()), plan.scores
         report.wasted_attempts = plan.wasted_attempts
         report.cache_hits, report.cache_misses = plan.cache_hits, plan.cache_misses
         report.verdicts = plan.verdicts
-        blocked = [verdict.layer_id for verdict in plan.verdicts if verdict.verdict in _BLOCKED and not verdict.frames]
-        self.rest.rest(cluster.key, blocked)
+        self.rest.rest(cluster.key, [it for it in plan.verdicts if it.verdict in _BLOCKED and not it.frames])
         return plan
 
     def _carry_out(self, plan: Plan, alive: Callable[[], bool], report: PassReport) -> None:

@@ -6,19 +6,17 @@ can be booked. Rows that make no sense cost their job its place in this pass and
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from threading import Lock
 from typing import Any
 
-import structlog
 from sqlalchemy import Connection, Row
 
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.errors import InvalidInput
-from opencue_sched.domain.farm import Caps, Frame, Headroom, Job, Layer, Snapshot
+from opencue_sched.domain.farm import BadRow, Caps, Frame, Headroom, Job, Layer, Snapshot
 from opencue_sched.domain.reservation import burst_cap, cores_cap, gpus_cap
 from opencue_sched.domain.tags import normalise_tags
 from opencue_sched.settings import Settings
@@ -32,18 +30,6 @@ from opencue_sched.store.pending import (
     fetch_waiting_layers,
 )
 
-log = structlog.get_logger(__name__)
-
-_REMEMBERED_BAD_JOBS = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class BadJob:
-    """A job left out of a pass because of its rows."""
-
-    job_id: str
-    reason: str
-
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
@@ -54,33 +40,10 @@ class Gathered:
     """
 
     snapshot: Snapshot
-    bad_jobs: tuple[BadJob, ...]
+    bad_jobs: tuple[BadRow, ...]
     held_back: bool
     limits: Mapping[str, Limit]
     statements: int
-
-
-class BadJobLog:
-    """Logs each bad job once, however often it is met. Remembers the latest 10,000."""
-
-    def __init__(self) -> None:
-        self._seen: OrderedDict[BadJob, None] = OrderedDict()
-        self._lock = Lock()
-
-    def report(self, job: BadJob) -> bool:
-        """Whether this was the first time."""
-        with self._lock:
-            if job in self._seen:
-                self._seen.move_to_end(job)
-                return False
-            self._seen[job] = None
-            if len(self._seen) > _REMEMBERED_BAD_JOBS:
-                self._seen.popitem(last=False)
-        log.warning("job_skipped", job_id=job.job_id, reason=job.reason)
-        return True
-
-
-_bad_jobs = BadJobLog()
 
 
 def gather(
@@ -90,7 +53,6 @@ def gather(
     *,
     facts: SchemaColumns,
     skip_layers: Collection[str] = (),
-    bad_job_log: BadJobLog = _bad_jobs,
 ) -> Gathered:
     """Read the cluster's pending work and the live room under every cap that work stands under.
 
@@ -115,8 +77,6 @@ def gather(
         max_frames=settings.queue.dispatch_frames_per_layer_limit,
     )
     jobs, bad_jobs = _jobs(job_rows, layer_rows)
-    for bad in bad_jobs:
-        bad_job_log.report(bad)
     kept = {job.id for job in jobs}
     wanted_limits = {limit_id for job in jobs for layer in job.layers for limit_id in layer.limit_ids}
     return Gathered(
@@ -157,7 +117,7 @@ def _selection(
     )
 
 
-def _jobs(job_rows: Sequence[Row[Any]], layer_rows: Iterable[Row[Any]]) -> tuple[tuple[Job, ...], list[BadJob]]:
+def _jobs(job_rows: Sequence[Row[Any]], layer_rows: Iterable[Row[Any]]) -> tuple[tuple[Job, ...], list[BadRow]]:
     """The jobs in the order of their rows, with their layers in the order of theirs, and those that make no sense."""
     layers_by_job: dict[str, list[Row[Any]]] = defaultdict(list)
     for row in layer_rows:
@@ -167,7 +127,7 @@ def _jobs(job_rows: Sequence[Row[Any]], layer_rows: Iterable[Row[Any]]) -> tuple
         try:
             job = _job(row, tuple(_layer(layer) for layer in layers_by_job.get(row.pk_job, ())))
         except (InvalidInput, TypeError, ValueError, OverflowError) as error:
-            bad.append(BadJob(row.pk_job, str(error)))
+            bad.append(BadRow("job", row.pk_job, str(error), row.str_name or ""))
             continue
         if job.layers:
             jobs.append(job)

@@ -10,7 +10,9 @@ import structlog
 from redis.exceptions import RedisError
 from sqlalchemy import Engine
 
+from opencue_sched.dispatch.bad_rows import BadRowLog
 from opencue_sched.domain.cluster import Cluster
+from opencue_sched.domain.farm import BadRow
 from opencue_sched.placement.cache import HostCache
 from opencue_sched.placement.changes import HostChanges
 from opencue_sched.placement.known import HostReading
@@ -40,6 +42,7 @@ class HostFeed:
         self._cursor: str | None = None
         self._noted: set[str] = set()
         self._evict_at = clock() + settings.clean_up_interval
+        self.bad_rows = BadRowLog()
         self.cache = HostCache(settings, self._fetch, instance=instance, clock=clock)
 
     def refresh(self, cluster: Cluster) -> bool:
@@ -67,7 +70,10 @@ class HostFeed:
 
     def _fetch(self, facility_id: str, tags: Sequence[str]) -> Mapping[str, Sequence[HostReading]]:
         with self._engine.connect() as connection:
-            return fetch_groups(connection, facility_id, tags, self._settings.host_staleness_threshold)
+            return fetch_groups(connection, facility_id, tags, self._settings.host_staleness_threshold, self._bad)
+
+    def _bad(self, row: BadRow) -> None:
+        self.bad_rows.report([row])
 
     def _follow(self) -> bool:
         with self._lock:
@@ -83,7 +89,9 @@ class HostFeed:
             if not wanted:
                 return ids is None
             with self.cache.reading() as read_at, self._engine.connect() as connection:
-                readings = fetch_hosts_by_id(connection, sorted(wanted), self._settings.host_staleness_threshold)
+                readings = fetch_hosts_by_id(
+                    connection, sorted(wanted), self._settings.host_staleness_threshold, self._bad
+                )
             found = {reading.host.id for reading in readings}
             self.cache.apply(readings, wanted - found, read_at=read_at)
             self._noted.clear()

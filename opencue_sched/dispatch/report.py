@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -32,7 +33,9 @@ class PassReport:
     frames_planned: int = 0
     frames_booked: int = 0
     frames_launched: int = 0
-    hosts_attempted: int = 0
+    attempts: tuple[int, ...] = ()
+    """Hosts tried by each layer that got to try any."""
+    scores: tuple[float, ...] = ()
     wasted_attempts: int = 0
     cache_hits: int = 0
     cache_misses: int = 0
@@ -40,7 +43,10 @@ class PassReport:
     lua_calls: int = 0
     refusals: Counter[str] = field(default_factory=Counter)
     losses: Counter[str] = field(default_factory=Counter)
+    bad_rows: Counter[str] = field(default_factory=Counter)
     verdicts: tuple[LayerVerdict, ...] = ()
+    resting: Mapping[str, LayerVerdict] = field(default_factory=dict)
+    """Layers that were left out because they found no host a moment ago, by id."""
     seconds_to_book: list[float] = field(default_factory=list)
     gather_seconds: float = 0.0
     plan_seconds: float = 0.0
@@ -49,6 +55,10 @@ class PassReport:
     launch_seconds: float = 0.0
     total_seconds: float = 0.0
     error: str = ""
+
+    @property
+    def hosts_attempted(self) -> int:
+        return sum(self.attempts)
 
     def summary(self) -> dict[str, object]:
         """A small JSON-able answer for the task."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
+
+from opencue_sched.domain.verdicts import LayerVerdict
 
 
 class LayerRest:
@@ -16,22 +18,23 @@ class LayerRest:
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
         self._clock = clock
-        self._until: dict[str, dict[str, float]] = {}
+        self._until: dict[str, dict[str, tuple[float, LayerVerdict]]] = {}
         self._lock = threading.Lock()
 
-    def rest(self, cluster: str, layers: Collection[str]) -> None:
-        """These layers found no host in this cluster just now."""
+    def rest(self, cluster: str, verdicts: Iterable[LayerVerdict]) -> None:
+        """The layers of these verdicts found no host in this cluster just now."""
         until = self._clock() + self._seconds
         with self._lock:
-            self._until.setdefault(cluster, {}).update(dict.fromkeys(layers, until))
+            self._until.setdefault(cluster, {}).update({it.layer_id: (until, it) for it in verdicts})
 
-    def resting(self, cluster: str) -> list[str]:
-        """The layers of a cluster that rest now."""
+    def resting(self, cluster: str) -> dict[str, LayerVerdict]:
+        """The layers of a cluster that rest now, by id, each with the verdict it rests for."""
         now = self._clock()
         with self._lock:
-            resting = {layer: until for layer, until in self._until.get(cluster, {}).items() if until > now}
-            self._until[cluster] = resting
-            return list(resting)
+            resting = {layer: rest for layer, rest in self._until.pop(cluster, {}).items() if rest[0] > now}
+            if resting:
+                self._until[cluster] = resting
+            return {layer: verdict for layer, (_, verdict) in resting.items()}
 
     def rouse(self) -> None:
         """A host changed: every layer may try again."""

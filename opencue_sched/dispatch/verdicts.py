@@ -1,15 +1,16 @@
-"""The last verdict of every layer, kept for `explain`: why its frames were, or were not, placed.
+"""The last verdict of every layer, kept for `explain` and the metrics: why its frames were, or were not, placed.
 
 One hash a job, ``{namespace}:verdicts:{job id}``. A layer may be looked at by several clusters, one for each kind of
 tag it names, so a field is ``{layer id}|{cluster}`` and its value the verdict as JSON. The hash of a job that no pass
-looks at any more expires after a day, so nothing is left of jobs that are gone.
+looks at any more expires after a day, so nothing is left of jobs that are gone. How many frames each cluster's last
+pass left waiting is in one more hash, ``{namespace}:waiting``, of which every instance shows the sum.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -48,19 +49,36 @@ class VerdictLog:
         """The hash of a job."""
         return f"{self._namespace}:verdicts:{job_id}"
 
-    def record(self, verdicts: Sequence[LayerVerdict], cluster_key: str) -> None:
-        """Keep the verdicts of one pass, in one round trip. They are for people only: a failure is logged."""
-        if not verdicts:
-            return
+    @property
+    def waiting_key(self) -> str:
+        """The hash of what clusters have waiting."""
+        return f"{self._namespace}:waiting"
+
+    def record(
+        self, verdicts: Sequence[LayerVerdict], cluster_key: str, *, resting: Mapping[str, LayerVerdict] | None = None
+    ) -> None:
+        """Keep the verdicts of one pass, in one round trip. They are for people only: a failure is logged.
+
+        ``resting`` layers, by id, were not looked at; their frames wait as they did when they began to rest.
+        """
         at = round(self._clock(), 3)
         by_job: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
+        waiting = Counter[str]()
+        left_out = (resting or {}).keys() - {verdict.layer_id for verdict in verdicts}
+        for verdict in ((resting or {})[layer] for layer in left_out):
+            waiting[verdict.verdict.value] += verdict.waiting
         for verdict in verdicts:
             by_job[verdict.job_id][f"{verdict.layer_id}{_SEPARATOR}{cluster_key}"] = _encoded(verdict, at)
+            waiting[verdict.verdict.value] += verdict.waiting
         try:
             with self._client.pipeline(transaction=False) as pipeline:
                 for job_id, fields in by_job.items():
                     pipeline.hset(self.key(job_id), mapping=fields)
                     pipeline.expire(self.key(job_id), KEPT_SECONDS)
+                if +waiting:
+                    pipeline.hset(self.waiting_key, cluster_key, json.dumps({"at": at, "frames": +waiting}))
+                else:
+                    pipeline.hdel(self.waiting_key, cluster_key)
                 pipeline.execute()
         except redis.RedisError as error:
             log.warning("verdicts_not_recorded", cluster=cluster_key, verdicts=len(verdicts), error=str(error))
@@ -77,6 +95,34 @@ class VerdictLog:
         return {
             layer: tuple(sorted(recorded, key=lambda one: one.at, reverse=True)) for layer, recorded in found.items()
         }
+
+    def waiting(self, *, believed_seconds: float) -> Counter[str]:
+        """Frames that the last passes left waiting, by verdict, in all clusters of the namespace. Raises RedisError.
+
+        A cluster that nobody passed over for ``believed_seconds`` has no work any more, and is forgotten.
+        """
+        fields = cast("Mapping[str, str]", self._client.hgetall(self.waiting_key))
+        oldest = self._clock() - believed_seconds
+        frames: Counter[str] = Counter()
+        gone = []
+        for cluster, text in fields.items():
+            left = _decoded_waiting(text)
+            if left is None or left[0] < oldest:
+                gone.append(cluster)
+            else:
+                frames.update(left[1])
+        if gone:
+            self._client.hdel(self.waiting_key, *gone)
+        return frames
+
+
+def _decoded_waiting(text: str) -> tuple[float, dict[str, int]] | None:
+    """None for what another version of this program wrote."""
+    try:
+        data = json.loads(text)
+        return float(data["at"]), {Verdict(name).value: int(count) for name, count in data["frames"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _encoded(verdict: LayerVerdict, at: float) -> str:

@@ -178,6 +178,16 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row of a table that makes no sense, and is left out. ``name`` is for people."""
+
+    table: str
+    id: str
+    reason: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedProc:
     """One frame on one host. ``proc_id`` is generated here, before anything is booked."""
 

@@ -7,9 +7,11 @@ Rooms below return reports; the doors hand them to the ``record_*`` functions he
 from __future__ import annotations
 
 import errno
+import math
 import os
-from collections import Counter as Tally
+import threading
 from collections.abc import Mapping
+from typing import Literal
 from wsgiref.simple_server import WSGIServer
 
 import structlog
@@ -27,12 +29,15 @@ from opencue_sched.accounting.recompute import RecomputeReport
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.dispatch.sweep import SweepReport
 from opencue_sched.domain.errors import SchedulerError
+from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.placement.cache import CacheStats
 from opencue_sched.release.reaper import ReaperReport
 
 log = structlog.get_logger(__name__)
 
 PORTS_TRIED = 100
+LATEST: Literal["mostrecent"] = "mostrecent"
+"""Of the processes of a prefork worker, the one that set a gauge last is right: any may sweep or recompute."""
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 jobs_queried = Counter("scheduler_jobs_queried_total", "Jobs read from the database by cluster passes.")
@@ -40,8 +45,9 @@ jobs_processed = Counter("scheduler_jobs_processed_total", "Jobs that went throu
 frames_dispatched = Counter("scheduler_frames_dispatched_total", "Frames booked and launched.", ["show_name"])
 no_candidate_iterations = Counter("scheduler_no_candidate_iterations_total", "Layers that found no host in a pass.")
 candidates_per_layer = Histogram(
-    "scheduler_candidates_per_layer", "Hosts tried per layer that got one.", buckets=(1, 5, 10, 20, 50, 100)
+    "scheduler_candidates_per_layer", "Hosts tried per layer that got to try any.", buckets=(1, 5, 10, 20, 50, 100)
 )
+bad_rows = Counter("scheduler_bad_rows_total", "Rows that make no sense, each time they were skipped.", ["table"])
 hosts_attempted = Counter("scheduler_hosts_attempted_total", "Hosts taken from the cache to place frames on.")
 wasted_attempts = Counter("scheduler_wasted_attempts_total", "Hosts taken from the cache in vain.")
 time_to_book = Histogram(
@@ -71,37 +77,58 @@ frames_per_pass = Histogram(
 )
 pass_terminated = Counter("scheduler_pass_terminated_reason_total", "Why passes ended.", ["reason"])
 checkout_outcome = Counter(
-    "scheduler_checkout_outcome_total", "What became of hosts taken from the cache.", ["outcome"]
+    "scheduler_checkout_outcome_total",
+    "Searches for a host: booked, no_progress (nothing placed on it), no_match (none found); and bookings on them that "
+    "were lost: dispatch_error.",
+    ["outcome"],
 )
-clusters_total = Gauge("scheduler_clusters_total", "Clusters known.", ["cluster_type"], multiprocess_mode="max")
-clusters_active = Gauge("scheduler_clusters_active", "Clusters with waiting work.", multiprocess_mode="max")
-clusters_sleeping = Gauge("scheduler_clusters_sleeping", "Clusters with work that rest.", multiprocess_mode="max")
-active_tags = Gauge("scheduler_active_tags", "(facility, show, tag) with waiting work.", multiprocess_mode="max")
+clusters_total = Gauge("scheduler_clusters_total", "Clusters known.", ["cluster_type"], multiprocess_mode=LATEST)
+clusters_active = Gauge("scheduler_clusters_active", "Clusters with waiting work.", multiprocess_mode=LATEST)
+clusters_sleeping = Gauge("scheduler_clusters_sleeping", "Clusters with work that rest.", multiprocess_mode=LATEST)
+active_tags = Gauge("scheduler_active_tags", "(facility, show, tag) with waiting work.", multiprocess_mode=LATEST)
 active_scan_duration = Histogram("scheduler_active_scan_duration_seconds", "The awake scan.", buckets=_SECONDS)
 host_cache_size = Gauge("scheduler_host_cache_size", "Hosts in the cache.", multiprocess_mode="liveall")
 host_cache_hits = Counter("scheduler_host_cache_hits_total", "Searches of the host cache that found a host.")
 host_cache_misses = Counter("scheduler_host_cache_misses_total", "Searches of the host cache that found none.")
+placement_retries_exhausted = Counter(
+    "scheduler_placement_inner_retries_exhausted_total",
+    "Searches given up after being repeated because other passes held or took the hosts.",
+)
+placement_score = Histogram(
+    "scheduler_placement_score_chosen",
+    "Scores of the hosts chosen, for shows whose placement scores hosts (lower is better).",
+    buckets=(0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64),
+)
 waiting_frames = Gauge(
-    "scheduler_waiting_frames", "Frames waiting after their last pass.", ["verdict"], multiprocess_mode="livesum"
+    "scheduler_waiting_frames",
+    "Frames of the whole fleet that the last passes left waiting. Every instance shows the same: take the maximum.",
+    ["verdict"],
+    multiprocess_mode=LATEST,
 )
 recompute_duration = Histogram(
     "scheduler_recompute_cycle_duration_seconds", "One recompute.", buckets=(*_SECONDS, 60, 120)
 )
 drift_healed = Counter("scheduler_drift_healed_total", "Ledger entries corrected by the recompute.", ["cause"])
-ledger_in_flight = Gauge("scheduler_ledger_in_flight", "Bookings not confirmed yet.", multiprocess_mode="max")
+ledger_in_flight = Gauge("scheduler_ledger_in_flight", "Bookings not confirmed yet.", multiprocess_mode=LATEST)
 ledger_oldest_in_flight = Gauge(
-    "scheduler_ledger_oldest_in_flight_seconds", "Age of the oldest unconfirmed booking.", multiprocess_mode="max"
+    "scheduler_ledger_oldest_in_flight_seconds", "Age of the oldest unconfirmed booking.", multiprocess_mode=LATEST
 )
-store_ready = Gauge("scheduler_store_ready", "1 when the counters may be booked against.", multiprocess_mode="min")
+store_ready = Gauge(
+    "scheduler_store_ready",
+    "1 when the counters may be booked against, as this worker saw them last; not a number elsewhere.",
+    multiprocess_mode=LATEST,
+)
+store_ready.set(math.nan)
 publish_misconfigured = Gauge(
     "cuebot_redis_publish_misconfigured",
     "1 when managed shows exist but the configured release feed cannot deliver their releases.",
-    multiprocess_mode="max",
+    multiprocess_mode=LATEST,
 )
 release_events = Counter("scheduler_release_events_total", "Reports, completions, kills and notifications.", ["event"])
 reaped = Counter("scheduler_reaped_total", "Procs and frames put right by the reaper.", ["cause"])
 
-_waiting_by_cluster: dict[str, Tally[str]] = {}
+_lock = threading.Lock()
+_given_up = 0
 
 
 def record_pass(report: PassReport) -> None:
@@ -112,6 +139,12 @@ def record_pass(report: PassReport) -> None:
         jobs_processed.labels(report.show_name).inc(report.jobs)
     if report.frames_launched:
         frames_dispatched.labels(report.show_name).inc(report.frames_launched)
+    for attempts in report.attempts:
+        candidates_per_layer.observe(attempts)
+    for score in report.scores:
+        placement_score.observe(score)
+    for table, count in report.bad_rows.items():
+        bad_rows.labels(table).inc(count)
     hosts_attempted.inc(report.hosts_attempted)
     wasted_attempts.inc(report.wasted_attempts)
     sql_statements.inc(report.statements)
@@ -119,6 +152,8 @@ def record_pass(report: PassReport) -> None:
     host_cache_misses.inc(report.cache_misses)
     checkout_outcome.labels("booked").inc(report.hosts_attempted - report.wasted_attempts)
     checkout_outcome.labels("no_progress").inc(report.wasted_attempts)
+    checkout_outcome.labels("no_match").inc(report.cache_misses)
+    checkout_outcome.labels("dispatch_error").inc(report.losses.total())
     for table, count in report.refusals.items():
         limit_exceeded.labels(table).inc(count)
     for reason, count in report.losses.items():
@@ -141,19 +176,17 @@ def record_pass(report: PassReport) -> None:
 
 
 def _record_verdicts(report: PassReport) -> None:
-    waiting: Tally[str] = Tally()
     for verdict in report.verdicts:
-        waiting[verdict.verdict.value] += verdict.waiting
-        if verdict.verdict.value in ("no_host", "no_fit"):
+        if verdict.verdict in (Verdict.NO_HOST, Verdict.NO_FIT, Verdict.CAPACITY):
             no_candidate_iterations.inc()
-        if verdict.verdict.value == "over_job":
+        if verdict.verdict is Verdict.OVER_JOB and not verdict.frames:
             job_cap_precheck_skip.inc()
-    _waiting_by_cluster[report.cluster.key] = waiting
-    total: Tally[str] = Tally()
-    for tally in _waiting_by_cluster.values():
-        total.update(tally)
-    for name in total:
-        waiting_frames.labels(name).set(total[name])
+
+
+def record_waiting(frames: Mapping[str, int]) -> None:
+    """Show the fleet's waiting frames by verdict."""
+    for verdict in Verdict:
+        waiting_frames.labels(verdict.value).set(frames.get(verdict.value, 0))
 
 
 def record_sweep(report: SweepReport) -> None:
@@ -191,14 +224,13 @@ def record_event(event: str, amount: int) -> None:
 
 
 def record_cache(stats: CacheStats) -> None:
-    """Show the size of the host cache."""
+    """Show the size of the host cache, and count the searches given up since the last call."""
+    global _given_up
     host_cache_size.set(stats.size)
-
-
-def forget_clusters(known: Mapping[str, object]) -> None:
-    """Drop the waiting frames of clusters that no longer exist."""
-    for key in [key for key in _waiting_by_cluster if key not in known]:
-        del _waiting_by_cluster[key]
+    with _lock:
+        more, _given_up = stats.given_up - _given_up, max(_given_up, stats.given_up)
+    if more > 0:
+        placement_retries_exhausted.inc(more)
 
 
 def registry() -> CollectorRegistry:

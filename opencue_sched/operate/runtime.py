@@ -36,6 +36,7 @@ from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.dispatch.rest import LayerRest
 from opencue_sched.dispatch.settle import Settlement
 from opencue_sched.dispatch.sweep import Sweeper, SweepReport
+from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.errors import InvalidInput, SchedulerError
 from opencue_sched.operate import fleet_metrics, metrics
 from opencue_sched.operate.events import Events
@@ -72,6 +73,7 @@ class Runtime:
             self.client, BoardKeys(settings.coordination.namespace, cluster_board(settings.scheduler.facility))
         )
         self.sightings = Sightings(self.client)
+        self.verdicts = VerdictLog(self.client, settings.coordination.namespace)
         self._bootstrapping = threading.Lock()
         self.counts = EventCounts(metrics.record_event)
         self.keeper = ClaimKeeper(self.postings, ttl_seconds=settings.coordination.claim_ttl)
@@ -105,6 +107,7 @@ class Runtime:
             facts=self.facts,
             rest=LayerRest(self.settings.queue.cluster_saturated_sleep),
             shares=HostShares(self.settings.instance, self.membership.router.instances),
+            verdicts=self.verdicts,
         )
         return Dispatcher(
             self.settings, self.postings, self.keeper, runner, self.settings.instance, self.messenger.send

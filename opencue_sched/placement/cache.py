@@ -34,13 +34,14 @@ _RETURN_WAIT_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """For the metrics ``scheduler_host_cache_size``, ``..._hits_total`` and ``..._misses_total``."""
+    """``given_up``: searches that found nothing although repeated, because other passes had or took the hosts."""
 
     size: int
     groups: int
     hits: int
     misses: int
     checked_out: int
+    given_up: int
 
 
 @dataclass(slots=True)
@@ -78,6 +79,7 @@ class HostCache:
         self._latest = self._expired_at = -math.inf
         self._hits = 0
         self._misses = 0
+        self._given_up = 0
         self._lock = threading.Condition()
         self._group_permits = threading.BoundedSemaphore(settings.concurrent_groups)
         self._fetch_permits = threading.BoundedSemaphore(settings.concurrent_fetch_permit)
@@ -159,7 +161,9 @@ class HostCache:
     def stats(self) -> CacheStats:
         with self._lock:
             hosts = self._hosts
-            return CacheStats(len(hosts.groups), len(self._groups), self._hits, self._misses, len(hosts.checked_out))
+            return CacheStats(
+                len(hosts.groups), len(self._groups), self._hits, self._misses, len(hosts.checked_out), self._given_up
+            )
 
     # Handing hosts out (HostPool)
 
@@ -186,6 +190,9 @@ class HostCache:
                 return host
             if not raced and not self._await_return(facility_id, tags):
                 break
+        else:
+            with self._lock:
+                self._given_up += 1
         with self._lock:
             self._misses += 1
         return None

@@ -33,7 +33,8 @@ class Plan:
 
     ``hosts`` are the hosts of ``procs`` by id, as they will be once all of it is booked. ``attempts`` is how many hosts
     each layer that got to try any was given. ``wasted_attempts`` counts hosts on which then nothing was placed.
-    ``full``: ``max_frames`` was reached, so there is more to place right away.
+    ``scores`` are those of the hosts chosen by a policy that scores. ``full``: ``max_frames`` was reached, so there is
+    more to place right away.
     """
 
     procs: tuple[PlannedProc, ...]
@@ -44,6 +45,7 @@ class Plan:
     cache_hits: int
     cache_misses: int
     full: bool
+    scores: tuple[float, ...] = ()
 
     @property
     def hosts_attempted(self) -> int:
@@ -139,6 +141,7 @@ class _Planner:
         self._attempts: dict[str, int] = {}
         self._wasted = self._hits = self._misses = 0
         self._cut_short = False
+        self._scores: list[float] = []
         self._barren = BarrenSearches()
         self._barren_first = BarrenSearches()
         self._shortages: dict[tuple[Search, frozenset[str]], OverCap] = {}
@@ -153,6 +156,7 @@ class _Planner:
             cache_hits=self._hits,
             cache_misses=self._misses,
             full=self._cut_short,
+            scores=tuple(self._scores),
         )
 
     def judge(self, job: Job, layer: Layer, placed: int, reason: OverCap) -> None:
@@ -217,6 +221,8 @@ class _Planner:
             preference=self._preference(turn.layer),
         )
         if host is not None:
+            if self._policy.score is not None:
+                self._scores.append(self._policy.score(turn.layer, host))
             self._hits += 1
             return host
         self._misses += 1

@@ -8,15 +8,18 @@ upstream adds its lagging counters to every host, and every host of a show looke
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
 from sqlalchemy import Connection, Row, text
 
-from opencue_sched.domain.farm import Host
+from opencue_sched.domain.farm import BadRow, Host
 from opencue_sched.domain.states import ThreadMode
+
+OnBadRow = Callable[[BadRow], object]
+"""Told each row that makes no sense and is left out."""
 
 log = structlog.get_logger(__name__)
 
@@ -45,6 +48,10 @@ _OF_TAGS = text(
 _BY_ID = text(_COLUMNS + " AND h.pk_host = ANY(CAST(:ids AS varchar[]))")
 
 
+def _log_bad(row: BadRow) -> None:
+    log.warning("host_skipped", id=row.id, name=row.name, reason=row.reason)
+
+
 @dataclass(frozen=True, slots=True)
 class FetchedHost:
     """A host and the age of its last report in seconds, both as of the query."""
@@ -53,19 +60,21 @@ class FetchedHost:
     report_age: float
 
 
-def fetch_group(connection: Connection, facility_id: str, tag: str, staleness: float) -> list[FetchedHost]:
+def fetch_group(
+    connection: Connection, facility_id: str, tag: str, staleness: float, on_bad: OnBadRow = _log_bad
+) -> list[FetchedHost]:
     """The hosts of a facility that carry ``tag``, of any allocation, heard of in the last ``staleness`` seconds."""
-    return fetch_groups(connection, facility_id, [tag], staleness)[tag]
+    return fetch_groups(connection, facility_id, [tag], staleness, on_bad)[tag]
 
 
 def fetch_groups(
-    connection: Connection, facility_id: str, tags: Sequence[str], staleness: float
+    connection: Connection, facility_id: str, tags: Sequence[str], staleness: float, on_bad: OnBadRow = _log_bad
 ) -> dict[str, list[FetchedHost]]:
     """Several groups at once, by tag; a tag without hosts has an empty list. One statement."""
     rows = connection.execute(_OF_TAGS, {"facility_id": facility_id, "tags": list(tags), "staleness": staleness})
     groups: dict[str, list[FetchedHost]] = {tag: [] for tag in tags}
     by_tag: defaultdict[str, list[FetchedHost]] = defaultdict(list)
-    for fetched in _hosts(rows):
+    for fetched in _hosts(rows, on_bad):
         for tag in fetched.host.tags:
             by_tag[tag].append(fetched)
     for tag in groups:
@@ -73,17 +82,19 @@ def fetch_groups(
     return groups
 
 
-def fetch_hosts_by_id(connection: Connection, ids: Sequence[str], staleness: float) -> list[FetchedHost]:
+def fetch_hosts_by_id(
+    connection: Connection, ids: Sequence[str], staleness: float, on_bad: OnBadRow = _log_bad
+) -> list[FetchedHost]:
     """Those of these hosts that may take frames now. One that is absent from the answer may not."""
-    return list(_hosts(connection.execute(_BY_ID, {"ids": list(ids), "staleness": staleness})))
+    return list(_hosts(connection.execute(_BY_ID, {"ids": list(ids), "staleness": staleness}), on_bad))
 
 
-def _hosts(rows: Iterable[Row[Any]]) -> Iterable[FetchedHost]:
+def _hosts(rows: Iterable[Row[Any]], on_bad: OnBadRow) -> Iterable[FetchedHost]:
     for row in rows:
         try:
             yield FetchedHost(_host(row), row.report_age)
         except (TypeError, ValueError) as error:
-            log.warning("host_skipped", host_id=row.pk_host, host=row.str_name, reason=str(error))
+            on_bad(BadRow("host", row.pk_host, str(error), row.str_name))
 
 
 def _host(row: Row[Any]) -> Host:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, event
 
-from opencue_sched.dispatch.gather import BadJobLog, Gathered, gather
+from opencue_sched.dispatch.gather import Gathered, gather
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.settings import Settings
@@ -29,7 +29,7 @@ def gathered(
     """Gather with some queue settings changed."""
     changed = settings.model_copy(update={"queue": settings.queue.model_copy(update=queue)})
     facts = check_schema(connection)
-    return gather(connection, cluster, changed, facts=facts, skip_layers=skip_layers, bad_job_log=BadJobLog())
+    return gather(connection, cluster, changed, facts=facts, skip_layers=skip_layers)
 
 
 def job_ids(result: Gathered) -> list[str]:

@@ -22,6 +22,7 @@ from opencue_sched.dispatch.report import PassReport
 from opencue_sched.dispatch.rest import LayerRest
 from opencue_sched.dispatch.settle import Settlement
 from opencue_sched.dispatch.sweep import Sweeper
+from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.placement.changes import HostChanges
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import check_schema
@@ -102,6 +103,7 @@ def passes(engine: Engine, settings: Settings, instance: str = "one") -> Iterato
         Settlement(engine, ledger, changes, channels, compensate),
         facts,
         LayerRest(5.0),
+        verdicts=VerdictLog(client, "cue"),
     )
     sweeper = Sweeper(engine, settings, ClusterPostings(client, BoardKeys("cue", "clusters")))
     try:

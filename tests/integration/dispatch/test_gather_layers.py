@@ -5,7 +5,8 @@ from __future__ import annotations
 import structlog
 from sqlalchemy import Engine, text
 
-from opencue_sched.dispatch.gather import BadJobLog, gather
+from opencue_sched.dispatch.bad_rows import BadRowLog
+from opencue_sched.dispatch.gather import gather
 from opencue_sched.domain.farm import Layer
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
@@ -169,7 +170,7 @@ def test_a_job_with_a_bad_row_is_skipped_and_named_and_the_others_go_on(engine: 
 
         found = gathered(connection, cluster_of(farm), settings)
 
-    reasons = {bad.job_id: bad.reason for bad in found.bad_jobs}
+    reasons = {bad.id: bad.reason for bad in found.bad_jobs}
     assert job_ids(found) == [good.id]
     assert reasons.keys() == {chunk.id, command.id, caps.id}
     assert chunk.layers[1].id in reasons[chunk.id]
@@ -191,22 +192,26 @@ def test_a_null_in_a_column_that_allows_none_is_a_bad_row(engine: Engine, settin
         none = gathered(connection, cluster_of(farm), settings)
 
     assert job_ids(found) == [good.id]
-    assert [bad_job.job_id for bad_job in found.bad_jobs] == [bad.id]
+    assert [bad_job.id for bad_job in found.bad_jobs] == [bad.id]
     assert job_ids(none) == []
 
 
 def test_a_bad_job_is_logged_once_however_often_it_is_met(engine: Engine, settings: Settings) -> None:
-    bad_jobs = BadJobLog()
+    bad_rows = BadRowLog()
     with engine.begin() as connection, structlog.testing.capture_logs() as logs:
         farm = Farm(connection)
         job = farm.job()
         connection.execute(text("UPDATE layer SET int_chunk_size = -1"))
         cluster, facts = cluster_of(farm), check_schema(connection)
 
-        found = [gather(connection, cluster, settings, facts=facts, bad_job_log=bad_jobs) for _ in range(3)]
+        found = [gather(connection, cluster, settings, facts=facts) for _ in range(3)]
+        logged = [bad_rows.report(each.bad_jobs) for each in found]
 
     assert [len(each.bad_jobs) for each in found] == [1, 1, 1]
-    assert [entry["job_id"] for entry in logs if entry["event"] == "job_skipped"] == [job.id]
+    assert logged == [1, 0, 0]
+    assert [entry["id"] for entry in logs if entry["event"] == "job_skipped"] == [job.id]
+    assert bad_rows.taken_counts() == {"job": 3}
+    assert bad_rows.taken_counts() == {}
 
 
 def test_statements_do_not_grow_with_jobs_layers_frames_or_hosts(engine: Engine, settings: Settings) -> None:

@@ -128,4 +128,4 @@ def test_a_host_whose_rows_make_no_sense_is_skipped_and_named(engine: Engine) ->
         group = fetch_group(connection, farm.facility(), "general", STALENESS)
 
     assert [fetched.host.id for fetched in group] == [good.id]
-    assert {entry["host_id"] for entry in logs if entry["event"] == "host_skipped"} == {mode.id, cores.id}
+    assert {entry["id"] for entry in logs if entry["event"] == "host_skipped"} == {mode.id, cores.id}
