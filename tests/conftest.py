@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -191,4 +192,8 @@ class SuiteTimes:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell that runs the tests in the background has SIGINT ignored, and so would every process a test starts and
+    # then interrupts as a Ctrl-C does.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(SuiteTimes(config.rootpath), "suite-times")

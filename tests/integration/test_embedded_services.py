@@ -205,11 +205,14 @@ def test_servers_end_with_their_owner(how: signal.Signals) -> None:
     )
     assert owner.stdout is not None
     with owner, owner.stdout:
-        postgres_pid, redis_pid, directory = owner.stdout.readline().split()
-        assert _alive(int(postgres_pid))
-        assert _alive(int(redis_pid))
-        os.killpg(owner.pid, how)
-        owner.wait(_PATIENCE_SECONDS)
+        try:
+            postgres_pid, redis_pid, directory = owner.stdout.readline().split()
+            assert _alive(int(postgres_pid))
+            assert _alive(int(redis_pid))
+            os.killpg(owner.pid, how)
+            owner.wait(_PATIENCE_SECONDS)
+        finally:
+            owner.kill()
     _eventually(lambda: not _alive(int(postgres_pid)) and not _alive(int(redis_pid)), "the servers end")
     _eventually(lambda: not Path(directory).exists(), "the data directory is removed")
 
