@@ -164,7 +164,8 @@ def test_a_limit_that_is_full(cli: Cli, work: Work, build: Build) -> None:
     )
 
 
-def test_a_layer_that_may_not_start_yet(cli: Cli, work: Work, build: Build, rows: Callable[..., list[Any]]) -> None:
+def test_a_layer_that_may_not_start_yet(cli: Cli, work: Work, build: Build, change: Callable[..., None]) -> None:
+    change("ALTER TABLE layer ADD COLUMN IF NOT EXISTS ts_start_after timestamptz")  # a Cuebot before V47 has none
     later = datetime.now(UTC) + timedelta(hours=3)
     build(lambda farm: farm.job([LayerSpec(name="late", start_after=later)], show=work.show, name="later"))
     assert "late (1 waiting): not to be started before " in cli("explain", "later").out
