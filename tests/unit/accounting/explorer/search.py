@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, NamedTuple, TypeVar
@@ -124,7 +124,7 @@ class Search:
                     explored.finding = Finding(fault, self._retraced(came_from, state))
                     break
                 slots, around = self._parts(state)
-                for _, after_slots, after_around in self._steps(slots, around):
+                for _, _, after_slots, after_around in self._steps(slots, around):
                     explored.transitions += 1
                     after = self._state(after_slots, after_around)
                     if after not in came_from:
@@ -166,20 +166,23 @@ class Search:
 
     # Steps
 
-    def _steps(self, slots: list[int], around: int) -> Iterator[tuple[str, list[int], int]]:
+    def _steps(self, slots: list[int], around: int) -> list[tuple[int, str, list[int], int]]:
+        """Every step: which slot takes it (-1: it is not about one), its label, the slots and what is around after."""
         facts, arounds = self._slots.facts, self._arounds.facts
         room = sum([facts[slot].entered for slot in slots]) < arounds[around].places
+        steps: list[tuple[int, str, list[int], int]] = []
         for position, slot in enumerate(slots):
             for label, after, after_around in self._of_slot(slot, around, room):
                 changed = slots.copy()
                 changed[position] = after
                 if arounds[after_around].reading:
-                    yield (f"proc {position + 1} {label}", *self._finished(changed, after_around))
+                    steps.append((position, label, *self._finished(changed, after_around)))
                 else:
-                    yield f"proc {position + 1} {label}", changed, after_around
+                    steps.append((position, label, changed, after_around))
         for step, after_around in self._of_all(around):
             turned = [self._turned(step, slot, after_around) for slot in slots]
-            yield (step.label, *self._finished(turned, after_around))
+            steps.append((-1, step.label, *self._finished(turned, after_around)))
+        return steps
 
     def _finished(self, slots: list[int], around: int) -> tuple[list[int], int]:
         """A reconciler with nothing left to do is idle again."""
@@ -272,8 +275,8 @@ class Search:
         labels = []
         for wanted in path[1:]:
             steps = self._steps(slots, around)
-            label, slots, around = next(step for step in steps if self._state(step[1], step[2]) == wanted)
-            labels.append(label)
+            position, label, slots, around = next(step for step in steps if self._state(step[2], step[3]) == wanted)
+            labels.append(label if position < 0 else f"proc {position + 1} {label}")
         return tuple(labels)
 
 
