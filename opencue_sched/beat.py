@@ -91,7 +91,7 @@ class LeaderScheduler(Scheduler):
             leading = gate.renew() is not None
             self._show(gate)
             if not leading:
-                return POLL_SECONDS
+                return max(0.05, min(gate.next_look, POLL_SECONDS))
             now = gate.store_time()
             waits = [self._serve(gate, name, entry, now) for name, entry in list(self.schedule.items())]
         except (RedisError, SQLAlchemyError, SchedulerError) as error:

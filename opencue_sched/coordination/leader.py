@@ -121,6 +121,11 @@ class LeaderGate:
                 log.warning("leadership_lost", role=self.keys.role)
         return self.lease
 
+    @property
+    def next_look(self) -> float:
+        """Seconds until renew() talks to Redis again."""
+        return max(0.0, self._next_try - self._clock())
+
     def _retry_seconds(self) -> float:
         """Up to a quarter less than the retry interval, so that standbys do not campaign in step."""
         return self._retry * (1.0 - 0.25 * self._jitter())

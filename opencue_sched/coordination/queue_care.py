@@ -25,7 +25,8 @@ from opencue_sched.lua_scripts import ScriptCall, call_scripts
 log = structlog.get_logger(__name__)
 
 MOVED_PER_CALL = 5000
-FORGET_SECONDS = 3600.0
+# Longer than the broker's visibility time-out: what a killed worker had reserved comes back to its queue by then.
+FORGET_SECONDS = 600.0
 STATS_LIFE_SECONDS = 60
 
 

@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 from opencue_sched.coordination import replies
 from opencue_sched.coordination.control import Addressed, take_control_messages
 from opencue_sched.coordination.duty import Duty, DutyState
+from opencue_sched.coordination.leader import boot_clock
 from opencue_sched.coordination.names import QueueName, QueueType, worker_group
 from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken, Presence, call_roll
 from opencue_sched.coordination.queue_care import drain_dead_instances, survey_queues
@@ -30,6 +31,7 @@ from opencue_sched.settings import Settings
 log = structlog.get_logger(__name__)
 
 ASK_AGAIN_SECONDS = 0.25
+SURVEY_SECONDS = 10.0
 
 
 def consumed_types(app: Celery) -> list[str]:
@@ -56,6 +58,7 @@ class Membership:
         self.router = Router(client, self.namespace, self.group, fixed=settings.scheduler.facility is not None)
         self.presence: Presence | None = None
         self.node = ""
+        self._survey_at = 0.0
         self.in_flight: Callable[[], int] = lambda: self.duty.in_hand
 
     def join(self, node: str, *, types: Collection[str], capacity: int) -> None:
@@ -117,7 +120,9 @@ class Membership:
         moved = drain_dead_instances(self._client, self.namespace, roll)
         if moved:
             fleet_metrics.messages_moved.inc(moved)
-        fleet_metrics.record_survey(survey_queues(self._client, self.namespace, roll, groups=(self.group,)))
+        if boot_clock() >= self._survey_at:
+            self._survey_at = boot_clock() + SURVEY_SECONDS
+            fleet_metrics.record_survey(survey_queues(self._client, self.namespace, roll, groups=(self.group,)))
         return moved
 
     def _refresh_if_possible(self) -> None:

@@ -6,12 +6,14 @@ import json
 import sys
 import textwrap
 import time
+import urllib.request
 from collections import Counter
 
 import pytest
 from redis.exceptions import RedisError
 
 from opencue_sched.coordination.names import LeaderKeys, QueueName, QueueType, priority_lists
+from opencue_sched.embedded.processes import free_port
 from tests.integration.coordination.polling import eventually
 
 KEYS = LeaderKeys("cue", "beat")
@@ -225,3 +227,21 @@ def test_who_never_knew_of_a_predecessor_fires_at_once_and_who_lost_the_record_w
     second.renew()
     assert not second.may_fire("t", 2, mark_seconds=60)
     assert 170_000 < redis_client.pttl(KEYS.quiet) <= 180_000
+
+
+def test_a_beat_shows_its_fence_and_the_age_of_the_last_tick(site):
+    port = free_port()
+    site.fleet.beat("b1", OPENCUE_SCHED_COORDINATION__BEAT_METRICS_PORT=str(port))
+    eventually(lambda: sent(site.client), 60, "first tick")
+
+    def figures() -> dict[str, float]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return {line.split()[0]: float(line.split()[1]) for line in lines if line.startswith("scheduler_")}
+
+    assert figures()["scheduler_leader_fence"] == int(holder(site.client).rpartition("|")[2])
+    assert figures()["scheduler_tick_age_seconds"] < 30
+    site.server.pause()
+    eventually(lambda: figures()["scheduler_leader_fence"] == 0, 30, "no leadership without Redis")
+    site.server.resume()
+    eventually(lambda: figures()["scheduler_leader_fence"] > 0, 60, "leadership again")

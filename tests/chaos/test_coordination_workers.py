@@ -12,11 +12,15 @@ import urllib.request
 from contextlib import contextmanager
 
 import pytest
+from celery import Celery
+from kombu import Queue
 from sqlalchemy import text
 
 from opencue_sched.accounting.store_epoch import Epoch
+from opencue_sched.coordination.broker import broker_settings
 from opencue_sched.coordination.names import (
     BoardKeys,
+    LeaderKeys,
     QueueName,
     consumed_queues,
     dead_letters,
@@ -326,6 +330,29 @@ def test_copies_of_a_message_are_dropped_and_counted(site):
     eventually(lambda: stale in _metrics(port), 30, "the dropped copy")
     assert posting(site)["fence"] == "1"
     assert not site.client.llen("cue.dispatch.old:prio:1")
+
+
+def test_what_a_former_leader_or_an_earlier_tick_sent_is_dropped_and_counted(site):
+    """L2, second half: who acts looks at the fence again."""
+    port = free_port()
+    site.fleet.worker("w1", OPENCUE_SCHED_QUEUE__METRICS_PORT=str(port))
+    keys = LeaderKeys("cue", "beat")
+    site.client.set(keys.fence, 5)
+    site.client.hset(keys.last_ticks, "recompute", 70)
+    broker = broker_settings(site.server.url)
+    app = Celery("sender", broker=broker.url, set_as_current=False)
+    app.conf.update(broker_transport=broker.transport, broker_transport_options={"sep": ":prio:"})
+    queue = Queue(str(QueueName("cue", "accounting", "default")))
+    for fence, tick in ((4, 71), (5, 69), (5, 70)):
+        headers = {"fence": fence, "tick": tick, "tick_of": "recompute", "catch_up": "latest"}
+        app.send_task("opencue_sched.accounting.recompute", queue=queue, declare=[], priority=0, headers=headers)
+    app.close()
+    for line in (
+        'scheduler_messages_dropped_total{reason="former_leader"} 1.0',
+        'scheduler_messages_dropped_total{reason="overtaken"} 1.0',
+        "scheduler_recompute_cycle_duration_seconds_count 1.0",
+    ):
+        eventually(lambda line=line: line in _metrics(port), 30, line)
 
 
 def _metrics(port: int) -> str:

@@ -42,7 +42,7 @@ def command(as_json: bool) -> None:
     )
     click.echo(f"backlog per worker: {view['backlog_per_worker']:g}; unreadable messages: {view['dead_letters']}")
     if view["gone"]:
-        click.echo(f"gone in the last hour: {', '.join(sorted({key.rpartition(':')[2] for key in view['gone']}))}")
+        click.echo(f"gone lately: {', '.join(sorted({key.rpartition(':')[2] for key in view['gone']}))}")
 
 
 def _leader_line(leader: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from opencue_sched.coordination.leader import LeaderGate
+from opencue_sched.coordination.leader import LeaderGate, Standing, still_leads, tick_standing
 from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.store.fences import PersistentFences
 
@@ -128,3 +128,54 @@ def test_redis_errors_count_as_not_renewed(redis_server, keys):
     dead = redis.Redis(host="127.0.0.1", port=1, socket_connect_timeout=0.2)
     assert gate(dead, keys).renew() is None
     dead.close()
+
+
+def test_standbys_do_not_campaign_in_step(redis_client, keys):
+    clock = Clock()
+    draws = iter([0.0, 1.0, 0.5])
+    gate(redis_client, keys).renew()
+    standby = LeaderGate(
+        redis_client,
+        keys,
+        ttl_seconds=15,
+        renew_deadline_seconds=10,
+        retry_seconds=2.0,
+        clock=clock,
+        jitter=lambda: next(draws),
+    )
+    naps = []
+    for _ in range(3):
+        standby.renew()
+        naps.append(round(standby._next_try - clock.now, 3))
+        clock.now = standby._next_try
+    assert naps == [2.0, 1.5, 1.75]
+
+
+def test_a_periodic_message_is_worth_something_until_a_later_leader_or_tick(redis_client, keys):
+    first, second = gate(redis_client, keys), gate(redis_client, keys)
+    fence = first.renew().fence
+    first.may_fire("recompute", 7, mark_seconds=60)
+    assert tick_standing(redis_client, keys, fence, "recompute", 7) is Standing.CURRENT
+    first.may_fire("recompute", 8, mark_seconds=60)
+    assert tick_standing(redis_client, keys, fence, "recompute", 7) is Standing.OVERTAKEN
+    assert tick_standing(redis_client, keys, fence) is Standing.CURRENT
+    first.resign()
+    assert still_leads(redis_client, keys, fence)
+    second.renew()
+    assert tick_standing(redis_client, keys, fence, "recompute", 8) is Standing.FORMER_LEADER
+    assert not still_leads(redis_client, keys, fence)
+    redis_client.flushdb()
+    assert still_leads(redis_client, keys, fence)
+
+
+def test_every_beat_knows_when_a_tick_was_fired_last(redis_client, keys):
+    clock = Clock()
+    leader, standby = gate(redis_client, keys, clock=clock), gate(redis_client, keys, clock=clock)
+    leader.renew()
+    standby.renew()
+    assert leader.tick_age == standby.tick_age == float("inf")
+    leader.may_fire("recompute", 7, mark_seconds=60)
+    standby.renew()
+    clock.now += 30
+    assert leader.tick_age == 30
+    assert 30 <= standby.tick_age < 40
