@@ -13,6 +13,7 @@ from sqlalchemy import Engine
 
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.operate.flip import hand_back, hand_over
 from opencue_sched.placement.changes import HostChanges
 from opencue_sched.settings import Settings
 from tests.farm import Farm, LayerSpec
@@ -287,6 +288,42 @@ def test_a_show_is_handed_over_before_redis_is_open(cli: Cli, build: Build, rows
     assert "Redis is not open for booking yet" in ran.out
     assert "its booking is off" in ran.out
     assert rows("SELECT b_scheduler_managed, b_booking_enabled FROM show WHERE str_name = 'demo'") == [(True, False)]
+
+
+def test_nothing_is_booked_until_every_cuebot_knows_and_late_bookings_of_theirs_are_counted(
+    build: Build, engine: Engine, redis_client: redis.Redis, rows: Rows
+) -> None:
+    # given a show of Cuebot's, and a Cuebot that books two more frames after the flip because it has not heard of it
+    def make(farm: Farm) -> tuple[Any, Any]:
+        show = farm.show("demo", managed=False)
+        farm.subscription(show, farm.alloc("general"), size=10)
+        return show, farm.job([LayerSpec(frames=5)], show=show)
+
+    show, job = build(make)
+    ledger = make_ledger(engine, redis_client, owner="test")
+    ensure_bootstrapped(engine, ledger, wait_age=0.1)
+    flags: list[Any] = []
+
+    def quarantine(seconds: float) -> None:
+        flags.extend(rows("SELECT b_scheduler_managed, b_booking_enabled FROM show WHERE pk_show = :s", s=show.id))
+        build(lambda farm: farm.run(job.frames[:2], farm.host()))
+
+    # when it is handed over
+    flip = hand_over(engine, ledger, show.id, quarantine_seconds=30, age_seconds=40, sleep=quarantine)
+
+    # then its booking was off meanwhile, and the late frames are in the ledger
+    assert flags == [(True, False)]
+    assert (flip.changed, flip.booking, flip.counted) == (True, True, 2)
+    assert len(list(ledger.records())) == 2
+
+    # and on the way back booking is off until every commit is over
+    def settle(seconds: float) -> None:
+        flags.extend(rows("SELECT b_scheduler_managed, b_booking_enabled FROM show WHERE pk_show = :s", s=show.id))
+
+    hand_back(engine, ledger, show.id, settle_seconds=10, age_seconds=40, sleep=settle)
+    assert flags[-1] == (True, False)
+    assert list(ledger.records()) == []
+    assert rows("SELECT int_cores FROM subscription WHERE pk_show = :s", s=show.id) == [(200,)]
 
 
 # Every command
