@@ -22,13 +22,21 @@ from celery.signals import (
     worker_shutting_down,
 )
 
-from opencue_sched.domain.errors import SchedulerError
+from opencue_sched.domain.errors import InvalidInput, SchedulerError
 from opencue_sched.operate.consumer_steps import PresenceStep, begin_to_drain, bury_unreadable
+from opencue_sched.operate.flower_guard import guard_flower, is_flower
 from opencue_sched.settings import get_settings
 
 log = structlog.get_logger(__name__)
 
 EX_CONFIG = 78
+
+if is_flower(sys.argv):
+    try:
+        guard_flower(sys.argv, os.environ)
+    except InvalidInput as error:
+        print(f"opencue-sched cannot start: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        sys.exit(EX_CONFIG)
 
 app = Celery("opencue_sched", task_cls="opencue_sched.operate.door:Door")
 app.config_from_object("celeryconfig")

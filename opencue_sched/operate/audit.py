@@ -62,6 +62,7 @@ class AuditReport:
 
 
 _BY_TEST = {
+    "I3": "that a recompute completes under any load: tests/integration/accounting/test_recompute.py",
     "I5": "that only the owning proc's completion counts, and a process without a proc is killed within two host "
     "reports: tests/integration/release",
     "I9": "that dispatch stops and recovers with PostgreSQL: tests/chaos",

@@ -41,11 +41,12 @@ class PresenceStep(bootsteps.StartStopStep):
                 membership.heartbeat()
                 if listens:
                     obey(parent, membership.control_messages())
+                runtime().show_waiting()
             except InstanceTaken as error:
                 log.error("worker_stops", reason=str(error))
                 state.should_stop = EX_CONFIG  # type: ignore[assignment]
             except RedisError as error:
-                log.warning("control_messages_unreadable", error=str(error))
+                log.warning("beat_of_the_worker_failed", error=str(error))
 
         # The subscription to remote control begins with the event loop: what is passed on before, nobody here hears.
         beat(listens=False)

@@ -6,12 +6,17 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import structlog
 from celery import Celery
 from kombu import Queue
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
 
 from opencue_sched.coordination.names import QueueName, QueueType
 from opencue_sched.coordination.postings import Offered
 from opencue_sched.coordination.routing import Router
+
+log = structlog.get_logger(__name__)
 
 SWEEP_TASK = "opencue_sched.sweep.sweep_clusters"
 DISPATCH_TASK = "opencue_sched.dispatch.dispatch_cluster"
@@ -31,11 +36,14 @@ class Messenger:
         self._legacy = tuple(legacy_queues)
 
     def send(self, offered: Offered) -> None:
-        """Send a message for a posting to the best place."""
-        queue = self._router.queue_for(offered.cluster, again=offered.again)
-        self._put(str(queue), offered.uuid, ticket=offered.ticket)
-        for name in self._legacy:
-            self._put(name, offered.uuid, ticket=offered.ticket)
+        """Send a message for a posting to the best place. One that cannot be sent is left to the next sweep."""
+        try:
+            queue = self._router.queue_for(offered.cluster, again=offered.again)
+            self._put(str(queue), offered.uuid, ticket=offered.ticket)
+            for name in self._legacy:
+                self._put(name, offered.uuid, ticket=offered.ticket)
+        except (OperationalError, RedisError) as error:
+            log.warning("message_left_to_the_next_sweep", cluster=offered.cluster.key, error=str(error))
 
     def give_back(self, posting: str, ticket: int | None) -> None:
         """Hand a message that this process does not work on to the others of its group."""

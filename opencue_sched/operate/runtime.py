@@ -166,6 +166,14 @@ class Runtime:
             self.membership.answer(reply, posting, summary, self.messenger)
         return summary
 
+    def show_waiting(self) -> None:
+        """Show what waits in the whole fleet. Raises RedisError.
+
+        A cluster with work is passed over at least once in the longest rest of a cluster.
+        """
+        longest = max(self.settings.queue.cluster_empty_sleep, self.settings.queue.cluster_saturated_sleep)
+        metrics.record_waiting(self.verdicts.waiting(believed_seconds=3 * longest))
+
     def rest_cluster(self, key: str, seconds: float) -> str:
         """Let a cluster rest, whatever would wake it; 0 ends its rest. Raises InvalidInput for an unknown cluster."""
         posting = self.postings.find(key)

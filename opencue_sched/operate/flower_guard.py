@@ -1,0 +1,48 @@
+"""Keeps Flower to itself: on loopback unless told otherwise, and elsewhere with a password only.
+
+Flower listens on every address by default, and whoever reaches it can stop workers. It reads its options from the
+command line and from ``FLOWER_*`` variables; a configuration file of its own is the operator's word and not looked at.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import MutableMapping, Sequence
+from pathlib import PurePath
+
+from opencue_sched.domain.errors import InvalidInput
+
+_WAYS_TO_ASK_WHO = ("basic_auth", "auth", "auth_provider")
+
+
+def is_flower(argv: Sequence[str]) -> bool:
+    """Whether this is the process of ``celery ... flower``."""
+    return bool(argv) and "celery" in PurePath(argv[0]).parts[-2:] and "flower" in argv[1:]
+
+
+def guard_flower(argv: Sequence[str], environment: MutableMapping[str, str]) -> None:
+    """Set the address to loopback if none is given. Raises InvalidInput for another address without a password."""
+    given = {f"flower_{name}".upper(): value for name, value in _options(argv).items()}
+    options = {**environment, **given}
+    if options.get("FLOWER_UNIX_SOCKET"):
+        return
+    address = options.get("FLOWER_ADDRESS")
+    if not address:
+        environment["FLOWER_ADDRESS"] = "127.0.0.1"
+    elif not _is_loopback(address) and not any(options.get(f"FLOWER_{way}".upper()) for way in _WAYS_TO_ASK_WHO):
+        raise InvalidInput(
+            f"Flower would listen on {address} and let everybody stop workers; set FLOWER_BASIC_AUTH=user:password"
+        )
+
+
+def _options(argv: Sequence[str]) -> dict[str, str]:
+    """``--unix-socket=x`` and ``--unix_socket=x`` as ``{"unix_socket": "x"}``."""
+    pairs = (argument.lstrip("-").partition("=") for argument in argv if argument.startswith("-"))
+    return {name.replace("-", "_"): value for name, _, value in pairs}
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"

@@ -1,0 +1,54 @@
+"""Flower listens on loopback unless told otherwise, and elsewhere asks for a password."""
+
+from __future__ import annotations
+
+import pytest
+
+from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.operate.flower_guard import guard_flower, is_flower
+
+CELERY = "/venv/bin/celery"
+
+
+@pytest.mark.parametrize(
+    ("argv", "flower"),
+    [
+        ([CELERY, "-A", "opencue_sched", "flower"], True),
+        (["/venv/lib/python3.11/site-packages/celery/__main__.py", "-A", "opencue_sched", "flower"], True),
+        ([CELERY, "-A", "opencue_sched", "worker", "--hostname", "flowers@home"], False),
+        (["/venv/bin/pytest", "flower"], False),
+        ([""], False),
+        ([], False),
+    ],
+)
+def test_only_celerys_flower_is_meant(argv, flower):
+    assert is_flower(argv) is flower
+
+
+def test_without_an_address_it_is_loopback():
+    environment = {}
+    guard_flower([CELERY, "flower", "--port=5555"], environment)
+    assert environment == {"FLOWER_ADDRESS": "127.0.0.1"}
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.8.0.1", "::1", "localhost"])
+def test_loopback_needs_no_password(address):
+    guard_flower([CELERY, "flower", f"--address={address}"], {})
+    guard_flower([CELERY, "flower"], {"FLOWER_ADDRESS": address})
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "10.0.0.5", "flower.example"])  # noqa: S104
+def test_elsewhere_it_asks_for_a_password(address):
+    with pytest.raises(InvalidInput, match="FLOWER_BASIC_AUTH"):
+        guard_flower([CELERY, "flower", f"--address={address}"], {"FLOWER_ADDRESS": "127.0.0.1"})
+    with pytest.raises(InvalidInput, match=address):
+        guard_flower([CELERY, "flower"], {"FLOWER_ADDRESS": address, "FLOWER_BASIC_AUTH": ""})
+    for option in ("--basic-auth=a:b", "--basic_auth=a:b", "--auth=.*@example.com", "--auth_provider=x.Y"):
+        guard_flower([CELERY, "flower", f"--address={address}", option], {})
+    guard_flower([CELERY, "flower", f"--address={address}"], {"FLOWER_BASIC_AUTH": "a:b"})
+
+
+def test_a_socket_file_is_not_on_the_network():
+    environment = {}
+    guard_flower([CELERY, "flower", "--unix-socket=/run/flower.sock"], environment)
+    assert environment == {}
