@@ -173,7 +173,8 @@ _WAITING_LAYERS = """
     SELECT l.pk_layer, l.pk_job, l.str_name, l.str_cmd, l.str_range, l.int_chunk_size, l.int_dispatch_order,
            l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min, l.int_gpu_mem_min, l.str_tags,
            l.str_services, l.b_threadable, ls.int_waiting_count,
-           ARRAY(SELECT DISTINCT ll.pk_limit_record FROM layer_limit ll WHERE ll.pk_layer = l.pk_layer) AS limit_ids,
+           ARRAY(SELECT DISTINCT pk_limit_record FROM layer_limit ll JOIN limit_record USING (pk_limit_record)
+                 WHERE ll.pk_layer = l.pk_layer) AS limit_ids,
            waiting.ids, waiting.names, waiting.numbers, waiting.versions, waiting.eligible
     FROM unnest(CAST(:job_ids AS varchar[])) WITH ORDINALITY AS wanted(pk_job, turn)
     JOIN layer l ON l.pk_job = wanted.pk_job

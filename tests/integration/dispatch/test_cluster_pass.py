@@ -172,3 +172,15 @@ def test_a_frame_that_cannot_be_launched_sets_its_job_aside_and_nothing_else(eng
         assert scalar(engine, "SELECT count(*) FROM proc") == 0
         assert runner.runner.run(cluster, alive=lambda: True).jobs == 0
         assert_audit(runner)
+
+
+def test_a_layer_whose_limit_was_deleted_is_not_held_back_for_ever(one, engine):
+    """Cuebot deletes a limit_record and leaves its layer_limit rows behind."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=8, hostname_tag=False)
+        farm.job(layers=[LayerSpec(frames=2, limits=[farm.limit("gone", 5)])])
+        connection.execute(text("DELETE FROM limit_record"))
+    one.drain()
+    assert scalar(engine, "SELECT count(*) FROM proc") == 2
+    assert_audit(one)
