@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from kombu import Exchange, Queue
 
-from opencue_sched.coordination.broker import broker_settings
+from opencue_sched.coordination.broker import broker_settings, guard_transports
 from opencue_sched.coordination.names import (
     PRIORITY_SEPARATOR,
     QUEUE_PRIORITIES,
@@ -35,9 +35,9 @@ _scoped = _settings.scheduler.facility is not None
 _group = worker_group(_settings.scheduler.facility, _settings.coordination.group)
 _timeout = _settings.accounting.redis_timeout
 _broker = broker_settings(_settings.redis_dsn)
+guard_transports()
 
 broker_url = _broker.url
-broker_transport = _broker.transport
 broker_connection_retry_on_startup = True
 broker_transport_options = {
     **_broker.options,

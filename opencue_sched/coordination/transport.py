@@ -78,7 +78,7 @@ class Channel(_Guarded, kombu_redis.Channel):
 
 
 class Transport(kombu_redis.Transport):
-    """``broker_transport = "opencue_sched.coordination.transport:Transport"``."""
+    """kombu's Redis transport with guarded channels; see broker.guard_transports."""
 
     Channel = Channel
 

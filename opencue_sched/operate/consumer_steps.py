@@ -12,6 +12,7 @@ from celery.worker import state
 from redis.exceptions import RedisError
 
 from opencue_sched.coordination.dead_letters import bury
+from opencue_sched.coordination.duty import Duty
 from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken
 from opencue_sched.operate import fleet_metrics
 from opencue_sched.operate.remote_control import obey
@@ -19,6 +20,8 @@ from opencue_sched.operate.remote_control import obey
 log = structlog.get_logger(__name__)
 
 EX_CONFIG = 78
+# Of this process, for the signal handler: it must not wait for a lock that the interrupted code holds.
+_duty: Duty | None = None
 
 
 class PresenceStep(bootsteps.StartStopStep):
@@ -32,7 +35,9 @@ class PresenceStep(bootsteps.StartStopStep):
     def start(self, parent: Any) -> None:
         from opencue_sched.operate.runtime import runtime
 
+        global _duty
         membership = runtime().membership
+        _duty = membership.duty
         membership.in_flight = lambda: len(state.reserved_requests)
         membership.duty.begin()
 
@@ -76,7 +81,6 @@ def begin_to_drain(**_: Any) -> None:
 
     That is safe: claims and presence expire, PostgreSQL rolls back, and Redis bookings without a proc are reconciled.
     """
-    from opencue_sched.operate.runtime import runtime
-
-    runtime().membership.duty.stop()
+    if _duty is not None:
+        _duty.stop()
     signal.signal(signal.SIGTERM, lambda signum, _: os._exit(128 + signum))

@@ -50,7 +50,6 @@ def sender(redis_server):
     broker = broker_settings(redis_server.url)
     app = Celery("sender", broker=broker.url, set_as_current=False)
     app.conf.update(
-        broker_transport=broker.transport,
         broker_transport_options={"priority_steps": [0, 1, 2], "sep": ":prio:"},
         task_default_priority=1,
     )

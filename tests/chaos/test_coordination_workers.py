@@ -341,7 +341,7 @@ def test_what_a_former_leader_or_an_earlier_tick_sent_is_dropped_and_counted(sit
     site.client.hset(keys.last_ticks, "recompute", 70)
     broker = broker_settings(site.server.url)
     app = Celery("sender", broker=broker.url, set_as_current=False)
-    app.conf.update(broker_transport=broker.transport, broker_transport_options={"sep": ":prio:"})
+    app.conf.update(broker_transport_options={"sep": ":prio:"})
     queue = Queue(str(QueueName("cue", "accounting", "default")))
     for fence, tick in ((4, 71), (5, 69), (5, 70)):
         headers = {"fence": fence, "tick": tick, "tick_of": "recompute", "catch_up": "latest"}

@@ -7,26 +7,34 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kombu import Connection
 
-from opencue_sched.coordination.broker import broker_settings
-from opencue_sched.coordination.transport import unreadable
+from opencue_sched.coordination.broker import broker_settings, guard_transports
+from opencue_sched.coordination.transport import SentinelTransport, Transport, unreadable
 
 
 @pytest.mark.parametrize(
-    ("url", "broker", "kind"),
+    ("url", "broker", "options"),
     [
-        ("redis://:pw@h:6379/1", "redis://:pw@h:6379/1", "Transport"),
-        ("rediss://h/0", "rediss://h/0", "Transport"),
-        ("unix:///run/redis.sock", "redis+socket:///run/redis.sock", "Transport"),
-        ("sentinel://:pw@a:1,b:2/main?db=3", "sentinel://:pw@a:1/3;sentinel://:pw@b:2/3", "SentinelTransport"),
+        ("redis://:pw@h:6379/1", "redis://:pw@h:6379/1", {}),
+        ("rediss://h/0", "rediss://h/0", {}),
+        ("unix:///run/redis.sock", "redis+socket:///run/redis.sock", {}),
+        ("sentinel://:pw@a:1,b:2/main?db=3", "sentinel://:pw@a:1/3;sentinel://:pw@b:2/3", {"master_name": "main"}),
     ],
 )
-def test_one_redis_url_names_the_broker(url, broker, kind):
+def test_one_redis_url_names_the_broker(url, broker, options):
     settings = broker_settings(url)
     assert settings.url == broker
-    assert settings.transport.endswith(f":{kind}")
-    assert settings.options == ({"master_name": "main"} if kind.startswith("Sentinel") else {})
+    assert settings.options == options
     assert "pw" not in repr(settings)
+
+
+def test_redis_urls_lead_to_the_guarded_transports():
+    guard_transports()
+    for scheme, transport in (("redis", Transport), ("rediss", Transport), ("sentinel", SentinelTransport)):
+        connection = Connection(f"{scheme}://localhost:1/0")
+        assert connection.get_transport_cls() is transport
+        assert connection.as_uri().startswith(f"{scheme}://")
 
 
 json_values = st.recursive(
