@@ -1,8 +1,11 @@
-"""kombu's Redis transport, made to survive what is not a message.
+"""kombu's Redis transport, made to survive what is not a message, and a Redis that is gone.
 
 With the plain transport, a value that is not one of kombu's envelopes - pushed by a script, a person, an older
 producer - is popped, raises inside the event loop and takes the worker down; the value is lost. Here it goes to the
 dead-letter list and the worker goes on.
+
+And when Redis is lost while two channels hold unacknowledged messages, the plain transport gives up closing the second
+one, finds it open when the connection is closed for good, and raises for want of a connection: another way to end.
 """
 
 from __future__ import annotations
@@ -51,9 +54,22 @@ class _RememberingClient(redis.Redis):
         return answer
 
 
+class _Unacknowledged(kombu_redis.QoS):
+    """The messages a channel has in hand."""
+
+    def restore_unacked(self, client: Any = None) -> None:
+        """Put them back on their queues; once the connection is given up, the visibility time-out does that."""
+        if client is None and self.channel.connection.client is None:
+            delivered: Any = self._delivered
+            delivered.clear()
+            return
+        super().restore_unacked(client)
+
+
 class _Guarded:
     """Mixed into a channel of kombu's."""
 
+    QoS: Any = _Unacknowledged
     client: Any
 
     def _get_client(self) -> Any:
