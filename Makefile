@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
+# Rooms side by side, whole processes and chaos one after the other: those have the machine to themselves.
+SIDE_BY_SIDE := $(PYTEST) --numprocesses auto --maxprocesses 4 --dist loadfile
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEMO_ARGS ?=
 BENCH_ARGS ?= stress
@@ -40,13 +42,16 @@ format: $(INSTALLED) ## Put every file in form
 	$(BIN)/ruff format .
 
 test: $(INSTALLED) ## Every test, on PostgreSQL and Redis of its own; prints the time of each suite
-	$(PYTEST) $(PYTEST_ARGS) tests
+	@status=0; \
+	$(SIDE_BY_SIDE) $(PYTEST_ARGS) tests/unit tests/integration || status=$$?; \
+	$(PYTEST) $(PYTEST_ARGS) tests/e2e tests/chaos || status=$$?; \
+	exit $$status
 
 test-unit: $(INSTALLED) ## Tests without services
-	$(PYTEST) $(PYTEST_ARGS) tests/unit
+	$(SIDE_BY_SIDE) $(PYTEST_ARGS) tests/unit
 
 test-integration: $(INSTALLED) ## Tests of rooms on real PostgreSQL and Redis
-	$(PYTEST) $(PYTEST_ARGS) tests/integration
+	$(SIDE_BY_SIDE) $(PYTEST_ARGS) tests/integration
 
 test-e2e: $(INSTALLED) ## Tests of whole processes
 	$(PYTEST) $(PYTEST_ARGS) tests/e2e

@@ -184,7 +184,7 @@ class SuiteTimes:
         self._tests[suite].add(report.nodeid)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        terminalreporter.section("time of each suite")
+        terminalreporter.section("time of each suite (of tests side by side: added up)")
         for suite in (*_SUITES, "other"):
             if suite in self._tests:
                 count = len(self._tests[suite])

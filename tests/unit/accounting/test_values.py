@@ -95,7 +95,11 @@ class TestEpochs:
         epoch = Epoch.new("run7", dual=True)
         assert (epoch.run_id, epoch.dual, Epoch.parse(epoch.text)) == ("run7", True, epoch)
 
-    @pytest.mark.parametrize("text", [None, "", "open", "open|x", Epoch.filling("run").text])
+    @pytest.mark.parametrize(
+        "text",
+        [None, "", "open", "open|x", Epoch.filling("run").text],
+        ids=["missing", "empty", "cut", "short", "filling"],
+    )
     def test_nothing_else_is_open(self, text: str | None) -> None:
         assert Epoch.parse(text) is None
 
