@@ -93,7 +93,8 @@ class LeaderScheduler(Scheduler):
             if not leading:
                 return max(0.05, min(gate.next_look, POLL_SECONDS))
             now = gate.store_time()
-            waits = [self._serve(gate, name, entry, now) for name, entry in list(self.schedule.items())]
+            last = gate.last_ticks()
+            waits = [self._serve(gate, name, entry, now, last.get(name)) for name, entry in list(self.schedule.items())]
         except (RedisError, SQLAlchemyError, SchedulerError) as error:
             log.warning("beat_cannot_reach_its_stores", error=str(error))
             return POLL_SECONDS
@@ -122,12 +123,12 @@ class LeaderScheduler(Scheduler):
             log.warning("beat_presence_taken", error=str(error))
             self.presence = None
 
-    def _serve(self, gate: LeaderGate, name: str, entry: ScheduleEntry, now: float) -> float:
+    def _serve(self, gate: LeaderGate, name: str, entry: ScheduleEntry, now: float, last: int | None) -> float:
         schedule = entry.schedule
         if type(schedule) is interval_schedule:
             interval = float(schedule.run_every.total_seconds())  # type: ignore[attr-defined]
             policy = CatchUp((entry.options or {}).get("headers", {}).get("catch_up", CatchUp.LATEST))
-            for tick in due_ticks(gate.last_tick(name), now, interval, policy):
+            for tick in due_ticks(last, now, interval, policy):
                 self._fire(gate, name, entry, tick, now, mark_seconds=max(MARK_SECONDS_AT_LEAST, 3 * interval))
             return seconds_to_next(now, interval)
         schedule.nowfun = lambda: datetime.fromtimestamp(now, UTC)  # type: ignore[union-attr]

@@ -190,6 +190,10 @@ class LeaderGate:
         seconds, micros = self._client.time()
         return float(seconds) + float(micros) / 1e6
 
+    def last_ticks(self) -> dict[str, int]:
+        """The nominal tick fired last of every task, by any leader, in one command."""
+        return {str(task): int(str(tick)) for task, tick in self._client.hgetall(self.keys.last_ticks).items()}
+
     def last_tick(self, task: str) -> int | None:
         """The nominal tick of ``task`` fired last, by any leader."""
         value = self._client.hget(self.keys.last_ticks, task)

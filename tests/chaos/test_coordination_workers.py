@@ -16,7 +16,6 @@ from celery import Celery
 from kombu import Queue
 from sqlalchemy import text
 
-from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.coordination.broker import broker_settings
 from opencue_sched.coordination.names import (
     BoardKeys,
@@ -227,7 +226,6 @@ def test_sigterm_lets_the_pass_in_hand_end_and_leaves_nothing_behind(site):
     plant(site, frames=3)
     site.fleet.environment["OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE"] = "20s"
     site.fleet.environment["OPENCUE_SCHED_ACCOUNTING__IN_FLIGHT_AGE"] = "60s"
-    site.client.set("acct:epoch", Epoch.new(site.client.info("server")["run_id"]).text)
     site.fleet.worker("w1")
     worker = site.fleet.processes["w1"]
     with _pass_under_way(site) as held:
