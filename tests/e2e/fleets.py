@@ -43,7 +43,7 @@ class FleetOnTest:
         with self.engine.connect() as connection:
             return connection.execute(text(sql), parameters).scalar()
 
-    def wait_for(self, what: str, check: Callable[[], Any], *, seconds: float = 60.0) -> Any:
+    def wait_for(self, what: str, check: Callable[[], Any], *, seconds: float = 150.0) -> Any:
         """Poll until ``check`` holds; on failure show the logs of every process."""
         deadline = time.monotonic() + seconds
         while not (result := check()):
