@@ -2,14 +2,15 @@
 
 Only wiring lives here: configuration, logs, signals and the start and stop of a worker's runtime. Celery swallows
 exceptions of signal handlers, so what must not fail silently (stores that do not answer, a schema that is too old) is
-checked in a boot step that ends the process with a message and exit status 78 (configuration error).
+checked in a boot step that ends the process with a message and exit status 78 (configuration error: starting again
+would not help), or 75 when a store does not answer and may yet.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 from celery import Celery, bootsteps
@@ -21,22 +22,36 @@ from celery.signals import (
     worker_process_shutdown,
     worker_shutting_down,
 )
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
 
 from opencue_sched.domain.errors import InvalidInput, SchedulerError
 from opencue_sched.operate.consumer_steps import PresenceStep, begin_to_drain, bury_unreadable
-from opencue_sched.operate.flower_guard import guard_flower, is_flower
-from opencue_sched.settings import get_settings
+from opencue_sched.operate.flower_guard import guard_flower, is_celery, is_flower
+from opencue_sched.operate.stores import StoreAway
+from opencue_sched.settings import get_settings, setting_problems
 
 log = structlog.get_logger(__name__)
 
+EX_TEMPFAIL = 75
 EX_CONFIG = 78
 
-if is_flower(sys.argv):
+
+def _refuse(error: Exception, status: int = EX_CONFIG) -> NoReturn:
+    """End this process, whatever Celery would make of an exception."""
+    reasons = setting_problems(error) if isinstance(error, ValidationError) else [str(error)]
+    for reason in reasons:
+        print(f"opencue-sched cannot start: {reason}", file=sys.stderr, flush=True)  # noqa: T201
+    os._exit(status)
+
+
+if is_celery(sys.argv):
     try:
-        guard_flower(sys.argv, os.environ)
-    except InvalidInput as error:
-        print(f"opencue-sched cannot start: {error}", file=sys.stderr, flush=True)  # noqa: T201
-        sys.exit(EX_CONFIG)
+        get_settings()
+        if is_flower(sys.argv):
+            guard_flower(sys.argv, os.environ)
+    except (ValidationError, SettingsError, InvalidInput) as error:
+        _refuse(error)
 
 app = Celery("opencue_sched", task_cls="opencue_sched.operate.door:Door")
 app.config_from_object("celeryconfig")
@@ -46,7 +61,10 @@ app.config_from_object("celeryconfig")
 def _logging(**_: Any) -> None:
     from opencue_sched.operate.logs import configure_logging
 
-    configure_logging(get_settings().logging)
+    try:
+        configure_logging(get_settings().logging)
+    except (InvalidInput, OSError) as error:
+        _refuse(error)
 
 
 class RuntimeStep(bootsteps.StartStopStep):
@@ -64,8 +82,7 @@ class RuntimeStep(bootsteps.StartStopStep):
         try:
             start_worker(app, hostname=parent.hostname, capacity=parent.concurrency)
         except SchedulerError as error:
-            print(f"opencue-sched cannot start: {error}", file=sys.stderr, flush=True)  # noqa: T201
-            os._exit(EX_CONFIG)
+            _refuse(error, EX_TEMPFAIL if isinstance(error, StoreAway) else EX_CONFIG)
         install_level_signals()
 
     def stop(self, parent: Any) -> None:  # noqa: ARG002 - celery's signature

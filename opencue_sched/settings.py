@@ -17,7 +17,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, SecretStr, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from opencue_sched.domain.errors import InvalidInput
@@ -319,12 +328,24 @@ class _FileSource(PydanticBaseSettingsSource):
             text = path.read_text(encoding="utf-8")
         except OSError as error:
             raise InvalidInput(f"OPENCUE_SCHED_CONFIG names {path}, which cannot be read: {error.strerror}") from error
-        data = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+        try:
+            data = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+        except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+            raise InvalidInput(f"{path}: {' '.join(str(error).split())}") from error
         if data is None:
             return {}
         if not isinstance(data, dict):
             raise InvalidInput(f"{path}: expected a mapping of sections, found {type(data).__name__}")
         return data
+
+
+def setting_problems(error: ValidationError) -> list[str]:
+    """What is wrong with the settings: one sentence each, with the variable to change."""
+    problems = []
+    for problem in error.errors():
+        where = "__".join(str(part).upper() for part in problem["loc"])
+        problems.append(f"setting OPENCUE_SCHED_{where}: {problem['msg']}" if where else problem["msg"])
+    return problems
 
 
 @lru_cache(maxsize=1)

@@ -12,6 +12,7 @@ Where the process may die, and what holds then:
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections import Counter
@@ -104,6 +105,7 @@ class PassRunner:
             if gathered is not None and self.verdicts is not None:
                 self.verdicts.record(report.verdicts, cluster.key, resting=report.resting)
             report.total_seconds = self.clock() - began
+            _tell(report)
 
     def _gather(self, cluster: Cluster, report: PassReport) -> Gathered:
         began = self.clock()
@@ -260,3 +262,21 @@ class PassRunner:
         report.statements += 2
         with self.engine.connect() as connection:
             return fetch_environments(connection, jobs, layers)
+
+
+def _tell(report: PassReport) -> None:
+    """What a pass did and why frames wait, at the debug level only."""
+    if not log.isEnabledFor(logging.DEBUG):
+        return
+    log.debug("pass_ended", **report.summary())
+    for it in report.verdicts:
+        log.debug(
+            "layer_verdict",
+            cluster=report.cluster.key,
+            job=it.job_id,
+            layer=it.layer_id,
+            verdict=it.verdict.value,
+            placed=it.frames,
+            waiting=it.waiting,
+            detail=it.detail,
+        )

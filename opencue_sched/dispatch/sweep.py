@@ -55,6 +55,7 @@ class Sweeper:
         self._shows: frozenset[str] = frozenset()
         self._roused: dict[str, float] = {}
         self._reload_after = 0.0
+        self._reload_wanted = False
         self._lock = threading.Lock()
 
     def _load(self) -> frozenset[Cluster]:
@@ -102,9 +103,11 @@ class Sweeper:
         )
 
     def _reload(self, wake_shows: frozenset[str]) -> Reload:
-        """Read the clusters when it is time to, or when a show nobody knew has work."""
+        """Read the clusters when it is time to, or soon when a show nobody knew has work."""
         now = time.monotonic()
-        if wake_shows - self._shows and now >= self._reload_after:
+        self._reload_wanted = self._reload_wanted or bool(wake_shows - self._shows)
+        if self._reload_wanted and now >= self._reload_after:
+            self._reload_wanted = False
             self._reload_after = now + self._settings.queue.active_scan_interval
             change = self._feed.reload()
         else:

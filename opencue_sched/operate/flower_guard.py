@@ -15,9 +15,14 @@ from opencue_sched.domain.errors import InvalidInput
 _WAYS_TO_ASK_WHO = ("basic_auth", "auth", "auth_provider")
 
 
+def is_celery(argv: Sequence[str]) -> bool:
+    """Whether this is a process of the command ``celery``, also as ``python -m celery``."""
+    return bool(argv) and "celery" in PurePath(argv[0]).parts[-2:]
+
+
 def is_flower(argv: Sequence[str]) -> bool:
     """Whether this is the process of ``celery ... flower``."""
-    return bool(argv) and "celery" in PurePath(argv[0]).parts[-2:] and "flower" in argv[1:]
+    return is_celery(argv) and "flower" in argv[1:]
 
 
 def guard_flower(argv: Sequence[str], environment: MutableMapping[str, str]) -> None:

@@ -55,9 +55,7 @@ def configure_logging(settings: Logging) -> None:
         handler.setFormatter(formatter)
         root.addHandler(handler)
     root.setLevel(level)
-    if level > logging.DEBUG:
-        for noisy in _SEVERAL_LINES_A_TASK:
-            logging.getLogger(noisy).setLevel(logging.WARNING)
+    _hush(level > logging.DEBUG)
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
@@ -70,11 +68,18 @@ def configure_logging(settings: Logging) -> None:
     )
 
 
+def _hush(hush: bool) -> None:
+    """Keep to their warnings those who log several lines a task, except at the debug level."""
+    for noisy in _SEVERAL_LINES_A_TASK:
+        logging.getLogger(noisy).setLevel(logging.WARNING if hush else logging.NOTSET)
+
+
 def toggle_debug(*, sql: bool) -> str:
     """Switch the root logger between info and debug; ``sql`` takes the SQL logger along. Returns the new level."""
     root = logging.getLogger()
     debug = root.level != logging.DEBUG
     root.setLevel(logging.DEBUG if debug else logging.INFO)
+    _hush(not debug)
     logging.getLogger(SQL_LOGGER).setLevel(logging.INFO if debug and sql else logging.WARNING)
     return "debug" if debug else "info"
 

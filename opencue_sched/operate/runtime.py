@@ -23,6 +23,7 @@ from opencue_sched.accounting.connection import make_redis
 from opencue_sched.accounting.managed import ManagedShows, check_release_feed
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.accounting.sightings import Sightings
+from opencue_sched.clusters.discovery import scoped_facilities
 from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import ClaimKeeper, ClusterPostings, Refused
@@ -231,10 +232,15 @@ class Runtime:
 
     # Start and stop
 
-    def prepare(self) -> None:
-        """Everything that must hold before the first booking. Raises SchedulerError saying what to do."""
+    def check(self) -> None:
+        """Everything that must be there. Raises SchedulerError saying what to do."""
         check_stores(self.engine, self.client, self.settings)
         log.info("schema_found", **{name: str(value) for name, value in asdict(self.facts).items()})
+        with self.engine.connect() as connection:
+            scoped_facilities(connection, self.settings)
+
+    def prepare(self) -> None:
+        """Everything that must hold before the first booking. Raises SchedulerError saying what to do."""
         self._check_feed()
         with self.membership.present():
             self.bootstrap(fleet_start=self.membership.is_first())
@@ -307,6 +313,7 @@ def start_worker(app: Celery, *, hostname: str, capacity: int) -> None:
     """What a worker does before it takes messages. Raises SchedulerError."""
     mine = runtime()
     served = metrics.serve_metrics(mine.settings.queue.metrics_host, mine.settings.queue.metrics_port)
+    mine.check()
     mine.membership.join(hostname, types=consumed_types(app), capacity=capacity)
     mine.prepare()
     mine.events.start()

@@ -20,6 +20,10 @@ class StoreUnusable(SchedulerError):
     """A store does not answer, or may not be used; the message says which and what to set."""
 
 
+class StoreAway(StoreUnusable):
+    """A store does not answer: perhaps a wrong URL, perhaps one that is only just starting."""
+
+
 def check_stores(engine: Engine, client: redis.Redis, settings: Settings) -> None:
     """Raises StoreUnusable for a store that does not answer, is too old, or may evict keys."""
     check_postgresql(engine)
@@ -34,9 +38,7 @@ def check_postgresql(engine: Engine) -> None:
     except OperationalError as error:
         where = engine.url.render_as_string(hide_password=True)
         reason = str(error.orig).strip().splitlines()[0]
-        raise StoreUnusable(
-            f"PostgreSQL at {where} does not answer ({reason}); set OPENCUE_SCHED_DATABASE_URL"
-        ) from error
+        raise StoreAway(f"PostgreSQL at {where} does not answer ({reason}); set OPENCUE_SCHED_DATABASE_URL") from error
 
 
 def check_redis(client: redis.Redis, settings: Settings) -> None:
@@ -49,7 +51,7 @@ def check_redis(client: redis.Redis, settings: Settings) -> None:
     except AuthenticationError as error:
         raise StoreUnusable(f"Redis at {where} refuses the password; set OPENCUE_SCHED_REDIS_URL") from error
     except RedisError as error:
-        raise StoreUnusable(f"Redis at {where} does not answer ({error}); set OPENCUE_SCHED_REDIS_URL") from error
+        raise StoreAway(f"Redis at {where} does not answer ({error}); set OPENCUE_SCHED_REDIS_URL") from error
     version = tuple(int(part) for part in str(info.get("redis_version", "0.0")).split(".")[:2])
     if version < OLDEST_REDIS:
         raise StoreUnusable(f"Redis at {where} is {info['redis_version']}; 6.2 or newer (or Valkey) is needed")

@@ -1,0 +1,310 @@
+"""What a studio types: celery worker, beat, flower and inspect, from a checkout; and what these processes survive."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+from sqlalchemy import Engine, create_engine, text
+
+from opencue_sched.coordination.dead_letters import read_dead_letters
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import LayerSpec, ShowIds
+from opencue_sched.embedded.fleet import Fleet
+from opencue_sched.embedded.processes import free_port
+from opencue_sched.embedded.services import EmbeddedRedis
+from opencue_sched.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def eventually(check: Callable[[], Any], what: str, *, seconds: float = 60.0, log: Path | None = None) -> Any:
+    """Poll until ``check`` gives something; the log's end says why it did not."""
+    deadline = time.monotonic() + seconds
+    while not (result := check()):
+        if time.monotonic() > deadline:
+            tail = "" if log is None else log.read_text(errors="replace")[-4000:]
+            raise AssertionError(f"{what} did not happen in {seconds:.0f} s\n{tail}")
+        time.sleep(0.05)
+    return result
+
+
+def scrape(port: int) -> dict[str, float]:
+    """/metrics of a process, by sample name with labels."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
+
+
+@dataclass
+class Site:
+    fleet: Fleet
+    engine: Engine
+    client: redis.Redis
+    settings: Settings
+    port: int
+    show: ShowIds
+    numbers: Iterator[int]
+
+    def log(self, name: str) -> str:
+        return self.fleet.log(name).read_text(errors="replace")
+
+    def events(self, name: str, event: str) -> list[dict[str, Any]]:
+        """The lines of a process's log that tell of ``event``."""
+        lines = [line for line in self.log(name).splitlines() if line.startswith("{") and f'"event": "{event}"' in line]
+        return [json.loads(line) for line in lines]
+
+    def job(self, frames: int) -> str:
+        """A job there is room for."""
+        with self.engine.begin() as connection:
+            return Farm(connection).job([LayerSpec(frames=frames)], show=self.show, name=f"job{next(self.numbers)}").id
+
+    def booked(self, job_id: str) -> int:
+        with self.engine.connect() as connection:
+            query = text("SELECT count(*) FROM proc WHERE pk_job = :job")
+            return int(connection.execute(query, {"job": job_id}).scalar_one())
+
+    def books(self, frames: int = 2) -> None:
+        """A job that arrives now is booked."""
+        job = self.job(frames)
+        eventually(lambda: self.booked(job) == frames, f"{frames} booked frames")
+
+    def metrics_port(self, name: str) -> int:
+        (line,) = self.events(name, "metrics_served")
+        return urlsplit(line["address"]).port or 0
+
+
+@contextmanager
+def site_on(postgres_server, template_database, directory: Path) -> Iterator[Site]:
+    name = f"opencue_sched_commands_{os.getpid()}_{directory.name}".lower()[:60]
+    url = postgres_server.create(name, template_database)
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=500, memory_gb=2000, hostname_tag=False)
+        show = farm.default_show()
+    port = free_port()
+    with EmbeddedRedis() as server:
+        environment = {
+            "OPENCUE_SCHED_DATABASE_URL": url,
+            "OPENCUE_SCHED_REDIS_URL": server.url,
+            "OPENCUE_SCHED_RQD__DRY_RUN_MODE": "true",
+            "OPENCUE_SCHED_QUEUE__METRICS_PORT": str(port),
+            "OPENCUE_SCHED_COORDINATION__BEAT_METRICS_PORT": "0",
+            "OPENCUE_SCHED_HOST_CACHE__HOST_STALENESS_THRESHOLD": "1h",
+            "OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE": "1",
+            "OPENCUE_SCHED_ACCOUNTING__IN_FLIGHT_AGE": "3",
+        }
+        settings = Settings(database_url=url, redis_url=server.url)
+        client = redis.Redis.from_url(server.url, decode_responses=True, socket_timeout=10.0)
+        with Fleet(environment, directory) as fleet:
+            yield Site(fleet, engine, client, settings, port, show, count())
+        client.close()
+    engine.dispose()
+    postgres_server.drop(name)
+
+
+@pytest.fixture(scope="module")
+def site(postgres_server, template_database, tmp_path_factory) -> Iterator[Site]:
+    """A fleet with one worker of the default pool, and a beat."""
+    with site_on(postgres_server, template_database, tmp_path_factory.mktemp("threads")) as made:
+        made.fleet.worker("one")
+        made.fleet.beat()
+        yield made
+
+
+def start(site: Site, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """``celery -A opencue_sched ...`` typed in the checkout."""
+    variables = {key: value for key, value in site.fleet.environment.items() if key != "PYTHONPATH"}
+    return subprocess.Popen(
+        [str(Path(sys.executable).with_name("celery")), "-A", "opencue_sched", *arguments],
+        cwd=ROOT,
+        env={**variables, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_worker_books_what_arrives_and_its_metrics_move(site):
+    before = scrape(site.metrics_port("one"))
+    site.books(3)
+    ended = 'scheduler_pass_terminated_reason_total{reason="booked"}'
+    eventually(lambda: scrape(site.metrics_port("one")).get(ended, 0) > before.get(ended, 0), "a pass counted")
+    after = scrape(site.metrics_port("one"))
+    assert sum(dispatched(after).values()) - sum(dispatched(before).values()) == 3
+    assert after["scheduler_store_ready"] == 1
+    assert after["scheduler_jobs_queried_total"] > before["scheduler_jobs_queried_total"]
+    assert after["scheduler_time_to_book_seconds_count"] == before["scheduler_time_to_book_seconds_count"] + 3
+
+
+def dispatched(samples: dict[str, float]) -> dict[str, float]:
+    """Frames dispatched, by show."""
+    return {name: value for name, value in samples.items() if name.startswith("scheduler_frames_dispatched_total{")}
+
+
+def test_a_worker_answers_inspect_from_the_checkout(site):
+    ran = start(site, "inspect", "ping", "--json")
+    out, errors = ran.communicate(timeout=60)
+    assert ran.returncode == 0, errors
+    assert json.loads(out) == {"one@localhost": {"ok": "pong"}}
+
+
+def test_a_second_worker_of_the_machine_serves_the_next_port(site):
+    site.fleet.worker("two")
+    try:
+        ports = site.metrics_port("one"), site.metrics_port("two")
+        assert ports[0] == site.port
+        assert ports[1] > site.port
+        assert site.events("two", "metrics_served")[0]["wanted_port"] == site.port
+        site.books(4)
+        with site.engine.connect() as connection:
+            procs = connection.execute(text("SELECT count(*) FROM proc")).scalar_one()
+        eventually(lambda: sum(sum(dispatched(scrape(port)).values()) for port in ports) == procs, "both counted")
+    finally:
+        site.fleet.stop("two")
+
+
+def test_usr1_toggles_debug_and_usr2_debug_with_sql_on_a_worker_that_goes_on(site):
+    worker = site.fleet.processes["one"]
+
+    def log_of_a_booking_after(number: int) -> str:
+        told = len(site.events("one", "log_level_changed"))
+        worker.send_signal(number)
+        eventually(lambda: len(site.events("one", "log_level_changed")) > told, "another level", log=worker.log)
+        began = len(site.log("one"))
+        site.books(1)
+        return site.log("one")[began:]
+
+    debug = log_of_a_booking_after(signal.SIGUSR1)
+    assert '"level": "debug"' in debug
+    assert "SELECT" not in debug
+    assert '"level": "debug"' not in log_of_a_booking_after(signal.SIGUSR1)
+    assert "FOR NO KEY UPDATE" in log_of_a_booking_after(signal.SIGUSR2)
+    quiet = log_of_a_booking_after(signal.SIGUSR2)
+    assert "SELECT" not in quiet
+    assert '"level": "debug"' not in quiet
+    # Celery's own use of SIGUSR1, a dump of every thread's stack, is still made.
+    assert "MainThread" in site.log("one")
+
+
+def send_raw(site: Site, queue: str, body: object, *, task: str, content_type: str = "application/json") -> None:
+    """A well-formed envelope around any body."""
+    encoded = body if isinstance(body, bytes) else json.dumps(body).encode()
+    number = next(site.numbers)
+    message = {
+        "body": base64.b64encode(encoded).decode(),
+        "content-encoding": "utf-8",
+        "content-type": content_type,
+        "headers": {"lang": "py", "task": task, "id": f"00000000-0000-0000-0000-{number:012}", "argsrepr": ""},
+        "properties": {
+            "correlation_id": f"{number}",
+            "delivery_mode": 2,
+            "delivery_info": {"exchange": "", "routing_key": queue},
+            "priority": 1,
+            "body_encoding": "base64",
+            "delivery_tag": f"tag-{number}",
+        },
+    }
+    site.client.lpush(queue, json.dumps(message))
+
+
+DISPATCH = "opencue_sched.dispatch.dispatch_cluster"
+SWEEP = "opencue_sched.sweep.sweep_clusters"
+NO_POSTING = "0" * 40
+
+
+@pytest.mark.parametrize(
+    ("task", "body"),
+    [
+        (DISPATCH, b"{not json"),
+        (DISPATCH, b"\x80\x04\x95"),
+        (DISPATCH, {"args": []}),
+        (DISPATCH, [[], {}, {}]),
+        (DISPATCH, [["one", "two", "three", "four"], {}, {}]),
+        (DISPATCH, [[None], {}, {}]),
+        (DISPATCH, [["'; DROP TABLE proc; --"], {}, {}]),
+        (DISPATCH, [[NO_POSTING], {"ticket": "none"}, {}]),
+        (DISPATCH, [[NO_POSTING], {"surprise": 1}, {}]),
+        (SWEEP, [[17], {}, {}]),
+        (SWEEP, [[[{"a": 1}]], {}, {}]),
+        ("opencue_sched.dispatch.no_such_task", [[], {}, {}]),
+        ("os.system", [["true"], {}, {}]),
+        ("", [[], {}, {}]),
+    ],
+)
+def test_a_malformed_message_harms_nothing(site, task, body):
+    send_raw(site, "cue:q:work:type:dispatch", body, task=task)
+    eventually(lambda: not site.client.exists("cue:q:work:type:dispatch"), "the message taken")
+    site.books(1)
+    assert site.fleet.processes["one"].running
+
+
+def test_what_is_no_task_of_ours_is_put_aside_and_other_formats_than_json_are_never_read(site):
+    before = len(read_dead_letters(site.client, "cue"))
+    send_raw(site, "cue:q:work:type:dispatch", [[], {}, {}], task="a.stranger")
+    marker = Path(f"/tmp/opencue-sched-{os.getpid()}-pickle-ran")  # noqa: S108 - must not appear
+    pickled = b"cos\nsystem\n(S'touch " + str(marker).encode() + b"'\ntR."
+    send_raw(site, "cue:q:work:type:dispatch", pickled, task=DISPATCH, content_type="application/x-python-serialize")
+    eventually(lambda: len(read_dead_letters(site.client, "cue")) >= before + 1, "a dead letter")
+    site.books(1)
+    assert not marker.exists()
+    assert any("a.stranger" in letter.reason for letter in read_dead_letters(site.client, "cue"))
+
+
+def test_flower_shows_its_pages_and_metrics_on_loopback(site):
+    port = free_port()
+    site.fleet.flower(port)
+    try:
+
+        def get(path: str) -> tuple[int, str]:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+                    return answer.status, answer.read().decode()
+            except OSError:
+                return 0, ""
+
+        log = site.fleet.log("flower")
+        eventually(lambda: get("/")[0] == 200, "Flower's page", log=log)
+        eventually(lambda: "one@localhost" in get("/workers?refresh=1")[1], "the worker's line", log=log)
+        eventually(lambda: "flower_events_total" in get("/metrics")[1], "Flower's metrics", log=log)
+    finally:
+        site.fleet.stop("flower")
+
+
+def test_what_cannot_work_says_why_and_ends(site):
+    """All started together: each takes its time to load."""
+    solo = ("worker", "-P", "solo")
+    url, broker, facility = "OPENCUE_SCHED_DATABASE_URL", "OPENCUE_SCHED_REDIS_URL", "OPENCUE_SCHED_SCHEDULER__FACILITY"
+    threads, level = "OPENCUE_SCHED_QUEUE__WORKER_THREADS", "OPENCUE_SCHED_LOGGING__LEVEL"
+    expected = {
+        (*solo, url, "postgresql://u:secret@127.0.0.1:1/x"): (75, f"set {url}"),
+        (*solo, broker, "redis://:secret@127.0.0.1:1/0"): (75, f"set {broker}"),
+        (*solo, facility, "nowhere"): (78, "there is no facility named 'nowhere'"),
+        ("beat", threads, "many"): (78, threads),
+        ("beat", level, "loud"): (78, "logging.level 'loud'"),
+        ("flower", "--address=0.0.0.0", "FLOWER_BASIC_AUTH", ""): (78, "set FLOWER_BASIC_AUTH"),
+    }
+    quiet = {"OPENCUE_SCHED_QUEUE__METRICS_PORT": "0"}
+    started = {case: start(site, *case[:-2], **quiet, **{case[-2]: case[-1]}) for case in expected}
+    for case, (status, said) in expected.items():
+        _, errors = started[case].communicate(timeout=90)
+        (line,) = [line for line in errors.splitlines() if line.startswith("opencue-sched cannot start: ")] or [errors]
+        assert said in line
+        assert started[case].returncode == status, errors
+        assert "secret" not in errors
