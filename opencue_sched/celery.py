@@ -26,8 +26,8 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from opencue_sched.domain.errors import InvalidInput, SchedulerError
+from opencue_sched.operate.celery_commands import asks_for_prefork, guard_flower, is_celery, is_flower
 from opencue_sched.operate.consumer_steps import PresenceStep, begin_to_drain, bury_unreadable
-from opencue_sched.operate.flower_guard import guard_flower, is_celery, is_flower
 from opencue_sched.operate.stores import StoreAway
 from opencue_sched.settings import get_settings, setting_problems
 
@@ -55,6 +55,8 @@ if is_celery(sys.argv):
 
 app = Celery("opencue_sched", task_cls="opencue_sched.operate.door:Door")
 app.config_from_object("celeryconfig")
+if is_celery(sys.argv) and asks_for_prefork(sys.argv):
+    app.conf.worker_pool = "prefork"
 
 
 @setup_logging.connect
@@ -83,7 +85,9 @@ class RuntimeStep(bootsteps.StartStopStep):
             start_worker(app, hostname=parent.hostname, capacity=parent.concurrency)
         except SchedulerError as error:
             _refuse(error, EX_TEMPFAIL if isinstance(error, StoreAway) else EX_CONFIG)
-        install_level_signals()
+        install_level_signals((lambda: parent.pool.info["processes"]) if self.prefork else tuple)
+        if self.prefork and "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+            log.warning("metrics_of_children_not_shown", set="PROMETHEUS_MULTIPROC_DIR")
 
     def stop(self, parent: Any) -> None:  # noqa: ARG002 - celery's signature
         from opencue_sched.operate.runtime import stop_worker
@@ -96,10 +100,12 @@ class RuntimeStep(bootsteps.StartStopStep):
 
 @worker_process_init.connect
 def _child_started(**_: Any) -> None:
-    """A prefork child: forget whatever the parent had open."""
+    """A prefork child: forget whatever the parent had open, and follow its log level."""
+    from opencue_sched.operate.logs import follow_level_signals
     from opencue_sched.operate.runtime import forget_runtime
 
     forget_runtime()
+    follow_level_signals()
 
 
 @worker_process_shutdown.connect

@@ -2,14 +2,19 @@
 
 SIGUSR1 toggles info and debug without the SQL logger, SIGUSR2 with it (scheduler reference, "Enable Debug Logging").
 Celery has its own uses for SIGUSR1 (stack dumps in the parent, soft time limits in pool children), so the handlers are
-set in the parent only and call whatever handler was there before.
+set in the parent only and call whatever handler was there before. Children are told by SIGUSR2, which is free there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import mmap
+import os
 import signal
 import sys
+from collections.abc import Callable, Sequence
+from enum import IntEnum
 from types import FrameType
 from typing import Any
 
@@ -74,25 +79,59 @@ def _hush(hush: bool) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING if hush else logging.NOTSET)
 
 
-def toggle_debug(*, sql: bool) -> str:
-    """Switch the root logger between info and debug; ``sql`` takes the SQL logger along. Returns the new level."""
-    root = logging.getLogger()
-    debug = root.level != logging.DEBUG
-    root.setLevel(logging.DEBUG if debug else logging.INFO)
+class Level(IntEnum):
+    """What the signals switch between. ``AS_STARTED``: no signal has come yet."""
+
+    AS_STARTED = 0
+    INFO = 1
+    DEBUG = 2
+    DEBUG_WITH_SQL = 3
+
+
+_chosen = mmap.mmap(-1, 1)
+"""The level, in memory that a worker shares with the children of its pool."""
+
+
+def toggle_debug(*, sql: bool) -> Level:
+    """Switch between info and debug; ``sql`` takes the SQL logger along. Returns the new level."""
+    debug = logging.getLogger().level != logging.DEBUG
+    level = (Level.DEBUG_WITH_SQL if sql else Level.DEBUG) if debug else Level.INFO
+    _chosen[0] = level
+    _apply(level)
+    return level
+
+
+def _apply(level: Level) -> None:
+    if level is Level.AS_STARTED:
+        return
+    debug = level is not Level.INFO
+    logging.getLogger().setLevel(logging.DEBUG if debug else logging.INFO)
     _hush(not debug)
-    logging.getLogger(SQL_LOGGER).setLevel(logging.INFO if debug and sql else logging.WARNING)
-    return "debug" if debug else "info"
+    logging.getLogger(SQL_LOGGER).setLevel(logging.INFO if level is Level.DEBUG_WITH_SQL else logging.WARNING)
 
 
-def install_level_signals() -> None:
-    """SIGUSR1 and SIGUSR2 toggle the level, then the handler that was there before runs."""
+def install_level_signals(children: Callable[[], Sequence[int]] = tuple) -> None:
+    """SIGUSR1 and SIGUSR2 toggle the level here and in ``children``, then the handler that was there before runs."""
+    owner = os.getpid()
     for number, sql in ((signal.SIGUSR1, False), (signal.SIGUSR2, True)):
         before = signal.getsignal(number)
 
         def handle(signum: int, frame: FrameType | None, *, sql: bool = sql, before: Any = before) -> None:
+            if os.getpid() != owner:  # a child that was forked a moment ago
+                _apply(Level(_chosen[0]))
+                return
             level = toggle_debug(sql=sql)
-            structlog.get_logger(__name__).info("log_level_changed", level=level, sql=sql)
+            structlog.get_logger(__name__).info("log_level_changed", to=level.name.lower())
+            for pid in children():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGUSR2)
             if callable(before):
                 before(signum, frame)
 
         signal.signal(number, handle)
+
+
+def follow_level_signals() -> None:
+    """In a child of the pool: take over the parent's level, now and at each SIGUSR2 from it. SIGUSR1 is Celery's."""
+    signal.signal(signal.SIGUSR2, lambda *_: _apply(Level(_chosen[0])))
+    _apply(Level(_chosen[0]))

@@ -10,7 +10,8 @@ import errno
 import math
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Literal
 from wsgiref.simple_server import WSGIServer
 
@@ -23,7 +24,9 @@ from prometheus_client import (
     Histogram,
     start_http_server,
 )
+from prometheus_client.core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.registry import Collector
 
 from opencue_sched.accounting.recompute import RecomputeReport
 from opencue_sched.dispatch.report import PassReport
@@ -238,8 +241,29 @@ def registry() -> CollectorRegistry:
     if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
         return REGISTRY
     combined = CollectorRegistry()
-    MultiProcessCollector(combined)  # type: ignore[no-untyped-call]
+    combined.register(_AllProcesses())
     return combined
+
+
+class _AllProcesses(Collector):
+    """The files of this worker's processes, without the gauges of those that were killed and could not say so."""
+
+    def collect(self) -> Iterable[Metric]:
+        for path in Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).glob("gauge_*_*.db"):
+            pid = int(path.stem.rpartition("_")[2])
+            if not _is_alive(pid):
+                process_ended(pid)
+        return MultiProcessCollector(None).collect()  # type: ignore[no-untyped-call,no-any-return]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def process_ended(pid: int) -> None:

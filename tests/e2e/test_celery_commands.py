@@ -28,6 +28,7 @@ from opencue_sched.embedded.farm_specs import LayerSpec, ShowIds
 from opencue_sched.embedded.fleet import Fleet
 from opencue_sched.embedded.processes import free_port
 from opencue_sched.embedded.services import EmbeddedRedis
+from opencue_sched.operate.audit import run_audit
 from opencue_sched.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -308,3 +309,74 @@ def test_what_cannot_work_says_why_and_ends(site):
         assert said in line
         assert started[case].returncode == status, errors
         assert "secret" not in errors
+
+
+@pytest.fixture(scope="module")
+def prefork(postgres_server, template_database, tmp_path_factory) -> Iterator[Site]:
+    """One worker of the prefork pool with two children."""
+    directory = tmp_path_factory.mktemp("prefork")
+    shared = directory / "metrics"
+    shared.mkdir()
+    with site_on(postgres_server, template_database, directory) as made:
+        options = ("--pool", "prefork", "--concurrency", "2")
+        made.fleet.worker("one", *options, PROMETHEUS_MULTIPROC_DIR=str(shared))
+        yield made
+
+
+def children(site: Site) -> list[int]:
+    path = Path(f"/proc/{site.fleet.processes['one'].pid}/task")
+    return [int(pid) for task in path.iterdir() for pid in (task / "children").read_text().split()]
+
+
+def test_prefork_children_book_and_the_parent_shows_it(prefork):
+    for _ in range(3):
+        prefork.books(2)
+    port = prefork.metrics_port("one")
+    eventually(lambda: sum(dispatched(scrape(port)).values()) == 6, "six frames counted")
+    samples = scrape(port)
+    assert samples["scheduler_store_ready"] == 1
+    assert samples["scheduler_jobs_queried_total"] >= 3
+    assert samples["scheduler_host_cache_hits_total"] >= 3
+    assert samples["scheduler_time_to_book_seconds_count"] == 6
+    eventually(
+        lambda: scrape(port).get('scheduler_waiting_frames{verdict="flowing"}') == 0, "the fleet's waiting frames"
+    )
+    assert not run_audit(prefork.engine, prefork.client, prefork.settings).failed
+
+
+def test_only_the_parent_of_a_prefork_worker_listens_is_present_and_serves(prefork):
+    prefork.books(1)
+    with prefork.engine.connect() as connection:
+        query = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()"
+        assert connection.execute(text(query)).scalar_one() == 1
+    assert len(prefork.events("one", "metrics_served")) == 1
+    assert len(prefork.events("one", "worker_started")) == 1
+    assert len(prefork.client.keys("cue:meta:actor:inst:dispatch:*")) == 1
+    eventually(lambda: not prefork.client.zcard("cue:board:clusters:claimed"), "the claim's end")
+
+
+def test_a_prefork_child_that_is_killed_is_replaced_and_its_gauges_go(prefork):
+    before = children(prefork)
+    assert len(before) == 2
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    eventually(lambda: len(children(prefork)) == 2 and not set(before) & set(children(prefork)), "new children")
+    prefork.books(2)
+    samples = scrape(prefork.metrics_port("one"))
+    assert sum(dispatched(samples).values()) >= 2
+    pids = {name for name in samples if name.startswith("scheduler_host_cache_size")}
+    assert not [name for name in pids for pid in before if f'pid="{pid}"' in name]
+
+
+def test_levels_change_in_the_children_of_a_prefork_worker_too(prefork):
+    worker = prefork.fleet.processes["one"]
+    worker.send_signal(signal.SIGUSR2)
+    eventually(lambda: len(prefork.events("one", "log_level_changed")) == 1, "the change", log=worker.log)
+    began = len(prefork.log("one"))
+    prefork.books(1)
+    eventually(lambda: "FOR NO KEY UPDATE" in prefork.log("one")[began:], "the children's SQL", seconds=10)
+    worker.send_signal(signal.SIGUSR2)
+    eventually(lambda: len(prefork.events("one", "log_level_changed")) == 2, "the change back", log=worker.log)
+    began = len(prefork.log("one"))
+    prefork.books(1)
+    assert "FOR NO KEY UPDATE" not in prefork.log("one")[began:]

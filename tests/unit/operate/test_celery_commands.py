@@ -1,11 +1,11 @@
-"""Flower listens on loopback unless told otherwise, and elsewhere asks for a password."""
+"""What Celery's command line is guarded against: an open Flower, and a pool that is not the one asked for."""
 
 from __future__ import annotations
 
 import pytest
 
 from opencue_sched.domain.errors import InvalidInput
-from opencue_sched.operate.flower_guard import guard_flower, is_flower
+from opencue_sched.operate.celery_commands import asks_for_prefork, guard_flower, is_flower
 
 CELERY = "/venv/bin/celery"
 
@@ -23,6 +23,23 @@ CELERY = "/venv/bin/celery"
 )
 def test_only_celerys_flower_is_meant(argv, flower):
     assert is_flower(argv) is flower
+
+
+@pytest.mark.parametrize(
+    ("options", "prefork"),
+    [
+        ([], False),
+        (["-P", "prefork"], True),
+        (["-Pprefork"], True),
+        (["--pool", "prefork"], True),
+        (["--pool=prefork"], True),
+        (["-P", "solo"], False),
+        (["--pool=threads", "-n", "prefork"], False),
+        (["-P"], False),
+    ],
+)
+def test_prefork_is_chosen_when_it_is_asked_for(options, prefork):
+    assert asks_for_prefork([CELERY, "-A", "opencue_sched", "worker", *options]) is prefork
 
 
 def test_without_an_address_it_is_loopback():

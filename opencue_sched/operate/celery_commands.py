@@ -1,7 +1,8 @@
-"""Keeps Flower to itself: on loopback unless told otherwise, and elsewhere with a password only.
+"""What the command line of Celery is guarded against, before anything starts.
 
-Flower listens on every address by default, and whoever reaches it can stop workers. It reads its options from the
-command line and from ``FLOWER_*`` variables; a configuration file of its own is the operator's word and not looked at.
+Flower listens on every address by default, and whoever reaches it can stop workers; here it is on loopback unless told
+otherwise, and elsewhere has a password. It reads its options from the command line and from ``FLOWER_*`` variables; a
+configuration file of its own is the operator's word and not looked at.
 """
 
 from __future__ import annotations
@@ -23,6 +24,18 @@ def is_celery(argv: Sequence[str]) -> bool:
 def is_flower(argv: Sequence[str]) -> bool:
     """Whether this is the process of ``celery ... flower``."""
     return is_celery(argv) and "flower" in argv[1:]
+
+
+def asks_for_prefork(argv: Sequence[str]) -> bool:
+    """Whether the command line asks for the prefork pool.
+
+    Celery takes ``--pool prefork`` for its default, and so for less than the pool of our configuration.
+    """
+    pairs = zip(argv, [*argv[1:], ""], strict=True)
+    return any(
+        option in ("-Pprefork", "--pool=prefork") or (option in ("-P", "--pool") and value == "prefork")
+        for option, value in pairs
+    )
 
 
 def guard_flower(argv: Sequence[str], environment: MutableMapping[str, str]) -> None:
