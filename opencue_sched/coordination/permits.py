@@ -1,7 +1,9 @@
 """Layer permits: one pass at a time works on a layer (distributed scheduler reference, "Layer Permit").
 
-A permit lives 2 s per frame the pass may book, at least 2 s, and is dropped at the end of the pass. It spares work
-lost to races between passes of overlapping clusters; correctness never depends on it.
+A permit lives 2 s per frame the pass may book, at least 2 s and at most as long as a cluster claim does unless it is
+prolonged; it is dropped at the end of the pass. It spares work lost to races between passes of overlapping clusters;
+correctness never depends on it. The reference has no upper bound: a process that dies there in a pass over 20 frames
+keeps everybody off their layer for 40 s.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from opencue_sched.coordination.names import permit_key
 from opencue_sched.lua_scripts import call_script
 
 SECONDS_PER_FRAME = 2.0
+SECONDS_AT_MOST = 4.0
 
 
 class LayerPermits:
@@ -29,7 +32,8 @@ class LayerPermits:
             return frozenset()
         layers = list(frames_by_layer)
         keys = [permit_key(self._namespace, layer) for layer in layers]
-        lives_ms = [round(SECONDS_PER_FRAME * 1000 * max(1, frames_by_layer[layer])) for layer in layers]
+        lives = [min(SECONDS_AT_MOST, SECONDS_PER_FRAME * max(1, frames_by_layer[layer])) for layer in layers]
+        lives_ms = [round(1000 * life) for life in lives]
         granted = call_script(self._client, "permits_take", keys, [owner, *lives_ms])
         return frozenset(layer for layer, taken in zip(layers, granted, strict=True) if taken)
 
