@@ -266,7 +266,7 @@ class PassRunner:
 
 def _tell(report: PassReport) -> None:
     """What a pass did and why frames wait, at the debug level only."""
-    if not log.isEnabledFor(logging.DEBUG):
+    if not logging.getLogger(__name__).isEnabledFor(logging.DEBUG):
         return
     log.debug("pass_ended", **report.summary())
     for it in report.verdicts:
