@@ -5,29 +5,44 @@ counted and its caps are loaded, the quarantine passes, what was booked meanwhil
 are booked. On the way out booking is off until every commit under way is over; then, while nobody can release a proc of
 the show, the accounting tables are brought to what runs, in the transaction that changes the flag.
 
-A process that dies on the way leaves the show with its booking off, which `opencue-sched show list` shows.
+One process at a time flips a show. One that dies on the way leaves the show with its booking off, which
+`opencue-sched show list` shows; flipping again, either way, completes it: that booking was on is kept in Redis.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import redis
 import structlog
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.caps import reseed_limits
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.recompute import recompute
-from opencue_sched.domain.errors import NotReady
-from opencue_sched.store import admin
+from opencue_sched.domain.errors import NotReady, SchedulerError
+from opencue_sched.settings import Settings
+from opencue_sched.store import admin, flips
 from opencue_sched.store.accounting_tables import refresh_tables
 
 log = structlog.get_logger(__name__)
 
 CUEBOT_CACHE_SECONDS = 30.0
 """How long a Cuebot may believe that a show is still its own."""
+
+UNFINISHED_PREFIX = "flip:unfinished:"
+"""Before a show's id: a key in Redis that is there while a flip is, and remains when it dies, for a day."""
+
+_UNFINISHED_SECONDS = 24 * 3600
+
+
+class FlipUnderWay(SchedulerError):
+    """Somebody is flipping this show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +57,13 @@ class Flip:
     caps: int = 0
 
 
+def wait_of(settings: Settings, *, managed: bool, cuebots: bool) -> float:
+    """Seconds without booking that a flip takes: until Cuebots know, or until no commit of ours is under way."""
+    if managed:
+        return CUEBOT_CACHE_SECONDS if cuebots else 0.0
+    return settings.accounting.commit_deadline
+
+
 def hand_over(
     engine: Engine,
     ledger: Ledger,
@@ -49,12 +71,14 @@ def hand_over(
     *,
     quarantine_seconds: float,
     age_seconds: float,
+    booking: bool | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Flip:
-    """Make a show managed by this scheduler."""
+    """Make a show managed by this scheduler. ``booking``: whether it books in the end; None: as it is found."""
     with engine.begin() as connection:
         show = admin.lock_show(connection, show_id)
-        if show.managed:
+        booking = show.booking if booking is None else booking
+        if show.managed and show.booking == booking:
             return Flip(False, show.booking)
         admin.set_show_flag(connection, show_id, "b_booking_enabled", False)
         admin.set_show_flag(connection, show_id, "b_scheduler_managed", True)
@@ -63,11 +87,11 @@ def hand_over(
         sleep(quarantine_seconds)
         ready, more, _ = _count(engine, ledger, show_id, age_seconds)
         counted += more
-    if show.booking:
+    if booking:
         with engine.begin() as connection:
             admin.set_show_flag(connection, show_id, "b_booking_enabled", True)
     log.info("show_managed", show=show_id, counted=counted, store_ready=ready)
-    return Flip(True, show.booking, ready, counted, caps)
+    return Flip(True, booking, ready, counted, caps)
 
 
 def hand_back(
@@ -77,11 +101,16 @@ def hand_back(
     *,
     settle_seconds: float,
     age_seconds: float,
+    booking: bool | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Flip:
-    """Give a show back to Cuebot. ``settle_seconds``: by then every booking under way is committed or refused."""
+    """Give a show back to Cuebot. ``settle_seconds``: by then every booking under way is committed or refused.
+
+    ``booking``: whether it books in the end; None: as it is found.
+    """
     with engine.begin() as connection:
         show = admin.lock_show(connection, show_id)
+        booking = show.booking if booking is None else booking
         if not show.managed:
             return Flip(False, show.booking)
         admin.set_show_flag(connection, show_id, "b_booking_enabled", False)
@@ -91,10 +120,83 @@ def hand_back(
         admin.lock_show(connection, show_id)
         refresh_tables(engine, [show_id])
         admin.set_show_flag(connection, show_id, "b_scheduler_managed", False)
-        admin.set_show_flag(connection, show_id, "b_booking_enabled", show.booking)
+        admin.set_show_flag(connection, show_id, "b_booking_enabled", booking)
     ready, counted, _ = _count(engine, ledger, show_id, age_seconds, caps=False)
     log.info("show_unmanaged", show=show_id, retired=counted, store_ready=ready)
-    return Flip(True, show.booking, ready, counted)
+    return Flip(True, booking, ready, counted)
+
+
+def flip_show(
+    engine: Engine,
+    ledger: Ledger,
+    show_id: str,
+    *,
+    managed: bool,
+    wait_seconds: float,
+    age_seconds: float,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Flip:
+    """Hand a show over, or back, as the only one who does, completing what a flip that died left.
+
+    ``wait_seconds`` without booking: the quarantine on the way in, the settling on the way out. Raises FlipUnderWay.
+    """
+    with _only_flip(engine, show_id) as lock:
+
+        def wait(seconds: float) -> None:
+            sleep(seconds)
+            flips.keep_flip_lock(lock)
+
+        with engine.connect() as connection:
+            (show,) = admin.list_shows(connection, show_id)
+        booking = show.booking or _was_booking(ledger.client, show_id)
+        if show.managed == managed and show.booking == booking:
+            _remember(ledger.client, show_id, False)
+            return Flip(False, booking)
+        _remember(ledger.client, show_id, booking)
+        how: dict[str, Any] = {"age_seconds": age_seconds, "booking": booking, "sleep": wait}
+        if managed:
+            flip = hand_over(engine, ledger, show_id, quarantine_seconds=wait_seconds, **how)
+        else:
+            flip = hand_back(engine, ledger, show_id, settle_seconds=wait_seconds, **how)
+        _remember(ledger.client, show_id, False)
+    return flip
+
+
+@contextlib.contextmanager
+def _only_flip(engine: Engine, show_id: str) -> Iterator[Connection]:
+    """The lock on flips of this show. Its connection is none of the pool's: it is held for the whole wait."""
+    connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+    connection.detach()
+    with contextlib.closing(connection):
+        if not flips.lock_flip(connection, show_id):
+            raise FlipUnderWay("the show is being handed over or back by somebody else; try again in half a minute")
+        try:
+            yield connection
+        finally:
+            try:
+                flips.unlock_flip(connection, show_id)
+            except SQLAlchemyError as error:
+                log.info("flip_lock_went_with_its_session", show=show_id, error=str(error).partition("\n")[0])
+
+
+def _was_booking(client: redis.Redis, show_id: str) -> bool:
+    """Whether the show booked before a flip that died."""
+    try:
+        return client.get(UNFINISHED_PREFIX + show_id) is not None
+    except redis.RedisError as error:
+        log.warning("unfinished_flip_not_read", show=show_id, error=str(error))
+        return False
+
+
+def _remember(client: redis.Redis, show_id: str, booking: bool) -> None:
+    """Keep, or no longer keep, that a show books again after its flip. Without Redis a flip goes on, unremembered."""
+    try:
+        if booking:
+            client.set(UNFINISHED_PREFIX + show_id, "1", ex=_UNFINISHED_SECONDS)
+        else:
+            client.delete(UNFINISHED_PREFIX + show_id)
+    except redis.RedisError as error:
+        log.warning("unfinished_flip_not_kept", show=show_id, error=str(error))
 
 
 def _count(

@@ -16,11 +16,10 @@ from opencue_sched.operate.cli.connect import farm, redis_store
 from opencue_sched.operate.cli.output import json_option, show_fields, show_json, show_rows
 from opencue_sched.operate.cli.subscription import subscription_row
 from opencue_sched.operate.cli.values import NEGATIVE_NUMBERS, Refused, choose, core_cap, cores, new_name, switch
-from opencue_sched.operate.flip import CUEBOT_CACHE_SECONDS, Flip, hand_back, hand_over
+from opencue_sched.operate.flip import Flip, flip_show, wait_of
 from opencue_sched.settings import get_settings
 from opencue_sched.store import admin, naming
 from opencue_sched.store.naming import Kind
-from opencue_sched.store.schema import SchemaFacts
 
 _COLUMNS = {
     "show": "Show",
@@ -161,14 +160,9 @@ def managed(name: str, state: bool, wait: float | None, as_json: bool) -> None:
         show_id = _find(engine, name)
         ledger = make_ledger(engine, client, owner=f"{settings.instance}-cli")
         age = settings.accounting.in_flight_age
-        if state:
-            quarantine = _quarantine(facts) if wait is None else wait
-            _announce_wait(quarantine)
-            flip = hand_over(engine, ledger, show_id, quarantine_seconds=quarantine, age_seconds=age)
-        else:
-            settle = settings.accounting.commit_deadline if wait is None else wait
-            _announce_wait(settle)
-            flip = hand_back(engine, ledger, show_id, settle_seconds=settle, age_seconds=age)
+        seconds = wait_of(settings, managed=state, cuebots=facts.origin == "cuebot") if wait is None else wait
+        _announce_wait(seconds)
+        flip = flip_show(engine, ledger, show_id, managed=state, wait_seconds=seconds, age_seconds=age)
     text = "\n".join(_flip_lines(name, state, flip))
     output.done(text, as_json=as_json, show=name, managed=state, **asdict(flip))
 
@@ -238,13 +232,12 @@ def _id_of(connection: Connection, name: str) -> str:
     return choose(connection, Kind.SHOW, name).id
 
 
-def _quarantine(facts: SchemaFacts) -> float:
-    return CUEBOT_CACHE_SECONDS if facts.origin == "cuebot" else 0.0
-
-
 def _announce_wait(seconds: float) -> None:
     if seconds > 0:
-        click.echo(f"its booking is off for {seconds:g} s; if this is interrupted, it stays off", err=True)
+        click.echo(
+            f"its booking is off for {seconds:g} s, and stays off if this is interrupted: then say it again",
+            err=True,
+        )
 
 
 def _flip_lines(name: str, state: bool, flip: Flip) -> list[str]:
