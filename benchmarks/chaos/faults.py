@@ -90,7 +90,7 @@ class Faults:
             "frames slow to set up": (1, self._slow_setup),
             "host frozen": (2, self._freeze_host),
             "host crashed": (1.5, self._crash_host),
-            "cap lowered": (8, self._lower_cap),
+            "cap lowered": (12, self._lower_cap),
             "show flipped": (2, self._flip_show),
         }
 

@@ -14,8 +14,8 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import AllocIds, JobIds, LayerSpec, ShowIds
 
 MAX_RETRIES = 1000
-JOBS_PENDING = 6
-WAITING_FRAMES = 50
+JOBS_PENDING = 14
+WAITING_FRAMES = 120
 
 # Bursts in cores: together less than the farm has, so that it is the caps that hold work back.
 BURSTS = {"alpha": (16, 10), "beta": (12, 12), "gamma": (18, 6)}

@@ -16,7 +16,7 @@ from opencue_sched.coordination.names import permit_key
 from opencue_sched.lua_scripts import call_script
 
 SECONDS_PER_FRAME = 2.0
-SECONDS_AT_MOST = 4.0
+SECONDS_AT_MOST = 3.0
 
 
 class LayerPermits:
