@@ -1,0 +1,239 @@
+"""The audit sees what is broken: each invariant violated by hand, and exactly that line fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import redis
+from sqlalchemy import Engine, text
+
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.entries import Booking
+from opencue_sched.domain.farm import Vertices
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.operate.audit import Outcome, run_audit
+from opencue_sched.operate.cli import cli
+from opencue_sched.settings import Rqd, Settings, get_settings
+from tests.integration.dispatch.passes import Passes, passes
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@dataclass
+class World:
+    """A farm at work: two of three frames of a layer with a licence and GPUs run, one waits."""
+
+    passes: Passes
+    vertices: Vertices
+    procs: list[str]
+    frame_waiting: str
+
+    def sql(self, statement: str, **parameters: object) -> None:
+        with self.passes.engine.begin() as connection:
+            connection.execute(text(statement), {"show": self.vertices.show_id, **parameters})
+
+    @property
+    def client(self) -> redis.Redis:
+        return self.passes.client
+
+
+@pytest.fixture
+def world(engine: Engine, settings: Settings) -> Iterator[World]:
+    dry = settings.model_copy(update={"rqd": Rqd(dry_run_mode=True)})
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        show, alloc, limit = farm.show("demo"), farm.alloc("general"), farm.limit("arnold", 2)
+        farm.subscription(show, alloc, size=100)
+        folder = farm.folder(show, "sequences", max_cores=50, max_gpus=50)
+        host = farm.host(cores=16, gpus=4, gpu_memory_gb=16, alloc=alloc, hostname_tag=False)
+        job = farm.job(
+            [LayerSpec(frames=3, cores=2, gpus=1, limits=[limit])],
+            show=show,
+            folder_id=folder,
+            max_cores=40,
+            max_gpus=40,
+        )
+    with passes(engine, dry) as made:
+        made.drain()
+        with engine.connect() as connection:
+            procs = list(connection.execute(text("SELECT pk_proc FROM proc ORDER BY pk_proc")).scalars())
+            waiting = connection.execute(text("SELECT pk_frame FROM frame WHERE str_state = 'WAITING'")).scalar_one()
+        assert len(procs) == 2
+        vertices = Vertices(show.id, host.alloc_id, folder, job.id, job.layers[0].id, show.dept_id, (limit,))
+        yield World(made, vertices, procs, waiting)
+
+
+def book_by_hand(world: World, *, settle: bool = True) -> None:
+    """A ledger entry, with its counters, of a proc that does not exist."""
+    stray = "99999999-0000-0000-0000-000000000000"
+    vertices = Vertices(*("f" * 36,) * 6)
+    booking = Booking(stray, vertices, 1, 0)
+    world.passes.runner.ledger.force([booking])
+    if settle:
+        world.passes.runner.ledger.settle([booking])
+
+
+def sql(statement: str) -> Callable[[World], object]:
+    return lambda world: world.sql(statement)
+
+
+BROKEN: dict[str, tuple[str, Callable[[World], object], str]] = {
+    "a counter too high": (
+        "I1",
+        lambda w: w.client.hincrby(keys.job(w.vertices.job_id), "int_cores", 1),
+        "counter (5, 2), ledger (4, 2)",
+    ),
+    "a counter of GPUs too low": (
+        "I1",
+        lambda w: w.client.hincrby(keys.folder(w.vertices.folder_id), "int_gpus", -1),
+        "counter (4, 1), ledger (4, 2)",
+    ),
+    "a licence counted twice": (
+        "I1",
+        lambda w: w.client.hincrby(keys.limit(w.vertices.limit_ids[0]), "int_running", 1),
+        "counter (3,), ledger (2,)",
+    ),
+    "a counter without any entry": ("I1", lambda w: w.client.hset(keys.layer("gone"), "int_cores", 7), "gone"),
+    "a counter that vanished": (
+        "I1",
+        lambda w: w.client.delete(keys.layer(w.vertices.layer_id)),
+        "counter (0, 0), ledger (4, 2)",
+    ),
+    "more than the burst": (
+        "I2",
+        sql("UPDATE subscription SET int_burst = 300 WHERE pk_show = :show"),
+        "400 > 300",
+    ),
+    "more cores than a folder may": (
+        "I2",
+        sql("UPDATE folder_resource SET int_max_cores = 200"),
+        "folder cores",
+    ),
+    "more GPUs than a folder may": (
+        "I2",
+        sql("UPDATE folder_resource SET int_max_gpus = 1"),
+        "folder gpus",
+    ),
+    "more cores than a job may": ("I2", sql("UPDATE job_resource SET int_max_cores = 100"), "job cores"),
+    "more GPUs than a job may": ("I2", sql("UPDATE job_resource SET int_max_gpus = 1"), "job gpus"),
+    "more frames than licences": (
+        "I2",
+        sql("UPDATE limit_record SET int_max_value = 1"),
+        "limit arnold: 2 > 1",
+    ),
+    "an entry without a proc": ("I4", book_by_hand, "has no proc"),
+    "a proc without an entry": ("I4", lambda w: w.passes.runner.ledger.release(w.procs[:1]), "is not in the ledger"),
+    "a proc of another size than its entry": (
+        "I4",
+        lambda w: w.sql(
+            "WITH grown AS (UPDATE proc SET int_cores_reserved = 300 WHERE pk_proc = :proc RETURNING pk_host) "
+            "UPDATE host SET int_cores_idle = int_cores_idle - 100 WHERE pk_host IN (SELECT pk_host FROM grown)",
+            proc=w.procs[0],
+        ),
+        "holds (3, 1)",
+    ),
+    "a frame that runs without a proc": (
+        "I6",
+        lambda w: w.sql(
+            "UPDATE frame SET str_state = 'RUNNING', str_host = 'h', ts_updated = now() - interval '2 minutes' "
+            "WHERE pk_frame = :frame",
+            frame=w.frame_waiting,
+        ),
+        "RUNNING without a proc",
+    ),
+    "a proc whose frame does not run": (
+        "I6",
+        lambda w: w.sql(
+            "WITH old AS (UPDATE proc SET ts_dispatched = now() - interval '2 minutes' WHERE pk_proc = :proc "
+            "RETURNING pk_frame) UPDATE frame SET str_state = 'WAITING' WHERE pk_frame IN (SELECT pk_frame FROM old)",
+            proc=w.procs[0],
+        ),
+        "owns a frame that is WAITING",
+    ),
+    "a layer that counts wrong": (
+        "I6b",
+        sql("UPDATE layer_stat SET int_waiting_count = int_waiting_count + 1"),
+        "2/2/0 waiting/running/succeeded, its frames 1/2/0",
+    ),
+    "a host with too much idle": (
+        "I7",
+        sql("UPDATE host SET int_cores_idle = int_cores_idle + 100"),
+        "idle 1300",
+    ),
+    "a host with too few GPUs idle": ("I7", sql("UPDATE host SET int_gpus_idle = 1"), "procs hold"),
+    "counters that are not open": ("I8", lambda w: w.client.delete("acct:epoch"), "cannot be booked against"),
+}
+
+
+def test_a_farm_at_work_passes_with_figures(world):
+    report = run_audit(world.passes.engine, world.client, world.passes.settings)
+    assert not report.failed, "\n".join(report.lines())
+    assert [check.invariant for check in report.checks] == [
+        "I1", "I2", "I3", "I4", "I5", "I6", "I6b", "I7", "I8", "I9", "I10", "I11", "I12",
+    ]  # fmt: skip
+    for check in report.checks:
+        assert (check.outcome is Outcome.NOT_SHOWN) == (check.invariant in {"I3", "I5", "I9", "I10", "I11", "I12"})
+    text_of = {check.invariant: check.text for check in report.checks}
+    assert text_of["I4"].endswith("2 entries, 2 procs, 0 being booked")
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_broken_by_hand_fails_exactly_its_line(world, name):
+    invariant, break_it, said = BROKEN[name]
+    break_it(world)
+    report = run_audit(world.passes.engine, world.client, world.passes.settings)
+    assert report.failed
+    (failed,) = [check for check in report.checks if check.outcome is Outcome.FAIL]
+    assert failed.invariant == invariant
+    assert said in "\n".join((failed.text, *failed.offenders)), failed
+
+
+def test_a_booking_under_way_is_told_and_no_failure(world):
+    book_by_hand(world, settle=False)
+    report = run_audit(world.passes.engine, world.client, world.passes.settings)
+    assert not report.failed
+    assert any(check.text.endswith("1 being booked") for check in report.checks)
+
+
+def test_the_command_ends_with_1_and_names_the_offender(world, monkeypatch, capsys):
+    from opencue_sched.operate.cli import main
+
+    settings = world.passes.settings
+    monkeypatch.setenv("OPENCUE_SCHED_DATABASE_URL", settings.sqlalchemy_url)
+    monkeypatch.setenv("OPENCUE_SCHED_REDIS_URL", settings.redis_dsn)
+    monkeypatch.setattr("sys.argv", ["opencue-sched", "audit", "--json"])
+    get_settings.cache_clear()
+
+    def run() -> tuple[int, dict[str, object]]:
+        try:
+            main()
+            status = 0
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        return status, json.loads(capsys.readouterr().out)
+
+    try:
+        status, answer = run()
+        assert (status, answer["failed"]) == (0, False)
+        world.sql("UPDATE host SET int_cores_idle = 0")
+        status, answer = run()
+        assert (status, answer["failed"]) == (1, True)
+        (failed,) = [check for check in answer["checks"] if check["outcome"] == "fail"]
+        assert failed["invariant"] == "I7"
+        assert len(failed["offenders"]) == 1
+    finally:
+        get_settings.cache_clear()
+    assert "audit" in cli.list_commands(None)
+
+
+def test_every_test_that_is_named_in_place_of_state_is_there(world):
+    report = run_audit(world.passes.engine, world.client, world.passes.settings)
+    named = [part.rstrip(",.") for check in report.checks for part in check.text.split() if part.startswith("tests/")]
+    assert len(named) >= 6
+    for path in named:
+        assert (ROOT / path).exists(), path
