@@ -21,7 +21,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import structlog
+from redis.exceptions import RedisError
 from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.ledger import BookAnswers, Ledger
@@ -151,30 +153,29 @@ class PassRunner:
     def _carry_out(self, plan: Plan, alive: Callable[[], bool], report: PassReport) -> None:
         """Book and commit, tell the pool how that ended, then launch and settle."""
         environments = self._environments(plan.procs, report)
-        committed = self._book_and_commit(plan, alive, report)
-        if committed:
-            self._launch(committed, environments, self.clock(), report)
+        result = self._book_and_commit(plan, alive, report)
+        if result.committed:
+            self._launch(result.committed, environments, result.sent_at, report)
 
-    def _book_and_commit(self, plan: Plan, alive: Callable[[], bool], report: PassReport) -> Sequence[CommittedProc]:
-        committed: Sequence[CommittedProc] = ()
-        unknown: frozenset[str] = frozenset()
+    def _book_and_commit(self, plan: Plan, alive: Callable[[], bool], report: PassReport) -> CommitResult:
+        result = CommitResult()
         try:
             booked_at = self.clock()
             answers = self._book(plan, report)
             accepted = [proc for proc in plan.procs if proc.proc_id in answers.accepted]
             if not accepted:
-                return ()
+                return result
             if not alive():
                 report.ended = PassEnd.CLAIM_LOST
                 self._roll_back(accepted)
-                return ()
+                return result
             result = self._commit(accepted, answers, booked_at, report)
-            committed = result.committed
-            unknown = frozenset(planned.proc_id for planned, _ in result.unknown)
             self._after_commit(result, report)
-            return committed
+            return result
         finally:
-            release_plan(self.hosts.cache, plan, committed={it.planned.proc_id for it in committed}, unknown=unknown)
+            committed = {it.planned.proc_id for it in result.committed}
+            unknown = frozenset(planned.proc_id for planned, _ in result.unknown)
+            release_plan(self.hosts.cache, plan, committed=committed, unknown=unknown)
 
     def _book(self, plan: Plan, report: PassReport) -> BookAnswers:
         began = self.clock()
@@ -192,7 +193,15 @@ class PassRunner:
         self, accepted: Sequence[PlannedProc], answers: BookAnswers, booked_at: float, report: PassReport
     ) -> CommitResult:
         began = self.clock()
-        result = commit_plan(self.engine, accepted, answers.caps, self.settings, facts=self.facts, booked_at=booked_at)
+        result = commit_plan(
+            self.engine,
+            accepted,
+            answers.caps,
+            self.settings,
+            facts=self.facts,
+            booked_at=booked_at,
+            clock=self.clock,
+        )
         report.commit_seconds = self.clock() - began
         report.statements += result.statements
         report.frames_booked = len(result.committed)
@@ -216,8 +225,17 @@ class PassRunner:
             log.info("bookings_lost", cluster=report.cluster.key, **Counter(e.reason for _, e in result.lost))
         for host_id in {planned.host.id for planned, error in result.lost if error.retriable}:
             self.hosts.cache.invalidate(host_id)
-        if result.lowered and self.ledger.load_caps is not None:
-            self.ledger.load_caps(sorted(result.lowered))
+        self._reload_caps(result.lowered)
+
+    def _reload_caps(self, lowered: Collection[str]) -> None:
+        """Load caps that are lower than Redis knew. A store that is away must not keep what is committed from its
+        launch: until it is back nobody books, and the next commit finds the same."""
+        if not lowered or self.ledger.load_caps is None:
+            return
+        try:
+            self.ledger.load_caps(sorted(lowered))
+        except (NotReady, RedisError, SQLAlchemyError) as error:
+            log.warning("lowered_caps_left_to_reseed", vertices=len(lowered), error=str(error))
 
     def _roll_back(self, procs: Sequence[PlannedProc]) -> None:
         try:
@@ -226,10 +244,15 @@ class PassRunner:
             log.warning("rollback_left_to_recompute", procs=len(procs), error=str(error))
 
     def _launch(
-        self, committed: Sequence[CommittedProc], environments: Environments, committed_at: float, report: PassReport
+        self,
+        committed: Sequence[CommittedProc],
+        environments: Environments,
+        committed_at: float | None,
+        report: PassReport,
     ) -> None:
         """A process that was stopped since the commit sends nothing late: what it does not send is undone."""
         began = self.clock()
+        committed_at = began if committed_at is None else committed_at
         procs = [it.planned for it in committed]
         requests, impossible = launch_requests(procs, environments, self.settings)
         send_within = self.settings.rqd.launch_timeout - (self.clock() - committed_at)

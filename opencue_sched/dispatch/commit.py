@@ -56,7 +56,8 @@ class CommitResult:
     """How every proc of the plan ended, each group in plan order.
 
     ``unknown`` must stay booked. ``quarantined``: job id -> why. ``lowered``: keys of vertices whose cap in PostgreSQL
-    is lower than in Redis; load them again. ``statements`` counts SQL statements, ``deadlocks`` the transactions that
+    is lower than in Redis; load them again. ``sent_at``: ``clock()`` before the first COMMIT that succeeded, so
+    that a pause while it was answered counts. ``statements`` counts SQL statements, ``deadlocks`` the transactions that
     PostgreSQL asked to repeat.
     """
 
@@ -65,6 +66,7 @@ class CommitResult:
     unknown: tuple[tuple[PlannedProc, DatabaseFailure], ...] = ()
     quarantined: Mapping[str, str] = field(default_factory=dict)
     lowered: frozenset[str] = frozenset()
+    sent_at: float | None = None
     statements: int = 0
     transactions: int = 0
     deadlocks: int = 0
@@ -134,6 +136,7 @@ class _Commit:
         self._unknown: list[tuple[PlannedProc, DatabaseFailure]] = []
         self._quarantined: dict[str, str] = {}
         self._lowered: set[str] = set()
+        self._sent_at: float | None = None
         self._statements = 0
         self._transactions = 0
         self._deadlocks = 0
@@ -146,6 +149,7 @@ class _Commit:
             unknown=tuple(sorted(self._unknown, key=lambda pair: turn[pair[0].proc_id])),
             quarantined=dict(self._quarantined),
             lowered=frozenset(self._lowered),
+            sent_at=self._sent_at,
             statements=self._statements,
             transactions=self._transactions,
             deadlocks=self._deadlocks,
@@ -197,6 +201,7 @@ class _Commit:
             self._transactions += 1
             with connection.begin() as transaction:
                 committed, lost, lowered = self._write(connection, procs)
+                sent_at = self._clock()
                 try:
                     self._check_time(_COMMIT_BEFORE)
                     transaction.commit()
@@ -207,6 +212,8 @@ class _Commit:
                     failure = DatabaseFailure(describe(error), outcome_unknown=True)
                     self._unknown += [(proc.planned, failure) for proc in committed]
                     committed = []
+        if committed and self._sent_at is None:
+            self._sent_at = sent_at
         self._committed += committed
         self.lost += lost
         self._lowered |= lowered

@@ -1,0 +1,95 @@
+"""What happens between the commit of a plan and its launch: stores that go away, and pauses."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import event, text
+
+from opencue_sched.accounting import keys
+from opencue_sched.domain.errors import NotReady
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
+from opencue_sched.operate.audit import run_audit
+from opencue_sched.settings import Rqd
+
+from .passes import passes
+
+FRAMES = 6
+
+
+@pytest.fixture
+def farm():
+    with SimulatedFarm(host_specs(1, cores=8)) as found:
+        yield found
+
+
+@pytest.fixture
+def one(engine, settings, farm):
+    rqd = Rqd(addresses=farm.addresses, launch_timeout=5.0)
+    with passes(engine, settings.model_copy(update={"rqd": rqd})) as found:
+        yield found
+
+
+@pytest.fixture
+def show(engine, farm):
+    """A show with as many frames as its burst has cores."""
+    with engine.begin() as connection:
+        planted = Farm(connection)
+        show = planted.show()
+        planted.subscription(show, planted.default_alloc(), size=FRAMES)
+        planted.host(name=farm.specs[0].name, cores=8, hostname_tag=False)
+        planted.job([LayerSpec(frames=FRAMES)], show=show, os=None)
+        return show, planted.default_alloc()
+
+
+def run_pass(one, **changes):
+    (cluster,) = [cluster for cluster, _ in one.sweeper.sweep().send]
+    return replace(one.runner, **changes).run(cluster, alive=lambda: True)
+
+
+def states(engine):
+    with engine.connect() as connection:
+        return dict(connection.execute(text("SELECT str_state, count(*) FROM frame GROUP BY str_state")).all())
+
+
+def test_caps_that_cannot_be_loaded_again_keep_nothing_committed_from_its_launch(one, engine, farm, show):
+    show_ids, alloc = show
+    ledger = one.runner.ledger
+    ledger.load_caps([keys.subscription(show_ids.id, alloc.id), keys.folder(show_ids.folder_id)])
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE subscription SET int_burst = 400"))
+        job_ids = connection.execute(text("SELECT pk_job FROM job")).scalars().all()
+    ledger.load_caps([keys.job(job_id) for job_id in job_ids])
+
+    def away(_keys):
+        raise NotReady("Redis is away")
+
+    ledger.load_caps = away
+    report = run_pass(one)
+    assert (report.frames_booked, report.frames_launched) == (4, 4)
+    assert len(farm.runs()) == 4
+    assert states(engine) == {"RUNNING": 4, "WAITING": 2}
+
+
+def test_a_pause_while_the_commit_is_answered_counts_against_the_launch(one, engine, farm, show):
+    """Whoever was stopped there may find its frames given to others: it sends nothing and takes its procs back."""
+    paused = 0.0
+
+    def pause(connection):
+        nonlocal paused
+        if connection.exec_driver_sql("SELECT count(*) FROM proc").scalar():
+            paused = 60.0
+
+    event.listen(engine, "commit", pause)
+    try:
+        report = run_pass(one, clock=lambda: time.monotonic() + paused)
+    finally:
+        event.remove(engine, "commit", pause)
+    assert (report.frames_booked, report.frames_launched) == (FRAMES, 0)
+    assert farm.runs() == []
+    assert states(engine) == {"WAITING": FRAMES}
+    assert not run_audit(engine, one.client, one.settings).failed
