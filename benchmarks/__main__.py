@@ -69,6 +69,43 @@ def chaos(minutes: float, workers: int, seed: int, json_path: Path | None, logs:
         sys.exit(1)
 
 
+@cli.command()
+@click.option("--rounds", default=50, show_default=True, help="Waits measured for each question.")
+@click.option("--workers", default="1,2", show_default=True, help="Celery workers, several numbers with commas.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
+def latency(rounds: int, workers: str, json_path: Path | None) -> None:
+    """How long a new job waits on an idle farm, and a freed core for its next frame; defaults, simulated RQDs.
+
+    Exit status 1 unless every median is at most 150 ms and every 99th percentile at most 600 ms.
+
+    Example: python -m benchmarks latency --rounds 50
+    """
+    from benchmarks.latency import run_latency
+
+    counts = [int(count) for count in workers.split(",")]
+    results = [it.as_dict() for count in counts for it in run_latency(workers=count, rounds=rounds, console=console)]
+    show(results, "latency")
+    write_json(json_path, results)
+    if not all(result["passed"] for result in results):
+        sys.exit(1)
+
+
+@cli.command()
+@click.option("--clusters", default=200, show_default=True, help="Clusters (shows x allocations); a multiple of ten.")
+@click.option("--seconds", default=30.0, show_default=True, help="How long each load is watched.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
+def idle(clusters: int, seconds: float, json_path: Path | None) -> None:
+    """What clusters without work cost, and clusters whose work nobody can take; beat and one worker at defaults.
+
+    Example: python -m benchmarks idle --clusters 200
+    """
+    from benchmarks.idle import run_idle
+
+    results = [it.as_dict() for it in run_idle(clusters=clusters, seconds=seconds, console=console)]
+    show(results, "idle")
+    write_json(json_path, results)
+
+
 cli.add_command(accounting, "accounting")
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 from sqlalchemy import Engine, text
 
+from benchmarks.proc_times import parent_of
 from opencue_sched.embedded.fleet import Fleet
 from opencue_sched.embedded.processes import free_port
 from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
@@ -24,19 +25,23 @@ from opencue_sched.store.engine import make_engine
 from opencue_sched.store.schema import upgrade
 
 _SERVER = text(
-    "SELECT xact_commit, tup_inserted, tup_updated, tup_deleted, tup_fetched, deadlocks "
+    "SELECT xact_commit, xact_rollback, tup_inserted, tup_updated, tup_deleted, tup_fetched, deadlocks "
     "FROM pg_stat_database WHERE datname = current_database()"
 )
 
 
 @dataclass
 class Workbench:
-    """Where a benchmark works. ``metrics_ports`` has one entry per worker."""
+    """Where a benchmark works. ``postgres`` is None when the database is somebody else's.
+
+    ``metrics_ports`` has one entry per worker.
+    """
 
     settings: Settings
     engine: Engine
     client: redis.Redis
     fleet: Fleet
+    postgres: EmbeddedPostgres | None = None
     metrics_ports: dict[str, int] = field(default_factory=dict)
 
     def workers(self, count: int, *options: str) -> None:
@@ -45,6 +50,17 @@ class Workbench:
             name = f"worker{number}"
             self.metrics_ports[name] = free_port()
             self.fleet.worker(name, *options, OPENCUE_SCHED_QUEUE__METRICS_PORT=str(self.metrics_ports[name]))
+
+    def processes(self) -> dict[str, list[int]]:
+        """Process ids by what they are: workers, beat, PostgreSQL, ... Stores must be on this machine."""
+        groups: dict[str, list[int]] = {}
+        for name, process in self.fleet.processes.items():
+            groups.setdefault(name.rstrip("0123456789"), []).append(process.pid)
+        with self.engine.connect() as connection:
+            backend = connection.execute(text("SELECT pg_backend_pid()")).scalar()
+        groups["postgresql"] = [parent_of(int(backend or 0))]
+        groups["redis"] = [int(self.client.info("server")["process_id"])]
+        return groups
 
     def counters(self) -> Counter[str]:
         """The workers' counters, summed over workers and labels; host and database counters beside them."""
@@ -72,9 +88,10 @@ def workbench(environment: Mapping[str, str], *, database_url: str | None = None
     """Stores from wheels (PostgreSQL only if no ``database_url`` is given), migrated, and an empty fleet."""
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="opencue-sched-bench-")))
+        postgres = None
         if database_url is None:
-            postgres = EmbeddedPostgres(configuration={"track_commit_timestamp": "on"})
-            database_url = stack.enter_context(postgres).url
+            postgres = stack.enter_context(EmbeddedPostgres(configuration={"track_commit_timestamp": "on"}))
+            database_url = postgres.url
         cache = stack.enter_context(EmbeddedRedis())
         database_url = Settings(database_url=SecretStr(database_url)).sqlalchemy_url
         upgrade(database_url)
@@ -86,7 +103,7 @@ def workbench(environment: Mapping[str, str], *, database_url: str | None = None
         client = redis.Redis.from_url(cache.url, decode_responses=True, socket_timeout=30)
         stack.callback(client.close)
         fleet = stack.enter_context(Fleet({**urls, **environment}, directory))
-        yield Workbench(settings, engine, client, fleet)
+        yield Workbench(settings, engine, client, fleet, postgres)
 
 
 @contextlib.contextmanager
