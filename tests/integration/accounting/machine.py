@@ -1,0 +1,349 @@
+"""The model-based test: everybody who touches the ledger, one boundary at a time, on real services.
+
+Bookers, recomputes, fillers and loaders of caps run production code as actors (stepping.py). Time is the test's own: a
+tick is longer than an age, so it makes entries older in Redis, moves the boot clock and ends open transactions, which
+is what the server does to a booker that was stopped. Rules come in their own number: what is there several times
+happens more often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, cast
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.bootstrap import StoreState, ensure_bootstrapped, server_run_id, store_state
+from opencue_sched.accounting.caps import load_caps, make_ledger, reseed_limits
+from opencue_sched.accounting.entries import Booking
+from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.accounting.recompute import recompute
+from opencue_sched.accounting.sightings import Sightings
+from opencue_sched.accounting.snapshot import read_snapshot
+from opencue_sched.accounting.store_epoch import Epoch
+from opencue_sched.domain.errors import NotReady
+from opencue_sched.operate.flip import hand_back, hand_over
+from tests.integration.accounting.stepped_booker import DEADLINE, Attempt, Booker
+from tests.integration.accounting.stepped_farm import CAPS, SteppedFarm
+from tests.integration.accounting.stepped_store import Seen, check_room, check_sums, differing, grow_older, look
+from tests.integration.accounting.stepping import Actor, Clock, SteppedRedis
+
+AGE, TICK = 40.0, 60
+ALL = 99
+
+pick = st.integers(0, 11)
+few = st.integers(0, 2)
+steps = st.sampled_from([1, 2, 3, 4, 6, 9, ALL, ALL, ALL])
+bookings: dict[str, Any] = {
+    "job": few,
+    "host": st.sampled_from([0, 0, 1]),
+    "cores": st.sampled_from([1, 1, 2]),
+    "gpus": st.sampled_from([0, 0, 0, 1]),
+    "many": st.integers(1, 2),
+    "steps": steps,
+}
+MEDDLING = ("host", "host", "job", "job", "foreign", "foreign", "flip")
+DISASTERS = ("crash", "crash", "clock", "lost", "stale")
+
+
+class Accounting(RuleBasedStateMachine):
+    """Bound to services by ``bind``, which also counts what was done."""
+
+    farm: ClassVar[SteppedFarm]
+    client: ClassVar[SteppedRedis]
+    clock: ClassVar[Clock]
+    done: ClassVar[dict[str, int]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.actors: list[Actor] = []
+        self.bookers: list[Booker] = []
+        self.attempts: dict[str, Attempt] = {}
+        self.foreign: set[str] = set()
+        self.buried: set[str] = set()
+        self.releases: list[str] = []
+        self.versions: dict[str, int] = {}
+        self.backup: dict[str, bytes] = {}
+        self.epoch = ""
+        self.ids = self.looked_at = 0
+
+    @initialize(seeded=st.booleans())
+    def begin(self, seeded: bool) -> None:
+        """An open store; its caps are loaded, or will be when somebody books."""
+        self.done["examples"] += 1
+        self.farm.reset()
+        self.client.flushdb()
+        self.client.sent.clear()
+        self.client.set(keys.EPOCH, Epoch.new(server_run_id(self.client)).text)
+        self.workers = [make_ledger(self.farm.engine, self.client, owner=f"worker{i}") for i in range(2)]
+        self.sightings = Sightings(self.client, clock=self.clock.monotonic, boot="test")
+        if seeded:
+            self._reseed()
+        for worker in self.workers:
+            worker.epoch()
+
+    # Processes start, go on, or do not
+
+    @rule(**bookings)
+    def book(self, job: int, host: int, cores: int, gpus: int, many: int, steps: int) -> None:
+        vertices = self.farm.vertices(job, host)
+        attempts = []
+        for _ in range(many):
+            booking = Booking(self._new_id(), vertices, cores, gpus)
+            attempts.append(Attempt(booking, self.farm.next_frame(job), self.farm.hosts[host].id, self.clock.now))
+        booker = Booker(self.farm, self.clock, self._worker(), attempts)
+        actor = self._start("booker", booker.work)
+        self.bookers.append(booker)
+        for attempt in attempts:
+            attempt.actor = actor
+            self.attempts[attempt.booking.proc_id] = attempt
+        self._advance(actor, steps)
+
+    @rule(**bookings)
+    def book_too(self, **how: Any) -> None:
+        self.book(**how)
+
+    @rule(**bookings)
+    def book_again(self, **how: Any) -> None:
+        self.book(**how)
+
+    @rule(only=st.sampled_from([None, None, 0, 1]), steps=steps)
+    def recompute(self, only: int | None, steps: int) -> None:
+        worker, shows = self._worker(), None if only is None else [self.farm.shows[only].id]
+        if self._count("recompute") < 2:
+            self._advance(self._start("recompute", lambda: self._recomputes(worker, shows)), steps)
+
+    @rule(kind=st.sampled_from(sorted(CAPS)), which=few, choice=pick, announced=st.booleans(), steps=steps)
+    def change_cap(self, kind: str, which: int, choice: int, announced: bool, steps: int) -> None:
+        worker, key = self._worker(), self.farm.change_cap(kind, which, CAPS[kind][choice % len(CAPS[kind])])
+        if announced:
+            self._advance(self._start("caps", lambda: load_caps(self.farm.engine, worker, [key])), steps)
+
+    @rule(steps=steps)
+    def reseed_caps(self, steps: int) -> None:
+        if self._count("caps") < 2:
+            self._advance(self._start("caps", self._reseed), steps)
+
+    @rule(steps=steps)
+    def bootstrap(self, steps: int) -> None:
+        worker = self._worker()
+        if self._count("filler") < 2:
+            self._advance(self._start("filler", lambda: self._fills(worker)), steps)
+
+    @rule(who=pick, steps=steps)
+    def advance(self, who: int, steps: int) -> None:
+        for actor in self._picked(who):
+            self._advance(actor, steps)
+
+    @rule(who=pick, steps=steps)
+    def advance_too(self, who: int, steps: int) -> None:
+        self.advance(who, steps)
+
+    @rule(who=pick)
+    def lose_an_answer(self, who: int) -> None:
+        """The next script calls are sent twice; the answer to the next COMMIT does not arrive."""
+        for actor in self._picked(who):
+            actor.twice = actor.deaf = True
+
+    @rule(which=st.integers(0, 99))
+    def repeat_a_call(self, which: int) -> None:
+        """Redis executes a call a second time, long after the first."""
+        if self.client.sent:
+            self.client.execute_command(*self.client.sent[-1 - which % len(self.client.sent)])
+
+    # Procs end, and the word of it
+
+    @rule(which=pick)
+    def end_a_proc(self, which: int) -> None:
+        live = sorted(self.farm.live())
+        if live:
+            self.releases += self.farm.delete(live[which % len(live)])
+
+    @rule(which=pick, fate=st.sampled_from(["once", "once", "again", "lost"]))
+    def release(self, which: int, fate: str) -> None:
+        if not self.releases:
+            return
+        proc_id = self.releases[which % len(self.releases)]
+        if fate != "again":
+            self.releases.remove(proc_id)
+        if fate != "lost" and self._ready(lambda: self._worker().release([proc_id])):
+            self.buried.add(proc_id)
+
+    # What people and machines do
+
+    @rule(what=st.sampled_from(MEDDLING), a=few, b=few)
+    def meddle(self, what: str, a: int, b: int) -> None:
+        """A host goes to another allocation, a job to another folder, somebody else books, show b is handed over."""
+        if what == "host":
+            self.farm.move_host(a % 2, b % 2)
+        elif what == "job":
+            self.farm.move_job(a % 2, b % 2)
+        elif what == "foreign":
+            self.foreign.add(self._new_id())
+            self.farm.insert_foreign(f"p{self.ids}", a, b % 2, 1)
+        else:
+            self._flip()
+
+    @rule(what=st.sampled_from(DISASTERS), who=pick)
+    def disaster(self, what: str, who: int) -> None:
+        """A process is killed, Redis TIME is set forward, Redis restarts empty or as it was at the last tick."""
+        if what == "crash":
+            for actor in self._picked(who):
+                actor.kill()
+        elif what == "clock":
+            grow_older(self.client, TICK)
+        else:
+            self.client.flushdb()
+            kept = self.backup.items() if what == "stale" else ()
+            for key, value in kept:
+                self.client.restore(key, 0, value)
+
+    @rule(stalled=st.sampled_from([False, False, True]))
+    def tick(self, stalled: bool) -> None:
+        """More than an age passes. Who sleeps wakes up, unless ``stalled``: then everybody was stopped meanwhile."""
+        waiting = any(a.name == "filler" and a.asleep_until > self.clock.now + 1 for a in self.actors if a.alive)
+        if stalled or not waiting:
+            self.client.delete(keys.BOOTSTRAP_LEASE)
+        self.client.delete(keys.AUDIT)
+        grow_older(self.client, TICK)
+        self.clock.now += TICK
+        self.farm.end_transactions([a.backend for a in self.attempts.values() if a.backend])
+        self.backup = self._backup()
+        for actor in self.actors if not stalled else ():
+            if actor.boundary == "sleep":
+                self._advance(actor, ALL)
+
+    # What must hold
+
+    @invariant()
+    def nothing_is_wrong(self) -> None:
+        self.done["steps"] += 1
+        if not hasattr(self, "sightings") or self.client.used == self.looked_at:
+            return
+        seen = look(self.client, self.farm.vertex_keys)
+        if seen.epoch != self.epoch:
+            self.epoch, self.buried, self.versions = seen.epoch, set(), {}
+        for booker in self.bookers:
+            self.buried.update(booker.buried)
+            fresh, booker.accepted, booker.buried = booker.accepted, [], []
+            for attempt in fresh if seen.is_open else ():
+                self.done["accepted"] += 1
+                check_room(self.client, attempt.booking, self._taken(seen))
+        if seen.is_open:
+            check_sums(seen)
+            ghosts = self.buried & seen.records.keys()
+            assert not ghosts, f"released, and counted again: {ghosts}"
+            for key, version in seen.versions.items():
+                assert version >= self.versions.get(key, 0) or not version, f"older caps replaced newer ones of {key}"
+            self.versions = seen.versions
+        self.looked_at = self.client.used
+        self.bookers = [booker for booker in self.bookers if any(a.actor and a.actor.alive for a in booker.attempts)]
+
+    def _taken(self, seen: Seen) -> list[str]:
+        """What is committed or can still be: by the ledger where it knows of it, else as it was booked.
+
+        Somebody else's procs count from the moment the ledger knows them.
+        """
+        ids = {
+            i for i, attempt in self.attempts.items() if attempt.may_commit(self.clock.now)
+        } | self.farm.live().keys()
+        ours = {i: self.attempts[i].booking.packed() for i in ids & self.attempts.keys() if i not in self.foreign}
+        return [*(ours | {i: seen.records[i].entry for i in ids & seen.records.keys()}).values()]
+
+    def teardown(self) -> None:
+        """Everybody dies, every message is lost; two recomputes later the ledger is the proc table."""
+        for actor in self.actors:
+            actor.kill()
+        if not hasattr(self, "sightings"):
+            return
+        self.nothing_is_wrong()
+        self.tick(stalled=True)
+        ledger = self.workers[0]
+        ledger.forget_epoch()
+        if store_state(self.client) is not StoreState.OPEN:
+            ensure_bootstrapped(self.farm.engine, ledger, wait_age=0, sleep=self.clock.sleep)
+        for _ in range(2):
+            self._recomputes(ledger)
+            self.tick(stalled=True)
+        self._reseed()
+        seen = look(self.client, self.farm.vertex_keys)
+        check_sums(seen)
+        ledger_only, proc_only = differing(seen, read_snapshot(self.farm.engine).entries)
+        assert not (ledger_only or proc_only), f"in the ledger: {ledger_only}; in the proc table: {proc_only}"
+
+    # How it is done
+
+    def _new_id(self) -> str:
+        self.ids += 1
+        return f"p{self.ids}"
+
+    def _worker(self) -> Ledger:
+        """One of two processes, in turn: each has learnt the epoch at its own time."""
+        self.workers.reverse()
+        return self.workers[0]
+
+    def _start(self, name: str, work: Callable[[], object]) -> Actor:
+        def until_not_ready() -> None:
+            if not self._ready(work) and name == "booker" and self._count("filler") < 2:
+                filler = self._worker()
+                self._start("filler", lambda: self._fills(filler))
+
+        actor = Actor(name, until_not_ready)
+        self.actors.append(actor)
+        return actor
+
+    def _advance(self, actor: Actor, steps: int) -> None:
+        for _ in range(steps):
+            if actor.asleep_until > self.clock.now or not actor.step():
+                break
+
+    def _picked(self, who: int) -> list[Actor]:
+        """One of those that are alive, if any is."""
+        self.actors = [actor for actor in self.actors if actor.alive]
+        return [self.actors[who % len(self.actors)]] if self.actors else []
+
+    def _count(self, name: str) -> int:
+        return sum(actor.name == name and actor.alive for actor in self.actors)
+
+    def _ready(self, call: Callable[[], object]) -> bool:
+        try:
+            call()
+        except NotReady:
+            return False
+        return True
+
+    def _recomputes(self, ledger: Ledger, shows: list[str] | None = None) -> None:
+        recompute(self.farm.engine, ledger, shows, age_seconds=AGE, sightings=self.sightings, write_tables=False)
+
+    def _fills(self, ledger: Ledger) -> None:
+        ensure_bootstrapped(self.farm.engine, ledger, wait_age=AGE, sleep=self.clock.sleep)
+
+    def _reseed(self) -> None:
+        reseed_limits(self.farm.engine, self._worker(), [show.id for show in self.farm.shows])
+
+    def _flip(self) -> None:
+        """Show b goes to Cuebot, or comes back, by our command."""
+        show = self.farm.shows[1].id
+        run: dict[str, Any] = {"age_seconds": AGE, "sleep": lambda _: self.tick(stalled=False)}
+        if self.farm.managed(1):
+            hand_back(self.farm.engine, self._worker(), show, settle_seconds=DEADLINE, **run)
+            self.foreign |= {i for i, of in self.farm.live().items() if of == show}
+        elif hand_over(self.farm.engine, self._worker(), show, quarantine_seconds=30, **run).store_ready:
+            self.foreign -= {i for i, of in self.farm.live().items() if of == show and i in self.attempts}
+
+    def _backup(self) -> dict[str, bytes]:
+        spared = (keys.EPOCH, keys.BOOTSTRAP_LEASE, keys.AUDIT, keys.AUDIT_LOG)
+        found = [key for key in cast("list[str]", self.client.keys(keys.EVERYTHING)) if key not in spared]
+        with self.client.pipeline(transaction=False) as pipe:
+            for key in found:
+                pipe.dump(key)
+            return dict(zip(found, pipe.execute(), strict=True))
+
+
+def bind(farm: SteppedFarm, client: SteppedRedis, clock: Clock) -> type[Accounting]:
+    """The machine on these services."""
+    done = dict.fromkeys(("examples", "steps", "accepted"), 0)
+    bound = type("BoundAccounting", (Accounting,), {"farm": farm, "client": client, "clock": clock, "done": done})
+    return cast("type[Accounting]", bound)

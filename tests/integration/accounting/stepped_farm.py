@@ -1,0 +1,186 @@
+"""The farm of the model-based test: small caps, two shows, and what holds in PostgreSQL whatever Redis says."""
+
+from __future__ import annotations
+
+import json
+import select
+from collections.abc import Collection
+
+import psycopg2
+from sqlalchemy import Engine, text
+
+from opencue_sched.accounting import keys
+from opencue_sched.domain.farm import Vertices
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import AllocIds, JobIds, LayerSpec, ShowIds
+
+FRAMES = 64
+CAPS = {"burst": (0, 2, 4, 6), "folder": (-1, 1, 3, 5), "job": (-1, 2, 3), "gpus": (-1, 1, 2), "limit": (0, 1, 2, 3)}
+
+_FOLDERS = (0, 0, 2)
+_RESET = """
+    DELETE FROM proc;
+    UPDATE subscription SET int_burst = 400, int_cores = 0, int_gpus = 0;
+    UPDATE folder_resource SET int_max_cores = 500, int_max_gpus = 2, int_cores = 0, int_gpus = 0;
+    UPDATE job_resource SET int_max_cores = 300, int_max_gpus = -1, int_cores = 0, int_gpus = 0;
+    UPDATE limit_record SET int_max_value = 2;
+    UPDATE show SET b_scheduler_managed = true, b_booking_enabled = true;
+"""
+_CAP_CHANGES = {
+    "burst": "UPDATE subscription SET int_burst = :cap * 100 WHERE pk_show = :a AND pk_alloc = :b",
+    "folder": "UPDATE folder_resource SET int_max_cores = :cap * 100 WHERE pk_folder = :a",
+    "job": "UPDATE job_resource SET int_max_cores = :cap * 100 WHERE pk_job = :a",
+    "gpus": "UPDATE folder_resource SET int_max_gpus = :cap WHERE pk_folder = :a",
+    "limit": "UPDATE limit_record SET int_max_value = :cap WHERE pk_limit_record = :a",
+}
+INSERT_PROC = text(
+    """
+    INSERT INTO proc (pk_proc, pk_host, pk_job, pk_show, pk_layer, pk_frame, int_cores_reserved, int_gpus_reserved,
+                      int_mem_reserved)
+    SELECT CAST(:proc AS varchar), :host, frame.pk_job, job.pk_show, frame.pk_layer, frame.pk_frame, :centicores,
+           :gpus, 1
+      FROM frame JOIN job USING (pk_job) JOIN show USING (pk_show)
+     WHERE pk_frame = :frame AND (:foreign OR (show.b_scheduler_managed AND show.b_booking_enabled))
+    ON CONFLICT (pk_frame) DO NOTHING
+    """
+)
+
+
+class SteppedFarm:
+    """Shows A and B; A has two folders, two jobs (one under a licence) and subscriptions to both allocations."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        with engine.begin() as connection:
+            farm = Farm(connection, seed=7)
+            self.allocs: list[AllocIds] = [farm.alloc("general"), farm.alloc("other")]
+            self.shows: list[ShowIds] = [farm.show("a"), farm.show("b")]
+            self.folders = [self.shows[0].folder_id, farm.folder(self.shows[0], "aside"), self.shows[1].folder_id]
+            for show, alloc in ((0, 0), (0, 1), (1, 0)):
+                farm.subscription(self.shows[show], self.allocs[alloc])
+            self.limit = farm.limit("nuke", 2)
+            self.hosts = [farm.host(cores=64, memory_gb=256, gpus=8, alloc=alloc) for alloc in self.allocs]
+            layers = [LayerSpec(frames=FRAMES, limits=[self.limit])]
+            self.jobs: list[JobIds] = [
+                farm.job(layers, show=self.shows[0], name="a0"),
+                farm.job([LayerSpec(frames=FRAMES)], show=self.shows[0], name="a1"),
+                farm.job([LayerSpec(frames=FRAMES)], show=self.shows[1], name="b0"),
+            ]
+        self.vertex_keys = self._vertex_keys()
+        self._used = [0] * len(self.jobs)
+        self._alloc_of, self._folder_of = [0, 1], [*_FOLDERS]
+        self._heard = psycopg2.connect(engine.url.set(drivername="postgresql").render_as_string(hide_password=False))
+        self._heard.autocommit = True
+        with self._heard.cursor() as cursor:
+            cursor.execute("LISTEN opencue_sched_release")
+
+    def close(self) -> None:
+        self._heard.close()
+
+    def reset(self) -> None:
+        """The farm as it was in the beginning, without a proc."""
+        with self.engine.begin() as connection:
+            connection.execute(text(_RESET))
+        for host in range(len(self.hosts)):
+            self.move_host(host, host)
+        for job, folder in enumerate(_FOLDERS):
+            self.move_job(job, folder)
+        self._used = [0] * len(self.jobs)
+        self.deleted()
+
+    def sql(self, statement: str, **parameters: object) -> None:
+        with self.engine.begin() as connection:
+            connection.execute(text(statement), parameters)
+
+    # What is asked of it
+
+    def vertices(self, job: int, host: int) -> Vertices:
+        """The vertices a booking of ``job`` on ``host`` has now, as gather would read them."""
+        ids = self.jobs[job]
+        limits = (self.limit,) if job == 0 else ()
+        alloc, folder = self.allocs[self._alloc_of[host]].id, self.folders[self._folder_of[job]]
+        return Vertices(ids.show.id, alloc, folder, ids.id, ids.layers[0].id, ids.show.dept_id, limits)
+
+    def next_frame(self, job: int) -> str:
+        """A frame that no booking of this example has had."""
+        self._used[job] += 1
+        return self.jobs[job].layers[0].frames[(self._used[job] - 1) % FRAMES]
+
+    def live(self) -> dict[str, str]:
+        """Procs that are committed: proc id to show id."""
+        with self.engine.begin() as connection:
+            return {row.pk_proc: row.pk_show for row in connection.execute(_LIVE)}
+
+    def managed(self, show: int) -> bool:
+        with self.engine.begin() as connection:
+            return bool(connection.execute(_MANAGED, {"show": self.shows[show].id}).scalar_one())
+
+    def _vertex_keys(self) -> list[str]:
+        """The key of each vertex that a booking can move."""
+        subscriptions = [keys.subscription(s.id, a.id) for s in self.shows for a in self.allocs]
+        jobs = [key for job in self.jobs for key in (keys.job(job.id), keys.layer(job.layers[0].id))]
+        points = [keys.point(show.dept_id, show.id) for show in self.shows]
+        return [*subscriptions, *map(keys.folder, self.folders), *jobs, *points, keys.limit(self.limit)]
+
+    # What is done to it
+
+    def change_cap(self, kind: str, which: int, cap: int) -> str:
+        """Set a cap in PostgreSQL, as SQL by hand would; returns the key of its vertex."""
+        a, b, key = "", "", keys.limit(self.limit)
+        if kind == "burst":
+            show, alloc = ((0, 0), (0, 1), (1, 0))[which % 3]
+            a, b = self.shows[show].id, self.allocs[alloc].id
+            key = keys.subscription(a, b)
+        elif kind in ("folder", "gpus"):
+            a = self.folders[which % 3]
+            key = keys.folder(a)
+        elif kind == "job":
+            a = self.jobs[which % 3].id
+            key = keys.job(a)
+        else:
+            a = self.limit
+        self.sql(_CAP_CHANGES[kind], cap=cap, a=a, b=b)
+        return key
+
+    def insert_foreign(self, proc_id: str, job: int, host: int, cores: int) -> None:
+        """A proc that somebody else books, who knows nothing of the ledger."""
+        with self.engine.begin() as connection:
+            row = {"proc": proc_id, "host": self.hosts[host].id, "frame": self.next_frame(job), "gpus": 0}
+            connection.execute(INSERT_PROC, {**row, "centicores": cores * 100, "foreign": True})
+
+    def delete(self, proc_id: str) -> list[str]:
+        """A proc ends; returns the ids our trigger announced."""
+        self.sql("DELETE FROM proc WHERE pk_proc = :id", id=proc_id)
+        return self.deleted()
+
+    def deleted(self) -> list[str]:
+        """Ids announced by the trigger since the last call."""
+        announced: list[str] = []
+        while select.select([self._heard], [], [], 0)[0]:
+            self._heard.poll()
+            while self._heard.notifies:
+                announced += json.loads(self._heard.notifies.pop(0).payload)["procs"]
+        return announced
+
+    def move_host(self, host: int, alloc: int) -> None:
+        if self._alloc_of[host] != alloc:
+            self._alloc_of[host] = alloc
+            self.sql(_MOVE_HOST, host=self.hosts[host].id, alloc=self.allocs[alloc].id)
+
+    def move_job(self, job: int, folder: int) -> None:
+        if self._folder_of[job] != folder:
+            self._folder_of[job] = folder
+            self.sql(_MOVE_JOB, job=self.jobs[job].id, folder=self.folders[folder])
+
+    def end_transactions(self, pids: Collection[int]) -> None:
+        """What idle_in_transaction_session_timeout does to a process that was stopped too long."""
+        if pids:
+            with self.engine.begin() as connection:
+                connection.execute(_TERMINATE, {"pids": list(pids)})
+
+
+_MOVE_HOST = "UPDATE host SET pk_alloc = :alloc WHERE pk_host = :host"
+_MOVE_JOB = "UPDATE job SET pk_folder = :folder WHERE pk_job = :job"
+_LIVE = text("SELECT pk_proc, pk_show FROM proc")
+_MANAGED = text("SELECT b_scheduler_managed FROM show WHERE pk_show = :show")
+_TERMINATE = text("SELECT pg_terminate_backend(pid, 5000) FROM unnest(CAST(:pids AS int[])) AS pid")

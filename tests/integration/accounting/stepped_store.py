@@ -1,0 +1,102 @@
+"""The store as it is at one moment, and what must be true of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import redis
+
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.entries import Booking, Record, amounts, unpack
+
+_COUNTERS = ("int_cores", "int_gpus", "int_running", "caps_at")
+_CAPS = ("burst", "int_max_cores", "int_max_gpus", "int_max_value", "int_foreign")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Epoch, ledger, and of each vertex its counters and the version of its caps."""
+
+    epoch: str
+    records: dict[str, Record]
+    counters: dict[str, tuple[int, int]]
+    versions: dict[str, int]
+
+    @property
+    def is_open(self) -> bool:
+        return self.epoch.startswith("open|")
+
+
+def look(client: redis.Redis, vertices: Sequence[str]) -> Seen:
+    """Everything, in one round trip."""
+    with client.pipeline(transaction=False) as pipe:
+        pipe.get(keys.EPOCH)
+        pipe.hgetall(keys.LEDGER)
+        for key in vertices:
+            pipe.hmget(key, *_COUNTERS)
+        epoch, ledger, *found = pipe.execute()
+    counters, versions = {}, {}
+    for key, (cores, gpus, running, version) in zip(vertices, found, strict=True):
+        counters[key] = int(running or cores or 0), int(gpus or 0)
+        versions[key] = int(version or 0)
+    return Seen(epoch or "", {i: unpack(i, record) for i, record in ledger.items()}, counters, versions)
+
+
+def sums(entries: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Cores (or frames) and GPUs of each vertex."""
+    added: dict[str, tuple[int, int]] = {}
+    for entry in entries:
+        for key, cores, gpus in amounts(entry):
+            had = added.get(key, (0, 0))
+            added[key] = had[0] + cores, had[1] + gpus
+    return added
+
+
+def check_sums(seen: Seen) -> None:
+    """I1: each counter is the sum of its entries."""
+    wanted = sums(record.entry for record in seen.records.values())
+    for key, counted in seen.counters.items():
+        assert counted == wanted.get(key, (0, 0)), f"{key} counts {counted}, its entries {wanted.get(key, (0, 0))}"
+
+
+def differing(seen: Seen, procs: Mapping[str, str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Records that the proc table does not have so, and procs that the ledger does not have so."""
+    ledger_only = [f"{i} {r.state} {r.entry}" for i, r in seen.records.items() if procs.get(i) != r.entry]
+    proc_only = [(i, entry) for i, entry in procs.items() if i not in seen.records or seen.records[i].entry != entry]
+    return ledger_only, proc_only
+
+
+def check_room(client: redis.Redis, booking: Booking, entries: Iterable[str]) -> None:
+    """I2: ``booking`` was accepted a moment ago; with it, ``entries`` are within its caps."""
+    used = sums(entries)
+    for key in keys.capped(booking.vertices):
+        cores, gpus = used.get(key, (0, 0))
+        max_cores, max_gpus = _caps(client, key)
+        assert cores <= max_cores, f"{cores} at {key}, whose cap is {max_cores:g}: {booking} was accepted"
+        fits = gpus <= max_gpus or not booking.gpus
+        assert fits, f"{gpus} GPUs at {key}, whose cap is {max_gpus:g}: {booking} was accepted"
+
+
+def _caps(client: redis.Redis, key: str) -> tuple[float, float]:
+    """Cores (or frames) and GPUs that Redis allows at a vertex."""
+    infinity = float("inf")
+    burst, cores, gpus, value, foreign = (float(v or 0) for v in client.hmget(key, *_CAPS))  # type: ignore[union-attr]
+    if key.startswith(keys.LIMIT_PREFIX):
+        return value - foreign, infinity
+    if key.startswith("acct:sub:"):
+        return burst, infinity
+    return cores if cores > 0 else infinity, gpus if gpus > 0 else infinity
+
+
+def grow_older(client: redis.Redis, seconds: int) -> None:
+    """Redis TIME goes on: every entry was booked so much earlier."""
+    ledger = client.hgetall(keys.LEDGER)
+    if ledger:
+        older = {i: _older(record, seconds) for i, record in ledger.items()}  # type: ignore[union-attr]
+        client.hset(keys.LEDGER, mapping=older)
+
+
+def _older(record: str, seconds: int) -> str:
+    version, state, booked_at, rest = record.split("|", 3)
+    return f"{version}|{state}|{int(booked_at) - seconds}|{rest}"

@@ -1,0 +1,179 @@
+"""Production code, one step at a time: each call of Redis and PostgreSQL is a boundary at which a test takes over.
+
+An actor is a thread that only runs while the test lets it; so one thing happens at a time, in the order the test says.
+Killing an actor is what SIGKILL does to a process: from its present boundary on it reaches no service any more, not
+even to tidy up, and PostgreSQL rolls its open transaction back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import redis
+from redis.client import Pipeline
+from sqlalchemy import Connection, Engine, event
+
+_here = threading.local()
+_STUCK_SECONDS = 60.0
+
+
+class Killed(BaseException):
+    """The actor was killed. Not an Exception, so that nothing handles it."""
+
+
+class Actor:
+    """One process under test. ``boundary`` is what it does next, None when it is over.
+
+    ``asleep_until`` is a moment of the test's clock before which it does not go on. Two flags wait for their
+    occasion: ``twice`` sends the next script calls twice, as after a lost answer; ``deaf`` loses the answer to the next
+    COMMIT.
+    """
+
+    def __init__(self, name: str, work: Callable[[], object]) -> None:
+        self.name = name
+        self.boundary: str | None = "start"
+        self.asleep_until = float("-inf")
+        self.twice = False
+        self.deaf = False
+        self.killed = False
+        self.result: object = None
+        self._work = work
+        self._error: BaseException | None = None
+        self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self.boundary is not None
+
+    def step(self) -> bool:
+        """Do what the boundary says and go on to the next; whether there is one. Raises what the actor raised."""
+        if self.alive:
+            self._go.release()
+            if not self._back.acquire(timeout=_STUCK_SECONDS):
+                raise AssertionError(f"{self.name} is stuck at {self.boundary}: somebody else holds what it needs")
+        if not self.alive:
+            self._thread.join(_STUCK_SECONDS)
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+        return self.alive
+
+    def kill(self) -> None:
+        """End it where it is."""
+        self.killed = True
+        while self.alive:
+            self.step()
+
+    def pause(self, boundary: str) -> None:
+        """Called in the actor's thread before it does something."""
+        if not self.killed:
+            self.boundary = boundary
+            self._back.release()
+            self._go.acquire()
+        if self.killed:
+            raise Killed
+
+    def _run(self) -> None:
+        _here.actor = self
+        self._go.acquire()
+        try:
+            if not self.killed:
+                self.result = self._work()
+        except Killed:
+            self.result = None
+        except BaseException as error:
+            self._error = error
+        finally:
+            self.boundary = None
+            self._back.release()
+
+
+def current() -> Actor | None:
+    """The actor this thread is, None in the test's own thread."""
+    return getattr(_here, "actor", None)
+
+
+def boundary(name: str) -> None:
+    """Let the test take over, if this is an actor."""
+    actor = current()
+    if actor is not None:
+        actor.pause(name)
+
+
+class Clock:
+    """Seconds of the test's own time; what the bootstrap and the sightings take for the machine's."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """An actor goes on when the test has let that much time pass."""
+        actor = current()
+        if actor is not None:
+            actor.asleep_until = self.now + seconds
+            boundary("sleep")
+
+
+class SteppedPipeline(Pipeline):
+    """A pipeline that pauses before it is sent, and remembers the script calls it sent."""
+
+    parent: SteppedRedis
+
+    def execute(self, raise_on_error: bool = True) -> list[Any]:
+        stack = list(self.command_stack)
+        scripts = [args for args, _ in stack if args[0] == "EVALSHA"]
+        boundary("redis " + ("EVALSHA" if scripts else "MULTI"))
+        actor = current()
+        self.parent.used += 1
+        if actor is not None:
+            self.parent.sent.extend(scripts)
+            if actor.twice and scripts:
+                actor.twice = False
+                super().execute(raise_on_error=raise_on_error)
+                self.command_stack = stack
+        return super().execute(raise_on_error=raise_on_error)
+
+
+class SteppedRedis(redis.Redis):
+    """A client that pauses before each command of an actor.
+
+    ``sent``: script calls of actors, oldest first. ``used``: round trips so far; as long as it stands, the store does.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sent: list[tuple[Any, ...]] = []
+        self.used = 0
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        boundary(f"redis {args[0]}")
+        self.used += 1
+        return super().execute_command(*args, **options)
+
+    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> SteppedPipeline:
+        pipe = SteppedPipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
+        pipe.parent = self
+        return pipe
+
+
+def step_statements(engine: Engine) -> None:
+    """Make each statement and COMMIT of an actor a boundary. For the life of the engine."""
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def before_statement(connection: Connection, cursor: object, statement: str, *rest: object) -> None:
+        boundary("sql " + " ".join(statement.split())[:40])
+
+    @event.listens_for(engine, "commit")
+    def before_commit(connection: Connection) -> None:
+        try:
+            boundary("COMMIT")
+        except Killed:
+            connection.invalidate()
+            raise
