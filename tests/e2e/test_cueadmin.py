@@ -22,7 +22,7 @@ show = opencue.api.findShow("demo")
 show.setSchedulerManaged(True)
 found = opencue.api.findShow("demo")
 print(json.dumps({
-    "managed": found.schedulerManaged(), "running": found.data.show_stats.running_frames,
+    "managed": found.schedulerManaged(),
     "shows": sorted(one.name() for one in opencue.api.getShows()),
 }))
 """
@@ -67,10 +67,13 @@ def add_show(fleet: FleetOnTest, *, frames: int) -> str:
 def test_cueadmin_and_pycue_flip_a_show_whose_frames_run(settings, engine, redis_client, tmp_path):
     with engine.begin() as connection:
         Farm(connection).default_show()
-    behaviour = Behaviour(run_seconds=(0.5, 1.5))
-    with fleet_on(settings, engine, redis_client, tmp_path, behaviour=behaviour) as fleet:
+    options = {
+        "behaviour": Behaviour(run_seconds=(0.5, 1.5)),
+        "environment": {"OPENCUE_SCHED_ACCOUNTING__MANAGED_SHOWS_TTL": "1s"},
+    }
+    with fleet_on(settings, engine, redis_client, tmp_path, **options) as fleet:
         # given a show of ours with frames running and more waiting
-        job = add_show(fleet, frames=150)
+        job = add_show(fleet, frames=100)
         fleet.wait_for("frames running", lambda: fleet.scalar("SELECT count(*) FROM proc") >= 8)
 
         # when it is given back, then the flag is off when the command ends, and nothing new is booked
@@ -79,7 +82,7 @@ def test_cueadmin_and_pycue_flip_a_show_whose_frames_run(settings, engine, redis
         assert flags(fleet) == "false true"
         fleet.wait_for("its frames' end", lambda: fleet.scalar("SELECT count(*) FROM proc") == 0)
         done = fleet.scalar("SELECT count(*) FROM frame WHERE str_state = 'SUCCEEDED'")
-        assert 0 < done < 150
+        assert 0 < done < 100
 
         # and when it is handed over again, it goes on
         said = cueadmin(fleet, tmp_path, "-scheduler-managed", "demo", "on")
@@ -102,7 +105,7 @@ def test_cueadmin_and_pycue_flip_a_show_whose_frames_run(settings, engine, redis
         assert told["shows"] == ["demo", "show"]
         fleet.assert_audit()
         fleet.wait_for("the job's end", lambda: fleet.finished(job), seconds=120)
-        assert fleet.scalar("SELECT count(*) FROM frame WHERE str_state = 'SUCCEEDED'") == 150
+        assert fleet.scalar("SELECT count(*) FROM frame WHERE str_state = 'SUCCEEDED'") == 100
         assert not fleet.farm.violations()
         fleet.assert_audit()
 
@@ -129,7 +132,7 @@ def test_a_flip_cut_off_by_a_kill_is_completed_by_saying_it_again(settings, engi
 
         # when a new one is told again
         fleet.fleet.stop("report-service")
-        fleet.fleet.report_service()
+        fleet.fleet.report_service("report-service-again")
         said = cueadmin(fleet, tmp_path, "-scheduler-managed", "demo", "off")
 
         # then it is done
