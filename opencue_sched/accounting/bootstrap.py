@@ -212,6 +212,8 @@ class _Filler:
         if not self._call(epoch_open_call(filling.text, opened.text)):
             return None
         self._ledger.adopt(opened)
+        with answering():
+            self._client.set(keys.RECOMPUTED_AT, self._client.time()[0])
         seconds = time.monotonic() - started
         return BootstrapReport(Action.FILLED, opened, len(snapshot.entries), len(rows), seconds=seconds)
 

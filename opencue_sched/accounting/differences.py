@@ -25,6 +25,7 @@ class Cause(StrEnum):
     MISSING = "missing"  # a proc without entry
     MOVED = "moved"  # job, host or amounts changed since the booking
     LATE_SETTLE = "late_settle"  # committed, but whoever booked it died before settling
+    FOREIGN_WRITE = "foreign_write"  # no entry at all: somebody else wrote to a counter (accounting.inventory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +41,30 @@ class Scope:
 
 @dataclass(slots=True)
 class Differences:
-    """``changes`` can be applied at once; ``absent`` are procs without an entry, to be read again first."""
+    """``changes`` can be applied at once; ``absent`` are procs without an entry, to be read again first.
+
+    ``cause_of`` has the cause of each change by proc id.
+    """
 
     changes: list[Change] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
-    causes: Counter[Cause] = field(default_factory=Counter)
+    cause_of: dict[str, Cause] = field(default_factory=dict)
     in_flight: int = 0
     oldest_in_flight_at: int | None = None
 
+    @property
+    def causes(self) -> Counter[Cause]:
+        """How many entries differ for which cause."""
+        return Counter(self.cause_of.values())
+
     def add(self, cause: Cause, change: Change) -> None:
         self.changes.append(change)
-        self.causes[cause] += 1
+        self.cause_of[change.proc_id] = cause
+
+    def add_missing(self, changes: Iterable[Change]) -> None:
+        """Procs of ``absent`` that a fresh read has found again."""
+        for change in changes:
+            self.add(Cause.MISSING, change)
 
 
 def find_differences(

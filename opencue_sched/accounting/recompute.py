@@ -8,20 +8,22 @@ younger than the mark. The same pass takes stock (I1), frees the keys of finishe
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 from sqlalchemy import Engine
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.cas import DEFAULT_GRACE_SECONDS, CasReport, reseed_booked
-from opencue_sched.accounting.entries import amounts
+from opencue_sched.accounting.differences import Cause
+from opencue_sched.accounting.drift import Drift, by_kind, drift_of_entries
 from opencue_sched.accounting.inventory import Stock, correct, count_by_kind, drift
 from opencue_sched.accounting.keys import VertexKind
-from opencue_sched.accounting.ledger import Ledger, Mark
+from opencue_sched.accounting.ledger import Ledger, Mark, answering
 from opencue_sched.accounting.reconcile import Pass, reconcile
-from opencue_sched.accounting.scripts import Change, chunks, reclaim_calls
+from opencue_sched.accounting.scripts import chunks, reclaim_calls
 from opencue_sched.accounting.sightings import Sightings
 from opencue_sched.store import accounting_tables, proc_snapshot
 
@@ -36,17 +38,19 @@ _KEYS_PER_ROUND_TRIP = 2000
 class RecomputeReport:
     """What a pass found and did.
 
-    ``causes``: entries put right, by Cause. ``drifted``: counters that were off their entries, by vertex kind, which
-    only somebody else's writing explains (``stock_complete`` False: not looked at this time). ``moved``: vertices whose
-    counters changed, by kind. ``passed_over``: differences that had changed by the time they were applied.
-    ``oldest_in_flight_seconds`` is by Redis TIME. ``tables``: PostgreSQL rows written. ``cas``: of a dual store only.
+    ``causes``: entries that differed, by Cause. ``found`` and ``healed_vertices``: vertices whose counters were off,
+    and those put right, by kind and cause. ``drifted``: counters that were off their entries, by vertex kind, which
+    only somebody else's writing explains (``stock_complete`` False: not looked at this time). ``passed_over``:
+    differences that had changed by the time they were applied. ``oldest_in_flight_seconds`` is by Redis TIME.
+    ``tables``: PostgreSQL rows written. ``cas``: of a dual store only.
     """
 
     shows: int
     procs: int
     entries: int
     causes: Mapping[str, int] = field(default_factory=dict)
-    moved: Mapping[str, int] = field(default_factory=dict)
+    found: Drift = field(default_factory=dict)
+    healed_vertices: Drift = field(default_factory=dict)
     drifted: Mapping[str, int] = field(default_factory=dict)
     stock_complete: bool = True
     passed_over: int = 0
@@ -61,6 +65,11 @@ class RecomputeReport:
     def healed(self) -> int:
         """Entries and counters that were not as they should be."""
         return sum(self.causes.values()) + sum(self.drifted.values())
+
+    @property
+    def moved(self) -> dict[str, int]:
+        """Vertices whose counters were put right, by kind."""
+        return by_kind(self.healed_vertices)
 
 
 def recompute(
@@ -95,13 +104,17 @@ def recompute(
         done = one_pass()
     stock, found, applied = done.stock, done.found, done.applied
     oldest = found.oldest_in_flight_at
+    drifted = _heal_drift(ledger, done.mark, stock)
+    foreign = {(kind, Cause.FOREIGN_WRITE): count for kind, count in drifted.items()}
+    off = partial(drift_of_entries, stock, done.changes, found.cause_of)
     report = RecomputeReport(
         shows=len(done.snapshot.managed),
         procs=len(done.snapshot.entries),
         entries=len(stock.records),
         causes={cause.value: count for cause, count in found.causes.items() if count},
-        moved=_kinds_moved(stock, done.changes, frozenset(applied.passed_over)),
-        drifted=_heal_drift(ledger, done.mark, stock),
+        found=off() | foreign,
+        healed_vertices=off(without=frozenset(applied.passed_over)) | foreign,
+        drifted={kind.value: count for kind, count in drifted.items()},
         stock_complete=stock.complete,
         passed_over=len(applied.passed_over),
         in_flight=found.in_flight,
@@ -111,11 +124,19 @@ def recompute(
         cas=cas,
         seconds=time.monotonic() - started,
     )
+    if only is None:
+        _remember(ledger, done.mark)
     log.info("recomputed", healed=report.healed, causes=report.causes, seconds=round(report.seconds, 3))
     return report
 
 
-def _heal_drift(ledger: Ledger, mark: Mark, stock: Stock) -> dict[str, int]:
+def _remember(ledger: Ledger, mark: Mark) -> None:
+    """When the last whole pass took its mark, for anybody who asks how old it is (operate.store_metrics)."""
+    with answering():
+        ledger.client.set(keys.RECOMPUTED_AT, mark.seconds)
+
+
+def _heal_drift(ledger: Ledger, mark: Mark, stock: Stock) -> dict[VertexKind, int]:
     """Correct counters that are off their entries. In a dual store that is the foreign delta, and not drift."""
     if not stock.complete or mark.epoch.dual:
         return {}
@@ -123,20 +144,7 @@ def _heal_drift(ledger: Ledger, mark: Mark, stock: Stock) -> dict[str, int]:
     if differing:
         log.warning("counters_drifted", vertices=dict(list(differing.items())[:20]), total=len(differing))
         correct(ledger, mark.epoch, differing)
-    return {kind.value: count for kind, count in count_by_kind(differing).items()}
-
-
-def _kinds_moved(stock: Stock, changes: Iterable[Change], passed_over: Collection[str]) -> dict[str, int]:
-    touched: set[str] = set()
-    for change in changes:
-        if change.proc_id in passed_over:
-            continue
-        known = stock.records.get(change.proc_id)
-        entries = {entry for entry in (change.entry, known.entry if known else None) if entry is not None}
-        if len(entries) == 1 and known is not None and change.entry is not None:
-            continue
-        touched |= {key for entry in entries for key, _, _ in amounts(entry)}
-    return {kind.value: count for kind, count in count_by_kind(touched).items()}
+    return count_by_kind(differing)
 
 
 def reclaim_orphans(engine: Engine, ledger: Ledger, mark: Mark, stock: Stock) -> int:

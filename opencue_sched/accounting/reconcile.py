@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Engine
 
-from opencue_sched.accounting.differences import Cause, Differences, Scope, find_differences
+from opencue_sched.accounting.differences import Differences, Scope, find_differences
 from opencue_sched.accounting.inventory import Stock, take_stock
 from opencue_sched.accounting.ledger import Applied, Ledger, Mark
 from opencue_sched.accounting.scripts import Change
@@ -23,8 +23,11 @@ class Pass:
     snapshot: Snapshot
     stock: Stock
     found: Differences
-    changes: Sequence[Change]
     applied: Applied
+
+    @property
+    def changes(self) -> Sequence[Change]:
+        return self.found.changes
 
     def entries_now(self) -> dict[str, str]:
         """The ledger after the changes, provided that nobody else changed it meanwhile."""
@@ -50,6 +53,5 @@ def reconcile(
     too_old = sightings.too_old(stock.records.values(), mark, marked_at, age_seconds=age_seconds)
     scope = Scope(snapshot.managed, only)
     found = find_differences(mark.seq, snapshot.entries, stock.records.values(), too_old=too_old, scope=scope)
-    changes = [*found.changes, *fresh_additions(engine, found.absent)]
-    found.causes[Cause.MISSING] = len(changes) - len(found.changes)
-    return Pass(mark, snapshot, stock, found, changes, ledger.apply(changes, epoch=mark.epoch))
+    found.add_missing(fresh_additions(engine, found.absent))
+    return Pass(mark, snapshot, stock, found, ledger.apply(found.changes, epoch=mark.epoch))
