@@ -186,6 +186,7 @@ class PassRunner:
         answers = self.ledger.book([booking_of(proc) for proc in plan.procs])
         report.book_seconds = self.clock() - began
         report.lua_calls += len(plan.procs)
+        report.lazy_seeds += len(answers.loaded)
         report.refusals.update(refused.table for refused in answers.refusals.values())
         return answers
 

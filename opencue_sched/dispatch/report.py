@@ -41,6 +41,8 @@ class PassReport:
     cache_misses: int = 0
     statements: int = 0
     lua_calls: int = 0
+    lazy_seeds: int = 0
+    """Vertices whose caps had to be loaded before they could be booked."""
     refusals: Counter[str] = field(default_factory=Counter)
     losses: Counter[str] = field(default_factory=Counter)
     bad_rows: Counter[str] = field(default_factory=Counter)

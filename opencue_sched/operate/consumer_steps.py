@@ -47,6 +47,7 @@ class PresenceStep(bootsteps.StartStopStep):
                 if listens:
                     obey(parent, membership.control_messages())
                 runtime().show_waiting()
+                runtime().show_store()
             except InstanceTaken as error:
                 log.error("worker_stops", reason=str(error))
                 state.should_stop = EX_CONFIG  # type: ignore[assignment]

@@ -29,6 +29,7 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from prometheus_client.registry import Collector
 
 from opencue_sched.accounting.recompute import RecomputeReport
+from opencue_sched.accounting.store_view import StoreView
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.dispatch.sweep import SweepReport
 from opencue_sched.domain.errors import SchedulerError
@@ -111,7 +112,33 @@ waiting_frames = Gauge(
 recompute_duration = Histogram(
     "scheduler_recompute_cycle_duration_seconds", "One recompute.", buckets=(*_SECONDS, 60, 120)
 )
-drift_healed = Counter("scheduler_drift_healed_total", "Ledger entries corrected by the recompute.", ["cause"])
+recompute_age = Gauge(
+    "scheduler_recompute_age_seconds",
+    "Seconds since the last recompute of all shows, whoever did it; not a number while none is known.",
+    multiprocess_mode=LATEST,
+)
+drift_found = Counter(
+    "scheduler_drift_found_total", "Vertices whose counters a recompute found off the truth.", ["kind", "cause"]
+)
+drift_healed = Counter(
+    "scheduler_drift_healed_total",
+    "Vertices whose counters a recompute put right. What had changed by then is left to the next, and not counted.",
+    ["kind", "cause"],
+)
+entries_healed = Counter(
+    "scheduler_ledger_entries_healed_total", "Ledger entries that a recompute found unlike their procs.", ["cause"]
+)
+lazy_seeds = Counter(
+    "scheduler_lazy_seeds_total", "Vertices whose caps were loaded when they were first booked, not before."
+)
+store_epoch = Gauge(
+    "scheduler_store_epoch",
+    "The generation of the counters: one number for all workers, another after each filling; 0 while they are closed.",
+    multiprocess_mode=LATEST,
+)
+if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+    recompute_age.set(math.nan)
+    store_epoch.set(math.nan)
 ledger_in_flight = Gauge("scheduler_ledger_in_flight", "Bookings not confirmed yet.", multiprocess_mode=LATEST)
 ledger_oldest_in_flight = Gauge(
     "scheduler_ledger_oldest_in_flight_seconds", "Age of the oldest unconfirmed booking.", multiprocess_mode=LATEST
@@ -159,6 +186,7 @@ def record_pass(report: PassReport) -> None:
     checkout_outcome.labels("dispatch_error").inc(report.losses.total())
     for table, count in report.refusals.items():
         limit_exceeded.labels(table).inc(count)
+    lazy_seeds.inc(report.lazy_seeds)
     for reason, count in report.losses.items():
         bookings_lost.labels(reason).inc(count)
     for seconds in report.seconds_to_book:
@@ -206,11 +234,18 @@ def record_recompute(report: RecomputeReport) -> None:
     """Count what a recompute found."""
     recompute_duration.observe(report.seconds)
     for cause, count in report.causes.items():
-        drift_healed.labels(cause).inc(count)
-    for kind, count in report.drifted.items():
-        drift_healed.labels(f"counter_{kind}").inc(count)
+        entries_healed.labels(cause).inc(count)
+    for counter, drift in ((drift_found, report.found), (drift_healed, report.healed_vertices)):
+        for (kind, why), count in drift.items():
+            counter.labels(kind.value, why.value).inc(count)
     ledger_in_flight.set(report.in_flight)
     ledger_oldest_in_flight.set(report.oldest_in_flight_seconds)
+
+
+def record_store(view: StoreView) -> None:
+    """Show the generation of the counters, and how old the last recompute is."""
+    store_epoch.set(view.generation)
+    recompute_age.set(math.nan if view.recompute_age_seconds is None else view.recompute_age_seconds)
 
 
 def record_reaped(report: ReaperReport) -> None:

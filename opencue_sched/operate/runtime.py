@@ -23,6 +23,7 @@ from opencue_sched.accounting.connection import make_redis
 from opencue_sched.accounting.managed import ManagedShows, check_release_feed
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.accounting.sightings import Sightings
+from opencue_sched.accounting.store_view import look_at_store
 from opencue_sched.clusters.discovery import scoped_facilities
 from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board
 from opencue_sched.coordination.permits import LayerPermits
@@ -175,6 +176,10 @@ class Runtime:
         longest = max(self.settings.queue.cluster_empty_sleep, self.settings.queue.cluster_saturated_sleep)
         metrics.record_waiting(self.verdicts.waiting(believed_seconds=3 * longest))
 
+    def show_store(self) -> None:
+        """Show the generation of the counters and the age of the last recompute. Raises RedisError."""
+        metrics.record_store(look_at_store(self.client))
+
     def rest_cluster(self, key: str, seconds: float) -> str:
         """Let a cluster rest, whatever would wake it; 0 ends its rest. Raises InvalidInput for an unknown cluster."""
         posting = self.postings.find(key)
@@ -195,6 +200,7 @@ class Runtime:
         )
         metrics.record_recompute(report)
         self._check_feed()
+        self.show_store()
         return {"shows": report.shows, "procs": report.procs, "healed": report.healed, "in_flight": report.in_flight}
 
     def reseed_limits(self) -> dict[str, object]:
