@@ -2,6 +2,8 @@
 -- KEYS of all of them: 1 acct:seq, 2 acct:ledger, 3 acct:epoch, 4 acct:audit. ARGV[1] is the epoch the caller knows.
 -- The vertex keys are derived from the entries (on release only the ledger knows them), so acct:* lives on one node:
 -- Sentinel, not Cluster.
+-- A periodic task gives one key more, where the newest leader's fence is recorded, and its own leader's fence as the
+-- last of ARGV. When a newer one is recorded nothing is done, and the answer is {0, 'fenced', newest, its own}.
 --
 -- Keyspace (whole cores; GPUs and frames are units):
 --   acct:sub:{show}:{alloc}, acct:folder:{folder}, acct:job:{job}, acct:layer:{layer}, acct:point:{dept}:{show}
@@ -30,6 +32,12 @@ local gate = call('MGET', EPOCH, AUDIT)
 local AUDITING = gate[2]
 if gate[1] ~= ARGV[1] then
   return {0, 'not_ready', gate[1] or '', '0'}
+end
+if KEYS[5] then
+  local fence, newest = table.remove(ARGV), call('GET', KEYS[5])
+  if newest and tonumber(newest) > tonumber(fence) then
+    return {0, 'fenced', newest, fence}
+  end
 end
 
 -- Seconds of Redis TIME as text, and the tombstone bucket of now.

@@ -19,7 +19,14 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.entries import Record, amounts
 from opencue_sched.accounting.keys import VertexKind
 from opencue_sched.accounting.ledger import Ledger, answering
-from opencue_sched.accounting.scripts import MAX_IDS_PER_CALL, adjust_calls, chunks, inventory_calls, token_drop_call
+from opencue_sched.accounting.scripts import (
+    MAX_IDS_PER_CALL,
+    adjust_calls,
+    audit_begin_call,
+    chunks,
+    inventory_calls,
+    token_drop_call,
+)
 from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.lua_scripts import call_scripts
 
@@ -68,10 +75,8 @@ def take_stock(ledger: Ledger, epoch: Epoch | None = None) -> Stock:
     epoch = epoch or ledger.mark().epoch
     token = uuid.uuid4().hex
     client = ledger.client
-    with answering():
-        mine = bool(client.set(keys.AUDIT, token, nx=True, px=_LIFE_MS))
-        if mine:
-            client.unlink(keys.AUDIT_LOG)
+    (begun,) = ledger.call_under([audit_begin_call(epoch.text, token, _LIFE_MS)])
+    mine = int(begun[1]) == 1
     try:
         records = {record.proc_id: record for record in ledger.records()}
         entries = {record.entry for record in records.values()}

@@ -7,6 +7,7 @@ booking that Redis took nevertheless stays in flight until recompute finds it to
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,9 +22,11 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.entries import Booking, Record, unpack
 from opencue_sched.accounting.scripts import (
+    FENCED,
     NOT_READY,
     UNSEEDED,
     Change,
+    Fence,
     book_call,
     caps_calls,
     reconcile_calls,
@@ -31,10 +34,11 @@ from opencue_sched.accounting.scripts import (
     release_calls,
     rollback_call,
     settle_calls,
+    under_fence,
 )
 from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.accounting.vertex_caps import VertexCaps, cap_fields, read_caps
-from opencue_sched.domain.errors import InvalidInput, NotReady
+from opencue_sched.domain.errors import FencedOff, InvalidInput, NotReady
 from opencue_sched.lua_scripts import ScriptCall, call_scripts
 
 log = structlog.get_logger(__name__)
@@ -104,6 +108,16 @@ class Ledger:
         self.owner = owner
         self.load_caps = load_caps
         self._epoch: Epoch | None = None
+        self._fence: Fence | None = None
+
+    def under(self, fence: Fence | None) -> Ledger:
+        """The same ledger for a periodic task: every call raises FencedOff, and changes nothing, once a leader newer
+        than ``fence`` is recorded. None: for a task that no leader sent."""
+        if fence is None:
+            return self
+        fenced = copy.copy(self)
+        fenced._fence = fence
+        return fenced
 
     # The epoch
 
@@ -238,14 +252,12 @@ class Ledger:
         made = calls(epoch.text)
         if not made and not reads:
             return [], []
-        with answering():
-            answers, values = call_scripts(self.client, made, reads=reads)
+        answers, values = self._send(made, reads)
         stale = [i for i, answer in enumerate(answers) if refused_for(answer) == NOT_READY]
         if stale:
             fresh = self.learn_epoch()
             again = calls(fresh.text)
-            with answering():
-                retried, values = call_scripts(self.client, [again[i] for i in stale], reads=reads)
+            retried, values = self._send([again[i] for i in stale], reads)
             if any(refused_for(answer) == NOT_READY for answer in retried):
                 self.forget_epoch()
                 raise NotReady("the counters in Redis are being filled; waiting for the bootstrap")
@@ -255,11 +267,18 @@ class Ledger:
 
     def call_under(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Make calls that carry an epoch of their own. Raises NotReady when it is not the store's (any more)."""
-        with answering():
-            answers, _ = call_scripts(self.client, calls)
+        answers, _ = self._send(calls, ())
         if any(refused_for(answer) == NOT_READY for answer in answers):
             raise NotReady("the counters in Redis were lost, or filled anew, in the middle of an operation")
         return answers
+
+    def _send(self, calls: Sequence[ScriptCall], reads: Sequence[Sequence[str]]) -> tuple[list[Any], list[Any]]:
+        fence = self._fence
+        with answering():
+            answers, values = call_scripts(self.client, under_fence(fence, calls) if fence else calls, reads=reads)
+        if fence is not None and (refused := next((a for a in answers if refused_for(a) == FENCED), None)):
+            raise FencedOff(f"the leader of fence {fence.number} was succeeded by that of fence {refused[2]}")
+        return answers, values
 
 
 @contextmanager

@@ -93,6 +93,10 @@ class NotReady(SchedulerError):
     """The Redis store is empty, restarted or failed over: nothing may be booked before it is bootstrapped again."""
 
 
+class FencedOff(SchedulerError):
+    """A newer leader was elected: what a task of an older one would still have changed is refused."""
+
+
 class SchemaTooOld(SchedulerError):
     """The database was made by a Cuebot older than migration V45."""
 

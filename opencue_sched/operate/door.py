@@ -1,4 +1,8 @@
-"""What every task does first: count itself, and drop what a former leader sent or a later tick overtook."""
+"""What every task does first: count itself, and drop what a former leader sent or a later tick overtook.
+
+A task may be held up after that. So what it changes in the counters carries the fence, and is refused by the scripts
+once there is a newer leader.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,16 @@ from celery import Task
 
 from opencue_sched.coordination.leader import Standing, tick_standing
 from opencue_sched.coordination.ticks import CatchUp
+from opencue_sched.domain.errors import FencedOff
 from opencue_sched.operate import fleet_metrics
 
 if TYPE_CHECKING:
     from opencue_sched.operate.runtime import Runtime
 
 log = structlog.get_logger(__name__)
+
+FENCED_OFF = "fenced_off"
+"""The reason for which a task ends whose leader was succeeded while it ran."""
 
 
 class Door(Task):  # type: ignore[type-arg]
@@ -31,17 +39,29 @@ class Door(Task):  # type: ignore[type-arg]
                 fleet_metrics.messages_dropped.labels(standing.value).inc()
                 log.warning("periodic_message_dropped", task=self.name, reason=standing.value)
                 return {"dropped": standing.value}
-            return self.run(*args, **kwargs)
+            try:
+                return self.run(*args, **kwargs)
+            except FencedOff as error:
+                fleet_metrics.messages_dropped.labels(FENCED_OFF).inc()
+                log.warning("periodic_task_fenced_off", task=self.name, error=str(error))
+                return {"dropped": FENCED_OFF}
 
     def _standing(self, mine: Runtime) -> Standing:
         """What this message is worth. Messages that no leader sent always count."""
-        fence = self._header("fence")
+        fence = fence_of(self)
         if fence is None:
             return Standing.CURRENT
-        repeats = self._header("catch_up") == CatchUp.ALL
-        task = None if repeats else self._header("tick_of")
-        return tick_standing(mine.client, mine.leader_keys, int(fence), task, int(self._header("tick") or 0))
+        repeats = _header(self, "catch_up") == CatchUp.ALL
+        task = None if repeats else _header(self, "tick_of")
+        return tick_standing(mine.client, mine.leader_keys, fence, task, int(_header(self, "tick") or 0))
 
-    def _header(self, name: str) -> Any:
-        value = self.request.get(name)
-        return value if value is not None else (self.request.headers or {}).get(name)
+
+def fence_of(task: Task | None) -> int | None:  # type: ignore[type-arg]
+    """The fence of the leader that sent the message this task is run for; None when no leader did."""
+    fence = None if task is None else _header(task, "fence")
+    return None if fence is None else int(fence)
+
+
+def _header(task: Task, name: str) -> Any:  # type: ignore[type-arg]
+    value = task.request.get(name)
+    return value if value is not None else (task.request.headers or {}).get(name)

@@ -20,8 +20,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger, reseed_limits
 from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.managed import ManagedShows, check_release_feed
 from opencue_sched.accounting.recompute import recompute
+from opencue_sched.accounting.scripts import Fence
 from opencue_sched.accounting.sightings import Sightings
 from opencue_sched.accounting.store_view import look_at_store
 from opencue_sched.clusters.discovery import scoped_facilities
@@ -188,12 +190,12 @@ class Runtime:
             raise InvalidInput(f"cluster {key!r} cannot rest: its posting is {answer[1]}")
         return f"{key} rests for {seconds:g} s" if seconds else f"{key} rests no more"
 
-    def recompute(self) -> dict[str, object]:
-        """Reconcile the ledger with proc."""
+    def recompute(self, *, fence: int | None = None) -> dict[str, object]:
+        """Reconcile the ledger with proc. Raises FencedOff when a leader after that of ``fence`` was elected."""
         accounting = self.settings.accounting
         report = recompute(
             self.engine,
-            self.ledger,
+            self._ledger_under(fence),
             age_seconds=accounting.in_flight_age,
             sightings=self.sightings,
             cas_max_retries=accounting.cas_max_retries,
@@ -203,10 +205,13 @@ class Runtime:
         self.show_store()
         return {"shows": report.shows, "procs": report.procs, "healed": report.healed, "in_flight": report.in_flight}
 
-    def reseed_limits(self) -> dict[str, object]:
-        """Copy caps from PostgreSQL."""
-        report = reseed_limits(self.engine, self.ledger, self.managed.ids())
+    def reseed_limits(self, *, fence: int | None = None) -> dict[str, object]:
+        """Copy caps from PostgreSQL. Raises FencedOff as recompute()."""
+        report = reseed_limits(self.engine, self._ledger_under(fence), self.managed.ids())
         return {"written": report.written, "kept": report.kept}
+
+    def _ledger_under(self, fence: int | None) -> Ledger:
+        return self.ledger.under(None if fence is None else Fence(self.leader_keys.fence, fence))
 
     def recalculate_subs(self) -> dict[str, object]:
         """Recount the subscriptions of unmanaged shows."""

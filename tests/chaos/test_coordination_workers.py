@@ -93,10 +93,14 @@ def commits_held_up(site: Site):
         connection.rollback()
 
 
-def waiting_for_hosts(site: Site) -> bool:
+def waiting_for(site: Site, table: str) -> bool:
     with site.engine.connect() as connection:
-        query = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'host'::regclass"
-        return bool(connection.execute(text(query)).scalar())
+        query = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = to_regclass(:name)"
+        return bool(connection.execute(text(query), {"name": table}).scalar())
+
+
+def waiting_for_hosts(site: Site) -> bool:
+    return waiting_for(site, "host")
 
 
 def claim(site: Site) -> dict[str, str] | None:
@@ -330,27 +334,42 @@ def test_copies_of_a_message_are_dropped_and_counted(site):
     assert not site.client.llen("cue.dispatch.old:prio:1")
 
 
+def send_recomputes(site: Site, *sent: tuple[int, int]) -> None:
+    """Periodic messages, as a leader of this fence sends them for this tick."""
+    app = Celery("sender", broker=broker_settings(site.server.url).url, set_as_current=False)
+    app.conf.update(broker_transport_options={"sep": ":prio:"})
+    queue = Queue(str(QueueName("cue", "accounting", "default")))
+    for fence, tick in sent:
+        headers = {"fence": fence, "tick": tick, "tick_of": "recompute", "catch_up": "latest"}
+        app.send_task("opencue_sched.accounting.recompute", queue=queue, declare=[], priority=0, headers=headers)
+    app.close()
+
+
 def test_what_a_former_leader_or_an_earlier_tick_sent_is_dropped_and_counted(site):
-    """L2, second half: who acts looks at the fence again."""
+    """L2, second half: who acts looks at the fence again, and what it changes carries it."""
     port = free_port()
+    plant(site, frames=1)
     site.fleet.worker("w1", OPENCUE_SCHED_QUEUE__METRICS_PORT=str(port))
     keys = LeaderKeys("cue", "beat")
     site.client.set(keys.fence, 5)
     site.client.hset(keys.last_ticks, "recompute", 70)
-    broker = broker_settings(site.server.url)
-    app = Celery("sender", broker=broker.url, set_as_current=False)
-    app.conf.update(broker_transport_options={"sep": ":prio:"})
-    queue = Queue(str(QueueName("cue", "accounting", "default")))
-    for fence, tick in ((4, 71), (5, 69), (5, 70)):
-        headers = {"fence": fence, "tick": tick, "tick_of": "recompute", "catch_up": "latest"}
-        app.send_task("opencue_sched.accounting.recompute", queue=queue, declare=[], priority=0, headers=headers)
-    app.close()
+    send_recomputes(site, (4, 71), (5, 69), (5, 70))
     for line in (
         'scheduler_messages_dropped_total{reason="former_leader"} 1.0',
         'scheduler_messages_dropped_total{reason="overtaken"} 1.0',
         "scheduler_recompute_cycle_duration_seconds_count 1.0",
     ):
         eventually(lambda line=line: line in _metrics(port), 30, line)
+    with site.engine.connect() as connection:
+        connection.execute(text("LOCK TABLE proc IN ACCESS EXCLUSIVE MODE"))
+        send_recomputes(site, (5, 71))
+        eventually(lambda: waiting_for(site, "proc"), 30, "a recompute under way")
+        site.client.set(keys.fence, 6)
+        connection.rollback()
+    fenced_off = 'scheduler_messages_dropped_total{reason="fenced_off"} 1.0'
+    eventually(lambda: fenced_off in _metrics(port), 30, fenced_off)
+    assert "periodic_task_fenced_off" in site.fleet.log("w1").read_text()
+    assert "scheduler_recompute_cycle_duration_seconds_count 1.0" in _metrics(port)
 
 
 def _metrics(port: int) -> str:

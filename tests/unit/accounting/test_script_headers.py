@@ -26,6 +26,7 @@ CALLS: dict[str, tuple[ScriptCall, int]] = {
     "reclaim": (scripts.reclaim_calls("e", ["k", "l"])[0], 1),
     "reseed_cas": (scripts.reseed_cas_calls("e", 5, [("k", 1, 0), ("l", 2, 0)])[0], 3),
     "foreign": (scripts.foreign_calls("e", "before", 30, ["k", "l"])[0], 1),
+    "audit_begin": (scripts.audit_begin_call("e", "t", 1000), 0),
     "epoch_fill": (scripts.epoch_fill_call("t", "f", "r", close_open=False), 0),
     "epoch_open": (scripts.epoch_open_call("f", "o"), 0),
     "token_drop": (scripts.token_drop_call(["k"], "t"), 0),
