@@ -254,3 +254,25 @@ def test_a_satisfied_dependency_is_new_work(engine: Engine, listener: Listener) 
             text("UPDATE frame SET int_depend_count = 0 WHERE pk_layer = :layer"), {"layer": job.layers[1].id}
         )
     assert listener.heard(engine) == {"work": [{"shows": [job.show.id]}]}
+
+
+def test_a_show_that_may_be_booked_again_is_told_and_one_that_may_not_is_not(
+    engine: Engine, listener: Listener
+) -> None:
+    with engine.begin() as connection:
+        show = Farm(connection).show("flipped", managed=False)
+    listener.heard(engine)
+
+    def heard_after(change: str) -> dict[str, list[dict[str, Any]]]:
+        with engine.begin() as connection:
+            connection.execute(text(f"UPDATE show SET {change} WHERE pk_show = :show"), {"show": show.id})
+        return listener.heard(engine)
+
+    told = {"work": [{"shows": [show.id]}]}
+    assert heard_after("b_booking_enabled = false, b_scheduler_managed = true") == {}
+    assert heard_after("b_booking_enabled = true") == told
+    assert heard_after("str_name = 'renamed'") == {}
+    assert heard_after("b_paused = true") == {}
+    assert heard_after("b_paused = false") == told
+    assert heard_after("b_scheduler_managed = false") == {}
+    assert heard_after("b_scheduler_managed = true") == told
