@@ -265,7 +265,7 @@ def test_a_show_that_may_be_booked_again_is_told_and_one_that_may_not_is_not(
 
     def heard_after(change: str) -> dict[str, list[dict[str, Any]]]:
         with engine.begin() as connection:
-            connection.execute(text(f"UPDATE show SET {change} WHERE pk_show = :show"), {"show": show.id})
+            connection.execute(text(f"UPDATE show SET {change} WHERE pk_show = :show"), {"show": show.id})  # noqa: S608
         return listener.heard(engine)
 
     told = {"work": [{"shows": [show.id]}]}
