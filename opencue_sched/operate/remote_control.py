@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -113,8 +112,7 @@ def sleep_cluster(
 @control_command()
 def reload_clusters(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery's signature
     """Read the set of clusters anew and sweep, in the background."""
-    threading.Thread(target=_runtime().reload_clusters, name="reload-clusters", daemon=True).start()
-    return {"ok": "reloading"}
+    return {"ok": "reloading" if _runtime().reload_clusters() else "reloading already"}
 
 
 @inspect_command()

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
 import structlog
 from celery import Celery
-from redis.exceptions import RedisError
-from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger, reseed_limits
@@ -41,8 +40,9 @@ from opencue_sched.dispatch.rest import LayerRest
 from opencue_sched.dispatch.settle import Settlement
 from opencue_sched.dispatch.sweep import Sweeper, SweepReport
 from opencue_sched.dispatch.verdicts import VerdictLog
-from opencue_sched.domain.errors import InvalidInput, SchedulerError
+from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.operate import fleet_metrics, metrics
+from opencue_sched.operate.background import Background
 from opencue_sched.operate.events import Events
 from opencue_sched.operate.membership import Membership, consumed_types
 from opencue_sched.operate.messages import Messenger
@@ -78,7 +78,7 @@ class Runtime:
         )
         self.sightings = Sightings(self.client)
         self.verdicts = VerdictLog(self.client, settings.coordination.namespace)
-        self._bootstrapping = threading.Lock()
+        self._background = Background()
         self.counts = EventCounts(metrics.record_event)
         self.keeper = ClaimKeeper(self.postings, ttl_seconds=settings.coordination.claim_ttl)
         self.membership = Membership(self.client, settings, lambda: {claim.cluster.key for claim in self.keeper.held()})
@@ -138,8 +138,11 @@ class Runtime:
 
     # What the doors call
 
-    def reload_clusters(self) -> None:
-        """Read the set of clusters anew, now, and sweep."""
+    def reload_clusters(self) -> bool:
+        """Read the set of clusters anew and sweep, in the background; False while that is under way already."""
+        return self._background.start("reload-clusters", self._reload_clusters)
+
+    def _reload_clusters(self) -> None:
         self.sweeper.reload()
         self.sweep()
 
@@ -176,7 +179,7 @@ class Runtime:
         A cluster with work is passed over at least once in the longest rest of a cluster.
         """
         longest = max(self.settings.queue.cluster_empty_sleep, self.settings.queue.cluster_saturated_sleep)
-        metrics.record_waiting(self.verdicts.waiting(believed_seconds=3 * longest))
+        metrics.record_waiting(self.verdicts.waiting(believed_seconds=max(60.0, 3 * longest)))
 
     def show_store(self) -> None:
         """Show the generation of the counters and the age of the last recompute. Raises RedisError."""
@@ -256,7 +259,7 @@ class Runtime:
         with self.membership.present():
             self.bootstrap(fleet_start=self.membership.is_first())
 
-    def bootstrap(self, *, fleet_start: bool = False) -> None:
+    def bootstrap(self, *, fleet_start: bool = False, sleep: Callable[[float], None] = time.sleep) -> None:
         """Fill the counters unless they are filled; blocks until this or another process has done it."""
         accounting = self.settings.accounting
         ensure_bootstrapped(
@@ -265,23 +268,13 @@ class Runtime:
             fleet_start=fleet_start,
             dual=accounting.release_feed == "cuebot-redis",
             wait_age=accounting.in_flight_age,
+            sleep=sleep,
         )
         metrics.store_ready.set(1)
 
     def _bootstrap_in_background(self) -> None:
         metrics.store_ready.set(0)
-        if not self._bootstrapping.acquire(blocking=False):
-            return
-
-        def fill() -> None:
-            try:
-                self.bootstrap()
-            except (SchedulerError, SQLAlchemyError, RedisError) as error:
-                log.warning("bootstrap_failed", error=str(error))
-            finally:
-                self._bootstrapping.release()
-
-        threading.Thread(target=fill, name="bootstrap", daemon=True).start()
+        self._background.start("bootstrap", lambda: self.bootstrap(sleep=self._background.sleep))
 
     def _check_feed(self) -> None:
         check = check_release_feed(self.engine, self.settings.accounting.release_feed)
@@ -292,6 +285,7 @@ class Runtime:
         """Give everything back. Claims not ended expire by themselves."""
         if "events" in self.__dict__:
             self.events.stop()
+        self._background.close()
         self.keeper.stop()
         self.channels.close()
         self.client.close()

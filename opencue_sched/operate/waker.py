@@ -70,3 +70,5 @@ class Waker:
                 self._sweep(shows, hosts)
             except (SQLAlchemyError, RedisError) as error:
                 log.warning("wake_up_left_to_the_next_sweep", shows=len(shows), hosts=len(hosts), error=str(error))
+            except Exception:
+                log.exception("wake_up_left_to_the_next_sweep", shows=len(shows), hosts=len(hosts))
