@@ -80,7 +80,7 @@ def run_audit(engine: Engine, client: redis.Redis, settings: Settings) -> AuditR
         procs = store.managed_procs(connection)
         checks = [
             _counters(client, records),
-            _found("I2", "vertices within their caps (or since lowered, or moved below)", store.over_cap(connection)),
+            _found("I2", "vertices with procs within their caps (lowered ones show too)", store.over_cap(connection)),
             _ledger_is_proc(records, procs, settings, int(client.time()[0])),
             _found(
                 "I6",

@@ -32,6 +32,7 @@ from opencue_sched.accounting.recompute import RecomputeReport
 from opencue_sched.accounting.store_view import StoreView
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.dispatch.sweep import SweepReport
+from opencue_sched.domain.cluster import ClusterKind
 from opencue_sched.domain.errors import SchedulerError
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.placement.cache import CacheStats
@@ -63,7 +64,7 @@ sql_statements = Counter("scheduler_sql_statements_total", "Statements that clus
 limit_exceeded = Counter("scheduler_accounting_limit_exceeded_total", "Bookings refused by the counters.", ["table"])
 bookings_lost = Counter("scheduler_bookings_lost_total", "Bookings dropped between plan and launch.", ["reason"])
 job_cap_precheck_skip = Counter(
-    "scheduler_job_cap_precheck_skip_total", "Layers skipped because the job is at its cap."
+    "scheduler_job_cap_precheck_skip_total", "Layers left, at once or half-way, because the job is at its cap."
 )
 job_query_duration = Histogram("scheduler_job_query_duration_seconds", "Reading a pass's jobs.", buckets=_SECONDS)
 plan_duration = Histogram("scheduler_plan_duration_seconds", "Planning one pass.", buckets=_SECONDS)
@@ -148,7 +149,8 @@ store_ready = Gauge(
     "1 when the counters may be booked against, as this worker saw them last; not a number elsewhere.",
     multiprocess_mode=LATEST,
 )
-store_ready.set(math.nan)
+if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+    store_ready.set(math.nan)
 publish_misconfigured = Gauge(
     "cuebot_redis_publish_misconfigured",
     "1 when managed shows exist but the configured release feed cannot deliver their releases.",
@@ -210,7 +212,7 @@ def _record_verdicts(report: PassReport) -> None:
     for verdict in report.verdicts:
         if verdict.verdict in (Verdict.NO_HOST, Verdict.NO_FIT, Verdict.CAPACITY):
             no_candidate_iterations.inc()
-        if verdict.verdict is Verdict.OVER_JOB and not verdict.frames:
+        if verdict.verdict is Verdict.OVER_JOB:
             job_cap_precheck_skip.inc()
 
 
@@ -222,8 +224,8 @@ def record_waiting(frames: Mapping[str, int]) -> None:
 
 def record_sweep(report: SweepReport) -> None:
     """Show one sweep."""
-    for kind, count in report.clusters.items():
-        clusters_total.labels(kind.value).set(count)
+    for kind in ClusterKind:
+        clusters_total.labels(kind.value).set(report.clusters.get(kind, 0))
     clusters_active.set(report.active)
     clusters_sleeping.set(report.sleeping)
     active_tags.set(report.active_tags)

@@ -1,0 +1,417 @@
+"""Every metric of the scheduler reference, and of ours, is exported and moves when what it counts happens."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import redis
+from celery import Celery
+from prometheus_client import REGISTRY
+from prometheus_client.metrics import MetricWrapperBase
+from sqlalchemy import Engine, text
+
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.entries import Booking
+from opencue_sched.accounting.store_epoch import Epoch
+from opencue_sched.coordination.presence import Presence
+from opencue_sched.dispatch import cluster_pass
+from opencue_sched.dispatch.report import PassReport
+from opencue_sched.domain.errors import SchedulerError
+from opencue_sched.domain.farm import Vertices
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import HostSpec, LayerSpec
+from opencue_sched.embedded.processes import free_port
+from opencue_sched.operate import fleet_metrics, metrics
+from opencue_sched.operate.consumer_steps import bury_unreadable
+from opencue_sched.operate.runtime import Runtime
+from opencue_sched.placement.cache import CacheStats
+from opencue_sched.release.completion import complete_frames
+from opencue_sched.release.model import CompletedFrame
+from opencue_sched.settings import Accounting, HostCacheSettings, Rqd, Settings
+
+ROOT = Path(__file__).resolve().parents[3]
+
+# Section 7 of the scheduler reference, the metrics of its source, and the two the project added by name.
+NAMED = (
+    "scheduler_jobs_queried_total",
+    "scheduler_jobs_processed_total{show_name}",
+    "scheduler_frames_dispatched_total{show_name}",
+    "scheduler_time_to_book_seconds",
+    "scheduler_job_query_duration_seconds",
+    "scheduler_candidates_per_layer",
+    "scheduler_no_candidate_iterations_total",
+    "scheduler_host_cache_size",
+    "scheduler_host_cache_hits_total",
+    "scheduler_host_cache_misses_total",
+    "scheduler_accounting_limit_exceeded_total{table}",
+    "scheduler_job_cap_precheck_skip_total",
+    "scheduler_cluster_round_trip_seconds{cluster_type}",
+    "scheduler_clusters_total{cluster_type}",
+    "scheduler_clusters_active",
+    "scheduler_active_tags",
+    "scheduler_active_scan_duration_seconds",
+    "scheduler_clusters_sleeping",
+    "scheduler_frames_dispatched_per_pass{cluster_type}",
+    "scheduler_pass_terminated_reason_total{reason}",
+    "scheduler_checkout_outcome_total{outcome}",
+    "scheduler_placement_score_chosen",
+    "scheduler_placement_inner_retries_exhausted_total",
+    "scheduler_recompute_cycle_duration_seconds",
+    "scheduler_hosts_attempted_total",
+    "scheduler_wasted_attempts_total",
+    "scheduler_waiting_frames{verdict}",
+    "cuebot_redis_publish_misconfigured",
+)
+
+
+def families() -> dict[str, MetricWrapperBase]:
+    """Our metrics by exposed name."""
+    ours = [value for room in (metrics, fleet_metrics) for value in vars(room).values()]
+    found = [value for value in ours if isinstance(value, MetricWrapperBase)]
+    return {value._name + ("_total" if value._type == "counter" else ""): value for value in found}
+
+
+def values() -> dict[str, dict[tuple[object, ...], float]]:
+    """Every sample of our metrics, by exposed name of the family."""
+    return {
+        name: {
+            (sample.name, *sorted(sample.labels.items())): sample.value
+            for metric in family.collect()
+            for sample in metric.samples
+            if not sample.name.endswith("_created")
+        }
+        for name, family in families().items()
+    }
+
+
+def sample(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+@contextmanager
+def increments(name: str, **labels: str) -> Iterator[list[float]]:
+    """How much a counter grew."""
+    grown = [-sample(name, **labels)]
+    yield grown
+    grown[0] += sample(name, **labels)
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    made = Celery("metrics", broker="memory://", set_as_current=False)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def runtime(settings: Settings, redis_client, app: Celery) -> Iterator[Runtime]:
+    """What a worker has, in this process; its counters are open."""
+    changed = settings.model_copy(
+        update={
+            "rqd": Rqd(dry_run_mode=True),
+            "accounting": Accounting(commit_deadline=1, in_flight_age=3),
+            "queue": settings.queue.model_copy(update={"cluster_saturated_sleep": 0.001, "cluster_empty_sleep": 0.001}),
+            "host_cache": HostCacheSettings(group_refresh_interval=0.001),
+        }
+    )
+    redis_client.set("acct:epoch", Epoch.new(redis_client.info("server")["run_id"]).text)
+    made = Runtime(changed, app)
+    yield made
+    made.close()
+
+
+def run_passes(runtime: Runtime) -> list[str]:
+    """Pass once over every cluster that has work; how each ended."""
+    runtime.sweep(wake_shows=[cluster.show_id for cluster in runtime.sweeper._feed.clusters()])
+    return [str(runtime.dispatch(uuid)["ended"]) for uuid in runtime.postings.posted().values()]
+
+
+def test_every_named_metric_is_exported_with_its_labels():
+    exported = families()
+    for wanted in NAMED:
+        name, _, label = wanted.rstrip("}").partition("{")
+        assert name in exported, name
+        assert exported[name]._labelnames == ((label,) if label else ()), name
+
+
+def test_a_pass_is_counted(runtime: Runtime, engine: Engine):
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        show = farm.show("counted")
+        farm.subscription(show, farm.default_alloc(), size=100)
+        farm.hosts([HostSpec(cores=4, hostname_tag=False) for _ in range(2)])
+        farm.job([LayerSpec(frames=3), LayerSpec(frames=2, cores=64)], show=show)
+    with (
+        increments("scheduler_jobs_queried_total") as queried,
+        increments("scheduler_jobs_processed_total", show_name="counted") as processed,
+        increments("scheduler_frames_dispatched_total", show_name="counted") as dispatched,
+        increments("scheduler_hosts_attempted_total") as attempted,
+        increments("scheduler_candidates_per_layer_count") as layers,
+        increments("scheduler_time_to_book_seconds_count") as booked,
+        increments("scheduler_no_candidate_iterations_total") as none,
+        increments("scheduler_checkout_outcome_total", outcome="booked") as outcomes,
+        increments("scheduler_checkout_outcome_total", outcome="no_match") as no_match,
+        increments("scheduler_frames_dispatched_per_pass_sum", cluster_type="alloc") as per_pass,
+        increments("scheduler_pass_terminated_reason_total", reason="booked") as ended,
+    ):
+        assert run_passes(runtime) == ["booked"]
+    assert (queried, processed, dispatched, booked, per_pass) == ([1], [1], [3], [3], [3])
+    assert (attempted, layers, none, outcomes, no_match, ended) == ([1], [1], [1], [1], [1], [1])
+    assert sample("scheduler_host_cache_size") == 2
+
+
+def test_waiting_frames_are_the_fleets_and_forget_what_is_gone(runtime: Runtime, engine: Engine, redis_client):
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=2, hostname_tag=False)
+        farm.job([LayerSpec(frames=4, cores=16)])
+        farm.job([LayerSpec(frames=5)], priority=200)
+    run_passes(runtime)
+    runtime.show_waiting()
+    assert sample("scheduler_waiting_frames", verdict="no_fit") == 4
+    assert sample("scheduler_waiting_frames", verdict="capacity") == 3
+    # when a pass leaves out the layer that found no host a moment ago, its frames wait all the same
+    run_passes(runtime)
+    runtime.show_waiting()
+    assert sample("scheduler_waiting_frames", verdict="no_fit") == 4
+    # when nobody passes over a cluster any more, because its jobs are paused, its frames are forgotten
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE job SET b_paused = true"))
+    for cluster, entry in redis_client.hgetall(runtime.verdicts.waiting_key).items():
+        redis_client.hset(runtime.verdicts.waiting_key, cluster, entry.replace('"at": 1', '"at": 0.1'))
+    runtime.show_waiting()
+    assert sample("scheduler_waiting_frames", verdict="no_fit") == 0
+    assert sample("scheduler_waiting_frames", verdict="capacity") == 0
+    assert not redis_client.exists(runtime.verdicts.waiting_key)
+
+
+def test_a_bad_row_is_counted_each_time_it_is_skipped(runtime: Runtime, engine: Engine):
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(hostname_tag=False)
+        broken_host = farm.host(hostname_tag=False)
+        good, broken = farm.job(), farm.job()
+        connection.execute(text("UPDATE layer SET int_chunk_size = 0 WHERE pk_job = :job"), {"job": broken.id})
+        connection.execute(text("UPDATE host SET int_thread_mode = 9 WHERE pk_host = :host"), {"host": broken_host.id})
+    with (
+        increments("scheduler_bad_rows_total", table="job") as jobs,
+        increments("scheduler_bad_rows_total", table="host") as hosts,
+    ):
+        assert run_passes(runtime) == ["booked"]
+        run_passes(runtime)
+    assert jobs == [2]
+    assert hosts[0] >= 1
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT pk_job FROM proc")).scalars().all() == [good.id]
+
+
+class Walk:
+    """What the metrics showed after each step."""
+
+    def __init__(self) -> None:
+        self._seen = [values()]
+
+    def look(self) -> None:
+        self._seen.append(values())
+
+    def unmoved(self) -> list[str]:
+        first, *later = self._seen
+        return sorted(name for name, figures in first.items() if all(_same(figures, seen[name]) for seen in later))
+
+
+def _same(before: dict[tuple[object, ...], float], after: dict[tuple[object, ...], float]) -> bool:
+    return before.keys() == after.keys() and all(
+        value == after[key] or (math.isnan(value) and math.isnan(after[key])) for key, value in before.items()
+    )
+
+
+# A beat's own, looked at on a real one by tests/chaos/test_coordination_leader.py.
+OF_BEATS = ["scheduler_leader_fence", "scheduler_tick_age_seconds"]
+
+
+def test_every_metric_of_ours_moves(runtime: Runtime, engine: Engine, redis_client, monkeypatch):
+    """One walk through everything a fleet does; afterwards no metric is as it was all the time."""
+    runtime.sweep()
+    walk = Walk()
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        show = farm.default_show()
+        hosts = farm.hosts([HostSpec(cores=4, hostname_tag=False) for _ in range(2)])
+        farm.job([LayerSpec(frames=3)])
+        farm.job([LayerSpec(frames=1, cores=64)])
+        full = farm.job([LayerSpec(frames=2)], max_cores=1, priority=500)
+        bad = farm.job()
+        connection.execute(text("UPDATE layer SET int_chunk_size = 0 WHERE pk_job = :job"), {"job": bad.id})
+
+    _fleet(runtime, redis_client)
+    runtime.sweeper.reload()
+    walk.look()
+    run_passes(runtime)
+    run_passes(runtime)
+    runtime.show_waiting()
+    assert sample("scheduler_job_cap_precheck_skip_total") > 0, full
+    walk.look()
+
+    with engine.begin() as connection:
+        refused = Farm(connection).job([LayerSpec(frames=2)], show=show, name="refused")
+    runtime.ledger.load_caps([keys.job(refused.id)])
+    redis_client.hset(keys.job(refused.id), "int_max_cores", 1)
+    with increments("scheduler_accounting_limit_exceeded_total", table="job") as grown:
+        run_passes(runtime)
+    assert grown == [1]
+
+    with engine.begin() as connection:
+        Farm(connection).job([LayerSpec(frames=1)], show=show, name="paused")
+    _pause_before_commit(runtime, engine, monkeypatch)
+    with increments("scheduler_bookings_lost_total", reason="frame_lost") as grown:
+        run_passes(runtime)
+    assert grown[0] >= 1
+    monkeypatch.undo()
+
+    policy = cluster_pass.policy_for
+    scored = lambda *given: replace(policy(*given), score=lambda _, host: host.idle_centicores / 100)  # noqa: E731
+    monkeypatch.setattr(cluster_pass, "policy_for", scored)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE job SET b_paused = false"))
+    run_passes(runtime)
+    walk.look()
+
+    _completion(engine, runtime)
+    _drift_and_feed(runtime, engine, redis_client)
+    walk.look()
+    _silent_host(runtime, engine, hosts[0].id)
+    cluster = next(iter(runtime.sweeper._feed.clusters()))
+    metrics.record_pass(PassReport(cluster, attempts=(2,), wasted_attempts=1))
+    metrics.record_cache(CacheStats(size=1, groups=1, hits=0, misses=0, checked_out=0, given_up=metrics._given_up + 1))
+    runtime.rest_cluster(cluster.key, 60)
+    runtime.sweep()
+    redis_client.flushdb()
+    runtime._bootstrap_in_background()
+    walk.look()
+    assert [name for name in walk.unmoved() if name not in OF_BEATS] == []
+
+
+def _fleet(runtime: Runtime, client: redis.Redis) -> None:
+    """A worker is there, another one is gone, and messages of both wait; one nobody can read, one that is stale."""
+    message = json.dumps({"headers": {"sent_at": time.time() - 30}, "body": ""})
+    for instance in ("gone", runtime.settings.instance):
+        client.lpush(f"cue:q:work:type:dispatch:group:default:inst:{instance}", message)
+    gone = Presence(
+        client,
+        "cue",
+        types=["dispatch"],
+        group="default",
+        instance="gone",
+        node="gone@here",
+        capacity=1,
+        capabilities=[],
+    )
+    gone.announce()
+    for key in client.keys("cue:meta:actor:inst:dispatch:default:gone"):
+        client.delete(key)
+    runtime.membership.join("one@here", types=["dispatch"], capacity=2)
+    runtime.membership.heartbeat()
+    assert runtime.dispatch("0" * 40)["ended"] == "dropped"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("opencue_sched.operate.runtime.runtime", lambda: runtime)
+        bury_unreadable(SimpleNamespace(delivery_info={"routing_key": "cue:q:work:type:dispatch"}, body=b"?"))
+
+
+def _pause_before_commit(runtime: Runtime, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between booking and commit, somebody pauses every job."""
+
+    def alive(_claim: object) -> bool:
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE job SET b_paused = true"))
+        return True
+
+    monkeypatch.setattr(runtime.keeper, "alive", alive)
+
+
+def _completion(engine: Engine, runtime: Runtime) -> None:
+    with engine.connect() as connection:
+        query = "SELECT pk_proc, pk_frame, str_name FROM proc JOIN host USING (pk_host) LIMIT 1"
+        proc, frame, host = connection.execute(text(query)).one()
+    with increments("scheduler_release_events_total", event="completion_applied") as grown:
+        complete_frames(engine, [CompletedFrame(proc, frame, host, 0)], ledger=runtime.ledger, counts=runtime.counts)
+    assert grown == [1]
+
+
+def _drift_and_feed(runtime: Runtime, engine: Engine, client: redis.Redis) -> None:
+    """A lost entry, a counter somebody wrote over, a booking in flight, and a trigger that is gone."""
+    with engine.begin() as connection:
+        proc = connection.execute(text("SELECT pk_proc FROM proc LIMIT 1")).scalar_one()
+        connection.execute(text("DROP TRIGGER opencue_sched_proc_released ON proc"))
+    client.hdel("acct:ledger", proc)
+    runtime.ledger.force([Booking("9" * 36, Vertices(*("f" * 36,) * 6), 1)])
+    time.sleep(1.1)  # the age of a booking is told in whole seconds
+    healed = runtime.recompute()["healed"]
+    assert int(str(healed)) > 0
+
+
+def _silent_host(runtime: Runtime, engine: Engine, host_id: str) -> None:
+    with engine.begin() as connection:
+        long_ago = "UPDATE host_stat SET ts_ping = now() - interval '1 hour' WHERE pk_host = :host"
+        connection.execute(text(long_ago), {"host": host_id})
+    runtime.reap()
+
+
+def test_a_second_process_serves_the_next_free_port_and_none_serves_none():
+    port = free_port()
+    first = metrics.serve_metrics("127.0.0.1", port)
+    second = metrics.serve_metrics("127.0.0.1", port)
+    assert first is not None
+    assert second is not None
+    try:
+        assert first[1] == port
+        assert port < second[1] < port + metrics.PORTS_TRIED
+        with urllib.request.urlopen(f"http://127.0.0.1:{second[1]}/metrics", timeout=10) as answer:
+            assert b"scheduler_jobs_queried_total" in answer.read()
+    finally:
+        for server in (first[0], second[0]):
+            server.shutdown()
+            server.server_close()
+    assert metrics.serve_metrics("127.0.0.1", 0) is None
+
+
+def test_an_address_of_another_machine_is_a_clear_error():
+    with pytest.raises(SchedulerError, match=r"cannot serve metrics on 192\.0\.2\.1:"):
+        metrics.serve_metrics("192.0.2.1", free_port())
+
+
+def test_processes_of_a_prefork_worker_are_shown_together_and_the_dead_forgotten(tmp_path):
+    """In a process of its own: the client library decides at import whether it counts in files."""
+    script = """
+import os
+from opencue_sched.operate import metrics
+
+for jobs, ready in ((3, 0), (4, 1)):
+    child = os.fork()
+    if child == 0:
+        metrics.jobs_queried.inc(jobs)
+        metrics.store_ready.set(ready)
+        metrics.host_cache_size.set(5)
+        os._exit(0)
+    os.waitpid(child, 0)
+for metric in metrics.registry().collect():
+    for sample in metric.samples:
+        print(sample.name, sample.value)
+"""
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    shown = done.stdout.splitlines()
+    assert "scheduler_jobs_queried_total 7.0" in shown
+    assert "scheduler_store_ready 1.0" in shown
+    assert "scheduler_host_cache_size 5.0" not in shown
