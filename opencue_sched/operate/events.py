@@ -1,7 +1,8 @@
 """What a worker does when PostgreSQL tells it something (design 4, "Release feeds").
 
 Every worker listens: releasing twice, loading caps twice and waking twice are harmless, and no worker depends on
-another. A notification that is lost is made up for by the recompute, the reseed and the sweep.
+another. Only Cuebot's own notifications, which name no proc, have one consumer (release_hints). A notification that is
+lost is made up for by the recompute, the reseed and the sweep.
 """
 
 from __future__ import annotations
@@ -13,63 +14,97 @@ import structlog
 from redis.exceptions import RedisError
 from sqlalchemy import Engine
 
-from opencue_sched.accounting.caps import load_caps
+from opencue_sched.accounting.caps import load_caps, reseed_limits
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.recompute import recompute
+from opencue_sched.accounting.recompute import RecomputeReport, recompute
+from opencue_sched.coordination.leader import LeaderGate
+from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.domain.errors import NotReady
+from opencue_sched.operate.release_hints import ROLE, ReleaseHints
 from opencue_sched.operate.waker import Waker
 from opencue_sched.release.listener import Handlers, NotificationListener
 from opencue_sched.release.model import EventCounts
 from opencue_sched.settings import Settings
+from opencue_sched.store.accounting import managed_show_ids
 
 log = structlog.get_logger(__name__)
 
 Wake = Callable[[Collection[str], Collection[str]], object]
+Recomputed = Callable[[RecomputeReport], object]
 
 
 class Events:
-    """Listener and waker of one process. ``wake(show ids, host ids)`` sweeps."""
+    """Listener and waker of one process. ``wake(show ids, host ids)`` sweeps; ``recomputed`` gets each report."""
 
     def __init__(
-        self, settings: Settings, engine: Engine, ledger: Ledger, hosts: HostFeed, wake: Wake, counts: EventCounts
+        self,
+        settings: Settings,
+        engine: Engine,
+        ledger: Ledger,
+        hosts: HostFeed,
+        wake: Wake,
+        counts: EventCounts,
+        *,
+        recomputed: Recomputed,
     ) -> None:
         self._settings = settings
         self._engine = engine
         self._ledger = ledger
         self._hosts = hosts
+        self._recomputed = recomputed
         self._waker = Waker(wake)
+        self._by_id = settings.accounting.release_feed == "proc-trigger"
+        self.hints = self._release_hints() if settings.accounting.release_feed == "cuebot-notify" else None
         self.listener = NotificationListener(settings, self._handlers(), counts=counts)
 
     def _handlers(self) -> Handlers:
-        feed = self._settings.accounting.release_feed
-        by_notify = feed == "cuebot-notify"
         return Handlers(
-            on_release=self._released if feed == "proc-trigger" else None,
-            on_caps=self._caps_changed if feed == "proc-trigger" else None,
+            on_release=self._released,
+            on_caps=self._caps_changed,
             on_work=self._waker.shows,
-            on_cuebot_release=self._cuebot_released if by_notify else None,
-            on_cuebot_caps=self._cuebot_caps if by_notify else None,
-            on_reconnect=self._reconnected,
+            on_cuebot_release=None if self.hints is None else self._cuebot_released,
+            on_cuebot_caps=None if self.hints is None else self._cuebot_caps,
+            on_reconnect=self._reconnected if self.hints is None else self.hints.everything,
+        )
+
+    def _release_hints(self) -> ReleaseHints:
+        coordination = self._settings.coordination
+        gate = LeaderGate(
+            self._ledger.client,
+            LeaderKeys(coordination.namespace, ROLE),
+            ttl_seconds=coordination.lease_ttl,
+            renew_deadline_seconds=coordination.renew_deadline,
+            retry_seconds=coordination.retry_interval,
+        )
+        return ReleaseHints(
+            gate, reconcile=self._reconcile_shows, load_caps=self._caps_changed, look_at_all=self._look_at_all
         )
 
     def start(self) -> None:
         self._waker.start()
+        if self.hints is not None:
+            self.hints.start()
         self.listener.start()
 
     def stop(self) -> None:
         self.listener.stop()
+        if self.hints is not None:
+            self.hints.stop()
         self._waker.stop()
 
     def _released(self, procs: Sequence[str], hosts: Sequence[str]) -> None:
+        """Our trigger is in the database. With another feed, releases reach the ledger by that."""
         self._hosts.note(hosts)
         self._waker.hosts(hosts)
+        if not self._by_id:
+            return
         try:
             self._ledger.release(procs)
         except (NotReady, RedisError) as error:
             log.warning("release_left_to_recompute", procs=len(procs), error=str(error))
 
-    def _caps_changed(self, vertices: Sequence[str]) -> None:
+    def _caps_changed(self, vertices: Collection[str]) -> None:
         """Vertices as our triggers name them: ``sub:{show}:{alloc}``, ``folder:{id}``, ``job:{id}``, ``limit:{id}``."""
         try:
             load_caps(self._engine, self._ledger, [f"acct:{vertex}" for vertex in vertices])
@@ -82,15 +117,13 @@ class Events:
         show = str(payload.get("show", ""))
         if not show:
             log.warning("cuebot_release_without_show", payload=dict(payload))
-            return
-        recompute(
-            self._engine,
-            self._ledger,
-            [show],
-            age_seconds=self._settings.accounting.in_flight_age,
-            write_tables=False,
-        )
-        self._waker.shows([show])
+        elif self.hints is not None:
+            self.hints.show(show)
+
+    def _reconcile_shows(self, shows: Collection[str]) -> None:
+        age = self._settings.accounting.in_flight_age
+        self._recomputed(recompute(self._engine, self._ledger, shows, age_seconds=age, write_tables=False))
+        self._waker.shows(shows)
 
     def _cuebot_caps(self, payload: Mapping[str, Any]) -> None:
         vertex = str(payload.get("vertex", ""))
@@ -101,11 +134,21 @@ class Events:
         else:
             log.warning("cuebot_cap_change_not_understood", payload=dict(payload))
             return
-        self._caps_changed([key])
+        if self.hints is not None:
+            self.hints.vertex(key)
+
+    def _look_at_all(self) -> None:
+        """What was released and which caps changed while nobody heard: as the next recompute and reseed would."""
+        age = self._settings.accounting.in_flight_age
+        self._recomputed(recompute(self._engine, self._ledger, age_seconds=age, write_tables=False))
+        with self._engine.begin() as connection:
+            shows = managed_show_ids(connection)
+        reseed_limits(self._engine, self._ledger, shows)
+        self._waker.shows(shows)
 
     def _reconnected(self) -> None:
-        """Notifications may have been missed: look at everything, as a sweep and a recompute would."""
+        """Notifications may have been missed."""
         try:
-            recompute(self._engine, self._ledger, age_seconds=self._settings.accounting.in_flight_age)
+            self._look_at_all()
         except (NotReady, RedisError) as error:
             log.warning("reconcile_after_reconnect_failed", error=str(error))

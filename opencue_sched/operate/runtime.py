@@ -131,7 +131,15 @@ class Runtime:
     @cached_property
     def events(self) -> Events:
         """The notifications of PostgreSQL, and what they set in motion."""
-        return Events(self.settings, self.engine, self.ledger, self.hosts, self._wake, self.counts)
+        return Events(
+            self.settings,
+            self.engine,
+            self.ledger,
+            self.hosts,
+            self._wake,
+            self.counts,
+            recomputed=metrics.record_recompute,
+        )
 
     def _wake(self, shows: Collection[str], hosts: Collection[str]) -> None:
         self.sweep(wake_shows=shows, wake_hosts=hosts)
