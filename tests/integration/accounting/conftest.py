@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from opencue_sched.domain.farm import Vertices
 from opencue_sched.settings import Settings
 
 if TYPE_CHECKING:
+    from tests.integration.accounting.interleaved import Side
     from tests.integration.accounting.world import World
 
 VERTICES = Vertices("show", "alloc", "folder", "job", "layer", "dept")
@@ -97,3 +98,27 @@ def world(engine: Engine, store: Store) -> World:
     from tests.integration.accounting.world import World
 
     return World.make(engine, store)
+
+
+@pytest.fixture
+def play(
+    engine: Engine, settings: Settings, settings_url: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[type[Side]], Side]]:
+    """Makes one of the players of an interleaving (interleaved.py), on an open store without caps."""
+    from tests.integration.accounting import interleaved, stepping
+
+    clock = stepping.Clock()
+    client = stepping.SteppedRedis.from_url(settings_url, decode_responses=True)
+    made: list[Side] = []
+    interleaved.mark_moments(monkeypatch, clock)
+    stepping.step_statements(engine)
+
+    def make(player: type[Side], deadline: float = 60.0) -> Side:
+        made.append(player(engine, client, clock, interleaved.with_deadline(settings, deadline)))
+        return made[-1]
+
+    yield make
+    for side in made:
+        for actor in side.actors:
+            actor.kill()
+    client.close()
