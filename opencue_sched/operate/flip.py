@@ -5,6 +5,9 @@ counted and its caps are loaded, the quarantine passes, what was booked meanwhil
 are booked. On the way out booking is off until every commit under way is over; then, while nobody can release a proc of
 the show, the accounting tables are brought to what runs, in the transaction that changes the flag.
 
+For 30 s after that a Cuebot may still delete procs without decrementing the tables, because it believes that the show is
+is ours. So a show that was handed back is remembered, and a later recompute brings its tables up to date again.
+
 One process at a time flips a show. One that dies on the way leaves the show with its booking off, which
 `opencue-sched show list` shows; flipping again, either way, completes it: that booking was on is kept in Redis.
 """
@@ -38,7 +41,11 @@ CUEBOT_CACHE_SECONDS = 30.0
 UNFINISHED_PREFIX = "flip:unfinished:"
 """Before a show's id: a key in Redis that is there while a flip is, and remains when it dies, for a day."""
 
+HANDED_BACK = "handed-back:shows"
+"""Sorted set of shows given back to Cuebot, by when every Cuebot knows (Redis TIME, seconds)."""
+
 _UNFINISHED_SECONDS = 24 * 3600
+_LOOKED_AFTER_SECONDS = 600
 
 
 class FlipUnderWay(SchedulerError):
@@ -121,9 +128,25 @@ def hand_back(
         refresh_tables(engine, [show_id])
         admin.set_show_flag(connection, show_id, "b_scheduler_managed", False)
         admin.set_show_flag(connection, show_id, "b_booking_enabled", booking)
+    _remember_handed_back(ledger.client, show_id)
     ready, counted, _ = _count(engine, ledger, show_id, age_seconds, caps=False)
     log.info("show_unmanaged", show=show_id, retired=counted, store_ready=ready)
     return Flip(True, booking, ready, counted)
+
+
+def look_after_handed_back(engine: Engine, client: redis.Redis) -> int:
+    """Bring the tables of shows given back to Cuebot up to date, once every Cuebot knows; returns the rows written.
+
+    Again for ten minutes, because a row that somebody holds is passed over. Raises RedisError.
+    """
+    now = float(client.time()[0])
+    due = [str(show) for show in client.zrange(HANDED_BACK, "-inf", str(now), byscore=True)]
+    if not due:
+        return 0
+    written = sum(refresh_tables(engine, due, managed=False).values())
+    client.zremrangebyscore(HANDED_BACK, "-inf", now - _LOOKED_AFTER_SECONDS)
+    log.info("tables_of_handed_back_shows", shows=len(due), rows=written)
+    return written
 
 
 def flip_show(
@@ -197,6 +220,13 @@ def _remember(client: redis.Redis, show_id: str, booking: bool) -> None:
             client.delete(UNFINISHED_PREFIX + show_id)
     except redis.RedisError as error:
         log.warning("unfinished_flip_not_kept", show=show_id, error=str(error))
+
+
+def _remember_handed_back(client: redis.Redis, show_id: str) -> None:
+    try:
+        client.zadd(HANDED_BACK, {show_id: float(client.time()[0]) + CUEBOT_CACHE_SECONDS})
+    except redis.RedisError as error:
+        log.warning("handed_back_show_not_remembered", show=show_id, error=str(error))
 
 
 def _count(

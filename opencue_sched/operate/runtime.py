@@ -44,6 +44,7 @@ from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.operate import fleet_metrics, metrics
 from opencue_sched.operate.background import Background
 from opencue_sched.operate.events import Events
+from opencue_sched.operate.flip import look_after_handed_back
 from opencue_sched.operate.membership import Membership, consumed_types
 from opencue_sched.operate.messages import Messenger
 from opencue_sched.operate.stores import check_stores
@@ -212,6 +213,7 @@ class Runtime:
             cas_max_retries=accounting.cas_max_retries,
         )
         metrics.record_recompute(report)
+        look_after_handed_back(self.engine, self.client)
         self._check_feed()
         self.show_store()
         return {"shows": report.shows, "procs": report.procs, "healed": report.healed, "in_flight": report.in_flight}

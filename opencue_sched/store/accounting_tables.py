@@ -53,7 +53,7 @@ class _Table:
         return text(
             f"""SELECT counted.{self.key} FROM {self.name} counted {self.owner}
                   LEFT JOIN ({self.sums("proc.pk_show = ANY(:shows)")}) used ON used.id = counted.{self.key}
-                 WHERE show.pk_show = ANY(:shows) AND show.b_scheduler_managed
+                 WHERE show.pk_show = ANY(:shows) AND show.b_scheduler_managed = :managed
                    AND (counted.int_cores <> coalesce(used.cores, 0) OR counted.int_gpus <> coalesce(used.gpus, 0))
                  ORDER BY counted.{self.key}"""
         )
@@ -87,15 +87,19 @@ class _Table:
         return [cap for cap in self.caps or () if cap != "NULL"]
 
 
-def refresh_tables(engine: Engine, show_ids: Collection[str]) -> dict[str, int]:
-    """Refresh the five tables for those of ``show_ids`` that are managed; returns the rows written per table."""
+def refresh_tables(engine: Engine, show_ids: Collection[str], *, managed: bool = True) -> dict[str, int]:
+    """Refresh the five tables for those of ``show_ids`` that are managed; returns the rows written per table.
+
+    ``managed`` False: for those that are not (any more). That is right beside a Cuebot that keeps their books, because
+    it changes proc and tables in one transaction, and rows are summed under their locks.
+    """
     shows = list(show_ids)
-    return {table.name: _refresh(engine, table, shows) if shows else 0 for table in _TABLES}
+    return {table.name: _refresh(engine, table, shows, managed) if shows else 0 for table in _TABLES}
 
 
-def _refresh(engine: Engine, table: _Table, shows: Sequence[str]) -> int:
+def _refresh(engine: Engine, table: _Table, shows: Sequence[str], managed: bool) -> int:
     with engine.begin() as connection:
-        differing = list(connection.execute(table.differing(), {"shows": shows}).scalars())
+        differing = list(connection.execute(table.differing(), {"shows": shows, "managed": managed}).scalars())
     written = 0
     for start in range(0, len(differing), _ROWS_PER_TRANSACTION):
         with engine.begin() as connection:

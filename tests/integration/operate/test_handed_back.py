@@ -1,0 +1,102 @@
+"""A show given back to Cuebot while a Cuebot still believes, for up to 30 s, that it is ours."""
+# ruff: noqa: S608 - the statements are put together from constants of this module only
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import redis
+from sqlalchemy import Connection, Engine, text
+
+from opencue_sched.accounting.bootstrap import ensure_bootstrapped
+from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.operate.flip import CUEBOT_CACHE_SECONDS, HANDED_BACK, hand_back, look_after_handed_back
+
+TABLES = ("subscription", "folder_resource", "job_resource", "layer_resource", "point")
+
+
+@dataclass
+class GivenBack:
+    """Three procs of two cores run; the flip is over."""
+
+    engine: Engine
+    client: redis.Redis
+    show_id: str
+    procs: list[str]
+
+    def used(self) -> set[int]:
+        """Centicores in use, by the five tables."""
+        with self.engine.connect() as connection:
+            return {int(connection.execute(text(f"SELECT sum(int_cores) FROM {it}")).scalar_one()) for it in TABLES}
+
+    def cuebots_know(self) -> None:
+        self.client.zincrby(HANDED_BACK, -CUEBOT_CACHE_SECONDS - 1, self.show_id)
+
+    def look_after(self) -> int:
+        return look_after_handed_back(self.engine, self.client)
+
+
+@pytest.fixture
+def show(engine: Engine, redis_client: redis.Redis) -> Iterator[GivenBack]:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        show = farm.default_show()
+        procs = farm.run(farm.job([LayerSpec(frames=3)]).frames, farm.host(cores=64), cores=2)
+    ledger = make_ledger(engine, redis_client, owner="test")
+    ensure_bootstrapped(engine, ledger, wait_age=0)
+    hand_back(engine, ledger, show.id, settle_seconds=0, age_seconds=40)
+    yield GivenBack(engine, redis_client, show.id, procs)
+
+
+def delete(connection: Connection, proc_id: str) -> None:
+    connection.execute(text("DELETE FROM proc WHERE pk_proc = :id"), {"id": proc_id})
+
+
+def decrement(connection: Connection, centicores: int) -> None:
+    """What a Cuebot does in the same transaction when it knows that the show is its own."""
+    for table in TABLES:
+        connection.execute(text(f"UPDATE {table} SET int_cores = int_cores - :cores"), {"cores": centicores})
+
+
+def test_procs_deleted_by_a_cuebot_that_had_not_heard_are_taken_off_afterwards(show: GivenBack):
+    assert show.used() == {600}
+    with show.engine.begin() as connection:
+        delete(connection, show.procs[0])
+    assert show.look_after() == 0, "not before every Cuebot knows"
+    assert show.used() == {600}
+    show.cuebots_know()
+    assert show.look_after() == len(TABLES)
+    assert show.used() == {400}
+    assert show.look_after() == 0
+    # and after ten minutes the show is forgotten
+    assert show.client.zcard(HANDED_BACK) == 1
+    show.client.zincrby(HANDED_BACK, -600, show.show_id)
+    show.look_after()
+    assert show.client.zcard(HANDED_BACK) == 0
+
+
+@pytest.mark.parametrize("steps", [(delete, decrement), (decrement, delete)], ids=["proc first", "tables first"])
+def test_a_cuebot_in_the_middle_of_a_release_is_not_overwritten(show: GivenBack, steps):
+    with show.engine.begin() as connection:
+        delete(connection, show.procs[0])
+    show.cuebots_know()
+    arguments = {delete: show.procs[1], decrement: 200}
+    with show.engine.begin() as cuebot:
+        steps[0](cuebot, arguments[steps[0]])
+        show.look_after()
+        steps[1](cuebot, arguments[steps[1]])
+    show.look_after()
+    assert show.used() == {200}
+
+
+def test_a_show_that_was_taken_again_is_left_to_its_recompute(show: GivenBack):
+    with show.engine.begin() as connection:
+        delete(connection, show.procs[0])
+        connection.execute(text("UPDATE show SET b_scheduler_managed = true"))
+    show.cuebots_know()
+    assert show.look_after() == 0
+    assert show.used() == {600}
