@@ -147,7 +147,9 @@ class Rqd(_Section):
 class HostCacheSettings(_Section):
     concurrent_groups: int = Field(3, ge=1, description="Host groups refreshed from PostgreSQL at once.")
     memory_key_divisor: ByteSize = Field(ByteSize(2 * 1024**3), description="Width of a memory bucket.")
-    checkout_timeout: Seconds = Field(12.0, description="A host checked out longer than this is taken back.")
+    checkout_timeout: Seconds = Field(
+        12.0, description="A host checked out longer than this is taken back. Longer than accounting.commit_deadline."
+    )
     clean_up_interval: Seconds = Field(300.0, description="Seconds between evictions of idle groups.")
     group_idle_timeout: Seconds = Field(10800.0, description="A group not asked for this long is dropped.")
     concurrent_fetch_permit: int = Field(4, ge=1, description="Host queries under way at once.")
@@ -268,6 +270,11 @@ class Settings(BaseSettings):
             wrong.append("queue.core_multiplier: OpenCue's schema counts 100 centicores a core; remove the setting")
         if self.accounting.in_flight_age < 3 * self.accounting.commit_deadline:
             wrong.append("accounting.in_flight_age must be at least 3 x accounting.commit_deadline")
+        if self.host_cache.checkout_timeout <= self.accounting.commit_deadline:
+            wrong.append(
+                "host_cache.checkout_timeout must be longer than accounting.commit_deadline: a host would be handed "
+                "out again while what was planned on it may still be committed"
+            )
         if self.coordination.lease_ttl <= self.coordination.renew_deadline:
             wrong.append("coordination.lease_ttl must be longer than coordination.renew_deadline")
         if self.coordination.renew_deadline < 2 * self.coordination.retry_interval:

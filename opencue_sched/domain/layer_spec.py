@@ -265,8 +265,9 @@ def _threadable(fields: Fields, cores: int) -> bool:
 
 
 def _tags(fields: Fields) -> tuple[str, ...]:
+    before = len(fields.problems)
     tags = fields.words("tags", separators="|,", default=DEFAULT_TAGS, width=HOST_TAG_WIDTH)
-    if not tags:
+    if not tags and len(fields.problems) == before:
         fields.wrong("tags", "a layer without tags runs on no host; leave the key out for 'general'")
     if len(join_tags(tags)) > LAYER_TAGS_WIDTH:
         fields.wrong("tags", f"need {len(join_tags(tags))} characters; {LAYER_TAGS_WIDTH} is the most OpenCue stores")

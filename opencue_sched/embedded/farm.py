@@ -316,7 +316,8 @@ class Farm(FarmTables):
 
     def frame_by_frame(self, er: tuple[JobIds, int], on: tuple[JobIds, int]) -> str:
         """Id of a dependency of each frame of a layer on the frame at the same position of another."""
-        parent = self._depend({**er_columns(er), **on_columns(on), "str_type": "FRAME_BY_FRAME"}, ())
+        composite = {"str_type": "FRAME_BY_FRAME", "b_composite": True}
+        parent = self._depend({**er_columns(er), **on_columns(on), **composite}, ())
         pairs = zip(er[0].layers[er[1]].frames, on[0].layers[on[1]].frames, strict=False)
         for er_frame, on_frame in pairs:
             self.frame_on_frame((*er, er_frame), (*on, on_frame), parent=parent)

@@ -174,7 +174,6 @@ def test_every_problem_is_reported_at_once_by_field() -> None:
             "layers[1].command: uses the unknown token #FRAMES#; did you mean #FRAME#?",
             "layers[1].memory: '4 apples' is not a size; write 512MiB, 2GiB or a number of KB",
             "layers[1].tags: 'big mem' contains a space, which OpenCue ignores; write 'bigmem'",
-            "layers[1].tags: a layer without tags runs on no host; leave the key out for 'general'",
             "layers[2].depends[1].type: 'frame_by_fram' is not one of layer, any_frame, frame_by_frame, previous_frame"
             "; did you mean 'frame_by_frame'?",
             "layers: 2 layers are called 'render'; a layer's name must be unique in its job",

@@ -61,6 +61,7 @@ def no_environment(monkeypatch):
         ("accounting.limit_reseed_interval_seconds", 300),
         ("accounting.redis_pool_size", 20),
         ("accounting.managed_shows_ttl", 30),
+        ("logging.level", "info"),
         ("scheduler.facility", None),
         ("scheduler.ignore_tags", ()),
         ("rqd.grpc_port", 8444),
@@ -123,6 +124,14 @@ def test_contradictions_are_reported_all_at_once(monkeypatch):
         Settings()
     assert "in_flight_age" in str(refusal.value)
     assert "lease_ttl" in str(refusal.value)
+
+
+def test_a_host_is_not_handed_out_again_before_its_commit_can_no_longer_happen(monkeypatch):
+    monkeypatch.setenv("OPENCUE_SCHED_HOST_CACHE__CHECKOUT_TIMEOUT", "10s")
+    with pytest.raises(ValidationError, match=r"host_cache\.checkout_timeout must be longer than accounting\."):
+        Settings()
+    monkeypatch.setenv("OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE", "9s")
+    assert Settings().host_cache.checkout_timeout == 10
 
 
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg", "postgresql+psycopg2"])

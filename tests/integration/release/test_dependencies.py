@@ -123,9 +123,7 @@ def test_a_composite_dependency_goes_frame_by_frame_and_closes_with_its_last_chi
     first, _, host = farm_of_two
     with view.farm() as farm:
         parent = farm.frame_by_frame((first, 1), (first, 0))
-        farm.connection.exec_driver_sql(
-            "UPDATE depend SET b_composite = true, str_type = %s WHERE pk_depend = %s", (kind, parent)
-        )
+        farm.connection.exec_driver_sql("UPDATE depend SET str_type = %s WHERE pk_depend = %s", (kind, parent))
 
     def active() -> list[bool]:
         return [row.b_active for row in view.rows("SELECT b_active FROM depend WHERE pk_depend = :id", id=parent)]
