@@ -229,6 +229,7 @@ def test_a_frozen_worker_does_no_harm_when_it_goes_on(site):
 def test_sigterm_lets_the_pass_in_hand_end_and_leaves_nothing_behind(site):
     plant(site, frames=3)
     site.fleet.environment["OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE"] = "20s"
+    site.fleet.environment["OPENCUE_SCHED_HOST_CACHE__CHECKOUT_TIMEOUT"] = "25s"
     site.fleet.environment["OPENCUE_SCHED_ACCOUNTING__IN_FLIGHT_AGE"] = "60s"
     site.fleet.worker("w1")
     worker = site.fleet.processes["w1"]
