@@ -1,0 +1,157 @@
+"""Beats that die at a chosen command: a script that forks a leader, has it killed, and forks its successor.
+
+Every step n is a leader of its own (in a namespace of its own) that kills itself with SIGKILL right after the n-th
+command by which it changes anything in Redis was carried out, and before it could do anything more. Dying before the
+next command, or before an answer arrives, leaves nothing else behind; and commands that only read leave nothing.
+When a lease is renewed among the other things depends on the time, so step RENEWAL is the death after that.
+
+    python stepped_beat.py LAST_STEP PARALLEL     one line of JSON a step
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+
+import psycopg2  # noqa: F401 - loaded before the forks
+import redis
+from redis.connection import AbstractConnection
+
+from opencue_sched import beat
+from opencue_sched.celery import app
+from opencue_sched.coordination.names import LeaderKeys
+from opencue_sched.coordination.ticks import CatchUp
+from opencue_sched.lua_scripts import load_script, lua_directory
+from opencue_sched.settings import get_settings
+
+INTERVAL_SECONDS = 0.4
+DEADLINE_SECONDS = 30.0
+READS = {"HELLO", "AUTH", "CLIENT", "SELECT", "INFO", "GET", "TIME", "HGETALL", "PING", "EXISTS", "SMEMBERS", "LLEN"}
+RENEWAL = -1
+SCRIPTS = {load_script(path.stem).sha: path.stem for path in lua_directory().glob("*.lua")}
+
+
+def namespace(step: int) -> str:
+    return f"step{step}"
+
+
+class Commands:
+    """Sees what this process sends to Redis, tells ``out`` of each change, and dies after the n-th of them."""
+
+    def __init__(self, out: int, die_after: int | None) -> None:
+        self.out, self.die_after, self.changes, self.leases = out, die_after, 0, 0
+        send = AbstractConnection.send_packed_command
+
+        def watched(connection: AbstractConnection, packed: object, *args: object, **rest: object) -> None:
+            send(connection, packed, *args, **rest)
+            names = [name for name in commands_of(packed) if name not in READS]
+            if names:
+                self.changed(names, connection)
+
+        AbstractConnection.send_packed_command = watched
+
+    def changed(self, names: list[str], connection: AbstractConnection) -> None:
+        self.changes += 1
+        self.leases += "lease_acquire" in names
+        os.write(self.out, f"{'+'.join(names)}\n".encode())
+        if self.changes == self.die_after or (self.die_after == RENEWAL and self.leases == 2):
+            while not connection.can_read(timeout=10):
+                pass
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def commands_of(packed: object) -> list[str]:
+    """Names of the commands in what goes over the wire; scripts by their own names."""
+    data = packed if isinstance(packed, bytes) else b"".join(packed)  # type: ignore[arg-type]
+    found = []
+    parts = data.split(b"\r\n")
+    while len(parts) > 1 and parts[0].startswith(b"*"):
+        count = int(parts[0][1:])
+        words = parts[2 : 2 * count + 1 : 2]
+        name = words[0].decode().upper()
+        found.append(SCRIPTS[words[1].decode()] if name == "EVALSHA" else name)
+        parts = parts[2 * count + 1 :]
+    return found
+
+
+def live(step: int, out: int, die_after: int | None) -> None:
+    """A beat, from its start to its clean end, once every task fired twice and the lease was renewed."""
+    os.environ["OPENCUE_SCHED_COORDINATION__NAMESPACE"] = namespace(step)
+    get_settings.cache_clear()
+    app.conf.beat_schedule = {
+        policy.value: {
+            "task": "opencue_sched.sweep.sweep_clusters",
+            "schedule": timedelta(seconds=INTERVAL_SECONDS),
+            "options": {"headers": {"catch_up": policy.value}},
+        }
+        for policy in CatchUp
+    }
+    if die_after == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    commands = Commands(out, die_after)
+    scheduler = beat.LeaderScheduler(app=app)
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    ticks: set[tuple[str, int]] = set()
+    while time.monotonic() < deadline and (len(ticks) < 2 * len(CatchUp) or commands.leases < 2):
+        wait = scheduler.tick()
+        if scheduler.gate is not None and scheduler.gate.lease is not None:
+            ticks |= set(scheduler.gate.last_ticks().items())
+        time.sleep(min(wait, 0.1))
+    scheduler.close()
+
+
+def forked(step: int, die_after: int | None) -> tuple[list[str], int]:
+    """Run a beat as a process of its own; what it changed, and its exit status."""
+    readable, writable = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(readable)
+        code = 1
+        try:
+            live(step, writable, die_after)
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(writable)
+    with os.fdopen(readable, encoding="utf-8") as lines:
+        changes = lines.read().split()
+    _, status = os.waitpid(pid, 0)
+    return changes, os.waitstatus_to_exitcode(status)
+
+
+def run(step: int, client: redis.Redis) -> dict[str, object]:
+    """A leader that dies after its ``step``-th change, then its successor."""
+    keys = LeaderKeys(namespace(step), "beat")
+    changes, status = forked(step, step)
+    lease = client.pttl(keys.lease)
+    successor, end = forked(step, None)
+    return {"step": step, "changes": changes, "status": status, "lease": lease, "successor": successor, "end": end}
+
+
+def main(last: int, parallel: int) -> None:
+    url = os.environ["OPENCUE_SCHED_REDIS_URL"]
+    with redis.Redis.from_url(url) as client:
+        for name in SCRIPTS.values():
+            client.script_load(load_script(name).text)
+    runners = []
+    for first in range(parallel):
+        pid = os.fork()
+        if pid == 0:
+            with redis.Redis.from_url(url, decode_responses=True) as client:
+                for step in range(RENEWAL + first, last + 1, parallel):
+                    line = json.dumps(run(step, client))
+                    os.write(1, f"{line}\n".encode())
+            os._exit(0)
+        runners.append(pid)
+    sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in runners))
+
+
+if __name__ == "__main__":
+    import structlog
+
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    main(int(sys.argv[1]), int(sys.argv[2]))

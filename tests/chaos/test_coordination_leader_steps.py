@@ -1,0 +1,109 @@
+"""L4: a leader killed after each single thing it does, from its lease to its release, and what follows.
+
+The leaders are real processes with the scheduler class, the configuration and the broker of a beat; only their tasks'
+intervals are short. See stepped_beat.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from opencue_sched.coordination.names import LeaderKeys, QueueName, priority_lists
+from opencue_sched.coordination.ticks import CatchUp
+from tests.chaos.stepped_beat import INTERVAL_SECONDS, RENEWAL, namespace
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 26
+PARALLEL = 4
+TTL_MS = 900
+QUICK = {
+    "OPENCUE_SCHED_COORDINATION__LEASE_TTL": f"{TTL_MS}ms",
+    "OPENCUE_SCHED_COORDINATION__RENEW_DEADLINE": "600ms",
+    "OPENCUE_SCHED_COORDINATION__RETRY_INTERVAL": "200ms",
+    "OPENCUE_SCHED_COORDINATION__BEAT_METRICS_PORT": "0",
+}
+
+
+@pytest.fixture
+def steps(database_url, redis_server, redis_client) -> list[dict]:
+    """What became of the leader that died after its n-th change, and of its successor, for every n."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("OPENCUE_SCHED_")}
+    urls = {"OPENCUE_SCHED_DATABASE_URL": database_url, "OPENCUE_SCHED_REDIS_URL": redis_server.url}
+    ran = subprocess.run(
+        [sys.executable, ROOT / "tests" / "chaos" / "stepped_beat.py", str(STEPS), str(PARALLEL)],
+        env={**inherited, **urls, **QUICK, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    return sorted((json.loads(line) for line in ran.stdout.splitlines()), key=lambda step: step["step"])
+
+
+def messages(client, ns: str) -> list[dict]:
+    """Headers of every message sent, oldest first."""
+    lists = priority_lists(QueueName(ns, "sweep", "default"))
+    return [json.loads(text)["headers"] for name in lists for text in reversed(client.lrange(name, 0, -1))]
+
+
+def marks(client, keys: LeaderKeys) -> set[tuple[str, int]]:
+    """Every (task, tick) that was marked as fired."""
+    prefix = keys.fired("", 0).removesuffix(":0")
+    found = set()
+    for key in client.scan_iter(f"{prefix}*", count=1000):
+        assert client.pttl(key) > 0, f"{key} stays for ever"
+        _, task, tick = key.rsplit(":", 2)
+        found.add((task, int(tick)))
+    return found
+
+
+def check_a_step(client, step: dict) -> None:
+    ns = namespace(step["step"])
+    keys = LeaderKeys(ns, "beat")
+    assert -1 != step["lease"] <= TTL_MS, "a lease without an end"
+    assert client.pttl(keys.lease) == -2, "the successor released it"
+
+    sent = messages(client, ns)
+    each = Counter((message["tick_of"], message["tick"]) for message in sent)
+    assert set(each.values()) == {1}, f"fired twice: {each}"
+    fences = [message["fence"] for message in sent]
+    assert fences == sorted(fences)
+    successors = [message for message in sent if message["fence"] == fences[-1]]
+    assert {message["tick_of"] for message in successors} == set(CatchUp), "the successor fires everything"
+
+    # One tick is lost when the leader dies between its mark and its message, and no other.
+    done = Counter(step["changes"])
+    marked = marks(client, keys)
+    lost = marked - each.keys()
+    assert len(lost) == done["fire_tick"] - done["LPUSH"], f"lost {lost}"
+    assert each.keys() <= marked
+
+    every = sorted(tick for task, tick in marked if task == CatchUp.ALL)
+    assert all(later == earlier + 1 for earlier, later in pairwise(every)), f"ticks never fired: {every}"
+    for message in sent:
+        if message["tick_of"] != CatchUp.ALL:
+            assert message["tick"] == int(message["sent_at"] // INTERVAL_SECONDS), "an old tick, or one of the future"
+
+
+def test_killed_after_whatever_it_did_a_leader_leaves_no_tick_twice_and_its_successor_goes_on(redis_client, steps):
+    assert [step["step"] for step in steps] == list(range(RENEWAL, STEPS + 1))
+    died_after = set()
+    for step in steps:
+        killed = step["status"] == -signal.SIGKILL
+        assert step["step"] == RENEWAL or killed == (len(step["changes"]) == step["step"]), step
+        assert killed or step["status"] == 0
+        assert step["end"] == 0, "the successor ended well"
+        died_after |= set(step["changes"][-1:]) if killed else set()
+        check_a_step(redis_client, step)
+    assert Counter(steps[0]["changes"])["lease_acquire"] == 2
+    assert {"lease_acquire", "fire_tick", "LPUSH", "lease_release", "presence_drop"} <= died_after
