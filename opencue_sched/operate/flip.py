@@ -5,7 +5,7 @@ counted and its caps are loaded, the quarantine passes, what was booked meanwhil
 are booked. On the way out booking is off until every commit under way is over; then, while nobody can release a proc of
 the show, the accounting tables are brought to what runs, in the transaction that changes the flag.
 
-For 30 s after that a Cuebot may still delete procs without decrementing the tables, because it believes that the show is
+For 30 s after that a Cuebot may still delete procs without decrementing the tables, because it believes that the show
 is ours. So a show that was handed back is remembered, and a later recompute brings its tables up to date again.
 
 One process at a time flips a show. One that dies on the way leaves the show with its booking off, which
