@@ -44,6 +44,30 @@ def stress(workers: int, scale: float, database_url: str | None, json_path: Path
 
 
 @cli.command()
+@click.option("--workers", default="1,2,4", show_default=True, help="Celery workers, several numbers with commas.")
+@click.option("--rounds", default=3, show_default=True, help="Drains with each number of workers.")
+@click.option("--scale", default=1.0, show_default=True, help="Size of the farm; 1 is OpenCue's own stress suite.")
+@click.option("--database-url", help="Use this database (empty, ours, or Cuebot's) instead of one from a wheel.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
+def scale(workers: str, rounds: int, scale: float, database_url: str | None, json_path: Path | None) -> None:
+    """What another worker adds, and how many matches workers take from each other.
+
+    Exit status 1 if a drain falls short, an audit fails, or two workers waste more than 5 % of their matches.
+
+    Example: python -m benchmarks scale --workers 1,2,4
+    """
+    from benchmarks.scale import run_scale
+
+    counts = [int(count) for count in workers.split(",")]
+    found = run_scale(counts, rounds=rounds, scale=scale, database_url=database_url, console=console)
+    results = [result.as_dict() for result in found]
+    show(results, "scale")
+    write_json(json_path, results)
+    if not all(result["passed"] for result in results):
+        sys.exit(1)
+
+
+@cli.command()
 @click.option("--minutes", default=5.0, show_default=True, help="For how long things are broken.")
 @click.option("--workers", default=4, show_default=True, help="Celery workers.")
 @click.option("--seed", default=1, show_default=True, help="Which faults, and in which order.")

@@ -45,7 +45,7 @@ _COMMIT_SPAN = text(
     "SELECT extract(epoch FROM max(at) - min(at)) AS span, count(DISTINCT at) AS commits "
     "FROM (SELECT pg_xact_commit_timestamp(xmin) AS at FROM proc WHERE pk_show = :show) times"
 )
-_ACTIVATE = text("UPDATE show SET b_scheduler_managed = :on WHERE pk_show = :show")
+ACTIVATE = text("UPDATE show SET b_scheduler_managed = :on WHERE pk_show = :show")
 _PAUSE = text("UPDATE job SET b_paused = true WHERE pk_show = :show")
 # Frames still waiting though their job, some subscription they reach, and a host there all have room for them.
 _PLACEABLE = text(
@@ -89,6 +89,7 @@ class PhaseResult:
     wasted_attempts: int
     lost_bookings: int
     lost_by_reason: str
+    claim_conflicts: int
     passes: int
     lua_calls_per_frame: float
     redis_commands_per_frame: float
@@ -111,7 +112,7 @@ def run_stress(bench: Workbench, *, workers: int, scale: float, console: Console
         drain = drain_farm(connection, scale)
         saturation = saturation_farm(connection, scale)
         for farm in (drain, saturation):
-            connection.execute(_ACTIVATE, {"show": farm.show.id, "on": False})
+            connection.execute(ACTIVATE, {"show": farm.show.id, "on": False})
     with bench.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("VACUUM ANALYZE"))
     console.print(
@@ -121,14 +122,15 @@ def run_stress(bench: Workbench, *, workers: int, scale: float, console: Console
     bench.workers(workers)
     bench.fleet.beat()
     results = []
-    for name, farm, target in (("drain", drain, _drained), ("saturation", saturation, _saturated)):
-        results.append(_phase(bench, name, farm, workers, target, console))
+    for name, farm, target in (("drain", drain, drained), ("saturation", saturation, _saturated)):
+        results.append(run_phase(bench, name, farm, workers, target, console))
         with bench.engine.begin() as connection:
             connection.execute(_PAUSE, {"show": farm.show.id})
     return results
 
 
-def _drained(result: PhaseResult) -> bool:
+def drained(result: PhaseResult) -> bool:
+    """The goal of a drain phase: nearly every frame is booked."""
     return result.booked >= 0.99 * result.frames
 
 
@@ -136,7 +138,7 @@ def _saturated(result: PhaseResult) -> bool:
     return result.layers_placeable_but_waiting == 0 and result.cores_booked <= result.burst_cores
 
 
-def _phase(
+def run_phase(
     bench: Workbench,
     name: str,
     farm: StressFarm,
@@ -144,9 +146,10 @@ def _phase(
     target: Callable[[PhaseResult], bool],
     console: Console,
 ) -> PhaseResult:
+    """Hand the farm's show over, wait until nothing more is booked, and say what that took."""
     before = bench.counters()
     with bench.engine.begin() as connection:
-        connection.execute(_ACTIVATE, {"show": farm.show.id, "on": True})
+        connection.execute(ACTIVATE, {"show": farm.show.id, "on": True})
     span, timing = _watch(bench.engine, farm, console)
     after = bench.counters()
     spent: Counter[str] = Counter({key: after[key] - before[key] for key in after})
@@ -181,6 +184,7 @@ def _phase(
             for key, count in sorted(spent.items())
             if key.startswith("scheduler_bookings_lost_total:") and count
         ),
+        claim_conflicts=int(spent["scheduler_messages_dropped_total:held"]),
         passes=int(spent["scheduler_pass_terminated_reason_total"]),
         lua_calls_per_frame=round(spent["redis_lua_calls"] / per_frame, 2),
         redis_commands_per_frame=round(spent["redis_commands"] / per_frame, 2),
