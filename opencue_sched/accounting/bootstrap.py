@@ -33,6 +33,7 @@ from opencue_sched.accounting.scripts import (
     epoch_open_call,
     token_drop_call,
     token_extend_call,
+    wipe_calls,
 )
 from opencue_sched.accounting.snapshot import repeatable_read, snapshot_of
 from opencue_sched.accounting.store_epoch import Epoch
@@ -196,7 +197,7 @@ class _Filler:
             return None
         log.warning("store_closed", reason="its counters are filled from PostgreSQL", waits_seconds=self._age)
         self._wait()
-        self._wipe()
+        self._wipe(filling)
         with repeatable_read(self._engine) as connection:
             version = store.clock_us(connection)
             snapshot = snapshot_of(connection)
@@ -224,15 +225,15 @@ class _Filler:
             self._renew()
             self._sleep(min(left, LEASE_SECONDS / 3))
 
-    def _wipe(self) -> None:
-        """Drop what an older process of Redis left (a stale replica, say). Nobody writes while the store is closed."""
+    def _wipe(self, filling: Epoch) -> None:
+        """Drop what an older process of Redis left (a stale replica, say). Raises NotReady when we were overtaken."""
         spared = {keys.EPOCH, keys.SEQ, keys.BOOTSTRAP_LEASE}
         with answering():
             stale = [
                 key for key in self._client.scan_iter(match=keys.EVERYTHING, count=_SCAN_COUNT) if key not in spared
             ]
-            for part in chunks(stale, _SCAN_COUNT):
-                self._client.unlink(*part)
+        for part in chunks(stale, _SCAN_COUNT):
+            self._ledger.call_under(wipe_calls(filling.text, part))
 
     def _renew(self) -> None:
         with answering():

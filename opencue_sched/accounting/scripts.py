@@ -132,6 +132,10 @@ def epoch_fill_call(lease: str, filling: str, run_id: str, *, close_open: bool) 
     return ScriptCall("epoch_fill", (EPOCH, BOOTSTRAP_LEASE), (lease, filling, run_id, int(close_open)))
 
 
+def wipe_calls(filling: str, keys: Sequence[str]) -> list[ScriptCall]:
+    return [ScriptCall("wipe", LEDGER_KEYS, (filling, *part)) for part in chunks(keys)]
+
+
 def epoch_open_call(filling: str, opened: str) -> ScriptCall:
     return ScriptCall("epoch_open", (EPOCH, SEQ), (filling, opened))
 

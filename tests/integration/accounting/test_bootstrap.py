@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 
@@ -30,6 +31,7 @@ from opencue_sched.embedded.services import EmbeddedRedis
 from opencue_sched.lua_scripts import call_scripts
 from opencue_sched.settings import Settings
 from tests.integration.accounting.conftest import Store
+from tests.integration.accounting.stepping import Actor, SteppedRedis
 from tests.integration.accounting.world import World
 
 
@@ -158,6 +160,29 @@ def test_a_filler_that_was_overtaken_in_a_pause_cannot_open_or_write(emptied: Wo
     with pytest.raises(NotReady):
         emptied.ledger.write_caps(1, [(keys.job("j"), ["int_max_cores", "1"])], epoch=mine)
     assert store_state(client) is StoreState.OPEN
+
+
+def test_a_filler_that_pauses_before_it_wipes_cannot_wipe_what_its_successor_filled(
+    emptied: World, settings_url: str
+) -> None:
+    client = emptied.store.client
+    client.hset(keys.LEDGER, "stale", "1|C|1|1|dead|9|0|s|a|f|j|l|d|")
+    stepped = SteppedRedis.from_url(settings_url, decode_responses=True)
+    with contextlib.closing(stepped):
+        slow = make_ledger(emptied.engine, stepped, owner="slow")
+        paused = Actor("filler", lambda: ensure_bootstrapped(emptied.engine, slow, wait_age=0))
+        while paused.boundary != "redis SCAN":
+            paused.step()
+        while paused.boundary == "redis SCAN":
+            paused.step()
+        client.delete(keys.BOOTSTRAP_LEASE)
+        assert ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0).action is Action.FILLED
+        with pytest.raises(NotReady):
+            while paused.step():
+                pass
+    assert store_state(client) is StoreState.OPEN
+    assert emptied.job_cores() == 6
+    emptied.exact()
 
 
 def test_a_store_emptied_while_it_is_filled_is_not_opened(emptied: World) -> None:
