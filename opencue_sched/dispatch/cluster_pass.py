@@ -18,7 +18,6 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 
 import structlog
 from redis.exceptions import RedisError
@@ -117,7 +116,8 @@ class PassRunner:
         with self.engine.connect() as connection:
             gathered = gather(connection, cluster, self.settings, facts=self.facts, skip_layers=report.resting.keys())
             connection.rollback()
-        report.gather_seconds = self.clock() - began
+        report.gathered_at = self.clock()
+        report.gather_seconds = report.gathered_at - began
         report.statements += gathered.statements
         report.jobs = len(gathered.snapshot.jobs)
         self.bad_rows.report(gathered.bad_jobs)
@@ -206,11 +206,11 @@ class PassRunner:
         report.commit_seconds = self.clock() - began
         report.statements += result.statements
         report.frames_booked = len(result.committed)
-        now = datetime.now(UTC)
+        since_gather = self.clock() - report.gathered_at
         report.seconds_to_book = [
-            max(0.0, (now - it.planned.frame.eligible_at).total_seconds())
+            it.planned.frame.waited_seconds + since_gather
             for it in result.committed
-            if it.planned.frame.eligible_at is not None
+            if it.planned.frame.waited_seconds is not None
         ]
         return result
 

@@ -6,10 +6,10 @@ can be booked. Rows that make no sense cost their job its place in this pass and
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Connection, Row
@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Row
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.domain.farm import BadRow, Caps, Frame, Headroom, Job, Layer, Snapshot
+from opencue_sched.domain.frame_range import check_frame_range
 from opencue_sched.domain.reservation import burst_cap, cores_cap, gpus_cap
 from opencue_sched.domain.tags import normalise_tags
 from opencue_sched.settings import Settings
@@ -165,6 +166,7 @@ def _layer(row: Row[Any]) -> Layer:
         raise InvalidInput(f"layer {row.pk_layer}: int_chunk_size is {row.int_chunk_size}, it must be 1 or more")
     if not row.str_cmd.strip():
         raise InvalidInput(f"layer {row.pk_layer}: str_cmd is empty")
+    check_frame_range(row.str_range)
     return Layer(
         id=row.pk_layer,
         job_id=row.pk_job,
@@ -182,25 +184,20 @@ def _layer(row: Row[Any]) -> Layer:
         services=tuple(service for part in (row.str_services or "").split(",") if (service := part.strip())),
         threadable=row.b_threadable,
         waiting_frames=row.int_waiting_count,
-        frames=tuple(map(_frame, row.ids, row.names, row.numbers, row.versions, row.eligible)),
+        frames=tuple(map(_frame, row.ids, row.names, row.numbers, row.versions, row.waited)),
         limit_ids=tuple(sorted(row.limit_ids)),
     )
 
 
-def _frame(frame_id: str, name: str, number: int, version: int | None, eligible: float | None) -> Frame:
+def _frame(frame_id: str, name: str, number: int, version: int | None, waited: float | None) -> Frame:
     if name is None or number is None:
         raise InvalidInput(f"frame {frame_id}: str_name or int_number is missing")
-    return Frame(frame_id, name, number, version, _timestamp(eligible))
+    return Frame(frame_id, name, number, version, _seconds(waited))
 
 
-def _timestamp(seconds: float | None) -> datetime | None:
-    """Seconds since 1970 as a time; None when there is none or Python cannot hold it (PostgreSQL's range is wider)."""
-    if seconds is None:
-        return None
-    try:
-        return datetime.fromtimestamp(seconds, UTC)
-    except (OverflowError, ValueError, OSError):
-        return None
+def _seconds(waited: float | None) -> float | None:
+    """None for a frame whose dates say nothing (NULL or infinite); 0 for one that is eligible from later on."""
+    return None if waited is None or not math.isfinite(waited) else max(0.0, waited)
 
 
 def _subscription_caps(row: SubscriptionRow) -> Caps:

@@ -50,6 +50,9 @@ class PassReport:
     resting: Mapping[str, LayerVerdict] = field(default_factory=dict)
     """Layers that were left out because they found no host a moment ago, by id."""
     seconds_to_book: list[float] = field(default_factory=list)
+    """Of each frame booked: from its becoming eligible, once more after a retry, to the answer to the COMMIT."""
+    gathered_at: float = 0.0
+    """By the runner's clock."""
     gather_seconds: float = 0.0
     plan_seconds: float = 0.0
     book_seconds: float = 0.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 
 from opencue_sched.domain.states import ThreadMode
 from opencue_sched.domain.units import centicores, idle_cores
@@ -82,13 +81,17 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A WAITING frame. ``version`` is frame.int_version, which may be NULL."""
+    """A WAITING frame. ``version`` is frame.int_version, which may be NULL.
+
+    ``waited_seconds``: since it last became eligible to run until it was gathered, by the database's clock; None when
+    no time of that is known.
+    """
 
     id: str
     name: str
     number: int
     version: int | None
-    eligible_at: datetime | None = None
+    waited_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ hosts_attempted = Counter("scheduler_hosts_attempted_total", "Hosts taken from t
 wasted_attempts = Counter("scheduler_wasted_attempts_total", "Hosts taken from the cache in vain.")
 time_to_book = Histogram(
     "scheduler_time_to_book_seconds",
-    "From a frame becoming eligible to its booking.",
+    "From a frame becoming eligible (again, after a retry) to its booking.",
     buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
 )
 sql_statements = Counter("scheduler_sql_statements_total", "Statements that cluster passes sent to PostgreSQL.")

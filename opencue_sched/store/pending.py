@@ -167,25 +167,28 @@ _PENDING_JOBS = """
     LIMIT :max_jobs
 """
 
-# One row a layer, its frames as parallel arrays. Timestamps leave as seconds: a date Python cannot hold must not end
-# the whole query.
+# One row a layer, its frames as parallel arrays. A frame is eligible since it was activated, freed by its last
+# dependency or put back to wait (ts_updated: the first attempt's ts_eligible stays), and its layer may start. Each
+# time is turned into seconds by itself: neither side of this connection can subtract infinite dates.
 _WAITING_LAYERS = """
     SELECT l.pk_layer, l.pk_job, l.str_name, l.str_cmd, l.str_range, l.int_chunk_size, l.int_dispatch_order,
            l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min, l.int_gpu_mem_min, l.str_tags,
            l.str_services, l.b_threadable, ls.int_waiting_count,
            ARRAY(SELECT DISTINCT pk_limit_record FROM layer_limit ll JOIN limit_record USING (pk_limit_record)
                  WHERE ll.pk_layer = l.pk_layer) AS limit_ids,
-           waiting.ids, waiting.names, waiting.numbers, waiting.versions, waiting.eligible
+           waiting.ids, waiting.names, waiting.numbers, waiting.versions, waiting.waited
     FROM unnest(CAST(:job_ids AS varchar[])) WITH ORDINALITY AS wanted(pk_job, turn)
     JOIN layer l ON l.pk_job = wanted.pk_job
     JOIN layer_stat ls ON ls.pk_layer = l.pk_layer AND ls.int_waiting_count > 0
     CROSS JOIN LATERAL (
         SELECT array_agg(f.pk_frame ORDER BY f.turn) AS ids, array_agg(f.str_name ORDER BY f.turn) AS names,
                array_agg(f.int_number ORDER BY f.turn) AS numbers, array_agg(f.int_version ORDER BY f.turn) AS versions,
-               array_agg(f.eligible ORDER BY f.turn) AS eligible
+               array_agg(f.waited ORDER BY f.turn) AS waited
         FROM (
             SELECT pk_frame, str_name, int_number, int_version,
-                   CAST(extract(epoch FROM ts_eligible) AS double precision) AS eligible,
+                   CAST(extract(epoch FROM clock_timestamp())
+                        - extract(epoch FROM GREATEST(ts_eligible, ts_updated{start_after})) AS double precision
+                   ) AS waited,
                    row_number() OVER (ORDER BY int_dispatch_order, int_layer_order, pk_frame) AS turn
             FROM frame
             WHERE frame.pk_layer = l.pk_layer AND frame.str_state = 'WAITING'
@@ -211,7 +214,13 @@ def _pending_jobs(has_start_after: bool, has_quarantine: bool) -> TextClause:
 
 @cache
 def _waiting_layers(has_start_after: bool) -> TextClause:
-    return text(_WAITING_LAYERS.format(layer_tags=_LAYER_TAGS, started=_STARTED if has_start_after else ""))
+    return text(
+        _WAITING_LAYERS.format(
+            layer_tags=_LAYER_TAGS,
+            started=_STARTED if has_start_after else "",
+            start_after=", l.ts_start_after" if has_start_after else "",
+        )
+    )
 
 
 def fetch_subscriptions(connection: Connection, show_id: str) -> list[SubscriptionRow]:

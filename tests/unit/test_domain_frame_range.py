@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencue_sched.domain.errors import InvalidInput
-from opencue_sched.domain.frame_range import MAX_NUMBERS, FrameRange, frame_spec
+from opencue_sched.domain.frame_range import MAX_NUMBERS, FrameRange, check_frame_range, frame_spec
 from opencue_sched.domain.names import frame_name, os_names, parse_frame_name, service_names
 
 
@@ -40,6 +40,7 @@ from opencue_sched.domain.names import frame_name, os_names, parse_frame_name, s
 )
 def test_every_form_of_a_range(text: str, numbers: list[int]) -> None:
     assert list(FrameRange.parse(text).numbers) == numbers
+    check_frame_range(text)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,9 @@ def test_a_range_that_does_not_parse_is_refused_by_its_piece(text: str, named: s
         FrameRange.parse(text)
     assert named in str(error.value)
     assert len(str(error.value)) < 250
+    with pytest.raises(InvalidInput) as checked:
+        check_frame_range(text)
+    assert str(checked.value) == str(error.value)
 
 
 def test_a_range_without_a_single_frame_is_refused() -> None:

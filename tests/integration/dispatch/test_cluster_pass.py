@@ -164,7 +164,7 @@ def test_a_frame_that_cannot_be_launched_sets_its_job_aside_and_nothing_else(eng
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host(cores=8, hostname_tag=False)
-        broken = farm.job(layers=[LayerSpec(frames=1, range="not a range")], os=None)
+        broken = farm.job(layers=[LayerSpec(frames=1, range="5-9")], os=None)
     with passes(engine, settings) as runner:
         ((cluster, _),) = runner.sweeper.sweep().send
         runner.runner.run(cluster, alive=lambda: True)

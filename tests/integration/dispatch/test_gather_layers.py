@@ -141,7 +141,7 @@ def test_every_column_arrives_where_it_belongs(engine: Engine, settings: Setting
         limit_ids=(limit,),
     )
     assert [(frame.name, frame.number) for frame in layer.frames] == [("0001-beauty", 1), ("0006-beauty", 6)]
-    assert all(frame.version is not None and frame.eligible_at is not None for frame in layer.frames)
+    assert all(frame.version is not None and frame.waited_seconds is not None for frame in layer.frames)
 
 
 def test_null_versions_and_dates_beyond_python_are_no_reason_to_fail(engine: Engine, settings: Settings) -> None:
@@ -151,31 +151,54 @@ def test_null_versions_and_dates_beyond_python_are_no_reason_to_fail(engine: Eng
         connection.execute(text("UPDATE frame SET int_version = NULL"))
         for number, date in ((1, "infinity"), (2, "29999-01-01"), (3, None)):
             connection.execute(
-                text("UPDATE frame SET ts_eligible = CAST(:d AS timestamptz) WHERE int_number = :n"),
+                text("UPDATE frame SET ts_updated = NULL, ts_eligible = CAST(:d AS timestamptz) WHERE int_number = :n"),
                 {"d": date, "n": number},
             )
 
         frames = gathered(connection, cluster_of(farm), settings).snapshot.jobs[0].layers[0].frames
 
-    assert [(frame.version, frame.eligible_at) for frame in frames] == [(None, None)] * 3
+    assert [(frame.version, frame.waited_seconds) for frame in frames] == [(None, None), (None, 0), (None, None)]
+
+
+def test_a_frame_waits_since_it_last_became_eligible(engine: Engine, settings: Settings) -> None:
+    """Activated 1000 s ago: one waits since then, one was put back after a try, the third's layer starts late."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.job([LayerSpec(frames=2), LayerSpec(frames=1)])
+        connection.execute(
+            text("UPDATE frame SET ts_eligible = now() - interval '1000 s', ts_updated = now() - interval '1000 s'")
+        )
+        connection.execute(text("UPDATE frame SET ts_updated = now() - interval '100 s' WHERE int_number = 2"))
+        connection.execute(
+            text("UPDATE layer SET ts_start_after = now() - interval '10 s' WHERE int_dispatch_order = 2")
+        )
+
+        first, second = gathered(connection, cluster_of(farm), settings).snapshot.jobs[0].layers
+
+    waited = [frame.waited_seconds for frame in (*first.frames, *second.frames)]
+    assert [round(seconds or 0, -1) for seconds in waited] == [1000, 100, 10]
 
 
 def test_a_job_with_a_bad_row_is_skipped_and_named_and_the_others_go_on(engine: Engine, settings: Settings) -> None:
     with engine.begin() as connection:
         farm = Farm(connection)
-        chunk, command, caps, good = farm.jobs([JobSpec([LayerSpec(), LayerSpec()]) for _ in range(4)])
+        chunk, command, caps, range_, good = farm.jobs([JobSpec([LayerSpec(), LayerSpec()]) for _ in range(5)])
         connection.execute(text("UPDATE layer SET int_chunk_size = 0 WHERE pk_layer = :l"), {"l": chunk.layers[1].id})
         connection.execute(text("UPDATE layer SET str_cmd = '  ' WHERE pk_layer = :l"), {"l": command.layers[0].id})
+        connection.execute(
+            text("UPDATE layer SET str_range = '1-5,7..' WHERE pk_layer = :l"), {"l": range_.layers[1].id}
+        )
         connection.execute(text("DELETE FROM job_resource WHERE pk_job = :j"), {"j": caps.id})
 
         found = gathered(connection, cluster_of(farm), settings)
 
     reasons = {bad.id: bad.reason for bad in found.bad_jobs}
     assert job_ids(found) == [good.id]
-    assert reasons.keys() == {chunk.id, command.id, caps.id}
+    assert reasons.keys() == {chunk.id, command.id, caps.id, range_.id}
     assert chunk.layers[1].id in reasons[chunk.id]
     assert "int_chunk_size is 0" in reasons[chunk.id]
     assert "str_cmd" in reasons[command.id]
+    assert "'7..' does not parse" in reasons[range_.id]
     assert found.snapshot.job_caps.keys() == {good.id}
 
 
