@@ -105,12 +105,12 @@ def play(
     engine: Engine, settings: Settings, settings_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[type[Side]], Side]]:
     """Makes one of the players of an interleaving (interleaved.py), on an open store without caps."""
-    from tests.integration.accounting import interleaved, stepping
+    from tests.integration.accounting import interleaved, interleaved_ours, stepping
 
     clock = stepping.Clock()
     client = stepping.SteppedRedis.from_url(settings_url, decode_responses=True)
     made: list[Side] = []
-    interleaved.mark_moments(monkeypatch, clock)
+    interleaved_ours.mark_moments(monkeypatch, clock)
     stepping.step_statements(engine)
 
     def make(player: type[Side], deadline: float = 60.0) -> Side:

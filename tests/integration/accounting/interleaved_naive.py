@@ -1,19 +1,11 @@
-"""How it was done before, small enough to read: plain counters, as the accounting reference and OpenCue's Rust
-scheduler have them (facts I). Written down here to be seen failing.
-
-``RedisCounters`` is the reference: numbers in shared Redis, a booking script, a rollback by negated deltas, a reseed
-guarded by acct:seq, releases published as decrements. ``ProcessCounters`` is what came after it: numbers of one
-process, with bookings in flight kept apart and two buckets of settled ones by the parity of the recompute's epoch.
-"""
+"""The player of an interleaving that counts as it was done before (naive_counters.py): a scheduler and a Cuebot."""
 
 from __future__ import annotations
 
 import uuid
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
@@ -26,169 +18,16 @@ from tests.integration.accounting.interleaved import (
     BOOK,
     BOOKED,
     CAPS_READ,
+    DRIFTED,
+    OVER_BOOKED,
     SNAPSHOT,
     UNDOING,
+    Figures,
     Side,
+    finish,
 )
+from tests.integration.accounting.naive_counters import Counters, ProcessCounters, RedisCounters, Taken, cap_field
 from tests.integration.accounting.stepping import Actor, Clock, SteppedRedis, boundary
-
-CORES_PER_FRAME = 1
-RETRIES = 3
-
-BOOK_SCRIPT = """
-if ARGV[1] == 'check' then
-  local sub = redis.call('HMGET', KEYS[1], 'int_cores', 'burst')
-  if (sub[1] or 0) + ARGV[2] > tonumber(sub[2] or 0) then return 0 end
-  for i = 2, 3 do
-    local read = redis.call('HMGET', KEYS[i], 'int_cores', 'int_max_cores')
-    local cap = tonumber(read[2] or 0)
-    if cap > 0 and (read[1] or 0) + ARGV[2] > cap then return 0 end
-  end
-end
-for i = 1, 3 do redis.call('HINCRBY', KEYS[i], 'int_cores', ARGV[2]) end
-redis.call('INCR', KEYS[4])
-return 1
-"""
-RESEED_SCRIPT = """
-if ARGV[1] ~= '' and (redis.call('GET', KEYS[1]) or '0') ~= ARGV[1] then return 0 end
-for i = 2, #KEYS do redis.call('HSET', KEYS[i], unpack(cjson.decode(ARGV[i]))) end
-return 1
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """One booking: cores, and the subscription, folder and job they are counted at."""
-
-    proc_id: str
-    frame_id: str
-    vertices: tuple[str, str, str]
-    cores: int = CORES_PER_FRAME
-
-
-class Counters(ABC):
-    """Numbers, and nothing of whose they are. ``caps``: from a vertex to its cap; ``sums``: from a vertex to cores."""
-
-    @abstractmethod
-    def book(self, taken: Taken) -> bool: ...
-
-    @abstractmethod
-    def rollback(self, taken: Taken) -> None: ...
-
-    @abstractmethod
-    def release(self, taken: Taken) -> None: ...
-
-    @abstractmethod
-    def counted(self, key: str) -> int: ...
-
-    @abstractmethod
-    def cap(self, key: str) -> float: ...
-
-    @abstractmethod
-    def load_caps(self, read: Callable[[], Mapping[str, float]], *, guarded: bool) -> None: ...
-
-    @abstractmethod
-    def recompute(self, read: Callable[[], Mapping[str, int]], *, zero_baseline: bool, guarded: bool) -> None: ...
-
-    def confirm(self, taken: Taken) -> None:
-        """It is committed."""
-
-
-class RedisCounters(Counters):
-    """The accounting reference."""
-
-    def __init__(self, client: SteppedRedis) -> None:
-        self.client = client
-
-    def book(self, taken: Taken) -> bool:
-        return bool(self._run(BOOK_SCRIPT, [*taken.vertices, keys.SEQ], ["check", taken.cores]))
-
-    def rollback(self, taken: Taken) -> None:
-        self._run(BOOK_SCRIPT, [*taken.vertices, keys.SEQ], ["force", -taken.cores])
-
-    def release(self, taken: Taken) -> None:
-        self.rollback(taken)
-
-    def counted(self, key: str) -> int:
-        return int(self.client.hget(key, "int_cores") or 0)
-
-    def cap(self, key: str) -> float:
-        return float(self.client.hget(key, _cap_field(key)) or 0)
-
-    def load_caps(self, read: Callable[[], Mapping[str, float]], *, guarded: bool) -> None:
-        seq = self.client.get(keys.SEQ) or "0"
-        self._write(seq if guarded else "", {key: (_cap_field(key), cap) for key, cap in read().items()})
-
-    def recompute(self, read: Callable[[], Mapping[str, int]], *, zero_baseline: bool, guarded: bool) -> None:
-        for _ in range(1 + RETRIES):
-            seq = self.client.get(keys.SEQ) or "0"
-            stored = [key for key in self.client.scan_iter(match="acct:*:*")] if zero_baseline else []
-            values = dict.fromkeys(stored, 0) | dict(read())
-            if self._write(seq if guarded else "", {key: ("int_cores", cores) for key, cores in values.items()}):
-                return
-
-    def _write(self, seq: str, fields: Mapping[str, tuple[str, float]]) -> bool:
-        pairs = [f'["{name}", {value:g}]' for name, value in fields.values()]
-        return bool(self._run(RESEED_SCRIPT, [keys.SEQ, *fields], [seq, *pairs]))
-
-    def _run(self, script: str, names: Sequence[str], args: Sequence[Any]) -> Any:
-        with self.client.pipeline(transaction=False) as pipe:
-            pipe.evalsha(self.client.script_load(script), len(names), *names, *args)
-            return pipe.execute()[0]
-
-
-class ProcessCounters(Counters):
-    """What came after: one process, one lock (a test steps one actor at a time, so it needs none)."""
-
-    def __init__(self) -> None:
-        self.live: Counter[str] = Counter()
-        self.in_flight: Counter[str] = Counter()
-        self.settled: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
-        self.caps: dict[str, float] = {}
-        self.epoch = 0
-
-    def book(self, taken: Taken) -> bool:
-        subscription, *others = taken.vertices
-        full = self.live[subscription] + taken.cores > self.cap(subscription)
-        if full or any(self.live[key] + taken.cores > self.cap(key) > 0 for key in others):
-            return False
-        self._add(self.live, taken, 1)
-        self._add(self.in_flight, taken, 1)
-        return True
-
-    def confirm(self, taken: Taken) -> None:
-        self._add(self.in_flight, taken, -1)
-        self._add(self.settled[self.epoch % 2], taken, 1)
-
-    def rollback(self, taken: Taken) -> None:
-        self._add(self.live, taken, -1)
-        self._add(self.in_flight, taken, -1)
-
-    def release(self, taken: Taken) -> None:
-        self._add(self.live, taken, -1)
-
-    def counted(self, key: str) -> int:
-        return self.live[key]
-
-    def cap(self, key: str) -> float:
-        return self.caps.get(key, 0)
-
-    def load_caps(self, read: Callable[[], Mapping[str, float]], *, guarded: bool) -> None:
-        self.caps.update(read())
-
-    def recompute(self, read: Callable[[], Mapping[str, int]], *, zero_baseline: bool, guarded: bool) -> None:
-        before = self.epoch
-        self.epoch += 1
-        sums = Counter(read())
-        kept = self.settled[1 - before % 2]
-        for key in {*self.live, *sums}:
-            self.live[key] = sums[key] + self.in_flight[key] + kept[key]
-        self.settled[before % 2].clear()
-
-    @staticmethod
-    def _add(counter: Counter[str], taken: Taken, sign: int) -> None:
-        for key in taken.vertices:
-            counter[key] += sign * taken.cores
 
 
 class Naive(Side):
@@ -300,7 +139,7 @@ class Naive(Side):
         caps = {}
         with self.engine.begin() as connection:
             for key, fields in cap_rows_of_shows(connection, [self.show.id]):
-                cap = dict(zip(fields[::2], fields[1::2], strict=True)).get(_cap_field(key))
+                cap = dict(zip(fields[::2], fields[1::2], strict=True)).get(cap_field(key))
                 if cap is not None:
                     caps[key] = float(cap)
         boundary(CAPS_READ)
@@ -321,15 +160,31 @@ class Naive(Side):
         self._recomputes()
         self.set_managed(False)
         meanwhile()
+        self._recomputes()
 
     def refill(self, meanwhile: Callable[[], object]) -> None:
         self._loads_caps()
         self._recomputes()
         meanwhile()
 
+    def wait_until_cut(self) -> None:
+        """The server was told nothing: it waits for as long as it takes."""
+        assert self.scalar("SHOW idle_in_transaction_session_timeout") == "0"
+
     def settle_down(self) -> None:
         for _ in range(3):
             self._recomputes()
+
+    def judge(self, figures: Figures, *, breaks: str, cap: int, room: int) -> None:
+        """Broken in the way it is said to be."""
+        if breaks == OVER_BOOKED:
+            assert figures.running > cap
+        elif breaks == DRIFTED:
+            assert self.counted() != self.figures().running
+        else:
+            self.submit()
+            finish(self.worker())
+            assert self.figures().running == figures.running < min(cap, room)
 
     def counted(self) -> int:
         return self.counters.counted(self.key)
@@ -358,10 +213,6 @@ class InEachProcess(InProcess):
         mine.load_caps(self._caps, guarded=False)
         mine.recompute(self._sums, zero_baseline=True, guarded=True)
         return self.actor(f"worker{len(self.actors)}", lambda: self._works(mine))
-
-
-def _cap_field(key: str) -> str:
-    return "burst" if key.startswith("acct:sub:") else "int_max_cores"
 
 
 _WAITING = text(

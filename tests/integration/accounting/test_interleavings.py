@@ -20,13 +20,13 @@ from tests.integration.accounting.interleaved import (
     SNAPSHOT,
     STARVED,
     Figures,
-    Ours,
     Side,
     Watched,
     finish,
     until,
 )
 from tests.integration.accounting.interleaved_naive import OnRedis
+from tests.integration.accounting.interleaved_ours import Ours
 
 
 @pytest.fixture(params=[Ours, OnRedis], ids=["ours", "naive"])
@@ -226,7 +226,7 @@ class TestAttribution:
 
 
 def test_a_show_handed_over_with_frames_of_cuebots_running(side: Side) -> None:
-    """I 6: only limits were seeded, so the frames Cuebot had running, and those it started meanwhile, counted nothing."""
+    """I 6: only limits were seeded, so what Cuebot had running, or started before it knew, counted nothing."""
     side.set_managed(False)
     side.start(side.submit(BURST - 1))
     late = side.submit()

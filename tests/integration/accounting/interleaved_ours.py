@@ -1,0 +1,186 @@
+"""The player of an interleaving that is production code: passes, recomputes, reseeds, flips, bootstraps."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from opencue_sched.accounting import bootstrap, keys, reconcile
+from opencue_sched.accounting import caps as caps_module
+from opencue_sched.accounting.bootstrap import ensure_bootstrapped, server_run_id
+from opencue_sched.accounting.caps import make_ledger, reseed_limits
+from opencue_sched.accounting.entries import Booking
+from opencue_sched.accounting.inventory import drift, take_stock
+from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.accounting.recompute import recompute
+from opencue_sched.accounting.sightings import Sightings
+from opencue_sched.accounting.snapshot import read_snapshot
+from opencue_sched.accounting.store_epoch import Epoch
+from opencue_sched.coordination.permits import LayerPermits
+from opencue_sched.dispatch.channels import RqdChannels
+from opencue_sched.dispatch.cluster_pass import PassRunner
+from opencue_sched.dispatch.commit import compensate
+from opencue_sched.dispatch.hosts import HostFeed
+from opencue_sched.dispatch.rest import LayerRest
+from opencue_sched.dispatch.settle import Settlement
+from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.domain.farm import Vertices
+from opencue_sched.operate.flip import hand_back, hand_over
+from opencue_sched.placement.changes import HostChanges
+from opencue_sched.settings import Settings
+from opencue_sched.store.schema import check_schema
+from tests.integration.accounting.interleaved import (
+    AGE,
+    BOOK,
+    BOOKED,
+    CAPS_READ,
+    LONGER,
+    SNAPSHOT,
+    UNDOING,
+    Figures,
+    Side,
+    finish,
+)
+from tests.integration.accounting.stepped_store import grow_older
+from tests.integration.accounting.stepping import Actor, Clock, SteppedRedis, boundary
+
+
+class Ours(Side):
+    """Passes, recomputes, reseeds, flips and bootstraps of production code; each worker with objects of its own."""
+
+    ours = True
+
+    def __init__(self, engine: Engine, client: SteppedRedis, clock: Clock, settings: Settings) -> None:
+        super().__init__(engine, client, clock, settings)
+        client.set(keys.EPOCH, Epoch.new(server_run_id(client)).text)
+        self.ledger = make_ledger(engine, client, owner="beat")
+        self.sightings = Sightings(client, clock=clock.monotonic, boot="test")
+        with engine.connect() as connection:
+            self.facts = check_schema(connection)
+
+    def worker(self) -> Actor:
+        name = f"worker{len(self.actors)}"
+        addresses = {self.host.name: "127.0.0.1:1"} if self.launches_fail else {}
+        rqd = self.settings.rqd.model_copy(update={"dry_run_mode": not self.launches_fail, "addresses": addresses})
+        settings = self.settings.model_copy(update={"rqd": rqd})
+        cluster = Cluster(self.alloc.facility_id, self.show.id, ClusterKind.ALLOC, (self.alloc.tag,), self.alloc.id)
+
+        def one_pass() -> object:
+            channels = RqdChannels(rqd)
+            try:
+                return self._runner(name, channels, settings).run(cluster, alive=lambda: True)
+            finally:
+                channels.close()
+
+        return self.actor(name, one_pass)
+
+    def _runner(self, name: str, channels: RqdChannels, settings: Settings) -> PassRunner:
+        ledger = make_ledger(self.engine, self.client, owner=name)
+        changes = HostChanges(self.client, "cue")
+        runner = PassRunner(
+            self.engine,
+            settings,
+            ledger,
+            HostFeed(self.engine, changes, settings.host_cache, instance=name),
+            LayerPermits(self.client, "cue"),
+            Settlement(self.engine, ledger, changes, channels, _marked(compensate, after=UNDOING)),
+            self.facts,
+            LayerRest(5.0),
+            clock=lambda: time.monotonic() + self.clock.now,
+        )
+        ledger.book = _marked(ledger.book, before=BOOK, after=BOOKED)  # type: ignore[method-assign]
+        return runner
+
+    def recompute(self) -> Actor:
+        return self.actor("recompute", self._recomputes)
+
+    def _recomputes(self) -> object:
+        return recompute(self.engine, self.ledger, age_seconds=AGE, sightings=self.sightings)
+
+    def load_caps(self) -> Actor:
+        return self.actor("caps", lambda: reseed_limits(self.engine, self.ledger, [self.show.id]))
+
+    def release(self, proc_id: str) -> None:
+        self.ledger.release([proc_id])
+
+    def stir(self) -> None:
+        job = self.jobs[-1]
+        ids = (self.show.id, self.alloc.id, job.folder_id, job.id, job.layers[0].id, self.show.dept_id)
+        booked = Booking(str(uuid.uuid4()), Vertices(*ids), 1)
+        self.ledger.book([booked])
+        self.ledger.rollback([booked])
+
+    def hand_over(self, meanwhile: Callable[[], object]) -> None:
+        how: dict[str, Any] = {"age_seconds": AGE, "sleep": self._sleep(meanwhile)}
+        hand_over(self.engine, self.ledger, self.show.id, quarantine_seconds=30, booking=True, **how)
+
+    def hand_back(self, meanwhile: Callable[[], object]) -> None:
+        settle = self.settings.accounting.commit_deadline
+        how: dict[str, Any] = {"age_seconds": AGE, "sleep": self._sleep(meanwhile)}
+        hand_back(self.engine, self.ledger, self.show.id, settle_seconds=settle, **how)
+
+    def _sleep(self, meanwhile: Callable[[], object]) -> Callable[[float], None]:
+        def sleep(seconds: float) -> None:
+            meanwhile()
+            self.clock.now += seconds
+
+        return sleep
+
+    def refill(self, meanwhile: Callable[[], object]) -> None:
+        filler = self.actor("filler", lambda: self._fills(self.ledger))
+        while filler.boundary != "sleep":
+            assert filler.step()
+        meanwhile()
+        self.clock.now += LONGER
+        finish(filler)
+
+    def _fills(self, ledger: Ledger) -> object:
+        return ensure_bootstrapped(self.engine, ledger, wait_age=AGE, sleep=self.clock.sleep)
+
+    def settle_down(self) -> None:
+        for _ in range(2):
+            self._recomputes()
+            self.pass_an_age()
+        self._recomputes()
+
+    def pass_an_age(self) -> None:
+        super().pass_an_age()
+        grow_older(self.client, LONGER)
+
+    def counted(self) -> int:
+        return int(self.client.hget(self.key, "int_cores") or 0)
+
+    def burst(self) -> float:
+        return float(self.client.hget(keys.subscription(self.show.id, self.alloc.id), "burst") or 0)
+
+    def judge(self, figures: Figures, *, breaks: str, cap: int, room: int) -> None:
+        """Within the cap; the ledger is the proc table, and each counter the sum of its entries."""
+        assert figures.running <= cap
+        stock = take_stock(self.ledger)
+        assert {i: r.entry for i, r in stock.records.items()} == dict(read_snapshot(self.engine).entries)
+        assert drift(stock) == {}
+        assert self.counted() == figures.running
+
+
+def mark_moments(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    """Make the moments inside of production code boundaries, and the clock of the bootstrap the test's."""
+    monkeypatch.setattr(bootstrap, "time", clock)
+    monkeypatch.setattr(reconcile, "read_snapshot", _marked(reconcile.read_snapshot, after=SNAPSHOT))
+    monkeypatch.setattr(caps_module, "cap_rows_of_shows", _marked(caps_module.cap_rows_of_shows, after=CAPS_READ))
+
+
+def _marked(function: Callable[..., Any], *, before: str = "", after: str = "") -> Callable[..., Any]:
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        if before:
+            boundary(before)
+        result = function(*args, **kwargs)
+        if after:
+            boundary(after)
+        return result
+
+    return marked
