@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import redis
+from redis.sentinel import SentinelConnectionPool
 
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.lua_scripts import ScriptCall, call_script, call_scripts
@@ -27,6 +28,20 @@ Pages = Literal["ready", "listed", "trash"]
 def life_ms(seconds: float) -> int:
     """A claim's life as the scripts want it: 0 for one that never ends."""
     return 0 if seconds == NEVER else max(1, round(seconds * 1000))
+
+
+def decoding(client: redis.Redis) -> redis.Redis:
+    """``client`` if it decodes responses; else one like it that does, with connections of its own.
+
+    Raises ValueError when it was made by way of Sentinels: then it must be made with ``decode_responses=True``.
+    """
+    if client.get_encoder().decode_responses:
+        return client
+    pool = getattr(client, "connection_pool", None)
+    if not isinstance(pool, redis.ConnectionPool) or isinstance(pool, SentinelConnectionPool):
+        raise ValueError("the client of a board must be made with decode_responses=True")
+    options = {**pool.connection_kwargs, "decode_responses": True}
+    return redis.Redis.from_pool(redis.ConnectionPool(connection_class=pool.connection_class, **options))
 
 
 @dataclass(frozen=True, slots=True)

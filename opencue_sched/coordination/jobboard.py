@@ -18,7 +18,7 @@ import redis
 import structlog
 from redis.exceptions import RedisError
 
-from opencue_sched.coordination.board import NEVER, BoardScripts, End, Listing, Pages, Steering, life_ms
+from opencue_sched.coordination.board import NEVER, BoardScripts, End, Listing, Pages, Steering, decoding, life_ms
 from opencue_sched.coordination.board_errors import BoardClosed, ClaimLost, JobFailure, NotFound, UnclaimableJob
 from opencue_sched.coordination.board_events import EventReader, Notifier
 from opencue_sched.coordination.board_iteration import JobIterator
@@ -46,7 +46,7 @@ class JobBoard:
     """A board in a namespace. ``claim_ttl`` is the life in seconds of claims made without an expiry of their own.
 
     ``persistence`` maps the uuid of a logbook to the logbook. ``clustered`` gives all keys one hash tag, for Redis
-    Cluster. The client stays the caller's; it must decode responses. Thread-safe.
+    Cluster. The client stays the caller's; from one that does not decode responses another is made. Thread-safe.
     """
 
     def __init__(
@@ -61,7 +61,8 @@ class JobBoard:
     ) -> None:
         self.name = name
         self.persistence = persistence
-        self._client = client
+        self._given = client
+        client = self._client = decoding(client)
         self._keys = BoardKeys(namespace, name, clustered)
         self._scripts = BoardScripts(client, self._keys)
         self._claim_ttl = claim_ttl
@@ -98,6 +99,8 @@ class JobBoard:
         """End notifications. Every later call raises BoardClosed; claims stay until they end."""
         self._connected = False
         self.notifier.stop()
+        if self._client is not self._given:
+            self._client.close()
 
     def __enter__(self) -> JobBoard:
         self.connect()

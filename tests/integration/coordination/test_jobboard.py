@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from opencue_sched.coordination.board import NEVER
 from opencue_sched.coordination.board_errors import BoardClosed, ClaimLost, JobFailure, NotFound, UnclaimableJob
 from opencue_sched.coordination.board_fetch import fetch
 from opencue_sched.coordination.entities import RegisteredEntity
-from opencue_sched.coordination.job import DOES_NOT_EXPIRE, NO_CLAIM, JobPriority, JobState, LogBook
+from opencue_sched.coordination.job import DOES_NOT_EXPIRE, NO_CLAIM, Job, JobPriority, JobState, LogBook
 from opencue_sched.coordination.jobboard import PAGE, JobBoard
 from tests.integration.coordination.polling import eventually
 
@@ -35,6 +36,54 @@ def test_a_board_is_connected_between_connect_and_close(redis_client):
     assert board.connected
     board.close()
     assert not board.connected
+
+
+def test_a_client_that_does_not_decode_will_do(redis_server, redis_client):
+    with redis.Redis.from_url(redis_server.url) as plain:
+        board = JobBoard(plain, "cue")
+        assert not board.connected
+        for _ in range(2):
+            with board:
+                job = board.claim(board.post("render", details={"shot": "sh10"}), "me")
+                assert (board.find_owner(job), next(board.iterjobs()).details) == ("me", {"shot": "sh10"})
+                board.consume(job, "me")
+        assert plain.ping()
+        by_sentinel = redis.sentinel.Sentinel([("127.0.0.1", 1)]).master_for("farm")
+        with pytest.raises(ValueError, match="decode_responses=True"):
+            JobBoard(by_sentinel, "cue")
+
+
+def test_the_board_has_the_names_of_taskflows():
+    """What code written for TaskFlow's boards calls, with the arguments it gives."""
+    operations = {
+        "connect": (),
+        "close": (),
+        "post": ("name", "book", "details", "priority"),
+        "iterjobs": ("only_unclaimed", "ensure_fresh"),
+        "wait": ("timeout",),
+        "find_owner": ("job",),
+        "claim": ("job", "who", "expiry"),
+        "abandon": ("job", "who"),
+        "consume": ("job", "who"),
+        "trash": ("job", "who"),
+        "register_entity": ("entity",),
+    }
+    for name, arguments in operations.items():
+        parameters = list(inspect.signature(getattr(JobBoard, name)).parameters)
+        assert parameters[1 : len(arguments) + 1] == list(arguments), name
+    assert isinstance(JobBoard.connected, property)
+    assert isinstance(JobBoard.job_count, property)
+    assert list(inspect.signature(Job.wait).parameters)[1:] == [
+        "timeout",
+        "delay",
+        "delay_multiplier",
+        "max_delay",
+        "sleep_func",
+    ]
+    assert [state.value for state in JobState] == ["UNCLAIMED", "CLAIMED", "COMPLETE", "TRASHED"]
+    assert {priority.value for priority in JobPriority} == {"VERY_HIGH", "HIGH", "NORMAL", "LOW", "VERY_LOW"}
+    assert issubclass(UnclaimableJob, JobFailure)
+    assert not issubclass(NotFound, JobFailure)
 
 
 def test_every_call_on_a_closed_board_fails_clearly(redis_client):
@@ -494,8 +543,10 @@ def test_waiting_for_the_end_of_a_job(board):
 
 
 def test_wake_ups_come_by_event(board):
-    """JB5: far below any polling interval; the median of ten, because machines are busy."""
-    assert sorted(_seconds_to_wake(board) for _ in range(10))[5] < 1.0
+    """JB5: within 50 ms, far below any polling interval; the best of ten, because machines are busy."""
+    seconds = sorted(_seconds_to_wake(board) for _ in range(10))
+    assert seconds[0] < 0.05
+    assert seconds[5] < 1.0
 
 
 def _seconds_to_wake(board) -> float:
