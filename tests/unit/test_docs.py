@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -41,3 +42,32 @@ def test_every_make_target_named_exists(document):
     makefile = (ROOT / "Makefile").read_text()
     for name in re.findall(r"`make ([a-z-]+)", document.read_text()):
         assert re.search(rf"^{name}:", makefile, re.M), f"{document.name}: make {name}"
+
+
+def names_of(path: Path) -> set[str]:
+    """Classes and functions of a test file, methods as Class::method."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names.add(node.name)
+            names |= {f"{node.name}::{each.name}" for each in ast.walk(node) if isinstance(each, ast.FunctionDef)}
+    return names
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_test_named_exists(document):
+    """As `test_x.py`, `test_x.py::test_name` or `test_x.py::TestClass::test_name`, with or without its folder."""
+    for file, name in re.findall(r"`((?:tests/[\w/]*)?test_[\w*]+\.py)(?:::([\w:]+))?`", document.read_text()):
+        found = [*ROOT.glob(file)] if "/" in file else [*(ROOT / "tests").rglob(file)]
+        assert found, f"{document.name}: {file}"
+        if name:
+            assert any(name in names_of(path) for path in found), f"{document.name}: {file}::{name}"
+
+
+@pytest.mark.parametrize("heading", ["What can interleave", "Failure modes"])
+def test_each_row_about_accounting_names_its_tests(heading):
+    section = (ROOT / "docs" / "accounting.md").read_text().partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 10
+    for row in rows:
+        assert re.search(r"`test_\w+\.py", row), row

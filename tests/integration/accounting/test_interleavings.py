@@ -122,8 +122,8 @@ class TestLostUpdate:
         other = until(side.worker(), BOOK)
         until(one, BOOKED)
         finish(side.recompute())
-        finish(one)
         finish(other)
+        finish(one)
         side.check(ours=Figures(4, 4), naive=Figures(5, 4), breaks=OVER_BOOKED)
 
     def test_a_booking_in_the_window_of_a_stalled_snapshot(self, side: Side) -> None:
