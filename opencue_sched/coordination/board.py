@@ -82,7 +82,9 @@ class BoardScripts:
         return call_script(self.client, script, self._parts, [self._prefix, *args])
 
     def call_each(self, script: str, argument_lists: Sequence[Sequence[str | int | float]]) -> list[Any]:
-        """One script with several arguments, in one round trip."""
+        """One script with several arguments, in one round trip; Redis Cluster takes no scripts in a pipeline."""
+        if isinstance(self.client, redis.RedisCluster):
+            return [self.call(script, *args) for args in argument_lists]
         calls = [ScriptCall(script, self._parts, [self._prefix, *args]) for args in argument_lists]
         return call_scripts(self.client, calls)[0] if calls else []
 

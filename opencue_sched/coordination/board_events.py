@@ -63,7 +63,7 @@ class EventReader:
         return [Event(fields["kind"], fields["job"], fields["name"]) for _, fields in entries]
 
     def _longest_block(self) -> float:
-        time_out = self._client.connection_pool.connection_kwargs.get("socket_timeout")
+        time_out = self._client.get_connection_kwargs().get("socket_timeout")
         return _BLOCK_SECONDS if time_out is None else min(_BLOCK_SECONDS, time_out / 2)
 
     def _newest(self) -> str:
