@@ -28,9 +28,10 @@ BURST = 4
 
 AGE, LONGER = 40.0, 60
 
-# Moments. A worker: planned and about to book; accepted by the counters; its transaction is to end; its launch failed
-# and what undoes it is written but not committed. A recompute: the proc table was read. A loader: caps were read.
-BOOK, BOOKED, COMMIT, UNDOING, SNAPSHOT, CAPS_READ = "book", "booked", "COMMIT", "undoing", "snapshot", "caps read"
+# Moments. A worker: it has its plan; it is about to book; the counters took it; its transaction is to end; its launch
+# failed, and what undoes it is written but not committed. A recompute: the proc table was read. A loader: so were caps.
+PLANNED, BOOK, BOOKED, COMMIT, UNDOING = "planned", "book", "booked", "COMMIT", "undoing"
+SNAPSHOT, CAPS_READ = "snapshot", "caps read"
 
 # Ways to break.
 OVER_BOOKED, DRIFTED, STARVED = "more runs than the cap", "off for good", "nothing more starts although there is room"

@@ -20,6 +20,7 @@ from tests.integration.accounting.interleaved import (
     CAPS_READ,
     DRIFTED,
     OVER_BOOKED,
+    PLANNED,
     SNAPSHOT,
     UNDOING,
     Figures,
@@ -51,6 +52,7 @@ class Naive(Side):
     def _works(self, counters: Counters) -> None:
         wanted = self._plan()
         try:
+            boundary(PLANNED)
             boundary(BOOK)
             accepted = [taken for taken in wanted if counters.book(taken)]
             boundary(BOOKED)

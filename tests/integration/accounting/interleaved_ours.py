@@ -22,6 +22,7 @@ from opencue_sched.accounting.sightings import Sightings
 from opencue_sched.accounting.snapshot import read_snapshot
 from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.coordination.permits import LayerPermits
+from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.channels import RqdChannels
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.commit import compensate
@@ -40,6 +41,7 @@ from tests.integration.accounting.interleaved import (
     BOOKED,
     CAPS_READ,
     LONGER,
+    PLANNED,
     SNAPSHOT,
     UNDOING,
     Figures,
@@ -170,6 +172,7 @@ class Ours(Side):
 def mark_moments(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     """Make the moments inside of production code boundaries, and the clock of the bootstrap the test's."""
     monkeypatch.setattr(bootstrap, "time", clock)
+    monkeypatch.setattr(cluster_pass, "plan_pass", _marked(cluster_pass.plan_pass, after=PLANNED))
     monkeypatch.setattr(reconcile, "read_snapshot", _marked(reconcile.read_snapshot, after=SNAPSHOT))
     monkeypatch.setattr(caps_module, "cap_rows_of_shows", _marked(caps_module.cap_rows_of_shows, after=CAPS_READ))
 

@@ -16,6 +16,7 @@ from tests.integration.accounting.interleaved import (
     BURST,
     COMMIT,
     OVER_BOOKED,
+    PLANNED,
     UNDOING,
     Figures,
     Side,
@@ -143,6 +144,17 @@ def test_a_show_handed_back_with_a_booking_in_flight(side: Side, moments: tuple[
     assert (running, table) == ((4, 4) if side.ours else (5, 4))
     if side.ours:
         assert side.counted() == 0, "its entries are retired"
+
+
+def test_a_show_handed_back_before_a_plan_is_booked(side: Side) -> None:
+    """Gap (e): a process that was stopped since it planned books and commits for a show that is Cuebot's by now."""
+    side.run(BURST - 1)
+    side.submit()
+    worker = until(side.worker(), PLANNED)
+    side.hand_back(lambda: None)
+    side.cuebot_fills()
+    finish(worker)
+    assert (side.running(), side.counted()) == ((4, 0) if side.ours else (5, 1))
 
 
 def test_a_show_handed_back_and_over_again_with_a_booking_in_flight(side: Side) -> None:
