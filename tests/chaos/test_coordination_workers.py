@@ -7,6 +7,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import textwrap
 import time
 import urllib.request
 from contextlib import contextmanager
@@ -455,6 +456,49 @@ def test_the_board_is_listed_trashed_and_restored_by_command(site):
     assert booked(site) == 1
     assert opencue_sched(site, "board", "restore", key).returncode == 0
     eventually(lambda: booked(site) == 2, 30, "the frame that waited")
+
+
+POISON = """
+    import redis
+    from opencue_sched.dispatch.cluster_pass import PassRunner
+    from opencue_sched.settings import get_settings
+
+    client = redis.Redis.from_url(get_settings().redis_dsn)
+    run = PassRunner.run
+
+    def poisoned(self, cluster, **options):
+        if client.exists("poison"):
+            raise RuntimeError("a row nobody foresaw")
+        return run(self, cluster, **options)
+
+    PassRunner.run = poisoned
+"""
+
+
+def test_a_poison_cluster_is_trashed_with_its_traceback_and_comes_back_when_restored(site):
+    """Its passes fail in a real worker, as often as they may."""
+    plant(site, frames=1)
+    (site.fleet.directory / "poison.py").write_text(textwrap.dedent(POISON), encoding="utf-8")
+    path = f"{site.fleet.directory}:{site.fleet.environment.get('PYTHONPATH', '')}"
+    site.client.set("poison", "1")
+    site.fleet.environment["OPENCUE_SCHED_COORDINATION__MAX_FAILURES"] = "2"
+    worker = site.fleet.worker("w1", "--include=poison", PYTHONPATH=path)
+    site.fleet.beat()
+    eventually(lambda: has_posting(site) and posting(site)["state"] == "trash", 60, "the trash")
+    key = _cluster_key(site)
+    (row,) = json.loads(opencue_sched(site, "board", "list", "--state", "trash", "--json").stdout)
+    assert (row["cluster"], row["failures"]) == (key, 2)
+    shown = opencue_sched(site, "board", "show", key).stdout
+    assert "Traceback (most recent call last)" in shown
+    assert "RuntimeError: a row nobody foresaw" in shown
+    fence = posting(site)["fence"]
+    sweeps = int(site.client.hget("cue:leader:beat:ticks", "sweep-clusters"))
+    eventually(lambda: int(site.client.hget("cue:leader:beat:ticks", "sweep-clusters")) > sweeps, 30, "a sweep")
+    assert (posting(site)["fence"], posting(site)["state"], booked(site)) == (fence, "trash", 0)
+    site.client.delete("poison")
+    assert opencue_sched(site, "board", "restore", key).returncode == 0
+    eventually(lambda: booked(site) == 1, 30, "the frame that waited")
+    assert worker.running
 
 
 def test_the_fleet_is_shown_with_its_leader_and_queues(site):
