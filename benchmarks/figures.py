@@ -4,13 +4,36 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, Self
 
 from rich.console import Console
 from rich.table import Table
 
 console = Console(stderr=True)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Several measurements of one thing: their median, the least and the greatest."""
+
+    median: float
+    least: float
+    greatest: float
+
+    @classmethod
+    def of(cls, values: Sequence[float], *, digits: int = 2) -> Self:
+        return cls(*(round(figure, digits) for figure in (median(values), min(values), max(values))))
+
+    def __str__(self) -> str:
+        return f"{self.median:,g} ({self.least:,g} - {self.greatest:,g})"
+
+
+def columns(rows: Sequence[Any]) -> list[dict[str, Any]]:
+    """Dataclasses as ``show`` takes them; spreads stay as they are."""
+    return [{name: getattr(row, name) for name in row.__dataclass_fields__} for row in rows]
 
 
 def show(rows: Sequence[dict[str, Any]], title: str) -> None:
@@ -28,5 +51,11 @@ def show(rows: Sequence[dict[str, Any]], title: str) -> None:
 def write_json(path: Path | None, value: Any) -> None:
     """Write the same figures as JSON."""
     if path is not None:
-        path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(value, indent=2, default=_plain) + "\n", encoding="utf-8")
         console.print(f"written to {path}")
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    raise TypeError(f"{value!r} has no place in JSON")
