@@ -1,0 +1,171 @@
+"""What becomes of a cluster's posting when a pass ends: how long it rests, who is told, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import OperationalError
+
+from opencue_sched.coordination.postings import ClaimKeeper, Offered, Refused
+from opencue_sched.dispatch.cluster_pass import PassRunner
+from opencue_sched.dispatch.dispatcher import Dispatcher
+from opencue_sched.dispatch.report import PassEnd, PassReport
+from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.settings import Rqd, Settings
+
+from .passes import Passes, passes
+
+SENT: list[Offered] = []
+
+
+@pytest.fixture
+def here(engine: Engine, settings: Settings) -> Iterator[Passes]:
+    SENT.clear()
+    with passes(engine, settings.model_copy(update={"rqd": Rqd(dry_run_mode=True)})) as runner:
+        yield runner
+
+
+@pytest.fixture
+def dispatcher(here: Passes) -> Iterator[Dispatcher]:
+    keeper = ClaimKeeper(here.sweeper._postings, ttl_seconds=3)
+    yield Dispatcher(here.settings, here.sweeper._postings, keeper, here.runner, "one", SENT.append)
+    keeper.stop()
+
+
+def a_posting(here: Passes) -> str:
+    ((_, offered),) = here.sweeper.sweep().send
+    return offered.uuid
+
+
+def rests(here: Passes, posting: str) -> float:
+    """Seconds until the posting may be claimed again."""
+    due = here.client.zscore("cue:board:clusters:delayed", posting)
+    if due is None:
+        return 0.0
+    seconds, micros = here.client.time()
+    return float(due) / 1000 - seconds - micros / 1e6
+
+
+def plant(engine: Engine, **layer: Any) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=2, hostname_tag=False)
+        farm.job([LayerSpec(**layer)])
+
+
+def test_a_cluster_that_booked_goes_on_at_once_with_a_message_of_its_own(
+    here: Passes, dispatcher: Dispatcher, engine: Engine
+) -> None:
+    plant(engine, frames=1)
+    posting = a_posting(here)
+    report = dispatcher.dispatch(posting)
+    assert isinstance(report, PassReport)
+    assert (report.ended, report.frames_booked) == (PassEnd.BOOKED, 1)
+    assert [offered.uuid for offered in SENT] == [posting]
+    assert rests(here, posting) <= 0
+    # the message that began this pass has been answered: a copy of it does nothing
+    assert isinstance(dispatcher.dispatch(posting, SENT[0].ticket - 1), Refused)
+
+
+def test_a_saturated_cluster_does_not_run_busily(here: Passes, dispatcher: Dispatcher, engine: Engine) -> None:
+    plant(engine, frames=1, cores=64)
+    posting = a_posting(here)
+    report = dispatcher.dispatch(posting)
+    assert isinstance(report, PassReport)
+    assert report.ended is PassEnd.SATURATED
+    assert rests(here, posting) == pytest.approx(5, abs=1)
+    assert SENT == []
+    assert isinstance(dispatcher.dispatch(posting), Refused)
+
+
+def test_an_empty_cluster_rests_longest(here: Passes, dispatcher: Dispatcher, engine: Engine) -> None:
+    plant(engine, frames=1)
+    posting = a_posting(here)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE job SET b_paused = true"))
+    report = dispatcher.dispatch(posting)
+    assert isinstance(report, PassReport)
+    assert report.ended is PassEnd.NO_JOBS
+    assert rests(here, posting) == pytest.approx(30, abs=1)
+
+
+def test_an_emptied_redis_is_looked_at_again_in_a_second(here: Passes, dispatcher: Dispatcher, engine: Engine) -> None:
+    plant(engine, frames=1)
+    posting = a_posting(here)
+    here.client.delete("acct:epoch")
+    report = dispatcher.dispatch(posting)
+    assert isinstance(report, PassReport)
+    assert report.ended is PassEnd.NOT_READY
+    assert 0 < rests(here, posting) <= 1
+
+
+def failing(here: Passes, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(PassRunner, "_gather", fail)
+
+
+def test_a_query_that_fails_costs_a_rest_and_not_the_scheduler(
+    here: Passes, dispatcher: Dispatcher, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Upstream's feed ended for good with the first query that failed."""
+    plant(engine, frames=1)
+    posting = a_posting(here)
+    with monkeypatch.context() as broken:
+        failing(here, broken, OperationalError("SELECT", {}, Exception("server closed the connection")))
+        report = dispatcher.dispatch(posting)
+    assert isinstance(report, PassReport)
+    assert (report.ended, report.frames_booked) == (PassEnd.QUERY_ERROR, 0)
+    assert rests(here, posting) == pytest.approx(30, abs=1)
+    # when it is roused and PostgreSQL is back, it books
+    ((_, again),) = here.sweeper.sweep(wake_shows=[report.cluster.show_id]).send
+    after = dispatcher.dispatch(again.uuid, again.ticket)
+    assert isinstance(after, PassReport)
+    assert after.frames_booked == 1
+
+
+def test_a_pass_that_crashes_is_told_and_tried_again_soon(
+    here: Passes, dispatcher: Dispatcher, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(engine, frames=1)
+    posting = a_posting(here)
+    failing(here, monkeypatch, KeyError("nobody thought of this"))
+    with pytest.raises(KeyError):
+        dispatcher.dispatch(posting)
+    assert 1 < rests(here, posting) <= 2
+
+
+@pytest.mark.parametrize("posting", ["", "x" * 40, "a" * 41, "../../etc/passwd", None, 7, ["a"]])
+def test_what_is_no_posting_id_is_refused(dispatcher: Dispatcher, posting: Any) -> None:
+    with pytest.raises(InvalidInput, match="is not the id of a posting"):
+        dispatcher.dispatch(posting)
+
+
+def test_a_posting_that_is_gone_is_refused(dispatcher: Dispatcher) -> None:
+    assert isinstance(dispatcher.dispatch("0" * 40), Refused)
+
+
+def test_a_scan_that_fails_keeps_the_clusters_that_were_awake(
+    here: Passes, dispatcher: Dispatcher, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Upstream cleared its awake set when a scan failed, and slept over waiting work."""
+    plant(engine, frames=1)
+    posting = a_posting(here)
+    with monkeypatch.context() as broken:
+
+        def fail(*_: Any) -> None:
+            raise OperationalError("SELECT", {}, Exception("canceling statement due to statement timeout"))
+
+        broken.setattr("opencue_sched.dispatch.sweep.scan_awake", fail)
+        with pytest.raises(OperationalError):
+            here.sweeper.sweep()
+    assert here.sweeper._postings.posted() != {}
+    report = dispatcher.dispatch(posting)
+    assert isinstance(report, PassReport)
+    assert report.frames_booked == 1
