@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -23,6 +24,7 @@ from opencue_sched.embedded.simulated_host import HostSpec as Machine
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
 from opencue_sched.operate.audit import run_audit
 from opencue_sched.settings import Rqd, Settings
+from opencue_sched.store.engine import make_engine
 
 from .passes import Passes, passes
 
@@ -216,3 +218,42 @@ def test_tags_and_operating_systems_in_every_spelling(engine: Engine, settings: 
     assert [where.get(job.id) for job in jobs][:2] == ["one", "two"]
     assert jobs[2].id in where
     assert jobs[3].id not in where
+
+
+def test_a_pass_holds_no_lock_and_no_transaction_while_hosts_are_asked(engine: Engine, settings: Settings) -> None:
+    """Upstream kept a session's advisory lock, and a transaction, open during the call to RQD."""
+    held = text(
+        "SELECT (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database ="
+        " (SELECT oid FROM pg_database WHERE datname = current_database())),"
+        " (SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        " AND xact_start IS NOT NULL AND pid <> pg_backend_pid())"
+    )
+    with site(engine, settings, [machine("one")]) as here:
+        here.job([LayerSpec(frames=1)])
+        here.rqds.freeze("one")
+        with ThreadPoolExecutor(1) as pool:
+            passing = pool.submit(here.passes)
+            deadline = time.monotonic() + 10
+            with engine.connect() as watcher:
+                while not watcher.execute(text("SELECT count(*) FROM proc")).scalar():
+                    assert time.monotonic() < deadline, "nothing was committed"
+                    watcher.rollback()
+                during = watcher.execute(held).one()
+                assert not passing.done()
+            here.rqds.thaw("one")
+            (report,) = passing.result(timeout=20)
+    assert tuple(during) == (0, 0)
+    assert report.frames_launched == 1
+
+
+def test_a_pass_needs_one_connection_at_a_time(engine: Engine, settings: Settings) -> None:
+    """Upstream needed two a dispatch, and with as many dispatches as connections they waited for each other."""
+    one = make_engine(
+        settings.model_copy(update={"database": settings.database.model_copy(update={"pool_size": 1})}),
+        application_name="one connection",
+    )
+    with site(engine, settings, [machine("one")]) as here:
+        here.job([LayerSpec(frames=3)])
+        with passes(one, here.runner.settings, "small") as small:
+            assert [report.frames_launched for report in small.drain()] == [3, 0]
+    one.dispose()
