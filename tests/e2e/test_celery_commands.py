@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -268,24 +269,49 @@ def test_what_is_no_task_of_ours_is_put_aside_and_other_formats_than_json_are_ne
     assert any("a.stranger" in letter.reason for letter in read_dead_letters(site.client, "cue"))
 
 
-def test_flower_shows_its_pages_and_metrics_on_loopback(site):
-    port = free_port()
-    site.fleet.flower(port)
+def get(port: int, path: str, *, password: str = "") -> tuple[int, str]:
+    """Status and body of a page of Flower; 0 while it does not listen."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}")
+    if password:
+        request.add_header("Authorization", f"Basic {base64.b64encode(password.encode()).decode()}")
     try:
+        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - a fixed scheme
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code, ""
+    except OSError:
+        return 0, ""
 
-        def get(path: str) -> tuple[int, str]:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
-                    return answer.status, answer.read().decode()
-            except OSError:
-                return 0, ""
 
+def test_flower_shows_its_pages_and_metrics_and_asks_for_a_password_off_loopback(site):
+    port, open_port = free_port(), free_port()
+    site.fleet.flower(port)
+    guarded = start(site, "flower", "--address=0.0.0.0", f"--port={open_port}", FLOWER_BASIC_AUTH="artist:secret")
+    try:
         log = site.fleet.log("flower")
-        eventually(lambda: get("/")[0] == 200, "Flower's page", log=log)
-        eventually(lambda: "one@localhost" in get("/workers?refresh=1")[1], "the worker's line", log=log)
-        eventually(lambda: "flower_events_total" in get("/metrics")[1], "Flower's metrics", log=log)
+        eventually(lambda: get(port, "/")[0] == 200, "Flower's page", log=log)
+        eventually(lambda: "one@localhost" in get(port, "/workers?refresh=1")[1], "the worker's line", log=log)
+        eventually(lambda: get(open_port, "/")[0] == 401, "the question for a password")
+        assert get(open_port, "/workers", password="artist:wrong")[0] == 401
+        site.books(1)
+        # Events are on: nothing else tells Flower of a task.
+        tasks = "/api/tasks?limit=5&taskname=opencue_sched.dispatch.dispatch_cluster"
+        eventually(lambda: "SUCCESS" in get(open_port, tasks, password="artist:secret")[1], "a task's end")
+        for page, shows in {
+            "/": "one@localhost",
+            "/workers": "one@localhost",
+            "/tasks": "tasks-table",
+            "/broker": "<td>cue:q:work:type:dispatch:group:default</td>",
+            "/metrics": "flower_events_total",
+            "/worker/one@localhost": "opencue_sched.sweep.sweep_clusters",
+        }.items():
+            status, body = get(port, page)
+            assert (status, shows in body) == (200, True), f"{page}: {status}\n{body[-3500:]}"
     finally:
         site.fleet.stop("flower")
+        guarded.terminate()
+        guarded.communicate(timeout=30)
 
 
 def test_what_cannot_work_says_why_and_ends(site):
