@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,11 +19,11 @@ from opencue_sched.accounting.connection import make_redis
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.domain.errors import InvalidInput, NotReady
-from opencue_sched.embedded.redis_server import bundled_redis
 from opencue_sched.embedded.services import EmbeddedRedis
 from opencue_sched.settings import Accounting, Settings
 from tests.integration.accounting.conftest import Store
 from tests.integration.accounting.world import World
+from tests.sentinel import WatchedPair, watched_pair
 
 
 def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
@@ -107,40 +106,14 @@ def test_a_replica_can_be_connected_to_but_not_booked_in(settings_url: str) -> N
 
 
 @pytest.fixture
-def sentinel(tmp_path: Path) -> Iterator[tuple[str, EmbeddedRedis, EmbeddedRedis]]:
-    """A master, its replica and a Sentinel that watches them: the URL and the two servers."""
-    with EmbeddedRedis() as first, EmbeddedRedis() as second, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
-        master, password = urlsplit(first.url), urlsplit(first.url).password
-        with redis.Redis.from_url(second.url) as replica:
-            replica.config_set("masterauth", password)
-            replica.config_set("requirepass", password)
-            replica.auth(password)
-            replica.replicaof(master.hostname, master.port)
-            until(lambda: replica.info("replication").get("master_link_status") == "up")
-        config = tmp_path / "sentinel.conf"
-        config.write_text(
-            f"bind 127.0.0.1\nport {port}\ndir {tmp_path}\nsentinel monitor farm {master.hostname} {master.port} 1\n"
-            f"sentinel auth-pass farm {password}\n"
-            "sentinel down-after-milliseconds farm 500\nsentinel failover-timeout farm 3000\n"
-        )
-        process = subprocess.Popen(
-            [str(bundled_redis()), str(config), "--sentinel"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        try:
-            yield f"sentinel://:{password}@127.0.0.1:{port}/farm", first, second
-        finally:
-            process.terminate()
-            process.wait(10)
+def sentinel(tmp_path: Path) -> Iterator[WatchedPair]:
+    with watched_pair(tmp_path) as pair:
+        yield pair
 
 
-def test_after_a_failover_nobody_books_on_the_replicas_copy(
-    engine: object, sentinel: tuple[str, EmbeddedRedis, EmbeddedRedis]
-) -> None:
-    url, first, _ = sentinel
-    client = make_redis(url, Settings(accounting=Accounting(redis_timeout=1)))
+def test_after_a_failover_nobody_books_on_the_replicas_copy(engine: object, sentinel: WatchedPair) -> None:
+    first = sentinel.first
+    client = make_redis(sentinel.url, Settings(accounting=Accounting(redis_timeout=1)))
 
     def answers() -> bool:
         try:

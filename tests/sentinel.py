@@ -1,0 +1,60 @@
+"""A master, its replica and a Sentinel that watches them, for tests of a failover."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import redis
+
+from opencue_sched.embedded.processes import GuardedProcess, free_port
+from opencue_sched.embedded.redis_server import EmbeddedRedis, bundled_redis
+
+
+@dataclass(frozen=True)
+class WatchedPair:
+    """``url`` names the master by way of the Sentinel; ``first`` is the master until it fails."""
+
+    url: str
+    first: EmbeddedRedis
+    second: EmbeddedRedis
+
+
+@contextmanager
+def watched_pair(directory: Path) -> Iterator[WatchedPair]:
+    """Start the three; the Sentinel alone decides (quorum 1), half a second after the master fell silent."""
+    with EmbeddedRedis() as first, EmbeddedRedis() as second:
+        port = free_port()
+        master, password = urlsplit(first.url), urlsplit(first.url).password
+        with redis.Redis.from_url(first.url) as main:
+            main.config_set("masterauth", password)
+        with redis.Redis.from_url(second.url) as replica:
+            replica.config_set("masterauth", password)
+            replica.config_set("requirepass", password)
+            replica.auth(password)
+            replica.replicaof(master.hostname, master.port)
+            _until(lambda: replica.info("replication").get("master_link_status") == "up")
+        config = directory / "sentinel.conf"
+        config.write_text(
+            f"bind 127.0.0.1\nport {port}\ndir {directory}\nsentinel monitor farm {master.hostname} {master.port} 1\n"
+            f"sentinel auth-pass farm {password}\n"
+            "sentinel down-after-milliseconds farm 500\nsentinel failover-timeout farm 3000\n",
+            encoding="utf-8",
+        )
+        sentinel = GuardedProcess([bundled_redis(), config, "--sentinel"], log=directory / "sentinel.log")
+        sentinel.start()
+        try:
+            yield WatchedPair(f"sentinel://:{password}@127.0.0.1:{port}/farm", first, second)
+        finally:
+            sentinel.stop()
+
+
+def _until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the replica did not follow its master in time"
+        time.sleep(0.05)
