@@ -71,13 +71,3 @@ def test_each_row_about_accounting_names_its_tests(heading):
     assert len(rows) > 10
     for row in rows:
         assert re.search(r"`test_\w+\.py", row), row
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_test_named_exists(document):
-    missing = []
-    for path, name in re.findall(r"`(?:tests/)?([\w/]+\.py)(?:::(test_\w+))?", document.read_text()):
-        files = [file for file in ROOT.glob("tests/**/*.py") if file.as_posix().endswith(f"/{path}")]
-        if name and not any(f"def {name}(" in file.read_text() for file in files):
-            missing.append(f"{path}::{name}")
-    assert missing == [], document.name
