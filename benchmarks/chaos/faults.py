@@ -1,7 +1,7 @@
 """What goes wrong: each kind of fault, its share, and how it ends by itself.
 
 A fault that lasts (a freeze, a lowered cap) puts its end on the agenda, so faults overlap. Everything is drawn from one
-seed; what it meets depends on the moment.
+seed; what it meets depends on the moment. Every kind is drawn once before any kind is drawn again.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
 from benchmarks.chaos.load import Cap, Load
+from benchmarks.chaos.silent_release import release_silently
 from benchmarks.chaos.site import Site
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.connection import make_redis
-from opencue_sched.accounting.recompute import recompute
 from opencue_sched.domain.errors import SchedulerError
 from opencue_sched.embedded.simulated_host import Answer
-from opencue_sched.operate.flip import hand_back, hand_over
+from opencue_sched.operate.flip import flip_show
 
 log = structlog.get_logger(__name__)
 
@@ -38,11 +38,12 @@ _SESSIONS = text(
     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
     "WHERE application_name LIKE 'opencue-sched worker%' OR application_name = 'opencue-sched-report'"
 )
-_MANAGE_SHOW = text("UPDATE show SET b_scheduler_managed = true WHERE pk_show = :show")
 _OPEN_SHOW = text("UPDATE show SET b_booking_enabled = true WHERE pk_show = :show")
 _FLIP_SETTLE_SECONDS = 2.5
 _FLIP_QUARANTINE_SECONDS = 1.0
 _FLIP_ATTEMPT_SECONDS = 1.0
+_PROCS_RELEASED_SILENTLY = 4
+_LOWER, _HIGHER = (0.0, 0.3, 0.5, 0.75), (1.5, 2.0, 3.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +61,16 @@ class Faults:
 
     def __init__(self, site: Site, load: Load, chance: random.Random) -> None:
         self.injected: list[Fault] = []
+        self.flips = self.flips_interrupted = 0
         self._site = site
         self._load = load
         self._chance = chance
         self._flipper: threading.Thread | None = None
         self._changed_caps: set[tuple[str, ...]] = set()
         self._down: set[str] = set()
+        self._slow_until = 0.0
+        self._in_vain = False
+        self._closing = threading.Event()
         self._client = make_redis(site.settings.redis_dsn, site.settings)
         self._ledger = make_ledger(site.engine, self._client, owner="chaos-flips")
         # kind -> (share, how). Losing a store takes the fleet several seconds each time, so it is rarer.
@@ -84,19 +89,30 @@ class Faults:
             "postgresql frozen": (2, self._freeze_postgres),
             "postgresql sessions cut": (2, self._cut_sessions),
             "notifications lost": (2, self._cut_listeners),
+            "releases dropped": (4, self._release_silently),
             "completions lost": (3, self._lose_completions),
             "launch answers lost": (3, self._lose_answers),
             "launches refused": (1.5, self._refuse_launches),
             "frames slow to set up": (1, self._slow_setup),
             "host frozen": (2, self._freeze_host),
             "host crashed": (1.5, self._crash_host),
-            "cap lowered": (12, self._lower_cap),
+            "cap lowered": (10, lambda: self._change_cap(_LOWER)),
+            "cap raised": (4, lambda: self._change_cap(_HIGHER)),
             "show flipped": (2, self._flip_show),
         }
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """Every kind there is."""
+        return frozenset(self._kinds)
 
     def inject(self) -> Fault | None:
         """One fault; None when the kind drawn finds no victim at the moment."""
         kinds = list(self._kinds)
+        if not self._in_vain:
+            had = {fault.kind for fault in self.injected}
+            kinds = [kind for kind in kinds if kind not in had] or kinds
+        self._in_vain = True
         (kind,) = self._chance.choices(kinds, weights=[self._kinds[it][0] for it in kinds])
         began = time.time()
         try:
@@ -106,16 +122,19 @@ class Faults:
             return None
         if target is None:
             return None
+        self._in_vain = False
         fault = Fault(kind, target, began, time.time())
         self.injected.append(fault)
         return fault
 
-    def wait_for_flips(self, seconds: float = 90.0) -> None:
-        """Return when no show is under way."""
+    def wait_for_flips(self, seconds: float = 90.0) -> bool:
+        """Whether, at last, no show is under way any more."""
         if self._flipper is not None:
             self._flipper.join(seconds)
+        return self._flipper is None or not self._flipper.is_alive()
 
     def close(self) -> None:
+        self._closing.set()
         self._client.close()
 
     # Processes
@@ -181,7 +200,15 @@ class Faults:
         with self._site.engine.begin() as connection:
             return f"{connection.execute(_LISTENERS).scalar()} listeners"
 
-    # Hosts
+    # Releases and hosts
+
+    def _release_silently(self) -> str | None:
+        """Not while frames are slow to set up: somebody who looks at a process before killing it would not find it."""
+        if time.monotonic() < self._slow_until:
+            return None
+        with self._site.engine.begin() as connection:
+            count = release_silently(connection, most=_PROCS_RELEASED_SILENTLY)
+        return f"{count} procs" if count else None
 
     def _lose_completions(self) -> str:
         farm = self._chance.choice(self._site.farms)
@@ -204,8 +231,10 @@ class Faults:
 
     def _slow_setup(self) -> str:
         farm, seconds = self._chance.choice(self._site.farms), self._chance.uniform(0.5, 3.0)
+        lasts = self._chance.uniform(1.0, 3.0)
         farm.behave(setup_seconds=seconds)
-        self._site.agenda.later(self._chance.uniform(1.0, 3.0), lambda: farm.behave(setup_seconds=0.0))
+        self._slow_until = max(self._slow_until, time.monotonic() + lasts + seconds)
+        self._site.agenda.later(lasts, lambda: farm.behave(setup_seconds=0.0))
         return f"{farm.specs[0].name[:-4]} by {seconds:.1f} s"
 
     def _freeze_host(self) -> str:
@@ -233,15 +262,15 @@ class Faults:
 
     # Caps and flags
 
-    def _lower_cap(self) -> str | None:
-        """Lower a cap, sometimes below use or to next to nothing, sometimes without a word; raise it again later."""
+    def _change_cap(self, factors: tuple[float, ...]) -> str | None:
+        """Change a cap, sometimes to less than is in use or to next to nothing, sometimes without a word; and back."""
         caps = [*self._load.caps, *self._load.job_caps()]
         cap = self._chance.choice(caps)
         identity = (cap.kind, *cap.where.values())
         if identity in self._changed_caps:
             return None
         least = 0 if cap.kind in ("subscription", "limit") else 1
-        value = max(least, int(cap.value * self._chance.choice((0.0, 0.3, 0.5, 0.75))))
+        value = max(least, int(cap.value * self._chance.choice(factors)))
         silent = self._chance.random() < 0.3
         with self._site.engine.begin() as connection:
             cap.write(connection, value, silent=silent)
@@ -268,35 +297,35 @@ class Faults:
         return name
 
     def _flip(self, show_id: str, seconds: float) -> None:
-        """Off and on again by our own command. One that a fault interrupts is put right as an operator would."""
-        age = self._site.settings.accounting.in_flight_age
-        try:
-            hand_back(self._site.engine, self._ledger, show_id, settle_seconds=_FLIP_SETTLE_SECONDS, age_seconds=age)
-            time.sleep(seconds)
-            hand_over(
-                self._site.engine,
-                self._ledger,
-                show_id,
-                quarantine_seconds=_FLIP_QUARANTINE_SECONDS,
-                age_seconds=age,
-            )
-        except (SQLAlchemyError, SchedulerError, RedisError) as error:
-            log.info("flip_interrupted", show=show_id, reason=str(error).partition("\n")[0])
-            self._open_show(show_id, age)
+        """Off and on again by our own command; again, as an operator would, where a fault came between."""
+        self._flip_until_done(show_id, managed=False, wait=_FLIP_SETTLE_SECONDS)
+        time.sleep(seconds)
+        self._flip_until_done(show_id, managed=True, wait=_FLIP_QUARANTINE_SECONDS)
+        self._let_book(show_id)
 
-    def _open_show(self, show_id: str, age: float) -> None:
-        """Managed, counted, and only then booking."""
-        while True:
+    def _flip_until_done(self, show_id: str, *, managed: bool, wait: float) -> None:
+        age = self._site.settings.accounting.in_flight_age
+        while not self._closing.is_set():
+            try:
+                flip_show(self._site.engine, self._ledger, show_id, managed=managed, wait_seconds=wait, age_seconds=age)
+            except (SQLAlchemyError, SchedulerError, RedisError) as error:
+                self.flips_interrupted += 1
+                log.info("flip_interrupted", show=show_id, managed=managed, reason=str(error).partition("\n")[0])
+                time.sleep(_FLIP_ATTEMPT_SECONDS)
+            else:
+                self.flips += 1
+                return
+
+    def _let_book(self, show_id: str) -> None:
+        """A flip that died remembers in Redis that the show booked; when that is emptied too, a person must say so."""
+        while not self._closing.is_set():
             try:
                 with self._site.engine.begin() as connection:
-                    connection.execute(_MANAGE_SHOW, {"show": show_id})
-                recompute(self._site.engine, self._ledger, [show_id], age_seconds=age)
-                with self._site.engine.begin() as connection:
                     connection.execute(_OPEN_SHOW, {"show": show_id})
-                return
-            except (SQLAlchemyError, SchedulerError, RedisError) as error:
-                log.info("show_not_open_yet", show=show_id, reason=str(error).partition("\n")[0])
+            except SQLAlchemyError:
                 time.sleep(_FLIP_ATTEMPT_SECONDS)
+            else:
+                return
 
 
 def _freeze_tree(pid: int) -> list[int]:

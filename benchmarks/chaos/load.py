@@ -23,6 +23,8 @@ FOLDER_CAPS = {"alpha": 20, "beta": 14, "gamma": 16}
 SHOTS_CAP = 7
 LIMITS = {"nuke": 4, "houdini": 6}
 JOB_CAPS = (-1, 3, 5, 8, 12)
+# More layers with a licence than the licences can serve would in time leave only such work, and no other cap in use.
+LICENSED = 0.1
 
 _WAITING = text(
     "SELECT j.pk_show, count(*) AS jobs, coalesce(sum(s.int_waiting_count + s.int_depend_count), 0) AS waiting "
@@ -124,7 +126,7 @@ class Load:
             frames=chance.randint(4, 16),
             cores=chance.choice((0.5, 1, 1, 1, 2, 2, 3)),
             tags=chance.choice((*ALLOCS, " | ".join(ALLOCS))),
-            limits=[limit for limit in self._limits if chance.random() < 0.25],
+            limits=[limit for limit in self._limits if chance.random() < LICENSED],
         )
 
     def job_caps(self) -> list[Cap]:

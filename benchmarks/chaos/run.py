@@ -20,7 +20,10 @@ from opencue_sched.operate.audit import run_audit
 
 LEAST_SAMPLES_PER_SECOND = 20.0
 PROGRESS_SECONDS = 5.0
+# Between two faults. A short run has shorter ones, so that every kind still has its turn.
 PAUSE_SECONDS = (0.2, 3.5)
+SHORT_PAUSE_SECONDS = (0.1, 1.0)
+_SHORT_RUN_SECONDS = 120.0
 _TICK_SECONDS = 0.1
 _REFILL_SECONDS = 0.5
 _READY_SECONDS = 60.0
@@ -69,8 +72,9 @@ class _Run:
 
     def break_things(self, seconds: float) -> None:
         end = time.monotonic() + seconds
+        pauses = SHORT_PAUSE_SECONDS if seconds < _SHORT_RUN_SECONDS else PAUSE_SECONDS
         while time.monotonic() < end:
-            self._until(lambda: False, self._chance.uniform(*PAUSE_SECONDS), "")
+            self._until(lambda: False, self._chance.uniform(*pauses), "")
             fault = self._faults.inject()
             if fault is not None:
                 self._console.print(f"{self._clock()}  {fault.kind}: {fault.target}")
@@ -78,7 +82,8 @@ class _Run:
     def come_to_rest(self) -> None:
         """No more faults; frames that start now do not end. When the caps are full nothing moves: then all agree."""
         self._site.agenda.run_due(everything=True)
-        self._faults.wait_for_flips()
+        if not self._faults.wait_for_flips():
+            self._report.violations.append("a show was still being flipped 90 s after the last fault")
         self._site.agenda.run_due(everything=True)
         began = time.monotonic()
         self._until(self._site.crew.all_ready, _READY_SECONDS, "the processes being up again")
@@ -111,20 +116,19 @@ class _Run:
         known = sorted(value for values in found.values() for value in values if value is not None)
         report.by_kind = verdict.figures(found)
         report.faults = len(self._faults.injected)
+        report.kinds_not_injected = sorted(self._faults.kinds - found.keys())
+        report.flips, report.flips_interrupted = self._faults.flips, self._faults.flips_interrupted
         if known:
             report.recovery_median, report.recovery_longest = round(known[len(known) // 2], 2), round(known[-1], 2)
         report.bookings, report.jobs = len(witness.booked), self._load.jobs
-        report.runs = sum(len(farm.runs()) for farm in farms)
-        away = [(f.began - 0.1, f.over + 0.5) for f in self._faults.injected if f.kind.startswith("postgresql")]
-        rate, gap = verdict.sample_figures(witness.samples, away)
-        report.samples, report.samples_per_second = len(witness.samples), round(rate, 1)
-        report.longest_gap_between_samples = round(gap, 2)
-        report.bookings_straddling_a_lowered_cap = witness.straddling
-        report.latest_straddling = round(witness.latest_straddling, 3)
-        overlaps = verdict.overlaps(farms)
+        runs = verdict.all_runs(farms)
+        report.runs = len(runs)
+        report.runs_the_sampler_missed = sum(run.proc_id not in witness.seen for run in runs)
+        self._judge_sampler()
+        overlaps = verdict.overlaps(runs, time.monotonic())
         report.overlapping_runs = len(overlaps)
         report.longest_overlap = round(max(overlaps, default=0.0), 2)
-        report.frames_rendered_twice = verdict.rendered_twice(farms)
+        report.frames_rendered_twice = verdict.rendered_twice(runs)
         report.starts_failed = dict(self._site.crew.starts_failed)
         report.log_errors = verdict.log_errors(self._site.crew.fleet.directory)
         with self._site.engine.connect() as connection:
@@ -134,8 +138,19 @@ class _Run:
         self._named("over a cap", [str(excess) for excess in witness.violations])
         self._named("processes that fell", self._site.crew.fell)
         self._named("damage to RQD", [line for farm in farms for line in farm.violations()])
-        if rate < LEAST_SAMPLES_PER_SECOND:
-            report.violations.append(f"only {rate:.1f} samples a second")
+
+    def _judge_sampler(self) -> None:
+        """A sampler that did not look is a violation too: without it nothing is shown."""
+        report, witness = self._report, self._witness
+        away = [(f.began - 0.1, f.over + 0.5) for f in self._faults.injected if f.kind.startswith("postgresql")]
+        seen = verdict.sample_figures(witness.samples, away, began=witness.began, ended=witness.ended)
+        report.samples, report.samples_per_second = seen.count, round(seen.per_second, 1)
+        report.median_gap_between_samples = round(seen.median_gap, 4)
+        report.longest_gap_between_samples = round(seen.longest_gap, 2)
+        report.bookings_straddling_a_lowered_cap = witness.straddling
+        report.latest_straddling = round(witness.latest_straddling, 3)
+        if seen.per_second < LEAST_SAMPLES_PER_SECOND:
+            report.violations.append(f"only {seen.per_second:.1f} samples a second")
 
     def _named(self, what: str, offenders: list[str]) -> None:
         if offenders:

@@ -155,10 +155,12 @@ class Witness:
     def __init__(self, database_url: str) -> None:
         self.samples: list[float] = []
         self.booked: list[float] = []
+        self.seen: set[str] = set()
         self.violations: list[dict[str, Any]] = []
         self.straddling = 0
         self.latest_straddling = 0.0
         self.procs = self.centicores = 0
+        self.began = self.ended = time.time()
         url = database_url.replace("+psycopg2", "")
         root = str(Path(__file__).resolve().parents[2])
         self._process = subprocess.Popen(
@@ -175,15 +177,23 @@ class Witness:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             said = json.loads(line)
+            if not self.samples and said["samples"]:
+                self.began = said["samples"][0]
             self.samples += said["samples"]
             self.booked += said["booked"]
+            self.seen.update(said["ids"])
             self.violations += said["violations"]
             self.straddling, self.latest_straddling = said["straddling"], said["latest"]
             self.procs, self.centicores = said["procs"], said["centicores"]
 
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
     def stop(self) -> None:
         """Let it finish; afterwards everything it saw is here. Raises ServiceFailed if it had died."""
         assert self._process.stdin is not None
+        self.ended = time.time()
         self._process.stdin.close()
         code = self._process.wait(30)
         self._thread.join(10)

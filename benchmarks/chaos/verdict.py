@@ -8,13 +8,14 @@ import json
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from sqlalchemy import Connection, text
 
 from benchmarks.chaos.faults import Fault
+from opencue_sched.embedded.simulated_host import FrameRun
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
 
 NAMED = 10
@@ -29,10 +30,12 @@ _UNFINISHED = text(
     WHERE f.str_state <> 'SUCCEEDED' ORDER BY f.ts_updated
     """
 )
-_COUNTED_TWICE = text(
+# Statuses that only a report of RQD brings; what the scheduler itself says of a lost run are others.
+_REPORTED_STATUSES = (0, 1)
+_RESULTS = text(
     """
-    SELECT pk_frame, count(*) AS times FROM frame_history
-    WHERE int_ts_stopped > 0 AND int_exit_status = 0 GROUP BY pk_frame HAVING count(*) > 1
+    SELECT pk_frame, str_host, int_exit_status, count(*) AS times FROM frame_history
+    WHERE int_ts_stopped > 0 AND int_exit_status = ANY(:statuses) GROUP BY pk_frame, str_host, int_exit_status
     """
 )
 _SUCCESSES = text("SELECT coalesce(sum(int_frame_success_count), 0) FROM job_usage")
@@ -57,6 +60,9 @@ class ChaosReport:
     seconds: float
     workers: int
     faults: int = 0
+    kinds_not_injected: list[str] = field(default_factory=list)
+    flips: int = 0
+    flips_interrupted: int = 0
     by_kind: list[FaultFigures] = field(default_factory=list)
     recovery_median: float | None = None
     recovery_longest: float | None = None
@@ -66,7 +72,9 @@ class ChaosReport:
     runs: int = 0
     samples: int = 0
     samples_per_second: float = 0.0
+    median_gap_between_samples: float = 0.0
     longest_gap_between_samples: float = 0.0
+    runs_the_sampler_missed: int = 0
     bookings_straddling_a_lowered_cap: int = 0
     latest_straddling: float = 0.0
     frames_rendered_twice: int = 0
@@ -96,23 +104,47 @@ def unfinished(connection: Connection) -> list[str]:
 
 
 def results_counted_wrongly(connection: Connection, farms: Sequence[SimulatedFarm]) -> list[str]:
-    """Frames with two results, and results without a run: history and usage against what the hosts recorded."""
-    wrong = [f"frame {row.pk_frame} has {row.times} results" for row in connection.execute(_COUNTED_TWICE)]
+    """Results that are not one for one those of runs: history and usage against what the hosts recorded."""
+    results = {
+        (row.pk_frame, row.str_host, row.int_exit_status): row.times
+        for row in connection.execute(_RESULTS, {"statuses": list(_REPORTED_STATUSES)})
+    }
     succeeded = set(connection.execute(_SUCCEEDED).scalars())
     counted = int(connection.execute(_SUCCESSES).scalar() or 0)
+    wrong = wrong_results(results, succeeded, all_runs(farms))
     if counted != len(succeeded):
         wrong.append(f"{counted} successes are counted for {len(succeeded)} frames that succeeded")
-    rendered = {run.frame_id for farm in farms for run in farm.runs() if run.exit_status == 0 and not run.killed}
-    wrong += [f"frame {frame_id} succeeded without a run that did" for frame_id in sorted(succeeded - rendered)]
     return wrong
 
 
-def overlaps(farms: Sequence[SimulatedFarm]) -> list[float]:
-    """Seconds for which each two runs of one frame ran at once, on whatever hosts."""
+def wrong_results(
+    results: Mapping[tuple[str, str, int], int], succeeded: Iterable[str], runs: Iterable[FrameRun]
+) -> list[str]:
+    """``results``: how often (frame, host, exit status) was counted. Each must be a run of its own that ended so."""
+    ended = Counter((run.frame_id, run.host_name, run.exit_status) for run in runs if run.exit_status is not None)
+    good = Counter(frame_id for (frame_id, _, status), times in results.items() if status == 0 for _ in range(times))
+    wrong = [f"frame {frame_id} succeeded {times} times" for frame_id, times in good.items() if times > 1]
+    wrong += [
+        f"frame {frame_id} has {times} results with status {status} from {host}, where {ended[frame_id, host, status]} "
+        "of its runs ended so"
+        for (frame_id, host, status), times in results.items()
+        if times > ended[frame_id, host, status]
+    ]
+    wrong += [f"frame {frame_id} succeeded without a result" for frame_id in sorted(set(succeeded) - set(good))]
+    return wrong
+
+
+def all_runs(farms: Iterable[SimulatedFarm]) -> list[FrameRun]:
+    """Every run on any host, by start."""
+    return sorted((run for farm in farms for run in farm.runs()), key=lambda run: run.started)
+
+
+def overlaps(runs: Iterable[FrameRun], now: float) -> list[float]:
+    """Seconds for which each run of a frame ran beside an earlier one, on whatever hosts. ``now``: time.monotonic()."""
     seconds = []
     latest: dict[str, float] = {}
-    for run in sorted((run for farm in farms for run in farm.runs()), key=lambda run: run.started):
-        ended = run.ended if run.ended is not None else float("inf")
+    for run in sorted(runs, key=lambda run: run.started):
+        ended = run.ended if run.ended is not None else now
         before = latest.get(run.frame_id, float("-inf"))
         if before > run.started:
             seconds.append(min(before, ended) - run.started)
@@ -120,9 +152,9 @@ def overlaps(farms: Sequence[SimulatedFarm]) -> list[float]:
     return seconds
 
 
-def rendered_twice(farms: Sequence[SimulatedFarm]) -> int:
+def rendered_twice(runs: Iterable[FrameRun]) -> int:
     """Frames whose process ended well more than once: work done in vain, not results counted."""
-    good = Counter(run.frame_id for farm in farms for run in farm.runs() if run.exit_status == 0 and not run.killed)
+    good = Counter(run.frame_id for run in runs if run.exit_status == 0 and not run.killed)
     return sum(count > 1 for count in good.values())
 
 
@@ -146,15 +178,43 @@ def figures(found: dict[str, list[float | None]]) -> list[FaultFigures]:
     return sorted(lines, key=lambda line: -(line.longest_seconds or 0.0))
 
 
-def sample_figures(samples: Sequence[float], away: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(samples a second, longest gap) apart from the spans in which the database was kept from answering."""
-    gaps = []
-    for before, after in itertools.pairwise(samples):
-        if not any(began < after and ended > before for began, ended in away):
-            gaps.append(after - before)
-    if not gaps:
-        return 0.0, 0.0
-    return len(gaps) / sum(gaps), max(gaps)
+@dataclass(frozen=True, slots=True)
+class SampleFigures:
+    """How well the sampler saw, apart from the spans in which the database was kept from answering. Seconds."""
+
+    count: int
+    per_second: float
+    median_gap: float
+    longest_gap: float
+
+
+def sample_figures(
+    samples: Sequence[float], away: Iterable[tuple[float, float]], *, began: float, ended: float
+) -> SampleFigures:
+    """The figures for ``began`` to ``ended``: a sampler that stopped early has a long gap and a low rate."""
+    spans = _merged(away, began, ended)
+    watched = ended - began - sum(end - start for start, end in spans)
+    seen = [at for at in samples if not any(start <= at <= end for start, end in spans)]
+    if not seen or watched <= 0:
+        return SampleFigures(0, 0.0, watched, watched)
+    gaps = [
+        after - before - sum(max(0.0, min(after, end) - max(before, start)) for start, end in spans)
+        for before, after in itertools.pairwise([began, *samples, ended])
+    ]
+    return SampleFigures(len(samples), len(seen) / watched, statistics.median(gaps), max(gaps))
+
+
+def _merged(spans: Iterable[tuple[float, float]], began: float, ended: float) -> list[tuple[float, float]]:
+    """The same spans between ``began`` and ``ended``, without overlaps."""
+    merged: list[tuple[float, float]] = []
+    for start, end in sorted((max(start, began), min(end, ended)) for start, end in spans):
+        if start >= end:
+            continue
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
 
 
 def log_errors(directory: Path) -> dict[str, int]:

@@ -1,0 +1,205 @@
+"""The chaos benchmark's witness on a real database: it must see what is made wrong by hand, and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+
+from benchmarks.chaos.silent_release import release_silently
+from benchmarks.chaos.site import Witness
+from benchmarks.chaos.verdict import results_counted_wrongly, sample_figures, unfinished
+from opencue_sched.embedded.processes import ServiceFailed
+from opencue_sched.embedded.services import EmbeddedPostgres
+from opencue_sched.store.schema import upgrade
+from tests.farm import Farm, LayerSpec
+from tests.integration.coordination.polling import eventually
+
+NAMES = itertools.count()
+OTHERS_SUCCEEDED = text("UPDATE frame SET str_state = 'SUCCEEDED' WHERE pk_frame <> ALL(:frames)")
+SET_STATE = text("UPDATE frame SET str_state = :state, str_host = 'h', int_exit_status = 0 WHERE pk_frame = :frame")
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    """A migrated database of a server that keeps commit timestamps, as the sampler needs it."""
+    with EmbeddedPostgres(configuration={"track_commit_timestamp": "on"}, in_memory=True) as server:
+        upgrade(server.url)
+        engine = create_engine(server.url)
+        yield engine
+        engine.dispose()
+
+
+class Bookings:
+    """A show whose caps allow two cores each, one host, six waiting frames; books them one by one, caps or not."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        with engine.begin() as connection:
+            connection.execute(text("DELETE FROM proc"))
+            farm = Farm(connection, seed=next(NAMES))
+            show = farm.show(f"show{next(NAMES)}", folder_max_cores=20)
+            farm.subscription(show, farm.default_alloc(), size=20)
+            limit = farm.limit(f"limit{next(NAMES)}", 20)
+            layer = LayerSpec(frames=6, limits=[limit])
+            self.job = farm.job([layer], show=show, name=f"{show.name}-job", max_cores=20)
+            self.host = farm.host(name=f"host{next(NAMES)}", cores=8)
+        self.where = {
+            "subscription": ("int_burst", "pk_show", show.id),
+            "folder_resource": ("int_max_cores", "pk_folder", self.job.folder_id),
+            "job_resource": ("int_max_cores", "pk_job", self.job.id),
+            "limit_record": ("int_max_value", "pk_limit_record", limit),
+        }
+        self._frames = iter(self.job.frames)
+
+    def cap(self, table: str, value: int) -> None:
+        column, key, id_ = self.where[table]
+        unit = 1 if table == "limit_record" else 100
+        statement = text(f"UPDATE {table} SET {column} = :value WHERE {key} = :id")  # noqa: S608 - names from above
+        with self._engine.begin() as connection:
+            connection.execute(statement, {"value": value * unit, "id": id_})
+
+    def book(self, *, meanwhile: tuple[str, int] | None = None) -> str:
+        """Id of a new proc. ``meanwhile``: a cap changed by somebody else before the booking's COMMIT."""
+        with self._engine.begin() as connection:
+            (proc_id,) = Farm(connection, seed=next(NAMES)).run([next(self._frames)], self.host)
+            if meanwhile is not None:
+                self.cap(*meanwhile)
+        return proc_id
+
+    def release(self, proc_id: str) -> None:
+        with self._engine.begin() as connection:
+            connection.execute(text("DELETE FROM proc WHERE pk_proc = :id"), {"id": proc_id})
+
+
+@pytest.fixture
+def bookings(engine: Engine) -> Bookings:
+    return Bookings(engine)
+
+
+@pytest.fixture
+def witness(engine: Engine, bookings: Bookings) -> Iterator[Witness]:
+    """It watches from before the first booking. The test stops it, or it is stopped."""
+    found = Witness(engine.url.render_as_string(hide_password=False))
+    eventually(lambda: found.samples, 20, "the first sample")
+    yield found
+    if found.running:
+        found.stop()
+
+
+def look_again(witness: Witness) -> None:
+    """Wait until it has looked at the present state."""
+    count = len(witness.samples)
+    eventually(lambda: len(witness.samples) > count + 30, 20, "more samples")
+
+
+@pytest.mark.parametrize(
+    ("table", "vertex"),
+    [
+        ("subscription", "sub"),
+        ("folder_resource", "folder"),
+        ("job_resource", "job"),
+        ("limit_record", "limit"),
+    ],
+)
+def test_one_booking_above_any_cap_is_a_violation(bookings, witness, table, vertex):
+    bookings.cap(table, 2)
+    procs = [bookings.book() for _ in range(3)]
+    witness.stop()
+    (violation,) = witness.violations
+    assert (violation["proc_id"], violation["vertex"].split(":")[0]) == (procs[2], vertex)
+    assert violation["held"] > violation["cap"]
+    assert witness.seen == set(procs)
+    assert len(witness.booked) == 3
+
+
+def test_a_lowered_cap_is_passed_by_the_next_booking_only(bookings, witness):
+    procs = [bookings.book() for _ in range(3)]
+    look_again(witness)
+    bookings.cap("subscription", 1)
+    look_again(witness)
+    assert witness.violations == []
+    bookings.release(procs[0])
+    late = bookings.book()
+    witness.stop()
+    assert [violation["proc_id"] for violation in witness.violations] == [late]
+    assert witness.straddling == 0
+
+
+def test_a_cap_that_is_lowered_before_the_commit_of_a_booking_is_told_apart(bookings, witness):
+    bookings.book()
+    look_again(witness)
+    bookings.book(meanwhile=("subscription", 1))
+    witness.stop()
+    assert witness.violations == []
+    assert witness.straddling == 1
+    assert 0 < witness.latest_straddling < 5
+
+
+def test_bookings_within_raised_caps_are_no_violation(bookings, witness):
+    bookings.cap("subscription", 2)
+    for _ in range(2):
+        bookings.book()
+    bookings.cap("subscription", 4)
+    for _ in range(2):
+        bookings.book()
+    witness.stop()
+    assert witness.violations == []
+    assert len(witness.samples) > 0
+
+
+def test_a_witness_that_dies_is_noticed(engine):
+    found = Witness("no URL at all")
+    eventually(lambda: not found.running, 20, "its end")
+    with pytest.raises(ServiceFailed):
+        found.stop()
+
+
+def test_a_witness_that_sees_nothing_has_no_samples(engine):
+    found = Witness("postgresql+psycopg2://nobody@127.0.0.1:1/none")
+    eventually(lambda: time.time() > found.began + 1.0)
+    found.stop()
+    assert found.samples == []
+    assert sample_figures(found.samples, [], began=found.began, ended=found.ended).per_second == 0
+
+
+def test_frames_left_and_results_without_runs_are_named(engine, bookings):
+    twice, lost = bookings.job.frames[:2]
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM frame_history"))
+        connection.execute(OTHERS_SUCCEEDED, {"frames": [twice, lost]})
+        connection.execute(text("UPDATE job_usage SET int_frame_success_count = 0"))
+    for state in ("RUNNING", "SUCCEEDED") * 2:
+        with engine.begin() as connection:
+            connection.execute(SET_STATE, {"state": state, "frame": twice})
+    with engine.connect() as connection:
+        (left,) = unfinished(connection)
+        wrong = results_counted_wrongly(connection, [])
+    assert left.startswith(lost)
+    assert f"frame {twice} succeeded 2 times" in wrong
+    assert f"frame {twice} has 2 results with status 0 from h, where 0 of its runs ended so" in wrong
+    assert any(line.startswith("0 successes are counted for ") for line in wrong)
+
+
+def test_a_silent_release_frees_the_host_and_the_frame_and_tells_nobody(engine, bookings):
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE show SET b_scheduler_managed = true"))
+    procs = [bookings.book(), bookings.book()]
+    heard = engine.raw_connection()
+    heard.driver_connection.autocommit = True
+    heard.cursor().execute("LISTEN opencue_sched_release")
+    with engine.begin() as connection:
+        assert release_silently(connection, most=5) == len(procs)
+    with engine.connect() as connection:
+        idle = connection.execute(
+            text("SELECT int_cores_idle FROM host WHERE pk_host = :id"), {"id": bookings.host.id}
+        ).scalar()
+        waiting = connection.execute(
+            text("SELECT int_waiting_count FROM job_stat WHERE pk_job = :id"), {"id": bookings.job.id}
+        ).scalar()
+    heard.driver_connection.poll()
+    assert (idle, waiting, heard.driver_connection.notifies) == (800, 6, [])
+    heard.close()
