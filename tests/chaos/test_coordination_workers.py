@@ -17,6 +17,8 @@ from celery import Celery
 from kombu import Queue
 from sqlalchemy import text
 
+from opencue_sched.accounting.entries import unpack, unpack_entry
+from opencue_sched.accounting.keys import LEDGER
 from opencue_sched.coordination.broker import broker_settings
 from opencue_sched.coordination.names import (
     BoardKeys,
@@ -531,31 +533,72 @@ def _view_with_leader(site: Site):
 
 
 def test_fleets_of_different_facilities_do_not_disturb_each_other(site):
+    """Two fleets on one database and one Redis: each books its own, leads itself, and goes on when the other stands."""
+    allocs, facilities = {}, {}
     with site.engine.begin() as connection:
         farm = Farm(connection, seed=1)
         show = farm.show("show", managed=True)
-        for facility in ("Alpha", "beta"):
-            alloc = farm.alloc(f"{facility.lower()}tag", facility=facility)
+        for name in ("Alpha", "beta"):
+            fleet = name.lower()
+            alloc = farm.alloc(f"{fleet}tag", facility=name)
+            allocs[fleet], facilities[fleet] = alloc.id, farm.facility(name)
             farm.subscription(show, alloc, burst=1000)
-            farm.hosts([HostSpec(name=f"{facility.lower()}-host", alloc=alloc, cores=8)])
-            farm.job(
-                [LayerSpec(frames=3, tags=f"{facility.lower()}tag")], show=show, facility_id=farm.facility(facility)
-            )
-    for facility in ("Alpha", "beta"):
-        scope = {"OPENCUE_SCHED_SCHEDULER__FACILITY": facility}
-        site.fleet.worker(f"w-{facility.lower()}", **scope)
-        site.fleet.beat(f"b-{facility.lower()}", **scope)
-    eventually(lambda: booked(site) == 6, 90, "both facilities' frames")
-    groups = {actor.group for actor in call_roll(site.client, "cue").of("dispatch")}
-    assert groups == {"alpha", "beta"}
-    for facility, other in (("alpha", "beta"), ("beta", "alpha")):
-        names = site.client.hkeys(f"cue:board:clusters.{facility}:names")
-        assert names
-        assert not set(names) & set(site.client.hkeys(f"cue:board:clusters.{other}:names"))
-        owners = {
-            site.client.hget(f"cue:board:clusters.{facility}:job:{uuid}", "fence")
-            for uuid in site.client.hvals(f"cue:board:clusters.{facility}:names")
-        }
-        assert owners
-        assert "leadership_taken" in site.fleet.log(f"b-{facility}").read_text()
-        assert "former_leader" not in site.fleet.log(f"w-{facility}").read_text()
+            farm.hosts([HostSpec(name=f"{fleet}-host", alloc=alloc, cores=8)])
+
+    def add(fleet: str, name: str, frames: int) -> None:
+        with site.engine.begin() as connection:
+            layer = LayerSpec(frames=frames, tags=f"{fleet}tag")
+            Farm(connection).job([layer], show=show, facility_id=facilities[fleet], name=f"{fleet}-{name}")
+
+    def on(fleet: str) -> int:
+        """Frames that run on the fleet's host, booked by it and nobody else."""
+        query = text("SELECT p.pk_proc FROM proc p JOIN host h USING (pk_host) WHERE h.str_name = :host")
+        with site.engine.connect() as connection:
+            procs = connection.execute(query, {"host": f"{fleet}-host"}).scalars().all()
+        for proc in procs:
+            record = unpack(proc, site.client.hget(LEDGER, proc))
+            alloc = unpack_entry(proc, record.entry).vertices.alloc_id
+            assert (record.owner, alloc) == (f"w-{fleet}", allocs[fleet])
+        return len(procs)
+
+    def lease(fleet: str) -> str | None:
+        return site.client.get(LeaderKeys("cue", f"beat.{fleet}").lease)
+
+    def ticks(fleet: str) -> int:
+        return int(site.client.hget(LeaderKeys("cue", f"beat.{fleet}").last_ticks, "sweep-clusters") or 0)
+
+    for name in ("Alpha", "beta"):
+        add(name.lower(), "first", 3)
+        scope = {"OPENCUE_SCHED_SCHEDULER__FACILITY": name}
+        site.fleet.worker(f"w-{name.lower()}", **scope)
+        site.fleet.beat(f"b-{name.lower()}", **scope)
+    eventually(lambda: (on("alpha"), on("beta")) == (3, 3), 90, "both facilities' frames")
+    assert {actor.group for actor in call_roll(site.client, "cue").of("dispatch")} == {"alpha", "beta"}
+    boards = {fleet: BoardKeys("cue", f"clusters.{fleet}") for fleet in allocs}
+    names = {fleet: set(site.client.hkeys(board.of("names"))) for fleet, board in boards.items()}
+    assert names["alpha"] and names["beta"] and not names["alpha"] & names["beta"]
+    eventually(lambda: lease("alpha") and lease("beta"), 30, "two leaders")
+    assert lease("alpha") != lease("beta")
+
+    # The one stands still, past its lease; the other neither notices nor takes over anything.
+    before = lease("beta")
+    for process in ("w-alpha", "b-alpha"):
+        site.fleet.processes[process].pause()
+    for fleet in ("alpha", "beta"):
+        add(fleet, "second", 2)
+    eventually(lambda: on("beta") == 5, 30, "the other fleet's frames")
+    eventually(lambda: lease("alpha") is None, 30, "the end of the lease")
+    began = ticks("beta"), ticks("alpha")
+    eventually(lambda: ticks("beta") >= began[0] + 2, 30, "two more sweeps")
+    assert (lease("beta"), ticks("alpha"), on("alpha"), lease("alpha")) == (before, began[1], 3, None)
+    for process in ("w-alpha", "b-alpha"):
+        site.fleet.processes[process].resume()
+    eventually(lambda: on("alpha") == 5, 60, "the frames that waited")
+    eventually(lambda: ticks("alpha") > began[1], 30, "its own sweeps")
+    assert lease("beta") == before
+    assert on("beta") == 5
+    for process in ("w-alpha", "w-beta"):
+        log = site.fleet.log(process).read_text()
+        assert "former_leader" not in log
+        assert "fenced_off" not in log
+    eventually(lambda: not run_audit(site.engine, site.client, site.settings).failed, 60, "a clean audit")
