@@ -156,15 +156,17 @@ class TestLostUpdate:
 def test_what_leaks_upwards_comes_back(side: Side, leak: str) -> None:
     """I 4: a lost publish, a crash between script and INSERT, a client's retry; a key without procs is never reset."""
     side.zero_baseline = False
-    finish(side.load_caps())
     side.submit()
+    finish(side.load_caps())
     worker = until(side.worker(), BOOK)
     if leak == "worker dies":
         until(worker, BOOKED).kill()
         assert side.figures() == (0, 1)
     else:
         worker.twice = leak == "booking sent again"
+        counted_twice = worker.twice and not side.ours
         finish(worker)
+        assert side.figures() == (1, 2 if counted_twice else 1)
         (proc,) = side.procs()
         side.end(proc)
         if leak != "release lost":
@@ -208,6 +210,7 @@ class TestAttribution:
         side.zero_baseline = False
         finish(side.load_caps())
         finish(side.recompute())
+        assert side.figures() == (2, 2 if side.ours else 1)
         for proc in procs:
             side.end(proc)
             side.release(proc)
