@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -98,6 +99,16 @@ def test_resigning_releases_only_ones_own_lease(redis_client, keys):
     second.renew()
     first.resign()
     assert redis_client.exists(keys.lease)
+
+
+def test_each_process_has_a_token_of_its_own_that_says_nothing_of_it(redis_client, keys):
+    """L5: not host and pid, which another process may have too."""
+    tokens = [gate(redis_client, keys).token for _ in range(100)]
+    assert len(set(tokens)) == 100
+    assert all(uuid.UUID(token).version == 4 for token in tokens)
+    leader = gate(redis_client, keys)
+    leader.renew()
+    assert redis_client.get(keys.lease) == f"{leader.token}|1"
 
 
 def test_the_fence_grows_although_redis_was_emptied(redis_client, keys, engine):

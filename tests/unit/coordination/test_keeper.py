@@ -1,0 +1,116 @@
+"""JB3: claims are prolonged at a third of their life, and given up before anybody else can have them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from opencue_sched.coordination.keeper import Keeper
+from tests.integration.coordination.polling import eventually
+
+
+@dataclass(frozen=True)
+class Claim:
+    uuid: str
+    fence: int = 1
+
+
+class Board:
+    """Prolongs whatever is asked, unless told otherwise."""
+
+    def __init__(self) -> None:
+        self.asked: list[float] = []
+        self.before_answer: Callable[[], None] = lambda: None
+        self.refused: set[Claim] = set()
+
+    def extend(self, claims: Sequence[Claim], *, ttl_seconds: float) -> list[Claim]:
+        self.asked.append(time.monotonic())
+        self.before_answer()
+        return [claim for claim in claims if claim not in self.refused]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def board() -> Board:
+    return Board()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def make_keeper(board, clock):
+    made: list[Keeper[Claim]] = []
+
+    def make(ttl_seconds: float) -> Keeper[Claim]:
+        made.append(Keeper(board, ttl_seconds=ttl_seconds, clock=clock))
+        return made[-1]
+
+    yield make
+    for keeper in made:
+        keeper.stop()
+
+
+def answer_with_an_error() -> None:
+    raise RedisConnectionError("gone")
+
+
+def test_a_claim_is_prolonged_every_third_of_its_life(board, clock, make_keeper):
+    make_keeper(0.3).keep(Claim("a"), claimed_at=clock.now)
+    eventually(lambda: len(board.asked) >= 4)
+    pauses = [later - earlier for earlier, later in zip(board.asked, board.asked[1:], strict=False)]
+    assert all(pause >= 0.09 for pause in pauses)
+
+
+def test_without_a_confirmed_prolongation_the_holder_stops_before_the_claims_end(board, clock, make_keeper):
+    board.before_answer = answer_with_an_error
+    keeper, claim = make_keeper(10), Claim("a")
+    keeper.keep(claim, claimed_at=clock.now)
+    eventually(lambda: board.asked)
+    clock.now += 7.4
+    assert keeper.alive(claim)
+    clock.now += 0.1
+    assert not keeper.alive(claim)
+    assert keeper.held() == [claim], "it asks again, and may get it back if nobody took it"
+
+
+def test_the_life_counts_from_before_the_call_that_prolonged_it(board, clock, make_keeper):
+    """A call that takes long, or whose answer does, must not make the claim seem younger than it is."""
+
+    def slowly() -> None:
+        clock.now += 0.1
+        board.before_answer = answer_with_an_error
+
+    board.before_answer = slowly
+    keeper, claim = make_keeper(0.3), Claim("a")
+    keeper.keep(claim, claimed_at=clock.now)
+    eventually(lambda: len(board.asked) >= 2)
+    clock.now = 100.22
+    assert keeper.alive(claim)
+    clock.now = 100.23
+    assert not keeper.alive(claim)
+
+
+def test_a_refused_claim_is_lost_at_once_and_others_are_not(board, clock, make_keeper):
+    board.refused = {Claim("lost")}
+    keeper = make_keeper(0.3)
+    for uuid in ("lost", "kept"):
+        keeper.keep(Claim(uuid), claimed_at=clock.now)
+    eventually(lambda: not keeper.alive(Claim("lost")))
+    assert keeper.alive(Claim("kept"))
+    assert not keeper.alive(Claim("kept", fence=2))
+    keeper.drop(Claim("kept"))
+    assert not keeper.alive(Claim("kept"))
