@@ -130,6 +130,28 @@ def idle(clusters: int, seconds: float, json_path: Path | None) -> None:
     write_json(json_path, results)
 
 
+@cli.command()
+@click.option("--part", "parts", multiple=True, default=("events", "passes", "stores"), show_default=True)
+@click.option("--rounds", default=3, show_default=True, help="Times each fault is made.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
+def recovery(parts: tuple[str, ...], rounds: int, json_path: Path | None) -> None:
+    """How long each failure of the accounting takes to be put right, settings as shipped.
+
+    The parts: what is announced by events, what a recompute finds (four minutes of waiting), and stores that go away.
+
+    Example: python -m benchmarks recovery --part events
+    """
+    import structlog
+
+    from benchmarks.figures import columns
+    from benchmarks.recovery import run_recovery
+
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    results = columns(run_recovery(parts, rounds=rounds, console=console))
+    show(results, "recovery")
+    write_json(json_path, results)
+
+
 cli.add_command(accounting, "accounting")
 
 if __name__ == "__main__":
