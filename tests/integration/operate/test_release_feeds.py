@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 import pytest
 from celery import Celery
@@ -217,5 +218,23 @@ def test_recompute_only_waits_for_the_recompute_and_is_told_of(engine: Engine, p
         runtime.recompute()
     assert ids(runtime) == set(procs[1:])
     exact(runtime)
+    warns(logs)
+
+
+def warns(logs: Sequence[Mapping[str, object]]) -> None:
     assert metrics.publish_misconfigured._value.get() == 1
     assert [line["log_level"] for line in logs if line["event"] == "release_feed"] == ["warning"]
+
+
+@pytest.mark.parametrize(("feed", "triggers"), [("recompute-only", True), ("proc-trigger", False)])
+def test_a_worker_whose_feed_cannot_deliver_warns_and_starts(
+    engine: Engine, procs: list[str], start: Start, feed: str, triggers: bool
+):
+    if not triggers:
+        without_our_triggers(engine)
+    runtime = start(feed)
+    metrics.publish_misconfigured.set(0)
+    with capture_logs() as logs:
+        runtime.prepare()
+    warns(logs)
+    assert runtime.ledger.book([replace(booking(runtime, procs[0]), proc_id="new")]).accepted == {"new"}
