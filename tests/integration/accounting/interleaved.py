@@ -28,9 +28,10 @@ BURST = 4
 
 AGE, LONGER = 40.0, 60
 
-# Moments. A worker: it has its plan; it is about to book; the counters took it; its transaction is to end; its launch
-# failed, and what undoes it is written but not committed. A recompute: the proc table was read. A loader: so were caps.
-PLANNED, BOOK, BOOKED, COMMIT, UNDOING = "planned", "book", "booked", "COMMIT", "undoing"
+# Moments. A worker: it has its plan; it is about to book; the counters took it; its transaction is to end; it was not
+# committed, and is to be given back; its launch failed, and what undoes it is written but not committed. A recompute:
+# the proc table was read. A loader: so were caps.
+PLANNED, BOOK, BOOKED, COMMIT, ROLLBACK, UNDOING = "planned", "book", "booked", "COMMIT", "rollback", "undoing"
 SNAPSHOT, CAPS_READ = "snapshot", "caps read"
 
 # Ways to break.
@@ -79,7 +80,7 @@ class Side(ABC):
         self.engine, self.client, self.clock, self.settings = engine, client, clock, settings
         self.actors: list[Actor] = []
         self.jobs: list[JobIds] = []
-        self.launches_fail = False
+        self.launches_fail = self.compensations_fail = False
         with engine.begin() as connection:
             farm = Farm(connection)
             self.alloc = farm.alloc("general")

@@ -21,6 +21,7 @@ from tests.integration.accounting.interleaved import (
     DRIFTED,
     OVER_BOOKED,
     PLANNED,
+    ROLLBACK,
     SNAPSHOT,
     UNDOING,
     Figures,
@@ -67,6 +68,7 @@ class Naive(Side):
                 for taken in accepted:
                     self._insert(connection, taken)
         except DBAPIError:
+            boundary(ROLLBACK)
             self._give_back(counters, accepted)
             return
         if not self.launches_fail:
@@ -74,6 +76,8 @@ class Naive(Side):
                 counters.confirm(taken)
             return
         self._give_back(counters, accepted)
+        if self.compensations_fail:
+            return
         with self.engine.begin() as connection:
             connection.execute(_DELETE, {"procs": [taken.proc_id for taken in accepted]})
             boundary(UNDOING)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import OperationalError
 
 from opencue_sched.accounting import bootstrap, keys, reconcile
 from opencue_sched.accounting import caps as caps_module
@@ -25,7 +26,7 @@ from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.channels import RqdChannels
 from opencue_sched.dispatch.cluster_pass import PassRunner
-from opencue_sched.dispatch.commit import compensate
+from opencue_sched.dispatch.commit import CommittedProc, compensate
 from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.dispatch.rest import LayerRest
 from opencue_sched.dispatch.settle import Settlement
@@ -42,6 +43,7 @@ from tests.integration.accounting.interleaved import (
     CAPS_READ,
     LONGER,
     PLANNED,
+    ROLLBACK,
     SNAPSHOT,
     UNDOING,
     Figures,
@@ -90,13 +92,21 @@ class Ours(Side):
             ledger,
             HostFeed(self.engine, changes, settings.host_cache, instance=name),
             LayerPermits(self.client, "cue"),
-            Settlement(self.engine, ledger, changes, channels, _marked(compensate, after=UNDOING)),
+            Settlement(self.engine, ledger, changes, channels, self._compensate),
             self.facts,
             LayerRest(5.0),
             clock=lambda: time.monotonic() + self.clock.now,
         )
         ledger.book = _marked(ledger.book, before=BOOK, after=BOOKED)  # type: ignore[method-assign]
+        ledger.rollback = _marked(ledger.rollback, before=ROLLBACK)  # type: ignore[method-assign]
         return runner
+
+    def _compensate(self, connection: Connection, committed: Sequence[CommittedProc]) -> Collection[str]:
+        if self.compensations_fail:
+            raise OperationalError("DELETE", {}, Exception("the server is shutting down"))
+        removed = compensate(connection, committed)
+        boundary(UNDOING)
+        return removed
 
     def recompute(self) -> Actor:
         return self.actor("recompute", self._recomputes)

@@ -17,6 +17,7 @@ from tests.integration.accounting.interleaved import (
     CAPS_READ,
     DRIFTED,
     OVER_BOOKED,
+    ROLLBACK,
     SNAPSHOT,
     STARVED,
     Figures,
@@ -95,6 +96,21 @@ class TestLimits:
         side.refill(lambda: (finish(one), finish(other)))
         finish(side.worker())
         side.check(ours=Figures(4, 4), naive=Figures(6, 4), breaks=OVER_BOOKED)
+
+    def test_a_rollback_that_arrives_after_a_flush(self, side: Side) -> None:
+        """I 1: what it gives back is not in the counters any more. Somebody else has got the frame meanwhile."""
+        side.run(BURST - 1)
+        job = side.submit()
+        worker = until(side.worker(), BOOKED)
+        side.start(job)
+        until(worker, ROLLBACK)
+        side.client.flushdb()
+        side.refill(lambda: None)
+        finish(worker)
+        assert side.figures() == (4, 4 if side.ours else 3)
+        side.submit()
+        finish(side.worker())
+        side.check(ours=Figures(4, 4), naive=Figures(5, 4), breaks=OVER_BOOKED)
 
 
 def test_a_recompute_completes_while_something_moves_in_every_window(side: Side) -> None:

@@ -17,6 +17,7 @@ from tests.integration.accounting.interleaved import (
     COMMIT,
     OVER_BOOKED,
     PLANNED,
+    SNAPSHOT,
     UNDOING,
     Figures,
     Side,
@@ -63,6 +64,19 @@ def test_a_failed_launch_is_given_back_when_its_proc_is_gone(side: Side) -> None
     assert side.figures() == ((3, 3) if side.ours else (4, 4))
     side.settle_down()
     side.judge(side.figures() if side.ours else peak, breaks=OVER_BOOKED, cap=BURST, room=BURST)
+
+
+def test_a_failed_launch_that_cannot_be_undone_keeps_its_room(side: Side) -> None:
+    """Gap (b), longer: the compensation fails, so the row stays; and nobody counts it."""
+    side.run(BURST - 1)
+    side.submit()
+    other = until(side.worker(), BOOK)
+    side.submit()
+    side.launches_fail = side.compensations_fail = True
+    finish(side.worker())
+    side.launches_fail = False
+    finish(other)
+    side.check(ours=Figures(4, 4), naive=Figures(5, 4), breaks=OVER_BOOKED)
 
 
 def test_a_cap_lowered_by_hand_binds_what_is_not_committed(side: Side) -> None:
@@ -190,3 +204,19 @@ def test_two_processes_book_at_once(play: Play, player: type[Side]) -> None:
     if side.ours:
         side.settle_down()
         side.judge(side.figures(), breaks="", cap=BURST, room=BURST)
+
+
+def test_two_recomputes_at_once(side: Side) -> None:
+    """Gap (f) again: one recompute takes away what another still needs; which one began first is no matter here."""
+    side.run(BURST - 1)
+    side.submit()
+    one = until(side.worker(), BOOK)
+    side.submit()
+    other = until(side.worker(), BOOK)
+    until(one, BOOKED)
+    stalled = until(side.recompute(), SNAPSHOT)
+    finish(one)
+    finish(side.recompute())
+    finish(stalled)
+    finish(other)
+    side.check(ours=Figures(4, 4), naive=Figures(5, 4), breaks=OVER_BOOKED)
