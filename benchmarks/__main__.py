@@ -83,10 +83,10 @@ def chaos(minutes: float, workers: int, seed: int, json_path: Path | None, logs:
     import structlog
 
     from benchmarks.chaos.figures import show_chaos
-    from benchmarks.chaos.run import run_chaos
+    from benchmarks.chaos.run import Plan, run_chaos
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    report = run_chaos(seconds=60 * minutes, workers=workers, seed=seed, console=console, logs=logs)
+    report = run_chaos(Plan(seconds=60 * minutes, workers=workers, seed=seed, logs=logs), console)
     show_chaos(report)
     write_json(json_path, report.as_dict())
     if not report.passed:

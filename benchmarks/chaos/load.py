@@ -57,6 +57,7 @@ class Load:
 
     engine: Engine
     chance: random.Random
+    waiting_frames: int = WAITING_FRAMES
     shows: dict[str, ShowIds] = field(default_factory=dict)
     caps: list[Cap] = field(default_factory=list)
     jobs: int = 0
@@ -94,7 +95,7 @@ class Load:
                 farm = Farm(connection)
                 for name, show in self.shows.items():
                     row = held.get(show.id)
-                    if row is None or (row.jobs < JOBS_PENDING and row.waiting < WAITING_FRAMES):
+                    if row is None or (row.jobs < JOBS_PENDING and row.waiting < self.waiting_frames):
                         self._submit(farm, name, show)
                         added += 1
         except SQLAlchemyError:

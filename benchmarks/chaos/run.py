@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -13,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from benchmarks.chaos import verdict
 from benchmarks.chaos.faults import Faults
-from benchmarks.chaos.load import Load
+from benchmarks.chaos.load import WAITING_FRAMES, Load
 from benchmarks.chaos.site import RUN_SECONDS, Site, Witness, site
 from benchmarks.chaos.verdict import NAMED, ChaosReport
 from opencue_sched.operate.audit import run_audit
@@ -27,6 +28,7 @@ _SHORT_RUN_SECONDS = 120.0
 _TICK_SECONDS = 0.1
 _REFILL_SECONDS = 0.5
 _READY_SECONDS = 60.0
+_STILL_SECONDS = 3.0
 _REST_SECONDS = 60.0
 _DRAIN_SECONDS = 150.0
 
@@ -34,16 +36,31 @@ _LEFT = text("SELECT count(*) FROM frame WHERE str_state <> 'SUCCEEDED'")
 _PROCS = text("SELECT pk_proc FROM proc")
 
 
-def run_chaos(
-    *, seconds: float, workers: int, seed: int, console: Console, beats: int = 2, logs: Path | None = None
-) -> ChaosReport:
-    """Break things for ``seconds``, then judge. ``logs``: a directory for the logs of all processes."""
-    report = ChaosReport(seed, seconds, workers)
-    with site(workers=workers, beats=beats, seed=seed, logs=logs) as here:
-        run = _Run(here, report, console)
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run is to be. ``seconds``: how long things are broken; ``waiting_frames``: what a show is kept filled to.
+
+    ``samples_per_second``: with fewer samples than that the run does not pass. ``logs``: a directory for the logs of
+    all processes.
+    """
+
+    seconds: float
+    workers: int
+    seed: int = 1
+    beats: int = 2
+    waiting_frames: int = WAITING_FRAMES
+    samples_per_second: float = LEAST_SAMPLES_PER_SECOND
+    logs: Path | None = None
+
+
+def run_chaos(plan: Plan, console: Console, *, progress: Console | None = None) -> ChaosReport:
+    """Break things for a while, then judge. ``console`` hears every fault; ``progress`` how it stands, now and then."""
+    report = ChaosReport(plan.seed, plan.seconds, plan.workers)
+    with site(workers=plan.workers, beats=plan.beats, seed=plan.seed, logs=plan.logs) as here:
+        run = _Run(here, plan, report, console, progress or console)
         try:
             run.work_up()
-            run.break_things(seconds)
+            run.break_things(plan.seconds)
             run.come_to_rest()
             run.drain()
         finally:
@@ -53,13 +70,15 @@ def run_chaos(
 
 
 class _Run:
-    def __init__(self, here: Site, report: ChaosReport, console: Console) -> None:
+    def __init__(self, here: Site, plan: Plan, report: ChaosReport, console: Console, progress: Console) -> None:
         self._site = here
+        self._plan = plan
         self._report = report
         self._console = console
-        self._load = Load(here.engine, random.Random(f"{report.seed}:load"))
+        self._progress = progress
+        self._load = Load(here.engine, random.Random(f"{plan.seed}:load"), waiting_frames=plan.waiting_frames)
         self._load.plant()
-        self._chance = random.Random(f"{report.seed}:faults")
+        self._chance = random.Random(f"{plan.seed}:faults")
         self._faults = Faults(here, self._load, self._chance)
         self._witness = Witness(here.settings.sqlalchemy_url)
         self._began = time.monotonic()
@@ -88,8 +107,7 @@ class _Run:
         began = time.monotonic()
         self._until(self._site.crew.all_ready, _READY_SECONDS, "the processes being up again")
         self._site.behave(run_seconds=(3600.0, 3600.0))
-        age = self._site.settings.accounting.in_flight_age
-        self._until(lambda: self._unchanged_for(age), _REST_SECONDS, "procs that do not change")
+        self._until(lambda: self._unchanged_for(_STILL_SECONDS), _REST_SECONDS, "procs that do not change")
         self._until(self._audit_passes, _REST_SECONDS, "an audit that passes at rest", explain=self._audit_lines)
         self._report.audited_procs = len(self._procs)
         self._report.seconds_to_quiescence = round(time.monotonic() - began, 1)
@@ -149,7 +167,7 @@ class _Run:
         report.longest_gap_between_samples = round(seen.longest_gap, 2)
         report.bookings_straddling_a_lowered_cap = witness.straddling
         report.latest_straddling = round(witness.latest_straddling, 3)
-        if seen.per_second < LEAST_SAMPLES_PER_SECOND:
+        if seen.per_second < self._plan.samples_per_second:
             report.violations.append(f"only {seen.per_second:.1f} samples a second")
 
     def _named(self, what: str, offenders: list[str]) -> None:
@@ -188,7 +206,7 @@ class _Run:
         if now >= self._next_progress:
             self._next_progress = now + PROGRESS_SECONDS
             witness = self._witness
-            self._console.print(
+            self._progress.print(
                 f"{self._clock()}  {witness.procs} procs, {witness.centicores // 100} cores; {len(witness.booked)} "
                 f"booked, {len(self._faults.injected)} faults, {len(witness.violations)} over a cap"
             )
