@@ -68,6 +68,7 @@ def _beside(work: Callable[..., None], *arguments: Any) -> Iterator[Callable[[],
     mine, theirs = _SPAWN.Pipe()
     process = _SPAWN.Process(target=work, args=(theirs, *arguments))
     process.start()
+    theirs.close()  # so that the end of the process is the end of the pipe
     try:
         mine.recv()
 
@@ -80,7 +81,6 @@ def _beside(work: Callable[..., None], *arguments: Any) -> Iterator[Callable[[],
         process.terminate()
         process.join()
         mine.close()
-        theirs.close()
 
 
 def _book(pipe: Connection, url: str, vertices: Vertices, per_second: int) -> None:
