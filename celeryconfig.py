@@ -46,7 +46,8 @@ broker_transport_options = {
     "sep": PRIORITY_SEPARATOR,
     "visibility_timeout": 120,
     "unacked_restore_interval": 5,
-    "unacked_restore_throttle": 5,
+    "unacked_restore_throttle": 1,  # 5 would be every 25 s: kombu multiplies the two
+    "unacked_mutex_expire": 30,  # one killed while it restores must not keep the others from it for kombu's 5 minutes
     "socket_timeout": max(30.0, _timeout),
     "socket_connect_timeout": _timeout,
     "socket_keepalive": True,

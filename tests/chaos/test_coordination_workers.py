@@ -376,6 +376,30 @@ def test_what_a_former_leader_or_an_earlier_tick_sent_is_dropped_and_counted(sit
     assert "scheduler_recompute_cycle_duration_seconds_count 1.0" in _metrics(port)
 
 
+def test_what_a_killed_worker_had_in_hand_is_done_by_another(site):
+    """Acknowledged late, so the broker hands it out again; the two minutes until then are cut short here."""
+    plant(site, frames=1)
+    keys = LeaderKeys("cue", "beat")
+    site.client.set(keys.fence, 5)
+    site.client.hset(keys.last_ticks, "recompute", 70)
+    site.fleet.worker("w1", OPENCUE_SCHED_QUEUE__WORKER_THREADS="2")
+    with site.engine.connect() as connection:
+        connection.execute(text("LOCK TABLE proc IN ACCESS EXCLUSIVE MODE"))
+        send_recomputes(site, *[(5, 70)] * 4)
+        eventually(lambda: waiting_for(site, "proc"), 30, "a recompute under way")
+        eventually(lambda: site.client.hlen("unacked") == 2, 30, "two in hand, and two that wait")
+        site.fleet.processes["w1"].kill()
+        connection.rollback()
+    port, done = free_port(), "scheduler_recompute_cycle_duration_seconds_count {}.0"
+    site.fleet.worker("w2", OPENCUE_SCHED_QUEUE__METRICS_PORT=str(port))
+    eventually(lambda: done.format(2) in _metrics(port), 60, "those that waited")
+    assert site.client.hlen("unacked") == 2
+    for tag in site.client.zrange("unacked_index", 0, -1):
+        site.client.zadd("unacked_index", {tag: 1}, xx=True)
+    eventually(lambda: done.format(4) in _metrics(port), 60, "those that were in hand")
+    eventually(lambda: not site.client.hlen("unacked"), 30, "acknowledgements")
+
+
 def _metrics(port: int) -> str:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         return answer.read().decode()
