@@ -23,7 +23,6 @@ from celery.signals import (
     worker_shutting_down,
 )
 from pydantic import ValidationError
-from pydantic_settings import SettingsError
 
 from opencue_sched.domain.errors import InvalidInput, SchedulerError
 from opencue_sched.operate.celery_commands import asks_for_prefork, guard_flower, is_celery, is_flower
@@ -50,7 +49,7 @@ if is_celery(sys.argv):
         get_settings()
         if is_flower(sys.argv):
             guard_flower(sys.argv, os.environ)
-    except (ValidationError, SettingsError, InvalidInput) as error:
+    except (ValidationError, InvalidInput) as error:
         _refuse(error)
 
 app = Celery("opencue_sched", task_cls="opencue_sched.operate.door:Door")

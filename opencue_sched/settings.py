@@ -3,11 +3,12 @@
 Read from the environment (``OPENCUE_SCHED_`` and ``__`` between levels: ``OPENCUE_SCHED_QUEUE__METRICS_PORT=9091``) and
 from the YAML or TOML file named by ``OPENCUE_SCHED_CONFIG``; the environment wins. Keys and defaults are those of the
 scheduler and accounting references; durations take ``30``, ``"30s"``, ``"2m"``, ``"3h"`` (seconds when bare) and sizes
-``"2GiB"`` (bytes when bare).
+``"2GiB"`` (bytes when bare). In the environment a list is ``a,b`` or JSON, and a mapping is JSON.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -27,9 +28,15 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
-from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.domain.errors import WrongConfiguration
 
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*$")
 _SECONDS = {"ms": 0.001, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -44,6 +51,24 @@ def _duration(value: Any) -> Any:
     return value
 
 
+def _json(value: Any) -> Any:
+    """A mapping, or a list in brackets, from the environment."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{value!r} is not JSON ({error})") from error
+
+
+def _words(value: Any) -> Any:
+    if isinstance(value, str) and not value.lstrip().startswith("["):
+        return tuple(word for part in value.split(",") if (word := part.strip()))
+    return _json(value)
+
+
+Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
+Texts = Annotated[dict[str, str], NoDecode, BeforeValidator(_json)]
 Seconds = Annotated[float, BeforeValidator(_duration), Field(gt=0)]
 
 
@@ -108,11 +133,11 @@ class Queue(_Section):
     hostname_tags_chunk_size: int = Field(300, ge=1, description="Hostname tags per cluster.")
     host_candidate_attempts_per_layer: int = Field(10, ge=1, description="Hosts tried for one layer in a pass.")
     mem_reserved_min: ByteSize = Field(ByteSize(250 * 1024**2), description="Least memory a proc reserves.")
-    selfish_services: tuple[str, ...] = Field((), description="Services whose frames take all idle cores of a host.")
+    selfish_services: Words = Field((), description="Services whose frames take all idle cores of a host.")
     host_booking_strategy: HostBookingStrategy = Field(
         default_factory=HostBookingStrategy, description="How hosts are chosen."
     )
-    host_booking_strategy_by_show: dict[str, HostBookingStrategy] = Field(
+    host_booking_strategy_by_show: Annotated[dict[str, HostBookingStrategy], NoDecode, BeforeValidator(_json)] = Field(
         default_factory=dict, description="Per-show override of host_booking_strategy, by show name."
     )
     frame_memory_soft_limit: float = Field(1.6, gt=0, description="RunFrame soft memory limit / layer minimum.")
@@ -135,7 +160,7 @@ class Database(_Section):
 class Rqd(_Section):
     grpc_port: int = Field(8444, description="Port of every RQD without an entry in `addresses`.")
     dry_run_mode: bool = Field(False, description="Book, but do not talk to RQD.")
-    addresses: dict[str, str] = Field(
+    addresses: Texts = Field(
         default_factory=dict, description="host name -> address:port, for hosts that are not at name:grpc_port."
     )
     launch_timeout: Seconds = Field(5.0, description="Deadline of one LaunchFrame call.")
@@ -162,7 +187,7 @@ class HostCacheSettings(_Section):
 
 class SchedulerScope(_Section):
     facility: str | None = Field(None, description="Work only on this facility (by name).")
-    ignore_tags: tuple[str, ...] = Field((), description="Host tags that never form a cluster.")
+    ignore_tags: Words = Field((), description="Host tags that never form a cluster.")
 
 
 class Accounting(_Section):
@@ -204,7 +229,7 @@ class Coordination(_Section):
     queue_age: Seconds = Field(
         5.0, description="A queue passed over this long for more specific ones is asked first once, so none starves."
     )
-    legacy_queues: tuple[str, ...] = Field(
+    legacy_queues: Words = Field(
         (),
         description="While queues are renamed: old names that also get each dispatch message, and are consumed last.",
     )
@@ -228,7 +253,7 @@ class Submission(_Section):
     log_root: str = Field(
         "/shots", description="Jobs that name no log_dir log below this: <log_root>/<show>/<shot>/logs/<job>--<job id>."
     )
-    log_root_by_os: dict[str, str] = Field(
+    log_root_by_os: Texts = Field(
         default_factory=dict, description="Log root of jobs for one OS, by the job's os; others use log_root."
     )
 
@@ -334,15 +359,16 @@ class _FileSource(PydanticBaseSettingsSource):
         try:
             text = path.read_text(encoding="utf-8")
         except OSError as error:
-            raise InvalidInput(f"OPENCUE_SCHED_CONFIG names {path}, which cannot be read: {error.strerror}") from error
+            reason = f"OPENCUE_SCHED_CONFIG names {path}, which cannot be read: {error.strerror}"
+            raise WrongConfiguration(reason) from error
         try:
             data = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
         except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
-            raise InvalidInput(f"{path}: {' '.join(str(error).split())}") from error
+            raise WrongConfiguration(f"{path}: {' '.join(str(error).split())}") from error
         if data is None:
             return {}
         if not isinstance(data, dict):
-            raise InvalidInput(f"{path}: expected a mapping of sections, found {type(data).__name__}")
+            raise WrongConfiguration(f"{path}: expected a mapping of sections, found {type(data).__name__}")
         return data
 
 
@@ -357,5 +383,10 @@ def setting_problems(error: ValidationError) -> list[str]:
 
 @lru_cache(maxsize=1)
 def get_settings() -> Settings:
-    """The settings of this process, read once."""
-    return Settings()
+    """The settings of this process, read once. Raises WrongConfiguration, or pydantic's ValidationError."""
+    try:
+        return Settings()
+    except SettingsError as error:
+        field = re.search(r'field "(\w+)"', str(error))
+        section = f"OPENCUE_SCHED_{field.group(1).upper()}" if field else "OPENCUE_SCHED_..."
+        raise WrongConfiguration(f"{section} is not JSON; set its keys one by one, as {section}__KEY") from error

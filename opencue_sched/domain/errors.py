@@ -103,3 +103,7 @@ class SchemaTooOld(SchedulerError):
 
 class InvalidInput(SchedulerError):
     """Something a person or another program sent does not make sense; the message names the field."""
+
+
+class WrongConfiguration(InvalidInput):
+    """The settings cannot be read: starting again would not help."""

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.domain.errors import WrongConfiguration
 from opencue_sched.operate.settings_table import _fields
-from opencue_sched.settings import Settings
+from opencue_sched.settings import Settings, get_settings, setting_problems
 
 ROOT = Path(__file__).resolve().parents[2]
 # Read by a property of Settings itself, checked by its validator, or documented as Celery's job.
@@ -84,6 +84,45 @@ def test_values_come_from_the_environment_with_units(monkeypatch):
     assert settings.scheduler.ignore_tags == ("old", "broken")
 
 
+@pytest.mark.parametrize("text", ["old,broken", " old , broken,", '["old", "broken"]'])
+def test_a_list_comes_from_the_environment_in_either_spelling(monkeypatch, text):
+    monkeypatch.setenv("OPENCUE_SCHED_SCHEDULER__IGNORE_TAGS", text)
+    assert Settings().scheduler.ignore_tags == ("old", "broken")
+
+
+def test_a_mapping_comes_from_the_environment_as_json(monkeypatch):
+    monkeypatch.setenv("OPENCUE_SCHED_RQD__ADDRESSES", '{"node1": "10.0.0.1:8444"}')
+    monkeypatch.setenv("OPENCUE_SCHED_QUEUE__HOST_BOOKING_STRATEGY_BY_SHOW", '{"demo": {"core_saturation": false}}')
+    settings = Settings()
+    assert settings.rqd.addresses == {"node1": "10.0.0.1:8444"}
+    assert not settings.queue.host_booking_strategy_by_show["demo"].core_saturation
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("SCHEDULER__IGNORE_TAGS", '["old"'),
+        ("RQD__ADDRESSES", "node1=10.0.0.1:8444"),
+        ("QUEUE__HOST_BOOKING_STRATEGY_BY_SHOW", "best"),
+        ("SUBMISSION__LOG_ROOT_BY_OS", "windows"),
+    ],
+)
+def test_what_is_no_list_or_mapping_is_refused_by_the_variables_name(monkeypatch, name, text):
+    monkeypatch.setenv(f"OPENCUE_SCHED_{name}", text)
+    with pytest.raises(ValidationError) as refusal:
+        Settings()
+    (problem,) = setting_problems(refusal.value)
+    assert problem.startswith(f"setting OPENCUE_SCHED_{name}: ")
+    assert "JSON" in problem
+
+
+def test_a_whole_section_that_is_no_json_is_refused_by_its_name(monkeypatch):
+    monkeypatch.setenv("OPENCUE_SCHED_QUEUE", "fast")
+    get_settings.cache_clear()
+    with pytest.raises(WrongConfiguration, match="OPENCUE_SCHED_QUEUE"):
+        get_settings()
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -102,7 +141,7 @@ def test_a_file_is_read_and_the_environment_wins(tmp_path, monkeypatch, name, te
 
 def test_a_missing_file_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("OPENCUE_SCHED_CONFIG", str(tmp_path / "absent.yaml"))
-    with pytest.raises(InvalidInput, match=r"absent\.yaml"):
+    with pytest.raises(WrongConfiguration, match=r"absent\.yaml"):
         Settings()
 
 

@@ -11,8 +11,9 @@ import redis
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from opencue_sched import __version__
-from opencue_sched.domain.errors import SchedulerError
+from opencue_sched.domain.errors import SchedulerError, WrongConfiguration
 from opencue_sched.operate.cli.output import log_warnings
+from opencue_sched.settings import setting_problems
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -63,13 +64,16 @@ def cli() -> None:
     The database and Redis come from OPENCUE_SCHED_DATABASE_URL and OPENCUE_SCHED_REDIS_URL, or from the file named by
     OPENCUE_SCHED_CONFIG. Workers, beats and Flower are Celery's: `celery -A opencue_sched worker`.
 
+    Exit status: 0 done; 1 refused or failed, with the reason on standard error; 2 wrong usage; 78 wrong configuration;
+    130 stopped by Ctrl-C.
+
     Example: opencue-sched audit --json
     """
     log_warnings()
 
 
 def main() -> None:
-    """Entry point. Exit status: 0 done, 1 refused or failed, 2 wrong usage, 78 wrong configuration."""
+    """Entry point. The exit statuses are those that ``--help`` tells."""
     try:
         status = cli(standalone_mode=False)
         if isinstance(status, int) and status:
@@ -81,9 +85,11 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except pydantic.ValidationError as error:
-        for problem in error.errors():
-            where = "__".join(str(part).upper() for part in problem["loc"])
-            click.echo(f"setting OPENCUE_SCHED_{where}: {problem['msg']}", err=True)
+        for problem in setting_problems(error):
+            click.echo(f"error: {problem}", err=True)
+        sys.exit(EXIT_CONFIG)
+    except WrongConfiguration as error:
+        click.echo(f"error: {error}", err=True)
         sys.exit(EXIT_CONFIG)
     except SchedulerError as error:
         click.echo(f"error: {error}", err=True)
