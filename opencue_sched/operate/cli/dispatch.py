@@ -13,7 +13,7 @@ from opencue_sched.coordination.routing import Router
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.errors import InvalidInput, SchedulerError
 from opencue_sched.operate.cli.connect import checked_redis, database
-from opencue_sched.operate.cli.output import json_option, show_json
+from opencue_sched.operate.cli.output import json_option, show_json, working
 from opencue_sched.operate.messages import Messenger
 from opencue_sched.settings import Settings, get_settings
 
@@ -63,6 +63,7 @@ def _dispatch(client: redis.Redis, settings: Settings, cluster: Cluster, timeout
     job = replies.open_job(client, namespace, f"dispatch {cluster.key}", waits_seconds=timeout)
     messenger.ask(offered.uuid, reply=job)
     try:
-        return replies.await_reply(client, namespace, job, timeout_seconds=timeout)
+        with working(f"waiting for a pass over {cluster.key}"):
+            return replies.await_reply(client, namespace, job, timeout_seconds=timeout)
     except replies.NoReply as error:
         raise SchedulerError(f"{error}; is a worker alive? see: opencue-sched fleet") from error

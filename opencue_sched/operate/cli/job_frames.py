@@ -134,7 +134,7 @@ def kill(names: tuple[str, ...], yes: bool, reason: str | None, as_json: bool) -
             chosen = choose_all(connection, Kind.JOB, names)
         if not yes:
             click.confirm(f"Kill {', '.join(job.name for job in chosen)}?", abort=True)
-        with _control(engine) as control:
+        with _control(engine) as control, output.working("killing what runs, and confirming that it is dead"):
             killed = [(job, control.kill_job(job.id, reason=_reason("killed", reason))) for job in chosen]
     if as_json:
         show_json([{"job": job.name, "id": job.id, **asdict(result)} for job, result in killed])
@@ -202,7 +202,7 @@ def _change(
             chosen = list(jobs.choose_frames(connection, job.id, **wanted))
             if not chosen:
                 _refuse_nothing(connection, job, wanted)
-        with _control(engine) as control:
+        with _control(engine) as control, output.working("changing frames, and confirming that what ran is dead"):
             result = operation(control, chosen, reason=_reason(verb, reason))
     output.done(
         f"{job.name}: {counted(len(result.changed), 'frame')} {verb}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from opencue_sched.operate.cli.output import working
 from opencue_sched.settings import get_settings
 from opencue_sched.store.schema import downgrade, upgrade
 
@@ -23,8 +24,10 @@ def command(down: bool, yes: bool) -> None:
     if down:
         if not yes:
             click.confirm("Remove the scheduler's objects from this database?", abort=True)
-        downgrade(url, "base")
+        with working("removing"):
+            downgrade(url, "base")
         click.echo("removed")
         return
-    upgrade(url)
+    with working("migrating the schema"):
+        upgrade(url)
     click.echo("the schema is up to date")

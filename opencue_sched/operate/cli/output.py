@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
 import click
 import structlog
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -80,6 +82,18 @@ def done(text: str, *, as_json: bool = False, **fields: Any) -> None:
         show_json(fields)
     else:
         click.echo(text)
+
+
+@contextmanager
+def working(text: str) -> Iterator[None]:
+    """While this lasts, show on a terminal what is being done, and for how long; elsewhere show nothing."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as progress:
+        progress.add_task(text, total=None)
+        yield
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:

@@ -162,7 +162,8 @@ def managed(name: str, state: bool, wait: float | None, as_json: bool) -> None:
         age = settings.accounting.in_flight_age
         seconds = wait_of(settings, managed=state, cuebots=facts.origin == "cuebot") if wait is None else wait
         _announce_wait(seconds)
-        flip = flip_show(engine, ledger, show_id, managed=state, wait_seconds=seconds, age_seconds=age)
+        with output.working(f"handing {name} {'over' if state else 'back'}"):
+            flip = flip_show(engine, ledger, show_id, managed=state, wait_seconds=seconds, age_seconds=age)
     text = "\n".join(_flip_lines(name, state, flip))
     output.done(text, as_json=as_json, show=name, managed=state, **asdict(flip))
 

@@ -10,7 +10,7 @@ import click
 
 from opencue_sched.domain.job_spec import InvalidJobSpec
 from opencue_sched.operate.cli.connect import farm
-from opencue_sched.operate.cli.output import counted, json_option, show_json
+from opencue_sched.operate.cli.output import counted, json_option, show_json, working
 from opencue_sched.operate.job_file import read_job_file
 from opencue_sched.operate.submit import Submitted, submit_job
 from opencue_sched.settings import get_settings
@@ -31,7 +31,7 @@ def command(file: BinaryIO, paused: bool, dry_run: bool, as_json: bool) -> None:
     """
     try:
         spec = read_job_file(file.read(), default_user=_current_user())
-        with farm() as (engine, _):
+        with farm() as (engine, _), working(f"submitting {spec.name}"):
             submitted = submit_job(engine, spec, get_settings(), paused=paused, dry_run=dry_run)
     except InvalidJobSpec as error:
         _refuse(getattr(file, "name", "<stdin>"), error.problems, as_json=as_json)

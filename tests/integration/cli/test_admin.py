@@ -329,33 +329,6 @@ def test_nothing_is_booked_until_every_cuebot_knows_and_late_bookings_of_theirs_
 # Every command
 
 
-def commands(words: tuple[str, ...], command: Any) -> list[tuple[str, ...]]:
-    import click
-
-    if not isinstance(command, click.Group):
-        return [words]
-    context = click.Context(command)
-    found = [words] if words else []
-    for name in command.list_commands(context):
-        sub = command.get_command(context, name)
-        assert sub is not None
-        found += commands((*words, name), sub)
-    return found
-
-
-@pytest.mark.parametrize(
-    "noun", ["alloc", "doctor", "explain", "host", "job", "limit", "show", "submit", "subscription"]
-)
-def test_every_command_has_help_with_an_example(cli: Cli, noun: str) -> None:
-    from opencue_sched.operate.cli import cli as group
-
-    command = group.get_command(None, noun)  # type: ignore[arg-type]
-    for words in commands((noun,), command):
-        ran = cli(*words, "--help")
-        assert ran.status == 0
-        assert f"Example: opencue-sched {words[0]}" in " ".join(ran.out.split()), words
-
-
 def test_the_real_program_runs_and_refuses_by_exit_status(settings: Settings) -> None:
     import os
     import subprocess

@@ -1,0 +1,60 @@
+"""Every command helps with an example, prints JSON where a script would want it, and tells its exit statuses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from opencue_sched.operate.cli import cli
+
+# These set one thing and say so in a line, or run until they are stopped.
+WITHOUT_JSON = re.compile(
+    "demo|migrate|report-service|alloc tag|host (delete|lock|move|unlock|tags add|tags remove)"
+    "|job (max-cores|max-gpus|min-cores|pause|priority|unpause)|limit (delete|set)"
+    "|show (active|booking|default-max-cores|default-min-cores)|subscription (burst|delete|size)"
+)
+
+
+def commands(command: click.Command = cli, words: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    """Every command and group with its words, but for the program itself."""
+    if words:
+        yield " ".join(words), command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            sub = command.get_command(context, name)
+            assert sub is not None
+            yield from commands(sub, (*words, name))
+
+
+COMMANDS = list(commands())
+
+
+def help_of(command: click.Command) -> str:
+    return " ".join(command.get_help(click.Context(command, terminal_width=200, max_content_width=200)).split())
+
+
+def takes_json(command: click.Command) -> bool:
+    return any("--json" in parameter.opts for parameter in command.params)
+
+
+@pytest.mark.parametrize(("words", "command"), COMMANDS, ids=lambda it: it if isinstance(it, str) else "")
+def test_every_command_says_what_it_does_with_an_example(words: str, command: click.Command) -> None:
+    said, _, example = help_of(command).partition(" Example: ")
+    assert said.rstrip().endswith((".", ")"))
+    assert f"opencue-sched {words}" in example.partition(" Options: ")[0]
+
+
+@pytest.mark.parametrize(("words", "command"), COMMANDS, ids=lambda it: it if isinstance(it, str) else "")
+def test_what_lists_shows_or_makes_something_prints_json_too(words: str, command: click.Command) -> None:
+    if not isinstance(command, click.Group):
+        assert takes_json(command) != bool(WITHOUT_JSON.fullmatch(words))
+
+
+def test_the_program_tells_its_exit_statuses() -> None:
+    told = help_of(cli)
+    for meaning in ("0 done", "1 refused or failed", "2 wrong usage", "78 wrong configuration", "130 stopped"):
+        assert meaning in told
