@@ -288,13 +288,21 @@ def test_a_second_sigterm_ends_at_once_and_is_still_safe(site):
 # Messages are hints
 
 
-@pytest.mark.parametrize(
-    "accident", ["crash between post and send", "message lost", "woken while claimed", "claimant died"]
-)
+ACCIDENTS = [
+    "crash between post and send",
+    "message lost",
+    "message came during a claim",
+    "woken while claimed",
+    "claimant died",
+]
+
+
+@pytest.mark.parametrize("accident", ACCIDENTS)
 def test_no_accident_strands_a_cluster_beyond_three_seconds(site, accident):
     plant(site, cores=100)  # work that fits no host: the cluster stays awake and rests between passes
+    port = free_port()
     site.fleet.beat()
-    site.fleet.worker("w1")
+    site.fleet.worker("w1", OPENCUE_SCHED_QUEUE__METRICS_PORT=str(port))
     eventually(lambda: has_posting(site) and int(posting(site)["fence"]) > 0, 60, "first pass")
     board = ClusterPostings(site.client, BOARD)
     uuid = posting(site)["uuid"]
@@ -307,6 +315,14 @@ def test_no_accident_strands_a_cluster_beyond_three_seconds(site, accident):
         expected = STRANDED_SECONDS
         board.offer([cluster], wake=True)
         assert board.end(held, "sleep", delay_seconds=600) > 0  # and the message is never sent
+    elif accident == "message came during a claim":
+        expected = STRANDED_SECONDS
+        with sender(site) as app:
+            queue = Queue(str(QueueName("cue", "dispatch", "default")))
+            app.send_task("opencue_sched.dispatch.dispatch_cluster", args=(uuid,), queue=queue, declare=[], priority=0)
+        dropped = 'scheduler_messages_dropped_total{reason="held"} 1.0'
+        eventually(lambda: dropped in _metrics(port), 30, "the dropped message")
+        board.end(held, "abandon")
     else:
         expected = STRANDED_SECONDS
         assert board.end(held, "again") > 0  # the message is never sent
@@ -338,15 +354,22 @@ def test_copies_of_a_message_are_dropped_and_counted(site):
     assert not site.client.llen("cue.dispatch.old:prio:1")
 
 
-def send_recomputes(site: Site, *sent: tuple[int, int]) -> None:
-    """Periodic messages, as a leader of this fence sends them for this tick."""
+@contextmanager
+def sender(site: Site):
+    """A Celery client that sends to our queues."""
     app = Celery("sender", broker=broker_settings(site.server.url).url, set_as_current=False)
     app.conf.update(broker_transport_options={"sep": ":prio:"})
-    queue = Queue(str(QueueName("cue", "accounting", "default")))
-    for fence, tick in sent:
-        headers = {"fence": fence, "tick": tick, "tick_of": "recompute", "catch_up": "latest"}
-        app.send_task("opencue_sched.accounting.recompute", queue=queue, declare=[], priority=0, headers=headers)
+    yield app
     app.close()
+
+
+def send_recomputes(site: Site, *sent: tuple[int, int]) -> None:
+    """Periodic messages, as a leader of this fence sends them for this tick."""
+    queue = Queue(str(QueueName("cue", "accounting", "default")))
+    with sender(site) as app:
+        for fence, tick in sent:
+            headers = {"fence": fence, "tick": tick, "tick_of": "recompute", "catch_up": "latest"}
+            app.send_task("opencue_sched.accounting.recompute", queue=queue, declare=[], priority=0, headers=headers)
 
 
 def test_what_a_former_leader_or_an_earlier_tick_sent_is_dropped_and_counted(site):

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from opencue_sched.beat import make_gate
 from opencue_sched.coordination.leader import LeaderGate, Standing, still_leads, tick_standing
 from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.store.fences import PersistentFences
@@ -190,3 +191,20 @@ def test_every_beat_knows_when_a_tick_was_fired_last(redis_client, keys):
     clock.now += 30
     assert leader.tick_age == 30
     assert 30 <= standby.tick_age < 40
+
+
+def test_the_conservative_setting_is_the_proposals_rule_and_the_other_is_not(settings, redis_client, keys):
+    """180 s, and nothing fired for 180 s after the last fire of a predecessor."""
+    for handover, seconds in (("conservative", 180), ("fenced", settings.coordination.lease_ttl)):
+        redis_client.flushdb()
+        chosen = settings.model_copy(
+            update={"coordination": settings.coordination.model_copy(update={"handover": handover})}
+        )
+        first, second = make_gate(chosen), make_gate(chosen)
+        assert first.renew() is not None
+        assert (seconds - 5) * 1000 < redis_client.pttl(keys.lease) <= seconds * 1000
+        assert first.may_fire("recompute", 7, mark_seconds=600)
+        first.resign()
+        assert second.renew() is not None
+        assert second.may_fire("recompute", 8, mark_seconds=600) == (handover == "fenced")
+        assert redis_client.exists(keys.quiet) == (handover == "conservative")
