@@ -6,6 +6,7 @@ dead-letter list and the worker goes on.
 
 And when Redis is lost while two channels hold unacknowledged messages, the plain transport gives up closing the second
 one, finds it open when the connection is closed for good, and raises for want of a connection: another way to end.
+So is a task that outlives the connection its message came by: it is acknowledged on a channel that is closed.
 """
 
 from __future__ import annotations
@@ -59,11 +60,26 @@ class _Unacknowledged(kombu_redis.QoS):
 
     def restore_unacked(self, client: Any = None) -> None:
         """Put them back on their queues; once the connection is given up, the visibility time-out does that."""
-        if client is None and self.channel.connection.client is None:
+        if client is None and self._given_up:
             delivered: Any = self._delivered
             delivered.clear()
             return
         super().restore_unacked(client)
+
+    def ack(self, delivery_tag: Any) -> None:
+        """Done with. On a closed channel there is nothing to say any more: the message comes again, for nothing."""
+        if not self._given_up:
+            super().ack(delivery_tag)
+
+    def reject(self, delivery_tag: Any, requeue: bool = False) -> None:
+        """Not wanted; as above."""
+        if not self._given_up:
+            super().reject(delivery_tag, requeue=requeue)
+
+    @property
+    def _given_up(self) -> bool:
+        connection = self.channel.connection
+        return connection is None or connection.client is None
 
 
 class _Guarded:
