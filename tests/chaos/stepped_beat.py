@@ -3,7 +3,7 @@
 Every step n is a leader of its own (in a namespace of its own) that kills itself with SIGKILL right after the n-th
 command by which it changes anything in Redis was carried out, and before it could do anything more. Dying before the
 next command, or before an answer arrives, leaves nothing else behind; and commands that only read leave nothing.
-When a lease is renewed among the other things depends on the time, so step RENEWAL is the death after that.
+How many things come before some of them depends on the time, so these deaths have steps of their own: NAMED.
 
     python stepped_beat.py LAST_STEP PARALLEL     one line of JSON a step
 """
@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from datetime import timedelta
 
 import psycopg2  # noqa: F401 - loaded before the forks
@@ -31,7 +32,9 @@ from opencue_sched.settings import get_settings
 INTERVAL_SECONDS = 0.4
 DEADLINE_SECONDS = 30.0
 READS = {"HELLO", "AUTH", "CLIENT", "SELECT", "INFO", "GET", "TIME", "HGETALL", "PING", "EXISTS", "SMEMBERS", "LLEN"}
-RENEWAL = -1
+NAMED = {-1: ("lease_acquire", 2), -2: ("lease_release", 1), -3: ("presence_drop", 1)}
+"""Step: die after this change was made that many times. The second lease_acquire is the renewal."""
+
 SCRIPTS = {load_script(path.stem).sha: path.stem for path in lua_directory().glob("*.lua")}
 
 
@@ -43,7 +46,8 @@ class Commands:
     """Sees what this process sends to Redis, tells ``out`` of each change, and dies after the n-th of them."""
 
     def __init__(self, out: int, die_after: int | None) -> None:
-        self.out, self.die_after, self.changes, self.leases = out, die_after, 0, 0
+        self.out, self.die_after, self.changes = out, die_after, 0
+        self.made: Counter[str] = Counter()
         send = AbstractConnection.send_packed_command
 
         def watched(connection: AbstractConnection, packed: object, *args: object, **rest: object) -> None:
@@ -56,9 +60,10 @@ class Commands:
 
     def changed(self, names: list[str], connection: AbstractConnection) -> None:
         self.changes += 1
-        self.leases += "lease_acquire" in names
+        self.made.update(names)
         os.write(self.out, f"{'+'.join(names)}\n".encode())
-        if self.changes == self.die_after or (self.die_after == RENEWAL and self.leases == 2):
+        name, times = NAMED.get(self.die_after or 0, ("", 0))
+        if self.changes == self.die_after or (name in names and self.made[name] == times):
             while not connection.can_read(timeout=10):
                 pass
             os.kill(os.getpid(), signal.SIGKILL)
@@ -96,7 +101,7 @@ def live(step: int, out: int, die_after: int | None) -> None:
     scheduler = beat.LeaderScheduler(app=app)
     deadline = time.monotonic() + DEADLINE_SECONDS
     ticks: set[tuple[str, int]] = set()
-    while time.monotonic() < deadline and (len(ticks) < 2 * len(CatchUp) or commands.leases < 2):
+    while time.monotonic() < deadline and (len(ticks) < 2 * len(CatchUp) or commands.made["lease_acquire"] < 2):
         wait = scheduler.tick()
         if scheduler.gate is not None and scheduler.gate.lease is not None:
             ticks |= set(scheduler.gate.last_ticks().items())
@@ -127,9 +132,9 @@ def run(step: int, client: redis.Redis) -> dict[str, object]:
     """A leader that dies after its ``step``-th change, then its successor."""
     keys = LeaderKeys(namespace(step), "beat")
     changes, status = forked(step, step)
-    lease = client.pttl(keys.lease)
-    successor, end = forked(step, None)
-    return {"step": step, "changes": changes, "status": status, "lease": lease, "successor": successor, "end": end}
+    lease, fence = client.pttl(keys.lease), int(client.get(keys.fence) or 0)
+    _, end = forked(step, None)
+    return {"step": step, "changes": changes, "status": status, "lease": lease, "fence": fence, "end": end}
 
 
 def main(last: int, parallel: int) -> None:
@@ -142,7 +147,7 @@ def main(last: int, parallel: int) -> None:
         pid = os.fork()
         if pid == 0:
             with redis.Redis.from_url(url, decode_responses=True) as client:
-                for step in range(RENEWAL + first, last + 1, parallel):
+                for step in range(min(NAMED) + first, last + 1, parallel):
                     line = json.dumps(run(step, client))
                     os.write(1, f"{line}\n".encode())
             os._exit(0)

