@@ -12,6 +12,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import urllib.request
 import venv
 import zipfile
 from collections.abc import Mapping
@@ -22,6 +23,8 @@ import pytest
 import redis
 from sqlalchemy import Engine, create_engine, text
 
+from opencue_sched import __version__
+from opencue_sched.embedded.processes import free_port
 from opencue_sched.embedded.services import GuardedProcess
 from opencue_sched.embedded.stress_farms import DRAIN, stress_farm
 from tests.conftest import RedisServer
@@ -63,6 +66,10 @@ class Installation:
         """Run code that prints JSON; returns what it printed last."""
         command: list[str | Path] = [self.bin / "python", "-c", code, *arguments]
         return json.loads(_run(command, cwd=self._work, env=self._environment(environment)).splitlines()[-1])
+
+    def program(self, *words: str, **environment: str) -> str:
+        """What ``opencue-sched WORDS`` prints."""
+        return _run([self.bin / "opencue-sched", *words], cwd=self._work, env=self._environment(environment))
 
     def celery(self, *arguments: str, **environment: str) -> GuardedProcess:
         """A process ``celery -A opencue_sched ARGUMENTS``, not yet started."""
@@ -176,6 +183,38 @@ def test_worker_and_beat_of_the_wheel_book_frames(
 
     # then every frame has a proc
     assert _booked(engine, job.id) == 5, f"{worker.log_tail()}\n{beat.log_tail()}"
+
+
+def test_flower_of_the_wheel_serves_its_page(
+    installation: Installation, redis_server: RedisServer, database_url: str
+) -> None:
+    environment = {"OPENCUE_SCHED_DATABASE_URL": database_url, "OPENCUE_SCHED_REDIS_URL": redis_server.url}
+    port = free_port()
+    with installation.celery("flower", f"--port={port}", **environment) as flower:
+        deadline = time.monotonic() + 60
+        while (status := _page(port)) != 200:
+            assert flower.running, flower.log_tail()
+            assert time.monotonic() < deadline, f"{status}\n{flower.log_tail()}"
+            time.sleep(0.1)
+
+
+def test_the_program_of_the_wheel_works_on_the_stores(
+    installation: Installation, redis_server: RedisServer, database_url: str
+) -> None:
+    environment = {"OPENCUE_SCHED_DATABASE_URL": database_url, "OPENCUE_SCHED_REDIS_URL": redis_server.url}
+    assert __version__ in installation.program("--version")
+    installation.program("show", "create", "demo", "--managed", **environment)
+    (show,) = json.loads(installation.program("show", "list", "--json", **environment))
+    assert (show["show"], show["managed"]) == ("demo", True)
+
+
+def _page(port: int) -> int:
+    """Status of Flower's first page; 0 while it does not listen."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
+            return int(answer.status)
+    except OSError:
+        return 0
 
 
 def _booked(engine: Engine, job_id: str) -> int:
