@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 import yaml
 from prometheus_client import REGISTRY
+from prometheus_client.metrics import MetricWrapperBase
 
-from opencue_sched.operate import metrics
+from opencue_sched.operate import fleet_metrics, metrics
 from opencue_sched.operate.cli import cli
 from opencue_sched.settings import Settings
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 YAMLS = sorted(DEPLOY.rglob("*.yaml"))
+INSTRUCTIONS = {"FROM", "WORKDIR", "COPY", "RUN", "USER", "ENV", "EXPOSE", "STOPSIGNAL", "CMD"}
 CELERY_COMMANDS = {"worker", "beat", "flower"}
 
 
@@ -32,6 +34,27 @@ def known_metrics() -> set[str]:
 
 def named_metrics(text: str) -> set[str]:
     return set(re.findall(r"\b((?:scheduler|cuebot)_[a-z_]+)\b", text))
+
+
+def known_labels() -> dict[str, set[str]]:
+    """Labels by the names a metric's samples have."""
+    found: dict[str, set[str]] = {}
+    for family in (value for room in (metrics, fleet_metrics) for value in vars(room).values()):
+        if isinstance(family, MetricWrapperBase):
+            for suffix in ("", "_total", "_bucket", "_sum", "_count"):
+                found[family._name + suffix] = {*family._labelnames, "le", "instance", "job"}
+    return found
+
+
+def unknown_labels(expression: str) -> set[str]:
+    """Labels an expression selects or groups by that none of its metrics has."""
+    labels = known_labels()
+    has = set[str]().union(*(labels[name] for name in named_metrics(expression) if name in labels))
+    grouped = re.findall(r"\bby \(([^)]*)\)", expression)
+    selected = re.findall(r"\{([^}]*)\}", expression)
+    named = {label.strip() for group in grouped for label in group.split(",")}
+    named |= {name for selection in selected for name in re.findall(r"(\w+)\s*[=!]", selection)}
+    return named - has
 
 
 def check_command(words: list[str]) -> None:
@@ -56,6 +79,15 @@ def test_alerts_name_only_metrics_that_exist():
     for expression in expressions:
         assert named_metrics(expression), expression
         assert named_metrics(expression) <= known_metrics(), expression
+        assert not unknown_labels(expression), expression
+
+
+def test_labels_no_metric_has_are_found():
+    assert unknown_labels('sum by (reason, le) (scheduler_waiting_frames{verdict="x", host!="y"})') == {
+        "reason",
+        "host",
+    }
+    assert unknown_labels("sum by (cause) (rate(scheduler_drift_healed_total[5m]))") == set()
 
 
 def test_the_dashboard_names_only_metrics_that_exist():
@@ -65,6 +97,20 @@ def test_the_dashboard_names_only_metrics_that_exist():
     for expression in expressions:
         assert named_metrics(expression), expression
         assert named_metrics(expression) <= known_metrics(), expression
+        assert not unknown_labels(expression), expression
+
+
+def test_the_image_copies_what_the_wheel_is_built_from_and_starts_a_command_that_exists():
+    lines = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
+    words = [line.split() for line in lines if line and not line.startswith("#")]
+    assert {line[0] for line in words} <= INSTRUCTIONS
+    copied = [path for line in words if line[0] == "COPY" and "--from" not in line[1] for path in line[1:-1]]
+    assert {"pyproject.toml", "opencue_sched", "tasks", "lua", "alembic", "celeryconfig.py"} <= set(copied)
+    for path in copied:
+        assert (DEPLOY.parent / path).exists(), path
+    (start,) = [json.loads(" ".join(line[1:])) for line in words if line[0] == "CMD"]
+    check_command(start)
+    assert any(line[0] == "USER" and line[1] != "root" for line in words)
 
 
 def test_the_autoscaler_names_a_metric_that_exists():
@@ -80,6 +126,8 @@ def test_every_unit_starts_a_command_that_exists(path):
     unit.read_string(path.read_text())
     check_command(unit["Service"]["ExecStart"].split())
     assert unit["Service"]["RestartPreventExitStatus"] == "78"
+    environment = unit["Service"].get("EnvironmentFile", "")
+    assert not environment or (DEPLOY / "systemd" / Path(environment).name).exists(), environment
 
 
 def test_compose_starts_the_whole_fleet_with_commands_that_exist():
