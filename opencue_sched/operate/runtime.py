@@ -55,7 +55,7 @@ from opencue_sched.release.reaper import Reaper
 from opencue_sched.release.recovery import recover_depends
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.engine import make_engine
-from opencue_sched.store.release import recalculate_subs
+from opencue_sched.store.release import cuebot_recalculates_subs, recalculate_subs
 from opencue_sched.store.schema import check_schema
 from opencue_sched.store.schema_history import drain_frame_history
 
@@ -227,8 +227,10 @@ class Runtime:
         return self.ledger.under(None if fence is None else Fence(self.leader_keys.fence, fence))
 
     def recalculate_subs(self) -> dict[str, object]:
-        """Recount the subscriptions of unmanaged shows."""
+        """Recount the subscriptions of unmanaged shows, unless a Cuebot does."""
         with self.engine.begin() as connection:
+            if self.facts.origin == "cuebot" and cuebot_recalculates_subs(connection):
+                return {"recalculated": False}
             recalculate_subs(connection)
         return {"recalculated": True}
 

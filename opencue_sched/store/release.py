@@ -172,6 +172,15 @@ _DROP_CHECKPOINTS = text(
     """
 )
 _RECALCULATE_SUBS = text("SELECT recalculate_subs()")
+# A Cuebot stamps the lock of each of its periodic tasks; this one runs every two hours.
+_CUEBOT_RECALCULATES = text(
+    """
+    SELECT EXISTS (
+        SELECT 1 FROM task_lock
+         WHERE str_name = 'LOCK_SUBSCRIPTION_RECALCULATION' AND ts_lastrun > current_timestamp - interval '3 hours'
+    )
+    """
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +360,14 @@ def find_stale_checkpoints(connection: Connection, *, limit: int) -> tuple[list[
 def drop_checkpoints(connection: Connection, frame_ids: Collection[str]) -> int:
     """CHECKPOINT to WAITING, without checkpoint; returns how many."""
     return connection.execute(_DROP_CHECKPOINTS, {"frames": list(frame_ids)}).rowcount
+
+
+def cuebot_recalculates_subs(connection: Connection) -> bool:
+    """On a database made by Cuebot: whether a Cuebot has recomputed the subscriptions lately.
+
+    It stamps its own local time, so this may be wrong by hours: then both do it, or nobody for some hours more.
+    """
+    return bool(connection.execute(_CUEBOT_RECALCULATES).scalar())
 
 
 def recalculate_subs(connection: Connection) -> None:

@@ -1,0 +1,73 @@
+"""What Celery is told: tasks by explicit names, each on the queue of its type, as JSON, when the settings say."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+from kombu import Queue
+
+import celeryconfig
+from opencue_sched.celery import app
+from opencue_sched.coordination.names import QueueName, QueueType
+from opencue_sched.settings import get_settings
+
+TASKS = {
+    "opencue_sched.sweep.sweep_clusters",
+    "opencue_sched.dispatch.dispatch_cluster",
+    "opencue_sched.accounting.recompute",
+    "opencue_sched.accounting.reseed_limits",
+    "opencue_sched.maintenance.recalculate_subs",
+    "opencue_sched.maintenance.reap",
+    "opencue_sched.maintenance.recover_depends",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tasks_imported() -> None:
+    for name in celeryconfig.imports:
+        importlib.import_module(name)
+
+
+def test_every_task_has_the_name_that_others_know_it_by() -> None:
+    assert {name for name in app.tasks if not name.startswith("celery.")} == TASKS
+
+
+@pytest.mark.parametrize("task", sorted(TASKS))
+def test_a_task_goes_to_a_queue_of_its_type_that_workers_consume(task: str) -> None:
+    queue = app.amqp.router.route({}, task)["queue"]
+    name = queue.name if isinstance(queue, Queue) else queue
+    assert QueueName.parse(name).type == task.split(".")[1]
+    assert name in {it.name for it in celeryconfig.task_queues}
+
+
+def test_every_type_of_queue_has_a_task() -> None:
+    assert {task.split(".")[1] for task in TASKS} == {kind.value for kind in QueueType}
+
+
+def test_nothing_but_json_is_written_or_read() -> None:
+    assert app.conf.accept_content == ["json"]
+    assert {app.conf.task_serializer, app.conf.result_serializer, app.conf.event_serializer} == {"json"}
+
+
+def test_periodic_tasks_exist_and_come_as_often_as_the_settings_say() -> None:
+    settings = get_settings()
+    seconds = {entry["task"]: entry["schedule"] for entry in celeryconfig.beat_schedule.values()}
+    assert seconds == {
+        "opencue_sched.sweep.sweep_clusters": settings.queue.active_scan_interval,
+        "opencue_sched.accounting.recompute": settings.accounting.recompute_interval_seconds,
+        "opencue_sched.accounting.reseed_limits": settings.accounting.limit_reseed_interval_seconds,
+        "opencue_sched.maintenance.recalculate_subs": 7200,
+        "opencue_sched.maintenance.reap": 30,
+        "opencue_sched.maintenance.recover_depends": 60,
+    }
+    assert {entry["options"]["headers"]["catch_up"] for entry in celeryconfig.beat_schedule.values()} <= {
+        "skip",
+        "latest",
+        "all",
+    }
+
+
+def test_threads_of_a_worker_are_the_references_setting() -> None:
+    assert app.conf.worker_concurrency == get_settings().queue.worker_threads
+    assert app.conf.worker_pool == "threads"
