@@ -107,6 +107,7 @@ class _Run:
         began = time.monotonic()
         self._until(self._site.crew.all_ready, _READY_SECONDS, "the processes being up again")
         self._site.behave(run_seconds=(3600.0, 3600.0))
+        self._until(lambda: not self._placeable(), _REST_SECONDS, "no frame waits in vain", self._placeable)
         self._until(lambda: self._unchanged_for(_STILL_SECONDS), _REST_SECONDS, "procs that do not change")
         self._until(self._audit_passes, _REST_SECONDS, "an audit that passes at rest", explain=self._audit_lines)
         self._report.audited_procs = len(self._procs)
@@ -223,6 +224,11 @@ class _Run:
         if procs != self._procs or not procs:
             self._procs, self._procs_since = procs, time.monotonic()
         return time.monotonic() - self._procs_since >= seconds
+
+    def _placeable(self) -> str:
+        """The layers that wait in vain."""
+        with self._site.engine.connect() as connection:
+            return ", ".join(verdict.placeable(connection))
 
     def _audit_passes(self) -> bool:
         try:

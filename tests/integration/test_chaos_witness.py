@@ -11,7 +11,7 @@ from sqlalchemy import Engine, create_engine, text
 
 from benchmarks.chaos.silent_release import release_silently
 from benchmarks.chaos.site import Witness
-from benchmarks.chaos.verdict import results_counted_wrongly, sample_figures, unfinished
+from benchmarks.chaos.verdict import placeable, results_counted_wrongly, sample_figures, unfinished
 from opencue_sched.embedded.processes import ServiceFailed
 from opencue_sched.embedded.services import EmbeddedPostgres
 from opencue_sched.store.schema import upgrade
@@ -182,6 +182,19 @@ def test_frames_left_and_results_without_runs_are_named(engine, bookings):
     assert f"frame {twice} succeeded 2 times" in wrong
     assert f"frame {twice} has 2 results with status 0 from h, where 0 of its runs ended so" in wrong
     assert any(line.startswith("0 successes are counted for ") for line in wrong)
+
+
+@pytest.mark.parametrize("table", ["subscription", "folder_resource", "job_resource", "limit_record", "nothing"])
+def test_a_layer_waits_in_vain_unless_a_cap_is_full(engine, bookings, table):
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE job SET b_paused = pk_job <> :job"), {"job": bookings.job.id})
+    for _ in range(2):
+        bookings.book()
+    if table != "nothing":
+        bookings.cap(table, 2)
+    with engine.connect() as connection:
+        found = placeable(connection)
+    assert len(found) == (1 if table == "nothing" else 0)
 
 
 def test_a_silent_release_frees_the_host_and_the_frame_and_tells_nobody(engine, bookings):
