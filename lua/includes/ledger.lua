@@ -15,7 +15,7 @@
 --   acct:tomb:{bucket}   set of released pk_procs; a bucket is TOMB_WIDTH seconds of Redis TIME
 --   acct:epoch           open|generation|run id, and |dual behind it when another program publishes plain decrements
 --   acct:audit           token of a running inventory; while it is there, acct:audit:log gets every change
---   acct:adjusted:{name} a correction that was made (see adjust)
+--   acct:adjusted:{name}:{call}, acct:corrected  corrections that were made, and the last: seq|name (see adjust)
 --   acct:seq             moved by every mutation
 --
 -- An entry is  cores|gpus|show|alloc|folder|job|layer|dept|limit,limit  (an empty id: no such vertex);

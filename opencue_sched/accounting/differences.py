@@ -102,7 +102,8 @@ def _judge(
     record: Record, actual: str | None, mark_seq: int, too_old: bool, scope: Scope
 ) -> tuple[Cause, Change] | None:
     in_flight = record.state is EntryState.IN_FLIGHT
-    settled_before_mark = not in_flight and record.changed_seq <= mark_seq
+    before_mark = record.changed_seq <= mark_seq
+    settled_before_mark = not in_flight and before_mark
     if actual is None:
         if not (settled_before_mark or (in_flight and too_old)):
             return None
@@ -112,6 +113,8 @@ def _judge(
         return cause, Change(record.proc_id, record.changed_seq, None)
     state = EntryState.CONFIRMED if too_old else record.state
     if actual != record.entry:
+        if not before_mark:  # a newer snapshot may have moved it
+            return None
         return Cause.MOVED, Change(record.proc_id, record.changed_seq, actual, state)
     if in_flight and too_old:
         return Cause.LATE_SETTLE, Change(record.proc_id, record.changed_seq, actual, state)

@@ -169,11 +169,13 @@ def drift(stock: Stock) -> dict[str, Amounts]:
     return differing
 
 
-def correct(ledger: Ledger, epoch: Epoch, differing: Mapping[str, Amounts]) -> None:
-    """Take the differences out of the counters."""
+def correct(ledger: Ledger, stock: Stock, differing: Mapping[str, Amounts]) -> None:
+    """Take the differences that were found in ``stock`` out of the counters, unless somebody else has done so since."""
+    read_at = min(stock.readings[key].seq for key in differing)
     amounts_to_add = [(key, -cores, -gpus) for key, (cores, gpus) in differing.items()]
-    for part in chunks(amounts_to_add, MAX_IDS_PER_CALL * _CALLS_PER_ROUND_TRIP):
-        ledger.call_under(adjust_calls(epoch.text, part))
+    calls = adjust_calls(stock.epoch.text, amounts_to_add, read_at=read_at)
+    for part in chunks(calls, _CALLS_PER_ROUND_TRIP):
+        ledger.call_under(part)
 
 
 def count_by_kind(vertices: Iterable[str]) -> dict[VertexKind, int]:

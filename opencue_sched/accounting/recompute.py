@@ -143,7 +143,7 @@ def _heal_drift(ledger: Ledger, mark: Mark, stock: Stock) -> dict[VertexKind, in
     differing = drift(stock)
     if differing:
         log.warning("counters_drifted", vertices=dict(list(differing.items())[:20]), total=len(differing))
-        correct(ledger, mark.epoch, differing)
+        correct(ledger, stock, differing)
     return count_by_kind(differing)
 
 

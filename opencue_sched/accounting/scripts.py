@@ -95,11 +95,15 @@ def inventory_calls(epoch: str, vertex_keys: Sequence[str]) -> list[ScriptCall]:
     return [ScriptCall("inventory", LEDGER_KEYS, (epoch, *part)) for part in chunks(vertex_keys)]
 
 
-def adjust_calls(epoch: str, amounts: Sequence[tuple[str, int, int]]) -> list[ScriptCall]:
-    """``amounts``: vertex key, cores (or frames) and GPUs to add. Each call gets a name, so that it counts once."""
+def adjust_calls(epoch: str, amounts: Sequence[tuple[str, int, int]], *, read_at: int) -> list[ScriptCall]:
+    """One correction. ``amounts``: vertex key, cores (or frames) and GPUs to add; ``read_at``: the sequence number at
+    which the first of them was read."""
+    name = uuid.uuid4().hex
     return [
-        ScriptCall("adjust", LEDGER_KEYS, (epoch, uuid.uuid4().hex, *(field for amount in part for field in amount)))
-        for part in chunks(amounts)
+        ScriptCall(
+            "adjust", LEDGER_KEYS, (epoch, name, number, read_at, *(field for amount in part for field in amount))
+        )
+        for number, part in enumerate(chunks(amounts))
     ]
 
 

@@ -13,6 +13,7 @@ from sqlalchemy.exc import OperationalError
 
 from opencue_sched.accounting import bootstrap, keys, reconcile
 from opencue_sched.accounting import caps as caps_module
+from opencue_sched.accounting import recompute as recompute_module
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped, server_run_id
 from opencue_sched.accounting.caps import make_ledger, reseed_limits
 from opencue_sched.accounting.entries import Booking
@@ -41,6 +42,7 @@ from tests.integration.accounting.interleaved import (
     BOOK,
     BOOKED,
     CAPS_READ,
+    CORRECTION,
     LONGER,
     PLANNED,
     ROLLBACK,
@@ -184,6 +186,7 @@ def mark_moments(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     monkeypatch.setattr(bootstrap, "time", clock)
     monkeypatch.setattr(cluster_pass, "plan_pass", _marked(cluster_pass.plan_pass, after=PLANNED))
     monkeypatch.setattr(reconcile, "read_snapshot", _marked(reconcile.read_snapshot, after=SNAPSHOT))
+    monkeypatch.setattr(recompute_module, "correct", _marked(recompute_module.correct, before=CORRECTION))
     monkeypatch.setattr(caps_module, "cap_rows_of_shows", _marked(caps_module.cap_rows_of_shows, after=CAPS_READ))
 
 

@@ -349,7 +349,7 @@ def test_a_spoilt_entry_can_be_rolled_back_and_settled(store: Store) -> None:
 
 def test_a_correction_that_is_sent_again_is_made_once(store: Store) -> None:
     store.ledger.book([booking(4)])
-    calls = adjust_calls(store.ledger.epoch().text, [(SUB, 3, 1)])
+    calls = adjust_calls(store.ledger.epoch().text, [(SUB, 3, 1)], read_at=0)
     store.ledger.call_under(calls)
     store.ledger.call_under(calls)
     assert store.counter(SUB) == (7, 1)

@@ -46,8 +46,11 @@ def elect(client: redis.Redis) -> Fence:
 CALLS: dict[str, Callable[[str], list[ScriptCall]]] = {
     "reconcile": lambda epoch: scripts.reconcile_calls(epoch, [Change("q", None, booking(2).packed())], "me"),
     "caps": lambda epoch: scripts.caps_calls(epoch, 10**18, [(keys.folder("folder"), ("int_max_cores", "7"))]),
-    "adjust": lambda epoch: scripts.adjust_calls(epoch, [(keys.job("job"), 5, 0), (keys.folder("folder"), 1, 1)]),
+    "adjust": lambda epoch: scripts.adjust_calls(
+        epoch, [(keys.job("job"), 5, 0), (keys.folder("folder"), 1, 1)], read_at=0
+    ),
     "reclaim": lambda epoch: scripts.reclaim_calls(epoch, [keys.job("idle"), keys.layer("idle")]),
+    "wipe": lambda epoch: scripts.wipe_calls(epoch, [keys.job("idle")]),
     "inventory": lambda epoch: scripts.inventory_calls(epoch, [keys.job("job")]),
     "audit_begin": lambda epoch: [scripts.audit_begin_call(epoch, "token", 60_000)],
     "reseed_cas": lambda epoch: scripts.reseed_cas_calls(epoch, 1, [(keys.job("job"), 9, 9)]),

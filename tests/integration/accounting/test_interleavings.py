@@ -220,6 +220,21 @@ class TestAttribution:
         finish(side.worker())
         side.check(ours=Figures(1, 1), naive=Figures(2, 1), breaks=OVER_BOOKED, cap=1)
 
+    def test_a_stalled_recompute_does_not_move_back_what_another_moved(self, side: Side) -> None:
+        """I 5 meets I 3: the older sum is written last, and nothing has moved acct:seq."""
+        side.run(1)
+        other = side.subscribe("other", 1)
+        finish(side.load_caps())
+        stalled = until(side.recompute(), SNAPSHOT)
+        side.sql("UPDATE host SET pk_alloc = :other", other=other.id)
+        finish(side.recompute())
+        finish(stalled)
+        side.watched = Watched(alloc=other.id)
+        assert side.figures() == (1, 1 if side.ours else 0)
+        side.submit()
+        finish(side.worker())
+        side.check(ours=Figures(1, 1), naive=Figures(2, 1), breaks=OVER_BOOKED, cap=1)
+
     def test_fractions_of_a_core_are_counted_per_proc(self, side: Side) -> None:
         """I 5: a Cuebot's half cores are divided as a sum when counted, and one by one when released."""
         procs = side.start(side.submit(2), cores=0.5)

@@ -22,7 +22,7 @@ CALLS: dict[str, tuple[ScriptCall, int]] = {
     "reconcile": (scripts.reconcile_calls("e", [Change("p", None, "x"), Change("q", 3, None)], "me")[0], 4),
     "caps": (scripts.caps_calls("e", 7, [("k", ("burst", "1")), ("l", ("burst", "2"))])[0], 4),
     "inventory": (scripts.inventory_calls("e", ["k", "l"])[0], 1),
-    "adjust": (scripts.adjust_calls("e", [("k", 1, 0), ("l", -1, 0)])[0], 3),
+    "adjust": (scripts.adjust_calls("e", [("k", 1, 0), ("l", -1, 0)], read_at=7)[0], 3),
     "reclaim": (scripts.reclaim_calls("e", ["k", "l"])[0], 1),
     "reseed_cas": (scripts.reseed_cas_calls("e", 5, [("k", 1, 0), ("l", 2, 0)])[0], 3),
     "foreign": (scripts.foreign_calls("e", "before", 30, ["k", "l"])[0], 1),
