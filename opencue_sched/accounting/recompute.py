@@ -22,7 +22,7 @@ from opencue_sched.accounting.drift import Drift, by_kind, drift_of_entries
 from opencue_sched.accounting.inventory import Stock, correct, count_by_kind, drift
 from opencue_sched.accounting.keys import VertexKind
 from opencue_sched.accounting.ledger import Ledger, Mark, answering
-from opencue_sched.accounting.reconcile import Pass, reconcile
+from opencue_sched.accounting.reconcile import Pass, reconcile, renew_entries
 from opencue_sched.accounting.scripts import chunks, reclaim_calls
 from opencue_sched.accounting.sightings import Sightings
 from opencue_sched.store import accounting_tables, proc_snapshot
@@ -82,17 +82,21 @@ def recompute(
     cas_max_retries: int = 3,
     publish_grace: float = DEFAULT_GRACE_SECONDS,
     write_tables: bool = True,
+    renew: bool = False,
 ) -> RecomputeReport:
     """One pass over all managed shows, or only over ``show_ids`` (a hint that something was released there).
 
     ``age_seconds`` is accounting.in_flight_age; ``cas_max_retries`` and ``publish_grace`` (seconds) only matter to a
-    store that another program publishes into (accounting.cas). Raises NotReady and SQLAlchemy's errors: then nothing
+    store that another program publishes into (accounting.cas). ``renew``: ``show_ids`` may have been unmanaged a moment
+    ago, and passes under way may have seen them so. Raises NotReady and SQLAlchemy's errors: then nothing
     or a part was applied, and each part is right by itself.
     """
     started = time.monotonic()
     only = None if show_ids is None else frozenset(show_ids)
     eyes = sightings or Sightings(ledger.client)
     cas: CasReport | None = None
+    if renew:
+        renew_entries(ledger, only or ())
 
     def one_pass() -> Pass:
         return reconcile(engine, ledger, only, age_seconds=age_seconds, sightings=eyes)

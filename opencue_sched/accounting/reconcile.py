@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Engine
@@ -55,3 +55,16 @@ def reconcile(
     found = find_differences(mark.seq, snapshot.entries, stock.records.values(), too_old=too_old, scope=scope)
     found.add_missing(fresh_additions(engine, found.absent))
     return Pass(mark, snapshot, stock, found, ledger.apply(found.changes, epoch=mark.epoch))
+
+
+def renew_entries(ledger: Ledger, show_ids: Collection[str]) -> None:
+    """Give the entries of these shows new sequence numbers, so that no pass that has read them can touch them.
+
+    For shows that are managed again: one that saw them unmanaged would retire entries that are needed by now.
+    """
+    changes = [
+        Change(record.proc_id, record.changed_seq, record.entry, record.state)
+        for record in ledger.records()
+        if record.show_id in show_ids
+    ]
+    ledger.apply(changes, epoch=ledger.epoch())
