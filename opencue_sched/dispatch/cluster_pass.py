@@ -32,14 +32,14 @@ from opencue_sched.dispatch.bad_rows import BadRowLog
 from opencue_sched.dispatch.commit import CommitResult, CommittedProc, commit_plan
 from opencue_sched.dispatch.gather import Gathered, gather
 from opencue_sched.dispatch.hosts import HostFeed
-from opencue_sched.dispatch.launch import LaunchOutcome, launch_all
+from opencue_sched.dispatch.launch import LaunchOutcome, LaunchState, launch_all
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.dispatch.rest import LayerRest
 from opencue_sched.dispatch.runframe import launch_requests
 from opencue_sched.dispatch.settle import Settlement, booking_of
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.cluster import Cluster
-from opencue_sched.domain.errors import NotReady
+from opencue_sched.domain.errors import HostLocked, NotReady
 from opencue_sched.domain.farm import PlannedProc
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.placement.planner import Plan, plan_pass, release_plan
@@ -50,6 +50,11 @@ from opencue_sched.store.pending import SchemaColumns
 from opencue_sched.store.quarantine import quarantine_jobs
 
 log = structlog.get_logger(__name__)
+
+LOCKED_HOST_REST_SECONDS = 1.0
+"""Whoever holds a host's row, it would be found locked again at once; the frames go to others meanwhile."""
+FAILED_HOST_REST_SECONDS = 5.0
+"""PostgreSQL calls a host whose RQD is gone UP for minutes, with all its cores idle."""
 
 _BLOCKED = (Verdict.NO_HOST, Verdict.NO_FIT)
 
@@ -224,8 +229,10 @@ class PassRunner:
         if result.lost:
             self._roll_back([planned for planned, _ in result.lost])
             log.info("bookings_lost", cluster=report.cluster.key, **Counter(e.reason for _, e in result.lost))
-        for host_id in {planned.host.id for planned, error in result.lost if error.retriable}:
-            self.hosts.cache.invalidate(host_id)
+        for lost, why in result.lost:
+            if why.retriable:
+                rest = LOCKED_HOST_REST_SECONDS if isinstance(why, HostLocked) else 0.0
+                self.hosts.cache.invalidate(lost.host.id, rest_seconds=rest)
         self._reload_caps(result.lowered)
 
     def _reload_caps(self, lowered: Collection[str]) -> None:
@@ -261,9 +268,11 @@ class PassRunner:
         settled = self.settlement.settle(committed, outcomes)
         report.launch_seconds = self.clock() - began
         report.frames_launched = len(settled.launched)
+        failed = {it.host_name for it in outcomes if it.sends and it.state is not LaunchState.LAUNCHED}
         for undone in (*settled.compensated, *settled.left_unknown):
             report.losses[undone.error.reason] += 1
-            self.hosts.cache.invalidate(undone.planned.host.id)
+            host = undone.planned.host
+            self.hosts.cache.invalidate(host.id, rest_seconds=FAILED_HOST_REST_SECONDS if host.name in failed else 0.0)
         self.hosts.changed({it.planned.host.id for it in committed})
         self._set_aside(procs, impossible)
 

@@ -133,15 +133,18 @@ class HostCache:
         with self._lock:
             self._expired_at = self._instant()
 
-    def invalidate(self, host_id: str) -> None:
-        """Do not hand the host out until a read that begins from now on. For a host that PostgreSQL or RQD refused."""
+    def invalidate(self, host_id: str, *, rest_seconds: float = 0.0) -> None:
+        """Do not hand the host out until a read that begins ``rest_seconds`` from now or later.
+
+        For a host that PostgreSQL or RQD refused. The rest is for what a read cannot show: that its RQD is gone, say.
+        """
         with self._lock:
-            self._hosts.invalidate(host_id, self._instant())
+            self._hosts.invalidate(host_id, self._instant() + rest_seconds)
 
     def invalidated_ids(self) -> frozenset[str]:
-        """Hosts nobody has read since they were invalidated: read them with the next hosts from the change log."""
+        """Invalidated hosts whose rest is over: read them with the next hosts from the change log."""
         with self._lock:
-            return frozenset(self._hosts.invalidated)
+            return self._hosts.invalidated(self._instant())
 
     def evict_idle_groups(self) -> int:
         """Drop the groups nobody asked for during ``group_idle_timeout``, and their hosts; how many groups."""

@@ -67,7 +67,7 @@ class KnownHosts:
         self._checkout_seconds = checkout_seconds
         self._entries: dict[str, _Entry] = {}
         self._out: dict[str, tuple[float, float]] = {}
-        self._invalidated: set[str] = set()
+        self._invalidated: dict[str, float] = {}
         self._version = 0
 
     @property
@@ -75,10 +75,9 @@ class KnownHosts:
         """Ids of the hosts somebody has."""
         return self._out.keys()
 
-    @property
-    def invalidated(self) -> Collection[str]:
-        """Ids of the hosts nobody has read since they were invalidated."""
-        return self._invalidated
+    def invalidated(self, now: float) -> frozenset[str]:
+        """Ids of the hosts nobody has read since they were invalidated, and that may be read by now."""
+        return frozenset(host_id for host_id, until in self._invalidated.items() if until <= now)
 
     def reported_at(self, host_id: str) -> float:
         """When the host last reported, by our clock."""
@@ -99,7 +98,7 @@ class KnownHosts:
         entry.read_at = read_at
         entry.reported_at = read_at - reading.report_age
         entry.read = host
-        self._invalidated.discard(host.id)
+        self._invalidated.pop(host.id, None)
         if not unchanged or entry.current is None:
             entry.current = self._less_holds(host, entry.holds)
         self._show(entry.current)
@@ -111,14 +110,14 @@ class KnownHosts:
             return
         entry.read_at = read_at
         entry.read = entry.current = None
-        self._invalidated.discard(host_id)
+        self._invalidated.pop(host_id, None)
         self._out.pop(host_id, None)
         self.groups.drop(host_id)
 
-    def invalidate(self, host_id: str, now: float) -> None:
-        """Forget the host until a read that begins from now on."""
-        self.forget(host_id, now)
-        self._invalidated.add(host_id)
+    def invalidate(self, host_id: str, until: float) -> None:
+        """Forget the host until a read that begins at ``until`` or later."""
+        self.forget(host_id, until)
+        self._invalidated.setdefault(host_id, until)
 
     def take(self, host: Host, now: float) -> bool:
         """Check the host out if it is still as it was when looked up (the optimistic ``last_updated`` test)."""
@@ -183,7 +182,7 @@ class KnownHosts:
                 continue
             if all(hold.covered_from < before for hold in entry.holds.values()):
                 del self._entries[host_id]
-                self._invalidated.discard(host_id)
+                self._invalidated.pop(host_id, None)
 
     def _less_holds(self, host: Host, holds: Mapping[str, _Hold]) -> Host:
         return host.less(_sum(hold.taken for hold in holds.values()), last_updated=self._next_version())

@@ -184,3 +184,47 @@ def test_a_layer_whose_limit_was_deleted_is_not_held_back_for_ever(one, engine):
     one.drain()
     assert scalar(engine, "SELECT count(*) FROM proc") == 2
     assert_audit(one)
+
+
+def test_a_host_somebody_holds_is_left_for_another(one, engine):
+    """Retriable: nothing is waited for, the host is read anew before it is used again, the frames go elsewhere."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        tight, roomy = (farm.host(cores=cores, hostname_tag=False) for cores in (2, 8))
+        farm.job(layers=[LayerSpec(frames=2)])
+    ((cluster, _),) = one.sweeper.sweep().send
+    with engine.begin() as holder:
+        holder.execute(text("SELECT 1 FROM host WHERE pk_host = :host FOR UPDATE"), {"host": tight.id})
+        first = one.runner.run(cluster, alive=lambda: True)
+        second = one.runner.run(cluster, alive=lambda: True)
+    assert (first.frames_booked, dict(first.losses)) == (0, {"host_locked": 2})
+    assert second.frames_booked == 2
+    assert scalar(engine, "SELECT DISTINCT pk_host FROM proc") == roomy.id
+    assert_audit(one)
+
+
+def test_a_job_whose_rows_fail_is_skipped_with_its_reason_and_shown(one, engine):
+    """Fatal: the job is set aside, and the pass books the others."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=8, hostname_tag=False)
+        broken, good = farm.job(layers=[LayerSpec(frames=2)], priority=300), farm.job(layers=[LayerSpec(frames=2)])
+        connection.execute(
+            text(
+                "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+                "RAISE EXCEPTION 'no frame of this job'; END $$"
+            )
+        )
+        connection.execute(
+            text(
+                "CREATE TRIGGER refuse BEFORE UPDATE ON frame FOR EACH ROW "
+                f"WHEN (NEW.pk_job = '{broken.id}') EXECUTE FUNCTION refuse()"
+            )
+        )
+    ((cluster, _),) = one.sweeper.sweep().send
+    report = one.runner.run(cluster, alive=lambda: True)
+    assert report.frames_booked == 2
+    assert scalar(engine, "SELECT DISTINCT pk_job FROM proc") == good.id
+    assert scalar(engine, "SELECT pk_job FROM opencue_sched_quarantine") == broken.id
+    assert "no frame of this job" in scalar(engine, "SELECT reason FROM opencue_sched_quarantine")
+    assert_audit(one)

@@ -257,3 +257,16 @@ def test_a_pass_needs_one_connection_at_a_time(engine: Engine, settings: Setting
         with passes(one, here.runner.settings, "small") as small:
             assert [report.frames_launched for report in small.drain()] == [3, 0]
     one.dispose()
+
+
+def test_a_host_whose_rqd_is_gone_is_left_for_another(engine: Engine, settings: Settings) -> None:
+    """PostgreSQL calls it UP and idle for minutes yet, and best fit would choose it again and again."""
+    with site(engine, settings, [machine("gone", cores=2), machine("there", cores=8)]) as here:
+        here.rqds.crash("gone")
+        job = here.job([LayerSpec(frames=3)])
+        launched = [sum(report.frames_launched for report in here.passes()) for _ in range(3)]
+        assert sum(launched) == 3
+        assert set(here.rqds.running().values()) == {"there"}
+        # what was tried in vain has been given back
+        assert here.sent()
+        assert len(here.rqds.runs()) == len(job.frames)

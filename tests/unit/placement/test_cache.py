@@ -514,6 +514,23 @@ class TestGoneAndInvalidated:
         assert must_check_out(cache).id == "h1"
         assert cache.invalidated_ids() == frozenset()
 
+    def test_a_host_that_rests_is_not_brought_back_by_a_read_before_its_time(self, clock: Clock) -> None:
+        farm = Farm(make_host())
+        cache = make_cache(farm, clock)
+        cache.invalidate("h1", rest_seconds=5)
+        cache.invalidate("h1")  # somebody else's refusal does not shorten it
+
+        clock.advance(4)
+        assert cache.invalidated_ids() == frozenset()
+        cache.apply(farm.read("h1"), [], read_at=clock())
+        assert check_out(cache) is None
+
+        clock.advance(2)
+        assert cache.invalidated_ids() == {"h1"}
+        cache.apply(farm.read("h1"), [], read_at=clock())
+        assert must_check_out(cache).id == "h1"
+        assert cache.invalidated_ids() == frozenset()
+
     def test_a_check_out_of_an_invalidated_host_is_not_valid_any_more(self, clock: Clock) -> None:
         cache = make_cache(Farm(make_host()), clock)
         host = must_check_out(cache)
