@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any
 
 import redis
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from benchmarks.figures import Spread
 from benchmarks.redis_load import Load, Stall, booking_load, stopwatch
@@ -148,6 +148,7 @@ def seed_farm(engine: Engine, procs: int) -> None:
     with engine.begin() as connection:
         farm = Farm(connection, seed=1)
         show = farm.default_show()
+        connection.execute(text("UPDATE subscription SET int_size = 2000000000, int_burst = 2000000000"))
         host = farm.host(cores=_CORES_OF_THE_HOST, memory_gb=1_000_000)
     for first in range(0, procs, FRAMES_A_JOB * _JOBS_AT_ONCE):
         jobs_left = -(-(procs - first) // FRAMES_A_JOB)

@@ -24,6 +24,7 @@ from sqlalchemy import Engine
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import cap_rows_of_shows, reseed_limits
+from opencue_sched.accounting.counted import note_counted
 from opencue_sched.accounting.differences import additions
 from opencue_sched.accounting.ledger import Ledger, answering
 from opencue_sched.accounting.recompute import DEFAULT_AGE_SECONDS, RecomputeReport, recompute
@@ -215,6 +216,7 @@ class _Filler:
         self._ledger.adopt(opened)
         with answering():
             self._client.set(keys.RECOMPUTED_AT, self._client.time()[0])
+        note_counted(self._client, snapshot.managed)
         seconds = time.monotonic() - started
         return BootstrapReport(Action.FILLED, opened, len(snapshot.entries), len(rows), seconds=seconds)
 

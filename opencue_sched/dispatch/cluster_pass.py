@@ -25,6 +25,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting import keys
+from opencue_sched.accounting.counted import CountedShows
 from opencue_sched.accounting.ledger import BookAnswers, Ledger
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.shares import HostShares
@@ -73,6 +74,7 @@ class PassRunner:
     rest: LayerRest
     shares: HostShares | None = None
     verdicts: VerdictLog | None = None
+    counted: CountedShows | None = None
     bad_rows: BadRowLog = field(default_factory=BadRowLog)
     clock: Callable[[], float] = time.monotonic
 
@@ -91,6 +93,10 @@ class PassRunner:
             gathered = self._gather(cluster, report)
             if not gathered.snapshot.jobs:
                 report.ended = PassEnd.SATURATED if gathered.held_back else PassEnd.NO_JOBS
+                return report
+            if self.counted is not None and not self.counted.admits(cluster.show_id):
+                report.ended = PassEnd.SATURATED
+                log.info("show_not_counted_yet", cluster=cluster.key, show=cluster.show_id)
                 return report
             wanted = {layer.id: len(layer.frames) for job in gathered.snapshot.jobs for layer in job.layers}
             layers = wanted.keys()

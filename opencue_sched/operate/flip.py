@@ -26,17 +26,16 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.caps import reseed_limits
+from opencue_sched.accounting.counted import CUEBOT_CACHE_SECONDS, forget_others, note_counted
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.domain.errors import NotReady, SchedulerError
 from opencue_sched.settings import Settings
 from opencue_sched.store import admin, flips
+from opencue_sched.store.accounting import managed_show_ids
 from opencue_sched.store.accounting_tables import refresh_tables
 
 log = structlog.get_logger(__name__)
-
-CUEBOT_CACHE_SECONDS = 30.0
-"""How long a Cuebot may believe that a show is still its own."""
 
 UNFINISHED_PREFIX = "flip:unfinished:"
 """Before a show's id: a key in Redis that is there while a flip is, and remains when it dies, for a day."""
@@ -94,6 +93,8 @@ def hand_over(
         sleep(quarantine_seconds)
         ready, more, _ = _count(engine, ledger, show_id, age_seconds)
         counted += more
+    if ready:
+        note_counted(ledger.client, [show_id])
     if booking:
         with engine.begin() as connection:
             admin.set_show_flag(connection, show_id, "b_booking_enabled", True)
@@ -132,6 +133,19 @@ def hand_back(
     ready, counted, _ = _count(engine, ledger, show_id, age_seconds, caps=False)
     log.info("show_unmanaged", show=show_id, retired=counted, store_ready=ready)
     return Flip(True, booking, ready, counted)
+
+
+def notice_flips(engine: Engine, client: redis.Redis) -> list[str]:
+    """Shows that are not managed any more, since the last call: whoever gave them back, late Cuebots are made up for.
+
+    A show that comes again is counted before anything is booked there (accounting.counted). Raises NotReady.
+    """
+    with engine.begin() as connection:
+        managed = managed_show_ids(connection)
+    gone = forget_others(client, managed)
+    for show_id in gone:
+        _remember_handed_back(client, show_id)
+    return gone
 
 
 def look_after_handed_back(engine: Engine, client: redis.Redis) -> int:

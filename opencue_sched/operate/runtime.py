@@ -19,6 +19,7 @@ from celery import Celery
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger, reseed_limits
 from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.counted import CountedShows
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.managed import ManagedShows, check_release_feed
 from opencue_sched.accounting.recompute import recompute
@@ -44,7 +45,7 @@ from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.operate import fleet_metrics, metrics
 from opencue_sched.operate.background import Background
 from opencue_sched.operate.events import Events
-from opencue_sched.operate.flip import look_after_handed_back
+from opencue_sched.operate.flip import look_after_handed_back, notice_flips
 from opencue_sched.operate.membership import Membership, consumed_types
 from opencue_sched.operate.messages import Messenger
 from opencue_sched.operate.stores import check_stores
@@ -113,6 +114,12 @@ class Runtime:
             rest=LayerRest(self.settings.queue.cluster_saturated_sleep),
             shares=HostShares(self.settings.instance, self.membership.router.instances),
             verdicts=self.verdicts,
+            counted=CountedShows(
+                self.engine,
+                self.ledger,
+                cuebots=self.facts.origin == "cuebot",
+                age_seconds=self.settings.accounting.in_flight_age,
+            ),
         )
         return Dispatcher(
             self.settings, self.postings, self.keeper, runner, self.settings.instance, self.messenger.send
@@ -191,8 +198,12 @@ class Runtime:
         metrics.record_waiting(self.verdicts.waiting(believed_seconds=max(60.0, 3 * longest)))
 
     def show_store(self) -> None:
-        """Show the generation of the counters and the age of the last recompute. Raises RedisError."""
-        metrics.record_store(look_at_store(self.client))
+        """Show the generation of the counters and the age of the last recompute; have them filled if they are not,
+        so that the first work after a quiet time does not wait for that. Raises RedisError."""
+        view = look_at_store(self.client)
+        metrics.record_store(view)
+        if not view.generation:
+            self._bootstrap_in_background()
 
     def rest_cluster(self, key: str, seconds: float) -> str:
         """Let a cluster rest, whatever would wake it; 0 ends its rest. Raises InvalidInput for an unknown cluster."""
@@ -213,6 +224,7 @@ class Runtime:
             cas_max_retries=accounting.cas_max_retries,
         )
         metrics.record_recompute(report)
+        notice_flips(self.engine, self.client)
         look_after_handed_back(self.engine, self.client)
         self._check_feed()
         self.show_store()

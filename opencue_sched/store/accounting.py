@@ -12,6 +12,7 @@ from sqlalchemy import Connection, text
 
 _CLOCK = text("SELECT CAST(extract(epoch FROM now()) * 1000000 AS bigint)")
 _MANAGED_SHOWS = text("SELECT pk_show FROM show WHERE b_scheduler_managed")
+_SHOW_VERSION = text("SELECT CAST(xmin AS text) FROM show WHERE pk_show = :show")
 
 _RELEASE_TRIGGER = text(
     """
@@ -121,6 +122,11 @@ def clock_us(connection: Connection) -> int:
 def managed_show_ids(connection: Connection) -> frozenset[str]:
     """Shows whose bookings this scheduler accounts for (b_scheduler_managed), active or not."""
     return frozenset(row.pk_show for row in connection.execute(_MANAGED_SHOWS))
+
+
+def show_version(connection: Connection, show_id: str) -> str | None:
+    """Something that differs after every change of the show's row; None for a show that is gone."""
+    return connection.execute(_SHOW_VERSION, {"show": show_id}).scalar()
 
 
 def has_release_trigger(connection: Connection) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import redis
+import structlog
 from sqlalchemy import Engine, text
 
 from opencue_sched.accounting import keys
@@ -228,6 +229,7 @@ def test_the_command_ends_with_1_and_names_the_offender(world, monkeypatch, caps
         assert len(failed["offenders"]) == 1
     finally:
         get_settings.cache_clear()
+        structlog.reset_defaults()
     assert "audit" in cli.list_commands(None)
 
 

@@ -1,0 +1,125 @@
+"""Whether what runs of a show is in the ledger, before this scheduler books its first frame there.
+
+Our own flip counts first. But a Cuebot hands a show over by changing its flag and nothing else: then the ledger knows
+nothing of the procs that run, and bookings would fill a cap a second time. So a show that is not noted here is counted
+by whoever would book there first. If any of its procs ran and Cuebots may be there, it is left alone for as long as one
+may believe that the show is still its own, and counted again. The note has the version of the show's row: when somebody
+has changed the row since (the show may have been away and back), it is counted once more, without a pause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import redis
+import structlog
+from sqlalchemy import Engine
+
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.caps import reseed_limits
+from opencue_sched.accounting.ledger import Ledger, answering
+from opencue_sched.accounting.recompute import recompute
+from opencue_sched.store import accounting as store
+
+log = structlog.get_logger(__name__)
+
+CUEBOT_CACHE_SECONDS = 30.0
+"""How long a Cuebot may believe that a show is still its own."""
+
+_ANY_VERSION = "any"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """``version`` of the show's row when it was counted; ``due``: when to count it again, by Redis TIME, or 0."""
+
+    version: str
+    due: float = 0.0
+
+    @property
+    def text(self) -> str:
+        return f"{self.version}|{self.due:.3f}"
+
+    @classmethod
+    def parse(cls, text: str | None) -> Note | None:
+        """None for no note, and for one nobody understands."""
+        version, found, due = (text or "").partition("|")
+        try:
+            return cls(version, float(due)) if found else None
+        except ValueError:
+            return None
+
+
+class CountedShows:
+    """``cuebots``: some may be there. Thread-safe; remembers per process what it has seen to be counted."""
+
+    def __init__(self, engine: Engine, ledger: Ledger, *, cuebots: bool, age_seconds: float) -> None:
+        self._engine = engine
+        self._ledger = ledger
+        self._cuebots = cuebots
+        self._age = age_seconds
+        self._seen: dict[str, tuple[str, str]] = {}
+
+    def admits(self, show_id: str) -> bool:
+        """Whether frames of the show may be booked now; counts it if that is what it takes.
+
+        Raises NotReady and SQLAlchemy's errors: then nothing may be booked.
+        """
+        with self._engine.begin() as connection:
+            version = store.show_version(connection, show_id)
+        if version is None:
+            return False
+        seen = (self._ledger.epoch().text, version)
+        if self._seen.get(show_id) == seen:
+            return True
+        note, now = self._read(show_id)
+        wanted = self._next(show_id, note, version, now)
+        if wanted != note:
+            with answering():
+                self._ledger.client.hset(keys.COUNTED, show_id, wanted.text)
+        if wanted.due:
+            return False
+        self._seen[show_id] = seen
+        return True
+
+    def _read(self, show_id: str) -> tuple[Note | None, float]:
+        with answering(), self._ledger.client.pipeline(transaction=False) as pipe:
+            pipe.hget(keys.COUNTED, show_id)
+            pipe.time()
+            text, (seconds, micros) = pipe.execute()
+        return Note.parse(text), float(seconds) + float(micros) / 1e6
+
+    def _next(self, show_id: str, note: Note | None, version: str, now: float) -> Note:
+        """What to note next; counts the show unless it was counted, or has to wait."""
+        if note is None:
+            running = self._count(show_id)
+            return Note(version, now + CUEBOT_CACHE_SECONDS if running and self._cuebots else 0.0)
+        if note.due > now:
+            return note
+        if note.due or note.version not in (version, _ANY_VERSION):
+            self._count(show_id)
+        return Note(version)
+
+    def _count(self, show_id: str) -> int:
+        """Bring caps and ledger of the show up to date; how many procs it has."""
+        reseed_limits(self._engine, self._ledger, [show_id])
+        report = recompute(self._engine, self._ledger, [show_id], age_seconds=self._age, write_tables=False, renew=True)
+        log.info("show_counted", show=show_id, procs=report.procs, healed=report.healed)
+        return report.procs
+
+
+def note_counted(client: redis.Redis, show_ids: Collection[str]) -> None:
+    """These shows are counted: by a flip, or by filling the store."""
+    if show_ids:
+        with answering():
+            client.hset(keys.COUNTED, mapping=dict.fromkeys(show_ids, Note(_ANY_VERSION).text))
+
+
+def forget_others(client: redis.Redis, managed: Collection[str]) -> list[str]:
+    """Forget the shows that are not managed any more; returns them."""
+    with answering():
+        gone = [str(show) for show in client.hkeys(keys.COUNTED) if show not in managed]
+        if gone:
+            client.hdel(keys.COUNTED, *gone)
+    return gone
