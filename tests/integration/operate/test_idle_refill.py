@@ -1,0 +1,45 @@
+"""A store that is lost while a farm has nothing to do: it is filled all the same, before there is work again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+from celery import Celery
+from sqlalchemy import Engine
+
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.bootstrap import StoreState, store_state
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.operate import metrics
+from opencue_sched.operate.runtime import Runtime
+from opencue_sched.settings import Accounting, Settings
+from tests.integration.coordination.polling import eventually
+
+
+@pytest.fixture
+def runtime(settings: Settings, engine: Engine) -> Iterator[Runtime]:
+    """A worker's collaborators; the counters are filled, and nothing waits."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.run(farm.job().frames[:1], farm.host())
+    app = Celery("idle", broker="memory://", set_as_current=False)
+    short = Accounting(commit_deadline=0.01, in_flight_age=0.1)
+    made = Runtime(settings.model_copy(update={"accounting": short}), app)
+    made.bootstrap()
+    yield made
+    made.close()
+    app.close()
+
+
+def test_the_heartbeat_of_a_worker_has_a_lost_store_filled(runtime: Runtime, redis_client: redis.Redis):
+    runtime.show_store()
+    generation = metrics.store_epoch._value.get()
+    redis_client.flushdb()
+    runtime.show_store()
+    assert metrics.store_epoch._value.get() == 0
+    eventually(lambda: store_state(redis_client) is StoreState.OPEN, 20.0, "filled counters")
+    runtime.show_store()
+    assert metrics.store_epoch._value.get() not in (0, generation)
+    assert redis_client.hlen(keys.LEDGER) == 1
