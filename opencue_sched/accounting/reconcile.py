@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from sqlalchemy import Engine
 
-from opencue_sched.accounting.differences import Differences, Scope, find_differences
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.caps import load_caps
+from opencue_sched.accounting.differences import Cause, Differences, Scope, find_differences
 from opencue_sched.accounting.inventory import Stock, take_stock
 from opencue_sched.accounting.ledger import Applied, Ledger, Mark
 from opencue_sched.accounting.scripts import Change
@@ -54,6 +56,7 @@ def reconcile(
     scope = Scope(snapshot.managed, only)
     found = find_differences(mark.seq, snapshot.entries, stock.records.values(), too_old=too_old, scope=scope)
     found.add_missing(fresh_additions(engine, found.absent))
+    _lend_before_retiring(engine, ledger, stock, found)
     return Pass(mark, snapshot, stock, found, ledger.apply(found.changes, epoch=mark.epoch))
 
 
@@ -68,3 +71,14 @@ def renew_entries(ledger: Ledger, show_ids: Collection[str]) -> None:
         if record.show_id in show_ids
     ]
     ledger.apply(changes, epoch=ledger.epoch())
+
+
+def _lend_before_retiring(engine: Engine, ledger: Ledger, stock: Stock, found: Differences) -> None:
+    """Count the frames of shows that are not managed any more as foreign before their entries go.
+
+    The other way round somebody who read the limits while the show was managed could book its licences again.
+    """
+    retired = [proc_id for proc_id, cause in found.cause_of.items() if cause is Cause.RETIRED]
+    limits = {limit for proc_id in retired for limit in stock.records[proc_id].booking.vertices.limit_ids}
+    if limits:
+        load_caps(engine, ledger, sorted(map(keys.limit, limits)))

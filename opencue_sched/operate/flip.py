@@ -27,8 +27,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.caps import reseed_limits
 from opencue_sched.accounting.counted import CUEBOT_CACHE_SECONDS, forget_others, note_counted
+from opencue_sched.accounting.differences import additions
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.recompute import recompute
+from opencue_sched.accounting.snapshot import snapshot_of
 from opencue_sched.domain.errors import NotReady, SchedulerError
 from opencue_sched.settings import Settings
 from opencue_sched.store import admin, flips
@@ -88,7 +90,9 @@ def hand_over(
             return Flip(False, show.booking)
         admin.set_show_flag(connection, show_id, "b_booking_enabled", False)
         admin.set_show_flag(connection, show_id, "b_scheduler_managed", True)
-    ready, counted, caps = _count(engine, ledger, show_id, age_seconds)
+        counted = _count_unseen(connection, ledger, show_id)
+    ready, more, caps = _count(engine, ledger, show_id, age_seconds)
+    counted += more
     if quarantine_seconds > 0:
         sleep(quarantine_seconds)
         ready, more, _ = _count(engine, ledger, show_id, age_seconds)
@@ -243,13 +247,27 @@ def _remember_handed_back(client: redis.Redis, show_id: str) -> None:
         log.warning("handed_back_show_not_remembered", show=show_id, error=str(error))
 
 
+def _count_unseen(connection: Connection, ledger: Ledger, show_id: str) -> int:
+    """Count what runs of the show before anybody sees its new flag; how many procs were not counted yet.
+
+    From then on its frames are not foreign to a limit any more: were they not in the ledger, others could book their
+    licences again.
+    """
+    try:
+        missing = additions(snapshot_of(connection, [show_id]).entries)
+        return ledger.apply(missing, epoch=ledger.epoch()).count
+    except NotReady as error:
+        log.info("flip_left_to_bootstrap", show=show_id, reason=str(error))
+        return 0
+
+
 def _count(
     engine: Engine, ledger: Ledger, show_id: str, age_seconds: float, *, caps: bool = True
 ) -> tuple[bool, int, int]:
     """Bring the ledger to what runs of the show. A store that is not open is left to its bootstrap."""
     try:
         written = reseed_limits(engine, ledger, [show_id]).written if caps else 0
-        return True, recompute(engine, ledger, [show_id], age_seconds=age_seconds).healed, written
+        return True, recompute(engine, ledger, [show_id], age_seconds=age_seconds, renew=caps).healed, written
     except NotReady as error:
         log.info("flip_left_to_bootstrap", show=show_id, reason=str(error))
         return False, 0, 0

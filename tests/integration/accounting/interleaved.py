@@ -30,9 +30,9 @@ AGE, LONGER = 40.0, 60
 
 # Moments. A worker: it has its plan; it is about to book; the counters took it; its transaction is to end; it was not
 # committed, and is to be given back; its launch failed, and what undoes it is written but not committed. A recompute:
-# the proc table was read; counters that are off are to be corrected. A loader: caps were read.
+# the proc table was read; differences are found; counters that are off are to be corrected. A loader: caps were read.
 PLANNED, BOOK, BOOKED, COMMIT, ROLLBACK, UNDOING = "planned", "book", "booked", "COMMIT", "rollback", "undoing"
-SNAPSHOT, CORRECTION, CAPS_READ = "snapshot", "correction", "caps read"
+SNAPSHOT, JUDGED, CORRECTION, CAPS_READ = "snapshot", "judged", "correction", "caps read"
 
 # Ways to break.
 OVER_BOOKED, DRIFTED, STARVED = "more runs than the cap", "off for good", "nothing more starts although there is room"

@@ -19,6 +19,7 @@ from tests.integration.accounting.interleaved import (
     BOOKED,
     CAPS_READ,
     DRIFTED,
+    JUDGED,
     OVER_BOOKED,
     PLANNED,
     ROLLBACK,
@@ -133,6 +134,7 @@ class Naive(Side):
                 for key in self._vertices(row.pk_alloc, row.pk_folder, row.pk_job):
                     sums[key] += row.centicores
         boundary(SNAPSHOT)
+        boundary(JUDGED)
         return {key: centicores // 100 for key, centicores in sums.items()}
 
     def load_caps(self) -> Actor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -33,6 +34,8 @@ from opencue_sched.dispatch.rest import LayerRest
 from opencue_sched.dispatch.settle import Settlement
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.domain.farm import Vertices
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.operate.flip import hand_back, hand_over
 from opencue_sched.placement.changes import HostChanges
 from opencue_sched.settings import Settings
@@ -41,8 +44,10 @@ from tests.integration.accounting.interleaved import (
     AGE,
     BOOK,
     BOOKED,
+    BURST,
     CAPS_READ,
     CORRECTION,
+    JUDGED,
     LONGER,
     PLANNED,
     ROLLBACK,
@@ -138,6 +143,29 @@ class Ours(Side):
         how: dict[str, Any] = {"age_seconds": AGE, "sleep": self._sleep(meanwhile)}
         hand_back(self.engine, self.ledger, self.show.id, settle_seconds=settle, **how)
 
+    def share_a_licence(self, *, managed: bool) -> SharedLicence:
+        """A limit of one frame, which runs, of another show; a layer of this show waits for it."""
+        with self.engine.begin() as connection:
+            farm = Farm(connection)
+            limit = farm.limit("licence", 1)
+            other = farm.show("other", managed=managed)
+            farm.subscription(other, self.alloc, size=BURST)
+            layers = [LayerSpec(threadable=False, limits=[limit])]
+            running = farm.job(layers, show=other, name="holder")
+            farm.run(running.frames, self.host)
+            waiting = farm.job(layers, show=self.show, name="heir")
+        reseed_limits(self.engine, self.ledger, [self.show.id, other.id])
+        self._recomputes()
+        ids = (self.show.id, self.alloc.id, waiting.folder_id, waiting.id, waiting.layers[0].id, self.show.dept_id)
+        ledger = make_ledger(self.engine, self.client, owner="heir")
+        return SharedLicence(ledger, Vertices(*ids, (limit,)), other.id)
+
+    def flip(self, show_id: str, *, managed: bool) -> Actor:
+        """Our command, for another show, on a farm without Cuebots."""
+        wait = {"quarantine_seconds": 0.0} if managed else {"settle_seconds": 0.0}
+        change: Callable[..., object] = hand_over if managed else hand_back
+        return self.actor("flip", lambda: change(self.engine, self.ledger, show_id, age_seconds=AGE, **wait))
+
     def _sleep(self, meanwhile: Callable[[], object]) -> Callable[[float], None]:
         def sleep(seconds: float) -> None:
             meanwhile()
@@ -181,11 +209,29 @@ class Ours(Side):
         assert self.counted() == figures.running
 
 
+@dataclass
+class SharedLicence:
+    """A limit that is used up by a frame of ``show``; ``vertices`` are of a layer of another show that wants it."""
+
+    ledger: Ledger
+    vertices: Vertices
+    show: str
+
+    def taken_again(self) -> bool:
+        """Whether it can be booked; afterwards its caps are loaded, for the next who asks."""
+        booked = Booking(str(uuid.uuid4()), self.vertices, 1)
+        accepted = bool(self.ledger.book([booked]).accepted)
+        assert self.ledger.load_caps is not None
+        self.ledger.load_caps([keys.limit(limit) for limit in self.vertices.limit_ids])
+        return accepted
+
+
 def mark_moments(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     """Make the moments inside of production code boundaries, and the clock of the bootstrap the test's."""
     monkeypatch.setattr(bootstrap, "time", clock)
     monkeypatch.setattr(cluster_pass, "plan_pass", _marked(cluster_pass.plan_pass, after=PLANNED))
     monkeypatch.setattr(reconcile, "read_snapshot", _marked(reconcile.read_snapshot, after=SNAPSHOT))
+    monkeypatch.setattr(reconcile, "fresh_additions", _marked(reconcile.fresh_additions, before=JUDGED))
     monkeypatch.setattr(recompute_module, "correct", _marked(recompute_module.correct, before=CORRECTION))
     monkeypatch.setattr(caps_module, "cap_rows_of_shows", _marked(caps_module.cap_rows_of_shows, after=CAPS_READ))
 

@@ -16,6 +16,7 @@ from tests.integration.accounting.interleaved import (
     BURST,
     COMMIT,
     CORRECTION,
+    JUDGED,
     OVER_BOOKED,
     PLANNED,
     SNAPSHOT,
@@ -185,6 +186,37 @@ def test_a_show_handed_back_and_over_again_with_a_booking_in_flight(side: Side) 
     peak = side.figures()
     side.settle_down()
     side.judge(peak, breaks=OVER_BOOKED, cap=BURST, room=BURST)
+
+
+@pytest.mark.parametrize("player", [Ours, OnRedis], ids=["ours", "naive"])
+@pytest.mark.parametrize("moment", [SNAPSHOT, JUDGED])
+def test_a_stalled_recompute_that_saw_a_show_unmanaged(play: Play, player: type[Side], moment: str) -> None:
+    """Gap (e): by the time it acts the show is managed again, and nothing has moved."""
+    side = play(player)
+    side.run(BURST - 1)
+    side.set_managed(False)
+    stalled = until(side.recompute(), moment)
+    side.hand_over(lambda: None)
+    finish(stalled)
+    assert side.figures() == (3, 3 if side.ours else 0)
+    side.submit(2)
+    finish(side.worker())
+    side.check(ours=Figures(4, 4), naive=Figures(5, 2), breaks=OVER_BOOKED)
+
+
+@pytest.mark.parametrize("managed", [True, False])
+def test_a_licence_is_not_lent_twice_while_its_show_is_flipped(play: Play, managed: bool) -> None:
+    """Gap (e) with a limit that two shows share: its frames are foreign, or in the ledger, and never neither.
+
+    After each step of the flip somebody books with the limits as they were before it.
+    """
+    side = play(Ours)
+    shared = side.share_a_licence(managed=not managed)
+    flip = side.flip(shared.show, managed=managed)
+    while flip.step():
+        assert not shared.taken_again(), flip.boundary
+    assert side.scalar("SELECT b_scheduler_managed FROM show WHERE pk_show = :show", show=shared.show) == managed
+    assert not shared.taken_again()
 
 
 @pytest.mark.parametrize("player", [Ours, InEachProcess], ids=["ours", "naive"])
