@@ -16,7 +16,7 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -33,7 +33,8 @@ from opencue_sched.dispatch.bad_rows import BadRowLog
 from opencue_sched.dispatch.commit import CommitResult, CommittedProc, commit_plan
 from opencue_sched.dispatch.gather import Gathered, gather
 from opencue_sched.dispatch.hosts import HostFeed
-from opencue_sched.dispatch.launch import LaunchOutcome, LaunchState, launch_all
+from opencue_sched.dispatch.launch import launch_all
+from opencue_sched.dispatch.refusals import Refusals
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.dispatch.rest import LayerRest
 from opencue_sched.dispatch.runframe import launch_requests
@@ -76,6 +77,7 @@ class PassRunner:
     verdicts: VerdictLog | None = None
     counted: CountedShows | None = None
     bad_rows: BadRowLog = field(default_factory=BadRowLog)
+    refusals: Refusals = field(default_factory=Refusals)
     clock: Callable[[], float] = time.monotonic
 
     def run(self, cluster: Cluster, *, alive: Callable[[], bool]) -> PassReport:
@@ -274,18 +276,18 @@ class PassRunner:
         settled = self.settlement.settle(committed, outcomes)
         report.launch_seconds = self.clock() - began
         report.frames_launched = len(settled.launched)
-        failed = {it.host_name for it in outcomes if it.sends and it.state is not LaunchState.LAUNCHED}
+        job_of = {proc.proc_id: proc.job.id for proc in procs}
+        blame = self.refusals.blame(outcomes, job_of)
         for undone in (*settled.compensated, *settled.left_unknown):
             report.losses[undone.error.reason] += 1
             host = undone.planned.host
-            self.hosts.cache.invalidate(host.id, rest_seconds=FAILED_HOST_REST_SECONDS if host.name in failed else 0.0)
+            rest = FAILED_HOST_REST_SECONDS if host.name in blame.hosts else 0.0
+            self.hosts.cache.invalidate(host.id, rest_seconds=rest)
         self.hosts.changed({it.planned.host.id for it in committed})
-        self._set_aside(procs, impossible)
+        self._set_aside({**blame.jobs, **{job_of[it.proc_id]: str(it.error) for it in impossible}})
 
-    def _set_aside(self, procs: Sequence[PlannedProc], impossible: Sequence[LaunchOutcome]) -> None:
-        """Quarantine jobs for which no RunFrame can be made: booking them again at once would end the same way."""
-        by_id = {proc.proc_id: proc for proc in procs}
-        reasons = {by_id[it.proc_id].job.id: str(it.error) for it in impossible}
+    def _set_aside(self, reasons: Mapping[str, str]) -> None:
+        """Quarantine jobs for which no RunFrame can be made, or that no host takes: it would end the same way again."""
         if not reasons:
             return
         for job_id, reason in reasons.items():

@@ -69,7 +69,7 @@ class LaunchRequest:
 class LaunchOutcome:
     """LAUNCHED: RQD has it. FAILED: nothing runs and nothing will. UNKNOWN: it may run now or later.
 
-    ``sends`` counts LaunchFrame calls; 0 means that it was not sent at all.
+    ``sends`` counts LaunchFrame calls; 0 means that it was not sent at all. ``answered``: RQD itself said no.
     """
 
     proc_id: str
@@ -78,6 +78,7 @@ class LaunchOutcome:
     state: LaunchState
     sends: int
     error: RqdFailure | None = None
+    answered: bool = False
 
 
 class Answer(StrEnum):
@@ -174,7 +175,8 @@ class _Launch:
             if answer is None:
                 return self._end(LaunchState.LAUNCHED), True
         if answer in (Answer.NOT_SENT, Answer.REFUSED, Answer.REFUSED_FOR_GOOD):
-            return self._end(LaunchState.FAILED, text), answer is not Answer.NOT_SENT
+            answered = answer is not Answer.NOT_SENT
+            return self._end(LaunchState.FAILED, text, answered=answered), answered
         if answer is Answer.LOST:
             return self._end(LaunchState.UNKNOWN, text), False
         return self._ask(answer, text), True
@@ -201,20 +203,20 @@ class _Launch:
             log.info("launch_found_running", host=ref.host_name, proc_id=ref.proc_id, answer=text)
             return self._end(LaunchState.LAUNCHED)
         if answer is Answer.UNCLEAR and seen.place is Whereabouts.ABSENT:
-            return self._end(LaunchState.FAILED, text)
+            return self._end(LaunchState.FAILED, text, answered=True)
         return self._end(LaunchState.UNKNOWN, f"{text}; then {seen.place.value}: {seen.detail}")
 
-    def _end(self, state: LaunchState, text: str = "") -> LaunchOutcome:
-        if state is LaunchState.FAILED:
-            return _failed(self._request, self._sends, text)
-        return _outcome(self._request, state, self._sends, text)
+    def _end(self, state: LaunchState, text: str = "", *, answered: bool = False) -> LaunchOutcome:
+        return _outcome(self._request, state, self._sends, text, answered=answered)
 
 
 def _failed(request: LaunchRequest, sends: int, text: str) -> LaunchOutcome:
     return _outcome(request, LaunchState.FAILED, sends, text)
 
 
-def _outcome(request: LaunchRequest, state: LaunchState, sends: int, text: str = "") -> LaunchOutcome:
+def _outcome(
+    request: LaunchRequest, state: LaunchState, sends: int, text: str = "", *, answered: bool = False
+) -> LaunchOutcome:
     ref = request.ref
     error = None
     if state is not LaunchState.LAUNCHED:
@@ -224,4 +226,4 @@ def _outcome(request: LaunchRequest, state: LaunchState, sends: int, text: str =
             proc_id=ref.proc_id,
             host=ref.host_name,
         )
-    return LaunchOutcome(ref.proc_id, ref.host_name, ref.frame_id, state, sends, error)
+    return LaunchOutcome(ref.proc_id, ref.host_name, ref.frame_id, state, sends, error, answered)

@@ -270,3 +270,20 @@ def test_a_host_whose_rqd_is_gone_is_left_for_another(engine: Engine, settings: 
         # what was tried in vain has been given back
         assert here.sent()
         assert len(here.rqds.runs()) == len(job.frames)
+
+
+def test_a_job_that_every_host_refuses_is_set_aside_and_costs_no_host_its_work(
+    engine: Engine, settings: Settings
+) -> None:
+    """Submitted by root: RQD runs nothing as uid 0, on whatever host."""
+    with site(engine, settings, [machine(f"h{n}", cores=4) for n in range(6)]) as here:
+        bad = here.job([LayerSpec(frames=24)], uid=0, priority=300)
+        good = here.job([LayerSpec(frames=24)])
+        first, second = (here.passes()[0] for _ in range(2))
+        assert first.losses["rqd_failure"] == 20
+        assert first.frames_launched + second.frames_launched == 24
+        with engine.connect() as connection:
+            job, reason = connection.execute(text("SELECT pk_job, reason FROM opencue_sched_quarantine")).one()
+        assert job == bad.id
+        assert "will not run frame as uid=0" in reason
+        assert {frame.job_id for _, frame in here.sent()} == {good.id}
