@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import StoreState, ensure_bootstrapped, server_run_id, store_state
@@ -25,25 +25,30 @@ from opencue_sched.accounting.snapshot import read_snapshot
 from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.domain.errors import NotReady
 from opencue_sched.operate.flip import hand_back, hand_over
+from tests.integration.accounting.plots import AFTER, ALL, BEFORE, PLOTS
 from tests.integration.accounting.stepped_booker import DEADLINE, Attempt, Booker
 from tests.integration.accounting.stepped_farm import CAPS, SteppedFarm
 from tests.integration.accounting.stepped_store import Seen, check_room, check_sums, differing, grow_older, look
 from tests.integration.accounting.stepping import Actor, Clock, SteppedRedis
 
 AGE, TICK = 40.0, 60
-ALL = 99
+
+Steps = int | str
+"""How far an actor goes: so many boundaries, or to either side of its next COMMIT (a snapshot ends with one too)."""
 
 pick = st.integers(0, 11)
 few = st.integers(0, 2)
-steps = st.sampled_from([1, 2, 3, 4, 6, 9, ALL, ALL, ALL])
+told_often = st.runner().flatmap(lambda game: st.sampled_from(game.plots))
+steps = st.sampled_from([1, 2, 4, BEFORE, BEFORE, AFTER, AFTER, ALL, ALL, ALL])
 bookings: dict[str, Any] = {
     "job": few,
     "host": st.sampled_from([0, 0, 1]),
     "cores": st.sampled_from([1, 1, 2]),
     "gpus": st.sampled_from([0, 0, 0, 1]),
     "many": st.integers(1, 2),
-    "steps": steps,
 }
+somebody = precondition(lambda self: any(actor.alive for actor in self.actors))
+booked = precondition(lambda self: self.attempts or self.foreign)
 MEDDLING = ("host", "host", "job", "job", "foreign", "foreign", "flip")
 DISASTERS = ("crash", "crash", "clock", "lost", "stale")
 
@@ -55,12 +60,14 @@ class Accounting(RuleBasedStateMachine):
     client: ClassVar[SteppedRedis]
     clock: ClassVar[Clock]
     done: ClassVar[dict[str, int]]
+    plots: ClassVar[tuple[str, ...]] = tuple(PLOTS)
 
     def __init__(self) -> None:
         super().__init__()
         self.actors: list[Actor] = []
         self.bookers: list[Booker] = []
         self.attempts: dict[str, Attempt] = {}
+        self.watched: set[str] = set()
         self.foreign: set[str] = set()
         self.buried: set[str] = set()
         self.releases: list[str] = []
@@ -68,11 +75,12 @@ class Accounting(RuleBasedStateMachine):
         self.backup: dict[str, bytes] = {}
         self.epoch = ""
         self.ids = self.looked_at = 0
+        self.closed = False
 
     @initialize(seeded=st.booleans())
     def begin(self, seeded: bool) -> None:
         """An open store; its caps are loaded, or will be when somebody books."""
-        self.done["examples"] += 1
+        self.done["games"] += 1
         self.farm.reset()
         self.client.flushdb()
         self.client.sent.clear()
@@ -86,8 +94,8 @@ class Accounting(RuleBasedStateMachine):
 
     # Processes start, go on, or do not
 
-    @rule(**bookings)
-    def book(self, job: int, host: int, cores: int, gpus: int, many: int, steps: int) -> None:
+    @rule(**bookings, steps=steps)
+    def book(self, job: int, host: int, cores: int, gpus: int, many: int, steps: Steps) -> None:
         vertices = self.farm.vertices(job, host)
         attempts = []
         for _ in range(many):
@@ -101,70 +109,78 @@ class Accounting(RuleBasedStateMachine):
             self.attempts[attempt.booking.proc_id] = attempt
         self._advance(actor, steps)
 
-    @rule(**bookings)
+    @rule(**bookings, steps=steps)
     def book_too(self, **how: Any) -> None:
         self.book(**how)
 
-    @rule(**bookings)
-    def book_again(self, **how: Any) -> None:
-        self.book(**how)
-
     @rule(only=st.sampled_from([None, None, 0, 1]), steps=steps)
-    def recompute(self, only: int | None, steps: int) -> None:
+    def recompute(self, only: int | None, steps: Steps) -> None:
         worker, shows = self._worker(), None if only is None else [self.farm.shows[only].id]
         if self._count("recompute") < 2:
             self._advance(self._start("recompute", lambda: self._recomputes(worker, shows)), steps)
 
     @rule(kind=st.sampled_from(sorted(CAPS)), which=few, choice=pick, announced=st.booleans(), steps=steps)
-    def change_cap(self, kind: str, which: int, choice: int, announced: bool, steps: int) -> None:
+    def change_cap(self, kind: str, which: int, choice: int, announced: bool, steps: Steps) -> None:
         worker, key = self._worker(), self.farm.change_cap(kind, which, CAPS[kind][choice % len(CAPS[kind])])
         if announced:
             self._advance(self._start("caps", lambda: load_caps(self.farm.engine, worker, [key])), steps)
 
     @rule(steps=steps)
-    def reseed_caps(self, steps: int) -> None:
+    def reseed_caps(self, steps: Steps) -> None:
         if self._count("caps") < 2:
             self._advance(self._start("caps", self._reseed), steps)
 
+    @precondition(lambda self: self.closed)
     @rule(steps=steps)
-    def bootstrap(self, steps: int) -> None:
+    def bootstrap(self, steps: Steps) -> None:
         worker = self._worker()
         if self._count("filler") < 2:
             self._advance(self._start("filler", lambda: self._fills(worker)), steps)
 
+    @somebody
     @rule(who=pick, steps=steps)
-    def advance(self, who: int, steps: int) -> None:
+    def advance(self, who: int, steps: Steps) -> None:
         for actor in self._picked(who):
             self._advance(actor, steps)
 
+    @somebody
     @rule(who=pick, steps=steps)
-    def advance_too(self, who: int, steps: int) -> None:
+    def advance_too(self, who: int, steps: Steps) -> None:
         self.advance(who, steps)
 
+    @somebody
     @rule(who=pick)
     def lose_an_answer(self, who: int) -> None:
         """The next script calls are sent twice; the answer to the next COMMIT does not arrive."""
         for actor in self._picked(who):
             actor.twice = actor.deaf = True
 
+    @precondition(lambda self: self.client.sent)
     @rule(which=st.integers(0, 99))
     def repeat_a_call(self, which: int) -> None:
         """Redis executes a call a second time, long after the first."""
-        if self.client.sent:
-            self.client.execute_command(*self.client.sent[-1 - which % len(self.client.sent)])
+        self.client.execute_command(*self.client.sent[-1 - which % len(self.client.sent)])
 
     # Procs end, and the word of it
 
-    @rule(which=pick)
-    def end_a_proc(self, which: int) -> None:
+    @booked
+    @rule(which=pick, told=st.sampled_from([True, True, False]))
+    def end_a_proc(self, which: int, told: bool) -> None:
+        """``told``: its release comes at once, else whenever it is released."""
         live = sorted(self.farm.live())
         if live:
             self.releases += self.farm.delete(live[which % len(live)])
+            if told:
+                self.release(len(self.releases) - 1, "once")
 
+    @booked
+    @rule(which=pick, told=st.sampled_from([True, True, False]))
+    def end_another(self, **how: Any) -> None:
+        self.end_a_proc(**how)
+
+    @precondition(lambda self: self.releases)
     @rule(which=pick, fate=st.sampled_from(["once", "once", "again", "lost"]))
     def release(self, which: int, fate: str) -> None:
-        if not self.releases:
-            return
         proc_id = self.releases[which % len(self.releases)]
         if fate != "again":
             self.releases.remove(proc_id)
@@ -206,40 +222,71 @@ class Accounting(RuleBasedStateMachine):
         waiting = any(a.name == "filler" and a.asleep_until > self.clock.now + 1 for a in self.actors if a.alive)
         if stalled or not waiting:
             self.client.delete(keys.BOOTSTRAP_LEASE)
-        self.client.delete(keys.AUDIT)
-        grow_older(self.client, TICK)
-        self.clock.now += TICK
-        self.farm.end_transactions([a.backend for a in self.attempts.values() if a.backend])
+        self._pass_time()
         self.backup = self._backup()
         for actor in self.actors if not stalled else ():
             if actor.boundary == "sleep":
                 self._advance(actor, ALL)
+
+    @rule(plot=told_often, **bookings)
+    def plot(self, plot: str, **how: Any) -> None:
+        """A story that is seldom told by chance."""
+        for _ in PLOTS[plot](self, how):
+            self._judge()
+
+    def _pass_time(self) -> None:
+        self.client.delete(keys.AUDIT)
+        grow_older(self.client, TICK)
+        self.clock.now += TICK
+        self.farm.end_transactions([a.backend for a in self.attempts.values() if a.backend])
 
     # What must hold
 
     @invariant()
     def nothing_is_wrong(self) -> None:
         self.done["steps"] += 1
+        self._judge()
+
+    def _judge(self) -> None:
         if not hasattr(self, "sightings") or self.client.used == self.looked_at:
             return
         seen = look(self.client, self.farm.vertex_keys)
         if seen.epoch != self.epoch:
             self.epoch, self.buried, self.versions = seen.epoch, set(), {}
-        for booker in self.bookers:
-            self.buried.update(booker.buried)
-            fresh, booker.accepted, booker.buried = booker.accepted, [], []
-            for attempt in fresh if seen.is_open else ():
-                self.done["accepted"] += 1
-                check_room(self.client, attempt.booking, self._taken(seen))
+        fresh = self._news()
         if seen.is_open:
+            taken = self._taken(seen) if fresh else []
+            for attempt in fresh:
+                check_room(self.client, attempt.booking, taken)
             check_sums(seen)
+            self._check_counted(seen)
             ghosts = self.buried & seen.records.keys()
             assert not ghosts, f"released, and counted again: {ghosts}"
             for key, version in seen.versions.items():
                 assert version >= self.versions.get(key, 0) or not version, f"older caps replaced newer ones of {key}"
             self.versions = seen.versions
-        self.looked_at = self.client.used
+        self.looked_at, self.closed = self.client.used, not seen.is_open
         self.bookers = [booker for booker in self.bookers if any(a.actor and a.actor.alive for a in booker.attempts)]
+
+    def _news(self) -> list[Attempt]:
+        """What was accepted since the last look."""
+        fresh: list[Attempt] = []
+        for booker in self.bookers:
+            self.buried.update(booker.buried)
+            fresh += booker.accepted
+            booker.accepted, booker.buried = [], []
+        self.done["accepted"] += len(fresh)
+        self.watched |= {attempt.booking.proc_id for attempt in fresh}
+        return fresh
+
+    def _check_counted(self, seen: Seen) -> None:
+        """What we committed, or still can, is in the ledger until it ends, or its show is given away."""
+        unseen = self.watched - seen.records.keys() - self.foreign
+        if unseen:
+            pending = {i for i in unseen if self.attempts[i].may_commit(self.clock.now)}
+            missing = unseen & self.farm.live().keys() | pending
+            assert not missing, f"running, or about to, and not counted: {sorted(missing)}"
+            self.watched -= unseen
 
     def _taken(self, seen: Seen) -> list[str]:
         """What is committed or can still be: by the ledger where it knows of it, else as it was booked.
@@ -258,20 +305,25 @@ class Accounting(RuleBasedStateMachine):
             actor.kill()
         if not hasattr(self, "sightings"):
             return
-        self.nothing_is_wrong()
-        self.tick(stalled=True)
+        self._judge()
+        self._pass_time()
+        self.client.delete(keys.BOOTSTRAP_LEASE)
         ledger = self.workers[0]
         ledger.forget_epoch()
         if store_state(self.client) is not StoreState.OPEN:
             ensure_bootstrapped(self.farm.engine, ledger, wait_age=0, sleep=self.clock.sleep)
-        for _ in range(2):
+        self._recomputes(ledger)
+        if self._off():
+            self._pass_time()
             self._recomputes(ledger)
-            self.tick(stalled=True)
-        self._reseed()
+        off = self._off()
+        assert not off, f"ledger and proc table differ after two recomputes: {off}"
+
+    def _off(self) -> tuple[str, ...]:
+        """Where the ledger is not the proc table."""
         seen = look(self.client, self.farm.vertex_keys)
         check_sums(seen)
-        ledger_only, proc_only = differing(seen, read_snapshot(self.farm.engine).entries)
-        assert not (ledger_only or proc_only), f"in the ledger: {ledger_only}; in the proc table: {proc_only}"
+        return differing(seen, read_snapshot(self.farm.engine).entries)
 
     # How it is done
 
@@ -294,9 +346,26 @@ class Accounting(RuleBasedStateMachine):
         self.actors.append(actor)
         return actor
 
-    def _advance(self, actor: Actor, steps: int) -> None:
-        for _ in range(steps):
+    def newest(self, name: str) -> Actor | None:
+        """The last of that name that is alive."""
+        return next((actor for actor in reversed(self.actors) if actor.name == name and actor.alive), None)
+
+    def go_on(self, actor: Actor | None, steps: Steps = ALL, *, until: str = "", during: str = "") -> None:
+        """Let an actor do so much more; or up to, or as long as it does, such a thing."""
+        if actor is None:
+            return
+        if not (until or during):
+            self._advance(actor, steps)
+        while (until and actor.boundary != until) or (during and actor.boundary == during):
             if actor.asleep_until > self.clock.now or not actor.step():
+                break
+
+    def _advance(self, actor: Actor, steps: Steps) -> None:
+        for _ in range(steps if isinstance(steps, int) else ALL):
+            committing = actor.boundary == "COMMIT"
+            if actor.asleep_until > self.clock.now or (steps == BEFORE and committing):
+                break
+            if not actor.step() or (steps == AFTER and committing):
                 break
 
     def _picked(self, who: int) -> list[Actor]:
@@ -344,6 +413,6 @@ class Accounting(RuleBasedStateMachine):
 
 def bind(farm: SteppedFarm, client: SteppedRedis, clock: Clock) -> type[Accounting]:
     """The machine on these services."""
-    done = dict.fromkeys(("examples", "steps", "accepted"), 0)
+    done = dict.fromkeys(("games", "steps", "accepted"), 0)
     bound = type("BoundAccounting", (Accounting,), {"farm": farm, "client": client, "clock": clock, "done": done})
     return cast("type[Accounting]", bound)

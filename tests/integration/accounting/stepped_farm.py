@@ -15,16 +15,20 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import AllocIds, JobIds, LayerSpec, ShowIds
 
 FRAMES = 64
-CAPS = {"burst": (0, 2, 4, 6), "folder": (-1, 1, 3, 5), "job": (-1, 2, 3), "gpus": (-1, 1, 2), "limit": (0, 1, 2, 3)}
+CAPS = {"burst": (0, 2, 4, 8), "folder": (-1, 1, 3, 7), "job": (-1, 2, 5), "gpus": (-1, 1, 2), "limit": (0, 1, 2, 3)}
 
 _FOLDERS = (0, 0, 2)
 _RESET = """
     DELETE FROM proc;
-    UPDATE subscription SET int_burst = 400, int_cores = 0, int_gpus = 0;
-    UPDATE folder_resource SET int_max_cores = 500, int_max_gpus = 2, int_cores = 0, int_gpus = 0;
-    UPDATE job_resource SET int_max_cores = 300, int_max_gpus = -1, int_cores = 0, int_gpus = 0;
-    UPDATE limit_record SET int_max_value = 2;
-    UPDATE show SET b_scheduler_managed = true, b_booking_enabled = true;
+    UPDATE subscription SET int_burst = 600, int_cores = 0, int_gpus = 0
+     WHERE (int_burst, int_cores, int_gpus) <> (600, 0, 0);
+    UPDATE folder_resource SET int_max_cores = 700, int_max_gpus = 2, int_cores = 0, int_gpus = 0
+     WHERE (int_max_cores, int_max_gpus, int_cores, int_gpus) <> (700, 2, 0, 0);
+    UPDATE job_resource SET int_max_cores = 500, int_max_gpus = -1, int_cores = 0, int_gpus = 0
+     WHERE (int_max_cores, int_max_gpus, int_cores, int_gpus) <> (500, -1, 0, 0);
+    UPDATE limit_record SET int_max_value = 2 WHERE int_max_value <> 2;
+    UPDATE show SET b_scheduler_managed = true, b_booking_enabled = true
+     WHERE NOT (b_scheduler_managed AND b_booking_enabled);
 """
 _CAP_CHANGES = {
     "burst": "UPDATE subscription SET int_burst = :cap * 100 WHERE pk_show = :a AND pk_alloc = :b",
@@ -51,6 +55,7 @@ class SteppedFarm:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self._at_once = engine.execution_options(isolation_level="AUTOCOMMIT")
         with engine.begin() as connection:
             farm = Farm(connection, seed=7)
             self.allocs: list[AllocIds] = [farm.alloc("general"), farm.alloc("other")]
@@ -89,7 +94,7 @@ class SteppedFarm:
         self.deleted()
 
     def sql(self, statement: str, **parameters: object) -> None:
-        with self.engine.begin() as connection:
+        with self._at_once.connect() as connection:
             connection.execute(text(statement), parameters)
 
     # What is asked of it
@@ -108,11 +113,11 @@ class SteppedFarm:
 
     def live(self) -> dict[str, str]:
         """Procs that are committed: proc id to show id."""
-        with self.engine.begin() as connection:
+        with self._at_once.connect() as connection:
             return {row.pk_proc: row.pk_show for row in connection.execute(_LIVE)}
 
     def managed(self, show: int) -> bool:
-        with self.engine.begin() as connection:
+        with self._at_once.connect() as connection:
             return bool(connection.execute(_MANAGED, {"show": self.shows[show].id}).scalar_one())
 
     def _vertex_keys(self) -> list[str]:
@@ -144,7 +149,7 @@ class SteppedFarm:
 
     def insert_foreign(self, proc_id: str, job: int, host: int, cores: int) -> None:
         """A proc that somebody else books, who knows nothing of the ledger."""
-        with self.engine.begin() as connection:
+        with self._at_once.connect() as connection:
             row = {"proc": proc_id, "host": self.hosts[host].id, "frame": self.next_frame(job), "gpus": 0}
             connection.execute(INSERT_PROC, {**row, "centicores": cores * 100, "foreign": True})
 
@@ -154,13 +159,21 @@ class SteppedFarm:
         return self.deleted()
 
     def deleted(self) -> list[str]:
-        """Ids announced by the trigger since the last call."""
+        """Ids announced by the trigger since the last call.
+
+        PostgreSQL delivers in the order of the commits, so when our own word of now has come, so has every earlier one.
+        """
+        with self._heard.cursor() as cursor:
+            cursor.execute(_NOW)
         announced: list[str] = []
-        while select.select([self._heard], [], [], 0)[0]:
-            self._heard.poll()
+        while True:
             while self._heard.notifies:
-                announced += json.loads(self._heard.notifies.pop(0).payload)["procs"]
-        return announced
+                procs = json.loads(self._heard.notifies.pop(0).payload)["procs"]
+                if procs == _OURS:
+                    return announced
+                announced += procs
+            assert select.select([self._heard], [], [], _DELIVERY_SECONDS)[0], "PostgreSQL does not notify"
+            self._heard.poll()
 
     def move_host(self, host: int, alloc: int) -> None:
         if self._alloc_of[host] != alloc:
@@ -175,10 +188,13 @@ class SteppedFarm:
     def end_transactions(self, pids: Collection[int]) -> None:
         """What idle_in_transaction_session_timeout does to a process that was stopped too long."""
         if pids:
-            with self.engine.begin() as connection:
+            with self._at_once.connect() as connection:
                 connection.execute(_TERMINATE, {"pids": list(pids)})
 
 
+_OURS = ["now"]
+_NOW = f"SELECT pg_notify('opencue_sched_release', '{json.dumps({'procs': _OURS})}')"
+_DELIVERY_SECONDS = 30
 _MOVE_HOST = "UPDATE host SET pk_alloc = :alloc WHERE pk_host = :host"
 _MOVE_JOB = "UPDATE job SET pk_folder = :folder WHERE pk_job = :job"
 _LIVE = text("SELECT pk_proc, pk_show FROM proc")

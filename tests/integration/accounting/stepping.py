@@ -41,7 +41,9 @@ class Actor:
         self.result: object = None
         self._work = work
         self._error: BaseException | None = None
-        self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
+        self._go, self._back = threading.Lock(), threading.Lock()
+        self._go.acquire()
+        self._back.acquire()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 

@@ -1,0 +1,67 @@
+"""Games of the model-based test: the machine on services of its own, and how many games are played."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import structlog
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis.stateful import run_state_machine_as_test
+from sqlalchemy import create_engine, make_url
+
+from opencue_sched.accounting import bootstrap
+from opencue_sched.lua_scripts import load_script, lua_directory
+from tests.integration.accounting.machine import Accounting, bind
+from tests.integration.accounting.stepped_farm import SteppedFarm
+from tests.integration.accounting.stepping import Clock, SteppedRedis, step_statements
+
+DEEP = bool(os.environ.get("OPENCUE_SCHED_TEST_DEEP"))
+"""``make test-deep``: random games until there were DEEP_STEPS steps, instead of the same few."""
+
+DEEP_STEPS, DEEP_STEPS_PER_GAME, _DEEP_BATCH = 50_000, 50, 40
+
+GENERATED = (Phase.generate,)
+"""Games as they come, none made smaller."""
+
+
+@contextmanager
+def machine_on(database_url: str, redis_url: str) -> Iterator[type[Accounting]]:
+    """The machine, on an empty database with our schema and a Redis, with a clock of its own."""
+    clock = Clock()
+    engine = create_engine(make_url(database_url).set(drivername="postgresql+psycopg2"), pool_size=20)
+    client = SteppedRedis.from_url(redis_url, decode_responses=True)
+    farm = SteppedFarm(engine)
+    step_statements(engine)
+    for script in lua_directory().glob("*.lua"):
+        client.script_load(load_script(script.stem).text)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        with patch.object(bootstrap, "time", clock):
+            yield bind(farm, client, clock)
+    finally:
+        structlog.reset_defaults()
+        farm.close()
+        client.close()
+        engine.dispose()
+
+
+def play(machine: type[Accounting], *, games: int, steps: int, number: int, **rest: object) -> None:
+    """Play that many games of so many steps: always the same ones for the same ``number``."""
+    _play(seed(number)(machine), max_examples=games, stateful_step_count=steps, derandomize=True, **rest)
+
+
+def play_deep(machine: type[Accounting]) -> None:
+    """Play random games and say how far they are. A failure prints the game, smaller, and how to play it again."""
+    while machine.done["steps"] < DEEP_STEPS:
+        _play(machine, max_examples=_DEEP_BATCH, stateful_step_count=DEEP_STEPS_PER_GAME, print_blob=True)
+        print(", ".join(f"{count} {what}" for what, count in machine.done.items()), flush=True)
+
+
+def _play(machine: type[Accounting], **how: object) -> None:
+    checks = list(HealthCheck)
+    how_played = settings(deadline=None, database=None, suppress_health_check=checks, **how)  # type: ignore[arg-type]
+    run_state_machine_as_test(machine, settings=how_played)

@@ -1,0 +1,136 @@
+"""Short stories that games of the model-based test are rich in, because chance alone seldom tells them.
+
+Each is a few moves in the order in which a rule of the protocol matters; what comes before, after and beside it is the
+game's. At each ``yield`` the machine looks whether all is well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.integration.accounting.machine import Accounting
+
+ALL = 99
+BEFORE, AFTER = "before COMMIT", "after COMMIT"
+"""Where an actor stops: on either side of its next COMMIT. A snapshot ends with one too."""
+
+Plot = Callable[["Accounting", dict[str, Any]], Iterator[None]]
+
+
+def booked_during_a_recompute(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
+    """The snapshot is taken, then a proc is booked, committed and settled, then the ledger is read."""
+    game.recompute(None, AFTER)
+    recompute = game.newest("recompute")
+    game.book(**how, steps=ALL)
+    yield
+    game.go_on(recompute)
+    yield
+
+
+def in_flight_during_a_recompute(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
+    """A whole recompute passes while a booking is about to be committed."""
+    game.book(**how, steps=BEFORE)
+    yield
+    game.recompute(None, ALL)
+    yield
+
+
+def clock_set_forward(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
+    """Redis TIME makes a booking old that is about to be committed."""
+    game.book(**how, steps=BEFORE)
+    game.disaster("clock", 0)
+    yield
+    game.recompute(None, ALL)
+    yield
+
+
+def recompute_that_stalls(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
+    """A booking is committed after the snapshot and grows old, unsettled, before the ledger is read."""
+    game.book(**how, steps=BEFORE)
+    booker = game.newest("booker")
+    game.recompute(None, ALL)
+    game.recompute(None, AFTER)
+    recompute = game.newest("recompute")
+    game.go_on(booker, AFTER)
+    yield
+    game.tick(stalled=True)
+    game.go_on(recompute)
+    yield
+
+
+def released_before_it_settles(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
+    """Procs end, and are released, between their COMMIT and their settling."""
+    game.book(**how, steps=AFTER)
+    booker = game.newest("booker")
+    for _ in range(2):
+        game.end_a_proc(0, told=True)
+    yield
+    game.go_on(booker)
+    yield
+
+
+def released_twice(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
+    """A proc ends, and we are told so twice."""
+    game.book(**how, steps=ALL)
+    game.end_a_proc(0, told=False)
+    for fate in ("again", "once"):
+        if game.releases:
+            game.release(len(game.releases) - 1, fate)
+            yield
+
+
+def lost_before_its_commit(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
+    """Redis loses everything while a booking is about to be committed, and is filled."""
+    yield from _lost(game, how, BEFORE)
+
+
+def lost_before_its_insert(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
+    """The same before its transaction has begun: it will be refused for its age, and rolled back."""
+    yield from _lost(game, how, 2)
+
+
+def _lost(game: Accounting, how: dict[str, Any], steps: int | str) -> Iterator[None]:
+    game.book(**how, steps=steps)
+    booker = game.newest("booker")
+    game.disaster("lost", 0)
+    game.bootstrap(ALL)
+    yield
+    game.tick(stalled=False)
+    yield
+    game.go_on(booker)
+    yield
+
+
+def overtaken_filler(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
+    """A filler pauses when it has looked what there is to wipe, and another fills and opens the store meanwhile."""
+    game.book(**how, steps=ALL)
+    game.tick(stalled=False)
+    game.disaster("stale", 0)
+    game.bootstrap(ALL)
+    slow = game.newest("filler")
+    game.tick(stalled=True)
+    game.go_on(slow, until="redis SCAN")
+    game.go_on(slow, during="redis SCAN")
+    game.bootstrap(ALL)
+    game.tick(stalled=False)
+    yield
+    game.go_on(slow)
+    yield
+
+
+PLOTS: dict[str, Plot] = {
+    plot.__name__: plot
+    for plot in (
+        booked_during_a_recompute,
+        in_flight_during_a_recompute,
+        clock_set_forward,
+        recompute_that_stalls,
+        released_before_it_settles,
+        released_twice,
+        lost_before_its_commit,
+        lost_before_its_insert,
+        overtaken_filler,
+    )
+}

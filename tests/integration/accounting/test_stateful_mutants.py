@@ -1,0 +1,144 @@
+"""Each rule of the protocol is needed: without it in the scripts or the code, the games find what goes wrong."""
+
+from __future__ import annotations
+import __future__
+
+import inspect
+import shutil
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import pytest
+import redis
+
+from opencue_sched import lua_scripts
+from opencue_sched.accounting import bootstrap, differences, reconcile, sightings
+from opencue_sched.lua_scripts import load_script, lua_directory
+from tests.integration.accounting import plots
+from tests.integration.accounting.games import GENERATED, machine_on, play
+from tests.integration.accounting.plots import Plot
+
+GAMES, STEPS = 60, 30
+
+MISCOUNTED = r"counts \(.*its entries"
+UNCOUNTED = "running, or about to, and not counted"
+GHOST = "released, and counted again"
+OVERBOOKED = "whose cap is .* was accepted"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A rule taken out: in the file ``where`` of lua/, or in the function, ``rule`` reads ``instead``.
+
+    ``plot`` is the story that the games tell often; ``symptom`` what an invariant of the machine says in the end.
+    """
+
+    where: str | Callable[..., Any]
+    rule: str
+    instead: str
+    plot: Plot
+    symptom: str = UNCOUNTED
+
+
+MUTANTS = {
+    "no tombstone": Mutant(
+        "includes/ledger.lua",
+        "return call('SISMEMBER', 'acct:tomb:' .. bucket, id) == 1",
+        "return false",
+        plots.released_before_it_settles,
+        GHOST,
+    ),
+    "no in-flight carry": Mutant(
+        differences._judge, "(in_flight and too_old)", "in_flight", plots.in_flight_during_a_recompute
+    ),
+    "age judged by the clock at apply time": Mutant(
+        reconcile.reconcile,
+        "too_old(stock.records.values(), mark, marked_at,",
+        "too_old(stock.records.values(), ledger.mark(), sightings.clock(),",
+        plots.recompute_that_stalls,
+    ),
+    "what was confirmed after the mark is removed": Mutant(
+        differences._judge,
+        "record.changed_seq <= mark_seq",
+        "True",
+        plots.booked_during_a_recompute,
+    ),
+    "anything absent is removed": Mutant(
+        differences._judge,
+        "if not (settled_before_mark or (in_flight and too_old)):",
+        "if False:",
+        plots.booked_during_a_recompute,
+    ),
+    "release that counts twice": Mutant(
+        "release.lua",
+        "    if record then\n",
+        "    record = record or call('HGET', 'acct:gone', ids[i])\n"
+        "    if record then\n"
+        "      call('HSET', 'acct:gone', ids[i], record)\n",
+        plots.released_twice,
+        MISCOUNTED,
+    ),
+    "rollback that decrements after a flush": Mutant(
+        "book.lua",
+        "  if not record then\n",
+        "  if not record then\n"
+        "    count_all(ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10], ARGV[11], ARGV[12], ARGV[13], '-1')\n",
+        plots.lost_before_its_insert,
+        MISCOUNTED,
+    ),
+    "bootstrap that does not wait": Mutant(
+        bootstrap._Filler.fill, "self._wait()", "None", plots.lost_before_its_commit
+    ),
+    "age judged by Redis TIME alone": Mutant(
+        sightings.is_too_old, " and marked_at - first_seen >= age_seconds", "", plots.clock_set_forward
+    ),
+    "wipe that an overtaken filler can do": Mutant(
+        bootstrap._Filler._wipe,
+        "self._ledger.call_under(wipe_calls(filling.text, part))",
+        "self._client.unlink(*part)",
+        plots.overtaken_filler,
+    ),
+}
+
+
+@pytest.fixture(params=MUTANTS.values(), ids=MUTANTS)
+def mutant(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Mutant]:
+    """One rule is out until the test is over."""
+    mutant: Mutant = request.param
+    if isinstance(mutant.where, str):
+        lua = shutil.copytree(lua_directory(), tmp_path / "lua")
+        (lua / mutant.where).write_text(_without(mutant, (lua / mutant.where).read_text()))
+        monkeypatch.setattr(lua_scripts, "lua_directory", lambda: lua)
+        load_script.cache_clear()
+    else:
+        _replace(monkeypatch, mutant)
+    yield mutant
+    load_script.cache_clear()
+
+
+def _without(mutant: Mutant, source: str) -> str:
+    assert source.count(mutant.rule) == 1, f"{mutant.rule!r} is not in the source, or more than once"
+    return source.replace(mutant.rule, mutant.instead)
+
+
+def _replace(monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
+    """Give the function the code of its changed source, whoever has imported it."""
+    function: Any = mutant.where
+    source = _without(mutant, textwrap.dedent(inspect.getsource(function)))
+    compiled = compile(source, f"<{function.__name__} without a rule>", "exec", __future__.annotations.compiler_flag)
+    code = next(part for part in compiled.co_consts if isinstance(part, CodeType))
+    monkeypatch.setattr(function, "__code__", code)
+
+
+def test_a_ledger_without_one_of_its_rules_is_found_out(
+    mutant: Mutant, database_url: str, redis_client: redis.Redis, settings_url: str
+) -> None:
+    with machine_on(database_url, settings_url) as machine:
+        machine.plots = (mutant.plot.__name__,)
+        with pytest.raises(AssertionError, match=mutant.symptom) as found:
+            play(machine, games=GAMES, steps=STEPS, number=0, phases=GENERATED)
+        print(f"found by game {machine.done['games']}: {found.value}")
