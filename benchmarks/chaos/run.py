@@ -31,6 +31,7 @@ _READY_SECONDS = 60.0
 _STILL_SECONDS = 3.0
 _REST_SECONDS = 60.0
 _DRAIN_SECONDS = 150.0
+_AFTER_A_VIOLATION_SECONDS = 15.0
 
 _LEFT = text("SELECT count(*) FROM frame WHERE str_state <> 'SUCCEEDED'")
 _PROCS = text("SELECT pk_proc FROM proc")
@@ -185,7 +186,12 @@ class _Run:
         what: str,
         explain: Callable[[], str] | None = None,
     ) -> None:
-        """Keep the farm going until ``check`` holds. Not within ``seconds``: a violation, if ``what`` says of what."""
+        """Keep the farm going until ``check`` holds. Not within ``seconds``: a violation, if ``what`` says of what.
+
+        After a violation nothing more is waited for as long: what follows from it is only to be named.
+        """
+        if what and self._report.violations:
+            seconds = min(seconds, _AFTER_A_VIOLATION_SECONDS)
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self._tend()
