@@ -18,7 +18,7 @@ MIGRATIONS ?=
 COMPAT_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install lint format test test-unit test-integration test-e2e test-chaos demo bench compat lock clean
+.PHONY: help install lint format test test-unit test-integration test-e2e test-chaos test-deep demo bench compat lock clean
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,10 @@ test-e2e: $(INSTALLED) ## Tests of whole processes
 
 test-chaos: $(INSTALLED) ## Tests that kill and freeze things
 	$(THREE_AT_A_TIME) $(PYTEST_ARGS) tests/chaos
+
+test-deep: $(INSTALLED) ## The accounting model searched farther, and 50,000 random steps on the real ledger (a quarter of an hour)
+	OPENCUE_SCHED_TEST_DEEP=1 $(PYTEST) --capture=no $(PYTEST_ARGS) tests/unit/accounting/explorer/test_protocol.py \
+		tests/integration/accounting/test_stateful.py
 
 demo: $(INSTALLED) ## A small farm on this machine renders an animation (DEMO_ARGS="--keep" leaves it up)
 	$(BIN)/opencue-sched demo $(DEMO_ARGS)
