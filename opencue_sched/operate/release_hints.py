@@ -108,6 +108,10 @@ class ReleaseHints:
             self._vertices.clear()
             self._all = True
 
+    def _try_again(self) -> None:
+        with self._lock:
+            self._all = True
+
     def _follow(self) -> None:
         with self._lock:
             shows, vertices, look_at_all = frozenset(self._shows), frozenset(self._vertices), self._all
@@ -124,8 +128,10 @@ class ReleaseHints:
                 self._reconcile(shows)
         except (NotReady, RedisError, SQLAlchemyError) as error:
             log.warning("hints_left_for_later", shows=len(shows), vertices=len(vertices), error=str(error))
-            with self._lock:
-                self._all = True
+            self._try_again()
+        except Exception:
+            log.exception("hints_left_for_later", shows=len(shows), vertices=len(vertices))
+            self._try_again()
         # However many hints arrive, at most half of the time goes into them.
         if shows or vertices or look_at_all:
             self._stopped.wait(self._clock() - began)
