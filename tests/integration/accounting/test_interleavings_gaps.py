@@ -204,19 +204,20 @@ def test_a_stalled_recompute_that_saw_a_show_unmanaged(play: Play, player: type[
     side.check(ours=Figures(4, 4), naive=Figures(5, 2), breaks=OVER_BOOKED)
 
 
-@pytest.mark.parametrize("managed", [True, False])
-def test_a_licence_is_not_lent_twice_while_its_show_is_flipped(play: Play, managed: bool) -> None:
+@pytest.mark.parametrize("managed", [True, False], ids=["over", "back"])
+@pytest.mark.parametrize("load", [True, False], ids=["limits loaded", "limits of before"])
+def test_a_licence_is_not_lent_twice_while_its_show_is_flipped(play: Play, managed: bool, load: bool) -> None:
     """Gap (e) with a limit that two shows share: its frames are foreign, or in the ledger, and never neither.
 
-    After each step of the flip somebody books with the limits as they were before it.
+    After each step of the flip somebody books; with the limits of before that step, or of before the flip.
     """
     side = play(Ours)
     shared = side.share_a_licence(managed=not managed)
     flip = side.flip(shared.show, managed=managed)
     while flip.step():
-        assert not shared.taken_again(), flip.boundary
+        assert not shared.taken_again(load=load), flip.boundary
     assert side.scalar("SELECT b_scheduler_managed FROM show WHERE pk_show = :show", show=shared.show) == managed
-    assert not shared.taken_again()
+    assert not shared.taken_again(load=load)
 
 
 @pytest.mark.parametrize("player", [Ours, InEachProcess], ids=["ours", "naive"])
