@@ -42,6 +42,7 @@ def spoil(engine: Engine, *, last_run: str) -> None:
 
 def test_without_a_cuebot_subscriptions_are_recounted(runtime: Runtime, engine: Engine) -> None:
     spoil(engine, last_run="1 minute")
+    runtime.__dict__["facts"] = replace(runtime.facts, origin="opencue-sched")
     assert runtime.recalculate_subs() == {"recalculated": True}
     assert booked_by_the_columns(engine) == 0
 
