@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from benchmarks.chaos import verdict
 from benchmarks.chaos.faults import Faults
 from benchmarks.chaos.load import WAITING_FRAMES, Load
-from benchmarks.chaos.site import RUN_SECONDS, Site, Witness, site
+from benchmarks.chaos.site import Site, Witness, site
 from benchmarks.chaos.verdict import NAMED, ChaosReport
 from opencue_sched.operate.audit import run_audit
 
@@ -31,6 +31,7 @@ _READY_SECONDS = 60.0
 _STILL_SECONDS = 3.0
 _REST_SECONDS = 60.0
 _DRAIN_SECONDS = 150.0
+_LAST_RUN_SECONDS = (0.05, 0.1)
 _AFTER_A_VIOLATION_SECONDS = 15.0
 
 _LEFT = text("SELECT count(*) FROM frame WHERE str_state <> 'SUCCEEDED'")
@@ -117,7 +118,7 @@ class _Run:
     def drain(self) -> None:
         """Everything that was ever submitted ends well."""
         self._refilling = False
-        self._site.behave(run_seconds=(RUN_SECONDS[0], RUN_SECONDS[0]))
+        self._site.behave(run_seconds=_LAST_RUN_SECONDS)
         for farm in self._site.farms:
             for frame_id, host_name in farm.running().items():
                 farm.finish(host_name, frame_id)

@@ -254,8 +254,15 @@ def site(*, workers: int, beats: int = 2, seed: int = 1, logs: Path | None = Non
             for alloc in ALLOCS:
                 Farm(connection).alloc(alloc)
         fleet = stack.enter_context(Fleet(variables, directory))
+        stack.callback(_kill_all, fleet)
         _start(fleet, ports, workers, beats)
         yield Site(postgres, cache, settings, engine, client, Crew(fleet), farms)
+
+
+def _kill_all(fleet: Fleet) -> None:
+    """Nothing of theirs is needed any more at the end: draining would only take its time."""
+    for process in fleet.processes.values():
+        process.kill()
 
 
 def _farm(alloc: str, port: int, seed: int) -> SimulatedFarm:

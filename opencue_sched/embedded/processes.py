@@ -142,6 +142,7 @@ class GuardedProcess:
         """Start the server and return once it has a process id. Raises ServiceFailed if it cannot be executed."""
         if self.running:
             return self
+        self._close_guard()
         options = ["--stop-signal", str(int(self._stop_signal)), "--kill-after", str(self._kill_after)]
         if self._user:
             options += ["--user", self._user]
@@ -204,10 +205,14 @@ class GuardedProcess:
         if guard is None:
             return None
         code = guard.wait(timeout)
-        if guard.stdin is not None:
-            guard.stdin.close()
-        self._pid = None
+        self._close_guard()
         return code
+
+    def _close_guard(self) -> None:
+        """Let go of the pipe by which an ended guard knew that we live."""
+        if self._guard is not None and self._guard.stdin is not None:
+            self._guard.stdin.close()
+        self._pid = None
 
     def log_tail(self, lines: int = 25) -> str:
         """The last lines of the log."""

@@ -217,6 +217,15 @@ def test_servers_end_with_their_owner(how: signal.Signals) -> None:
     _eventually(lambda: not Path(directory).exists(), "the data directory is removed")
 
 
+def test_a_process_that_ended_by_itself_is_started_again_and_leaves_no_pipe_open(tmp_path):
+    process = GuardedProcess([sys.executable, "-c", "pass"], log=tmp_path / "log").start()
+    pipe = process._guard.stdin
+    _eventually(lambda: not process.running, "its end")
+    process.start()
+    assert pipe.closed
+    assert process.wait(_PATIENCE_SECONDS) == 0
+
+
 def test_a_server_ends_with_its_guard(tmp_path: Path) -> None:
     process = GuardedProcess([sys.executable, "-c", "import time; time.sleep(600)"], log=tmp_path / "log").start()
     pid = process.pid
