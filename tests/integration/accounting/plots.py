@@ -1,7 +1,7 @@
 """Short stories that games of the model-based test are rich in, because chance alone seldom tells them.
 
 Each is a few moves in the order in which a rule of the protocol matters; what comes before, after and beside it is the
-game's. At each ``yield`` the machine looks whether all is well.
+game's. At each ``yield`` the machine looks whether all is well: at once when something was booked, before caps change.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ def in_flight_during_a_recompute(game: Accounting, how: dict[str, Any]) -> Itera
 def clock_set_forward(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
     """Redis TIME makes a booking old that is about to be committed."""
     game.book(**how, steps=BEFORE)
+    yield
     game.disaster("clock", 0)
     yield
     game.recompute(None, ALL)
@@ -49,6 +50,7 @@ def clock_set_forward(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
 def recompute_that_stalls(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
     """A booking is committed after the snapshot and grows old, unsettled, before the ledger is read."""
     game.book(**how, steps=BEFORE)
+    yield
     booker = game.newest("booker")
     game.recompute(None, ALL)
     game.recompute(None, AFTER)
@@ -63,6 +65,7 @@ def recompute_that_stalls(game: Accounting, how: dict[str, Any]) -> Iterator[Non
 def released_before_it_settles(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
     """Procs end, and are released, between their COMMIT and their settling."""
     game.book(**how, steps=AFTER)
+    yield
     booker = game.newest("booker")
     for _ in range(2):
         game.end_a_proc(0, told=True)
@@ -74,6 +77,7 @@ def released_before_it_settles(game: Accounting, how: dict[str, Any]) -> Iterato
 def released_twice(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
     """A proc ends, and we are told so twice."""
     game.book(**how, steps=ALL)
+    yield
     game.end_a_proc(0, told=False)
     for fate in ("again", "once"):
         if game.releases:
@@ -93,6 +97,7 @@ def lost_before_its_insert(game: Accounting, how: dict[str, Any]) -> Iterator[No
 
 def _lost(game: Accounting, how: dict[str, Any], steps: int | str) -> Iterator[None]:
     game.book(**how, steps=steps)
+    yield
     booker = game.newest("booker")
     game.disaster("lost", 0)
     game.bootstrap(ALL)
@@ -106,6 +111,7 @@ def _lost(game: Accounting, how: dict[str, Any], steps: int | str) -> Iterator[N
 def overtaken_filler(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
     """A filler pauses when it has looked what there is to wipe, and another fills and opens the store meanwhile."""
     game.book(**how, steps=ALL)
+    yield
     game.tick(stalled=False)
     game.disaster("stale", 0)
     game.bootstrap(ALL)
