@@ -16,7 +16,15 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.operate.flip import CUEBOT_CACHE_SECONDS, HANDED_BACK, hand_back, look_after_handed_back
 
-TABLES = ("subscription", "folder_resource", "job_resource", "layer_resource", "point")
+# Rows of the one show that has procs: a schema made by Cuebot comes with another.
+OF_SHOW = "SELECT pk_show FROM job"
+TABLES = {
+    "subscription": f"pk_show IN ({OF_SHOW})",
+    "folder_resource": f"pk_folder IN (SELECT pk_folder FROM folder WHERE pk_show IN ({OF_SHOW}))",
+    "job_resource": "true",
+    "layer_resource": "true",
+    "point": f"pk_show IN ({OF_SHOW})",
+}
 
 
 @dataclass
@@ -31,7 +39,8 @@ class GivenBack:
     def used(self) -> set[int]:
         """Centicores in use, by the five tables."""
         with self.engine.connect() as connection:
-            return {int(connection.execute(text(f"SELECT sum(int_cores) FROM {it}")).scalar_one()) for it in TABLES}
+            queries = [f"SELECT sum(int_cores) FROM {table} WHERE {rows}" for table, rows in TABLES.items()]
+            return {int(connection.execute(text(query)).scalar_one()) for query in queries}
 
     def cuebots_know(self) -> None:
         self.client.zincrby(HANDED_BACK, -CUEBOT_CACHE_SECONDS - 1, self.show_id)
@@ -58,8 +67,9 @@ def delete(connection: Connection, proc_id: str) -> None:
 
 def decrement(connection: Connection, centicores: int) -> None:
     """What a Cuebot does in the same transaction when it knows that the show is its own."""
-    for table in TABLES:
-        connection.execute(text(f"UPDATE {table} SET int_cores = int_cores - :cores"), {"cores": centicores})
+    for table, rows in TABLES.items():
+        statement = f"UPDATE {table} SET int_cores = int_cores - :cores WHERE {rows}"
+        connection.execute(text(statement), {"cores": centicores})
 
 
 def test_procs_deleted_by_a_cuebot_that_had_not_heard_are_taken_off_afterwards(show: GivenBack):
