@@ -191,7 +191,8 @@ class Side(ABC):
         """Ours: exactly these figures, within the cap, and in the end the truth. Naive: those, and broken like this."""
         figures = self.figures()
         assert figures == (ours if self.ours else naive)
-        self.settle_down()
+        if self.ours or breaks != OVER_BOOKED:
+            self.settle_down()
         self.judge(figures, breaks=breaks, cap=cap, room=ours.running)
 
     @abstractmethod
