@@ -276,11 +276,16 @@ def _farm(alloc: str, port: int, seed: int) -> SimulatedFarm:
 
 
 def _start(fleet: Fleet, ports: list[int], workers: int, beats: int) -> None:
-    for number, port in enumerate(ports, start=1):
-        fleet.report_service(f"report{number}", OPENCUE_SCHED_RELEASE__PORT=str(port))
-    with ThreadPoolExecutor(workers) as threads:
-        names = [f"worker{number}" for number in range(1, workers + 1)]
-        for _ in threads.map(lambda name: fleet.worker(name, "--concurrency", "2"), names):
-            pass
+    """Everything that takes a while to be ready at once, then the beats."""
+    with ThreadPoolExecutor(len(ports) + workers) as threads:
+        services = [
+            threads.submit(fleet.report_service, f"report{number}", OPENCUE_SCHED_RELEASE__PORT=str(port))
+            for number, port in enumerate(ports, start=1)
+        ]
+        services += [
+            threads.submit(fleet.worker, f"worker{number}", "--concurrency", "2") for number in range(1, workers + 1)
+        ]
+    for service in services:
+        service.result()
     for number in range(1, beats + 1):
         fleet.beat(f"beat{number}", OPENCUE_SCHED_INSTANCE=f"beat{number}")

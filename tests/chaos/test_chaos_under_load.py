@@ -43,8 +43,8 @@ def test_a_minute_of_every_fault_books_nothing_above_a_cap_and_loses_no_frame(ca
     assert {line.kind: line.count for line in report.by_kind if line.count == 0} == {}
     assert report.faults >= len(report.by_kind) > 20
     assert report.flips >= 2, "one show at least was handed back and over"
-    assert report.bookings > 200
-    assert report.runs_the_sampler_missed <= report.runs * 0.02
+    assert report.bookings > 100
+    assert report.runs_the_sampler_missed <= report.runs * 0.05
     assert report.samples > SECONDS * LEAST_AVERAGE
     assert report.median_gap_between_samples <= LARGEST_MEDIAN_GAP
     assert report.audited_procs > 0, "the audit at rest had something to look at"
