@@ -99,6 +99,10 @@ class Keeper(Generic[C]):
         except RedisError as error:
             log.warning("claims_not_prolonged", claims=len(claims), error=str(error))
             return
+        except Exception:
+            # The thread must go on: without it every later claim of this process would end in mid-pass.
+            log.exception("claims_not_prolonged", claims=len(claims))
+            return
         with self._lock:
             for claim in claims:
                 key = (claim.uuid, claim.fence)

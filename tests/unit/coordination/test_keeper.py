@@ -114,3 +114,18 @@ def test_a_refused_claim_is_lost_at_once_and_others_are_not(board, clock, make_k
     assert not keeper.alive(Claim("kept", fence=2))
     keeper.drop(Claim("kept"))
     assert not keeper.alive(Claim("kept"))
+
+
+def test_an_answer_that_makes_no_sense_ends_no_later_prolongation(board, clock, make_keeper):
+    # given a board whose first answer cannot be understood
+    def nonsense() -> None:
+        if len(board.asked) == 1:
+            raise ValueError("not an answer")
+
+    board.before_answer = nonsense
+    keeper = make_keeper(0.15)
+
+    # when a claim is kept, then it is prolonged all the same, the next time
+    keeper.keep(Claim("one"), claimed_at=clock.now)
+    eventually(lambda: len(board.asked) >= 3)
+    assert keeper.alive(Claim("one"))
