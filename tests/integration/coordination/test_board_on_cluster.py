@@ -25,13 +25,18 @@ def answers(client: redis.Redis) -> bool:
         return False
 
 
+def port_of_a_node() -> int:
+    """A node speaks to the others at its port plus 10,000, which must be a port too."""
+    return next(port for port in iter(free_port, None) if port + 10_000 < 2**16)
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis.RedisCluster]:
     nodes, clients, home = [], [], tmp_path_factory.mktemp("cluster")
     for number in range(2):
         directory = home / str(number)
         directory.mkdir()
-        port = free_port()
+        port = port_of_a_node()
         options = ["--port", str(port), "--bind", "127.0.0.1", "--cluster-enabled", "yes", "--save", ""]
         command = [bundled_redis(), *options, "--dir", str(directory)]
         nodes.append(GuardedProcess(command, log=home / f"{number}.log", cwd=directory).start())
