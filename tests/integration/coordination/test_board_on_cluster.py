@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +19,10 @@ from tests.integration.coordination.polling import eventually
 SLOTS = 16384
 
 
+def ended(nodes: list[GuardedProcess]) -> list[GuardedProcess]:
+    return [node for node in nodes if not node.running]
+
+
 def answers(client: redis.Redis) -> bool:
     try:
         return bool(client.ping())
@@ -26,8 +31,17 @@ def answers(client: redis.Redis) -> bool:
 
 
 def port_of_a_node() -> int:
-    """A node speaks to the others at its port plus 10,000, which must be a port too."""
-    return next(port for port in iter(free_port, None) if port + 10_000 < 2**16)
+    """A node speaks to the others at its port plus 10,000, which must be free too."""
+    return next(port for port in iter(free_port, None) if is_free(port + 10_000))
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +56,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis.RedisClu
         nodes.append(GuardedProcess(command, log=home / f"{number}.log", cwd=directory).start())
         clients.append(redis.Redis(port=port, decode_responses=True))
     try:
-        eventually(lambda: all(answers(client) for client in clients), what="two nodes")
+        eventually(lambda: ended(nodes) or all(answers(client) for client in clients), what="two nodes")
+        assert not ended(nodes), [node.log_tail() for node in ended(nodes)]
         clients[0].execute_command("CLUSTER ADDSLOTS", *range(SLOTS // 2))
         clients[1].execute_command("CLUSTER ADDSLOTS", *range(SLOTS // 2, SLOTS))
         clients[0].execute_command("CLUSTER MEET", "127.0.0.1", str(clients[1].get_connection_kwargs()["port"]))
