@@ -125,6 +125,7 @@ class PassRunner:
         began = self.clock()
         if self.hosts.refresh(cluster):
             self.rest.rouse()
+        report.roused = self.rest.roused
         report.resting = self.rest.resting(cluster.key)
         with self.engine.connect() as connection:
             gathered = gather(connection, cluster, self.settings, facts=self.facts, skip_layers=report.resting.keys())
@@ -160,7 +161,8 @@ class PassRunner:
         report.wasted_attempts = plan.wasted_attempts
         report.cache_hits, report.cache_misses = plan.cache_hits, plan.cache_misses
         report.verdicts = plan.verdicts
-        self.rest.rest(cluster.key, [it for it in plan.verdicts if it.verdict in _BLOCKED and not it.frames])
+        blocked = [it for it in plan.verdicts if it.verdict in _BLOCKED and not it.frames]
+        self.rest.rest(cluster.key, blocked, roused=report.roused)
         return plan
 
     def _carry_out(self, plan: Plan, alive: Callable[[], bool], report: PassReport) -> None:

@@ -49,6 +49,8 @@ class PassReport:
     verdicts: tuple[LayerVerdict, ...] = ()
     resting: Mapping[str, LayerVerdict] = field(default_factory=dict)
     """Layers that were left out because they found no host a moment ago, by id."""
+    roused: int = 0
+    """How often resting layers had been roused when this pass looked at the hosts."""
     seconds_to_book: list[float] = field(default_factory=list)
     """Of each frame booked: from its becoming eligible, once more after a retry, to the answer to the COMMIT."""
     gathered_at: float = 0.0

@@ -20,11 +20,23 @@ class LayerRest:
         self._clock = clock
         self._until: dict[str, dict[str, tuple[float, LayerVerdict]]] = {}
         self._lock = threading.Lock()
+        self._roused = 0
 
-    def rest(self, cluster: str, verdicts: Iterable[LayerVerdict]) -> None:
-        """The layers of these verdicts found no host in this cluster just now."""
+    @property
+    def roused(self) -> int:
+        """How often every rest was ended: to be read before the hosts that layers are looked up among."""
+        return self._roused
+
+    def rest(self, cluster: str, verdicts: Iterable[LayerVerdict], *, roused: int) -> None:
+        """The layers of these verdicts found no host in this cluster just now.
+
+        ``roused`` was read before they were looked up. If a host has changed since, they do not rest: another pass has
+        taken note of the change already, and none would rouse them again.
+        """
         until = self._clock() + self._seconds
         with self._lock:
+            if self._roused != roused:
+                return
             self._until.setdefault(cluster, {}).update({it.layer_id: (until, it) for it in verdicts})
 
     def resting(self, cluster: str) -> dict[str, LayerVerdict]:
@@ -39,4 +51,5 @@ class LayerRest:
     def rouse(self) -> None:
         """A host changed: every layer may try again."""
         with self._lock:
+            self._roused += 1
             self._until.clear()

@@ -37,6 +37,8 @@ class SweepReport:
     sleeping: int
     active_tags: int
     scan_seconds: float
+    held_back: bool = False
+    """Some cluster was not roused for a freed host, because it had been roused for one a moment ago."""
 
     def summary(self) -> dict[str, object]:
         """A small JSON-able answer for the task."""
@@ -71,7 +73,8 @@ class Sweeper:
         """Post every cluster with waiting work.
 
         Rouse those of ``wake_shows``, and those that could use one of ``wake_hosts``; the latter not more often than
-        every WAKE_FOR_HOSTS_SECONDS, because in a full farm hosts come free all the time.
+        every WAKE_FOR_HOSTS_SECONDS, because in a full farm hosts come free all the time. The report says when that
+        held a cluster back: then ask for the same hosts again that much later.
         """
         with self._lock:
             return self._sweep(frozenset(wake_shows), wake_hosts)
@@ -87,7 +90,9 @@ class Sweeper:
         ready = self._feed.ready()
         active = frozenset(ready)
         rouse = {c for c in active if c.show_id in wake_shows} | (active - self._active)
-        rouse |= self._reaching(active, freed_tags)
+        reaching = {cluster for cluster in active if not freed_tags.isdisjoint(cluster.tags)}
+        due = self._due(reaching)
+        rouse |= due
         self._active = active
         offered = self._postings.offer([c for c in ready if c in rouse], wake=True)
         offered += self._postings.offer([c for c in ready if c not in rouse])
@@ -100,6 +105,7 @@ class Sweeper:
             sleeping=self._postings.sleeping(),
             active_tags=len(awake),
             scan_seconds=scanned,
+            held_back=due != reaching,
         )
 
     def _reload(self, wake_shows: frozenset[str]) -> Reload:
@@ -115,17 +121,16 @@ class Sweeper:
         self._shows = frozenset(cluster.show_id for cluster in self._feed.clusters())
         return change
 
-    def _reaching(self, active: frozenset[Cluster], freed_tags: frozenset[str]) -> set[Cluster]:
-        """Clusters with work that can use hosts of these tags, and were not roused for that a moment ago."""
+    def _due(self, reaching: set[Cluster]) -> set[Cluster]:
+        """Those of these clusters that were not roused for a host a moment ago; they are now."""
         now = time.monotonic()
-        found = {
+        due = {
             cluster
-            for cluster in active
-            if not freed_tags.isdisjoint(cluster.tags)
-            and now - self._roused.get(cluster.key, float("-inf")) >= WAKE_FOR_HOSTS_SECONDS
+            for cluster in reaching
+            if now - self._roused.get(cluster.key, float("-inf")) >= WAKE_FOR_HOSTS_SECONDS
         }
-        self._roused.update(dict.fromkeys((cluster.key for cluster in found), now))
-        return found
+        self._roused.update(dict.fromkeys((cluster.key for cluster in due), now))
+        return due
 
     def _withdraw(self) -> None:
         """Take down the postings of clusters that no longer exist; one that is being worked on goes next time."""

@@ -22,7 +22,7 @@ from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.domain.errors import NotReady
 from opencue_sched.operate.release_hints import ROLE, ReleaseHints
-from opencue_sched.operate.waker import Waker
+from opencue_sched.operate.waker import SweepFor, Waker
 from opencue_sched.release.listener import Handlers, NotificationListener
 from opencue_sched.release.model import EventCounts
 from opencue_sched.settings import Settings
@@ -30,7 +30,6 @@ from opencue_sched.store.accounting import managed_show_ids
 
 log = structlog.get_logger(__name__)
 
-Wake = Callable[[Collection[str], Collection[str]], object]
 Recomputed = Callable[[RecomputeReport], object]
 
 
@@ -43,7 +42,7 @@ class Events:
         engine: Engine,
         ledger: Ledger,
         hosts: HostFeed,
-        wake: Wake,
+        wake: SweepFor,
         counts: EventCounts,
         *,
         recomputed: Recomputed,

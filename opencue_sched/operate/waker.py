@@ -17,8 +17,8 @@ log = structlog.get_logger(__name__)
 
 DEBOUNCE_SECONDS = 0.01
 
-SweepFor = Callable[[frozenset[str], frozenset[str]], object]
-"""``sweep(show ids, host ids)``."""
+SweepFor = Callable[[frozenset[str], frozenset[str]], float]
+"""``sweep(show ids, host ids)`` returns after how many seconds it wants to hear of the same hosts again; 0: never."""
 
 
 class Waker:
@@ -56,8 +56,10 @@ class Waker:
         self._wanted.set()
 
     def _run(self) -> None:
+        again: float | None = None
         while not self._stopped.is_set():
-            self._wanted.wait()
+            self._wanted.wait(again)
+            again = None
             self._stopped.wait(DEBOUNCE_SECONDS)
             self._wanted.clear()
             with self._lock:
@@ -67,7 +69,10 @@ class Waker:
             if not (shows or hosts) or self._stopped.is_set():
                 continue
             try:
-                self._sweep(shows, hosts)
+                if (pause := self._sweep(shows, hosts)) > 0:
+                    again = pause
+                    with self._lock:
+                        self._hosts |= hosts
             except (SQLAlchemyError, RedisError) as error:
                 log.warning("wake_up_left_to_the_next_sweep", shows=len(shows), hosts=len(hosts), error=str(error))
             except Exception:

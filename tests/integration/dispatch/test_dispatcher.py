@@ -17,6 +17,7 @@ from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Rqd, Settings
+from tests.integration.coordination.polling import eventually
 
 from .passes import Passes, passes
 
@@ -169,3 +170,17 @@ def test_a_scan_that_fails_keeps_the_clusters_that_were_awake(
     report = dispatcher.dispatch(posting)
     assert isinstance(report, PassReport)
     assert report.frames_booked == 1
+
+
+def test_a_sweep_says_that_it_held_a_cluster_back_until_it_may_be_roused_again(here: Passes, engine: Engine) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        host = farm.host(cores=2)
+        farm.job([LayerSpec(frames=1)])
+    # given a cluster that was roused for a freed host this very moment
+    assert not here.sweeper.sweep(wake_hosts=[host.id]).held_back
+
+    # when the host is freed again at once, then the sweep asks to be told once more
+    assert here.sweeper.sweep(wake_hosts=[host.id]).held_back
+    assert not here.sweeper.sweep().held_back
+    eventually(lambda: not here.sweeper.sweep(wake_hosts=[host.id]).held_back)

@@ -84,12 +84,13 @@ def test_a_sweep_that_fails_unexpectedly_does_not_end_the_waker():
     swept: list[frozenset[str]] = []
     both = threading.Event()
 
-    def sweep(shows: frozenset[str], _hosts: frozenset[str]) -> None:
+    def sweep(shows: frozenset[str], _hosts: frozenset[str]) -> float:
         swept.append(shows)
         if len(swept) == 1:
             first.set()
             raise KeyError("nobody thought of this")
         both.set()
+        return 0.0
 
     first = threading.Event()
     waker = Waker(sweep)
