@@ -132,6 +132,10 @@ class LeaderScheduler(Scheduler):
                 self._fire(gate, name, entry, tick, now, mark_seconds=max(MARK_SECONDS_AT_LEAST, 3 * interval))
             return seconds_to_next(now, interval)
         schedule.nowfun = lambda: datetime.fromtimestamp(now, UTC)  # type: ignore[union-attr]
+        if last is not None:
+            # Whoever led before: what it fired is not due again, though this beat has never fired it.
+            fired = datetime.fromtimestamp(60 * last, UTC)
+            entry.last_run_at = fired if entry.last_run_at is None else max(entry.last_run_at, fired)
         due, wait = entry.is_due()
         if due:
             self._fire(gate, name, entry, int(now // 60), now, mark_seconds=MARK_SECONDS_AT_LEAST)

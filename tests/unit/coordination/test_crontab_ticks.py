@@ -1,0 +1,76 @@
+"""Schedules without an interval fire once as well, whoever leads."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.beat import ScheduleEntry
+from celery.schedules import crontab
+
+from opencue_sched.beat import LeaderScheduler
+
+HOURLY = "hourly"
+
+
+class Gate:
+    """One Redis for all beats: what was fired, and when last."""
+
+    lease = SimpleNamespace(fence=1)
+
+    def __init__(self) -> None:
+        self.fired: dict[str, int] = {}
+
+    def may_fire(self, name: str, tick: int, *, mark_seconds: float) -> bool:
+        if self.fired.get(name) == tick:
+            return False
+        self.fired[name] = tick
+        return True
+
+
+class Beat(LeaderScheduler):
+    producer = None
+
+    def __init__(self, app: Celery, gate: Gate, started: datetime) -> None:
+        self.app, self._gate = app, gate
+        entry = ScheduleEntry(HOURLY, "task", started, schedule=crontab(minute=0, app=app), app=app, options={})
+        self.data = {HOURLY: entry}
+        self.sent: list[int] = []
+
+    def apply_entry(self, entry: Any, producer: Any = None) -> None:
+        self.sent.append(entry.options["headers"]["tick"])
+
+    def at(self, hour: int, minute: int) -> None:
+        now = datetime(2026, 1, 1, hour, minute, 1, tzinfo=UTC).timestamp()
+        self._serve(self._gate, HOURLY, self.data[HOURLY], now, self._gate.fired.get(HOURLY))
+
+
+@pytest.fixture
+def app() -> Celery:
+    app = Celery("beats", set_as_current=False)
+    app.conf.update(timezone="UTC", enable_utc=True)
+    return app
+
+
+def test_a_beat_that_takes_over_fires_no_crontab_tick_a_second_time(app: Celery) -> None:
+    # given two beats since 10:58, of which the first leads and fires at 11:00
+    started, gate = datetime(2026, 1, 1, 10, 58, tzinfo=UTC), Gate()
+    first, second = Beat(app, gate, started), Beat(app, gate, started)
+    first.at(11, 0)
+    assert first.sent == [int(datetime(2026, 1, 1, 11, tzinfo=UTC).timestamp()) // 60]
+
+    # when the second leads from 11:07, then it fires at 12:00, and not before
+    second.at(11, 7)
+    assert second.sent == []
+    second.at(12, 0)
+    assert second.sent == [int(datetime(2026, 1, 1, 12, tzinfo=UTC).timestamp()) // 60]
+
+
+def test_a_tick_that_nobody_fired_is_fired_by_whoever_leads_next(app: Celery) -> None:
+    started = datetime(2026, 1, 1, 10, 58, tzinfo=UTC)
+    late = Beat(app, Gate(), started)
+    late.at(11, 7)
+    assert len(late.sent) == 1
