@@ -1,7 +1,8 @@
 -- lease_acquire: take or renew an expiring, fenced lease.
 -- KEYS[1] lease (string "token|fence", always with a TTL)   KEYS[2] fence (integer, only ever grows)
 -- KEYS[3] when anything was fired last (ms)   KEYS[4] quiet mark: there while a new holder must not fire
--- ARGV[1] token (unique per process)   ARGV[2] ttl in ms   ARGV[3] fence floor (the highest fence known elsewhere)
+-- ARGV[1] token (unique per process)   ARGV[2] ttl in ms   ARGV[3] fence floor: the highest fence known elsewhere,
+-- or -1 to renew only and take nothing
 -- ARGV[4] quiet time in ms: a new holder fires nothing until that long after the last fire; 0 for none
 -- Returns {1, fence, ttl_ms, ms since the last fire or -1} to the holder; {0, holder's fence, remaining ms, ...} to others.
 -- Invariants: one holder at a time; a new holder's fence is higher than every earlier one, also after the store was
@@ -20,8 +21,11 @@ if held then
   end
   return {0, tonumber(fence), redis.call('PTTL', KEYS[1]), fired_ago}
 end
-local fence = redis.call('INCR', KEYS[2])
 local floor = tonumber(ARGV[3])
+if floor < 0 then
+  return {0, 0, 0, fired_ago}
+end
+local fence = redis.call('INCR', KEYS[2])
 if fence <= floor then
   fence = floor + 1
   redis.call('SET', KEYS[2], fence)

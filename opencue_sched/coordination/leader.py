@@ -28,6 +28,9 @@ from opencue_sched.lua_scripts import call_script
 
 log = structlog.get_logger(__name__)
 
+RENEW_ONLY = -1
+"""The floor of a holder that renews: it does not know the highest fence, so it may not be given a new one."""
+
 
 def boot_clock() -> float:
     """Seconds since boot, suspend included where the system can say so."""
@@ -131,7 +134,13 @@ class LeaderGate:
         return self._retry * (1.0 - 0.25 * self._jitter())
 
     def _campaign(self, now: float) -> None:
-        floor = self._fences.highest(self.keys.role) if self._fences is not None and self._fence is None else 0
+        if self._fence is not None and self._ask(now, RENEW_ONLY):
+            return
+        # A lease that is gone may have been another's in between, or the store lost everything: as any candidate.
+        self._demote()
+        self._ask(now, self._fences.highest(self.keys.role) if self._fences is not None else 0)
+
+    def _ask(self, now: float, floor: int) -> bool:
         taken, fence, _, fired_ms_ago = call_script(
             self._client,
             "lease_acquire",
@@ -141,14 +150,14 @@ class LeaderGate:
         if fired_ms_ago >= 0:
             self._fired = now - fired_ms_ago / 1000
         if not taken:
-            self._demote()
-            return
+            return False
         if self._fence != fence:
             if self._fences is not None:
                 self._fences.raise_to(self.keys.role, int(fence))
             log.info("leadership_taken", role=self.keys.role, fence=fence)
         self._fence = int(fence)
         self._confirmed = now
+        return True
 
     def resign(self) -> None:
         """Hand over: release the lease so that a standby takes over at its next try. Safe when not leading."""

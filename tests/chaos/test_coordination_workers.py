@@ -416,7 +416,7 @@ def test_what_a_killed_worker_had_in_hand_is_done_by_another(site):
     port, done = free_port(), "scheduler_recompute_cycle_duration_seconds_count {}.0"
     site.fleet.worker("w2", OPENCUE_SCHED_QUEUE__METRICS_PORT=str(port))
     eventually(lambda: done.format(2) in _metrics(port), 60, "those that waited")
-    assert site.client.hlen("unacked") == 2
+    eventually(lambda: site.client.hlen("unacked") == 2, 30, "their acknowledgements")
     for tag in site.client.zrange("unacked_index", 0, -1):
         site.client.zadd("unacked_index", {tag: 1}, xx=True)
     eventually(lambda: done.format(4) in _metrics(port), 60, "those that were in hand")

@@ -123,6 +123,31 @@ def test_the_fence_grows_although_redis_was_emptied(redis_client, keys, engine):
     assert after.fence > before.fence
 
 
+def test_a_holder_that_renews_in_an_emptied_redis_gets_a_higher_fence(redis_client, keys, engine):
+    """It renews in time, so nothing else makes it ask for the highest fence again."""
+    clock, fences = Clock(), PersistentFences(engine)
+    fences.raise_to(keys.role, 6)
+    leader = gate(redis_client, keys, clock=clock, fences=fences)
+    assert leader.renew().fence == 7
+    clock.now += 5
+    assert leader.renew().fence == 7
+    redis_client.flushdb()
+    clock.now += 5
+    assert leader.renew().fence == 8
+    assert fences.highest(keys.role) == 8
+
+
+def test_a_holder_whose_lease_went_to_another_stands_by(redis_client, keys):
+    clock = Clock()
+    first, second = gate(redis_client, keys, clock=clock), gate(redis_client, keys, clock=clock)
+    first.renew()
+    redis_client.delete(keys.lease)
+    new = second.renew()
+    clock.now += 5
+    assert first.renew() is None
+    assert second.renew() == new
+
+
 def test_of_many_racing_candidates_exactly_one_fires_each_tick(redis_client, keys):
     gates = [gate(redis_client, keys) for _ in range(8)]
 
