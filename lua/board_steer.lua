@@ -4,6 +4,7 @@
 --      'restore' from the trash, ready at once, failures forgotten
 --      'rest'    not before ARGV[4] ms from now, whatever wakes it; 0 ends the rest
 --      'delete'  from the trash, for good
+--      'withdraw' for good, while it is ready or rests
 -- Returns {1, new state}; {0, 'gone'}; {0, 'held', owner}; {0, 'not_trashed'}; {0, 'trashed'}.
 -- Invariant: the job is in exactly one place afterwards.
 --@include board
@@ -44,6 +45,16 @@ if how == 'trash' then
   redis.call('ZREM', CLAIMED, uuid)
   shelve(uuid, read[3], ARGV[4], now)
   return {1, 'trash'}
+end
+if how == 'withdraw' then
+  if state == 'claimed' then
+    return {0, 'held', read[2]}
+  end
+  redis.call('ZREM', READY, uuid)
+  redis.call('ZREM', DELAYED, uuid)
+  forget(uuid)
+  emit('REMOVED', uuid, read[3])
+  return {1, 'complete'}
 end
 local until_ms = tonumber(ARGV[4]) > 0 and now + tonumber(ARGV[4]) or 0
 redis.call('HSET', job, 'rest', format(until_ms))

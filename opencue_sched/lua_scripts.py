@@ -18,7 +18,8 @@ from typing import Any
 import redis
 from redis.exceptions import NoScriptError
 
-from opencue_sched.domain.errors import SchedulerError
+from opencue_sched.domain.errors import FencedOff, SchedulerError
+from opencue_sched.domain.fence import Fence
 
 _INCLUDE = re.compile(r"^--@include ([a-z0-9_]+)\s*$", re.MULTILINE)
 _PACKAGE = Path(__file__).resolve().parent
@@ -70,6 +71,21 @@ class ScriptCall:
     name: str
     keys: Sequence[str]
     args: Sequence[str | int | float]
+
+
+FENCED = "fenced"
+
+
+def under_fence(fence: Fence, calls: Sequence[ScriptCall]) -> list[ScriptCall]:
+    """The same calls, of scripts that include ``ledger`` or ``board``: refused once a newer leader is recorded."""
+    return [ScriptCall(call.name, (*call.keys, fence.key), (*call.args, fence.number)) for call in calls]
+
+
+def check_fence(fence: Fence, answers: Sequence[Any]) -> None:
+    """Raise FencedOff if one of the answers to calls under ``fence`` is the refusal."""
+    for answer in answers:
+        if isinstance(answer, list) and len(answer) == 4 and answer[1] == FENCED:
+            raise FencedOff(f"the leader of fence {fence.number} was succeeded by that of fence {answer[2]}")
 
 
 def call_script(client: redis.Redis, name: str, keys: Sequence[str], args: Sequence[str | int | float]) -> Any:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from opencue_sched.celery import app
+from opencue_sched.operate.door import fence_of
 from opencue_sched.operate.runtime import runtime
 
 
 @app.task(name="opencue_sched.sweep.sweep_clusters")
 def sweep_clusters(wake_shows: list[str] | None = None) -> dict[str, object]:
     """Post the clusters that have work and send a message for each (beat, about every second)."""
-    return runtime().sweep(wake_shows=wake_shows or ()).summary()
+    return runtime().sweep(wake_shows=wake_shows or (), fence=fence_of(sweep_clusters)).summary()

@@ -1,6 +1,9 @@
 -- Shared by the board scripts. KEYS of all of them: 1 ready, 2 delayed, 3 claimed, 4 names, 5 seq, 6 events, 7 trash,
 -- 8 listed. ARGV[1] is the prefix of the jobs' hashes (same hash tag as the keys).
 --
+-- A periodic task gives one key more, where the newest leader's fence is recorded, and its own leader's fence as the
+-- last of ARGV. When a newer one is recorded nothing is done, and the answer is {0, 'fenced', newest, its own}.
+--
 -- Keyspace: a job is one hash {prefix}{uuid} with the fields
 --   name, key (idempotency key or ''), details (payload), prio (rank 0..4), created, modified (ms), seq, state,
 --   owner, fence, expires (ms, +inf never, 0 none), failures, error, result,
@@ -14,6 +17,13 @@ local READY, DELAYED, CLAIMED, NAMES, SEQ, EVENTS, TRASH, LISTED =
 local PREFIX = ARGV[1]
 local PROMOTED_PER_CALL = 100
 local EVENTS_KEPT = 10000
+
+if KEYS[9] then
+  local fence, newest = table.remove(ARGV), redis.call('GET', KEYS[9])
+  if newest and tonumber(newest) > tonumber(fence) then
+    return {0, 'fenced', newest, fence}
+  end
+end
 
 local function format(number)
   return string.format('%.0f', number)

@@ -22,11 +22,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.entries import Booking, Record, unpack
 from opencue_sched.accounting.scripts import (
-    FENCED,
     NOT_READY,
     UNSEEDED,
     Change,
-    Fence,
     book_call,
     caps_calls,
     reconcile_calls,
@@ -34,12 +32,12 @@ from opencue_sched.accounting.scripts import (
     release_calls,
     rollback_call,
     settle_calls,
-    under_fence,
 )
 from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.accounting.vertex_caps import VertexCaps, cap_fields, read_caps
-from opencue_sched.domain.errors import FencedOff, InvalidInput, NotReady
-from opencue_sched.lua_scripts import ScriptCall, call_scripts
+from opencue_sched.domain.errors import InvalidInput, NotReady
+from opencue_sched.domain.fence import Fence
+from opencue_sched.lua_scripts import ScriptCall, call_scripts, check_fence, under_fence
 
 log = structlog.get_logger(__name__)
 
@@ -276,8 +274,8 @@ class Ledger:
         fence = self._fence
         with answering():
             answers, values = call_scripts(self.client, under_fence(fence, calls) if fence else calls, reads=reads)
-        if fence is not None and (refused := next((a for a in answers if refused_for(a) == FENCED), None)):
-            raise FencedOff(f"the leader of fence {fence.number} was succeeded by that of fence {refused[2]}")
+        if fence is not None:
+            check_fence(fence, answers)
         return answers, values
 
 

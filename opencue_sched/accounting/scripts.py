@@ -13,21 +13,12 @@ from opencue_sched.lua_scripts import ScriptCall
 
 MAX_IDS_PER_CALL = 250
 NOT_READY = "not_ready"
-FENCED = "fenced"
 UNSEEDED = "unseeded"
 TOMBSTONED = "tombstoned"
 
 Mode: TypeAlias = Literal["check", "force"]
 Phase: TypeAlias = Literal["before", "after"]
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Fence:
-    """The fence of the leader that a periodic task acts for, and the key under which the newest one is recorded."""
-
-    key: str
-    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +116,6 @@ def foreign_calls(epoch: str, phase: Phase, grace_seconds: float, vertex_keys: S
 
 def audit_begin_call(epoch: str, token: str, life_ms: int) -> ScriptCall:
     return ScriptCall("audit_begin", LEDGER_KEYS, (epoch, token, life_ms))
-
-
-def under_fence(fence: Fence, calls: Sequence[ScriptCall]) -> list[ScriptCall]:
-    """The same calls of ledger scripts, refused once a newer leader's fence is recorded."""
-    return [ScriptCall(call.name, (*call.keys, fence.key), (*call.args, fence.number)) for call in calls]
 
 
 def epoch_fill_call(lease: str, filling: str, run_id: str, *, close_open: bool) -> ScriptCall:

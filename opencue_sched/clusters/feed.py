@@ -29,8 +29,10 @@ NONE_ASLEEP_NAP_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """What a look at the clusters' source changed. ``failed``: the previous set stays in force."""
+    """What a look at the clusters' source changed. ``read``: there was one, with success; ``failed``: without, and the
+    previous set stays in force."""
 
+    read: bool = False
     added: int = 0
     removed: int = 0
     failed: bool = False
@@ -100,7 +102,9 @@ class ClusterFeed:
         with self._lock:
             before = self._clusters or {}
             self._reload_at = self._clock() + self._queue.cluster_reload_interval
-            reload = Reload(added=len(loaded.keys() - before.keys()), removed=len(before.keys() - loaded.keys()))
+            reload = Reload(
+                read=True, added=len(loaded.keys() - before.keys()), removed=len(before.keys() - loaded.keys())
+            )
             if reload.changed or self._clusters is None:
                 self._clusters = loaded
                 self._order = sorted(loaded)

@@ -13,7 +13,8 @@ import redis
 from redis.sentinel import SentinelConnectionPool
 
 from opencue_sched.coordination.names import BoardKeys
-from opencue_sched.lua_scripts import ScriptCall, call_script, call_scripts
+from opencue_sched.domain.fence import Fence
+from opencue_sched.lua_scripts import ScriptCall, call_script, call_scripts, check_fence, under_fence
 
 NEVER = math.inf
 """A claim that does not end by itself."""
@@ -81,12 +82,20 @@ class BoardScripts:
     def call(self, script: str, *args: str | int | float) -> Any:
         return call_script(self.client, script, self._parts, [self._prefix, *args])
 
-    def call_each(self, script: str, argument_lists: Sequence[Sequence[str | int | float]]) -> list[Any]:
-        """One script with several arguments, in one round trip; Redis Cluster takes no scripts in a pipeline."""
+    def call_each(
+        self, script: str, argument_lists: Sequence[Sequence[str | int | float]], *, fence: Fence | None = None
+    ) -> list[Any]:
+        """One script with several arguments, in one round trip; Redis Cluster takes no scripts in a pipeline, and no
+        ``fence``. Raises FencedOff when a leader after that of ``fence`` was elected."""
         if isinstance(self.client, redis.RedisCluster):
             return [self.call(script, *args) for args in argument_lists]
         calls = [ScriptCall(script, self._parts, [self._prefix, *args]) for args in argument_lists]
-        return call_scripts(self.client, calls)[0] if calls else []
+        if not calls:
+            return []
+        answers, _ = call_scripts(self.client, calls if fence is None else under_fence(fence, calls))
+        if fence is not None:
+            check_fence(fence, answers)
+        return answers
 
     def claim(
         self, uuid: str, owner: str, *, life: float, ticket: int | None = None, again: float | None = None

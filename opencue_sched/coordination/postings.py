@@ -19,6 +19,7 @@ from opencue_sched.coordination.keeper import Keeper
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.domain.fence import Fence
 
 log = structlog.get_logger(__name__)
 
@@ -97,17 +98,25 @@ class ClusterPostings:
         self.keys = keys
         self.scripts = BoardScripts(client, keys)
 
-    def offer(self, clusters: Iterable[Cluster], *, wake: bool = False) -> list[Offered]:
-        """Post each cluster unless it is posted; with ``wake``, also rouse sleeping ones. One round trip."""
+    def offer(self, clusters: Iterable[Cluster], *, wake: bool = False, fence: Fence | None = None) -> list[Offered]:
+        """Post each cluster unless it is posted; with ``wake``, also rouse sleeping ones. One round trip.
+
+        Raises FencedOff, and posts nothing more, when a leader after that of ``fence`` was elected.
+        """
         listed = list(clusters)
         chunks = [listed[i : i + OFFERS_PER_CALL] for i in range(0, len(listed), OFFERS_PER_CALL)]
-        answers = self.scripts.call_each("board_offer", [_offer_args(chunk, wake) for chunk in chunks])
+        answers = self.scripts.call_each("board_offer", [_offer_args(chunk, wake) for chunk in chunks], fence=fence)
         offered = []
         for chunk, answer in zip(chunks, answers, strict=True):
             for i, cluster in enumerate(chunk):
                 uuid, ticket, again = answer[3 * i : 3 * i + 3]
                 offered.append(Offered(cluster, str(uuid), int(ticket), bool(again)))
         return offered
+
+    def withdraw(self, uuids: Sequence[str]) -> int:
+        """Take postings down for good, but those that are claimed or in the trash; how many went. One round trip."""
+        answers = self.scripts.call_each("board_steer", [(uuid, "withdraw", "", 0) for uuid in uuids])
+        return sum(int(answer[0]) for answer in answers)
 
     def sleeping(self) -> int:
         """How many postings rest."""

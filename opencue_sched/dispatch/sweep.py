@@ -19,6 +19,7 @@ from opencue_sched.clusters.discovery import load_clusters, scoped_facilities
 from opencue_sched.clusters.feed import ClusterFeed, Reload
 from opencue_sched.coordination.postings import ClusterPostings, Offered
 from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.domain.fence import Fence
 from opencue_sched.settings import Settings
 from opencue_sched.store.hosts import tags_of_hosts
 
@@ -58,6 +59,7 @@ class Sweeper:
         self._roused: dict[str, float] = {}
         self._reload_after = 0.0
         self._reload_wanted = False
+        self._withdraw_due = False
         self._lock = threading.Lock()
 
     def _load(self) -> frozenset[Cluster]:
@@ -67,20 +69,22 @@ class Sweeper:
     def reload(self) -> None:
         """Read the clusters anew now, without waiting for the interval."""
         with self._lock:
-            self._feed.reload()
+            self._withdraw_due |= self._feed.reload().read
 
-    def sweep(self, *, wake_shows: Collection[str] = (), wake_hosts: Collection[str] = ()) -> SweepReport:
-        """Post every cluster with waiting work.
+    def sweep(
+        self, *, wake_shows: Collection[str] = (), wake_hosts: Collection[str] = (), fence: Fence | None = None
+    ) -> SweepReport:
+        """Post every cluster with waiting work; under ``fence``, nothing once a later leader was elected (FencedOff).
 
         Rouse those of ``wake_shows``, and those that could use one of ``wake_hosts``; the latter not more often than
         every WAKE_FOR_HOSTS_SECONDS, because in a full farm hosts come free all the time. The report says when that
         held a cluster back: then ask for the same hosts again that much later.
         """
         with self._lock:
-            return self._sweep(frozenset(wake_shows), wake_hosts)
+            return self._sweep(frozenset(wake_shows), wake_hosts, fence)
 
-    def _sweep(self, wake_shows: frozenset[str], wake_hosts: Collection[str]) -> SweepReport:
-        change = self._reload(wake_shows)
+    def _sweep(self, wake_shows: frozenset[str], wake_hosts: Collection[str], fence: Fence | None) -> SweepReport:
+        self._withdraw_due |= self._reload(wake_shows).read
         began = time.monotonic()
         with self._engine.connect() as connection:
             awake = scan_awake(connection, scoped_facilities(connection, self._settings))
@@ -93,11 +97,13 @@ class Sweeper:
         reaching = {cluster for cluster in active if not freed_tags.isdisjoint(cluster.tags)}
         due = self._due(reaching)
         rouse |= due
+        offered = self._postings.offer([c for c in ready if c in rouse], wake=True, fence=fence)
+        offered += self._postings.offer([c for c in ready if c not in rouse], fence=fence)
+        # Not before: a sweep that fails here has roused nobody, and the next one must.
         self._active = active
-        offered = self._postings.offer([c for c in ready if c in rouse], wake=True)
-        offered += self._postings.offer([c for c in ready if c not in rouse])
-        if change.removed:
+        if self._withdraw_due:
             self._withdraw()
+            self._withdraw_due = False
         return SweepReport(
             send=tuple((o.cluster, o) for o in offered if o.send),
             clusters=self._feed.counts().total,
@@ -135,8 +141,6 @@ class Sweeper:
     def _withdraw(self) -> None:
         """Take down the postings of clusters that no longer exist; one that is being worked on goes next time."""
         gone = [uuid for name, uuid in self._postings.posted().items() if self._feed.find(name) is None]
-        for uuid in gone:
-            claim = self._postings.claim(uuid, "sweep", ttl_seconds=5.0)
-            if claim is not None:
-                self._postings.end(claim, "consume")
-        log.info("postings_withdrawn", postings=len(gone))
+        withdrawn = self._postings.withdraw(gone)
+        if withdrawn:
+            log.info("postings_withdrawn", postings=withdrawn)

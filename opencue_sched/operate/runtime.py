@@ -23,7 +23,6 @@ from opencue_sched.accounting.counted import CountedShows
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.managed import ManagedShows, check_release_feed
 from opencue_sched.accounting.recompute import recompute
-from opencue_sched.accounting.scripts import Fence
 from opencue_sched.accounting.sightings import Sightings
 from opencue_sched.accounting.store_view import look_at_store
 from opencue_sched.clusters.discovery import scoped_facilities
@@ -42,6 +41,7 @@ from opencue_sched.dispatch.settle import Settlement
 from opencue_sched.dispatch.sweep import WAKE_FOR_HOSTS_SECONDS, Sweeper, SweepReport
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.domain.fence import Fence
 from opencue_sched.operate import fleet_metrics, metrics
 from opencue_sched.operate.background import Background
 from opencue_sched.operate.events import Events
@@ -163,9 +163,11 @@ class Runtime:
         self.sweeper.reload()
         self.sweep()
 
-    def sweep(self, *, wake_shows: Collection[str] = (), wake_hosts: Collection[str] = ()) -> SweepReport:
-        """Post clusters with work and send their messages."""
-        report = self.sweeper.sweep(wake_shows=wake_shows, wake_hosts=wake_hosts)
+    def sweep(
+        self, *, wake_shows: Collection[str] = (), wake_hosts: Collection[str] = (), fence: int | None = None
+    ) -> SweepReport:
+        """Post clusters with work and send their messages. Raises FencedOff as recompute() does."""
+        report = self.sweeper.sweep(wake_shows=wake_shows, wake_hosts=wake_hosts, fence=self._fence(fence))
         for _, offered in report.send:
             self.messenger.send(offered)
         metrics.record_sweep(report)
@@ -237,7 +239,10 @@ class Runtime:
         return {"written": report.written, "kept": report.kept}
 
     def _ledger_under(self, fence: int | None) -> Ledger:
-        return self.ledger.under(None if fence is None else Fence(self.leader_keys.fence, fence))
+        return self.ledger.under(self._fence(fence))
+
+    def _fence(self, number: int | None) -> Fence | None:
+        return None if number is None else Fence(self.leader_keys.fence, number)
 
     def recalculate_subs(self) -> dict[str, object]:
         """Recount the subscriptions of unmanaged shows, unless a Cuebot does."""

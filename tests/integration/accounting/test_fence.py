@@ -15,14 +15,15 @@ from opencue_sched.accounting.caps import reseed_limits
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.recompute import recompute
-from opencue_sched.accounting.scripts import Change, Fence
+from opencue_sched.accounting.scripts import Change
 from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.domain.errors import FencedOff
+from opencue_sched.domain.fence import Fence
 from opencue_sched.lua_scripts import ScriptCall
 from tests.integration.accounting.conftest import Store, booking
 from tests.integration.accounting.world import AGE, World
-from tests.integration.coordination.polling import eventually
+from tests.polling import eventually
 
 LEADER = LeaderKeys("cue", "beat")
 BOOKED = booking(3, proc_id="p")

@@ -1,0 +1,110 @@
+"""What a sweep changes: under a leader's fence, after a failure, and for clusters that are no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+from sqlalchemy import Engine, text
+
+from opencue_sched.dispatch.sweep import SweepReport
+from opencue_sched.domain.errors import FencedOff
+from opencue_sched.domain.fence import Fence
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.settings import Rqd, Settings
+
+from .passes import Passes, passes
+
+FENCE_KEY = "cue:leader:beat:fence"
+
+
+@pytest.fixture
+def here(engine: Engine, settings: Settings) -> Iterator[Passes]:
+    with passes(engine, settings.model_copy(update={"rqd": Rqd(dry_run_mode=True)})) as runner:
+        yield runner
+
+
+def plant(engine: Engine) -> None:
+    """Work for one cluster."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=2, hostname_tag=False)
+        farm.job([LayerSpec(frames=1)])
+
+
+def contents(here: Passes) -> dict[str, int]:
+    parts = ("ready", "delayed", "claimed", "trash", "names", "seq", "events")
+    return {part: here.client.exists(f"cue:board:clusters:{part}") for part in parts}
+
+
+def put_to_rest(here: Passes, report: SweepReport) -> None:
+    postings = here.sweeper._postings
+    for _, offered in report.send:
+        claim = postings.claim(offered.uuid, "somebody", ttl_seconds=10)
+        assert claim is not None
+        postings.end(claim, "sleep", delay_seconds=600)
+
+
+def test_a_sweep_of_a_former_leader_posts_nothing_and_one_of_the_present_leader_does(
+    here: Passes, engine: Engine
+) -> None:
+    plant(engine)
+    here.client.set(FENCE_KEY, 6)
+    before = contents(here)
+    with pytest.raises(FencedOff, match="fence 5 was succeeded by that of fence 6"):
+        here.sweeper.sweep(fence=Fence(FENCE_KEY, 5))
+    assert contents(here) == before
+    assert len(here.sweeper.sweep(fence=Fence(FENCE_KEY, 6)).send) == 1
+
+
+@pytest.mark.parametrize("failure", [FencedOff("succeeded"), RedisConnectionError("gone")])
+def test_new_work_seen_by_a_sweep_that_failed_is_roused_by_the_next(
+    here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    # given a cluster that ran out of work and rests
+    plant(engine)
+    put_to_rest(here, here.sweeper.sweep())
+    _set_waiting(engine, "DEPEND")
+    here.sweeper.sweep()
+    _set_waiting(engine, "WAITING")
+
+    # when the sweep that sees its new work cannot post
+    def fail(*_: object, **__: object) -> None:
+        raise failure
+
+    with monkeypatch.context() as broken:
+        broken.setattr(here.sweeper._postings, "offer", fail)
+        with pytest.raises(type(failure)):
+            here.sweeper.sweep()
+
+    # then the next one rouses it
+    assert len(here.sweeper.sweep().send) == 1
+
+
+def _set_waiting(engine: Engine, state: str) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE frame SET str_state = :state"), {"state": state})
+
+
+def test_the_posting_of_a_cluster_that_is_no_more_goes_though_a_worker_held_it_at_first(
+    here: Passes, engine: Engine
+) -> None:
+    # given a posting that is worked on while its show is handed back
+    plant(engine)
+    postings = here.sweeper._postings
+    ((_, offered),) = here.sweeper.sweep().send
+    claim = postings.claim(offered.uuid, "somebody", ttl_seconds=60)
+    assert claim is not None
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE show SET b_scheduler_managed = false"))
+    here.sweeper.reload()
+    here.sweeper.sweep()
+    assert postings.find(offered.cluster.key) == offered.uuid
+
+    # when that is over, then the next reading of the clusters takes it down
+    postings.end(claim, "sleep", delay_seconds=600)
+    here.sweeper.reload()
+    here.sweeper.sweep()
+    assert postings.find(offered.cluster.key) is None
