@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import redis
 
 from opencue_sched.embedded.processes import GuardedProcess, free_port
 from opencue_sched.embedded.redis_server import EmbeddedRedis, bundled_redis
+from tests.polling import eventually
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def watched_pair(directory: Path) -> Iterator[WatchedPair]:
             replica.config_set("requirepass", password)
             replica.auth(password)
             replica.replicaof(master.hostname, master.port)
-            _until(lambda: replica.info("replication").get("master_link_status") == "up")
+            eventually(lambda: replica.info("replication").get("master_link_status") == "up", 30, "a replica's link")
         config = directory / "sentinel.conf"
         config.write_text(
             f"bind 127.0.0.1\nport {port}\ndir {directory}\nsentinel monitor farm {master.hostname} {master.port} 1\n"
@@ -51,10 +51,3 @@ def watched_pair(directory: Path) -> Iterator[WatchedPair]:
             yield WatchedPair(f"sentinel://:{password}@127.0.0.1:{port}/farm", first, second)
         finally:
             sentinel.stop()
-
-
-def _until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the replica did not follow its master in time"
-        time.sleep(0.05)

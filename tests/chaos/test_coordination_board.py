@@ -16,7 +16,7 @@ import pytest
 from opencue_sched.coordination.board_errors import ClaimLost
 from opencue_sched.coordination.jobboard import JobBoard
 from opencue_sched.coordination.names import BoardKeys
-from tests.integration.coordination.polling import eventually
+from tests.polling import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from opencue_sched.coordination.names import LeaderKeys, QueueName, QueueType, priority_lists
 from opencue_sched.embedded.processes import free_port
-from tests.integration.coordination.polling import eventually
+from tests.polling import eventually
 
 KEYS = LeaderKeys("cue", "beat")
 TTL_SECONDS = 3.0

@@ -17,7 +17,7 @@ from opencue_sched.coordination.broker import broker_settings
 from opencue_sched.coordination.dead_letters import read_dead_letters
 from opencue_sched.coordination.names import consumed_queues
 from opencue_sched.embedded.processes import GuardedProcess
-from tests.integration.coordination.polling import eventually
+from tests.polling import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 TASK = "opencue_sched.dispatch.dispatch_cluster"

@@ -35,7 +35,7 @@ from opencue_sched.embedded.processes import ServiceFailed, free_port
 from opencue_sched.operate.audit import run_audit
 from tests.chaos.conftest import Site
 from tests.farm import Farm, HostSpec, LayerSpec
-from tests.integration.coordination.polling import eventually
+from tests.polling import eventually
 
 BOARD = BoardKeys("cue", "clusters")
 STRANDED_SECONDS = 3.0

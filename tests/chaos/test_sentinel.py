@@ -19,7 +19,7 @@ from opencue_sched.operate.audit import run_audit
 from opencue_sched.settings import Settings
 from tests.chaos.conftest import QUICK, Site
 from tests.chaos.test_coordination_workers import add_job, booked, opencue_sched, plant
-from tests.integration.coordination.polling import eventually
+from tests.polling import eventually
 from tests.sentinel import watched_pair
 
 KEYS = LeaderKeys("cue", "beat")

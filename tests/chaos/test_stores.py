@@ -22,7 +22,7 @@ from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.domain.errors import NotReady
 from opencue_sched.operate.audit import run_audit
 from tests.farm import Farm, LayerSpec
-from tests.integration.coordination.polling import eventually
+from tests.polling import eventually
 
 BURST = 6
 WORKERS = ("worker1", "worker2")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,9 @@ from opencue_sched.embedded.fleet import Fleet
 from opencue_sched.embedded.processes import free_port
 from opencue_sched.embedded.simulated_host import Behaviour
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
-from opencue_sched.operate.audit import run_audit
+from opencue_sched.operate.audit import AuditReport, run_audit
 from opencue_sched.settings import Settings
+from tests.polling import eventually, tail_of
 
 SHORT_TIMES = {
     "OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE": "2s",
@@ -43,17 +43,11 @@ class FleetOnTest:
         with self.engine.connect() as connection:
             return connection.execute(text(sql), parameters).scalar()
 
-    def wait_for(self, what: str, check: Callable[[], Any], *, seconds: float = 150.0) -> Any:
+    def wait_for(self, what: str, check: Callable[[], Any], *, seconds: float = 50.0) -> Any:
         """Poll until ``check`` holds; on failure show the logs of every process."""
-        deadline = time.monotonic() + seconds
-        while not (result := check()):
-            if time.monotonic() > deadline:
-                logs = "\n".join(
-                    f"--- {name}\n{process.log_tail(20)}" for name, process in self.fleet.processes.items()
-                )
-                raise AssertionError(f"{what} did not happen in {seconds:.0f} s\n{logs}")
-            time.sleep(0.05)
-        return result
+        return eventually(
+            check, seconds, what, told=tail_of(*(process.log for process in self.fleet.processes.values()))
+        )
 
     def hosts_up(self, count: int) -> None:
         def check() -> bool:
@@ -70,10 +64,11 @@ class FleetOnTest:
 
     def assert_audit(self) -> None:
         """The audit passes, at the latest when what was in flight has come to rest."""
-        deadline = time.monotonic() + 30
-        while (report := run_audit(self.engine, self.client, self.settings)).failed:
-            assert time.monotonic() < deadline, "\n".join(report.lines())
-            time.sleep(0.2)
+
+        def audit() -> AuditReport:
+            return run_audit(self.engine, self.client, self.settings)
+
+        eventually(lambda: not audit().failed, 30, "a clean audit", told=lambda: "\n".join(audit().lines()))
 
 
 @contextlib.contextmanager

@@ -8,10 +8,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -31,19 +30,9 @@ from opencue_sched.embedded.processes import free_port
 from opencue_sched.embedded.services import EmbeddedRedis
 from opencue_sched.operate.audit import run_audit
 from opencue_sched.settings import Settings
+from tests.polling import eventually, tail_of
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def eventually(check: Callable[[], Any], what: str, *, seconds: float = 60.0, log: Path | None = None) -> Any:
-    """Poll until ``check`` gives something; the log's end says why it did not."""
-    deadline = time.monotonic() + seconds
-    while not (result := check()):
-        if time.monotonic() > deadline:
-            tail = "" if log is None else log.read_text(errors="replace")[-4000:]
-            raise AssertionError(f"{what} did not happen in {seconds:.0f} s\n{tail}")
-        time.sleep(0.05)
-    return result
 
 
 def scrape(port: int) -> dict[str, float]:
@@ -84,7 +73,7 @@ class Site:
     def books(self, frames: int = 2) -> None:
         """A job that arrives now is booked."""
         job = self.job(frames)
-        eventually(lambda: self.booked(job) == frames, f"{frames} booked frames")
+        eventually(lambda: self.booked(job) == frames, 60, f"{frames} booked frames")
 
     def metrics_port(self, name: str) -> int:
         (line,) = self.events(name, "metrics_served")
@@ -147,7 +136,7 @@ def test_a_worker_books_what_arrives_and_its_metrics_move(site):
     before = scrape(site.metrics_port("one"))
     site.books(3)
     ended = 'scheduler_pass_terminated_reason_total{reason="booked"}'
-    eventually(lambda: scrape(site.metrics_port("one")).get(ended, 0) > before.get(ended, 0), "a pass counted")
+    eventually(lambda: scrape(site.metrics_port("one")).get(ended, 0) > before.get(ended, 0), 60, "a pass counted")
     after = scrape(site.metrics_port("one"))
     assert sum(dispatched(after).values()) - sum(dispatched(before).values()) == 3
     assert after["scheduler_store_ready"] == 1
@@ -177,7 +166,7 @@ def test_a_second_worker_of_the_machine_serves_the_next_port(site):
         site.books(4)
         with site.engine.connect() as connection:
             procs = connection.execute(text("SELECT count(*) FROM proc")).scalar_one()
-        eventually(lambda: sum(sum(dispatched(scrape(port)).values()) for port in ports) == procs, "both counted")
+        eventually(lambda: sum(sum(dispatched(scrape(port)).values()) for port in ports) == procs, 60, "both counted")
     finally:
         site.fleet.stop("two")
 
@@ -188,7 +177,9 @@ def test_usr1_toggles_debug_and_usr2_debug_with_sql_on_a_worker_that_goes_on(sit
     def log_of_a_booking_after(number: int) -> str:
         told = len(site.events("one", "log_level_changed"))
         worker.send_signal(number)
-        eventually(lambda: len(site.events("one", "log_level_changed")) > told, "another level", log=worker.log)
+        eventually(
+            lambda: len(site.events("one", "log_level_changed")) > told, 60, "another level", told=tail_of(worker.log)
+        )
         began = len(site.log("one"))
         site.books(1)
         return site.log("one")[began:]
@@ -252,7 +243,7 @@ NO_POSTING = "0" * 40
 )
 def test_a_malformed_message_harms_nothing(site, task, body):
     send_raw(site, "cue:q:work:type:dispatch", body, task=task)
-    eventually(lambda: not site.client.exists("cue:q:work:type:dispatch"), "the message taken")
+    eventually(lambda: not site.client.exists("cue:q:work:type:dispatch"), 60, "the message taken")
     site.books(1)
     assert site.fleet.processes["one"].running
 
@@ -263,7 +254,7 @@ def test_what_is_no_task_of_ours_is_put_aside_and_other_formats_than_json_are_ne
     marker = Path(f"/tmp/opencue-sched-{os.getpid()}-pickle-ran")  # noqa: S108 - must not appear
     pickled = b"cos\nsystem\n(S'touch " + str(marker).encode() + b"'\ntR."
     send_raw(site, "cue:q:work:type:dispatch", pickled, task=DISPATCH, content_type="application/x-python-serialize")
-    eventually(lambda: len(read_dead_letters(site.client, "cue")) >= before + 1, "a dead letter")
+    eventually(lambda: len(read_dead_letters(site.client, "cue")) >= before + 1, 60, "a dead letter")
     site.books(1)
     assert not marker.exists()
     assert any("a.stranger" in letter.reason for letter in read_dead_letters(site.client, "cue"))
@@ -290,14 +281,16 @@ def test_flower_shows_its_pages_and_metrics_and_asks_for_a_password_off_loopback
     guarded = start(site, "flower", "--address=0.0.0.0", f"--port={open_port}", FLOWER_BASIC_AUTH="artist:secret")
     try:
         log = site.fleet.log("flower")
-        eventually(lambda: get(port, "/")[0] == 200, "Flower's page", log=log)
-        eventually(lambda: "one@localhost" in get(port, "/workers?refresh=1")[1], "the worker's line", log=log)
-        eventually(lambda: get(open_port, "/")[0] == 401, "the question for a password")
+        eventually(lambda: get(port, "/")[0] == 200, 60, "Flower's page", told=tail_of(log))
+        eventually(
+            lambda: "one@localhost" in get(port, "/workers?refresh=1")[1], 60, "the worker's line", told=tail_of(log)
+        )
+        eventually(lambda: get(open_port, "/")[0] == 401, 60, "the question for a password")
         assert get(open_port, "/workers", password="artist:wrong")[0] == 401
         site.books(1)
         # Events are on: nothing else tells Flower of a task.
         tasks = "/api/tasks?limit=5&taskname=opencue_sched.dispatch.dispatch_cluster"
-        eventually(lambda: "SUCCESS" in get(open_port, tasks, password="artist:secret")[1], "a task's end")
+        eventually(lambda: "SUCCESS" in get(open_port, tasks, password="artist:secret")[1], 60, "a task's end")
         for page, shows in {
             "/": "one@localhost",
             "/workers": "one@localhost",
@@ -358,14 +351,14 @@ def test_prefork_children_book_and_the_parent_shows_it(prefork):
     for _ in range(3):
         prefork.books(2)
     port = prefork.metrics_port("one")
-    eventually(lambda: sum(dispatched(scrape(port)).values()) == 6, "six frames counted")
+    eventually(lambda: sum(dispatched(scrape(port)).values()) == 6, 60, "six frames counted")
     samples = scrape(port)
     assert samples["scheduler_store_ready"] == 1
     assert samples["scheduler_jobs_queried_total"] >= 3
     assert samples["scheduler_host_cache_hits_total"] >= 3
     assert samples["scheduler_time_to_book_seconds_count"] == 6
     eventually(
-        lambda: scrape(port).get('scheduler_waiting_frames{verdict="flowing"}') == 0, "the fleet's waiting frames"
+        lambda: scrape(port).get('scheduler_waiting_frames{verdict="flowing"}') == 0, 60, "the fleet's waiting frames"
     )
     assert not run_audit(prefork.engine, prefork.client, prefork.settings).failed
 
@@ -378,7 +371,7 @@ def test_only_the_parent_of_a_prefork_worker_listens_is_present_and_serves(prefo
     assert len(prefork.events("one", "metrics_served")) == 1
     assert len(prefork.events("one", "worker_started")) == 1
     assert len(prefork.client.keys("cue:meta:actor:inst:dispatch:*")) == 1
-    eventually(lambda: not prefork.client.zcard("cue:board:clusters:claimed"), "the claim's end")
+    eventually(lambda: not prefork.client.zcard("cue:board:clusters:claimed"), 60, "the claim's end")
 
 
 def test_a_prefork_child_that_is_killed_is_replaced_and_its_gauges_go(prefork):
@@ -386,7 +379,7 @@ def test_a_prefork_child_that_is_killed_is_replaced_and_its_gauges_go(prefork):
     assert len(before) == 2
     for pid in before:
         os.kill(pid, signal.SIGKILL)
-    eventually(lambda: len(children(prefork)) == 2 and not set(before) & set(children(prefork)), "new children")
+    eventually(lambda: len(children(prefork)) == 2 and not set(before) & set(children(prefork)), 60, "new children")
     prefork.books(2)
     samples = scrape(prefork.metrics_port("one"))
     assert sum(dispatched(samples).values()) >= 2
@@ -397,12 +390,14 @@ def test_a_prefork_child_that_is_killed_is_replaced_and_its_gauges_go(prefork):
 def test_levels_change_in_the_children_of_a_prefork_worker_too(prefork):
     worker = prefork.fleet.processes["one"]
     worker.send_signal(signal.SIGUSR2)
-    eventually(lambda: len(prefork.events("one", "log_level_changed")) == 1, "the change", log=worker.log)
+    eventually(lambda: len(prefork.events("one", "log_level_changed")) == 1, 60, "the change", told=tail_of(worker.log))
     began = len(prefork.log("one"))
     prefork.books(1)
-    eventually(lambda: "FOR NO KEY UPDATE" in prefork.log("one")[began:], "the children's SQL", seconds=10)
+    eventually(lambda: "FOR NO KEY UPDATE" in prefork.log("one")[began:], 10, "the children's SQL")
     worker.send_signal(signal.SIGUSR2)
-    eventually(lambda: len(prefork.events("one", "log_level_changed")) == 2, "the change back", log=worker.log)
+    eventually(
+        lambda: len(prefork.events("one", "log_level_changed")) == 2, 60, "the change back", told=tail_of(worker.log)
+    )
     began = len(prefork.log("one"))
     prefork.books(1)
     assert "FOR NO KEY UPDATE" not in prefork.log("one")[began:]

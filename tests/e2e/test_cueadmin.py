@@ -104,7 +104,7 @@ def test_cueadmin_and_pycue_flip_a_show_whose_frames_run(settings, engine, redis
         assert told["managed"] is True
         assert told["shows"] == ["demo", "show"]
         fleet.assert_audit()
-        fleet.wait_for("the job's end", lambda: fleet.finished(job), seconds=120)
+        fleet.wait_for("the job's end", lambda: fleet.finished(job))
         assert fleet.scalar("SELECT count(*) FROM frame WHERE str_state = 'SUCCEEDED'") == 100
         assert not fleet.farm.violations()
         fleet.assert_audit()

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from opencue_sched.embedded.pictures import read_png
 from opencue_sched.embedded.processes import free_port, private_directory, remove_directory
 from opencue_sched.embedded.real_rqd import RealRqd, RealRqdFarm
 from opencue_sched.settings import Rqd
+from tests.polling import eventually
 
 
 class Reports(report_pb2_grpc.RqdReportInterfaceServicer):
@@ -48,13 +49,6 @@ class Reports(report_pb2_grpc.RqdReportInterfaceServicer):
         with self.lock:
             self.completions[report.frame.resource_id] = report
         return report_pb2.RqdReportRunningFrameCompletionResponse()
-
-
-def eventually(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")

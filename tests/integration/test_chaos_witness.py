@@ -16,7 +16,7 @@ from opencue_sched.embedded.processes import ServiceFailed
 from opencue_sched.embedded.services import EmbeddedPostgres
 from opencue_sched.store.schema import upgrade
 from tests.farm import Farm, LayerSpec
-from tests.integration.coordination.polling import eventually
+from tests.polling import eventually
 
 NAMES = itertools.count()
 OTHERS_SUCCEEDED = text("UPDATE frame SET str_state = 'SUCCEEDED' WHERE pk_frame <> ALL(:frames)")

@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg2
@@ -19,15 +18,9 @@ from sqlalchemy import Engine, text
 from opencue_sched.embedded import postgres as postgres_module
 from opencue_sched.embedded import processes
 from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis, GuardedProcess, ServiceFailed
+from tests.polling import eventually
 
 _PATIENCE_SECONDS = 30.0
-
-
-def _eventually(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {_PATIENCE_SECONDS:g} s: {what}"
-        time.sleep(0.02)
 
 
 def _alive(pid: int) -> bool:
@@ -213,14 +206,14 @@ def test_servers_end_with_their_owner(how: signal.Signals) -> None:
             owner.wait(_PATIENCE_SECONDS)
         finally:
             owner.kill()
-    _eventually(lambda: not _alive(int(postgres_pid)) and not _alive(int(redis_pid)), "the servers end")
-    _eventually(lambda: not Path(directory).exists(), "the data directory is removed")
+    eventually(lambda: not _alive(int(postgres_pid)) and not _alive(int(redis_pid)), what="the servers end")
+    eventually(lambda: not Path(directory).exists(), what="the data directory is removed")
 
 
 def test_a_process_that_ended_by_itself_is_started_again_and_leaves_no_pipe_open(tmp_path):
     process = GuardedProcess([sys.executable, "-c", "pass"], log=tmp_path / "log").start()
     pipe = process._guard.stdin
-    _eventually(lambda: not process.running, "its end")
+    eventually(lambda: not process.running, what="its end")
     process.start()
     assert pipe.closed
     assert process.wait(_PATIENCE_SECONDS) == 0
@@ -233,13 +226,13 @@ def test_a_server_ends_with_its_guard(tmp_path: Path) -> None:
     assert guard is not None
     guard.kill()
     process.wait(_PATIENCE_SECONDS)
-    _eventually(lambda: not _alive(pid), "the server ends")
+    eventually(lambda: not _alive(pid), what="the server ends")
 
 
 def test_a_process_that_ignores_its_stop_signal_is_killed(tmp_path: Path) -> None:
     stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
     process = GuardedProcess([sys.executable, "-c", stubborn], log=tmp_path / "log", kill_after=0.3).start()
-    _eventually(lambda: "deaf" in process.log_tail(), "the process has set its handler")
+    eventually(lambda: "deaf" in process.log_tail(), what="the process has set its handler")
     assert process.stop() == 128 + signal.SIGKILL
     assert process.log_tail() == "deaf"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,15 +23,8 @@ from opencue_sched.embedded.services import EmbeddedRedis
 from opencue_sched.settings import Accounting, Settings
 from tests.integration.accounting.conftest import Store
 from tests.integration.accounting.world import World
+from tests.polling import eventually
 from tests.sentinel import WatchedPair, watched_pair
-
-
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    """Poll until ``condition`` holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +82,7 @@ def test_a_replica_can_be_connected_to_but_not_booked_in(settings_url: str) -> N
             plain.set(keys.EPOCH, Epoch.new("0" * 40).text)
             plain.config_set("masterauth", master.password or "")
             plain.replicaof(master.hostname, master.port)
-            until(lambda: plain.info("replication")["role"] == "slave")
+            eventually(lambda: plain.info("replication")["role"] == "slave")
             assert client.ping()
             with pytest.raises(NotReady):
                 Ledger(client, owner="test").release(["p"])
@@ -97,7 +90,7 @@ def test_a_replica_can_be_connected_to_but_not_booked_in(settings_url: str) -> N
             store = Store(client)
             store.open()
             plain.replicaof(master.hostname, master.port)
-            until(lambda: plain.info("replication")["role"] == "slave")
+            eventually(lambda: plain.info("replication")["role"] == "slave")
             with pytest.raises(NotReady, match=r"READONLY|not filled"):
                 store.ledger.release(["p"])
         finally:
@@ -122,7 +115,7 @@ def test_after_a_failover_nobody_books_on_the_replicas_copy(engine: object, sent
             return False
 
     try:
-        until(answers)
+        eventually(answers)
         world = World.make(engine, Store(client))  # type: ignore[arg-type]
         world.run(2)
         ensure_bootstrapped(world.engine, world.ledger, wait_age=0)
@@ -130,7 +123,7 @@ def test_after_a_failover_nobody_books_on_the_replicas_copy(engine: object, sent
         before = server_run_id(client)
         first.pause()
         try:
-            until(lambda: answers() and server_run_id(client) != before)
+            eventually(lambda: answers() and server_run_id(client) != before)
             assert client.hlen(keys.LEDGER) == 2, "the replica had the entries"
             with pytest.raises(NotReady):
                 world.ledger.book([world.entry(world.procs[0])])

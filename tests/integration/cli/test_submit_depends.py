@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from opencue_sched.release.model import CompletedFrame
 from opencue_sched.settings import Settings
 from opencue_sched.store.audit import wrong_counts
 from tests.farm import Farm
+from tests.polling import eventually
 
 Rows = Callable[..., list[Any]]
 
@@ -89,13 +89,6 @@ class Jobs:
     def assert_counts(self) -> None:
         with self.engine.connect() as connection:
             assert wrong_counts(connection).wrong == 0
-
-
-def poll(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "it never came to pass"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -271,7 +264,7 @@ def test_a_frame_that_ends_while_a_job_is_submitted_is_not_missed(jobs: Jobs) ->
         looks.append(statement)
         if len(looks) == 2:  # the first look is at the names, the second at the states
             ends.start()
-            poll(lambda: not ends.is_alive() or jobs.lock_waiters() > 0)
+            eventually(lambda: not ends.is_alive() or jobs.lock_waiters() > 0)
 
     # when the frames end right after the submission has looked at their states
     pairs = {"job": "demo-s-u_first", "layer": "sim", "type": "frame_by_frame"}

@@ -17,7 +17,7 @@ from opencue_sched.coordination.board_fetch import fetch
 from opencue_sched.coordination.entities import RegisteredEntity
 from opencue_sched.coordination.job import DOES_NOT_EXPIRE, NO_CLAIM, Job, JobPriority, JobState, LogBook
 from opencue_sched.coordination.jobboard import PAGE, JobBoard
-from tests.integration.coordination.polling import eventually
+from tests.polling import eventually
 
 
 @pytest.fixture(params=[False, True], ids=["plain keys", "one hash tag"])

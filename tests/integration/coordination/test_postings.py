@@ -9,7 +9,7 @@ import pytest
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.postings import RESEND_SECONDS, ClaimKeeper, ClusterPostings
 from opencue_sched.domain.cluster import Cluster, ClusterKind
-from tests.integration.coordination.polling import eventually
+from tests.polling import eventually
 
 CLUSTER = Cluster("fac", "show", ClusterKind.ALLOC, ("general",), "alloc")
 OTHER = Cluster("fac", "show", ClusterKind.MANUAL, ("a", "b"))

@@ -17,7 +17,7 @@ from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Rqd, Settings
-from tests.integration.coordination.polling import eventually
+from tests.polling import eventually
 
 from .passes import Passes, passes
 

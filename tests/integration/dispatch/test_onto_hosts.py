@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from opencue_sched.embedded.simulated_rqd import SimulatedFarm
 from opencue_sched.operate.audit import run_audit
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.engine import make_engine
+from tests.polling import eventually
 
 from .passes import Passes, passes
 
@@ -50,6 +50,10 @@ class Site:
         with self.engine.begin() as connection:
             connection.execute(text(sql))
 
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        with self.engine.connect() as connection:
+            return [tuple(row) for row in connection.execute(text(sql))]
+
     def passes(self) -> list[PassReport]:
         """One pass over every cluster."""
         with self.engine.connect() as connection:
@@ -67,10 +71,7 @@ class Site:
         return found
 
     def _frame(self, host: str, frame_id: str) -> rqd_pb2.RunFrame:
-        deadline = time.monotonic() + 10
-        while (frame := self.rqds.host(host).listed(frame_id)) is None:
-            assert time.monotonic() < deadline, f"{frame_id} never ran"
-        return frame
+        return eventually(lambda: self.rqds.host(host).listed(frame_id), what=f"a run of {frame_id}")
 
 
 @contextmanager
@@ -82,7 +83,10 @@ def site(engine: Engine, settings: Settings, hosts: Sequence[HostSpec], **queue:
             farm.hosts(list(hosts))
             show = farm.default_show()
         changed = settings.model_copy(
-            update={"rqd": Rqd(addresses=rqds.addresses), "queue": settings.queue.model_copy(update=queue)}
+            update={
+                "rqd": Rqd(addresses=rqds.addresses, launch_timeout=60.0),
+                "queue": settings.queue.model_copy(update=queue),
+            }
         )
         with passes(engine, changed) as runner:
             yield Site(engine, rqds, runner, show)
@@ -222,7 +226,7 @@ def test_tags_and_operating_systems_in_every_spelling(engine: Engine, settings: 
 
 def test_a_pass_holds_no_lock_and_no_transaction_while_hosts_are_asked(engine: Engine, settings: Settings) -> None:
     """Upstream kept a session's advisory lock, and a transaction, open during the call to RQD."""
-    held = text(
+    held = (
         "SELECT (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database ="
         " (SELECT oid FROM pg_database WHERE datname = current_database())),"
         " (SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
@@ -233,16 +237,11 @@ def test_a_pass_holds_no_lock_and_no_transaction_while_hosts_are_asked(engine: E
         here.rqds.freeze("one")
         with ThreadPoolExecutor(1) as pool:
             passing = pool.submit(here.passes)
-            deadline = time.monotonic() + 10
-            with engine.connect() as watcher:
-                while not watcher.execute(text("SELECT count(*) FROM proc")).scalar():
-                    assert time.monotonic() < deadline, "nothing was committed"
-                    watcher.rollback()
-                during = watcher.execute(held).one()
-                assert not passing.done()
+            eventually(lambda: here.rows("SELECT pk_proc FROM proc"), what="a commit")
+            eventually(lambda: here.rows(held) == [(0, 0)], what="an end of all locks and transactions")
+            assert not passing.done(), "and that is while the host is asked"
             here.rqds.thaw("one")
-            (report,) = passing.result(timeout=20)
-    assert tuple(during) == (0, 0)
+            (report,) = passing.result(timeout=60)
     assert report.frames_launched == 1
 
 

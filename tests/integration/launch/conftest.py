@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -54,11 +53,3 @@ def for_another_proc(original: LaunchRequest) -> LaunchRequest:
     frame.CopyFrom(original.run_frame)
     frame.resource_id = str(uuid.uuid4())
     return LaunchRequest(original.host_name, frame)
-
-
-def eventually(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    """Wait until the condition holds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)

@@ -11,7 +11,8 @@ from opencue_sched.dispatch.channels import RqdChannels
 from opencue_sched.dispatch.confirm import Fate, Whereabouts, kill, kill_and_confirm, look
 from opencue_sched.dispatch.launch import LaunchRequest, launch_all
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
-from tests.integration.launch.conftest import eventually, for_another_proc, request
+from tests.integration.launch.conftest import for_another_proc, request
+from tests.polling import eventually
 
 
 def started(farm: SimulatedFarm, channels: RqdChannels) -> LaunchRequest:

@@ -11,7 +11,8 @@ from opencue_sched.dispatch.launch import LaunchOutcome, LaunchState, launch_all
 from opencue_sched.embedded.simulated_host import Answer
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
 from opencue_sched.settings import Rqd
-from tests.integration.launch.conftest import eventually, for_another_proc, request
+from tests.integration.launch.conftest import for_another_proc, request
+from tests.polling import eventually
 
 LAUNCHED, FAILED, UNKNOWN = LaunchState.LAUNCHED, LaunchState.FAILED, LaunchState.UNKNOWN
 

@@ -35,7 +35,7 @@ from opencue_sched.placement.changes import HostChanges
 from opencue_sched.settings import Settings
 from opencue_sched.store.environment import Environments
 from opencue_sched.store.schema import check_schema
-from tests.integration.launch.conftest import eventually
+from tests.polling import eventually
 
 CORES, MEMORY_KB = 2, 1024 * 1024
 

@@ -19,7 +19,8 @@ from opencue_sched.dispatch.launch import LaunchRequest, LaunchState, launch_all
 from opencue_sched.embedded.processes import free_port
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
 from opencue_sched.settings import Rqd
-from tests.integration.launch.conftest import eventually, request
+from tests.integration.launch.conftest import request
+from tests.polling import eventually
 
 
 class Sink(report_pb2_grpc.RqdReportInterfaceServicer):

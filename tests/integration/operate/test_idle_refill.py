@@ -15,7 +15,7 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.operate import metrics
 from opencue_sched.operate.runtime import Runtime
 from opencue_sched.settings import Accounting, Settings
-from tests.integration.coordination.polling import eventually
+from tests.polling import eventually
 
 
 @pytest.fixture

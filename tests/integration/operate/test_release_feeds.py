@@ -21,7 +21,7 @@ from opencue_sched.operate import metrics
 from opencue_sched.operate.audit import Outcome, run_audit
 from opencue_sched.operate.runtime import Runtime
 from opencue_sched.settings import Accounting, Coordination, Settings
-from tests.integration.coordination.polling import eventually
+from tests.polling import eventually
 
 RECENT = 20.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -21,6 +20,7 @@ from opencue_sched.operate.audit import run_audit
 from opencue_sched.operate.show_interface import show_interface
 from opencue_sched.settings import Settings
 from tests.farm import Farm, LayerSpec
+from tests.polling import eventually
 
 LONG = 60.0
 """A wait no test sits out: seconds."""
@@ -70,13 +70,6 @@ def make_show(engine: Engine) -> Callable[..., Any]:
             return show
 
     return make
-
-
-def until(what: str, check: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not check():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.02)
 
 
 def find(channel: grpc.Channel, name: str = "demo") -> show_pb2.Show:
@@ -133,7 +126,7 @@ def test_a_show_with_frames_running_goes_both_ways(settings, engine, redis_clien
     with served(settings, cuebots=False) as channel:
         # when it is handed over, then it is ours at once, what runs is counted, and the audit passes
         flip(channel, find(channel), True)
-        until("booking again", lambda: flags() == (True, True))
+        eventually(lambda: flags() == (True, True), what="booking again")
         assert find(channel).scheduler_managed
         assert len(list(ledger.records())) == 2
         assert not run_audit(engine, redis_client, settings).failed
@@ -141,7 +134,7 @@ def test_a_show_with_frames_running_goes_both_ways(settings, engine, redis_clien
         flip(channel, find(channel), False)
         assert flags() == (False, True)
         assert not find(channel).scheduler_managed
-        until("entries retired", lambda: not list(ledger.records()))
+        eventually(lambda: not list(ledger.records()), what="entries retired")
     with engine.connect() as connection:
         assert connection.execute(text("SELECT int_cores FROM subscription")).scalar_one() == 200
     assert not run_audit(engine, redis_client, settings).failed
@@ -195,7 +188,7 @@ def test_a_flip_that_was_cut_off_is_completed_by_the_next(settings, make_show, f
     with served(with_settle(settings, 0.1), cuebots=True) as channel:
         flip(channel, find(channel), then)
         # then it books again, whichever way it went
-        until("booking again", lambda: flags() == (then, True))
+        eventually(lambda: flags() == (then, True), what="booking again")
 
 
 def test_booking_that_a_person_switched_off_stays_off(settings, redis_client: redis.Redis, make_show, flags):
@@ -206,5 +199,5 @@ def test_booking_that_a_person_switched_off_stays_off(settings, redis_client: re
         # when it is handed over, twice, and back, then its booking is as it was
         for enabled in (True, True, False):
             flip(channel, find(channel), enabled)
-            until("the flip's end", lambda enabled=enabled: flags() == (enabled, False))
+            eventually(lambda enabled=enabled: flags() == (enabled, False), what="the flip's end")
     assert not list(redis_client.scan_iter("flip:*"))

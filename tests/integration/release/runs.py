@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.release.model import CompletedFrame, KillFate
 from tests.farm import Farm, HostIds, JobIds, LayerSpec
+from tests.polling import eventually
 
 
 class FarmView:
@@ -58,11 +58,8 @@ class FarmView:
 
     def wait_for_waiters(self, count: int, seconds: float = 20.0) -> None:
         """Until that many sessions of this database wait for a lock."""
-        limit = time.monotonic() + seconds
         waiting = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-        while len(self.rows(waiting)) < count:
-            assert time.monotonic() < limit, "nobody waits for a lock"
-            time.sleep(0.01)
+        eventually(lambda: len(self.rows(waiting)) >= count, seconds, f"{count} sessions that wait for a lock")
 
     def assert_consistent(self) -> None:
         """I7 and the counters: host idle = total - sum(procs), *_stat = the states of the frames."""

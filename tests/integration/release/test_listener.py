@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +16,7 @@ from opencue_sched.release.listener import Handlers, NotificationListener
 from opencue_sched.settings import Settings
 from tests.farm import LayerSpec
 from tests.integration.release.runs import FarmView, start
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "did not happen in time"
-        time.sleep(0.01)
+from tests.polling import eventually
 
 
 @dataclass
@@ -77,7 +70,7 @@ def test_whoever_deletes_a_proc_is_heard_by_id(engine: Engine, view: FarmView, h
     run = start(view, LayerSpec(frames=3), running=3)
     complete_frame(engine, run.report(0))
     view.run_sql("DELETE FROM proc WHERE pk_proc = :p", p=run.procs[1])
-    until(lambda: sorted(heard.procs) == sorted(run.procs[:2]))
+    eventually(lambda: sorted(heard.procs) == sorted(run.procs[:2]))
     assert set(heard.hosts) == {run.host.id}
 
 
@@ -85,14 +78,16 @@ def test_whoever_deletes_a_proc_is_heard_by_id(engine: Engine, view: FarmView, h
 def test_caps_work_and_cuebots_own_channels(engine: Engine, view: FarmView, heard: Heard) -> None:
     run = start(view)
     view.run_sql("UPDATE folder_resource SET int_max_cores = 5000")
-    until(lambda: f"folder:{run.job.folder_id}" in heard.caps)
+    eventually(lambda: f"folder:{run.job.folder_id}" in heard.caps)
     with view.farm() as farm:
         farm.job(show=run.job.show, name="new")
-    until(lambda: run.job.show.id in heard.shows)
+    eventually(lambda: run.job.show.id in heard.shows)
     notify(engine, "acct_release", json.dumps({"show": "s", "cores": -2}))
     notify(engine, "opencue_sched_caps", json.dumps(["job:1"]))
     notify(engine, "opencue_sched_work", json.dumps(["show-1"]))
-    until(lambda: heard.cuebot == [{"show": "s", "cores": -2}] and "job:1" in heard.caps and "show-1" in heard.shows)
+    eventually(
+        lambda: heard.cuebot == [{"show": "s", "cores": -2}] and "job:1" in heard.caps and "show-1" in heard.shows
+    )
 
 
 @pytest.mark.parametrize("payload", ["", "not json", "[1, 2]", '"text"', '{"procs": "p1"}', '{"procs": [1]}', "null"])
@@ -101,7 +96,7 @@ def test_a_malformed_payload_is_counted_and_the_next_one_heard(
 ) -> None:
     notify(engine, "opencue_sched_release", payload)
     notify(engine, "opencue_sched_release", json.dumps({"procs": ["p1"], "hosts": ["h1"]}))
-    until(lambda: heard.procs == ["p1"])
+    eventually(lambda: heard.procs == ["p1"])
     assert listener.counts["notification_malformed"] == 1
 
 
@@ -119,7 +114,7 @@ def test_a_failing_handler_costs_one_notification(engine: Engine, settings: Sett
         assert listener.wait_connected(20)
         notify(engine, "opencue_sched_work", '["bad"]')
         notify(engine, "opencue_sched_work", '["good"]')
-        until(lambda: seen == [["bad"], ["good"]])
+        eventually(lambda: seen == [["bad"], ["good"]])
         assert listener.counts["notification_failed"] == 1
     finally:
         listener.stop()
@@ -138,9 +133,9 @@ def test_a_lost_connection_is_opened_again_and_said_so(
         )
 
     # then it is back, told its owner that something may be missing, and hears again
-    until(lambda: heard.reconnects == 1)
+    eventually(lambda: heard.reconnects == 1)
     notify(engine, "opencue_sched_work", '["show-1"]')
-    until(lambda: heard.shows == ["show-1"])
+    eventually(lambda: heard.shows == ["show-1"])
     assert listener.counts["listener_lost"] == 1
     assert listener.connected
 
@@ -149,7 +144,7 @@ def test_a_database_that_does_not_answer_is_tried_until_stopped(settings: Settin
     nowhere = settings.model_copy(update={"database_url": SecretStr("postgresql://nobody@127.0.0.1:1/none")})
     listener = NotificationListener(nowhere, Handlers(on_reconnect=heard.reconnect, on_work=heard.shows.extend))
     listener.start()
-    until(lambda: listener.counts["listener_connect_failed"] >= 2)
+    eventually(lambda: listener.counts["listener_connect_failed"] >= 2)
     assert not listener.connected
     listener.stop()
     assert heard.reconnects == 0

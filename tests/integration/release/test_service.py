@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,14 +24,8 @@ from tests.integration.release.runs import (
     ScriptedKiller,
     start,
 )
+from tests.polling import eventually
 from tests.unit.release.test_hosts import GB, render_host
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "did not happen in time"
-        time.sleep(0.01)
 
 
 @contextmanager
@@ -139,9 +132,9 @@ def test_hosts_boot_and_report(view: FarmView, stub: Any, service: ReportService
         farm.alloc()
     boot = report_pb2.BootReport(host=render_host(facility="local"))
     stub.ReportRqdStartup(report_pb2.RqdReportRqdStartupRequest(boot_report=boot), timeout=10)
-    until(lambda: service.counts["boot_report"] == 1)
+    eventually(lambda: service.counts["boot_report"] == 1)
     stub.ReportStatus(status("node1.studio.example", free_mem=GB), timeout=10)
-    until(lambda: service.counts["host_report"] == 1)
+    eventually(lambda: service.counts["host_report"] == 1)
     assert view.one("SELECT int_mem_free FROM host_stat").int_mem_free == GB
 
 
@@ -160,7 +153,7 @@ def test_a_bad_report_harms_no_other(view: FarmView, stub: Any, service: ReportS
     stub.ReportStatus(status("good"), timeout=10)
 
     # then it alone is there, and each of the others was refused and counted
-    until(lambda: service.counts["host_report"] == 1 and service.counts["report_refused"] == 5)
+    eventually(lambda: service.counts["host_report"] == 1 and service.counts["report_refused"] == 5)
     assert [row.str_name for row in view.rows("SELECT str_name FROM host")] == ["good"]
     assert unnamed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert huge.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -181,7 +174,7 @@ def test_a_completion_survives_the_absence_of_the_database(
 
     # when a frame ends meanwhile
     call = stub.ReportRunningFrameCompletion.future(completion(run), timeout=60)
-    until(lambda: service.counts["completion_retry"] >= 2)
+    eventually(lambda: service.counts["completion_retry"] >= 2)
     assert service.health().completions_waiting == 1
     with admin.connect() as connection:
         connection.execute(text(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true'))
@@ -207,7 +200,7 @@ def test_stopping_applies_what_was_accepted(
     run = start(view, LayerSpec(frames=20), running=20, cores=0.5, memory_gb=0.5)
     with running_service(settings, engine, ledger) as service, stub_of(service) as stub:
         calls = [stub.ReportRunningFrameCompletion.future(completion(run, index), timeout=30) for index in range(20)]
-        until(lambda: service.counts["completion_applied"] > 0)
+        eventually(lambda: service.counts["completion_applied"] > 0)
         assert service.stop() == 0
         answered = sum(call.exception() is None for call in calls)
     succeeded = view.states(run.frames).count("SUCCEEDED")

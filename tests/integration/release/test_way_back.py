@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,13 +31,7 @@ from opencue_sched.release.service import ReportService
 from opencue_sched.settings import Rqd, Settings
 from tests.farm import HostIds, JobIds, LayerSpec
 from tests.integration.release.runs import FarmView
-
-
-def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "did not happen in time"
-        time.sleep(0.02)
+from tests.polling import eventually
 
 
 class LateKiller:
@@ -98,7 +91,7 @@ class Site:
         """Send a status report and wait until it was handled."""
         before = self.service.counts["host_report"]
         assert self.rqds.report_now(host_name)
-        until(lambda: self.service.counts["host_report"] > before)
+        eventually(lambda: self.service.counts["host_report"] > before)
 
 
 @pytest.fixture
@@ -127,7 +120,7 @@ def site(settings: Settings, engine: Engine, view: FarmView) -> Iterator[Site]:
         rqds.behave(hang_ratio=1.0)
         channels = stack.enter_context(RqdChannels(Rqd(addresses=rqds.addresses, kill_timeout=3.0)))
         killer.real = RqdKiller(channels)
-        until(lambda: service.counts["boot_report"] == 2)
+        eventually(lambda: service.counts["boot_report"] == 2)
         site = Site(view, service, rqds, channels, killer, ledger, changes, client)
         for row in view.rows("SELECT pk_host, str_name, pk_alloc FROM host"):
             site.hosts[row.str_name] = HostIds(row.pk_host, row.str_name, row.pk_alloc)
@@ -143,16 +136,16 @@ def test_a_job_renders_to_its_end(site: Site) -> None:
 
     # when their processes end, one of them badly and again well
     site.rqds.finish("sim1", job.frames[0], exit_status=1)
-    until(lambda: site.view.states(job.frames[:1]) == ["WAITING"])
+    eventually(lambda: site.view.states(job.frames[:1]) == ["WAITING"])
     site.launch(job, job.frames[:1], "sim2")
     for host, frame in (("sim2", 0), ("sim1", 1), ("sim2", 2), ("sim2", 3)):
         site.rqds.finish(host, job.frames[frame])
 
     # then the job is finished, everything was given back, and the host caches were told
-    until(lambda: site.view.job_state(job) == "FINISHED")
-    until(lambda: not site.booked())
+    eventually(lambda: site.view.job_state(job) == "FINISHED")
+    eventually(lambda: not site.booked())
     assert site.view.states(job.frames) == ["SUCCEEDED"] * 4
-    until(lambda: set(site.changes.since(cursor)[1] or ()) >= {host.id for host in site.hosts.values()})
+    eventually(lambda: set(site.changes.since(cursor)[1] or ()) >= {host.id for host in site.hosts.values()})
     assert site.client.hget(f"acct:job:{job.id}", "int_cores") == "0"
     site.view.assert_consistent()
 
@@ -185,7 +178,7 @@ def test_a_process_without_a_proc_is_dead_within_two_reports(site: Site) -> None
     site.view.run_sql("DELETE FROM proc")
     site.view.run_sql("UPDATE frame SET str_state = 'WAITING', ts_updated = now() - interval '5 s'")
     site.report("sim1")
-    until(lambda: not site.rqds.running())
+    eventually(lambda: not site.rqds.running())
 
 
 def test_a_crashed_host_loses_its_frames_to_others(site: Site, engine: Engine, settings: Settings) -> None:
@@ -210,7 +203,7 @@ def test_a_crashed_host_loses_its_frames_to_others(site: Site, engine: Engine, s
 
     # and when it is back, it is UP and bookable
     site.rqds.restart("sim1")
-    until(lambda: site.view.host(site.hosts["sim1"]).str_state == "UP")
+    eventually(lambda: site.view.host(site.hosts["sim1"]).str_state == "UP")
     assert site.view.host(site.hosts["sim1"]).int_cores_idle == 800
 
 
@@ -224,7 +217,7 @@ def test_killing_a_job_ends_its_processes(site: Site, engine: Engine) -> None:
     assert killed.deferred == ()
     assert site.rqds.running() == {}
     assert site.view.procs() == []
-    until(lambda: not site.booked())
+    eventually(lambda: not site.booked())
     site.view.assert_consistent()
 
 

@@ -10,7 +10,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from opencue_sched.coordination.keeper import Keeper
-from tests.integration.coordination.polling import eventually
+from tests.polling import eventually
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opencue_sched.operate.waker import Waker
-from tests.integration.coordination.polling import eventually
+from tests.polling import eventually
 
 
 class Sweeps:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from sqlalchemy.exc import OperationalError
 
 from opencue_sched.release.batching import CompletionBatcher, NotAccepting
 from opencue_sched.release.model import CompletedFrame, EventCounts, RunOutcome, RunVerdict
+from tests.polling import eventually
 
 
 def report(name: str) -> CompletedFrame:
@@ -19,13 +19,6 @@ def report(name: str) -> CompletedFrame:
 
 def applied(reports: Sequence[CompletedFrame]) -> list[RunOutcome]:
     return [RunOutcome(each.proc_id, each.frame_id, RunVerdict.APPLIED) for each in reports]
-
-
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "did not happen in time"
-        time.sleep(0.005)
 
 
 def test_what_waits_is_applied_together_and_in_order() -> None:
@@ -41,7 +34,7 @@ def test_what_waits_is_applied_together_and_in_order() -> None:
     batcher = CompletionBatcher(apply)
     batcher.start()
     first = batcher.submit(report("a"))
-    until(lambda: bool(batches))
+    eventually(lambda: bool(batches))
 
     # when more arrive meanwhile
     others = [batcher.submit(report(name)) for name in "bcd"]
