@@ -38,6 +38,7 @@ _broker = broker_settings(_settings.redis_dsn)
 guard_transports()
 
 broker_url = _broker.url
+broker_use_ssl = _broker.use_ssl or False
 broker_connection_retry_on_startup = True
 broker_transport_options = {
     **_broker.options,

@@ -24,6 +24,7 @@ from celery.signals import (
 )
 from pydantic import ValidationError
 
+from opencue_sched.coordination.broker import broker_settings
 from opencue_sched.domain.errors import InvalidInput, SchedulerError
 from opencue_sched.operate.celery_commands import asks_for_prefork, guard_flower, is_celery, is_flower
 from opencue_sched.operate.consumer_steps import PresenceStep, begin_to_drain, bury_unreadable
@@ -46,7 +47,7 @@ def _refuse(error: Exception, status: int = EX_CONFIG) -> NoReturn:
 
 if is_celery(sys.argv):
     try:
-        get_settings()
+        broker_settings(get_settings().redis_dsn)
         if is_flower(sys.argv):
             guard_flower(sys.argv, os.environ)
     except (ValidationError, InvalidInput) as error:

@@ -17,7 +17,7 @@ from tests.polling import eventually
 
 @dataclass(frozen=True)
 class WatchedPair:
-    """``url`` names the master by way of the Sentinel; ``first`` is the master until it fails."""
+    """``url`` names the master by way of the Sentinel, which has its own password. ``first`` leads until it fails."""
 
     url: str
     first: EmbeddedRedis
@@ -26,7 +26,7 @@ class WatchedPair:
 
 @contextmanager
 def watched_pair(directory: Path) -> Iterator[WatchedPair]:
-    """Start the three; the Sentinel alone decides (quorum 1), half a second after the master fell silent."""
+    """Start the three; the Sentinel alone decides (quorum 1), a second and a half after the master fell silent."""
     with EmbeddedRedis() as first, EmbeddedRedis() as second:
         port = free_port()
         master, password = urlsplit(first.url), urlsplit(first.url).password
@@ -41,13 +41,14 @@ def watched_pair(directory: Path) -> Iterator[WatchedPair]:
         config = directory / "sentinel.conf"
         config.write_text(
             f"bind 127.0.0.1\nport {port}\ndir {directory}\nsentinel monitor farm {master.hostname} {master.port} 1\n"
-            f"sentinel auth-pass farm {password}\n"
-            "sentinel down-after-milliseconds farm 500\nsentinel failover-timeout farm 3000\n",
+            f"sentinel auth-pass farm {password}\nrequirepass of-the-sentinel\n"
+            "sentinel down-after-milliseconds farm 1500\nsentinel failover-timeout farm 3000\n",
             encoding="utf-8",
         )
         sentinel = GuardedProcess([bundled_redis(), config, "--sentinel"], log=directory / "sentinel.log")
         sentinel.start()
         try:
-            yield WatchedPair(f"sentinel://:{password}@127.0.0.1:{port}/farm", first, second)
+            url = f"sentinel://:{password}@127.0.0.1:{port}/farm?sentinel_password=of-the-sentinel"
+            yield WatchedPair(url, first, second)
         finally:
             sentinel.stop()

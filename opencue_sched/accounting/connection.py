@@ -1,14 +1,11 @@
 """The Redis client of a process: time-outs, pool, TLS and auth by URL, Sentinel, and the guard on the epoch.
 
-URLs: ``redis://[user:password@]host:port/db``, ``rediss://`` (TLS), ``unix://``, and
-``sentinel://[user:password@]host:port[,host:port...]/service?db=0`` (``sentinels+tls`` is not a scheme: add
-``ssl=true`` to the query). Never log a URL: it may hold a password.
+What a URL may say is in domain/redis_url.py.
 """
 
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
 
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
@@ -22,9 +19,9 @@ from redis.sentinel import Sentinel
 from opencue_sched.accounting.keys import EPOCH
 from opencue_sched.accounting.store_epoch import run_id_of
 from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.domain.redis_url import read_sentinel_url
 from opencue_sched.settings import Settings
 
-_SENTINEL_PORT = 26379
 _RETRIES = 1
 _DROP_FOREIGN_EPOCH = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 
@@ -59,27 +56,16 @@ def make_redis(url: str | None, settings: Settings) -> redis.Redis:
 
 
 def _sentinel_master(url: str, options: dict[str, Any]) -> redis.Redis:
-    parts = urlsplit(url)
-    service = parts.path.strip("/")
-    authority = parts.netloc.rpartition("@")[2]
-    nodes = [node.rpartition(":") if ":" in node else (node, ":", str(_SENTINEL_PORT)) for node in authority.split(",")]
-    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-    if not service or not all(host and port.isdigit() for host, _, port in nodes):
-        raise InvalidInput("accounting.redis_url: a Sentinel URL is sentinel://host:port[,host:port]/service?db=0")
-    try:
-        database = int(query.get("db", "0"))
-    except ValueError as error:
-        raise InvalidInput("accounting.redis_url: db of a Sentinel URL must be a number") from error
-    credentials = {"username": _unquoted(parts.username), "password": _unquoted(parts.password)}
-    tls = {"ssl": True} if query.get("ssl", "").lower() in ("1", "true", "yes") else {}
-    timeouts = {name: options[name] for name in ("socket_timeout", "socket_connect_timeout")}
-    sentinel = Sentinel([(host, int(port)) for host, _, port in nodes], sentinel_kwargs={**timeouts, **tls})  # type: ignore[no-untyped-call]
-    master: redis.Redis = sentinel.master_for(service, db=database, **credentials, **tls, **options)  # type: ignore[no-untyped-call]
+    named = read_sentinel_url(url)
+    tls = {} if named.tls is None else {"ssl": True, **named.tls}
+    asking = {name: options[name] for name in ("socket_timeout", "socket_connect_timeout")}
+    asking |= {"username": named.sentinel_username, "password": named.sentinel_password}
+    sentinel = Sentinel(named.nodes, sentinel_kwargs={**asking, **tls})  # type: ignore[no-untyped-call]
+    credentials = {"username": named.username, "password": named.password}
+    master: redis.Redis = sentinel.master_for(  # type: ignore[no-untyped-call]
+        named.service, db=named.database, **credentials, **tls, **options
+    )
     return master
-
-
-def _unquoted(text: str | None) -> str | None:
-    return unquote(text) if text else None
 
 
 def guard_epoch(connection: Connection) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from kombu.transport import TRANSPORT_ALIASES
+
+from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.domain.redis_url import read_sentinel_url, tls_options, without_tls_options
 
 _TRANSPORT = "opencue_sched.coordination.transport:Transport"
 _GUARDED = {
@@ -22,20 +25,30 @@ def guard_transports() -> None:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """``url`` may contain a password: never log it."""
+    """``url`` may contain a password: never log it. ``use_ssl`` is Celery's ``broker_use_ssl``, None without TLS."""
 
     url: str = field(repr=False)
-    options: dict[str, object] = field(default_factory=dict)
+    options: dict[str, object] = field(default_factory=dict, repr=False)
+    use_ssl: dict[str, str | bool] | None = None
 
 
 def broker_settings(url: str) -> BrokerSettings:
-    """Celery's broker settings for ``redis://``, ``rediss://``, ``unix://`` or our ``sentinel://a,b/service?db=0``."""
+    """Celery's broker settings for the URLs of domain/redis_url.py. Raises InvalidInput.
+
+    TLS is given apart from the URL: kombu verifies no certificate for a ``rediss://`` that says nothing of it.
+    """
     parts = urlsplit(url)
     if parts.scheme == "unix":
         return BrokerSettings(url.replace("unix://", "redis+socket://", 1))
+    if parts.scheme not in _GUARDED:
+        raise InvalidInput("accounting.redis_url is not a Redis URL: redis://, rediss://, unix:// or sentinel://")
     if parts.scheme != "sentinel":
-        return BrokerSettings(url)
-    credentials, at, nodes = parts.netloc.rpartition("@")
-    database = parse_qs(parts.query).get("db", ["0"])[-1]
-    urls = [f"sentinel://{credentials}{at}{node}/{database}" for node in nodes.split(",")]
-    return BrokerSettings(";".join(urls), {"master_name": parts.path.strip("/")})
+        return BrokerSettings(without_tls_options(url), use_ssl=tls_options(url))
+    named = read_sentinel_url(url)
+    credentials, at, _ = parts.netloc.rpartition("@")
+    urls = [f"sentinel://{credentials}{at}{host}:{port}/{named.database}" for host, port in named.nodes]
+    asking: dict[str, object] = {"username": named.sentinel_username, "password": named.sentinel_password}
+    if named.tls is not None:
+        asking |= {"ssl": True, **named.tls}
+    options: dict[str, object] = {"master_name": named.service, "sentinel_kwargs": asking}
+    return BrokerSettings(";".join(urls), options, named.tls)

@@ -316,6 +316,7 @@ def test_what_cannot_work_says_why_and_ends(site):
         (*solo, url, "postgresql://u:secret@127.0.0.1:1/x"): (75, f"set {url}"),
         (*solo, broker, "redis://:secret@127.0.0.1:1/0"): (75, f"set {broker}"),
         (*solo, facility, "nowhere"): (78, "there is no facility named 'nowhere'"),
+        ("beat", broker, "sentinel://:secret@127.0.0.1:1"): (78, "a Sentinel URL is"),
         ("beat", threads, "many"): (78, threads),
         ("beat", level, "loud"): (78, "logging.level 'loud'"),
         ("flower", "--address=0.0.0.0", "FLOWER_BASIC_AUTH", ""): (78, "set FLOWER_BASIC_AUTH"),

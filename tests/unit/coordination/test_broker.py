@@ -11,15 +11,20 @@ from kombu import Connection
 
 from opencue_sched.coordination.broker import broker_settings, guard_transports
 from opencue_sched.coordination.transport import SentinelTransport, Transport, unreadable
+from opencue_sched.domain.errors import InvalidInput
 
 
 @pytest.mark.parametrize(
     ("url", "broker", "options"),
     [
         ("redis://:pw@h:6379/1", "redis://:pw@h:6379/1", {}),
-        ("rediss://h/0", "rediss://h/0", {}),
+        ("rediss://h/0?ssl_ca_certs=/ca.pem", "rediss://h/0", {}),
         ("unix:///run/redis.sock", "redis+socket:///run/redis.sock", {}),
-        ("sentinel://:pw@a:1,b:2/main?db=3", "sentinel://:pw@a:1/3;sentinel://:pw@b:2/3", {"master_name": "main"}),
+        (
+            "sentinel://:pw@a:1,b/main?db=3&sentinel_password=pw2",
+            "sentinel://:pw@a:1/3;sentinel://:pw@b:26379/3",
+            {"master_name": "main", "sentinel_kwargs": {"username": None, "password": "pw2"}},
+        ),
     ],
 )
 def test_one_redis_url_names_the_broker(url, broker, options):
@@ -27,6 +32,41 @@ def test_one_redis_url_names_the_broker(url, broker, options):
     assert settings.url == broker
     assert settings.options == options
     assert "pw" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("url", "tls"),
+    [
+        ("redis://h/0", None),
+        ("redis://h/0?ssl_ca_certs=/ca.pem", None),
+        ("rediss://h/0", {"ssl_cert_reqs": "required"}),
+        ("rediss://h/0?ssl_ca_certs=/ca.pem", {"ssl_cert_reqs": "required", "ssl_ca_certs": "/ca.pem"}),
+        ("rediss://h/0?ssl_cert_reqs=none", {"ssl_cert_reqs": "none"}),
+        (
+            "rediss://h/0?ssl_check_hostname=false",
+            {"ssl_cert_reqs": "required", "ssl_check_hostname": False},
+        ),
+        ("sentinel://h/main?ssl=true&ssl_certfile=/c", {"ssl_cert_reqs": "required", "ssl_certfile": "/c"}),
+        ("sentinel://h/main?ssl=false", None),
+    ],
+)
+def test_certificates_are_verified_unless_the_url_says_otherwise(url, tls):
+    settings = broker_settings(url)
+    assert settings.use_ssl == tls
+    if tls is not None and "master_name" in settings.options:
+        assert settings.options["sentinel_kwargs"] == {"username": None, "password": None, "ssl": True, **tls}
+
+
+@pytest.mark.parametrize("url", ["http://h/0", "h:6379", "sentinel://h", "sentinel://h/main?db=one"])
+def test_what_is_no_redis_url_names_the_setting(url):
+    with pytest.raises(InvalidInput, match=r"accounting\.redis_url"):
+        broker_settings(url)
+
+
+@pytest.mark.parametrize("option", ["ssl_cert_reqs=maybe", "ssl_check_hostname=maybe"])
+def test_a_tls_option_that_is_none_names_the_setting(option):
+    with pytest.raises(InvalidInput, match=r"accounting\.redis_url: ssl_"):
+        broker_settings(f"rediss://h/0?{option}")
 
 
 def test_redis_urls_lead_to_the_guarded_transports():

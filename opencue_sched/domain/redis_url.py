@@ -1,0 +1,97 @@
+"""The one Redis URL of the settings, as far as its parts have to be told to more than one library.
+
+``redis://[user:password@]host:port/db``, ``rediss://`` (TLS), ``unix://``, and
+``sentinel://[user:password@]host:port[,host:port...]/service?db=0``. The query of the last may say ``ssl=true`` (TLS to
+the Sentinels and to the master), ``sentinel_username`` and ``sentinel_password`` (what the Sentinels themselves ask
+for). With TLS, ``ssl_ca_certs``, ``ssl_certfile``, ``ssl_keyfile``, ``ssl_cert_reqs`` (required, optional, none)
+and ``ssl_check_hostname`` mean what they mean to redis-py. Certificates are verified unless the URL says otherwise.
+Never log a URL: it may hold a password.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from urllib.parse import parse_qs, unquote, urlencode, urlsplit, urlunsplit
+
+from opencue_sched.domain.errors import InvalidInput
+
+SENTINEL_PORT = 26379
+_TRUE = ("1", "true", "yes")
+_WITHOUT = ("0", "false", "no")
+
+
+@dataclass(frozen=True, slots=True)
+class SentinelUrl:
+    """Where the Sentinels are, which master they are asked for, and what both want to be told.
+
+    ``tls`` are redis-py's ``ssl_*`` options, None without TLS.
+    """
+
+    nodes: tuple[tuple[str, int], ...]
+    service: str
+    database: int
+    username: str | None
+    password: str | None = field(repr=False)
+    sentinel_username: str | None
+    sentinel_password: str | None = field(repr=False)
+    tls: dict[str, str | bool] | None
+
+
+def tls_options(url: str) -> dict[str, str | bool] | None:
+    """redis-py's ``ssl_*`` options of a ``rediss://`` or TLS Sentinel URL; None when it asks for no TLS.
+
+    Raises InvalidInput for an option that is none.
+    """
+    parts = urlsplit(url)
+    query = _query(parts.query)
+    given = {name: value for name, value in query.items() if name.startswith("ssl_")}
+    if parts.scheme != "rediss" and query.get("ssl", "").lower() not in _TRUE:
+        return None
+    options: dict[str, str | bool] = {"ssl_cert_reqs": "required", **given}
+    if options["ssl_cert_reqs"] not in ("required", "optional", "none"):
+        raise InvalidInput("accounting.redis_url: ssl_cert_reqs is required, optional or none")
+    if (check := given.get("ssl_check_hostname")) is not None:
+        if check.lower() not in (*_TRUE, *_WITHOUT):
+            raise InvalidInput("accounting.redis_url: ssl_check_hostname is true or false")
+        options["ssl_check_hostname"] = check.lower() in _TRUE
+    return options
+
+
+def without_tls_options(url: str) -> str:
+    """``url`` without its ``ssl...`` query."""
+    parts = urlsplit(url)
+    kept = {name: value for name, value in _query(parts.query).items() if name != "ssl" and not name.startswith("ssl_")}
+    return url if len(kept) == len(_query(parts.query)) else urlunsplit(parts._replace(query=urlencode(kept)))
+
+
+def read_sentinel_url(url: str) -> SentinelUrl:
+    """The parts of a ``sentinel://`` URL. Raises InvalidInput."""
+    parts = urlsplit(url)
+    service = parts.path.strip("/")
+    authority = parts.netloc.rpartition("@")[2]
+    nodes = [node.rpartition(":") if ":" in node else (node, ":", str(SENTINEL_PORT)) for node in authority.split(",")]
+    query = _query(parts.query)
+    if not service or not all(host and port.isdigit() for host, _, port in nodes):
+        raise InvalidInput("accounting.redis_url: a Sentinel URL is sentinel://host:port[,host:port]/service?db=0")
+    try:
+        database = int(query.get("db", "0"))
+    except ValueError as error:
+        raise InvalidInput("accounting.redis_url: db of a Sentinel URL must be a number") from error
+    return SentinelUrl(
+        nodes=tuple((host, int(port)) for host, _, port in nodes),
+        service=service,
+        database=database,
+        username=_unquoted(parts.username),
+        password=_unquoted(parts.password),
+        sentinel_username=query.get("sentinel_username"),
+        sentinel_password=query.get("sentinel_password"),
+        tls=tls_options(url),
+    )
+
+
+def _query(text: str) -> dict[str, str]:
+    return {name: values[-1] for name, values in parse_qs(text).items()}
+
+
+def _unquoted(text: str | None) -> str | None:
+    return unquote(text) if text else None

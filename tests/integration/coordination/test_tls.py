@@ -1,0 +1,49 @@
+"""TLS to Redis: the counters' client and the broker's are given the same, and both verify the server."""
+
+from __future__ import annotations
+
+import pytest
+from kombu import Connection
+from kombu.exceptions import OperationalError
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from opencue_sched.accounting.connection import make_redis
+from opencue_sched.coordination.broker import broker_settings
+from opencue_sched.coordination.transport import Transport
+from opencue_sched.embedded.services import EmbeddedRedis
+from opencue_sched.settings import Settings
+from tests.tls import tls_front
+
+
+@pytest.fixture
+def front(tmp_path):
+    with EmbeddedRedis() as server, tls_front(server, tmp_path) as found:
+        yield found
+
+
+def broker(url: str) -> Connection:
+    named = broker_settings(url)
+    return Connection(named.url, ssl=named.use_ssl or False, transport=Transport)
+
+
+def test_a_server_whose_authority_is_named_is_talked_to(front):
+    client = make_redis(front.trusting_url, Settings())
+    assert client.ping()
+    client.close()
+    with broker(front.trusting_url) as connection, connection.SimpleQueue("queue") as queue:
+        queue.put({"said": "x" * 100_000})
+        message = queue.get(timeout=10)
+        assert message.payload == {"said": "x" * 100_000}
+        message.ack()
+
+
+@pytest.mark.parametrize("url", ["url", "another_host"])
+def test_a_server_that_cannot_be_verified_is_not(front, url):
+    """Left to itself, kombu verifies nothing for a ``rediss://``."""
+    given = front.url if url == "url" else front.trusting_url.replace("127.0.0.1", "localhost")
+    client = make_redis(given, Settings())
+    with pytest.raises(RedisConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
+        client.ping()
+    client.close()
+    with broker(given) as connection, pytest.raises(OperationalError, match="CERTIFICATE_VERIFY_FAILED"):
+        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
