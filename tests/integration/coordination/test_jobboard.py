@@ -115,7 +115,7 @@ def test_every_call_on_a_closed_board_fails_clearly(redis_client):
 
 
 def test_a_store_that_does_not_answer_is_a_job_failure():
-    dead = redis.Redis(host="127.0.0.1", port=1, socket_connect_timeout=0.2, decode_responses=True)
+    dead = redis.Redis(host="127.0.0.1", port=1, socket_connect_timeout=0.2, decode_responses=True, retry=None)
     with pytest.raises(JobFailure, match="does not answer"):
         JobBoard(dead, "cue").connect()
     dead.close()
@@ -457,7 +457,7 @@ def test_concurrent_claimants_get_different_jobs(board):
 
 def test_a_delayed_job_is_listed_at_once_and_claimable_when_due(board):
     """L6: delayed items are never lost, and each is handed out once."""
-    job = board.post("render", delay=0.2)
+    job = board.post("render", delay=1.0)
     assert board.job_count == 1
     assert job.state is JobState.UNCLAIMED
     assert list(board.iterjobs(only_unclaimed=True)) == []

@@ -162,7 +162,7 @@ def test_of_many_racing_candidates_exactly_one_fires_each_tick(redis_client, key
 def test_redis_errors_count_as_not_renewed(redis_server, keys):
     import redis
 
-    dead = redis.Redis(host="127.0.0.1", port=1, socket_connect_timeout=0.2)
+    dead = redis.Redis(host="127.0.0.1", port=1, socket_connect_timeout=0.2, retry=None)
     assert gate(dead, keys).renew() is None
     dead.close()
 

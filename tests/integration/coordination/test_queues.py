@@ -216,7 +216,7 @@ def test_the_first_answer_stands_and_no_answer_is_told(redis_client):
     assert replies.answer(redis_client, "cue", job, {"n": 1})
     assert not replies.answer(redis_client, "cue", job, {"n": 2})
     assert redis_client.llen(reply_queue("cue", job)) == 1
-    silent = replies.open_job(redis_client, "cue", "dispatch", waits_seconds=1)
+    silent = replies.open_job(redis_client, "cue", "dispatch", waits_seconds=30)
     assert replies.is_waiting(redis_client, "cue", silent)
     with pytest.raises(replies.NoReply):
         replies.await_reply(redis_client, "cue", silent, timeout_seconds=0.05)

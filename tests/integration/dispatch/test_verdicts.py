@@ -91,7 +91,7 @@ def test_long_details_are_cut_and_unreadable_entries_left_out(redis_client: redi
 
 @pytest.fixture
 def dead_redis() -> Iterator[redis.Redis]:
-    client = redis.Redis(host="127.0.0.1", port=1, socket_connect_timeout=1.0, decode_responses=True)
+    client = redis.Redis(host="127.0.0.1", port=1, socket_connect_timeout=1.0, decode_responses=True, retry=None)
     yield client
     client.close()
 

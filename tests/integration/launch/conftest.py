@@ -26,11 +26,11 @@ def farm() -> Iterator[SimulatedFarm]:
 
 @pytest.fixture
 def connect(farm: SimulatedFarm) -> Iterator[Callable[..., RqdChannels]]:
-    """Makes RqdChannels to the farm with the given rqd settings; short time-outs by default."""
+    """Makes RqdChannels to the farm with the given rqd settings; time-outs that a busy machine keeps."""
     with contextlib.ExitStack() as open_channels:
 
         def make(**changes: Any) -> RqdChannels:
-            times = {"launch_timeout": 1.0, "kill_timeout": 1.0}
+            times = {"launch_timeout": 20.0, "kill_timeout": 20.0}
             return open_channels.enter_context(RqdChannels(Rqd(addresses=farm.addresses, **{**times, **changes})))
 
         yield make

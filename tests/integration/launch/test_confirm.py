@@ -45,7 +45,7 @@ def test_a_frame_rqd_does_not_know_is_not_running(channels: RqdChannels, farm: S
 
 def test_a_frame_being_set_up_is_waited_for(farm: SimulatedFarm, channels: RqdChannels) -> None:
     # given a frame that holds cores but is in no list yet
-    farm.behave(setup_seconds=0.4)
+    farm.behave(setup_seconds=1.5)
     launch = request("sim0001")
     launch_all(channels, [launch])
     assert look(channels, launch.ref).place is Whereabouts.SETTING_UP
@@ -104,7 +104,7 @@ def test_nothing_is_claimed_about_a_host_that_does_not_answer(
 def test_nothing_is_claimed_about_a_frame_that_does_not_die_in_time(farm: SimulatedFarm, channels: RqdChannels) -> None:
     farm.behave(kill_seconds=30.0)
     launch = started(farm, channels)
-    confirmation = kill_and_confirm(channels, launch.ref, reason="test", timeout=0.5)
+    confirmation = kill_and_confirm(channels, launch.ref, reason="test", timeout=2.0)
     assert (confirmation.fate, confirmation.killed) == (Fate.UNCONFIRMED, True)
     assert launch.ref.frame_id in farm.running()
 

@@ -175,9 +175,9 @@ def test_what_certainly_failed_is_undone_everywhere(booked: Booked, channels: Rq
 def test_a_frame_that_runs_though_its_answer_was_lost_is_adopted(
     booked: Booked, connect: Callable[..., RqdChannels], farm: SimulatedFarm, answer: Answer
 ) -> None:
-    farm.behave("sim0001", launch_answer=answer, setup_seconds=0.3)
+    farm.behave("sim0001", launch_answer=answer, setup_seconds=0.5)
 
-    report = booked.launch_and_settle(connect(launch_timeout=0.3, kill_timeout=5.0))
+    report = booked.launch_and_settle(connect(launch_timeout=1.0, kill_timeout=20.0))
 
     proc = booked.on("sim0001")
     assert (len(report.launched), report.adopted, report.compensated, report.left_unknown) == (3, 1, (), ())
@@ -216,7 +216,7 @@ def test_nothing_is_freed_while_nobody_can_tell(
     booked: Booked, connect: Callable[..., RqdChannels], farm: SimulatedFarm
 ) -> None:
     # given a host that is connected and frozen
-    channels = connect(launch_timeout=0.4, kill_timeout=0.4)
+    channels = connect(launch_timeout=1.5, kill_timeout=1.5)
     proc = booked.on("sim0001")
     assert look(channels, RunningFrameRef("sim0001", "", "")).place is Whereabouts.ABSENT
     farm.freeze("sim0001")
