@@ -22,6 +22,7 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import AllocIds, JobIds, LayerSpec
 from opencue_sched.settings import Settings
 from tests.integration.accounting.stepping import Actor, Clock, SteppedRedis, current
+from tests.sessions import end_sessions
 
 BURST = 4
 """Cores of the subscription; every frame takes one."""
@@ -155,7 +156,7 @@ class Side(ABC):
 
     def cut_transactions(self) -> None:
         """The server ends every transaction that is waiting for its client."""
-        self.sql(_CUT)
+        end_sessions(self.engine, self.scalar(_WAITING))
 
     def wait_until_cut(self) -> None:
         """The server ends the transaction of a stopped process by itself."""
@@ -273,5 +274,5 @@ _RUNNING = """
      WHERE pk_folder LIKE :folder AND host.pk_alloc LIKE :alloc
 """
 _IDLE = "FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'"
-_CUT = f"SELECT pg_terminate_backend(pid, 5000) {_IDLE}"
+_WAITING = f"SELECT coalesce(array_agg(pid), '{{}}') {_IDLE}"
 _PATIENT = f"SELECT count(*) {_IDLE}"

@@ -13,6 +13,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import AllocIds, JobIds, LayerSpec, ShowIds
+from tests.sessions import end_sessions
 
 FRAMES = 64
 CAPS = {"burst": (0, 2, 4, 8), "folder": (-1, 1, 3, 7), "job": (-1, 2, 5), "gpus": (-1, 1, 2), "limit": (0, 1, 2, 3)}
@@ -188,8 +189,7 @@ class SteppedFarm:
     def end_transactions(self, pids: Collection[int]) -> None:
         """What idle_in_transaction_session_timeout does to a process that was stopped too long."""
         if pids:
-            with self._at_once.connect() as connection:
-                connection.execute(_TERMINATE, {"pids": list(pids)})
+            end_sessions(self._at_once, pids)
 
 
 _OURS = ["now"]
@@ -199,4 +199,3 @@ _MOVE_HOST = "UPDATE host SET pk_alloc = :alloc WHERE pk_host = :host"
 _MOVE_JOB = "UPDATE job SET pk_folder = :folder WHERE pk_job = :job"
 _LIVE = text("SELECT pk_proc, pk_show FROM proc")
 _MANAGED = text("SELECT b_scheduler_managed FROM show WHERE pk_show = :show")
-_TERMINATE = text("SELECT pg_terminate_backend(pid, 5000) FROM unnest(CAST(:pids AS int[])) AS pid")

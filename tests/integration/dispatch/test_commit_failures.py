@@ -23,6 +23,7 @@ from opencue_sched.store.quarantine import (
 from opencue_sched.store.schema import check_schema
 from tests.integration.dispatch.gathering import cluster_of, counted_statements, gathered, job_ids
 from tests.integration.dispatch.plans import assert_consistent, commit, plan, reasons
+from tests.sessions import end_sessions
 
 HISTORY_OFF = text("INSERT INTO config (pk_config, str_key) VALUES ('off', 'DISABLE_HISTORY')")
 HISTORY_ON = text("DELETE FROM config WHERE str_key = 'DISABLE_HISTORY'")
@@ -269,8 +270,7 @@ def test_a_connection_lost_during_commit_leaves_the_outcome_in_doubt(
     other = create_engine(database_url, isolation_level="AUTOCOMMIT")
 
     def kill(pid: int) -> None:
-        with other.connect() as connection:
-            connection.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": pid})
+        end_sessions(other, [pid])
 
     before_commit(kill)
     result = commit_plan(engine, procs, {}, settings, facts=facts)
