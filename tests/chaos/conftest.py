@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,15 +43,33 @@ QUICK = {
 
 
 @pytest.fixture
-def site(database_url: str, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+def site(database_url: str, engine: Engine, tmp_path: Path) -> Iterator[Site]:
     """An empty fleet with short leases, on a database and a Redis of this test's own."""
-    with EmbeddedRedis() as server:
-        urls = {"OPENCUE_SCHED_DATABASE_URL": database_url, "OPENCUE_SCHED_REDIS_URL": server.url}
-        for name, value in {**urls, **QUICK}.items():
-            monkeypatch.setenv(name, value)
-        client = redis.Redis.from_url(server.url, decode_responses=True, socket_timeout=10.0)
+    with site_on(database_url, engine, tmp_path) as found:
+        yield found
+
+
+@contextmanager
+def site_on(database_url: str, engine: Engine, directory: Path) -> Iterator[Site]:
+    """An empty fleet with short leases, on this database and a Redis of its own."""
+    with EmbeddedRedis() as server, closing(_client(server)) as client:
+        environment = {
+            "OPENCUE_SCHED_DATABASE_URL": database_url,
+            "OPENCUE_SCHED_REDIS_URL": server.url,
+            **QUICK,
+        }
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            settings = Settings()
         # The counters of an empty farm are right as they are: no worker needs to wait and fill them first.
         client.set(EPOCH, Epoch.new(str(client.info("server")["run_id"])).text)
-        with Fleet({**urls, **QUICK}, tmp_path) as fleet:
-            yield Site(fleet, Settings(), engine, client, server)
-        client.close()
+        with Fleet(environment, directory) as fleet:
+            yield Site(fleet, settings, engine, client, server)
+            # Nothing of theirs is needed any more: draining would only take its time.
+            for process in fleet.processes.values():
+                process.kill()
+
+
+def _client(server: EmbeddedRedis) -> redis.Redis:
+    return redis.Redis.from_url(server.url, decode_responses=True, socket_timeout=10.0)

@@ -14,11 +14,11 @@ from redis.exceptions import RedisError
 
 from opencue_sched.coordination.names import LeaderKeys, QueueName, QueueType, priority_lists
 from opencue_sched.embedded.processes import free_port
-from tests.polling import eventually
+from tests.polling import eventually, soon_enough
 
 KEYS = LeaderKeys("cue", "beat")
 TTL_SECONDS = 3.0
-SLACK_SECONDS = 4.0  # of a busy machine
+SLACK_SECONDS = 2.0  # of a busy machine
 
 
 def sent(client) -> Counter:
@@ -50,11 +50,40 @@ def leading(site, name: str) -> bool:
 
 
 def start_two(site) -> None:
-    """``first`` leads and has fired, ``second`` stands by."""
+    """One leads and has fired, one stands by: ``first`` and ``second``, unless the first one fell behind."""
     site.fleet.beat("first")
-    eventually(lambda: sent(site.client), 60, "first tick")
-    site.fleet.beat("second")
-    eventually(lambda: "beat: Starting" in site.fleet.log("second").read_text(), 60, "start of the standby")
+    eventually(lambda: sweeps(site.client), 60, "first tick")
+    start_standby(site, "second")
+
+
+def start_standby(site, name: str) -> None:
+    site.fleet.beat(name)
+    eventually(lambda: "beat: Starting" in site.fleet.log(name).read_text(), 60, "start of the standby")
+
+
+def leader(site) -> tuple[str, int]:
+    """Name and fence of the beat that leads now."""
+    return eventually(lambda: _leader(site), 60, "a leader")
+
+
+def _leader(site) -> tuple[str, int] | None:
+    fence = (holder(site.client) or "").rpartition("|")[2]
+    for name in site.fleet.processes:
+        for line in site.fleet.log(name).read_text().splitlines():
+            if '"leadership_taken"' in line and str(json.loads(line)["fence"]) == fence:
+                return name, int(fence)
+    return None
+
+
+def seconds_to_replace(site, end: str) -> float:
+    """Ends the one that leads, in this way; seconds until another does, that stands by."""
+    name, fence = leader(site)
+    if len(site.fleet.processes) < 2:
+        start_standby(site, f"after-{name}")
+    getattr(site.fleet.processes.pop(name), end)()
+    ended_at = time.monotonic()
+    eventually(lambda: (_leader(site) or ("", 0))[1] > fence, 30, "take-over")
+    return time.monotonic() - ended_at
 
 
 def sweeps(client) -> int:
@@ -64,14 +93,9 @@ def sweeps(client) -> int:
 def test_after_sigkill_a_standby_takes_over_within_the_ttl_and_a_poll(site):
     """L1, L5, L7."""
     start_two(site)
-    before = holder(site.client)
+    soon_enough(lambda: seconds_to_replace(site, "kill"), TTL_SECONDS + 1.0 + SLACK_SECONDS)
     fired = sweeps(site.client)
-    killed_at = time.monotonic()
-    site.fleet.processes["first"].kill()
-    eventually(lambda: holder(site.client) not in (None, before), 30, "take-over")
-    taken_after = time.monotonic() - killed_at
     eventually(lambda: sweeps(site.client) > fired, 30, "next tick")
-    assert taken_after < TTL_SECONDS + 1.0 + SLACK_SECONDS
     assert set(sent(site.client).values()) == {1}
     order = fences(site.client)
     assert order == sorted(order)
@@ -79,19 +103,15 @@ def test_after_sigkill_a_standby_takes_over_within_the_ttl_and_a_poll(site):
 
 def test_a_clean_stop_hands_over_within_the_retry_interval(site):
     start_two(site)
-    before = holder(site.client)
-    site.fleet.processes["first"].stop()
-    stopped_at = time.monotonic()
-    eventually(lambda: holder(site.client) not in (None, before), 30, "hand-over")
-    assert time.monotonic() - stopped_at < 0.5 + SLACK_SECONDS
+    soon_enough(lambda: seconds_to_replace(site, "stop"), 0.5 + SLACK_SECONDS)
     assert set(sent(site.client).values()) == {1}
 
 
 def test_a_frozen_leader_fires_nothing_after_it_goes_on(site):
     """L2: SIGSTOP past the TTL, SIGCONT."""
     start_two(site)
-    first = site.fleet.processes["first"]
-    old_fence = int(holder(site.client).rpartition("|")[2])
+    name, old_fence = leader(site)
+    first = site.fleet.processes[name]
     first.pause()
     eventually(lambda: int((holder(site.client) or "|0").rpartition("|")[2]) > old_fence, 30, "take-over")
     eventually(lambda: fences(site.client)[-1] > old_fence, 30, "a tick of the successor")
@@ -122,15 +142,14 @@ def test_skewed_clocks_fire_each_tick_at_most_once(site, end):
         site.fleet._start(name, [sys.executable, "-c", source], {})
     eventually(lambda: sweeps(site.client) >= 1, 60, "first tick")
     eventually(lambda: all("beat: Starting" in site.fleet.log(n).read_text() for n in ("early", "late")), 60)
-    leader = "early" if leading(site, "early") else "late"
-    before, old = sweeps(site.client), holder(site.client)
+    before, (name, fence) = sweeps(site.client), leader(site)
     if end == "redis error":
         site.server.pause()
         time.sleep(TTL_SECONDS + 1)  # the outage itself
         site.server.resume()
     else:
-        getattr(site.fleet.processes[leader], end)()
-        eventually(lambda: holder(site.client) not in (None, old), 30, "take-over")
+        getattr(site.fleet.processes[name], end)()
+        eventually(lambda: (_leader(site) or ("", 0))[1] > fence, 30, "take-over")
     eventually(lambda: sweeps(site.client) >= before + 2, 60, "two more ticks")
     counts = sent(site.client)
     assert set(counts.values()) == {1}
@@ -160,7 +179,7 @@ def test_the_lease_never_exists_without_a_ttl_under_a_storm_of_kills(site):
 @pytest.mark.parametrize("accident", ["lease deleted", "everything deleted", "restarted"])
 def test_the_fence_grows_and_the_fleet_goes_on_after_redis_lost_something(site, accident):
     start_two(site)
-    before = int(holder(site.client).rpartition("|")[2])
+    _, before = leader(site)
     if accident == "lease deleted":
         site.client.delete(KEYS.lease)
     elif accident == "everything deleted":
@@ -181,23 +200,23 @@ def test_the_fence_grows_and_the_fleet_goes_on_after_redis_lost_something(site, 
 
 
 def test_the_conservative_hand_over_keeps_quiet_for_the_full_time_out(redis_client):
-    """The proposal's own mode, with a time-out of a second."""
+    """The proposal's own mode, with a time-out of two seconds."""
     from opencue_sched.coordination.leader import LeaderGate
 
     def gate() -> LeaderGate:
         return LeaderGate(
-            redis_client, KEYS, ttl_seconds=1.0, renew_deadline_seconds=0.9, retry_seconds=0.0, quiet_seconds=1.0
+            redis_client, KEYS, ttl_seconds=20.0, renew_deadline_seconds=18.0, retry_seconds=0.0, quiet_seconds=2.0
         )
 
     first, second = gate(), gate()
     first.renew()
+    before_last_fire = time.monotonic()
     assert first.may_fire("t", 1, mark_seconds=60)
-    last_fire = time.monotonic()
     first.resign()
     assert second.renew() is not None
     assert not second.may_fire("t", 2, mark_seconds=60)
     eventually(lambda: second.renew() and second.may_fire("t", 2, mark_seconds=60), 10, "end of the quiet time")
-    assert time.monotonic() - last_fire >= 0.99
+    assert time.monotonic() - before_last_fire >= 1.99
 
 
 def test_the_conservative_lease_lives_anew_at_each_fire(redis_client):
@@ -239,7 +258,7 @@ def test_a_beat_shows_its_fence_and_the_age_of_the_last_tick(site):
             lines = answer.read().decode().splitlines()
         return {line.split()[0]: float(line.split()[1]) for line in lines if line.startswith("scheduler_")}
 
-    assert figures()["scheduler_leader_fence"] == int(holder(site.client).rpartition("|")[2])
+    eventually(lambda: figures()["scheduler_leader_fence"] == leader(site)[1], 30, "its fence")
     assert figures()["scheduler_tick_age_seconds"] < 30
     site.server.pause()
     eventually(lambda: figures()["scheduler_leader_fence"] == 0, 30, "no leadership without Redis")

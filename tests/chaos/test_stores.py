@@ -24,6 +24,9 @@ from opencue_sched.operate.audit import run_audit
 from tests.farm import Farm, LayerSpec
 from tests.polling import eventually
 
+# These tests share what takes long to start: one process runs them all.
+pytestmark = pytest.mark.xdist_group("stores")
+
 BURST = 6
 WORKERS = ("worker1", "worker2")
 
@@ -130,16 +133,31 @@ def _waiting(here: Site) -> str:
 
 def test_an_emptied_redis_stops_booking_and_is_filled_again_by_one_process(here, witness, work):
     at_work(witness)
+    stopping_at = time.time()
     here.cache.restart()
-    lost_at = time.time()
-    eventually(lambda: is_open(here), 60, "filled counters")
+    closed_at = lost_at = time.time()
+
+    def opened() -> bool:
+        nonlocal closed_at
+        asked_at = time.time()
+        if is_open(here):
+            return True
+        closed_at = asked_at
+        return False
+
+    eventually(opened, 60, "filled counters")
     opened_at = time.time()
     eventually(lambda: witness.booked and witness.booked[-1] > opened_at, 30, "the next booking")
     deadline = here.settings.accounting.commit_deadline
-    assert opened_at - lost_at > here.settings.accounting.in_flight_age
-    assert [at for at in witness.booked if lost_at + deadline < at < opened_at - 1.0] == []
-    filled = [path.read_text().count('"bootstrapped"') for path in map(here.crew.fleet.log, WORKERS)]
-    assert sum(filled) == 1 + 1, "one when the fleet started, one now"
+    assert opened_at - stopping_at > here.settings.accounting.in_flight_age
+    assert [at for at in witness.booked if lost_at + deadline < at < closed_at] == []
+    eventually(lambda: filled(here) >= 1 + 1, 30, "a word about it")
+    assert filled(here) == 1 + 1, "one when the fleet started, one now"
+
+
+def filled(here: Site) -> int:
+    """How often a worker filled the counters."""
+    return sum(here.crew.fleet.log(name).read_text().count('"bootstrapped"') for name in WORKERS)
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
@@ -153,11 +171,12 @@ def test_postgresql_restarts_and_the_fleet_goes_on(here, witness, work, mode):
 
 def test_a_worker_killed_in_mid_pass_leaves_nothing_behind(here, witness, work):
     at_work(witness)
-    with a_pass_held_up(here) as name:
-        here.crew.kill(name, down_seconds=0.0)
-        left = in_flight(here, name)
-    assert left
-    here.crew.tend()
+    left: set[str] = set()
+    while not left:  # a pass waits for a lock but for a moment: it may give up before it is killed
+        with a_pass_held_up(here) as name:
+            here.crew.kill(name, down_seconds=0.0)
+            left = in_flight(here, name)
+        here.crew.tend()
     eventually(lambda: not (left & in_flight(here, name)), 30, "the end of what it had booked")
     assert scalar(here, "SELECT count(*) FROM proc WHERE pk_proc = ANY(:ids)", ids=list(left)) == 0
     at_work(witness)
