@@ -121,7 +121,7 @@ def test_failures_that_repeat_end_at_the_deadline_without_blame(engine: Engine, 
         procs = plan(farm, settings)
         connection.exec_driver_sql(fail_for(job.id, "RAISE EXCEPTION 'deadlock' USING ERRCODE = '40P01'"))
 
-    result = commit(engine, procs, with_deadline(settings, 1.0))
+    result = commit(engine, procs, with_deadline(settings, 2.0))
 
     assert reasons(result) == ["database_failure"]
     assert result.deadlocks > 1
@@ -152,7 +152,7 @@ def test_a_job_whose_counters_stay_locked_is_cut_off_without_blame(engine: Engin
 
     with engine.begin() as other:
         other.execute(text("SELECT 1 FROM job_stat WHERE pk_job = :j FOR UPDATE"), {"j": held.id})
-        result = commit(engine, procs, with_deadline(settings, 2.0))
+        result = commit(engine, procs, with_deadline(settings, 4.0))
 
     assert {c.planned.job.id for c in result.committed} == {free.id}
     assert reasons(result) == ["database_failure"] * 2
@@ -247,9 +247,9 @@ def test_a_client_that_pauses_before_commit_is_refused_by_the_server(
         farm.job([LayerSpec(frames=2)])
         procs = plan(farm, settings)
         facts = check_schema(connection)
-    before_commit(lambda _pid: time.sleep(0.6))
+    before_commit(lambda _pid: time.sleep(1.2))
 
-    result = commit_plan(engine, procs, {}, with_deadline(settings, 2.0), facts=facts)
+    result = commit_plan(engine, procs, {}, with_deadline(settings, 6.0), facts=facts)
 
     assert result.committed == result.lost == ()
     assert len(result.unknown) == 2
