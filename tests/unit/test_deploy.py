@@ -12,6 +12,7 @@ import yaml
 from prometheus_client import REGISTRY
 from prometheus_client.metrics import MetricWrapperBase
 
+from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.operate import fleet_metrics, metrics
 from opencue_sched.operate.cli import cli
 from opencue_sched.settings import Settings
@@ -21,6 +22,8 @@ UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 YAMLS = sorted(DEPLOY.rglob("*.yaml"))
 INSTRUCTIONS = {"FROM", "WORKDIR", "COPY", "RUN", "USER", "ENV", "EXPOSE", "STOPSIGNAL", "CMD"}
 CELERY_COMMANDS = {"worker", "beat", "flower"}
+BEAT_PORT = "OPENCUE_SCHED_COORDINATION__BEAT_METRICS_PORT"
+METRICS_PORT = "OPENCUE_SCHED_QUEUE__METRICS_PORT"
 
 
 def known_metrics() -> set[str]:
@@ -57,6 +60,29 @@ def unknown_labels(expression: str) -> set[str]:
     return named - has
 
 
+def alerts() -> dict[str, str]:
+    rules = yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text())
+    return {rule["alert"]: rule["expr"] for group in rules["groups"] for rule in group["rules"]}
+
+
+def matched_verdicts(expression: str) -> set[str]:
+    """The verdicts whose waiting frames an expression looks at."""
+    matched = set()
+    for operator, pattern in re.findall(r'verdict(=~|!~|!=|=)"([^"]*)"', expression):
+        hit = {verdict.value for verdict in Verdict if re.fullmatch(pattern, verdict.value)}
+        assert hit, f"{pattern} matches no verdict"
+        matched |= {verdict.value for verdict in Verdict} - hit if operator.startswith("!") else hit
+    return matched
+
+
+def metrics_port(command: list[str], environment: dict[str, str]) -> int:
+    """Where a process started with ``command`` serves /metrics: as the environment says, or by default."""
+    settings = Settings()
+    if "beat" in command:
+        return int(environment.get(BEAT_PORT, settings.coordination.beat_metrics_port))
+    return int(environment.get(METRICS_PORT, settings.queue.metrics_port))
+
+
 def check_command(words: list[str]) -> None:
     program = Path(words[0]).name
     if program == "celery":
@@ -80,6 +106,21 @@ def test_alerts_name_only_metrics_that_exist():
         assert named_metrics(expression), expression
         assert named_metrics(expression) <= known_metrics(), expression
         assert not unknown_labels(expression), expression
+
+
+def test_an_alert_tells_of_frames_that_wait_without_a_reason_anybody_chose():
+    verdicts = matched_verdicts(alerts()["SchedulerNothingDispatchedWithFramesWaiting"])
+    assert verdicts >= {"flowing", "no_host", "no_fit", "permit_held", "backing_off", "quarantined", "failed"}
+    assert not {verdict for verdict in verdicts if verdict.startswith("over_")}
+    assert "capacity" not in verdicts
+
+
+def test_alerts_and_panels_tell_whether_one_beat_leads():
+    dashboard = json.loads((DEPLOY / "grafana" / "dashboards" / "opencue-sched.json").read_text())
+    shown = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
+    for metric in ("scheduler_leader_fence", "scheduler_tick_age_seconds"):
+        assert metric in shown
+        assert any(metric in expression for expression in alerts().values())
 
 
 def test_labels_no_metric_has_are_found():
@@ -141,6 +182,51 @@ def test_compose_starts_the_whole_fleet_with_commands_that_exist():
     assert "noeviction" in services["redis"]["command"]
     for volume in (v for service in services.values() for v in service.get("volumes", []) if v.startswith("..")):
         assert (DEPLOY / "compose" / volume.split(":")[0]).resolve().exists(), volume
+
+
+def test_prometheus_scrapes_every_process_where_it_serves_its_metrics():
+    services = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())["services"]
+    config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())
+    targets = [target for job in config["scrape_configs"] for target in job["dns_sd_configs"]]
+    scraped = {name: target["port"] for target in targets for name in target["names"]}
+    for name, port in scraped.items():
+        environment = services[name]["environment"]
+        assert port == metrics_port(services[name]["command"], environment), name
+        assert environment["OPENCUE_SCHED_QUEUE__METRICS_HOST"] == "0.0.0.0"  # noqa: S104 - inside a container
+    assert set(scraped) == {"worker", "beat", "report-service"}
+
+
+def test_compose_publishes_the_port_that_rqds_report_to():
+    service = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())["services"]["report-service"]
+    (published,) = service["ports"]
+    inside = service["environment"].get("OPENCUE_SCHED_RELEASE__PORT", Settings().release.port)
+    assert published.rpartition(":")[2] == str(inside)
+
+
+def test_the_image_exposes_the_ports_that_its_processes_listen_on():
+    (exposed,) = re.findall(r"^EXPOSE (.*)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    ports = {Settings().release.port, metrics_port(["worker"], {}), metrics_port(["beat"], {})}
+    assert {int(port) for port in exposed.split()} == ports
+
+
+def test_kubernetes_scrapes_the_worker_where_it_serves_its_metrics():
+    deployment, _ = yaml.safe_load_all((DEPLOY / "k8s" / "worker.yaml").read_text())
+    pod = deployment["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    environment = {variable["name"]: variable.get("value", "") for variable in container["env"]}
+    port = metrics_port(container["command"], environment)
+    assert pod["metadata"]["annotations"]["prometheus.io/port"] == str(port)
+    assert [listening["containerPort"] for listening in container["ports"]] == [port]
+
+
+def test_services_of_one_machine_keep_the_ports_that_the_guide_tells():
+    guide = (DEPLOY.parent / "docs" / "operator-guide.md").read_text()
+    (told,) = re.findall(
+        r"`/metrics` on every worker and report service from port (\d+) on, on every beat from port (\d+)", guide
+    )
+    assert told == (str(metrics_port(["worker"], {})), str(metrics_port(["beat"], {})))
+    for path in (*UNITS, DEPLOY / "systemd" / "opencue-sched.env"):
+        assert not re.search(r"OPENCUE_SCHED_\w*PORT=", path.read_text()), path
 
 
 def test_every_setting_named_in_deploy_exists():
