@@ -43,8 +43,7 @@ from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.errors import HostLocked, NotReady
 from opencue_sched.domain.farm import PlannedProc
-from opencue_sched.domain.verdicts import Verdict
-from opencue_sched.placement.planner import Plan, plan_pass, release_plan
+from opencue_sched.placement.planner import Blocked, Plan, plan_pass, release_plan
 from opencue_sched.placement.policy import Policy, policy_for
 from opencue_sched.settings import Settings
 from opencue_sched.store.environment import Environments, fetch_environments
@@ -57,8 +56,6 @@ LOCKED_HOST_REST_SECONDS = 1.0
 """Whoever holds a host's row, it would be found locked again at once; the frames go to others meanwhile."""
 FAILED_HOST_REST_SECONDS = 5.0
 """PostgreSQL calls a host whose RQD is gone UP for minutes, with all its cores idle."""
-
-_BLOCKED = (Verdict.NO_HOST, Verdict.NO_FIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +91,9 @@ class PassRunner:
         try:
             gathered = self._gather(cluster, report)
             if not gathered.snapshot.jobs:
-                report.ended = PassEnd.SATURATED if gathered.held_back else PassEnd.NO_JOBS
+                waits = gathered.held_back or gathered.bad_layers
+                report.ended = PassEnd.SATURATED if waits else PassEnd.NO_JOBS
+                self._walk(gathered, report)
                 return report
             if self.counted is not None and not self.counted.admits(cluster.show_id):
                 report.ended = PassEnd.SATURATED
@@ -108,6 +107,7 @@ class PassRunner:
                 self._carry_out(plan, alive, report)
             if report.ended is PassEnd.NO_JOBS:
                 report.ended = PassEnd.BOOKED if report.frames_booked else PassEnd.SATURATED
+            self._walk(gathered, report)
             return report
         except NotReady as error:
             report.ended, report.error = PassEnd.NOT_READY, str(error)
@@ -123,8 +123,7 @@ class PassRunner:
 
     def _gather(self, cluster: Cluster, report: PassReport) -> Gathered:
         began = self.clock()
-        if self.hosts.refresh(cluster):
-            self.rest.rouse()
+        self.rest.hosts_changed(self.hosts.refresh(cluster))
         report.roused = self.rest.roused
         report.resting = self.rest.resting(cluster.key)
         with self.engine.connect() as connection:
@@ -135,6 +134,8 @@ class PassRunner:
         report.statements += gathered.statements
         report.jobs = len(gathered.snapshot.jobs)
         self.bad_rows.report(gathered.bad_jobs)
+        report.verdicts = gathered.bad_layers
+        self.rest.rest(cluster.key, (Blocked(it, None) for it in gathered.bad_layers), roused=report.roused)
         report.bad_rows = self.bad_rows.taken_counts() + self.hosts.bad_rows.taken_counts()
         if gathered.snapshot.jobs:
             report.show_name = gathered.snapshot.jobs[0].show_name
@@ -160,10 +161,19 @@ class PassRunner:
         report.attempts, report.scores = tuple(plan.attempts.values()), plan.scores
         report.wasted_attempts = plan.wasted_attempts
         report.cache_hits, report.cache_misses = plan.cache_hits, plan.cache_misses
-        report.verdicts = plan.verdicts
-        blocked = [it for it in plan.verdicts if it.verdict in _BLOCKED and not it.frames]
-        self.rest.rest(cluster.key, blocked, roused=report.roused)
+        report.verdicts = (*gathered.bad_layers, *plan.verdicts)
+        self.rest.rest(cluster.key, plan.blocked, roused=report.roused)
         return plan
+
+    def _walk(self, gathered: Gathered, report: PassReport) -> None:
+        """Whether to go on at once with the jobs behind those that this pass could not place."""
+        key = report.cluster.key
+        passed_over = [it for it in report.verdicts if not it.frames]
+        if report.frames_booked or not gathered.more or not passed_over:
+            self.rest.walk_ends(key)
+        else:
+            self.rest.walk_on(key, passed_over)
+            report.go_on = True
 
     def _carry_out(self, plan: Plan, alive: Callable[[], bool], report: PassReport) -> None:
         """Book and commit, tell the pool how that ended, then launch and settle."""
@@ -191,6 +201,8 @@ class PassRunner:
             committed = {it.planned.proc_id for it in result.committed}
             unknown = frozenset(planned.proc_id for planned, _ in result.unknown)
             release_plan(self.hosts.cache, plan, committed=committed, unknown=unknown)
+            # What they held is idle again, and layers may rest for want of just that.
+            self.hosts.note({it.host.id for it in plan.procs if it.proc_id not in committed | unknown})
 
     def _book(self, plan: Plan, report: PassReport) -> BookAnswers:
         began = self.clock()

@@ -80,7 +80,7 @@ class Dispatcher:
     def _rest(self, report: PassReport) -> float:
         """Seconds the cluster is left alone; 0 to go on at once."""
         queue = self.settings.queue
-        if report.frames_booked:
+        if report.frames_booked or report.go_on:
             return 0.0
         if report.ended is PassEnd.NO_JOBS:
             return queue.cluster_empty_sleep

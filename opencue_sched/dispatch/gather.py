@@ -20,6 +20,7 @@ from opencue_sched.domain.farm import BadRow, Caps, Frame, Headroom, Job, Layer,
 from opencue_sched.domain.frame_range import check_frame_range
 from opencue_sched.domain.reservation import burst_cap, cores_cap, gpus_cap
 from opencue_sched.domain.tags import normalise_tags
+from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.settings import Settings
 from opencue_sched.store.limits import Limit, fetch_limits
 from opencue_sched.store.pending import (
@@ -34,7 +35,8 @@ from opencue_sched.store.pending import (
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """``snapshot`` for the planner. ``bad_jobs`` were left out; ``statements`` were sent to PostgreSQL.
+    """``snapshot`` for the planner. ``bad_jobs`` were left out, and ``bad_layers`` with them; ``statements`` were sent
+    to PostgreSQL. ``more``: as many jobs were found as a pass looks at, so there may be others behind them.
 
     ``held_back``: work waits, but all of it is over some cap or backing off; the cluster is saturated rather than
     empty, and the snapshot shows the first jobs of it. ``limits`` are those of the snapshot's layers, by id.
@@ -42,7 +44,9 @@ class Gathered:
 
     snapshot: Snapshot
     bad_jobs: tuple[BadRow, ...]
+    bad_layers: tuple[LayerVerdict, ...]
     held_back: bool
+    more: bool
     limits: Mapping[str, Limit]
     statements: int
 
@@ -78,6 +82,7 @@ def gather(
         max_frames=settings.queue.dispatch_frames_per_layer_limit,
     )
     jobs, bad_jobs = _jobs(job_rows, layer_rows)
+    bad = {row.id: row.reason for row in bad_jobs}
     kept = {job.id for job in jobs}
     wanted_limits = {limit_id for job in jobs for layer in job.layers for limit_id in layer.limit_ids}
     return Gathered(
@@ -90,7 +95,13 @@ def gather(
             limits={key: _limit_headroom(limits[key]) for key in wanted_limits if key in limits},
         ),
         bad_jobs=tuple(bad_jobs),
+        bad_layers=tuple(
+            LayerVerdict(row.pk_job, row.pk_layer, Verdict.FAILED, 0, row.int_waiting_count, bad[row.pk_job])
+            for row in layer_rows
+            if row.pk_job in bad
+        ),
         held_back=held_back,
+        more=not held_back and len(job_rows) >= selection.max_jobs,
         limits={key: limits[key] for key in wanted_limits if key in limits},
         statements=statements,
     )

@@ -11,6 +11,7 @@ from redis.exceptions import RedisError
 from sqlalchemy import Engine
 
 from opencue_sched.dispatch.bad_rows import BadRowLog
+from opencue_sched.dispatch.rest import HostNews
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.farm import BadRow
 from opencue_sched.placement.cache import HostCache
@@ -45,14 +46,15 @@ class HostFeed:
         self.bad_rows = BadRowLog()
         self.cache = HostCache(settings, self._fetch, instance=instance, clock=clock)
 
-    def refresh(self, cluster: Cluster) -> bool:
-        """Make the cluster's groups current; True when hosts changed since this process looked last."""
-        changed = self._follow()
-        self.cache.refresh(cluster.facility_id, cluster.tags)
+    def refresh(self, cluster: Cluster) -> HostNews:
+        """Make the cluster's groups current; which hosts changed since this process looked last."""
+        news = self._follow()
+        if self.cache.refresh(cluster.facility_id, cluster.tags):
+            news = HostNews(everything=True)
         if self._clock() >= self._evict_at:
             self._evict_at = self._clock() + self._settings.clean_up_interval
             self.cache.evict_idle_groups()
-        return changed
+        return news
 
     def note(self, host_ids: Collection[str]) -> None:
         """These hosts changed, as every process has been told: read them again at the next refresh."""
@@ -75,19 +77,19 @@ class HostFeed:
     def _bad(self, row: BadRow) -> None:
         self.bad_rows.report([row])
 
-    def _follow(self) -> bool:
+    def _follow(self) -> HostNews:
         with self._lock:
             try:
                 self._cursor, ids = self._changes.since(self._cursor)
             except RedisError as error:
                 log.warning("host_changes_not_read", error=str(error))
-                return False
+                return HostNews()
             if ids is None:
                 self.cache.expire()
             self._noted.update(ids or ())
             wanted = self._noted | self.cache.invalidated_ids()
             if not wanted:
-                return ids is None
+                return HostNews(everything=ids is None)
             with self.cache.reading() as read_at, self._engine.connect() as connection:
                 readings = fetch_hosts_by_id(
                     connection, sorted(wanted), self._settings.host_staleness_threshold, self._bad
@@ -95,4 +97,4 @@ class HostFeed:
             found = {reading.host.id for reading in readings}
             self.cache.apply(readings, wanted - found, read_at=read_at)
             self._noted.clear()
-            return True
+            return HostNews(tuple(reading.host for reading in readings), everything=ids is None)

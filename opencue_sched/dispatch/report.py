@@ -48,9 +48,11 @@ class PassReport:
     bad_rows: Counter[str] = field(default_factory=Counter)
     verdicts: tuple[LayerVerdict, ...] = ()
     resting: Mapping[str, LayerVerdict] = field(default_factory=dict)
-    """Layers that were left out because they found no host a moment ago, by id."""
+    """Layers that were left out because they could not be placed a moment ago, by id."""
+    go_on: bool = False
+    """Nothing was booked, but there are jobs behind those that this pass looked at."""
     roused: int = 0
-    """How often resting layers had been roused when this pass looked at the hosts."""
+    """How often hosts had changed when this pass looked at them."""
     seconds_to_book: list[float] = field(default_factory=list)
     """Of each frame booked: from its becoming eligible, once more after a retry, to the answer to the COMMIT."""
     gathered_at: float = 0.0

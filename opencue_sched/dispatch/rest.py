@@ -1,55 +1,163 @@
-"""Layers that found no host rest alone, so that their cluster need not."""
+"""Layers that could not be placed step aside, so that neither their cluster nor the jobs behind them have to wait.
+
+A pass looks at a bounded number of jobs. Two things keep those that cannot be placed from filling it for ever:
+
+- **Rest.** A layer that found no host is left out of the passes that follow, until a host changes in a way that could
+  make a difference to it: one that, with as much idle as it has now, offers its tags, its OS and its need. Several
+  hosts are judged together, so a layer may be roused for nothing, but never left to rest for want of a look.
+- **The walk.** While passes place nothing and the jobs they look at are as many as a pass may, whatever they looked at
+  in vain is left out of the next one, roused or not. So every job has its turn before any has its second. The walk ends
+  when something was booked or the last job was looked at; then the highest priority comes first again.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
+from opencue_sched.domain.farm import Host
+from opencue_sched.domain.reservation import Need
+from opencue_sched.domain.states import ThreadMode
 from opencue_sched.domain.verdicts import LayerVerdict
+from opencue_sched.placement.planner import Blocked
+from opencue_sched.placement.searches import Search
+
+_REMEMBERED_CHANGES = 64
+_Place = tuple[str, str, bool]
+"""A tag, an OS ('': any) and whether the frames thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostNews:
+    """Hosts that were read again because they changed; ``everything``: any host may have."""
+
+    hosts: tuple[Host, ...] = ()
+    everything: bool = False
+
+    def __bool__(self) -> bool:
+        return self.everything or bool(self.hosts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """The most of each that any host of ``news`` has idle, by place; None: there may be room for anything."""
+
+    by_place: Mapping[_Place, Need] | None
+
+    @classmethod
+    def of(cls, news: HostNews) -> _Room:
+        if news.everything:
+            return cls(None)
+        most: dict[_Place, Need] = {}
+        for host in news.hosts:
+            idle = Need(host.idle_cores, host.idle_memory_kb, host.idle_gpus, host.idle_gpu_memory_kb)
+            for place in _places(host):
+                most[place] = _larger(most[place], idle) if place in most else idle
+        return cls(most)
+
+    def may_do(self, search: Search | None) -> bool:
+        if search is None:
+            return False
+        if self.by_place is None:
+            return True
+        places = ((tag, search.os_name or "", search.threadable) for tag in search.tags)
+        return any(_covers(self.by_place[place], search.need) for place in places if place in self.by_place)
 
 
 class LayerRest:
-    """Per process. A layer that found no host is left out of the next passes of that cluster for ``seconds``.
-
-    It keeps its place no longer than that, and not at all once a host has changed: ``rouse`` ends every rest.
-    """
+    """Per process; a layer rests in one cluster. ``seconds`` is how long at most: longer than its cluster sleeps."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
         self._clock = clock
-        self._until: dict[str, dict[str, tuple[float, LayerVerdict]]] = {}
+        self._resting: dict[str, dict[Search | None, dict[str, tuple[float, LayerVerdict]]]] = {}
+        self._walked: dict[str, dict[str, LayerVerdict]] = {}
+        self._changes: deque[tuple[int, _Room]] = deque(maxlen=_REMEMBERED_CHANGES)
         self._lock = threading.Lock()
         self._roused = 0
 
     @property
     def roused(self) -> int:
-        """How often every rest was ended: to be read before the hosts that layers are looked up among."""
+        """How often hosts changed: to be read before the hosts that layers are looked up among."""
         return self._roused
 
-    def rest(self, cluster: str, verdicts: Iterable[LayerVerdict], *, roused: int) -> None:
-        """The layers of these verdicts found no host in this cluster just now.
+    def rest(self, cluster: str, blocked: Iterable[Blocked], *, roused: int) -> None:
+        """These layers found no host in this cluster just now.
 
-        ``roused`` was read before they were looked up. If a host has changed since, they do not rest: another pass has
-        taken note of the change already, and none would rouse them again.
+        ``roused`` was read before they were looked up. Those to which a host that changed since could make a difference
+        do not rest: another pass has taken note of that change already, and none would rouse them again.
         """
         until = self._clock() + self._seconds
         with self._lock:
-            if self._roused != roused:
-                return
-            self._until.setdefault(cluster, {}).update({it.layer_id: (until, it) for it in verdicts})
+            forgotten = self._roused - roused > len(self._changes)
+            rooms = [room for number, room in self._changes if number > roused]
+            resting = self._resting.setdefault(cluster, defaultdict(dict))
+            for one in blocked:
+                if not forgotten and not any(room.may_do(one.search) for room in rooms):
+                    resting[one.search][one.verdict.layer_id] = (until, one.verdict)
 
     def resting(self, cluster: str) -> dict[str, LayerVerdict]:
-        """The layers of a cluster that rest now, by id, each with the verdict it rests for."""
+        """The layers of a cluster to be left out now, by id, each with the verdict it had."""
         now = self._clock()
         with self._lock:
-            resting = {layer: rest for layer, rest in self._until.pop(cluster, {}).items() if rest[0] > now}
-            if resting:
-                self._until[cluster] = resting
-            return {layer: verdict for layer, (_, verdict) in resting.items()}
+            found = dict(self._walked.get(cluster, {}))
+            by_search = self._resting.get(cluster, {})
+            for search, layers in list(by_search.items()):
+                for layer_id, (until, verdict) in list(layers.items()):
+                    if until > now:
+                        found[layer_id] = verdict
+                    else:
+                        del layers[layer_id]
+                if not layers:
+                    del by_search[search]
+            if not by_search:
+                self._resting.pop(cluster, None)
+            return found
 
-    def rouse(self) -> None:
-        """A host changed: every layer may try again."""
+    def walk_on(self, cluster: str, looked_at: Iterable[LayerVerdict]) -> None:
+        """A pass over the cluster booked nothing and there are more jobs: leave these layers out of the next one."""
+        with self._lock:
+            self._walked.setdefault(cluster, {}).update({verdict.layer_id: verdict for verdict in looked_at})
+
+    def walk_ends(self, cluster: str) -> None:
+        """The next pass begins with the highest priority again."""
+        with self._lock:
+            self._walked.pop(cluster, None)
+
+    def hosts_changed(self, news: HostNews) -> None:
+        """Rouse every layer to which these hosts could make a difference."""
+        if not news:
+            return
+        room = _Room.of(news)
         with self._lock:
             self._roused += 1
-            self._until.clear()
+            self._changes.append((self._roused, room))
+            for by_search in self._resting.values():
+                for search in [search for search in by_search if room.may_do(search)]:
+                    del by_search[search]
+
+
+def _places(host: Host) -> Iterable[_Place]:
+    threads = (True,) if host.thread_mode is ThreadMode.ALL else (True, False)
+    return ((tag, os_name, thread) for tag in host.tags for os_name in ("", *host.os_names) for thread in threads)
+
+
+def _larger(one: Need, other: Need) -> Need:
+    return Need(
+        max(one.cores, other.cores),
+        max(one.memory_kb, other.memory_kb),
+        max(one.gpus, other.gpus),
+        max(one.gpu_memory_kb, other.gpu_memory_kb),
+    )
+
+
+def _covers(idle: Need, need: Need) -> bool:
+    return (
+        idle.cores >= need.cores
+        and idle.memory_kb >= need.memory_kb
+        and idle.gpus >= need.gpus
+        and idle.gpu_memory_kb >= need.gpu_memory_kb
+    )

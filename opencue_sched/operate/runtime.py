@@ -63,6 +63,10 @@ from opencue_sched.store.schema_history import drain_frame_history
 log = structlog.get_logger(__name__)
 
 
+SLEEPS_A_LAYER_RESTS = 4
+"""A layer that finds no host rests longer than its cluster sleeps, so that the jobs behind it have their turn."""
+
+
 class Runtime:
     """The collaborators of one process. Thread-safe: several tasks of a threads pool share it."""
 
@@ -111,7 +115,7 @@ class Runtime:
             permits=LayerPermits(self.client, self.settings.coordination.namespace),
             settlement=Settlement(self.engine, self.ledger, self.changes, self.channels, compensate),
             facts=self.facts,
-            rest=LayerRest(self.settings.queue.cluster_saturated_sleep),
+            rest=LayerRest(SLEEPS_A_LAYER_RESTS * self.settings.queue.cluster_saturated_sleep),
             shares=HostShares(self.settings.instance, self.membership.router.instances),
             verdicts=self.verdicts,
             counted=CountedShows(

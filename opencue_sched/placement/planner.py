@@ -26,6 +26,17 @@ from opencue_sched.placement.pool import Accept, HostPool, Preference
 from opencue_sched.placement.searches import BarrenSearches, Search
 from opencue_sched.placement.shortage import explain_shortage
 
+_HOSTLESS = (Verdict.NO_HOST, Verdict.NO_FIT, Verdict.CAPACITY)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A layer that cannot be placed as things are. ``search``: for want of a host that satisfies it; None: whatever
+    hosts there are."""
+
+    verdict: LayerVerdict
+    search: Search | None
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -34,7 +45,7 @@ class Plan:
     ``hosts`` are the hosts of ``procs`` by id, as they will be once all of it is booked. ``attempts`` is how many hosts
     each layer that got to try any was given. ``wasted_attempts`` counts hosts on which then nothing was placed.
     ``scores`` are those of the hosts chosen by a policy that scores. ``full``: ``max_frames`` was reached, so there is
-    more to place right away.
+    more to place right away. ``blocked`` are the layers of which nothing was placed, because no host would do.
     """
 
     procs: tuple[PlannedProc, ...]
@@ -46,6 +57,7 @@ class Plan:
     cache_misses: int
     full: bool
     scores: tuple[float, ...] = ()
+    blocked: tuple[Blocked, ...] = ()
 
     @property
     def hosts_attempted(self) -> int:
@@ -114,6 +126,7 @@ class _LayerPass:
     wasted: int = 0
     asked: bool = False
     vetoed: bool = False
+    hostless: bool = False
     capped: OverCap | None = None
     vertices: dict[str, Vertices] = field(default_factory=dict)
 
@@ -137,6 +150,7 @@ class _Planner:
         self._headroom = PlanHeadroom(snapshot, limit_names)
         self._procs: list[PlannedProc] = []
         self._verdicts: list[LayerVerdict] = []
+        self._blocked: list[Blocked] = []
         self._hosts: dict[str, Host] = {}
         self._attempts: dict[str, int] = {}
         self._wasted = self._hits = self._misses = 0
@@ -157,11 +171,14 @@ class _Planner:
             cache_misses=self._misses,
             full=self._cut_short,
             scores=tuple(self._scores),
+            blocked=tuple(self._blocked),
         )
 
-    def judge(self, job: Job, layer: Layer, placed: int, reason: OverCap) -> None:
+    def judge(self, job: Job, layer: Layer, placed: int, reason: OverCap) -> LayerVerdict:
         waiting = max(layer.waiting_frames, len(layer.frames)) - placed
-        self._verdicts.append(LayerVerdict(job.id, layer.id, reason.verdict, placed, waiting, reason.detail))
+        verdict = LayerVerdict(job.id, layer.id, reason.verdict, placed, waiting, reason.detail)
+        self._verdicts.append(verdict)
+        return verdict
 
     def place(self, job: Job, layer: Layer) -> None:
         """Place the layer's frames until they, the caps, the hosts or the plan's size run out."""
@@ -169,11 +186,14 @@ class _Planner:
         tags = tuple(tag for tag in self._cluster.tags if tag in layer.tags)
         turn = _LayerPass(job, layer, need, Search.of(job, layer, need, tags))
         reason = self._place(turn)
-        self.judge(job, layer, turn.placed, reason)
+        verdict = self.judge(job, layer, turn.placed, reason)
+        if turn.hostless and not turn.placed and reason.verdict in _HOSTLESS:
+            self._blocked.append(Blocked(verdict, turn.search))
 
     def _place(self, turn: _LayerPass) -> OverCap:
         job, layer = turn.job, turn.layer
         if not turn.search.tags:
+            turn.hostless = True
             tags = " and ".join(sorted(layer.tags)) or "none"
             return OverCap(Verdict.NO_HOST, f"none of its tags ({tags}) is among those of the cluster")
         while turn.placed < len(layer.frames):
@@ -292,6 +312,7 @@ class _Planner:
             return turn.capped
         if turn.vetoed:
             return OverCap(Verdict.CAPACITY, "the hosts that would take its frames are kept for other work")
+        turn.hostless = True
         reason = self._shortages.get((turn.search, turn.open_allocs))
         if reason is None:
             reason = self._shortages[turn.search, turn.open_allocs] = explain_shortage(

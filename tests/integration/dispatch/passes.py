@@ -23,6 +23,7 @@ from opencue_sched.dispatch.rest import LayerRest
 from opencue_sched.dispatch.settle import Settlement
 from opencue_sched.dispatch.sweep import Sweeper
 from opencue_sched.dispatch.verdicts import VerdictLog
+from opencue_sched.domain.cluster import Cluster
 from opencue_sched.placement.changes import HostChanges
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import check_schema
@@ -52,15 +53,16 @@ class Passes:
     settings: Settings
     runner: PassRunner
     sweeper: Sweeper
+    clusters: list[Cluster] = field(default_factory=list)
 
     def drain(self, *, rounds: int = 50) -> list[PassReport]:
-        """Pass over every cluster with work until a round books nothing."""
+        """Pass over every cluster with work until a round books nothing and has nothing left to look at."""
         reports: list[PassReport] = []
-        clusters = [cluster for cluster, _ in self.sweeper.sweep().send]
+        clusters = self.clusters = [cluster for cluster, _ in self.sweeper.sweep().send] or self.clusters
         for _ in range(rounds):
             latest = [self.runner.run(cluster, alive=lambda: True) for cluster in clusters]
             reports += latest
-            if not any(report.frames_booked for report in latest):
+            if not any(report.frames_booked or report.go_on for report in latest):
                 return reports
         raise AssertionError(f"still booking after {rounds} rounds")
 

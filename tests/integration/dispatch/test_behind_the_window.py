@@ -1,0 +1,149 @@
+"""A pass looks at twenty jobs. Twenty that cannot be placed must not keep those behind them waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+from opencue_sched.coordination.postings import ClaimKeeper, Offered
+from opencue_sched.dispatch.dispatcher import Dispatcher
+from opencue_sched.dispatch.report import PassReport
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
+from opencue_sched.settings import Rqd, Settings
+
+from .passes import Passes, passes
+
+WINDOW = 20
+
+
+@pytest.fixture
+def here(engine: Engine, settings: Settings) -> Iterator[Passes]:
+    with passes(engine, settings.model_copy(update={"rqd": Rqd(dry_run_mode=True)})) as runner:
+        yield runner
+
+
+def plant(engine: Engine, first: JobSpec, *, hosts: HostSpec | None = None, jobs: int = WINDOW) -> tuple[str, str]:
+    """``jobs`` like ``first`` of high priority, and one of two single-core frames behind them; its id, and a host's."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        made = farm.hosts([hosts or HostSpec(cores=16) for _ in range(4)])
+        farm.jobs([first for _ in range(jobs)])
+        return farm.job([LayerSpec(frames=2)], priority=1).id, made[0].id
+
+
+def wide(**layer: Any) -> JobSpec:
+    return JobSpec(layers=[LayerSpec(frames=2, **layer)], priority=100)
+
+
+def running(engine: Engine, job_id: str) -> int:
+    with engine.connect() as connection:
+        found = connection.execute(text("SELECT count(*) FROM proc WHERE pk_job = :job"), {"job": job_id}).scalar()
+        return int(found or 0)
+
+
+def make_rows_bad(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "UPDATE layer SET int_chunk_size = 0 WHERE pk_job IN "
+                "(SELECT pk_job FROM job_resource WHERE int_priority = 100)"
+            )
+        )
+
+
+@pytest.mark.parametrize(
+    ("first", "hosts", "spoil"),
+    [
+        pytest.param(wide(cores=64), None, None, id="too large for any host"),
+        pytest.param(wide(cores=16), HostSpec(cores=16, idle_cores=8), None, id="too large for what is idle"),
+        pytest.param(wide(tags="general | nowhere", memory_gb=500), None, None, id="too much memory"),
+        pytest.param(
+            JobSpec(layers=[LayerSpec(frames=2, cores=0)], priority=100, max_cores=8), None, None, id="over their cap"
+        ),
+        pytest.param(wide(), None, make_rows_bad, id="rows that make no sense"),
+    ],
+)
+@pytest.mark.parametrize("jobs", [WINDOW, 2 * WINDOW + 5])
+def test_a_job_behind_others_that_cannot_be_placed_is_booked_at_once(
+    here: Passes,
+    engine: Engine,
+    first: JobSpec,
+    hosts: HostSpec | None,
+    spoil: Callable[[Engine], None] | None,
+    jobs: int,
+) -> None:
+    behind, _ = plant(engine, first, hosts=hosts, jobs=jobs)
+    if spoil is not None:
+        spoil(engine)
+    here.drain()
+    assert running(engine, behind) == 2
+
+
+def test_hosts_that_change_all_the_time_do_not_bring_those_ahead_back_before_the_others_had_their_turn(
+    here: Passes, engine: Engine
+) -> None:
+    """Every completion is a change of a host."""
+    behind, host = plant(engine, wide(cores=16), hosts=HostSpec(cores=16, idle_cores=8))
+    clusters = [cluster for cluster, _ in here.sweeper.sweep().send]
+    for _ in range(3):
+        here.runner.hosts.note([host])
+        for cluster in clusters:
+            here.runner.run(cluster, alive=lambda: True)
+    assert running(engine, behind) == 2
+
+
+def test_a_pass_that_placed_nothing_of_a_full_window_goes_on_at_once_and_the_last_one_rests(
+    here: Passes, engine: Engine
+) -> None:
+    plant(engine, wide(cores=64), jobs=2 * WINDOW)
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "UPDATE job SET b_paused = true WHERE str_name IN (SELECT str_name FROM job j "
+                "JOIN job_resource r USING (pk_job) WHERE r.int_priority = 1)"
+            )
+        )
+    sent: list[Offered] = []
+    postings = here.sweeper._postings
+    keeper = ClaimKeeper(postings, ttl_seconds=3)
+    dispatcher = Dispatcher(here.settings, postings, keeper, here.runner, "one", sent.append)
+    try:
+        offers = [offered for _, offered in here.sweeper.sweep().send]
+        reports = []
+        while offers:
+            offered = offers.pop()
+            report = dispatcher.dispatch(offered.uuid, offered.ticket)
+            assert isinstance(report, PassReport)
+            reports.append(report)
+            offers, sent[:] = [*offers, *sent], []
+    finally:
+        keeper.stop()
+    looked_at = [verdict.layer_id for report in reports for verdict in report.verdicts]
+    assert len(looked_at) == len(set(looked_at)) == 2 * WINDOW
+    assert [report.go_on for report in reports] == [True, True, False]
+    assert here.client.zcard("cue:board:clusters:delayed") == 1
+
+
+def test_the_highest_priority_comes_first_again_once_there_is_a_host_for_it(here: Passes, engine: Engine) -> None:
+    # given two windows of wide jobs that wait for a whole host
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        (host, *_) = farm.hosts([HostSpec(cores=16, idle_cores=8) for _ in range(2)])
+        made = farm.jobs([wide(cores=16) for _ in range(2 * WINDOW)])
+        urgent = farm.job([LayerSpec(frames=2, cores=16)], priority=200)
+    here.drain()
+    assert running(engine, urgent.id) == 0
+
+    # when one becomes idle
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE host SET int_cores_idle = int_cores WHERE pk_host = :host"), {"host": host.id})
+    here.runner.hosts.note([host.id])
+    here.drain()
+
+    # then it goes to the most urgent job
+    assert running(engine, urgent.id) == 1
+    assert sum(running(engine, job.id) for job in made) == 0
