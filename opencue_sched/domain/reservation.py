@@ -130,7 +130,8 @@ def reserve(
 
     ``job_cores_left`` is what the job's cap still allows, in cores; infinity without a cap. A reservation never exceeds
     it: otherwise a threaded frame grabs a whole host and a small job cap rejects it for ever (facts I). Nor does it
-    shrink below the layer's minimum, to fit neither the cap nor the idle cores.
+    shrink below the layer's minimum, to fit neither the cap nor the idle cores; a thread mode's floor gives way to the
+    cap, not to the idle cores.
     """
     if not os_matches(os_name, host):
         return Refusal(Dimension.OS, permanent=True)
@@ -141,8 +142,9 @@ def reserve(
     short = _short_of(need, least, host)
     if short is not None:
         return short
-    if least > job_cores_left:
-        return Refusal(Dimension.JOB_CORES, least, job_cores_left)
+    fewest = _at_most_the_layers_maximum(layer, minimum_cores(layer, host))
+    if fewest > job_cores_left:
+        return Refusal(Dimension.JOB_CORES, fewest, job_cores_left)
     cores = max(least, min(_wanted_cores(layer, host, rules, need.memory_kb, least), host.idle_cores))
     if cores > job_cores_left:
         cores = int(job_cores_left)

@@ -27,6 +27,8 @@ SAME_PASS_SECONDS = 120.0
 """Verdicts of several clusters on one layer are compared when they are no further apart than this."""
 
 OLD_VERDICT_SECONDS = 600.0
+RECENT_VERDICT_SECONDS = 60.0
+"""A job that passes have not looked at for so long has others before it."""
 
 _TELLING = (
     Verdict.FLOWING,
@@ -107,13 +109,17 @@ def explain_job(
     known_tags = waiting.all_tags(connection) if tags - seen else []
     limits = {limit.name: limit for limit in fetch_limits(connection).values()}
     depends = jobs.depends_of(connection, job_id)
+    now = clock()
+    newest = {layer.id: most_telling(verdicts.get(layer.id, ())) for layer in layers}
+    unseen = {layer for layer, seen in newest.items() if seen is None or now - seen.at > RECENT_VERDICT_SECONDS}
+    behind = _behind_reasons(waiting.jobs_ahead(connection, job_id), settings) if unseen else []
     explained = []
     for layer in layers:
         found = _start_reasons(layer, situation) + _limit_reasons(layer, limits)
         found += host_reasons(layer, situation, hosts, subscriptions, settings, known_tags)
-        verdict = most_telling(verdicts.get(layer.id, ()))
         own = tuple(found if layer.waiting else ())
-        explained.append(_explained(layer, whole, own, depends, verdict, situation.name, clock()))
+        own += tuple(behind) if layer.waiting and layer.id in unseen else ()
+        explained.append(_explained(layer, whole, own, depends, newest[layer.id], situation.name, now))
     return Explanation(job_id, situation.name, situation.state, whole, tuple(explained))
 
 
@@ -179,6 +185,17 @@ def _waiting_reasons(
     if now - verdict.at > OLD_VERDICT_SECONDS:
         reasons.append(Reason("not_seen", f"no pass has looked at it since; {ask}"))
     return [*reasons, *others]
+
+
+def _behind_reasons(ahead: int, settings: Settings) -> list[Reason]:
+    """A pass looks at the first jobs that may book something, and at those behind when it can place nothing of them."""
+    window = settings.queue.max_jobs_per_cluster_pass
+    if ahead < window:
+        return []
+    words = (
+        f"{ahead} jobs of its show with waiting frames come before it (priority, then age); a pass looks at {window}"
+    )
+    return [Reason("behind", words)]
 
 
 def _start_reasons(layer: jobs.Layer, situation: waiting.Situation) -> list[Reason]:

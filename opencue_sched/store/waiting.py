@@ -34,6 +34,18 @@ _SITUATION = text(
      WHERE job.pk_job = :job
     """
 )
+_AHEAD = text(
+    """
+    SELECT count(*)
+      FROM job
+      JOIN job_resource resource ON resource.pk_job = job.pk_job
+      JOIN job mine ON mine.pk_job = :job AND mine.pk_show = job.pk_show AND mine.pk_facility = job.pk_facility
+      JOIN job_resource my ON my.pk_job = mine.pk_job
+     WHERE job.str_state = 'PENDING' AND NOT job.b_paused AND job.b_auto_book
+       AND (-resource.int_priority, job.ts_started, job.pk_job) < (-my.int_priority, mine.ts_started, mine.pk_job)
+       AND EXISTS (SELECT 1 FROM layer_stat stat WHERE stat.pk_job = job.pk_job AND stat.int_waiting_count > 0)
+    """
+)
 _QUARANTINE = text(
     "SELECT reason, until FROM opencue_sched_quarantine WHERE pk_job = :job AND until > current_timestamp"
 )
@@ -145,6 +157,11 @@ def quarantine(connection: Connection, job_id: str) -> Quarantine | None:
     """The job's quarantine, if it is in one. Needs our own tables."""
     row = connection.execute(_QUARANTINE, {"job": job_id}).one_or_none()
     return None if row is None else Quarantine(row.reason, row.until)
+
+
+def jobs_ahead(connection: Connection, job_id: str) -> int:
+    """How many pending jobs of its show and facility with waiting frames are served before the job."""
+    return int(connection.execute(_AHEAD, {"job": job_id}).scalar_one())
 
 
 def subscriptions(connection: Connection, show_id: str) -> list[Subscribed]:

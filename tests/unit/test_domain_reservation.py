@@ -183,6 +183,11 @@ class TestThreadModes:
     def test_variable_does_not_run_a_threaded_frame_on_one_core(self) -> None:
         assert refused(ask(layer(), host(8, idle=1, thread_mode=ThreadMode.VARIABLE))) is Dimension.CORES
 
+    def test_variable_runs_a_frame_on_the_one_core_that_its_job_has_left(self) -> None:
+        variable = host(thread_mode=ThreadMode.VARIABLE)
+        assert cores_of(ask(layer(), variable, left=1)) == 1
+        assert refused(ask(layer(cores_min_centicores=200), variable, left=1)) is Dimension.JOB_CORES
+
     def test_variable_above_two_cores_is_as_auto(self) -> None:
         variable = host(thread_mode=ThreadMode.VARIABLE)
         assert cores_of(ask(layer(cores_min_centicores=300), variable)) == 3

@@ -15,7 +15,7 @@ from sqlalchemy import Engine, text
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.store.quarantine import quarantine_jobs
-from tests.farm import Farm, JobIds, LayerSpec, ShowIds
+from tests.farm import Farm, JobIds, JobSpec, LayerSpec, ShowIds
 from tests.integration.cli.conftest import Cli
 
 Build = Callable[[Callable[[Farm], Any]], Any]
@@ -251,6 +251,20 @@ def test_of_several_clusters_verdicts_the_most_telling_one_is_said(
         log = VerdictLog(redis_client, "cue", clock=lambda age=age: time.time() - age)  # type: ignore[misc]
         log.record([LayerVerdict(work.job.id, work.layer, verdict, 0, 4, f"by {cluster}")], cluster)
     assert cli("explain", NAME).out.startswith("render (4 waiting): over subscription: by alloc-1 (30 s ago)")
+
+
+def test_a_job_that_passes_do_not_come_to_is_told_how_many_are_before_it(
+    cli: Cli, work: Work, engine: Engine, redis_client: redis.Redis
+) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        ahead = farm.jobs([JobSpec(layers=[LayerSpec(frames=1)], show=work.show, priority=200) for _ in range(21)])
+        connection.execute(text("UPDATE job SET b_paused = true WHERE pk_job = :job"), {"job": ahead[0].id})
+    assert reasons(cli) == ["not_seen", "behind"]
+    assert "20 jobs of its show with waiting frames come before it" in cli("explain", NAME, "--json").out
+    log = VerdictLog(redis_client, "cue")
+    log.record([LayerVerdict(work.job.id, work.layer, Verdict.CAPACITY, 0, 4, "busy")], "alloc-1")
+    assert reasons(cli) == ["verdict"]
 
 
 def test_an_old_verdict_is_said_to_be_old(cli: Cli, work: Work, redis_client: redis.Redis) -> None:
