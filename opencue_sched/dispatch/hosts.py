@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 import structlog
 from redis.exceptions import RedisError
@@ -50,7 +51,7 @@ class HostFeed:
         """Make the cluster's groups current; which hosts changed since this process looked last."""
         news = self._follow()
         if self.cache.refresh(cluster.facility_id, cluster.tags):
-            news = HostNews(everything=True)
+            news = replace(news, tags=frozenset(cluster.tags))
         if self._clock() >= self._evict_at:
             self._evict_at = self._clock() + self._settings.clean_up_interval
             self.cache.evict_idle_groups()

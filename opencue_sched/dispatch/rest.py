@@ -32,36 +32,37 @@ _Place = tuple[str, str, bool]
 
 @dataclass(frozen=True, slots=True)
 class HostNews:
-    """Hosts that were read again because they changed; ``everything``: any host may have."""
+    """Hosts that were read again because they changed; those with one of ``tags`` were all read again, and any of them
+    may have; ``everything``: any host may have."""
 
     hosts: tuple[Host, ...] = ()
+    tags: frozenset[str] = frozenset()
     everything: bool = False
 
     def __bool__(self) -> bool:
-        return self.everything or bool(self.hosts)
+        return self.everything or bool(self.hosts or self.tags)
 
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """The most of each that any host of ``news`` has idle, by place; None: there may be room for anything."""
+    """The most of each that any host of ``news`` has idle, by place."""
 
-    by_place: Mapping[_Place, Need] | None
+    news: HostNews
+    by_place: Mapping[_Place, Need]
 
     @classmethod
     def of(cls, news: HostNews) -> _Room:
-        if news.everything:
-            return cls(None)
         most: dict[_Place, Need] = {}
         for host in news.hosts:
             idle = Need(host.idle_cores, host.idle_memory_kb, host.idle_gpus, host.idle_gpu_memory_kb)
             for place in _places(host):
                 most[place] = _larger(most[place], idle) if place in most else idle
-        return cls(most)
+        return cls(news, most)
 
     def may_do(self, search: Search | None) -> bool:
         if search is None:
             return False
-        if self.by_place is None:
+        if self.news.everything or not self.news.tags.isdisjoint(search.tags):
             return True
         places = ((tag, search.os_name or "", search.threadable) for tag in search.tags)
         return any(_covers(self.by_place[place], search.need) for place in places if place in self.by_place)

@@ -97,6 +97,13 @@ def test_every_layer_but_one_that_no_host_can_help_is_roused_when_any_host_may_h
     assert rest.resting("cluster").keys() == {"bad"}
 
 
+def test_layers_for_a_tag_whose_hosts_were_all_read_again_are_roused():
+    rest = LayerRest(60.0)
+    rest.rest("cluster", [blocked("one"), blocked("other", tags=("other",))], roused=rest.roused)
+    rest.hosts_changed(HostNews(tags=frozenset({"general"})))
+    assert rest.resting("cluster").keys() == {"other"}
+
+
 def test_a_rest_ends_after_its_time():
     clock = Clock()
     rest = LayerRest(20.0, clock)
