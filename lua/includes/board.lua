@@ -49,8 +49,9 @@ local function make_ready(uuid)
   emit('READY', uuid, job[3])
 end
 
+-- What was sent for it is answered or void, so when it is due its first message is no repetition.
 local function make_delayed(uuid, due)
-  redis.call('HSET', PREFIX .. uuid, 'state', 'delayed', 'owner', '', 'expires', 0)
+  redis.call('HSET', PREFIX .. uuid, 'state', 'delayed', 'owner', '', 'expires', 0, 'sent', 0, 'tries', 0)
   redis.call('ZADD', DELAYED, format(due), uuid)
 end
 

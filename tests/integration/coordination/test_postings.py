@@ -8,6 +8,8 @@ import pytest
 
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.postings import RESEND_SECONDS, ClaimKeeper, ClusterPostings
+from opencue_sched.coordination.presence import Presence
+from opencue_sched.coordination.routing import Router
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from tests.polling import eventually
 
@@ -71,6 +73,23 @@ def test_sleeping_postings_are_not_sent_until_their_time(postings, redis_client)
     assert not postings.offer([CLUSTER])[0].send
     assert postings.claim(offered.uuid, "w1", ttl_seconds=10) is None
     eventually(lambda: postings.offer([CLUSTER])[0].send)
+
+
+def test_a_posting_that_rested_goes_to_its_warm_instance_when_it_is_due(postings, redis_client):
+    """Nothing was sent in vain: its message was answered, by the claim that let it rest."""
+    presence = Presence(redis_client, "cue", types=("dispatch",), group="default", instance="warm", capacity=2)
+    presence.announce()
+    router = Router(redis_client, "cue", "default")
+    (first,) = postings.offer([CLUSTER])
+    claim = postings.claim(first.uuid, "w1", ttl_seconds=10, ticket=first.ticket)
+    postings.end(claim, "sleep", delay_seconds=0.05)
+    due = eventually(lambda: next((o for o in postings.offer([CLUSTER]) if o.send), None))
+    assert not due.again
+    assert router.queue_for(due.cluster, again=due.again).instance == "warm"
+    # and if that message is lost, the next one is due after the first wait, to the whole group
+    key = f"cue:board:clusters:job:{due.uuid}"
+    assert _sent_again(postings, redis_client, key, age_ms=RESEND_MS)
+    assert redis_client.hget(key, "tries") == "1"
 
 
 def test_a_wake_up_rouses_a_sleeper(postings):
