@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.vertex_caps import VertexCaps
-from opencue_sched.dispatch.failures import Failure, classify, describe, in_doubt
+from opencue_sched.dispatch.failures import Failure, classify, describe, in_doubt, waited_in_vain
 from opencue_sched.dispatch.trim import Lost, fit_caps, fit_hosts, read_current_caps
 from opencue_sched.domain.errors import DatabaseFailure, FrameLost, HostExhausted
 from opencue_sched.domain.farm import PlannedProc
@@ -239,8 +239,10 @@ class _Commit:
         lost += without_cap + without_host
         if not kept:
             return [], lost, lowered
-        self._next(2)
-        store.lock_stats(connection, {p.layer.id for p in kept}, {p.job.id for p in kept})
+        kept, without_counters = self._lock_counters(connection, kept)
+        lost += without_counters
+        if not kept:
+            return [], lost, lowered
         self._next()
         inserted = store.insert_procs(connection, [_booking(p) for p in kept])
         kept, taken_over = _split(kept, inserted, _proc_id, "the frame got a proc from somebody else")
@@ -248,6 +250,28 @@ class _Commit:
         if not kept:
             return [], lost, lowered
         return self._start(connection, kept), lost, lowered
+
+    def _lock_counters(self, connection: Connection, procs: list[PlannedProc]) -> tuple[list[PlannedProc], list[Lost]]:
+        """Lock the counters of layers and jobs; the procs that have theirs, and the others as lost.
+
+        Plans of different clusters share jobs, so they queue here, each behind all before it. Who has waited long
+        enough goes on with what is free, under the frames and hosts it holds already.
+        """
+        layers, jobs = {p.layer.id for p in procs}, {p.job.id for p in procs}
+        self._next(4)
+        try:
+            with connection.begin_nested():
+                store.lock_stats(connection, layers, jobs)
+        except SQLAlchemyError as error:
+            if not waited_in_vain(error):
+                raise
+        else:
+            return procs, []
+        self._next(2)
+        free = store.lock_free_stats(connection, layers, jobs)
+        busy = DatabaseFailure("the counters of the layer or job stayed locked by somebody else")
+        kept = [proc for proc in procs if proc.layer.id in free and proc.job.id in free]
+        return kept, [(proc, busy) for proc in procs if proc.layer.id not in free or proc.job.id not in free]
 
     def _start(self, connection: Connection, procs: Sequence[PlannedProc]) -> list[CommittedProc]:
         """Frames RUNNING and hosts lowered, for procs that are inserted and fit."""

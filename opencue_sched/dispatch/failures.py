@@ -9,6 +9,7 @@ from sqlalchemy.exc import DBAPIError
 _SERIALIZATION_FAILURE = "40001"
 _DEADLOCK_DETECTED = "40P01"
 _LOCK_NOT_AVAILABLE = "55P03"
+_QUERY_CANCELED = "57014"
 _RAISED = "P0001"
 
 _ROW_CLASSES = frozenset({"21", "22", "23", "2F", "38", "39", "54", "P0", "XX"})
@@ -43,6 +44,11 @@ def classify(error: Exception) -> Failure:
     if state[:2] in _ROW_CLASSES:
         return Failure.ROWS
     return Failure.DATABASE
+
+
+def waited_in_vain(error: Exception) -> bool:
+    """Whether a statement that only locks rows ended because it took too long: at one row, or at one after another."""
+    return _sqlstate(error) in (_LOCK_NOT_AVAILABLE, _QUERY_CANCELED)
 
 
 def in_doubt(error: Exception) -> bool:

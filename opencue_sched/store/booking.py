@@ -88,12 +88,15 @@ _CAPS = text(
     """
 )
 
-_LOCK_LAYER_STATS = text(
-    "SELECT 1 FROM layer_stat WHERE pk_layer = ANY(CAST(:ids AS varchar[])) ORDER BY pk_layer FOR NO KEY UPDATE"
+_COUNTERS_OF_LAYERS = (
+    "SELECT pk_layer FROM layer_stat WHERE pk_layer = ANY(CAST(:ids AS varchar[])) ORDER BY pk_layer FOR NO KEY UPDATE"
 )
-_LOCK_JOB_STATS = text(
-    "SELECT 1 FROM job_stat WHERE pk_job = ANY(CAST(:ids AS varchar[])) ORDER BY pk_job FOR NO KEY UPDATE"
+_COUNTERS_OF_JOBS = (
+    "SELECT pk_job FROM job_stat WHERE pk_job = ANY(CAST(:ids AS varchar[])) ORDER BY pk_job FOR NO KEY UPDATE"
 )
+_LOCK_LAYER_STATS, _LOCK_JOB_STATS = text(_COUNTERS_OF_LAYERS), text(_COUNTERS_OF_JOBS)
+_LOCK_FREE_LAYER_STATS = text(f"{_COUNTERS_OF_LAYERS} SKIP LOCKED")
+_LOCK_FREE_JOB_STATS = text(f"{_COUNTERS_OF_JOBS} SKIP LOCKED")
 
 _INSERT_PROCS = text(
     """
@@ -269,6 +272,13 @@ def lock_stats(connection: Connection, layer_ids: Collection[str], job_ids: Coll
     """
     connection.execute(_LOCK_LAYER_STATS, {"ids": sorted(layer_ids)})
     connection.execute(_LOCK_JOB_STATS, {"ids": sorted(job_ids)})
+
+
+def lock_free_stats(connection: Connection, layer_ids: Collection[str], job_ids: Collection[str]) -> frozenset[str]:
+    """The same for the counters nobody else has locked: ids of their layers and jobs."""
+    layers = connection.execute(_LOCK_FREE_LAYER_STATS, {"ids": sorted(layer_ids)}).scalars().all()
+    jobs = connection.execute(_LOCK_FREE_JOB_STATS, {"ids": sorted(job_ids)}).scalars().all()
+    return frozenset((*layers, *jobs))
 
 
 def insert_procs(connection: Connection, bookings: Sequence[Booking]) -> frozenset[str]:

@@ -143,20 +143,32 @@ def test_the_host_triggers_refusal_blames_the_host(engine: Engine, settings: Set
     assert result.quarantined == {}
 
 
-def test_a_job_whose_counters_stay_locked_is_cut_off_without_blame(engine: Engine, settings: Settings) -> None:
+@pytest.mark.parametrize("bound", ["_LOCK", "_STATEMENT"])
+def test_jobs_whose_counters_stay_locked_are_left_out_without_blame(
+    engine: Engine, settings: Settings, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    # given eight jobs, and others who hold the counters of three: too long for the wait at one row (lock) or for the
+    # waits at one row after another together (statement)
+    monkeypatch.setattr(f"opencue_sched.dispatch.commit.{bound}", 0.1)
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host(cores=64, memory_gb=64)
-        free, held = farm.jobs([JobSpec([LayerSpec(frames=2)]) for _ in range(2)])
+        jobs = farm.jobs([JobSpec([LayerSpec(frames=2)]) for _ in range(8)])
         procs = plan(farm, settings)
+    assert len(procs) == 16
+    held = {jobs[0].id, jobs[3].id, jobs[7].id}
 
     with engine.begin() as other:
-        other.execute(text("SELECT 1 FROM job_stat WHERE pk_job = :j FOR UPDATE"), {"j": held.id})
-        result = commit(engine, procs, with_deadline(settings, 4.0))
+        other.execute(text("SELECT 1 FROM job_stat WHERE pk_job = ANY(:j) FOR UPDATE"), {"j": [jobs[0].id, jobs[3].id]})
+        layer = jobs[7].layers[0].id
+        other.execute(text("SELECT 1 FROM layer_stat WHERE pk_layer = :l FOR UPDATE"), {"l": layer})
+        result = commit(engine, procs, with_deadline(settings, 10.0))
 
-    assert {c.planned.job.id for c in result.committed} == {free.id}
-    assert reasons(result) == ["database_failure"] * 2
-    assert result.quarantined == {}
+    # then every other job is booked all the same, in one transaction, without cutting the plan in halves
+    assert {c.planned.job.id for c in result.committed} == {job.id for job in jobs} - held
+    assert reasons(result) == ["database_failure"] * 6
+    assert {proc.job.id for proc, _ in result.lost} == held
+    assert (result.transactions, result.quarantined) == (1, {})
     assert_consistent(engine)
 
 
