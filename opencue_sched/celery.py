@@ -26,8 +26,9 @@ from pydantic import ValidationError
 
 from opencue_sched.coordination.broker import broker_settings
 from opencue_sched.domain.errors import InvalidInput, SchedulerError
-from opencue_sched.operate.celery_commands import asks_for_prefork, guard_flower, is_celery, is_flower
+from opencue_sched.operate.celery_commands import asks_for_prefork, guard_flower, is_celery, is_flower, keeps_a_log
 from opencue_sched.operate.consumer_steps import PresenceStep, begin_to_drain, bury_unreadable
+from opencue_sched.operate.setting_names import log_unknown_variables, unknown_variables
 from opencue_sched.operate.stores import StoreAway
 from opencue_sched.settings import get_settings, setting_problems
 
@@ -52,6 +53,9 @@ if is_celery(sys.argv):
             guard_flower(sys.argv, os.environ)
     except (ValidationError, InvalidInput) as error:
         _refuse(error)
+    if not keeps_a_log(sys.argv):
+        for unknown in unknown_variables(os.environ):
+            print(f"warning: {unknown}", file=sys.stderr, flush=True)  # noqa: T201
 
 app = Celery("opencue_sched", task_cls="opencue_sched.operate.door:Door")
 app.config_from_object("celeryconfig")
@@ -65,6 +69,7 @@ def _logging(**_: Any) -> None:
 
     try:
         configure_logging(get_settings().logging)
+        log_unknown_variables(os.environ)
     except (InvalidInput, OSError) as error:
         _refuse(error)
 

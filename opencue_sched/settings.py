@@ -8,7 +8,6 @@ scheduler and accounting references; durations take ``30``, ``"30s"``, ``"2m"``,
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -37,43 +36,11 @@ from pydantic_settings import (
 )
 
 from opencue_sched.domain.errors import WrongConfiguration
-
-_DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*$")
-_SECONDS = {"ms": 0.001, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-def _duration(value: Any) -> Any:
-    if isinstance(value, str):
-        match = _DURATION.match(value)
-        if match is None:
-            raise ValueError(f"{value!r} is not a duration; write 30, '30s', '2m' or '3h'")
-        return float(match.group(1)) * _SECONDS[match.group(2)]
-    return value
-
-
-def _json(value: Any) -> Any:
-    """A mapping, or a list in brackets, from the environment."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{value!r} is not JSON ({error})") from error
-
-
-def _words(value: Any) -> Any:
-    if isinstance(value, str) and not value.lstrip().startswith("["):
-        return tuple(word for part in value.split(",") if (word := part.strip()))
-    return _json(value)
-
-
-Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
-Texts = Annotated[dict[str, str], NoDecode, BeforeValidator(_json)]
-Seconds = Annotated[float, BeforeValidator(_duration), Field(gt=0)]
+from opencue_sched.setting_values import DatabaseUrl, RedisUrl, Seconds, Texts, Words, json_value, with_driver
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class Logging(_Section):
@@ -137,8 +104,8 @@ class Queue(_Section):
     host_booking_strategy: HostBookingStrategy = Field(
         default_factory=HostBookingStrategy, description="How hosts are chosen."
     )
-    host_booking_strategy_by_show: Annotated[dict[str, HostBookingStrategy], NoDecode, BeforeValidator(_json)] = Field(
-        default_factory=dict, description="Per-show override of host_booking_strategy, by show name."
+    host_booking_strategy_by_show: Annotated[dict[str, HostBookingStrategy], NoDecode, BeforeValidator(json_value)] = (
+        Field(default_factory=dict, description="Per-show override of host_booking_strategy, by show name.")
     )
     frame_memory_soft_limit: float = Field(1.6, gt=0, description="RunFrame soft memory limit / layer minimum.")
     frame_memory_hard_limit: float = Field(2.0, gt=0, description="RunFrame hard memory limit / layer minimum.")
@@ -191,7 +158,9 @@ class SchedulerScope(_Section):
 
 
 class Accounting(_Section):
-    redis_url: str = Field("redis://127.0.0.1:6379/0", description="Redis of the counters, board and broker.")
+    redis_url: RedisUrl = Field(
+        SecretStr("redis://127.0.0.1:6379/0"), description="Redis of the counters, board and broker."
+    )
     redis_pool_size: int = Field(20, ge=1, description="Most Redis connections of one process.")
     redis_timeout: Seconds = Field(5.0, description="Connect and read time-out of every Redis call.")
     recompute_interval_seconds: Seconds = Field(120.0, description="Seconds between recomputes of booked counters.")
@@ -266,13 +235,14 @@ class Settings(BaseSettings):
         env_nested_delimiter="__",
         frozen=True,
         extra="forbid",
+        hide_input_in_errors=True,
         nested_model_default_partial_update=True,
     )
 
-    database_url: SecretStr | None = Field(
+    database_url: DatabaseUrl | None = Field(
         None, description="postgresql+psycopg2://user:password@host:port/name; wins over database.db_*."
     )
-    redis_url: SecretStr | None = Field(None, description="Short for accounting.redis_url; wins over it.")
+    redis_url: RedisUrl | None = Field(None, description="Short for accounting.redis_url; wins over it.")
     instance: str = Field(
         default_factory=lambda: f"{socket.gethostname().split('.')[0].lower()}-{os.getpid()}",
         description="Name of this process in its group. Default: host name and process id.",
@@ -314,8 +284,7 @@ class Settings(BaseSettings):
     def sqlalchemy_url(self) -> str:
         """The database URL with the psycopg2 driver named. Contains the password: never log it."""
         if self.database_url is not None:
-            url = self.database_url.get_secret_value()
-            return re.sub(r"^postgres(ql)?(\+\w+)?://", "postgresql+psycopg2://", url)
+            return with_driver(self.database_url.get_secret_value())
         from sqlalchemy import URL
 
         db = self.database
@@ -331,7 +300,7 @@ class Settings(BaseSettings):
     @property
     def redis_dsn(self) -> str:
         """The Redis URL. May contain a password: never log it."""
-        return self.redis_url.get_secret_value() if self.redis_url is not None else self.accounting.redis_url
+        return (self.accounting.redis_url if self.redis_url is None else self.redis_url).get_secret_value()
 
     @classmethod
     def settings_customise_sources(
@@ -377,7 +346,8 @@ def setting_problems(error: ValidationError) -> list[str]:
     problems = []
     for problem in error.errors():
         where = "__".join(str(part).upper() for part in problem["loc"])
-        problems.append(f"setting OPENCUE_SCHED_{where}: {problem['msg']}" if where else problem["msg"])
+        reason = problem["msg"].removeprefix("Value error, ")
+        problems.append(f"setting OPENCUE_SCHED_{where}: {reason}" if where else reason)
     return problems
 
 

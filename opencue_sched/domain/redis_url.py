@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, unquote, urlencode, urlsplit, urlunsplit
 from opencue_sched.domain.errors import InvalidInput
 
 SENTINEL_PORT = 26379
+SCHEMES = ("redis", "rediss", "unix", "sentinel")
 _TRUE = ("1", "true", "yes")
 _WITHOUT = ("0", "false", "no")
 
@@ -35,6 +36,35 @@ class SentinelUrl:
     sentinel_username: str | None
     sentinel_password: str | None = field(repr=False)
     tls: dict[str, str | bool] | None
+
+
+def check_redis_url(url: str) -> None:
+    """Raises InvalidInput for a URL that a library would refuse later, or read as something else.
+
+    redis-py reads a database that is no number as 0, Celery refuses it. What was not understood is not shown: it may be
+    part of a password.
+    """
+    try:
+        parts = urlsplit(url)
+        if parts.scheme not in SCHEMES:
+            raise InvalidInput("accounting.redis_url is not a Redis URL: redis://, rediss://, unix:// or sentinel://")
+        if parts.scheme == "sentinel":
+            read_sentinel_url(url)
+            return
+        port = parts.port
+    except ValueError:
+        port = 0
+    if port == 0:
+        raise InvalidInput(
+            "accounting.redis_url cannot be read: redis://user:password@host:port/db, with / @ and : in the password "
+            "as %2F %40 and %3A, and a port from 1 to 65535"
+        )
+    database = _query(parts.query).get("db", "" if parts.scheme == "unix" else parts.path.strip("/"))
+    if database and not database.isdigit():
+        raise InvalidInput("accounting.redis_url: the database, after the last /, must be a number")
+    if parts.scheme == "unix" and not parts.path:
+        raise InvalidInput("accounting.redis_url: unix:// is followed by the path of a socket")
+    tls_options(url)
 
 
 def tls_options(url: str) -> dict[str, str | bool] | None:

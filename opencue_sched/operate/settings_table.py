@@ -22,10 +22,15 @@ END = "<!-- settings: end -->"
 def table() -> str:
     """One row a setting: its key in a file, its environment variable, its default and what it does."""
     lines = ["| key | environment | default | meaning |", "|---|---|---|---|"]
-    for path, field in _fields(Settings, ()):
+    for path, field in setting_fields():
         key, variable = ".".join(path), "OPENCUE_SCHED_" + "__".join(path).upper()
         lines.append(f"| `{key}` | `{variable}` | {_default(path, field)} | {field.description} |")
     return "\n".join(lines)
+
+
+def setting_fields() -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
+    """Every setting, by the names from its section down."""
+    return _fields(Settings, ())
 
 
 def _fields(model: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:

@@ -6,7 +6,7 @@ import redis
 import structlog
 from redis.exceptions import AuthenticationError, RedisError
 from sqlalchemy import Engine
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from opencue_sched.domain.errors import SchedulerError
 from opencue_sched.settings import Settings
@@ -39,6 +39,9 @@ def check_postgresql(engine: Engine) -> None:
         where = engine.url.render_as_string(hide_password=True)
         reason = str(error.orig).strip().splitlines()[0]
         raise StoreAway(f"PostgreSQL at {where} does not answer ({reason}); set OPENCUE_SCHED_DATABASE_URL") from error
+    except ProgrammingError as error:
+        reason = str(error.orig).strip().splitlines()[0]
+        raise StoreUnusable(f"PostgreSQL cannot be asked ({reason}); set OPENCUE_SCHED_DATABASE_URL") from error
 
 
 def check_redis(client: redis.Redis, settings: Settings) -> None:

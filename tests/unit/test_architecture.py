@@ -21,7 +21,8 @@ KEEPERS = {"store", "accounting", "placement", "coordination", "clusters"}
 COMPOSERS = {"dispatch", "release"}
 ALLOWED: dict[str, set[str]] = {
     "domain": set(),
-    "settings": {"domain"},
+    "setting_values": {"domain"},
+    "settings": {"domain", "setting_values"},
     "lua_scripts": {"domain"},
     "store": FOUNDATION,
     "accounting": {*FOUNDATION, "store", "lua_scripts"},
@@ -31,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "dispatch": {*FOUNDATION, *KEEPERS},
     "release": {*FOUNDATION, *KEEPERS, "dispatch"},
     "embedded": {*FOUNDATION, *KEEPERS, *COMPOSERS, "operate"},
-    "operate": {*FOUNDATION, *KEEPERS, *COMPOSERS, "embedded", "lua_scripts", "celery"},
+    "operate": {*FOUNDATION, *KEEPERS, *COMPOSERS, "embedded", "lua_scripts", "setting_values", "celery"},
     "beat": {*FOUNDATION, *KEEPERS, "operate"},
     "celery": {*FOUNDATION, *KEEPERS, *COMPOSERS, "operate", "beat"},
     "tasks": {*FOUNDATION, *KEEPERS, *COMPOSERS, "operate", "celery"},

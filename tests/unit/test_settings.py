@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from opencue_sched.domain.errors import WrongConfiguration
-from opencue_sched.operate.settings_table import _fields
+from opencue_sched.operate.settings_table import setting_fields
 from opencue_sched.settings import Settings, get_settings, setting_problems
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -184,14 +184,93 @@ def test_secrets_do_not_show_in_a_representation():
     assert "hush" not in repr(settings)
 
 
+def test_the_redis_url_of_the_section_is_a_secret_too(monkeypatch):
+    settings = Settings(accounting={"redis_url": "redis://:hush@h/0"})
+    assert "hush" not in repr(settings) + str(settings.model_dump())
+    assert settings.redis_dsn == "redis://:hush@h/0"
+    monkeypatch.setenv("OPENCUE_SCHED_REDIS_URL", "redis://:other@h/1")
+    assert Settings().redis_dsn == "redis://:other@h/1"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://me:hush@h/d",
+        "hush",
+        "",
+        "postgresql:/h/hush",
+        "postgresql://me:pw@h:hush/d",
+        "postgresql+psycopg2:hush@h/d",
+    ],
+)
+def test_what_is_no_database_url_is_refused_by_the_variables_name(monkeypatch, url):
+    monkeypatch.setenv("OPENCUE_SCHED_DATABASE_URL", url)
+    with pytest.raises(ValidationError) as refusal:
+        Settings()
+    (problem,) = setting_problems(refusal.value)
+    assert problem.startswith("setting OPENCUE_SCHED_DATABASE_URL: database_url ")
+    assert "postgresql://user:password@host:port/name" in problem
+    assert "hush" not in problem + str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("http://:hush@h/0", "is not a Redis URL: redis://, rediss://, unix:// or sentinel://"),
+        ("hush:6379", "is not a Redis URL"),
+        ("", "is not a Redis URL"),
+        ("redis://h:hush/0", "a port from 1 to 65535"),
+        ("redis://h:70000/0", "a port from 1 to 65535"),
+        ("redis://:hu/sh@h/0", "in the password as %2F"),
+        ("redis://[::1", "cannot be read"),
+        ("redis://h/hush", "the database, after the last /, must be a number"),
+        ("unix://", "the path of a socket"),
+        ("rediss://:hush@h/0?ssl_cert_reqs=maybe", "ssl_cert_reqs is required, optional or none"),
+        ("sentinel://:hush@h", "a Sentinel URL is sentinel://"),
+    ],
+)
+@pytest.mark.parametrize("variable", ["REDIS_URL", "ACCOUNTING__REDIS_URL"])
+def test_what_is_no_redis_url_is_refused_by_the_variables_name(monkeypatch, variable, url, reason):
+    monkeypatch.setenv(f"OPENCUE_SCHED_{variable}", url)
+    with pytest.raises(ValidationError) as refusal:
+        Settings()
+    (problem,) = setting_problems(refusal.value)
+    assert problem.startswith(f"setting OPENCUE_SCHED_{variable}: accounting.redis_url")
+    assert reason in problem
+    assert "hush" not in problem + str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://h",
+        "redis://user:p%2Fw@h:6390/3",
+        "redis://h:6379/?db=2",
+        "rediss://h/0?ssl_cert_reqs=none",
+        "unix:///run/redis.sock?db=1",
+        "sentinel://a:26379,b/main?db=1",
+        "redis://[::1]:6379/0",
+    ],
+)
+def test_every_kind_of_redis_url_is_taken(url):
+    assert Settings(redis_url=url).redis_dsn == url
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql:///d?host=/run/postgresql", "postgresql://u@[::1]:5/d", "postgres://u:p%2Fw@h/d"]
+)
+def test_every_kind_of_postgresql_url_is_taken(url):
+    assert Settings(database_url=url).sqlalchemy_url.partition("://")[2] == url.partition("://")[2]
+
+
 def test_every_setting_is_read_by_the_code():
     sources = [*ROOT.glob("opencue_sched/**/*.py"), *ROOT.glob("tasks/*.py"), ROOT / "celeryconfig.py"]
     code = "\n".join(p.read_text() for p in sources if p.name not in ("settings.py", "settings_table.py"))
-    keys = {".".join(path) for path, _ in _fields(Settings, ())}
+    keys = {".".join(path) for path, _ in setting_fields()}
     unread = {key for key in keys if not re.search(rf"\.{key.rpartition('.')[2]}\b", code)}
     assert unread <= READ_ELSEWHERE
 
 
 def test_every_setting_says_what_it_is():
-    for path, field in _fields(Settings, ()):
+    for path, field in setting_fields():
         assert field.description, ".".join(path)

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 import click
 import pydantic
 import redis
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
 from opencue_sched import __version__
 from opencue_sched.domain.errors import SchedulerError, WrongConfiguration
 from opencue_sched.operate.cli.output import log_warnings
+from opencue_sched.operate.setting_names import unknown_variables
 from opencue_sched.settings import setting_problems
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_CONFIG = 78
 
+_SERVICES = ("report-service",)
+"""They warn of wrong variables in their log, which is JSON."""
 _COMMANDS = {
     "alloc": "List, create and change allocations.",
     "audit": "Check the invariants against PostgreSQL and Redis.",
@@ -58,7 +62,8 @@ class _Lazy(click.Group):
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="opencue-sched")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """A frame scheduler for OpenCue farms.
 
     The database and Redis come from OPENCUE_SCHED_DATABASE_URL and OPENCUE_SCHED_REDIS_URL, or from the file named by
@@ -70,6 +75,9 @@ def cli() -> None:
     Example: opencue-sched audit --json
     """
     log_warnings()
+    if context.invoked_subcommand not in _SERVICES:
+        for unknown in unknown_variables(os.environ):
+            click.echo(f"warning: {unknown}", err=True)
 
 
 def main() -> None:
@@ -96,7 +104,8 @@ def main() -> None:
         sys.exit(EXIT_FAILED)
     except SQLAlchemyError as error:
         reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-        hint = " (see OPENCUE_SCHED_DATABASE_URL)" if isinstance(error, OperationalError) else ""
+        connecting = isinstance(error, DBAPIError) and error.statement is None
+        hint = " (see OPENCUE_SCHED_DATABASE_URL)" if connecting or isinstance(error, OperationalError) else ""
         click.echo(f"error: PostgreSQL: {reason}{hint}", err=True)
         sys.exit(EXIT_FAILED)
     except redis.RedisError as error:

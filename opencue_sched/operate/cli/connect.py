@@ -10,7 +10,8 @@ import redis
 from sqlalchemy import Engine
 
 from opencue_sched.accounting.connection import make_redis
-from opencue_sched.operate.stores import check_postgresql, check_redis
+from opencue_sched.domain.errors import NotReady
+from opencue_sched.operate.stores import StoreAway, check_postgresql, check_redis
 from opencue_sched.placement.changes import HostChanges
 from opencue_sched.settings import get_settings
 from opencue_sched.store.engine import make_engine
@@ -63,10 +64,14 @@ def checked_redis() -> Iterator[redis.Redis]:
 
 @contextmanager
 def redis_store() -> Iterator[redis.Redis]:
-    """A client of the configured Redis."""
+    """A client of the configured Redis. Raises StoreAway when the ledger cannot use it, saying what to set."""
     settings = get_settings()
     client = make_redis(settings.redis_dsn, settings)
     try:
         yield client
+    except NotReady as error:
+        if isinstance(error.__cause__, redis.RedisError):
+            raise StoreAway(f"{error}; set OPENCUE_SCHED_REDIS_URL") from error
+        raise
     finally:
         client.close()

@@ -14,7 +14,8 @@ from opencue_sched.domain.errors import InvalidInput, SchedulerError
 from opencue_sched.operate.cli.connect import checked_redis
 from opencue_sched.operate.cli.output import json_option, show_json
 from opencue_sched.operate.remote_control import broadcast
-from opencue_sched.settings import _duration, get_settings
+from opencue_sched.setting_values import as_seconds
+from opencue_sched.settings import get_settings
 
 WAIT_SECONDS = 3.0
 
@@ -99,7 +100,7 @@ def sleep(cluster: str, duration: str, **where: Any) -> None:
     Example: opencue-sched ctl sleep --cluster alloc-0f3a9c1d2b4e5f60 --for 10m
     """
     try:
-        seconds = float(_duration(duration))
+        seconds = float(as_seconds(duration))
     except ValueError as error:
         raise InvalidInput(str(error)) from error
     _say(ControlMessage(Command.SLEEP, cluster, seconds), **where)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from opencue_sched.operate import metrics
 from opencue_sched.operate.cli.connect import database, redis_store
 from opencue_sched.operate.logs import configure_logging, install_level_signals
+from opencue_sched.operate.setting_names import log_unknown_variables
 from opencue_sched.operate.show_interface import show_interface
 from opencue_sched.operate.stores import check_stores
 from opencue_sched.release.model import EventCounts
@@ -27,6 +30,7 @@ def command() -> None:
     """
     settings = get_settings()
     configure_logging(settings.logging)
+    log_unknown_variables(os.environ)
     with database() as engine, redis_store() as client:
         check_stores(engine, client, settings)
         with engine.connect() as connection:

@@ -253,3 +253,50 @@ def test_a_wrong_setting_is_named(cli: Cli, environment: pytest.MonkeyPatch) -> 
     ran = cli("doctor")
     assert ran.status == 78
     assert "setting OPENCUE_SCHED_RQD__GRPC_PORT: " in ran.err
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [("DATABASE_URL", "mysql://a/b"), ("DATABASE_URL", "notaurl"), ("REDIS_URL", "http://h/0")]
+)
+@pytest.mark.parametrize("words", [("job", "list"), ("doctor",), ("report-service",), ("audit",), ("migrate",)])
+def test_a_url_that_is_none_is_a_wrong_configuration(
+    cli: Cli, environment: pytest.MonkeyPatch, variable: str, value: str, words: tuple[str, ...]
+) -> None:
+    environment.setenv(f"OPENCUE_SCHED_{variable}", value)
+    ran = cli(*words)
+    assert (ran.status, ran.out) == (78, "")
+    assert ran.err.startswith(f"error: setting OPENCUE_SCHED_{variable}: ")
+    assert ran.err.count("\n") == 1
+
+
+def test_an_option_of_the_database_url_that_is_none_is_named_with_the_variable(
+    cli: Cli, environment: pytest.MonkeyPatch
+) -> None:
+    environment.setenv("OPENCUE_SCHED_DATABASE_URL", "postgresql://someone:sesame@127.0.0.1:1/farm?colour=red")
+    for words in (("job", "list"), ("migrate",)):
+        ran = cli(*words)
+        assert ran.status == 1
+        assert "colour" in ran.err
+        assert "OPENCUE_SCHED_DATABASE_URL" in ran.err
+        assert "sesame" not in ran.err
+
+
+def test_audit_says_which_variable_names_a_redis_that_does_not_answer(
+    cli: Cli, environment: pytest.MonkeyPatch
+) -> None:
+    environment.setenv("OPENCUE_SCHED_REDIS_URL", "redis://:sesame@127.0.0.1:1/0")
+    environment.setenv("OPENCUE_SCHED_ACCOUNTING__REDIS_TIMEOUT", "0.5")
+    ran = cli("audit")
+    assert (ran.status, ran.out) == (1, "")
+    assert "OPENCUE_SCHED_REDIS_URL" in ran.err
+    assert "sesame" not in ran.err
+
+
+def test_a_misspelt_variable_is_warned_of_once(cli: Cli, environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("OPENCUE_SCHED_QEUEU__METRICS_PORT", "1")
+    ran = cli("show", "list", "--json")
+    assert (ran.status, ran.json) == (0, [])
+    assert ran.err == (
+        "warning: OPENCUE_SCHED_QEUEU__METRICS_PORT is no setting and has no effect; "
+        "did you mean OPENCUE_SCHED_QUEUE__METRICS_PORT?\n"
+    )

@@ -1,0 +1,46 @@
+"""Celery's commands with settings that make no sense."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CELERY = Path(sys.executable).parent / "celery"
+
+
+def celery(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """``celery -A opencue_sched WORDS...`` on stores that do not answer, to its end."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("OPENCUE_SCHED_")}
+    stores = {
+        "OPENCUE_SCHED_DATABASE_URL": "postgresql://a@127.0.0.1:1/b",
+        "OPENCUE_SCHED_REDIS_URL": "redis://127.0.0.1:1/0",
+    }
+    return subprocess.run(
+        [CELERY, "-A", "opencue_sched", *words],
+        env={**kept, **stores, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("role", ["worker", "beat"])
+def test_a_process_with_a_url_of_no_postgresql_says_so_and_is_not_started_again(role: str) -> None:
+    ran = celery(role, OPENCUE_SCHED_DATABASE_URL="mysql://someone:sesame@h/d")
+    assert ran.returncode == 78
+    assert "opencue-sched cannot start: setting OPENCUE_SCHED_DATABASE_URL: database_url is not a Post" in ran.stderr
+    assert "sesame" not in ran.stdout + ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_a_worker_warns_of_a_misspelt_variable_in_its_log() -> None:
+    ran = celery("worker", OPENCUE_SCHED_QEUEU__METRICS_HOST="10.0.0.1", OPENCUE_SCHED_QUEUE__METRICS_PORT="0")
+    warnings = [line for line in ran.stderr.splitlines() if "variable_is_no_setting" in line]
+    assert (ran.returncode, len(warnings)) == (75, 1)
+    assert '"variable": "OPENCUE_SCHED_QEUEU__METRICS_HOST"' in warnings[0]
+    assert '"did_you_mean": "OPENCUE_SCHED_QUEUE__METRICS_HOST"' in warnings[0]
