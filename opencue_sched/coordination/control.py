@@ -3,6 +3,9 @@
 The control queues of the naming proposal are the way in for whoever has no Celery: JSON objects such as
 ``{"command": "pause"}`` pushed on ``{ns}:q:ctl:type:T[:group:G[:inst:I]]``. A worker that finds one at its heartbeat
 passes it on, by Celery's remote control, to all it is meant for. What cannot be read goes to the dead letters.
+
+They speak to whoever is there. What was said to an instance, a group or a type while nobody was is dropped when one
+comes (see Presence), so that nobody is stopped by what was meant for another.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from opencue_sched.domain.errors import InvalidInput
 log = structlog.get_logger(__name__)
 
 TAKEN_AT_ONCE = 20
+LIFE_SECONDS = 60
+"""Of what we leave on a control queue: workers look every few seconds."""
 
 
 class Command(StrEnum):
@@ -88,10 +93,13 @@ class Addressed:
 
 
 def push_control_message(client: redis.Redis, queue: QueueName, message: ControlMessage) -> None:
-    """Put a control message on a control queue."""
+    """Put a control message on a control queue, for LIFE_SECONDS at most."""
     if queue.family != "ctl":
         raise InvalidInput(f"{queue} is no control queue")
-    client.rpush(str(queue), message.encode())
+    with client.pipeline() as pipe:
+        pipe.rpush(str(queue), message.encode())
+        pipe.expire(str(queue), LIFE_SECONDS)
+        pipe.execute()
 
 
 def take_control_messages(

@@ -21,7 +21,7 @@ import redis
 import structlog
 
 from opencue_sched import __version__
-from opencue_sched.coordination.names import parse_presence_key, presence_index, presence_key
+from opencue_sched.coordination.names import QueueName, parse_presence_key, presence_index, presence_key
 from opencue_sched.domain.errors import InvalidInput, SchedulerError
 from opencue_sched.lua_scripts import call_script
 
@@ -102,6 +102,7 @@ class Presence:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._client = client
+        self._namespace = namespace
         self._index = presence_index(namespace)
         self._clock = clock
         now = clock()
@@ -141,12 +142,12 @@ class Presence:
         """Take the name. Raises InstanceTaken when another process is alive under it.
 
         The record of a process that was killed outlives it: it is replaced at once if that process was on this machine
-        and is gone, and waited for otherwise.
+        and is gone, and waited for otherwise. Control messages that nobody was there to hear are dropped.
         """
         deadline = time.monotonic() + patience_seconds
         first: Actor | None = None
-        while (holder := self._keep(replaceable="")) is not None:
-            if _is_gone(holder) and self._keep(replaceable=holder.token) is None:
+        while (holder := self._take()) is not None:
+            if _is_gone(holder) and self._take(replaceable=holder.token) is None:
                 log.info("presence_of_dead_process_replaced", instance=holder.instance, pid=holder.pid)
                 break
             first = first or holder
@@ -169,7 +170,7 @@ class Presence:
         self._actors = [
             replace(actor, in_flight=in_flight, state=state, work=tuple(work), fence=fence) for actor in self._actors
         ]
-        holder = self._keep(replaceable="")
+        holder = self._keep()
         if holder is not None:
             raise InstanceTaken(
                 f"instance {holder.instance!r} of group {holder.group!r} was taken over by process {holder.pid} on "
@@ -181,17 +182,38 @@ class Presence:
         self._announced = False
         call_script(self._client, "presence_drop", self._keys, [self.token])
 
-    def _keep(self, *, replaceable: str) -> Actor | None:
+    def _take(self, *, replaceable: str = "") -> Actor | None:
+        """Write the records for the first time, and drop what was said before to nobody but this one."""
+        return self._keep(replaceable=replaceable, unheard=self._unheard())
+
+    def _unheard(self) -> list[str]:
+        """The control queues that only this instance would take from: what is on them was not meant for it."""
+        roll = call_roll(self._client, self._namespace)
+        queues = []
+        for mine in self._actors:
+            others = [
+                actor for actor in roll.of(mine.type) if (actor.group, actor.instance) != (mine.group, mine.instance)
+            ]
+            queues.append(QueueName(self._namespace, mine.type, mine.group, mine.instance, family="ctl"))
+            if not any(actor.group == mine.group for actor in others):
+                queues.append(QueueName(self._namespace, mine.type, mine.group, family="ctl"))
+            if not others:
+                queues.append(QueueName(self._namespace, mine.type, family="ctl"))
+        return [str(queue) for queue in queues]
+
+    def _keep(self, *, replaceable: str = "", unheard: Sequence[str] = ()) -> Actor | None:
         """Write the records; the holder when another incarnation has one of the names."""
         now = self._clock()
         records = [json.dumps(replace(actor, last_heartbeat=now).as_dict()) for actor in self._actors]
         answer = call_script(
             self._client,
             "presence_keep",
-            [self._index, *self._keys],
+            [self._index, *self._keys, *unheard],
             [self.token, int(TTL_SECONDS * 1000), replaceable, *records],
         )
         if answer[0] == 1:
+            if answer[1]:
+                log.warning("unheard_control_messages_dropped", instance=self.instance, messages=answer[1])
             return None
         _, type_, group, instance = parse_presence_key(str(answer[1]))
         return Actor.parse(str(answer[2])) or Actor(type_, group, instance)

@@ -8,7 +8,13 @@ import threading
 import pytest
 
 from opencue_sched.coordination import replies
-from opencue_sched.coordination.control import Command, ControlMessage, push_control_message, take_control_messages
+from opencue_sched.coordination.control import (
+    LIFE_SECONDS,
+    Command,
+    ControlMessage,
+    push_control_message,
+    take_control_messages,
+)
 from opencue_sched.coordination.dead_letters import KEPT, bury, read_dead_letters
 from opencue_sched.coordination.names import (
     QueueName,
@@ -20,7 +26,7 @@ from opencue_sched.coordination.names import (
     queue_stats,
     reply_queue,
 )
-from opencue_sched.coordination.presence import Presence, call_roll
+from opencue_sched.coordination.presence import InstanceTaken, Presence, call_roll
 from opencue_sched.coordination.queue_care import drain_dead_instances, survey_queues
 from opencue_sched.coordination.routing import Router, rendezvous, warm_key
 from opencue_sched.domain.cluster import Cluster, ClusterKind
@@ -241,6 +247,75 @@ def test_control_messages_are_taken_once_by_those_they_are_for(redis_client):
     assert redis_client.llen(str(place["other"])) == 1
     with pytest.raises(InvalidInput, match="no control queue"):
         push_control_message(redis_client, GROUP, ControlMessage(Command.PAUSE))
+
+
+STOP = '{"command": "stop"}'
+
+
+def control(group: str | None = "default", instance: str | None = None) -> str:
+    return str(QueueName("cue", "dispatch", group, instance, family="ctl"))
+
+
+def commands(client, instance: str) -> int:
+    return len(take_control_messages(client, "cue", ["dispatch"], "default", instance))
+
+
+def test_what_was_said_to_an_instance_that_was_away_does_not_end_a_later_one(redis_client):
+    """Whoever pushes by hand gives the list no life; the worker that hears it was never meant."""
+    redis_client.rpush(control(instance="a"), STOP, STOP)
+    present(redis_client, "a")
+    assert commands(redis_client, "a") == 0
+    redis_client.rpush(control(instance="a"), STOP)
+    assert commands(redis_client, "a") == 1, "said to the one that is there now"
+
+
+def test_a_second_process_of_a_name_loses_nothing_of_the_first(redis_client, monkeypatch):
+    monkeypatch.setattr("opencue_sched.coordination.presence._is_gone", lambda _: False)
+    present(redis_client, "a")
+    redis_client.rpush(control(instance="a"), STOP)
+    second = Presence(redis_client, "cue", types=("dispatch",), group="default", instance="a")
+    with pytest.raises(InstanceTaken):
+        second.announce(patience_seconds=0, sleep=lambda _: None)
+    assert commands(redis_client, "a") == 1
+
+
+def test_what_was_said_to_a_fleet_that_was_down_is_not_heard_by_the_next(redis_client):
+    redis_client.rpush(control(), STOP)
+    redis_client.rpush(control(group=None), STOP)
+    present(redis_client, "a")
+    assert commands(redis_client, "a") == 0
+
+
+def test_what_is_said_to_a_group_or_a_type_that_is_there_is_kept_when_another_joins(redis_client):
+    present(redis_client, "a")
+    present(redis_client, "elsewhere", group="other")
+    redis_client.rpush(control(), STOP)
+    redis_client.rpush(control(group=None), STOP)
+    present(redis_client, "b")
+    assert commands(redis_client, "a") == 2
+
+
+def test_refreshing_a_presence_drops_nothing(redis_client):
+    presence = present(redis_client, "a")
+    for place in (control(instance="a"), control(), control(group=None)):
+        redis_client.rpush(place, STOP)
+    presence.refresh()
+    assert commands(redis_client, "a") == 3
+
+
+def test_the_control_queue_of_a_dead_instance_goes_with_it(redis_client):
+    present(redis_client, "a").withdraw()
+    redis_client.rpush(control(instance="a"), STOP)
+    redis_client.rpush(control(), STOP)
+    present(redis_client, "b")
+    drain_dead_instances(redis_client, "cue", call_roll(redis_client, "cue"))
+    assert not redis_client.exists(control(instance="a"))
+
+
+def test_what_we_leave_on_a_control_queue_does_not_stay(redis_client):
+    queue = QueueName("cue", "dispatch", "default", family="ctl")
+    push_control_message(redis_client, queue, ControlMessage(Command.STOP))
+    assert 0 < redis_client.ttl(str(queue)) <= LIFE_SECONDS
 
 
 def test_the_newest_dead_letters_are_kept(redis_client):
