@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from opencue_sched.domain.states import ExitStatus, FrameState
 from opencue_sched.release.ending import WiderLocks, follow, with_counters
 from opencue_sched.release.losing import Releasing
-from opencue_sched.release.model import FrameKiller, KillFate, LostRun
+from opencue_sched.release.model import FrameKiller, KillFate, LostRun, RunVerdict
 from opencue_sched.store import depends, job_control, procs, release
 from opencue_sched.store.job_control import RunningFrame
 from opencue_sched.store.release import Counters
@@ -40,10 +40,22 @@ class FramesChanged:
 
 @dataclass(frozen=True, slots=True)
 class JobKilled:
-    """``finished``: this call ended the job. ``deferred`` frames could not be confirmed dead: the reaper goes on."""
+    """``finished``: this call ended the job. ``stopped`` frames ran, and are confirmed dead: most often their
+    completions, which the kill brings about, are applied before this call gets to it. ``deferred`` frames could not be
+    confirmed dead: the reaper goes on.
+    """
 
     finished: bool
     stopped: tuple[str, ...] = ()
+    deferred: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Stopped:
+    """Frames that were killed: ``ended`` here, ``over`` by their own completion, ``deferred`` not confirmed dead."""
+
+    ended: tuple[str, ...] = ()
+    over: tuple[str, ...] = ()
     deferred: tuple[str, ...] = ()
 
 
@@ -76,10 +88,10 @@ class JobControl:
             running = [frame for frame in running if frame.frame_id not in deferred]
             if not running:
                 break
-            ended, left = self._stop(running, FrameState.WAITING, reason)
-            stopped += ended
-            deferred += left
-        return JobKilled(finished, tuple(stopped), tuple(deferred))
+            killed = self._stop(running, FrameState.WAITING, reason)
+            stopped += [*killed.ended, *killed.over]
+            deferred += killed.deferred
+        return JobKilled(finished, tuple(dict.fromkeys(stopped)), tuple(deferred))
 
     def retry_frames(self, frame_ids: Sequence[str], *, reason: str) -> FramesChanged:
         """Make frames wait again, whatever became of them. A finished job is PENDING again.
@@ -88,11 +100,11 @@ class JobControl:
         """
         with self._releasing.engine.connect() as connection:
             running = job_control.running_frames(connection, frame_ids=frame_ids)
-        stopped, deferred = self._stop(running, FrameState.WAITING, reason)
+        stopped = self._stop(running, FrameState.WAITING, reason)
         changed, _ = with_counters(
             self._releasing.engine, lambda connection, wider: _wait_again(connection, frame_ids, wider)
         )
-        return FramesChanged(tuple(dict.fromkeys([*stopped, *changed])), tuple(deferred))
+        return FramesChanged(tuple(dict.fromkeys([*stopped.ended, *stopped.over, *changed])), stopped.deferred)
 
     def eat_frames(self, frame_ids: Sequence[str], *, reason: str) -> FramesChanged:
         """Give frames up: EATEN counts as over, so layers and jobs can finish. A SUCCEEDED frame stays so."""
@@ -102,9 +114,9 @@ class JobControl:
             left = [frame for frame in frame_ids if frame not in changed and frame not in deferred]
             with self._releasing.engine.connect() as connection:
                 running = job_control.running_frames(connection, frame_ids=left)
-            ended, unconfirmed = self._stop(running, FrameState.EATEN, reason)
-            changed += ended
-            deferred += unconfirmed
+            stopped = self._stop(running, FrameState.EATEN, reason)
+            changed += stopped.ended
+            deferred += stopped.deferred
             changed += [frame for frame in self._eat_stopped(left) if frame not in changed]
             if not running:
                 break
@@ -116,10 +128,10 @@ class JobControl:
 
         return with_counters(self._releasing.engine, step)[0]
 
-    def _stop(self, running: Sequence[RunningFrame], state: FrameState, reason: str) -> tuple[list[str], list[str]]:
-        """Kill frames and end their runs in ``state``. Returns (ended, not confirmed dead)."""
+    def _stop(self, running: Sequence[RunningFrame], state: FrameState, reason: str) -> _Stopped:
+        """Kill frames and end their runs in ``state``, unless a completion has ended them by then."""
         if not running:
-            return [], []
+            return _Stopped()
         with ThreadPoolExecutor(min(_KILL_THREADS, len(running)), thread_name_prefix="kill") as threads:
             fates = list(
                 threads.map(
@@ -130,10 +142,14 @@ class JobControl:
         outcomes = self._releasing.end_lost(
             [LostRun(frame.proc_id, frame.frame_id, state, ExitStatus.FRAME_CLEARED, reason=reason) for frame in dead]
         )
-        ended = [outcome.frame_id for outcome in outcomes if outcome.state is not None and outcome.frame_id]
-        return ended, [
-            frame.frame_id for frame, fate in zip(running, fates, strict=True) if fate is not KillFate.NOT_RUNNING
-        ]
+        named = [(outcome, outcome.frame_id) for outcome in outcomes if outcome.frame_id]
+        return _Stopped(
+            tuple(frame_id for outcome, frame_id in named if outcome.state is not None),
+            tuple(frame_id for outcome, frame_id in named if outcome.verdict is RunVerdict.STALE),
+            tuple(
+                frame.frame_id for frame, fate in zip(running, fates, strict=True) if fate is not KillFate.NOT_RUNNING
+            ),
+        )
 
     def _finish(self, connection: Connection, job_id: str, wider: Counters) -> bool:
         """PENDING to FINISHED, and what depends on the whole job is met."""

@@ -19,6 +19,7 @@ from opencue_sched.release.model import (
     ReleasePolicy,
     RunOutcome,
     RunsEnded,
+    RunVerdict,
 )
 
 _log = structlog.get_logger(__name__)
@@ -57,7 +58,8 @@ class Releasing:
             return []
         self.announce(ended)
         for request, outcome in zip(requests, ended.outcomes, strict=True):
-            _log.warning(
+            already_over = outcome.verdict is RunVerdict.STALE
+            (_log.debug if already_over else _log.warning)(
                 "lost_run_ended",
                 proc=request.proc_id,
                 frame=request.frame_id,

@@ -11,6 +11,7 @@ import pytest
 import redis
 from opencue_proto import rqd_pb2
 from sqlalchemy import Engine
+from structlog.testing import capture_logs
 
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
@@ -218,6 +219,42 @@ def test_killing_a_job_ends_its_processes(site: Site, engine: Engine) -> None:
     assert site.rqds.running() == {}
     assert site.view.procs() == []
     eventually(lambda: not site.booked())
+    site.view.assert_consistent()
+
+
+class _SlowToConfirm:
+    """An RQD killer whose answer comes after the completion of the frame was applied."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def ask(self, host_name: str, frame_id: str, reason: str) -> bool:
+        return self._site.killer.ask(host_name, frame_id, reason)
+
+    def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> KillFate:
+        fate = self._site.killer.stop(host_name, frame_id, proc_id, reason)
+        eventually(lambda: proc_id not in self._site.view.procs())
+        return fate
+
+
+def test_frames_whose_completions_come_before_the_confirmation_were_stopped_all_the_same(
+    site: Site, engine: Engine
+) -> None:
+    # given RQDs that report a killed frame at once
+    job = site.job(6)
+    site.launch(job, job.frames[:3], "sim1")
+    site.launch(job, job.frames[3:], "sim2")
+    control = JobControl(Releasing(engine, ReleasePolicy(), site.ledger, site.changes), _SlowToConfirm(site))
+
+    # when the job is killed
+    with capture_logs() as logs:
+        killed = control.kill_job(job.id, reason="test")
+
+    # then its frames count as stopped, and nobody is warned of what is as it should be
+    assert sorted(killed.stopped) == sorted(job.frames)
+    assert killed.deferred == ()
+    ended = [entry for entry in logs if entry["event"] == "lost_run_ended"]
+    assert {(entry["verdict"], entry["log_level"]) for entry in ended} == {("stale", "debug")}
     site.view.assert_consistent()
 
 
