@@ -28,9 +28,6 @@ from opencue_sched.lua_scripts import call_script
 
 log = structlog.get_logger(__name__)
 
-RENEW_ONLY = -1
-"""The floor of a holder that renews: it does not know the highest fence, so it may not be given a new one."""
-
 
 def boot_clock() -> float:
     """Seconds since boot, suspend included where the system can say so."""
@@ -39,11 +36,14 @@ def boot_clock() -> float:
 
 
 class FenceStore(Protocol):
-    """Where the highest fence survives an emptied Redis (PostgreSQL)."""
+    """Where fences survive a Redis that was emptied or failed over to an older state (PostgreSQL).
 
-    def highest(self, role: str) -> int: ...
+    What Redis grants is a candidate's only once ``claim`` has said so: it does for no fence twice.
+    """
 
-    def raise_to(self, role: str, fence: int) -> None: ...
+    def highest(self, name: str) -> int: ...
+
+    def claim(self, name: str, fence: int) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,19 +109,23 @@ class LeaderGate:
         return Lease(self.token, self._fence)
 
     def renew(self) -> Lease | None:
-        """Campaign or renew if it is time to, and return the lease. Redis errors count as not renewed."""
+        """Campaign or renew if it is time to, and return the lease. Redis errors count as not renewed.
+
+        Errors of the fence store come through: a candidate cannot lead without it, a holder that renews does not ask it.
+        """
         now = self._clock()
         if now >= self._next_try:
+            self._next_try = now + self._retry_seconds()
             leading = self._fence is not None
             try:
                 self._campaign(now)
             except RedisError as error:
                 log.warning("lease_renewal_failed", role=self.keys.role, error=str(error))
-                self._next_try = now + self._retry_seconds()
-            else:
-                self._next_try = now + (self._ttl / 3 if self._fence is not None else self._retry_seconds())
-            if leading and self._fence is None:
-                log.warning("leadership_lost", role=self.keys.role)
+            if self._fence is None:
+                if leading:
+                    log.warning("leadership_lost", role=self.keys.role)
+            elif self._confirmed == now:
+                self._next_try = now + self._ttl / 3
         return self.lease
 
     @property
@@ -134,39 +138,52 @@ class LeaderGate:
         return self._retry * (1.0 - 0.25 * self._jitter())
 
     def _campaign(self, now: float) -> None:
-        if self._fence is not None and self._ask(now, RENEW_ONLY):
+        if self._fence is not None and self._ask(now, "renew", self._fence) is not None:
+            self._confirmed = now
             return
         # A lease that is gone may have been another's in between, or the store lost everything: as any candidate.
         self._demote()
-        self._ask(now, self._fences.highest(self.keys.role) if self._fences is not None else 0)
+        floor = self._fences.highest(self.keys.name) if self._fences is not None else 0
+        fence = self._ask(now, "take", floor)
+        if fence is not None and self._recorded(fence):
+            log.info("leadership_taken", role=self.keys.role, fence=fence)
+            self._fence, self._confirmed = fence, now
 
-    def _ask(self, now: float, floor: int) -> bool:
-        taken, fence, _, fired_ms_ago = call_script(
+    def _ask(self, now: float, what: str, fence: int) -> int | None:
+        """The fence under which this process holds the lease in Redis, if it does."""
+        taken, held, _, fired_ms_ago = call_script(
             self._client,
             "lease_acquire",
             [self.keys.lease, self.keys.fence, self.keys.fired_at, self.keys.quiet],
-            [self.token, int(self._ttl * 1000), floor, self._quiet_ms],
+            [self.token, int(self._ttl * 1000), what, fence, self._quiet_ms],
         )
         if fired_ms_ago >= 0:
             self._fired = now - fired_ms_ago / 1000
-        if not taken:
-            return False
-        if self._fence != fence:
-            if self._fences is not None:
-                self._fences.raise_to(self.keys.role, int(fence))
-            log.info("leadership_taken", role=self.keys.role, fence=fence)
-        self._fence = int(fence)
-        self._confirmed = now
-        return True
+        return int(held) if taken else None
+
+    def _recorded(self, fence: int) -> bool:
+        """Whether ``fence`` is this process's for good. If not, the lease is left to others."""
+        mine = False
+        try:
+            mine = self._fences is None or self._fences.claim(self.keys.name, fence)
+        finally:
+            if not mine:
+                log.warning("fence_not_recorded", role=self.keys.role, fence=fence)
+                self._release()
+        return mine
 
     def resign(self) -> None:
         """Hand over: release the lease so that a standby takes over at its next try. Safe when not leading."""
-        self._fence = None
+        self._demote()
+        if self._release():
+            log.info("leadership_resigned", role=self.keys.role)
+
+    def _release(self) -> bool:
         try:
-            if call_script(self._client, "lease_release", [self.keys.lease], [self.token]):
-                log.info("leadership_resigned", role=self.keys.role)
+            return bool(call_script(self._client, "lease_release", [self.keys.lease], [self.token]))
         except RedisError as error:
             log.warning("lease_release_failed", role=self.keys.role, error=str(error))
+            return False
 
     def may_fire(self, task: str, tick: int, *, mark_seconds: float) -> bool:
         """True exactly once per (task, tick) in the whole fleet, and only while leading.
@@ -192,6 +209,7 @@ class LeaderGate:
         if answer[1] == "not_leader":
             log.warning("fenced_off", role=self.keys.role, task=task, tick=tick, fence=lease.fence)
             self._demote()
+            self._next_try = now
         return False
 
     def store_time(self) -> float:

@@ -179,6 +179,11 @@ class LeaderKeys:
     role: str
 
     @property
+    def name(self) -> str:
+        """The role's name in PostgreSQL, which fleets of several namespaces may share."""
+        return f"{self.ns}:{self.role}"
+
+    @property
     def lease(self) -> str:
         return f"{self.ns}:leader:{self.role}:lease"
 

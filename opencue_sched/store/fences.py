@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from sqlalchemy import Engine, text
 
-_HIGHEST = text("SELECT fence FROM opencue_sched_fence WHERE name = :role")
-_RAISE = text(
-    "INSERT INTO opencue_sched_fence (name, fence) VALUES (:role, :fence) "
-    "ON CONFLICT (name) DO UPDATE SET fence = greatest(opencue_sched_fence.fence, excluded.fence)"
+_HIGHEST = text("SELECT fence FROM opencue_sched_fence WHERE name = :name")
+_CLAIM = text(
+    "INSERT INTO opencue_sched_fence (name, fence) VALUES (:name, :fence) "
+    "ON CONFLICT (name) DO UPDATE SET fence = excluded.fence WHERE opencue_sched_fence.fence < excluded.fence "
+    "RETURNING fence"
 )
 
 
@@ -17,12 +18,12 @@ class PersistentFences:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def highest(self, role: str) -> int:
-        """The highest fence ever given out for ``role``; 0 when none was."""
+    def highest(self, name: str) -> int:
+        """The highest fence ever given out for ``name``; 0 when none was."""
         with self._engine.connect() as connection:
-            return int(connection.execute(_HIGHEST, {"role": role}).scalar() or 0)
+            return int(connection.execute(_HIGHEST, {"name": name}).scalar() or 0)
 
-    def raise_to(self, role: str, fence: int) -> None:
-        """Remember ``fence`` unless a higher one is known."""
+    def claim(self, name: str, fence: int) -> bool:
+        """Record ``fence``. False if it, or a higher one, is somebody's already."""
         with self._engine.begin() as connection:
-            connection.execute(_RAISE, {"role": role, "fence": fence})
+            return connection.execute(_CLAIM, {"name": name, "fence": fence}).scalar() is not None

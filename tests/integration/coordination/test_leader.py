@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
+import redis
+from sqlalchemy.exc import OperationalError
 
 from opencue_sched.beat import make_gate
 from opencue_sched.coordination.leader import LeaderGate, Standing, still_leads, tick_standing
@@ -126,7 +129,7 @@ def test_the_fence_grows_although_redis_was_emptied(redis_client, keys, engine):
 def test_a_holder_that_renews_in_an_emptied_redis_gets_a_higher_fence(redis_client, keys, engine):
     """It renews in time, so nothing else makes it ask for the highest fence again."""
     clock, fences = Clock(), PersistentFences(engine)
-    fences.raise_to(keys.role, 6)
+    assert fences.claim(keys.name, 6)
     leader = gate(redis_client, keys, clock=clock, fences=fences)
     assert leader.renew().fence == 7
     clock.now += 5
@@ -134,7 +137,122 @@ def test_a_holder_that_renews_in_an_emptied_redis_gets_a_higher_fence(redis_clie
     redis_client.flushdb()
     clock.now += 5
     assert leader.renew().fence == 8
-    assert fences.highest(keys.role) == 8
+    assert fences.highest(keys.name) == 8
+
+
+class Copy:
+    """What Redis holds of one role at one moment: as a lagging replica, or a snapshot, has it later."""
+
+    def __init__(self, client, keys) -> None:
+        self._client, self._prefix = client, keys.lease.removesuffix("lease")
+        with closing(redis.Redis.from_url(url_of(client))) as raw:
+            self._values = {key: (raw.dump(key), max(0, raw.pttl(key))) for key in raw.keys(f"{self._prefix}*")}
+
+    def comes_back(self) -> None:
+        """The failover: all since is forgotten."""
+        for key in self._client.keys(f"{self._prefix}*"):
+            self._client.delete(key)
+        with closing(redis.Redis.from_url(url_of(self._client))) as raw:
+            for key, (value, ttl) in self._values.items():
+                raw.restore(key, ttl, value)
+
+
+def url_of(client) -> str:
+    options = client.connection_pool.connection_kwargs
+    password = f":{options['password']}@" if options.get("password") else ""
+    return f"redis://{password}{options['host']}:{options['port']}/{options['db']}"
+
+
+def test_a_leader_whose_earlier_lease_comes_back_gets_a_higher_fence(redis_client, keys, engine):
+    """A failover to an older state that has an unexpired lease of its own, of a lower fence."""
+    clock, fences = Clock(), PersistentFences(engine)
+    leader = gate(redis_client, keys, clock=clock, fences=fences)
+    assert leader.renew().fence == 1
+    older = Copy(redis_client, keys)
+    redis_client.delete(keys.lease)
+    clock.now += 6
+    assert leader.renew().fence == 2
+    older.comes_back()
+    assert not leader.may_fire("recompute", 1, mark_seconds=60)
+    clock.now += 6
+    assert leader.renew().fence == 3
+    assert int(redis_client.get(keys.fence)) == fences.highest(keys.name) == 3
+    assert leader.may_fire("recompute", 1, mark_seconds=60)
+
+
+def test_a_former_leader_whose_lease_comes_back_does_not_lead_by_it(redis_client, keys, engine):
+    """It stands by meanwhile, and is the first to look after the failover."""
+    clock, fences = Clock(), PersistentFences(engine)
+    former, leader = (gate(redis_client, keys, clock=clock, fences=fences) for _ in range(2))
+    assert former.renew().fence == 1
+    older = Copy(redis_client, keys)
+    redis_client.delete(keys.lease)
+    assert leader.renew().fence == 2
+    older.comes_back()
+    clock.now += 11
+    assert former.lease is None
+    assert former.renew().fence == 3
+    assert leader.renew() is None
+
+
+def test_a_lease_of_a_fence_that_was_succeeded_is_not_waited_for(redis_client, keys, engine):
+    """The former leader may be dead, or believe that it leads still: its lease is worth nothing to anybody."""
+    clock, fences = Clock(), PersistentFences(engine)
+    former, leader, third = (gate(redis_client, keys, clock=clock, fences=fences) for _ in range(3))
+    assert former.renew().fence == 1
+    older = Copy(redis_client, keys)
+    redis_client.delete(keys.lease)
+    assert leader.renew().fence == 2
+    older.comes_back()
+    assert third.renew().fence == 3
+    assert former.lease is not None, "it does not know"
+    assert not former.may_fire("recompute", 1, mark_seconds=60)
+    assert not leader.may_fire("recompute", 1, mark_seconds=60)
+    assert third.may_fire("recompute", 1, mark_seconds=60)
+
+
+def test_a_counter_that_is_lost_alone_is_put_back_and_one_ahead_is_overtaken(redis_client, keys, engine):
+    """Messages are judged by the counter, so a leader below it would be dropped for ever."""
+    clock = Clock()
+    leader = gate(redis_client, keys, clock=clock, fences=PersistentFences(engine))
+    assert leader.renew().fence == 1
+    redis_client.delete(keys.fence)
+    clock.now += 5
+    assert leader.renew().fence == 1
+    assert redis_client.get(keys.fence) == "1"
+    redis_client.set(keys.fence, 5)
+    clock.now += 5
+    assert leader.renew().fence == 6
+
+
+def test_no_fence_is_given_to_two_leaders_though_redis_forgets_it_before_postgresql_knows(redis_client, keys, engine):
+    """The window between the grant of Redis and the record in PostgreSQL."""
+    fences = PersistentFences(engine)
+
+    class Slow(PersistentFences):
+        def claim(self, name: str, fence: int) -> bool:
+            redis_client.flushdb()
+            assert gate(redis_client, keys, fences=fences).renew().fence == fence
+            return super().claim(name, fence)
+
+    late = gate(redis_client, keys, fences=Slow(engine))
+    assert late.renew() is None
+    assert fences.highest(keys.name) == 1
+
+
+def test_who_cannot_record_its_fence_leaves_the_lease_to_others(redis_client, keys, engine):
+    """A beat whose PostgreSQL is away, or a standby that takes no writes, must not keep the others from leading."""
+
+    class ReadOnly(PersistentFences):
+        def claim(self, name: str, fence: int) -> bool:
+            raise OperationalError("INSERT", {}, Exception(f"read-only: {name} {fence}"))
+
+    unlucky = gate(redis_client, keys, fences=ReadOnly(engine))
+    with pytest.raises(OperationalError):
+        unlucky.renew()
+    assert unlucky.lease is None
+    assert not redis_client.exists(keys.lease)
+    assert gate(redis_client, keys, fences=PersistentFences(engine)).renew() is not None
 
 
 def test_a_holder_whose_lease_went_to_another_stands_by(redis_client, keys):
@@ -160,8 +278,6 @@ def test_of_many_racing_candidates_exactly_one_fires_each_tick(redis_client, key
 
 
 def test_redis_errors_count_as_not_renewed(redis_server, keys):
-    import redis
-
     dead = redis.Redis(host="127.0.0.1", port=1, socket_connect_timeout=0.2, retry=None)
     assert gate(dead, keys).renew() is None
     dead.close()
