@@ -11,7 +11,7 @@ import redis
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.connection import Connection
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
+from redis.exceptions import MasterDownError, OutOfMemoryError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
@@ -23,6 +23,8 @@ from opencue_sched.domain.redis_url import read_sentinel_url
 from opencue_sched.settings import Settings
 
 _RETRIES = 1
+_NO_WRITE_ERRORS = (ReadOnlyError, MasterDownError, OutOfMemoryError)
+_NO_WRITE_WORDS = ("READONLY", "MASTERDOWN", "MISCONF", "OOM command not allowed")
 _DROP_FOREIGN_EPOCH = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 
 
@@ -82,8 +84,17 @@ def guard_epoch(connection: Connection) -> None:
     try:
         _ask(connection, "EVAL", _DROP_FOREIGN_EPOCH, "1", EPOCH, stored)
     except ResponseError as error:
-        if "READONLY" not in str(error):
+        if not takes_no_write(error):
             raise
+
+
+def takes_no_write(error: ResponseError) -> bool:
+    """Whether Redis answers, but takes no write: a replica, one that lost its master, a full disk, full memory.
+
+    Up to Redis 6.2 an error inside a script is told by its text only; from 7 on, and in Valkey, it has a class of its
+    own, and redis-py cuts the word from its text.
+    """
+    return isinstance(error, _NO_WRITE_ERRORS) or any(word in str(error) for word in _NO_WRITE_WORDS)
 
 
 def _ask(connection: Connection, *command: str) -> Any:

@@ -20,6 +20,7 @@ from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from opencue_sched.accounting import keys
+from opencue_sched.accounting.connection import takes_no_write
 from opencue_sched.accounting.entries import Booking, Record, unpack
 from opencue_sched.accounting.scripts import (
     NOT_READY,
@@ -43,8 +44,6 @@ log = structlog.get_logger(__name__)
 
 LoadCaps = Callable[[Sequence[str]], None]
 _SCAN_COUNT = 1000
-# A replica, one that lost its master, a full disk, full memory: Redis answers, but takes no write.
-_UNUSABLE = ("READONLY", "MASTERDOWN", "MISCONF", "OOM command not allowed")
 _APPLIED_PER_ROUND_TRIP = 2000
 
 
@@ -287,7 +286,7 @@ def answering() -> Iterator[None]:
     except (RedisConnectionError, RedisTimeoutError) as error:
         raise NotReady(f"Redis cannot be used for the counters: {error}") from error
     except ResponseError as error:
-        if not any(word in str(error) for word in _UNUSABLE):
+        if not takes_no_write(error):
             raise
         raise NotReady(f"Redis cannot be used for the counters: {error}") from error
 
