@@ -2,6 +2,7 @@
 -- ARGV[2] uuid   ARGV[3] owner   ARGV[4] claim's life in ms, 0 never ends
 -- ARGV[5] ticket of the message that led here, or '': a ticket some claim answered already is stale
 -- ARGV[6] life in ms that a claim of the same owner gets instead of being taken again, or ''
+-- ARGV[7] a token nobody else knows, by which this claim is told from every other
 -- Returns {1, fence, wake, name, details}; {0, 'gone'}; {0, 'held', owner}; {0, 'not_yet', ms to go}; {0, 'trashed'};
 -- {0, 'stale'}.
 -- Invariant: at most one live claim a job; every claim has a higher fence than all before.
@@ -27,4 +28,4 @@ elseif state == 'delayed' then
 elseif state == 'trash' then
   return {0, 'trashed'}
 end
-return {1, take(uuid, owner, tonumber(ARGV[4]), now)}
+return {1, take(uuid, owner, tonumber(ARGV[4]), now, ARGV[7])}

@@ -1,6 +1,6 @@
 -- board_end: end a claim.
--- ARGV[2] uuid   ARGV[3] owner   ARGV[4] fence   ARGV[5] how   ARGV[6] delay in ms   ARGV[7] wake seen at the claim
--- ARGV[8] failures allowed in a row   ARGV[9] error text
+-- ARGV[2] uuid   ARGV[3] owner   ARGV[4] fence   ARGV[5] token   ARGV[6] how   ARGV[7] delay in ms
+-- ARGV[8] wake seen at the claim   ARGV[9] failures allowed in a row   ARGV[10] error text
 -- how: 'again'   ready at once, a message is to be sent
 --      'abandon' ready at once, no message (somebody else may take it)
 --      'sleep'   not before now + delay; ready at once instead if it was woken during the claim
@@ -9,31 +9,31 @@
 --      'trash'   kept aside with the error text
 -- Returns {1, ticket of the message to send or 0, new state}; {0, 'gone'}; {0, 'unclaimed'}; {0, 'other', owner};
 -- {0, 'lost'} when the same owner has a later claim.
--- Invariant: only the claim's owner under its fence ends it; the job is in exactly one place afterwards; what an
+-- Invariant: only the claim's owner under its fence and token ends it; the job is in exactly one place afterwards; what an
 -- operator told to rest does so.
 --@include board
 local now = now_ms()
 promote(now)
-local uuid, how = ARGV[2], ARGV[5]
+local uuid, how, delay, error_text = ARGV[2], ARGV[6], tonumber(ARGV[7]), ARGV[10]
 local job = PREFIX .. uuid
-local read = redis.call('HMGET', job, 'state', 'owner', 'fence', 'wake', 'rest', 'name')
+local read = redis.call('HMGET', job, 'state', 'owner', 'fence', 'claim', 'wake', 'rest', 'name')
 if not read[1] then
   return {0, 'gone'}
 elseif read[1] ~= 'claimed' then
   return {0, 'unclaimed'}
 elseif read[2] ~= ARGV[3] then
   return {0, 'other', read[2]}
-elseif read[3] ~= ARGV[4] then
+elseif not is_claim(read, ARGV[4], ARGV[5]) then
   return {0, 'lost'}
 end
-local name = read[6]
+local name = read[7]
 redis.call('ZREM', CLAIMED, uuid)
 redis.call('HSET', job, 'modified', format(now))
 
 if how == 'fail' then
   local failures = redis.call('HINCRBY', job, 'failures', 1)
-  redis.call('HSET', job, 'error', ARGV[9])
-  how = failures >= tonumber(ARGV[8]) and 'trash' or 'sleep'
+  redis.call('HSET', job, 'error', error_text)
+  how = failures >= tonumber(ARGV[9]) and 'trash' or 'sleep'
 elseif how ~= 'abandon' then
   redis.call('HSET', job, 'failures', 0)
 end
@@ -43,12 +43,12 @@ if how == 'consume' then
   emit('REMOVED', uuid, name)
   return {1, 0, 'complete'}
 elseif how == 'trash' then
-  shelve(uuid, name, ARGV[9], now)
+  shelve(uuid, name, error_text, now)
   return {1, 0, 'trash'}
 end
-local rest = tonumber(read[5])
-if rest > now or (how == 'sleep' and read[4] == ARGV[7]) then
-  make_delayed(uuid, math.max(rest, how == 'sleep' and now + tonumber(ARGV[6]) or 0))
+local rest = tonumber(read[6])
+if rest > now or (how == 'sleep' and read[5] == ARGV[8]) then
+  make_delayed(uuid, math.max(rest, how == 'sleep' and now + delay or 0))
   return {1, 0, 'delayed'}
 end
 make_ready(uuid)

@@ -1,5 +1,6 @@
 -- board_next: take the ready job of the highest priority, the oldest of these. O(log n).
 -- ARGV[2] owner   ARGV[3] claim's life in ms, 0 never ends   ARGV[4] lowest and ARGV[5] highest priority rank wanted
+-- ARGV[6] a token nobody else knows, by which this claim is told from every other
 -- Returns {1, uuid, fence, wake, name, details} or {0}.
 -- Invariant: as board_claim.
 --@include board
@@ -10,4 +11,4 @@ local found = redis.call('ZRANGEBYSCORE', READY, format(tonumber(ARGV[4]) * 1e12
 if not found[1] then
   return {0}
 end
-return {1, found[1], take(found[1], ARGV[2], tonumber(ARGV[3]), now)}
+return {1, found[1], take(found[1], ARGV[2], tonumber(ARGV[3]), now, ARGV[6])}

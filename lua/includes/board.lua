@@ -6,7 +6,7 @@
 --
 -- Keyspace: a job is one hash {prefix}{uuid} with the fields
 --   name, key (idempotency key or ''), details (payload), prio (rank 0..4), created, modified (ms), seq, state,
---   owner, fence, expires (ms, +inf never, 0 none), failures, error, result,
+--   owner, fence, claim (token that the present or last claimant made up), expires (ms, +inf never, 0 none), failures, error, result,
 --   wake (counts wake-ups), sent (ms a message was last sent), ticket (number of the last message sent),
 --   done (tickets up to this one were answered by a claim), tries (messages sent in vain since), rest (ms before which nothing rouses it)
 -- and a member of exactly one sorted set: ready (score: priority, then age), delayed (score: not before, ms), claimed
@@ -90,15 +90,21 @@ local function shelve(uuid, name, error, now)
   emit('TRASHED', uuid, name)
 end
 
+-- Whether the claim that `read` (HMGET of state, owner, fence, claim) tells of is the one with this fence and token. A
+-- Redis that was restored or failed over to an older state may give a fence out twice, but no token.
+local function is_claim(read, fence, token)
+  return read[3] == fence and (read[4] or '') == token
+end
+
 -- Take a ready job; its fence, wake count, name and details.
-local function take(uuid, owner, life, now)
+local function take(uuid, owner, life, now, token)
   local job = PREFIX .. uuid
   local fence = redis.call('HINCRBY', job, 'fence', 1)
   local expires = life > 0 and format(now + life) or '+inf'
   redis.call('ZREM', READY, uuid)
   redis.call('ZADD', CLAIMED, expires, uuid)
   local read = redis.call('HMGET', job, 'wake', 'name', 'details', 'ticket')
-  redis.call('HSET', job, 'state', 'claimed', 'owner', owner, 'expires', expires, 'modified', format(now),
+  redis.call('HSET', job, 'state', 'claimed', 'owner', owner, 'claim', token, 'expires', expires, 'modified', format(now),
     'done', read[4], 'tries', 0)
   emit('CLAIMED', uuid, read[2])
   return fence, tonumber(read[1]), read[2], read[3]

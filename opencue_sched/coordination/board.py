@@ -5,6 +5,7 @@ are built from them.
 from __future__ import annotations
 
 import math
+import uuid as uuids
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -29,6 +30,11 @@ Pages = Literal["ready", "listed", "trash"]
 def life_ms(seconds: float) -> int:
     """A claim's life as the scripts want it: 0 for one that never ends."""
     return 0 if seconds == NEVER else max(1, round(seconds * 1000))
+
+
+def new_token() -> str:
+    """What tells a claim from every other, whatever Redis forgets."""
+    return uuids.uuid4().hex
 
 
 def decoding(client: redis.Redis) -> redis.Redis:
@@ -57,6 +63,11 @@ class Listing:
     @property
     def fence(self) -> int:
         return int(self.fields.get("fence", "0"))
+
+    @property
+    def token(self) -> str:
+        """Of the present or last claim."""
+        return self.fields.get("claim", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +109,7 @@ class BoardScripts:
         return answers
 
     def claim(
-        self, uuid: str, owner: str, *, life: float, ticket: int | None = None, again: float | None = None
+        self, uuid: str, owner: str, token: str, *, life: float, ticket: int | None = None, again: float | None = None
     ) -> list[Any]:
         return list(
             self.call(
@@ -108,6 +119,7 @@ class BoardScripts:
                 life_ms(life),
                 "" if ticket is None else ticket,
                 "" if again is None else life_ms(again),
+                token,
             )
         )
 
@@ -116,6 +128,7 @@ class BoardScripts:
         uuid: str,
         owner: str,
         fence: int,
+        token: str,
         how: End,
         *,
         delay_seconds: float = 0.0,
@@ -125,7 +138,7 @@ class BoardScripts:
     ) -> list[Any]:
         delay = round(delay_seconds * 1000)
         text = error[-ERROR_CHARACTERS:]
-        return list(self.call("board_end", uuid, owner, fence, how, delay, wake, failures_allowed, text))
+        return list(self.call("board_end", uuid, owner, fence, token, how, delay, wake, failures_allowed, text))
 
     def steer(self, uuid: str, how: Steering, value: str | int = "", *, force: bool = False) -> list[Any]:
         return list(self.call("board_steer", uuid, how, value, int(force)))

@@ -118,7 +118,7 @@ class Payload:
 class Job:
     """One job. ``state``, ``last_modified`` and ``expires_in`` are read anew; the rest never changes.
 
-    The handle remembers under which fence it saw or made the claim, so that it can never act on a later one.
+    The handle remembers under which fence and token it saw or made the claim, so that it can never act on another one.
     """
 
     def __init__(self, board: JobBoard, listing: Listing) -> None:
@@ -133,6 +133,7 @@ class Job:
         self.details = payload.details
         self._book = payload.book
         self.fence = listing.fence
+        self.token = listing.token
         self.owner_seen = fields.get("owner", "")
 
     @property

@@ -1,8 +1,8 @@
 """The jobboard: post, claim, finish, abandon and watch jobs (TaskFlow's jobboards, on Redis).
 
 Differences from TaskFlow's own Redis board, each on purpose: claims end by themselves unless asked not to; every write
-of an owner is checked by owner and fence in one Lua call; jobs come by priority and then age; times are Redis' own and
-aware of their zone; the trash can be listed and restored; waiting is by event.
+of an owner is checked by owner, fence and token in one Lua call; jobs come by priority and then age; times are Redis'
+own and aware of their zone; the trash can be listed and restored; waiting is by event.
 """
 
 from __future__ import annotations
@@ -18,7 +18,17 @@ import redis
 import structlog
 from redis.exceptions import RedisError
 
-from opencue_sched.coordination.board import NEVER, BoardScripts, End, Listing, Pages, Steering, decoding, life_ms
+from opencue_sched.coordination.board import (
+    NEVER,
+    BoardScripts,
+    End,
+    Listing,
+    Pages,
+    Steering,
+    decoding,
+    life_ms,
+    new_token,
+)
 from opencue_sched.coordination.board_errors import BoardClosed, ClaimLost, JobFailure, NotFound, UnclaimableJob
 from opencue_sched.coordination.board_events import EventReader, Notifier
 from opencue_sched.coordination.board_iteration import JobIterator
@@ -212,10 +222,11 @@ class JobBoard:
         _check_owner(who)
         _check_expiry(expiry)
         life = self._claim_ttl if expiry is None else expiry
+        token = new_token()
         with self._answering():
-            answer = self._scripts.claim(job.uuid, who, life=life, again=expiry)
+            answer = self._scripts.claim(job.uuid, who, token, life=life, again=expiry)
         if answer[0]:
-            job.fence, job.owner_seen = int(answer[1]), who
+            job.fence, job.token, job.owner_seen = int(answer[1]), token, who
             return job
         reason = answer[1]
         if reason == "gone":
@@ -244,18 +255,19 @@ class JobBoard:
             return self._claim_first(who, expiry, (job for job in self.iterjobs(only_unclaimed=True) if where(job)))
         life = self._claim_ttl if expiry is None else expiry
         while True:
+            token = new_token()
             with self._answering():
-                answer = self._scripts.call("board_next", who, life_ms(life), 0, at_least.rank)
+                answer = self._scripts.call("board_next", who, life_ms(life), 0, at_least.rank, token)
             if not answer[0]:
                 return None
-            _, uuid, fence, _, name, details = answer
+            _, uuid, _, _, name, details = answer
             try:
                 Payload.decode(str(details))
             except UnreadableJob as error:
                 self._quarantine(str(uuid), str(name), error)
                 continue
             job = self.find(str(uuid))
-            if job is not None and job.fence == int(fence):
+            if job is not None and job.token == token:
                 return job
 
     def _claim_first(self, who: str, expiry: float | None, jobs: Iterable[Job]) -> Job | None:
@@ -270,14 +282,14 @@ class JobBoard:
         """See Job.extend_expiry."""
         _check_expiry(expiry)
         with self._answering():
-            answer = self._scripts.call("board_extend", job.uuid, job.owner_seen, job.fence, life_ms(expiry))
+            answer = self._scripts.call("board_extend", job.uuid, job.owner_seen, job.fence, job.token, life_ms(expiry))
         if answer < 0:
             raise ClaimLost(f"job {job.uuid} was claimed by somebody since")
         return bool(answer)
 
     def extend(self, claims: Sequence[Job], *, ttl_seconds: float) -> list[Job]:
         """Prolong the claims of these handles; those still held. For coordination.keeper.Keeper."""
-        calls = [(job.uuid, job.owner_seen, job.fence, life_ms(ttl_seconds)) for job in claims]
+        calls = [(job.uuid, job.owner_seen, job.fence, job.token, life_ms(ttl_seconds)) for job in claims]
         answers = self._scripts.call_each("board_extend", calls)
         return [job for job, held in zip(claims, answers, strict=True) if held == 1]
 
@@ -289,7 +301,7 @@ class JobBoard:
         except (TypeError, ValueError) as error:
             raise JobFailure(f"the result of job {job.uuid} cannot be written: {error}") from error
         with self._answering():
-            answer = self._scripts.call("board_note", job.uuid, who, job.fence, text)
+            answer = self._scripts.call("board_note", job.uuid, who, job.fence, job.token, text)
         if answer == 0:
             raise NotFound(f"nobody has claimed job {job.uuid}")
         if answer < 0:
@@ -316,7 +328,7 @@ class JobBoard:
     def _end(self, job: Job, who: str, how: End, *, error: str = "") -> None:
         _check_owner(who)
         with self._answering():
-            answer = self._scripts.end(job.uuid, who, job.fence, how, error=error)
+            answer = self._scripts.end(job.uuid, who, job.fence, job.token, how, error=error)
         if answer[0]:
             return
         reason = answer[1]

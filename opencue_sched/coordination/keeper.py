@@ -15,7 +15,7 @@ log = structlog.get_logger(__name__)
 
 
 class Held(Protocol):
-    """A claim: a job's id and the fence it was claimed under."""
+    """A claim: a job's id, and the fence and the token it was claimed under."""
 
     @property
     def uuid(self) -> str: ...
@@ -23,8 +23,16 @@ class Held(Protocol):
     @property
     def fence(self) -> int: ...
 
+    @property
+    def token(self) -> str: ...
+
 
 C = TypeVar("C", bound=Held)
+_Key = tuple[str, int, str]
+
+
+def _key(claim: Held) -> _Key:
+    return claim.uuid, claim.fence, claim.token
 
 
 class Prolongs(Protocol[C]):
@@ -45,7 +53,7 @@ class Keeper(Generic[C]):
         self._ttl = ttl_seconds
         self._clock = clock
         self._lock = threading.Lock()
-        self._held: dict[tuple[str, int], tuple[C, float]] = {}
+        self._held: dict[_Key, tuple[C, float]] = {}
         self._wanted = threading.Event()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -53,7 +61,7 @@ class Keeper(Generic[C]):
     def keep(self, claim: C, *, claimed_at: float) -> None:
         """Start prolonging ``claim``; ``claimed_at`` is the clock before the claim was asked for."""
         with self._lock:
-            self._held[(claim.uuid, claim.fence)] = (claim, claimed_at)
+            self._held[_key(claim)] = (claim, claimed_at)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="claim-keeper", daemon=True)
                 self._thread.start()
@@ -62,7 +70,7 @@ class Keeper(Generic[C]):
     def drop(self, claim: C) -> None:
         """Stop prolonging ``claim``."""
         with self._lock:
-            self._held.pop((claim.uuid, claim.fence), None)
+            self._held.pop(_key(claim), None)
 
     def held(self) -> list[C]:
         """The claims kept at this moment."""
@@ -72,7 +80,7 @@ class Keeper(Generic[C]):
     def alive(self, claim: C) -> bool:
         """Whether ``claim`` is certainly still this process's."""
         with self._lock:
-            held = self._held.get((claim.uuid, claim.fence))
+            held = self._held.get(_key(claim))
         return held is not None and self._clock() - held[1] < self._ttl * 0.75
 
     def stop(self) -> None:
@@ -95,7 +103,7 @@ class Keeper(Generic[C]):
     def _extend(self, claims: list[C]) -> None:
         now = self._clock()
         try:
-            held = {(claim.uuid, claim.fence) for claim in self._board.extend(claims, ttl_seconds=self._ttl)}
+            held = {_key(claim) for claim in self._board.extend(claims, ttl_seconds=self._ttl)}
         except RedisError as error:
             log.warning("claims_not_prolonged", claims=len(claims), error=str(error))
             return
@@ -105,7 +113,7 @@ class Keeper(Generic[C]):
             return
         with self._lock:
             for claim in claims:
-                key = (claim.uuid, claim.fence)
+                key = _key(claim)
                 if key in held and key in self._held:
                     self._held[key] = (claim, now)
                 else:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import redis
 import structlog
 
-from opencue_sched.coordination.board import BoardScripts, Counts, End, Listing, life_ms
+from opencue_sched.coordination.board import BoardScripts, Counts, End, Listing, life_ms, new_token
 from opencue_sched.coordination.keeper import Keeper
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.domain.cluster import Cluster, ClusterKind
@@ -48,13 +48,17 @@ class Offered:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right to work on a posting until it expires; ``wake`` is the wake-up count it began with."""
+    """The right to work on a posting until it expires; ``wake`` is the wake-up count it began with.
+
+    ``token`` tells it from a claim of the same owner and fence, which a Redis that lost something may give out.
+    """
 
     uuid: str
     owner: str
     fence: int
     wake: int
     cluster: Cluster
+    token: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,20 +149,21 @@ class ClusterPostings:
 
     def try_claim(self, uuid: str, owner: str, *, ttl_seconds: float, ticket: int | None = None) -> Claim | Refused:
         """Claim a posting, or why not. One whose payload nobody can read is trashed: poison must not go round."""
-        answer = self.scripts.claim(uuid, owner, life=ttl_seconds, ticket=ticket)
+        token = new_token()
+        answer = self.scripts.claim(uuid, owner, token, life=ttl_seconds, ticket=ticket)
         if not answer[0]:
             return Refused(str(answer[1]), str(answer[2]) if answer[1] == "held" else "")
         fence, wake, _, details = answer[1:5]
         try:
-            return Claim(uuid, owner, int(fence), int(wake), decode_cluster(details))
+            return Claim(uuid, owner, int(fence), int(wake), decode_cluster(details), token)
         except InvalidInput as error:
             log.error("posting_unreadable", posting=uuid, error=str(error))
-            self.scripts.end(uuid, owner, int(fence), "trash", error=str(error))
+            self.scripts.end(uuid, owner, int(fence), token, "trash", error=str(error))
             return Refused("trashed")
 
     def extend(self, claims: Sequence[Claim], *, ttl_seconds: float) -> list[Claim]:
         """Prolong claims; returns those that are still held. One round trip."""
-        calls = [(claim.uuid, claim.owner, claim.fence, life_ms(ttl_seconds)) for claim in claims]
+        calls = [(claim.uuid, claim.owner, claim.fence, claim.token, life_ms(ttl_seconds)) for claim in claims]
         answers = self.scripts.call_each("board_extend", calls)
         return [claim for claim, held in zip(claims, answers, strict=True) if held == 1]
 
@@ -173,6 +178,7 @@ class ClusterPostings:
             claim.uuid,
             claim.owner,
             claim.fence,
+            claim.token,
             how,
             delay_seconds=delay_seconds,
             wake=claim.wake,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 import time
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import pytest
@@ -329,6 +330,38 @@ def test_extending_replaces_the_life_of_ones_own_claim_only(board):
     with pytest.raises(ValueError, match="above 0"):
         job.extend_expiry(0)
     assert 45 < job.expires_in() <= 50
+
+
+def test_a_fence_given_out_twice_does_not_let_a_stale_handle_write(board, redis_server):
+    """Redis restarted from a dump, or a replica took over, that had not heard of the first claim."""
+    job = board.post("render")
+    with state_comes_back(redis_server):
+        stale = board.claim(board.find(job.uuid), "me", 60)
+    present = board.claim(board.find(job.uuid), "me", 60)
+    assert present.fence == stale.fence
+    for write in (
+        lambda: board.consume(stale, "me"),
+        lambda: board.abandon(stale, "me"),
+        lambda: board.trash(stale, "me"),
+        lambda: board.record(stale, "me", {"frames": 1}),
+        lambda: stale.extend_expiry(10),
+    ):
+        with pytest.raises(ClaimLost):
+            write()
+    assert board.extend([stale, present], ttl_seconds=60) == [present]
+    assert board.find(job.uuid).result is None
+    board.consume(present, "me")
+
+
+@contextmanager
+def state_comes_back(server):
+    """What happens within is forgotten by Redis."""
+    with redis.Redis.from_url(server.url) as raw:
+        before = {key: raw.dump(key) for key in raw.keys("*")}
+        yield
+        raw.flushdb()
+        for key, value in before.items():
+            raw.restore(key, 0, value)
 
 
 def test_a_stale_handle_of_the_same_owner_changes_nothing(board):

@@ -17,6 +17,7 @@ from tests.polling import eventually
 class Claim:
     uuid: str
     fence: int = 1
+    token: str = ""
 
 
 class Board:
