@@ -54,6 +54,15 @@ class Lease:
     fence: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """May this tick be fired under this fence? The nonce tells the same question, asked again, from another."""
+
+    fence: int
+    tick: int
+    nonce: str
+
+
 class LeaderGate:
     """This process's candidacy for one role.
 
@@ -88,6 +97,7 @@ class LeaderGate:
         self._confirmed = float("-inf")
         self._next_try = float("-inf")
         self._fired: float | None = None
+        self._unanswered: dict[str, _Question] = {}
 
     @property
     def tick_age(self) -> float:
@@ -111,7 +121,7 @@ class LeaderGate:
     def renew(self) -> Lease | None:
         """Campaign or renew if it is time to, and return the lease. Redis errors count as not renewed.
 
-        Errors of the fence store come through: a candidate cannot lead without it, a holder that renews does not ask it.
+        Errors of the fence store come through: no candidate leads without it. A holder that renews does not ask it.
         """
         now = self._clock()
         if now >= self._next_try:
@@ -188,19 +198,22 @@ class LeaderGate:
     def may_fire(self, task: str, tick: int, *, mark_seconds: float) -> bool:
         """True exactly once per (task, tick) in the whole fleet, and only while leading.
 
-        Checks the fence and sets the mark in one Lua call, before anything is sent.
+        Checks the fence and sets the mark in one Lua call, before anything is sent. When it raises RedisError, nothing
+        is known; asked again under the same lease, it gives the answer that was lost.
         """
         lease = self.lease
         if lease is None:
             return False
         now = self._clock()
         keys = self.keys
+        question = self._question(lease.fence, task, tick)
         answer = call_script(
             self._client,
             "fire_tick",
             [keys.lease, keys.fired(task, tick), keys.last_ticks, keys.fired_at, keys.quiet],
-            [lease.token, lease.fence, int(mark_seconds * 1000), task, tick, self._quiet_ms],
+            [lease.token, lease.fence, int(mark_seconds * 1000), task, tick, self._quiet_ms, question.nonce],
         )
+        del self._unanswered[task]
         if answer[0] == 1:
             self._fired = now
             if self._quiet_ms:
@@ -212,14 +225,28 @@ class LeaderGate:
             self._next_try = now
         return False
 
+    def _question(self, fence: int, task: str, tick: int) -> _Question:
+        """The one that got no answer yet, if it is the same."""
+        asked = self._unanswered.get(task)
+        if asked is None or (asked.fence, asked.tick) != (fence, tick):
+            asked = self._unanswered[task] = _Question(fence, tick, uuid.uuid4().hex)
+        return asked
+
     def store_time(self) -> float:
         """Seconds since the epoch by the clock of Redis, the same for every beat."""
         seconds, micros = self._client.time()
         return float(seconds) + float(micros) / 1e6
 
     def last_ticks(self) -> dict[str, int]:
-        """The nominal tick fired last of every task, by any leader, in one command."""
-        return {str(task): int(str(tick)) for task, tick in self._client.hgetall(self.keys.last_ticks).items()}
+        """The nominal tick fired last of every task, by any leader, in one command.
+
+        Without those that this leader asked for and got no answer: they may be marked, but nobody fired them.
+        """
+        last = {str(task): int(str(tick)) for task, tick in self._client.hgetall(self.keys.last_ticks).items()}
+        for task, asked in self._unanswered.items():
+            if asked.fence == self._fence:
+                last[task] = min(last.get(task, asked.tick), asked.tick - 1)
+        return last
 
     def last_tick(self, task: str) -> int | None:
         """The nominal tick of ``task`` fired last, by any leader."""
