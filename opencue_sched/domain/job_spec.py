@@ -145,6 +145,13 @@ def _full_name(show: str, shot: str, user: str, name: str) -> str:
     return (name if name.startswith(prefix) else prefix + name).lower()
 
 
+def _uid(fields: Fields) -> int | None:
+    uid = fields.optional_integer("uid", least=0)
+    if uid == 0:
+        fields.wrong("uid", "0 is root, as whom RQD runs nothing; leave it out or name a user's")
+    return uid
+
+
 def _read_job(fields: Fields, default_user: str | None) -> JobSpec:
     problems = fields.problems
     depends = [read_job_depend(entry, path, problems) for path, entry in fields.items("depends")]
@@ -158,7 +165,7 @@ def _read_job(fields: Fields, default_user: str | None) -> JobSpec:
         layers=_read_layers(fields),
         depends=tuple(dict.fromkeys(filter(None, depends))),
         environment=fields.environment("env"),
-        uid=fields.optional_integer("uid", least=0),
+        uid=_uid(fields),
         priority=fields.integer("priority", default=1, least=0),
         facility=fields.text("facility", width=FACILITY_NAME_WIDTH),
         folder=fields.text("folder", width=FOLDER_NAME_WIDTH),

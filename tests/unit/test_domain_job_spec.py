@@ -206,6 +206,8 @@ def test_a_layer_that_is_no_mapping() -> None:
         ({"os": "o" * 13}, "os: has 13 characters; 12 is the most OpenCue stores"),
         ({"facility": "f" * 37}, "facility: has 37 characters; 36 is the most OpenCue stores"),
         ({"show": ""}, "show: is empty"),
+        ({"uid": 0}, "uid: 0 is root, as whom RQD runs nothing; leave it out or name a user's"),
+        ({"uid": -1}, "uid: -1 is not between 0 and 2147483647"),
         ({"priority": -1}, "priority: -1 is not between 0 and 2147483647"),
         ({"max_retries": 40_000}, "max_retries: 40000 is not between 0 and 32767"),
         ({"paused": "yes"}, "paused: expected true or false, found text"),
