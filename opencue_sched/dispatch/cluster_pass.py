@@ -157,6 +157,7 @@ class PassRunner:
             limit_names={key: limit.name for key, limit in gathered.limits.items()},
         )
         report.plan_seconds = self.clock() - began
+        report.planned = True
         report.frames_planned = len(plan.procs)
         report.attempts, report.scores = tuple(plan.attempts.values()), plan.scores
         report.wasted_attempts = plan.wasted_attempts

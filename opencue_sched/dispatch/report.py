@@ -30,6 +30,8 @@ class PassReport:
     ended: PassEnd = PassEnd.NO_JOBS
     show_name: str = ""
     jobs: int = 0
+    planned: bool = False
+    """Whether the pass got as far as looking for hosts."""
     frames_planned: int = 0
     frames_booked: int = 0
     frames_launched: int = 0
@@ -68,6 +70,11 @@ class PassReport:
     @property
     def hosts_attempted(self) -> int:
         return sum(self.attempts)
+
+    @property
+    def jobs_processed(self) -> int:
+        """Jobs that went through the whole pass: none when it was given up on its way."""
+        return self.jobs if self.planned and self.ended in (PassEnd.BOOKED, PassEnd.SATURATED) else 0
 
     def summary(self) -> dict[str, object]:
         """A small JSON-able answer for the task."""

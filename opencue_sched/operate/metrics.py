@@ -46,7 +46,7 @@ LATEST: Literal["mostrecent"] = "mostrecent"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 jobs_queried = Counter("scheduler_jobs_queried_total", "Jobs read from the database by cluster passes.")
-jobs_processed = Counter("scheduler_jobs_processed_total", "Jobs that went through a pass.", ["show_name"])
+jobs_processed = Counter("scheduler_jobs_processed_total", "Jobs that went through a whole pass.", ["show_name"])
 frames_dispatched = Counter("scheduler_frames_dispatched_total", "Frames booked and launched.", ["show_name"])
 no_candidate_iterations = Counter("scheduler_no_candidate_iterations_total", "Layers that found no host in a pass.")
 candidates_per_layer = Histogram(
@@ -167,8 +167,8 @@ def record_pass(report: PassReport) -> None:
     """Count one cluster pass."""
     kind = report.cluster.kind.value
     jobs_queried.inc(report.jobs)
-    if report.jobs:
-        jobs_processed.labels(report.show_name).inc(report.jobs)
+    if report.jobs_processed:
+        jobs_processed.labels(report.show_name).inc(report.jobs_processed)
     if report.frames_launched:
         frames_dispatched.labels(report.show_name).inc(report.frames_launched)
     for attempts in report.attempts:
