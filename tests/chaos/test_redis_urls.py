@@ -25,7 +25,7 @@ from opencue_sched.embedded.services import EmbeddedRedis
 from opencue_sched.operate.audit import run_audit
 from opencue_sched.settings import Settings
 from tests.chaos.conftest import QUICK, Site
-from tests.chaos.test_coordination_workers import add_job, booked, opencue_sched, plant
+from tests.chaos.test_coordination_workers import add_job, booked, opencue_sched, plant, steer
 from tests.polling import eventually
 from tests.sentinel import watched_pair
 from tests.tls import tls_front
@@ -118,7 +118,7 @@ def test_a_fleet_whose_redis_speaks_tls_books_is_steered_and_is_shown_in_flower(
     site.fleet.worker("w1")
     site.fleet.beat()
     eventually(lambda: booked(site) == 1, 60, "the frame")
-    said = opencue_sched(site, "ctl", "pause", "--json")
+    said = steer(site, "pause", "--json")
     assert json.loads(said.stdout) == {"w1@localhost": {"ok": "paused"}}
     port = free_port()
     site.fleet.flower(port)
