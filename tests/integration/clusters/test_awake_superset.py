@@ -112,7 +112,7 @@ def layer_spec(layer: dict[str, Any], limit: str, now: datetime | None) -> Layer
 
 
 @hypothesis_settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(spec=farms)
 def test_every_cluster_with_pending_jobs_is_awake(engine: Engine, settings: Settings, spec: dict[str, Any]) -> None:
