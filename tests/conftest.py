@@ -1,9 +1,10 @@
 """Real services for the tests, and the time each suite took.
 
 The servers come from wheels, once a session, unless OPENCUE_SCHED_TEST_DATABASE_URL or OPENCUE_SCHED_TEST_REDIS_URL
-name others (their user must be allowed to create databases; the Redis database is flushed). A service that cannot
-start fails the tests that need it. OPENCUE_SCHED_TEST_TEMPLATE names a database to clone in place of one made by our
-own migrations: that is how ``make compat`` runs everything on a schema made by Cuebot.
+name others (their user must be allowed to create databases; the Redis database is flushed, so that tests on it run one
+after the other). OPENCUE_SCHED_EMBEDDED_REDIS names another program to start, such as valkey-server. A service that
+cannot start fails the tests that need it. OPENCUE_SCHED_TEST_TEMPLATE names a database to clone in place of one made by
+our own migrations: that is how ``make compat`` runs everything on a schema made by Cuebot.
 """
 
 from __future__ import annotations
@@ -189,6 +190,13 @@ class SuiteTimes:
             if suite in self._tests:
                 count = len(self._tests[suite])
                 terminalreporter.write_line(f"{suite:<12} {self._seconds[suite]:8.1f} s   {count} tests")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Run one test after the other where all share one Redis: side by side they would flush it under each other."""
+    if os.environ.get("OPENCUE_SCHED_TEST_REDIS_URL") and config.getoption("numprocesses", None):
+        config.option.numprocesses = 0
 
 
 def pytest_configure(config: pytest.Config) -> None:
