@@ -153,7 +153,7 @@ def run_phase(
     span, timing = _watch(bench.engine, farm, console)
     after = bench.counters()
     spent: Counter[str] = Counter({key: after[key] - before[key] for key in after})
-    exact = _exact_span(bench.engine, farm)
+    exact = commit_span(bench.engine, farm.show.id)
     commits = 0
     if exact is not None:
         (span, commits), timing = exact, "commit timestamps"
@@ -222,10 +222,10 @@ def _watch(engine: Engine, farm: StressFarm, console: Console) -> tuple[float, s
     return (growing[-1] - samples[0][0] if growing else 0.0), "samples every 50 ms"
 
 
-def _exact_span(engine: Engine, farm: StressFarm) -> tuple[float, int] | None:
+def commit_span(engine: Engine, show_id: str) -> tuple[float, int] | None:
     """Seconds between the first and the last commit, and the number of commits; None when the server keeps no times."""
     with engine.connect() as connection:
         if not connection.execute(_HAS_COMMIT_TIMES).scalar():
             return None
-        row = connection.execute(_COMMIT_SPAN, {"show": farm.show.id}).one()
+        row = connection.execute(_COMMIT_SPAN, {"show": show_id}).one()
     return (float(row.span), int(row.commits)) if row.span else None
