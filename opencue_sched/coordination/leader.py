@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, cast
 
 import redis
 import structlog
@@ -38,12 +38,17 @@ def boot_clock() -> float:
 class FenceStore(Protocol):
     """Where fences survive a Redis that was emptied or failed over to an older state (PostgreSQL).
 
-    What Redis grants is a candidate's only once ``claim`` has said so: it does for no fence twice.
+    What Redis grants is a candidate's only once ``claim`` has said so: it does for no fence twice. So is a tick with
+    ``claim_tick``, which says so to the latest leader only, and also how high the highest fence is.
     """
 
     def highest(self, name: str) -> int: ...
 
     def claim(self, name: str, fence: int) -> bool: ...
+
+    def claim_tick(self, name: str, fence: int, task: str, tick: int) -> tuple[bool, int]: ...
+
+    def last_ticks(self, name: str) -> dict[str, int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """May this tick be fired under this fence? The nonce tells the same question, asked again, from another."""
+    """May this tick, claimed under this fence, be fired? Asked again it has the same nonce."""
 
     fence: int
     tick: int
@@ -98,6 +103,7 @@ class LeaderGate:
         self._next_try = float("-inf")
         self._fired: float | None = None
         self._unanswered: dict[str, _Question] = {}
+        self._last: dict[str, int] = {}
 
     @property
     def tick_age(self) -> float:
@@ -175,7 +181,11 @@ class LeaderGate:
         """Whether ``fence`` is this process's for good. If not, the lease is left to others."""
         mine = False
         try:
-            mine = self._fences is None or self._fences.claim(self.keys.name, fence)
+            if self._fences is None:
+                mine = True
+            elif self._fences.claim(self.keys.name, fence):
+                self._last = self._fences.last_ticks(self.keys.name)
+                mine = True
         finally:
             if not mine:
                 log.warning("fence_not_recorded", role=self.keys.role, fence=fence)
@@ -196,17 +206,27 @@ class LeaderGate:
             return False
 
     def may_fire(self, task: str, tick: int, *, mark_seconds: float) -> bool:
-        """True exactly once per (task, tick) in the whole fleet, and only while leading.
+        """True at most once per (task, tick) in the whole fleet, and only while leading.
 
-        Checks the fence and sets the mark in one Lua call, before anything is sent. When it raises RedisError, nothing
-        is known; asked again under the same lease, it gives the answer that was lost.
+        Claims the tick in the fence store, for Redis may forget; then checks the fence and sets the mark in one Lua
+        call, before anything is sent. When that raises RedisError nothing is known; asked again under the same lease,
+        it gives the answer that was lost. A look at the lease comes before all that, so that one that is gone already
+        uses up no tick.
         """
         lease = self.lease
         if lease is None:
             return False
         now = self._clock()
         keys = self.keys
-        question = self._question(lease.fence, task, tick)
+        held, quiet = cast("list[str | None]", self._client.mget(keys.lease, keys.quiet))
+        if held != f"{lease.token}|{lease.fence}":
+            self._fenced_off(lease.fence, task, tick)
+            return False
+        if quiet is not None:
+            return False
+        question = self._claimed(lease.fence, task, tick)
+        if question is None:
+            return False
         answer = call_script(
             self._client,
             "fire_tick",
@@ -216,21 +236,35 @@ class LeaderGate:
         del self._unanswered[task]
         if answer[0] == 1:
             self._fired = now
+            self._last[task] = max(self._last.get(task, tick), tick)
             if self._quiet_ms:
                 self._confirmed = now
             return True
         if answer[1] == "not_leader":
-            log.warning("fenced_off", role=self.keys.role, task=task, tick=tick, fence=lease.fence)
-            self._demote()
-            self._next_try = now
+            self._fenced_off(lease.fence, task, tick)
         return False
 
-    def _question(self, fence: int, task: str, tick: int) -> _Question:
-        """The one that got no answer yet, if it is the same."""
-        asked = self._unanswered.get(task)
+    def _claimed(self, fence: int, task: str, tick: int) -> _Question | None:
+        """The question for a tick that nobody claimed before; the one that got no answer yet, if it is the same."""
+        asked = self._unanswered.pop(task, None)
         if asked is None or (asked.fence, asked.tick) != (fence, tick):
-            asked = self._unanswered[task] = _Question(fence, tick, uuid.uuid4().hex)
+            asked = _Question(fence, tick, uuid.uuid4().hex)
+            if self._fences is not None:
+                claimed, highest = self._fences.claim_tick(self.keys.name, fence, task, tick)
+                if highest != fence:
+                    self._fenced_off(fence, task, tick)
+                    return None
+                if not claimed:
+                    self._last[task] = max(self._last.get(task, tick), tick)
+                    return None
+        self._unanswered[task] = asked
         return asked
+
+    def _fenced_off(self, fence: int, task: str, tick: int) -> None:
+        """Somebody else was elected, or the lease was lost: stand by, and look at once."""
+        log.warning("fenced_off", role=self.keys.role, task=task, tick=tick, fence=fence)
+        self._demote()
+        self._next_try = self._clock()
 
     def store_time(self) -> float:
         """Seconds since the epoch by the clock of Redis, the same for every beat."""
@@ -238,11 +272,13 @@ class LeaderGate:
         return float(seconds) + float(micros) / 1e6
 
     def last_ticks(self) -> dict[str, int]:
-        """The nominal tick fired last of every task, by any leader, in one command.
+        """The nominal tick fired last of every task, by any leader, as Redis and the fence store know.
 
         Without those that this leader asked for and got no answer: they may be marked, but nobody fired them.
         """
         last = {str(task): int(str(tick)) for task, tick in self._client.hgetall(self.keys.last_ticks).items()}
+        for task, tick in self._last.items():
+            last[task] = max(last.get(task, tick), tick)
         for task, asked in self._unanswered.items():
             if asked.fence == self._fence:
                 last[task] = min(last.get(task, asked.tick), asked.tick - 1)

@@ -31,7 +31,21 @@ from opencue_sched.settings import get_settings
 
 INTERVAL_SECONDS = 0.4
 DEADLINE_SECONDS = 30.0
-READS = {"HELLO", "AUTH", "CLIENT", "SELECT", "INFO", "GET", "TIME", "HGETALL", "PING", "EXISTS", "SMEMBERS", "LLEN"}
+READS = {
+    "HELLO",
+    "AUTH",
+    "CLIENT",
+    "SELECT",
+    "INFO",
+    "GET",
+    "MGET",
+    "TIME",
+    "HGETALL",
+    "PING",
+    "EXISTS",
+    "SMEMBERS",
+    "LLEN",
+}
 NAMED = {-1: ("lease_acquire", 2), -2: ("lease_release", 1), -3: ("presence_drop", 1)}
 """Step: die after this change was made that many times. The second lease_acquire is the renewal."""
 

@@ -336,7 +336,7 @@ def test_every_beat_knows_when_a_tick_was_fired_last(redis_client, keys):
 
 def test_the_conservative_setting_is_the_proposals_rule_and_the_other_is_not(settings, redis_client, keys):
     """180 s, and nothing fired for 180 s after the last fire of a predecessor."""
-    for handover, seconds in (("conservative", 180), ("fenced", settings.coordination.lease_ttl)):
+    for tick, handover, seconds in ((7, "conservative", 180), (17, "fenced", settings.coordination.lease_ttl)):
         redis_client.flushdb()
         chosen = settings.model_copy(
             update={"coordination": settings.coordination.model_copy(update={"handover": handover})}
@@ -344,8 +344,106 @@ def test_the_conservative_setting_is_the_proposals_rule_and_the_other_is_not(set
         first, second = make_gate(chosen), make_gate(chosen)
         assert first.renew() is not None
         assert (seconds - 5) * 1000 < redis_client.pttl(keys.lease) <= seconds * 1000
-        assert first.may_fire("recompute", 7, mark_seconds=600)
+        assert first.may_fire("recompute", tick, mark_seconds=600)
         first.resign()
         assert second.renew() is not None
-        assert second.may_fire("recompute", 8, mark_seconds=600) == (handover == "fenced")
+        assert second.may_fire("recompute", tick + 1, mark_seconds=600) == (handover == "fenced")
         assert redis_client.exists(keys.quiet) == (handover == "conservative")
+
+
+def test_no_tick_is_fired_twice_though_redis_was_emptied(redis_client, keys, engine):
+    clock, fences = Clock(), PersistentFences(engine)
+    leader = gate(redis_client, keys, clock=clock, fences=fences)
+    leader.renew()
+    assert leader.may_fire("recompute", 7, mark_seconds=60)
+    redis_client.flushdb()
+    clock.now += 6
+    assert leader.renew().fence == 2
+    assert leader.last_ticks() == {"recompute": 7}, "so that it is not even asked for, and catching up is right"
+    assert not leader.may_fire("recompute", 7, mark_seconds=60)
+    assert leader.may_fire("recompute", 8, mark_seconds=60)
+    assert not leader.may_fire("recompute", 7, mark_seconds=60)
+
+
+@pytest.mark.parametrize("who", ["the same leader", "its successor"])
+def test_no_tick_is_fired_twice_though_redis_forgot_the_last_second(redis_client, keys, engine, who):
+    """A failover to a replica that has the lease, but not the newest marks. Nothing in Redis can tell."""
+    fences = PersistentFences(engine)
+    leader, standby = (gate(redis_client, keys, fences=fences) for _ in range(2))
+    leader.renew()
+    assert leader.may_fire("recompute", 7, mark_seconds=60)
+    older = Copy(redis_client, keys)
+    assert leader.may_fire("recompute", 8, mark_seconds=60)
+    assert leader.may_fire("sweep", 1, mark_seconds=60)
+    older.comes_back()
+    then = leader
+    if who == "its successor":
+        redis_client.delete(keys.lease)
+        assert standby.renew() is not None
+        then = standby
+    assert then.last_ticks() == {"recompute": 8, "sweep": 1}
+    assert not then.may_fire("recompute", 8, mark_seconds=60)
+    assert not then.may_fire("sweep", 1, mark_seconds=60)
+    assert then.may_fire("recompute", 9, mark_seconds=60)
+
+
+def test_of_two_leaders_on_two_sides_of_a_split_redis_each_tick_is_fired_by_one(redis_client, redis_server, engine):
+    """The side that was cut off goes on with its lease; PostgreSQL knows who was elected last."""
+    keys, there = LeaderKeys("cue", "beat"), LeaderKeys("cut-off", "beat")
+    fences = PersistentFences(engine)
+
+    class Shared(PersistentFences):
+        """Two namespaces of one Redis in the place of two servers; the record is one."""
+
+        def claim(self, name: str, fence: int) -> bool:
+            return super().claim(keys.name, fence)
+
+        def claim_tick(self, name: str, fence: int, task: str, tick: int) -> tuple[bool, int]:
+            return super().claim_tick(keys.name, fence, task, tick)
+
+        def highest(self, name: str) -> int:
+            return super().highest(keys.name)
+
+    cut_off = gate(redis_client, there, fences=Shared(engine))
+    assert cut_off.renew().fence == 1
+    elected = gate(redis_client, keys, fences=fences)
+    assert elected.renew().fence == 2
+    assert cut_off.lease is not None
+    assert not cut_off.may_fire("recompute", 7, mark_seconds=60)
+    assert cut_off.lease is None
+    assert elected.may_fire("recompute", 7, mark_seconds=60)
+
+
+def test_a_tick_is_not_used_up_by_a_leader_that_keeps_quiet(redis_client, keys, engine):
+    fences = PersistentFences(engine)
+
+    def careful() -> LeaderGate:
+        return LeaderGate(
+            redis_client,
+            keys,
+            ttl_seconds=180,
+            renew_deadline_seconds=162,
+            retry_seconds=0,
+            quiet_seconds=180,
+            fences=fences,
+            clock=Clock(),
+        )
+
+    first, second, third = careful(), careful(), careful()
+    first.renew()
+    assert first.may_fire("recompute", 7, mark_seconds=60)
+    first.resign()
+    second.renew()
+    assert not second.may_fire("recompute", 8, mark_seconds=60)
+    second.resign()
+    third.renew()
+    redis_client.delete(keys.quiet)
+    assert third.may_fire("recompute", 8, mark_seconds=60)
+
+
+def test_fleets_of_two_namespaces_fire_their_own_ticks(redis_client, engine):
+    fences = PersistentFences(engine)
+    for ns in ("cue", "cue2"):
+        leader = gate(redis_client, LeaderKeys(ns, "beat"), fences=fences)
+        assert leader.renew().fence == 1
+        assert leader.may_fire("recompute", 7, mark_seconds=60)
