@@ -11,6 +11,7 @@ what they missed. Which policy our own tasks have is said in celeryconfig.py.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,7 +25,7 @@ from opencue_sched.accounting.connection import make_redis
 from opencue_sched.coordination.leader import LeaderGate, boot_clock
 from opencue_sched.coordination.names import LeaderKeys, beat_role, worker_group
 from opencue_sched.coordination.presence import BEAT_TYPE, REFRESH_SECONDS, InstanceTaken, Presence
-from opencue_sched.coordination.ticks import CatchUp, due_ticks, seconds_to_next
+from opencue_sched.coordination.ticks import CatchUp, due_ticks, seconds_to_next, tick_series
 from opencue_sched.domain.errors import SchedulerError
 from opencue_sched.operate import fleet_metrics
 from opencue_sched.operate.metrics import serve_metrics
@@ -94,7 +95,7 @@ class LeaderScheduler(Scheduler):
                 return max(0.05, min(gate.next_look, POLL_SECONDS))
             now = gate.store_time()
             last = gate.last_ticks()
-            waits = [self._serve(gate, name, entry, now, last.get(name)) for name, entry in list(self.schedule.items())]
+            waits = [self._serve(gate, name, entry, now, last) for name, entry in list(self.schedule.items())]
         except (RedisError, SQLAlchemyError, SchedulerError) as error:
             log.warning("beat_cannot_reach_its_stores", error=str(error))
             return POLL_SECONDS
@@ -123,15 +124,19 @@ class LeaderScheduler(Scheduler):
             log.warning("beat_presence_taken", error=str(error))
             self.presence = None
 
-    def _serve(self, gate: LeaderGate, name: str, entry: ScheduleEntry, now: float, last: int | None) -> float:
+    def _serve(
+        self, gate: LeaderGate, name: str, entry: ScheduleEntry, now: float, last_ticks: Mapping[str, int]
+    ) -> float:
         schedule = entry.schedule
         if type(schedule) is interval_schedule:
             interval = float(schedule.run_every.total_seconds())  # type: ignore[attr-defined]
             policy = CatchUp((entry.options or {}).get("headers", {}).get("catch_up", CatchUp.LATEST))
-            for tick in due_ticks(last, now, interval, policy):
-                self._fire(gate, name, entry, tick, now, mark_seconds=max(MARK_SECONDS_AT_LEAST, 3 * interval))
+            series = tick_series(name, interval)
+            for tick in due_ticks(last_ticks.get(series), now, interval, policy):
+                self._fire(gate, series, entry, tick, now, mark_seconds=max(MARK_SECONDS_AT_LEAST, 3 * interval))
             return seconds_to_next(now, interval)
         schedule.nowfun = lambda: datetime.fromtimestamp(now, UTC)  # type: ignore[union-attr]
+        last = last_ticks.get(name)
         if last is not None:
             # Whoever led before: what it fired is not due again, though this beat has never fired it.
             fired = datetime.fromtimestamp(60 * last, UTC)
@@ -143,17 +148,17 @@ class LeaderScheduler(Scheduler):
         return float(wait)
 
     def _fire(
-        self, gate: LeaderGate, name: str, entry: ScheduleEntry, tick: int, now: float, *, mark_seconds: float
+        self, gate: LeaderGate, series: str, entry: ScheduleEntry, tick: int, now: float, *, mark_seconds: float
     ) -> None:
         lease = gate.lease
-        if lease is None or not gate.may_fire(name, tick, mark_seconds=mark_seconds):
+        if lease is None or not gate.may_fire(series, tick, mark_seconds=mark_seconds):
             return
-        headers = {"tick": tick, "tick_of": name, "fence": lease.fence, "sent_at": now}
+        headers = {"tick": tick, "tick_of": series, "fence": lease.fence, "sent_at": now}
         options = entry.options or {}
         fired = copy.copy(entry)
         fired.options = {**options, "headers": {**options.get("headers", {}), **headers}}
         self.apply_entry(fired, producer=self.producer)
-        log.debug("tick_fired", task=name, tick=tick)
+        log.debug("tick_fired", task=series, tick=tick)
 
     def close(self) -> None:
         """Hand over at a clean stop, so that a standby leads within its retry interval."""

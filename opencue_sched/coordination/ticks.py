@@ -19,6 +19,15 @@ class CatchUp(StrEnum):
     ALL = "all"
 
 
+def tick_series(task: str, interval_seconds: float) -> str:
+    """The name under which the ticks of ``task`` are counted and remembered.
+
+    With another interval the same number means another moment: after a change from 1 s to 2 s, the last tick of before
+    would lie decades ahead, and the task would never fire again.
+    """
+    return f"{task}@{interval_seconds:.10g}"
+
+
 def nominal_tick(now_seconds: float, interval_seconds: float) -> int:
     """The tick that ``now`` belongs to."""
     return int(now_seconds // interval_seconds)

@@ -34,6 +34,7 @@ from opencue_sched.coordination.names import (
 )
 from opencue_sched.coordination.postings import Claim, ClusterPostings
 from opencue_sched.coordination.presence import TTL_SECONDS, call_roll
+from opencue_sched.coordination.ticks import tick_series
 from opencue_sched.embedded.processes import ServiceFailed, free_port
 from opencue_sched.operate.audit import run_audit
 from tests.chaos.conftest import Site, site_on
@@ -519,6 +520,12 @@ def test_control_queues_speak_to_workers_too_and_nonsense_is_put_aside(site):
     assert site.fleet.processes["w1"].wait(30) == 0
 
 
+def last_sweep(site: Site, role: str) -> int:
+    """Number of the last sweep that a leader of this role fired."""
+    series = tick_series("sweep-clusters", site.settings.queue.active_scan_interval)
+    return int(site.client.hget(LeaderKeys("cue", role).last_ticks, series) or 0)
+
+
 def test_a_cluster_told_to_rest_is_left_alone_until_it_is_told_otherwise(site):
     plant(site, frames=1)
     site.fleet.worker("w1")
@@ -528,8 +535,8 @@ def test_a_cluster_told_to_rest_is_left_alone_until_it_is_told_otherwise(site):
     steer(site, "sleep", "--cluster", key, "--for", "10m")
     fence = posting(site)["fence"]
     add_job(site, "more")
-    sweeps = int(site.client.hget("cue:leader:beat:ticks", "sweep-clusters"))
-    eventually(lambda: int(site.client.hget("cue:leader:beat:ticks", "sweep-clusters")) >= sweeps + 2, 30, "sweeps")
+    sweeps = last_sweep(site, "beat")
+    eventually(lambda: last_sweep(site, "beat") >= sweeps + 2, 30, "sweeps")
     assert posting(site)["fence"] == fence
     steer(site, "sleep", "--cluster", key, "--for", "0")
     eventually(lambda: booked(site) == 2, 30, "the frame that waited")
@@ -678,7 +685,7 @@ def test_fleets_of_different_facilities_do_not_disturb_each_other(site):
         return site.client.get(LeaderKeys("cue", f"beat.{fleet}").lease)
 
     def ticks(fleet: str) -> int:
-        return int(site.client.hget(LeaderKeys("cue", f"beat.{fleet}").last_ticks, "sweep-clusters") or 0)
+        return last_sweep(site, f"beat.{fleet}")
 
     for name in ("Alpha", "beta"):
         add(name.lower(), "first", 3)

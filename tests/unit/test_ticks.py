@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.coordination.ticks import CATCH_UP_WINDOW_TICKS, CatchUp, due_ticks, nominal_tick, seconds_to_next
+from opencue_sched.coordination.ticks import (
+    CATCH_UP_WINDOW_TICKS,
+    CatchUp,
+    due_ticks,
+    nominal_tick,
+    seconds_to_next,
+    tick_series,
+)
 
 
 @given(now=st.floats(0, 2e9), interval=st.floats(0.5, 7200))
@@ -34,3 +41,13 @@ def test_after_a_gap_each_policy_does_what_it_says(policy, expected):
 
 def test_skip_resumes_with_the_next_tick_that_begins():
     assert due_ticks(5, 1000.2, 100.0, CatchUp.SKIP) == [10]
+
+
+@given(one=st.integers(1, 10**8), other=st.integers(1, 10**8))
+def test_ticks_of_different_intervals_are_counted_apart(one, other):
+    """To the millisecond."""
+    assert (tick_series("sweep", one / 1000) == tick_series("sweep", other / 1000)) == (one == other)
+
+
+def test_a_series_is_named_as_the_setting_is_written():
+    assert [tick_series("sweep", interval) for interval in (2.0, 0.4, 7200)] == ["sweep@2", "sweep@0.4", "sweep@7200"]

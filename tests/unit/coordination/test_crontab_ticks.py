@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
 from celery.beat import ScheduleEntry
-from celery.schedules import crontab
+from celery.schedules import crontab, schedule
 
 from opencue_sched.beat import LeaderScheduler
 
 HOURLY = "hourly"
+OFTEN = "often"
 
 
 class Gate:
@@ -45,7 +46,7 @@ class Beat(LeaderScheduler):
 
     def at(self, hour: int, minute: int) -> None:
         now = datetime(2026, 1, 1, hour, minute, 1, tzinfo=UTC).timestamp()
-        self._serve(self._gate, HOURLY, self.data[HOURLY], now, self._gate.fired.get(HOURLY))
+        self._serve(self._gate, HOURLY, self.data[HOURLY], now, self._gate.fired)
 
 
 @pytest.fixture
@@ -74,3 +75,15 @@ def test_a_tick_that_nobody_fired_is_fired_by_whoever_leads_next(app: Celery) ->
     late = Beat(app, Gate(), started)
     late.at(11, 7)
     assert len(late.sent) == 1
+
+
+def test_a_task_whose_interval_was_changed_fires_on(app: Celery) -> None:
+    """Both ways: of a longer interval the numbers are lower."""
+    started, gate = datetime(2026, 1, 1, 10, 58, tzinfo=UTC), Gate()
+    for interval in (1.0, 2.0, 1.0):
+        beat = Beat(app, gate, started)
+        entry = ScheduleEntry(OFTEN, "task", started, schedule=schedule(interval, app=app), app=app, options={})
+        for second in (0, 1, 2, 3):
+            beat._serve(gate, OFTEN, entry, started.timestamp() + second, gate.fired)
+        assert len(beat.sent) == 4 / interval, f"every {interval} s"
+        started += timedelta(minutes=1)
