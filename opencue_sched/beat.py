@@ -119,7 +119,10 @@ class LeaderScheduler(Scheduler):
             self.presence = announce_beat(get_settings(), gate)
         lease = gate.lease
         try:
-            self.presence.refresh(fence=0 if lease is None else lease.fence)
+            if lease is None:
+                self.presence.refresh()
+            else:
+                self.presence.refresh(fence=lease.fence, work=(gate.keys.role,))
         except InstanceTaken as error:
             log.warning("beat_presence_taken", error=str(error))
             self.presence = None

@@ -56,7 +56,8 @@ def leader_view(client: redis.Redis, keys: LeaderKeys, roll: Roll) -> dict[str, 
         lease, left_ms, fired_at, (seconds, micros) = pipe.execute()
     now = float(seconds) + float(micros) / 1e6
     fence = None if lease is None else int(str(lease).rpartition("|")[2])
-    beats = [actor for actor in roll.of(BEAT_TYPE) if fence is not None and actor.fence == fence]
+    # Leaders of other roles count fences of their own: the same number says nothing.
+    beats = [actor for actor in roll.of(BEAT_TYPE) if actor.fence == fence and keys.role in actor.work]
     return {
         "role": keys.role,
         "instance": beats[0].instance if beats else None,
