@@ -23,6 +23,7 @@ from opencue_sched.operate.submit_depends import DependRows, NewLayer, Progress
 from opencue_sched.operate.submit_place import Elsewhere, Place, external_depends, find_place
 from opencue_sched.settings import Settings
 from opencue_sched.store import submit as store
+from opencue_sched.store import submit_targets
 
 log = structlog.get_logger(__name__)
 
@@ -254,17 +255,17 @@ def _hold_still(connection: Connection, spec: JobSpec, elsewhere: Elsewhere, set
     done = {FrameState.SUCCEEDED}
     if not settings.release.satisfy_only_on_frame_success:
         done.add(FrameState.EATEN)
-    states = store.hold_jobs(connection, [job.id for job in elsewhere.jobs.values()])
+    states = submit_targets.hold_jobs(connection, [job.id for job in elsewhere.jobs.values()])
     whole: set[str] = set()
     counted: set[str] = set()
     for _, _, depend in external_depends(spec):
         if depend.on_layer is not None:
             by_frame = depend.on_frame is not None or depend.type.composite
             (counted if by_frame else whole).add(elsewhere.layer(depend).id)
-    frames = store.frames_of(connection, counted) if counted else []
+    frames = submit_targets.frames_of(connection, counted) if counted else []
     return Progress(
         job_states=states,
-        layers=store.layer_progress(connection, whole, done) if whole else {},
+        layers=submit_targets.layer_progress(connection, whole, done) if whole else {},
         frames_over=frozenset(frame.id for frame in frames if frame.state in done),
     )
 

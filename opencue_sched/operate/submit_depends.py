@@ -22,7 +22,8 @@ from opencue_sched.domain.depends import (
 from opencue_sched.domain.job_spec import InvalidJobSpec, JobSpec
 from opencue_sched.domain.layer_spec import DependSpec, LayerSpec
 from opencue_sched.operate.submit_place import Elsewhere, external_depends, is_over
-from opencue_sched.store.submit import DependRow, LayerProgress
+from opencue_sched.store.submit import DependRow
+from opencue_sched.store.submit_targets import LayerProgress
 
 
 @dataclass(frozen=True, slots=True)

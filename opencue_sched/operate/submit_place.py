@@ -17,8 +17,7 @@ from opencue_sched.domain.job_spec import InvalidJobSpec, JobSpec
 from opencue_sched.domain.layer_spec import DependSpec, LayerSpec
 from opencue_sched.domain.spec_fields import near
 from opencue_sched.domain.states import JobState
-from opencue_sched.store import naming
-from opencue_sched.store import submit as store
+from opencue_sched.store import naming, submit_targets
 
 _PAIRING = {DependType.FRAME_BY_FRAME: frame_by_frame, DependType.PREVIOUS_FRAME: previous_frame}
 
@@ -27,16 +26,16 @@ _PAIRING = {DependType.FRAME_BY_FRAME: frame_by_frame, DependType.PREVIOUS_FRAME
 class Elsewhere:
     """What the job's dependencies mean outside the job: jobs by name, layers and frames of theirs by id."""
 
-    jobs: Mapping[str, store.OtherJob]
-    layers: Mapping[tuple[str, str], store.OtherLayer]
+    jobs: Mapping[str, submit_targets.OtherJob]
+    layers: Mapping[tuple[str, str], submit_targets.OtherLayer]
     """By job id and layer name."""
     frames: Mapping[tuple[str, int], str]
     """Ids by layer id and frame number, of the layers whose frames matter."""
 
-    def job(self, depend: DependSpec) -> store.OtherJob:
+    def job(self, depend: DependSpec) -> submit_targets.OtherJob:
         return self.jobs[(depend.on_job or "").lower()]
 
-    def layer(self, depend: DependSpec) -> store.OtherLayer:
+    def layer(self, depend: DependSpec) -> submit_targets.OtherLayer:
         return self.layers[self.job(depend).id, depend.on_layer or ""]
 
     def frame(self, depend: DependSpec) -> str:
@@ -52,8 +51,8 @@ class Elsewhere:
 class Place:
     """What a job file's names stand for."""
 
-    show: store.ShowRow
-    folder: store.FolderRow
+    show: submit_targets.ShowRow
+    folder: submit_targets.FolderRow
     facility_id: str
     facility_name: str
     dept_id: str
@@ -64,13 +63,13 @@ class Place:
 def find_place(connection: Connection, spec: JobSpec) -> Place:
     """Raises InvalidJobSpec naming everything that is not there."""
     problems: list[str] = []
-    show = store.find_show(connection, spec.show)
+    show = submit_targets.find_show(connection, spec.show)
     if show is None:
         shows = naming.similar_names(connection, naming.Kind.SHOW, spec.show)
         problems.append(f"show: there is no show {spec.show!r}{near(spec.show, shows)}")
     elif not show.active:
         problems.append(f"show: {show.name!r} is not active; `opencue-sched show active {show.name} on` makes it so")
-    names = store.names(connection)
+    names = submit_targets.names(connection)
     facility = _one_of(names["facility"], spec.facility, "facility", problems)
     dept = _one_of(names["dept"], spec.dept, "dept", problems) if spec.dept is not None else None
     folder = _folder(connection, show, spec.folder, problems) if show is not None else None
@@ -82,7 +81,9 @@ def find_place(connection: Connection, spec: JobSpec) -> Place:
     return Place(show, folder, facility.id, facility.name, dept_id, limits, elsewhere)
 
 
-def _one_of(named: Sequence[store.Named], wanted: str | None, key: str, problems: list[str]) -> store.Named | None:
+def _one_of(
+    named: Sequence[submit_targets.Named], wanted: str | None, key: str, problems: list[str]
+) -> submit_targets.Named | None:
     """The one of this name; without a name the default one, or the only one."""
     if wanted is None:
         default = [one for one in named if one.default] or (list(named) if len(named) == 1 else [])
@@ -98,9 +99,9 @@ def _one_of(named: Sequence[store.Named], wanted: str | None, key: str, problems
 
 
 def _folder(
-    connection: Connection, show: store.ShowRow, wanted: str | None, problems: list[str]
-) -> store.FolderRow | None:
-    folders = store.folders_of(connection, show.id)
+    connection: Connection, show: submit_targets.ShowRow, wanted: str | None, problems: list[str]
+) -> submit_targets.FolderRow | None:
+    folders = submit_targets.folders_of(connection, show.id)
     if wanted is None:
         root = next((folder for folder in folders if folder.root), None)
         if root is None:
@@ -113,7 +114,7 @@ def _folder(
     return found
 
 
-def _limits(named: Sequence[store.Named], layers: Sequence[LayerSpec], problems: list[str]) -> dict[str, str]:
+def _limits(named: Sequence[submit_targets.Named], layers: Sequence[LayerSpec], problems: list[str]) -> dict[str, str]:
     ids = {limit.name: limit.id for limit in named}
     for position, layer in enumerate(layers):
         problems += [
@@ -139,8 +140,11 @@ def _elsewhere(connection: Connection, spec: JobSpec, problems: list[str]) -> El
     if not wanted:
         return Elsewhere({}, {}, {})
     names = {(depend.on_job or "").lower() for _, _, depend in wanted}
-    jobs = store.find_jobs(connection, names)
-    by_job = {(layer.job_id, layer.name): layer for layer in store.layers_of(connection, [j.id for j in jobs.values()])}
+    jobs = submit_targets.find_jobs(connection, names)
+    by_job = {
+        (layer.job_id, layer.name): layer
+        for layer in submit_targets.layers_of(connection, [j.id for j in jobs.values()])
+    }
     counted = {
         by_job[key].id
         for _, _, depend in wanted
@@ -148,7 +152,7 @@ def _elsewhere(connection: Connection, spec: JobSpec, problems: list[str]) -> El
         and (job := jobs.get((depend.on_job or "").lower())) is not None
         and (key := (job.id, depend.on_layer or "")) in by_job
     }
-    frames = {(frame.layer_id, frame.number): frame.id for frame in store.frames_of(connection, counted)}
+    frames = {(frame.layer_id, frame.number): frame.id for frame in submit_targets.frames_of(connection, counted)}
     elsewhere = Elsewhere(jobs, by_job, frames)
     for path, layer, depend in wanted:
         problem = _external_problem(connection, elsewhere, layer, depend)
