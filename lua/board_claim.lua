@@ -5,11 +5,16 @@
 -- ARGV[7] a token nobody else knows, by which this claim is told from every other
 -- Returns {1, fence, wake, name, details}; {0, 'gone'}; {0, 'held', owner}; {0, 'not_yet', ms to go}; {0, 'trashed'};
 -- {0, 'stale'}.
--- Invariant: at most one live claim a job; every claim has a higher fence than all before.
+-- Invariants: at most one live claim a job; every claim has a higher fence than all before; a call that is made again
+-- because its answer was lost gets the same claim.
 --@include board
 local now = now_ms()
 promote(now)
 local uuid, owner = ARGV[2], ARGV[3]
+local fence, wake, name, details = taken_before(uuid, ARGV[7])
+if fence then
+  return {1, fence, wake, name, details}
+end
 local read = redis.call('HMGET', PREFIX .. uuid, 'state', 'owner', 'done')
 local state = read[1]
 if not state then

@@ -110,6 +110,16 @@ local function take(uuid, owner, life, now, token)
   return fence, tonumber(read[1]), read[2], read[3]
 end
 
+-- What take() answered, for a call that made its claim before but whose answer was lost; nil when there is no such
+-- claim. A wake-up since then came before the work begins, so it is no news.
+local function taken_before(uuid, token)
+  local read = redis.call('HMGET', PREFIX .. uuid, 'state', 'claim', 'fence', 'wake', 'name', 'details')
+  if read[1] ~= 'claimed' or read[2] ~= token then
+    return nil
+  end
+  return tonumber(read[3]), tonumber(read[4]), read[5], read[6]
+end
+
 -- Jobs whose not-before has come, and claims that ran out, become ready. Bounded; what is left waits for the next call.
 local function promote(now)
   for _, uuid in ipairs(redis.call('ZRANGEBYSCORE', DELAYED, '-inf', now, 'LIMIT', 0, PROMOTED_PER_CALL)) do

@@ -123,6 +123,10 @@ class BoardScripts:
             )
         )
 
+    def next(self, owner: str, token: str, *, life: float, highest: int, lowest: int) -> list[Any]:
+        """Claim the first ready job of these priority ranks, 0 the highest."""
+        return list(self.call("board_next", owner, life_ms(life), highest, lowest, token, self.keys.call(token)))
+
     def end(
         self,
         uuid: str,

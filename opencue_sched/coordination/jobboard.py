@@ -257,7 +257,7 @@ class JobBoard:
         while True:
             token = new_token()
             with self._answering():
-                answer = self._scripts.call("board_next", who, life_ms(life), 0, at_least.rank, token)
+                answer = self._scripts.next(who, token, life=life, highest=0, lowest=at_least.rank)
             if not answer[0]:
                 return None
             _, uuid, _, _, name, details = answer

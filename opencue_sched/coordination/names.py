@@ -227,6 +227,10 @@ class BoardKeys:
     def job(self, uuid: str) -> str:
         return f"{self.prefix}job:{uuid}"
 
+    def call(self, token: str) -> str:
+        """What a claim of the next job took under this token; remembered for a minute."""
+        return f"{self.prefix}call:{token}"
+
     def of(self, part: str) -> str:
         """One of BOARD_PARTS, or ``entities``."""
         return f"{self.prefix}{part}"
