@@ -5,9 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
-# Rooms side by side by file. Whole processes mostly wait for each other's time-outs: three of those tests at a time.
-SIDE_BY_SIDE := $(PYTEST) --numprocesses auto --maxprocesses 4 --dist loadfile
-THREE_AT_A_TIME := $(PYTEST) --numprocesses 3 --dist load
+# Tests wait for servers, locks and time-outs as long as they compute: three at a time, also on two cores.
+TEST_PROCESSES ?= 3
+# Rooms go by file, in the order given, so that long files do not come last; whole processes see tests/side_by_side.py.
+ROOMS := $(PYTEST) --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+PROCESSES := $(PYTEST) --numprocesses $(TEST_PROCESSES) -p tests.side_by_side --dist loadgroup
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEMO_ARGS ?=
 BENCH_ARGS ?= stress
@@ -44,21 +46,21 @@ format: $(INSTALLED) ## Put every file in form
 
 test: $(INSTALLED) ## Every test, on PostgreSQL and Redis of its own; prints the time of each suite
 	@status=0; \
-	$(SIDE_BY_SIDE) $(PYTEST_ARGS) tests/unit tests/integration || status=$$?; \
-	$(THREE_AT_A_TIME) $(PYTEST_ARGS) tests/e2e tests/chaos || status=$$?; \
+	$(ROOMS) $(PYTEST_ARGS) tests/integration tests/unit || status=$$?; \
+	$(PROCESSES) $(PYTEST_ARGS) tests/e2e tests/chaos || status=$$?; \
 	exit $$status
 
 test-unit: $(INSTALLED) ## Tests without services
-	$(SIDE_BY_SIDE) $(PYTEST_ARGS) tests/unit
+	$(ROOMS) $(PYTEST_ARGS) tests/unit
 
 test-integration: $(INSTALLED) ## Tests of rooms on real PostgreSQL and Redis
-	$(SIDE_BY_SIDE) $(PYTEST_ARGS) tests/integration
+	$(ROOMS) $(PYTEST_ARGS) tests/integration
 
 test-e2e: $(INSTALLED) ## Tests of whole processes
-	$(THREE_AT_A_TIME) $(PYTEST_ARGS) tests/e2e
+	$(PROCESSES) $(PYTEST_ARGS) tests/e2e
 
 test-chaos: $(INSTALLED) ## Tests that kill and freeze things
-	$(THREE_AT_A_TIME) $(PYTEST_ARGS) tests/chaos
+	$(PROCESSES) $(PYTEST_ARGS) tests/chaos
 
 test-deep: $(INSTALLED) ## The accounting model searched farther, and 50,000 random steps on the real ledger (a quarter of an hour)
 	OPENCUE_SCHED_TEST_DEEP=1 $(PYTEST) --capture=no $(PYTEST_ARGS) tests/unit/accounting/explorer/test_protocol.py \

@@ -347,7 +347,6 @@ def metrics_port(site: Site, name: str) -> int:
     return next(urlsplit(json.loads(line)["address"]).port or 0 for line in lines if '"metrics_served"' in line)
 
 
-@pytest.mark.xdist_group("awake")
 @pytest.mark.parametrize("accident", ACCIDENTS)
 def test_no_accident_strands_a_cluster_beyond_three_seconds(awake, accident):
     site, port = awake, metrics_port(awake, "w1")

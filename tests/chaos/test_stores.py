@@ -24,9 +24,6 @@ from opencue_sched.operate.audit import run_audit
 from tests.farm import Farm, LayerSpec
 from tests.polling import eventually
 
-# These tests share what takes long to start: one process runs them all.
-pytestmark = pytest.mark.xdist_group("stores")
-
 BURST = 6
 WORKERS = ("worker1", "worker2")
 

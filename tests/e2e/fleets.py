@@ -83,8 +83,12 @@ def fleet_on(
     workers: int = 1,
     behaviour: Behaviour | None = None,
     environment: Mapping[str, str] | None = None,
+    service: Mapping[str, str] | None = None,
 ) -> Iterator[FleetOnTest]:
-    """Report service, workers and beat as processes; simulated hosts tagged ``general``."""
+    """Report service, workers and beat as processes; simulated hosts tagged ``general``.
+
+    ``environment`` is for all, ``service`` for the report service alone.
+    """
     port = free_port()
     farm = SimulatedFarm(
         host_specs(hosts, cores=cores, tags=("general",)),
@@ -102,7 +106,7 @@ def fleet_on(
     }
     with contextlib.closing(_Stopping(farm)), Fleet(variables, directory) as fleet:
         on_test = FleetOnTest(fleet, farm, engine, client, settings)
-        fleet.report_service()
+        fleet.report_service(**(service or {}))
         on_test.hosts_up(hosts)
         for number in range(1, workers + 1):
             fleet.worker(f"worker{number}")

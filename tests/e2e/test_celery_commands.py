@@ -60,10 +60,11 @@ class Site:
         lines = [line for line in self.log(name).splitlines() if line.startswith("{") and f'"event": "{event}"' in line]
         return [json.loads(line) for line in lines]
 
-    def job(self, frames: int) -> str:
+    def job(self, frames: int, show: ShowIds | None = None) -> str:
         """A job there is room for."""
+        name = f"job{next(self.numbers)}"
         with self.engine.begin() as connection:
-            return Farm(connection).job([LayerSpec(frames=frames)], show=self.show, name=f"job{next(self.numbers)}").id
+            return Farm(connection).job([LayerSpec(frames=frames)], show=show or self.show, name=name).id
 
     def booked(self, job_id: str) -> int:
         with self.engine.connect() as connection:
@@ -133,25 +134,32 @@ def start(site: Site, *arguments: str, **environment: str) -> subprocess.Popen[s
 
 
 def test_a_worker_books_what_arrives_and_its_metrics_move(site):
-    before = scrape(site.metrics_port("one"))
-    site.books(3)
+    with site.engine.begin() as connection:
+        farm = Farm(connection)
+        show = farm.show("counted", managed=True)
+        farm.subscription(show, farm.default_alloc(), burst=1000)
+    port = site.metrics_port("one")
+    before = scrape(port)
+    site.job(3, show)
+    eventually(lambda: dispatched(scrape(port)).get("counted") == 3, 60, "its frames counted")
     ended = 'scheduler_pass_terminated_reason_total{reason="booked"}'
-    eventually(lambda: scrape(site.metrics_port("one")).get(ended, 0) > before.get(ended, 0), 60, "a pass counted")
-    after = scrape(site.metrics_port("one"))
-    assert sum(dispatched(after).values()) - sum(dispatched(before).values()) == 3
+    eventually(lambda: scrape(port).get(ended, 0) > before.get(ended, 0), 60, "a pass counted")
+    after = scrape(port)
     assert after["scheduler_store_ready"] == 1
     assert after["scheduler_jobs_queried_total"] > before["scheduler_jobs_queried_total"]
-    assert after["scheduler_time_to_book_seconds_count"] == before["scheduler_time_to_book_seconds_count"] + 3
+    assert after["scheduler_time_to_book_seconds_count"] >= before["scheduler_time_to_book_seconds_count"] + 3
 
 
 def dispatched(samples: dict[str, float]) -> dict[str, float]:
     """Frames dispatched, by show."""
-    return {name: value for name, value in samples.items() if name.startswith("scheduler_frames_dispatched_total{")}
+    counter = 'scheduler_frames_dispatched_total{show_name="'
+    return {name[len(counter) : -2]: value for name, value in samples.items() if name.startswith(counter)}
 
 
 def test_a_worker_answers_inspect_from_the_checkout(site):
-    ran = start(site, "inspect", "ping", "--json")
-    out, errors = ran.communicate(timeout=60)
+    # It waits for as many answers as it names destinations; for one without any, until its time-out.
+    ran = start(site, "inspect", "--timeout", "60", "--destination", "one@localhost", "ping", "--json")
+    out, errors = ran.communicate(timeout=120)
     assert ran.returncode == 0, errors
     assert json.loads(out) == {"one@localhost": {"ok": "pong"}}
 
@@ -180,6 +188,7 @@ def test_usr1_toggles_debug_and_usr2_debug_with_sql_on_a_worker_that_goes_on(sit
         eventually(
             lambda: len(site.events("one", "log_level_changed")) > told, 60, "another level", told=tail_of(worker.log)
         )
+        site.books(1)  # what a pass that was under way still said is before this
         began = len(site.log("one"))
         site.books(1)
         return site.log("one")[began:]
@@ -287,10 +296,14 @@ def test_flower_shows_its_pages_and_metrics_and_asks_for_a_password_off_loopback
         )
         eventually(lambda: get(open_port, "/")[0] == 401, 60, "the question for a password")
         assert get(open_port, "/workers", password="artist:wrong")[0] == 401
-        site.books(1)
-        # Events are on: nothing else tells Flower of a task.
+        # Events are on: nothing else tells Flower of a task. What came before it listened, it never hears of.
         tasks = "/api/tasks?limit=5&taskname=opencue_sched.dispatch.dispatch_cluster"
-        eventually(lambda: "SUCCESS" in get(open_port, tasks, password="artist:secret")[1], 60, "a task's end")
+
+        def sees_the_end_of_a_task() -> bool:
+            site.books(1)
+            return "SUCCESS" in get(open_port, tasks, password="artist:secret")[1]
+
+        eventually(sees_the_end_of_a_task, 60, "a task's end")
         for page, shows in {
             "/": "one@localhost",
             "/workers": "one@localhost",
@@ -299,8 +312,13 @@ def test_flower_shows_its_pages_and_metrics_and_asks_for_a_password_off_loopback
             "/metrics": "flower_events_total",
             "/worker/one@localhost": "opencue_sched.sweep.sweep_clusters",
         }.items():
-            status, body = get(port, page)
-            assert (status, shows in body) == (200, True), f"{page}: {status}\n{body[-3500:]}"
+            # What a page shows of a worker, Flower asks the worker for first.
+            eventually(
+                lambda page=page, shows=shows: shows in get(port, page)[1],
+                60,
+                page,
+                told=lambda page=page: get(port, page)[1][-3500:],
+            )
     finally:
         site.fleet.stop("flower")
         guarded.terminate()
@@ -353,22 +371,27 @@ def test_prefork_children_book_and_the_parent_shows_it(prefork):
         prefork.books(2)
     port = prefork.metrics_port("one")
     eventually(lambda: sum(dispatched(scrape(port)).values()) == 6, 60, "six frames counted")
+    eventually(lambda: scrape(port).get("scheduler_time_to_book_seconds_count") == 6, 60, "six times to book")
+    eventually(lambda: scrape(port).get("scheduler_host_cache_hits_total", 0) >= 3, 60, "three hits of the cache")
     samples = scrape(port)
     assert samples["scheduler_store_ready"] == 1
     assert samples["scheduler_jobs_queried_total"] >= 3
-    assert samples["scheduler_host_cache_hits_total"] >= 3
-    assert samples["scheduler_time_to_book_seconds_count"] == 6
     eventually(
         lambda: scrape(port).get('scheduler_waiting_frames{verdict="flowing"}') == 0, 60, "the fleet's waiting frames"
     )
-    assert not run_audit(prefork.engine, prefork.client, prefork.settings).failed
+    eventually(lambda: not run_audit(prefork.engine, prefork.client, prefork.settings).failed, 60, "a clean audit")
 
 
 def test_only_the_parent_of_a_prefork_worker_listens_is_present_and_serves(prefork):
     prefork.books(1)
-    with prefork.engine.connect() as connection:
-        query = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()"
-        assert connection.execute(text(query)).scalar_one() == 1
+    query = text("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()")
+
+    def listeners() -> int:
+        with prefork.engine.connect() as connection:
+            return int(connection.execute(query).scalar_one())
+
+    eventually(listeners, 60, "a listener")
+    assert listeners() == 1
     assert len(prefork.events("one", "metrics_served")) == 1
     assert len(prefork.events("one", "worker_started")) == 1
     assert len(prefork.client.keys("cue:meta:actor:inst:dispatch:*")) == 1
@@ -376,16 +399,24 @@ def test_only_the_parent_of_a_prefork_worker_listens_is_present_and_serves(prefo
 
 
 def test_a_prefork_child_that_is_killed_is_replaced_and_its_gauges_go(prefork):
+    # Celery gives up when it finds, as it begins to work, that children have died; and without a beat nobody sends
+    # the cluster of a pass that died again.
+    prefork.books(1)
+    eventually(lambda: not prefork.client.zcard("cue:board:clusters:claimed"), 60, "the claim's end")
     before = children(prefork)
     assert len(before) == 2
     for pid in before:
         os.kill(pid, signal.SIGKILL)
     eventually(lambda: len(children(prefork)) == 2 and not set(before) & set(children(prefork)), 60, "new children")
     prefork.books(2)
-    samples = scrape(prefork.metrics_port("one"))
-    assert sum(dispatched(samples).values()) >= 2
-    pids = {name for name in samples if name.startswith("scheduler_host_cache_size")}
-    assert not [name for name in pids for pid in before if f'pid="{pid}"' in name]
+    port = prefork.metrics_port("one")
+
+    def gauges_of_the_dead() -> list[str]:
+        names = [name for name in scrape(port) if name.startswith("scheduler_host_cache_size")]
+        return [name for name in names for pid in before if f'pid="{pid}"' in name]
+
+    eventually(lambda: sum(dispatched(scrape(port)).values()) >= 2, 60, "the new frames counted")
+    eventually(lambda: not gauges_of_the_dead(), 60, "the end of their gauges")
 
 
 def test_levels_change_in_the_children_of_a_prefork_worker_too(prefork):
@@ -399,6 +430,11 @@ def test_levels_change_in_the_children_of_a_prefork_worker_too(prefork):
     eventually(
         lambda: len(prefork.events("one", "log_level_changed")) == 2, 60, "the change back", told=tail_of(worker.log)
     )
-    began = len(prefork.log("one"))
-    prefork.books(1)
-    assert "FOR NO KEY UPDATE" not in prefork.log("one")[began:]
+
+    def told_by_a_booking() -> str:
+        began = len(prefork.log("one"))
+        prefork.books(1)
+        return prefork.log("one")[began:]
+
+    # The children hear of it a moment after the parent.
+    eventually(lambda: "FOR NO KEY UPDATE" not in told_by_a_booking(), 20, "quiet children")

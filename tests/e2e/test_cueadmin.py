@@ -45,7 +45,7 @@ def cueadmin(fleet: FleetOnTest, home: Path, *words: str) -> str:
         env=environment(home),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=True,
     )
     return ran.stdout + ran.stderr
@@ -68,7 +68,7 @@ def test_cueadmin_and_pycue_flip_a_show_whose_frames_run(settings, engine, redis
     with engine.begin() as connection:
         Farm(connection).default_show()
     options = {
-        "behaviour": Behaviour(run_seconds=(0.5, 1.5)),
+        "behaviour": Behaviour(run_seconds=(2.0, 4.0)),  # so that they do not end before a slow machine runs cueadmin
         "environment": {"OPENCUE_SCHED_ACCOUNTING__MANAGED_SHOWS_TTL": "1s"},
     }
     with fleet_on(settings, engine, redis_client, tmp_path, **options) as fleet:
@@ -97,23 +97,32 @@ def test_cueadmin_and_pycue_flip_a_show_whose_frames_run(settings, engine, redis
             env={**environment(tmp_path), "CUEBOT_HOSTS": address(fleet)},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=True,
         )
         told = json.loads(pycue.stdout)
         assert told["managed"] is True
         assert told["shows"] == ["demo", "show"]
         fleet.assert_audit()
+        fleet.farm.behave(run_seconds=(0.05, 0.1))
         fleet.wait_for("the job's end", lambda: fleet.finished(job))
         assert fleet.scalar("SELECT count(*) FROM frame WHERE str_state = 'SUCCEEDED'") == 100
         assert not fleet.farm.violations()
         fleet.assert_audit()
 
 
+# A show settles for a commit deadline: long enough to kill the service that waits for it, also on a slow machine.
+SETTLING = {
+    "OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE": "30s",
+    "OPENCUE_SCHED_ACCOUNTING__IN_FLIGHT_AGE": "90s",
+    "OPENCUE_SCHED_HOST_CACHE__CHECKOUT_TIMEOUT": "40s",
+}
+
+
 def test_a_flip_cut_off_by_a_kill_is_completed_by_saying_it_again(settings, engine, redis_client, tmp_path):
     with engine.begin() as connection:
         Farm(connection).default_show()
-    with fleet_on(settings, engine, redis_client, tmp_path) as fleet:
+    with fleet_on(settings, engine, redis_client, tmp_path, service=SETTLING) as fleet:
         add_show(fleet, frames=4)
         assert "there is no show 'dmeo'" in cueadmin(fleet, tmp_path, "-scheduler-managed", "dmeo", "on")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from opencue_sched.embedded.pictures import read_png
-from tests.polling import eventually
+from tests.polling import eventually, tail_of
 
 DEMO = [sys.executable, "-c", "from opencue_sched.operate.cli import main; main()", "demo"]
 
@@ -30,6 +30,13 @@ def processes_mentioning(marker: str) -> list[str]:
     return found
 
 
+def nothing_is_left(environment: dict[str, str]) -> None:
+    def left() -> list[str]:
+        return processes_mentioning(environment["DEMO_TEST_MARKER"])
+
+    eventually(lambda: not left(), 20, "the end of all it started", told=lambda: "\n".join(left()))
+
+
 @pytest.fixture
 def environment() -> dict[str, str]:
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("OPENCUE_SCHED_")}
@@ -37,23 +44,28 @@ def environment() -> dict[str, str]:
 
 
 def test_the_demo_renders_a_picture_and_leaves_nothing_behind(tmp_path, environment):
-    ended = subprocess.run(
-        [*DEMO, "--frames", "6", "--hosts", "2", "--workers", "1", "--output", "out"],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "7 of 7 frames" in ended.stdout
+    with (tmp_path / "said").open("w+") as said:
+        demo = subprocess.Popen(
+            [*DEMO, "--frames", "6", "--hosts", "2", "--workers", "1", "--output", "out"],
+            env=environment,
+            cwd=tmp_path,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            eventually(lambda: demo.poll() is not None, 60, "the demo's end", told=tail_of(tmp_path / "said"))
+        finally:
+            demo.kill()
+            demo.wait()
+    stdout = (tmp_path / "said").read_text()
+    assert demo.returncode == 0, stdout
+    assert "7 of 7 frames" in stdout
     for invariant in ("I1 ", "I2 ", "I4 ", "I6 ", "I7 ", "I8 "):
-        assert any(line.strip().startswith(invariant) and " pass " in line for line in ended.stdout.splitlines())
+        assert any(line.strip().startswith(invariant) and " pass " in line for line in stdout.splitlines())
     picture = read_png(tmp_path / "out" / "contact-sheet.png")
     assert picture.width > 500
     assert len(list((tmp_path / "out" / "frames").glob("frame.*.png"))) == 6
-    assert processes_mentioning(environment["DEMO_TEST_MARKER"]) == []
+    nothing_is_left(environment)
 
 
 def test_ctrl_c_stops_everything_it_started(tmp_path, environment):
@@ -77,8 +89,4 @@ def test_ctrl_c_stops_everything_it_started(tmp_path, environment):
         demo.stdout.close()
         demo.kill()
         demo.wait()
-
-    def left() -> list[str]:
-        return processes_mentioning(environment["DEMO_TEST_MARKER"])
-
-    eventually(lambda: not left(), 20, "the end of all it started", told=lambda: "\n".join(left()))
+    nothing_is_left(environment)

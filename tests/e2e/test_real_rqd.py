@@ -82,8 +82,13 @@ def rqd(directory: Path, reports: tuple[Reports, str]) -> Iterator[RealRqd]:
 
 @pytest.fixture
 def channels(rqd: RealRqd) -> Iterator[RqdChannels]:
-    with RqdChannels(Rqd(addresses={rqd.name: rqd.address})) as channels:
+    with RqdChannels(patient(rqd)) as channels:
         yield channels
+
+
+def patient(rqd: RealRqd) -> Rqd:
+    """Time-outs for a machine on which RQD takes its time."""
+    return Rqd(addresses={rqd.name: rqd.address}, launch_timeout=60.0, kill_timeout=60.0)
 
 
 def frame(directory: Path, command: str) -> rqd_pb2.RunFrame:
@@ -170,8 +175,9 @@ def test_a_frame_that_runs_is_seen_and_its_duplicate_is_told_apart(
     assert again.state is LaunchState.LAUNCHED
     assert foreign.state is LaunchState.UNKNOWN
 
-    # and killing it ends the process, which RQD reports and no longer lists
-    confirmation = kill_and_confirm(channels, request.ref, reason="test", timeout=20.0)
+    # and killing it, once it has a process (before, RQD would kill itself), ends that, which RQD reports
+    eventually(lambda: process_with("321.25"))
+    confirmation = kill_and_confirm(channels, request.ref, reason="test", timeout=60.0)
     assert (confirmation.fate, confirmation.killed) == (Fate.NOT_RUNNING, True)
     assert process_with("321.25") is None
     eventually(lambda: request.ref.proc_id in reports[0].completions)
@@ -207,11 +213,11 @@ def test_what_it_refuses_is_a_definite_failure_with_its_words(
 def test_a_launch_into_a_frozen_rqd_is_unknown_until_it_answers(
     rqd: RealRqd, directory: Path, reports: tuple[Reports, str]
 ) -> None:
-    settings = Rqd(addresses={rqd.name: rqd.address}, launch_timeout=0.5, kill_timeout=0.5)
-    with RqdChannels(settings) as channels:
+    settings = Rqd(addresses={rqd.name: rqd.address}, launch_timeout=1.0, kill_timeout=1.0)
+    with RqdChannels(settings) as channels, RqdChannels(patient(rqd)) as others:
         # given an RQD that froze with an open connection
         request = LaunchRequest(rqd.name, frame(directory, "sleep 0.2"))
-        assert look(channels, request.ref).place is Whereabouts.ABSENT
+        eventually(lambda: look(channels, request.ref).place is Whereabouts.ABSENT)
         rqd.pause()
         try:
             # when a frame is launched, and somebody tries to make sure that it does not run
@@ -224,7 +230,7 @@ def test_a_launch_into_a_frozen_rqd_is_unknown_until_it_answers(
         assert outcome.state is LaunchState.UNKNOWN
         assert confirmation.fate is Fate.UNCONFIRMED
         # and once it answers, there is an answer
-        confirmation = kill_and_confirm(channels, request.ref, reason="test", adopt=True, timeout=20.0)
+        confirmation = kill_and_confirm(others, request.ref, reason="test", adopt=True, timeout=60.0)
         assert confirmation.fate in (Fate.RUNNING, Fate.NOT_RUNNING)
         if confirmation.fate is Fate.RUNNING:
             eventually(lambda: request.ref.proc_id in reports[0].completions)
@@ -234,7 +240,7 @@ def test_nothing_of_a_stopped_rqd_stays_behind(directory: Path, reports: tuple[R
     # given an RQD of its own with a frame that starts a process of its own
     with RealRqdFarm(1, report_address=reports[1], directory=directory, prefix="leaving") as farm:
         (rqd,) = farm.rqds
-        with RqdChannels(Rqd(addresses=farm.addresses)) as channels:
+        with RqdChannels(Rqd(addresses=farm.addresses, launch_timeout=60.0)) as channels:
             request = LaunchRequest(rqd.name, frame(directory, "setsid sleep 654.5 & sleep 654.5"))
             assert launch_all(channels, [request])[0].state is LaunchState.LAUNCHED
             eventually(lambda: process_with("654.5"))
@@ -259,7 +265,7 @@ def test_nothing_stays_behind_when_the_owner_is_killed(directory: Path, reports:
     try:
         assert owner.stdout is not None
         addresses = json.loads(owner.stdout.readline())
-        with RqdChannels(Rqd(addresses=addresses)) as channels:
+        with RqdChannels(Rqd(addresses=addresses, launch_timeout=60.0)) as channels:
             request = LaunchRequest("orphan1", frame(directory, "sleep 987.5"))
             assert launch_all(channels, [request])[0].state is LaunchState.LAUNCHED
             eventually(lambda: process_with("987.5"))

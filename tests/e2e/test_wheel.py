@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import sysconfig
-import time
 import urllib.request
 import venv
 import zipfile
@@ -29,6 +28,7 @@ from opencue_sched.embedded.services import GuardedProcess
 from opencue_sched.embedded.stress_farms import DRAIN, stress_farm
 from tests.conftest import RedisServer
 from tests.farm import Farm, LayerSpec
+from tests.polling import eventually, tail_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -176,13 +176,12 @@ def test_worker_and_beat_of_the_wheel_book_frames(
     worker = installation.celery("worker", "--concurrency", "2", **environment)
     beat = installation.celery("beat", "--schedule", "beat-schedule", **environment)
     with worker, beat:
-        deadline = time.monotonic() + 90
-        while (booked := _booked(engine, job.id)) < 5 and worker.running and beat.running:
-            assert time.monotonic() < deadline, f"{booked} of 5 booked\n{worker.log_tail()}\n{beat.log_tail()}"
-            time.sleep(0.1)
-
-    # then every frame has a proc
-    assert _booked(engine, job.id) == 5, f"{worker.log_tail()}\n{beat.log_tail()}"
+        # then every frame gets a proc
+        told = tail_of(worker.log, beat.log)
+        eventually(
+            lambda: _booked(engine, job.id) == 5 or not (worker.running and beat.running), 40, "5 booked", told=told
+        )
+        assert _booked(engine, job.id) == 5, told()
 
 
 def test_flower_of_the_wheel_serves_its_page(
@@ -191,11 +190,9 @@ def test_flower_of_the_wheel_serves_its_page(
     environment = {"OPENCUE_SCHED_DATABASE_URL": database_url, "OPENCUE_SCHED_REDIS_URL": redis_server.url}
     port = free_port()
     with installation.celery("flower", f"--port={port}", **environment) as flower:
-        deadline = time.monotonic() + 60
-        while (status := _page(port)) != 200:
-            assert flower.running, flower.log_tail()
-            assert time.monotonic() < deadline, f"{status}\n{flower.log_tail()}"
-            time.sleep(0.1)
+        told = tail_of(flower.log)
+        eventually(lambda: _page(port) == 200 or not flower.running, 40, "Flower's page", told=told)
+        assert flower.running, told()
 
 
 def test_the_program_of_the_wheel_works_on_the_stores(
