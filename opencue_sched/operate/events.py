@@ -68,6 +68,11 @@ class Events:
         )
 
     def _release_hints(self) -> ReleaseHints:
+        """The election only saves work, so its fence is kept in Redis alone: nothing that is done carries it.
+
+        Two that follow the hints at once, as after a failover of Redis, reconcile a show twice, which changes nothing;
+        who did not lead all the while looks at everything first.
+        """
         coordination = self._settings.coordination
         gate = LeaderGate(
             self._ledger.client,
