@@ -2,8 +2,9 @@
 
     python -m tests.compat DIRECTORY [--compare-only] [pytest arguments]
 
-1. Apply the migration files of DIRECTORY to a new database. 2. Compare it with the schema we make. 3. Upgrade a copy
-with ours, see that no object of Cuebot's changed, and downgrade it again. 4. Run the integration tests on it.
+1. Apply the migration files of DIRECTORY to a new database, and give it the rows a first show needs. 2. Compare it with
+the schema we make. 3. Upgrade a copy with ours, see that no object of Cuebot's changed, and downgrade it again. 4. Run
+the integration tests on it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from sqlalchemy.pool import NullPool
 from opencue_sched.domain.errors import SchedulerError
 from opencue_sched.store import schema
 from tests.compat.catalog import Catalog, read_catalog
-from tests.compat.cuebot import BadMigrations, Migration, apply_migrations, find_migrations
+from tests.compat.cuebot import BadMigrations, Migration, add_first_rows, apply_migrations, find_migrations
 from tests.compat.differences import MADE_FOR_VERSION, Difference, compare
 from tests.compat.server import compat_server
 
@@ -128,6 +129,7 @@ def main() -> int:
         with compat_server() as server_url, _scratch(server_url) as scratch:
             cuebot_name, cuebot_url = scratch.create("cuebot")
             apply_migrations(cuebot_url, migrations)
+            add_first_rows(cuebot_url)
             print(f"{len(migrations)} migrations applied")
             good = _compare(scratch, cuebot_url, migrations[-1])
             good = _leaves_cuebots_alone(scratch, cuebot_name) and good

@@ -10,7 +10,7 @@ from sqlalchemy.pool import NullPool
 
 from opencue_sched.store import schema
 from tests.compat.catalog import Catalog, read_catalog
-from tests.compat.cuebot import BadMigrations, apply_migrations, find_migrations
+from tests.compat.cuebot import BadMigrations, add_first_rows, apply_migrations, find_migrations
 from tests.compat.differences import compare
 
 
@@ -39,6 +39,23 @@ def test_a_file_that_fails_is_named_and_leaves_those_before_it(empty_database_ur
     with pytest.raises(BadMigrations, match=r"V2__second\.sql: .*nowhere"):
         apply_migrations(empty_database_url, find_migrations(tmp_path))
     assert set(_catalog(empty_database_url)["table"]) == {"one"}
+
+
+def test_first_rows_are_added_where_there_are_none(database_url: str) -> None:
+    engine = create_engine(database_url, poolclass=NullPool)
+
+    def rows() -> tuple[int, ...]:
+        counted = "SELECT (SELECT count(*) FROM facility), (SELECT count(*) FROM dept), (SELECT count(*) FROM alloc), "
+        with engine.connect() as connection:
+            return tuple(connection.execute(text(f"{counted} (SELECT count(*) FROM service)")).one())
+
+    there = rows()
+    add_first_rows(database_url)
+    assert rows() == there
+    with engine.begin() as connection:
+        connection.execute(text("TRUNCATE facility, dept, alloc, service CASCADE"))
+    add_first_rows(database_url)
+    assert rows() == (1, 1, 1, 1)
 
 
 def test_differences_are_found_and_those_meant_have_a_reason(empty_database_url: str) -> None:
