@@ -14,6 +14,12 @@ from tests.compat.cuebot import BadMigrations, add_first_rows, apply_migrations,
 from tests.compat.differences import compare
 
 
+_COUNTED = text(
+    "SELECT (SELECT count(*) FROM facility), (SELECT count(*) FROM dept), (SELECT count(*) FROM alloc),"
+    " (SELECT count(*) FROM service)"
+)
+
+
 def _catalog(url: str) -> Catalog:
     engine = create_engine(url, poolclass=NullPool)
     with engine.connect() as connection:
@@ -45,9 +51,8 @@ def test_first_rows_are_added_where_there_are_none(database_url: str) -> None:
     engine = create_engine(database_url, poolclass=NullPool)
 
     def rows() -> tuple[int, ...]:
-        counted = "SELECT (SELECT count(*) FROM facility), (SELECT count(*) FROM dept), (SELECT count(*) FROM alloc), "
         with engine.connect() as connection:
-            return tuple(connection.execute(text(f"{counted} (SELECT count(*) FROM service)")).one())
+            return tuple(connection.execute(_COUNTED).one())
 
     there = rows()
     add_first_rows(database_url)
