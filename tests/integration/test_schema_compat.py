@@ -13,7 +13,6 @@ from tests.compat.catalog import Catalog, read_catalog
 from tests.compat.cuebot import BadMigrations, add_first_rows, apply_migrations, find_migrations
 from tests.compat.differences import compare
 
-
 _COUNTED = text(
     "SELECT (SELECT count(*) FROM facility), (SELECT count(*) FROM dept), (SELECT count(*) FROM alloc),"
     " (SELECT count(*) FROM service)"
