@@ -11,16 +11,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import psycopg2
-from alembic import command
-from alembic.config import Config
 from psycopg2 import errorcodes
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from opencue_sched.domain.errors import SchedulerError, SchemaTooOld
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 Origin = Literal["opencue-sched", "cuebot"]
 
@@ -180,6 +181,8 @@ def migration_lock(connection: Connection) -> Iterator[None]:
 
 
 def _alembic(url: str) -> Config:
+    from alembic.config import Config  # slow to load, and most processes never migrate
+
     package = Path(__file__).resolve().parent.parent
     shipped = package / "_alembic"
     config = Config()
@@ -218,11 +221,15 @@ def upgrade(url: str, revision: str = "head") -> None:
     Raises SchemaTooOld, with nothing changed, for a Cuebot older than V45, and SchedulerError saying what to do when
     the user lacks a privilege or a table stays locked.
     """
+    from alembic import command
+
     with _explained():
         command.upgrade(_alembic(url), revision)
 
 
 def downgrade(url: str, revision: str = "base") -> None:
     """Take ours back: our objects on a database made by Cuebot, everything on one made by us (with all rows)."""
+    from alembic import command
+
     with _explained():
         command.downgrade(_alembic(url), revision)
