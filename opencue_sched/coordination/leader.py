@@ -284,11 +284,6 @@ class LeaderGate:
                 last[task] = min(last.get(task, asked.tick), asked.tick - 1)
         return last
 
-    def last_tick(self, task: str) -> int | None:
-        """The nominal tick of ``task`` fired last, by any leader."""
-        value = self._client.hget(self.keys.last_ticks, task)
-        return None if value is None else int(str(value))
-
     def _demote(self) -> None:
         self._fence = None
 
