@@ -4,6 +4,7 @@
 -- how: 'again'   ready at once, a message is to be sent
 --      'abandon' ready at once, no message (somebody else may take it)
 --      'sleep'   not before now + delay; ready at once instead if it was woken during the claim
+--      'put_off' like sleep, but nothing was learnt about the job: its failures in a row stay as they are
 --      'fail'    like sleep, counting the failure; after the allowed number of them, trash with the error text
 --      'consume' done: the job is gone
 --      'trash'   kept aside with the error text
@@ -34,6 +35,8 @@ if how == 'fail' then
   local failures = redis.call('HINCRBY', job, 'failures', 1)
   redis.call('HSET', job, 'error', error_text)
   how = failures >= tonumber(ARGV[9]) and 'trash' or 'sleep'
+elseif how == 'put_off' then
+  how = 'sleep'
 elseif how ~= 'abandon' then
   redis.call('HSET', job, 'failures', 0)
 end

@@ -22,7 +22,7 @@ NEVER = math.inf
 
 ERROR_CHARACTERS = 4000
 
-End = Literal["again", "abandon", "sleep", "fail", "consume", "trash"]
+End = Literal["again", "abandon", "sleep", "put_off", "fail", "consume", "trash"]
 Steering = Literal["trash", "restore", "rest", "delete"]
 Pages = Literal["ready", "listed", "trash"]
 

@@ -11,10 +11,12 @@ import structlog
 from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
+from opencue_sched.coordination.board import End
 from opencue_sched.coordination.leader import boot_clock
 from opencue_sched.coordination.postings import Claim, ClaimKeeper, ClusterPostings, Offered, Refused
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.report import PassEnd, PassReport
+from opencue_sched.dispatch.store_trouble import is_trouble
 from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.settings import Settings
@@ -24,6 +26,7 @@ log = structlog.get_logger(__name__)
 CONTENDED_SLEEP_SECONDS = 0.5
 NOT_READY_SLEEP_SECONDS = 1.0
 FAILED_SLEEP_SECONDS = 2.0
+_SAYS_NOTHING_OF_THE_CLUSTER = (PassEnd.QUERY_ERROR, PassEnd.NOT_READY, PassEnd.CLAIM_LOST)
 _POSTING = re.compile(r"[0-9a-f]{40}")
 
 
@@ -42,8 +45,9 @@ class Dispatcher:
         """One pass over the posted cluster; Refused when it is gone, somebody else's, asleep or trashed, or when the
         message's ``ticket`` was answered before.
 
-        Raises InvalidInput for something that is no posting id. Any other error of a pass ends the claim as failed and
-        goes to the caller.
+        Raises InvalidInput for something that is no posting id. Any other error of a pass ends the claim as failed, and
+        the posting is trashed when that happened too often in a row; it goes to the caller unless it is a store's. A
+        store in trouble says nothing of the cluster.
         """
         if not isinstance(posting, str) or _POSTING.fullmatch(posting) is None:
             raise InvalidInput(f"{posting!r} is not the id of a posting (40 hexadecimal digits); message dropped")
@@ -57,10 +61,13 @@ class Dispatcher:
             report = self.runner.run(claim.cluster, alive=lambda: self.keeper.alive(claim))
         except (SQLAlchemyError, RedisError) as error:
             report = PassReport(claim.cluster, ended=PassEnd.QUERY_ERROR, error=str(error))
-            log.error("pass_failed_in_a_store", cluster=claim.cluster.key, error=str(error))
-            self._end(claim, report)
+            if is_trouble(error):
+                log.error("pass_failed_in_a_store", cluster=claim.cluster.key, error=str(error))
+                self._end(claim, report)
+            else:
+                self._fail(claim, traceback.format_exc(), rest_seconds=self._rest(report))
         except Exception:
-            self._fail(claim, traceback.format_exc())
+            self._fail(claim, traceback.format_exc(), rest_seconds=FAILED_SLEEP_SECONDS)
             raise
         else:
             self._end(claim, report)
@@ -70,8 +77,9 @@ class Dispatcher:
 
     def _end(self, claim: Claim, report: PassReport) -> None:
         delay = self._rest(report)
+        rest: End = "put_off" if report.ended in _SAYS_NOTHING_OF_THE_CLUSTER else "sleep"
         try:
-            ticket = self.postings.end(claim, "again" if delay == 0 else "sleep", delay_seconds=delay)
+            ticket = self.postings.end(claim, "again" if delay == 0 else rest, delay_seconds=delay)
             if ticket:
                 self.send(Offered(claim.cluster, claim.uuid, ticket))
         except RedisError as error:
@@ -92,13 +100,13 @@ class Dispatcher:
             return min(CONTENDED_SLEEP_SECONDS, queue.cluster_saturated_sleep)
         return queue.cluster_saturated_sleep
 
-    def _fail(self, claim: Claim, error: str) -> None:
+    def _fail(self, claim: Claim, error: str, *, rest_seconds: float) -> None:
         log.error("pass_crashed", cluster=claim.cluster.key, error=error)
         try:
             self.postings.end(
                 claim,
                 "fail",
-                delay_seconds=FAILED_SLEEP_SECONDS,
+                delay_seconds=rest_seconds,
                 failures_allowed=self.settings.coordination.max_failures,
                 error=error,
             )

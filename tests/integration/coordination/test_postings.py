@@ -125,6 +125,15 @@ def test_a_poison_cluster_is_trashed_with_its_traceback(postings, redis_client):
     assert postings.claim(offered.uuid, "w1", ttl_seconds=10) is None
 
 
+def test_claims_that_run_out_trash_nothing_however_often(postings, redis_client):
+    """A fleet that is killed again and again, or a Redis that comes and goes, must not cost healthy clusters."""
+    (offered,) = postings.offer([CLUSTER])
+    for _ in range(8):
+        eventually(lambda: postings.claim(offered.uuid, "w1", ttl_seconds=0.01))
+    eventually(lambda: postings.counts().ready == 1)
+    assert redis_client.hget(f"cue:board:clusters:job:{offered.uuid}", "failures") == "0"
+
+
 def test_a_consumed_posting_can_be_posted_anew(postings):
     (offered,) = postings.offer([CLUSTER])
     postings.end(postings.claim(offered.uuid, "w1", ttl_seconds=10), "consume")

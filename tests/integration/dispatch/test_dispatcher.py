@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
 from sqlalchemy import Engine, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from opencue_sched.coordination.postings import ClaimKeeper, Offered, Refused
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.report import PassEnd, PassReport
-from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.domain.errors import InvalidInput, NotReady
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Rqd, Settings
@@ -140,6 +141,64 @@ def test_a_pass_that_crashes_is_told_and_tried_again_soon(
     with pytest.raises(KeyError):
         dispatcher.dispatch(posting)
     assert 1 < rests(here, posting) <= 2
+
+
+AWAY = OperationalError("SELECT", {}, Exception("server closed the connection"))
+POISON = ProgrammingError("SELECT", {}, Exception("a row that no query can read"))
+
+
+def one_pass(here: Passes, dispatcher: Dispatcher, posting: str) -> dict[str, str]:
+    """Rouse the cluster, if it can be, and pass over it; its posting afterwards."""
+    for posted in here.sweeper._postings.posted().values():
+        here.client.hset(f"cue:board:clusters:job:{posted}", "sent", 0)
+    here.sweeper._active = frozenset()
+    here.sweeper.sweep()
+    dispatcher.dispatch(posting)
+    return cast("dict[str, str]", here.client.hgetall(f"cue:board:clusters:job:{posting}"))
+
+
+def test_a_cluster_whose_queries_always_fail_is_trashed_with_the_traceback(
+    here: Passes, dispatcher: Dispatcher, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(engine, frames=1)
+    posting = a_posting(here)
+    failing(here, monkeypatch, POISON)
+    most = here.settings.coordination.max_failures
+    states = [one_pass(here, dispatcher, posting)["state"] for _ in range(most)]
+    assert states == ["delayed"] * (most - 1) + ["trash"]
+    error = here.client.hget(f"cue:board:clusters:job:{posting}", "error") or ""
+    assert error.startswith("Traceback (most recent call last)")
+    assert "a row that no query can read" in error
+    assert isinstance(dispatcher.dispatch(posting), Refused)
+
+
+def test_a_failed_query_leaves_its_cluster_alone_for_as_long_as_an_empty_one(
+    here: Passes, dispatcher: Dispatcher, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(engine, frames=1)
+    posting = a_posting(here)
+    failing(here, monkeypatch, POISON)
+    report = dispatcher.dispatch(posting)
+    assert isinstance(report, PassReport)
+    assert report.ended is PassEnd.QUERY_ERROR
+    assert rests(here, posting) == pytest.approx(here.settings.queue.cluster_empty_sleep, abs=1)
+
+
+def test_a_store_that_is_away_neither_counts_against_a_cluster_nor_acquits_it(
+    here: Passes, dispatcher: Dispatcher, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(engine, frames=1)
+    posting = a_posting(here)
+    failures = []
+    for error in (POISON, AWAY, RedisConnectionError("refused"), POISON):
+        with monkeypatch.context() as broken:
+            failing(here, broken, error)
+            failures.append(one_pass(here, dispatcher, posting)["failures"])
+    with monkeypatch.context() as emptied:
+        failing(here, emptied, NotReady("the counters are gone"))
+        failures.append(one_pass(here, dispatcher, posting)["failures"])
+    failures.append(one_pass(here, dispatcher, posting)["failures"])
+    assert failures == ["1", "1", "1", "2", "2", "0"]
 
 
 @pytest.mark.parametrize("posting", ["", "x" * 40, "a" * 41, "../../etc/passwd", None, 7, ["a"]])
