@@ -117,9 +117,12 @@ class ClusterPostings:
                 offered.append(Offered(cluster, str(uuid), int(ticket), bool(again)))
         return offered
 
-    def withdraw(self, uuids: Sequence[str]) -> int:
-        """Take postings down for good, but those that are claimed or in the trash; how many went. One round trip."""
-        answers = self.scripts.call_each("board_steer", [(uuid, "withdraw", "", 0) for uuid in uuids])
+    def withdraw(self, uuids: Sequence[str], *, fence: Fence | None = None) -> int:
+        """Take postings down for good, but those that are claimed or in the trash; how many went. One round trip.
+
+        Raises FencedOff, and takes none down, when a leader after that of ``fence`` was elected.
+        """
+        answers = self.scripts.call_each("board_steer", [(uuid, "withdraw", "", 0) for uuid in uuids], fence=fence)
         return sum(int(answer[0]) for answer in answers)
 
     def sleeping(self) -> int:

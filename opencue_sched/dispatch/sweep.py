@@ -102,7 +102,7 @@ class Sweeper:
         # Not before: a sweep that fails here has roused nobody, and the next one must.
         self._active = active
         if self._withdraw_due:
-            self._withdraw()
+            self._withdraw(fence)
             self._withdraw_due = False
         return SweepReport(
             send=tuple((o.cluster, o) for o in offered if o.send),
@@ -138,9 +138,9 @@ class Sweeper:
         self._roused.update(dict.fromkeys((cluster.key for cluster in due), now))
         return due
 
-    def _withdraw(self) -> None:
+    def _withdraw(self, fence: Fence | None) -> None:
         """Take down the postings of clusters that no longer exist; one that is being worked on goes next time."""
         gone = [uuid for name, uuid in self._postings.posted().items() if self._feed.find(name) is None]
-        withdrawn = self._postings.withdraw(gone)
+        withdrawn = self._postings.withdraw(gone, fence=fence)
         if withdrawn:
             log.info("postings_withdrawn", postings=withdrawn)

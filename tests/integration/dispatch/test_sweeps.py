@@ -108,3 +108,20 @@ def test_the_posting_of_a_cluster_that_is_no_more_goes_though_a_worker_held_it_a
     here.sweeper.reload()
     here.sweeper.sweep()
     assert postings.find(offered.cluster.key) is None
+
+
+def test_a_sweep_of_a_former_leader_takes_no_posting_down(here: Passes, engine: Engine) -> None:
+    # given a posting of a show that was handed back
+    plant(engine)
+    ((_, offered),) = here.sweeper.sweep().send
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE show SET b_scheduler_managed = false"))
+    here.sweeper.reload()
+
+    # when a sweep gets to it after its leader was succeeded, then the posting stays, until a present one comes
+    here.client.set(FENCE_KEY, 6)
+    with pytest.raises(FencedOff, match="fence 5 was succeeded by that of fence 6"):
+        here.sweeper.sweep(fence=Fence(FENCE_KEY, 5))
+    assert here.sweeper._postings.find(offered.cluster.key) == offered.uuid
+    here.sweeper.sweep(fence=Fence(FENCE_KEY, 6))
+    assert here.sweeper._postings.find(offered.cluster.key) is None
