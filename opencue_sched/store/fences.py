@@ -29,10 +29,14 @@ _LAST_TICKS = text("SELECT name, fence FROM opencue_sched_fence WHERE starts_wit
 
 
 class PersistentFences:
-    """coordination.leader.FenceStore on PostgreSQL."""
+    """coordination.leader.FenceStore on PostgreSQL.
+
+    Each statement is a transaction of its own, ended by the server: a leader that is frozen before it could end one
+    itself would keep its row locked, and all others from leading, for as long as it is frozen.
+    """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
 
     def highest(self, name: str) -> int:
         """The highest fence ever given out for ``name``; 0 when none was."""
@@ -41,7 +45,7 @@ class PersistentFences:
 
     def claim(self, name: str, fence: int) -> bool:
         """Record ``fence``. False if it, or a higher one, is somebody's already."""
-        with self._engine.begin() as connection:
+        with self._engine.connect() as connection:
             return connection.execute(_CLAIM, {"name": name, "fence": fence}).scalar() is not None
 
     def claim_tick(self, name: str, fence: int, task: str, tick: int) -> tuple[bool, int]:
@@ -50,7 +54,7 @@ class PersistentFences:
         False if the leader was succeeded, or if this tick, or a later one of the task, was recorded before.
         """
         row = {"name": name, "fence": fence, "task": f"{name}/{task}", "tick": tick}
-        with self._engine.begin() as connection:
+        with self._engine.connect() as connection:
             highest, claimed = connection.execute(_CLAIM_TICK, row).one()
         return bool(claimed), int(highest or 0)
 

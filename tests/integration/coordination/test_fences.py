@@ -1,0 +1,69 @@
+"""Fences and ticks in PostgreSQL: what they promise to each other, and that nobody who stops halfway is in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import Engine, create_engine, event
+
+from opencue_sched.store.fences import PersistentFences
+
+NAME = "cue:beat"
+CALLS: dict[str, Callable[[PersistentFences], object]] = {
+    "claim": lambda fences: fences.claim(NAME, 2),
+    "claim_tick": lambda fences: fences.claim_tick(NAME, 1, "reap@30", 8),
+    "last_ticks": lambda fences: fences.last_ticks(NAME),
+    "highest": lambda fences: fences.highest(NAME),
+}
+
+
+@pytest.fixture
+def fences(engine: Engine) -> PersistentFences:
+    """Led by 1, which fired tick 7."""
+    found = PersistentFences(engine)
+    assert found.claim(NAME, 1)
+    assert found.claim_tick(NAME, 1, "reap@30", 7) == (True, 1)
+    return found
+
+
+def test_each_fence_is_given_once_and_none_below_the_highest(fences: PersistentFences) -> None:
+    assert [fences.claim(NAME, fence) for fence in (1, 5, 5, 4, 6)] == [False, True, False, False, True]
+    assert fences.highest(NAME) == 6
+    assert fences.highest("cue:beat.alpha") == 0
+
+
+def test_each_tick_is_given_once_in_their_order_and_to_the_latest_leader(fences: PersistentFences) -> None:
+    asked = [(1, 7), (1, 6), (1, 8), (2, 9)]
+    assert [fences.claim_tick(NAME, fence, "reap@30", tick)[0] for fence, tick in asked] == [False, False, True, False]
+    assert fences.claim(NAME, 2)
+    assert fences.claim_tick(NAME, 1, "reap@30", 9) == (False, 2)
+    assert fences.claim_tick(NAME, 2, "reap@30", 9) == (True, 2)
+    assert fences.claim_tick(NAME, 2, "recompute@120", 1) == (True, 2)
+    assert fences.last_ticks(NAME) == {"reap@30": 9, "recompute@120": 1}
+    assert fences.last_ticks("cue:bea") == {}
+
+
+def test_of_many_at_once_one_gets_the_fence_and_one_call_the_tick(engine: Engine, fences: PersistentFences) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(lambda _: fences.claim(NAME, 9), range(12))) == 1
+        assert sum(pool.map(lambda _: fences.claim_tick(NAME, 9, "reap@30", 8)[0], range(12))) == 1
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_who_is_frozen_in_the_middle_holds_nobody_up(database_url: str, fences: PersistentFences, call: str) -> None:
+    """A leader that is stopped keeps its sessions, and any lock in them, for as long as it is stopped."""
+    frozen = create_engine(database_url)
+    seen = []
+
+    @event.listens_for(frozen, "after_cursor_execute")
+    def stopped_here(*_: object) -> None:
+        seen.append((fences.claim(NAME, 3), fences.claim_tick(NAME, 3, "reap@30", 9)))
+
+    with fences._engine.connect() as connection:
+        connection.exec_driver_sql("SET lock_timeout = '1s'")
+        connection.commit()
+    CALLS[call](PersistentFences(frozen))
+    frozen.dispose()
+    assert seen == [(True, (True, 3))]
