@@ -1,4 +1,4 @@
-"""Every Redis key and queue name of the coordination room, built and parsed in one place.
+"""Every Redis key and queue name under the namespace, built and parsed in one place (but see placement/changes.py).
 
 Grammar (queue naming proposal, with our types)::
 
@@ -247,3 +247,13 @@ class BoardKeys:
 def permit_key(ns: str, layer_id: str) -> str:
     """The permit of one layer. Layer ids are OpenCue's, used as they are."""
     return f"{ns}:permit:layer:{layer_id}"
+
+
+def verdicts(ns: str, job_id: str) -> str:
+    """Hash of the last verdicts on the layers of a job. Job ids are OpenCue's, used as they are."""
+    return f"{ns}:verdicts:{job_id}"
+
+
+def waiting_frames(ns: str) -> str:
+    """Hash of how many frames the last pass over each cluster left waiting."""
+    return f"{ns}:waiting"

@@ -18,6 +18,7 @@ from typing import Any, cast
 import redis
 import structlog
 
+from opencue_sched.coordination import names
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 
 log = structlog.get_logger(__name__)
@@ -47,12 +48,12 @@ class VerdictLog:
 
     def key(self, job_id: str) -> str:
         """The hash of a job."""
-        return f"{self._namespace}:verdicts:{job_id}"
+        return names.verdicts(self._namespace, job_id)
 
     @property
     def waiting_key(self) -> str:
         """The hash of what clusters have waiting."""
-        return f"{self._namespace}:waiting"
+        return names.waiting_frames(self._namespace)
 
     def record(
         self, verdicts: Sequence[LayerVerdict], cluster_key: str, *, resting: Mapping[str, LayerVerdict] | None = None

@@ -31,6 +31,7 @@ class HostChanges:
 
     def __init__(self, client: redis.Redis, namespace: str, *, keep_entries: int = _MAX_ENTRIES_KEPT) -> None:
         self._client = client
+        # Not in coordination/names.py, which this room may not see.
         self._key = f"{namespace}:hosts:changed"
         self._keep_entries = keep_entries
 

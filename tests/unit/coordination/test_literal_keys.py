@@ -5,21 +5,42 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from opencue_sched.coordination import names
+
 ROOT = Path(__file__).resolve().parents[3]
-KEY = re.compile(r":q:(work|ctl|reply)|:meta:(actor|queue)|:inst:|:prio:|:leader:|:board:|:permit:")
+NAMES = ROOT / "opencue_sched" / "coordination" / "names.py"
+KEY = re.compile(
+    r":q:(work|ctl|reply)|:meta:(actor|queue)|:inst:|:prio:|:leader:|:board:|:permit:|:verdicts|:waiting\b"
+)
+# A name that begins with a namespace, whatever follows.
+NAMESPACED = re.compile(r"\{[^{}]*(?:namespace|\bns)\}:\S*?[\"']|(?:namespace|\bns)\s*\+\s*f?[\"']:")
+# The placement room may not see the coordination room, and nobody else builds the name of its log.
+EXCEPTIONS = {'opencue_sched/placement/changes.py: {namespace}:hosts:changed"'}
+
+
+def _found(pattern: re.Pattern[str]) -> set[str]:
+    elsewhere = set()
+    for path in [*ROOT.glob("opencue_sched/**/*.py"), *ROOT.glob("tasks/*.py"), ROOT / "celeryconfig.py"]:
+        if path != NAMES:
+            code = re.sub(r'"""(?s:.)*?"""|#.*', "", path.read_text(encoding="utf-8"))
+            elsewhere |= {f"{path.relative_to(ROOT)}: {match[0]}" for match in pattern.finditer(code)}
+    return elsewhere
 
 
 def test_no_key_is_written_out_anywhere_else():
-    names = ROOT / "opencue_sched" / "coordination" / "names.py"
-    elsewhere = []
-    for path in [*ROOT.glob("opencue_sched/**/*.py"), *ROOT.glob("tasks/*.py"), ROOT / "celeryconfig.py"]:
-        if path != names:
-            code = re.sub(r'"""(?s:.)*?"""|#.*', "", path.read_text(encoding="utf-8"))
-            elsewhere += [f"{path.relative_to(ROOT)}: {match[0]}" for match in KEY.finditer(code)]
-    assert not elsewhere
+    assert _found(KEY) == set()
+
+
+def test_nothing_is_put_behind_a_namespace_anywhere_else():
+    assert _found(NAMESPACED) == EXCEPTIONS
 
 
 def test_no_key_is_written_out_in_a_script():
     for path in ROOT.glob("lua/**/*.lua"):
         code = re.sub(r"--.*", "", path.read_text(encoding="utf-8"))
         assert not KEY.search(code), path.name
+
+
+def test_the_names_of_verdicts_are_built_from_the_namespace():
+    assert names.verdicts("farm", "0f3a") == "farm:verdicts:0f3a"
+    assert names.waiting_frames("farm") == "farm:waiting"
