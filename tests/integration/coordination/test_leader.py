@@ -447,3 +447,27 @@ def test_fleets_of_two_namespaces_fire_their_own_ticks(redis_client, engine):
         leader = gate(redis_client, LeaderKeys(ns, "beat"), fences=fences)
         assert leader.renew().fence == 1
         assert leader.may_fire("recompute", 7, mark_seconds=60)
+
+
+def test_a_tick_that_is_due_while_postgresql_is_away_is_fired_when_it_is_back(redis_client, keys, engine):
+    class Away(PersistentFences):
+        there = True
+
+        def claim_tick(self, name: str, fence: int, task: str, tick: int) -> tuple[bool, int]:
+            if not self.there:
+                raise OperationalError("INSERT", {}, Exception("connection refused"))
+            return super().claim_tick(name, fence, task, tick)
+
+    clock, fences = Clock(), Away(engine)
+    leader = gate(redis_client, keys, clock=clock, fences=fences)
+    leader.renew()
+    assert leader.may_fire("recompute", 7, mark_seconds=60)
+    fences.there = False
+    for _ in range(5):
+        clock.now += 5
+        assert leader.renew() is not None, "it goes on leading"
+        with pytest.raises(OperationalError):
+            leader.may_fire("recompute", 8, mark_seconds=60)
+    assert leader.last_ticks() == {"recompute": 7}
+    fences.there = True
+    assert leader.may_fire("recompute", 8, mark_seconds=60)
