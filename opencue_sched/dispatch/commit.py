@@ -221,7 +221,7 @@ class _Commit:
     def _write(
         self, connection: Connection, procs: Sequence[PlannedProc]
     ) -> tuple[list[CommittedProc], list[Lost], frozenset[str]]:
-        """Lock, decide, write: the steps (a) to (d) of design 3.6, in that order."""
+        """Lock, decide, write: the steps (a) to (d) of design 3.6, the counters after everything nobody waits for."""
         self._next()
         store.set_timeouts(connection, self._times())
         self._next()
@@ -239,49 +239,50 @@ class _Commit:
         lost += without_cap + without_host
         if not kept:
             return [], lost, lowered
-        kept, without_counters = self._lock_counters(connection, kept)
-        lost += without_counters
-        if not kept:
-            return [], lost, lowered
-        self._next()
-        inserted = store.insert_procs(connection, [_booking(p) for p in kept])
-        kept, taken_over = _split(kept, inserted, _proc_id, "the frame got a proc from somebody else")
-        lost += taken_over
-        if not kept:
-            return [], lost, lowered
-        return self._start(connection, kept), lost, lowered
-
-    def _lock_counters(self, connection: Connection, procs: list[PlannedProc]) -> tuple[list[PlannedProc], list[Lost]]:
-        """Lock the counters of layers and jobs; the procs that have theirs, and the others as lost.
-
-        Plans of different clusters share jobs, so they queue here, each behind all before it. Who has waited long
-        enough goes on with what is free, under the frames and hosts it holds already.
-        """
-        layers, jobs = {p.layer.id for p in procs}, {p.job.id for p in procs}
-        self._next(4)
         try:
-            with connection.begin_nested():
-                store.lock_stats(connection, layers, jobs)
+            committed, taken_over = self._start(connection, kept)
         except SQLAlchemyError as error:
             if not waited_in_vain(error):
                 raise
-        else:
-            return procs, []
-        self._next(2)
-        free = store.lock_free_stats(connection, layers, jobs)
-        busy = DatabaseFailure("the counters of the layer or job stayed locked by somebody else")
-        kept = [proc for proc in procs if proc.layer.id in free and proc.job.id in free]
-        return kept, [(proc, busy) for proc in procs if proc.layer.id not in free or proc.job.id not in free]
+            kept, busy = self._with_free_counters(connection, kept)
+            committed, taken_over = self._start(connection, kept)
+            lost += busy
+        return committed, lost + taken_over, lowered
 
-    def _start(self, connection: Connection, procs: Sequence[PlannedProc]) -> list[CommittedProc]:
-        """Frames RUNNING and hosts lowered, for procs that are inserted and fit."""
-        bookings = [_booking(p) for p in procs]
+    def _start(self, connection: Connection, procs: list[PlannedProc]) -> tuple[list[CommittedProc], list[Lost]]:
+        """Procs inserted, hosts lowered and frames RUNNING, for procs that fit; the others are lost.
+
+        Frames come last: starting them locks the counters of their layers and jobs, which plans of other clusters wait
+        for.
+        """
+        if not procs:
+            return [], []
         self._next()
-        versions = store.start_frames(connection, bookings)
+        inserted = store.insert_procs(connection, [_booking(p) for p in procs])
+        kept, taken_over = _split(procs, inserted, _proc_id, "the frame got a proc from somebody else")
+        if not kept:
+            return [], taken_over
+        bookings = [_booking(p) for p in kept]
         reported_free = self._settings.host_cache.update_stat_on_book
         self._next(2 if reported_free else 1)
         store.take_from_hosts(connection, bookings, reported_free=reported_free)
-        return [CommittedProc(p, versions[p.frame.id]) for p in procs]
+        self._next()
+        versions = store.start_frames(connection, bookings)
+        return [CommittedProc(p, versions[p.frame.id]) for p in kept], taken_over
+
+    def _with_free_counters(
+        self, connection: Connection, procs: list[PlannedProc]
+    ) -> tuple[list[PlannedProc], list[Lost]]:
+        """After a wait that was too long: the procs whose counters are free, now locked, and the others as lost.
+
+        The frames and hosts this transaction has locked stay its own.
+        """
+        self._next(3)
+        store.take_back_writes(connection)
+        free = store.lock_free_stats(connection, {p.layer.id for p in procs}, {p.job.id for p in procs})
+        error = DatabaseFailure("the counters of the layer or job stayed locked by somebody else")
+        kept = [proc for proc in procs if proc.layer.id in free and proc.job.id in free]
+        return kept, [(proc, error) for proc in procs if proc.layer.id not in free or proc.job.id not in free]
 
     def store_quarantine(self) -> None:
         """Write down who is quarantined. Without our table, or without the database, only the caller knows."""

@@ -89,17 +89,20 @@ _CAPS = text(
 )
 
 _COUNTERS_OF_LAYERS = (
-    "SELECT pk_layer FROM layer_stat WHERE pk_layer = ANY(CAST(:ids AS varchar[])) ORDER BY pk_layer FOR NO KEY UPDATE"
+    "SELECT pk_layer FROM layer_stat WHERE pk_layer = ANY(CAST(:layers AS varchar[])) "
+    "ORDER BY pk_layer FOR NO KEY UPDATE"
 )
 _COUNTERS_OF_JOBS = (
-    "SELECT pk_job FROM job_stat WHERE pk_job = ANY(CAST(:ids AS varchar[])) ORDER BY pk_job FOR NO KEY UPDATE"
+    "SELECT pk_job FROM job_stat WHERE pk_job = ANY(CAST(:jobs AS varchar[])) ORDER BY pk_job FOR NO KEY UPDATE"
 )
-_LOCK_LAYER_STATS, _LOCK_JOB_STATS = text(_COUNTERS_OF_LAYERS), text(_COUNTERS_OF_JOBS)
+_LOCK_STATS = text(f"{_COUNTERS_OF_LAYERS}; {_COUNTERS_OF_JOBS}")
 _LOCK_FREE_LAYER_STATS = text(f"{_COUNTERS_OF_LAYERS} SKIP LOCKED")
 _LOCK_FREE_JOB_STATS = text(f"{_COUNTERS_OF_JOBS} SKIP LOCKED")
+_BACK = text("ROLLBACK TO SAVEPOINT opencue_sched_unwritten")
 
 _INSERT_PROCS = text(
     """
+    SAVEPOINT opencue_sched_unwritten;
     INSERT INTO proc (pk_proc, pk_host, pk_show, pk_job, pk_layer, pk_frame,
                       int_cores_reserved, int_mem_reserved, int_mem_pre_reserved, int_mem_used,
                       int_gpus_reserved, int_gpu_mem_reserved, int_gpu_mem_pre_reserved, b_local)
@@ -115,8 +118,7 @@ _INSERT_PROCS = text(
     """
 )
 
-_START_FRAMES = text(
-    """
+_RUNNING = """
     UPDATE frame f
     SET str_state = 'RUNNING', str_host = planned.host_name, int_cores = planned.cores,
         int_mem_reserved = planned.memory, int_gpus = planned.gpus, int_gpu_mem_reserved = planned.gpu_memory,
@@ -129,7 +131,7 @@ _START_FRAMES = text(
     WHERE f.pk_frame = planned.pk_frame
     RETURNING f.pk_frame, f.int_version
     """
-)
+_START_FRAMES = text("; ".join((_COUNTERS_OF_LAYERS, _COUNTERS_OF_JOBS, _RUNNING)))
 
 _TAKE_FROM_HOSTS = text(
     """
@@ -270,15 +272,19 @@ def lock_stats(connection: Connection, layer_ids: Collection[str], job_ids: Coll
 
     Left to the triggers, two plans take them in the order of their frames and deadlock.
     """
-    connection.execute(_LOCK_LAYER_STATS, {"ids": sorted(layer_ids)})
-    connection.execute(_LOCK_JOB_STATS, {"ids": sorted(job_ids)})
+    connection.execute(_LOCK_STATS, {"layers": list(layer_ids), "jobs": list(job_ids)})
 
 
 def lock_free_stats(connection: Connection, layer_ids: Collection[str], job_ids: Collection[str]) -> frozenset[str]:
     """The same for the counters nobody else has locked: ids of their layers and jobs."""
-    layers = connection.execute(_LOCK_FREE_LAYER_STATS, {"ids": sorted(layer_ids)}).scalars().all()
-    jobs = connection.execute(_LOCK_FREE_JOB_STATS, {"ids": sorted(job_ids)}).scalars().all()
+    layers = connection.execute(_LOCK_FREE_LAYER_STATS, {"layers": list(layer_ids)}).scalars().all()
+    jobs = connection.execute(_LOCK_FREE_JOB_STATS, {"jobs": list(job_ids)}).scalars().all()
     return frozenset((*layers, *jobs))
+
+
+def take_back_writes(connection: Connection) -> None:
+    """Undo everything from the last insert_procs on, also after an error; frames and hosts stay locked."""
+    connection.execute(_BACK)
 
 
 def insert_procs(connection: Connection, bookings: Sequence[Booking]) -> frozenset[str]:
@@ -300,8 +306,14 @@ def insert_procs(connection: Connection, bookings: Sequence[Booking]) -> frozens
 
 
 def start_frames(connection: Connection, bookings: Sequence[Booking]) -> dict[str, int]:
-    """Set locked frames RUNNING; frame id -> int_version afterwards (a trigger may raise it by more than one)."""
+    """Set locked frames RUNNING; frame id -> int_version afterwards (a trigger may raise it by more than one).
+
+    The counters are locked by the same message (see lock_stats): every plan of these jobs waits for them, so they are
+    held for no round trip but COMMIT's.
+    """
     parameters = {
+        "layers": list({b.layer_id for b in bookings}),
+        "jobs": list({b.job_id for b in bookings}),
         "frames": [b.frame_id for b in bookings],
         "host_names": [b.host_name for b in bookings],
         "cores": [b.centicores for b in bookings],
