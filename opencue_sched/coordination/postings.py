@@ -15,6 +15,7 @@ import redis
 import structlog
 
 from opencue_sched.coordination.board import BoardScripts, Counts, End, Listing, life_ms, new_token
+from opencue_sched.coordination.job import JobPriority
 from opencue_sched.coordination.keeper import Keeper
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.domain.cluster import Cluster, ClusterKind
@@ -26,7 +27,8 @@ log = structlog.get_logger(__name__)
 RESEND_SECONDS = 0.8
 TRASH_KEPT_SECONDS = 7 * 86400.0
 OFFERS_PER_CALL = 50
-NORMAL_PRIORITY = 2
+POSTING_PRIORITY = JobPriority.NORMAL
+"""Of every cluster: strict priority is among jobs, within a pass, and no rule puts one show before another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,7 @@ class ClusterPostings:
 def _offer_args(clusters: Sequence[Cluster], wake: bool) -> list[str | int | float]:
     args: list[str | int | float] = [round(RESEND_SECONDS * 1000), round(TRASH_KEPT_SECONDS * 1000)]
     for cluster in clusters:
-        args += [cluster.key, encode_cluster(cluster), NORMAL_PRIORITY, int(wake)]
+        args += [cluster.key, encode_cluster(cluster), POSTING_PRIORITY.rank, int(wake)]
     return args
 
 

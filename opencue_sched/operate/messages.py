@@ -12,14 +12,16 @@ from kombu import Queue
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
+from opencue_sched.coordination.job import JobPriority
 from opencue_sched.coordination.names import QueueName, QueueType
-from opencue_sched.coordination.postings import Offered
+from opencue_sched.coordination.postings import POSTING_PRIORITY, Offered
 from opencue_sched.coordination.routing import Router
 
 log = structlog.get_logger(__name__)
 
 SWEEP_TASK = "opencue_sched.sweep.sweep_clusters"
 DISPATCH_TASK = "opencue_sched.dispatch.dispatch_cluster"
+SOMEBODY_WAITS = JobPriority.HIGH
 
 
 class Messenger:
@@ -51,7 +53,7 @@ class Messenger:
 
     def ask(self, posting: str, *, reply: str, delay_seconds: float = 0.0) -> None:
         """Send a message whose pass is to be reported to the reply queue ``reply``."""
-        self._put(str(self._router.group_queue), posting, reply=reply, countdown=delay_seconds)
+        self._put(str(self._router.group_queue), posting, reply=reply, countdown=delay_seconds, priority=SOMEBODY_WAITS)
 
     def sweep(self) -> None:
         """Have the group look for work at once."""
@@ -60,7 +62,14 @@ class Messenger:
         self._send(SWEEP_TASK, queue=Queue(name), declare=[], headers=_headers())
 
     def _put(
-        self, queue: str, posting: str, *, ticket: int | None = None, reply: str | None = None, countdown: float = 0.0
+        self,
+        queue: str,
+        posting: str,
+        *,
+        ticket: int | None = None,
+        reply: str | None = None,
+        countdown: float = 0.0,
+        priority: JobPriority = POSTING_PRIORITY,
     ) -> None:
         # Neither declared nor bound: the anonymous exchange leads straight to the list, in one command.
         self._send(
@@ -69,6 +78,7 @@ class Messenger:
             kwargs={name: value for name, value in (("ticket", ticket), ("reply", reply)) if value is not None},
             queue=Queue(queue),
             declare=[],
+            priority=priority.queue_priority,
             countdown=countdown or None,
             headers=_headers(),
         )

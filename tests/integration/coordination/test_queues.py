@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import closing
 
 import pytest
+from celery import Celery
 
 from opencue_sched.coordination import replies
+from opencue_sched.coordination.broker import broker_settings
 from opencue_sched.coordination.control import (
     LIFE_SECONDS,
     Command,
@@ -17,6 +20,8 @@ from opencue_sched.coordination.control import (
 )
 from opencue_sched.coordination.dead_letters import KEPT, bury, read_dead_letters
 from opencue_sched.coordination.names import (
+    PRIORITY_SEPARATOR,
+    QUEUE_PRIORITIES,
     QueueName,
     dead_letters,
     job_hash,
@@ -26,11 +31,13 @@ from opencue_sched.coordination.names import (
     queue_stats,
     reply_queue,
 )
+from opencue_sched.coordination.postings import Offered
 from opencue_sched.coordination.presence import InstanceTaken, Presence, call_roll
 from opencue_sched.coordination.queue_care import drain_dead_instances, survey_queues
 from opencue_sched.coordination.routing import Router, rendezvous, warm_key
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.operate.messages import Messenger
 
 CLUSTER = Cluster("fac", "show", ClusterKind.ALLOC, ("general",), "alloc")
 TYPE, GROUP = QueueName("cue", "dispatch"), QueueName("cue", "dispatch", "default")
@@ -98,6 +105,20 @@ def test_a_dead_instance_is_passed_over_within_a_second_of_its_end(redis_client)
     presence.withdraw()
     clock.now += 1
     assert router.queue_for(CLUSTER) == TYPE
+
+
+# Priorities
+
+
+def test_a_message_somebody_waits_for_goes_before_the_others(redis_server, redis_client):
+    app = Celery("sender", broker=broker_settings(redis_server.url).url, set_as_current=False)
+    app.conf.update(broker_transport_options={"sep": PRIORITY_SEPARATOR, "priority_steps": list(QUEUE_PRIORITIES)})
+    with closing(app):
+        messenger = Messenger(app, Router(redis_client, "cue", "default", fixed=True))
+        messenger.send(Offered(CLUSTER, "posting", ticket=1))
+        messenger.give_back("posting", 1)
+        messenger.ask("posting", reply="somebody")
+    assert [redis_client.llen(name) for name in priority_lists(GROUP)] == [1, 2, 0]
 
 
 # Dead instances
