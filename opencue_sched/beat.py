@@ -65,7 +65,7 @@ def announce_beat(settings: Settings, gate: LeaderGate) -> Presence:
             types=(BEAT_TYPE,),
             group=worker_group(settings.scheduler.facility, settings.coordination.group),
             instance=instance,
-            capabilities=(settings.coordination.handover,),
+            capabilities=(settings.coordination.handover, gate.keys.role),
         )
         try:
             presence.announce(patience_seconds=0.0)
@@ -119,10 +119,7 @@ class LeaderScheduler(Scheduler):
             self.presence = announce_beat(get_settings(), gate)
         lease = gate.lease
         try:
-            if lease is None:
-                self.presence.refresh()
-            else:
-                self.presence.refresh(fence=lease.fence, work=(gate.keys.role,))
+            self.presence.refresh(fence=0 if lease is None else lease.fence)
         except InstanceTaken as error:
             log.warning("beat_presence_taken", error=str(error))
             self.presence = None

@@ -22,6 +22,7 @@ from typing import Protocol, cast
 import redis
 import structlog
 from redis.exceptions import RedisError
+from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.lua_scripts import call_script
@@ -127,7 +128,7 @@ class LeaderGate:
     def renew(self) -> Lease | None:
         """Campaign or renew if it is time to, and return the lease. Redis errors count as not renewed.
 
-        Errors of the fence store come through: no candidate leads without it. A holder that renews does not ask it.
+        Errors of the fence store come through to a candidate, for it cannot lead without. A holder renews without.
         """
         now = self._clock()
         if now >= self._next_try:
@@ -154,7 +155,8 @@ class LeaderGate:
         return self._retry * (1.0 - 0.25 * self._jitter())
 
     def _campaign(self, now: float) -> None:
-        if self._fence is not None and self._ask(now, "renew", self._fence) is not None:
+        lease = self.lease
+        if lease is not None and self._still_highest(lease.fence) and self._ask(now, "renew", lease.fence) is not None:
             self._confirmed = now
             return
         # A lease that is gone may have been another's in between, or the store lost everything: as any candidate.
@@ -164,6 +166,16 @@ class LeaderGate:
         if fence is not None and self._recorded(fence):
             log.info("leadership_taken", role=self.keys.role, fence=fence)
             self._fence, self._confirmed = fence, now
+
+    def _still_highest(self, fence: int) -> bool:
+        """Whether nobody was elected since, as far as can be known: Redis may have forgotten it."""
+        if self._fences is None:
+            return True
+        try:
+            return self._fences.highest(self.keys.name) <= fence
+        except SQLAlchemyError as error:
+            log.warning("fence_store_away", role=self.keys.role, fence=fence, error=str(error))
+            return True
 
     def _ask(self, now: float, what: str, fence: int) -> int | None:
         """The fence under which this process holds the lease in Redis, if it does."""

@@ -57,7 +57,7 @@ def leader_view(client: redis.Redis, keys: LeaderKeys, roll: Roll) -> dict[str, 
     now = float(seconds) + float(micros) / 1e6
     fence = None if lease is None else int(str(lease).rpartition("|")[2])
     # Leaders of other roles count fences of their own: the same number says nothing.
-    beats = [actor for actor in roll.of(BEAT_TYPE) if actor.fence == fence and keys.role in actor.work]
+    beats = [actor for actor in roll.of(BEAT_TYPE) if actor.fence == fence and keys.role in actor.capabilities]
     return {
         "role": keys.role,
         "instance": beats[0].instance if beats else None,
