@@ -5,6 +5,10 @@ renew for the renewal deadline - counted from *before* the call that last succee
 suspend - stops by itself, before the lease can have gone to somebody else. Losing the lease demotes to standby, and the
 process campaigns again; it never exits.
 
+Redis may forget: be emptied, or go on from an older state. So fences and ticks are given out by a fence store as well
+(PostgreSQL), each at most once. A leader dies between what it does in one store and in the other: then a fence is left
+out, or a tick is lost, but neither is given twice.
+
 With ``quiet_seconds`` (the conservative hand-over) the lease's life also restarts at each fire, and a new leader fires
 nothing until that long after the last fire of the one before, by the clock of Redis.
 """

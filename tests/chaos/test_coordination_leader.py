@@ -21,15 +21,20 @@ TTL_SECONDS = 3.0
 SLACK_SECONDS = 2.0  # of a busy machine
 
 
-def sent(client) -> Counter:
-    """(task, tick) of every periodic message that was sent; nobody consumes them in these tests."""
-    found: Counter = Counter()
-    for type_ in QueueType:
-        for name in priority_lists(QueueName("cue", type_.value, "default")):
-            for text in client.lrange(name, 0, -1):
-                headers = json.loads(text)["headers"]
-                found[(headers["tick_of"], headers["tick"])] += 1
-    return found
+def sent(client, *, then_flush: bool = False) -> Counter:
+    """(task, tick) of every periodic message that was sent; nobody consumes them in these tests.
+
+    With ``then_flush`` Redis is emptied in the same moment.
+    """
+    with client.pipeline(transaction=True) as pipe:
+        for type_ in QueueType:
+            for name in priority_lists(QueueName("cue", type_.value, "default")):
+                pipe.lrange(name, 0, -1)
+        if then_flush:
+            pipe.flushall()
+        lists = [answer for answer in pipe.execute() if isinstance(answer, list)]
+    headers = [json.loads(text)["headers"] for texts in lists for text in texts]
+    return Counter((header["tick_of"], header["tick"]) for header in headers)
 
 
 def fences(client) -> list[int]:
@@ -197,6 +202,15 @@ def test_the_fence_grows_and_the_fleet_goes_on_after_redis_lost_something(site, 
     eventually(took_over, 30, "a higher fence")
     eventually(lambda: fences(site.client) and fences(site.client)[-1] > before, 30, "a tick under it")
     assert not site.fleet.ended()
+
+
+def test_no_tick_is_fired_twice_though_everything_in_redis_was_deleted(site):
+    """Most tasks have intervals so long that their ticks of before are still going on afterwards."""
+    start_two(site)
+    eventually(lambda: {"recalculate-subs@7200", "reap@30"} <= {task for task, _ in sent(site.client)}, 30, "all tasks")
+    before = sent(site.client, then_flush=True)
+    fired = eventually(lambda: sweeps(site.client) >= 2 and sent(site.client), 30, "two more sweeps")
+    assert set((before + fired).values()) == {1}
 
 
 def test_the_conservative_hand_over_keeps_quiet_for_the_full_time_out(redis_client):
