@@ -24,7 +24,6 @@ from pydantic import (
     ConfigDict,
     Field,
     SecretStr,
-    ValidationError,
     model_validator,
 )
 from pydantic_settings import (
@@ -339,16 +338,6 @@ class _FileSource(PydanticBaseSettingsSource):
         if not isinstance(data, dict):
             raise WrongConfiguration(f"{path}: expected a mapping of sections, found {type(data).__name__}")
         return data
-
-
-def setting_problems(error: ValidationError) -> list[str]:
-    """What is wrong with the settings: one sentence each, with the variable to change."""
-    problems = []
-    for problem in error.errors():
-        where = "__".join(str(part).upper() for part in problem["loc"])
-        reason = problem["msg"].removeprefix("Value error, ")
-        problems.append(f"setting OPENCUE_SCHED_{where}: {reason}" if where else reason)
-    return problems
 
 
 @lru_cache(maxsize=1)

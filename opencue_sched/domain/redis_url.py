@@ -16,7 +16,13 @@ from urllib.parse import parse_qs, unquote, urlencode, urlsplit, urlunsplit
 from opencue_sched.domain.errors import InvalidInput
 
 SENTINEL_PORT = 26379
-SCHEMES = ("redis", "rediss", "unix", "sentinel")
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "redis": (),
+    "rediss": (),
+    "unix": ("db", "password"),
+    "sentinel": ("db", "sentinel_username", "sentinel_password"),
+}
+"""What the query may say, besides ``ssl...``. Celery takes no more than this for options of its own."""
 _TRUE = ("1", "true", "yes")
 _WITHOUT = ("0", "false", "no")
 
@@ -46,8 +52,9 @@ def check_redis_url(url: str) -> None:
     """
     try:
         parts = urlsplit(url)
-        if parts.scheme not in SCHEMES:
+        if parts.scheme not in _OPTIONS:
             raise InvalidInput("accounting.redis_url is not a Redis URL: redis://, rediss://, unix:// or sentinel://")
+        _check_options(parts.scheme, _query(parts.query))
         if parts.scheme == "sentinel":
             read_sentinel_url(url)
             return
@@ -65,6 +72,14 @@ def check_redis_url(url: str) -> None:
     if parts.scheme == "unix" and not parts.path:
         raise InvalidInput("accounting.redis_url: unix:// is followed by the path of a socket")
     tls_options(url)
+
+
+def _check_options(scheme: str, query: dict[str, str]) -> None:
+    if all(name in _OPTIONS[scheme] or name == "ssl" or name.startswith("ssl_") for name in query):
+        return
+    options = ", ".join((*_OPTIONS[scheme], "ssl_..."))
+    instead = "; the database stands after the last /" if "db" in query else ""
+    raise InvalidInput(f"accounting.redis_url: the options of {scheme}:// are {options}{instead}")
 
 
 def tls_options(url: str) -> dict[str, str | bool] | None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import structlog
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from opencue_sched.operate.settings_table import setting_fields
 from opencue_sched.settings import Settings
@@ -38,6 +38,19 @@ class UnknownVariable:
     def __str__(self) -> str:
         hint = f"; did you mean {self.meant}?" if self.meant else ""
         return f"{self.name} is no setting and has no effect{hint}"
+
+
+def setting_problems(error: ValidationError) -> list[str]:
+    """What is wrong with the settings: one sentence each, with the variable to change."""
+    problems = []
+    for problem in error.errors():
+        name = PREFIX + "__".join(str(part).upper() for part in problem["loc"])
+        reason = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            meant = closest_variable(name)
+            reason = "there is no such setting" + (f"; did you mean {meant}?" if meant else "")
+        problems.append(f"setting {name}: {reason}" if problem["loc"] else reason)
+    return problems
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[UnknownVariable]:

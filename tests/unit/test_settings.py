@@ -9,8 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from opencue_sched.domain.errors import WrongConfiguration
+from opencue_sched.operate.setting_names import setting_problems
 from opencue_sched.operate.settings_table import setting_fields
-from opencue_sched.settings import Settings, get_settings, setting_problems
+from opencue_sched.settings import Settings, get_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 # Read by a property of Settings itself, checked by its validator, or documented as Celery's job.
@@ -148,8 +149,12 @@ def test_a_missing_file_is_named(monkeypatch, tmp_path):
 def test_unknown_keys_and_nonsense_are_refused(monkeypatch, tmp_path):
     (tmp_path / "s.yaml").write_text("queue:\n  cluster_emty_sleep: 3\n")
     monkeypatch.setenv("OPENCUE_SCHED_CONFIG", str(tmp_path / "s.yaml"))
-    with pytest.raises(ValidationError, match="cluster_emty_sleep"):
+    with pytest.raises(ValidationError) as refusal:
         Settings()
+    assert setting_problems(refusal.value) == [
+        "setting OPENCUE_SCHED_QUEUE__CLUSTER_EMTY_SLEEP: there is no such setting; "
+        "did you mean OPENCUE_SCHED_QUEUE__CLUSTER_EMPTY_SLEEP?"
+    ]
     monkeypatch.delenv("OPENCUE_SCHED_CONFIG")
     monkeypatch.setenv("OPENCUE_SCHED_QUEUE__CLUSTER_EMPTY_SLEEP", "soon")
     with pytest.raises(ValidationError, match="not a duration"):
@@ -224,6 +229,9 @@ def test_what_is_no_database_url_is_refused_by_the_variables_name(monkeypatch, u
         ("redis://:hu/sh@h/0", "in the password as %2F"),
         ("redis://[::1", "cannot be read"),
         ("redis://h/hush", "the database, after the last /, must be a number"),
+        ("redis://h/0?socket_timeout=hush", "the options of redis:// are ssl_..."),
+        ("redis://h?db=2", "the database stands after the last /"),
+        ("sentinel://h/main?password=hush", "are db, sentinel_username, sentinel_password, ssl_..."),
         ("unix://", "the path of a socket"),
         ("rediss://:hush@h/0?ssl_cert_reqs=maybe", "ssl_cert_reqs is required, optional or none"),
         ("sentinel://:hush@h", "a Sentinel URL is sentinel://"),
@@ -245,7 +253,7 @@ def test_what_is_no_redis_url_is_refused_by_the_variables_name(monkeypatch, vari
     [
         "redis://h",
         "redis://user:p%2Fw@h:6390/3",
-        "redis://h:6379/?db=2",
+        "rediss://h/0?ssl_cert_reqs=none&ssl=true",
         "rediss://h/0?ssl_cert_reqs=none",
         "unix:///run/redis.sock?db=1",
         "sentinel://a:26379,b/main?db=1",

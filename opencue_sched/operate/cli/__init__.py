@@ -14,8 +14,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 from opencue_sched import __version__
 from opencue_sched.domain.errors import SchedulerError, WrongConfiguration
 from opencue_sched.operate.cli.output import log_warnings
-from opencue_sched.operate.setting_names import unknown_variables
-from opencue_sched.settings import setting_problems
+from opencue_sched.operate.setting_names import setting_problems, unknown_variables
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
