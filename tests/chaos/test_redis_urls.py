@@ -24,6 +24,7 @@ from opencue_sched.embedded.processes import free_port
 from opencue_sched.embedded.services import EmbeddedRedis
 from opencue_sched.operate.audit import run_audit
 from opencue_sched.settings import Settings
+from opencue_sched.store.fences import PersistentFences
 from tests.chaos.conftest import QUICK, Site
 from tests.chaos.test_coordination_workers import add_job, booked, opencue_sched, plant, steer
 from tests.polling import eventually
@@ -88,6 +89,9 @@ def tls_site(database_url, engine, tmp_path, monkeypatch):
 
 
 def test_a_fleet_follows_the_master_that_its_sentinel_names(sentinel_site):
+    """Booking, leading, presence and the audit go on, and the fence does not go back: it is that in PostgreSQL, and no
+    lower than before. The replica has caught up when its master dies; what one that lags forgets is in test_leader.py.
+    """
     site = sentinel_site
     plant(site, frames=1)
     site.fleet.worker("w1")
@@ -100,8 +104,8 @@ def test_a_fleet_follows_the_master_that_its_sentinel_names(sentinel_site):
     eventually(lambda: run_id(site.client) not in ("", before), 60, "the failover")
     add_job(site, "more", frames=3)
     eventually(lambda: booked(site) == 4, 60, "frames booked on the other master")
-    eventually(lambda: fence(site.client) > 0, 30, "a leader there")
-    assert fence(site.client) >= led
+    recorded = PersistentFences(site.engine)
+    eventually(lambda: fence(site.client) == recorded.highest(KEYS.name) >= led, 30, "a leader there")
     assert site.fleet.ended() == []
     assert "bootstrapped" in site.fleet.log("w1").read_text()
     eventually(lambda: call_roll(site.client, "cue").of("dispatch"), 30, "presence")
