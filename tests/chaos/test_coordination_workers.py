@@ -39,7 +39,7 @@ from opencue_sched.embedded.processes import ServiceFailed, free_port
 from opencue_sched.operate.audit import run_audit
 from tests.chaos.conftest import Site, site_on
 from tests.farm import Farm, HostSpec, LayerSpec
-from tests.polling import eventually, soon_enough
+from tests.polling import all_but_one_soon, eventually
 
 BOARD = BoardKeys("cue", "clusters")
 STRANDED_SECONDS = 3.0
@@ -174,7 +174,7 @@ def test_a_killed_instance_is_gone_within_15_seconds_and_its_messages_go_to_its_
         eventually(lambda: not site.client.llen(instance[1]), 30, "moved messages")
         return time.monotonic() - sent_at
 
-    tries = soon_enough(seconds_to_move, 5 + SLACK_SECONDS)
+    tries = all_but_one_soon(seconds_to_move, 5 + SLACK_SECONDS)
     consumed_in_order = list(reversed(site.client.lrange(group[1], 0, -1)))
     assert consumed_in_order == [f"message {number}" for number in range(5 * len(tries))]
 
@@ -196,8 +196,8 @@ def test_presence_survives_lost_broker_connections(site):
 
 
 def test_a_worker_killed_in_mid_pass_is_followed_by_another(site):
-    """Goal: median below 6 s with default times, of three, and of more where the machine spoilt one; and nothing it
-    half-did stays."""
+    """Goal: median below 6 s to the committed booking with default times, of three, and of more where the machine
+    spoilt one; and nothing it half-did stays."""
     plant(site, frames=1)
     options = {"OPENCUE_SCHED_ACCOUNTING__RECOMPUTE_INTERVAL_SECONDS": "3s"}
     site.fleet.environment.update(options)
@@ -205,6 +205,7 @@ def test_a_worker_killed_in_mid_pass_is_followed_by_another(site):
     for name in ("w1", "w2"):
         site.fleet.worker(name)
     eventually(lambda: booked(site) == 1, 60, "first frame")
+    claimed: list[float] = []
     seconds: list[float] = []
     for round_ in range(9):
         with commits_held_up(site):
@@ -213,13 +214,15 @@ def test_a_worker_killed_in_mid_pass_is_followed_by_another(site):
             site.fleet.processes.pop(held["owner"]).kill()
             killed_at = time.monotonic()
         eventually(lambda held=held: _claimed_since(site, held), 60, "take-over")
-        seconds.append(time.monotonic() - killed_at)
+        claimed.append(time.monotonic() - killed_at)
         eventually(lambda round_=round_: booked(site) == 2 + round_, 60, "the frame of the killed pass")
+        seconds.append(time.monotonic() - killed_at)
         if len(seconds) >= 3 and statistics.median(seconds) < GOAL_SECONDS:
             break
         site.client.delete(*(presence_key("cue", kind, "default", held["owner"]) for kind in _TYPES))
         site.fleet.worker(held["owner"])
-    print(f"take-over after SIGKILL in mid-pass: {sorted(round(value, 2) for value in seconds)}")
+    print(f"SIGKILL in mid-pass to the next claim: {[round(value, 2) for value in claimed]}")
+    print(f"and to the committed booking: {[round(value, 2) for value in seconds]}")
     assert statistics.median(seconds) < GOAL_SECONDS
     eventually(lambda: not run_audit(site.engine, site.client, site.settings).failed, 60, "a clean audit")
 
@@ -355,22 +358,37 @@ def test_no_accident_strands_a_cluster_beyond_three_seconds(awake, accident):
 
     def seconds_stranded() -> float:
         held = eventually(lambda: _seize(board, uuid), 30, "our claim")
-        befall(site, board, held, accident, port)
-        since = time.monotonic()
+        lost = befall(site, board, held, accident, port)
+        since = redis_ms(site)
+        # By the board's own records: another message, and by Redis' clock the claim it led to.
+        eventually(lambda: int(posting(site)["ticket"]) > lost, 30, "another message")
         eventually(lambda: int(posting(site)["fence"]) > held.fence, 30, "the next pass")
-        return time.monotonic() - since
+        return (claimed_at_ms(site, uuid, since) - since) / 1000
 
     our_claim_lives = CLAIM_SECONDS if accident == "claimant died" else 0.0
-    soon_enough(seconds_stranded, STRANDED_SECONDS + our_claim_lives + SLACK_SECONDS)
+    all_but_one_soon(seconds_stranded, STRANDED_SECONDS + our_claim_lives + SLACK_SECONDS)
 
 
-def befall(site: Site, board: ClusterPostings, held: Claim, accident: str, port: int) -> None:
-    """What happens to the posting we hold, and leaves nobody holding it."""
+def redis_ms(site: Site) -> int:
+    seconds, micros = site.client.time()
+    return seconds * 1000 + micros // 1000
+
+
+def claimed_at_ms(site: Site, uuid: str, since_ms: int) -> int:
+    """When a posting was claimed first since then, as the board's events say."""
+    events = site.client.xrange(BOARD.of("events"), since_ms, "+")
+    return next(int(at.partition("-")[0]) for at, it in events if (it["kind"], it["job"]) == ("CLAIMED", uuid))
+
+
+def befall(site: Site, board: ClusterPostings, held: Claim, accident: str, port: int) -> int:
+    """What happens to the posting we hold, and leaves nobody holding it; the last ticket nobody has a message of."""
+    lost = int(posting(site)["ticket"])
     if accident == "claimant died":
         assert board.extend([held], ttl_seconds=CLAIM_SECONDS)
     elif accident == "woken while claimed":
         board.offer([held.cluster], wake=True)
-        assert board.end(held, "sleep", delay_seconds=600) > 0  # and the message is never sent
+        lost = board.end(held, "sleep", delay_seconds=600)  # and the message is never sent
+        assert lost > 0
     elif accident == "message came during a claim":
         dropped = 'scheduler_messages_dropped_total{reason="held"}'
         before = _metric(port, dropped)
@@ -381,10 +399,12 @@ def befall(site: Site, board: ClusterPostings, held: Claim, accident: str, port:
         eventually(lambda: _metric(port, dropped) > before, 30, "the dropped message")
         board.end(held, "abandon")
     else:
-        assert board.end(held, "again") > 0  # the message is never sent
+        lost = board.end(held, "again")  # the message is never sent
+        assert lost > 0
     if accident == "message lost":
         for queue in consumed_queues("cue", "dispatch", "default", "w1"):
             site.client.delete(*priority_lists(QueueName.parse(queue)))
+    return lost
 
 
 def _seize(board: ClusterPostings, uuid: str):
@@ -509,8 +529,11 @@ def _lists(queue: str) -> tuple[str, ...]:
 
 
 def test_control_queues_speak_to_workers_too_and_nonsense_is_put_aside(site):
-    site.fleet.worker("w1")
+    """What was said before it came is not heard."""
     queue = str(QueueName("cue", "dispatch", "default", family="ctl"))
+    for place in (f"{queue}:inst:w1", queue, str(QueueName("cue", "dispatch", family="ctl"))):
+        site.client.rpush(place, '{"command": "stop"}')
+    site.fleet.worker("w1")
     site.client.rpush(queue, "nonsense", '{"command": "dance"}', '{"command": "drain"}')
     eventually(lambda: call_roll(site.client, "cue").of("dispatch")[0].state == "draining", 30, "draining")
     assert site.client.llen(dead_letters("cue")) == 2
