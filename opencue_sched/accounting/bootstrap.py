@@ -24,7 +24,7 @@ from sqlalchemy import Engine
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import cap_rows_of_shows, reseed_limits
-from opencue_sched.accounting.counted import note_counted
+from opencue_sched.accounting.counted_notes import note_counted
 from opencue_sched.accounting.differences import additions
 from opencue_sched.accounting.ledger import Ledger, answering
 from opencue_sched.accounting.recompute import DEFAULT_AGE_SECONDS, RecomputeReport, recompute
@@ -41,6 +41,7 @@ from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.domain.errors import InvalidInput, NotReady
 from opencue_sched.lua_scripts import ScriptCall, call_scripts
 from opencue_sched.store import accounting as store
+from opencue_sched.store.accounting import ANY_VERSION
 
 log = structlog.get_logger(__name__)
 
@@ -202,7 +203,7 @@ class _Filler:
         with repeatable_read(self._engine) as connection:
             version = store.clock_us(connection)
             snapshot = snapshot_of(connection)
-            rows = cap_rows_of_shows(connection, snapshot.managed)
+            rows = cap_rows_of_shows(connection, snapshot.managed, dict.fromkeys(snapshot.managed, ANY_VERSION))
         changes = additions(snapshot.entries)
         for part in chunks(rows, _CHANGES_PER_RENEWAL):
             self._ledger.write_caps(version, part, epoch=filling)

@@ -18,6 +18,7 @@ import structlog
 from sqlalchemy import Connection, Engine
 
 from opencue_sched.accounting import keys
+from opencue_sched.accounting.counted_notes import counted_shows
 from opencue_sched.accounting.keys import VertexKind, VertexRef
 from opencue_sched.accounting.ledger import Ledger, answering
 from opencue_sched.domain.units import UNLIMITED, cap_cores
@@ -58,9 +59,11 @@ def load_caps(engine: Engine, ledger: Ledger, vertex_keys: Collection[str]) -> C
     Also the answer to a cap notification, and to "re-read the frames of unmanaged shows that hold a limit".
     """
     started = time.monotonic()
+    wanted = _by_vertex_kind(vertex_keys)
+    counted = counted_shows(ledger.client) if VertexKind.LIMIT in wanted else {}
     with engine.begin() as connection:
         version = store.clock_us(connection)
-        rows = _rows_of(connection, vertex_keys)
+        rows = _rows_of(connection, wanted, counted)
     written, kept = ledger.write_caps(version, rows)
     found = {key for key, _ in rows}
     missing = tuple(key for key in vertex_keys if key not in found)
@@ -71,32 +74,39 @@ def reseed_limits(engine: Engine, ledger: Ledger, show_ids: Collection[str]) -> 
     """Write all caps of these shows, and every limit. Subscriptions that were deleted get burst 0."""
     started = time.monotonic()
     stored = _stored_subscriptions(ledger.client, show_ids)
+    counted = counted_shows(ledger.client)
     with engine.begin() as connection:
         version = store.clock_us(connection)
-        rows = cap_rows_of_shows(connection, show_ids)
+        rows = cap_rows_of_shows(connection, show_ids, counted)
     found = {key for key, _ in rows}
     rows += [(key, _NO_SUBSCRIPTION) for key in stored if key not in found]
     written, kept = ledger.write_caps(version, rows)
     return CapsReport(written, kept, (), _by_kind(rows), time.monotonic() - started)
 
 
-def cap_rows_of_shows(connection: Connection, show_ids: Collection[str]) -> list[CapRow]:
-    """Vertex keys and hash fields of all caps of these shows, and of every limit."""
+def cap_rows_of_shows(connection: Connection, show_ids: Collection[str], counted: Mapping[str, str]) -> list[CapRow]:
+    """Vertex keys and hash fields of all caps of these shows, and of every limit (see store.all_limits)."""
     return [
         *map(_subscription, store.subscriptions_of_shows(connection, show_ids)),
         *map(_folder, store.folders_of_shows(connection, show_ids)),
         *map(_job, store.jobs_of_shows(connection, show_ids)),
         *map(_point, store.points_of_shows(connection, show_ids)),
-        *map(_limit, store.all_limits(connection)),
+        *map(_limit, store.all_limits(connection, counted)),
     ]
 
 
-def _rows_of(connection: Connection, vertex_keys: Collection[str]) -> list[CapRow]:
+def _by_vertex_kind(vertex_keys: Collection[str]) -> dict[VertexKind, list[VertexRef]]:
     wanted: dict[VertexKind, list[VertexRef]] = {}
     for key in vertex_keys:
         ref = keys.parse(key)
         if ref is not None:
             wanted.setdefault(ref.kind, []).append(ref)
+    return wanted
+
+
+def _rows_of(
+    connection: Connection, wanted: Mapping[VertexKind, Sequence[VertexRef]], counted: Mapping[str, str]
+) -> list[CapRow]:
     rows: list[CapRow] = []
     if refs := wanted.get(VertexKind.SUBSCRIPTION):
         pairs = [(ref.ids[0], ref.ids[1]) for ref in refs]
@@ -110,7 +120,7 @@ def _rows_of(connection: Connection, vertex_keys: Collection[str]) -> list[CapRo
     if refs := wanted.get(VertexKind.POINT):
         rows += map(_point, store.points(connection, [(ref.ids[0], ref.ids[1]) for ref in refs]))
     if refs := wanted.get(VertexKind.LIMIT):
-        rows += map(_limit, store.limits(connection, [ref.ids[0] for ref in refs]))
+        rows += map(_limit, store.limits(connection, [ref.ids[0] for ref in refs], counted))
     return rows
 
 

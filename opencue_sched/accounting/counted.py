@@ -9,46 +9,21 @@ has changed the row since (the show may have been away and back), it is counted 
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
-
-import redis
 import structlog
 from sqlalchemy import Engine
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import reseed_limits
+from opencue_sched.accounting.counted_notes import Note, counted_shows
 from opencue_sched.accounting.ledger import Ledger, answering
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.store import accounting as store
+from opencue_sched.store.accounting import ANY_VERSION
 
 log = structlog.get_logger(__name__)
 
 CUEBOT_CACHE_SECONDS = 30.0
 """How long a Cuebot may believe that a show is still its own."""
-
-_ANY_VERSION = "any"
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """``version`` of the show's row when it was counted; ``due``: when to count it again, by Redis TIME, or 0."""
-
-    version: str
-    due: float = 0.0
-
-    @property
-    def text(self) -> str:
-        return f"{self.version}|{self.due:.3f}"
-
-    @classmethod
-    def parse(cls, text: str | None) -> Note | None:
-        """None for no note, and for one nobody understands."""
-        version, found, due = (text or "").partition("|")
-        try:
-            return cls(version, float(due)) if found else None
-        except ValueError:
-            return None
 
 
 class CountedShows:
@@ -83,6 +58,19 @@ class CountedShows:
         self._seen[show_id] = seen
         return True
 
+    def count_the_rest(self) -> None:
+        """Count the managed shows that are not, also those that book nothing. Raises as admits() does.
+
+        Until a show is counted its frames count as foreign under their licences, and twice once a recompute has found
+        them.
+        """
+        counted = counted_shows(self._ledger.client)
+        with self._engine.begin() as connection:
+            versions = store.managed_show_versions(connection)
+        for show_id, version in versions.items():
+            if counted.get(show_id) not in (version, ANY_VERSION):
+                self.admits(show_id)
+
     def _read(self, show_id: str) -> tuple[Note | None, float]:
         with answering(), self._ledger.client.pipeline(transaction=False) as pipe:
             pipe.hget(keys.COUNTED, show_id)
@@ -97,7 +85,7 @@ class CountedShows:
             return Note(version, now + CUEBOT_CACHE_SECONDS if running and self._cuebots else 0.0)
         if note.due > now:
             return note
-        if note.due or note.version not in (version, _ANY_VERSION):
+        if note.due or note.version not in (version, ANY_VERSION):
             self._count(show_id)
         return Note(version)
 
@@ -107,19 +95,3 @@ class CountedShows:
         report = recompute(self._engine, self._ledger, [show_id], age_seconds=self._age, write_tables=False, renew=True)
         log.info("show_counted", show=show_id, procs=report.procs, healed=report.healed)
         return report.procs
-
-
-def note_counted(client: redis.Redis, show_ids: Collection[str]) -> None:
-    """These shows are counted: by a flip, or by filling the store."""
-    if show_ids:
-        with answering():
-            client.hset(keys.COUNTED, mapping=dict.fromkeys(show_ids, Note(_ANY_VERSION).text))
-
-
-def forget_others(client: redis.Redis, managed: Collection[str]) -> list[str]:
-    """Forget the shows that are not managed any more; returns them."""
-    with answering():
-        gone = [str(show) for show in client.hkeys(keys.COUNTED) if show not in managed]
-        if gone:
-            client.hdel(keys.COUNTED, *gone)
-    return gone

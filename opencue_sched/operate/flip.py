@@ -26,7 +26,8 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.caps import reseed_limits
-from opencue_sched.accounting.counted import CUEBOT_CACHE_SECONDS, forget_others, note_counted
+from opencue_sched.accounting.counted import CUEBOT_CACHE_SECONDS
+from opencue_sched.accounting.counted_notes import forget_others, note_counted
 from opencue_sched.accounting.differences import additions
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.recompute import recompute

@@ -106,6 +106,15 @@ class Runtime:
         return Sweeper(self.engine, self.settings, self.postings)
 
     @cached_property
+    def counted(self) -> CountedShows:
+        return CountedShows(
+            self.engine,
+            self.ledger,
+            cuebots=self.facts.origin == "cuebot",
+            age_seconds=self.settings.accounting.in_flight_age,
+        )
+
+    @cached_property
     def dispatcher(self) -> Dispatcher:
         runner = PassRunner(
             engine=self.engine,
@@ -118,12 +127,7 @@ class Runtime:
             rest=LayerRest(SLEEPS_A_LAYER_RESTS * self.settings.queue.cluster_saturated_sleep),
             shares=HostShares(self.settings.instance, self.membership.router.instances),
             verdicts=self.verdicts,
-            counted=CountedShows(
-                self.engine,
-                self.ledger,
-                cuebots=self.facts.origin == "cuebot",
-                age_seconds=self.settings.accounting.in_flight_age,
-            ),
+            counted=self.counted,
         )
         return Dispatcher(
             self.settings, self.postings, self.keeper, runner, self.settings.instance, self.messenger.send
@@ -232,6 +236,7 @@ class Runtime:
         )
         metrics.record_recompute(report)
         notice_flips(self.engine, self.client)
+        self.counted.count_the_rest()
         look_after_handed_back(self.engine, self.client)
         self._check_feed()
         self.show_store()

@@ -5,14 +5,18 @@ Caps: subscription, folder_resource, job_resource, point, limit_record. Bookings
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
 _CLOCK = text("SELECT CAST(extract(epoch FROM now()) * 1000000 AS bigint)")
 _MANAGED_SHOWS = text("SELECT pk_show FROM show WHERE b_scheduler_managed")
+ANY_VERSION = "any"
+"""A show that was counted, whatever the version of its row was."""
+
 _SHOW_VERSION = text("SELECT CAST(xmin AS text) FROM show WHERE pk_show = :show")
+_MANAGED_VERSIONS = text("SELECT pk_show, CAST(xmin AS text) AS version FROM show WHERE b_scheduler_managed")
 
 _RELEASE_TRIGGER = text(
     """
@@ -54,14 +58,21 @@ _POINTS = text(
         ON wanted.dept = pk_dept AND wanted.show = pk_show
     """
 )
-# What the frames of shows that book elsewhere leave of a limit, counted as OpenCue counts: running frames.
+# What the frames that the ledger does not have leave of a limit, counted as OpenCue counts: running frames. They are of
+# shows that book elsewhere, and of managed ones that are not counted, or whose row changed since they were.
 _LIMITS = """
     SELECT pk_limit_record, int_max_value,
            coalesce((SELECT sum(layer_stat.int_running_count)
                        FROM layer_limit JOIN layer_stat USING (pk_layer)
                        JOIN job ON job.pk_job = layer_stat.pk_job JOIN show ON show.pk_show = job.pk_show
                       WHERE layer_limit.pk_limit_record = limit_record.pk_limit_record
-                        AND layer_stat.int_running_count > 0 AND NOT show.b_scheduler_managed), 0) AS foreign_running
+                        AND layer_stat.int_running_count > 0
+                        AND NOT (show.b_scheduler_managed AND EXISTS (
+                            SELECT 1
+                              FROM unnest(CAST(:counted AS varchar[]), CAST(:versions AS varchar[]))
+                                   AS note(show, version)
+                             WHERE note.show = show.pk_show AND note.version IN ('any', CAST(show.xmin AS text))
+                        ))), 0) AS foreign_running
       FROM limit_record
 """
 _ALL_LIMITS = text(_LIMITS)
@@ -129,6 +140,11 @@ def show_version(connection: Connection, show_id: str) -> str | None:
     return connection.execute(_SHOW_VERSION, {"show": show_id}).scalar()
 
 
+def managed_show_versions(connection: Connection) -> dict[str, str]:
+    """The same of every managed show."""
+    return {row.pk_show: row.version for row in connection.execute(_MANAGED_VERSIONS)}
+
+
 def has_release_trigger(connection: Connection) -> bool:
     """Whether our trigger on deleted procs is in the database and enabled."""
     return bool(connection.execute(_RELEASE_TRIGGER).scalar_one())
@@ -171,9 +187,16 @@ def points(connection: Connection, pairs: Sequence[tuple[str, str]]) -> list[Poi
     return [PointRow(*row) for row in connection.execute(_POINTS, wanted)]
 
 
-def all_limits(connection: Connection) -> list[LimitRow]:
-    return [LimitRow(*row) for row in connection.execute(_ALL_LIMITS)]
+def all_limits(connection: Connection, counted: Mapping[str, str]) -> list[LimitRow]:
+    """``counted``: the shows whose frames the ledger has, each with the version of its row then, or ANY_VERSION."""
+    return [LimitRow(*row) for row in connection.execute(_ALL_LIMITS, _counted(counted))]
 
 
-def limits(connection: Connection, limit_ids: Collection[str]) -> list[LimitRow]:
-    return [LimitRow(*row) for row in connection.execute(_LIMITS_BY_ID, {"ids": list(limit_ids)})]
+def limits(connection: Connection, limit_ids: Collection[str], counted: Mapping[str, str]) -> list[LimitRow]:
+    """The same for some limits."""
+    parameters = {"ids": list(limit_ids), **_counted(counted)}
+    return [LimitRow(*row) for row in connection.execute(_LIMITS_BY_ID, parameters)]
+
+
+def _counted(counted: Mapping[str, str]) -> dict[str, list[str]]:
+    return {"counted": list(counted), "versions": list(counted.values())}

@@ -146,7 +146,7 @@ class Naive(Side):
     def _caps(self) -> Mapping[str, float]:
         caps = {}
         with self.engine.begin() as connection:
-            for key, fields in cap_rows_of_shows(connection, [self.show.id]):
+            for key, fields in cap_rows_of_shows(connection, [self.show.id], {}):
                 cap = dict(zip(fields[::2], fields[1::2], strict=True)).get(cap_field(key))
                 if cap is not None:
                     caps[key] = float(cap)

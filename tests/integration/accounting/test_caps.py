@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import load_caps, make_ledger, reseed_limits
+from opencue_sched.accounting.counted_notes import note_counted
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
@@ -117,6 +118,7 @@ def test_a_limit_is_lowered_by_the_running_frames_of_unmanaged_shows(world: Worl
         ours = farm.job([LayerSpec(frames=3, limits=[limit])])
         farm.run(theirs.frames[:2], world.host)
         farm.run(ours.frames[:1], world.host)
+    note_counted(world.store.client, [world.show.id])
     reseed_limits(world.engine, world.ledger, [world.show.id])
     limits = fields(world, keys.limit(limit))
     assert (limits["int_max_value"], limits["int_foreign"], limits["int_running"]) == ("5", "2", "0")

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import text
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
-from opencue_sched.accounting.counted import CountedShows, Note, note_counted
+from opencue_sched.accounting.caps import load_caps
+from opencue_sched.accounting.counted import CountedShows
+from opencue_sched.accounting.counted_notes import Note, note_counted
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.ledger import NotReady
+from opencue_sched.domain.farm import Vertices
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.operate.flip import HANDED_BACK, notice_flips
 from tests.integration.accounting.world import AGE, World
 
@@ -18,7 +24,9 @@ def counted(world: World, *, cuebots: bool = True) -> CountedShows:
 
 
 def flag(world: World, managed: bool) -> None:
-    world.sql("UPDATE show SET b_scheduler_managed = :managed", managed=managed)
+    world.sql(
+        "UPDATE show SET b_scheduler_managed = :managed WHERE pk_show = :show", managed=managed, show=world.show.id
+    )
 
 
 def pause_is_over(world: World) -> None:
@@ -105,3 +113,86 @@ def test_a_show_taken_back_by_cuebot_is_looked_after_and_has_to_be_counted_again
     assert world.store.client.zscore(HANDED_BACK, world.show.id) is not None
     flag(world, True)
     assert not counted(world).admits(world.show.id)
+
+
+@pytest.fixture
+def shared(world: World) -> str:
+    """A licence for three frames, held by the world's job and by one of another managed show; the job of that."""
+    with world.engine.begin() as connection:
+        farm = Farm(connection)
+        limit = farm.limit("nuke", 3)
+        show = farm.show("other")
+        farm.subscription(show, farm.alloc("general"), size=100, burst=100)
+        job = farm.job([LayerSpec(frames=5, limits=[limit])], show=show)
+        connection.execute(
+            text("INSERT INTO layer_limit (pk_layer_limit, pk_layer, pk_limit_record) VALUES (:id, :layer, :limit)"),
+            {"id": "shared-limit", "layer": world.job.layers[0].id, "limit": limit},
+        )
+    assert counted(world).admits(show.id)
+    return job.id
+
+
+def lent(world: World, job_id: str) -> int:
+    """How many frames of the job get the licence now; they are given back at once."""
+    with world.engine.connect() as connection:
+        row = connection.execute(
+            text(
+                "SELECT job.pk_show, layer.pk_layer, pk_limit_record, pk_folder, pk_dept, "
+                "(SELECT pk_alloc FROM subscription WHERE subscription.pk_show = job.pk_show) AS pk_alloc "
+                "FROM layer JOIN job USING (pk_job) JOIN layer_limit USING (pk_layer) WHERE pk_job = :job"
+            ),
+            {"job": job_id},
+        ).one()
+    vertices = Vertices(
+        row.pk_show, row.pk_alloc, row.pk_folder, job_id, row.pk_layer, row.pk_dept, (row.pk_limit_record,)
+    )
+    load_caps(world.engine, world.ledger, [keys.limit(row.pk_limit_record)])
+    bookings = [Booking(f"lent-{i}", vertices, 1) for i in range(5)]
+    accepted = world.ledger.book(bookings).accepted
+    world.ledger.rollback([booking for booking in bookings if booking.proc_id in accepted])
+    return len(accepted)
+
+
+def test_a_licence_is_not_lent_twice_while_nobody_has_counted_a_show_that_a_cuebot_handed_over(
+    world: World, shared: str
+) -> None:
+    # given two of three frames of a licence in use by a show of Cuebot's
+    flag(world, False)
+    world.run(2)
+    assert lent(world, shared) == 1
+
+    # when a Cuebot hands the show over, then they are still in use: before it is counted, in the pause, and after
+    flag(world, True)
+    assert lent(world, shared) == 1
+    shows = counted(world)
+    assert not shows.admits(world.show.id)
+    assert lent(world, shared) <= 1
+    pause_is_over(world)
+    assert shows.admits(world.show.id)
+    assert lent(world, shared) == 1
+
+
+def test_frames_that_ran_while_a_show_was_away_hold_their_licence_before_it_is_counted_again(
+    world: World, shared: str
+) -> None:
+    assert counted(world).admits(world.show.id)
+    flag(world, False)
+    world.run(3)
+    flag(world, True)
+    assert lent(world, shared) == 0
+
+
+def test_a_show_that_books_nothing_is_counted_too_so_that_its_frames_hold_each_licence_once(
+    world: World, shared: str
+) -> None:
+    flag(world, False)
+    world.run(2)
+    flag(world, True)
+    shows = counted(world)
+    shows.count_the_rest()
+    pause_is_over(world)
+    shows.count_the_rest()
+    assert lent(world, shared) == 1
+    commands = world.store.client.info("stats")["total_commands_processed"]
+    shows.count_the_rest()
+    assert world.store.client.info("stats")["total_commands_processed"] == commands + 2, "the notes, and this look"

@@ -13,6 +13,7 @@ from typing import Any
 from opencue_proto import rqd_pb2
 from sqlalchemy import Engine, text
 
+from opencue_sched.accounting.counted_notes import note_counted
 from opencue_sched.clusters.discovery import load_clusters
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.verdicts import Verdict
@@ -89,6 +90,7 @@ def site(engine: Engine, settings: Settings, hosts: Sequence[HostSpec], **queue:
             }
         )
         with passes(engine, changed) as runner:
+            note_counted(runner.client, [show.id])
             yield Site(engine, rqds, runner, show)
 
 
