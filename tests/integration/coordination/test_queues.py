@@ -10,7 +10,7 @@ import pytest
 from celery import Celery
 
 from opencue_sched.coordination import replies
-from opencue_sched.coordination.broker import broker_settings
+from opencue_sched.coordination.broker import broker_settings, guard_transports
 from opencue_sched.coordination.control import (
     LIFE_SECONDS,
     Command,
@@ -111,6 +111,7 @@ def test_a_dead_instance_is_passed_over_within_a_second_of_its_end(redis_client)
 
 
 def test_a_message_somebody_waits_for_goes_before_the_others(redis_server, redis_client):
+    guard_transports()  # kombu remembers the first transport it made for a scheme
     app = Celery("sender", broker=broker_settings(redis_server.url).url, set_as_current=False)
     app.conf.update(broker_transport_options={"sep": PRIORITY_SEPARATOR, "priority_steps": list(QUEUE_PRIORITIES)})
     with closing(app):
