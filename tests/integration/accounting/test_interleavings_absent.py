@@ -1,0 +1,58 @@
+"""Absent from a snapshot is not gone: what was booked after the mark is not judged by a snapshot of before.
+
+Played by production code, and by the same without its rule: whatever the snapshot lacks is taken away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from opencue_sched.accounting import differences
+from opencue_sched.accounting.differences import Cause, Scope
+from opencue_sched.accounting.entries import Record
+from opencue_sched.accounting.scripts import Change
+from tests.integration.accounting.interleaved import BOOK, BOOKED, BURST, SNAPSHOT, Side, finish, until
+from tests.integration.accounting.interleaved_ours import Ours
+
+Play = Callable[..., Side]
+
+
+def _absent_is_gone(
+    record: Record, actual: str | None, mark_seq: int, too_old: bool, scope: Scope
+) -> tuple[Cause, Change] | None:
+    """The rule of a naive recompute: no look at the mark, nor at the age."""
+    return None if actual is not None else (Cause.MISSED_RELEASE, Change(record.proc_id, record.changed_seq, None))
+
+
+@pytest.fixture(params=[True, False], ids=["ours", "absent is gone"])
+def ruled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    if not request.param:
+        monkeypatch.setattr(differences, "_judge", _absent_is_gone)
+    return bool(request.param)
+
+
+def test_a_booking_in_flight_is_not_in_the_snapshot_yet(play: Play, ruled: bool) -> None:
+    side = play(Ours)
+    side.run(BURST - 1)
+    side.submit()
+    worker = until(side.worker(), BOOKED)
+    finish(side.recompute())
+    assert side.counted() == (BURST if ruled else BURST - 1)
+    finish(worker)
+    assert side.running() == BURST
+
+
+def test_what_was_committed_and_settled_after_the_snapshot_is_not_in_it(play: Play, ruled: bool) -> None:
+    side = play(Ours)
+    side.run(BURST - 1)
+    side.submit()
+    other = until(side.worker(), BOOK)
+    side.submit()
+    stalled = until(side.recompute(), SNAPSHOT)
+    finish(side.worker())
+    finish(stalled)
+    assert side.figures() == ((BURST, BURST) if ruled else (BURST, BURST - 1)), "running, and counted"
+    finish(other)
+    assert side.running() == (BURST if ruled else BURST + 1), "the room was lent again"
