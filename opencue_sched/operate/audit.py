@@ -6,7 +6,6 @@ One function for the command line, the demo, the benchmarks and the tests. What 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -14,20 +13,19 @@ from enum import StrEnum
 import redis
 from sqlalchemy import Engine
 
-from opencue_sched.accounting import keys
-from opencue_sched.accounting.entries import EntryState, Record
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.domain.errors import NotReady
+from opencue_sched.operate.audit_ledger import Compared, compare_counters, compare_procs
 from opencue_sched.settings import Settings
 from opencue_sched.store import audit as store
 
 LOST_AFTER_SECONDS = 60.0
-KEYS_PER_ROUND_TRIP = 1000
 
 
 class Outcome(StrEnum):
     PASS = "pass"  # noqa: S105 - not a password
     FAIL = "fail"
+    UNDECIDED = "undecided"
     NOT_SHOWN = "not shown by state"
 
 
@@ -49,6 +47,11 @@ class AuditReport:
     def failed(self) -> bool:
         return any(check.outcome is Outcome.FAIL for check in self.checks)
 
+    @property
+    def undecided(self) -> bool:
+        """Something changed in every look. Neither passed nor failed: ask again."""
+        return any(check.outcome is Outcome.UNDECIDED for check in self.checks)
+
     def lines(self) -> list[str]:
         """One line per invariant, and one per named offender."""
         out = []
@@ -58,7 +61,11 @@ class AuditReport:
         return out
 
     def as_dict(self) -> dict[str, object]:
-        return {"failed": self.failed, "checks": [asdict(check) for check in self.checks]}
+        return {
+            "failed": self.failed,
+            "undecided": self.undecided,
+            "checks": [asdict(check) for check in self.checks],
+        }
 
 
 _BY_TEST = {
@@ -73,15 +80,17 @@ _BY_TEST = {
 
 
 def run_audit(engine: Engine, client: redis.Redis, settings: Settings) -> AuditReport:
-    """Check everything once. Reads only; a farm at work may show a booking that is just being made as I4 in flight."""
+    """Check everything, of a farm at rest or at work.
+
+    Each check of PostgreSQL alone is one statement, and so of one moment. How counters, ledger and procs are compared
+    while they change is told in audit_ledger; a farm at work makes the scripts log their changes for that moment
+    (``acct:audit``), and nothing else is written.
+    """
     ledger = Ledger(client, owner="audit")
-    records = list(ledger.records())
+    checks = [_counters(ledger), _ledger_is_proc(engine, ledger, settings)]
     with engine.connect() as connection:
-        procs = store.managed_procs(connection)
-        checks = [
-            _counters(client, records),
+        checks += [
             _found("I2", "vertices with procs within their caps (lowered ones show too)", store.over_cap(connection)),
-            _ledger_is_proc(records, procs, settings, int(client.time()[0])),
             _found(
                 "I6",
                 "RUNNING frames and procs belong together",
@@ -102,69 +111,29 @@ def _found(invariant: str, text: str, finding: store.Finding) -> Check:
     )
 
 
-def _counters(client: redis.Redis, records: list[Record]) -> Check:
+def _compared(invariant: str, text: str, compared: Compared) -> Check:
+    """Wrong is a failure whatever else is undecided; and what is undecided is never a pass."""
+    outcome = Outcome.FAIL if compared.wrong else Outcome.UNDECIDED if compared.undecided else Outcome.PASS
+    if compared.undecided:
+        text += f"; undecided: {len(compared.undecided)} changed while looked at"
+    named = compared.wrong[: store.OFFENDERS_NAMED] + compared.undecided[: store.OFFENDERS_NAMED]
+    return Check(invariant, outcome, text, named)
+
+
+def _counters(ledger: Ledger) -> Check:
     """I1: every counter is the sum of its ledger entries."""
-    cores: Counter[str] = Counter()
-    gpus: Counter[str] = Counter()
-    frames: Counter[str] = Counter()
-    for record in records:
-        for key in keys.counted(record.booking.vertices):
-            cores[key] += record.booking.cores
-            gpus[key] += record.booking.gpus
-            frames[key] += 1
-    found = [str(key) for kind in keys.VertexKind for key in client.scan_iter(match=keys.pattern(kind), count=1000)]
-    wrong = []
-    for key, have in _read_counters(client, list(dict.fromkeys((*found, *cores)))).items():
-        ref = keys.parse(key)
-        limit = ref is not None and ref.kind is keys.VertexKind.LIMIT
-        want = (frames[key],) if limit else (cores[key], gpus[key])
-        if have != want:
-            wrong.append(f"{key}: counter {have}, ledger {want}")
-    looked_at = len(set(found) | set(cores))
-    return Check(
-        "I1",
-        Outcome.FAIL if wrong else Outcome.PASS,
-        f"counters that are the sum of their ledger entries: {looked_at - len(wrong)} of {looked_at} "
-        f"({len(records)} entries)",
-        tuple(wrong[: store.OFFENDERS_NAMED]),
-    )
+    found = compare_counters(ledger)
+    good = found.looked_at - len(found.wrong)
+    text = f"counters that are the sum of their ledger entries: {good} of {found.looked_at}"
+    return _compared("I1", text, found)
 
 
-def _read_counters(client: redis.Redis, vertices: list[str]) -> dict[str, tuple[int, ...]]:
-    """Cores and GPUs of each vertex, or the running frames of a limit; zeros for a counter that is not there."""
-    counters: dict[str, tuple[int, ...]] = {}
-    for start in range(0, len(vertices), KEYS_PER_ROUND_TRIP):
-        part = vertices[start : start + KEYS_PER_ROUND_TRIP]
-        with client.pipeline(transaction=False) as pipe:
-            for key in part:
-                limit = key.startswith(keys.limit(""))
-                pipe.hmget(key, ["int_running"] if limit else ["int_cores", "int_gpus"])
-            for key, values in zip(part, pipe.execute(), strict=True):
-                counters[key] = tuple(int(value or 0) for value in values)
-    return counters
-
-
-def _ledger_is_proc(records: list[Record], procs: dict[str, tuple[int, int]], settings: Settings, now: int) -> Check:
+def _ledger_is_proc(engine: Engine, ledger: Ledger, settings: Settings) -> Check:
     """I4: the ledger holds exactly the procs of managed shows; what is being booked this moment is counted apart."""
-    young = {
-        r.booking.proc_id
-        for r in records
-        if r.state is EntryState.IN_FLIGHT and now - r.booked_at < settings.accounting.in_flight_age
-    }
-    held = {r.booking.proc_id: (r.booking.cores, r.booking.gpus) for r in records}
-    wrong = [f"ledger entry {proc_id} has no proc" for proc_id in held.keys() - procs.keys() - young]
-    wrong += [f"proc {proc_id} is not in the ledger" for proc_id in procs.keys() - held.keys()]
-    wrong += [
-        f"proc {proc_id} holds {procs[proc_id]} cores and GPUs, its ledger entry {held[proc_id]}"
-        for proc_id in held.keys() & procs.keys()
-        if held[proc_id] != procs[proc_id]
-    ]
-    return Check(
-        "I4",
-        Outcome.FAIL if wrong else Outcome.PASS,
-        f"ledger and proc agree: {len(held)} entries, {len(procs)} procs, {len(young - procs.keys())} being booked",
-        tuple(wrong[: store.OFFENDERS_NAMED]),
-    )
+    found = compare_procs(engine, ledger, age_seconds=settings.accounting.in_flight_age)
+    agree = "" if found.compared.wrong else " agree"
+    text = f"ledger and proc{agree}: {found.entries} entries, {found.procs} procs, {found.being_booked} being booked"
+    return _compared("I4", text, found.compared)
 
 
 def _ready(ledger: Ledger) -> Check:

@@ -121,6 +121,7 @@ _MANAGED_PROCS = text(
     f"""
     SELECT p.pk_proc, {_CORES} AS cores, p.int_gpus_reserved AS gpus
     FROM proc p JOIN show s ON s.pk_show = p.pk_show AND s.b_scheduler_managed
+    WHERE CAST(:ids AS varchar[]) IS NULL OR p.pk_proc = ANY(CAST(:ids AS varchar[]))
     """  # noqa: S608 - constants only
 )
 
@@ -154,9 +155,10 @@ def wrong_counts(connection: Connection) -> Finding:
     return _finding(connection.execute(_STATS).one())
 
 
-def managed_procs(connection: Connection) -> dict[str, tuple[int, int]]:
-    """pk_proc -> (whole cores, GPUs) of every proc of a managed show."""
-    return {row.pk_proc: (int(row.cores), int(row.gpus)) for row in connection.execute(_MANAGED_PROCS)}
+def managed_procs(connection: Connection, proc_ids: Sequence[str] | None = None) -> dict[str, tuple[int, int]]:
+    """pk_proc -> (whole cores, GPUs) of every proc of a managed show, or of those among ``proc_ids``."""
+    ids = None if proc_ids is None else list(proc_ids)
+    return {row.pk_proc: (int(row.cores), int(row.gpus)) for row in connection.execute(_MANAGED_PROCS, {"ids": ids})}
 
 
 def _finding(row: Any) -> Finding:

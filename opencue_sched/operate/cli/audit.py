@@ -9,13 +9,16 @@ from opencue_sched.operate.cli.connect import database, redis_store
 from opencue_sched.operate.cli.output import json_option, show_json, working
 from opencue_sched.settings import get_settings
 
+UNDECIDED_STATUS = 3
+
 
 @click.command("audit")
 @json_option
 def command(as_json: bool) -> None:
     """Check the invariants against PostgreSQL and Redis.
 
-    One line each, with figures. Exit status 1 if any fails. What state cannot show names the test that shows it.
+    One line each, with figures, of a farm at rest or at work. Exit status 1 if any fails; 3 if none fails but something
+    changed each time it was looked at (undecided: run it again). What state cannot show names the test that shows it.
 
     Example: opencue-sched audit --json | jq .failed
     """
@@ -27,3 +30,5 @@ def command(as_json: bool) -> None:
         click.echo("\n".join(report.lines()))
     if report.failed:
         raise click.exceptions.Exit(1)
+    if report.undecided:
+        raise click.exceptions.Exit(UNDECIDED_STATUS)

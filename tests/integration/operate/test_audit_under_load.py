@@ -1,0 +1,141 @@
+"""The audit of a farm at work: bookings and releases in flight are no failure, and a real wrong is found among them."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import pytest
+from sqlalchemy import Engine, text
+
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.entries import Booking
+from opencue_sched.domain.farm import Vertices
+from opencue_sched.operate import audit_ledger
+from opencue_sched.operate.audit import AuditReport, Outcome, run_audit
+from opencue_sched.settings import Settings
+from tests.integration.accounting.conftest import Store, settings_url, store  # noqa: F401 - fixtures
+from tests.integration.accounting.world import World
+from tests.polling import eventually
+
+AUDITS, BOOKERS, AT_ONCE = 12, 2, 6
+
+COMMIT = text(
+    """
+    INSERT INTO proc (pk_proc, pk_host, pk_job, pk_show, pk_layer, pk_frame, int_cores_reserved, int_mem_reserved)
+    SELECT p.id, :host, frame.pk_job, :show, frame.pk_layer, frame.pk_frame, 100, 1
+      FROM unnest(CAST(:procs AS varchar[]), CAST(:frames AS varchar[])) p (id, frame_id)
+      JOIN frame ON frame.pk_frame = p.frame_id
+    """
+)
+
+
+@dataclass
+class Load:
+    """Bookers that book, commit, settle, delete and release as fast as they can."""
+
+    world: World
+    vertices: Vertices
+    rounds: int = 0
+
+    def book_and_release(self, frames: list[str], url: str, done: threading.Event, failed: list[BaseException]) -> None:
+        client = make_redis(url, Settings())
+        ledger = make_ledger(self.world.engine, client, owner="booker")
+        try:
+            while not done.is_set():
+                booked = [Booking(str(uuid.uuid4()), self.vertices, 1) for _ in frames]
+                ids = [each.proc_id for each in booked]
+                assert ledger.book(booked).accepted == set(ids)
+                with self.world.engine.begin() as connection:
+                    host, show = self.world.host.id, self.world.show.id
+                    connection.execute(COMMIT, {"host": host, "show": show, "procs": ids, "frames": list(frames)})
+                ledger.settle(booked)
+                self.world.sql("DELETE FROM proc WHERE pk_proc = ANY(:ids)", ids=ids)
+                ledger.release(ids)
+                self.rounds += 1
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            client.close()
+
+    @contextmanager
+    def going(self, url: str) -> Iterator[None]:
+        done, failed = threading.Event(), list[BaseException]()
+        frames = self.world.job.layers[0].frames[10:]
+        parts = [frames[i * AT_ONCE : (i + 1) * AT_ONCE] for i in range(BOOKERS)]
+        threads = [threading.Thread(target=self.book_and_release, args=(part, url, done, failed)) for part in parts]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join(30)
+            assert failed == [], failed
+
+
+@pytest.fixture
+def load(engine: Engine, store: Store) -> Load:  # noqa: F811 - the fixture
+    world = World.make(engine, store)
+    (proc,) = world.run(1, cores=1)
+    world.recompute()
+    return Load(world, world.entry(proc).vertices)
+
+
+def audit(load: Load) -> dict[str, tuple[Outcome, str]]:
+    report: AuditReport = run_audit(load.world.engine, load.world.store.client, Settings())
+    return {check.invariant: (check.outcome, "\n".join((check.text, *check.offenders))) for check in report.checks}
+
+
+def test_many_audits_of_a_farm_at_work_all_pass(load: Load, settings_url: str) -> None:  # noqa: F811
+    with load.going(settings_url):
+        eventually(lambda: load.rounds, 5, "the first bookings")
+        moved = 0
+        for _ in range(AUDITS):
+            before, said = load.world.store.seq(), audit(load)
+            assert (said["I1"][0], said["I4"][0]) == (Outcome.PASS, Outcome.PASS), said
+            moved += load.world.store.seq() > before
+    assert moved > AUDITS / 2, "bookings went on while it looked"
+
+
+def test_a_wrong_made_by_hand_is_found_while_bookings_go_on(load: Load, settings_url: str) -> None:  # noqa: F811
+    stray = Booking("99999999-0000-0000-0000-000000000000", replace(load.vertices, layer_id="f" * 36), 1)
+    with load.going(settings_url):
+        eventually(lambda: load.rounds, 5, "the first bookings")
+        load.world.store.client.hincrby(keys.job(load.world.job.id), "int_cores", 7)
+        load.world.ledger.force([stray])
+        load.world.ledger.settle([stray])
+        said = audit(load)
+    assert said["I1"][0] is Outcome.FAIL
+    assert said["I1"][1].count("\n") == 1, "only the counter that is wrong"
+    assert keys.job(load.world.job.id) in said["I1"][1]
+    assert said["I4"][0] is Outcome.FAIL
+    assert said["I4"][1].splitlines()[1:] == [f"ledger entry {stray.proc_id} has no proc"]
+
+
+def test_what_changes_in_every_look_is_undecided_and_no_pass(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    stray = Booking("99999999-0000-0000-0000-000000000000", load.vertices, 1)
+    load.world.ledger.force([stray])
+    load.world.ledger.settle([stray])
+    looks: list[float] = []
+
+    def changed_meanwhile(seconds: float) -> None:
+        looks.append(seconds)
+        record = str(load.world.store.client.hget(keys.LEDGER, stray.proc_id)).split("|", 4)
+        record[3] = str(int(record[3]) + 1)
+        load.world.store.client.hset(keys.LEDGER, stray.proc_id, "|".join(record))
+
+    monkeypatch.setattr(audit_ledger.time, "sleep", changed_meanwhile)
+    report = run_audit(load.world.engine, load.world.store.client, Settings())
+    (check,) = [check for check in report.checks if check.invariant == "I4"]
+    assert check.outcome is Outcome.UNDECIDED
+    assert "undecided: 1 changed while looked at" in check.text
+    assert len(looks) == audit_ledger.LOOKS
+    assert report.undecided
+    assert report.as_dict()["undecided"] is True
