@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from opencue_sched.operate.audit import run_audit
-from opencue_sched.operate.cli.connect import database, redis_store
+from opencue_sched.operate.cli.connect import farm, redis_store
 from opencue_sched.operate.cli.output import json_option, show_json, working
 from opencue_sched.settings import get_settings
 
@@ -22,7 +22,7 @@ def command(as_json: bool) -> None:
 
     Example: opencue-sched audit --json | jq .failed
     """
-    with database() as engine, redis_store() as client, working("checking the invariants"):
+    with farm() as (engine, _), redis_store() as client, working("checking the invariants"):
         report = run_audit(engine, client, get_settings())
     if as_json:
         show_json(report.as_dict())
