@@ -227,6 +227,13 @@ def upgrade(url: str, revision: str = "head") -> None:
         command.upgrade(_alembic(url), revision)
 
 
+def revision_of(connection: Connection) -> str | None:
+    """The revision of our migrations that the database is at; None when none was ever made there."""
+    if connection.execute(text("SELECT to_regclass('opencue_sched_version')")).scalar() is None:
+        return None
+    return connection.execute(text("SELECT version_num FROM opencue_sched_version")).scalar()
+
+
 def downgrade(url: str, revision: str = "base") -> None:
     """Take ours back: our objects on a database made by Cuebot, everything on one made by us (with all rows)."""
     from alembic import command

@@ -6,7 +6,8 @@ import click
 
 from opencue_sched.operate.cli.output import working
 from opencue_sched.settings import get_settings
-from opencue_sched.store.schema import downgrade, upgrade
+from opencue_sched.store.engine import make_engine
+from opencue_sched.store.schema import downgrade, revision_of, upgrade
 
 
 @click.command("migrate")
@@ -28,6 +29,19 @@ def command(down: bool, yes: bool) -> None:
             downgrade(url, "base")
         click.echo("removed")
         return
-    with working("migrating the schema"):
-        upgrade(url)
-    click.echo("the schema is up to date")
+    engine = make_engine(get_settings(), application_name="opencue-sched-migrate", pool_size=1)
+    try:
+        with engine.connect() as connection:
+            before = revision_of(connection)
+        with working("migrating the schema"):
+            upgrade(url)
+        with engine.connect() as connection:
+            after = revision_of(connection)
+    finally:
+        engine.dispose()
+    if after == before:
+        click.echo(f"the schema was up to date (revision {after})")
+    elif before is None:
+        click.echo(f"the schema's objects were made (revision {after})")
+    else:
+        click.echo(f"the schema was brought from revision {before} to {after}")

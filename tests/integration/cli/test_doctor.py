@@ -300,3 +300,11 @@ def test_a_misspelt_variable_is_warned_of_once(cli: Cli, environment: pytest.Mon
         "warning: OPENCUE_SCHED_QEUEU__METRICS_PORT is no setting and has no effect; "
         "did you mean OPENCUE_SCHED_QUEUE__METRICS_PORT?\n"
     )
+
+
+def test_migrate_says_what_it_did(environment: pytest.MonkeyPatch, cli: Cli, empty_database_url: str) -> None:
+    environment.setenv("OPENCUE_SCHED_DATABASE_URL", empty_database_url)
+    first, again = cli("migrate"), cli("migrate")
+    assert (first.status, again.status) == (0, 0)
+    assert "the schema's objects were made (revision " in first.out
+    assert "the schema was up to date (revision " in again.out
