@@ -150,4 +150,5 @@ def _ready(ledger: Ledger) -> Check:
         check()
     except NotReady as error:
         return Check("I8", Outcome.FAIL, f"the counters cannot be booked against: {error}")
-    return Check("I8", Outcome.PASS, "the counters are filled and open; recovery after a loss: tests/chaos")
+    shown = "tests/chaos/test_stores.py::test_an_emptied_redis_stops_booking_and_is_filled_again_by_one_process"
+    return Check("I8", Outcome.PASS, f"the counters are filled and open; recovery after a loss: {shown}")
