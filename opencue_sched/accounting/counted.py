@@ -69,6 +69,8 @@ class CountedShows:
             versions = store.managed_show_versions(connection)
         for show_id, version in versions.items():
             if counted.get(show_id) not in (version, ANY_VERSION):
+                # The note is what others go by: somebody may have taken down the one that this process has seen.
+                self._seen.pop(show_id, None)
                 self.admits(show_id)
 
     def _read(self, show_id: str) -> tuple[Note | None, float]:

@@ -123,6 +123,7 @@ class PassRunner:
 
     def _gather(self, cluster: Cluster, report: PassReport) -> Gathered:
         began = self.clock()
+        self.rest.hosts_changed(self.hosts.follow())
         self.rest.hosts_changed(self.hosts.refresh(cluster))
         report.roused = self.rest.roused
         report.resting = self.rest.resting(cluster.key)
@@ -178,10 +179,22 @@ class PassRunner:
 
     def _carry_out(self, plan: Plan, alive: Callable[[], bool], report: PassReport) -> None:
         """Book and commit, tell the pool how that ended, then launch and settle."""
-        environments = self._environments(plan.procs, report)
+        try:
+            environments = self._environments(plan.procs, report)
+        except SQLAlchemyError:
+            self._give_back(plan, CommitResult())
+            raise
         result = self._book_and_commit(plan, alive, report)
         if result.committed:
             self._launch(result.committed, environments, result.sent_at, report)
+
+    def _give_back(self, plan: Plan, result: CommitResult) -> None:
+        """Tell the pool what became of the plan's hosts. What was not committed is idle again, and layers may rest for
+        want of just that."""
+        committed = {it.planned.proc_id for it in result.committed}
+        unknown = frozenset(planned.proc_id for planned, _ in result.unknown)
+        release_plan(self.hosts.cache, plan, committed=committed, unknown=unknown)
+        self.hosts.note({it.host.id for it in plan.procs if it.proc_id not in committed | unknown})
 
     def _book_and_commit(self, plan: Plan, alive: Callable[[], bool], report: PassReport) -> CommitResult:
         result = CommitResult()
@@ -199,11 +212,7 @@ class PassRunner:
             self._after_commit(result, report)
             return result
         finally:
-            committed = {it.planned.proc_id for it in result.committed}
-            unknown = frozenset(planned.proc_id for planned, _ in result.unknown)
-            release_plan(self.hosts.cache, plan, committed=committed, unknown=unknown)
-            # What they held is idle again, and layers may rest for want of just that.
-            self.hosts.note({it.host.id for it in plan.procs if it.proc_id not in committed | unknown})
+            self._give_back(plan, result)
 
     def _book(self, plan: Plan, report: PassReport) -> BookAnswers:
         began = self.clock()

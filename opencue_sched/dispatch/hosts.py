@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 
 import structlog
 from redis.exceptions import RedisError
@@ -48,14 +47,12 @@ class HostFeed:
         self.cache = HostCache(settings, self._fetch, instance=instance, clock=clock)
 
     def refresh(self, cluster: Cluster) -> HostNews:
-        """Make the cluster's groups current; which hosts changed since this process looked last."""
-        news = self._follow()
-        if self.cache.refresh(cluster.facility_id, cluster.tags):
-            news = replace(news, tags=frozenset(cluster.tags))
+        """Make the cluster's groups current; those hosts may have changed."""
+        fetched = self.cache.refresh(cluster.facility_id, cluster.tags)
         if self._clock() >= self._evict_at:
             self._evict_at = self._clock() + self._settings.clean_up_interval
             self.cache.evict_idle_groups()
-        return news
+        return HostNews(tags=frozenset(cluster.tags) if fetched else frozenset())
 
     def note(self, host_ids: Collection[str]) -> None:
         """These hosts changed, as every process has been told: read them again at the next refresh."""
@@ -78,7 +75,8 @@ class HostFeed:
     def _bad(self, row: BadRow) -> None:
         self.bad_rows.report([row])
 
-    def _follow(self) -> HostNews:
+    def follow(self) -> HostNews:
+        """Read again what changed since this process looked last, in any cluster; told once, to whoever asks first."""
         with self._lock:
             try:
                 self._cursor, ids = self._changes.since(self._cursor)

@@ -75,7 +75,7 @@ class LayerRest:
         self._seconds = seconds
         self._clock = clock
         self._resting: dict[str, dict[Search | None, dict[str, tuple[float, LayerVerdict]]]] = {}
-        self._walked: dict[str, dict[str, LayerVerdict]] = {}
+        self._walked: dict[str, tuple[float, dict[str, LayerVerdict]]] = {}
         self._changes: deque[tuple[int, _Room]] = deque(maxlen=_REMEMBERED_CHANGES)
         self._lock = threading.Lock()
         self._roused = 0
@@ -104,7 +104,8 @@ class LayerRest:
         """The layers of a cluster to be left out now, by id, each with the verdict it had."""
         now = self._clock()
         with self._lock:
-            found = dict(self._walked.get(cluster, {}))
+            walked_until, walked = self._walked.get(cluster, (0.0, {}))
+            found = dict(walked) if walked_until > now else {}
             by_search = self._resting.get(cluster, {})
             for search, layers in list(by_search.items()):
                 for layer_id, (until, verdict) in list(layers.items()):
@@ -119,9 +120,15 @@ class LayerRest:
             return found
 
     def walk_on(self, cluster: str, looked_at: Iterable[LayerVerdict]) -> None:
-        """A pass over the cluster booked nothing and there are more jobs: leave these layers out of the next one."""
+        """A pass over the cluster booked nothing and there are more jobs: leave these layers out of the next one.
+
+        Another process may end the walk: what this one has not gone on with in the time of a rest is forgotten.
+        """
+        now = self._clock()
         with self._lock:
-            self._walked.setdefault(cluster, {}).update({verdict.layer_id: verdict for verdict in looked_at})
+            walked_until, walked = self._walked.get(cluster, (0.0, {}))
+            looked = {verdict.layer_id: verdict for verdict in looked_at}
+            self._walked[cluster] = (now + self._seconds, {**(walked if walked_until > now else {}), **looked})
 
     def walk_ends(self, cluster: str) -> None:
         """The next pass begins with the highest priority again."""

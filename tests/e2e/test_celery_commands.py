@@ -399,8 +399,7 @@ def test_only_the_parent_of_a_prefork_worker_listens_is_present_and_serves(prefo
 
 
 def test_a_prefork_child_that_is_killed_is_replaced_and_its_gauges_go(prefork):
-    # Celery gives up when it finds, as it begins to work, that children have died; and without a beat nobody sends
-    # the cluster of a pass that died again.
+    # Celery gives up when it finds, as it begins to work, that children have died.
     prefork.books(1)
     eventually(lambda: not prefork.client.zcard("cue:board:clusters:claimed"), 60, "the claim's end")
     before = children(prefork)
@@ -408,7 +407,10 @@ def test_a_prefork_child_that_is_killed_is_replaced_and_its_gauges_go(prefork):
     for pid in before:
         os.kill(pid, signal.SIGKILL)
     eventually(lambda: len(children(prefork)) == 2 and not set(before) & set(children(prefork)), 60, "new children")
+    # A message that went to a child as it died is lost until the next sweep sends it again.
+    prefork.fleet.beat()
     prefork.books(2)
+    prefork.fleet.stop("beat")
     port = prefork.metrics_port("one")
 
     def gauges_of_the_dead() -> list[str]:

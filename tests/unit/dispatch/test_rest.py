@@ -142,3 +142,15 @@ def test_on_a_walk_no_layer_is_looked_at_twice_whatever_changes():
     assert rest.resting("other") == {}
     rest.walk_ends("cluster")
     assert rest.resting("cluster") == {}
+
+
+def test_a_walk_that_nobody_went_on_with_is_over():
+    clock = Clock()
+    rest = LayerRest(20.0, clock)
+    rest.walk_on("cluster", [blocked("one").verdict])
+    clock.now = 10.0
+    rest.walk_on("cluster", [blocked("other").verdict])
+    clock.now = 29.9
+    assert rest.resting("cluster").keys() == {"one", "other"}
+    clock.now = 30.0
+    assert rest.resting("cluster") == {}
