@@ -63,7 +63,7 @@ from opencue_sched.store.schema_history import drain_frame_history
 log = structlog.get_logger(__name__)
 
 
-SLEEPS_A_LAYER_RESTS = 4
+SLEEPS_A_LAYER_RESTS = 2
 """A layer that finds no host rests longer than its cluster sleeps, so that the jobs behind it have their turn."""
 
 

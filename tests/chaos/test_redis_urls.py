@@ -137,6 +137,6 @@ def test_a_fleet_whose_redis_speaks_tls_books_is_steered_and_is_shown_in_flower(
             return str(error)
 
     eventually(lambda: "w1@localhost" in page("/workers?refresh=1"), 60, "the worker in Flower")
-    queue = "<td>cue:q:work:type:dispatch:group:default</td>"
+    queue = "<td>cue:q:work:type:sweep:group:default</td>"  # who is paused takes nothing from those of dispatch
     eventually(lambda: queue in page("/broker"), 60, "its queue, of which Flower asks Redis itself")
     assert site.fleet.ended() == []
