@@ -157,6 +157,44 @@ def test_the_image_copies_what_the_wheel_is_built_from_and_starts_a_command_that
     assert any(line[0] == "USER" and line[1] != "root" for line in words)
 
 
+def sent_to_the_build(path: str) -> bool:
+    """Whether a file of the checkout is in the build's context: by the last line of .dockerignore that speaks of it, or
+    of a directory it is in."""
+    sent = True
+    for line in (DEPLOY.parent / ".dockerignore").read_text().splitlines():
+        pattern = line.strip()
+        if not pattern or pattern.startswith("#"):
+            continue
+        spoken_of = re.escape(pattern.removeprefix("!")).replace(r"\*\*/", "(.*/)?").replace(r"\*", "[^/]*")
+        spoken_of = spoken_of.replace(r"\[", "[").replace(r"\]", "]")
+        if re.fullmatch(f"{spoken_of}(/.*)?", path):
+            sent = pattern.startswith("!")
+    return sent
+
+
+def test_the_build_is_sent_what_the_image_copies_and_nothing_that_is_only_here():
+    lines = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
+    copied = [
+        path for line in lines if line.startswith("COPY ") and "--from" not in line for path in line.split()[1:-1]
+    ]
+    for path in copied:
+        assert sent_to_the_build(path if (DEPLOY.parent / path).is_file() else f"{path}/x.py"), path
+    for path in (
+        ".git/config",
+        ".venv/bin/python",
+        ".venv-rqd/bin/rqd",
+        ".env",
+        "deploy/compose/.env",
+        "demo-output/contact-sheet.png",
+        "benchmark-output/x.json",
+        ".hypothesis/x",
+        "tests/conftest.py",
+        "opencue_sched/__pycache__/x.cpython-311.pyc",
+        "opencue_sched/store/__pycache__/x.cpython-311.pyc",
+    ):
+        assert not sent_to_the_build(path), path
+
+
 def test_the_image_installs_nothing_but_what_the_lock_names_with_its_hashes():
     lines = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
     installs = [
