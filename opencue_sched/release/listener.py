@@ -16,6 +16,7 @@ from typing import Any
 import psycopg2
 import structlog
 from psycopg2.extensions import ISOLATION_LEVEL_AUTOCOMMIT, quote_ident
+from sqlalchemy import make_url
 
 from opencue_sched.release.model import EventCounts
 from opencue_sched.settings import Settings
@@ -50,7 +51,7 @@ class NotificationListener:
     """A thread with a connection of its own, reopened with growing pauses when it is lost."""
 
     def __init__(self, settings: Settings, handlers: Handlers, *, counts: EventCounts | None = None) -> None:
-        self._dsn = settings.sqlalchemy_url.replace("postgresql+psycopg2://", "postgresql://", 1)
+        self._address = database_address(settings.sqlalchemy_url)
         self._connect_timeout = max(1, round(settings.database.connect_timeout))
         self._handlers = handlers
         self.counts = counts or EventCounts()
@@ -115,17 +116,17 @@ class NotificationListener:
                 connection.close()
 
     def _connect(self) -> Any:
-        connection = psycopg2.connect(
-            self._dsn,
-            connect_timeout=self._connect_timeout,
-            application_name="opencue-sched-listener",
-            options="-c statement_timeout=5000",
-            keepalives=1,
-            keepalives_idle=10,
-            keepalives_interval=5,
-            keepalives_count=3,
-            tcp_user_timeout=20_000,
-        )
+        ours = {
+            "connect_timeout": self._connect_timeout,
+            "application_name": "opencue-sched-listener",
+            "options": "-c statement_timeout=5000",
+            "keepalives": 1,
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 20_000,
+        }
+        connection = psycopg2.connect(**{**self._address, **ours})
         try:
             connection.set_isolation_level(ISOLATION_LEVEL_AUTOCOMMIT)
             with connection.cursor() as cursor:
@@ -199,6 +200,14 @@ class NotificationListener:
             handler(content)
 
         return pass_on
+
+
+def database_address(url: str) -> dict[str, Any]:
+    """The arguments that SQLAlchemy's engine would connect with. It reads characters in a password that end the address
+    for PostgreSQL's own library."""
+    parsed = make_url(url)
+    _, arguments = parsed.get_dialect()().create_connect_args(parsed)
+    return dict(arguments)
 
 
 def _ids(value: Any) -> list[str]:

@@ -144,11 +144,17 @@ def test_the_dashboard_names_only_metrics_that_exist():
         assert not unknown_labels(expression), expression
 
 
+def copied_by_the_image() -> list[str]:
+    """What the Dockerfile takes from the checkout."""
+    words = [line.split() for line in (DEPLOY / "Dockerfile").read_text().splitlines()]
+    return [path for line in words if line[:1] == ["COPY"] and "--from" not in line[1] for path in line[1:-1]]
+
+
 def test_the_image_copies_what_the_wheel_is_built_from_and_starts_a_command_that_exists():
     lines = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
     words = [line.split() for line in lines if line and not line.startswith("#")]
     assert {line[0] for line in words} <= INSTRUCTIONS
-    copied = [path for line in words if line[0] == "COPY" and "--from" not in line[1] for path in line[1:-1]]
+    copied = copied_by_the_image()
     assert {"pyproject.toml", "opencue_sched", "tasks", "lua", "alembic", "celeryconfig.py"} <= set(copied)
     for path in copied:
         assert (DEPLOY.parent / path).exists(), path
