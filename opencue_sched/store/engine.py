@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, ExceptionContext, create_engine, event
 
 from opencue_sched.settings import Settings
+
+_TAKES_NO_WRITES = "25006"
+"""SQLSTATE read_only_sql_transaction: what a server answers to a write after it became a standby."""
+
+_UNANSWERED_SECONDS = 25
+"""Of a server that vanished: what is sent and not acknowledged, and what is waited for, both end by then."""
 
 
 def make_engine(settings: Settings, *, application_name: str = "opencue-sched", pool_size: int | None = None) -> Engine:
     """An engine whose connections have a connect time-out, a statement time-out and keep-alives.
 
     READ COMMITTED is the default isolation; a caller that needs another says so per connection.
+
+    A connection whose server takes no writes is not used again, nor are those made before it: behind a proxy, or an
+    address that moves, the one that does is behind a new connection only, and a standby answers to every pre-ping.
     """
     database = settings.database
-    return create_engine(
+    engine = create_engine(
         settings.sqlalchemy_url,
         pool_size=pool_size or database.pool_size,
         max_overflow=0,
@@ -28,5 +37,13 @@ def make_engine(settings: Settings, *, application_name: str = "opencue-sched", 
             "keepalives_idle": 10,
             "keepalives_interval": 5,
             "keepalives_count": 3,
+            "tcp_user_timeout": 1000 * _UNANSWERED_SECONDS,
         },
     )
+    event.listen(engine, "handle_error", _leave_a_standby)
+    return engine
+
+
+def _leave_a_standby(context: ExceptionContext) -> None:
+    if getattr(context.original_exception, "pgcode", None) == _TAKES_NO_WRITES:
+        context.is_disconnect = True

@@ -1,0 +1,63 @@
+"""What the engine of a process does when its server stops taking writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import InternalError, ProgrammingError
+
+from opencue_sched.dispatch.store_trouble import is_trouble
+from opencue_sched.settings import Settings
+from opencue_sched.store.engine import make_engine
+from opencue_sched.store.fences import PersistentFences
+
+WRITE = text("INSERT INTO opencue_sched_fence (name, fence) VALUES ('a', 1)")
+PID = text("SELECT pg_backend_pid()")
+
+
+@pytest.fixture
+def pooled(settings: Settings) -> Iterator[Engine]:
+    """An engine with three connections in its pool, all to a server that was the primary when they were made."""
+    engine = make_engine(settings, pool_size=3)
+    connections = [engine.connect() for _ in range(3)]
+    for connection in connections:
+        connection.execute(text("SET default_transaction_read_only = on"))
+        connection.commit()
+        connection.close()
+    yield engine
+    engine.dispose()
+
+
+def test_after_a_failover_to_a_standby_the_next_connections_are_new(pooled: Engine) -> None:
+    """All of them: they were made to the same server, and each would fail once."""
+    with pooled.connect() as connection:
+        before = connection.execute(PID).scalar_one()
+    with pytest.raises(InternalError, match="read-only transaction") as refused, pooled.begin() as connection:
+        connection.execute(WRITE)
+    assert is_trouble(refused.value)
+    for _ in range(3):
+        with pooled.begin() as connection:
+            assert connection.execute(PID).scalar_one() != before
+            assert connection.execute(text("SHOW transaction_read_only")).scalar_one() == "off"
+    with pooled.begin() as connection:
+        connection.execute(WRITE)
+
+
+def test_the_fences_of_a_beat_are_recorded_at_the_second_try(pooled: Engine) -> None:
+    fences = PersistentFences(pooled)
+    with pytest.raises(InternalError):
+        fences.claim("cue:beat", 1)
+    assert fences.claim("cue:beat", 1)
+
+
+def test_an_error_of_the_work_costs_no_connection(settings: Settings) -> None:
+    engine = make_engine(settings, pool_size=1)
+    with engine.connect() as connection:
+        before = connection.execute(PID).scalar_one()
+        with pytest.raises(ProgrammingError):
+            connection.execute(text("SELECT no_such_column"))
+    with engine.connect() as connection:
+        assert connection.execute(PID).scalar_one() == before
+    engine.dispose()
