@@ -71,6 +71,15 @@ class Need:
     gpus: int
     gpu_memory_kb: int
 
+    def covers(self, other: Need) -> bool:
+        """Whether this is at least ``other`` in everything."""
+        return (
+            self.cores >= other.cores
+            and self.memory_kb >= other.memory_kb
+            and self.gpus >= other.gpus
+            and self.gpu_memory_kb >= other.gpu_memory_kb
+        )
+
 
 def cores_cap(cap_centicores: int) -> float | None:
     """A folder's or job's core cap in cores; None without one (0 or negative). Never 0: see units.cap_cores."""

@@ -44,7 +44,7 @@ class BarrenSearches:
         """Whether the search is known to find nothing."""
         if search in self._refused:
             return True
-        return any(_at_least(search.need, need) for need in self._nothing_idle.get(search.tags, ()))
+        return any(search.need.covers(need) for need in self._nothing_idle.get(search.tags, ()))
 
     def nothing_idle(self, search: Search) -> None:
         """No host had the need idle."""
@@ -53,12 +53,3 @@ class BarrenSearches:
     def all_refused(self, search: Search) -> None:
         """Every host that had the need idle was refused for reasons that are in the search."""
         self._refused.add(search)
-
-
-def _at_least(need: Need, other: Need) -> bool:
-    return (
-        need.cores >= other.cores
-        and need.memory_kb >= other.memory_kb
-        and need.gpus >= other.gpus
-        and need.gpu_memory_kb >= other.gpu_memory_kb
-    )
