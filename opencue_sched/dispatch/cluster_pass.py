@@ -36,7 +36,7 @@ from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.dispatch.launch import launch_all
 from opencue_sched.dispatch.refusals import Refusals
 from opencue_sched.dispatch.report import PassEnd, PassReport
-from opencue_sched.dispatch.rest import LayerRest
+from opencue_sched.dispatch.rest import LayerRest, Resting
 from opencue_sched.dispatch.runframe import launch_requests
 from opencue_sched.dispatch.settle import Settlement, booking_of
 from opencue_sched.dispatch.verdicts import VerdictLog
@@ -85,7 +85,8 @@ class PassRunner:
         """
         report = PassReport(cluster)
         began = self.clock()
-        owner = uuid.uuid4().hex
+        # One pass at a time has the cluster's claim: what a worker that died in this cluster had permits for is free.
+        owner = f"{cluster.key}|{uuid.uuid4().hex}"
         layers: Collection[str] = ()
         gathered: Gathered | None = None
         try:
@@ -126,17 +127,23 @@ class PassRunner:
         self.rest.hosts_changed(self.hosts.follow())
         self.rest.hosts_changed(self.hosts.refresh(cluster))
         report.roused = self.rest.roused
-        report.resting = self.rest.resting(cluster.key)
+
+        def left_out(room: Mapping[str, float]) -> dict[str, str]:
+            resting = self.rest.resting(cluster.key, room)
+            report.resting = {layer_id: it.verdict for layer_id, it in resting.items()}
+            return {layer_id: it.version for layer_id, it in resting.items()}
+
         with self.engine.connect() as connection:
-            gathered = gather(connection, cluster, self.settings, facts=self.facts, skip_layers=report.resting.keys())
+            gathered = gather(connection, cluster, self.settings, facts=self.facts, left_out=left_out)
             connection.rollback()
         report.gathered_at = self.clock()
         report.gather_seconds = report.gathered_at - began
         report.statements += gathered.statements
         report.jobs = len(gathered.snapshot.jobs)
-        self.bad_rows.report(gathered.bad_jobs)
+        self.bad_rows.report(gathered.bad_rows)
         report.verdicts = gathered.bad_layers
-        self.rest.rest(cluster.key, (Blocked(it, None) for it in gathered.bad_layers), roused=report.roused)
+        bad = (Blocked(it, None, gathered.versions[it.layer_id]) for it in gathered.bad_layers)
+        self.rest.rest(cluster.key, bad, roused=report.roused)
         report.bad_rows = self.bad_rows.taken_counts() + self.hosts.bad_rows.taken_counts()
         if gathered.snapshot.jobs:
             report.show_name = gathered.snapshot.jobs[0].show_name
@@ -174,7 +181,7 @@ class PassRunner:
         if report.frames_booked or not gathered.more or not passed_over:
             self.rest.walk_ends(key)
         else:
-            self.rest.walk_on(key, passed_over)
+            self.rest.walk_on(key, (Resting(it, gathered.versions[it.layer_id]) for it in passed_over))
             report.go_on = True
 
     def _carry_out(self, plan: Plan, alive: Callable[[], bool], report: PassReport) -> None:

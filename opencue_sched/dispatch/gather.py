@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,22 +32,28 @@ from opencue_sched.store.pending import (
     fetch_waiting_layers,
 )
 
+LeftOut = Callable[[Mapping[str, float]], Mapping[str, str]]
+"""``left_out(room)``: the layers that are backing off, by id with the version of their rows, when the show's
+subscriptions have ``room`` (allocation id -> cores) left."""
+
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """``snapshot`` for the planner. ``bad_jobs`` were left out, and ``bad_layers`` with them; ``statements`` were sent
+    """``snapshot`` for the planner. ``bad_rows`` were left out, and ``bad_layers`` with them; ``statements`` were sent
     to PostgreSQL. ``more``: as many jobs were found as a pass looks at, so there may be others behind them.
+    ``versions`` are those of the rows of all layers found, by id.
 
     ``held_back``: work waits, but all of it is over some cap or backing off; the cluster is saturated rather than
     empty, and the snapshot shows the first jobs of it. ``limits`` are those of the snapshot's layers, by id.
     """
 
     snapshot: Snapshot
-    bad_jobs: tuple[BadRow, ...]
+    bad_rows: tuple[BadRow, ...]
     bad_layers: tuple[LayerVerdict, ...]
     held_back: bool
     more: bool
     limits: Mapping[str, Limit]
+    versions: Mapping[str, str]
     statements: int
 
 
@@ -57,15 +63,17 @@ def gather(
     settings: Settings,
     *,
     facts: SchemaColumns,
-    skip_layers: Collection[str] = (),
+    left_out: LeftOut = lambda _room: {},
 ) -> Gathered:
     """Read the cluster's pending work and the live room under every cap that work stands under.
 
-    ``skip_layers`` are backing off and left out; a job with nothing else to do gives its place to the next one. The
-    caller owns the transaction; nothing is locked or changed.
+    Layers that are ``left_out`` are so unless their rows have changed; a job with nothing else to do gives its place to
+    the next one. The caller owns the transaction; nothing is locked or changed.
     """
     limits = fetch_limits(connection)
     subscriptions = fetch_subscriptions(connection, cluster.show_id)
+    subscribed = {row.alloc_id: _subscription_caps(row) for row in subscriptions}
+    skip_layers = left_out({alloc_id: caps.cores.left for alloc_id, caps in subscribed.items()})
     selection = _selection(cluster, settings, limits.values(), subscriptions, skip_layers)
     job_rows, statements = fetch_pending_jobs(connection, selection, facts), 4
     held_back = False
@@ -78,31 +86,36 @@ def gather(
         [row.pk_job for row in job_rows],
         facts,
         tags=cluster.tags,
-        skip_layers=selection.skip_layers,
+        skip_layers=skip_layers,
         max_frames=settings.queue.dispatch_frames_per_layer_limit,
     )
-    jobs, bad_jobs = _jobs(job_rows, layer_rows)
+    jobs, bad_jobs = _jobs(job_rows, [row for row in layer_rows if row.ids is not None])
     bad = {row.id: row.reason for row in bad_jobs}
+    empty = [row for row in layer_rows if row.ids is None]
     kept = {job.id for job in jobs}
     wanted_limits = {limit_id for job in jobs for layer in job.layers for limit_id in layer.limit_ids}
     return Gathered(
         snapshot=Snapshot(
             show_id=cluster.show_id,
             jobs=jobs,
-            subscriptions={row.alloc_id: _subscription_caps(row) for row in subscriptions},
+            subscriptions=subscribed,
             folders={row.pk_folder: caps for row in job_rows if (caps := _folder_caps(row)) is not None},
             job_caps={row.pk_job: _job_caps(row) for row in job_rows if row.pk_job in kept},
             limits={key: _limit_headroom(limits[key]) for key in wanted_limits if key in limits},
         ),
-        bad_jobs=tuple(bad_jobs),
-        bad_layers=tuple(
-            LayerVerdict(row.pk_job, row.pk_layer, Verdict.FAILED, 0, row.int_waiting_count, bad[row.pk_job])
-            for row in layer_rows
-            if row.pk_job in bad
+        bad_rows=(*bad_jobs, *(BadRow("layer_stat", row.pk_layer, _miscount(row), row.str_name) for row in empty)),
+        bad_layers=(
+            *(LayerVerdict(row.pk_job, row.pk_layer, Verdict.FAILED, 0, 0, _miscount(row)) for row in empty),
+            *(
+                LayerVerdict(row.pk_job, row.pk_layer, Verdict.FAILED, 0, row.int_waiting_count, bad[row.pk_job])
+                for row in layer_rows
+                if row.pk_job in bad and row.ids is not None
+            ),
         ),
         held_back=held_back,
         more=not held_back and len(job_rows) >= selection.max_jobs,
         limits={key: limits[key] for key in wanted_limits if key in limits},
+        versions={row.pk_layer: row.version for row in layer_rows},
         statements=statements,
     )
 
@@ -112,7 +125,7 @@ def _selection(
     settings: Settings,
     limits: Iterable[Limit],
     subscriptions: Iterable[SubscriptionRow],
-    skip_layers: Collection[str],
+    skip_layers: Mapping[str, str],
 ) -> JobSelection:
     return JobSelection(
         show_id=cluster.show_id,
@@ -124,7 +137,7 @@ def _selection(
             if row.facility_id == cluster.facility_id
         },
         full_limits=[limit.id for limit in limits if limit.full],
-        skip_layers=list(skip_layers),
+        skip_layers=skip_layers,
         max_jobs=settings.queue.max_jobs_per_cluster_pass,
     )
 
@@ -197,7 +210,12 @@ def _layer(row: Row[Any]) -> Layer:
         waiting_frames=row.int_waiting_count,
         frames=tuple(map(_frame, row.ids, row.names, row.numbers, row.versions, row.waited)),
         limit_ids=tuple(sorted(row.limit_ids)),
+        version=row.version,
     )
+
+
+def _miscount(row: Row[Any]) -> str:
+    return f"its counter says that {row.int_waiting_count} frames wait, and none does"
 
 
 def _frame(frame_id: str, name: str, number: int, version: int | None, waited: float | None) -> Frame:

@@ -47,12 +47,12 @@ class HostFeed:
         self.cache = HostCache(settings, self._fetch, instance=instance, clock=clock)
 
     def refresh(self, cluster: Cluster) -> HostNews:
-        """Make the cluster's groups current; those hosts may have changed."""
-        fetched = self.cache.refresh(cluster.facility_id, cluster.tags)
+        """Make the cluster's groups current. Whatever was read for them is news, also to clusters of other tags."""
+        self.cache.refresh(cluster.facility_id, cluster.tags)
         if self._clock() >= self._evict_at:
             self._evict_at = self._clock() + self._settings.clean_up_interval
             self.cache.evict_idle_groups()
-        return HostNews(tags=frozenset(cluster.tags) if fetched else frozenset())
+        return HostNews(self.cache.take_news())
 
     def note(self, host_ids: Collection[str]) -> None:
         """These hosts changed, as every process has been told: read them again at the next refresh."""

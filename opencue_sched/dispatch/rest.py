@@ -2,9 +2,10 @@
 
 A pass looks at a bounded number of jobs. Two things keep those that cannot be placed from filling it for ever:
 
-- **Rest.** A layer that found no host is left out of the passes that follow, until a host changes in a way that could
-  make a difference to it: one that, with as much idle as it has now, offers its tags, its OS and its need. Several
-  hosts are judged together, so a layer may be roused for nothing, but never left to rest for want of a look.
+- **Rest.** A layer that found no host is left out of the passes that follow, until something changes that could make a
+  difference to it: a host that, with as much idle as it has now, offers its tags, its OS and its need; an allocation of
+  which the show's burst left too little when the layer was looked at, and leaves enough now; or the layer itself.
+  Several hosts are judged together, so a layer may be roused for nothing, but never left to rest for want of a look.
 - **The walk.** While passes place nothing and the jobs they look at are as many as a pass may, whatever they looked at
   in vain is left out of the next one, roused or not. So every job has its turn before any has its second. The walk ends
   when something was booked or the last job was looked at; then the highest priority comes first again.
@@ -32,22 +33,35 @@ _Place = tuple[str, str, bool]
 
 @dataclass(frozen=True, slots=True)
 class HostNews:
-    """Hosts that were read again because they changed; those with one of ``tags`` were all read again, and any of them
-    may have; ``everything``: any host may have."""
+    """Hosts that were read again, because they changed or may have; ``everything``: any host may have."""
 
     hosts: tuple[Host, ...] = ()
-    tags: frozenset[str] = frozenset()
     everything: bool = False
 
     def __bool__(self) -> bool:
-        return self.everything or bool(self.hosts or self.tags)
+        return self.everything or bool(self.hosts)
+
+
+@dataclass(frozen=True, slots=True)
+class Resting:
+    """A layer to be left out while its row has this ``version``; the ``verdict`` it had when it was looked at."""
+
+    verdict: LayerVerdict
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    until: float
+    layer: Resting
+    open_allocs: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """The most of each that any host of ``news`` has idle, by place."""
+    """The most of each that any host of some news has idle, by place; any amount of it, with ``everything``."""
 
-    news: HostNews
+    everything: bool
     by_place: Mapping[_Place, Need]
 
     @classmethod
@@ -57,15 +71,15 @@ class _Room:
             idle = Need(host.idle_cores, host.idle_memory_kb, host.idle_gpus, host.idle_gpu_memory_kb)
             for place in _places(host):
                 most[place] = _larger(most[place], idle) if place in most else idle
-        return cls(news, most)
+        return cls(news.everything, most)
 
     def may_do(self, search: Search | None) -> bool:
         if search is None:
             return False
-        if self.news.everything or not self.news.tags.isdisjoint(search.tags):
+        if self.everything:
             return True
         places = ((tag, search.os_name or "", search.threadable) for tag in search.tags)
-        return any(_covers(self.by_place[place], search.need) for place in places if place in self.by_place)
+        return any(self.by_place[place].covers(search.need) for place in places if place in self.by_place)
 
 
 class LayerRest:
@@ -74,8 +88,8 @@ class LayerRest:
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
         self._clock = clock
-        self._resting: dict[str, dict[Search | None, dict[str, tuple[float, LayerVerdict]]]] = {}
-        self._walked: dict[str, tuple[float, dict[str, LayerVerdict]]] = {}
+        self._resting: dict[str, dict[Search | None, dict[str, _Rest]]] = {}
+        self._walked: dict[str, tuple[float, dict[str, Resting]]] = {}
         self._changes: deque[tuple[int, _Room]] = deque(maxlen=_REMEMBERED_CHANGES)
         self._lock = threading.Lock()
         self._roused = 0
@@ -98,19 +112,22 @@ class LayerRest:
             resting = self._resting.setdefault(cluster, defaultdict(dict))
             for one in blocked:
                 if not forgotten and not any(room.may_do(one.search) for room in rooms):
-                    resting[one.search][one.verdict.layer_id] = (until, one.verdict)
+                    rest = _Rest(until, Resting(one.verdict, one.version), one.open_allocs)
+                    resting[one.search][one.verdict.layer_id] = rest
 
-    def resting(self, cluster: str) -> dict[str, LayerVerdict]:
-        """The layers of a cluster to be left out now, by id, each with the verdict it had."""
+    def resting(self, cluster: str, room: Mapping[str, float]) -> dict[str, Resting]:
+        """The layers of a cluster to be left out now, by id. ``room``: allocation id -> the cores that the show's
+        subscription has left under its burst."""
         now = self._clock()
         with self._lock:
             walked_until, walked = self._walked.get(cluster, (0.0, {}))
             found = dict(walked) if walked_until > now else {}
             by_search = self._resting.get(cluster, {})
             for search, layers in list(by_search.items()):
-                for layer_id, (until, verdict) in list(layers.items()):
-                    if until > now:
-                        found[layer_id] = verdict
+                open_now = _open_allocs(search, room)
+                for layer_id, rest in list(layers.items()):
+                    if rest.until > now and open_now <= rest.open_allocs:
+                        found[layer_id] = rest.layer
                     else:
                         del layers[layer_id]
                 if not layers:
@@ -119,7 +136,7 @@ class LayerRest:
                 self._resting.pop(cluster, None)
             return found
 
-    def walk_on(self, cluster: str, looked_at: Iterable[LayerVerdict]) -> None:
+    def walk_on(self, cluster: str, looked_at: Iterable[Resting]) -> None:
         """A pass over the cluster booked nothing and there are more jobs: leave these layers out of the next one.
 
         Another process may end the walk: what this one has not gone on with in the time of a rest is forgotten.
@@ -127,7 +144,7 @@ class LayerRest:
         now = self._clock()
         with self._lock:
             walked_until, walked = self._walked.get(cluster, (0.0, {}))
-            looked = {verdict.layer_id: verdict for verdict in looked_at}
+            looked = {layer.verdict.layer_id: layer for layer in looked_at}
             self._walked[cluster] = (now + self._seconds, {**(walked if walked_until > now else {}), **looked})
 
     def walk_ends(self, cluster: str) -> None:
@@ -148,6 +165,13 @@ class LayerRest:
                     del by_search[search]
 
 
+def _open_allocs(search: Search | None, room: Mapping[str, float]) -> frozenset[str]:
+    """The allocations with room for a frame; none for a layer that no host can help."""
+    if search is None:
+        return frozenset()
+    return frozenset(alloc_id for alloc_id, cores in room.items() if cores >= search.need.cores)
+
+
 def _places(host: Host) -> Iterable[_Place]:
     threads = (True,) if host.thread_mode is ThreadMode.ALL else (True, False)
     return ((tag, os_name, thread) for tag in host.tags for os_name in ("", *host.os_names) for thread in threads)
@@ -159,13 +183,4 @@ def _larger(one: Need, other: Need) -> Need:
         max(one.memory_kb, other.memory_kb),
         max(one.gpus, other.gpus),
         max(one.gpu_memory_kb, other.gpu_memory_kb),
-    )
-
-
-def _covers(idle: Need, need: Need) -> bool:
-    return (
-        idle.cores >= need.cores
-        and idle.memory_kb >= need.memory_kb
-        and idle.gpus >= need.gpus
-        and idle.gpu_memory_kb >= need.gpu_memory_kb
     )

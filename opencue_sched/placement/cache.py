@@ -77,6 +77,8 @@ class HostCache:
         )
         self._groups: dict[GroupKey, _Group] = {}
         self._latest = self._expired_at = -math.inf
+        self._news: list[Host] = []
+        self._missed: set[str] = set()
         self._hits = 0
         self._misses = 0
         self._given_up = 0
@@ -127,6 +129,13 @@ class HostCache:
             for host_id in gone_ids:
                 self._hosts.forget(host_id, read_at)
             self._lock.notify_all()
+
+    def take_news(self) -> tuple[Host, ...]:
+        """The hosts that groups were fetched with since the last call, and those that a search missed because another
+        pass had them. Told once, to whoever asks first, also when the refresh that read them failed afterwards."""
+        with self._lock:
+            news, self._news = tuple(self._news), []
+            return news
 
     def expire(self) -> None:
         """Make the next refresh of every group fetch it: for a change log that could not say what changed."""
@@ -186,6 +195,7 @@ class HostCache:
         If the hosts that would have done were out or were taken meanwhile, the search is repeated a few times: on a
         small farm a moment's absence must not look like a full farm.
         """
+        raced: list[Host] = []
         for _ in range(_RESCANS + 1):
             listed = self._listed(facility_id, tags, need, strategy, allocs)
             host, raced = self._first(listed, accept) if preference is None else self._best(listed, accept, preference)
@@ -198,11 +208,16 @@ class HostCache:
                 self._given_up += 1
         with self._lock:
             self._misses += 1
+            self._missed |= self._out_with(facility_id, tags)
+            self._tell(host.id for host in raced if host.id not in self._hosts.checked_out)
         return None
 
     def check_in(self, host: Host, taken: Mapping[str, Reservation]) -> bool:
         with self._lock:
             valid = self._hosts.give_back(host, taken, self._clock())
+            if host.id in self._missed:
+                self._missed.discard(host.id)
+                self._tell((host.id,))
             self._lock.notify_all()
             return valid
 
@@ -272,6 +287,7 @@ class HostCache:
         there = {reading.host.id: reading for readings in by_tag.values() for reading in readings}
         for reading in there.values():
             self._hosts.take_over(reading, read_at)
+            self._news.append(reading.host)
         for key in keys:
             for host_id in groups.members(key):
                 if host_id not in there:
@@ -303,23 +319,23 @@ class HostCache:
                 return
             start, size = start + size - len(stale), size * 4
 
-    def _first(self, listed: Iterator[Host], accept: Accept) -> tuple[Host | None, bool]:
-        """The first accepted host, now checked out, and whether another pass was quicker with one."""
-        raced = False
+    def _first(self, listed: Iterator[Host], accept: Accept) -> tuple[Host | None, list[Host]]:
+        """The first accepted host, now checked out, and those with which another pass was quicker."""
+        raced: list[Host] = []
         for host in listed:
             if accept(host):
                 if self._take(host):
                     return host, raced
-                raced = True
+                raced.append(host)
         return None, raced
 
-    def _best(self, listed: Iterator[Host], accept: Accept, preference: Preference) -> tuple[Host | None, bool]:
+    def _best(self, listed: Iterator[Host], accept: Accept, preference: Preference) -> tuple[Host | None, list[Host]]:
         """The preferred one of the first accepted hosts, else the next best; otherwise as ``_first``."""
         accepted = list(islice(filter(accept, listed), preference.candidates))
         for host in sorted(accepted, key=preference.score):
             if self._take(host):
-                return host, False
-        return None, bool(accepted)
+                return host, []
+        return None, accepted
 
     def _take(self, host: Host) -> bool:
         with self._lock:
@@ -329,11 +345,18 @@ class HostCache:
 
     def _await_return(self, facility_id: str, tags: Sequence[str]) -> bool:
         """Wait a moment for a host with one of the tags that another pass has; False if none is out or none came."""
-        mine = frozenset(tags)
         with self._lock:
-            known = (self._hosts.groups.get(host_id) for host_id in self._hosts.checked_out)
-            awaited = any(
-                host is not None and host.facility_id == facility_id and not mine.isdisjoint(host.tags)
-                for host in known
-            )
-            return awaited and self._lock.wait(_RETURN_WAIT_SECONDS)
+            return bool(self._out_with(facility_id, tags)) and self._lock.wait(_RETURN_WAIT_SECONDS)
+
+    def _out_with(self, facility_id: str, tags: Sequence[str]) -> set[str]:
+        """The hosts with one of the tags that passes have."""
+        mine = frozenset(tags)
+        known = (self._hosts.groups.get(host_id) for host_id in self._hosts.checked_out)
+        return {
+            host.id for host in known if host and host.facility_id == facility_id and not mine.isdisjoint(host.tags)
+        }
+
+    def _tell(self, host_ids: Iterable[str]) -> None:
+        """Make news of hosts as they are now."""
+        known = (self._hosts.groups.get(host_id) for host_id in host_ids)
+        self._news += [host for host in known if host is not None]

@@ -32,10 +32,13 @@ _HOSTLESS = (Verdict.NO_HOST, Verdict.NO_FIT, Verdict.CAPACITY)
 @dataclass(frozen=True, slots=True)
 class Blocked:
     """A layer that cannot be placed as things are. ``search``: for want of a host that satisfies it; None: whatever
-    hosts there are."""
+    hosts there are. ``version`` is that of its row; hosts of other allocations than ``open_allocs`` were not looked at,
+    because the show has no cores left there."""
 
     verdict: LayerVerdict
     search: Search | None
+    version: str = ""
+    open_allocs: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +191,7 @@ class _Planner:
         reason = self._place(turn)
         verdict = self.judge(job, layer, turn.placed, reason)
         if turn.hostless and not turn.placed and reason.verdict in _HOSTLESS:
-            self._blocked.append(Blocked(verdict, turn.search))
+            self._blocked.append(Blocked(verdict, turn.search, layer.version, turn.open_allocs))
 
     def _place(self, turn: _LayerPass) -> OverCap:
         job, layer = turn.job, turn.layer

@@ -41,9 +41,10 @@ class SubscriptionRow(NamedTuple):
 class JobSelection:
     """Which jobs of a cluster a pass looks at: those with a waiting layer for one of ``tags`` that could be booked.
 
-    A layer cannot if it is one of ``skip_layers`` (they are backing off), stands under one of ``full_limits``, or wants
-    more cores than ``room`` (allocation id -> whole cores left of the show's subscription) leaves wherever its tags
-    reach. ``held_back`` asks for the jobs that only these conditions and the caps of jobs and folders hold back.
+    A layer cannot if it is one of ``skip_layers`` (they are backing off; by id, the version of its row: a layer that
+    has another by now is not meant), stands under one of ``full_limits``, or wants more cores than ``room`` (allocation
+    id -> whole cores left of the show's subscription) leaves wherever its tags reach. ``held_back`` asks for the jobs
+    that only these conditions and the caps of jobs and folders hold back.
     """
 
     show_id: str
@@ -51,13 +52,19 @@ class JobSelection:
     tags: Sequence[str]
     room: Mapping[str, int]
     full_limits: Sequence[str]
-    skip_layers: Sequence[str]
+    skip_layers: Mapping[str, str]
     max_jobs: int
     held_back: bool = False
 
 
 # Must keep the exact spelling of the schema's GIN index, or PostgreSQL will not use it.
 _LAYER_TAGS = "string_to_array(replace(l.str_tags, ' ', ''), '|')"
+# xmin is another after every UPDATE of a row, whoever makes it. Not correlated, so PostgreSQL hashes the list once.
+_VERSION = "CAST(l.xmin AS text)"
+_NOT_SKIPPED = (
+    f"(l.pk_layer, {_VERSION}) NOT IN (SELECT skipped.layer, skipped.version"  # noqa: S608 - only our own constant
+    " FROM unnest(CAST(:skip_layers AS varchar[]), CAST(:skip_versions AS text[])) AS skipped(layer, version))"
+)
 _STARTED = "AND (l.ts_start_after IS NULL OR l.ts_start_after <= now())"
 _NOT_QUARANTINED = (
     "AND NOT EXISTS (SELECT 1 FROM opencue_sched_quarantine q WHERE q.pk_job = j.pk_job AND q.until > now())"
@@ -157,7 +164,7 @@ _PENDING_JOBS = """
           AND (need.cores <= :least_room OR EXISTS (
               SELECT 1 FROM reach WHERE reach.tag = ANY({layer_tags}) AND need.cores <= reach.cores
           ))
-          AND l.pk_layer <> ALL(CAST(:skip_layers AS varchar[]))
+          AND {not_skipped}
           AND NOT EXISTS (
               SELECT 1 FROM layer_limit ll
               WHERE ll.pk_layer = l.pk_layer AND ll.pk_limit_record = ANY(CAST(:full_limits AS varchar[]))
@@ -173,7 +180,7 @@ _PENDING_JOBS = """
 _WAITING_LAYERS = """
     SELECT l.pk_layer, l.pk_job, l.str_name, l.str_cmd, l.str_range, l.int_chunk_size, l.int_dispatch_order,
            l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min, l.int_gpu_mem_min, l.str_tags,
-           l.str_services, l.b_threadable, ls.int_waiting_count,
+           l.str_services, l.b_threadable, ls.int_waiting_count, {version} AS version,
            ARRAY(SELECT DISTINCT pk_limit_record FROM layer_limit ll JOIN limit_record USING (pk_limit_record)
                  WHERE ll.pk_layer = l.pk_layer) AS limit_ids,
            waiting.ids, waiting.names, waiting.numbers, waiting.versions, waiting.waited
@@ -196,8 +203,7 @@ _WAITING_LAYERS = """
             LIMIT :max_frames
         ) f
     ) waiting
-    WHERE {layer_tags} && CAST(:tags AS text[]) {started} AND waiting.ids IS NOT NULL
-      AND l.pk_layer <> ALL(CAST(:skip_layers AS varchar[]))
+    WHERE {layer_tags} && CAST(:tags AS text[]) {started} AND {not_skipped}
     ORDER BY wanted.turn, l.int_dispatch_order, l.pk_layer
 """
 
@@ -206,6 +212,7 @@ _WAITING_LAYERS = """
 def _pending_jobs(has_start_after: bool, has_quarantine: bool) -> TextClause:
     statement = _PENDING_JOBS.format(
         layer_tags=_LAYER_TAGS,
+        not_skipped=_NOT_SKIPPED,
         started=_STARTED if has_start_after else "",
         not_quarantined=_NOT_QUARANTINED if has_quarantine else "",
     )
@@ -217,6 +224,8 @@ def _waiting_layers(has_start_after: bool) -> TextClause:
     return text(
         _WAITING_LAYERS.format(
             layer_tags=_LAYER_TAGS,
+            not_skipped=_NOT_SKIPPED,
+            version=_VERSION,
             started=_STARTED if has_start_after else "",
             start_after=", l.ts_start_after" if has_start_after else "",
         )
@@ -249,6 +258,7 @@ def fetch_pending_jobs(connection: Connection, selection: JobSelection, columns:
         "held_back": selection.held_back,
         "full_limits": list(selection.full_limits),
         "skip_layers": list(selection.skip_layers),
+        "skip_versions": list(selection.skip_layers.values()),
         "max_jobs": selection.max_jobs,
     }
     return connection.execute(statement, parameters).all()
@@ -260,14 +270,18 @@ def fetch_waiting_layers(
     columns: SchemaColumns,
     *,
     tags: Sequence[str],
-    skip_layers: Sequence[str],
+    skip_layers: Mapping[str, str],
     max_frames: int,
 ) -> Sequence[Row[Any]]:
-    """The bookable layers of all these jobs in dispatch order, each with its first ``max_frames`` waiting frames."""
+    """The bookable layers of all these jobs in dispatch order, each with its first ``max_frames`` waiting frames.
+
+    ``ids`` is None for a layer whose counter says that frames wait, and none does.
+    """
     parameters: Mapping[str, Any] = {
         "job_ids": list(job_ids),
         "tags": list(tags),
         "skip_layers": list(skip_layers),
+        "skip_versions": list(skip_layers.values()),
         "max_frames": max_frames,
     }
     return connection.execute(_waiting_layers(columns.has_start_after), parameters).all()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,12 +24,17 @@ def cluster_of(farm: Farm, *tags: str, show_id: str | None = None) -> Cluster:
 
 
 def gathered(
-    connection: Connection, cluster: Cluster, settings: Settings, *, skip_layers: Collection[str] = (), **queue: Any
+    connection: Connection,
+    cluster: Cluster,
+    settings: Settings,
+    *,
+    skip_layers: Mapping[str, str] | None = None,
+    **queue: Any,
 ) -> Gathered:
-    """Gather with some queue settings changed."""
+    """Gather with some queue settings changed, without layers (by id) whose rows have these versions."""
     changed = settings.model_copy(update={"queue": settings.queue.model_copy(update=queue)})
     facts = check_schema(connection)
-    return gather(connection, cluster, changed, facts=facts, skip_layers=skip_layers)
+    return gather(connection, cluster, changed, facts=facts, left_out=lambda _room: skip_layers or {})
 
 
 def job_ids(result: Gathered) -> list[str]:

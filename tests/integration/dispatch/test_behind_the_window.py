@@ -55,6 +55,14 @@ def make_rows_bad(engine: Engine) -> None:
         )
 
 
+def make_counters_wrong(engine: Engine) -> None:
+    """They say that frames wait, and all have ended."""
+    layers = "(SELECT pk_layer FROM layer JOIN job_resource USING (pk_job) WHERE int_priority = 100)"
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE frame SET str_state = 'EATEN' WHERE pk_layer IN {layers}"))  # noqa: S608
+        connection.execute(text(f"UPDATE layer_stat SET int_waiting_count = 2 WHERE pk_layer IN {layers}"))  # noqa: S608
+
+
 @pytest.mark.parametrize(
     ("first", "hosts", "spoil"),
     [
@@ -65,6 +73,7 @@ def make_rows_bad(engine: Engine) -> None:
             JobSpec(layers=[LayerSpec(frames=2, cores=0)], priority=100, max_cores=8), None, None, id="over their cap"
         ),
         pytest.param(wide(), None, make_rows_bad, id="rows that make no sense"),
+        pytest.param(wide(), None, make_counters_wrong, id="counters that are wrong"),
     ],
 )
 @pytest.mark.parametrize("jobs", [WINDOW, 2 * WINDOW + 5])

@@ -262,7 +262,9 @@ def test_jobs_whose_layers_rest_give_their_place_to_the_next(engine: Engine, set
         resting = farm.job(priority=200)
         half = farm.job([LayerSpec(), LayerSpec()], priority=150)
         farm.job(priority=1)
-        skip = [resting.layers[0].id, half.layers[0].id]
+        versions = "SELECT pk_layer, CAST(xmin AS text) FROM layer WHERE pk_layer = ANY(:layers)"
+        layers = [resting.layers[0].id, half.layers[0].id]
+        skip = {row.pk_layer: row.xmin for row in connection.execute(text(versions), {"layers": layers})}
 
         found = gathered(connection, cluster_of(farm), settings, skip_layers=skip, max_jobs_per_cluster_pass=1)
 

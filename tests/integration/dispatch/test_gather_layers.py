@@ -139,7 +139,9 @@ def test_every_column_arrives_where_it_belongs(engine: Engine, settings: Setting
         waiting_frames=2,
         frames=layer.frames,
         limit_ids=(limit,),
+        version=layer.version,
     )
+    assert layer.version
     assert [(frame.name, frame.number) for frame in layer.frames] == [("0001-beauty", 1), ("0006-beauty", 6)]
     assert all(frame.version is not None and frame.waited_seconds is not None for frame in layer.frames)
 
@@ -192,7 +194,7 @@ def test_a_job_with_a_bad_row_is_skipped_and_named_and_the_others_go_on(engine: 
 
         found = gathered(connection, cluster_of(farm), settings)
 
-    reasons = {bad.id: bad.reason for bad in found.bad_jobs}
+    reasons = {bad.id: bad.reason for bad in found.bad_rows}
     assert job_ids(found) == [good.id]
     assert reasons.keys() == {chunk.id, command.id, caps.id, range_.id}
     assert chunk.layers[1].id in reasons[chunk.id]
@@ -215,7 +217,7 @@ def test_a_null_in_a_column_that_allows_none_is_a_bad_row(engine: Engine, settin
         none = gathered(connection, cluster_of(farm), settings)
 
     assert job_ids(found) == [good.id]
-    assert [bad_job.id for bad_job in found.bad_jobs] == [bad.id]
+    assert [bad_job.id for bad_job in found.bad_rows] == [bad.id]
     assert job_ids(none) == []
 
 
@@ -228,9 +230,9 @@ def test_a_bad_job_is_logged_once_however_often_it_is_met(engine: Engine, settin
         cluster, facts = cluster_of(farm), check_schema(connection)
 
         found = [gather(connection, cluster, settings, facts=facts) for _ in range(3)]
-        logged = [bad_rows.report(each.bad_jobs) for each in found]
+        logged = [bad_rows.report(each.bad_rows) for each in found]
 
-    assert [len(each.bad_jobs) for each in found] == [1, 1, 1]
+    assert [len(each.bad_rows) for each in found] == [1, 1, 1]
     assert logged == [1, 0, 0]
     assert [entry["id"] for entry in logs if entry["event"] == "job_skipped"] == [job.id]
     assert bad_rows.taken_counts() == {"job": 3}

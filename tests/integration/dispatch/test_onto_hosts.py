@@ -24,6 +24,7 @@ from opencue_sched.embedded.simulated_host import HostSpec as Machine
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
 from opencue_sched.operate.audit import run_audit
 from opencue_sched.settings import Rqd, Settings
+from opencue_sched.store.accounting import managed_show_versions
 from opencue_sched.store.engine import make_engine
 from tests.polling import eventually
 
@@ -90,7 +91,8 @@ def site(engine: Engine, settings: Settings, hosts: Sequence[HostSpec], **queue:
             }
         )
         with passes(engine, changed) as runner:
-            note_counted(runner.client, [show.id])
+            with engine.begin() as connection:
+                note_counted(runner.client, managed_show_versions(connection))
             yield Site(engine, rqds, runner, show)
 
 

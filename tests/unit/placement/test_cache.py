@@ -14,6 +14,7 @@ from opencue_sched.placement.cache import HostCache
 from opencue_sched.placement.pool import Preference
 from opencue_sched.placement.strategy import Strategy
 from opencue_sched.settings import HostCacheSettings
+from tests.polling import eventually
 from tests.unit.placement.values import GIB, Reading, make_host, make_need, take
 
 
@@ -611,6 +612,81 @@ class TestStaleness:
         cache.apply(farm.read("h1"), [], read_at=clock())
 
         assert must_check_out(cache).id == "h1"
+
+
+class TestNews:
+    def test_hosts_that_a_group_was_fetched_with_are_told_once(self, clock: Clock) -> None:
+        cache = make_cache(Farm(make_host("h1"), make_host("h2")), clock)
+        assert {host.id for host in cache.take_news()} == {"h1", "h2"}
+        assert cache.take_news() == ()
+
+    def test_they_are_told_although_the_refresh_failed_for_another_group(self, clock: Clock) -> None:
+        # given a thread that fetches one group, waits for another and then has to fetch that itself, in vain
+        farm = Farm(make_host("h1"))
+        asked, answer = threading.Event(), threading.Event()
+
+        def fetch(facility_id: str, tags: Sequence[str]) -> Mapping[str, Sequence[Reading]]:
+            if tags == ["other"]:
+                asked.set()
+                assert answer.wait(10)
+                raise ConnectionError
+            return farm.fetch(facility_id, tags)
+
+        cache = HostCache(HostCacheSettings(), fetch, instance="one", clock=clock)
+        failed: list[Sequence[str]] = []
+
+        def refresh(*tags: str) -> None:
+            try:
+                cache.refresh("fac", tags)
+            except ConnectionError:
+                failed.append(tags)
+
+        first = threading.Thread(target=refresh, args=("other",))
+        first.start()
+        assert asked.wait(10)
+        second = threading.Thread(target=refresh, args=("general", "other"))
+        second.start()
+        eventually(lambda: farm.queries == [["general"]])
+        answer.set()
+        for thread in (first, second):
+            thread.join(20)
+
+        assert sorted(failed) == [("general", "other"), ("other",)]
+        assert [host.id for host in cache.take_news()] == ["h1"]
+
+    def test_a_host_that_a_search_missed_because_another_pass_had_it_is_news_when_it_is_back(
+        self, clock: Clock
+    ) -> None:
+        cache = make_cache(Farm(make_host("h1")), clock)
+        cache.take_news()
+        host = must_check_out(cache)
+        assert check_out(cache) is None
+
+        cache.check_in(host, {"p1": take(2)})
+
+        (news,) = cache.take_news()
+        assert news.idle_cores == host.idle_cores - 2
+
+    def test_a_host_that_nobody_missed_is_no_news(self, clock: Clock) -> None:
+        cache = make_cache(Farm(make_host("h1"), make_host("h2")), clock)
+        cache.take_news()
+        host = must_check_out(cache)
+        assert check_out(cache) is not None
+
+        cache.check_in(host, {})
+
+        assert cache.take_news() == ()
+
+    def test_hosts_with_which_other_passes_were_quicker_each_time_are_news(self, clock: Clock) -> None:
+        cache = make_cache(Farm(make_host("h1")), clock)
+        cache.take_news()
+
+        def another_is_quicker(host: Host) -> bool:
+            cache.check_in(must_check_out(cache), {f"p{host.idle_cores}": take(1)})
+            return True
+
+        assert check_out(cache, accept=another_is_quicker) is None
+        assert [host.idle_cores for host in cache.take_news()] == [4]
 
 
 def test_many_threads_never_hold_one_host_together_and_never_take_more_than_there_is() -> None:
