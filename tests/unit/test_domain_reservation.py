@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from opencue_sched.domain.farm import Host, Layer, Reservation
 from opencue_sched.domain.reservation import (
     Dimension,
+    Need,
     Refusal,
     Rules,
     burst_cap,
@@ -405,3 +406,11 @@ def test_permanent_means_that_the_idle_host_refuses_too(a_layer: Layer, a_host: 
         assert ever.permanent
     if isinstance(ever, Refusal):
         assert ever.permanent
+
+
+@pytest.mark.parametrize("field", ["cores", "memory_kb", "gpus", "gpu_memory_kb"])
+def test_a_need_covers_another_only_with_enough_of_everything(field: str) -> None:
+    need = Need(cores=4, memory_kb=GIB, gpus=1, gpu_memory_kb=GIB)
+    assert need.covers(need)
+    assert replace(need, **{field: getattr(need, field) + 1}).covers(need)
+    assert not replace(need, **{field: getattr(need, field) - 1}).covers(need)
