@@ -41,7 +41,6 @@ from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.domain.errors import InvalidInput, NotReady
 from opencue_sched.lua_scripts import ScriptCall, call_scripts
 from opencue_sched.store import accounting as store
-from opencue_sched.store.accounting import ANY_VERSION
 
 log = structlog.get_logger(__name__)
 
@@ -203,7 +202,8 @@ class _Filler:
         with repeatable_read(self._engine) as connection:
             version = store.clock_us(connection)
             snapshot = snapshot_of(connection)
-            rows = cap_rows_of_shows(connection, snapshot.managed, dict.fromkeys(snapshot.managed, ANY_VERSION))
+            counted = store.managed_show_versions(connection)
+            rows = cap_rows_of_shows(connection, snapshot.managed, counted)
         changes = additions(snapshot.entries)
         for part in chunks(rows, _CHANGES_PER_RENEWAL):
             self._ledger.write_caps(version, part, epoch=filling)
@@ -217,7 +217,7 @@ class _Filler:
         self._ledger.adopt(opened)
         with answering():
             self._client.set(keys.RECOMPUTED_AT, self._client.time()[0])
-        note_counted(self._client, snapshot.managed)
+        note_counted(self._client, counted)
         seconds = time.monotonic() - started
         return BootstrapReport(Action.FILLED, opened, len(snapshot.entries), len(rows), seconds=seconds)
 

@@ -4,21 +4,25 @@ Our own flip counts first. But a Cuebot hands a show over by changing its flag a
 nothing of the procs that run, and bookings would fill a cap a second time. So a show that is not noted here is counted
 by whoever would book there first. If any of its procs ran and Cuebots may be there, it is left alone for as long as one
 may believe that the show is still its own, and counted again. The note has the version of the show's row: when somebody
-has changed the row since (the show may have been away and back), it is counted once more, without a pause.
+has changed the row since (the show may have been away and back), it is counted once more; and left alone as well if
+that finds procs that somebody else has booked.
 """
 
 from __future__ import annotations
 
 import structlog
 from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import reseed_limits
 from opencue_sched.accounting.counted_notes import Note, counted_shows
+from opencue_sched.accounting.differences import Cause
 from opencue_sched.accounting.ledger import Ledger, answering
-from opencue_sched.accounting.recompute import recompute
+from opencue_sched.accounting.recompute import RecomputeReport, recompute
+from opencue_sched.domain.errors import NotReady
 from opencue_sched.store import accounting as store
-from opencue_sched.store.accounting import ANY_VERSION
 
 log = structlog.get_logger(__name__)
 
@@ -58,20 +62,29 @@ class CountedShows:
         self._seen[show_id] = seen
         return True
 
-    def count_the_rest(self) -> None:
-        """Count the managed shows that are not, also those that book nothing. Raises as admits() does.
+    def count_the_rest(self) -> list[str]:
+        """Count the managed shows that are not, also those that book nothing; returns those that cannot be counted.
 
         Until a show is counted its frames count as foreign under their licences, and twice once a recompute has found
-        them.
+        them. Raises as admits() does when a store is lost.
         """
+        failed = []
         counted = counted_shows(self._ledger.client)
         with self._engine.begin() as connection:
             versions = store.managed_show_versions(connection)
         for show_id, version in versions.items():
-            if counted.get(show_id) not in (version, ANY_VERSION):
-                # The note is what others go by: somebody may have taken down the one that this process has seen.
-                self._seen.pop(show_id, None)
+            if counted.get(show_id) == version:
+                continue
+            # The note is what others go by: somebody may have taken down the one that this process has seen.
+            self._seen.pop(show_id, None)
+            try:
                 self.admits(show_id)
+            except Exception as error:
+                if _is_loss(error):
+                    raise
+                log.exception("show_not_counted", show=show_id)
+                failed.append(show_id)
+        return failed
 
     def _read(self, show_id: str) -> tuple[Note | None, float]:
         with answering(), self._ledger.client.pipeline(transaction=False) as pipe:
@@ -83,17 +96,30 @@ class CountedShows:
     def _next(self, show_id: str, note: Note | None, version: str, now: float) -> Note:
         """What to note next; counts the show unless it was counted, or has to wait."""
         if note is None:
-            running = self._count(show_id)
-            return Note(version, now + CUEBOT_CACHE_SECONDS if running and self._cuebots else 0.0)
+            return self._noted(version, now, theirs=self._count(show_id).procs)
         if note.due > now:
             return note
-        if note.due or note.version not in (version, ANY_VERSION):
+        if note.version != version:
+            return self._noted(version, now, theirs=self._count(show_id).causes.get(Cause.MISSING, 0))
+        if note.due:
             self._count(show_id)
         return Note(version)
 
-    def _count(self, show_id: str) -> int:
-        """Bring caps and ledger of the show up to date; how many procs it has."""
+    def _noted(self, version: str, now: float, *, theirs: int) -> Note:
+        """The note of a show that was counted and has so many procs that a Cuebot may have booked."""
+        return Note(version, now + CUEBOT_CACHE_SECONDS if theirs and self._cuebots else 0.0)
+
+    def _count(self, show_id: str) -> RecomputeReport:
+        """Bring caps and ledger of the show up to date."""
         reseed_limits(self._engine, self._ledger, [show_id])
         report = recompute(self._engine, self._ledger, [show_id], age_seconds=self._age, write_tables=False, renew=True)
         log.info("show_counted", show=show_id, procs=report.procs, healed=report.healed)
-        return report.procs
+        return report
+
+
+def _is_loss(error: Exception) -> bool:
+    """Whether the stores are lost, which no show is to blame for: PostgreSQL then says nothing at all."""
+    if not isinstance(error, DBAPIError):
+        return isinstance(error, NotReady | PoolTimeout)
+    silent = isinstance(error, OperationalError | InterfaceError) and not getattr(error.orig, "pgcode", None)
+    return silent or error.connection_invalidated

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import cast
 
 import redis
+from redis.exceptions import WatchError
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.ledger import answering
-from opencue_sched.store.accounting import ANY_VERSION
+
+_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +48,34 @@ def counted_shows(client: redis.Redis) -> dict[str, str]:
     return {show_id: note.version for show_id, note in notes.items() if note is not None and not note.due}
 
 
-def note_counted(client: redis.Redis, show_ids: Collection[str]) -> None:
-    """These shows are counted: by a flip, or by filling the store."""
-    if show_ids:
+def note_counted(client: redis.Redis, versions: Mapping[str, str]) -> None:
+    """These shows are counted, as their rows were in these versions: by a flip, or by filling the store.
+
+    A row that was changed since belongs to a show that may have been away meanwhile: it is counted again.
+    """
+    if versions:
         with answering():
-            client.hset(keys.COUNTED, mapping=dict.fromkeys(show_ids, Note(ANY_VERSION).text))
+            client.hset(keys.COUNTED, mapping={show: Note(version).text for show, version in versions.items()})
 
 
-def forget_others(client: redis.Redis, managed: Collection[str]) -> list[str]:
-    """Forget the shows that are not managed any more; returns them."""
-    with answering():
-        gone = [str(show) for show in client.hkeys(keys.COUNTED) if show not in managed]
-        if gone:
-            client.hdel(keys.COUNTED, *gone)
-    return gone
+def forget_others(client: redis.Redis, managed: Callable[[], Collection[str]]) -> list[str]:
+    """Forget the shows that are not managed any more; returns them.
+
+    The notes are read before ``managed`` is asked, and nothing is forgotten if any was written since: a show that is
+    handed over meanwhile keeps its note. What is left then is found by the next call.
+    """
+    with answering(), client.pipeline(transaction=True) as pipe:
+        for _ in range(_TRIES):
+            pipe.watch(keys.COUNTED)  # type: ignore[no-untyped-call]
+            noted = cast("list[str]", pipe.hkeys(keys.COUNTED))
+            gone = sorted(set(noted) - set(managed()))
+            if not gone:
+                return []
+            pipe.multi()
+            pipe.hdel(keys.COUNTED, *gone)
+            try:
+                pipe.execute()
+            except WatchError:
+                continue
+            return gone
+    return []

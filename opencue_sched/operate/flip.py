@@ -35,7 +35,7 @@ from opencue_sched.accounting.snapshot import snapshot_of
 from opencue_sched.domain.errors import NotReady, SchedulerError
 from opencue_sched.settings import Settings
 from opencue_sched.store import admin, flips
-from opencue_sched.store.accounting import managed_show_ids
+from opencue_sched.store.accounting import managed_show_ids, show_version
 from opencue_sched.store.accounting_tables import refresh_tables
 
 log = structlog.get_logger(__name__)
@@ -91,6 +91,7 @@ def hand_over(
             return Flip(False, show.booking)
         admin.set_show_flag(connection, show_id, "b_booking_enabled", False)
         admin.set_show_flag(connection, show_id, "b_scheduler_managed", True)
+        version = show_version(connection, show_id)
         counted = _count_unseen(connection, ledger, show_id)
     ready, more, caps = _count(engine, ledger, show_id, age_seconds)
     counted += more
@@ -98,11 +99,14 @@ def hand_over(
         sleep(quarantine_seconds)
         ready, more, _ = _count(engine, ledger, show_id, age_seconds)
         counted += more
-    if ready:
-        note_counted(ledger.client, [show_id])
-    if booking:
-        with engine.begin() as connection:
+    with engine.begin() as connection:
+        admin.lock_show(connection, show_id)
+        alone = show_version(connection, show_id) == version
+        if booking:
             admin.set_show_flag(connection, show_id, "b_booking_enabled", True)
+        # Had anybody changed the row, the show may have been away: whoever would book there counts it then.
+        if ready and alone:
+            ready = _note(connection, ledger, show_id)
     log.info("show_managed", show=show_id, counted=counted, store_ready=ready)
     return Flip(True, booking, ready, counted, caps)
 
@@ -145,8 +149,11 @@ def notice_flips(engine: Engine, client: redis.Redis) -> list[str]:
 
     A show that comes again is counted before anything is booked there (accounting.counted). Raises NotReady.
     """
-    with engine.begin() as connection:
-        managed = managed_show_ids(connection)
+
+    def managed() -> frozenset[str]:
+        with engine.begin() as connection:
+            return managed_show_ids(connection)
+
     gone = forget_others(client, managed)
     for show_id in gone:
         _remember_handed_back(client, show_id)
@@ -260,6 +267,16 @@ def _count_unseen(connection: Connection, ledger: Ledger, show_id: str) -> int:
     except NotReady as error:
         log.info("flip_left_to_bootstrap", show=show_id, reason=str(error))
         return 0
+
+
+def _note(connection: Connection, ledger: Ledger, show_id: str) -> bool:
+    """Note that the show is counted as this transaction leaves its row; whether the store took the note."""
+    try:
+        note_counted(ledger.client, {show_id: str(show_version(connection, show_id))})
+    except NotReady as error:
+        log.info("flip_left_to_bootstrap", show=show_id, reason=str(error))
+        return False
+    return True
 
 
 def _count(

@@ -12,9 +12,6 @@ from sqlalchemy import Connection, text
 
 _CLOCK = text("SELECT CAST(extract(epoch FROM now()) * 1000000 AS bigint)")
 _MANAGED_SHOWS = text("SELECT pk_show FROM show WHERE b_scheduler_managed")
-ANY_VERSION = "any"
-"""A show that was counted, whatever the version of its row was."""
-
 _SHOW_VERSION = text("SELECT CAST(xmin AS text) FROM show WHERE pk_show = :show")
 _MANAGED_VERSIONS = text("SELECT pk_show, CAST(xmin AS text) AS version FROM show WHERE b_scheduler_managed")
 
@@ -71,7 +68,7 @@ _LIMITS = """
                             SELECT 1
                               FROM unnest(CAST(:counted AS varchar[]), CAST(:versions AS varchar[]))
                                    AS note(show, version)
-                             WHERE note.show = show.pk_show AND note.version IN ('any', CAST(show.xmin AS text))
+                             WHERE note.show = show.pk_show AND note.version = CAST(show.xmin AS text)
                         ))), 0) AS foreign_running
       FROM limit_record
 """
@@ -188,7 +185,7 @@ def points(connection: Connection, pairs: Sequence[tuple[str, str]]) -> list[Poi
 
 
 def all_limits(connection: Connection, counted: Mapping[str, str]) -> list[LimitRow]:
-    """``counted``: the shows whose frames the ledger has, each with the version of its row then, or ANY_VERSION."""
+    """``counted``: the shows whose frames the ledger has, each with the version of its row then."""
     return [LimitRow(*row) for row in connection.execute(_ALL_LIMITS, _counted(counted))]
 
 

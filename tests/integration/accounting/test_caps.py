@@ -9,6 +9,7 @@ from opencue_sched.accounting.entries import Booking
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.store import accounting as store
 from tests.integration.accounting.world import World
 
 
@@ -119,7 +120,7 @@ def test_a_limit_is_lowered_by_the_running_frames_of_unmanaged_shows(world: Worl
         ours = farm.job([LayerSpec(frames=3, limits=[limit])], show=ours_show)
         farm.run(theirs.frames[:2], world.host)
         farm.run(ours.frames[:1], world.host)
-    note_counted(world.store.client, [world.show.id, ours_show.id])
+        note_counted(world.store.client, store.managed_show_versions(connection))
     reseed_limits(world.engine, world.ledger, [world.show.id])
     limits = fields(world, keys.limit(limit))
     assert (limits["int_max_value"], limits["int_foreign"], limits["int_running"]) == ("5", "2", "0")

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DataError, OperationalError
 
+from opencue_sched.accounting import counted as counted_module
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import load_caps
 from opencue_sched.accounting.counted import CountedShows
-from opencue_sched.accounting.counted_notes import Note, note_counted
+from opencue_sched.accounting.counted_notes import Note, counted_shows, note_counted
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.ledger import NotReady
+from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
-from opencue_sched.operate.flip import HANDED_BACK, notice_flips
+from opencue_sched.operate import flip as flip_module
+from opencue_sched.operate.flip import HANDED_BACK, hand_over, notice_flips
+from opencue_sched.store import accounting as store
 from tests.integration.accounting.world import AGE, World
 
 
@@ -29,11 +34,17 @@ def flag(world: World, managed: bool) -> None:
     )
 
 
+def note(world: World) -> None:
+    """The world's show is counted as its row is now."""
+    with world.engine.begin() as connection:
+        note_counted(world.store.client, store.managed_show_versions(connection))
+
+
 def pause_is_over(world: World) -> None:
-    note = Note.parse(str(world.store.client.hget(keys.COUNTED, world.show.id)))
-    assert note is not None
-    assert note.due > 0
-    world.store.client.hset(keys.COUNTED, world.show.id, Note(note.version, 1.0).text)
+    noted = Note.parse(str(world.store.client.hget(keys.COUNTED, world.show.id)))
+    assert noted is not None
+    assert noted.due > 0
+    world.store.client.hset(keys.COUNTED, world.show.id, Note(noted.version, 1.0).text)
 
 
 def test_what_cuebot_runs_is_counted_twice_with_a_pause_before_anything_is_booked(world: World) -> None:
@@ -66,15 +77,62 @@ def test_without_a_cuebot_or_without_procs_there_is_no_pause(world: World) -> No
     assert world.job_cores() == 4
 
 
-def test_a_show_that_was_away_and_is_back_is_counted_again_at_once(world: World) -> None:
+def test_a_show_whose_row_was_changed_is_counted_again_without_a_pause(world: World) -> None:
+    shows = counted(world)
+    assert shows.admits(world.show.id)
+    flag(world, False)
+    flag(world, True)
+    assert shows.admits(world.show.id)
+
+
+def test_a_show_that_was_away_and_is_back_is_counted_again_and_left_alone_if_cuebots_booked_there(
+    world: World,
+) -> None:
     shows = counted(world)
     assert shows.admits(world.show.id)
     flag(world, False)
     world.run(2)
     flag(world, True)
-    assert shows.admits(world.show.id)
+
+    # then what Cuebot runs counts at once, but one of them may go on for a while
+    assert not shows.admits(world.show.id)
     assert world.job_cores() == 4
     world.exact()
+    world.run(1)
+    pause_is_over(world)
+    assert shows.admits(world.show.id)
+    assert world.job_cores() == 6
+
+
+@pytest.mark.parametrize("booking", [True, False])
+def test_a_show_of_our_own_flip_that_a_cuebot_took_and_gave_back_is_counted_before_it_is_booked(
+    world: World, booking: bool
+) -> None:
+    # given a show with a burst of ten cores, handed over by our command, where nobody has booked since
+    flag(world, False)
+    world.sql("UPDATE subscription SET int_burst = 1000")
+    hand_over(world.engine, world.ledger, world.show.id, quarantine_seconds=0, age_seconds=AGE, booking=booking)
+
+    # when a Cuebot takes it, runs frames and gives it back before any recompute has seen that
+    flag(world, False)
+    procs = world.run(4)
+    flag(world, True)
+
+    # then nobody books beside them what they have
+    shows = counted(world, cuebots=False)
+    assert shows.admits(world.show.id)
+    booked = [Booking(f"new-{i}", world.entry(procs[0]).vertices, 2) for i in range(2)]
+    assert world.ledger.book(booked).accepted == {"new-0"}
+
+
+def test_a_show_that_was_away_since_the_store_was_filled_is_counted_before_it_is_booked(world: World) -> None:
+    world.store.client.flushdb()
+    ensure_bootstrapped(world.engine, world.ledger, wait_age=0)
+    flag(world, False)
+    world.run(2)
+    flag(world, True)
+    assert counted(world, cuebots=False).admits(world.show.id)
+    assert world.job_cores() == 4
 
 
 def test_a_show_that_is_counted_costs_nothing_more(world: World) -> None:
@@ -87,7 +145,7 @@ def test_a_show_that_is_counted_costs_nothing_more(world: World) -> None:
 
 def test_flips_of_ours_and_a_filled_store_have_counted(world: World) -> None:
     world.run(2)
-    note_counted(world.store.client, [world.show.id])
+    note(world)
     assert counted(world).admits(world.show.id)
     world.store.client.flushdb()
     ensure_bootstrapped(world.engine, world.ledger, wait_age=0)
@@ -106,7 +164,7 @@ def test_a_store_that_is_lost_admits_nobody(world: World) -> None:
 
 def test_a_show_taken_back_by_cuebot_is_looked_after_and_has_to_be_counted_again(world: World) -> None:
     world.run(1)
-    note_counted(world.store.client, [world.show.id])
+    note(world)
     assert notice_flips(world.engine, world.store.client) == []
     flag(world, False)
     assert notice_flips(world.engine, world.store.client) == [world.show.id]
@@ -196,3 +254,88 @@ def test_a_show_that_books_nothing_is_counted_too_so_that_its_frames_hold_each_l
     commands = world.store.client.info("stats")["total_commands_processed"]
     shows.count_the_rest()
     assert world.store.client.info("stats")["total_commands_processed"] == commands + 2, "the notes, and this look"
+
+
+def managed_by_another_process_meanwhile(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the two readings of a look at who is managed, the show is handed over and noted."""
+    read = flip_module.managed_show_ids
+
+    def racing(connection: Connection) -> frozenset[str]:
+        seen = read(connection)
+        monkeypatch.setattr(flip_module, "managed_show_ids", read)
+        flag(world, True)
+        note(world)
+        return seen
+
+    monkeypatch.setattr(flip_module, "managed_show_ids", racing)
+
+
+@pytest.mark.parametrize("noted_before", [False, True])
+def test_a_show_that_is_handed_over_while_others_are_forgotten_keeps_its_note(
+    world: World, monkeypatch: pytest.MonkeyPatch, noted_before: bool
+) -> None:
+    if noted_before:
+        note(world)
+    flag(world, False)
+    managed_by_another_process_meanwhile(world, monkeypatch)
+    assert notice_flips(world.engine, world.store.client) == []
+    assert world.store.client.hexists(keys.COUNTED, world.show.id)
+    assert world.store.client.zscore(HANDED_BACK, world.show.id) is None
+
+
+@pytest.fixture
+def shows(world: World) -> list[str]:
+    """Three managed shows with a proc each, that nobody has counted."""
+    world.run(1)
+    with world.engine.begin() as connection:
+        farm = Farm(connection)
+        others = [farm.show(name) for name in ("second", "third")]
+        for show in others:
+            farm.subscription(show, farm.alloc("general"), size=100)
+            farm.run(farm.job([LayerSpec(frames=1)], show=show, name=f"{show.name}-job").frames, world.host)
+    return [world.show.id, *(show.id for show in others)]
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+@pytest.mark.parametrize(
+    "error",
+    [InvalidInput("a row nobody understands"), DataError("SELECT", {}, Exception("out of range"))],
+    ids=["row", "statement"],
+)
+def test_a_show_that_cannot_be_counted_does_not_keep_others_from_it(
+    world: World, shows: list[str], monkeypatch: pytest.MonkeyPatch, bad: int, error: Exception
+) -> None:
+    count = counted_module.recompute
+
+    def failing(engine: object, ledger: object, show_ids: list[str], **rest: object) -> object:
+        if show_ids == [shows[bad]]:
+            raise error
+        return count(engine, ledger, show_ids, **rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(counted_module, "recompute", failing)
+    assert counted(world, cuebots=False).count_the_rest() == [shows[bad]]
+    good = {show for show in shows if show != shows[bad]}
+    assert set(counted_shows(world.store.client)) == good
+    assert {record.show_id for record in world.ledger.records()} == good
+
+    # and it is tried again
+    monkeypatch.setattr(counted_module, "recompute", count)
+    assert counted(world, cuebots=False).count_the_rest() == []
+    world.exact()
+
+
+def test_a_store_that_is_lost_is_no_fault_of_a_show(
+    world: World, shows: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = OperationalError("SELECT", {}, Exception("server closed the connection unexpectedly"))
+    tried: list[str] = []
+
+    def failing(engine: object, ledger: object, show_ids: list[str], **rest: object) -> object:
+        tried.extend(show_ids)
+        raise lost
+
+    monkeypatch.setattr(counted_module, "recompute", failing)
+    with pytest.raises(OperationalError):
+        counted(world).count_the_rest()
+    assert len(tried) == 1
+    assert len(shows) == 3
