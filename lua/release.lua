@@ -1,9 +1,10 @@
 -- release: the procs are gone; their entries leave the ledger and the counters.
 -- KEYS    1 acct:seq, 2 acct:ledger, 3 acct:epoch, 4 acct:audit
 -- ARGV    1 epoch, then pk_procs (at most 250)
--- Returns {1, seq, entries removed}, or {0, 'not_ready', stored epoch, '0'}.
+-- Returns {1, seq, entries removed, ids left for another call...}, or {0, 'not_ready', stored epoch, '0'}.
 -- Invariants: the vertices are those the entry was booked under, wherever job and host are now; releasing twice, or an
---         id never booked, moves no counter; every id leaves a tombstone either way.
+--         id never booked, moves no counter; every id leaves a tombstone either way. Nobody but the ledger knows how
+--         much an id is to do, so a call leaves those for which there is no work left, but not its first one.
 --@include ledger
 --@include moves
 local ids, seen = {}, {}
@@ -14,21 +15,30 @@ for i = 2, #ARGV do
   end
 end
 local _, bucket = clock()
-bury(ids, bucket)
-local gone = {}
-if #ids > 0 then
-  for i, record in ipairs(call('HMGET', LEDGER, unpack(ids))) do
-    if record then
-      local _, _, _, _, entry = string.match(record, RECORD)
-      move(ids[i], entry, -1)
-      gone[#gone + 1] = ids[i]
+local known = #ids > 0 and call('HMGET', LEDGER, unpack(ids)) or {}
+local done, gone, answer, work = {}, {}, {1, 0, 0}, 0
+for i, id in ipairs(ids) do
+  local entry
+  if known[i] then
+    _, _, _, _, entry = string.match(known[i], RECORD)
+  end
+  work = work + WORK_OF_AN_ID + work_of(entry)
+  if i > 1 and work > WORK then
+    answer[#answer + 1] = id
+  else
+    done[#done + 1] = id
+    if known[i] then
+      move(id, entry, -1)
+      gone[#gone + 1] = id
     end
   end
 end
-if #gone == 0 then
-  return {1, tonumber(call('GET', SEQ) or 0), 0}
+bury(done, bucket)
+if #gone > 0 then
+  answer[2], answer[3] = call('INCR', SEQ), #gone
+  apply_moves(answer[2])
+  call('HDEL', LEDGER, unpack(gone))
+else
+  answer[2] = tonumber(call('GET', SEQ) or 0)
 end
-local seq = call('INCR', SEQ)
-apply_moves(seq)
-call('HDEL', LEDGER, unpack(gone))
-return {1, seq, #gone}
+return answer

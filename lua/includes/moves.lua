@@ -1,5 +1,14 @@
 -- Sums up entries per vertex and moves each vertex once. Needs includes/ledger.
+-- What a call does is bounded in commands of Redis, as in opencue_sched/accounting/scripts.py.
+local WORK, WORK_OF_AN_ID, WORK_OF_A_VERTEX = 1000, 6, DUAL and 6 or 2
 local moves, moved = {}, {}
+
+-- What moving an entry takes at most; of one that cannot be read, nothing.
+local function work_of(entry)
+  if not entry then return 0 end
+  local _, commas = string.gsub(entry, ',', '')
+  return WORK_OF_A_VERTEX * (string.sub(entry, -1) == '|' and 5 or 6 + commas)
+end
 
 local function move_key(key, cores, gpus, ledger_only)
   local sum = moves[key]
@@ -40,6 +49,7 @@ end
 
 -- Adding 0 turns -0, which HINCRBY does not read, into 0.
 local function apply_moves(seq)
+  local now = DUAL and call('TIME')[1]
   for key, sum in pairs(moves) do
     if string.sub(key, 1, 11) == 'acct:limit:' then
       call('HINCRBY', key, 'int_running', sum[1] + 0)
@@ -51,7 +61,7 @@ local function apply_moves(seq)
         call('HINCRBY', key, 'ledger_gpus', sum[4] + 0)
       end
       if sum.dropped then
-        call('HSET', key, 'dropped_at', call('TIME')[1])
+        call('HSET', key, 'dropped_at', now)
       end
     end
   end

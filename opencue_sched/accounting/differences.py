@@ -110,14 +110,14 @@ def _judge(
         cause = Cause.CRASHED_BOOKING if in_flight else Cause.MISSED_RELEASE
         if record.show_id not in scope.managed:
             cause = Cause.RETIRED
-        return cause, Change(record.proc_id, record.changed_seq, None)
+        return cause, Change(record.proc_id, record.changed_seq, None, before=record.entry)
     state = EntryState.CONFIRMED if too_old else record.state
     if actual != record.entry:
         if not before_mark:  # a newer snapshot may have moved it
             return None
-        return Cause.MOVED, Change(record.proc_id, record.changed_seq, actual, state)
+        return Cause.MOVED, Change(record.proc_id, record.changed_seq, actual, state, before=record.entry)
     if in_flight and too_old:
-        return Cause.LATE_SETTLE, Change(record.proc_id, record.changed_seq, actual, state)
+        return Cause.LATE_SETTLE, Change(record.proc_id, record.changed_seq, actual, state, before=record.entry)
     return None
 
 

@@ -99,6 +99,12 @@ def show_of(entry: str) -> str:
     return entry.split("|", 3)[2]
 
 
+def most_vertices(entry: str) -> int:
+    """How many vertices an entry moves at most: the five of the hierarchy and its limits; none of an empty text."""
+    limits = entry.rpartition("|")[2]
+    return 5 + (limits.count(",") + 1 if limits else 0) if entry else 0
+
+
 def amounts(entry: str) -> tuple[tuple[str, int, int], ...]:
     """What an entry adds to which vertex: key, cores (a limit: 1 frame) and GPUs (a limit: 0)."""
     booking = unpack_entry("", entry)

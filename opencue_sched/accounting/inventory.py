@@ -20,7 +20,6 @@ from opencue_sched.accounting.entries import Record, amounts
 from opencue_sched.accounting.keys import VertexKind
 from opencue_sched.accounting.ledger import Ledger, answering
 from opencue_sched.accounting.scripts import (
-    MAX_IDS_PER_CALL,
     adjust_calls,
     audit_begin_call,
     chunks,
@@ -36,6 +35,7 @@ _LIFE_MS = 60_000
 _SCAN_COUNT = 1000
 _LOG_PAGE = 1000
 _CALLS_PER_ROUND_TRIP = 8
+_KEYS_PER_ROUND_TRIP = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +102,11 @@ def vertex_keys(ledger: Ledger) -> set[str]:
 def read_counters(ledger: Ledger, epoch: Epoch, vertices: Sequence[str]) -> dict[str, Reading]:
     """Read counters in pieces; each piece knows its moment."""
     readings: dict[str, Reading] = {}
-    for part in chunks(vertices, MAX_IDS_PER_CALL * _CALLS_PER_ROUND_TRIP):
-        answers = ledger.call_under(inventory_calls(epoch.text, part))
-        for piece, answer in zip(chunks(part), answers, strict=True):
-            seq, numbers = int(answer[1]), answer[2:]
-            for i, key in enumerate(piece):
-                readings[key] = Reading(seq, (int(numbers[2 * i]), int(numbers[2 * i + 1])))
+    for part in chunks(vertices, _KEYS_PER_ROUND_TRIP):
+        left = iter(part)
+        for _, seq, *numbers in ledger.call_under(inventory_calls(epoch.text, part)):
+            for first, second, key in zip(numbers[::2], numbers[1::2], left, strict=False):
+                readings[key] = Reading(int(seq), (int(first), int(second)))
     return readings
 
 

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import redis
@@ -189,8 +190,12 @@ class Ledger:
 
     def release(self, proc_ids: Sequence[str]) -> int:
         """The procs are deleted. Returns how many entries left the ledger; unknown ids are remembered as released."""
-        answers, _ = self._call(lambda epoch: release_calls(epoch, proc_ids))
-        return sum(int(answer[2]) for answer in answers)
+        removed, left = 0, proc_ids
+        while left:
+            answers, _ = self._call(partial(release_calls, proc_ids=left))
+            removed += sum(int(answer[2]) for answer in answers)
+            left = [proc_id for answer in answers for proc_id in answer[3:]]
+        return removed
 
     # For recompute, caps and bootstrap
 
@@ -254,6 +259,8 @@ class Ledger:
         if stale:
             fresh = self.learn_epoch()
             again = calls(fresh.text)
+            if len(again) != len(made):  # cut otherwise, for a store of the other kind: nothing counts twice
+                stale, answers = list(range(len(again))), [None] * len(again)
             retried, values = self._send([again[i] for i in stale], reads)
             if any(refused_for(answer) == NOT_READY for answer in retried):
                 self.forget_epoch()

@@ -66,7 +66,7 @@ def renew_entries(ledger: Ledger, show_ids: Collection[str]) -> None:
     For shows that are managed again: one that saw them unmanaged would retire entries that are needed by now.
     """
     changes = [
-        Change(record.proc_id, record.changed_seq, record.entry, record.state)
+        Change(record.proc_id, record.changed_seq, record.entry, record.state, before=record.entry)
         for record in ledger.records()
         if record.show_id in show_ids
     ]

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from opencue_sched.accounting.entries import Booking, EntryState
+from opencue_sched.accounting.entries import Booking, EntryState, most_vertices
 from opencue_sched.accounting.keys import BOOTSTRAP_LEASE, EPOCH, LEDGER_KEYS, SEQ
+from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.lua_scripts import ScriptCall
 
 MAX_IDS_PER_CALL = 250
+WORK_PER_CALL = 1000
+"""What one call may do, in commands of Redis (a field of a command that takes many counts as one): one to three
+milliseconds, for which everybody else waits. lua/release.lua has the same number."""
+
 NOT_READY = "not_ready"
 UNSEEDED = "unseeded"
 TOMBSTONED = "tombstoned"
@@ -20,18 +25,26 @@ Mode: TypeAlias = Literal["check", "force"]
 Phase: TypeAlias = Literal["before", "after"]
 _T = TypeVar("_T")
 
+# What the scripts do, at most. With an id: read and write its record, look for a tombstone, log the change, and take
+# texts apart. With a vertex of it: move cores and GPUs; in a dual store also the ledger's own, and note the time.
+_WORK_OF_AN_ID = 6
+_WORK_OF_A_VERTEX, _WORK_OF_A_DUAL_VERTEX = 2, 6
+_USUAL_VERTICES = 6
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
     """One difference to apply: the entry as it was seen (``expected_seq`` None: absent), and as it should be.
 
-    ``entry`` None removes it; ``state`` counts only with an entry.
+    ``entry`` None removes it; ``state`` counts only with an entry. ``before`` is the entry as it was seen: how much
+    work it is to take it out.
     """
 
     proc_id: str
     expected_seq: int | None
     entry: str | None
     state: EntryState = EntryState.CONFIRMED
+    before: str | None = field(default=None, compare=False)
 
 
 def book_call(epoch: str, mode: Mode, booking: Booking, owner: str) -> ScriptCall:
@@ -43,21 +56,39 @@ def rollback_call(epoch: str, booking: Booking, owner: str) -> ScriptCall:
 
 
 def settle_calls(epoch: str, bookings: Sequence[Booking], owner: str) -> list[ScriptCall]:
+    pairs = [(booking.proc_id, booking.packed()) for booking in bookings]
+    of_a_vertex = _work_of_a_vertex(epoch)
     return [
-        ScriptCall("settle", LEDGER_KEYS, (epoch, owner, *(text for b in part for text in (b.proc_id, b.packed()))))
-        for part in chunks(bookings)
+        ScriptCall("settle", LEDGER_KEYS, (epoch, owner, *(text for pair in part for text in pair)))
+        for part in portions(pairs, lambda pair: _WORK_OF_AN_ID + of_a_vertex * most_vertices(pair[1]))
     ]
 
 
 def release_calls(epoch: str, proc_ids: Sequence[str]) -> list[ScriptCall]:
-    return [ScriptCall("release", LEDGER_KEYS, (epoch, *part)) for part in chunks(proc_ids)]
+    """Only the ledger knows the vertices: the answers name the ids for which there was too much to do in one call."""
+    usual = _WORK_OF_AN_ID + _work_of_a_vertex(epoch) * _USUAL_VERTICES
+    return [ScriptCall("release", LEDGER_KEYS, (epoch, *part)) for part in portions(proc_ids, lambda _: usual)]
 
 
 def reconcile_calls(epoch: str, changes: Sequence[Change], owner: str) -> list[ScriptCall]:
+    of_a_vertex = _work_of_a_vertex(epoch)
+
+    def work(change: Change) -> int:
+        before = change.before
+        if before is None and change.expected_seq is not None:
+            vertices = _USUAL_VERTICES
+        else:
+            vertices = most_vertices(before or "")
+        return _WORK_OF_AN_ID + of_a_vertex * (vertices + most_vertices(change.entry or ""))
+
     return [
         ScriptCall("reconcile", LEDGER_KEYS, (epoch, owner, *(text for c in part for text in _change(c))))
-        for part in chunks(changes)
+        for part in portions(changes, work)
     ]
+
+
+def _work_of_a_vertex(epoch: str) -> int:
+    return _WORK_OF_A_DUAL_VERTEX if Epoch(epoch).dual else _WORK_OF_A_VERTEX
 
 
 def _change(change: Change) -> tuple[str, str, str, str]:
@@ -73,7 +104,7 @@ def caps_calls(epoch: str, version_us: int, rows: Sequence[tuple[str, Sequence[s
     """``rows``: vertex key and its fields, each name before its value."""
     return [
         ScriptCall("caps", LEDGER_KEYS, (epoch, version_us, *(text for row in part for text in _caps(row))))
-        for part in chunks(rows)
+        for part in portions(rows, lambda row: 4 + len(row[1]) // 2)
     ]
 
 
@@ -83,7 +114,7 @@ def _caps(row: tuple[str, Sequence[str]]) -> tuple[str, ...]:
 
 
 def inventory_calls(epoch: str, vertex_keys: Sequence[str]) -> list[ScriptCall]:
-    return [ScriptCall("inventory", LEDGER_KEYS, (epoch, *part)) for part in chunks(vertex_keys)]
+    return [ScriptCall("inventory", LEDGER_KEYS, (epoch, *part)) for part in portions(vertex_keys, _each(3))]
 
 
 def adjust_calls(epoch: str, amounts: Sequence[tuple[str, int, int]], *, read_at: int) -> list[ScriptCall]:
@@ -94,24 +125,27 @@ def adjust_calls(epoch: str, amounts: Sequence[tuple[str, int, int]], *, read_at
         ScriptCall(
             "adjust", LEDGER_KEYS, (epoch, name, number, read_at, *(field for amount in part for field in amount))
         )
-        for number, part in enumerate(chunks(amounts))
+        for number, part in enumerate(portions(amounts, _each(2)))
     ]
 
 
 def reclaim_calls(epoch: str, vertex_keys: Sequence[str]) -> list[ScriptCall]:
-    return [ScriptCall("reclaim", LEDGER_KEYS, (epoch, *part)) for part in chunks(vertex_keys)]
+    return [ScriptCall("reclaim", LEDGER_KEYS, (epoch, *part)) for part in portions(vertex_keys, _each(6))]
 
 
 def reseed_cas_calls(epoch: str, seq: int, values: Sequence[tuple[str, int, int]]) -> list[ScriptCall]:
-    """``values``: vertex key, cores and GPUs as they were at ``seq``."""
+    """``values``: vertex key, cores and GPUs as they were at ``seq``. Each call compares and swaps by itself."""
     return [
         ScriptCall("reseed_cas", LEDGER_KEYS, (epoch, seq, *(field for value in part for field in value)))
-        for part in chunks(values)
+        for part in portions(values, _each(7))
     ]
 
 
 def foreign_calls(epoch: str, phase: Phase, grace_seconds: float, vertex_keys: Sequence[str]) -> list[ScriptCall]:
-    return [ScriptCall("foreign", LEDGER_KEYS, (epoch, phase, grace_seconds, *part)) for part in chunks(vertex_keys)]
+    return [
+        ScriptCall("foreign", LEDGER_KEYS, (epoch, phase, grace_seconds, *part))
+        for part in portions(vertex_keys, _each(12))
+    ]
 
 
 def audit_begin_call(epoch: str, token: str, life_ms: int) -> ScriptCall:
@@ -123,7 +157,7 @@ def epoch_fill_call(lease: str, filling: str, run_id: str, *, close_open: bool) 
 
 
 def wipe_calls(filling: str, keys: Sequence[str]) -> list[ScriptCall]:
-    return [ScriptCall("wipe", LEDGER_KEYS, (filling, *part)) for part in chunks(keys)]
+    return [ScriptCall("wipe", LEDGER_KEYS, (filling, *part)) for part in portions(keys, _each(2))]
 
 
 def epoch_open_call(filling: str, opened: str) -> ScriptCall:
@@ -138,8 +172,27 @@ def token_extend_call(key: str, token: str, life_ms: int) -> ScriptCall:
     return ScriptCall("token_extend", (key,), (token, life_ms))
 
 
-def chunks(items: Sequence[_T], size: int = MAX_IDS_PER_CALL) -> list[Sequence[_T]]:
-    """``items`` in pieces a script may take: bounded work, and Lua's unpack has a limit too."""
+def portions(items: Sequence[_T], work: Callable[[_T], int]) -> list[Sequence[_T]]:
+    """``items`` in pieces a script may take: of bounded work (or a single item), and Lua's unpack has a limit too."""
+    found: list[Sequence[_T]] = []
+    start, sum_of_work = 0, 0
+    for i, item in enumerate(items):
+        more = work(item)
+        if i > start and (sum_of_work + more > WORK_PER_CALL or i - start == MAX_IDS_PER_CALL):
+            found.append(items[start:i])
+            start, sum_of_work = i, 0
+        sum_of_work += more
+    if start < len(items):
+        found.append(items[start:])
+    return found
+
+
+def _each(work: int) -> Callable[[object], int]:
+    return lambda _: work
+
+
+def chunks(items: Sequence[_T], size: int) -> list[Sequence[_T]]:
+    """``items`` in pieces of ``size``."""
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 

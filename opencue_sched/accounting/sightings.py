@@ -19,9 +19,11 @@ import redis
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.entries import EntryState, Record
 from opencue_sched.accounting.ledger import Mark, answering
+from opencue_sched.accounting.scripts import chunks
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _KEPT_SECONDS = 24 * 3600
+_AT_ONCE = 500
 
 
 def boot_clock() -> float:
@@ -53,7 +55,7 @@ class Sightings:
         Remembers those seen for the first time, forgets those that are gone.
         """
         with answering():
-            stored = cast("Mapping[str, str]", self._client.hgetall(self._key))
+            stored = dict(cast("Iterable[tuple[str, str]]", self._client.hscan_iter(self._key, count=_AT_ONCE)))
         in_flight = [r for r in records if r.state is EntryState.IN_FLIGHT and r.changed_seq <= mark.seq]
         seen = {r.proc_id: first_sighting(stored.get(r.proc_id), r, marked_at) for r in in_flight}
         self._remember({r.proc_id: f"{r.changed_seq}|{seen[r.proc_id]!r}" for r in in_flight}, stored)
@@ -67,12 +69,13 @@ class Sightings:
         if seen == stored:
             return
         gone = [proc_id for proc_id in stored if proc_id not in seen]
-        with answering(), self._client.pipeline(transaction=True) as pipe:
-            if gone:
-                pipe.hdel(self._key, *gone)
-            if seen:
-                pipe.hset(self._key, items=[text for pair in seen.items() for text in pair])
-                pipe.expire(self._key, _KEPT_SECONDS)
+        new = [pair for pair in seen.items() if stored.get(pair[0]) != pair[1]]
+        with answering(), self._client.pipeline(transaction=False) as pipe:
+            for part in chunks(gone, _AT_ONCE):
+                pipe.hdel(self._key, *part)
+            for piece in chunks(new, _AT_ONCE):
+                pipe.hset(self._key, mapping=dict(piece))
+            pipe.expire(self._key, _KEPT_SECONDS)
             pipe.execute()
 
 

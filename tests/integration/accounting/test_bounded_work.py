@@ -1,0 +1,168 @@
+"""No call of a script takes long, however many vertices its procs have: what it may do is bounded, not only its ids.
+
+Counted in commands of Redis, which are the same on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import redis
+
+from opencue_sched.accounting import keys, scripts
+from opencue_sched.accounting.entries import Booking, EntryState
+from opencue_sched.accounting.inventory import drift, take_stock
+from opencue_sched.accounting.scripts import MAX_IDS_PER_CALL, WORK_PER_CALL, Change
+from opencue_sched.accounting.store_epoch import Epoch
+from opencue_sched.domain.farm import Vertices
+from opencue_sched.lua_scripts import ScriptCall, call_scripts
+from tests.integration.accounting.conftest import Store
+
+PROCS, LIMITS = 120, 12
+
+Sender = Callable[[Sequence[ScriptCall]], list[Any]]
+
+
+def hard(number: int, *, elsewhere: str = "") -> Booking:
+    """A proc that shares no vertex with another, under many limits."""
+    ids = (f"{kind}{number}{elsewhere}" for kind in ("show", "alloc", "folder", "job", "layer", "dept"))
+    limits = tuple(f"limit{number}-{i}{elsewhere}" for i in range(LIMITS))
+    return Booking(f"p{number}", Vertices(*ids, limits), 2, 1)
+
+
+ALL = [hard(number) for number in range(PROCS)]
+IDS = [booked.proc_id for booked in ALL]
+VERTICES = [key for booked in ALL for key in keys.counted(booked.vertices)]
+
+
+@pytest.fixture(params=[False, True], ids=["ours alone", "dual"])
+def epoch(store: Store, request: pytest.FixtureRequest) -> Epoch:
+    """An open store, of either kind, while somebody takes stock: so the scripts log what they change too."""
+    opened = store.open(dual=request.param)
+    store.client.set(keys.AUDIT, "somebody")
+    return opened
+
+
+@pytest.fixture
+def send(store: Store, epoch: Epoch) -> Sender:
+    """Makes calls one by one; fails if one of them does more than it may."""
+
+    def sent(calls: Sequence[ScriptCall]) -> list[Any]:
+        answers = []
+        for call in calls:
+            before = commands(store.client)
+            answers += call_scripts(store.client, [call])[0]
+            assert commands(store.client) - before <= WORK_PER_CALL, f"{call.name} with {len(call.args)} arguments"
+        return answers
+
+    call_scripts(store.client, scripts.settle_calls(epoch.text, ALL[:1], "warm"))
+    store.ledger.release(IDS[:1])
+    store.client.delete(*store.client.keys("acct:tomb:*"))
+    return sent
+
+
+def commands(client: redis.Redis) -> int:
+    """What Redis has executed so far, inside of scripts."""
+    stats: Any = client.info("commandstats")
+    inside = {name: it["calls"] for name, it in stats.items() if name not in ("cmdstat_evalsha", "cmdstat_info")}
+    return sum(inside.values())
+
+
+def settle(send: Sender, epoch: Epoch, bookings: Sequence[Booking] = ALL) -> None:
+    send(scripts.settle_calls(epoch.text, bookings, "me"))
+
+
+def changes(store: Store, entries: Sequence[str | None], state: EntryState = EntryState.CONFIRMED) -> list[Change]:
+    """What makes the ledger's entries these."""
+    seen = {record.proc_id: record for record in store.ledger.records()}
+    found = []
+    for proc_id, entry in zip(IDS, entries, strict=True):
+        record = seen.get(proc_id)
+        expected = None if record is None else record.changed_seq
+        found.append(Change(proc_id, expected, entry, state, before=None if record is None else record.entry))
+    return found
+
+
+def reconcile(send: Sender, epoch: Epoch, wanted: Sequence[Change]) -> int:
+    return sum(int(answer[2]) for answer in send(scripts.reconcile_calls(epoch.text, wanted, "me")))
+
+
+def test_settling_what_the_ledger_has_lost(store: Store, epoch: Epoch, send: Sender) -> None:
+    settle(send, epoch)
+    assert store.ids() == set(IDS)
+    assert store.counter(keys.job("job7")) == (2, 1)
+
+
+def test_reconciling(store: Store, epoch: Epoch, send: Sender) -> None:
+    here = [booked.packed() for booked in ALL]
+    there = [hard(number, elsewhere="-moved").packed() for number in range(PROCS)]
+    for entries in (here, there, [None] * PROCS):
+        assert reconcile(send, epoch, changes(store, entries)) == PROCS
+    assert store.ids() == set()
+    store.client.delete(keys.AUDIT, keys.AUDIT_LOG)
+    assert epoch.dual or drift(take_stock(store.ledger)) == {}
+
+
+def test_releasing_by_id_when_only_the_ledger_knows_how_much_that_is(store: Store, epoch: Epoch, send: Sender) -> None:
+    settle(send, epoch)
+    left, removed, rounds = IDS, 0, 0
+    while left:
+        answers = send(scripts.release_calls(epoch.text, left))
+        removed += sum(int(answer[2]) for answer in answers)
+        left = [proc_id for answer in answers for proc_id in answer[3:]]
+        rounds += 1
+    assert removed == PROCS
+    assert rounds > 1, "nobody could know how much it is"
+    assert store.ids() == set()
+    assert store.counter(keys.job("job7")) == (0, 0)
+
+
+def test_a_release_of_many_ids_is_whole(store: Store, epoch: Epoch, send: Sender) -> None:
+    settle(send, epoch)
+    assert store.ledger.release([*IDS, *IDS[:3], "nobody"]) == PROCS
+    assert store.ids() == set()
+    store.ledger.force(ALL)
+    assert store.ids() == set(), "each has left a tombstone"
+
+
+def test_caps_counters_and_keys(store: Store, epoch: Epoch, send: Sender) -> None:
+    settle(send, epoch)
+    row = [text for i in range(12) for text in (f"field{i}", "1")]
+    send(scripts.caps_calls(epoch.text, 7, [(key, row) for key in VERTICES]))
+    hierarchy = [key for key in VERTICES if not key.startswith(keys.LIMIT_PREFIX)]
+    read = send(scripts.inventory_calls(epoch.text, VERTICES))
+    assert sum(len(answer) - 2 for answer in read) == 2 * len(VERTICES)
+    send(scripts.adjust_calls(epoch.text, [(key, 1, 1) for key in VERTICES], read_at=store.seq()))
+    for phase in ("before", "after"):
+        send(scripts.foreign_calls(epoch.text, phase, 0, hierarchy))
+    send(scripts.reseed_cas_calls(epoch.text, store.seq(), [(key, 0, 0) for key in hierarchy]))
+    freed = send(scripts.reclaim_calls(epoch.text, hierarchy))
+    assert sum(int(answer[1]) for answer in freed) == len(hierarchy)
+    send(scripts.wipe_calls(epoch.text, VERTICES))
+    assert not store.client.exists(*VERTICES)
+
+
+def test_no_call_names_more_ids_than_lua_can_unpack(epoch: Epoch) -> None:
+    light = [Booking(str(number), Vertices("", "", "", "", "", ""), 1) for number in range(2000)]
+    for calls in (
+        scripts.settle_calls(epoch.text, light, "me"),
+        scripts.release_calls(epoch.text, [booked.proc_id for booked in light]),
+        scripts.wipe_calls(epoch.text, [booked.proc_id for booked in light]),
+    ):
+        assert max(len(call.args) for call in calls) <= 2 + 2 * MAX_IDS_PER_CALL
+
+
+def test_the_parts_of_a_swap_are_each_a_compare_and_swap(store: Store, epoch: Epoch, send: Sender) -> None:
+    """A booking between two parts: what was written before it was right, and nothing is written after it."""
+    settle(send, epoch)
+    hierarchy = [key for key in VERTICES if not key.startswith(keys.LIMIT_PREFIX)]
+    parts = scripts.reseed_cas_calls(epoch.text, store.seq(), [(key, 2, 1) for key in hierarchy])
+    assert len(parts) > 2
+    first, *rest = parts
+    assert send([first])[0][0] == 1
+    store.ledger.force([Booking("late", ALL[0].vertices, 5), Booking("later", ALL[-1].vertices, 5)])
+    assert [answer[:2] for answer in send(rest)] == [[0, "retry"]] * len(rest)
+    assert store.counter(keys.job("job0")) == (7, 1)
+    assert store.counter(keys.job(f"job{PROCS - 1}")) == (7, 1)
