@@ -27,7 +27,10 @@ class LayerPermits:
         self._namespace = namespace
 
     def take(self, owner: str, frames_by_layer: Mapping[str, int]) -> frozenset[str]:
-        """Layer ids granted to ``owner``, out of layer id -> frames to be looked at. One round trip."""
+        """Layer ids granted to ``owner``, out of layer id -> frames to be looked at. One round trip.
+
+        An owner ``place|token`` also gets what an earlier one of its place left: of a place there is one at a time.
+        """
         if not frames_by_layer:
             return frozenset()
         layers = list(frames_by_layer)

@@ -27,6 +27,7 @@ log = structlog.get_logger(__name__)
 RESEND_SECONDS = 0.8
 TRASH_KEPT_SECONDS = 7 * 86400.0
 OFFERS_PER_CALL = 50
+LISTED_CLAIMS = 100
 POSTING_PRIORITY = JobPriority.NORMAL
 """Of every cluster: strict priority is among jobs, within a pass, and no rule puts one show before another."""
 
@@ -165,6 +166,30 @@ class ClusterPostings:
             log.error("posting_unreadable", posting=uuid, error=str(error))
             self.scripts.end(uuid, owner, int(fence), token, "trash", error=str(error))
             return Refused("trashed")
+
+    def ending(self, within_seconds: float) -> dict[str, float]:
+        """The claims that end within this time unless they are prolonged: posting -> seconds left, below 0 when over.
+
+        One round trip; the first hundred.
+        """
+        with self._client.pipeline(transaction=False) as pipe:
+            pipe.zrange(self.keys.of("claimed"), 0, LISTED_CLAIMS - 1, withscores=True)
+            pipe.time()
+            claims, (seconds, micros) = pipe.execute()
+        now_ms = 1000 * int(seconds) + int(micros) / 1000
+        left = {str(uuid): (float(ends_ms) - now_ms) / 1000 for uuid, ends_ms in claims}
+        return {uuid: seconds for uuid, seconds in left.items() if seconds <= within_seconds}
+
+    def offer_again(self, uuid: str) -> Offered | None:
+        """Offer a posting whose claim may have run out; None when it is gone, asleep or trashed.
+
+        Raises InvalidInput when nobody can read it.
+        """
+        job = self.job(uuid)
+        if job is None or job.fields["state"] not in ("ready", "claimed"):
+            return None
+        (offered,) = self.offer([decode_cluster(job.fields["details"])])
+        return offered
 
     def extend(self, claims: Sequence[Claim], *, ttl_seconds: float) -> list[Claim]:
         """Prolong claims; returns those that are still held. One round trip."""

@@ -8,10 +8,8 @@ import statistics
 import subprocess
 import sys
 import textwrap
-import time
 import urllib.request
 from contextlib import contextmanager
-from itertools import count
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -32,19 +30,19 @@ from opencue_sched.coordination.names import (
     presence_key,
     priority_lists,
 )
-from opencue_sched.coordination.postings import Claim, ClusterPostings
-from opencue_sched.coordination.presence import TTL_SECONDS, call_roll
+from opencue_sched.coordination.postings import RESEND_SECONDS, Claim, ClusterPostings
+from opencue_sched.coordination.presence import REFRESH_SECONDS, TTL_SECONDS, call_roll
 from opencue_sched.coordination.ticks import tick_series
 from opencue_sched.embedded.processes import ServiceFailed, free_port
 from opencue_sched.operate.audit import run_audit
 from tests.chaos.conftest import Site, site_on
 from tests.farm import Farm, HostSpec, LayerSpec
-from tests.polling import all_but_one_soon, eventually
+from tests.polling import eventually
+from tests.redis_log import RedisLog
 
 BOARD = BoardKeys("cue", "clusters")
 STRANDED_SECONDS = 3.0
 GOAL_SECONDS = 6.0
-SLACK_SECONDS = 1.5  # of a busy machine
 CLAIM_SECONDS = 1.0
 
 
@@ -165,19 +163,17 @@ def test_a_killed_instance_is_gone_within_15_seconds_and_its_messages_go_to_its_
     instance = priority_lists(QueueName("cue", "dispatch", "default", "w1"))
     group = priority_lists(QueueName("cue", "dispatch", "default"))
     eventually(lambda: not site.client.exists(key), 30, "end of the presence")
-    number = count()
-
-    def seconds_to_move() -> float:
-        for _ in range(5):
-            site.client.lpush(instance[1], f"message {next(number)}")
-        sent_at = time.monotonic()
-        eventually(lambda: not site.client.llen(instance[1]), 30, "moved messages")
-        return time.monotonic() - sent_at
-
-    tries = all_but_one_soon(seconds_to_move, 5 + SLACK_SECONDS)
+    # The first time that anybody looks after the queues moves all that waits; each worker does at every heartbeat.
+    assert REFRESH_SECONDS <= 5
+    with RedisLog(site.server.url) as log:
+        for batch in range(3):
+            before = len(log.calls("queue_drain", naming=key))
+            site.client.lpush(instance[1], *(f"message {5 * batch + number}" for number in range(5)))
+            eventually(lambda: not site.client.llen(instance[1]), 30, "moved messages")
+            assert len(log.calls("queue_drain", naming=key)) - before <= 2, "one may have come just before the push"
     consumed_in_order = list(reversed(site.client.lrange(group[1], 0, -1)))
     # What waited at an instance has waited longest: each batch goes before those that are in the group's queue.
-    batches = [[f"message {5 * batch + number}" for number in range(5)] for batch in range(len(tries))]
+    batches = [[f"message {5 * batch + number}" for number in range(5)] for batch in range(3)]
     assert consumed_in_order == [message for batch in reversed(batches) for message in batch]
 
 
@@ -198,43 +194,56 @@ def test_presence_survives_lost_broker_connections(site):
 
 
 def test_a_worker_killed_in_mid_pass_is_followed_by_another(site):
-    """Goal: median below 6 s to the committed booking with default times, of three, and of more where the machine
-    spoilt one; and nothing it half-did stays."""
+    """Three kills with default times, the last two with no beat: from then on nobody sweeps, and nobody is elected.
+
+    What a slow machine cannot change: when the claim ends (its life, 3 s, after its holder prolonged it for the last
+    time), and that whoever looks first after that sends the message. What it can: how late that look is, the pass and
+    its commit. So of the seconds, only the median of all is judged, by the goal: 6 s, of which the claim takes 2 to 3
+    (it is prolonged each second), a look 1 at most, and a pass on a quiet machine 0.1. And nothing half-done stays.
+    """
     plant(site, frames=1)
-    options = {"OPENCUE_SCHED_ACCOUNTING__RECOMPUTE_INTERVAL_SECONDS": "3s"}
-    site.fleet.environment.update(options)
+    site.fleet.environment["OPENCUE_SCHED_ACCOUNTING__RECOMPUTE_INTERVAL_SECONDS"] = "3s"
     site.fleet.beat()
     for name in ("w1", "w2"):
         site.fleet.worker(name)
     eventually(lambda: booked(site) == 1, 60, "first frame")
-    claimed: list[float] = []
     seconds: list[float] = []
-    for round_ in range(9):
-        with commits_held_up(site):
-            add_job(site, f"job{round_}")
-            held = eventually(lambda: waiting_for_hosts(site) and claim(site), 60, "a pass under way")
-            site.fleet.processes.pop(held["owner"]).kill()
-            killed_at = time.monotonic()
-        eventually(lambda held=held: _claimed_since(site, held), 60, "take-over")
-        claimed.append(time.monotonic() - killed_at)
-        eventually(lambda round_=round_: booked(site) == 2 + round_, 60, "the frame of the killed pass")
-        seconds.append(time.monotonic() - killed_at)
-        if len(seconds) >= 3 and statistics.median(seconds) < GOAL_SECONDS:
-            break
-        site.client.delete(*(presence_key("cue", kind, "default", held["owner"]) for kind in _TYPES))
-        site.fleet.worker(held["owner"])
-    print(f"SIGKILL in mid-pass to the next claim: {[round(value, 2) for value in claimed]}")
-    print(f"and to the committed booking: {[round(value, 2) for value in seconds]}")
+    with RedisLog(site.server.url) as log:
+        for round_ in range(3):
+            if round_ == 1:
+                site.fleet.processes.pop("beat").kill()
+            killed_ms, held = kill_in_mid_pass(site, f"job{round_}")
+            assert int(held["expires"]) <= killed_ms + 1000 * site.settings.coordination.claim_ttl
+            eventually(lambda held=held: int(posting(site)["fence"]) > int(held["fence"]), 60, "take-over")
+            assert_sent_by_the_first_look(log, held["name"], int(held["expires"]), int(posting(site)["sent"]))
+            eventually(lambda round_=round_: booked(site) == 2 + round_, 60, "the frame of the killed pass")
+            seconds.append((redis_ms(site) - killed_ms) / 1000)
+            if round_ < 2:
+                site.fleet.worker(held["owner"])
+    print(f"SIGKILL in mid-pass to the next committed booking: {[round(value, 2) for value in seconds]}")
     assert statistics.median(seconds) < GOAL_SECONDS
+    site.fleet.beat("later")
     eventually(lambda: not run_audit(site.engine, site.client, site.settings).failed, 60, "a clean audit")
 
 
-_TYPES = ("accounting", "dispatch", "maintenance", "sweep")
+def kill_in_mid_pass(site: Site, job: str) -> tuple[int, dict[str, str]]:
+    """Kill the worker that works on a new job; when that was by Redis' clock, ms, and the claim it had."""
+    with commits_held_up(site):
+        add_job(site, job)
+        held = eventually(lambda: waiting_for_hosts(site) and claim(site), 60, "a pass under way")
+        site.fleet.processes.pop(held["owner"]).kill()
+        killed_ms = redis_ms(site)
+        return killed_ms, posting(site)
 
 
-def _claimed_since(site: Site, held: dict[str, str]) -> bool:
-    now = site.client.hgetall(BOARD.job(held["uuid"]))
-    return int(now["fence"]) > int(held["fence"])
+def assert_sent_by_the_first_look(log: RedisLog, cluster: str, due_ms: int, sent_ms: int) -> None:
+    """Whoever offered the cluster first after a message for it was due sent that message.
+
+    By the calls that Redis had, in their order: a sweep or a watch that comes late is the machine's doing, one that
+    passes by a cluster that has been waiting for it is ours.
+    """
+    offers = [call.at * 1000 for call in log.calls("board_offer", since=due_ms / 1000, naming=cluster)]
+    assert len([at for at in offers if at < sent_ms]) <= 1, f"due {due_ms}, sent {sent_ms}, looked at {offers}"
 
 
 def test_a_frozen_worker_does_no_harm_when_it_goes_on(site):
@@ -354,21 +363,31 @@ def metrics_port(site: Site, name: str) -> int:
 
 @pytest.mark.parametrize("accident", ACCIDENTS)
 def test_no_accident_strands_a_cluster_beyond_three_seconds(awake, accident):
+    """Three times each. The 3 s are made of: 0.8 s (RESEND_SECONDS) until a message counts as lost, or the rest of the
+    claim, at most 2.0 s (active_scan_interval) until the next sweep looks, and its own time.
+
+    That the first look after the message was due sends it is judged each time, by the calls Redis had; how often the
+    sweep looks, by the setting; and the whole, by the median, because a machine may be late once, but not for most.
+    """
     site, port = awake, metrics_port(awake, "w1")
+    assert RESEND_SECONDS + site.settings.queue.active_scan_interval < STRANDED_SECONDS
     board = ClusterPostings(site.client, BOARD)
     uuid = posting(site)["uuid"]
-
-    def seconds_stranded() -> float:
-        held = eventually(lambda: _seize(board, uuid), 30, "our claim")
-        lost = befall(site, board, held, accident, port)
-        since = redis_ms(site)
-        # By the board's own records: another message, and by Redis' clock the claim it led to.
-        eventually(lambda: int(posting(site)["ticket"]) > lost, 30, "another message")
-        eventually(lambda: int(posting(site)["fence"]) > held.fence, 30, "the next pass")
-        return (claimed_at_ms(site, uuid, since) - since) / 1000
-
-    our_claim_lives = CLAIM_SECONDS if accident == "claimant died" else 0.0
-    all_but_one_soon(seconds_stranded, STRANDED_SECONDS + our_claim_lives + SLACK_SECONDS)
+    seconds = []
+    with RedisLog(site.server.url) as log:
+        for _ in range(3):
+            held = eventually(lambda: _seize(board, uuid), 30, "our claim")
+            lost = befall(site, board, held, accident, port)
+            since, left = redis_ms(site), posting(site)
+            our_claim_ends = float(left["expires"]) if accident == "claimant died" else 0.0
+            resent = int(left["sent"]) + 1000 * RESEND_SECONDS if int(left["sent"]) else since
+            eventually(lambda lost=lost: int(posting(site)["ticket"]) > lost, 30, "another message")
+            sent_ms = int(posting(site)["sent"])
+            assert_sent_by_the_first_look(log, held.cluster.key, round(our_claim_ends or resent), sent_ms)
+            eventually(lambda held=held: int(posting(site)["fence"]) > held.fence, 30, "the next pass")
+            seconds.append((claimed_at_ms(site, uuid, since) - max(since, our_claim_ends)) / 1000)
+    print(f"{accident}, to the next claim: {[round(value, 2) for value in seconds]}")
+    assert statistics.median(seconds) < STRANDED_SECONDS
 
 
 def redis_ms(site: Site) -> int:

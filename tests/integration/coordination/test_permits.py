@@ -19,3 +19,13 @@ def test_only_the_owner_drops_a_permit(redis_client):
     assert permits.drop("pass-2", ["a"]) == 0
     assert permits.drop("pass-1", ["a", "never-taken"]) == 1
     assert permits.take("pass-2", {"a": 1}) == {"a"}
+
+
+def test_a_pass_has_the_permits_that_a_dead_one_of_its_cluster_left(redis_client):
+    """Its claim has run out, or this one could not be at work; the permits may live a moment longer."""
+    permits = LayerPermits(redis_client, "cue")
+    permits.take("cluster-1|died", {"a": 10})
+    permits.take("cluster-2|works", {"b": 10})
+    assert permits.take("cluster-1|next", {"a": 10, "b": 10}) == {"a"}
+    assert permits.drop("cluster-1|died", ["a"]) == 0, "it was frozen, and goes on"
+    assert permits.take("cluster-2|works", {"a": 1}) == frozenset()

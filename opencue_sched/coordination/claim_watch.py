@@ -1,0 +1,80 @@
+"""Watches for claims on cluster postings that nobody prolongs any more, and has their work go on the moment they end.
+
+A sweep finds them too, but at its next tick, and only while a beat leads: a machine that takes a worker and the leading
+beat with it would keep the worker's clusters waiting for the election. So every worker watches. It costs two commands a
+third of a claim's life; a claim is looked at more closely only when its holder has missed its time to prolong it. The
+board gives the ticket of the message to one of those who ask.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import structlog
+from redis.exceptions import RedisError
+
+from opencue_sched.coordination.postings import ClusterPostings, Offered
+from opencue_sched.domain.errors import InvalidInput
+
+log = structlog.get_logger(__name__)
+
+_AFTER_THE_END_SECONDS = 0.002
+"""The board counts in milliseconds: a moment later it is over by its clock as well."""
+
+
+class ClaimWatch:
+    """One thread. ``send`` puts a message for a posting on a dispatch queue."""
+
+    def __init__(self, postings: ClusterPostings, *, ttl_seconds: float, send: Callable[[Offered], None]) -> None:
+        self._postings = postings
+        self._ttl = ttl_seconds
+        self._send = send
+        self._overdue: frozenset[str] = frozenset()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="claim-watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=self._ttl)
+
+    def look(self) -> float:
+        """Send a message for every posting whose claim ran out. Seconds until the next look. Raises RedisError.
+
+        A claim that is prolonged at a third of its life has two thirds left at least. One that has less is remembered:
+        whoever uses the board after its end makes the posting ready, and then it is on no list of claims.
+        """
+        left = self._postings.ending(self._ttl * 2 / 3)
+        over = {uuid for uuid, seconds in left.items() if seconds <= 0} | (self._overdue - left.keys())
+        self._overdue |= left.keys()
+        for uuid in over:
+            self._go_on(uuid)
+        self._overdue = frozenset(left.keys() - over)
+        nearest = min((left[uuid] for uuid in self._overdue), default=self._ttl)
+        return min(self._ttl / 3, nearest + _AFTER_THE_END_SECONDS)
+
+    def _go_on(self, uuid: str) -> None:
+        try:
+            offered = self._postings.offer_again(uuid)
+        except InvalidInput as error:
+            log.error("posting_unreadable", posting=uuid, error=str(error))
+            return
+        if offered is not None and offered.send:
+            log.warning("claim_ran_out", posting=uuid, cluster=offered.cluster.key)
+            self._send(offered)
+
+    def _run(self) -> None:
+        pause = self._ttl / 3
+        while not self._stopped.wait(pause):
+            pause = self._ttl / 3
+            try:
+                pause = self.look()
+            except RedisError as error:
+                log.warning("claims_not_watched", error=str(error))
+            except Exception:
+                # The thread must go on: without it a dead worker's clusters wait for the sweep.
+                log.exception("claims_not_watched")
