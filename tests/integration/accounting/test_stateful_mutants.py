@@ -75,10 +75,9 @@ MUTANTS = {
     ),
     "release that counts twice": Mutant(
         "release.lua",
-        "    if record then\n",
-        "    record = record or call('HGET', 'acct:gone', ids[i])\n"
-        "    if record then\n"
-        "      call('HSET', 'acct:gone', ids[i], record)\n",
+        "  local entry\n  if known[i] then\n",
+        "  local entry\n  known[i] = known[i] or call('HGET', 'acct:gone', id)\n"
+        "  if known[i] then\n    call('HSET', 'acct:gone', id, known[i])\n",
         plots.released_twice,
         MISCOUNTED,
     ),
