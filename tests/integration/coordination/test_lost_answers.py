@@ -3,49 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
-from urllib.parse import urlsplit
 
 import pytest
-import redis
 
-from opencue_sched.accounting.connection import make_redis
 from opencue_sched.coordination.board import NEVER
 from opencue_sched.coordination.jobboard import JobBoard
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.postings import Claim, ClusterPostings
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 
-from .test_lost_replies import LossyProxy
-
 CLUSTER = Cluster("fac", "show", ClusterKind.ALLOC, ("general",), "alloc")
 
 
 @pytest.fixture
-def proxy(redis_server) -> Iterator[LossyProxy]:
-    parts = urlsplit(redis_server.url)
-    with closing(LossyProxy(parts.hostname, parts.port)) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def client(proxy, redis_server, redis_client, settings) -> Iterator[redis.Redis]:
-    """The client of a worker, by way of the proxy."""
-    parts = urlsplit(redis_server.url)
-    url = parts._replace(netloc=parts.netloc.replace(f":{parts.port}", f":{proxy.port}")).geturl()
-    with closing(make_redis(url, settings)) as client:
-        yield client
-
-
-@pytest.fixture
-def board(client) -> Iterator[JobBoard]:
-    with JobBoard(client, "cue") as board:
+def board(proxied) -> Iterator[JobBoard]:
+    with JobBoard(proxied, "cue") as board:
         yield board
         assert board._scripts.counts().trash == 0
 
 
-def test_a_worker_has_the_claim_whose_answer_was_lost(proxy, client):
-    postings = ClusterPostings(client, BoardKeys("cue", "clusters"))
+def test_a_worker_has_the_claim_whose_answer_was_lost(proxy, proxied):
+    postings = ClusterPostings(proxied, BoardKeys("cue", "clusters"))
     (offered,) = postings.offer([CLUSTER])
     postings.end(postings.claim(offered.uuid, "w0", ttl_seconds=10), "abandon")
     (again,) = postings.offer([CLUSTER])

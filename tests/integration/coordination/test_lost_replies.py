@@ -2,90 +2,28 @@
 
 from __future__ import annotations
 
-import select
-import socket
-import threading
-from collections.abc import Iterator
-from contextlib import closing, suppress
-from urllib.parse import urlsplit
-
 import pytest
 from redis.exceptions import RedisError
 
-from opencue_sched.accounting.connection import make_redis
 from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.store.fences import PersistentFences
 
 
-class LossyProxy:
-    """Stands before a server. After ``lose(command)`` it passes the next such command, or the next few, on and drops
-    the connection instead of the reply."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._upstream = (host, port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self._lose, self._times = b"", 0
-        self.lost = 0
-        self._threads = [threading.Thread(target=self._accept)]
-        self._stopped = threading.Event()
-        self._threads[0].start()
-
-    def lose(self, command: str, *, times: int = 1) -> None:
-        self._lose, self._times = command.encode(), times
-
-    def close(self) -> None:
-        self._stopped.set()
-        for thread in self._threads:
-            thread.join()
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while not self._stopped.is_set():
-            if select.select([self._listener], [], [], 0.05)[0]:
-                self._threads.append(threading.Thread(target=self._serve, args=(self._listener.accept()[0],)))
-                self._threads[-1].start()
-
-    def _serve(self, client: socket.socket) -> None:
-        with client, socket.create_connection(self._upstream) as server, suppress(ConnectionError):
-            losing = False
-            while not self._stopped.is_set():
-                for source in select.select([client, server], [], [], 0.05)[0]:
-                    data = source.recv(65536)
-                    if not data or (losing and source is server):
-                        return
-                    if source is client and self._times and self._lose in data:
-                        self._times -= 1
-                        self.lost += 1
-                        losing = True
-                    (server if source is client else client).sendall(data)
-
-
 @pytest.fixture
-def proxy(redis_server) -> Iterator[LossyProxy]:
-    parts = urlsplit(redis_server.url)
-    with closing(LossyProxy(parts.hostname, parts.port)) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def leader(proxy, redis_server, redis_client, settings, engine) -> Iterator[LeaderGate]:
+def leader(proxied, engine) -> LeaderGate:
     """Leads, by the client of a beat."""
-    parts = urlsplit(redis_server.url)
-    url = parts._replace(netloc=parts.netloc.replace(f":{parts.port}", f":{proxy.port}")).geturl()
-    with closing(make_redis(url, settings)) as client:
-        gate = LeaderGate(
-            client,
-            LeaderKeys("cue", "beat"),
-            ttl_seconds=15,
-            renew_deadline_seconds=10,
-            retry_seconds=0,
-            fences=PersistentFences(engine),
-        )
-        assert gate.renew() is not None
-        assert gate.may_fire("recompute", 1, mark_seconds=60)
-        yield gate
+    gate = LeaderGate(
+        proxied,
+        LeaderKeys("cue", "beat"),
+        ttl_seconds=15,
+        renew_deadline_seconds=10,
+        retry_seconds=0,
+        fences=PersistentFences(engine),
+    )
+    assert gate.renew() is not None
+    assert gate.may_fire("recompute", 1, mark_seconds=60)
+    return gate
 
 
 def test_a_tick_whose_first_answer_was_lost_is_fired_and_only_once(proxy, leader):
