@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from kombu import Exchange, Queue
 
+from opencue_sched.coordination import names
 from opencue_sched.coordination.broker import broker_settings, guard_transports
 from opencue_sched.coordination.names import (
     PRIORITY_SEPARATOR,
@@ -32,6 +33,7 @@ from opencue_sched.settings import get_settings
 _settings = get_settings()
 _ns = _settings.coordination.namespace
 _scoped = _settings.scheduler.facility is not None
+_exchange = names.work_exchange(_ns)
 _group = worker_group(_settings.scheduler.facility, _settings.coordination.group)
 _timeout = _settings.accounting.redis_timeout
 _broker = broker_settings(_settings.redis_dsn)
@@ -65,12 +67,14 @@ enable_utc = True
 imports = ("tasks.sweep", "tasks.dispatch", "tasks.accounting", "tasks.maintenance")
 
 worker_pool = "threads"
+worker_consumer = "opencue_sched.operate.consumer:TolerantConsumer"
 worker_concurrency = _settings.queue.worker_threads
 worker_prefetch_multiplier = 1
 worker_send_task_events = True
 worker_hijack_root_logger = False
 worker_cancel_long_running_tasks_on_connection_loss = False
 worker_enable_remote_control = True
+control_exchange = names.control_exchange(_ns, _settings.scheduler.facility)
 task_acks_late = False
 task_default_priority = 1
 beat_scheduler = "opencue_sched.beat:LeaderScheduler"
@@ -78,7 +82,7 @@ beat_max_loop_interval = 1
 
 
 def _queue(name: str) -> Queue:
-    return Queue(name, Exchange(f"{_ns}.work", type="direct"), routing_key=name)
+    return Queue(name, Exchange(_exchange, type="direct"), routing_key=name)
 
 
 def _type_queue(kind: QueueType) -> str:
@@ -93,7 +97,7 @@ def _consumed(kind: QueueType) -> tuple[str, ...]:
 task_queues = [_queue(name) for kind in QueueType for name in _consumed(kind)]
 task_queues += [_queue(name) for name in _settings.coordination.legacy_queues]
 task_default_queue = _type_queue(QueueType.MAINTENANCE)
-task_default_exchange = f"{_ns}.work"
+task_default_exchange = _exchange
 task_default_routing_key = task_default_queue
 task_create_missing_queues = True
 task_routes = {

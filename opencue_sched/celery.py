@@ -27,7 +27,8 @@ from pydantic import ValidationError
 from opencue_sched.coordination.broker import broker_settings
 from opencue_sched.domain.errors import InvalidInput, SchedulerError
 from opencue_sched.operate.celery_commands import asks_for_prefork, guard_flower, is_celery, is_flower, keeps_a_log
-from opencue_sched.operate.consumer_steps import PresenceStep, begin_to_drain, bury_unreadable
+from opencue_sched.operate.consumer import bury_unreadable
+from opencue_sched.operate.consumer_steps import PresenceStep, begin_to_drain
 from opencue_sched.operate.setting_names import log_unknown_variables, setting_problems, unknown_variables
 from opencue_sched.operate.stores import StoreAway
 from opencue_sched.settings import get_settings

@@ -120,6 +120,17 @@ def consumed_queues(ns: str, type_: str, group: str, instance: str) -> tuple[str
     )
 
 
+def work_exchange(ns: str) -> str:
+    """The exchange that Celery knows work queues to be bound to."""
+    return f"{checked_name('namespace', ns)}.work"
+
+
+def control_exchange(ns: str, facility: str | None) -> str:
+    """The exchange by which the workers of one facility scope hear remote control, and those of others do not."""
+    common = f"{checked_name('namespace', ns)}.control"
+    return f"{common}.{facility.lower()}" if facility else common
+
+
 def reply_queue(ns: str, job: str) -> str:
     return f"{checked_name('namespace', ns)}:q:reply:{checked_name('job', job)}"
 

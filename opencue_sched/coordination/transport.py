@@ -4,6 +4,9 @@ With the plain transport, a value that is not one of kombu's envelopes - pushed 
 producer - is popped, raises inside the event loop and takes the worker down; the value is lost. Here it goes to the
 dead-letter list and the worker goes on.
 
+The same goes for what has the form of an envelope and still cannot be delivered; what Celery then cannot make a task of
+is met with in operate/consumer.py.
+
 And when Redis is lost while two channels hold unacknowledged messages, the plain transport gives up closing the second
 one, finds it open when the connection is closed for good, and raises for want of a connection: another way to end.
 So is a task that outlives the connection its message came by: it is acknowledged on a channel that is closed.
@@ -11,31 +14,36 @@ So is a task that outlives the connection its message came by: it is acknowledge
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import redis
 from kombu.transport import redis as kombu_redis
+from kombu.utils.json import loads
+from redis.exceptions import DataError
 
-from opencue_sched.coordination.dead_letters import bury
+from opencue_sched.coordination.dead_letters import bury, readable
 from opencue_sched.settings import get_settings
 
-_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
+MISSHAPEN = (ValueError, LookupError, TypeError, AttributeError, RecursionError, DataError)
+"""What kombu and Celery stumble with over a message that is not as they expect. Trouble of the broker is none of it."""
 
 
 def unreadable(value: str | bytes) -> str:
-    """Why ``value`` is not a message that kombu can deliver to Celery; empty when it is one."""
+    """Why ``value`` has not the form of a message that kombu can deliver to Celery; empty when it has."""
     try:
-        envelope = json.loads(value)
-    except ValueError as error:
+        envelope = loads(value)
+    except MISSHAPEN as error:
         return f"not JSON: {error}"
     if not isinstance(envelope, dict):
         return f"a JSON {type(envelope).__name__} instead of an envelope"
     properties = envelope.get("properties")
     if not isinstance(properties, dict) or "delivery_tag" not in properties:
         return "an envelope without properties.delivery_tag"
-    if not isinstance(properties.get("delivery_info"), dict):
-        return "an envelope without properties.delivery_info"
+    if not isinstance(properties["delivery_tag"], str):
+        return "an envelope whose properties.delivery_tag is no string"
+    delivery_info = properties.get("delivery_info")
+    if not isinstance(delivery_info, dict) or not delivery_info.keys() >= {"exchange", "routing_key"}:
+        return "an envelope without properties.delivery_info, or without its exchange and routing_key"
     if not isinstance(envelope.get("headers", {}), dict):
         return "an envelope whose headers are no object"
     if not isinstance(envelope.get("body"), str):
@@ -88,20 +96,30 @@ class _Guarded:
     QoS: Any = _Unacknowledged
     client: Any
 
+    @property
+    def popped(self) -> tuple[Any, Any]:
+        """The list and the value of the last message taken; both empty before there was one."""
+        return getattr(self.client, "last_popped", None) or ("", "")
+
     def _get_client(self) -> Any:
         return _RememberingClient
 
     def _brpop_read(self, **options: Any) -> Any:
         try:
             return super()._brpop_read(**options)  # type: ignore[misc]
-        except _UNREADABLE:
-            popped = getattr(self.client, "last_popped", None) or ("", "")
-            reason = unreadable(popped[1]) if popped[0] else ""
-            if not reason:
+        except MISSHAPEN as error:
+            queue, body = self.popped
+            if not queue:
                 raise
-            queue, body = (part.decode(errors="replace") if isinstance(part, bytes) else str(part) for part in popped)
+            reason = unreadable(body) or f"cannot be delivered: {type(error).__name__}: {error}"
             with self.conn_or_acquire() as client:  # type: ignore[attr-defined]
-                bury(client, get_settings().coordination.namespace, queue=queue, reason=reason, body=body)
+                bury(
+                    client,
+                    get_settings().coordination.namespace,
+                    queue=readable(queue),
+                    reason=reason,
+                    body=readable(body),
+                )
             return True
 
 

@@ -11,10 +11,8 @@ from celery import bootsteps
 from celery.worker import state
 from redis.exceptions import RedisError
 
-from opencue_sched.coordination.dead_letters import bury
 from opencue_sched.coordination.duty import Duty
 from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken
-from opencue_sched.operate import fleet_metrics
 from opencue_sched.operate.remote_control import obey
 
 log = structlog.get_logger(__name__)
@@ -64,17 +62,6 @@ class PresenceStep(bootsteps.StartStopStep):
             self._timer = None
 
     shutdown = stop
-
-
-def bury_unreadable(message: Any, exc: BaseException | None = None, **_: Any) -> None:
-    """A message that Celery itself could not make sense of (its signals task_unknown and task_rejected)."""
-    from opencue_sched.operate.runtime import runtime
-
-    fleet_metrics.dead_letters.inc()
-    queue = str((message.delivery_info or {}).get("routing_key", ""))
-    body = message.body.decode(errors="replace") if isinstance(message.body, bytes) else str(message.body)
-    mine = runtime()
-    bury(mine.client, mine.membership.namespace, queue=queue, reason=f"no task of ours: {exc}", body=body)
 
 
 def begin_to_drain(**_: Any) -> None:

@@ -6,11 +6,15 @@ once there is a newer leader.
 
 from __future__ import annotations
 
+import inspect
+import json
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import structlog
 from celery import Task
 
+from opencue_sched.coordination.dead_letters import bury
 from opencue_sched.coordination.leader import Standing, tick_standing
 from opencue_sched.coordination.ticks import CatchUp
 from opencue_sched.domain.errors import FencedOff
@@ -23,17 +27,24 @@ log = structlog.get_logger(__name__)
 
 FENCED_OFF = "fenced_off"
 """The reason for which a task ends whose leader was succeeded while it ran."""
+MALFORMED = "malformed"
+"""The reason for which a message is put aside that has not the arguments of its task."""
 
 
 class Door(Task):  # type: ignore[type-arg]
     """Base of our tasks (``Celery(task_cls=...)``)."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the task, unless its message carries the fence of a leader that was succeeded."""
+        """Run the task, unless its message carries the fence of a leader that was succeeded, or not its arguments."""
         from opencue_sched.operate.runtime import runtime
 
         mine = runtime()
         with mine.membership.duty.task():
+            if misfit := self._misfit(args, kwargs):
+                queue = str((self.request.delivery_info or {}).get("routing_key", ""))
+                body = json.dumps([args, kwargs], default=repr)
+                bury(mine.client, mine.membership.namespace, queue=queue, reason=f"{self.name}: {misfit}", body=body)
+                return {"dropped": MALFORMED}
             standing = self._standing(mine)
             if standing is not Standing.CURRENT:
                 fleet_metrics.messages_dropped.labels(standing.value).inc()
@@ -45,6 +56,18 @@ class Door(Task):  # type: ignore[type-arg]
                 fleet_metrics.messages_dropped.labels(FENCED_OFF).inc()
                 log.warning("periodic_task_fenced_off", task=self.name, error=str(error))
                 return {"dropped": FENCED_OFF}
+
+    @cached_property
+    def _signature(self) -> inspect.Signature:
+        return inspect.signature(self.run)
+
+    def _misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Why the task cannot be called with these arguments; empty when it can."""
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            return str(error)
+        return ""
 
     def _standing(self, mine: Runtime) -> Standing:
         """What this message is worth. Messages that no leader sent always count."""

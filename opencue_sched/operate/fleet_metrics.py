@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge
 
+from opencue_sched.coordination.dead_letters import count_with
 from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.coordination.queue_care import QueueSurvey
 
@@ -33,6 +34,7 @@ messages_dropped = Counter(
     ["reason"],
 )
 dead_letters = Counter("scheduler_dead_letters_total", "Messages nobody could read, put aside.")
+count_with(dead_letters.inc)
 messages_moved = Counter("scheduler_messages_moved_total", "Messages moved from a dead instance's queue to its group.")
 
 

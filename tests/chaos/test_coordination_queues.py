@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 import textwrap
@@ -31,7 +32,12 @@ RECORDER = """
     import celeryconfig
     from opencue_sched.settings import get_settings
 
+    from celery.signals import task_rejected, task_unknown
+    from opencue_sched.operate.consumer import bury_unreadable
+
     celeryconfig.imports = ()
+    task_unknown.connect(bury_unreadable)
+    task_rejected.connect(bury_unreadable)
     app = Celery("recorder")
     app.config_from_object(celeryconfig)
     client = redis.Redis.from_url(get_settings().redis_dsn)
@@ -68,12 +74,12 @@ def start_worker(redis_server, redis_client, tmp_path):
     (tmp_path / "recorder.py").write_text(textwrap.dedent(RECORDER), encoding="utf-8")
     running: list[GuardedProcess] = []
 
-    def start(**environment: str) -> GuardedProcess:
+    def start(pool: str = "solo", **environment: str) -> GuardedProcess:
         import os
 
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("OPENCUE_SCHED_")}
         process = GuardedProcess(
-            [sys.executable, "-m", "celery", "-A", "recorder", "worker", "--pool=solo", "--without-mingle"],
+            [sys.executable, "-m", "celery", "-A", "recorder", "worker", f"--pool={pool}", "--without-mingle"],
             log=tmp_path / f"worker{len(running)}.log",
             env={
                 **inherited,
@@ -142,7 +148,74 @@ def test_no_queue_starves_beyond_its_age(redis_client, sender, start_worker):
     all_but_one_soon(seconds_to_wait, 12 * 0.5 + 1.0)
 
 
-GARBAGE = ["no json", "42", "[]", "{}", '{"properties": {}}', '{"properties": {"delivery_tag": "x"}}', "\u20ac"]
+BODY = '[["never"], {}, {}]'
+
+
+def envelope(tag: object = "tag", /, **changes: object) -> str:
+    """A message as kombu writes it, with ``changes``; to ``headers`` (None: without it) and ``properties`` as well."""
+    headers = {"task": TASK, "id": f"id of {tag}", **changes.pop("headers", {})}
+    headers = {name: value for name, value in headers.items() if value is not None}
+    properties = {
+        "delivery_tag": tag,
+        "delivery_info": {"exchange": "", "routing_key": "elsewhere"},
+        "body_encoding": "base64",
+        **changes.pop("properties", {}),
+    }
+    body = changes.pop("body", BODY)
+    if isinstance(body, str | bytes) and properties["body_encoding"] == "base64":
+        body = base64.b64encode(body.encode() if isinstance(body, str) else body).decode()
+    return json.dumps(
+        {
+            "content-type": "application/json",
+            "content-encoding": "utf-8",
+            "headers": headers,
+            "properties": properties,
+            "body": body,
+            **changes,
+        }
+    )
+
+
+# What kombu cannot take for a message.
+GARBAGE = [
+    "no json",
+    "42",
+    "[]",
+    "{}",
+    '{"properties": {}}',
+    '{"properties": {"delivery_tag": "x"}}',
+    "\u20ac",
+    "[" * 9_000,
+    envelope(body=3),
+    envelope(body="%%%", properties={"body_encoding": "base64 "}),
+    envelope(body="x", properties={"body_encoding": ["base64"]}),
+    envelope(properties={"delivery_info": {}}),
+    envelope(properties={"delivery_tag": None}),
+    envelope(properties={"delivery_tag": ["x"]}),
+    envelope(headers={"sent": {"__type__": "datetime", "__value__": "soon"}}),
+]
+
+# What kombu takes for one, and Celery cannot make a task of: body as it is told of, and words of the reason.
+MISFITS = {
+    "not json": (envelope("a", body="{not json"), "{not json", "Expecting property name"),
+    "not utf-8": (envelope("b", body=b"\x80abc\x95"), r"\x80abc\x95", ""),
+    "nothing": (envelope("c", body=""), "", ""),
+    "too little": (envelope("d", body="[1]"), "[1]", "unpack"),
+    "a number": (envelope("e", body="7"), "7", ""),
+    "a format we do not read": (
+        envelope("f", **{"content-type": "application/x-python-serialize"}),
+        BODY,
+        "untrusted",
+    ),
+    "a format that is none": (envelope("g", **{"content-type": ["x"]}), BODY, ""),
+    "an encoding that is none": (envelope("h", **{"content-encoding": 5}), BODY, ""),
+    "compressed by nothing": (envelope("i", headers={"compression": "none"}), BODY, ""),
+    "without an id": (envelope("j", headers={"id": None}), BODY, ""),
+    "no task of ours": (envelope("k", headers={"task": "a.stranger"}), BODY, "a.stranger"),
+    "a task of another kind": (envelope("l", headers={"task": ["x"]}), BODY, ""),
+    "at no time": (envelope("m", headers={"eta": "soon"}), BODY, "soon"),
+    "no text": (envelope("n", body="\ud800", properties={"body_encoding": None}), r"\ud800", "surrogates"),
+}
 
 
 def test_what_is_no_message_goes_to_the_dead_letters_and_the_worker_lives(redis_client, sender, start_worker):
@@ -160,8 +233,27 @@ def test_what_is_no_message_goes_to_the_dead_letters_and_the_worker_lives(redis_
     assert {letter.queue for letter in letters} == {INSTANCE, GROUP, TYPE}
     assert all(letter.reason for letter in letters)
     assert worker.running
-    envelope = json.loads(json.dumps({"body": 3, "properties": {"delivery_tag": "x", "delivery_info": {}}}))
-    redis_client.lpush(GROUP, json.dumps(envelope))
-    eventually(lambda: len(read_dead_letters(redis_client, "cue")) == 3 * len(GARBAGE) + 1, 30)
-    sender(GROUP, "still there")
-    eventually(lambda: order(redis_client) == ["good", "still there"], 30)
+    assert not redis_client.exists("unacked")
+
+
+@pytest.mark.parametrize("pool", ["solo", "threads"])
+def test_a_message_that_is_no_task_is_told_of_with_body_reason_time_and_queue(redis_client, sender, start_worker, pool):
+    """Q8, past the transport: kombu's decode errors, and what Celery refuses or stumbles over. More than there are
+    threads, so what is not given back for one would stop the worker."""
+    for message, _, _ in MISFITS.values():
+        redis_client.lpush(f"{GROUP}:prio:1", message)
+    sender(GROUP, "good")
+    began = time.time()
+    worker = start_worker(pool=pool)
+    eventually(lambda: order(redis_client) == ["good"], 60, "the message behind the misfits")
+    letters = eventually(
+        lambda: len(found := read_dead_letters(redis_client, "cue")) >= len(MISFITS) and found, 30, "the dead letters"
+    )
+    for letter, (name, (_, body, words)) in zip(reversed(letters), MISFITS.items(), strict=True):
+        assert letter.body == body, name
+        assert letter.reason and words in letter.reason, name
+        assert letter.queue == f"{GROUP}:prio:1", name
+        assert began - 1 <= letter.at <= time.time() + 1, name
+    eventually(lambda: not redis_client.exists("unacked"), 30, "acknowledgements")
+    assert order(redis_client) == ["good"]
+    assert worker.running

@@ -34,7 +34,7 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, LayerSpec
 from opencue_sched.embedded.processes import free_port
 from opencue_sched.operate import fleet_metrics, metrics
-from opencue_sched.operate.consumer_steps import bury_unreadable
+from opencue_sched.operate.consumer import bury_unreadable
 from opencue_sched.operate.runtime import Runtime
 from opencue_sched.placement.cache import CacheStats
 from opencue_sched.release.completion import complete_frames
@@ -328,7 +328,8 @@ def _fleet(runtime: Runtime, client: redis.Redis) -> None:
     assert runtime.dispatch("0" * 40)["ended"] == "dropped"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("opencue_sched.operate.runtime.runtime", lambda: runtime)
-        bury_unreadable(SimpleNamespace(delivery_info={"routing_key": "cue:q:work:type:dispatch"}, body=b"?"))
+        channel = SimpleNamespace(popped=("cue:q:work:type:dispatch", "?"))
+        bury_unreadable(SimpleNamespace(channel=channel, body=b"?"))
 
 
 def _pause_before_commit(runtime: Runtime, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,5 +95,6 @@ def test_no_odd_text_passes_for_a_message(text):
 
 
 def test_an_envelope_passes():
-    envelope = {"body": "W10=", "headers": {}, "properties": {"delivery_tag": "t", "delivery_info": {}}}
+    place = {"exchange": "", "routing_key": "cue:q:work:type:dispatch"}
+    envelope = {"body": "W10=", "headers": {}, "properties": {"delivery_tag": "t", "delivery_info": place}}
     assert unreadable(json.dumps(envelope)) == ""

@@ -13,7 +13,7 @@ KEY = re.compile(
     r":q:(work|ctl|reply)|:meta:(actor|queue)|:inst:|:prio:|:leader:|:board:|:permit:|:verdicts|:waiting\b"
 )
 # A name that begins with a namespace, whatever follows.
-NAMESPACED = re.compile(r"\{[^{}]*(?:namespace|\bns)\}:\S*?[\"']|(?:namespace|\bns)\s*\+\s*f?[\"']:")
+NAMESPACED = re.compile(r"\{[^{}]*(?:namespace|\b_?ns)\}[:.]\S*?[\"']|(?:namespace|\b_?ns)\s*\+\s*f?[\"'][:.]")
 # The placement room may not see the coordination room, and nobody else builds the name of its log.
 EXCEPTIONS = {'opencue_sched/placement/changes.py: {namespace}:hosts:changed"'}
 
