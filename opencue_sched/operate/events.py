@@ -7,6 +7,7 @@ lost is made up for by the recompute, the reseed and the sweep.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from opencue_sched.release.listener import Handlers, NotificationListener
 from opencue_sched.release.model import EventCounts
 from opencue_sched.settings import Settings
 from opencue_sched.store.accounting import managed_show_ids
+from opencue_sched.store.capped import shows_under
 
 log = structlog.get_logger(__name__)
 
@@ -114,7 +116,19 @@ class Events:
             load_caps(self._engine, self._ledger, [f"acct:{vertex}" for vertex in vertices])
         except (NotReady, RedisError) as error:
             log.warning("caps_left_to_reseed", vertices=len(vertices), error=str(error))
-        self._waker.shows({vertex.split(":")[1] for vertex in vertices if vertex.startswith("sub:")})
+        self._waker.shows(self._shows_under(vertices))
+
+    def _shows_under(self, vertices: Collection[str]) -> frozenset[str]:
+        """The shows whose work may go on now that these caps have changed."""
+        ids = defaultdict[str, list[str]](list)
+        for vertex in vertices:
+            kind, _, id_ = vertex.partition(":")
+            ids[kind].append(id_)
+        subscribed = frozenset(pair.partition(":")[0] for pair in ids["sub"])
+        if not (ids["folder"] or ids["job"] or ids["limit"]):
+            return subscribed
+        with self._engine.connect() as connection:
+            return subscribed | shows_under(connection, folders=ids["folder"], jobs=ids["job"], limits=ids["limit"])
 
     def _cuebot_released(self, payload: Mapping[str, Any]) -> None:
         """Cuebot names no proc: reconcile that show now."""

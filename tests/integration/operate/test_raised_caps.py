@@ -1,0 +1,86 @@
+"""A cap that somebody raises wakes the clusters it kept back, however long they would have slept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+from celery import Celery
+from sqlalchemy import Engine, text
+
+from opencue_sched.accounting.store_epoch import Epoch
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.operate.runtime import Runtime
+from opencue_sched.settings import Rqd, Settings
+from tests.polling import eventually
+
+RECENT = 20.0
+
+
+@pytest.fixture
+def runtime(settings: Settings, engine: Engine, redis_client: redis.Redis) -> Iterator[Runtime]:
+    """A worker that listens. Its clusters sleep for longer than any test waits."""
+    redis_client.set("acct:epoch", Epoch.new(redis_client.info("server")["run_id"]).text)
+    with engine.begin() as connection:
+        Farm(connection).default_show()
+    app = Celery("raised", broker="memory://", set_as_current=False)
+    changed = settings.model_copy(
+        update={
+            "queue": settings.queue.model_copy(update={"cluster_saturated_sleep": 600}),
+            "rqd": Rqd(dry_run_mode=True),
+        }
+    )
+    made = Runtime(changed, app)
+    made.events.start()
+    assert made.events.listener.wait_connected(RECENT)
+    yield made
+    made.close()
+    app.close()
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        "UPDATE subscription SET int_burst = 800",
+        "UPDATE folder_resource SET int_max_cores = 800 WHERE int_max_cores > 0",
+        "UPDATE job_resource SET int_max_cores = 800 WHERE int_max_cores > 0",
+        "UPDATE limit_record SET int_max_value = 8",
+    ],
+)
+def test_a_cap_that_is_raised_wakes_the_clusters_of_its_work(runtime: Runtime, engine: Engine, raised: str) -> None:
+    # given a job of which that cap lets no more than one frame run
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        show, alloc = farm.show(), farm.default_alloc()
+        farm.subscription(show, alloc, size=1 if "subscription" in raised else 100)
+        folder = farm.folder(show, "shots", max_cores=1 if "folder" in raised else -1)
+        limits = [farm.limit("nuke", 1)] if "limit" in raised else []
+        farm.host(hostname_tag=False)
+        job = farm.job(
+            [LayerSpec(frames=3, limits=limits)],
+            show=show,
+            folder_id=folder,
+            max_cores=1 if "job_resource" in raised else -1,
+        )
+    runtime.sweep(wake_shows=[show.id])
+    (cluster,) = (it for it in runtime.sweeper._feed.clusters() if it.show_id == show.id)
+    posting = eventually(lambda: runtime.postings.find(cluster.key), RECENT, "a posting")
+
+    def ended() -> object:
+        return runtime.dispatch(posting)["ended"]
+
+    eventually(lambda: ended() == "booked", RECENT, "a first frame")
+    eventually(lambda: ended() == "saturated", RECENT, "a cluster at its cap")
+    assert ended() == "dropped"
+
+    # when somebody raises it
+    with engine.begin() as connection:
+        connection.execute(text(raised))
+
+    # then the rest of it is booked
+    eventually(lambda: ended() == "booked", RECENT, "a cluster that is awake")
+    with engine.connect() as connection:
+        procs = connection.execute(text("SELECT count(*) FROM proc WHERE pk_job = :job"), {"job": job.id})
+        assert procs.scalar_one() == 3
