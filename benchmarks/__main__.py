@@ -131,13 +131,14 @@ def idle(clusters: int, seconds: float, json_path: Path | None) -> None:
 
 
 @cli.command()
-@click.option("--part", "parts", multiple=True, default=("events", "passes", "stores"), show_default=True)
+@click.option("--part", "parts", multiple=True, default=("events", "passes", "stores", "takeover"), show_default=True)
 @click.option("--rounds", default=3, show_default=True, help="Times each fault is made.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
 def recovery(parts: tuple[str, ...], rounds: int, json_path: Path | None) -> None:
-    """How long each failure of the accounting takes to be put right, settings as shipped.
+    """How long each failure takes to be put right, settings as shipped.
 
-    The parts: what is announced by events, what a recompute finds (four minutes of waiting), and stores that go away.
+    The parts: what is announced by events, what a recompute finds (four minutes of waiting), stores that go away, and
+    workers and leading beats that are killed.
 
     Example: python -m benchmarks recovery --part events
     """

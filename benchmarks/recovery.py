@@ -1,4 +1,4 @@
-"""How long each failure of the accounting takes to be put right: settings as shipped, one fault at a time.
+"""How long each failure takes to be put right: of the accounting, of processes. Settings as shipped, one at a time.
 
 Two parts make up a recovery: what a setting fixes (how often beat recomputes, how old a booking must be) and what the
 machine needs then. ``at_most`` is the first, ``measured`` the second; ``whole`` was waited for in a fleet of a beat and
@@ -80,13 +80,20 @@ class Site:
     """Stores and a fleet, and the books of one show with many procs."""
 
     def __init__(
-        self, settings: Settings, engine: Engine, client: redis.Redis, postgres: EmbeddedPostgres, cache: EmbeddedRedis
+        self,
+        settings: Settings,
+        engine: Engine,
+        client: redis.Redis,
+        postgres: EmbeddedPostgres,
+        cache: EmbeddedRedis,
+        fleet: Fleet,
     ) -> None:
         self.settings = settings
         self.engine = engine
         self.client = client
         self.postgres = postgres
         self.cache = cache
+        self.fleet = fleet
         self.ledger: Ledger = make_ledger(engine, client, owner="benchmark")
         with engine.begin() as connection:
             farm = Farm(connection)
@@ -202,9 +209,9 @@ def events(site: Site, rounds: int) -> Iterator[Recovery]:
         return last - began
 
     many = max(20, rounds)
-    yield _of("a release, announced", "-", 0, [announced_release() for _ in range(many)])
-    yield _of("a cap lowered, announced", "-", 0, [lowered() for _ in range(many)])
-    yield _of("a cap lowered without a word", "-", 0, [lowered_quietly() for _ in range(rounds)])
+    yield recovery_of("a release, announced", "-", 0, [announced_release() for _ in range(many)])
+    yield recovery_of("a cap lowered, announced", "-", 0, [lowered() for _ in range(many)])
+    yield recovery_of("a cap lowered without a word", "-", 0, [lowered_quietly() for _ in range(rounds)])
     for managed, fixed_by, at_most in (
         (False, "accounting.commit_deadline", site.settings.accounting.commit_deadline),
         (True, "30 s, with Cuebots", CUEBOT_CACHE_SECONDS),
@@ -217,7 +224,7 @@ def events(site: Site, rounds: int) -> Iterator[Recovery]:
                 _flip(site, managed=not managed, wait=0.0)
         _flip(site, managed=not managed, wait=0.0)
         whole.append(_flip(site, managed=managed, wait=at_most))
-        yield _of(f"a show flipped {'on' if managed else 'off'}", fixed_by, at_most, own, whole)
+        yield recovery_of(f"a show flipped {'on' if managed else 'off'}", fixed_by, at_most, own, whole)
     site.books_again()
 
 
@@ -270,7 +277,7 @@ def passes(site: Site, rounds: int) -> Iterator[Recovery]:
     faults.append(("a worker that died before its commit", crashed, "2 x the interval, and in_flight_age", 2 * every))
     whole = _by_beat(site, {name: inject for name, inject, _, _ in faults})
     for name, _, fixed_by, at_most in faults:
-        yield _of(name, fixed_by, at_most, own.get(name, []), [whole[name]])
+        yield recovery_of(name, fixed_by, at_most, own.get(name, []), [whole[name]])
 
 
 def _by_beat(site: Site, injections: Mapping[str, Callable[[], Callable[[], bool]]]) -> dict[str, float]:
@@ -308,7 +315,7 @@ def stores(site: Site, rounds: int) -> Iterator[Recovery]:
             site.books_again()
             own.append(opened - age)
             whole.append(time.monotonic() - began)
-        yield _of(name, "in_flight_age", age, own, whole)
+        yield recovery_of(name, "in_flight_age", age, own, whole)
     for mode in ("fast", "immediate"):
         whole = []
         for _ in range(rounds):
@@ -317,13 +324,32 @@ def stores(site: Site, rounds: int) -> Iterator[Recovery]:
             down = time.monotonic() - began
             site.books_again()
             whole.append(time.monotonic() - began - down)
-        yield _of(f"PostgreSQL restarted ({mode}), from its return", "-", 0, whole)
+        yield recovery_of(f"PostgreSQL restarted ({mode}), from its return", "-", 0, whole)
 
 
-PARTS: dict[str, Callable[[Site, int], Iterator[Recovery]]] = {"events": events, "passes": passes, "stores": stores}
+def takeover(site: Site, rounds: int) -> Iterator[Recovery]:
+    """Processes are killed, and others go on."""
+    from benchmarks import takeover as measured
+
+    return measured.takeover(site, rounds)
 
 
-def _of(phase: str, fixed_by: str, at_most: float, own: list[float], whole: list[float] | None = None) -> Recovery:
+PARTS: dict[str, Callable[[Site, int], Iterator[Recovery]]] = {
+    "events": events,
+    "passes": passes,
+    "stores": stores,
+    "takeover": takeover,
+}
+
+
+def start_beat(fleet: Fleet, name: str) -> None:
+    """A beat whose instance is called as its process is."""
+    fleet.beat(name, OPENCUE_SCHED_INSTANCE=name)
+
+
+def recovery_of(
+    phase: str, fixed_by: str, at_most: float, own: list[float], whole: list[float] | None = None
+) -> Recovery:
     measured = Spread.of(own, digits=3) if own else ""
     waited = Spread.of(whole, digits=1) if whole else ""
     return Recovery(phase, fixed_by, at_most, measured, waited, max(len(own), len(whole or ())))
@@ -344,12 +370,12 @@ def _site(console: Console) -> Iterator[Site]:
         stack.callback(engine.dispose)
         client = redis.Redis.from_url(cache.url, decode_responses=True, socket_timeout=30)
         stack.callback(client.close)
-        site = Site(settings, engine, client, postgres, cache)
-        ensure_bootstrapped(engine, site.ledger, wait_age=0)
         fleet = stack.enter_context(Fleet({**urls, **ENVIRONMENT}, directory))
+        site = Site(settings, engine, client, postgres, cache, fleet)
+        ensure_bootstrapped(engine, site.ledger, wait_age=0)
         for number in range(1, WORKERS + 1):
             fleet.worker(f"worker{number}")
-        fleet.beat()
+        start_beat(fleet, "beat1")
         stack.enter_context(_reporting(site))
         site.books_again()
         console.print(f"a fleet with {PROCS} procs is at work")
