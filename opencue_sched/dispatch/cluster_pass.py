@@ -34,6 +34,7 @@ from opencue_sched.dispatch.commit import CommitResult, CommittedProc, commit_pl
 from opencue_sched.dispatch.gather import Gathered, gather
 from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.dispatch.launch import launch_all
+from opencue_sched.dispatch.outcome import after_booking
 from opencue_sched.dispatch.refusals import Refusals
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.dispatch.rest import LayerRest, Resting
@@ -115,12 +116,18 @@ class PassRunner:
             log.warning("pass_not_ready", cluster=cluster.key, error=str(error))
             return report
         finally:
-            if layers:
-                self.permits.drop(owner, layers)
+            self._drop_permits(owner, layers)
             if gathered is not None and self.verdicts is not None:
                 self.verdicts.record(report.verdicts, cluster.key, resting=report.resting)
             report.total_seconds = self.clock() - began
             _tell(report)
+
+    def _drop_permits(self, owner: str, layers: Collection[str]) -> None:
+        """What the pass did is done, whether or not Redis answers now."""
+        try:
+            self.permits.drop(owner, layers)
+        except RedisError as error:
+            log.warning("permits_left_to_expire", layers=len(layers), error=str(error))
 
     def _gather(self, cluster: Cluster, report: PassReport) -> Gathered:
         began = self.clock()
@@ -175,12 +182,18 @@ class PassRunner:
         return plan
 
     def _walk(self, gathered: Gathered, report: PassReport) -> None:
-        """Whether to go on at once with the jobs behind those that this pass could not place."""
+        """Whether to go on at once with the jobs behind those that this pass could not place.
+
+        Frames that were lost to somebody else may be had a moment later, so their layers have their turn once more
+        before the walk goes on; those that lose all of them again are passed over like the others, or twenty of them
+        would keep everybody waiting.
+        """
         key = report.cluster.key
-        passed_over = [it for it in report.verdicts if not it.frames]
-        if report.frames_booked or not gathered.more or not passed_over:
+        once = report.lost - self.rest.lost_before(key, report.lost)
+        passed_over = [it for it in report.verdicts if not it.frames and it.layer_id not in once]
+        if report.frames_booked or not gathered.more or not (passed_over or once):
             self.rest.walk_ends(key)
-        else:
+        elif passed_over:
             self.rest.walk_on(key, (Resting(it, gathered.versions[it.layer_id]) for it in passed_over))
             report.go_on = True
 
@@ -203,6 +216,11 @@ class PassRunner:
         release_plan(self.hosts.cache, plan, committed=committed, unknown=unknown)
         self.hosts.note({it.host.id for it in plan.procs if it.proc_id not in committed | unknown})
 
+    def _judge_again(self, plan: Plan, answers: BookAnswers, result: CommitResult, report: PassReport) -> None:
+        losses = {planned.proc_id: error for planned, error in (*result.lost, *result.unknown)}
+        booked = after_booking(report.verdicts, plan.procs, answers.refusals, losses)
+        report.verdicts, report.refused, report.lost = booked.verdicts, booked.refused, booked.lost
+
     def _book_and_commit(self, plan: Plan, alive: Callable[[], bool], report: PassReport) -> CommitResult:
         result = CommitResult()
         try:
@@ -210,12 +228,14 @@ class PassRunner:
             answers = self._book(plan, report)
             accepted = [proc for proc in plan.procs if proc.proc_id in answers.accepted]
             if not accepted:
+                self._judge_again(plan, answers, result, report)
                 return result
             if not alive():
                 report.ended = PassEnd.CLAIM_LOST
                 self._roll_back(accepted)
                 return result
             result = self._commit(accepted, answers, booked_at, report)
+            self._judge_again(plan, answers, result, report)
             self._after_commit(result, report)
             return result
         finally:

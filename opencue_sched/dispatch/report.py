@@ -49,6 +49,10 @@ class PassReport:
     losses: Counter[str] = field(default_factory=Counter)
     bad_rows: Counter[str] = field(default_factory=Counter)
     verdicts: tuple[LayerVerdict, ...] = ()
+    refused: frozenset[str] = frozenset()
+    """Layers of which the ledger refused frames."""
+    lost: frozenset[str] = frozenset()
+    """Layers all of whose planned frames went to somebody else."""
     resting: Mapping[str, LayerVerdict] = field(default_factory=dict)
     """Layers that were left out because they could not be placed a moment ago, by id."""
     go_on: bool = False

@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from opencue_sched.domain.farm import Host
@@ -90,6 +90,7 @@ class LayerRest:
         self._clock = clock
         self._resting: dict[str, dict[Search | None, dict[str, _Rest]]] = {}
         self._walked: dict[str, tuple[float, dict[str, Resting]]] = {}
+        self._lost: dict[str, tuple[float, frozenset[str]]] = {}
         self._changes: deque[tuple[int, _Room]] = deque(maxlen=_REMEMBERED_CHANGES)
         self._lock = threading.Lock()
         self._roused = 0
@@ -146,6 +147,16 @@ class LayerRest:
             walked_until, walked = self._walked.get(cluster, (0.0, {}))
             looked = {layer.verdict.layer_id: layer for layer in looked_at}
             self._walked[cluster] = (now + self._seconds, {**(walked if walked_until > now else {}), **looked})
+
+    def lost_before(self, cluster: str, layers: Collection[str]) -> frozenset[str]:
+        """Which of these layers, all of whose frames a pass over the cluster just lost to others, had lost them all in
+        the pass before it as well."""
+        now = self._clock()
+        with self._lock:
+            until, before = self._lost.pop(cluster, (0.0, frozenset()))
+            if layers:
+                self._lost[cluster] = (now + self._seconds, frozenset(layers))
+        return before.intersection(layers) if until > now else frozenset()
 
     def walk_ends(self, cluster: str) -> None:
         """The next pass begins with the highest priority again."""

@@ -212,7 +212,7 @@ def _record_verdicts(report: PassReport) -> None:
     for verdict in report.verdicts:
         if verdict.verdict in (Verdict.NO_HOST, Verdict.NO_FIT, Verdict.CAPACITY):
             no_candidate_iterations.inc()
-        if verdict.verdict is Verdict.OVER_JOB:
+        if verdict.verdict is Verdict.OVER_JOB and verdict.layer_id not in report.refused:
             job_cap_precheck_skip.inc()
 
 

@@ -6,9 +6,11 @@ import time
 from dataclasses import replace
 
 import pytest
+from redis.exceptions import ConnectionError
 from sqlalchemy import event, text
 
 from opencue_sched.accounting import keys
+from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.domain.errors import NotReady
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
@@ -93,3 +95,12 @@ def test_a_pause_while_the_commit_is_answered_counts_against_the_launch(one, eng
     assert farm.runs() == []
     assert states(engine) == {"WAITING": FRAMES}
     assert not run_audit(engine, one.client, one.settings).failed
+
+
+def test_permits_that_cannot_be_given_back_do_not_undo_what_a_pass_says_of_itself(one, engine, farm, show):
+    class NoAnswer(LayerPermits):
+        def drop(self, owner, layers):
+            raise ConnectionError("gone")
+
+    report = run_pass(one, permits=NoAnswer(one.client, "cue"))
+    assert (report.frames_booked, report.frames_launched) == (FRAMES, FRAMES)

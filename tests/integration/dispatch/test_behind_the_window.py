@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 
+from opencue_sched.accounting import keys
 from opencue_sched.coordination.postings import ClaimKeeper, Offered
 from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.report import PassReport
+from opencue_sched.domain.cluster import Cluster
+from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
 from opencue_sched.settings import Rqd, Settings
@@ -90,6 +93,59 @@ def test_a_job_behind_others_that_cannot_be_placed_is_booked_at_once(
         spoil(engine)
     here.drain()
     assert running(engine, behind) == 2
+
+
+def clusters_of(here: Passes) -> list[Cluster]:
+    return [cluster for cluster, _ in here.sweeper.sweep().send]
+
+
+def test_jobs_that_the_counters_refuse_keep_nobody_behind_them_waiting(here: Passes, engine: Engine) -> None:
+    """The snapshot has room for them, but the counters have procs that are gone."""
+    behind, _ = plant(engine, wide())
+    with engine.connect() as connection:
+        ahead = connection.execute(text("SELECT pk_job FROM job_resource WHERE int_priority = 100")).scalars().all()
+        connection.execute(text("UPDATE job_resource SET int_max_cores = 500"))
+        connection.commit()
+    for job in ahead:
+        here.client.hset(keys.job(job), "int_cores", 5)
+
+    reports = here.drain()
+
+    assert running(engine, behind) == 2
+    assert {it.verdict for it in reports[0].verdicts} == {Verdict.OVER_JOB}
+    assert all((it.frames, it.waiting) == (0, 2) for it in reports[0].verdicts)
+    assert "5 of 5 in use" in reports[0].verdicts[0].detail
+
+
+def test_jobs_that_lose_their_frames_to_somebody_come_first_once_more_and_then_let_the_others_have_their_turn(
+    here: Passes, engine: Engine
+) -> None:
+    behind, _ = plant(engine, wide())
+    (cluster,) = [cluster for cluster in clusters_of(here) if "general" in cluster.tags]
+    with engine.connect() as somebody, somebody.begin():
+        somebody.execute(
+            text("SELECT FROM frame JOIN job_resource USING (pk_job) WHERE int_priority = 100 FOR UPDATE OF frame")
+        )
+        reports = [here.runner.run(cluster, alive=lambda: True) for _ in range(3)]
+        assert running(engine, behind) == 2
+
+    assert [report.go_on for report in reports] == [False, True, False]
+    assert [report.losses["frame_lost"] for report in reports] == [2 * WINDOW, 2 * WINDOW, 0]
+    assert {(it.frames, it.waiting) for it in reports[0].verdicts} == {(0, 2)}
+    assert "frame_lost" in reports[0].verdicts[0].detail
+    # and then those ahead are first again
+    assert here.runner.run(cluster, alive=lambda: True).frames_booked == 2 * WINDOW
+
+
+def test_a_walk_over_jobs_that_book_nothing_ends(here: Passes, engine: Engine) -> None:
+    plant(engine, wide(), jobs=3 * WINDOW)
+    (cluster,) = [cluster for cluster in clusters_of(here) if "general" in cluster.tags]
+    with engine.connect() as somebody, somebody.begin():
+        somebody.execute(text("SELECT FROM frame FOR UPDATE"))
+        went_on = [here.runner.run(cluster, alive=lambda: True).go_on for _ in range(8)]
+
+    # the first twenty once more, then twenty each twice, the last job, and from the beginning
+    assert went_on == [False, True, False, True, False, True, False, False]
 
 
 def test_hosts_that_change_all_the_time_do_not_bring_those_ahead_back_before_the_others_had_their_turn(

@@ -179,3 +179,15 @@ def test_a_walk_that_nobody_went_on_with_is_over():
     assert resting(rest) == {"one", "other"}
     clock.now = 30.0
     assert resting(rest) == set()
+
+
+def test_only_layers_that_lose_their_frames_twice_in_a_row_have_lost_them_before():
+    clock = Clock()
+    rest = LayerRest(20.0, clock)
+    assert rest.lost_before("cluster", {"a", "b"}) == set()
+    assert rest.lost_before("other", {"a"}) == set()
+    assert rest.lost_before("cluster", {"b", "c"}) == {"b"}
+    assert rest.lost_before("cluster", set()) == set()
+    assert rest.lost_before("cluster", {"b"}) == set()
+    clock.now = 20.0
+    assert rest.lost_before("cluster", {"b"}) == set()

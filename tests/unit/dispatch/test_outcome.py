@@ -1,0 +1,65 @@
+"""Verdicts after the ledger and the commit have had their say."""
+
+from __future__ import annotations
+
+import pytest
+
+from opencue_sched.accounting.ledger import Refused
+from opencue_sched.dispatch.outcome import after_booking
+from opencue_sched.domain.errors import FrameLost
+from opencue_sched.domain.farm import PlannedProc, Reservation, Vertices
+from opencue_sched.domain.verdicts import LayerVerdict, Verdict
+from tests.unit.placement.values import make_host, make_job, make_layer
+
+LAYER = make_layer(frames=5)
+PROCS = [
+    PlannedProc(
+        f"p{number}",
+        make_job(layers=[LAYER]),
+        LAYER,
+        frame,
+        make_host(),
+        Reservation(1, 1024),
+        Vertices("show", "alloc", "folder", "j1", "l1", "dept"),
+    )
+    for number, frame in enumerate(LAYER.frames[:3])
+]
+PLANNED = LayerVerdict("j1", "l1", Verdict.CAPACITY, 3, 2, "no host")
+OTHER = LayerVerdict("j2", "l2", Verdict.NO_HOST, 0, 4)
+
+
+def test_what_was_booked_leaves_the_verdict_as_it_is() -> None:
+    booked = after_booking([PLANNED, OTHER], PROCS, {}, {})
+    assert booked.verdicts == (PLANNED, OTHER)
+    assert (booked.refused, booked.lost) == (frozenset(), frozenset())
+
+
+@pytest.mark.parametrize(
+    ("table", "verdict", "words"),
+    [
+        ("subscription", Verdict.OVER_SUBSCRIPTION, "4 of 5 in use under the cap of its subscription"),
+        ("folder", Verdict.OVER_FOLDER, "its folder"),
+        ("folder_gpus", Verdict.OVER_FOLDER_GPUS, "its folder"),
+        ("job", Verdict.OVER_JOB, "its job"),
+        ("job_gpus", Verdict.OVER_JOB_GPUS, "its job"),
+        ("limit", Verdict.OVER_LIMIT, "its limit"),
+        ("unseeded", Verdict.FAILED, "acct:job:j1"),
+        ("tombstoned", Verdict.FLOWING, "taken back"),
+    ],
+)
+def test_a_layer_that_the_ledger_refuses_says_what_is_in_its_way(table: str, verdict: Verdict, words: str) -> None:
+    refused = Refused(table, 4.0, 5.0, "acct:job:j1")
+    booked = after_booking([PLANNED, OTHER], PROCS, {"p1": refused, "p2": refused}, {})
+    (judged, other) = booked.verdicts
+    assert (judged.verdict, judged.frames, judged.waiting, other) == (verdict, 1, 4, OTHER)
+    assert words in judged.detail
+    assert (booked.refused, booked.lost) == ({"l1"}, frozenset())
+
+
+def test_a_layer_that_lost_all_its_frames_is_told_from_one_that_kept_some() -> None:
+    losses = {proc.proc_id: FrameLost("taken") for proc in PROCS}
+    all_lost = after_booking([PLANNED], PROCS, {}, losses)
+    some_lost = after_booking([PLANNED], PROCS, {}, {"p0": losses["p0"]})
+    assert (all_lost.lost, some_lost.lost) == ({"l1"}, frozenset())
+    assert [(it.frames, it.waiting) for it in (*all_lost.verdicts, *some_lost.verdicts)] == [(0, 5), (2, 3)]
+    assert "3 of its frames were lost before they were booked (frame_lost)" in all_lost.verdicts[0].detail
