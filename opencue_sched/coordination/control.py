@@ -4,6 +4,8 @@ The control queues of the naming proposal are the way in for whoever has no Cele
 ``{"command": "pause"}`` pushed on ``{ns}:q:ctl:type:T[:group:G[:inst:I]]``. A worker that finds one at its heartbeat
 passes it on, by Celery's remote control, to all it is meant for. What cannot be read goes to the dead letters.
 
+A fleet scoped to a facility is spoken to by its group; the queues of a type are those of all other fleets.
+
 They speak to whoever is there. What was said to an instance, a group or a type while nobody was is dropped when one
 comes (see Presence), so that nobody is stopped by what was meant for another.
 """
@@ -103,13 +105,17 @@ def push_control_message(client: redis.Redis, queue: QueueName, message: Control
 
 
 def take_control_messages(
-    client: redis.Redis, namespace: str, types: Collection[str], group: str, instance: str
+    client: redis.Redis, namespace: str, types: Collection[str], group: str, instance: str, *, scoped: bool = False
 ) -> list[Addressed]:
-    """Take what waits on the control queues of an instance: its own, its group's and its types', oldest first."""
+    """Take what waits on the control queues of an instance: its own, its group's and its types', oldest first.
+
+    One of a fleet ``scoped`` to a facility leaves its types' to the others.
+    """
+    places: list[tuple[str | None, str | None]] = [(group, instance), (group, None), (None, None)]
     queues = [
         QueueName(namespace, type_, in_group, of_instance, family="ctl")
         for type_ in sorted(types)
-        for in_group, of_instance in ((group, instance), (group, None), (None, None))
+        for in_group, of_instance in places[: 2 if scoped else 3]
     ]
     if not queues:
         return []
@@ -129,9 +135,6 @@ def take_control_messages(
 
 def addressees(roll: Roll, queue: QueueName) -> list[Actor]:
     """The live instances that a control queue speaks to, once each."""
-    actors = [
-        actor
-        for actor in roll.of(queue.type, queue.group)
-        if queue.instance is None or actor.instance == queue.instance
-    ]
+    meant = roll.of_fleet(queue.type, None) if queue.group is None else roll.of(queue.type, queue.group)
+    actors = [actor for actor in meant if queue.instance is None or actor.instance == queue.instance]
     return list({(actor.group, actor.instance): actor for actor in actors}.values())

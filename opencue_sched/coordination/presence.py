@@ -42,7 +42,8 @@ class Actor:
     """One instance in its role of one queue type (or ``beat``). Times are seconds since the epoch.
 
     ``machine`` tells processes of one process table from all others; ``node`` is Celery's name of the worker;
-    ``work`` names what it has in hand; ``fence`` is that of a leading beat, else 0.
+    ``work`` names what it has in hand; ``fence`` is that of a leading beat, else 0; ``facility`` is the scope of a
+    fleet of one facility, in lower case, and empty for all others.
     """
 
     type: str
@@ -61,6 +62,7 @@ class Actor:
     state: str = "working"
     work: tuple[str, ...] = ()
     fence: int = 0
+    facility: str = ""
     token: str = field(default="", repr=False)
 
     @property
@@ -99,6 +101,7 @@ class Presence:
         node: str = "",
         capacity: int = 0,
         capabilities: Sequence[str] = (),
+        facility: str | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._client = client
@@ -118,6 +121,7 @@ class Presence:
             version=__version__,
             capabilities=tuple(capabilities),
             capacity=capacity,
+            facility=(facility or "").lower(),
             token=uuid.uuid4().hex,
         )
         self._actors = [replace(common, type=type_) for type_ in types]
@@ -197,7 +201,7 @@ class Presence:
             queues.append(QueueName(self._namespace, mine.type, mine.group, mine.instance, family="ctl"))
             if not any(actor.group == mine.group for actor in others):
                 queues.append(QueueName(self._namespace, mine.type, mine.group, family="ctl"))
-            if not others:
+            if not mine.facility and not any(actor.facility == "" for actor in others):
                 queues.append(QueueName(self._namespace, mine.type, family="ctl"))
         return [str(queue) for queue in queues]
 
@@ -229,6 +233,10 @@ class Roll:
     def of(self, type_: str, group: str | None = None) -> list[Actor]:
         """The living of one type, and of one group if given."""
         return [actor for actor in self.alive if actor.type == type_ and group in (None, actor.group)]
+
+    def of_fleet(self, type_: str, facility: str | None) -> list[Actor]:
+        """The living of one type that are scoped to ``facility``; without one, those that are scoped to none."""
+        return [actor for actor in self.of(type_) if actor.facility == (facility or "").lower()]
 
 
 def call_roll(client: redis.Redis, namespace: str) -> Roll:

@@ -73,6 +73,7 @@ class Membership:
             node=node,
             capacity=capacity,
             capabilities=sorted(types),
+            facility=self._settings.scheduler.facility,
         )
         self.presence.announce()
 
@@ -104,7 +105,10 @@ class Membership:
     def control_messages(self) -> list[Addressed]:
         """Control messages that wait for this instance, its group or its types; taken from their queues."""
         types = () if self.presence is None else self.presence.types
-        return take_control_messages(self._client, self.namespace, types, self.group, self._settings.instance)
+        scoped = self._settings.scheduler.facility is not None
+        return take_control_messages(
+            self._client, self.namespace, types, self.group, self._settings.instance, scoped=scoped
+        )
 
     def heartbeat(self) -> None:
         """Refresh the presence and look after the queues. Raises InstanceTaken when another process took the name."""

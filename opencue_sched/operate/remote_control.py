@@ -2,6 +2,8 @@
 
 They run in the worker's main process. ``instances`` narrows a command to workers of these instance names, because
 Celery's node names need not be unique. Pausing is done by not consuming, so it holds for every kind of pool.
+
+The fleets of different facilities may share a Redis: each hears remote control by an exchange of its own.
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import structlog
+from celery.app.control import Control
 from celery.worker.control import control_command, inspect_command
+from kombu.utils.functional import lazy
 
 from opencue_sched.coordination.control import Addressed, Command, ControlMessage, addressees
-from opencue_sched.coordination.names import QueueName, QueueType
-from opencue_sched.coordination.presence import call_roll
+from opencue_sched.coordination.names import QueueName, QueueType, control_exchange
+from opencue_sched.coordination.presence import Roll, call_roll
 from opencue_sched.domain.errors import InvalidInput
 
 log = structlog.get_logger(__name__)
@@ -134,27 +138,47 @@ def accounting_audit(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery'
     return report
 
 
+class FleetControl(Control):
+    """Celery's remote control of the workers of one facility scope; of ``celery control`` it is that of one's own."""
+
+    def __init__(self, app: Any, namespace: str, facility: str | None) -> None:
+        super().__init__(app)
+        self.mailbox = self.Mailbox(
+            control_exchange(namespace, facility),
+            type="fanout",
+            accept=app.conf.accept_content,
+            serializer=app.conf.task_serializer,
+            producer_pool=lazy(lambda: app.amqp.producer_pool),
+            queue_ttl=app.conf.control_queue_ttl,
+            queue_expires=app.conf.control_queue_expires,
+            reply_queue_ttl=app.conf.control_queue_ttl,
+            reply_queue_expires=app.conf.control_queue_expires,
+        )
+
+
 def broadcast(
-    app: Any, queue: QueueName, message: ControlMessage, *, roll: Any, wait_seconds: float | None
+    app: Any, queue: QueueName, message: ControlMessage, *, roll: Roll, wait_seconds: float | None
 ) -> list[Any]:
     """Tell every live instance that ``queue`` speaks to; their replies if ``wait_seconds`` says how long to wait."""
     actors = addressees(roll, queue)
-    if not actors:
-        return []
-    arguments: dict[str, object] = {"instances": [actor.instance for actor in actors]}
+    arguments: dict[str, object] = {}
     if message.command is Command.SLEEP:
         # The board is told once, by whichever worker comes first.
         actors = actors[:1]
-        arguments = {"instances": [actors[0].instance], "cluster": message.cluster, "seconds": message.seconds}
-    replies = app.control.broadcast(
-        message.command.value,
-        arguments=arguments,
-        destination=sorted({actor.node for actor in actors}),
-        reply=wait_seconds is not None,
-        timeout=wait_seconds or 1.0,
-        limit=len(actors) if wait_seconds is not None else None,
-    )
-    return list(replies or ())
+        arguments = {"cluster": message.cluster, "seconds": message.seconds}
+    replies: list[Any] = []
+    for facility in sorted({actor.facility for actor in actors}):
+        meant = [actor for actor in actors if actor.facility == facility]
+        answers = FleetControl(app, queue.ns, facility).broadcast(
+            message.command.value,
+            arguments={"instances": [actor.instance for actor in meant], **arguments},
+            destination=sorted({actor.node for actor in meant}),
+            reply=wait_seconds is not None,
+            timeout=wait_seconds or 1.0,
+            limit=len(meant) if wait_seconds is not None else None,
+        )
+        replies += answers or ()
+    return replies
 
 
 def obey(consumer: Any, messages: Iterable[Addressed]) -> None:

@@ -46,11 +46,11 @@ GOAL_SECONDS = 6.0
 CLAIM_SECONDS = 1.0
 
 
-def opencue_sched(site: Site, *arguments: str) -> subprocess.CompletedProcess[str]:
+def opencue_sched(site: Site, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command line, as an operator has it."""
     return subprocess.run(
         [sys.executable, "-c", "from opencue_sched.operate.cli import main; main()", *arguments],
-        env=site.fleet.environment,
+        env={**site.fleet.environment, **environment},
         capture_output=True,
         text=True,
         timeout=120,
@@ -58,11 +58,11 @@ def opencue_sched(site: Site, *arguments: str) -> subprocess.CompletedProcess[st
     )
 
 
-def steer(site: Site, *arguments: str) -> subprocess.CompletedProcess[str]:
+def steer(site: Site, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """``opencue-sched ctl``, said again when a worker of a slow machine answered too late."""
 
     def said() -> subprocess.CompletedProcess[str] | None:
-        ran = opencue_sched(site, "ctl", *arguments)
+        ran = opencue_sched(site, "ctl", *arguments, **environment)
         return None if ran.returncode else ran
 
     return eventually(said, 30, f"an answer to {arguments}")
@@ -688,6 +688,20 @@ def _view_with_leader(site: Site):
     return view if view["leader"]["instance"] == "b1" and view["leader"]["tick_age_seconds"] is not None else None
 
 
+def heard_by_celery(site: Site, command: str, **environment: str) -> set[str]:
+    """The nodes that answer to ``celery control``, of all that there are."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "opencue_sched", "control", "--timeout", "3", "--json", command],
+        env={**site.fleet.environment, **environment},
+        cwd=site.fleet.directory,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return {node for reply in json.loads(ran.stdout) for node in reply}
+
+
 # A lease that a beat of a slow machine does not lose by itself.
 LASTING = {
     "OPENCUE_SCHED_COORDINATION__LEASE_TTL": "8s",
@@ -742,6 +756,17 @@ def test_fleets_of_different_facilities_do_not_disturb_each_other(site):
     assert names["alpha"] and names["beta"] and not names["alpha"] & names["beta"]
     eventually(lambda: lease("alpha") and lease("beta"), 30, "two leaders")
     assert lease("alpha") != lease("beta")
+
+    # What is said to the one, by either command line, is not heard by the other.
+    for fleet in names:
+        scope = {"OPENCUE_SCHED_SCHEDULER__FACILITY": fleet}
+        node = f"w-{fleet}@localhost"
+        assert json.loads(steer(site, "pause", "--json", **scope).stdout) == {node: {"ok": "paused"}}
+        assert json.loads(steer(site, "resume", "--json", **scope).stdout) == {node: {"ok": "working"}}
+        assert heard_by_celery(site, "pause_dispatch", **scope) == {node}
+        assert heard_by_celery(site, "resume_dispatch", **scope) == {node}
+        steer(site, "sleep", "--cluster", sorted(names[fleet])[0], "--for", "0", **scope)
+    eventually(lambda: {actor.state for actor in call_roll(site.client, "cue").of("dispatch")} == {"working"}, 30)
 
     # The one stands still, past its lease; the other neither notices nor takes over anything.
     before = lease("beta")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from opencue_sched.coordination.control import Command, ControlMessage, push_control_message
-from opencue_sched.coordination.names import QueueName, QueueType
+from opencue_sched.coordination.names import QueueName, QueueType, worker_group
 from opencue_sched.coordination.presence import call_roll
 from opencue_sched.domain.errors import InvalidInput, SchedulerError
 from opencue_sched.operate.cli.connect import checked_redis
@@ -24,8 +24,8 @@ def _addressed(function: Callable[..., None]) -> Callable[..., None]:
     for option in (
         json_option,
         click.option("--queued", is_flag=True, help="Leave it on the control queue; workers look every few seconds."),
-        click.option("--instance", help="Only this instance; needs --group if it is not in the default group."),
-        click.option("--group", help="Only workers of this group."),
+        click.option("--instance", help="Only this instance; needs --group if it is in another group than oneself."),
+        click.option("--group", help="Only workers of this group. Default: of all; with a facility set, its own."),
         click.option(
             "--type",
             "type_",
@@ -44,7 +44,8 @@ def command() -> None:
     """Pause, resume, drain and stop workers; let a cluster rest.
 
     The same as `celery -A opencue_sched control pause_dispatch|resume_dispatch|drain|stop_worker|sleep_cluster`, but
-    addressed by queue type, group and instance.
+    addressed by queue type, group and instance. The workers of a facility hear only who has its name in
+    OPENCUE_SCHED_SCHEDULER__FACILITY, or says it as --group.
 
     Example: opencue-sched ctl pause --group default
     """
@@ -112,8 +113,9 @@ def _say(
     from opencue_sched.celery import app
 
     settings = get_settings()
-    if instance is not None and group is None:
-        group = settings.coordination.group
+    facility = settings.scheduler.facility
+    if group is None and (facility is not None or instance is not None):
+        group = worker_group(facility, settings.coordination.group)
     queue = QueueName(settings.coordination.namespace, type_, group, instance, family="ctl")
     with checked_redis() as client:
         if queued:

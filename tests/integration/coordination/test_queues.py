@@ -51,8 +51,18 @@ class Clock:
         return self.now
 
 
-def present(client, instance: str, *, capacity: int = 2, group: str = "default", **state) -> Presence:
-    presence = Presence(client, "cue", types=("dispatch",), group=group, instance=instance, capacity=capacity)
+def present(
+    client, instance: str, *, capacity: int = 2, group: str = "default", facility: str | None = None, **state
+) -> Presence:
+    presence = Presence(
+        client,
+        "cue",
+        types=("dispatch",),
+        group=group,
+        instance=instance,
+        capacity=capacity,
+        facility=facility,
+    )
     presence.announce()
     presence.refresh(**state)
     return presence
@@ -271,6 +281,15 @@ def test_control_messages_are_taken_once_by_those_they_are_for(redis_client):
         push_control_message(redis_client, GROUP, ControlMessage(Command.PAUSE))
 
 
+def test_a_fleet_of_a_facility_leaves_the_control_queue_of_the_type_to_the_others(redis_client):
+    for queue in (QueueName("cue", "dispatch", family="ctl"), QueueName("cue", "dispatch", "alpha", family="ctl")):
+        push_control_message(redis_client, queue, ControlMessage(Command.STOP))
+    taken = take_control_messages(redis_client, "cue", ["dispatch"], "alpha", "a", scoped=True)
+    assert [addressed.queue.group for addressed in taken] == ["alpha"]
+    taken = take_control_messages(redis_client, "cue", ["dispatch"], "default", "a")
+    assert [addressed.queue.group for addressed in taken] == [None]
+
+
 STOP = '{"command": "stop"}'
 
 
@@ -315,6 +334,15 @@ def test_what_is_said_to_a_group_or_a_type_that_is_there_is_kept_when_another_jo
     redis_client.rpush(control(group=None), STOP)
     present(redis_client, "b")
     assert commands(redis_client, "a") == 2
+
+
+def test_what_was_said_to_a_type_is_dropped_by_the_first_of_no_facility(redis_client):
+    """Workers of a facility do not hear it, so those that were there did not and one that comes drops nothing."""
+    redis_client.rpush(control(group=None), STOP)
+    present(redis_client, "a", group="alpha", facility="Alpha")
+    assert redis_client.llen(control(group=None)) == 1
+    present(redis_client, "b")
+    assert commands(redis_client, "b") == 0
 
 
 def test_refreshing_a_presence_drops_nothing(redis_client):

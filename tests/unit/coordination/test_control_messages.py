@@ -56,3 +56,13 @@ def test_a_queue_speaks_to_its_type_group_or_instance():
     assert names("a") == ["a1", "a2"]
     assert names("a", "2") == ["a2"]
     assert names("c") == []
+
+
+def test_a_fleet_of_a_facility_is_spoken_to_by_its_group_only():
+    roll = Roll((Actor("dispatch", "alpha", "1", facility="alpha"), Actor("dispatch", "a", "2")), ())
+
+    def instances(group: str | None) -> list[str]:
+        return [actor.instance for actor in addressees(roll, QueueName("cue", "dispatch", group, family="ctl"))]
+
+    assert instances(None) == ["2"]
+    assert instances("alpha") == ["1"]

@@ -1,0 +1,118 @@
+"""Remote control by the broker: of two fleets on one Redis, each hears its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from celery import Celery
+
+from opencue_sched.coordination.broker import broker_settings, guard_transports
+from opencue_sched.coordination.control import Command, ControlMessage
+from opencue_sched.coordination.names import QueueName
+from opencue_sched.coordination.presence import Presence, call_roll
+from opencue_sched.operate.remote_control import FleetControl, broadcast
+from tests.polling import eventually
+
+NODE = "celery@here"
+PAUSE = ControlMessage(Command.PAUSE)
+SLEEP = ControlMessage(Command.SLEEP, "alloc-1", 60)
+
+Start = Callable[[str, str | None, str], list[dict]]
+
+
+@pytest.fixture
+def app(redis_server, redis_client) -> Iterator[Celery]:
+    guard_transports()
+    made = Celery("control", broker=broker_settings(redis_server.url).url, set_as_current=False)
+    yield made
+    made.close()
+
+
+@contextmanager
+def listening(app: Celery, client, facility: str | None, heard: list[dict]) -> Iterator[None]:
+    """What a worker of that facility hears, by the mailbox it has; nodes of all fleets have the same name."""
+
+    def hear(state, **arguments):
+        heard.append(arguments)
+        return {"ok": facility}
+
+    ended = threading.Event()
+    before = client.pubsub_numpat()
+
+    def listen() -> None:
+        with app.connection() as connection:
+            handlers = {command.value: hear for command in Command}
+            mailbox = FleetControl(app, "cue", facility).mailbox(connection)
+            node = mailbox.Node(NODE, state=None, handlers=handlers, channel=connection.channel())
+            with node.listen():
+                while not ended.is_set():
+                    try:
+                        connection.drain_events(timeout=0.05)
+                    except TimeoutError:
+                        continue
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    try:
+        eventually(lambda: client.pubsub_numpat() > before, 2, "a subscription")
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.fixture
+def start(app, redis_client) -> Iterator[Start]:
+    """Starts a worker's ears; what it hears."""
+    with ExitStack() as stack:
+
+        def present(instance: str, facility: str | None, group: str) -> list[dict]:
+            heard: list[dict] = []
+            Presence(
+                redis_client,
+                "cue",
+                types=("dispatch",),
+                group=group,
+                instance=instance,
+                node=NODE,
+                facility=facility,
+            ).announce()
+            stack.enter_context(listening(app, redis_client, facility, heard))
+            return heard
+
+        yield present
+
+
+def say(app, client, group: str | None, message: ControlMessage, instance: str | None = None) -> list[dict]:
+    """The answers, without the node's name."""
+    queue = QueueName("cue", "dispatch", group, instance, family="ctl")
+    replies = broadcast(app, queue, message, roll=call_roll(client, "cue"), wait_seconds=3)
+    return [answer for reply in replies for answer in reply.values()]
+
+
+@pytest.mark.parametrize("message", [PAUSE, SLEEP])
+def test_a_fleet_hears_what_is_said_to_its_group_and_no_other_does(app, redis_client, start, message):
+    """Even when instances and nodes have the same names."""
+    alpha, beta = start("w1", "Alpha", "alpha"), start("w1", "beta", "beta")
+    assert say(app, redis_client, "beta", message, "w1") == [{"ok": "beta"}]
+    assert (len(alpha), len(beta)) == (0, 1)
+    assert say(app, redis_client, "alpha", message) == [{"ok": "Alpha"}]
+    assert (len(alpha), len(beta)) == (1, 1)
+
+
+@pytest.mark.parametrize("message", [PAUSE, SLEEP])
+def test_what_is_said_to_a_type_is_for_fleets_of_no_facility(app, redis_client, start, message):
+    alpha, other = start("w1", "Alpha", "alpha"), start("w1", None, "default")
+    assert say(app, redis_client, None, message) == [{"ok": None}]
+    assert (len(alpha), len(other)) == (0, 1)
+    FleetControl(app, "cue", None).broadcast(PAUSE.command.value, reply=True, timeout=3, limit=1)
+    assert (len(alpha), len(other)) == (0, 2), "as `celery control` says it, to everybody"
+
+
+def test_where_nobody_of_the_fleet_is_nobody_else_answers(app, redis_client, start):
+    alpha = start("w1", "Alpha", "alpha")
+    assert say(app, redis_client, None, SLEEP) == []
+    assert alpha == []
