@@ -16,15 +16,16 @@ from pydantic import SecretStr
 from sqlalchemy import Engine
 
 from benchmarks.booking_cost import BOUND, booking_cost, booking_rates
-from benchmarks.figures import Spread, columns, console, show, write_json
-from benchmarks.recompute_cost import recompute_costs
+from benchmarks.figures import Spread, columns, console, show, show_list, write_json
+from benchmarks.recompute_cost import LONGEST_SCRIPT_MS, recompute_costs
+from benchmarks.script_cost import script_costs
 from benchmarks.trigger_cost import trigger_costs
 from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.settings import Settings
 from opencue_sched.store import schema
 from opencue_sched.store.engine import make_engine
 
-PARTS = ("booking", "recompute", "triggers")
+PARTS = ("booking", "scripts", "recompute", "triggers")
 _PROCS_DELETED = 10_000
 
 
@@ -46,10 +47,10 @@ def _database() -> Iterator[tuple[Engine, Settings]]:
 @click.option("--rounds", default=5, show_default=True, help="Rounds of each measurement.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
 def main(parts: tuple[str, ...], procs: tuple[int, ...], rounds: int, json_path: Path | None) -> None:
-    """The cost of a ledgered booking, of a recompute, and of our triggers. Medians, with the least and the greatest.
+    """The cost of a ledgered booking, of scripts, of a recompute, and of our triggers. Medians, least and greatest.
 
-    Exit status 1 if a booking costs more than 1.5 times the reference's, a recompute did not finish, or a script ran
-    longer than 10 ms.
+    Exit status 1 if a booking costs more than 1.5 times the reference's, a recompute did not finish, a script ran
+    longer than 10 ms in every round, or took the processor for longer.
 
     Example: python -m benchmarks accounting --procs 10000 --procs 100000
     """
@@ -64,6 +65,10 @@ def main(parts: tuple[str, ...], procs: tuple[int, ...], rounds: int, json_path:
             figures["bookings"] = columns(booking_rates(client, server.url, rounds=min(rounds, 3)))
             ratio = booking[0].ratio_by_server_time
             passed &= isinstance(ratio, Spread) and ratio.median <= BOUND
+        if "scripts" in parts:
+            scripts = script_costs(client)
+            figures["scripts"] = columns(scripts)
+            passed &= scripts[0].milliseconds.median <= LONGEST_SCRIPT_MS
         if "recompute" in parts:
             costs = []
             for count in procs:
@@ -77,7 +82,7 @@ def main(parts: tuple[str, ...], procs: tuple[int, ...], rounds: int, json_path:
         with _database() as (engine, settings):
             figures["triggers"] = columns(trigger_costs(engine, settings, procs=_PROCS_DELETED, rounds=rounds))
     for title, rows in figures.items():
-        show(rows, title)
+        (show_list if title == "scripts" else show)(rows, title)
     write_json(json_path, figures)
     if not passed:
         sys.exit(1)

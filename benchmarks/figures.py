@@ -48,6 +48,16 @@ def show(rows: Sequence[dict[str, Any]], title: str) -> None:
     Console().print(table)
 
 
+def show_list(rows: Sequence[dict[str, Any]], title: str) -> None:
+    """The same with one line a row, where there are many."""
+    table = Table(title=title)
+    for key in rows[0]:
+        table.add_column(key.replace("_", " "), justify="left" if key == "phase" else "right")
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    Console().print(table)
+
+
 def write_json(path: Path | None, value: Any) -> None:
     """Write the same figures as JSON."""
     if path is not None:
