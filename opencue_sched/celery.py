@@ -8,6 +8,7 @@ would not help), or 75 when a store does not answer and may yet.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from typing import Any, NoReturn
@@ -81,6 +82,8 @@ class RuntimeStep(bootsteps.StartStopStep):
     requires = ("celery.worker.components:Pool",)
 
     def __init__(self, parent: Any, **_: Any) -> None:
+        # Loaded before the pool starts, so that its children share it.
+        importlib.import_module("opencue_sched.operate.runtime")
         self.prefork = "prefork" in str(getattr(parent, "pool_cls", ""))
 
     def start(self, parent: Any) -> None:

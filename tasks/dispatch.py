@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opencue_sched.celery import app
-from opencue_sched.operate.runtime import runtime
+from opencue_sched.operate.door import runtime
 
 
 @app.task(name="opencue_sched.dispatch.dispatch_cluster")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from opencue_sched.celery import app
-from opencue_sched.operate.door import fence_of
-from opencue_sched.operate.runtime import runtime
+from opencue_sched.operate.door import fence_of, runtime
 
 
 @app.task(name="opencue_sched.sweep.sweep_clusters")

@@ -36,8 +36,6 @@ class Door(Task):  # type: ignore[type-arg]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task, unless its message carries the fence of a leader that was succeeded, or not its arguments."""
-        from opencue_sched.operate.runtime import runtime
-
         mine = runtime()
         with mine.membership.duty.task():
             if misfit := self._misfit(args, kwargs):
@@ -77,6 +75,13 @@ class Door(Task):  # type: ignore[type-arg]
         repeats = _header(self, "catch_up") == CatchUp.ALL
         task = None if repeats else _header(self, "tick_of")
         return tick_standing(mine.client, mine.leader_keys, fence, task, int(_header(self, "tick") or 0))
+
+
+def runtime() -> Runtime:
+    """This process's runtime, loaded when a task is run: beats and clients know the tasks and never run one."""
+    from opencue_sched.operate import runtime
+
+    return runtime.runtime()
 
 
 def fence_of(task: Task | None) -> int | None:  # type: ignore[type-arg]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
+import subprocess
+import sys
 
 import pytest
 from kombu import Queue
@@ -71,3 +74,25 @@ def test_periodic_tasks_exist_and_come_as_often_as_the_settings_say() -> None:
 def test_threads_of_a_worker_are_the_references_setting() -> None:
     assert app.conf.worker_concurrency == get_settings().queue.worker_threads
     assert app.conf.worker_pool == "threads"
+
+
+WHAT_IS_LOADED = """
+import json, sys
+import opencue_sched.beat
+from opencue_sched.celery import RuntimeStep, app
+app.loader.import_default_modules()
+rooms = ("grpc", "opencue_sched.dispatch.dispatcher", "opencue_sched.operate.runtime")
+of_a_beat = sorted(set(rooms) & sys.modules.keys())
+RuntimeStep(None)
+print(json.dumps([sorted(app.tasks), of_a_beat, sorted(set(rooms) & sys.modules.keys())]))
+"""
+
+
+def test_a_beat_knows_the_tasks_without_loading_what_runs_them_and_a_worker_loads_it_before_its_pool() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", WHAT_IS_LOADED], capture_output=True, text=True, check=True, timeout=120
+    )
+    tasks, of_a_beat, of_a_worker = json.loads(ran.stdout.splitlines()[-1])
+    assert set(tasks) >= TASKS
+    assert of_a_beat == []
+    assert "opencue_sched.operate.runtime" in of_a_worker
