@@ -5,7 +5,7 @@ Grammar (queue naming proposal, with our types)::
     work  = {ns}:q:work:type:T[:group:G[:inst:I]][:prio:P]
     ctl   = {ns}:q:ctl:type:T[:group:G[:inst:I]]
     reply = {ns}:q:reply:JOB        job = {ns}:job:JOB
-    meta  = {ns}:meta:actor:inst:T:G:I        {ns}:meta:queue:stats:T
+    meta  = {ns}:meta:actor:inst:T:G:I        {ns}:meta:queue:stats:T[:FACILITY]
     T, G, I, JOB = [a-z0-9][a-z0-9_.-]{0,62}    P = 0 | 1 | 2
 """
 
@@ -157,9 +157,10 @@ def presence_index(ns: str) -> str:
     return f"{checked_name('namespace', ns)}:meta:actors"
 
 
-def queue_stats(ns: str, type_: str) -> str:
-    """Hash of the figures of one queue type."""
-    return f"{checked_name('namespace', ns)}:meta:queue:stats:{checked_name('queue type', type_)}"
+def queue_stats(ns: str, type_: str, facility: str | None = None) -> str:
+    """Hash of the figures of one queue type, in the fleet of a facility or in that of none."""
+    key = f"{checked_name('namespace', ns)}:meta:queue:stats:{checked_name('queue type', type_)}"
+    return f"{key}:{checked_name('facility', facility.lower())}" if facility else key
 
 
 def dead_letters(ns: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from opencue_sched.coordination.names import (
     priority_lists,
     queue_stats,
 )
-from opencue_sched.coordination.presence import BEAT_TYPE, Roll
+from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Roll
 from opencue_sched.lua_scripts import ScriptCall, call_scripts
 
 log = structlog.get_logger(__name__)
@@ -41,18 +42,15 @@ class QueueFigures:
 
 @dataclass(frozen=True, slots=True)
 class QueueSurvey:
-    """The queues at one moment. ``workers`` are the live dispatch instances."""
+    """The queues of one fleet at one moment. ``workers`` are its live dispatch instances.
+
+    ``backlog_per_worker`` is, of each group, its dispatch messages waiting or in hand per live worker of the group (all
+    of them, while none is alive), and a worker's share of what waits in the queue shared by all groups.
+    """
 
     by_type: dict[str, QueueFigures]
     workers: int
-    in_hand: int
-
-    @property
-    def backlog_per_worker(self) -> float:
-        """Dispatch messages waiting or in hand, per live worker (all of them, while none is alive)."""
-        figures = self.by_type.get(QueueType.DISPATCH.value)
-        waiting = 0 if figures is None else figures.depth
-        return (waiting + self.in_hand) / max(1, self.workers)
+    backlog_per_worker: dict[str, float]
 
 
 def drain_dead_instances(client: redis.Redis, namespace: str, roll: Roll) -> int:
@@ -93,14 +91,16 @@ def survey_queues(
     namespace: str,
     roll: Roll,
     *,
-    groups: Sequence[str] = (),
+    group: str,
+    facility: str | None = None,
     clock: Callable[[], float] = time.time,
 ) -> QueueSurvey:
-    """Depth and oldest age of every queue type, also written to the statistics keys. Two round trips.
+    """Depth and oldest age of every queue type in one fleet, also written to the statistics keys. Two round trips.
 
-    ``groups`` are looked at besides those of the instances on the roll.
+    The fleet of a ``facility`` is its ``group``. That of none is ``group``, all others on the roll that are no
+    facility's, and the queues that they share.
     """
-    queues = _queues(namespace, roll, groups)
+    queues = _queues(namespace, roll, group, facility)
     with client.pipeline(transaction=False) as pipe:
         for queue in queues:
             for name in priority_lists(queue):
@@ -119,27 +119,50 @@ def survey_queues(
                 depths[str(queue)] = sum(int(length) for length in part[::2])
                 oldest = max([oldest, *(now - at for at in map(sent_at, part[1::2]) if at is not None)])
         by_type[type_.value] = QueueFigures(sum(depths.values()), max(0.0, oldest), depths)
-    dispatchers = roll.of(QueueType.DISPATCH.value)
-    survey = QueueSurvey(by_type, len(dispatchers), sum(actor.in_flight for actor in dispatchers))
-    _write(client, namespace, survey, now)
+    dispatchers = roll.of_fleet(QueueType.DISPATCH.value, facility)
+    waiting = by_type[QueueType.DISPATCH.value].queues
+    survey = QueueSurvey(by_type, len(dispatchers), _backlogs(waiting, dispatchers, group))
+    _write(client, namespace, facility, survey, now)
     return survey
 
 
-def _queues(namespace: str, roll: Roll, groups: Sequence[str]) -> list[QueueName]:
-    found = {QueueName(namespace, type_.value) for type_ in QueueType}
-    found |= {QueueName(namespace, type_.value, group) for type_ in QueueType for group in groups}
+def _backlogs(waiting: Mapping[str, int], dispatchers: Sequence[Actor], group: str) -> dict[str, float]:
+    """Of each group: see QueueSurvey. ``waiting`` is the depth of each dispatch queue."""
+    workers = Counter(actor.group for actor in dispatchers)
+    load = Counter({group: 0, **dict.fromkeys(workers, 0)})
+    shared = 0
+    for name, depth in waiting.items():
+        of_group = QueueName.parse(name).group
+        if of_group is None:
+            shared += depth
+        else:
+            load[of_group] += depth
+    for actor in dispatchers:
+        load[actor.group] += actor.in_flight
+    share = shared / max(1, len(dispatchers))
+    return {name: load[name] / max(1, workers[name]) + share for name in sorted(load)}
+
+
+def _queues(namespace: str, roll: Roll, group: str, facility: str | None) -> list[QueueName]:
+    """The work queues of a fleet. Whose fleet those were that are gone, only their group says."""
+    scope = (facility or "").lower()
+    others = {actor.group for actor in roll.alive if actor.facility != scope}
     places = [(actor.type, actor.group, actor.instance) for actor in roll.alive]
     places += [parse_presence_key(key)[1:] for key in roll.gone]
-    for type_name, group, instance in places:
-        if type_name != BEAT_TYPE:
-            found |= {QueueName(namespace, type_name, group), QueueName(namespace, type_name, group, instance)}
+    found = {QueueName(namespace, type_.value, group) for type_ in QueueType}
+    if not scope:
+        found |= {QueueName(namespace, type_.value) for type_ in QueueType}
+    for type_name, of_group, instance in places:
+        ours = of_group == group if scope else of_group not in others
+        if type_name != BEAT_TYPE and ours:
+            found |= {QueueName(namespace, type_name, of_group), QueueName(namespace, type_name, of_group, instance)}
     return sorted(found, key=str)
 
 
-def _write(client: redis.Redis, namespace: str, survey: QueueSurvey, now: float) -> None:
+def _write(client: redis.Redis, namespace: str, facility: str | None, survey: QueueSurvey, now: float) -> None:
     with client.pipeline(transaction=False) as pipe:
         for type_, figures in survey.by_type.items():
-            key = queue_stats(namespace, type_)
+            key = queue_stats(namespace, type_, facility)
             values = {"depth": figures.depth, "oldest_seconds": round(figures.oldest_seconds, 3), "at": round(now, 3)}
             pipe.hset(key, mapping=cast("dict[Any, Any]", values))
             pipe.expire(key, STATS_LIFE_SECONDS)

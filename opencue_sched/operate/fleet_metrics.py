@@ -16,18 +16,34 @@ tick_age = Gauge(
     "Seconds since any beat fired a tick, as this beat knows. Grows when this beat hangs, or when none leads.",
     multiprocess_mode="max",
 )
+clocks_apart = Gauge(
+    "scheduler_store_clocks_apart_seconds",
+    "How far the clock of Redis is ahead of PostgreSQL's, as the leading beat finds; negative: behind.",
+    multiprocess_mode="max",
+)
+ticks_ahead = Gauge(
+    "scheduler_ticks_ahead_seconds",
+    "How long some periodic task has to wait because a tick of the future is recorded as fired; 0: none has to.",
+    multiprocess_mode="max",
+)
 queue_depth = Gauge(
-    "scheduler_queue_depth", "Messages waiting in all queues of a type.", ["type"], multiprocess_mode="max"
+    "scheduler_queue_depth",
+    "Messages waiting in all queues of a type, of this worker's fleet.",
+    ["type"],
+    multiprocess_mode="max",
 )
 queue_oldest = Gauge(
     "scheduler_queue_oldest_seconds", "Age of the oldest waiting message of a type.", ["type"], multiprocess_mode="max"
 )
 backlog_per_worker = Gauge(
     "scheduler_backlog_per_worker",
-    "Dispatch messages waiting or in hand, per live worker: scale out when it stays above the workers' capacity.",
+    "Dispatch messages waiting for this worker's group or in its hands, per live worker of it.",
+    ["group"],
     multiprocess_mode="max",
 )
-workers_alive = Gauge("scheduler_workers_alive", "Live workers that dispatch.", multiprocess_mode="max")
+workers_alive = Gauge(
+    "scheduler_workers_alive", "Live workers of this one's fleet that dispatch.", multiprocess_mode="max"
+)
 messages_dropped = Counter(
     "scheduler_messages_dropped_total",
     "Messages that changed nothing: stale copies, clusters held or asleep, messages of a former leader.",
@@ -49,10 +65,10 @@ def watch_gate(gate: LeaderGate) -> None:
     tick_age.set_function(lambda: gate.tick_age)
 
 
-def record_survey(survey: QueueSurvey) -> None:
-    """Show what waits."""
+def record_survey(survey: QueueSurvey, group: str) -> None:
+    """Show what waits for the fleet, and for this worker's group."""
     for type_, figures in survey.by_type.items():
         queue_depth.labels(type_).set(figures.depth)
         queue_oldest.labels(type_).set(figures.oldest_seconds)
     workers_alive.set(survey.workers)
-    backlog_per_worker.set(survey.backlog_per_worker)
+    backlog_per_worker.labels(group).set(survey.backlog_per_worker[group])

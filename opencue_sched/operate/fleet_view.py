@@ -15,11 +15,14 @@ from opencue_sched.settings import Settings
 
 
 def fleet_view(client: redis.Redis, settings: Settings) -> dict[str, Any]:
-    """Everything ``opencue-sched fleet`` shows, JSON-able. Seconds throughout."""
+    """Everything ``opencue-sched fleet`` shows, JSON-able. Seconds throughout.
+
+    Everybody on this Redis and namespace; but the leader, queues, backlog and postings of one's own facility scope.
+    """
     namespace, facility = settings.coordination.namespace, settings.scheduler.facility
     roll = call_roll(client, namespace)
     group = worker_group(facility, settings.coordination.group)
-    survey = survey_queues(client, namespace, roll, groups=(group,))
+    survey = survey_queues(client, namespace, roll, group=group, facility=facility)
     counts = ClusterPostings(client, BoardKeys(namespace, cluster_board(facility))).counts()
     return {
         "namespace": namespace,
@@ -35,7 +38,7 @@ def fleet_view(client: redis.Redis, settings: Settings) -> dict[str, Any]:
             }
             for type_, figures in survey.by_type.items()
         },
-        "backlog_per_worker": round(survey.backlog_per_worker, 2),
+        "backlog_per_worker": {name: round(backlog, 2) for name, backlog in survey.backlog_per_worker.items()},
         "postings": {
             "ready": counts.ready,
             "resting": counts.delayed,

@@ -126,7 +126,9 @@ class Membership:
             fleet_metrics.messages_moved.inc(moved)
         if boot_clock() >= self._survey_at:
             self._survey_at = boot_clock() + SURVEY_SECONDS
-            fleet_metrics.record_survey(survey_queues(self._client, self.namespace, roll, groups=(self.group,)))
+            facility = self._settings.scheduler.facility
+            survey = survey_queues(self._client, self.namespace, roll, group=self.group, facility=facility)
+            fleet_metrics.record_survey(survey, self.group)
         return moved
 
     def _refresh_if_possible(self) -> None:

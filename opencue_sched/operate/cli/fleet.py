@@ -40,7 +40,9 @@ def command(as_json: bool) -> None:
         f"clusters: {postings['ready']} ready, {postings['claimed']} worked on, {postings['resting']} resting, "
         f"{postings['trash']} trashed (opencue-sched board list)"
     )
-    click.echo(f"backlog per worker: {view['backlog_per_worker']:g}; unreadable messages: {view['dead_letters']}")
+    backlog = ", ".join(f"{group} {number:g}" for group, number in view["backlog_per_worker"].items())
+    letters = f"{view['dead_letters']}{' (opencue-sched dead-letters list)' if view['dead_letters'] else ''}"
+    click.echo(f"backlog per worker: {backlog}; unreadable messages: {letters}")
     if view["gone"]:
         click.echo(f"gone lately: {', '.join(sorted({key.rpartition(':')[2] for key in view['gone']}))}")
 

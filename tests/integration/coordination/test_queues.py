@@ -208,16 +208,67 @@ def test_the_depth_of_a_type_is_that_of_all_its_queues_and_priorities(redis_clie
     for queue, prio, age in ((TYPE, 0, 5), (GROUP, 1, 20), (own, 2, 1)):
         message = json.dumps({"headers": {"sent_at": 1000 - age}})
         redis_client.lpush(priority_lists(queue)[prio], message, "younger")
-    survey = survey_queues(redis_client, "cue", call_roll(redis_client, "cue"), clock=lambda: 1000.0)
+    roll = call_roll(redis_client, "cue")
+    survey = survey_queues(redis_client, "cue", roll, group="default", clock=lambda: 1000.0)
     dispatch = survey.by_type["dispatch"]
     assert dispatch.depth == 6
     assert dispatch.oldest_seconds == 20
     assert dispatch.queues[str(GROUP)] == 2
     assert survey.by_type["sweep"].depth == 0
-    assert survey.backlog_per_worker == 9
+    assert survey.backlog_per_worker == {"default": 9}
     stats = redis_client.hgetall(queue_stats("cue", "dispatch"))
     assert (stats["depth"], stats["oldest_seconds"]) == ("6", "20.0")
     assert 0 < redis_client.ttl(queue_stats("cue", "dispatch")) <= 60
+
+
+def test_each_group_has_its_own_backlog_and_its_share_of_what_all_may_take(redis_client):
+    present(redis_client, "a", in_flight=1)
+    present(redis_client, "b", group="big", in_flight=2)
+    present(redis_client, "c", group="big")
+    for queue, messages in ((TYPE, 6), (GROUP, 3), (QueueName("cue", "dispatch", "big", "c"), 4)):
+        redis_client.lpush(priority_lists(queue)[1], *range(messages))
+    roll = call_roll(redis_client, "cue")
+    survey = survey_queues(redis_client, "cue", roll, group="default")
+    assert survey.workers == 3
+    assert survey.backlog_per_worker == {"big": (4 + 2) / 2 + 6 / 3, "default": 3 + 1 + 6 / 3}
+    nobody = survey_queues(redis_client, "cue", roll, group="new")
+    assert nobody.backlog_per_worker["new"] == 2
+
+
+def test_a_fleet_counts_what_waits_for_it_and_not_what_waits_for_other_facilities(redis_client):
+    """Else a busy facility would have the workers of an idle one scaled out."""
+    present(redis_client, "a", group="alpha", facility="Alpha", in_flight=1)
+    present(redis_client, "b", group="beta", facility="beta")
+    present(redis_client, "c", in_flight=4)
+    present(redis_client, "gone", group="alpha", facility="Alpha").withdraw()
+    for messages, *place in (
+        (1, "alpha"),
+        (2, "alpha", "a"),
+        (4, "alpha", "gone"),
+        (8, "beta"),
+        (16,),
+        (32, "default"),
+    ):
+        redis_client.lpush(priority_lists(QueueName("cue", "dispatch", *place))[1], *range(messages))
+    roll = call_roll(redis_client, "cue")
+    found = {
+        group: survey_queues(redis_client, "cue", roll, group=group, facility=facility)
+        for group, facility in (("alpha", "Alpha"), ("beta", "beta"), ("default", None))
+    }
+    assert {group: survey.backlog_per_worker for group, survey in found.items()} == {
+        "alpha": {"alpha": 1 + 2 + 4 + 1},
+        "beta": {"beta": 8},
+        "default": {"default": 16 + 32 + 4},
+    }
+    assert {group: (survey.by_type["dispatch"].depth, survey.workers) for group, survey in found.items()} == {
+        "alpha": (7, 1),
+        "beta": (8, 1),
+        "default": (48, 1),
+    }
+    stats = [
+        redis_client.hget(queue_stats("cue", "dispatch", facility), "depth") for facility in ("Alpha", "beta", None)
+    ]
+    assert stats == ["7", "8", "48"]
 
 
 # Replies
