@@ -3,12 +3,14 @@
 One hash a job, ``{namespace}:verdicts:{job id}``. A layer may be looked at by several clusters, one for each kind of
 tag it names, so a field is ``{layer id}|{cluster}`` and its value the verdict as JSON. The hash of a job that no pass
 looks at any more expires after a day, so nothing is left of jobs that are gone. How many frames each cluster's last
-pass left waiting is in one more hash, ``{namespace}:waiting``, of which every instance shows the sum.
+pass left waiting is in one more hash, ``{namespace}:waiting``, of which every instance shows the sum. Beside the
+clusters it has a field for the frames that no pass looked at (dispatch.behind), one for each facility scope.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +29,7 @@ KEPT_SECONDS = 24 * 3600
 LONGEST_DETAIL = 500
 
 _SEPARATOR = "|"
+_BEHIND = "behind:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +100,26 @@ class VerdictLog:
             layer: tuple(sorted(recorded, key=lambda one: one.at, reverse=True)) for layer, recorded in found.items()
         }
 
+    def left_waiting(self) -> dict[str, dict[str, int]]:
+        """Frames that the last pass over each cluster (by key) left waiting, by verdict. Raises RedisError."""
+        fields = cast("Mapping[str, str]", self._client.hgetall(self.waiting_key))
+        decoded = {key: _decoded_waiting(text) for key, text in fields.items() if not key.startswith(_BEHIND)}
+        return {cluster: left[1] for cluster, left in decoded.items() if left is not None}
+
+    def behind_age(self, scope: str) -> float:
+        """Seconds since frames behind were last counted in this scope; infinity for never. Raises RedisError."""
+        text = cast("str | None", self._client.hget(self.waiting_key, _BEHIND + scope))
+        counted = None if text is None else _decoded_waiting(text)
+        return math.inf if counted is None else self._clock() - counted[0]
+
+    def record_behind(self, scope: str, frames: Mapping[str, int]) -> None:
+        """Keep how many frames no pass looked at, by verdict. Raises RedisError."""
+        entry = {"at": round(self._clock(), 3), "frames": dict(frames)}
+        self._client.hset(self.waiting_key, _BEHIND + scope, json.dumps(entry))
+
     def waiting(self, *, believed_seconds: float) -> Counter[str]:
-        """Frames that the last passes left waiting, by verdict, in all clusters of the namespace. Raises RedisError.
+        """Frames that the last passes left waiting, or did not look at, by verdict, in all clusters of the namespace.
+        Raises RedisError.
 
         A cluster that nobody passed over for ``believed_seconds`` has no work any more, and is forgotten.
         """

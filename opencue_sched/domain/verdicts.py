@@ -21,6 +21,8 @@ class Verdict(StrEnum):
     BACKING_OFF = "backing_off"
     QUARANTINED = "quarantined"
     FAILED = "failed"
+    BEHIND = "behind"
+    """Of frames that no pass has looked at; never given by one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ _TELLING = (
     Verdict.NO_HOST,
     Verdict.BACKING_OFF,
     Verdict.PERMIT_HELD,
+    Verdict.BEHIND,
 )
 """Of the verdicts of several clusters the first of these says most: hosts of one tag are busy, those of the other do
 not exist."""

@@ -106,7 +106,8 @@ placement_score = Histogram(
 )
 waiting_frames = Gauge(
     "scheduler_waiting_frames",
-    "Frames of the whole fleet that the last passes left waiting. Every instance shows the same: take the maximum.",
+    "Frames of the whole fleet that the last passes left waiting, or had no turn for. Every instance shows the same: "
+    "take the maximum.",
     ["verdict"],
     multiprocess_mode=LATEST,
 )

@@ -105,7 +105,7 @@ class Runtime:
 
     @cached_property
     def sweeper(self) -> Sweeper:
-        return Sweeper(self.engine, self.settings, self.postings)
+        return Sweeper(self.engine, self.settings, self.postings, verdicts=self.verdicts, facts=self.facts)
 
     @cached_property
     def counted(self) -> CountedShows:

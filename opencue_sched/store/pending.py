@@ -70,6 +70,14 @@ _NOT_QUARANTINED = (
     "AND NOT EXISTS (SELECT 1 FROM opencue_sched_quarantine q WHERE q.pk_job = j.pk_job AND q.until > now())"
 )
 
+_MAY_BE_BOOKED = """j.str_state = 'PENDING' AND j.b_paused = false AND j.b_auto_book
+          AND s.b_active AND s.b_scheduler_managed AND s.b_booking_enabled AND s.b_dispatch_enabled AND NOT s.b_paused
+          AND EXISTS (SELECT 1 FROM subscription sub WHERE sub.pk_show = j.pk_show AND sub.int_burst > 0)"""
+# domain.reservation.smallest_need
+_LEAST_CORES = """CASE WHEN NOT l.b_threadable OR l.int_cores_min < 100 THEN 1
+                        WHEN l.int_cores_max > 0 THEN (LEAST(l.int_cores_min, l.int_cores_max) + 99) / 100
+                        ELSE (l.int_cores_min + 99) / 100 END"""
+
 _SUBSCRIPTIONS = text(
     """
     SELECT sub.pk_alloc, a.pk_facility, sub.int_burst,
@@ -91,7 +99,6 @@ _SUBSCRIPTIONS = text(
 # only when it gets there, and stops at the limit. OFFSET 0 keeps PostgreSQL from merging the two; the outer ORDER BY
 # costs nothing, because the order is already there. The folder sums are one scan, made only if a capped folder is met;
 # which allocations a tag reaches is looked up only if a layer wants more than the fullest of them has left.
-# A layer's least need is domain.reservation.smallest_need.
 _PENDING_JOBS = """
     WITH folder_use AS MATERIALIZED (
         SELECT j.pk_folder, sum((p.int_cores_reserved + 99) / 100) AS cores, sum(p.int_gpus_reserved) AS gpus
@@ -120,9 +127,7 @@ _PENDING_JOBS = """
         LEFT JOIN job_resource r ON r.pk_job = j.pk_job
         LEFT JOIN folder_resource f ON f.pk_folder = j.pk_folder
         WHERE j.pk_show = :show_id AND j.pk_facility = :facility_id
-          AND j.str_state = 'PENDING' AND j.b_paused = false AND j.b_auto_book
-          AND s.b_active AND s.b_scheduler_managed AND s.b_booking_enabled AND s.b_dispatch_enabled AND NOT s.b_paused
-          AND EXISTS (SELECT 1 FROM subscription sub WHERE sub.pk_show = j.pk_show AND sub.int_burst > 0)
+          AND {may_be_booked}
           AND EXISTS (
               SELECT 1
               FROM layer l
@@ -149,9 +154,7 @@ _PENDING_JOBS = """
         FROM layer l
         JOIN layer_stat ls ON ls.pk_layer = l.pk_layer AND ls.int_waiting_count > 0
         CROSS JOIN LATERAL (
-            SELECT CASE WHEN NOT l.b_threadable OR l.int_cores_min < 100 THEN 1
-                        WHEN l.int_cores_max > 0 THEN (LEAST(l.int_cores_min, l.int_cores_max) + 99) / 100
-                        ELSE (l.int_cores_min + 99) / 100 END AS cores,
+            SELECT {least_cores} AS cores,
                    GREATEST(l.int_gpus_min, 0) AS gpus
         ) need
         WHERE l.pk_job = c.pk_job AND {layer_tags} && CAST(:tags AS text[]) {started}
@@ -207,10 +210,79 @@ _WAITING_LAYERS = """
     ORDER BY wanted.turn, l.int_dispatch_order, l.pk_layer
 """
 
+# Everything that passes could be looking at, whether or not they get that far; once in a while, for the metrics.
+_WAITING_WORK = """
+    WITH used AS MATERIALIZED (
+        SELECT p.pk_job, j.pk_folder, sum((p.int_cores_reserved + 99) / 100) AS cores
+        FROM proc p
+        JOIN job j ON j.pk_job = p.pk_job
+        GROUP BY p.pk_job, j.pk_folder
+    ),
+    folder_used AS (SELECT pk_folder, sum(cores) AS cores FROM used GROUP BY pk_folder)
+    SELECT pk_facility, pk_show, tags, why, sum(frames) AS frames
+    FROM (
+        SELECT j.pk_facility, j.pk_show, replace(l.str_tags, ' ', '') AS tags, ls.int_waiting_count AS frames,
+               CASE WHEN r.int_max_cores > 0
+                         AND {least_cores} > r.int_max_cores / 100 - COALESCE(used.cores, 0) THEN 'over_job'
+                    WHEN f.int_max_cores > 0
+                         AND {least_cores} > f.int_max_cores / 100 - COALESCE(folder_used.cores, 0) THEN 'over_folder'
+                    ELSE 'behind' END AS why
+        FROM layer_stat ls
+        JOIN layer l ON l.pk_layer = ls.pk_layer
+        JOIN job j ON j.pk_job = ls.pk_job
+        JOIN show s ON s.pk_show = j.pk_show
+        LEFT JOIN job_resource r ON r.pk_job = j.pk_job
+        LEFT JOIN folder_resource f ON f.pk_folder = j.pk_folder
+        LEFT JOIN used ON used.pk_job = j.pk_job
+        LEFT JOIN folder_used ON folder_used.pk_folder = j.pk_folder
+        WHERE ls.int_waiting_count > 0 AND {may_be_booked} {started} {not_quarantined}
+          AND (CAST(:facility_ids AS varchar[]) IS NULL OR j.pk_facility = ANY(CAST(:facility_ids AS varchar[])))
+    ) waiting
+    GROUP BY pk_facility, pk_show, tags, why
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingWork:
+    """``frames`` that wait and may be booked, of layers with these tags. ``why``: over_job or over_folder when that cap
+    has no room for one of them, else behind."""
+
+    facility_id: str
+    show_id: str
+    tags: frozenset[str]
+    why: str
+    frames: int
+
+
+@cache
+def _waiting_work(has_start_after: bool, has_quarantine: bool) -> TextClause:
+    return text(
+        _WAITING_WORK.format(
+            may_be_booked=_MAY_BE_BOOKED,
+            least_cores=_LEAST_CORES,
+            started=_STARTED if has_start_after else "",
+            not_quarantined=_NOT_QUARANTINED if has_quarantine else "",
+        )
+    )
+
+
+def fetch_waiting_work(
+    connection: Connection, facilities: Sequence[str] | None, columns: SchemaColumns
+) -> list[WaitingWork]:
+    """All work that passes may look at, in ``facilities`` or everywhere, by the tags it names."""
+    statement = _waiting_work(columns.has_start_after, columns.has_our_objects)
+    rows = connection.execute(statement, {"facility_ids": None if facilities is None else list(facilities)})
+    return [
+        WaitingWork(row.pk_facility, row.pk_show, frozenset(row.tags.split("|")), row.why, int(row.frames))
+        for row in rows
+    ]
+
 
 @cache
 def _pending_jobs(has_start_after: bool, has_quarantine: bool) -> TextClause:
     statement = _PENDING_JOBS.format(
+        may_be_booked=_MAY_BE_BOOKED,
+        least_cores=_LEAST_CORES,
         layer_tags=_LAYER_TAGS,
         not_skipped=_NOT_SKIPPED,
         started=_STARTED if has_start_after else "",

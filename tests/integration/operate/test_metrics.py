@@ -28,10 +28,12 @@ from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.coordination.presence import Presence
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.report import PassReport
+from opencue_sched.dispatch.sweep import BEHIND_COUNTED_SECONDS
 from opencue_sched.domain.errors import SchedulerError
 from opencue_sched.domain.farm import Vertices
+from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import HostSpec, LayerSpec
+from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
 from opencue_sched.embedded.processes import free_port
 from opencue_sched.operate import fleet_metrics, metrics
 from opencue_sched.operate.consumer import bury_unreadable
@@ -40,6 +42,7 @@ from opencue_sched.placement.cache import CacheStats
 from opencue_sched.release.completion import complete_frames
 from opencue_sched.release.model import CompletedFrame
 from opencue_sched.settings import Accounting, HostCacheSettings, Rqd, Settings
+from opencue_sched.store.quarantine import quarantine_jobs
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -195,6 +198,43 @@ def test_waiting_frames_are_the_fleets_and_forget_what_is_gone(runtime: Runtime,
     assert sample("scheduler_waiting_frames", verdict="no_fit") == 0
     assert sample("scheduler_waiting_frames", verdict="capacity") == 0
     assert not redis_client.exists(runtime.verdicts.waiting_key)
+
+
+def test_waiting_frames_that_no_pass_had_a_turn_for_are_counted_too(runtime: Runtime, engine: Engine):
+    # given two jobs more than a pass looks at, one at its own cap, and some that somebody holds back
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        host, _ = farm.hosts([HostSpec(cores=4, hostname_tag=False) for _ in range(2)])
+        capped = farm.job([LayerSpec(frames=8)], max_cores=1, priority=500)
+        farm.run(capped.frames[:1], host)
+        farm.jobs([JobSpec([LayerSpec(frames=3)]) for _ in range(22)])
+        farm.job([LayerSpec(frames=100)], paused=True)
+        later = farm.job([LayerSpec(frames=100)])
+        quarantined = farm.job([LayerSpec(frames=100)])
+        quarantine_jobs(connection, {quarantined.id: "bad"}, 600)
+        connection.execute(text("UPDATE job SET b_auto_book = false WHERE pk_job = :job"), {"job": later.id})
+
+    # when a pass fills the farm from the first of them
+    assert run_passes(runtime) == ["booked"]
+    runtime.sweeper.count_behind()
+    runtime.show_waiting()
+
+    # then the others are there too, with what keeps them
+    booked = 2 * 4 - 1
+    assert sample("scheduler_waiting_frames", verdict="behind") == 2 * 3
+    assert sample("scheduler_waiting_frames", verdict="over_job") == 7
+    shown = [sample("scheduler_waiting_frames", verdict=verdict.value) for verdict in Verdict]
+    assert sum(shown) == 22 * 3 - booked + 7
+
+
+def test_frames_behind_are_counted_by_one_process_now_and_then(runtime: Runtime, engine: Engine):
+    with engine.begin() as connection:
+        Farm(connection).job([LayerSpec(frames=3)])
+    runtime.sweep()
+    assert 0 <= runtime.verdicts.behind_age("") < BEHIND_COUNTED_SECONDS
+    counted = runtime.client.hgetall(runtime.verdicts.waiting_key)
+    runtime.sweeper.count_behind(unless_counted_for=BEHIND_COUNTED_SECONDS)
+    assert runtime.client.hgetall(runtime.verdicts.waiting_key) == counted
 
 
 def test_a_bad_row_is_counted_each_time_it_is_skipped(runtime: Runtime, engine: Engine):

@@ -1,0 +1,37 @@
+"""Frames that wait and that no pass has said anything of."""
+
+from __future__ import annotations
+
+from opencue_sched.dispatch.behind import frames_behind
+from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.store.pending import WaitingWork
+
+ALLOC = Cluster("fac", "show", ClusterKind.ALLOC, ("general",), "alloc")
+MANUAL = Cluster("fac", "show", ClusterKind.MANUAL, ("fast", "slow"))
+
+
+def work(frames: int, *tags: str, why: str = "behind", show: str = "show") -> WaitingWork:
+    return WaitingWork("fac", show, frozenset(tags or ("general",)), why, frames)
+
+
+def test_what_no_pass_left_waiting_is_behind() -> None:
+    judged = {ALLOC.key: {"capacity": 3, "flowing": 4}}
+    assert frames_behind([ALLOC], [work(20)], judged) == {"behind": 13}
+    assert frames_behind([ALLOC], [work(20)], {}) == {"behind": 20}
+    assert frames_behind([ALLOC], [work(7)], judged) == {}
+
+
+def test_passes_that_looked_a_moment_earlier_at_more_frames_leave_none_behind() -> None:
+    assert frames_behind([ALLOC], [work(2)], {ALLOC.key: {"flowing": 9}}) == {}
+
+
+def test_frames_at_a_cap_of_their_job_or_folder_are_not_called_behind() -> None:
+    waiting = [work(5, why="over_job"), work(6, why="over_folder"), work(20)]
+    assert frames_behind([ALLOC], waiting, {}) == {"over_job": 5, "over_folder": 6, "behind": 20}
+    seen = {ALLOC.key: {"over_job": 4, "no_host": 20}}
+    assert frames_behind([ALLOC], waiting, seen) == {"over_job": 1, "over_folder": 6}
+
+
+def test_frames_count_in_every_cluster_that_reaches_them_and_in_no_other() -> None:
+    both, nobodys, others = work(3, "general", "slow"), work(50, "nowhere"), work(50, show="other")
+    assert frames_behind([ALLOC, MANUAL], [both, nobodys, others], {MANUAL.key: {"capacity": 3}}) == {"behind": 3}
