@@ -1,6 +1,7 @@
 -- board_end: end a claim.
 -- ARGV[2] uuid   ARGV[3] owner   ARGV[4] fence   ARGV[5] token   ARGV[6] how   ARGV[7] delay in ms
 -- ARGV[8] wake seen at the claim   ARGV[9] failures allowed in a row   ARGV[10] error text
+-- ARGV[11] key that remembers what this very call answered
 -- how: 'again'   ready at once, a message is to be sent
 --      'abandon' ready at once, no message (somebody else may take it)
 --      'sleep'   not before now + delay; ready at once instead if it was woken during the claim
@@ -10,11 +11,16 @@
 --      'trash'   kept aside with the error text
 -- Returns {1, ticket of the message to send or 0, new state}; {0, 'gone'}; {0, 'unclaimed'}; {0, 'other', owner};
 -- {0, 'lost'} when the same owner has a later claim.
--- Invariant: only the claim's owner under its fence and token ends it; the job is in exactly one place afterwards; what an
--- operator told to rest does so.
+-- Invariants: only the claim's owner under its fence and token ends it; the job is in exactly one place afterwards; what an
+-- operator told to rest does so; a call that is made again because its answer was lost gets the same answer, and changes
+-- nothing.
 --@include board
 local now = now_ms()
 promote(now)
+local before = answered_before(ARGV[11])
+if before then
+  return before
+end
 local uuid, how, delay, error_text = ARGV[2], ARGV[6], tonumber(ARGV[7]), ARGV[10]
 local job = PREFIX .. uuid
 local read = redis.call('HMGET', job, 'state', 'owner', 'fence', 'claim', 'wake', 'rest', 'name')
@@ -44,19 +50,19 @@ end
 if how == 'consume' then
   forget(uuid)
   emit('REMOVED', uuid, name)
-  return {1, 0, 'complete'}
+  return remember(ARGV[11], {1, 0, 'complete'})
 elseif how == 'trash' then
   shelve(uuid, name, error_text, now)
-  return {1, 0, 'trash'}
+  return remember(ARGV[11], {1, 0, 'trash'})
 end
 local rest = tonumber(read[6])
 if rest > now or (how == 'sleep' and read[5] == ARGV[8]) then
   make_delayed(uuid, math.max(rest, how == 'sleep' and now + delay or 0))
-  return {1, 0, 'delayed'}
+  return remember(ARGV[11], {1, 0, 'delayed'})
 end
 make_ready(uuid)
 if how == 'abandon' then
   redis.call('HSET', job, 'sent', 0)
-  return {1, 0, 'ready'}
+  return remember(ARGV[11], {1, 0, 'ready'})
 end
-return {1, next_ticket(uuid, now), 'ready'}
+return remember(ARGV[11], {1, next_ticket(uuid, now), 'ready'})

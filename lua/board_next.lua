@@ -4,7 +4,6 @@
 -- ARGV[7] key that remembers what a call with this token took
 -- Returns {1, uuid, fence, wake, name, details} or {0}.
 -- Invariants: as board_claim.
-local REMEMBERED_MS = 60000
 --@include board
 local now = now_ms()
 promote(now)
@@ -20,5 +19,5 @@ local found = redis.call('ZRANGEBYSCORE', READY, format(tonumber(ARGV[4]) * 1e12
 if not found[1] then
   return {0}
 end
-redis.call('SET', ARGV[7], found[1], 'PX', REMEMBERED_MS)
+redis.call('SET', ARGV[7], found[1], 'PX', CALLS_KEPT_MS)
 return {1, found[1], take(found[1], ARGV[2], tonumber(ARGV[3]), now, ARGV[6])}

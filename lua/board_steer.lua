@@ -1,15 +1,20 @@
 -- board_steer: what an operator does to a job, whoever has it.
 -- ARGV[2] uuid   ARGV[3] how   ARGV[4] text or milliseconds   ARGV[5] force (1|0)
+-- ARGV[6] key that remembers what this very call answered, or ''
 -- how: 'trash'   put aside with ARGV[4] as the reason; with force even under a claim, whose owner then loses it
 --      'restore' from the trash, ready at once, failures forgotten
 --      'rest'    not before ARGV[4] ms from now, whatever wakes it; 0 ends the rest
 --      'delete'  from the trash, for good
 --      'withdraw' for good, while it is ready or rests
 -- Returns {1, new state}; {0, 'gone'}; {0, 'held', owner}; {0, 'not_trashed'}; {0, 'trashed'}.
--- Invariant: the job is in exactly one place afterwards.
+-- Invariants: the job is in exactly one place afterwards; as board_end for a call that is made again.
 --@include board
 local now = now_ms()
 promote(now)
+local before = answered_before(ARGV[6])
+if before then
+  return before
+end
 local uuid, how = ARGV[2], ARGV[3]
 local job = PREFIX .. uuid
 local read = redis.call('HMGET', job, 'state', 'owner', 'name')
@@ -25,13 +30,13 @@ if how == 'restore' or how == 'delete' then
   if how == 'delete' then
     forget(uuid)
     emit('REMOVED', uuid, read[3])
-    return {1, 'complete'}
+    return remember(ARGV[6], {1, 'complete'})
   end
   local place = redis.call('HMGET', job, 'prio', 'seq')
   redis.call('ZADD', LISTED, rank(place[1], place[2]), uuid)
   redis.call('HSET', job, 'failures', 0, 'error', '', 'sent', 0, 'rest', 0)
   make_ready(uuid)
-  return {1, 'ready'}
+  return remember(ARGV[6], {1, 'ready'})
 end
 if state == 'trash' then
   return {0, 'trashed'}
@@ -44,7 +49,7 @@ if how == 'trash' then
   redis.call('ZREM', DELAYED, uuid)
   redis.call('ZREM', CLAIMED, uuid)
   shelve(uuid, read[3], ARGV[4], now)
-  return {1, 'trash'}
+  return remember(ARGV[6], {1, 'trash'})
 end
 if how == 'withdraw' then
   if state == 'claimed' then
@@ -54,7 +59,7 @@ if how == 'withdraw' then
   redis.call('ZREM', DELAYED, uuid)
   forget(uuid)
   emit('REMOVED', uuid, read[3])
-  return {1, 'complete'}
+  return remember(ARGV[6], {1, 'complete'})
 end
 local until_ms = tonumber(ARGV[4]) > 0 and now + tonumber(ARGV[4]) or 0
 redis.call('HSET', job, 'rest', format(until_ms))
@@ -70,4 +75,4 @@ if state ~= 'claimed' then
     state = 'ready'
   end
 end
-return {1, state}
+return remember(ARGV[6], {1, state})

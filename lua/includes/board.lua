@@ -17,6 +17,7 @@ local READY, DELAYED, CLAIMED, NAMES, SEQ, EVENTS, TRASH, LISTED =
 local PREFIX = ARGV[1]
 local PROMOTED_PER_CALL = 100
 local EVENTS_KEPT = 10000
+local CALLS_KEPT_MS = 60000
 
 if KEYS[9] then
   local fence, newest = table.remove(ARGV), redis.call('GET', KEYS[9])
@@ -32,6 +33,21 @@ end
 local function now_ms()
   local t = redis.call('TIME')
   return tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
+end
+
+-- Calls that change what they look at remember their answer for a while, under a key that the caller made up for this
+-- call: made again because the answer was lost, it gets the same one. '' or nil remembers nothing.
+local function remember(key, answer)
+  if key and key ~= '' then
+    redis.call('SET', key, cmsgpack.pack(answer), 'PX', CALLS_KEPT_MS)
+  end
+  return answer
+end
+
+-- What this very call answered before; nil when it was not made before.
+local function answered_before(key)
+  local answer = key and key ~= '' and redis.call('GET', key)
+  return answer and cmsgpack.unpack(answer) or nil
 end
 
 local function emit(kind, uuid, name)

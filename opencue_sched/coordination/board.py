@@ -82,7 +82,11 @@ class Counts:
 
 
 class BoardScripts:
-    """The scripts on one board's keys."""
+    """The scripts on one board's keys.
+
+    Redis clients make a call again whose answer was lost. Claims, ends and steering carry a token of the call, so that
+    the second gets the answer of the first; whoever means it a second time makes another call.
+    """
 
     def __init__(self, client: redis.Redis, keys: BoardKeys) -> None:
         self.client = client
@@ -142,10 +146,11 @@ class BoardScripts:
     ) -> list[Any]:
         delay = round(delay_seconds * 1000)
         text = error[-ERROR_CHARACTERS:]
-        return list(self.call("board_end", uuid, owner, fence, token, how, delay, wake, failures_allowed, text))
+        call = self.keys.call(new_token())
+        return list(self.call("board_end", uuid, owner, fence, token, how, delay, wake, failures_allowed, text, call))
 
     def steer(self, uuid: str, how: Steering, value: str | int = "", *, force: bool = False) -> list[Any]:
-        return list(self.call("board_steer", uuid, how, value, int(force)))
+        return list(self.call("board_steer", uuid, how, value, int(force), self.keys.call(new_token())))
 
     def job(self, uuid: str) -> Listing | None:
         """One job now; None when it is gone."""

@@ -240,7 +240,7 @@ class BoardKeys:
         return f"{self.prefix}job:{uuid}"
 
     def call(self, token: str) -> str:
-        """What a claim of the next job took under this token; remembered for a minute."""
+        """What the call of this token answered, or took; remembered for a minute."""
         return f"{self.prefix}call:{token}"
 
     def of(self, part: str) -> str:

@@ -125,7 +125,7 @@ class ClusterPostings:
 
         Raises FencedOff, and takes none down, when a leader after that of ``fence`` was elected.
         """
-        answers = self.scripts.call_each("board_steer", [(uuid, "withdraw", "", 0) for uuid in uuids], fence=fence)
+        answers = self.scripts.call_each("board_steer", [(uuid, "withdraw", "", 0, "") for uuid in uuids], fence=fence)
         return sum(int(answer[0]) for answer in answers)
 
     def sleeping(self) -> int:

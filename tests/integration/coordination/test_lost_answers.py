@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from opencue_sched.coordination.board import NEVER
+from opencue_sched.coordination.board_errors import JobFailure, NotFound
+from opencue_sched.coordination.job import Job, JobState
 from opencue_sched.coordination.jobboard import JobBoard
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.postings import Claim, ClusterPostings
@@ -19,7 +21,7 @@ CLUSTER = Cluster("fac", "show", ClusterKind.ALLOC, ("general",), "alloc")
 def board(proxied) -> Iterator[JobBoard]:
     with JobBoard(proxied, "cue") as board:
         yield board
-        assert board._scripts.counts().trash == 0
+        assert not [fields for _, fields in board.trashed() if fields["error"].startswith("unreadable")]
 
 
 def test_a_worker_has_the_claim_whose_answer_was_lost(proxy, proxied):
@@ -75,3 +77,84 @@ def test_a_post_made_again_leaves_alone_a_job_that_was_claimed_meanwhile(board):
     assert board._scripts.call("board_post", *arguments)[0] == 1
     assert (board.job_count, board.find_owner(claim)) == (1, "me")
     board.consume(claim, "me")
+
+
+ENDS = ("consume", "abandon", "trash")
+
+
+def end(board: JobBoard, job: Job, how: str, who: str = "me") -> None:
+    getattr(board, how)(job, who)
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_job_is_ended_though_the_answer_was_lost(proxy, board, how):
+    """The second try finds the job gone or nobody's; that was its own doing."""
+    job, other = board.post("render"), board.post("other")
+    end(board, board.claim(other, "me"), how)
+    board.claim(job, "me")
+    proxy.lose("EVALSHA")
+    end(board, job, how)
+    assert proxy.lost == 1
+    assert job.state is {"consume": JobState.COMPLETE, "abandon": JobState.UNCLAIMED, "trash": JobState.TRASHED}[how]
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_job_that_another_has_claimed_meanwhile_was_still_ended(proxy, board, redis_client, how):
+    """The answer of the first try stands, and the second changes nothing of what came after it."""
+    keys, job = BoardKeys("cue", "jobs"), board.claim(board.post("render"), "me")
+    arguments = (job.uuid, "me", job.fence, job.token, how, 0, 0, 1, "why", keys.call("this call"))
+    first = board._scripts.call("board_end", *arguments)
+    if how == "trash":
+        board.restore(job.uuid)
+    if how != "consume":
+        successor = board.claim_next("somebody")
+        assert successor.uuid == job.uuid
+    assert board._scripts.call("board_end", *arguments) == first
+    assert board.find_owner(job) == (None if how == "consume" else "somebody")
+    assert 0 < redis_client.pttl(keys.call("this call")) <= 60_000
+
+
+@pytest.mark.parametrize("again", ENDS)
+@pytest.mark.parametrize("how", ENDS)
+def test_ending_a_job_twice_on_purpose_is_still_refused(proxy, board, how, again):
+    job = board.claim(board.post("render"), "me")
+    proxy.lose("EVALSHA")
+    end(board, job, how)
+    with pytest.raises(NotFound):
+        end(board, job, again)
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_what_was_refused_stays_refused_when_it_is_asked_again(proxy, board, how):
+    job = board.claim(board.post("render"), "somebody")
+    proxy.lose("EVALSHA")
+    with pytest.raises(JobFailure, match="claimed by 'somebody'"):
+        end(board, job, how)
+    assert proxy.lost == 1
+    end(board, job, how, "somebody")
+
+
+@pytest.mark.parametrize("how", ["restore", "delete"])
+def test_a_job_leaves_the_trash_though_the_answer_was_lost(proxy, board, how):
+    job, other = board.claim(board.post("render"), "me"), board.claim(board.post("other"), "me")
+    board.trash(job, "me")
+    board.trash(other, "me")
+    getattr(board, how)(other.uuid)
+    proxy.lose("EVALSHA")
+    getattr(board, how)(job.uuid)
+    assert proxy.lost == 1
+    assert list(board.trashed()) == []
+    with pytest.raises(NotFound):
+        getattr(board, how)(job.uuid)
+
+
+def test_a_message_is_sent_for_a_posting_though_the_answer_to_its_end_was_lost(proxy, proxied):
+    """Else nobody sends one before the next sweep finds that out."""
+    postings = ClusterPostings(proxied, BoardKeys("cue", "clusters"))
+    (offered,) = postings.offer([CLUSTER])
+    postings.end(postings.claim(offered.uuid, "w1", ttl_seconds=10), "abandon")
+    claim = postings.claim(offered.uuid, "w1", ttl_seconds=10)
+    proxy.lose("EVALSHA")
+    ticket = postings.end(claim, "again")
+    assert proxy.lost == 1
+    assert ticket == int(postings.job(offered.uuid).fields["ticket"]) == 2
