@@ -81,7 +81,7 @@ def recompute_costs(engine: Engine, client: redis.Redis, url: str, procs: int, *
         ensure_bootstrapped(engine, ledger, wait_age=0, fleet_start=True, dual=dual)
 
     def refill() -> bool:
-        client.flushdb()
+        client.flushdb(asynchronous=True)
         ledger.forget_epoch()
         fill()
         return True

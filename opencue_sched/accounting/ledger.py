@@ -1,8 +1,9 @@
 """Book, settle, roll back, release: the hot path of the counters (design section 4).
 
-Every method takes a constant number of round trips, is idempotent by proc id, and raises NotReady when the store is
-empty, belongs to another Redis process, or does not answer. After NotReady from ``book`` nothing may be committed; a
-booking that Redis took nevertheless stays in flight until recompute finds it too old.
+Every method takes a constant number of round trips for as many procs as a plan has, is idempotent by proc id, and
+raises NotReady when the store is empty, belongs to another Redis process, or does not answer. After NotReady from
+``book`` nothing may be committed; a booking that Redis took nevertheless stays in flight until recompute finds it too
+old.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from opencue_sched.accounting.scripts import (
     Change,
     book_call,
     caps_calls,
+    chunks,
     reconcile_calls,
     refused_for,
     release_calls,
@@ -46,6 +48,8 @@ log = structlog.get_logger(__name__)
 LoadCaps = Callable[[Sequence[str]], None]
 _SCAN_COUNT = 1000
 _APPLIED_PER_ROUND_TRIP = 2000
+# Calls that name ids only are short: Redis reads, and so carries out, as many at once as fit into 16 KB.
+_RELEASED_PER_ROUND_TRIP = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +194,13 @@ class Ledger:
 
     def release(self, proc_ids: Sequence[str]) -> int:
         """The procs are deleted. Returns how many entries left the ledger; unknown ids are remembered as released."""
-        removed, left = 0, proc_ids
-        while left:
-            answers, _ = self._call(partial(release_calls, proc_ids=left))
-            removed += sum(int(answer[2]) for answer in answers)
-            left = [proc_id for answer in answers for proc_id in answer[3:]]
+        removed = 0
+        for part in chunks(proc_ids, _RELEASED_PER_ROUND_TRIP):
+            left = part
+            while left:
+                answers, _ = self._call(partial(release_calls, proc_ids=left))
+                removed += sum(int(answer[2]) for answer in answers)
+                left = [proc_id for answer in answers for proc_id in answer[3:]]
         return removed
 
     # For recompute, caps and bootstrap
