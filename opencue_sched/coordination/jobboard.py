@@ -19,7 +19,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from opencue_sched.coordination.board import (
-    NEVER,
+    NEVER as NEVER,
     BoardScripts,
     End,
     Listing,
@@ -32,6 +32,8 @@ from opencue_sched.coordination.board import (
 from opencue_sched.coordination.board_errors import BoardClosed, ClaimLost, JobFailure, NotFound, UnclaimableJob
 from opencue_sched.coordination.board_events import EventReader, Notifier
 from opencue_sched.coordination.board_iteration import JobIterator
+from opencue_sched.coordination.board_refusals import check_expiry, check_owner, claim_refused, end_refused
+from opencue_sched.coordination.board_store import check_store
 from opencue_sched.coordination.entities import Entities, Entity
 from opencue_sched.coordination.job import (
     STATES,
@@ -47,7 +49,6 @@ from opencue_sched.coordination.names import BoardKeys
 log = structlog.get_logger(__name__)
 
 DEFAULT_CLAIM_SECONDS = 60.0
-OLDEST_REDIS = (6, 2)
 PAGE = 100
 _LONGEST_LOOK_SECONDS = 1.0
 
@@ -88,21 +89,7 @@ class JobBoard:
 
     def connect(self) -> None:
         """Check that the store answers and is fit. Raises JobFailure."""
-        try:
-            self._client.ping()
-            version = str(self._client.info("server").get("redis_version", "0.0"))
-            policy = str(self._client.info("memory").get("maxmemory_policy", "noeviction"))
-        except RedisError as error:
-            raise JobFailure(f"board {self.name!r}: Redis does not answer: {error}") from error
-        if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_REDIS:
-            raise JobFailure(f"board {self.name!r}: Redis {version} is too old; 6.2 or newer is needed")
-        if policy.startswith("allkeys"):
-            raise JobFailure(
-                f"board {self.name!r}: Redis may evict jobs and claims (maxmemory-policy {policy}); "
-                "set maxmemory-policy to noeviction"
-            )
-        if policy != "noeviction":
-            log.warning("board_may_lose_entities", policy=policy, cure="set maxmemory-policy to noeviction")
+        check_store(self._client, self.name)
         self._connected = True
 
     def close(self) -> None:
@@ -219,8 +206,8 @@ class JobBoard:
         Raises UnclaimableJob when somebody has it (the same owner too: its claim then lives ``expiry`` anew, if one was
         given), when it is not due yet or was trashed, NotFound when it is gone, TypeError and ValueError.
         """
-        _check_owner(who)
-        _check_expiry(expiry)
+        check_owner(who)
+        check_expiry(expiry)
         life = self._claim_ttl if expiry is None else expiry
         token = new_token()
         with self._answering():
@@ -228,14 +215,7 @@ class JobBoard:
         if answer[0]:
             job.fence, job.token, job.owner_seen = int(answer[1]), token, who
             return job
-        reason = answer[1]
-        if reason == "gone":
-            raise NotFound(f"job {job.uuid} is not on board {self.name!r}")
-        if reason == "held":
-            raise UnclaimableJob(f"job {job.uuid} is claimed by {answer[2]!r}", owner=str(answer[2]))
-        if reason == "not_yet":
-            raise UnclaimableJob(f"job {job.uuid} is not due for {float(answer[2]) / 1000:.1f} s")
-        raise UnclaimableJob(f"job {job.uuid} is in the trash")
+        raise claim_refused(self.name, job.uuid, answer)
 
     def claim_next(
         self,
@@ -249,8 +229,8 @@ class JobBoard:
 
         ``at_least`` leaves less urgent jobs. ``where`` picks by anything else: then jobs are looked at in turn.
         """
-        _check_owner(who)
-        _check_expiry(expiry)
+        check_owner(who)
+        check_expiry(expiry)
         if where is not None:
             return self._claim_first(who, expiry, (job for job in self.iterjobs(only_unclaimed=True) if where(job)))
         life = self._claim_ttl if expiry is None else expiry
@@ -280,7 +260,7 @@ class JobBoard:
 
     def extend_expiry(self, job: Job, expiry: float) -> bool:
         """See Job.extend_expiry."""
-        _check_expiry(expiry)
+        check_expiry(expiry)
         with self._answering():
             answer = self._scripts.call("board_extend", job.uuid, job.owner_seen, job.fence, job.token, life_ms(expiry))
         if answer < 0:
@@ -295,7 +275,7 @@ class JobBoard:
 
     def record(self, job: Job, who: str, result: Any) -> None:
         """Write a result on the job under the claim of this handle. Raises NotFound, JobFailure, ClaimLost."""
-        _check_owner(who)
+        check_owner(who)
         try:
             text = json.dumps(result, allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -326,17 +306,11 @@ class JobBoard:
         self._end(job, who, "trash", error=reason)
 
     def _end(self, job: Job, who: str, how: End, *, error: str = "") -> None:
-        _check_owner(who)
+        check_owner(who)
         with self._answering():
             answer = self._scripts.end(job.uuid, who, job.fence, job.token, how, error=error)
-        if answer[0]:
-            return
-        reason = answer[1]
-        if reason in ("gone", "unclaimed"):
-            raise NotFound(f"job {job.uuid} is {'gone' if reason == 'gone' else 'claimed by nobody'}; cannot {how} it")
-        if reason == "other" and job.owner_seen != who:
-            raise JobFailure(f"job {job.uuid} is claimed by {answer[2]!r}, not by {who!r}; cannot {how} it")
-        raise ClaimLost(f"job {job.uuid} was claimed again since; cannot {how} it")
+        if not answer[0]:
+            raise end_refused(job.uuid, who, job.owner_seen, how, answer)
 
     # The trash
 
@@ -420,15 +394,3 @@ class JobBoard:
             yield
         except RedisError as error:
             raise JobFailure(f"board {self.name!r}: Redis does not answer: {error}") from error
-
-
-def _check_owner(who: str) -> None:
-    if not isinstance(who, str):
-        raise TypeError(f"an owner is named by a string, not by {type(who).__name__}")
-    if not who:
-        raise ValueError("an owner needs a name")
-
-
-def _check_expiry(expiry: float | None) -> None:
-    if expiry is not None and not (expiry > 0 or expiry == NEVER):
-        raise ValueError(f"a claim's expiry must be above 0 seconds, not {expiry!r}")
