@@ -1,8 +1,9 @@
 """Redundant beats: run as many ``celery -A opencue_sched beat`` as you like, one fires.
 
 ``LeaderScheduler`` is the scheduler class (set in celeryconfig.py, and an entry point). A standby does nothing but
-campaign. The leader names each tick by its nominal time by the clock of Redis, checks its fence and marks the tick as
-fired in one Lua call, and only then sends the message. The message carries the fence, and who acts on it looks again.
+campaign. The leader names each tick by its nominal time by the clocks of the stores (coordination/clocks.py), checks
+its fence and marks the tick as fired in one Lua call, and only then sends the message. The message carries the fence,
+and who acts on it looks again.
 
 Interval schedules fire by tick; other schedules (crontab) when they are due, under the name of that minute; these skip
 what they missed. Which policy our own tasks have is said in celeryconfig.py.
@@ -18,10 +19,12 @@ from typing import Any
 import structlog
 from celery.beat import ScheduleEntry, Scheduler
 from celery.schedules import schedule as interval_schedule
+from kombu.exceptions import KombuError
 from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.connection import make_redis
+from opencue_sched.coordination.clocks import AGREE_SECONDS, Clocks
 from opencue_sched.coordination.leader import LeaderGate, boot_clock
 from opencue_sched.coordination.names import LeaderKeys, beat_role, worker_group
 from opencue_sched.coordination.presence import BEAT_TYPE, REFRESH_SECONDS, InstanceTaken, Presence
@@ -39,6 +42,8 @@ CONSERVATIVE_SECONDS = 180.0
 CONSERVATIVE_RETRY_SECONDS = 5.0
 MARK_SECONDS_AT_LEAST = 600.0
 POLL_SECONDS = 0.5
+MINUTE = 60.0
+TOLD_AGAIN_SECONDS = 60.0
 
 
 def make_gate(settings: Settings) -> LeaderGate:
@@ -83,6 +88,7 @@ class LeaderScheduler(Scheduler):
         self.gate: LeaderGate | None = None
         self.presence: Presence | None = None
         self._refresh_at = 0.0
+        self._told: dict[tuple[str, object], float] = {}
         super().__init__(*args, **kwargs)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:  # noqa: ARG002 - celery's signature
@@ -92,11 +98,13 @@ class LeaderScheduler(Scheduler):
             leading = gate.renew() is not None
             self._show(gate)
             if not leading:
+                fleet_metrics.clocks_apart.set(0)
+                fleet_metrics.ticks_ahead.set(0)
                 return max(0.05, min(gate.next_look, POLL_SECONDS))
-            now = gate.store_time()
-            last = gate.last_ticks()
-            waits = [self._serve(gate, name, entry, now, last) for name, entry in list(self.schedule.items())]
-        except (RedisError, SQLAlchemyError, SchedulerError) as error:
+            clocks, last = gate.clocks(), gate.last_ticks()
+            self._look_at_clocks(clocks, last)
+            waits = [self._serve(gate, name, entry, clocks, last) for name, entry in list(self.schedule.items())]
+        except (RedisError, SQLAlchemyError, SchedulerError, KombuError) as error:
             log.warning("beat_cannot_reach_its_stores", error=str(error))
             return POLL_SECONDS
         return max(0.01, min([*waits, POLL_SECONDS]))
@@ -124,26 +132,59 @@ class LeaderScheduler(Scheduler):
             log.warning("beat_presence_taken", error=str(error))
             self.presence = None
 
+    def _look_at_clocks(self, clocks: Clocks, last_ticks: Mapping[str, int]) -> None:
+        """Show and tell what no clock of the stores should say, and what one said once and was recorded."""
+        fleet_metrics.clocks_apart.set(clocks.apart)
+        if not clocks.agree:
+            self._tell("clocks_of_the_stores_differ", redis_ahead_seconds=round(clocks.apart, 1))
+        longest = 0.0
+        for name, entry in list(self.schedule.items()):
+            interval = _interval(entry)
+            series = name if interval is None else tick_series(name, interval)
+            if series in last_ticks:
+                fired = last_ticks[series] * (interval or MINUTE)
+                to_wait = fired - clocks.now(fired)
+                if to_wait > AGREE_SECONDS:
+                    longest = max(longest, to_wait)
+                    self._tell("tick_of_the_future_recorded", task=series, seconds_to_wait=round(to_wait, 1))
+        fleet_metrics.ticks_ahead.set(longest)
+
+    def _tell(self, event: str, **fields: object) -> None:
+        """Log an error, each once a minute."""
+        what = (event, fields.get("task"))
+        if boot_clock() >= self._told.get(what, 0.0):
+            self._told[what] = boot_clock() + TOLD_AGAIN_SECONDS
+            log.error(event, **fields)
+
     def _serve(
-        self, gate: LeaderGate, name: str, entry: ScheduleEntry, now: float, last_ticks: Mapping[str, int]
+        self, gate: LeaderGate, name: str, entry: ScheduleEntry, clocks: Clocks, last_ticks: Mapping[str, int]
     ) -> float:
-        schedule = entry.schedule
-        if type(schedule) is interval_schedule:
-            interval = float(schedule.run_every.total_seconds())  # type: ignore[attr-defined]
+        interval = _interval(entry)
+        if interval is not None:
             policy = CatchUp((entry.options or {}).get("headers", {}).get("catch_up", CatchUp.LATEST))
             series = tick_series(name, interval)
-            for tick in due_ticks(last_ticks.get(series), now, interval, policy):
+            last = last_ticks.get(series)
+            now = clocks.now(None if last is None else last * interval)
+            for tick in due_ticks(last, now, interval, policy):
                 self._fire(gate, series, entry, tick, now, mark_seconds=max(MARK_SECONDS_AT_LEAST, 3 * interval))
             return seconds_to_next(now, interval)
-        schedule.nowfun = lambda: datetime.fromtimestamp(now, UTC)  # type: ignore[union-attr]
-        last = last_ticks.get(name)
+        return self._serve_at_due_times(gate, name, entry, clocks, last_ticks.get(name))
+
+    def _serve_at_due_times(
+        self, gate: LeaderGate, name: str, entry: ScheduleEntry, clocks: Clocks, last: int | None
+    ) -> float:
+        now = clocks.now(None if last is None else last * MINUTE)
+        at = datetime.fromtimestamp(now, UTC)
+        entry.schedule.nowfun = lambda: at  # type: ignore[union-attr]
+        if entry.last_run_at is None or entry.last_run_at > at:
+            # What was never fired counts from the start of this beat, by the clock of its host, which may be wrong.
+            entry.last_run_at = at
         if last is not None:
             # Whoever led before: what it fired is not due again, though this beat has never fired it.
-            fired = datetime.fromtimestamp(60 * last, UTC)
-            entry.last_run_at = fired if entry.last_run_at is None else max(entry.last_run_at, fired)
+            entry.last_run_at = max(entry.last_run_at, datetime.fromtimestamp(last * MINUTE, UTC))
         due, wait = entry.is_due()
         if due:
-            self._fire(gate, name, entry, int(now // 60), now, mark_seconds=MARK_SECONDS_AT_LEAST)
+            self._fire(gate, name, entry, int(now // MINUTE), now, mark_seconds=MARK_SECONDS_AT_LEAST)
             self.schedule[name] = next(entry)
         return float(wait)
 
@@ -151,13 +192,14 @@ class LeaderScheduler(Scheduler):
         self, gate: LeaderGate, series: str, entry: ScheduleEntry, tick: int, now: float, *, mark_seconds: float
     ) -> None:
         lease = gate.lease
+        producer = self.producer  # connects at its first use: not between a tick's claim and its message
         if lease is None or not gate.may_fire(series, tick, mark_seconds=mark_seconds):
             return
         headers = {"tick": tick, "tick_of": series, "fence": lease.fence, "sent_at": now}
         options = entry.options or {}
         fired = copy.copy(entry)
         fired.options = {**options, "headers": {**options.get("headers", {}), **headers}}
-        self.apply_entry(fired, producer=self.producer)
+        self.apply_entry(fired, producer=producer)
         log.debug("tick_fired", task=series, tick=tick)
 
     def close(self) -> None:
@@ -170,3 +212,11 @@ class LeaderScheduler(Scheduler):
             except RedisError as error:
                 log.warning("presence_left_to_expire", error=str(error))
         super().close()
+
+
+def _interval(entry: ScheduleEntry) -> float | None:
+    """Seconds between the ticks of an entry; None when its schedule has no interval, as a crontab."""
+    schedule = entry.schedule
+    if type(schedule) is not interval_schedule:
+        return None
+    return float(schedule.run_every.total_seconds())  # type: ignore[attr-defined]

@@ -28,10 +28,13 @@ import structlog
 from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
+from opencue_sched.coordination.clocks import Clocks
 from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.lua_scripts import call_script
 
 log = structlog.get_logger(__name__)
+
+SLOW_ANSWER_SECONDS = 1.0
 
 
 def boot_clock() -> float:
@@ -54,6 +57,8 @@ class FenceStore(Protocol):
     def claim_tick(self, name: str, fence: int, task: str, tick: int) -> tuple[bool, int]: ...
 
     def last_ticks(self, name: str) -> dict[str, int]: ...
+
+    def time(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +114,7 @@ class LeaderGate:
         self._fired: float | None = None
         self._unanswered: dict[str, _Question] = {}
         self._last: dict[str, int] = {}
+        self._second_clock: float | None = None
 
     @property
     def tick_age(self) -> float:
@@ -176,7 +182,9 @@ class LeaderGate:
         if self._fences is None:
             return True
         try:
-            return self._fences.highest(self.keys.name) <= fence
+            highest = self._fences.highest(self.keys.name)
+            self._hear_second_clock(self._fences)
+            return highest <= fence
         except SQLAlchemyError as error:
             log.warning("fence_store_away", role=self.keys.role, fence=fence, error=str(error))
             return True
@@ -201,6 +209,7 @@ class LeaderGate:
                 mine = True
             elif self._fences.claim(self.keys.name, fence):
                 self._last = self._fences.last_ticks(self.keys.name)
+                self._hear_second_clock(self._fences)
                 mine = True
         finally:
             if not mine:
@@ -282,10 +291,24 @@ class LeaderGate:
         self._demote()
         self._next_try = self._clock()
 
-    def store_time(self) -> float:
-        """Seconds since the epoch by the clock of Redis, the same for every beat."""
+    def redis_time(self) -> float:
+        """Seconds since the epoch by the clock of Redis."""
         seconds, micros = self._client.time()
         return float(seconds) + float(micros) / 1e6
+
+    def clocks(self) -> Clocks:
+        """What time it is by both stores, the same for every beat. That of the fence store is heard at each renewal,
+        and goes on by this process's own clock."""
+        by_redis = self.redis_time()
+        return Clocks(by_redis, None if self._second_clock is None else self._second_clock + self._clock())
+
+    def _hear_second_clock(self, fences: FenceStore) -> None:
+        """Remember what this process's clock lacks to that of the fence store. An answer that took long says little."""
+        asked = self._clock()
+        told = fences.time()
+        answered = self._clock()
+        if self._second_clock is None or answered - asked < SLOW_ANSWER_SECONDS:
+            self._second_clock = told - (asked + answered) / 2
 
     def last_ticks(self) -> dict[str, int]:
         """The nominal tick fired last of every task, by any leader, as Redis and the fence store know.

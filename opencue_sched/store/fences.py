@@ -25,6 +25,7 @@ _CLAIM_TICK = text(
     SELECT (SELECT fence FROM leads) AS highest, EXISTS (SELECT FROM claimed) AS claimed
     """
 )
+_TIME = text("SELECT extract(epoch FROM clock_timestamp())")
 _LAST_TICKS = text("SELECT name, fence FROM opencue_sched_fence WHERE starts_with(name, :prefix)")
 
 
@@ -57,6 +58,11 @@ class PersistentFences:
         with self._engine.connect() as connection:
             highest, claimed = connection.execute(_CLAIM_TICK, row).one()
         return bool(claimed), int(highest or 0)
+
+    def time(self) -> float:
+        """Seconds since the epoch by the clock of this server."""
+        with self._engine.connect() as connection:
+            return float(connection.execute(_TIME).scalar_one())
 
     def last_ticks(self, name: str) -> dict[str, int]:
         """The last tick recorded of every task."""

@@ -277,8 +277,13 @@ def _same(before: dict[tuple[object, ...], float], after: dict[tuple[object, ...
     )
 
 
-# A beat's own, looked at on a real one by tests/chaos/test_coordination_leader.py.
-OF_BEATS = ["scheduler_leader_fence", "scheduler_tick_age_seconds"]
+# A beat's own, looked at by tests/chaos/test_coordination_leader.py and coordination/test_wrong_clocks.py.
+OF_BEATS = [
+    "scheduler_leader_fence",
+    "scheduler_tick_age_seconds",
+    "scheduler_store_clocks_apart_seconds",
+    "scheduler_ticks_ahead_seconds",
+]
 
 
 def test_every_metric_of_ours_moves(runtime: Runtime, engine: Engine, redis_client, monkeypatch):

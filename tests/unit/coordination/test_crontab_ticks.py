@@ -12,6 +12,7 @@ from celery.beat import ScheduleEntry
 from celery.schedules import crontab, schedule
 
 from opencue_sched.beat import LeaderScheduler
+from opencue_sched.coordination.clocks import Clocks
 
 HOURLY = "hourly"
 OFTEN = "often"
@@ -46,7 +47,7 @@ class Beat(LeaderScheduler):
 
     def at(self, hour: int, minute: int) -> None:
         now = datetime(2026, 1, 1, hour, minute, 1, tzinfo=UTC).timestamp()
-        self._serve(self._gate, HOURLY, self.data[HOURLY], now, self._gate.fired)
+        self._serve(self._gate, HOURLY, self.data[HOURLY], Clocks(now), self._gate.fired)
 
 
 @pytest.fixture
@@ -77,6 +78,14 @@ def test_a_tick_that_nobody_fired_is_fired_by_whoever_leads_next(app: Celery) ->
     assert len(late.sent) == 1
 
 
+def test_a_beat_on_a_host_whose_clock_is_ahead_waits_for_no_tick_until_then(app: Celery) -> None:
+    """What was never fired is due from the beat's start on, and only its host knows when that was."""
+    tomorrow = Beat(app, Gate(), datetime(2026, 1, 2, 10, 58, tzinfo=UTC))
+    tomorrow.at(10, 58)
+    tomorrow.at(11, 0)
+    assert tomorrow.sent == [int(datetime(2026, 1, 1, 11, tzinfo=UTC).timestamp()) // 60]
+
+
 def test_a_task_whose_interval_was_changed_fires_on(app: Celery) -> None:
     """Both ways: of a longer interval the numbers are lower."""
     started, gate = datetime(2026, 1, 1, 10, 58, tzinfo=UTC), Gate()
@@ -84,6 +93,6 @@ def test_a_task_whose_interval_was_changed_fires_on(app: Celery) -> None:
         beat = Beat(app, gate, started)
         entry = ScheduleEntry(OFTEN, "task", started, schedule=schedule(interval, app=app), app=app, options={})
         for second in (0, 1, 2, 3):
-            beat._serve(gate, OFTEN, entry, started.timestamp() + second, gate.fired)
+            beat._serve(gate, OFTEN, entry, Clocks(started.timestamp() + second), gate.fired)
         assert len(beat.sent) == 4 / interval, f"every {interval} s"
         started += timedelta(minutes=1)
