@@ -14,6 +14,9 @@ from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.domain.farm import Vertices
 
 RECORD_VERSION = "1"
+SEPARATORS = "|,:"
+"""What no id in an entry, or in a vertex's key, may contain."""
+
 _FIELDS_OF_A_RECORD = 6
 _FIELDS_OF_AN_ENTRY = 9
 

@@ -6,15 +6,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import structlog
 from sqlalchemy import Connection, Engine
 
 from opencue_sched.accounting.differences import additions
-from opencue_sched.accounting.entries import Booking
+from opencue_sched.accounting.entries import SEPARATORS, Booking
 from opencue_sched.accounting.scripts import Change, chunks
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.domain.units import booked_cores
 from opencue_sched.store import accounting as store
 from opencue_sched.store import proc_snapshot
+
+log = structlog.get_logger(__name__)
 
 _IDS_PER_STATEMENT = 5000
 
@@ -48,12 +51,26 @@ def snapshot_of(connection: Connection, only: Collection[str] | None = None) -> 
 
 def entries_of(rows: Iterable[proc_snapshot.ProcRow]) -> dict[str, str]:
     """Procs as ledger entries: cores rounded up per proc."""
-    return {row.proc_id: _booking(row).packed() for row in rows}
+    return {row.proc_id: _booking(row).packed() for row in rows if _countable(row.show_id)}
 
 
 def _booking(row: proc_snapshot.ProcRow) -> Booking:
-    vertices = Vertices(row.show_id, row.alloc_id, row.folder_id, row.job_id, row.layer_id, row.dept_id, row.limit_ids)
+    alloc, folder, job, layer, dept = (
+        vertex_id if _countable(vertex_id) else ""
+        for vertex_id in (row.alloc_id, row.folder_id, row.job_id, row.layer_id, row.dept_id)
+    )
+    limits = tuple(filter(_countable, row.limit_ids))
+    vertices = Vertices(row.show_id, alloc, folder, job, layer, dept, limits)
     return Booking(row.proc_id, vertices, booked_cores(row.centicores), row.gpus)
+
+
+def _countable(vertex_id: str) -> bool:
+    """Whether an id can be counted by. One that cannot is left out: nothing can be booked there either, and whatever
+    else the proc takes has to count."""
+    if not any(separator in vertex_id for separator in SEPARATORS):
+        return True
+    log.error("vertex_cannot_be_counted", id=vertex_id)
+    return False
 
 
 def fresh_additions(engine: Engine, proc_ids: Collection[str]) -> list[Change]:

@@ -12,6 +12,7 @@ from opencue_sched.accounting.inventory import drift, take_stock
 from opencue_sched.accounting.ledger import Booking
 from opencue_sched.accounting.scripts import MAX_IDS_PER_CALL, Change
 from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import LayerSpec
 from tests.integration.accounting.world import AGE, World
 
 
@@ -310,4 +311,20 @@ def test_an_entry_somebody_spoilt_is_written_anew_from_its_proc(world: World) ->
     assert world.recompute().causes == {"missing": 1}
     world.recompute()
     assert world.job_cores() == 2
+    world.exact()
+
+
+def test_an_id_that_no_key_can_hold_keeps_nothing_else_from_being_counted(world: World) -> None:
+    """Somebody's database has a folder like that: its cap counts for nobody, all else does."""
+    good, bad = world.run(2)
+    with world.engine.begin() as connection:
+        job = Farm(connection).job([LayerSpec(frames=1)], name="odd-job")
+    world.sql("UPDATE proc SET pk_job = :job WHERE pk_proc = :bad", job=job.id, bad=bad)
+    insert = "INSERT INTO folder (pk_folder, pk_show, str_name, pk_dept) VALUES ('odd|id', :show, 'odd', :dept)"
+    world.sql(insert, show=world.show.id, dept=world.show.dept_id)
+    world.sql("UPDATE job SET pk_folder = 'odd|id' WHERE pk_job = :job", job=job.id)
+    assert world.recompute().causes == {"missing": 2}
+    assert world.store.ids() == {good, bad}
+    assert world.job_cores() == 2
+    assert world.store.counter(keys.job(job.id)) == (2, 0)
     world.exact()
