@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Engine, event, text
 
 from opencue_sched.dispatch.gather import Gathered, gather
 from opencue_sched.domain.cluster import Cluster, ClusterKind
@@ -35,6 +35,12 @@ def gathered(
     changed = settings.model_copy(update={"queue": settings.queue.model_copy(update=queue)})
     facts = check_schema(connection)
     return gather(connection, cluster, changed, facts=facts, left_out=lambda _room: skip_layers or {})
+
+
+def with_start_times(engine: Engine) -> None:
+    """The column that a Cuebot before V47 has not."""
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE layer ADD COLUMN IF NOT EXISTS ts_start_after timestamptz"))
 
 
 def job_ids(result: Gathered) -> list[str]:

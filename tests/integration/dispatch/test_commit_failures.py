@@ -23,7 +23,7 @@ from opencue_sched.store.quarantine import (
 from opencue_sched.store.schema import check_schema
 from tests.integration.dispatch.gathering import cluster_of, counted_statements, gathered, job_ids
 from tests.integration.dispatch.plans import assert_consistent, commit, plan, reasons
-from tests.sessions import end_sessions
+from tests.sessions import await_end, end_sessions
 
 HISTORY_OFF = text("INSERT INTO config (pk_config, str_key) VALUES ('off', 'DISABLE_HISTORY')")
 HISTORY_ON = text("DELETE FROM config WHERE str_key = 'DISABLE_HISTORY'")
@@ -251,7 +251,7 @@ def before_commit(engine: Engine) -> Any:
 
 
 def test_a_client_that_pauses_before_commit_is_refused_by_the_server(
-    engine: Engine, settings: Settings, before_commit: Any
+    engine: Engine, settings: Settings, database_url: str, before_commit: Any
 ) -> None:
     with engine.begin() as connection:
         farm = Farm(connection)
@@ -259,10 +259,12 @@ def test_a_client_that_pauses_before_commit_is_refused_by_the_server(
         farm.job([LayerSpec(frames=2)])
         procs = plan(farm, settings)
         facts = check_schema(connection)
-    before_commit(lambda _pid: time.sleep(1.2))
+    other = create_engine(database_url)
+    before_commit(lambda pid: await_end(other, [pid]))
 
     result = commit_plan(engine, procs, {}, with_deadline(settings, 6.0), facts=facts)
 
+    other.dispose()
     assert result.committed == result.lost == ()
     assert len(result.unknown) == 2
     assert_consistent(engine)

@@ -12,7 +12,7 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import check_schema
-from tests.integration.dispatch.gathering import cluster_of, counted_statements, gathered, job_ids
+from tests.integration.dispatch.gathering import cluster_of, counted_statements, gathered, job_ids, with_start_times
 
 
 def test_upstream_bug_unordered_layers_keep_their_dispatch_order(engine: Engine, settings: Settings) -> None:
@@ -164,6 +164,7 @@ def test_null_versions_and_dates_beyond_python_are_no_reason_to_fail(engine: Eng
 
 def test_a_frame_waits_since_it_last_became_eligible(engine: Engine, settings: Settings) -> None:
     """Activated 1000 s ago: one waits since then, one was put back after a try, the third's layer starts late."""
+    with_start_times(engine)
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.job([LayerSpec(frames=2), LayerSpec(frames=1)])

@@ -28,6 +28,7 @@ from opencue_sched.store.accounting import managed_show_versions
 from opencue_sched.store.engine import make_engine
 from tests.polling import eventually
 
+from .gathering import with_start_times
 from .passes import Passes, passes
 
 GPU_MEMORY_KB = 1024 * 1024
@@ -170,6 +171,7 @@ def test_every_limit_of_a_layer_holds_and_is_shared(engine: Engine, settings: Se
 
 
 def test_a_layer_starts_after_its_time_and_not_before(engine: Engine, settings: Settings) -> None:
+    with_start_times(engine)
     with site(engine, settings, [machine("one")]) as here:
         job = here.job([LayerSpec(frames=2), LayerSpec(frames=3, start_after=datetime.now(UTC) + timedelta(minutes=5))])
         before = {frame.layer_id for _, frame in here.sent()}
