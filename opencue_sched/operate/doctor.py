@@ -26,6 +26,7 @@ from opencue_sched.operate.stores import check_postgresql, check_redis
 from opencue_sched.operate.waiting_words import listed
 from opencue_sched.settings import Settings
 from opencue_sched.store import farm_health, waiting
+from opencue_sched.store.limits import holds_of_limits, limits_meant_otherwise
 from opencue_sched.store.quarantine import quarantined_jobs
 from opencue_sched.store.schema import SchemaFacts, check_schema
 
@@ -97,6 +98,7 @@ def _database(engine: Engine, settings: Settings, clock: Callable[[], float]) ->
             yield Finding("schema", Level.FAIL, str(error))
             return
         yield _schema(facts)
+        yield from _limits(connection, facts)
         yield from _farm(connection, settings)
         if facts.has_our_objects:
             yield from _quarantine(connection)
@@ -132,6 +134,7 @@ def _schema(facts: SchemaFacts) -> Finding:
             ("start-after times", facts.has_start_after),
             ("queued frame history", facts.has_frame_history_queue),
             ("slots", facts.has_slots),
+            ("limits of several kinds", bool(facts.limit_columns)),
         )
         if there
     ]
@@ -141,6 +144,19 @@ def _schema(facts: SchemaFacts) -> Finding:
             "schema", Level.FAIL, f"{text}; our tables and triggers are missing", "run `opencue-sched migrate`"
         )
     return Finding("schema", Level.OK, f"{text}; our tables and triggers are there")
+
+
+def _limits(connection: Connection, facts: SchemaFacts) -> Iterator[Finding]:
+    """What a Cuebot after V47 says of limits, and this scheduler does not follow."""
+    for limit in limits_meant_otherwise(connection, facts.limit_columns):
+        words = listed([f"{column} {word}" for column, word in sorted(limit.says.items())])
+        text = f"{limit.name} is marked {words}; here it bounds running frames, always"
+        remedy = f"`opencue-sched limit set {limit.name} MAX` with a MAX that is right for frames"
+        yield Finding("limits", Level.WARN, text, remedy)
+    holds = holds_of_limits(connection)
+    if holds:
+        text = f"a Cuebot notes in {listed(holds)} who holds a limit; frames of managed shows are not noted there"
+        yield Finding("limits", Level.WARN, text, "give managed and unmanaged shows limits of their own")
 
 
 def _farm(connection: Connection, settings: Settings) -> Iterator[Finding]:

@@ -33,6 +33,18 @@ def change(engine: Engine) -> Callable[[str], None]:
     return run
 
 
+NEWER_LIMITS = """
+    ALTER TABLE limit_record ADD COLUMN str_type varchar(16) NOT NULL DEFAULT 'FRAME',
+                             ADD COLUMN str_enforcement varchar(16) NOT NULL DEFAULT 'ENFORCED',
+                             ADD COLUMN ts_updated timestamptz NOT NULL DEFAULT now(),
+                             ADD COLUMN int_warn_at int;
+    INSERT INTO limit_record (pk_limit_record, str_name, int_max_value) VALUES ('l0', 'plain', 5);
+    INSERT INTO limit_record (pk_limit_record, str_name, int_max_value, str_type, str_enforcement)
+    VALUES ('l1', 'arnold', 5, 'HOST', 'ENFORCED'), ('l2', 'nuke', 5, 'HOST', 'ADVISORY');
+"""
+"""By hand, after what is told of V49: its files are not public."""
+
+
 @pytest.fixture
 def healthy(build: Build, engine: Engine, redis_client: redis.Redis, environment: pytest.MonkeyPatch) -> Iterator[None]:
     """A farm that could render: a show with a subscription, a host with an RQD, counters open for booking."""
@@ -90,6 +102,21 @@ def test_a_farm_that_could_render_is_well_but_for_workers(cli: Cli, healthy: Non
     assert "ok    RQD            1 of 1 hosts that are up accept connections" in lines
     assert "warn  workers        none is alive" in lines
     assert lines[-1].startswith("                     -> `celery -A opencue_sched worker`")
+
+
+def test_what_a_newer_cuebot_says_of_limits_and_is_not_followed_is_told(
+    cli: Cli, healthy: None, change: Callable[[str], None]
+) -> None:
+    change(NEWER_LIMITS)
+    told = [one for one in cli("doctor", "--json").json["findings"] if one["what"] == "limits"]
+    assert [(one["level"], one["text"]) for one in told] == [
+        ("warn", "arnold is marked str_type HOST; here it bounds running frames, always"),
+        ("warn", "nuke is marked str_enforcement ADVISORY and str_type HOST; here it bounds running frames, always"),
+    ]
+    assert "`opencue-sched limit set nuke MAX`" in told[1]["remedy"]
+    change("CREATE TABLE limit_host (pk_limit_host varchar(36)); CREATE TABLE limit_usage (pk_limit_usage varchar(36))")
+    told = [one["text"] for one in cli("doctor", "--json").json["findings"] if one["what"] == "limits"]
+    assert "limit_host and limit_usage" in told[-1]
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,22 @@ def test_work_that_is_held_back_is_saturation_and_shown_to_the_planner(
     assert found.snapshot.subscriptions[alloc.id].cores.left == (0 if reason == "burst" else 99)
 
 
+def test_a_limit_of_a_newer_cuebot_bounds_frames_whatever_is_said_of_it(engine: Engine, settings: Settings) -> None:
+    """V49 knows limits of hosts, and limits that are advice: held as frames they are never overrun."""
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE limit_record ADD COLUMN str_type varchar(16) DEFAULT 'HOST'"))
+        connection.execute(text("ALTER TABLE limit_record ADD COLUMN str_enforcement varchar(16) DEFAULT 'ADVISORY'"))
+        farm = Farm(connection)
+        limit = farm.limit("nuke", 1)
+        job = farm.job([LayerSpec(frames=2, limits=[limit])])
+        farm.run(job.frames[:1], farm.host())
+
+        found = gathered(connection, cluster_of(farm), settings)
+
+    assert found.held_back
+    assert found.snapshot.limits[limit].left == 0
+
+
 def test_layers_that_all_rest_are_held_back_too(engine: Engine, settings: Settings) -> None:
     with engine.begin() as connection:
         farm = Farm(connection)
