@@ -9,6 +9,7 @@ would not help), or 75 when a store does not answer and may yet.
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 from typing import Any, NoReturn
@@ -101,7 +102,10 @@ class RuntimeStep(bootsteps.StartStopStep):
     def stop(self, parent: Any) -> None:  # noqa: ARG002 - celery's signature
         from opencue_sched.operate.runtime import stop_worker
 
-        stop_worker()
+        if not stop_worker():
+            # Celery would wait for its threads without end. As safe as a second SIGTERM.
+            logging.shutdown()
+            os._exit(os.EX_OK)
 
     def terminate(self, parent: Any) -> None:
         self.stop(parent)

@@ -20,6 +20,8 @@ from redis.exceptions import RedisError
 
 from opencue_sched.coordination.board import (
     NEVER as NEVER,
+)
+from opencue_sched.coordination.board import (
     BoardScripts,
     End,
     Listing,

@@ -148,15 +148,17 @@ class Membership:
             return
         replies.answer(self._client, self.namespace, reply, summary)
 
-    def leave(self) -> None:
-        """Wait for what is in hand, within the grace, then take the presence away."""
+    def leave(self) -> bool:
+        """Wait for what is in hand, within the grace, then take the presence away; whether all of it has ended."""
         self.duty.stop()
         self._refresh_if_possible()
         with self.present():
-            if not self.duty.wait_until_idle(self._settings.coordination.drain_grace):
-                log.warning("left_with_work_in_hand", tasks=self.duty.in_hand)
+            idle = self.duty.wait_until_idle(self._settings.coordination.drain_grace)
+        if not idle:
+            log.warning("left_with_work_in_hand", tasks=self.duty.in_hand)
         if self.presence is not None:
             try:
                 self.presence.withdraw()
             except RedisError as error:
                 log.warning("presence_left_to_expire", error=str(error))
+        return idle

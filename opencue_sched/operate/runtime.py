@@ -374,8 +374,10 @@ def start_worker(app: Celery, *, hostname: str, capacity: int) -> None:
     )
 
 
-def stop_worker() -> None:
-    """Let what is in hand end, within the grace, and give back what the worker holds."""
-    if _runtime is not None and _pid == os.getpid():
-        _runtime.membership.leave()
-        _runtime.close()
+def stop_worker() -> bool:
+    """Let what is in hand end, within the grace, and give back what the worker holds; whether all of it has ended."""
+    if _runtime is None or _pid != os.getpid():
+        return True
+    idle = _runtime.membership.leave()
+    _runtime.close()
+    return idle

@@ -328,6 +328,23 @@ def test_a_second_sigterm_ends_at_once_and_is_still_safe(site):
     eventually(lambda: not run_audit(site.engine, site.client, site.settings).failed, 60, "a clean audit")
 
 
+def test_sigterm_waits_for_the_pass_in_hand_no_longer_than_the_grace(site):
+    """Whatever stops it would kill it then, without its presence taken away."""
+    plant(site, frames=3)
+    site.fleet.environment["OPENCUE_SCHED_ACCOUNTING__RECOMPUTE_INTERVAL_SECONDS"] = "3s"
+    worker = site.fleet.worker("w1", OPENCUE_SCHED_COORDINATION__DRAIN_GRACE="1s", **PATIENT)
+    with _pass_under_way(site):
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(30) == 0
+        assert waiting_for_hosts(site), "its pass had not ended"
+        assert '"left_with_work_in_hand"' in site.fleet.log("w1").read_text()
+        assert call_roll(site.client, "cue").alive == ()
+    site.fleet.beat()
+    site.fleet.worker("w2")
+    eventually(lambda: booked(site) == 3, 60, "the work of the one that left")
+    eventually(lambda: not run_audit(site.engine, site.client, site.settings).failed, 60, "a clean audit")
+
+
 # Messages are hints
 
 
