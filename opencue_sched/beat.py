@@ -28,7 +28,7 @@ from opencue_sched.coordination.clocks import AGREE_SECONDS, Clocks
 from opencue_sched.coordination.leader import LeaderGate, boot_clock
 from opencue_sched.coordination.names import LeaderKeys, beat_role, worker_group
 from opencue_sched.coordination.presence import BEAT_TYPE, REFRESH_SECONDS, InstanceTaken, Presence
-from opencue_sched.coordination.ticks import CatchUp, due_ticks, seconds_to_next, tick_series
+from opencue_sched.coordination.ticks import MINUTE, CatchUp, due_ticks, seconds_to_next, tick_began, tick_series
 from opencue_sched.domain.errors import SchedulerError
 from opencue_sched.operate import fleet_metrics
 from opencue_sched.operate.metrics import serve_metrics
@@ -42,7 +42,6 @@ CONSERVATIVE_SECONDS = 180.0
 CONSERVATIVE_RETRY_SECONDS = 5.0
 MARK_SECONDS_AT_LEAST = 600.0
 POLL_SECONDS = 0.5
-MINUTE = 60.0
 TOLD_AGAIN_SECONDS = 60.0
 
 
@@ -142,7 +141,7 @@ class LeaderScheduler(Scheduler):
             interval = _interval(entry)
             series = name if interval is None else tick_series(name, interval)
             if series in last_ticks:
-                fired = last_ticks[series] * (interval or MINUTE)
+                fired = tick_began(series, last_ticks[series])
                 to_wait = fired - clocks.now(fired)
                 if to_wait > AGREE_SECONDS:
                     longest = max(longest, to_wait)
@@ -164,7 +163,7 @@ class LeaderScheduler(Scheduler):
             policy = CatchUp((entry.options or {}).get("headers", {}).get("catch_up", CatchUp.LATEST))
             series = tick_series(name, interval)
             last = last_ticks.get(series)
-            now = clocks.now(None if last is None else last * interval)
+            now = clocks.now(None if last is None else tick_began(series, last))
             for tick in due_ticks(last, now, interval, policy):
                 self._fire(gate, series, entry, tick, now, mark_seconds=max(MARK_SECONDS_AT_LEAST, 3 * interval))
             return seconds_to_next(now, interval)

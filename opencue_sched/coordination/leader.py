@@ -30,11 +30,14 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.coordination.clocks import Clocks
 from opencue_sched.coordination.names import LeaderKeys
+from opencue_sched.coordination.ticks import last_began
 from opencue_sched.lua_scripts import call_script
 
 log = structlog.get_logger(__name__)
 
 SLOW_ANSWER_SECONDS = 1.0
+LONGEST_LEASE_SECONDS = 180.0
+"""Of any leader, whatever its settings: that of the conservative hand-over."""
 
 
 def boot_clock() -> float:
@@ -112,6 +115,7 @@ class LeaderGate:
         self._confirmed = float("-inf")
         self._next_try = float("-inf")
         self._fired: float | None = None
+        self._fired_at = -1
         self._unanswered: dict[str, _Question] = {}
         self._last: dict[str, int] = {}
         self._second_clock: float | None = None
@@ -120,20 +124,22 @@ class LeaderGate:
     def tick_age(self) -> float:
         """Seconds since anybody in the fleet fired a tick, as this process knows; infinite if it knows of none.
 
-        Grows when this process stops looking, so it also shows a beat that hangs.
+        Grows when this process stops looking, so it also shows a beat that hangs; and by this process's own clock, so
+        whatever happens to that of Redis. Where Redis was emptied, the record of the fence store says it.
         """
         return float("inf") if self._fired is None else max(0.0, self._clock() - self._fired)
 
     @property
     def lease(self) -> Lease | None:
         """The lease, unless it was lost or could not be renewed in time."""
-        if self._fence is None:
+        fence = self._fence  # read once: who serves the metrics looks here as well
+        if fence is None:
             return None
         if self._clock() - self._confirmed >= self._deadline:
-            log.warning("leadership_expired", role=self.keys.role, fence=self._fence)
+            log.warning("leadership_expired", role=self.keys.role, fence=fence)
             self._demote()
             return None
-        return Lease(self.token, self._fence)
+        return Lease(self.token, fence)
 
     def renew(self) -> Lease | None:
         """Campaign or renew if it is time to, and return the lease. Redis errors count as not renewed.
@@ -173,9 +179,13 @@ class LeaderGate:
         self._demote()
         floor = self._fences.highest(self.keys.name) if self._fences is not None else 0
         fence = self._ask(now, "take", floor)
+        if self._fired is None and self._fences is not None:
+            age = recorded_tick_age(self._fences, self.keys)
+            self._fired = None if age is None else now - age
         if fence is not None and self._recorded(fence):
             log.info("leadership_taken", role=self.keys.role, fence=fence)
-            self._fence, self._confirmed = fence, now
+            self._confirmed = now
+            self._fence = fence
 
     def _still_highest(self, fence: int) -> bool:
         """Whether nobody was elected since, as far as can be known: Redis may have forgotten it."""
@@ -191,14 +201,14 @@ class LeaderGate:
 
     def _ask(self, now: float, what: str, fence: int) -> int | None:
         """The fence under which this process holds the lease in Redis, if it does."""
-        taken, held, _, fired_ms_ago = call_script(
+        taken, held, _, fired_ms_ago, fired_at = call_script(
             self._client,
             "lease_acquire",
             [self.keys.lease, self.keys.fence, self.keys.fired_at, self.keys.quiet],
-            [self.token, int(self._ttl * 1000), what, fence, self._quiet_ms],
+            [self.token, int(self._ttl * 1000), what, fence, self._quiet_ms, int(LONGEST_LEASE_SECONDS * 1000)],
         )
-        if fired_ms_ago >= 0:
-            self._fired = now - fired_ms_ago / 1000
+        if fired_at >= 0 and fired_at != self._fired_at:
+            self._fired, self._fired_at = now - fired_ms_ago / 1000, fired_at
         return int(held) if taken else None
 
     def _recorded(self, fence: int) -> bool:
@@ -327,6 +337,13 @@ class LeaderGate:
         self._fence = None
 
 
+def recorded_tick_age(fences: FenceStore, keys: LeaderKeys) -> float | None:
+    """Seconds since the last tick that anybody recorded began, by the fence store and its clock; None for none."""
+    now = fences.time()
+    began = last_began(fences.last_ticks(keys.name), now)
+    return None if began is None else now - began
+
+
 def still_leads(client: redis.Redis, keys: LeaderKeys, fence: int) -> bool:
     """Whether nobody was elected after the leader of ``fence``.
 
@@ -344,16 +361,26 @@ class Standing(StrEnum):
 
 
 def tick_standing(
-    client: redis.Redis, keys: LeaderKeys, fence: int, task: str | None = None, tick: int = 0
+    client: redis.Redis,
+    keys: LeaderKeys,
+    fence: int,
+    task: str | None = None,
+    tick: int = 0,
+    *,
+    fences: FenceStore | None = None,
 ) -> Standing:
     """Whether a message was sent by the latest leader, and no later tick of the same task has been fired since.
 
-    Not by age: the sender's clock and the receiver's may differ by more than the interval.
+    Not by age: the sender's clock and the receiver's may differ by more than the interval. A Redis that was emptied
+    knows of no leader: then the fence store is asked. Raises RedisError, and SQLAlchemyError of that.
     """
     with client.pipeline(transaction=False) as pipe:
         pipe.get(keys.fence)
         pipe.hget(keys.last_ticks, task or "")
         highest, last = pipe.execute()
+    if highest is None and fences is not None:
+        highest = fences.highest(keys.name)
+        last = fences.last_ticks(keys.name).get(task or "")
     if highest is not None and int(highest) > fence:
         return Standing.FORMER_LEADER
     if task is not None and last is not None and int(last) > tick:

@@ -6,8 +6,10 @@ moment whatever its own clock says.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
+MINUTE = 60.0
 CATCH_UP_WINDOW_TICKS = 100
 
 
@@ -26,6 +28,21 @@ def tick_series(task: str, interval_seconds: float) -> str:
     would lie decades ahead, and the task would never fire again.
     """
     return f"{task}@{interval_seconds:.10g}"
+
+
+def tick_began(series: str, tick: int) -> float:
+    """When a tick of this series began, seconds since the epoch; those of schedules without interval are minutes."""
+    _, _, interval = series.rpartition("@")
+    try:
+        return tick * float(interval)
+    except ValueError:
+        return tick * MINUTE
+
+
+def last_began(ticks: Mapping[str, int], now_seconds: float) -> float | None:
+    """When the latest of these ticks began, those that are still to come left out; None when there is none."""
+    began = [tick_began(series, tick) for series, tick in ticks.items()]
+    return max((moment for moment in began if moment <= now_seconds), default=None)
 
 
 def nominal_tick(now_seconds: float, interval_seconds: float) -> int:

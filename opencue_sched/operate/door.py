@@ -19,6 +19,7 @@ from opencue_sched.coordination.leader import Standing, tick_standing
 from opencue_sched.coordination.ticks import CatchUp
 from opencue_sched.domain.errors import FencedOff
 from opencue_sched.operate import fleet_metrics
+from opencue_sched.store.fences import PersistentFences
 
 if TYPE_CHECKING:
     from opencue_sched.operate.runtime import Runtime
@@ -74,7 +75,8 @@ class Door(Task):  # type: ignore[type-arg]
             return Standing.CURRENT
         repeats = _header(self, "catch_up") == CatchUp.ALL
         task = None if repeats else _header(self, "tick_of")
-        return tick_standing(mine.client, mine.leader_keys, fence, task, int(_header(self, "tick") or 0))
+        tick, fences = int(_header(self, "tick") or 0), PersistentFences(mine.engine)
+        return tick_standing(mine.client, mine.leader_keys, fence, task, tick, fences=fences)
 
 
 def runtime() -> Runtime:

@@ -6,16 +6,22 @@ import time
 from typing import Any
 
 import redis
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
 
+from opencue_sched.coordination.clocks import AGREE_SECONDS
+from opencue_sched.coordination.leader import FenceStore, recorded_tick_age
 from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board, dead_letters, worker_group
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Roll, call_roll
 from opencue_sched.coordination.queue_care import survey_queues
 from opencue_sched.settings import Settings
 
+log = structlog.get_logger(__name__)
 
-def fleet_view(client: redis.Redis, settings: Settings) -> dict[str, Any]:
-    """Everything ``opencue-sched fleet`` shows, JSON-able. Seconds throughout.
+
+def fleet_view(client: redis.Redis, settings: Settings, fences: FenceStore | None = None) -> dict[str, Any]:
+    """Everything ``opencue-sched fleet`` shows, JSON-able. Seconds throughout. ``fences`` as for leader_view.
 
     Everybody on this Redis and namespace; but the leader, queues, backlog and postings of one's own facility scope.
     """
@@ -26,7 +32,7 @@ def fleet_view(client: redis.Redis, settings: Settings) -> dict[str, Any]:
     counts = ClusterPostings(client, BoardKeys(namespace, cluster_board(facility))).counts()
     return {
         "namespace": namespace,
-        "leader": leader_view(client, LeaderKeys(namespace, beat_role(facility)), roll),
+        "leader": leader_view(client, LeaderKeys(namespace, beat_role(facility)), roll, fences),
         "workers": _workers(roll),
         "beats": [_person(actor) | {"fence": actor.fence or None} for actor in roll.of(BEAT_TYPE)],
         "gone": list(roll.gone),
@@ -49,15 +55,20 @@ def fleet_view(client: redis.Redis, settings: Settings) -> dict[str, Any]:
     }
 
 
-def leader_view(client: redis.Redis, keys: LeaderKeys, roll: Roll) -> dict[str, Any]:
-    """The leader of the beats: its instance if it is on the roll, fence, and seconds since a tick was fired."""
+def leader_view(client: redis.Redis, keys: LeaderKeys, roll: Roll, fences: FenceStore | None = None) -> dict[str, Any]:
+    """The leader of the beats: its instance if it is on the roll, fence, and seconds since a tick was fired.
+
+    Those are asked of ``fences`` where Redis does not know, or names a moment that is still to come.
+    """
     with client.pipeline(transaction=False) as pipe:
         pipe.get(keys.lease)
         pipe.pttl(keys.lease)
         pipe.get(keys.fired_at)
         pipe.time()
         lease, left_ms, fired_at, (seconds, micros) = pipe.execute()
-    now = float(seconds) + float(micros) / 1e6
+    age = None if fired_at is None else float(seconds) + float(micros) / 1e6 - float(fired_at) / 1000
+    if (age is None or age < -AGREE_SECONDS) and fences is not None:
+        age = _recorded_tick_age(fences, keys)
     fence = None if lease is None else int(str(lease).rpartition("|")[2])
     # Leaders of other roles count fences of their own: the same number says nothing.
     beats = [actor for actor in roll.of(BEAT_TYPE) if actor.fence == fence and keys.role in actor.capabilities]
@@ -68,8 +79,16 @@ def leader_view(client: redis.Redis, keys: LeaderKeys, roll: Roll) -> dict[str, 
         "pid": beats[0].pid if beats else None,
         "fence": fence,
         "lease_seconds_left": None if lease is None else round(left_ms / 1000, 1),
-        "tick_age_seconds": None if fired_at is None else round(max(0.0, now - float(fired_at) / 1000), 1),
+        "tick_age_seconds": None if age is None else round(max(0.0, age), 1),
     }
+
+
+def _recorded_tick_age(fences: FenceStore, keys: LeaderKeys) -> float | None:
+    try:
+        return recorded_tick_age(fences, keys)
+    except SQLAlchemyError as error:
+        log.warning("age_of_the_last_tick_not_known", error=str(error))
+        return None
 
 
 def _workers(roll: Roll) -> list[dict[str, Any]]:

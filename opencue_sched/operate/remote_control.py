@@ -22,6 +22,7 @@ from opencue_sched.coordination.control import Addressed, Command, ControlMessag
 from opencue_sched.coordination.names import QueueName, QueueType, control_exchange
 from opencue_sched.coordination.presence import Roll, call_roll
 from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.store.fences import PersistentFences
 
 log = structlog.get_logger(__name__)
 
@@ -125,7 +126,8 @@ def leader_status(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery's s
     from opencue_sched.operate.fleet_view import leader_view
 
     mine = _runtime()
-    return leader_view(mine.client, mine.leader_keys, call_roll(mine.client, mine.membership.namespace))
+    roll = call_roll(mine.client, mine.membership.namespace)
+    return leader_view(mine.client, mine.leader_keys, roll, PersistentFences(mine.engine))
 
 
 @inspect_command()

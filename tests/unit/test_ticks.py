@@ -10,8 +10,10 @@ from opencue_sched.coordination.ticks import (
     CATCH_UP_WINDOW_TICKS,
     CatchUp,
     due_ticks,
+    last_began,
     nominal_tick,
     seconds_to_next,
+    tick_began,
     tick_series,
 )
 
@@ -51,3 +53,21 @@ def test_ticks_of_different_intervals_are_counted_apart(one, other):
 
 def test_a_series_is_named_as_the_setting_is_written():
     assert [tick_series("sweep", interval) for interval in (2.0, 0.4, 7200)] == ["sweep@2", "sweep@0.4", "sweep@7200"]
+
+
+@given(interval=st.integers(1, 10**7), now=st.floats(0, 2e9))
+def test_a_tick_of_a_series_began_at_its_nominal_time(interval, now):
+    seconds = interval / 1000
+    began = tick_began(tick_series("sweep", seconds), nominal_tick(now, seconds))
+    assert now - seconds - 1e-3 <= began <= now + 1e-3
+
+
+def test_a_schedule_without_interval_counts_minutes():
+    assert tick_began("nightly", 3) == tick_began("me@home", 3) == 180
+
+
+def test_of_the_ticks_that_began_the_latest_counts_and_none_that_is_still_to_come():
+    assert last_began({"sweep@2": 50, "recompute@120": 1, "nightly": 2}, 119.0) == 100
+    assert last_began({"sweep@2": 50, "recompute@120": 1, "nightly": 2}, 125.0) == 120
+    assert last_began({"sweep@2": 50}, 99.0) is None
+    assert last_began({}, 99.0) is None

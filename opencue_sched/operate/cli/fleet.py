@@ -6,10 +6,11 @@ from typing import Any
 
 import click
 
-from opencue_sched.operate.cli.connect import checked_redis
+from opencue_sched.operate.cli.connect import checked_redis, database
 from opencue_sched.operate.cli.output import duration_text, json_option, show_json, show_rows
 from opencue_sched.operate.fleet_view import fleet_view
 from opencue_sched.settings import get_settings
+from opencue_sched.store.fences import PersistentFences
 
 
 @click.command("fleet")
@@ -19,8 +20,8 @@ def command(as_json: bool) -> None:
 
     Example: opencue-sched fleet --json | jq .leader
     """
-    with checked_redis() as client:
-        view = fleet_view(client, get_settings())
+    with checked_redis() as client, database() as engine:
+        view = fleet_view(client, get_settings(), PersistentFences(engine))
     if as_json:
         show_json(view)
         return

@@ -340,6 +340,66 @@ def test_every_beat_knows_when_a_tick_was_fired_last(redis_client, keys):
     assert 30 <= standby.tick_age < 40
 
 
+def test_the_age_of_the_last_tick_grows_though_the_clock_of_redis_was_put_back(redis_client, keys):
+    """Its moment is still to come, then: a beat that hangs must not look alive until it has."""
+    clock = Clock()
+    standby = gate(redis_client, keys, clock=clock)
+    gate(redis_client, keys, clock=clock).renew()
+    redis_client.set(keys.fired_at, (int(redis_client.time()[0]) + 3600) * 1000)
+    for seconds in (0, 30, 60):
+        clock.now = 1000.0 + seconds
+        standby.renew()
+        assert standby.tick_age == seconds
+
+
+def test_a_beat_that_comes_after_redis_was_emptied_knows_when_a_tick_was_fired_last(redis_client, keys, engine):
+    clock, fences = Clock(), PersistentFences(engine)
+    nobody_fired = gate(redis_client, keys, clock=clock, fences=fences)
+    nobody_fired.renew()
+    assert nobody_fired.tick_age == float("inf")
+    half_a_minute_ago = int(fences.time() - 30)
+    assert nobody_fired.may_fire("sweep@2", half_a_minute_ago // 2, mark_seconds=60)
+    assert fences.claim_tick(keys.name, 1, "recompute@120", (half_a_minute_ago + 7200) // 120)[0], "of the future"
+    redis_client.flushdb()
+    newcomer = gate(redis_client, keys, clock=clock, fences=fences)
+    newcomer.renew()
+    assert 30 <= newcomer.tick_age < 40
+
+
+def test_a_lease_that_a_clock_put_back_made_longer_than_any_is_cut_short(redis_client, keys):
+    """A dead leader's would keep everybody out until the clock gets there again; a living one prolongs its own."""
+    leader, standby = gate(redis_client, keys), gate(redis_client, keys)
+    leader.renew()
+    for left, kept in ((3_600_000, 180_000), (180_000, 180_000), (5_000, 5_000)):
+        redis_client.pexpire(keys.lease, left)
+        assert standby.renew() is None
+        assert kept - 1000 < redis_client.pttl(keys.lease) <= kept
+
+
+def test_a_new_leader_keeps_quiet_no_longer_than_the_time_out_though_the_clock_was_put_back(redis_client, keys):
+    leader = LeaderGate(
+        redis_client, keys, ttl_seconds=180, renew_deadline_seconds=162, retry_seconds=0, quiet_seconds=180
+    )
+    redis_client.set(keys.fence, 1)
+    redis_client.set(keys.fired_at, (int(redis_client.time()[0]) + 3600) * 1000)
+    assert leader.renew() is not None
+    assert 179_000 < redis_client.pttl(keys.quiet) <= 180_000
+
+
+def test_what_a_message_is_worth_is_known_though_redis_was_emptied(redis_client, keys, engine):
+    fences = PersistentFences(engine)
+    first, second = (gate(redis_client, keys, fences=fences) for _ in range(2))
+    old = first.renew().fence
+    first.may_fire("recompute", 7, mark_seconds=60)
+    first.resign()
+    new = second.renew().fence
+    second.may_fire("recompute", 8, mark_seconds=60)
+    redis_client.flushdb()
+    assert tick_standing(redis_client, keys, old, "recompute", 8, fences=fences) is Standing.FORMER_LEADER
+    assert tick_standing(redis_client, keys, new, "recompute", 7, fences=fences) is Standing.OVERTAKEN
+    assert tick_standing(redis_client, keys, new, "recompute", 8, fences=fences) is Standing.CURRENT
+
+
 def test_the_conservative_setting_is_the_proposals_rule_and_the_other_is_not(settings, redis_client, keys):
     """180 s, and nothing fired for 180 s after the last fire of a predecessor."""
     for tick, handover, seconds in ((7, "conservative", 180), (17, "fenced", settings.coordination.lease_ttl)):
