@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.accounting.inventory import drift, take_stock
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.scripts import adjust_calls
+from opencue_sched.accounting.scripts import Change, Phase, adjust_calls, foreign_calls
 from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.domain.errors import InvalidInput, NotReady
 from opencue_sched.lua_scripts import call_scripts
@@ -25,6 +27,48 @@ def test_a_booking_is_counted_at_all_five_vertices_and_moves_the_sequence(store:
     assert [store.counter(key) for key in keys.counted(VERTICES)] == [(4, 1)] * 5
     assert store.seq() == before + 1
     assert store.ids() == {"p"}
+
+
+def test_every_mutation_moves_the_sequence(store: Store) -> None:
+    """The reference's contract: whoever compares and swaps goes by it."""
+    store.open(dual=True)
+    taken, epoch = booking(4, proc_id="p"), store.ledger.epoch()
+
+    def somebody_takes_off(cores: int) -> None:
+        store.client.hincrby(SUB, "int_cores", -cores)
+
+    def dissolve(phase: Phase) -> None:
+        store.ledger.call_under(foreign_calls(epoch.text, phase, 0, [SUB]))
+
+    mutations: dict[str, Callable[[], object]] = {
+        "book": lambda: store.ledger.book([taken]),
+        "confirm": lambda: store.ledger.settle([taken]),
+        "move": lambda: store.ledger.apply(_moved(store, 5), epoch=epoch),
+        "correct": lambda: store.ledger.call_under(adjust_calls(epoch.text, [(SUB, 3, 1)], read_at=store.seq())),
+        "take off what was lost": lambda: dissolve("before"),
+        "release": lambda: store.ledger.release(["p"]),
+        "add what was lost": lambda: store.ledger.settle([booking(2, proc_id="q")]),
+        "roll back": lambda: store.ledger.rollback([booking(2, proc_id="q")]),
+        "force": lambda: store.ledger.force([booking(2, proc_id="r")]),
+        "remove": lambda: store.ledger.apply(_moved(store, None), epoch=epoch),
+    }
+    for name, mutation in mutations.items():
+        before = store.seq()
+        mutation()
+        assert store.seq() == before + 1, name
+    somebody_takes_off(7)
+    dissolve("after")
+    before = store.seq()
+    dissolve("after")
+    assert (store.counter(SUB)[0], store.seq()) == (0, before + 1), "given back"
+
+
+def _moved(store: Store, cores: int | None) -> list[Change]:
+    """What gives each entry so many cores, or takes it away."""
+    return [
+        Change(it.proc_id, it.changed_seq, None if cores is None else booking(cores).packed(), before=it.entry)
+        for it in store.ledger.records()
+    ]
 
 
 def test_the_answer_carries_the_caps_it_was_booked_under(store: Store) -> None:
@@ -101,15 +145,17 @@ def test_a_local_proc_is_not_counted_in_any_subscription(store: Store) -> None:
 
 
 class TestLimits:
-    def test_every_limit_of_a_layer_is_checked_and_counted(self, store: Store) -> None:
-        store.limit("nuke", 5)
-        store.limit("arnold", 1)
-        both = [booking(1, proc_id=name, limit_ids=("nuke", "arnold")) for name in ("a", "b")]
+    @pytest.mark.parametrize("full", ["arnold", "nuke", "vray"])
+    def test_every_limit_of_a_layer_is_checked_and_counted(self, store: Store, full: str) -> None:
+        limits = ("nuke", "arnold", "vray")
+        for limit in limits:
+            store.limit(limit, 1 if limit == full else 5)
+        both = [booking(1, proc_id=name, limit_ids=limits) for name in ("a", "b")]
         answers = store.ledger.book(both)
         assert answers.accepted == {"a"}
         refused = answers.refusals["b"]
-        assert (refused.table, refused.vertex, refused.current, refused.limit) == ("limit", keys.limit("arnold"), 1, 1)
-        assert (store.running("nuke"), store.running("arnold")) == (1, 1)
+        assert (refused.table, refused.vertex, refused.current, refused.limit) == ("limit", keys.limit(full), 1, 1)
+        assert [store.running(limit) for limit in limits] == [1, 1, 1]
 
     def test_frames_of_unmanaged_shows_lower_what_is_left(self, store: Store) -> None:
         store.limit("nuke", 3, foreign=2)

@@ -125,6 +125,26 @@ def test_a_show_of_our_own_flip_that_a_cuebot_took_and_gave_back_is_counted_befo
     assert world.ledger.book(booked).accepted == {"new-0"}
 
 
+def test_a_show_that_a_cuebot_takes_and_gives_back_before_our_flip_has_noted_it_is_counted_by_whoever_books(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flag(world, False)
+    count = flip_module._count
+
+    def away_and_back(*args: object, **rest: object) -> object:
+        counted_now = count(*args, **rest)  # type: ignore[arg-type]
+        flag(world, False)
+        world.run(2)
+        flag(world, True)
+        return counted_now
+
+    monkeypatch.setattr(flip_module, "_count", away_and_back)
+    hand_over(world.engine, world.ledger, world.show.id, quarantine_seconds=0, age_seconds=AGE)
+    assert world.store.client.hget(keys.COUNTED, world.show.id) is None
+    assert counted(world, cuebots=False).admits(world.show.id)
+    assert world.job_cores() == 4
+
+
 def test_a_show_that_was_away_since_the_store_was_filled_is_counted_before_it_is_booked(world: World) -> None:
     world.store.client.flushdb()
     ensure_bootstrapped(world.engine, world.ledger, wait_age=0)
