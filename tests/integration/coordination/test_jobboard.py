@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import takewhile
 
 import pytest
 import redis
@@ -575,29 +576,53 @@ def test_waiting_for_the_end_of_a_job(board):
     assert ended == [True]
 
 
-def test_wake_ups_come_by_event(board):
-    """JB5: within 50 ms, far below any polling interval; the best of ten, because machines are busy."""
+def test_wake_ups_come_by_event(board, monkeypatch):
+    """JB5: within 50 ms, the best of ten, because machines are busy; and none of them by looking again."""
+    monkeypatch.setattr("opencue_sched.coordination.jobboard._LONGEST_LOOK_SECONDS", 600.0)
     seconds = sorted(_seconds_to_wake(board) for _ in range(10))
     assert seconds[0] < 0.05
     assert seconds[5] < 1.0
 
 
 def _seconds_to_wake(board) -> float:
-    waiting = threading.Event()
     woken_at: list[float] = []
 
+    def blocked() -> int:
+        return int(board._client.info("clients")["blocked_clients"])
+
     def wait() -> None:
-        waiting.set()
-        board.claim(next(board.wait(10)), "me")
+        board.claim(next(board.wait(60)), "me")
         woken_at.append(time.monotonic())
 
     waiter = threading.Thread(target=wait)
+    others = blocked()
     waiter.start()
-    waiting.wait()
+    eventually(lambda: blocked() > others, what="a waiter that has looked, and found nothing")
     posted_at = time.monotonic()
     board.post("render")
-    waiter.join(10)
+    waiter.join(100)
     return woken_at[0] - posted_at
+
+
+def test_what_it_takes_to_claim_the_next_does_not_depend_on_how_many_there_are(redis_client):
+    """JB4, without a clock: the same commands on a board of 10 and of 5,000, and every range of them bounded."""
+    did = {}
+    for count in (10, 5000):
+        with JobBoard(redis_client, "cue", name=f"of{count}") as board:
+            jobs = [(f"{count}-{n}", "job", "", '{"v": 1, "details": {}}', n % 5, 0) for n in range(count)]
+            board._scripts.call_each("board_post", jobs)
+            with redis_client.monitor() as monitor:
+                board.abandon(board.claim_next("me"), "me")
+                redis_client.echo("the end")
+                commands = iter(lambda: monitor.next_command(), None)
+                heard = list(takewhile(lambda it: "the end" not in it["command"], commands))
+        words = [it["command"].split() for it in heard if it["client_type"] == "lua"]
+        ranges = [command for command in words if "RANGE" in command[0]]
+        assert ranges
+        assert all("LIMIT" in command for command in ranges), ranges
+        did[count] = [(command[0], len(command)) for command in words]
+    assert did[10] == did[5000]
+    assert len(did[10]) < 60
 
 
 def test_callbacks_hear_of_posts_claims_and_removals(board):
