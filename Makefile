@@ -19,6 +19,9 @@ PYTEST_ARGS ?=
 MIGRATIONS ?=
 COMPAT_ARGS ?=
 
+# Tests and demo start hundreds of Python processes: where this is set, each would compile the project anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install lint format test test-unit test-integration test-e2e test-chaos test-deep demo bench compat lock clean
 
