@@ -25,6 +25,7 @@ from opencue_sched.dispatch.launch import LaunchOutcome, LaunchState
 from opencue_sched.domain.errors import NotReady, RqdFailure
 from opencue_sched.domain.farm import PlannedProc
 from opencue_sched.domain.units import centicores
+from opencue_sched.store.procs import frames_of
 
 log = structlog.get_logger(__name__)
 
@@ -86,7 +87,7 @@ class Settlement:
         launched = [it.proc_id for it in outcomes if it.state is LaunchState.LAUNCHED]
         to_undo = {it.proc_id: _error(it) for it in outcomes if it.state is LaunchState.FAILED}
         unsure = [it for it in outcomes if it.state is LaunchState.UNKNOWN]
-        left: dict[str, RqdFailure] = {}
+        unsure, left = self._still_ours(unsure, to_undo)
 
         adopted = 0
         for outcome, confirmation in zip(unsure, self.channels.each(self._confirm(by_id), unsure), strict=True):
@@ -115,6 +116,32 @@ class Settlement:
         )
         _log(report)
         return report
+
+    def _still_ours(
+        self, unsure: Sequence[LaunchOutcome], to_undo: dict[str, RqdFailure]
+    ) -> tuple[list[LaunchOutcome], dict[str, RqdFailure]]:
+        """Those whose frames still belong to their procs, so that RQD may be told to kill them; and those to be left.
+
+        A process that was stopped for long may find its frame given to somebody else, on the same host even; RQD knows
+        frames by frame id only. A proc that is gone has nothing to be undone but in the ledger: it joins ``to_undo``.
+        """
+        if not unsure:
+            return [], {}
+        try:
+            with self.engine.connect() as connection:
+                frames = frames_of(connection, [it.proc_id for it in unsure])
+        except SQLAlchemyError as error:
+            reason = f"PostgreSQL did not say whose its frame is: {type(error).__name__}"
+            return [], {it.proc_id: _because(_error(it), reason) for it in unsure}
+        ours, left = [], {}
+        for it in unsure:
+            if it.proc_id not in frames:
+                to_undo[it.proc_id] = _error(it)
+            elif frames[it.proc_id] != it.frame_id:
+                left[it.proc_id] = _because(_error(it), "its frame was taken off its proc")
+            else:
+                ours.append(it)
+        return ours, left
 
     def _confirm(self, by_id: dict[str, CommittedProc]) -> Callable[[LaunchOutcome], Confirmation]:
         def confirm(outcome: LaunchOutcome) -> Confirmation:

@@ -12,17 +12,27 @@ from opencue_sched.store.booking import lock_stats
 from opencue_sched.store.procs import delete_procs, lock_hosts, lock_runs, restore_hosts
 
 # The version is the one *after* the start: with the one before, the frame would stay RUNNING for ever. Exit status 299
-# makes the history trigger forget the run. A frame that has a proc again is somebody else's.
+# makes the history trigger forget the run. A frame that has a proc again is somebody else's. RUNNING to WAITING with
+# checkpointing on would become CHECKPOINT, for a checkpoint that nobody makes: it is off for the moment.
 _CLEAR_FRAMES = text(
     """
     UPDATE frame f
     SET str_state = 'WAITING', int_exit_status = :exit_status, ts_stopped = current_timestamp,
-        ts_updated = current_timestamp, int_version = COALESCE(f.int_version, 0) + 1
+        ts_updated = current_timestamp, int_version = COALESCE(f.int_version, 0) + 1,
+        str_checkpoint_state = 'DISABLED'
     FROM unnest(CAST(:frames AS varchar[]), CAST(:versions AS int[])) AS started(pk_frame, version)
+    JOIN frame AS was ON was.pk_frame = started.pk_frame
     WHERE f.pk_frame = started.pk_frame AND f.str_state = 'RUNNING'
       AND f.int_version IS NOT DISTINCT FROM started.version
       AND NOT EXISTS (SELECT 1 FROM proc p WHERE p.pk_frame = f.pk_frame)
-    RETURNING f.pk_frame
+    RETURNING f.pk_frame, was.str_checkpoint_state
+    """
+)
+_CHECKPOINTING = text(
+    """
+    UPDATE frame f SET str_checkpoint_state = before.state
+    FROM unnest(CAST(:frames AS varchar[]), CAST(:states AS varchar[])) AS before(pk_frame, state)
+    WHERE f.pk_frame = before.pk_frame
     """
 )
 
@@ -51,7 +61,8 @@ def undo_bookings(connection: Connection, started: Sequence[StartedFrame]) -> Un
     """Delete the procs, give the hosts back what they hold now, set the frames WAITING with exit status 299.
 
     Idempotent: what somebody else released, or an earlier call undid, is left as it is. Locks frames, procs, hosts,
-    layer and job counters, in this order. Seven statements whatever the number of bookings.
+    layer and job counters, in this order. Seven statements whatever the number of bookings, one more for frames that
+    have a checkpoint.
     """
     lock_runs(connection, [s.proc_id for s in started], [s.frame_id for s in started])
     lock_hosts(connection, {s.host_id for s in started})
@@ -65,5 +76,8 @@ def undo_bookings(connection: Connection, started: Sequence[StartedFrame]) -> Un
             "versions": [s.version for s in started],
             "exit_status": int(ExitStatus.FRAME_CLEARED),
         },
-    ).scalars()
-    return Undone(frozenset(proc.id for proc in deleted), frozenset(cleared))
+    ).all()
+    checkpoints = {row.pk_frame: row.str_checkpoint_state for row in cleared if row.str_checkpoint_state != "DISABLED"}
+    if checkpoints:
+        connection.execute(_CHECKPOINTING, {"frames": list(checkpoints), "states": list(checkpoints.values())})
+    return Undone(frozenset(proc.id for proc in deleted), frozenset(row.pk_frame for row in cleared))

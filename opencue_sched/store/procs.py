@@ -27,6 +27,7 @@ _LOCK_PROCS = text(
      ORDER BY pk_proc FOR UPDATE
     """
 )
+_FRAMES_OF = text("SELECT pk_proc, pk_frame FROM proc WHERE pk_proc = ANY(CAST(:procs AS varchar[]))")
 _LOCK_HOSTS = text(
     "SELECT pk_host FROM host WHERE pk_host = ANY(CAST(:hosts AS varchar[])) ORDER BY pk_host FOR NO KEY UPDATE"
 )
@@ -86,6 +87,12 @@ _RESTORE_HOSTS = text(
      WHERE host.pk_host = back.host
     """
 )
+
+
+def frames_of(connection: Connection, proc_ids: Collection[str]) -> dict[str, str | None]:
+    """The frame, if any, of each of these procs that exists. Nothing is locked."""
+    rows = connection.execute(_FRAMES_OF, {"procs": list(proc_ids)})
+    return {row.pk_proc: row.pk_frame for row in rows}
 
 
 def _decrement(table: str, key: str, lookup: str = "") -> str:

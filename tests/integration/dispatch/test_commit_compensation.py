@@ -44,6 +44,19 @@ def test_the_proc_goes_the_host_gets_its_share_back_and_the_frame_waits_again(
     assert_consistent(engine)
 
 
+def test_a_frame_that_may_make_checkpoints_waits_again_too(engine: Engine, settings: Settings) -> None:
+    """It has not run, so there is none to be copied: in CHECKPOINT it would wait five minutes for nothing."""
+    committed = booked(engine, settings, frames=2)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE frame SET str_checkpoint_state = 'ENABLED' WHERE int_number = 1"))
+
+        compensate(connection, committed)
+
+        rows = connection.execute(text("SELECT str_state, str_checkpoint_state FROM frame ORDER BY int_number")).all()
+    assert [tuple(row) for row in rows] == [("WAITING", "ENABLED"), ("WAITING", "DISABLED")]
+    assert_consistent(engine)
+
+
 def test_undoing_twice_changes_nothing_more(engine: Engine, settings: Settings) -> None:
     committed = booked(engine, settings)
     with engine.begin() as connection:

@@ -212,6 +212,46 @@ def test_a_leftover_of_an_older_proc_is_killed_before_the_frame_waits_again(
     assert farm.runs(proc.planned.frame.id)[0].killed
 
 
+def test_a_newer_run_of_the_frame_is_not_killed_for_a_proc_that_somebody_released(
+    booked: Booked, channels: RqdChannels, farm: SimulatedFarm
+) -> None:
+    """A process that was stopped during its launch for so long that its frame was given to another on the same host."""
+    proc = booked.on("sim0001")
+    newer = replace(proc.planned, proc_id=str(uuid.uuid4()))
+    with booked.engine.begin() as connection:
+        connection.execute(
+            text("UPDATE proc SET pk_proc = :newer WHERE pk_proc = :old"),
+            {"newer": newer.proc_id, "old": proc.planned.proc_id},
+        )
+    (other,), _ = launch_requests([newer], Environments(), booked.settings)
+    assert launch_all(channels, [other])[0].state is LaunchState.LAUNCHED
+    eventually(lambda: farm.host("sim0001").listed(newer.frame.id))
+
+    report = booked.launch_and_settle(channels)
+
+    assert [it.planned.proc_id for it in report.compensated] == [proc.planned.proc_id]
+    assert farm.calls("sim0001")["KillRunningFrame"] == 0
+    assert farm.running()[newer.frame.id] == "sim0001"
+    assert booked.frame(proc) == ("RUNNING", -1, newer.proc_id, 600)
+    assert proc.planned.proc_id not in booked.states()
+
+
+def test_a_frame_that_was_taken_off_its_proc_is_left_to_whoever_did_that(
+    booked: Booked, channels: RqdChannels, farm: SimulatedFarm
+) -> None:
+    farm.behave("sim0001", launch_answer=Answer.CUT_OFF)
+    proc = booked.on("sim0001")
+    with booked.engine.begin() as connection:
+        connection.execute(
+            text("UPDATE proc SET pk_frame = NULL WHERE pk_proc = :proc"), {"proc": proc.planned.proc_id}
+        )
+
+    report = booked.launch_and_settle(channels)
+
+    assert [it.planned.proc_id for it in report.left_unknown] == [proc.planned.proc_id]
+    assert farm.calls("sim0001")["KillRunningFrame"] == 0
+
+
 def test_nothing_is_freed_while_nobody_can_tell(
     booked: Booked, connect: Callable[..., RqdChannels], farm: SimulatedFarm
 ) -> None:
