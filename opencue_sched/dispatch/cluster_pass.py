@@ -44,6 +44,7 @@ from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.errors import HostLocked, NotReady
 from opencue_sched.domain.farm import PlannedProc
+from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.placement.planner import Blocked, Plan, plan_pass, release_plan
 from opencue_sched.placement.policy import Policy, policy_for
 from opencue_sched.settings import Settings
@@ -149,8 +150,8 @@ class PassRunner:
         report.jobs = len(gathered.snapshot.jobs)
         self.bad_rows.report(gathered.bad_rows)
         report.verdicts = gathered.bad_layers
-        bad = (Blocked(it, None, gathered.versions[it.layer_id]) for it in gathered.bad_layers)
-        self.rest.rest(cluster.key, bad, roused=report.roused)
+        report.versions = gathered.versions
+        self.rest.rest(cluster.key, (_whatever_host(it, report) for it in gathered.bad_layers), roused=report.roused)
         report.bad_rows = self.bad_rows.taken_counts() + self.hosts.bad_rows.taken_counts()
         if gathered.snapshot.jobs:
             report.show_name = gathered.snapshot.jobs[0].show_name
@@ -194,7 +195,7 @@ class PassRunner:
         if report.frames_booked or not gathered.more or not (passed_over or once):
             self.rest.walk_ends(key)
         elif passed_over:
-            self.rest.walk_on(key, (Resting(it, gathered.versions[it.layer_id]) for it in passed_over))
+            self.rest.walk_on(key, (Resting(it, report.versions[it.layer_id]) for it in passed_over))
             report.go_on = True
 
     def _carry_out(self, plan: Plan, alive: Callable[[], bool], report: PassReport) -> None:
@@ -335,14 +336,22 @@ class PassRunner:
             rest = FAILED_HOST_REST_SECONDS if host.name in blame.hosts else 0.0
             self.hosts.cache.invalidate(host.id, rest_seconds=rest)
         self.hosts.changed({it.planned.host.id for it in committed})
-        self._set_aside({**blame.jobs, **{job_of[it.proc_id]: str(it.error) for it in impossible}})
+        self._set_aside({**blame.jobs, **{job_of[it.proc_id]: str(it.error) for it in impossible}}, report)
 
-    def _set_aside(self, reasons: Mapping[str, str]) -> None:
-        """Quarantine jobs for which no RunFrame can be made, or that no host takes: it would end the same way again."""
+    def _set_aside(self, reasons: Mapping[str, str], report: PassReport) -> None:
+        """Quarantine jobs for which no RunFrame can be made, or that no host takes: it would end the same way again.
+
+        Without our table, in a database where we may add nothing, their layers rest in this process at least.
+        """
         if not reasons:
             return
         for job_id, reason in reasons.items():
             log.error("job_quarantined", job=job_id, reason=reason)
+        if not self.facts.has_our_objects:
+            theirs = [it for it in report.verdicts if it.job_id in reasons]
+            failed = (replace(it, verdict=Verdict.FAILED, detail=reasons[it.job_id]) for it in theirs)
+            self.rest.rest(report.cluster.key, (_whatever_host(it, report) for it in failed), roused=report.roused)
+            return
         with self.engine.begin() as connection:
             quarantine_jobs(connection, reasons, self.settings.queue.job_back_off_duration)
 
@@ -354,6 +363,11 @@ class PassRunner:
         report.statements += 2
         with self.engine.connect() as connection:
             return fetch_environments(connection, jobs, layers)
+
+
+def _whatever_host(verdict: LayerVerdict, report: PassReport) -> Blocked:
+    """A layer that no host can help."""
+    return Blocked(verdict, None, report.versions[verdict.layer_id])
 
 
 def _tell(report: PassReport) -> None:

@@ -49,6 +49,8 @@ class PassReport:
     losses: Counter[str] = field(default_factory=Counter)
     bad_rows: Counter[str] = field(default_factory=Counter)
     verdicts: tuple[LayerVerdict, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of the rows of the layers that were looked at, by id."""
     refused: frozenset[str] = frozenset()
     """Layers of which the ledger refused frames."""
     lost: frozenset[str] = frozenset()

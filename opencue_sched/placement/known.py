@@ -117,7 +117,7 @@ class KnownHosts:
     def invalidate(self, host_id: str, until: float) -> None:
         """Forget the host until a read that begins at ``until`` or later."""
         self.forget(host_id, until)
-        self._invalidated.setdefault(host_id, until)
+        self._invalidated[host_id] = max(until, self._invalidated.get(host_id, until))
 
     def take(self, host: Host, now: float) -> bool:
         """Check the host out if it is still as it was when looked up (the optimistic ``last_updated`` test)."""
