@@ -20,7 +20,6 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol, cast
 
 import redis
@@ -119,6 +118,7 @@ class LeaderGate:
         self._unanswered: dict[str, _Question] = {}
         self._last: dict[str, int] = {}
         self._second_clock: float | None = None
+        self._unrecorded_since: float | None = None
 
     @property
     def tick_age(self) -> float:
@@ -144,7 +144,8 @@ class LeaderGate:
     def renew(self) -> Lease | None:
         """Campaign or renew if it is time to, and return the lease. Redis errors count as not renewed.
 
-        Errors of the fence store come through to a candidate, for it cannot lead without. A holder renews without.
+        Errors of the fence store come through to a candidate, for it cannot lead without. A holder renews without,
+        until it could record no tick that was due for the renewal deadline.
         """
         now = self._clock()
         if now >= self._next_try:
@@ -285,7 +286,7 @@ class LeaderGate:
         if asked is None or (asked.fence, asked.tick) != (fence, tick):
             asked = _Question(fence, tick, uuid.uuid4().hex)
             if self._fences is not None:
-                claimed, highest = self._fences.claim_tick(self.keys.name, fence, task, tick)
+                claimed, highest = self._claim_tick(self._fences, fence, task, tick)
                 if highest != fence:
                     self._fenced_off(fence, task, tick)
                     return None
@@ -294,6 +295,23 @@ class LeaderGate:
                     return None
         self._unanswered[task] = asked
         return asked
+
+    def _claim_tick(self, fences: FenceStore, fence: int, task: str, tick: int) -> tuple[bool, int]:
+        """As the fence store does. Who got no answer of it for the renewal deadline leaves the lease to the others:
+        they may reach it, and this one fires nothing."""
+        try:
+            answer = fences.claim_tick(self.keys.name, fence, task, tick)
+        except SQLAlchemyError as error:
+            now = self._clock()
+            self._unrecorded_since = now if self._unrecorded_since is None else self._unrecorded_since
+            if now - self._unrecorded_since >= self._deadline:
+                log.error("leader_cannot_record_ticks", role=self.keys.role, fence=fence, error=str(error))
+                self._unrecorded_since = None
+                self.resign()
+                self._next_try = now + self._retry
+            raise
+        self._unrecorded_since = None
+        return answer
 
     def _fenced_off(self, fence: int, task: str, tick: int) -> None:
         """Somebody else was elected, or the lease was lost: stand by, and look at once."""
@@ -342,47 +360,3 @@ def recorded_tick_age(fences: FenceStore, keys: LeaderKeys) -> float | None:
     now = fences.time()
     began = last_began(fences.last_ticks(keys.name), now)
     return None if began is None else now - began
-
-
-def still_leads(client: redis.Redis, keys: LeaderKeys, fence: int) -> bool:
-    """Whether nobody was elected after the leader of ``fence``.
-
-    For those who act on what a leader sent: a leader may have been paused between its check and its message.
-    """
-    return tick_standing(client, keys, fence) is not Standing.FORMER_LEADER
-
-
-class Standing(StrEnum):
-    """What a periodic message is worth when it is acted on."""
-
-    CURRENT = "current"
-    FORMER_LEADER = "former_leader"
-    OVERTAKEN = "overtaken"
-
-
-def tick_standing(
-    client: redis.Redis,
-    keys: LeaderKeys,
-    fence: int,
-    task: str | None = None,
-    tick: int = 0,
-    *,
-    fences: FenceStore | None = None,
-) -> Standing:
-    """Whether a message was sent by the latest leader, and no later tick of the same task has been fired since.
-
-    Not by age: the sender's clock and the receiver's may differ by more than the interval. A Redis that was emptied
-    knows of no leader: then the fence store is asked. Raises RedisError, and SQLAlchemyError of that.
-    """
-    with client.pipeline(transaction=False) as pipe:
-        pipe.get(keys.fence)
-        pipe.hget(keys.last_ticks, task or "")
-        highest, last = pipe.execute()
-    if highest is None and fences is not None:
-        highest = fences.highest(keys.name)
-        last = fences.last_ticks(keys.name).get(task or "")
-    if highest is not None and int(highest) > fence:
-        return Standing.FORMER_LEADER
-    if task is not None and last is not None and int(last) > tick:
-        return Standing.OVERTAKEN
-    return Standing.CURRENT

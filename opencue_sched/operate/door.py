@@ -15,7 +15,7 @@ import structlog
 from celery import Task
 
 from opencue_sched.coordination.dead_letters import bury
-from opencue_sched.coordination.leader import Standing, tick_standing
+from opencue_sched.coordination.standing import Standing, tick_standing
 from opencue_sched.coordination.ticks import CatchUp
 from opencue_sched.domain.errors import FencedOff
 from opencue_sched.operate import fleet_metrics

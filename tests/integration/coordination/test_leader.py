@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 import redis
 from sqlalchemy.exc import OperationalError
 
 from opencue_sched.beat import make_gate
-from opencue_sched.coordination.leader import LeaderGate, Standing, still_leads, tick_standing
+from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.coordination.names import LeaderKeys
+from opencue_sched.coordination.standing import Standing, still_leads, tick_standing
 from opencue_sched.store.fences import PersistentFences
 
 
@@ -515,30 +516,80 @@ def test_fleets_of_two_namespaces_fire_their_own_ticks(redis_client, engine):
         assert leader.may_fire("recompute", 7, mark_seconds=60)
 
 
+class Away(PersistentFences):
+    """PostgreSQL, as one process reaches it or not; or takes no writes from there."""
+
+    there = writes = True
+
+    def highest(self, name: str) -> int:
+        if not self.there:
+            raise OperationalError("SELECT", {}, Exception("connection refused"))
+        return super().highest(name)
+
+    def claim(self, name: str, fence: int) -> bool:
+        if not (self.there and self.writes):
+            raise OperationalError("INSERT", {}, Exception("connection refused"))
+        return super().claim(name, fence)
+
+    def claim_tick(self, name: str, fence: int, task: str, tick: int) -> tuple[bool, int]:
+        if not (self.there and self.writes):
+            raise OperationalError("INSERT", {}, Exception("connection refused"))
+        return super().claim_tick(name, fence, task, tick)
+
+
 def test_a_tick_that_is_due_while_postgresql_is_away_is_fired_when_it_is_back(redis_client, keys, engine):
-    class Away(PersistentFences):
-        there = True
-
-        def highest(self, name: str) -> int:
-            if not self.there:
-                raise OperationalError("SELECT", {}, Exception("connection refused"))
-            return super().highest(name)
-
-        def claim_tick(self, name: str, fence: int, task: str, tick: int) -> tuple[bool, int]:
-            if not self.there:
-                raise OperationalError("INSERT", {}, Exception("connection refused"))
-            return super().claim_tick(name, fence, task, tick)
-
     clock, fences = Clock(), Away(engine)
     leader = gate(redis_client, keys, clock=clock, fences=fences)
     leader.renew()
     assert leader.may_fire("recompute", 7, mark_seconds=60)
     fences.there = False
-    for _ in range(5):
-        clock.now += 5
-        assert leader.renew() is not None, "it goes on leading"
+    for _ in range(3):
+        clock.now += 4.5
+        assert leader.renew() is not None, "it goes on leading for a while"
         with pytest.raises(OperationalError):
             leader.may_fire("recompute", 8, mark_seconds=60)
     assert leader.last_ticks() == {"recompute": 7}
     fences.there = True
     assert leader.may_fire("recompute", 8, mark_seconds=60)
+
+
+@pytest.mark.parametrize("trouble", ["there", "writes"])
+def test_a_leader_that_cannot_record_what_it_fires_leaves_the_lease_to_one_that_can(
+    redis_client, keys, engine, trouble
+):
+    """Its own network is broken, or its address leads to a standby: reading may go on well."""
+    clock, cut_off = Clock(), Away(engine)
+    leader = gate(redis_client, keys, clock=clock, fences=cut_off)
+    standby = gate(redis_client, keys, clock=clock, fences=PersistentFences(engine))
+    leader.renew()
+    setattr(cut_off, trouble, False)
+    seconds = 0
+    while redis_client.exists(keys.lease):
+        assert standby.renew() is None
+        assert leader.renew() is not None
+        with pytest.raises(OperationalError):
+            leader.may_fire("recompute", 8, mark_seconds=60)
+        clock.now += 1
+        seconds += 1
+    assert seconds == 11, "the renewal deadline"
+    assert leader.lease is None
+    assert standby.renew() is not None
+    assert standby.may_fire("recompute", 8, mark_seconds=60)
+    with suppress(OperationalError):
+        leader.renew()
+    assert leader.lease is None
+
+
+def test_a_leader_that_reached_postgresql_in_between_goes_on(redis_client, keys, engine):
+    clock, fences = Clock(), Away(engine)
+    leader = gate(redis_client, keys, clock=clock, fences=fences)
+    leader.renew()
+    for tick in range(20):
+        clock.now += 4
+        fences.there = tick % 2 == 0
+        assert leader.renew() is not None
+        if fences.there:
+            assert leader.may_fire("recompute", tick, mark_seconds=60)
+        else:
+            with pytest.raises(OperationalError):
+                leader.may_fire("recompute", tick, mark_seconds=60)

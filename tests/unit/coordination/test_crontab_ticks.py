@@ -10,6 +10,7 @@ import pytest
 from celery import Celery
 from celery.beat import ScheduleEntry
 from celery.schedules import crontab, schedule
+from kombu.exceptions import OperationalError
 
 from opencue_sched.beat import LeaderScheduler
 from opencue_sched.coordination.clocks import Clocks
@@ -84,6 +85,18 @@ def test_a_beat_on_a_host_whose_clock_is_ahead_waits_for_no_tick_until_then(app:
     tomorrow.at(10, 58)
     tomorrow.at(11, 0)
     assert tomorrow.sent == [int(datetime(2026, 1, 1, 11, tzinfo=UTC).timestamp()) // 60]
+
+
+def test_no_tick_is_claimed_before_there_is_a_connection_for_its_message(app: Celery) -> None:
+    class NoBroker(Beat):
+        @property
+        def producer(self) -> None:
+            raise OperationalError("no connection")
+
+    started, gate = datetime(2026, 1, 1, 10, 58, tzinfo=UTC), Gate()
+    with pytest.raises(OperationalError):
+        NoBroker(app, gate, started).at(11, 0)
+    assert gate.fired == {}
 
 
 def test_a_task_whose_interval_was_changed_fires_on(app: Celery) -> None:
