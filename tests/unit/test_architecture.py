@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -52,24 +53,32 @@ MOST_LINES_OF_A_FUNCTION = 75
 @dataclass(frozen=True)
 class Module:
     path: Path
-    room: str
-    tree: ast.Module
-    lines: int
 
     @property
     def name(self) -> str:
         return str(self.path.relative_to(ROOT))
 
+    @property
+    def room(self) -> str:
+        parts = self.path.relative_to(ROOT).with_suffix("").parts
+        return parts[1] if parts[0] == "opencue_sched" else parts[0]
+
+    @cached_property
+    def source(self) -> str:
+        return self.path.read_text(encoding="utf-8")
+
+    @property
+    def lines(self) -> int:
+        return self.source.count("\n")
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.source)
+
 
 def _modules() -> list[Module]:
     paths = [*ROOT.glob("opencue_sched/**/*.py"), *ROOT.glob("tasks/**/*.py"), ROOT / "celeryconfig.py"]
-    return [_parse(path) for path in sorted(paths) if path != ROOT / "opencue_sched" / "__init__.py"]
-
-
-def _parse(path: Path) -> Module:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    source = path.read_text(encoding="utf-8")
-    return Module(path, parts[1] if parts[0] == "opencue_sched" else parts[0], ast.parse(source), source.count("\n"))
+    return [Module(path) for path in sorted(paths) if path != ROOT / "opencue_sched" / "__init__.py"]
 
 
 MODULES = _modules()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,7 @@ def test_every_make_target_named_exists(document):
         assert re.search(rf"^{name}:", makefile, re.M), f"{document.name}: make {name}"
 
 
+@cache
 def names_of(path: Path) -> set[str]:
     """Classes and functions of a test file, methods as Class::method."""
     names = set()
