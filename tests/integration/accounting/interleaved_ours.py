@@ -17,6 +17,7 @@ from opencue_sched.accounting import caps as caps_module
 from opencue_sched.accounting import recompute as recompute_module
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped, server_run_id
 from opencue_sched.accounting.caps import make_ledger, reseed_limits
+from opencue_sched.accounting.counted_notes import note_counted
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.inventory import drift, take_stock
 from opencue_sched.accounting.ledger import Ledger
@@ -39,6 +40,7 @@ from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.operate.flip import hand_back, hand_over
 from opencue_sched.placement.changes import HostChanges
 from opencue_sched.settings import Settings
+from opencue_sched.store.accounting import managed_show_versions
 from opencue_sched.store.schema import check_schema
 from tests.integration.accounting.interleaved import (
     AGE,
@@ -154,8 +156,12 @@ class Ours(Side):
             running = farm.job(layers, show=other, name="holder")
             farm.run(running.frames, self.host)
             waiting = farm.job(layers, show=self.show, name="heir")
-        reseed_limits(self.engine, self.ledger, [self.show.id, other.id])
+            counted = managed_show_versions(connection)
         self._recomputes()
+        note_counted(self.client, counted)
+        reseed_limits(self.engine, self.ledger, [self.show.id, other.id])
+        where, held = keys.limit(limit), "1" if managed else "0"
+        assert self.client.hmget(where, "int_foreign", "int_running") == [str(1 - int(held)), held], "one or the other"
         ids = (self.show.id, self.alloc.id, waiting.folder_id, waiting.id, waiting.layers[0].id, self.show.dept_id)
         ledger = make_ledger(self.engine, self.client, owner="heir")
         return SharedLicence(ledger, Vertices(*ids, (limit,)), other.id)
