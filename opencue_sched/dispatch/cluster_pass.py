@@ -117,6 +117,7 @@ class PassRunner:
             log.warning("pass_not_ready", cluster=cluster.key, error=str(error))
             return report
         finally:
+            report.hosts_back_in = self.hosts.cache.back_in()
             self._drop_permits(owner, layers)
             if gathered is not None and self.verdicts is not None:
                 self.verdicts.record(report.verdicts, cluster.key, resting=report.resting)

@@ -98,6 +98,9 @@ class Dispatcher:
             return queue.cluster_empty_sleep
         if report.losses or any(verdict.verdict is Verdict.PERMIT_HELD for verdict in report.verdicts):
             return min(CONTENDED_SLEEP_SECONDS, queue.cluster_saturated_sleep)
+        if report.hosts_back_in is not None:
+            # Nobody tells when a host that was set aside for a moment may be tried again.
+            return min(max(CONTENDED_SLEEP_SECONDS, report.hosts_back_in), queue.cluster_saturated_sleep)
         return queue.cluster_saturated_sleep
 
     def _fail(self, claim: Claim, error: str, *, rest_seconds: float) -> None:

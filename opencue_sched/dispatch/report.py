@@ -61,6 +61,8 @@ class PassReport:
     """Nothing was booked, but there are jobs behind those that this pass looked at."""
     roused: int = 0
     """How often hosts had changed when this pass looked at them."""
+    hosts_back_in: float | None = None
+    """Seconds until a host that PostgreSQL or an RQD refused may be tried again; None when all may."""
     seconds_to_book: list[float] = field(default_factory=list)
     """Of each frame booked: from its becoming eligible, once more after a retry, to the answer to the COMMIT."""
     gathered_at: float = 0.0

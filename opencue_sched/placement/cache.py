@@ -155,6 +155,12 @@ class HostCache:
         with self._lock:
             return self._hosts.invalidated(self._instant())
 
+    def back_in(self) -> float | None:
+        """Seconds until an invalidated host may be read again, 0 for one that may be by now; None for no such host."""
+        with self._lock:
+            at = self._hosts.next_return()
+            return None if at is None else max(0.0, at - self._clock())
+
     def evict_idle_groups(self) -> int:
         """Drop the groups nobody asked for during ``group_idle_timeout``, and their hosts; how many groups."""
         with self._lock:

@@ -79,6 +79,10 @@ class KnownHosts:
         """Ids of the hosts nobody has read since they were invalidated, and that may be read by now."""
         return frozenset(host_id for host_id, until in self._invalidated.items() if until <= now)
 
+    def next_return(self) -> float | None:
+        """When the first of the invalidated hosts may be read again; None when there are none."""
+        return min(self._invalidated.values(), default=None)
+
     def reported_at(self, host_id: str) -> float:
         """When the host last reported, by our clock."""
         return self._entries[host_id].reported_at

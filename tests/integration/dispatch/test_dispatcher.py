@@ -11,6 +11,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from opencue_sched.coordination.postings import ClaimKeeper, Offered, Refused
+from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.report import PassEnd, PassReport
@@ -72,6 +73,27 @@ def test_a_cluster_that_booked_goes_on_at_once_with_a_message_of_its_own(
     assert rests(here, posting) <= 0
     # the message that began this pass has been answered: a copy of it does nothing
     assert isinstance(dispatcher.dispatch(posting, SENT[0].ticket - 1), Refused)
+
+
+def test_a_cluster_does_not_sleep_past_the_return_of_a_host_that_somebody_had_locked(
+    here: Passes, dispatcher: Dispatcher, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a farm whose only host is locked by another transaction during a pass
+    monkeypatch.setattr(cluster_pass, "LOCKED_HOST_REST_SECONDS", 3.0)
+    plant(engine, frames=1)
+    posting = a_posting(here)
+    with engine.connect() as somebody, somebody.begin():
+        somebody.execute(text("SELECT FROM host FOR UPDATE"))
+        report = dispatcher.dispatch(posting)
+    assert isinstance(report, PassReport)
+    assert report.losses == {"host_locked": 1}
+
+    # when the next pass comes before the host may be tried again
+    eventually(lambda: isinstance(report := dispatcher.dispatch(posting), PassReport) and not report.losses)
+
+    # then the cluster is back when the host is, and not only after the time of a full farm
+    assert 0 < rests(here, posting) <= 3.0 < here.settings.queue.cluster_saturated_sleep
+    eventually(lambda: isinstance(found := dispatcher.dispatch(posting), PassReport) and found.frames_booked == 1)
 
 
 def test_a_saturated_cluster_does_not_run_busily(here: Passes, dispatcher: Dispatcher, engine: Engine) -> None:

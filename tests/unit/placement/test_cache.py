@@ -532,6 +532,17 @@ class TestGoneAndInvalidated:
         assert must_check_out(cache).id == "h1"
         assert cache.invalidated_ids() == frozenset()
 
+    def test_the_longest_rest_counts_whichever_came_first(self, clock: Clock) -> None:
+        cache = make_cache(Farm(make_host()), clock)
+        assert cache.back_in() is None
+        cache.invalidate("h1")
+        assert cache.back_in() == pytest.approx(0, abs=1e-6)
+        cache.invalidate("h1", rest_seconds=5)
+
+        clock.advance(4)
+        assert cache.invalidated_ids() == frozenset()
+        assert cache.back_in() == pytest.approx(1, abs=1e-6)
+
     def test_a_check_out_of_an_invalidated_host_is_not_valid_any_more(self, clock: Clock) -> None:
         cache = make_cache(Farm(make_host()), clock)
         host = must_check_out(cache)
