@@ -45,11 +45,11 @@ from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.errors import HostLocked, NotReady
 from opencue_sched.domain.farm import PlannedProc
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
-from opencue_sched.placement.planner import Blocked, Plan, plan_pass, release_plan
+from opencue_sched.placement.planner import Plan, plan_pass, release_plan
 from opencue_sched.placement.policy import Policy, policy_for
 from opencue_sched.settings import Settings
 from opencue_sched.store.environment import Environments, fetch_environments
-from opencue_sched.store.pending import SchemaColumns
+from opencue_sched.store.pending import LeftOut, SchemaColumns
 from opencue_sched.store.quarantine import quarantine_jobs
 
 log = structlog.get_logger(__name__)
@@ -137,13 +137,13 @@ class PassRunner:
         self.rest.hosts_changed(self.hosts.refresh(cluster))
         report.roused = self.rest.roused
 
-        def left_out(room: Mapping[str, float]) -> dict[str, str]:
-            resting = self.rest.resting(cluster.key, room)
-            report.resting = {layer_id: it.verdict for layer_id, it in resting.items()}
-            return {layer_id: it.version for layer_id, it in resting.items()}
+        def backing_off(room: Mapping[str, float]) -> LeftOut:
+            aside = self.rest.aside(cluster.key, room)
+            report.resting = aside.verdicts
+            return aside.left_out
 
         with self.engine.connect() as connection:
-            gathered = gather(connection, cluster, self.settings, facts=self.facts, left_out=left_out)
+            gathered = gather(connection, cluster, self.settings, facts=self.facts, backing_off=backing_off)
             connection.rollback()
         report.gathered_at = self.clock()
         report.gather_seconds = report.gathered_at - began
@@ -152,7 +152,7 @@ class PassRunner:
         self.bad_rows.report(gathered.bad_rows)
         report.verdicts = gathered.bad_layers
         report.versions = gathered.versions
-        self.rest.rest(cluster.key, (_whatever_host(it, report) for it in gathered.bad_layers), roused=report.roused)
+        self.rest.rest_rows(cluster.key, [_as_is(it, report) for it in gathered.bad_layers])
         report.bad_rows = self.bad_rows.taken_counts() + self.hosts.bad_rows.taken_counts()
         if gathered.snapshot.jobs:
             report.show_name = gathered.snapshot.jobs[0].show_name
@@ -180,7 +180,9 @@ class PassRunner:
         report.wasted_attempts = plan.wasted_attempts
         report.cache_hits, report.cache_misses = plan.cache_hits, plan.cache_misses
         report.verdicts = (*gathered.bad_layers, *plan.verdicts)
-        self.rest.rest(cluster.key, plan.blocked, roused=report.roused)
+        placed = {proc.layer.kind for proc in plan.procs}
+        self.rest.rest(cluster.key, plan.blocked, roused=report.roused, placed=placed)
+        report.hostless = frozenset(it.verdict.layer_id for it in plan.blocked)
         return plan
 
     def _walk(self, gathered: Gathered, report: PassReport) -> None:
@@ -188,16 +190,19 @@ class PassRunner:
 
         Frames that were lost to somebody else may be had a moment later, so their layers have their turn once more
         before the walk goes on; those that lose all of them again are passed over like the others, or twenty of them
-        would keep everybody waiting.
+        would keep everybody waiting. Those without a host are not: they rest, and a host that changes for one of them
+        is for them first.
         """
         key = report.cluster.key
         once = report.lost - self.rest.lost_before(key, report.lost)
-        passed_over = [it for it in report.verdicts if not it.frames and it.layer_id not in once]
-        if report.frames_booked or not gathered.more or not (passed_over or once):
+        in_vain = [it for it in report.verdicts if not it.frames and it.layer_id not in once]
+        if report.frames_booked or not gathered.more or not (in_vain or once):
             self.rest.walk_ends(key)
-        elif passed_over:
-            self.rest.walk_on(key, (Resting(it, report.versions[it.layer_id]) for it in passed_over))
+        elif in_vain:
+            passed_over = [it for it in in_vain if it.layer_id not in report.hostless]
+            self.rest.walk_on(key, (_as_is(it, report) for it in passed_over))
             report.go_on = True
+        report.look_again = self.rest.look_again(key)
 
     def _carry_out(self, plan: Plan, alive: Callable[[], bool], report: PassReport) -> None:
         """Book and commit, tell the pool how that ended, then launch and settle."""
@@ -351,7 +356,7 @@ class PassRunner:
         if not self.facts.has_our_objects:
             theirs = [it for it in report.verdicts if it.job_id in reasons]
             failed = (replace(it, verdict=Verdict.FAILED, detail=reasons[it.job_id]) for it in theirs)
-            self.rest.rest(report.cluster.key, (_whatever_host(it, report) for it in failed), roused=report.roused)
+            self.rest.rest_rows(report.cluster.key, (_as_is(it, report) for it in failed))
             return
         with self.engine.begin() as connection:
             quarantine_jobs(connection, reasons, self.settings.queue.job_back_off_duration)
@@ -366,9 +371,9 @@ class PassRunner:
             return fetch_environments(connection, jobs, layers)
 
 
-def _whatever_host(verdict: LayerVerdict, report: PassReport) -> Blocked:
-    """A layer that no host can help."""
-    return Blocked(verdict, None, report.versions[verdict.layer_id])
+def _as_is(verdict: LayerVerdict, report: PassReport) -> Resting:
+    """A layer to be left alone as long as its row is what it was in this pass."""
+    return Resting(verdict, report.versions[verdict.layer_id])
 
 
 def _tell(report: PassReport) -> None:

@@ -98,10 +98,11 @@ class Dispatcher:
             return queue.cluster_empty_sleep
         if report.losses or any(verdict.verdict is Verdict.PERMIT_HELD for verdict in report.verdicts):
             return min(CONTENDED_SLEEP_SECONDS, queue.cluster_saturated_sleep)
+        # Nobody tells when a pause ends, or when a host that was set aside for a moment may be tried again.
+        soon = [] if report.look_again is None else [report.look_again]
         if report.hosts_back_in is not None:
-            # Nobody tells when a host that was set aside for a moment may be tried again.
-            return min(max(CONTENDED_SLEEP_SECONDS, report.hosts_back_in), queue.cluster_saturated_sleep)
-        return queue.cluster_saturated_sleep
+            soon.append(max(CONTENDED_SLEEP_SECONDS, report.hosts_back_in))
+        return min([queue.cluster_saturated_sleep, *soon])
 
     def _fail(self, claim: Claim, error: str, *, rest_seconds: float) -> None:
         log.error("pass_crashed", cluster=claim.cluster.key, error=error)

@@ -25,6 +25,7 @@ from opencue_sched.settings import Settings
 from opencue_sched.store.limits import Limit, fetch_limits
 from opencue_sched.store.pending import (
     JobSelection,
+    LeftOut,
     SchemaColumns,
     SubscriptionRow,
     fetch_pending_jobs,
@@ -32,9 +33,8 @@ from opencue_sched.store.pending import (
     fetch_waiting_layers,
 )
 
-LeftOut = Callable[[Mapping[str, float]], Mapping[str, str]]
-"""``left_out(room)``: the layers that are backing off, by id with the version of their rows, when the show's
-subscriptions have ``room`` (allocation id -> cores) left."""
+BackingOff = Callable[[Mapping[str, float]], LeftOut]
+"""``backing_off(room)``: what is left out when the show's subscriptions have ``room`` (allocation id -> cores) left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +63,18 @@ def gather(
     settings: Settings,
     *,
     facts: SchemaColumns,
-    left_out: LeftOut = lambda _room: {},
+    backing_off: BackingOff = lambda _room: LeftOut(),
 ) -> Gathered:
     """Read the cluster's pending work and the live room under every cap that work stands under.
 
-    Layers that are ``left_out`` are so unless their rows have changed; a job with nothing else to do gives its place to
+    Layers that are backing off are left out; a job with nothing else to do gives its place to
     the next one. The caller owns the transaction; nothing is locked or changed.
     """
     limits = fetch_limits(connection)
     subscriptions = fetch_subscriptions(connection, cluster.show_id)
     subscribed = {row.alloc_id: _subscription_caps(row) for row in subscriptions}
-    skip_layers = left_out({alloc_id: caps.cores.left for alloc_id, caps in subscribed.items()})
-    selection = _selection(cluster, settings, limits.values(), subscriptions, skip_layers)
+    left_out = backing_off({alloc_id: caps.cores.left for alloc_id, caps in subscribed.items()})
+    selection = _selection(cluster, settings, limits.values(), subscriptions, left_out)
     job_rows, statements = fetch_pending_jobs(connection, selection, facts), 4
     held_back = False
     if not job_rows:
@@ -86,7 +86,7 @@ def gather(
         [row.pk_job for row in job_rows],
         facts,
         tags=cluster.tags,
-        skip_layers=skip_layers,
+        left_out=left_out,
         max_frames=settings.queue.dispatch_frames_per_layer_limit,
     )
     jobs, bad_jobs = _jobs(job_rows, [row for row in layer_rows if row.ids is not None])
@@ -125,7 +125,7 @@ def _selection(
     settings: Settings,
     limits: Iterable[Limit],
     subscriptions: Iterable[SubscriptionRow],
-    skip_layers: Mapping[str, str],
+    left_out: LeftOut,
 ) -> JobSelection:
     return JobSelection(
         show_id=cluster.show_id,
@@ -137,7 +137,7 @@ def _selection(
             if row.facility_id == cluster.facility_id
         },
         full_limits=[limit.id for limit in limits if limit.full],
-        skip_layers=skip_layers,
+        left_out=left_out,
         max_jobs=settings.queue.max_jobs_per_cluster_pass,
     )
 
@@ -210,7 +210,7 @@ def _layer(row: Row[Any]) -> Layer:
         waiting_frames=row.int_waiting_count,
         frames=tuple(map(_frame, row.ids, row.names, row.numbers, row.versions, row.waited)),
         limit_ids=tuple(sorted(row.limit_ids)),
-        version=row.version,
+        kind=row.kind,
     )
 
 

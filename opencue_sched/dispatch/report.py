@@ -57,6 +57,10 @@ class PassReport:
     """Layers all of whose planned frames went to somebody else."""
     resting: Mapping[str, LayerVerdict] = field(default_factory=dict)
     """Layers that were left out because they could not be placed a moment ago, by id."""
+    hostless: frozenset[str] = frozenset()
+    """Layers of which nothing was placed because no host would do."""
+    look_again: float | None = None
+    """Seconds after which to look again at layers for which there were news while they had to be left alone."""
     go_on: bool = False
     """Nothing was booked, but there are jobs behind those that this pass looked at."""
     roused: int = 0

@@ -1,14 +1,19 @@
 """Layers that could not be placed step aside, so that neither their cluster nor the jobs behind them have to wait.
 
-A pass looks at a bounded number of jobs. Two things keep those that cannot be placed from filling it for ever:
+A pass looks at a bounded number of jobs. Three things keep those that cannot be placed from filling it for ever, and
+none of them lets a host go to a job while one of a higher priority would have it:
 
-- **Rest.** A layer that found no host is left out of the passes that follow, until something changes that could make a
-  difference to it: a host that, with as much idle as it has now, offers its tags, its OS and its need; an allocation of
-  which the show's burst left too little when the layer was looked at, and leaves enough now; or the layer itself.
-  Several hosts are judged together, so a layer may be roused for nothing, but never left to rest for want of a look.
-- **The walk.** While passes place nothing and the jobs they look at are as many as a pass may, whatever they looked at
-  in vain is left out of the next one, roused or not. So every job has its turn before any has its second. The walk ends
-  when something was booked or the last job was looked at; then the highest priority comes first again.
+- **Rest.** A layer that found no host is left out of the passes that follow, and with it all others of its kind, which
+  would find none either: on a full farm one look answers for thousands of jobs. They rest until something changes that
+  could make a difference to them: a host that, with as much idle as it has now, offers the tags, the OS and the need;
+  or an allocation of which the show's burst left too little at that look, and leaves enough now. A layer that is made
+  to ask for something else is of another kind.
+- **The pause.** What was roused and looked at in vain again and again is left alone for a moment each time, longer each
+  time if a host with enough idle refused it all the same (frames that want all of its cores, say). News that come in a
+  pause are remembered to its end.
+- **The walk.** Layers held up by something that no host can change (a cap in the plan, a permit, lost bookings) are
+  left out of the next pass when nothing was booked and there are more jobs. So every job has its turn before any has
+  its second; the walk ends when something was booked or the last job was looked at.
 """
 
 from __future__ import annotations
@@ -16,8 +21,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from opencue_sched.domain.farm import Host
 from opencue_sched.domain.reservation import Need
@@ -25,7 +30,9 @@ from opencue_sched.domain.states import ThreadMode
 from opencue_sched.domain.verdicts import LayerVerdict
 from opencue_sched.placement.planner import Blocked
 from opencue_sched.placement.searches import Search
+from opencue_sched.store.pending import LeftOut
 
+SHORTEST_PAUSE_SECONDS = 0.05
 _REMEMBERED_CHANGES = 64
 _Place = tuple[str, str, bool]
 """A tag, an OS ('': any) and whether the frames thread."""
@@ -51,47 +58,88 @@ class Resting:
 
 
 @dataclass(frozen=True, slots=True)
+class Aside:
+    """What a pass over a cluster leaves out, and the last ``verdicts`` on those of it that were ever looked at."""
+
+    left_out: LeftOut
+    verdicts: Mapping[str, LayerVerdict]
+
+
+@dataclass(slots=True)
 class _Rest:
-    until: float
-    layer: Resting
+    """A kind that rests. Its ``layers`` are those that were looked at. ``called``: there were news in the pause."""
+
+    search: Search
     open_allocs: frozenset[str]
+    until: float
+    pause_until: float
+    layers: dict[str, LayerVerdict]
+    called: bool = False
+
+
+@dataclass(slots=True)
+class _Vain:
+    """Looks at a kind that found nothing, one not long after the other, and those of them that a host refused."""
+
+    at: float
+    looks: int = 0
+    refusals: int = 0
+
+
+@dataclass(slots=True)
+class _Aside:
+    """Of one cluster: kinds that rest, the looks in vain at kinds, rows that make no sense, what the walk has passed,
+    and who lost all frames to others in the last pass."""
+
+    kinds: dict[str, _Rest] = field(default_factory=dict)
+    vain: dict[str, _Vain] = field(default_factory=dict)
+    rows: dict[str, tuple[float, Resting]] = field(default_factory=dict)
+    walked: dict[str, Resting] = field(default_factory=dict)
+    walked_until: float = 0.0
+    lost: frozenset[str] = frozenset()
+    lost_until: float = 0.0
+
+    def forget(self, now: float, seconds: float) -> bool:
+        """Forget what is over; whether nothing is left."""
+        self.kinds = {kind: rest for kind, rest in self.kinds.items() if rest.until > now}
+        self.vain = {kind: vain for kind, vain in self.vain.items() if vain.at + seconds > now}
+        self.rows = {layer: row for layer, row in self.rows.items() if row[0] > now}
+        return not (self.kinds or self.vain or self.rows or self.walked_until > now or self.lost_until > now)
 
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """The most of each that any host of some news has idle, by place; any amount of it, with ``everything``."""
+    """What hosts of some news have idle, by place, but for hosts that have no more of anything than another; with
+    ``everything``, any amount of it."""
 
     everything: bool
-    by_place: Mapping[_Place, Need]
+    by_place: Mapping[_Place, Sequence[Need]]
 
     @classmethod
     def of(cls, news: HostNews) -> _Room:
-        most: dict[_Place, Need] = {}
+        idle: defaultdict[_Place, set[Need]] = defaultdict(set)
         for host in news.hosts:
-            idle = Need(host.idle_cores, host.idle_memory_kb, host.idle_gpus, host.idle_gpu_memory_kb)
+            has = Need(host.idle_cores, host.idle_memory_kb, host.idle_gpus, host.idle_gpu_memory_kb)
             for place in _places(host):
-                most[place] = _larger(most[place], idle) if place in most else idle
-        return cls(news.everything, most)
+                idle[place].add(has)
+        return cls(news.everything, {place: _largest(needs) for place, needs in idle.items()})
 
-    def may_do(self, search: Search | None) -> bool:
-        if search is None:
-            return False
+    def may_do(self, search: Search) -> bool:
         if self.everything:
             return True
         places = ((tag, search.os_name or "", search.threadable) for tag in search.tags)
-        return any(self.by_place[place].covers(search.need) for place in places if place in self.by_place)
+        return any(idle.covers(search.need) for place in places for idle in self.by_place.get(place, ()))
 
 
 class LayerRest:
-    """Per process; a layer rests in one cluster. ``seconds`` is how long at most: longer than its cluster sleeps."""
+    """Per process. What rests does so in one cluster, for ``seconds`` at most: longer than the cluster sleeps."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
         self._clock = clock
-        self._resting: dict[str, dict[Search | None, dict[str, _Rest]]] = {}
-        self._walked: dict[str, tuple[float, dict[str, Resting]]] = {}
-        self._lost: dict[str, tuple[float, frozenset[str]]] = {}
+        self._clusters: dict[str, _Aside] = {}
         self._changes: deque[tuple[int, _Room]] = deque(maxlen=_REMEMBERED_CHANGES)
+        self._forget_at = 0.0
         self._lock = threading.Lock()
         self._roused = 0
 
@@ -100,42 +148,75 @@ class LayerRest:
         """How often hosts changed: to be read before the hosts that layers are looked up among."""
         return self._roused
 
-    def rest(self, cluster: str, blocked: Iterable[Blocked], *, roused: int) -> None:
-        """These layers found no host in this cluster just now.
+    def rest(
+        self, cluster: str, blocked: Iterable[Blocked], *, roused: int, placed: Collection[str] = frozenset()
+    ) -> None:
+        """These layers found no host in this cluster just now; of these kinds (``placed``) frames were placed.
 
         ``roused`` was read before they were looked up. Those to which a host that changed since could make a difference
         do not rest: another pass has taken note of that change already, and none would rouse them again.
         """
-        until = self._clock() + self._seconds
+        now = self._clock()
+        by_kind: defaultdict[str, list[Blocked]] = defaultdict(list)
+        for one in blocked:
+            by_kind[one.kind].append(one)
         with self._lock:
+            self._forget(now)
             forgotten = self._roused - roused > len(self._changes)
             rooms = [room for number, room in self._changes if number > roused]
-            resting = self._resting.setdefault(cluster, defaultdict(dict))
-            for one in blocked:
-                if not forgotten and not any(room.may_do(one.search) for room in rooms):
-                    rest = _Rest(until, Resting(one.verdict, one.version), one.open_allocs)
-                    resting[one.search][one.verdict.layer_id] = rest
+            aside = self._clusters.setdefault(cluster, _Aside())
+            for kind in placed:
+                aside.vain.pop(kind, None)
+            for kind, layers in by_kind.items():
+                pause = self._pause(aside, kind, now, refused=any(it.refused for it in layers))
+                search = layers[0].search
+                called = forgotten or any(room.may_do(search) for room in rooms)
+                if called and not pause:
+                    continue
+                aside.kinds[kind] = _Rest(
+                    search,
+                    frozenset.intersection(*(it.open_allocs for it in layers)),
+                    now + (pause if called else self._seconds),
+                    now + pause,
+                    {it.verdict.layer_id: it.verdict for it in layers},
+                    called,
+                )
 
-    def resting(self, cluster: str, room: Mapping[str, float]) -> dict[str, Resting]:
-        """The layers of a cluster to be left out now, by id. ``room``: allocation id -> the cores that the show's
+    def rest_rows(self, cluster: str, rows: Iterable[Resting]) -> None:
+        """No host can help these layers: their rows have to change."""
+        until = self._clock() + self._seconds
+        with self._lock:
+            for row in rows:
+                self._clusters.setdefault(cluster, _Aside()).rows[row.verdict.layer_id] = (until, row)
+
+    def aside(self, cluster: str, room: Mapping[str, float]) -> Aside:
+        """What is to be left out of a pass over the cluster now. ``room``: allocation id -> the cores that the show's
         subscription has left under its burst."""
         now = self._clock()
         with self._lock:
-            walked_until, walked = self._walked.get(cluster, (0.0, {}))
-            found = dict(walked) if walked_until > now else {}
-            by_search = self._resting.get(cluster, {})
-            for search, layers in list(by_search.items()):
-                open_now = _open_allocs(search, room)
-                for layer_id, rest in list(layers.items()):
-                    if rest.until > now and open_now <= rest.open_allocs:
-                        found[layer_id] = rest.layer
-                    else:
-                        del layers[layer_id]
-                if not layers:
-                    del by_search[search]
-            if not by_search:
-                self._resting.pop(cluster, None)
-            return found
+            here = self._clusters.get(cluster)
+            if here is None:
+                return Aside(LeftOut(), {})
+            here.forget(now, self._seconds)
+            for kind, rest in list(here.kinds.items()):
+                if not _open_allocs(rest.search, room) <= rest.open_allocs:
+                    del here.kinds[kind]
+            rows = {layer_id: row for layer_id, (_, row) in here.rows.items()}
+            rows |= here.walked if here.walked_until > now else {}
+            verdicts = {layer_id: row.verdict for layer_id, row in rows.items()}
+            for rest in here.kinds.values():
+                verdicts |= rest.layers
+            left_out = LeftOut({layer_id: row.version for layer_id, row in rows.items()}, list(here.kinds))
+            return Aside(left_out, verdicts)
+
+    def look_again(self, cluster: str) -> float | None:
+        """Seconds until the first pause ends in which there were news: no longer must the cluster sleep. None without
+        such a pause."""
+        now = self._clock()
+        with self._lock:
+            here = self._clusters.get(cluster)
+            ends = [rest.until for rest in here.kinds.values() if rest.called] if here is not None else []
+            return max(0.001, min(ends) - now) if ends else None
 
     def walk_on(self, cluster: str, looked_at: Iterable[Resting]) -> None:
         """A pass over the cluster booked nothing and there are more jobs: leave these layers out of the next one.
@@ -144,42 +225,67 @@ class LayerRest:
         """
         now = self._clock()
         with self._lock:
-            walked_until, walked = self._walked.get(cluster, (0.0, {}))
+            here = self._clusters.setdefault(cluster, _Aside())
             looked = {layer.verdict.layer_id: layer for layer in looked_at}
-            self._walked[cluster] = (now + self._seconds, {**(walked if walked_until > now else {}), **looked})
+            here.walked = {**(here.walked if here.walked_until > now else {}), **looked}
+            here.walked_until = now + self._seconds
 
     def lost_before(self, cluster: str, layers: Collection[str]) -> frozenset[str]:
         """Which of these layers, all of whose frames a pass over the cluster just lost to others, had lost them all in
         the pass before it as well."""
         now = self._clock()
         with self._lock:
-            until, before = self._lost.pop(cluster, (0.0, frozenset()))
-            if layers:
-                self._lost[cluster] = (now + self._seconds, frozenset(layers))
-        return before.intersection(layers) if until > now else frozenset()
+            here = self._clusters.setdefault(cluster, _Aside())
+            before = here.lost if here.lost_until > now else frozenset()
+            here.lost, here.lost_until = frozenset(layers), now + self._seconds if layers else 0.0
+        return before.intersection(layers)
 
     def walk_ends(self, cluster: str) -> None:
         """The next pass begins with the highest priority again."""
         with self._lock:
-            self._walked.pop(cluster, None)
+            here = self._clusters.get(cluster)
+            if here is not None:
+                here.walked, here.walked_until = {}, 0.0
 
     def hosts_changed(self, news: HostNews) -> None:
-        """Rouse every layer to which these hosts could make a difference."""
+        """Rouse all to which these hosts could make a difference, now or when its pause ends."""
         if not news:
             return
         room = _Room.of(news)
+        now = self._clock()
         with self._lock:
             self._roused += 1
             self._changes.append((self._roused, room))
-            for by_search in self._resting.values():
-                for search in [search for search in by_search if room.may_do(search)]:
-                    del by_search[search]
+            for here in self._clusters.values():
+                for kind, rest in list(here.kinds.items()):
+                    if not room.may_do(rest.search):
+                        continue
+                    if rest.pause_until > now:
+                        rest.until, rest.called = min(rest.until, rest.pause_until), True
+                    else:
+                        del here.kinds[kind]
+
+    def _pause(self, aside: _Aside, kind: str, now: float, *, refused: bool) -> float:
+        """Seconds in which the kind is not looked at again whatever happens: none after the first look in vain."""
+        vain = aside.vain.get(kind)
+        if vain is None or vain.at + self._seconds <= now:
+            vain = aside.vain[kind] = _Vain(now)
+        vain.at, vain.looks, vain.refusals = now, vain.looks + 1, vain.refusals + refused
+        if vain.looks == 1:
+            return 0.0
+        return min(SHORTEST_PAUSE_SECONDS * 2.0 ** min(vain.refusals, 20), self._seconds / 2)
+
+    def _forget(self, now: float) -> None:
+        """Once in the time of a rest, forget clusters of which nothing is left: they may be no more."""
+        if now < self._forget_at:
+            return
+        self._forget_at = now + self._seconds
+        for cluster in [key for key, here in self._clusters.items() if here.forget(now, self._seconds)]:
+            del self._clusters[cluster]
 
 
-def _open_allocs(search: Search | None, room: Mapping[str, float]) -> frozenset[str]:
-    """The allocations with room for a frame; none for a layer that no host can help."""
-    if search is None:
-        return frozenset()
+def _open_allocs(search: Search, room: Mapping[str, float]) -> frozenset[str]:
+    """The allocations with room for a frame."""
     return frozenset(alloc_id for alloc_id, cores in room.items() if cores >= search.need.cores)
 
 
@@ -188,10 +294,10 @@ def _places(host: Host) -> Iterable[_Place]:
     return ((tag, os_name, thread) for tag in host.tags for os_name in ("", *host.os_names) for thread in threads)
 
 
-def _larger(one: Need, other: Need) -> Need:
-    return Need(
-        max(one.cores, other.cores),
-        max(one.memory_kb, other.memory_kb),
-        max(one.gpus, other.gpus),
-        max(one.gpu_memory_kb, other.gpu_memory_kb),
-    )
+def _largest(needs: Iterable[Need]) -> tuple[Need, ...]:
+    """Those that no other covers."""
+    kept: list[Need] = []
+    for need in sorted(needs, key=lambda it: (it.cores, it.memory_kb, it.gpus, it.gpu_memory_kb), reverse=True):
+        if not any(larger.covers(need) for larger in kept):
+            kept.append(need)
+    return tuple(kept)

@@ -100,7 +100,7 @@ class Layer:
 
     ``cores_min_centicores`` and ``cores_max_centicores`` are raw: zero, negative and fractional values keep OpenCue's
     meaning (see domain.reservation). ``waiting_frames`` counts all waiting frames, not only those in ``frames``.
-    ``version`` is another after every change of the layer's row.
+    ``kind`` is the same for all layers of jobs that could run on just the same hosts, as far as their rows say.
     """
 
     id: str
@@ -121,7 +121,7 @@ class Layer:
     waiting_frames: int
     frames: tuple[Frame, ...]
     limit_ids: tuple[str, ...] = ()
-    version: str = ""
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ rewritten only every two minutes for managed shows, and the view ``vs_waiting`` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
@@ -38,13 +38,21 @@ class SubscriptionRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Layers that are backing off: ``rows`` by id, with the version of its row (a layer that has another by now is not
+    meant), and every layer of ``kinds``: the columns by which hosts are found for it, as one text."""
+
+    rows: Mapping[str, str] = field(default_factory=dict)
+    kinds: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class JobSelection:
     """Which jobs of a cluster a pass looks at: those with a waiting layer for one of ``tags`` that could be booked.
 
-    A layer cannot if it is one of ``skip_layers`` (they are backing off; by id, the version of its row: a layer that
-    has another by now is not meant), stands under one of ``full_limits``, or wants more cores than ``room`` (allocation
-    id -> whole cores left of the show's subscription) leaves wherever its tags reach. ``held_back`` asks for the jobs
-    that only these conditions and the caps of jobs and folders hold back.
+    A layer cannot if it is ``left_out``, stands under one of ``full_limits``, or wants more cores than ``room``
+    (allocation id -> whole cores left of the show's subscription) leaves wherever its tags reach. ``held_back`` asks
+    for the jobs that only these conditions and the caps of jobs and folders hold back.
     """
 
     show_id: str
@@ -52,19 +60,25 @@ class JobSelection:
     tags: Sequence[str]
     room: Mapping[str, int]
     full_limits: Sequence[str]
-    skip_layers: Mapping[str, str]
+    left_out: LeftOut
     max_jobs: int
     held_back: bool = False
 
 
 # Must keep the exact spelling of the schema's GIN index, or PostgreSQL will not use it.
 _LAYER_TAGS = "string_to_array(replace(l.str_tags, ' ', ''), '|')"
-# xmin is another after every UPDATE of a row, whoever makes it. Not correlated, so PostgreSQL hashes the list once.
+# xmin is another after every UPDATE of a row, whoever makes it.
 _VERSION = "CAST(l.xmin AS text)"
-_NOT_SKIPPED = (
-    f"(l.pk_layer, {_VERSION}) NOT IN (SELECT skipped.layer, skipped.version"  # noqa: S608 - only our own constant
-    " FROM unnest(CAST(:skip_layers AS varchar[]), CAST(:skip_versions AS text[])) AS skipped(layer, version))"
-)
+# All that placement.searches.Search is made of. A row as text tells NULL from '' and quotes what it separates by.
+_KIND = """CAST(ROW({os}, l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min, l.int_gpu_mem_min,
+                         l.b_threadable, replace(l.str_tags, ' ', '')) AS text)"""
+# Neither list is correlated, so PostgreSQL hashes it once.
+_NOT_LEFT_OUT = f"""(l.pk_layer, {_VERSION}) NOT IN (
+              SELECT aside.layer, aside.version
+              FROM unnest(CAST(:left_out_rows AS varchar[]), CAST(:left_out_versions AS text[]))
+                   AS aside(layer, version)
+          )
+          AND {_KIND} NOT IN (SELECT unnest(CAST(:left_out_kinds AS text[])))"""  # noqa: S608 - only our own constants
 _STARTED = "AND (l.ts_start_after IS NULL OR l.ts_start_after <= now())"
 _NOT_QUARANTINED = (
     "AND NOT EXISTS (SELECT 1 FROM opencue_sched_quarantine q WHERE q.pk_job = j.pk_job AND q.until > now())"
@@ -167,7 +181,7 @@ _PENDING_JOBS = """
           AND (need.cores <= :least_room OR EXISTS (
               SELECT 1 FROM reach WHERE reach.tag = ANY({layer_tags}) AND need.cores <= reach.cores
           ))
-          AND {not_skipped}
+          AND {not_left_out}
           AND NOT EXISTS (
               SELECT 1 FROM layer_limit ll
               WHERE ll.pk_layer = l.pk_layer AND ll.pk_limit_record = ANY(CAST(:full_limits AS varchar[]))
@@ -184,11 +198,13 @@ _WAITING_LAYERS = """
     SELECT l.pk_layer, l.pk_job, l.str_name, l.str_cmd, l.str_range, l.int_chunk_size, l.int_dispatch_order,
            l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min, l.int_gpu_mem_min, l.str_tags,
            l.str_services, l.b_threadable, ls.int_waiting_count, {version} AS version,
+           {kind} AS kind,
            ARRAY(SELECT DISTINCT pk_limit_record FROM layer_limit ll JOIN limit_record USING (pk_limit_record)
                  WHERE ll.pk_layer = l.pk_layer) AS limit_ids,
            waiting.ids, waiting.names, waiting.numbers, waiting.versions, waiting.waited
     FROM unnest(CAST(:job_ids AS varchar[])) WITH ORDINALITY AS wanted(pk_job, turn)
-    JOIN layer l ON l.pk_job = wanted.pk_job
+    JOIN job j ON j.pk_job = wanted.pk_job
+    JOIN layer l ON l.pk_job = j.pk_job
     JOIN layer_stat ls ON ls.pk_layer = l.pk_layer AND ls.int_waiting_count > 0
     CROSS JOIN LATERAL (
         SELECT array_agg(f.pk_frame ORDER BY f.turn) AS ids, array_agg(f.str_name ORDER BY f.turn) AS names,
@@ -206,7 +222,7 @@ _WAITING_LAYERS = """
             LIMIT :max_frames
         ) f
     ) waiting
-    WHERE {layer_tags} && CAST(:tags AS text[]) {started} AND {not_skipped}
+    WHERE {layer_tags} && CAST(:tags AS text[]) {started} AND {not_left_out}
     ORDER BY wanted.turn, l.int_dispatch_order, l.pk_layer
 """
 
@@ -284,7 +300,7 @@ def _pending_jobs(has_start_after: bool, has_quarantine: bool) -> TextClause:
         may_be_booked=_MAY_BE_BOOKED,
         least_cores=_LEAST_CORES,
         layer_tags=_LAYER_TAGS,
-        not_skipped=_NOT_SKIPPED,
+        not_left_out=_NOT_LEFT_OUT.format(os="c.str_os"),
         started=_STARTED if has_start_after else "",
         not_quarantined=_NOT_QUARANTINED if has_quarantine else "",
     )
@@ -296,8 +312,9 @@ def _waiting_layers(has_start_after: bool) -> TextClause:
     return text(
         _WAITING_LAYERS.format(
             layer_tags=_LAYER_TAGS,
-            not_skipped=_NOT_SKIPPED,
+            not_left_out=_NOT_LEFT_OUT.format(os="j.str_os"),
             version=_VERSION,
+            kind=_KIND.format(os="j.str_os"),
             started=_STARTED if has_start_after else "",
             start_after=", l.ts_start_after" if has_start_after else "",
         )
@@ -329,8 +346,7 @@ def fetch_pending_jobs(connection: Connection, selection: JobSelection, columns:
         "least_room": min(selection.room.values(), default=0),
         "held_back": selection.held_back,
         "full_limits": list(selection.full_limits),
-        "skip_layers": list(selection.skip_layers),
-        "skip_versions": list(selection.skip_layers.values()),
+        **_left_out(selection.left_out),
         "max_jobs": selection.max_jobs,
     }
     return connection.execute(statement, parameters).all()
@@ -342,7 +358,7 @@ def fetch_waiting_layers(
     columns: SchemaColumns,
     *,
     tags: Sequence[str],
-    skip_layers: Mapping[str, str],
+    left_out: LeftOut,
     max_frames: int,
 ) -> Sequence[Row[Any]]:
     """The bookable layers of all these jobs in dispatch order, each with its first ``max_frames`` waiting frames.
@@ -352,8 +368,15 @@ def fetch_waiting_layers(
     parameters: Mapping[str, Any] = {
         "job_ids": list(job_ids),
         "tags": list(tags),
-        "skip_layers": list(skip_layers),
-        "skip_versions": list(skip_layers.values()),
+        **_left_out(left_out),
         "max_frames": max_frames,
     }
     return connection.execute(_waiting_layers(columns.has_start_after), parameters).all()
+
+
+def _left_out(left_out: LeftOut) -> dict[str, list[str]]:
+    return {
+        "left_out_rows": list(left_out.rows),
+        "left_out_versions": list(left_out.rows.values()),
+        "left_out_kinds": list(left_out.kinds),
+    }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from opencue_sched.dispatch.gather import Gathered, gather
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.settings import Settings
+from opencue_sched.store.pending import LeftOut
 from opencue_sched.store.schema import check_schema
 
 
@@ -28,13 +29,13 @@ def gathered(
     cluster: Cluster,
     settings: Settings,
     *,
-    skip_layers: Mapping[str, str] | None = None,
+    left_out: LeftOut | None = None,
     **queue: Any,
 ) -> Gathered:
-    """Gather with some queue settings changed, without layers (by id) whose rows have these versions."""
+    """Gather with some queue settings changed, without some layers."""
     changed = settings.model_copy(update={"queue": settings.queue.model_copy(update=queue)})
     facts = check_schema(connection)
-    return gather(connection, cluster, changed, facts=facts, left_out=lambda _room: skip_layers or {})
+    return gather(connection, cluster, changed, facts=facts, backing_off=lambda _room: left_out or LeftOut())
 
 
 def with_start_times(engine: Engine) -> None:

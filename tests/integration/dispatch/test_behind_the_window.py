@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 
 from opencue_sched.accounting import keys
 from opencue_sched.coordination.postings import ClaimKeeper, Offered
@@ -95,6 +95,16 @@ def test_a_job_behind_others_that_cannot_be_placed_is_booked_at_once(
     assert running(engine, behind) == 2
 
 
+def make_kinds_differ(connection: Connection) -> None:
+    """So that no look at a layer answers for another."""
+    connection.execute(
+        text(
+            "UPDATE layer SET int_mem_min = int_mem_min + numbered.n FROM "
+            "(SELECT pk_layer, row_number() OVER () AS n FROM layer) numbered WHERE numbered.pk_layer = layer.pk_layer"
+        )
+    )
+
+
 def clusters_of(here: Passes) -> list[Cluster]:
     return [cluster for cluster, _ in here.sweeper.sweep().send]
 
@@ -166,6 +176,7 @@ def test_a_pass_that_placed_nothing_of_a_full_window_goes_on_at_once_and_the_las
 ) -> None:
     plant(engine, wide(cores=64), jobs=2 * WINDOW)
     with engine.begin() as connection:
+        make_kinds_differ(connection)
         connection.execute(
             text(
                 "UPDATE job SET b_paused = true WHERE str_name IN (SELECT str_name FROM job j "
@@ -212,3 +223,68 @@ def test_the_highest_priority_comes_first_again_once_there_is_a_host_for_it(here
     # then it goes to the most urgent job
     assert running(engine, urgent.id) == 1
     assert sum(running(engine, job.id) for job in made) == 0
+
+
+def fill(engine: Engine, *, urgent: int, others: int) -> None:
+    """A full host, and jobs of single cores that wait for it."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        host = farm.host(cores=4, memory_gb=64)
+        running = farm.job([LayerSpec(frames=4)], name="running")
+        for frame in running.frames:
+            farm.run([frame], host)
+        farm.jobs([JobSpec([LayerSpec(frames=20)], priority=100) for _ in range(urgent)])
+        farm.jobs([JobSpec([LayerSpec(frames=20)], priority=1) for _ in range(others)])
+
+
+def free_a_core(here: Passes) -> None:
+    with here.engine.begin() as connection:
+        host = connection.execute(
+            text(
+                "DELETE FROM proc WHERE pk_proc = (SELECT pk_proc FROM proc ORDER BY ts_booked LIMIT 1) "
+                "RETURNING pk_host"
+            )
+        ).scalar_one()
+        connection.execute(
+            text(
+                "UPDATE host SET int_cores_idle = int_cores_idle + 100, int_mem_idle = int_mem_idle + 4194304 "
+                "WHERE pk_host = :host"
+            ),
+            {"host": host},
+        )
+    here.runner.hosts.note([host])
+
+
+def test_on_a_full_farm_a_freed_core_costs_few_passes_and_goes_to_the_first_job_however_many_wait(
+    here: Passes, engine: Engine
+) -> None:
+    fill(engine, urgent=WINDOW + 5, others=5 * WINDOW)
+    here.drain()
+    for _ in range(10):
+        free_a_core(here)
+        assert len(here.drain()) <= 3
+    with engine.connect() as connection:
+        booked = connection.execute(
+            text(
+                "SELECT int_priority, count(*) FROM proc JOIN job_resource USING (pk_job) JOIN job USING (pk_job) "
+                "WHERE job.str_name NOT LIKE '%running%' GROUP BY int_priority"
+            )
+        ).all()
+    assert [row.int_priority for row in booked] == [100]
+
+
+def test_cores_that_are_freed_while_passes_walk_on_go_to_the_first_job_that_fits(here: Passes, engine: Engine) -> None:
+    fill(engine, urgent=WINDOW + 5, others=5 * WINDOW)
+    with engine.begin() as connection:
+        make_kinds_differ(connection)
+    (cluster,) = [cluster for cluster in clusters_of(here) if "general" in cluster.tags]
+    assert here.runner.run(cluster, alive=lambda: True).go_on
+    assert here.runner.run(cluster, alive=lambda: True).go_on
+    free_a_core(here)
+    report = here.runner.run(cluster, alive=lambda: True)
+    assert report.frames_booked == 1
+    with engine.connect() as connection:
+        priority = connection.execute(
+            text("SELECT int_priority FROM proc JOIN job_resource USING (pk_job) ORDER BY ts_booked DESC LIMIT 1")
+        ).scalar_one()
+    assert priority == 100

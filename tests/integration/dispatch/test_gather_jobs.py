@@ -10,6 +10,7 @@ from sqlalchemy import Engine, text
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
 from opencue_sched.settings import Settings
+from opencue_sched.store.pending import LeftOut
 from opencue_sched.store.quarantine import quarantine_jobs
 from opencue_sched.store.schema import check_schema
 from tests.integration.dispatch.gathering import cluster_of, gathered, job_ids
@@ -266,7 +267,47 @@ def test_jobs_whose_layers_rest_give_their_place_to_the_next(engine: Engine, set
         layers = [resting.layers[0].id, half.layers[0].id]
         skip = {row.pk_layer: row.xmin for row in connection.execute(text(versions), {"layers": layers})}
 
-        found = gathered(connection, cluster_of(farm), settings, skip_layers=skip, max_jobs_per_cluster_pass=1)
+        found = gathered(connection, cluster_of(farm), settings, left_out=LeftOut(skip), max_jobs_per_cluster_pass=1)
 
     assert job_ids(found) == [half.id]
     assert [layer.id for layer in found.snapshot.jobs[0].layers] == [half.layers[1].id]
+
+
+@pytest.mark.parametrize(
+    ("table", "change"),
+    [
+        ("layer", "int_cores_min = 300"),
+        ("layer", "int_cores_max = 800"),
+        ("layer", "int_mem_min = 9000000"),
+        ("layer", "int_gpus_min = 1"),
+        ("layer", "int_gpu_mem_min = 1048576"),
+        ("layer", "b_threadable = NOT b_threadable"),
+        ("layer", "str_tags = 'general|fast'"),
+        ("job", "str_os = 'rhel9'"),
+        ("job", "str_os = NULL"),
+    ],
+)
+def test_a_kind_that_rests_is_left_out_with_all_its_jobs_and_no_other(
+    engine: Engine, settings: Settings, table: str, change: str
+) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        ahead = farm.jobs([JobSpec([LayerSpec()], priority=200) for _ in range(5)])
+        other = farm.job(priority=1)
+        connection.execute(text("UPDATE job SET str_os = 'rocky9'"))
+        connection.execute(text(f"UPDATE {table} SET {change} WHERE pk_job = :job"), {"job": other.id})  # noqa: S608
+        first = gathered(connection, cluster_of(farm), settings, max_jobs_per_cluster_pass=1).snapshot.jobs[0]
+        kinds = LeftOut(kinds=[first.layers[0].kind])
+
+        found = gathered(connection, cluster_of(farm), settings, left_out=kinds)
+
+    assert first.id in {job.id for job in ahead}
+    assert job_ids(found) == [other.id]
+
+
+def test_the_spelling_of_tags_and_what_places_no_frame_make_no_other_kind(engine: Engine, settings: Settings) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.job([LayerSpec(tags="general | fast"), LayerSpec(tags="general|fast", name="b", command="other")])
+        (job,) = gathered(connection, cluster_of(farm), settings).snapshot.jobs
+    assert len({layer.kind for layer in job.layers}) == 1

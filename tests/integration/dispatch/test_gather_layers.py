@@ -139,9 +139,9 @@ def test_every_column_arrives_where_it_belongs(engine: Engine, settings: Setting
         waiting_frames=2,
         frames=layer.frames,
         limit_ids=(limit,),
-        version=layer.version,
+        kind=layer.kind,
     )
-    assert layer.version
+    assert layer.kind
     assert [(frame.name, frame.number) for frame in layer.frames] == [("0001-beauty", 1), ("0006-beauty", 6)]
     assert all(frame.version is not None and frame.waited_seconds is not None for frame in layer.frames)
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from opencue_sched.dispatch.rest import HostNews, LayerRest, Resting
+from opencue_sched.dispatch.rest import SHORTEST_PAUSE_SECONDS, HostNews, LayerRest, Resting
 from opencue_sched.domain.farm import Host
 from opencue_sched.domain.reservation import Need
 from opencue_sched.domain.states import ThreadMode
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.placement.planner import Blocked
 from opencue_sched.placement.searches import Search
+from opencue_sched.store.pending import LeftOut
 
 GIB = 1024 * 1024
 
 
-def blocked(layer: str = "layer", *, tags=("general",), os_name=None, threadable=True, **need: int) -> Blocked:
+def blocked(
+    layer: str = "layer", *, tags=("general",), os_name=None, threadable=True, kind="", refused=False, **need: int
+) -> Blocked:
     wants = Need(**{"cores": 4, "memory_kb": 8 * GIB, "gpus": 0, "gpu_memory_kb": 0, **need})
     search = Search(tags, os_name, wants, threadable, 400, 0)
-    return Blocked(LayerVerdict("job", layer, Verdict.CAPACITY, 0, 3), search, "1", frozenset({"alloc"}))
+    verdict = LayerVerdict("job", layer, Verdict.CAPACITY, 0, 3)
+    return Blocked(verdict, search, kind or repr(search), frozenset({"alloc"}), refused)
 
 
 def looked_at(layer: str = "layer") -> Resting:
@@ -27,7 +31,7 @@ def looked_at(layer: str = "layer") -> Resting:
 
 def resting(rest: LayerRest, cluster: str = "cluster", **room: float) -> set[str]:
     """What rests when the show has cores left in the allocation of the hosts that were looked at, and in these."""
-    return set(rest.resting(cluster, {"alloc": 100.0, **room}))
+    return set(rest.aside(cluster, {"alloc": 100.0, **room}).verdicts)
 
 
 def host(**changed: object) -> Host:
@@ -100,8 +104,8 @@ def test_a_layer_goes_on_resting_when_no_host_that_changed_could_do(layer, freed
 
 def test_every_layer_but_one_that_no_host_can_help_is_roused_when_any_host_may_have_changed():
     rest = LayerRest(60.0)
-    bad_row = Blocked(LayerVerdict("job", "bad", Verdict.FAILED, 0, 3), None)
-    rest.rest("cluster", [blocked(cores=64), bad_row], roused=rest.roused)
+    rest.rest("cluster", [blocked(cores=64)], roused=rest.roused)
+    rest.rest_rows("cluster", [Resting(LayerVerdict("job", "bad", Verdict.FAILED, 0, 3), "7")])
     rest.hosts_changed(HostNews(everything=True))
     assert resting(rest) == {"bad"}
 
@@ -118,15 +122,17 @@ def test_a_layer_is_roused_when_an_allocation_has_cores_for_it_that_had_none():
 def test_room_in_an_allocation_that_was_looked_at_is_no_news():
     rest = LayerRest(60.0)
     rest.rest("cluster", [blocked()], roused=rest.roused)
-    assert rest.resting("cluster", {"alloc": 0.0}).keys() == {"layer"}
+    assert rest.aside("cluster", {"alloc": 0.0}).verdicts.keys() == {"layer"}
     assert resting(rest) == {"layer"}
 
 
-def test_what_rests_is_told_with_the_version_of_its_row():
+def test_what_rests_is_told_by_its_kind_and_what_makes_no_sense_by_the_version_of_its_row():
     rest = LayerRest(60.0)
-    bad_row = Blocked(LayerVerdict("job", "bad", Verdict.FAILED, 0, 3), None, "7")
-    rest.rest("cluster", [blocked(), bad_row], roused=rest.roused)
-    assert {layer: it.version for layer, it in rest.resting("cluster", {}).items()} == {"layer": "1", "bad": "7"}
+    rest.rest("cluster", [blocked("one", kind="k"), blocked("other", kind="k")], roused=rest.roused)
+    rest.rest_rows("cluster", [Resting(LayerVerdict("job", "bad", Verdict.FAILED, 0, 3), "7")])
+    aside = rest.aside("cluster", {})
+    assert aside.left_out == LeftOut({"bad": "7"}, ["k"])
+    assert aside.verdicts.keys() == {"one", "other", "bad"}
 
 
 def test_a_rest_ends_after_its_time():
@@ -137,7 +143,7 @@ def test_a_rest_ends_after_its_time():
     assert resting(rest) == {"layer"}
     clock.now = 20.0
     assert resting(rest) == set()
-    assert rest._resting == {}
+    assert rest.aside("cluster", {}).left_out == LeftOut({}, [])
 
 
 def test_a_layer_does_not_rest_when_another_pass_took_note_of_a_host_for_it_meanwhile():
@@ -160,7 +166,6 @@ def test_a_layer_does_not_rest_when_so_many_hosts_changed_meanwhile_that_nobody_
 
 def test_on_a_walk_no_layer_is_looked_at_twice_whatever_changes():
     rest = LayerRest(60.0)
-    rest.rest("cluster", [blocked()], roused=rest.roused)
     rest.walk_on("cluster", [looked_at()])
     rest.hosts_changed(HostNews(everything=True))
     assert resting(rest) == {"layer"}
@@ -191,3 +196,69 @@ def test_only_layers_that_lose_their_frames_twice_in_a_row_have_lost_them_before
     assert rest.lost_before("cluster", {"b"}) == set()
     clock.now = 20.0
     assert rest.lost_before("cluster", {"b"}) == set()
+
+
+def test_a_host_that_has_each_of_two_things_only_with_another_rouses_nobody_who_needs_both():
+    rest = LayerRest(60.0)
+    rest.rest("cluster", [blocked()], roused=rest.roused)
+    rest.hosts_changed(news(host(idle_memory_kb=0), host(id="other", idle_centicores=0)))
+    assert resting(rest) == {"layer"}
+
+
+def test_what_is_looked_at_in_vain_again_is_left_alone_for_a_moment_and_its_news_are_remembered():
+    clock = Clock()
+    rest = LayerRest(20.0, clock)
+    for _ in range(2):
+        rest.rest("cluster", [blocked()], roused=rest.roused)
+        assert rest.look_again("cluster") is None
+        rest.hosts_changed(news(host()))
+    assert resting(rest) == {"layer"}
+    assert rest.look_again("cluster") == SHORTEST_PAUSE_SECONDS
+    clock.now = SHORTEST_PAUSE_SECONDS
+    assert resting(rest) == set()
+
+
+def test_news_that_came_while_it_was_looked_at_in_vain_again_are_remembered_to_the_end_of_its_pause():
+    clock = Clock()
+    rest = LayerRest(20.0, clock)
+    for _ in range(2):
+        before = rest.roused
+        rest.hosts_changed(news(host()))
+        rest.rest("cluster", [blocked()], roused=before)
+    assert resting(rest) == {"layer"}
+    clock.now = SHORTEST_PAUSE_SECONDS
+    assert resting(rest) == set()
+
+
+def test_a_kind_that_hosts_refuse_with_enough_idle_is_left_alone_for_longer_each_time_until_it_is_placed():
+    clock = Clock()
+    rest = LayerRest(20.0, clock)
+
+    def pauses(looks: int) -> list[float | None]:
+        found = []
+        for _ in range(looks):
+            rest.rest("cluster", [blocked(kind="k", refused=True)], roused=rest.roused)
+            rest.hosts_changed(news(host()))
+            left = rest.look_again("cluster")
+            found.append(left if left is None else round(left, 6))
+            clock.now += left or 0.0
+        return found
+
+    assert pauses(4) == [None, 0.2, 0.4, 0.8]
+    assert max(it or 0.0 for it in pauses(6)) == 10.0
+    rest.rest("cluster", [], roused=rest.roused, placed={"k"})
+    assert pauses(2) == [None, 0.2]
+
+
+def test_nothing_is_kept_of_clusters_that_are_no_more():
+    clock = Clock()
+    rest = LayerRest(20.0, clock)
+    for number in range(100):
+        cluster = f"cluster {number}"
+        rest.rest(cluster, [blocked()], roused=rest.roused)
+        rest.rest_rows(cluster, [looked_at()])
+        rest.walk_on(cluster, [looked_at()])
+        rest.lost_before(cluster, {"a"})
+    clock.now = 1000.0
+    rest.rest("cluster", [blocked()], roused=rest.roused)
+    assert set(rest._clusters) == {"cluster"}
