@@ -168,6 +168,11 @@ def dead_letters(ns: str) -> str:
     return f"{checked_name('namespace', ns)}:q:dead"
 
 
+def put_mark(ns: str, queue: str, message: str) -> str:
+    """There while a message that was put on this list must not be put there again."""
+    return f"{checked_name('namespace', ns)}:q:put:{message}:{queue}"
+
+
 def beat_role(facility: str | None) -> str:
     """The elected role of the beats of one facility scope: fleets of different facilities have leaders of their own."""
     return f"beat.{facility.lower()}" if facility else "beat"

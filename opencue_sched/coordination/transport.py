@@ -7,6 +7,8 @@ dead-letter list and the worker goes on.
 The same goes for what has the form of an envelope and still cannot be delivered; what Celery then cannot make a task of
 is met with in operate/consumer.py.
 
+A push whose answer was lost is made again by Celery; here the message is on the queue once for all that.
+
 And when Redis is lost while two channels hold unacknowledged messages, the plain transport gives up closing the second
 one, finds it open when the connection is closed for good, and raises for want of a connection: another way to end.
 So is a task that outlives the connection its message came by: it is acknowledged on a channel that is closed.
@@ -18,10 +20,12 @@ from typing import Any
 
 import redis
 from kombu.transport import redis as kombu_redis
-from kombu.utils.json import loads
+from kombu.utils.json import dumps, loads
 from redis.exceptions import DataError
 
 from opencue_sched.coordination.dead_letters import bury, readable
+from opencue_sched.coordination.names import put_mark
+from opencue_sched.lua_scripts import call_script
 from opencue_sched.settings import get_settings
 
 MISSHAPEN = (ValueError, LookupError, TypeError, AttributeError, RecursionError, DataError)
@@ -90,6 +94,20 @@ class _Unacknowledged(kombu_redis.QoS):
         return connection is None or connection.client is None
 
 
+PUT_REMEMBERED_MS = 60_000
+"""Longer than Celery tries to send one message."""
+
+
+def sending(message: dict[str, Any]) -> str:
+    """What tells one sending of a message from every other, but not from its own second try: of a task, its id and how
+    often the task was retried; of all else, the tag that is new with each try.
+    """
+    headers, properties = message.get("headers") or {}, message["properties"]
+    if headers.get("id"):
+        return f"{headers['id']}.{headers.get('retries') or 0}"
+    return str(properties["delivery_tag"])
+
+
 class _Guarded:
     """Mixed into a channel of kombu's."""
 
@@ -103,6 +121,18 @@ class _Guarded:
 
     def _get_client(self) -> Any:
         return _RememberingClient
+
+    def _put(self, queue: str, message: Any, **options: Any) -> None:
+        """Put a message on a queue, in one call. Kombu's own batches, and queues that expire, are left to it."""
+        expires: Any = getattr(self, "_expires", None) or ()
+        if options.get("_publish_batch") is not None or queue in expires:
+            super()._put(queue, message, **options)  # type: ignore[misc]
+            return
+        priority = self._get_message_priority(message, reverse=False)  # type: ignore[attr-defined]
+        name = self._q_for_pri(queue, priority)  # type: ignore[attr-defined]
+        mark = put_mark(get_settings().coordination.namespace, name, sending(message))
+        with self.conn_or_acquire() as client:  # type: ignore[attr-defined]
+            call_script(client, "queue_put", [name, mark], [dumps(message), PUT_REMEMBERED_MS])
 
     def _brpop_read(self, **options: Any) -> Any:
         try:
