@@ -18,7 +18,7 @@ from typing import Any, cast
 import redis
 import structlog
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from opencue_sched.accounting import keys
@@ -148,13 +148,22 @@ class Ledger:
     # The hot path
 
     def book(self, bookings: Sequence[Booking]) -> BookAnswers:
-        """Book each, or say why not: one round trip, a second one only for vertices whose caps had to be loaded."""
+        """Book each, or say why not: one round trip, a second one only for vertices whose caps had to be loaded.
+
+        When those cannot be loaded, what was accepted by then is rolled back before the error goes on.
+        """
         answers, caps = self._book(bookings)
         unseeded = [b for b in bookings if refused_for(answers[b.proc_id]) == UNSEEDED]
         loaded: frozenset[str] = frozenset()
         if unseeded and self.load_caps is not None:
             loaded = frozenset(str(answers[b.proc_id][2]) for b in unseeded)
-            self.load_caps(_capped_keys(unseeded))
+            try:
+                self.load_caps(_capped_keys(unseeded))
+            except NotReady:
+                raise
+            except Exception:
+                self._take_back([b for b in bookings if _newly_taken(answers[b.proc_id])])
+                raise
             again, fresh = self._book(unseeded)
             answers |= again
             caps |= fresh
@@ -164,7 +173,7 @@ class Ledger:
             if refused_for(answers[b.proc_id]) is not None
         }
         taken = [b.proc_id for b in bookings if b.proc_id not in refusals]
-        already = frozenset(proc_id for proc_id in taken if len(answers[proc_id]) > 2)
+        already = frozenset(proc_id for proc_id in taken if not _newly_taken(answers[proc_id]))
         return BookAnswers(frozenset(taken), refusals, caps, already, loaded)
 
     def _book(self, bookings: Sequence[Booking]) -> tuple[dict[str, list[Any]], dict[str, VertexCaps]]:
@@ -175,6 +184,13 @@ class Ledger:
         )
         caps = {key: read for key, values in zip(vertices, reads, strict=True) if (read := read_caps(key, values))}
         return {b.proc_id: a for b, a in zip(bookings, answers, strict=True)}, caps
+
+    def _take_back(self, taken: Sequence[Booking]) -> None:
+        """Roll back what nobody will commit. Where that fails, recompute finds it too old."""
+        try:
+            self.rollback(taken)
+        except (NotReady, RedisError) as error:
+            log.warning("rollback_left_to_recompute", procs=len(taken), error=str(error))
 
     def force(self, bookings: Sequence[Booking]) -> None:
         """Book without looking at caps: what PostgreSQL already holds is a fact. Tombstoned ids stay out."""
@@ -306,6 +322,11 @@ def answering() -> Iterator[None]:
 
 def _capped_keys(bookings: Iterable[Booking]) -> list[str]:
     return list(dict.fromkeys(key for booking in bookings for key in keys.capped(booking.vertices)))
+
+
+def _newly_taken(answer: Sequence[Any]) -> bool:
+    """Whether this call has booked it: neither refused nor booked before (which may be committed)."""
+    return refused_for(answer) is None and len(answer) == 2
 
 
 def _refused(booking: Booking, answer: Sequence[Any], caps: Mapping[str, VertexCaps]) -> Refused:
