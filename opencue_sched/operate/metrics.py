@@ -246,7 +246,8 @@ def record_recompute(report: RecomputeReport) -> None:
 
 
 def record_store(view: StoreView) -> None:
-    """Show the generation of the counters, and how old the last recompute is."""
+    """Show whether the counters are open, whoever filled them, their generation, and how old the last recompute is."""
+    store_ready.set(int(view.generation > 0))
     store_epoch.set(view.generation)
     recompute_age.set(math.nan if view.recompute_age_seconds is None else view.recompute_age_seconds)
 

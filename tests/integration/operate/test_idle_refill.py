@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +11,11 @@ from celery import Celery
 from sqlalchemy import Engine
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.bootstrap import StoreState, store_state
+from opencue_sched.accounting.bootstrap import StoreState, ensure_bootstrapped, store_state
+from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.accounting.store_epoch import Epoch
+from opencue_sched.accounting.store_view import look_at_store
+from opencue_sched.domain.errors import NotReady
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.operate import metrics
 from opencue_sched.operate.runtime import Runtime
@@ -43,3 +48,37 @@ def test_the_heartbeat_of_a_worker_has_a_lost_store_filled(runtime: Runtime, red
     runtime.show_store()
     assert metrics.store_epoch._value.get() not in (0, generation)
     assert redis_client.hlen(keys.LEDGER) == 1
+
+
+def test_a_store_that_another_process_filled_is_shown_ready(
+    runtime: Runtime, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+):
+    """A worker whose own attempt has failed once must not go on saying that nothing is booked."""
+    attempted = threading.Event()
+
+    def fail(**_: object) -> None:
+        attempted.set()
+        raise NotReady("PostgreSQL was away for a moment")
+
+    # given a lost store that this worker could not fill
+    redis_client.flushdb()
+    with monkeypatch.context() as patched:
+        patched.setattr(runtime, "bootstrap", fail)
+        runtime.show_store()
+        assert attempted.wait(20.0)
+    assert metrics.store_ready._value.get() == 0
+
+    # when another one has filled it
+    ensure_bootstrapped(runtime.engine, make_ledger(runtime.engine, redis_client, owner="another"), wait_age=0.1)
+    runtime.show_store()
+
+    # then this one shows it as it is
+    assert metrics.store_ready._value.get() == 1
+
+
+def test_a_store_that_is_being_filled_is_not_shown_ready(runtime: Runtime, redis_client: redis.Redis):
+    runtime.show_store()
+    assert metrics.store_ready._value.get() == 1
+    redis_client.set(keys.EPOCH, Epoch.filling("another").text)
+    metrics.record_store(look_at_store(redis_client))
+    assert metrics.store_ready._value.get() == 0
