@@ -11,11 +11,10 @@ import pytest
 import redis
 from sqlalchemy import Engine
 
-from opencue_sched.accounting.keys import EPOCH
-from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.embedded.fleet import Fleet
 from opencue_sched.embedded.services import EmbeddedRedis
 from opencue_sched.settings import Settings
+from tests.brief_fleet import brief_fleet, open_counters
 
 
 @dataclass
@@ -62,13 +61,9 @@ def site_on(database_url: str, engine: Engine, directory: Path) -> Iterator[Site
             for name, value in environment.items():
                 patch.setenv(name, value)
             settings = Settings()
-        # The counters of an empty farm are right as they are: no worker needs to wait and fill them first.
-        client.set(EPOCH, Epoch.new(str(client.info("server")["run_id"])).text)
-        with Fleet(environment, directory) as fleet:
+        open_counters(client)
+        with brief_fleet(environment, directory) as fleet:
             yield Site(fleet, settings, engine, client, server)
-            # Nothing of theirs is needed any more: draining would only take its time.
-            for process in fleet.processes.values():
-                process.kill()
 
 
 def _client(server: EmbeddedRedis) -> redis.Redis:

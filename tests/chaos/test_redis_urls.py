@@ -15,16 +15,14 @@ from redis.exceptions import RedisError
 from sqlalchemy import text
 
 from opencue_sched.accounting.connection import make_redis
-from opencue_sched.accounting.keys import EPOCH
-from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.coordination.presence import call_roll
-from opencue_sched.embedded.fleet import Fleet
 from opencue_sched.embedded.processes import free_port
 from opencue_sched.embedded.services import EmbeddedRedis
 from opencue_sched.operate.audit import run_audit
 from opencue_sched.settings import Settings
 from opencue_sched.store.fences import PersistentFences
+from tests.brief_fleet import brief_fleet, open_counters
 from tests.chaos.conftest import QUICK, Site
 from tests.chaos.test_coordination_workers import add_job, booked, opencue_sched, plant, steer
 from tests.polling import eventually
@@ -59,11 +57,9 @@ def empty_fleet(url, server, database_url, engine, directory, monkeypatch):
         monkeypatch.setenv(name, value)
     client = make_redis(url, Settings())
     eventually(lambda: run_id(client), what="a Redis that answers")
-    client.set(EPOCH, Epoch.new(run_id(client)).text)
-    with Fleet(environment, directory) as fleet:
+    open_counters(client)
+    with brief_fleet(environment, directory) as fleet:
         yield Site(fleet, Settings(), engine, client, server)
-        for process in fleet.processes.values():
-            process.kill()
     client.close()
 
 

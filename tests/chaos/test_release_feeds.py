@@ -19,10 +19,10 @@ from kombu import Queue
 from sqlalchemy import text
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.coordination.broker import broker_settings
 from opencue_sched.coordination.names import QueueName
 from opencue_sched.operate.audit import run_audit
+from tests.brief_fleet import open_counters
 from tests.chaos.conftest import Site
 from tests.farm import Farm, HostSpec, LayerSpec
 from tests.polling import eventually, tail_of
@@ -96,8 +96,7 @@ class Scene:
 @contextmanager
 def scene(site: Site, feed: str) -> Iterator[Scene]:
     """Both workers book, and all that may run does."""
-    run_id = str(site.client.info("server")["run_id"])
-    site.client.set(keys.EPOCH, Epoch.new(run_id, dual=feed == "cuebot-redis").text)
+    open_counters(site.client, dual=feed == "cuebot-redis")
     site.settings = site.settings.model_copy(
         update={"accounting": site.settings.accounting.model_copy(update={"release_feed": feed})}
     )

@@ -18,6 +18,7 @@ from opencue_sched.embedded.simulated_host import Behaviour
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
 from opencue_sched.operate.audit import AuditReport, run_audit
 from opencue_sched.settings import Settings
+from tests.brief_fleet import brief_fleet, open_counters
 from tests.polling import eventually, tail_of
 
 SHORT_TIMES = {
@@ -104,7 +105,8 @@ def fleet_on(
         "OPENCUE_SCHED_RQD__ADDRESSES": json.dumps(farm.addresses),
         **(environment or {}),
     }
-    with contextlib.closing(_Stopping(farm)), Fleet(variables, directory) as fleet:
+    open_counters(client)
+    with contextlib.closing(_Stopping(farm)), brief_fleet(variables, directory) as fleet:
         on_test = FleetOnTest(fleet, farm, engine, client, settings)
         fleet.report_service(**(service or {}))
         on_test.hosts_up(hosts)

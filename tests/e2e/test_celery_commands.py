@@ -30,6 +30,7 @@ from opencue_sched.embedded.processes import free_port
 from opencue_sched.embedded.services import EmbeddedRedis
 from opencue_sched.operate.audit import run_audit
 from opencue_sched.settings import Settings
+from tests.brief_fleet import brief_fleet
 from tests.polling import eventually, tail_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,7 +105,7 @@ def site_on(postgres_server, template_database, directory: Path) -> Iterator[Sit
         }
         settings = Settings(database_url=url, redis_url=server.url)
         client = redis.Redis.from_url(server.url, decode_responses=True, socket_timeout=10.0)
-        with Fleet(environment, directory) as fleet:
+        with brief_fleet(environment, directory) as fleet:
             yield Site(fleet, engine, client, settings, port, show, count())
         client.close()
     engine.dispose()

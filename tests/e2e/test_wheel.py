@@ -182,6 +182,8 @@ def test_worker_and_beat_of_the_wheel_book_frames(
             lambda: _booked(engine, job.id) == 5 or not (worker.running and beat.running), 40, "5 booked", told=told
         )
         assert _booked(engine, job.id) == 5, told()
+        worker.kill()
+        beat.kill()
 
 
 def test_flower_of_the_wheel_serves_its_page(
