@@ -181,7 +181,7 @@ class PassRunner:
         report.cache_hits, report.cache_misses = plan.cache_hits, plan.cache_misses
         report.verdicts = (*gathered.bad_layers, *plan.verdicts)
         placed = {proc.layer.kind for proc in plan.procs}
-        self.rest.rest(cluster.key, plan.blocked, roused=report.roused, placed=placed)
+        self.rest.rest(cluster.key, plan.blocked, roused=report.roused, placed=placed, crowded=gathered.more)
         report.hostless = frozenset(it.verdict.layer_id for it in plan.blocked)
         return plan
 

@@ -14,6 +14,9 @@ none of them lets a host go to a job while one of a higher priority would have i
 - **The walk.** Layers held up by something that no host can change (a cap in the plan, a permit, lost bookings) are
   left out of the next pass when nothing was booked and there are more jobs. So every job has its turn before any has
   its second; the walk ends when something was booked or the last job was looked at.
+- **The turn.** Where something comes free before every pass and the first job takes it every time, others of its kind
+  would fill every pass for nothing. So of a few passes in a row that had no time for all jobs, one leaves out what the
+  pass before looked at in vain: a moment in which those behind may use what those ahead cannot.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ from opencue_sched.placement.searches import Search
 from opencue_sched.store.pending import LeftOut
 
 SHORTEST_PAUSE_SECONDS = 0.05
+PASSES_BEFORE_A_TURN = 4
+_TURN_SECONDS = 1.0
 _REMEMBERED_CHANGES = 64
 _Place = tuple[str, str, bool]
 """A tag, an OS ('': any) and whether the frames thread."""
@@ -89,7 +94,8 @@ class _Vain:
 @dataclass(slots=True)
 class _Aside:
     """Of one cluster: kinds that rest, the looks in vain at kinds, rows that make no sense, what the walk has passed,
-    and who lost all frames to others in the last pass."""
+    who lost all frames to others in the last pass; how many passes in a row had no time for all jobs, the kinds that
+    the next pass leaves to others' turn, and whether the last one did."""
 
     kinds: dict[str, _Rest] = field(default_factory=dict)
     vain: dict[str, _Vain] = field(default_factory=dict)
@@ -98,6 +104,10 @@ class _Aside:
     walked_until: float = 0.0
     lost: frozenset[str] = frozenset()
     lost_until: float = 0.0
+    full_passes: int = 0
+    turn: dict[str, dict[str, LayerVerdict]] = field(default_factory=dict)
+    turn_until: float = 0.0
+    turned: bool = False
 
     def forget(self, now: float, seconds: float) -> bool:
         """Forget what is over; whether nothing is left."""
@@ -149,9 +159,16 @@ class LayerRest:
         return self._roused
 
     def rest(
-        self, cluster: str, blocked: Iterable[Blocked], *, roused: int, placed: Collection[str] = frozenset()
+        self,
+        cluster: str,
+        blocked: Iterable[Blocked],
+        *,
+        roused: int,
+        placed: Collection[str] = frozenset(),
+        crowded: bool = False,
     ) -> None:
         """These layers found no host in this cluster just now; of these kinds (``placed``) frames were placed.
+        ``crowded``: there may be more jobs than the pass looked at.
 
         ``roused`` was read before they were looked up. Those to which a host that changed since could make a difference
         do not rest: another pass has taken note of that change already, and none would rouse them again.
@@ -167,6 +184,7 @@ class LayerRest:
             aside = self._clusters.setdefault(cluster, _Aside())
             for kind in placed:
                 aside.vain.pop(kind, None)
+            self._count_full(aside, by_kind, now, crowded=crowded)
             for kind, layers in by_kind.items():
                 pause = self._pause(aside, kind, now, refused=any(it.refused for it in layers))
                 search = layers[0].search
@@ -181,6 +199,16 @@ class LayerRest:
                     {it.verdict.layer_id: it.verdict for it in layers},
                     called,
                 )
+
+    def _count_full(
+        self, aside: _Aside, by_kind: Mapping[str, Sequence[Blocked]], now: float, *, crowded: bool
+    ) -> None:
+        """After a few passes in a row that were full and looked at something in vain, others have a turn."""
+        aside.full_passes = aside.full_passes + 1 if crowded and by_kind else 0
+        if aside.full_passes >= PASSES_BEFORE_A_TURN:
+            aside.full_passes = 0
+            aside.turn = {kind: {it.verdict.layer_id: it.verdict for it in layers} for kind, layers in by_kind.items()}
+            aside.turn_until = now + _TURN_SECONDS
 
     def rest_rows(self, cluster: str, rows: Iterable[Resting]) -> None:
         """No host can help these layers: their rows have to change."""
@@ -204,18 +232,28 @@ class LayerRest:
             rows = {layer_id: row for layer_id, (_, row) in here.rows.items()}
             rows |= here.walked if here.walked_until > now else {}
             verdicts = {layer_id: row.verdict for layer_id, row in rows.items()}
-            for rest in here.kinds.values():
-                verdicts |= rest.layers
-            left_out = LeftOut({layer_id: row.version for layer_id, row in rows.items()}, list(here.kinds))
+            kinds = {kind: rest.layers for kind, rest in here.kinds.items()}
+            if here.turn_until > now:
+                here.turned = not here.turn.keys() <= kinds.keys()
+                kinds = {**here.turn, **kinds}
+            here.turn, here.turn_until = {}, 0.0
+            for layers in kinds.values():
+                verdicts |= layers
+            left_out = LeftOut({layer_id: row.version for layer_id, row in rows.items()}, list(kinds))
             return Aside(left_out, verdicts)
 
     def look_again(self, cluster: str) -> float | None:
-        """Seconds until the first pause ends in which there were news: no longer must the cluster sleep. None without
-        such a pause."""
+        """Seconds until the first pause ends in which there were news, or hardly any after a turn: no longer must the
+        cluster sleep. None without such a pause."""
         now = self._clock()
         with self._lock:
             here = self._clusters.get(cluster)
-            ends = [rest.until for rest in here.kinds.values() if rest.called] if here is not None else []
+            if here is None:
+                return None
+            ends = [rest.until for rest in here.kinds.values() if rest.called]
+            if here.turned:
+                here.turned = False
+                ends.append(now)
             return max(0.001, min(ends) - now) if ends else None
 
     def walk_on(self, cluster: str, looked_at: Iterable[Resting]) -> None:

@@ -12,7 +12,8 @@ from opencue_sched.accounting import keys
 from opencue_sched.coordination.postings import ClaimKeeper, Offered
 from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.report import PassReport
-from opencue_sched.domain.cluster import Cluster
+from opencue_sched.dispatch.rest import PASSES_BEFORE_A_TURN
+from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
@@ -169,6 +170,43 @@ def test_hosts_that_change_all_the_time_do_not_bring_those_ahead_back_before_the
         for cluster in clusters:
             here.runner.run(cluster, alive=lambda: True)
     assert running(engine, behind) == 2
+
+
+def test_jobs_behind_have_their_turn_while_one_ahead_takes_all_that_comes_free(here: Passes, engine: Engine) -> None:
+    """Twenty jobs want what comes free each time, the first gets it each time, and other hosts are idle."""
+    # given a host of 16 cores that comes free between passes, and one too small for all but the last job
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        show, tight, other = farm.show(), farm.alloc("tight"), farm.alloc("other")
+        farm.subscription(show, tight, size=16)
+        farm.subscription(show, other, size=100)
+        large = farm.host(cores=16, alloc=tight, tags=["fast"])
+        farm.host(cores=2, alloc=other, tags=["fast"])
+        farm.host(cores=16, alloc=other, tags=["fast"], idle_cores=0)
+        layer = LayerSpec(frames=40, cores=16, tags="fast")
+        farm.job([layer], show=show, priority=300)
+        farm.jobs([JobSpec([layer], show=show, priority=200) for _ in range(WINDOW)])
+        behind = farm.job([LayerSpec(frames=2, tags="fast")], show=show, priority=1)
+        cluster = Cluster(farm.facility(), show.id, ClusterKind.MANUAL, ("fast",))
+
+    # when passes follow each other, and each finds that again
+    booked = []
+    for _ in range(PASSES_BEFORE_A_TURN + 2):
+        booked.append(here.runner.run(cluster, alive=lambda: True).frames_booked)
+        with engine.begin() as connection:
+            released = connection.execute(
+                text("DELETE FROM proc WHERE pk_host = :host RETURNING pk_proc"), {"host": large.id}
+            ).scalars()
+            here.runner.ledger.release(list(released))
+            connection.execute(
+                text("UPDATE host SET int_cores_idle = int_cores, int_mem_idle = int_mem WHERE pk_host = :host"),
+                {"host": large.id},
+            )
+        here.runner.hosts.note([large.id])
+
+    # then the first job has had it each time but one, when the last one had a turn
+    assert booked == [1] * PASSES_BEFORE_A_TURN + [2, 1]
+    assert running(engine, behind.id) == 2
 
 
 def test_a_pass_that_placed_nothing_of_a_full_window_goes_on_at_once_and_the_last_one_rests(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opencue_sched.dispatch.rest import SHORTEST_PAUSE_SECONDS, HostNews, LayerRest, Resting
+from opencue_sched.dispatch.rest import PASSES_BEFORE_A_TURN, SHORTEST_PAUSE_SECONDS, HostNews, LayerRest, Resting
 from opencue_sched.domain.farm import Host
 from opencue_sched.domain.reservation import Need
 from opencue_sched.domain.states import ThreadMode
@@ -262,3 +262,38 @@ def test_nothing_is_kept_of_clusters_that_are_no_more():
     clock.now = 1000.0
     rest.rest("cluster", [blocked()], roused=rest.roused)
     assert set(rest._clusters) == {"cluster"}
+
+
+def look_in_vain(rest: LayerRest, *, crowded: bool = True, passes: int = 1) -> None:
+    """Passes that place a frame of the kind, and have no host left for a second layer of it."""
+    for _ in range(passes):
+        rest.rest("cluster", [blocked(kind="kind")], roused=rest.roused, placed={"kind"}, crowded=crowded)
+        rest.hosts_changed(news(host()))
+
+
+def test_of_full_passes_in_a_row_one_leaves_out_what_was_looked_at_in_vain():
+    rest = LayerRest(60.0)
+    look_in_vain(rest, passes=PASSES_BEFORE_A_TURN - 1)
+    assert resting(rest) == set()
+    look_in_vain(rest)
+    assert rest.aside("cluster", {}).left_out.kinds == ["kind"]
+    # and the cluster does not go to sleep on that
+    assert rest.look_again("cluster") == 0.001
+    assert rest.look_again("cluster") is None
+    assert resting(rest) == set()
+
+
+def test_nobody_has_a_turn_where_a_pass_looks_at_every_job():
+    rest = LayerRest(60.0)
+    for crowded in (True, True, True, False, True, True, True):
+        look_in_vain(rest, crowded=crowded)
+        assert resting(rest) == set()
+
+
+def test_a_turn_that_nobody_took_at_once_is_over():
+    clock = Clock()
+    rest = LayerRest(60.0, clock)
+    look_in_vain(rest, passes=PASSES_BEFORE_A_TURN)
+    clock.now = 1.0
+    assert resting(rest) == set()
+    assert rest.look_again("cluster") is None
