@@ -35,6 +35,7 @@ from opencue_sched.operate.metrics import serve_metrics
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.fences import PersistentFences
+from opencue_sched.store.schema import check_schema, refuse_unmigrated
 
 log = structlog.get_logger(__name__)
 
@@ -58,6 +59,16 @@ def make_gate(settings: Settings) -> LeaderGate:
         quiet_seconds=CONSERVATIVE_SECONDS if conservative else 0.0,
         fences=PersistentFences(make_engine(settings, application_name="opencue-sched-beat", pool_size=1)),
     )
+
+
+def _refuse_unmigrated(settings: Settings) -> None:
+    """Raise SchemaMissing, SchemaTooOld or SQLAlchemyError for a database in which no leader could be recorded."""
+    engine = make_engine(settings, application_name="opencue-sched-beat", pool_size=1)
+    try:
+        with engine.connect() as connection:
+            refuse_unmigrated(check_schema(connection))
+    finally:
+        engine.dispose()
 
 
 def announce_beat(settings: Settings, gate: LeaderGate) -> Presence:
@@ -111,6 +122,7 @@ class LeaderScheduler(Scheduler):
     def _opened(self) -> LeaderGate:
         if self.gate is None:
             settings = get_settings()
+            _refuse_unmigrated(settings)
             self.gate = gate = make_gate(settings)
             fleet_metrics.watch_gate(gate)
             serve_metrics(settings.queue.metrics_host, settings.coordination.beat_metrics_port)

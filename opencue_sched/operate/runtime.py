@@ -58,7 +58,7 @@ from opencue_sched.release.recovery import recover_depends
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.release import cuebot_recalculates_subs, recalculate_subs
-from opencue_sched.store.schema import check_schema
+from opencue_sched.store.schema import check_schema, refuse_unmigrated
 from opencue_sched.store.schema_history import drain_frame_history
 
 log = structlog.get_logger(__name__)
@@ -290,6 +290,7 @@ class Runtime:
     def check(self) -> None:
         """Everything that must be there. Raises SchedulerError saying what to do."""
         check_stores(self.engine, self.client, self.settings)
+        refuse_unmigrated(self.facts)
         log.info("schema_found", **{name: str(value) for name, value in asdict(self.facts).items()})
         with self.engine.connect() as connection:
             scoped_facilities(connection, self.settings)

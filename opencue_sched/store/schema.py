@@ -59,9 +59,9 @@ _FACTS = text(
                              'limit_record.b_host_limit')) AS limit_columns,
            to_regclass('opencue_sched_origin') IS NOT NULL AS has_origin,
            to_regclass('opencue_sched_quarantine') IS NOT NULL
-               AND to_regclass('opencue_sched_fence') IS NOT NULL
-               AND EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass('proc')
-                           AND tgname = 'opencue_sched_proc_released' AND tgenabled <> 'D') AS has_our_objects
+               AND to_regclass('opencue_sched_fence') IS NOT NULL AS has_our_tables,
+           EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass('proc')
+                           AND tgname = 'opencue_sched_proc_released' AND tgenabled <> 'D') AS has_our_trigger
     """
 )
 
@@ -90,8 +90,10 @@ class SchemaFacts:
     """What a database has. ``origin`` is who made OpenCue's tables in it."""
 
     origin: Origin
+    has_our_tables: bool
+    """Leaders record their fences and ticks in them; without them no beat leads."""
     has_our_objects: bool
-    """Our triggers and tables are there: releases and cap changes arrive by notification."""
+    """Our triggers are there as well: releases and cap changes arrive by notification."""
     has_start_after: bool
     """layer.ts_start_after exists (V47)."""
     has_frame_history_queue: bool
@@ -135,11 +137,20 @@ def refuse_too_old(connection: Connection) -> None:
         )
 
 
+def refuse_unmigrated(facts: SchemaFacts) -> None:
+    """Raise SchemaMissing for a database without our tables. Scheduling works without our triggers, by recompute."""
+    if not facts.has_our_tables:
+        raise SchemaMissing(
+            "this database has OpenCue's tables but not ours, where leaders and set-aside jobs are recorded: run "
+            "`opencue-sched migrate` (it adds objects of its own and changes none of Cuebot's)"
+        )
+
+
 def check_schema(connection: Connection) -> SchemaFacts:
     """What the database has; one query.
 
-    Raises SchemaMissing when there is no OpenCue schema and SchemaTooOld when it is older than V45; a schema without
-    our objects is reported by ``has_our_objects``, since scheduling works without them (by recompute only).
+    Raises SchemaMissing when there is no OpenCue schema and SchemaTooOld when it is older than V45. One without our
+    tables is reported, so that it can be looked at and migrated; whoever schedules calls ``refuse_unmigrated``.
     """
     if not has_cuebot_tables(connection):
         raise SchemaMissing(
@@ -150,7 +161,8 @@ def check_schema(connection: Connection) -> SchemaFacts:
     facts = connection.execute(_FACTS).one()
     return SchemaFacts(
         origin=read_origin(connection),
-        has_our_objects=facts.has_our_objects,
+        has_our_tables=facts.has_our_tables,
+        has_our_objects=facts.has_our_tables and facts.has_our_trigger,
         has_start_after=facts.has_start_after,
         has_frame_history_queue=facts.has_frame_history_queue,
         has_slots=facts.has_slots,

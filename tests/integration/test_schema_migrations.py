@@ -112,6 +112,7 @@ def test_columns_of_newer_cuebots_are_recognised(cuebot_url: str) -> None:
     schema.upgrade(cuebot_url)
     assert _facts(cuebot_url) == replace(
         plain,
+        has_our_tables=True,
         has_our_objects=True,
         has_frame_history_queue=True,
         has_slots=True,
@@ -143,7 +144,18 @@ def test_a_database_without_a_schema_is_told_apart(empty_database_url: str) -> N
 
 def test_a_database_not_migrated_by_us_is_usable_but_says_so(cuebot_url: str) -> None:
     facts = _facts(cuebot_url)
-    assert (facts.origin, facts.has_our_objects) == ("cuebot", False)
+    assert (facts.origin, facts.has_our_tables, facts.has_our_objects) == ("cuebot", False, False)
+    with pytest.raises(schema.SchemaMissing, match="opencue-sched migrate"):
+        schema.refuse_unmigrated(facts)
+
+
+def test_a_database_whose_trigger_of_ours_is_disabled_can_be_scheduled_on(cuebot_url: str) -> None:
+    schema.upgrade(cuebot_url)
+    with _session(cuebot_url) as connection:
+        connection.execute(text("ALTER TABLE proc DISABLE TRIGGER opencue_sched_proc_released"))
+    facts = _facts(cuebot_url)
+    schema.refuse_unmigrated(facts)
+    assert (facts.has_our_tables, facts.has_our_objects) == (True, False)
 
 
 def test_the_work_of_a_failed_migration_is_undone(cuebot_url: str) -> None:

@@ -8,6 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from celery import Celery
+from sqlalchemy import Engine, text
+from structlog.testing import capture_logs
+
+from opencue_sched.beat import LeaderScheduler
+from opencue_sched.settings import Settings
 
 CELERY = Path(sys.executable).parent / "celery"
 
@@ -44,3 +50,37 @@ def test_a_worker_warns_of_a_misspelt_variable_in_its_log() -> None:
     assert (ran.returncode, len(warnings)) == (75, 1)
     assert '"variable": "OPENCUE_SCHED_QEUEU__METRICS_HOST"' in warnings[0]
     assert '"did_you_mean": "OPENCUE_SCHED_QUEUE__METRICS_HOST"' in warnings[0]
+
+
+def test_a_worker_on_a_database_without_our_tables_says_what_to_run(engine: Engine, settings: Settings) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("DROP TABLE opencue_sched_fence"))
+    urls = {
+        "OPENCUE_SCHED_DATABASE_URL": settings.database_url.get_secret_value(),
+        "OPENCUE_SCHED_REDIS_URL": settings.redis_dsn,
+    }
+    ran = celery("worker", "-P", "solo", **urls, OPENCUE_SCHED_QUEUE__METRICS_PORT="0")
+    assert ran.returncode == 78, ran.stderr
+    assert "run `opencue-sched migrate`" in ran.stderr
+
+
+def test_a_beat_on_a_database_without_our_tables_says_what_to_run_and_goes_on_when_it_was(
+    engine: Engine, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("opencue_sched.beat.get_settings", lambda: settings)
+    monkeypatch.setattr("opencue_sched.beat.serve_metrics", lambda *_: None)
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE opencue_sched_fence RENAME TO elsewhere"))
+    beat = LeaderScheduler(app=Celery(set_as_current=False), lazy=True)
+    try:
+        with capture_logs() as logs:
+            beat.tick()
+        assert ["opencue-sched migrate" in str(entry.get("error")) for entry in logs] == [True]
+
+        with engine.begin() as connection:
+            connection.execute(text("ALTER TABLE elsewhere RENAME TO opencue_sched_fence"))
+        beat.tick()
+        assert beat.gate is not None
+        assert beat.gate.lease is not None
+    finally:
+        beat.close()
