@@ -312,9 +312,10 @@ class PassRunner:
             log.warning("lowered_caps_left_to_reseed", vertices=len(lowered), error=str(error))
 
     def _roll_back(self, procs: Sequence[PlannedProc]) -> None:
+        """As with ``_reload_caps``: whatever Redis answers, what is committed is launched."""
         try:
             self.ledger.rollback([booking_of(proc) for proc in procs])
-        except NotReady as error:
+        except (NotReady, RedisError) as error:
             log.warning("rollback_left_to_recompute", procs=len(procs), error=str(error))
 
     def _launch(
