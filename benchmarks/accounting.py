@@ -43,7 +43,7 @@ def _database() -> Iterator[tuple[Engine, Settings]]:
 
 @click.command()
 @click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), default=PARTS, show_default=True)
-@click.option("--procs", multiple=True, type=int, default=(10_000,), show_default=True, help="Sizes to recompute at.")
+@click.option("--procs", multiple=True, type=int, default=(10_000,), show_default=True, help="Sizes of ledgers.")
 @click.option("--rounds", default=5, show_default=True, help="Rounds of each measurement.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
 def main(parts: tuple[str, ...], procs: tuple[int, ...], rounds: int, json_path: Path | None) -> None:
@@ -66,7 +66,7 @@ def main(parts: tuple[str, ...], procs: tuple[int, ...], rounds: int, json_path:
             ratio = booking[0].ratio_by_server_time
             passed &= isinstance(ratio, Spread) and ratio.median <= BOUND
         if "scripts" in parts:
-            scripts = script_costs(client)
+            scripts = script_costs(client, procs)
             figures["scripts"] = columns(scripts)
             passed &= scripts[0].milliseconds.median <= LONGEST_SCRIPT_MS
         if "recompute" in parts:

@@ -22,13 +22,16 @@ from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.lua_scripts import ScriptCall, call_scripts
 
-PROCS = 2000
+PROCS, FRAMES_A_JOB = 2000, 100
 _FIELDS_OF_CAPS = 6
 
 
 @dataclass(frozen=True)
 class ScriptCost:
-    """``calls`` worked through PROCS procs, or as many vertices; ``milliseconds`` of the processor by a full one."""
+    """``calls`` worked through PROCS procs, or as many vertices; ``milliseconds`` of the processor by a full one.
+
+    Full calls are alike, so the greatest of many is what else Redis or the machine did meanwhile.
+    """
 
     phase: str
     calls: int
@@ -36,21 +39,31 @@ class ScriptCost:
     milliseconds: Spread
 
 
-def script_costs(client: redis.Redis) -> list[ScriptCost]:
-    """Each script in both kinds of store, dearest first."""
+def script_costs(client: redis.Redis, sizes: Sequence[int]) -> list[ScriptCost]:
+    """Each script in both kinds of store, dearest first; and whole ledgers of these sizes, filled and released."""
     costs = []
     for dual in (False, True):
-        client.flushdb()
-        epoch = Epoch.new(server_run_id(client), dual=dual)
-        client.set(keys.EPOCH, epoch.text)
-        idle = sorted(_spent(client, []) for _ in range(50))[25]
-        for name, calls in _work(client, epoch):
-            took = [1000 * max(0.0, _spent(client, [call]) - idle) for call in calls]
-            largest = max(len(call.args) for call in calls)
-            full = [ms for ms, call in zip(took, calls, strict=True) if len(call.args) == largest] or took
-            phase = f"{name}, dual" if dual else name
-            costs.append(ScriptCost(phase, len(calls), largest, Spread.of(full)))
+        epoch = _opened(client, dual=dual)
+        costs += [_cost(client, f"{name}, dual" if dual else name, calls) for name, calls in _work(client, epoch)]
+    for procs in sizes:
+        epoch = _opened(client, dual=False)
+        costs += [_cost(client, f"{procs} procs: {name}", calls) for name, calls in _whole(epoch, procs)]
     return sorted(costs, key=lambda cost: -cost.milliseconds.median)
+
+
+def _opened(client: redis.Redis, *, dual: bool) -> Epoch:
+    client.flushdb()
+    epoch = Epoch.new(server_run_id(client), dual=dual)
+    client.set(keys.EPOCH, epoch.text)
+    return epoch
+
+
+def _cost(client: redis.Redis, phase: str, calls: Sequence[ScriptCall]) -> ScriptCost:
+    idle = sorted(_spent(client, []) for _ in range(50))[25]
+    took = [1000 * max(0.0, _spent(client, [call]) - idle) for call in calls]
+    largest = max(len(call.args) for call in calls)
+    full = [ms for ms, call in zip(took, calls, strict=True) if len(call.args) == largest]
+    return ScriptCost(phase, len(calls), largest, Spread.of(full))
 
 
 def _spent(client: redis.Redis, calls: Sequence[ScriptCall]) -> float:
@@ -87,6 +100,16 @@ def _work(client: redis.Redis, epoch: Epoch) -> Iterator[tuple[str, list[ScriptC
     seq = int(str(client.get(keys.SEQ)))
     yield "reseed_cas", scripts.reseed_cas_calls(epoch.text, seq, [(key, 0, 0) for key in vertices])
     yield "reclaim", scripts.reclaim_calls(epoch.text, vertices)
+
+
+def _whole(epoch: Epoch, procs: int) -> Iterator[tuple[str, list[ScriptCall]]]:
+    """The procs of a show whose jobs have FRAMES_A_JOB frames each."""
+    show, alloc, folder, dept = (_id() for _ in range(4))
+    jobs = [Vertices(show, alloc, folder, _id(), _id(), dept) for _ in range(-(-procs // FRAMES_A_JOB))]
+    booked = [Booking(_id(), jobs[i // FRAMES_A_JOB], 2) for i in range(procs)]
+    added = [Change(it.proc_id, None, it.packed()) for it in booked]
+    yield "reconcile, adding", scripts.reconcile_calls(epoch.text, added, "benchmark")
+    yield "release", scripts.release_calls(epoch.text, [it.proc_id for it in booked])
 
 
 def _changes(client: redis.Redis, wanted: Sequence[Booking]) -> list[Change]:
