@@ -261,6 +261,24 @@ class BoardKeys:
         return f"{self.prefix}entity:{kind}:{name}"
 
 
+@dataclass(frozen=True, slots=True)
+class LookKeys:
+    """Keys by which one process of a facility scope looks at everything when all have missed notifications."""
+
+    ns: str
+    facility: str | None = None
+
+    @property
+    def lock(self) -> str:
+        """There while one looks."""
+        return f"{self.counts}:lock"
+
+    @property
+    def counts(self) -> str:
+        """Hash of how many looks were begun, and which has ended well."""
+        return f"{self.ns}:looks:{self.facility.lower() if self.facility else 'all'}"
+
+
 def permit_key(ns: str, layer_id: str) -> str:
     """The permit of one layer. Layer ids are OpenCue's, used as they are."""
     return f"{ns}:permit:layer:{layer_id}"

@@ -1,8 +1,9 @@
 """What a worker does when PostgreSQL tells it something (design 4, "Release feeds").
 
 Every worker listens: releasing twice, loading caps twice and waking twice are harmless, and no worker depends on
-another. Only Cuebot's own notifications, which name no proc, have one consumer (release_hints). A notification that is
-lost is made up for by the recompute, the reseed and the sweep.
+another. Only Cuebot's own notifications, which name no proc, have one consumer (release_hints). After a lost connection
+one worker looks at everything for all (missed_news); what is lost otherwise is made up for by the recompute, the reseed
+and the sweep.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from typing import Any
 import structlog
 from redis.exceptions import RedisError
 from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.caps import load_caps, reseed_limits
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.recompute import RecomputeReport, recompute
 from opencue_sched.coordination.leader import LeaderGate
-from opencue_sched.coordination.names import LeaderKeys
+from opencue_sched.coordination.names import LeaderKeys, LookKeys
 from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.domain.errors import NotReady
+from opencue_sched.operate.missed_news import MissedNews
 from opencue_sched.operate.release_hints import ROLE, ReleaseHints
 from opencue_sched.operate.waker import SweepFor, Waker
 from opencue_sched.release.listener import Handlers, NotificationListener
@@ -57,6 +60,12 @@ class Events:
         self._waker = Waker(wake)
         self._by_id = settings.accounting.release_feed == "proc-trigger"
         self.hints = self._release_hints() if settings.accounting.release_feed == "cuebot-notify" else None
+        self._missed = MissedNews(
+            ledger.client,
+            LookKeys(settings.coordination.namespace, settings.scheduler.facility),
+            look_at_all=self._look_at_all,
+            follow_caps=self._follow_caps,
+        )
         self.listener = NotificationListener(settings, self._handlers(), counts=counts)
 
     def _handlers(self) -> Handlers:
@@ -66,7 +75,7 @@ class Events:
             on_work=self._waker.shows,
             on_cuebot_release=None if self.hints is None else self._cuebot_released,
             on_cuebot_caps=None if self.hints is None else self._cuebot_caps,
-            on_reconnect=self._reconnected if self.hints is None else self.hints.everything,
+            on_reconnect=self._missed.everything if self.hints is None else self.hints.everything,
         )
 
     def _release_hints(self) -> ReleaseHints:
@@ -84,17 +93,19 @@ class Events:
             retry_seconds=coordination.retry_interval,
         )
         return ReleaseHints(
-            gate, reconcile=self._reconcile_shows, load_caps=self._caps_changed, look_at_all=self._look_at_all
+            gate, reconcile=self._reconcile_shows, load_caps=self._follow_caps, look_at_all=self._look_at_all
         )
 
     def start(self) -> None:
         self._waker.start()
         if self.hints is not None:
             self.hints.start()
+        self._missed.start()
         self.listener.start()
 
     def stop(self) -> None:
         self.listener.stop()
+        self._missed.stop()
         if self.hints is not None:
             self.hints.stop()
         self._waker.stop()
@@ -113,9 +124,13 @@ class Events:
     def _caps_changed(self, vertices: Collection[str]) -> None:
         """Vertices as our triggers name them: ``sub:{show}:{alloc}``, ``folder:{id}``, ``job:{id}``, ``limit:{id}``."""
         try:
-            load_caps(self._engine, self._ledger, [f"acct:{vertex}" for vertex in vertices])
-        except (NotReady, RedisError) as error:
-            log.warning("caps_left_to_reseed", vertices=len(vertices), error=str(error))
+            self._follow_caps(vertices)
+        except (NotReady, RedisError, SQLAlchemyError) as error:
+            log.warning("caps_left_for_a_moment", vertices=len(vertices), error=str(error))
+            self._missed.caps(vertices)
+
+    def _follow_caps(self, vertices: Collection[str]) -> None:
+        load_caps(self._engine, self._ledger, [f"acct:{vertex}" for vertex in vertices])
         self._waker.shows(self._shows_under(vertices))
 
     def _shows_under(self, vertices: Collection[str]) -> frozenset[str]:
@@ -163,10 +178,3 @@ class Events:
             shows = managed_show_ids(connection)
         reseed_limits(self._engine, self._ledger, shows)
         self._waker.shows(shows)
-
-    def _reconnected(self) -> None:
-        """Notifications may have been missed."""
-        try:
-            self._look_at_all()
-        except (NotReady, RedisError) as error:
-            log.warning("reconcile_after_reconnect_failed", error=str(error))
