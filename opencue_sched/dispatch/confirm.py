@@ -82,6 +82,18 @@ def look(channels: RqdChannels, ref: RunningFrameRef, *, timeout: float | None =
     return sighting(answer.host_report, ref)
 
 
+def answers(channels: RqdChannels, host_name: str, *, seconds: float) -> bool:
+    """Whether the host's RQD answers a ReportStatus within ``seconds``; a connection refused is tried again in that
+    time, whatever became of the tries before."""
+    request = rqd_pb2.RqdStaticReportStatusRequest()
+    try:
+        with channels.stub(host_name) as stub:
+            stub.ReportStatus(request, timeout=seconds, wait_for_ready=True)
+    except grpc.RpcError:
+        return False
+    return True
+
+
 def sighting(report: report_pb2.HostReport, ref: RunningFrameRef) -> Sighting:
     """What a host report says about one frame."""
     listed = 0

@@ -6,7 +6,7 @@ import grpc
 import structlog
 
 from opencue_sched.dispatch.channels import RqdChannels
-from opencue_sched.dispatch.confirm import Fate, RunningFrameRef, Whereabouts, describe, kill, kill_and_confirm
+from opencue_sched.dispatch.confirm import Fate, RunningFrameRef, Whereabouts, answers, describe, kill, kill_and_confirm
 from opencue_sched.release.model import KillFate
 
 _log = structlog.get_logger(__name__)
@@ -17,6 +17,10 @@ class RqdKiller:
 
     def __init__(self, channels: RqdChannels) -> None:
         self._channels = channels
+
+    def answers(self, host_name: str, seconds: float) -> bool:
+        """Whether a host's RQD answers at all within ``seconds``."""
+        return answers(self._channels, host_name, seconds=seconds)
 
     def ask(self, host_name: str, frame_id: str, reason: str) -> bool:
         """Ask RQD to kill a frame, without waiting for its end. False: RQD could not be asked."""

@@ -38,6 +38,9 @@ class KillFate(StrEnum):
 class FrameKiller(Protocol):
     """Ends processes on render hosts."""
 
+    def answers(self, host_name: str, seconds: float) -> bool:
+        """Whether a host's RQD answers at all within ``seconds``."""
+
     def ask(self, host_name: str, frame_id: str, reason: str) -> bool:
         """Ask RQD to kill a frame, without waiting for its end. False: RQD could not be asked."""
 

@@ -3,15 +3,18 @@
 Always in this order: kill, have RQD confirm that the process does not run, and only then give its frame away. A host
 that cannot be asked keeps its frames until it is DOWN, has rebooted, or has been out of reach so long that a person
 must decide (the frame ends DEAD): a frame is never given to a second host while the first may still render it.
+
+Time is short: Redis hands the message out again when the task takes longer than the broker's visibility time-out. So a
+host that is DOWN is first looked for, briefly and once, whatever the number of its frames; a host out of reach is asked
+once a reap; and nothing is begun when the time of a reap is over. What is left then is for the next.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 from sqlalchemy import Engine
@@ -26,6 +29,7 @@ from opencue_sched.release.model import (
     LedgerRelease,
     LostRun,
     ReleasePolicy,
+    RunOutcome,
     RunVerdict,
 )
 from opencue_sched.settings import Release
@@ -35,7 +39,13 @@ from opencue_sched.store.lost import LostProc, OrphanFrame, Why
 _log = structlog.get_logger(__name__)
 
 BATCH = 200
-"""Most procs, and most frames, of one pass."""
+"""Most procs, and most frames, that are read and ended at once."""
+
+REAP_SECONDS = 40.0
+"""No kill is begun and no batch is read after this long. The last kill takes ``rqd.kill_timeout`` more."""
+
+LOOK_SECONDS = 2.0
+"""How long a host that is DOWN already is looked for: two attempts of a lossy network to connect."""
 
 ORPHAN_SECONDS = 300.0
 """A proc no report has named, or a frame without a proc, for this long is lost."""
@@ -53,12 +63,13 @@ GIVE_UP_ORPHAN_SECONDS = 3600.0
 DEAF_FACTOR = 3.0
 """When most hosts went silent at once it is probably us who did not hear them: wait this many times as long."""
 
-_KILL_THREADS = 8
+_KILL_THREADS = 32
+"""Hosts asked at once. They wait for the network only."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReaperReport:
-    """What one pass did. ``deferred`` runs could not be confirmed dead and are tried again."""
+    """What one reap did. ``deferred`` runs could not be confirmed dead, or not in time, and are tried again."""
 
     hosts_down: tuple[str, ...] = ()
     procs_released: int = 0
@@ -66,9 +77,39 @@ class ReaperReport:
     frames_dead: int = 0
     deferred: int = 0
 
+    def with_batch(self, outcomes: Sequence[RunOutcome], runs: int) -> ReaperReport:
+        """This and a batch of so many runs, of which these were asked to end."""
+        ended = [outcome for outcome in outcomes if outcome.verdict in _ENDED]
+        return ReaperReport(
+            self.hosts_down,
+            self.procs_released + sum(outcome.verdict is not RunVerdict.ORPHAN_APPLIED for outcome in ended),
+            self.frames_waiting + sum(outcome.state is FrameState.WAITING for outcome in ended),
+            self.frames_dead + sum(outcome.state is FrameState.DEAD for outcome in ended),
+            self.deferred + runs - len(ended),
+        )
+
+
+@dataclass(slots=True)
+class _Host:
+    """What is to be killed on a host: (frame, proc or empty, reason). ``gone``: it is DOWN, or not in the database."""
+
+    name: str
+    gone: bool = False
+    runs: list[tuple[str, str, str]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Reap:
+    """One reap: when it begins nothing more, what it has tried, and who was out of reach."""
+
+    until: float
+    procs: set[str] = field(default_factory=set)
+    frames: set[str] = field(default_factory=set)
+    out_of_reach: set[str] = field(default_factory=set)
+
 
 class Reaper:
-    """One pass at a time; any number of processes may run passes, each run is ended once."""
+    """One reap at a time in a process; any number of processes may reap, each run is ended once."""
 
     def __init__(
         self,
@@ -81,6 +122,8 @@ class Reaper:
         counts: EventCounts | None = None,
         clock: Callable[[], float] = time.time,
         batch: int = BATCH,
+        seconds: float = REAP_SECONDS,
+        timer: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._settings = settings
@@ -89,30 +132,36 @@ class Reaper:
         self._releasing = Releasing(engine, policy, ledger, changes, counts, clock)
         self._changes = changes
         self._batch = batch
+        self._seconds = seconds
+        self._timer = timer
 
     def run_once(self) -> ReaperReport:
-        """Mark silent hosts DOWN, then end what is lost, within the bounds of one pass."""
-        down = self._mark_hosts_down()
+        """Mark silent hosts DOWN, then end what is lost, batch by batch, within the time of a reap."""
+        reap = _Reap(self._timer() + self._seconds)
+        report = ReaperReport(tuple(self._mark_hosts_down()))
+        more = True
+        while more:
+            procs, frames = self._next_batch(reap)
+            fates = self._kill(procs, frames, reap)
+            requests = [request for proc in procs if (request := _end_proc(proc, fates)) is not None]
+            requests += [request for frame in frames if (request := _end_frame(frame, fates)) is not None]
+            report = report.with_batch(self._releasing.end_lost(requests), len(procs) + len(frames))
+            more = max(len(procs), len(frames)) == self._batch and self._timer() < reap.until
+        return report
+
+    def _next_batch(self, reap: _Reap) -> tuple[list[LostProc], list[OrphanFrame]]:
         with self._engine.connect() as connection:
             procs = lost.lost_procs(
                 connection,
                 silent_after=ORPHAN_SECONDS,
                 frameless_after=FRAMELESS_SECONDS,
                 limit=self._batch,
+                but=reap.procs,
             )
-            frames = lost.orphan_frames(connection, silent_after=ORPHAN_SECONDS, limit=self._batch)
-        fates = self._kill(procs, frames)
-        requests = [request for proc in procs if (request := _end_proc(proc, fates)) is not None]
-        requests += [request for frame in frames if (request := _end_frame(frame, fates)) is not None]
-        outcomes = self._releasing.end_lost(requests)
-        ended = [outcome for outcome in outcomes if outcome.verdict in _ENDED]
-        return ReaperReport(
-            tuple(down),
-            sum(outcome.verdict is not RunVerdict.ORPHAN_APPLIED for outcome in ended),
-            sum(outcome.state is FrameState.WAITING for outcome in ended),
-            sum(outcome.state is FrameState.DEAD for outcome in ended),
-            len(procs) + len(frames) - len(ended),
-        )
+            frames = lost.orphan_frames(connection, silent_after=ORPHAN_SECONDS, limit=self._batch, but=reap.frames)
+        reap.procs.update(proc.proc_id for proc in procs)
+        reap.frames.update(frame.frame_id for frame in frames)
+        return procs, frames
 
     def _mark_hosts_down(self) -> list[str]:
         """Hosts that stopped reporting. Not right after PostgreSQL was away, and late if nearly all went silent."""
@@ -138,31 +187,48 @@ class Reaper:
         except Exception as error:
             _log.warning("announce_failed", step="host_changes", error=str(error))
 
-    def _kill(self, procs: Sequence[LostProc], frames: Sequence[OrphanFrame]) -> dict[str, KillFate]:
-        """The fate of each frame's process, host by host, hosts side by side. A host out of reach is asked once."""
-        of_host: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
-        for proc in procs:
-            if proc.frame_id is not None:
-                of_host[proc.host_name].append((proc.frame_id, proc.proc_id, f"{proc.why.value}: it is lost"))
-        for frame in frames:
-            if frame.host_name:
-                of_host[frame.host_name].append((frame.frame_id, "", "no proc owns it"))
+    def _kill(self, procs: Sequence[LostProc], frames: Sequence[OrphanFrame], reap: _Reap) -> dict[str, KillFate]:
+        """The fate of each frame's process, host by host, hosts side by side; none of one there was no time for."""
         fates: dict[str, KillFate] = {}
-        with ThreadPoolExecutor(_KILL_THREADS, thread_name_prefix="reaper") as threads:
-            for part in threads.map(lambda item: self._kill_on(*item), of_host.items()):
+        hosts = _by_host(procs, frames)
+        if not hosts:
+            return fates
+        with ThreadPoolExecutor(min(_KILL_THREADS, len(hosts)), thread_name_prefix="reaper") as threads:
+            for host, part in zip(hosts, threads.map(lambda host: self._kill_on(host, reap), hosts), strict=True):
                 fates |= part
+                if KillFate.UNREACHABLE in part.values():
+                    reap.out_of_reach.add(host.name)
         return fates
 
-    def _kill_on(self, host_name: str, runs: Sequence[tuple[str, str, str]]) -> dict[str, KillFate]:
+    def _kill_on(self, host: _Host, reap: _Reap) -> dict[str, KillFate]:
         fates: dict[str, KillFate] = {}
-        reachable = True
-        for frame_id, proc_id, reason in runs:
-            fate = KillFate.UNREACHABLE
-            if reachable:
-                fate = self._killer.stop(host_name, frame_id, proc_id, reason)
-                reachable = fate is not KillFate.UNREACHABLE
-            fates[frame_id] = fate
+        reachable = host.name not in reap.out_of_reach
+        if reachable and host.gone and self._timer() < reap.until:
+            reachable = self._killer.answers(host.name, LOOK_SECONDS)
+        for frame_id, proc_id, reason in host.runs:
+            if not reachable:
+                fates[frame_id] = KillFate.UNREACHABLE
+            elif self._timer() < reap.until:
+                fates[frame_id] = self._killer.stop(host.name, frame_id, proc_id, reason)
+                reachable = fates[frame_id] is not KillFate.UNREACHABLE
         return fates
+
+
+def _by_host(procs: Sequence[LostProc], frames: Sequence[OrphanFrame]) -> list[_Host]:
+    hosts: dict[str, _Host] = {}
+    for proc in procs:
+        if proc.frame_id is not None:
+            host = hosts.setdefault(proc.host_name, _Host(proc.host_name, proc.host_state == HardwareState.DOWN))
+            host.runs.append((proc.frame_id, proc.proc_id, f"{proc.why.value}: it is lost"))
+    for frame in frames:
+        if frame.host_name:
+            host = hosts.setdefault(frame.host_name, _Host(frame.host_name, _host_gone(frame)))
+            host.runs.append((frame.frame_id, "", "no proc owns it"))
+    return list(hosts.values())
+
+
+def _host_gone(frame: OrphanFrame) -> bool:
+    return frame.host_state is None or frame.host_state == HardwareState.DOWN
 
 
 _ENDED = (RunVerdict.APPLIED, RunVerdict.RELEASED, RunVerdict.ORPHAN_APPLIED)
@@ -175,8 +241,10 @@ _STATUSES = {
 
 
 def _end_proc(proc: LostProc, fates: dict[str, KillFate]) -> LostRun | None:
-    """The request that ends a lost proc, or None to try again in the next pass."""
-    fate = KillFate.NOT_RUNNING if proc.frame_id is None else fates[proc.frame_id]
+    """The request that ends a lost proc, or None to try again in the next reap."""
+    fate = KillFate.NOT_RUNNING if proc.frame_id is None else fates.get(proc.frame_id)
+    if fate is None:
+        return None
     down = proc.host_state == HardwareState.DOWN
     state = FrameState.WAITING
     if fate is not KillFate.NOT_RUNNING and not proc.rebooted and not (down and fate is KillFate.UNREACHABLE):
@@ -195,9 +263,11 @@ def _end_proc(proc: LostProc, fates: dict[str, KillFate]) -> LostRun | None:
 
 
 def _end_frame(frame: OrphanFrame, fates: dict[str, KillFate]) -> LostRun | None:
-    """The request that ends an orphan frame, or None to try again in the next pass."""
-    fate = fates.get(frame.frame_id, KillFate.NOT_RUNNING)
-    gone = frame.host_state is None or frame.host_state == HardwareState.DOWN
+    """The request that ends an orphan frame, or None to try again in the next reap."""
+    fate = fates.get(frame.frame_id) if frame.host_name else KillFate.NOT_RUNNING
+    if fate is None:
+        return None
+    gone = _host_gone(frame)
     state = FrameState.WAITING
     if fate is not KillFate.NOT_RUNNING and not (gone and fate is KillFate.UNREACHABLE):
         if frame.silent_for < GIVE_UP_ORPHAN_SECONDS:

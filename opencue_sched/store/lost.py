@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -44,6 +45,7 @@ _LOST_PROCS = text(
             OR proc.ts_ping < current_timestamp - CAST(:silent AS float8) * interval '1 second'
             OR (proc.pk_frame IS NULL
                 AND proc.ts_ping < current_timestamp - CAST(:frameless AS float8) * interval '1 second'))
+       AND proc.pk_proc <> ALL (CAST(:but AS varchar[]))
      ORDER BY random() LIMIT :limit
     """
 )
@@ -57,6 +59,7 @@ _ORPHAN_FRAMES = text(
      WHERE frame.str_state = 'RUNNING'
        AND frame.ts_updated < current_timestamp - CAST(:silent AS float8) * interval '1 second'
        AND NOT EXISTS (SELECT FROM proc WHERE proc.pk_frame = frame.pk_frame)
+       AND frame.pk_frame <> ALL (CAST(:but AS varchar[]))
      ORDER BY random() LIMIT :limit
     """
 )
@@ -116,9 +119,13 @@ def mark_hosts_down(connection: Connection, *, silent_after: float) -> list[str]
     return [row.pk_host for row in connection.execute(_MARK_DOWN, {"after": silent_after})]
 
 
-def lost_procs(connection: Connection, *, silent_after: float, frameless_after: float, limit: int) -> list[LostProc]:
-    """Procs on DOWN hosts, of finished jobs, silent, or without a frame; at most ``limit`` of them, at random."""
-    rows = connection.execute(_LOST_PROCS, {"silent": silent_after, "frameless": frameless_after, "limit": limit})
+def lost_procs(
+    connection: Connection, *, silent_after: float, frameless_after: float, limit: int, but: Collection[str] = ()
+) -> list[LostProc]:
+    """Procs on DOWN hosts, of finished jobs, silent, or without a frame; at most ``limit`` of them, at random, and none
+    of ``but``."""
+    parameters = {"silent": silent_after, "frameless": frameless_after, "limit": limit, "but": list(but)}
+    rows = connection.execute(_LOST_PROCS, parameters)
     return [
         LostProc(
             row.pk_proc,
@@ -134,7 +141,10 @@ def lost_procs(connection: Connection, *, silent_after: float, frameless_after: 
     ]
 
 
-def orphan_frames(connection: Connection, *, silent_after: float, limit: int) -> list[OrphanFrame]:
-    """Frames that have been RUNNING without a proc for that many seconds; at most ``limit`` of them, at random."""
-    rows = connection.execute(_ORPHAN_FRAMES, {"silent": silent_after, "limit": limit})
+def orphan_frames(
+    connection: Connection, *, silent_after: float, limit: int, but: Collection[str] = ()
+) -> list[OrphanFrame]:
+    """Frames that have been RUNNING without a proc for that many seconds; at most ``limit`` of them, at random, and
+    none of ``but``."""
+    rows = connection.execute(_ORPHAN_FRAMES, {"silent": silent_after, "limit": limit, "but": list(but)})
     return [OrphanFrame(row.pk_frame, row.str_host, row.str_state, row.silent_for) for row in rows]

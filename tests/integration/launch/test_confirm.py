@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
 import grpc
 import pytest
 
 from opencue_sched.dispatch.channels import RqdChannels
-from opencue_sched.dispatch.confirm import Fate, Whereabouts, kill, kill_and_confirm, look
+from opencue_sched.dispatch.confirm import Fate, Whereabouts, answers, kill, kill_and_confirm, look
 from opencue_sched.dispatch.launch import LaunchRequest, launch_all
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
+from opencue_sched.settings import Rqd
 from tests.integration.launch.conftest import for_another_proc, request
 from tests.polling import eventually
 
@@ -114,3 +116,21 @@ def test_a_kill_without_a_reason_is_refused_as_the_rust_rqd_does(farm: Simulated
     with pytest.raises(grpc.RpcError) as refused:
         kill(channels, "sim0001", launch.ref.frame_id, "")
     assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_whether_a_host_answers_is_found_out_within_the_time_given(farm: SimulatedFarm) -> None:
+    """Not within rqd.kill_timeout, which is longer here than any test may take."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        addresses = farm.addresses | {"silent": f"127.0.0.1:{silent.getsockname()[1]}"}
+        with RqdChannels(Rqd(addresses=addresses, kill_timeout=3600.0)) as channels:
+            assert answers(channels, "sim0001", seconds=20.0)
+            assert not answers(channels, "silent", seconds=0.2)
+            farm.crash("sim0001")
+            assert not answers(channels, "sim0001", seconds=0.2)
+
+
+def test_a_host_that_just_refused_a_connection_is_tried_again(farm: SimulatedFarm, channels: RqdChannels) -> None:
+    farm.crash("sim0001")
+    assert not answers(channels, "sim0001", seconds=0.2)
+    farm.restart("sim0001")
+    assert answers(channels, "sim0001", seconds=20.0)

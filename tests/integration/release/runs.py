@@ -152,6 +152,11 @@ class ScriptedKiller:
     fates: dict[str, KillFate] = field(default_factory=dict)
     stopped: list[tuple[str, str]] = field(default_factory=list)
     asked: list[tuple[str, str]] = field(default_factory=list)
+    probed: list[str] = field(default_factory=list)
+
+    def answers(self, host_name: str, seconds: float) -> bool:
+        self.probed.append(host_name)
+        return self.fates.get(host_name, self.fate) is not KillFate.UNREACHABLE
 
     def ask(self, host_name: str, frame_id: str, reason: str) -> bool:
         self.asked.append((host_name, frame_id))

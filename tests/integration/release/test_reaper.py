@@ -45,10 +45,10 @@ def test_a_silent_host_goes_down_and_its_frames_wait_again(
     # when the reaper passes
     report = reaper.run_once()
 
-    # then the host is DOWN, a kill was tried once, and the frames wait with 399
+    # then the host is DOWN, its RQD was looked for once, and the frames wait with 399
     assert report.hosts_down == (run.host.id,)
     assert view.host(run.host).str_state == "DOWN"
-    assert len(killer.stopped) == 1
+    assert (len(killer.probed), killer.stopped) == (1, [])
     assert view.states(run.frames) == ["WAITING", "WAITING"]
     assert {view.frame(frame).int_exit_status for frame in run.frames} == {399}
     assert sorted(ledger.released) == sorted(run.procs)
@@ -204,10 +204,101 @@ def test_an_orphan_frame_of_a_host_that_is_gone_waits_again(
     assert view.states(run.frames) == ["WAITING"]
 
 
-def test_a_pass_is_bounded(engine: Engine, view: FarmView, killer: ScriptedKiller) -> None:
+def on_hosts(view: FarmView, state: str, *, hosts: int, frames: int) -> None:
+    """Frames silent for six minutes on so many hosts of that state, ``frames`` on each."""
+    with view.farm() as farm:
+        job = farm.job([LayerSpec(frames=hosts * frames)])
+        for n in range(hosts):
+            host = farm.host(name=f"h{n}", cores=16, memory_gb=64)
+            farm.run(job.frames[n * frames : (n + 1) * frames], host, cores=1, memory_gb=1)
+    view.run_sql("UPDATE proc SET ts_ping = now() - interval '360 seconds'")
+    view.run_sql("UPDATE host_stat SET str_state = :s", s=state)
+
+
+def test_a_host_that_is_down_and_does_not_answer_is_looked_for_once_however_many_frames_it_has(
+    engine: Engine, view: FarmView, killer: ScriptedKiller
+) -> None:
+    # given three dead hosts, in the database too, with four frames each
+    on_hosts(view, "DOWN", hosts=3, frames=4)
+    killer.fate = KillFate.UNREACHABLE
+
+    # when they are reaped in several batches
+    report = Reaper(engine, Release(), killer=killer, batch=5).run_once()
+
+    # then all frames wait, and no host cost more than one short look
+    assert (report.frames_waiting, report.deferred) == (12, 0)
+    assert sorted(killer.probed) == ["h0", "h1", "h2"]
+    assert killer.stopped == []
+    view.assert_consistent()
+
+
+def test_a_host_that_is_down_but_answers_has_its_processes_killed_and_confirmed(
+    engine: Engine, view: FarmView, killer: ScriptedKiller
+) -> None:
+    on_hosts(view, "DOWN", hosts=1, frames=2)
+    killer.fate = KillFate.UNCONFIRMED
+    report = Reaper(engine, Release(), killer=killer).run_once()
+    assert (report.procs_released, report.deferred) == (0, 2)
+    assert len(killer.stopped) == 2
+
+
+def test_a_host_that_is_up_is_asked_in_full_and_once_a_reap_when_it_cannot_be_reached(
+    engine: Engine, view: FarmView, killer: ScriptedKiller
+) -> None:
+    on_hosts(view, "UP", hosts=2, frames=3)
+    killer.fate = KillFate.UNREACHABLE
+    report = Reaper(engine, Release(host_down_after=1e6), killer=killer, batch=2).run_once()
+    assert (report.procs_released, report.deferred) == (0, 6)
+    assert killer.probed == []
+    assert sorted(host for host, _ in killer.stopped) == ["h0", "h1"]
+
+
+def test_a_reap_goes_on_until_nothing_is_left(engine: Engine, view: FarmView, killer: ScriptedKiller) -> None:
     run = start(view, LayerSpec(frames=5), running=5)
     view.run_sql("UPDATE job SET str_state = 'FINISHED'")
     reaper = Reaper(engine, Release(), killer=killer, batch=2)
-    assert [reaper.run_once().procs_released for _ in range(4)] == [2, 2, 1, 0]
+    assert [reaper.run_once().procs_released for _ in range(2)] == [5, 0]
     assert view.states(run.frames) == ["WAITING"] * 5
+    view.assert_consistent()
+
+
+def test_what_cannot_be_ended_is_tried_once_a_reap(engine: Engine, view: FarmView, killer: ScriptedKiller) -> None:
+    on_hosts(view, "UP", hosts=1, frames=5)
+    killer.fate = KillFate.UNCONFIRMED
+    report = Reaper(engine, Release(host_down_after=1e6), killer=killer, batch=2).run_once()
+    assert report.deferred == 5
+    assert len({frame for _, frame in killer.stopped}) == len(killer.stopped) == 5
+
+
+def test_a_reap_begins_nothing_when_its_time_is_over(engine: Engine, view: FarmView) -> None:
+    """A frame nobody asked about is left alone, and so is one that no proc owns."""
+    # given five frames whose kills take 15 seconds each, and an orphan frame on another host, one day old
+    on_hosts(view, "UP", hosts=1, frames=5)
+    with view.farm() as farm:
+        orphan = farm.job([LayerSpec(frames=1)], name="orphan").frames[0]
+    view.run_sql(
+        "UPDATE frame SET str_state = 'RUNNING', str_host = 'h0', ts_updated = now() - interval '1 day'"
+        " WHERE pk_frame = :f",
+        f=orphan,
+    )
+    now = [0.0]
+
+    class Slow(ScriptedKiller):
+        def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> KillFate:
+            now[0] += 15.0
+            return super().stop(host_name, frame_id, proc_id, reason)
+
+    killer = Slow()
+    reaper = Reaper(engine, Release(host_down_after=1e6), killer=killer, seconds=40.0, timer=lambda: now[0])
+
+    # when it has 40 seconds, then it begins three kills
+    report = reaper.run_once()
+    assert len(killer.stopped) == 3
+    assert report.procs_released == 3
+    assert report.deferred == 3
+    assert view.states([orphan]) == ["RUNNING"]
+
+    # and the next reap does the rest
+    assert reaper.run_once().deferred == 0
+    assert len(killer.stopped) == 6
     view.assert_consistent()

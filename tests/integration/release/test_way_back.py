@@ -41,6 +41,10 @@ class LateKiller:
     def __init__(self) -> None:
         self.real: RqdKiller | None = None
 
+    def answers(self, host_name: str, seconds: float) -> bool:
+        assert self.real is not None
+        return self.real.answers(host_name, seconds)
+
     def ask(self, host_name: str, frame_id: str, reason: str) -> bool:
         assert self.real is not None
         return self.real.ask(host_name, frame_id, reason)
