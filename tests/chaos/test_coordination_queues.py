@@ -148,6 +148,26 @@ def test_no_queue_starves_beyond_its_age(redis_client, sender, start_worker):
     all_but_one_soon(seconds_to_wait, 12 * 0.5 + 1.0)
 
 
+def test_a_message_waits_for_no_more_others_than_there_are_queues_once_each_is_of_age(
+    redis_client, sender, start_worker
+):
+    """Q3, counted: when every queue is of age at once, each is asked first in its turn, however busy one of them is."""
+    sender(INSTANCE, "again")
+    start_worker(OPENCUE_SCHED_COORDINATION__QUEUE_AGE="1ms")
+    eventually(lambda: len(order(redis_client)) > 10, 60, "a busy instance queue")
+    for queue in (TYPE, GROUP, TYPE, GROUP):
+        tag = f"waited at {queue} since"
+        sender("staging", tag)
+        with redis_client.pipeline(transaction=True) as pipe:
+            pipe.llen("order")
+            pipe.lmove("staging:prio:1", f"{queue}:prio:1", "RIGHT", "LEFT")
+            before, _ = pipe.execute()
+        eventually(lambda before=before, tag=tag: tag in redis_client.lrange("order", before, -1), 30, "its turn")
+        waited_for = redis_client.lrange("order", before, -1).index(tag)
+        # One that was under way, and one for each of the twelve queues.
+        assert waited_for <= 1 + 12, queue
+
+
 BODY = '[["never"], {}, {}]'
 
 
