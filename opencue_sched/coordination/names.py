@@ -279,6 +279,11 @@ class LookKeys:
         return f"{self.ns}:looks:{self.facility.lower() if self.facility else 'all'}"
 
 
+def turn_key(ns: str, work: str) -> str:
+    """There while a process of the fleet does work that one at a time should do."""
+    return f"{ns}:turn:{work}"
+
+
 def permit_key(ns: str, layer_id: str) -> str:
     """The permit of one layer. Layer ids are OpenCue's, used as they are."""
     return f"{ns}:permit:layer:{layer_id}"

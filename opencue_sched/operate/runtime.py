@@ -31,6 +31,7 @@ from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, c
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import ClaimKeeper, ClusterPostings, Refused
 from opencue_sched.coordination.shares import HostShares
+from opencue_sched.coordination.turns import turn
 from opencue_sched.dispatch.channels import RqdChannels
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.commit import compensate
@@ -66,6 +67,9 @@ log = structlog.get_logger(__name__)
 
 SLEEPS_A_LAYER_RESTS = 2
 """A layer that finds no host rests longer than its cluster sleeps, so that the jobs behind it have their turn."""
+REAP_TURN_SECONDS = 90.0
+"""A reap takes less. When its process dies in it, the fleet's next is up to this much later."""
+
 
 
 class Runtime:
@@ -264,7 +268,11 @@ class Runtime:
         return {"recalculated": True}
 
     def reap(self) -> dict[str, object]:
-        """Put right what hosts and processes left behind."""
+        """Put right what hosts and processes left behind, unless another process of the fleet is at it."""
+        with turn(self.client, self.settings.coordination.namespace, "reap", seconds=REAP_TURN_SECONDS) as mine:
+            return self._reap() if mine else {"reaped": False}
+
+    def _reap(self) -> dict[str, object]:
         report = self.reaper.run_once()
         metrics.record_reaped(report)
         history = 0
@@ -279,6 +287,7 @@ class Runtime:
             "frames_dead": report.frames_dead,
             "deferred": report.deferred,
         }
+            "reaped": True,
 
     def recover_depends(self) -> dict[str, object]:
         """Finish what a process that died after a completion left undone."""

@@ -13,7 +13,9 @@ from kombu import Queue
 import celeryconfig
 from opencue_sched.celery import app
 from opencue_sched.coordination.names import QueueName, QueueType
-from opencue_sched.settings import get_settings
+from opencue_sched.operate.runtime import REAP_TURN_SECONDS
+from opencue_sched.release.reaper import REAP_SECONDS
+from opencue_sched.settings import Database, Rqd, get_settings
 
 TASKS = {
     "opencue_sched.sweep.sweep_clusters",
@@ -96,3 +98,10 @@ def test_a_beat_knows_the_tasks_without_loading_what_runs_them_and_a_worker_load
     assert set(tasks) >= TASKS
     assert of_a_beat == []
     assert "opencue_sched.operate.runtime" in of_a_worker
+
+
+def test_a_reap_ends_before_its_message_is_handed_out_again_and_its_turn_before_that() -> None:
+    longest = REAP_SECONDS + Rqd().kill_timeout + 2 * Database().statement_timeout
+    assert longest < celeryconfig.broker_transport_options["visibility_timeout"]
+    assert REAP_SECONDS + Rqd().kill_timeout < REAP_TURN_SECONDS
+    assert celeryconfig.broker_transport_options["visibility_timeout"] > REAP_TURN_SECONDS

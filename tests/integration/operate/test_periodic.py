@@ -9,6 +9,7 @@ import pytest
 from celery import Celery
 from sqlalchemy import Engine, text
 
+from opencue_sched.coordination.turns import turn
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.operate.runtime import Runtime
 from opencue_sched.settings import Settings
@@ -55,3 +56,27 @@ def test_on_a_cuebots_database_only_when_no_cuebot_has_lately(
     runtime.__dict__["facts"] = replace(runtime.facts, origin="cuebot")
     assert runtime.recalculate_subs() == {"recalculated": recounted}
     assert booked_by_the_columns(engine) == (0 if recounted else 700)
+
+
+def test_one_reap_at_a_time_in_the_fleet(runtime: Runtime, engine: Engine, settings: Settings) -> None:
+    """Beat sends one every 30 seconds, and one may take longer."""
+    # given a proc of a finished job on a host nobody hears of any more, and a reap under way in another process
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        host = farm.host()
+        farm.run(farm.job().frames, host)
+        connection.execute(text("UPDATE host_stat SET str_state = 'DOWN'"))
+    with turn(runtime.client, settings.coordination.namespace, "reap", seconds=60.0):
+        # then another message does nothing
+        assert runtime.reap() == {"reaped": False}
+        assert procs(engine) == 1
+
+    # and the next one, when that has ended, does it
+    summary = runtime.reap()
+    assert (summary["reaped"], summary["procs_released"]) == (True, 1)
+    assert procs(engine) == 0
+
+
+def procs(engine: Engine) -> int:
+    with engine.connect() as connection:
+        return int(connection.execute(text("SELECT count(*) FROM proc")).scalar_one())

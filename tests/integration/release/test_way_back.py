@@ -232,6 +232,9 @@ class _SlowToConfirm:
     def __init__(self, site: Site) -> None:
         self._site = site
 
+    def answers(self, host_name: str, seconds: float) -> bool:
+        return self._site.killer.answers(host_name, seconds)
+
     def ask(self, host_name: str, frame_id: str, reason: str) -> bool:
         return self._site.killer.ask(host_name, frame_id, reason)
 
