@@ -23,19 +23,23 @@ _POLL_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Call:
-    """A call of one script. ``at`` in seconds since the epoch, ``text`` its keys and arguments with blanks between."""
+    """``at`` in seconds since the epoch; ``text`` the command, its keys and arguments, with blanks between."""
 
     at: float
     text: str
 
+    def runs(self, script: str) -> bool:
+        """Whether this is a call of that script."""
+        return self.text.startswith(f"EVALSHA {load_script(script).sha} ")
+
 
 class RedisLog:
-    """The calls of scripts for the length of a ``with``, or until Redis goes away."""
+    """What Redis was asked for the length of a ``with``, or until it goes away; what its scripts did as well."""
 
     def __init__(self, url: str) -> None:
         self._client = redis.Redis.from_url(url, decode_responses=True)
         self._monitor = self._client.monitor()
-        self._lines: list[tuple[float, str]] = []
+        self._calls: list[Call] = []
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._read, name="redis-log")
 
@@ -57,21 +61,20 @@ class RedisLog:
             try:
                 if self._monitor.connection.can_read(timeout=_POLL_SECONDS):
                     said = self._monitor.next_command()
-                    self._lines.append((float(said["time"]), str(said["command"])))
+                    self._calls.append(Call(float(said["time"]), str(said["command"])))
             except RedisConnectionError:
                 return
 
-    def calls(self, script: str, *, since: float = 0.0, naming: str = "") -> list[Call]:
-        """All calls of a script so far, from a moment on (seconds since the epoch), that have ``naming`` in them."""
+    def since(self, moment: float) -> list[Call]:
+        """Everything from a moment on (seconds since the epoch) up to now, in its order."""
         self._read_up_to_now()
-        command = f"EVALSHA {load_script(script).sha} "
-        return [
-            Call(at, text.removeprefix(command))
-            for at, text in list(self._lines)
-            if at >= since and text.startswith(command) and naming in text
-        ]
+        return [call for call in list(self._calls) if call.at >= moment]
+
+    def calls(self, script: str, *, since: float = 0.0, naming: str = "") -> list[Call]:
+        """All calls of a script so far, from a moment on, that have ``naming`` in them."""
+        return [call for call in self.since(since) if call.runs(script) and naming in call.text]
 
     def _read_up_to_now(self) -> None:
         said = f"ECHO {uuid.uuid4().hex}"
         self._client.execute_command(*said.split())
-        eventually(lambda: any(text == said for _, text in self._lines[::-1]), 10, "the end of the log of Redis")
+        eventually(lambda: any(call.text == said for call in self._calls[::-1]), 10, "the end of the log of Redis")

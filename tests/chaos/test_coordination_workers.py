@@ -215,7 +215,7 @@ def test_a_worker_killed_in_mid_pass_is_followed_by_another(site):
             killed_ms, held = kill_in_mid_pass(site, f"job{round_}")
             assert int(held["expires"]) <= killed_ms + 1000 * site.settings.coordination.claim_ttl
             eventually(lambda held=held: int(posting(site)["fence"]) > int(held["fence"]), 60, "take-over")
-            assert_sent_by_the_first_look(log, held["name"], int(held["expires"]), int(posting(site)["sent"]))
+            assert_sent_by_the_first_look(log, held["name"], posting(site)["uuid"], int(held["expires"]) / 1000)
             eventually(lambda round_=round_: booked(site) == 2 + round_, 60, "the frame of the killed pass")
             seconds.append((redis_ms(site) - killed_ms) / 1000)
             if round_ < 2:
@@ -236,14 +236,17 @@ def kill_in_mid_pass(site: Site, job: str) -> tuple[int, dict[str, str]]:
         return killed_ms, posting(site)
 
 
-def assert_sent_by_the_first_look(log: RedisLog, cluster: str, due_ms: int, sent_ms: int) -> None:
-    """Whoever offered the cluster first after a message for it was due sent that message.
+def assert_sent_by_the_first_look(log: RedisLog, cluster: str, uuid: str, due: float) -> None:
+    """Whoever offered the cluster first after a message for it was due (seconds since the epoch) sent that message.
 
-    By the calls that Redis had, in their order: a sweep or a watch that comes late is the machine's doing, one that
-    passes by a cluster that has been waiting for it is ours.
+    By what Redis was asked, in its order: a sweep or a watch that comes late is the machine's doing, one that passes by
+    a cluster that has been waiting for it is ours.
     """
-    offers = [call.at * 1000 for call in log.calls("board_offer", since=due_ms / 1000, naming=cluster)]
-    assert len([at for at in offers if at < sent_ms]) <= 1, f"due {due_ms}, sent {sent_ms}, looked at {offers}"
+    asked = log.since(due)
+    ticket = f"HINCRBY {BOARD.job(uuid)} ticket "
+    sent = next(number for number, call in enumerate(asked) if call.text.startswith(ticket))
+    looks = [call.at for call in asked[:sent] if call.runs("board_offer") and cluster in call.text]
+    assert len(looks) <= 1, f"due {due}, sent {asked[sent].at}, looked at {looks}"
 
 
 def test_a_frozen_worker_does_no_harm_when_it_goes_on(site):
@@ -394,17 +397,25 @@ def test_no_accident_strands_a_cluster_beyond_three_seconds(awake, accident):
     with RedisLog(site.server.url) as log:
         for _ in range(3):
             held = eventually(lambda: _seize(board, uuid), 30, "our claim")
+            before = redis_ms(site) / 1000
             lost = befall(site, board, held, accident, port)
-            since, left = redis_ms(site), posting(site)
-            our_claim_ends = float(left["expires"]) if accident == "claimant died" else 0.0
-            resent = int(left["sent"]) + 1000 * RESEND_SECONDS if int(left["sent"]) else since
             eventually(lambda lost=lost: int(posting(site)["ticket"]) > lost, 30, "another message")
-            sent_ms = int(posting(site)["sent"])
-            assert_sent_by_the_first_look(log, held.cluster.key, round(our_claim_ends or resent), sent_ms)
+            since, due = stranded_since(log, accident, uuid, before)
+            assert_sent_by_the_first_look(log, held.cluster.key, uuid, due)
             eventually(lambda held=held: int(posting(site)["fence"]) > held.fence, 30, "the next pass")
-            seconds.append((claimed_at_ms(site, uuid, since) - max(since, our_claim_ends)) / 1000)
+            seconds.append(claimed_at_ms(site, uuid, round(1000 * since)) / 1000 - since)
     print(f"{accident}, to the next claim: {[round(value, 2) for value in seconds]}")
     assert statistics.median(seconds) < STRANDED_SECONDS
+
+
+def stranded_since(log: RedisLog, accident: str, uuid: str, before: float) -> tuple[float, float]:
+    """From when on nobody was at the cluster after the accident, and from when on a message for it was due."""
+    if accident == "claimant died":
+        (prolonged,) = log.calls("board_extend", since=before, naming=f"{uuid} test ")
+        return prolonged.at + CLAIM_SECONDS, prolonged.at + CLAIM_SECONDS
+    (ended,) = log.calls("board_end", since=before, naming=f"{uuid} test ")
+    sent_none = accident == "message came during a claim"
+    return ended.at, ended.at + (0 if sent_none else RESEND_SECONDS)
 
 
 def redis_ms(site: Site) -> int:
