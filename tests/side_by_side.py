@@ -14,7 +14,13 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-SHARING_A_FLEET = {"test_celery_commands.py", "test_wheel.py", "test_real_rqd.py", "test_stores.py"}
+SHARING_A_FLEET = {
+    "test_celery_commands.py",
+    "test_coordination_leader.py",
+    "test_real_rqd.py",
+    "test_stores.py",
+    "test_wheel.py",
+}
 
 
 class Together(LoadScopeScheduling):

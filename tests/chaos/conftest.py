@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import redis
-from sqlalchemy import Engine
+from sqlalchemy import Engine, create_engine
 
 from opencue_sched.embedded.fleet import Fleet
 from opencue_sched.embedded.services import EmbeddedRedis
 from opencue_sched.settings import Settings
 from tests.brief_fleet import brief_fleet, open_counters
+from tests.conftest import PostgresServer
 
 
 @dataclass
@@ -46,6 +48,20 @@ def site(database_url: str, engine: Engine, tmp_path: Path) -> Iterator[Site]:
     """An empty fleet with short leases, on a database and a Redis of this test's own."""
     with site_on(database_url, engine, tmp_path) as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def shared_site(
+    postgres_server: PostgresServer, template_database: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    """As ``site``, for all tests of a file."""
+    name = f"opencue_sched_shared_{uuid4().hex}"
+    url = postgres_server.create(name, template_database)
+    engine = create_engine(url)
+    with site_on(url, engine, tmp_path_factory.mktemp("shared")) as found:
+        yield found
+    engine.dispose()
+    postgres_server.drop(name)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import time
 import urllib.request
 from collections import Counter
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 
 import pytest
 from redis.exceptions import RedisError
@@ -22,6 +22,7 @@ from tests.redis_log import RedisLog
 
 KEYS = LeaderKeys("cue", "beat")
 TTL_SECONDS, RETRY_SECONDS = 3.0, 0.5
+NUMBERS = count()
 
 
 def sent(client, *, then_flush: bool = False) -> Counter:
@@ -55,6 +56,17 @@ def holder(client) -> str | None:
 
 def leading(site, name: str) -> bool:
     return "leadership_taken" in site.fleet.log(name).read_text()
+
+
+@pytest.fixture
+def pair(shared_site):
+    """A fleet, shared by tests, of which one beat leads and has fired and one stands by."""
+    if not shared_site.fleet.processes:
+        start_two(shared_site)
+    elif len(shared_site.fleet.processes) < 2:
+        start_standby(shared_site, f"standby{next(NUMBERS)}")
+    eventually(lambda: leader(shared_site) and sweeps(shared_site.client), 30, "a leader that has fired")
+    return shared_site
 
 
 def start_two(site) -> None:
@@ -133,40 +145,37 @@ def sweeps(client) -> int:
     return sum(count for (task, _), count in sent(client).items() if task.startswith("sweep-clusters@"))
 
 
-def test_after_sigkill_a_standby_takes_over_within_the_ttl_and_a_poll(site):
+def test_after_sigkill_a_standby_takes_over_within_the_ttl_and_a_poll(pair):
     """L1, L5, L7. Twice. Within the TTL: nobody prolonged the lease of the dead. And a poll: see below."""
-    start_two(site)
-    successions = [succeed(site, "kill") for _ in range(2)]
+    successions = [succeed(pair, "kill") for _ in range(2)]
     assert all(0 < succession.lease_left <= TTL_SECONDS for succession in successions), successions
     assert_followed_at_the_first_look(successions)
-    fired = sweeps(site.client)
-    eventually(lambda: sweeps(site.client) > fired, 30, "next tick")
-    assert set(sent(site.client).values()) == {1}
-    order = fences(site.client)
+    fired = sweeps(pair.client)
+    eventually(lambda: sweeps(pair.client) > fired, 30, "next tick")
+    assert set(sent(pair.client).values()) == {1}
+    order = fences(pair.client)
     assert order == sorted(order)
 
 
-def test_a_clean_stop_hands_over_within_the_retry_interval(site):
-    start_two(site)
-    successions = [succeed(site, "stop") for _ in range(2)]
+def test_a_clean_stop_hands_over_within_the_retry_interval(pair):
+    successions = [succeed(pair, "stop") for _ in range(2)]
     assert_followed_at_the_first_look(successions)
-    assert set(sent(site.client).values()) == {1}
+    assert set(sent(pair.client).values()) == {1}
 
 
-def test_a_frozen_leader_fires_nothing_after_it_goes_on(site):
+def test_a_frozen_leader_fires_nothing_after_it_goes_on(pair):
     """L2: SIGSTOP past the TTL, SIGCONT."""
-    start_two(site)
-    name, old_fence = leader(site)
-    first = site.fleet.processes[name]
+    name, old_fence = leader(pair)
+    first = pair.fleet.processes[name]
     first.pause()
-    eventually(lambda: int((holder(site.client) or "|0").rpartition("|")[2]) > old_fence, 30, "take-over")
-    eventually(lambda: fences(site.client)[-1] > old_fence, 30, "a tick of the successor")
+    eventually(lambda: int((holder(pair.client) or "|0").rpartition("|")[2]) > old_fence, 30, "take-over")
+    eventually(lambda: fences(pair.client)[-1] > old_fence, 30, "a tick of the successor")
     first.resume()
-    seen = len(fences(site.client))
-    eventually(lambda: len(fences(site.client)) >= seen + 2, 30, "two more ticks")
-    order = fences(site.client)
+    seen = len(fences(pair.client))
+    eventually(lambda: len(fences(pair.client)) >= seen + 2, 30, "two more ticks")
+    order = fences(pair.client)
     assert order == sorted(order)
-    assert set(sent(site.client).values()) == {1}
+    assert set(sent(pair.client).values()) == {1}
     assert first.running
 
 
@@ -223,26 +232,25 @@ def test_the_lease_never_exists_without_a_ttl_under_a_storm_of_kills(site):
 
 
 @pytest.mark.parametrize("accident", ["lease deleted", "everything deleted", "restarted"])
-def test_the_fence_grows_and_the_fleet_goes_on_after_redis_lost_something(site, accident):
-    start_two(site)
-    _, before = leader(site)
+def test_the_fence_grows_and_the_fleet_goes_on_after_redis_lost_something(pair, accident):
+    _, before = leader(pair)
     if accident == "lease deleted":
-        site.client.delete(KEYS.lease)
+        pair.client.delete(KEYS.lease)
     elif accident == "everything deleted":
-        site.client.flushall()
+        pair.client.flushall()
     else:
-        site.server.restart()
+        pair.server.restart()
 
     def took_over() -> bool:
         try:
-            lease = holder(site.client)
+            lease = holder(pair.client)
         except RedisError:
             return False
         return lease is not None and int(lease.rpartition("|")[2]) > before
 
     eventually(took_over, 30, "a higher fence")
-    eventually(lambda: fences(site.client) and fences(site.client)[-1] > before, 30, "a tick under it")
-    assert not site.fleet.ended()
+    eventually(lambda: fences(pair.client) and fences(pair.client)[-1] > before, 30, "a tick under it")
+    assert not pair.fleet.ended()
 
 
 def test_no_tick_is_fired_twice_though_everything_in_redis_was_deleted(site):
