@@ -10,6 +10,9 @@ from enum import StrEnum
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.verdicts import LayerVerdict
 
+LONGEST_ERROR = 500
+"""Characters of an error that an answer carries."""
+
 
 class PassEnd(StrEnum):
     """Why a pass ended (``scheduler_pass_terminated_reason_total``)."""
@@ -20,6 +23,11 @@ class PassEnd(StrEnum):
     QUERY_ERROR = "query_error"
     NOT_READY = "not_ready"
     CLAIM_LOST = "claim_lost"
+
+    @property
+    def did_its_work(self) -> bool:
+        """Whether the pass looked at its cluster to the end, be there anything to book or not."""
+        return self in (PassEnd.BOOKED, PassEnd.SATURATED, PassEnd.NO_JOBS)
 
 
 @dataclass(slots=True)
@@ -90,6 +98,7 @@ class PassReport:
 
     def summary(self) -> dict[str, object]:
         """A small JSON-able answer for the task."""
+        error = {"error": self.error[:LONGEST_ERROR]} if self.error else {}
         return {
             "cluster": self.cluster.key,
             "ended": self.ended.value,
@@ -98,4 +107,5 @@ class PassReport:
             "booked": self.frames_booked,
             "launched": self.frames_launched,
             "seconds": round(self.total_seconds, 4),
+            **error,
         }

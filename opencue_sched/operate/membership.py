@@ -23,6 +23,7 @@ from opencue_sched.coordination.names import QueueName, QueueType, worker_group
 from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken, Presence, call_roll
 from opencue_sched.coordination.queue_care import drain_dead_instances, survey_queues
 from opencue_sched.coordination.routing import Router
+from opencue_sched.dispatch.report import LONGEST_ERROR
 from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.operate import fleet_metrics
 from opencue_sched.operate.messages import Messenger
@@ -31,6 +32,8 @@ from opencue_sched.settings import Settings
 log = structlog.get_logger(__name__)
 
 ASK_AGAIN_SECONDS = 0.25
+FAILED = "failed"
+"""How a pass ended that raised, in the answer to who waits for it and in its job hash."""
 SURVEY_SECONDS = 10.0
 
 
@@ -147,6 +150,15 @@ class Membership:
             messenger.ask(posting, reply=reply, delay_seconds=ASK_AGAIN_SECONDS)
             return
         replies.answer(self._client, self.namespace, reply, summary)
+
+    def answer_failed(self, reply: str, posting: str, error: Exception) -> None:
+        """Tell who waits for a pass that it ended in an error. A waiter that cannot be told is left to its time-out."""
+        text = f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
+        output = {"posting": posting, "ended": FAILED, "error": text}
+        try:
+            replies.answer(self._client, self.namespace, reply, output, status=FAILED)
+        except RedisError as problem:
+            log.warning("waiter_not_told", posting=posting, error=str(problem))
 
     def leave(self) -> bool:
         """Wait for what is in hand, within the grace, then take the presence away; whether all of it has ended."""

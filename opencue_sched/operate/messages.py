@@ -47,9 +47,10 @@ class Messenger:
         except (OperationalError, RedisError) as error:
             log.warning("message_left_to_the_next_sweep", cluster=offered.cluster.key, error=str(error))
 
-    def give_back(self, posting: str, ticket: int | None) -> None:
-        """Hand a message that this process does not work on to the others of its group."""
-        self._put(str(self._router.group_queue), posting, ticket=ticket)
+    def give_back(self, posting: str, ticket: int | None, *, reply: str | None = None) -> None:
+        """Hand a message that this process does not work on to the others of its group; who takes it answers."""
+        priority = POSTING_PRIORITY if reply is None else SOMEBODY_WAITS
+        self._put(str(self._router.group_queue), posting, ticket=ticket, reply=reply, priority=priority)
 
     def ask(self, posting: str, *, reply: str, delay_seconds: float = 0.0) -> None:
         """Send a message whose pass is to be reported to the reply queue ``reply``."""

@@ -64,12 +64,11 @@ from opencue_sched.store.schema_history import drain_frame_history
 
 log = structlog.get_logger(__name__)
 
-
 SLEEPS_A_LAYER_RESTS = 2
 """A layer that finds no host rests longer than its cluster sleeps, so that the jobs behind it have their turn."""
+
 REAP_TURN_SECONDS = 90.0
 """A reap takes less. When its process dies in it, the fleet's next is up to this much later."""
-
 
 
 class Runtime:
@@ -188,23 +187,31 @@ class Runtime:
         return report
 
     def dispatch(self, posting: str, *, ticket: int | None = None, reply: str | None = None) -> dict[str, object]:
-        """One pass for a message, unless this worker is told to take no work."""
+        """One pass for a message, unless this worker is told to take no work. Who waits at ``reply`` is also told of
+        an error, which goes to the caller."""
         if not self.membership.duty.takes_work:
-            self.messenger.give_back(posting, ticket)
+            self.messenger.give_back(posting, ticket, reply=reply)
             return {"ended": "given back"}
-        report = self.dispatcher.dispatch(posting, ticket)
-        if isinstance(report, Refused):
-            fleet_metrics.messages_dropped.labels(report.reason).inc()
-            summary: dict[str, object] = {"ended": "dropped", "reason": report.reason, "owner": report.owner}
-        else:
-            metrics.record_pass(report)
-            metrics.record_cache(self.hosts.cache.stats())
-            if report.ended is PassEnd.NOT_READY:
-                self._bootstrap_in_background()
-            summary = report.summary()
+        try:
+            summary = self._dispatch(posting, ticket)
+        except Exception as error:
+            if reply is not None:
+                self.membership.answer_failed(reply, posting, error)
+            raise
         if reply is not None:
             self.membership.answer(reply, posting, summary, self.messenger)
         return summary
+
+    def _dispatch(self, posting: str, ticket: int | None) -> dict[str, object]:
+        report = self.dispatcher.dispatch(posting, ticket)
+        if isinstance(report, Refused):
+            fleet_metrics.messages_dropped.labels(report.reason).inc()
+            return {"ended": "dropped", "reason": report.reason, "owner": report.owner}
+        metrics.record_pass(report)
+        metrics.record_cache(self.hosts.cache.stats())
+        if report.ended is PassEnd.NOT_READY:
+            self._bootstrap_in_background()
+        return report.summary()
 
     def show_waiting(self) -> None:
         """Show what waits in the whole fleet. Raises RedisError.
@@ -280,6 +287,7 @@ class Runtime:
             with self.engine.begin() as connection:
                 history = drain_frame_history(connection)
         return {
+            "reaped": True,
             "history_events": history,
             "hosts_down": len(report.hosts_down),
             "procs_released": report.procs_released,
@@ -287,7 +295,6 @@ class Runtime:
             "frames_dead": report.frames_dead,
             "deferred": report.deferred,
         }
-            "reaped": True,
 
     def recover_depends(self) -> dict[str, object]:
         """Finish what a process that died after a completion left undone."""

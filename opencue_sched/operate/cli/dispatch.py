@@ -10,6 +10,7 @@ from opencue_sched.coordination import replies
 from opencue_sched.coordination.names import BoardKeys, cluster_board, worker_group
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.coordination.routing import Router
+from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.errors import InvalidInput, SchedulerError
 from opencue_sched.operate.cli.connect import checked_redis, database
@@ -26,6 +27,9 @@ from opencue_sched.settings import Settings, get_settings
 def command(key: str, wait: bool, timeout: float, as_json: bool) -> None:
     """Have one cluster dispatched now, even if it rests.
 
+    Exit status with --wait: 0 when the pass did its work (booked, saturated or no_jobs); 1 when it did not, or nobody
+    answered in time, with the reason on standard error. Without: 0 once the cluster is up for a worker to take.
+
     Example: opencue-sched dispatch --cluster alloc-0f3a9c1d2b4e5f60 --wait
     """
     settings = get_settings()
@@ -35,8 +39,9 @@ def command(key: str, wait: bool, timeout: float, as_json: bool) -> None:
         show_json(answer)
     else:
         click.echo(", ".join(f"{name} {value}" for name, value in answer.items() if value not in ("", None)))
-    if answer.get("ended") == "dropped":
-        raise click.exceptions.Exit(1)
+    if wait and answer.get("ended") not in [end.value for end in PassEnd if end.did_its_work]:
+        reason = answer.get("error") or answer.get("reason") or "see the log of the workers"
+        raise SchedulerError(f"the pass over {key} did not do its work: {answer.get('ended')} ({reason})")
 
 
 def _cluster(settings: Settings, key: str) -> Cluster:

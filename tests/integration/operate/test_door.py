@@ -9,10 +9,21 @@ from collections.abc import Iterator
 import pytest
 from celery import Celery
 from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from sqlalchemy.exc import OperationalError
+from structlog.testing import capture_logs
 
 import celeryconfig
 from opencue_sched.celery import app as real_app
+from opencue_sched.coordination import replies
 from opencue_sched.coordination.dead_letters import read_dead_letters
+from opencue_sched.coordination.job import JobPriority
+from opencue_sched.coordination.names import job_hash, reply_queue
+from opencue_sched.dispatch.cluster_pass import PassRunner
+from opencue_sched.dispatch.report import PassEnd, PassReport
+from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.operate.messages import SOMEBODY_WAITS
 from opencue_sched.operate.runtime import Runtime
 from opencue_sched.settings import Settings
 
@@ -48,3 +59,92 @@ def test_a_message_without_the_arguments_of_its_task_is_put_aside(redis_client, 
     assert words in letter.reason
     assert letter.reason.startswith(f"{task}: ")
     assert json.loads(letter.body) == [args, kwargs]
+
+
+# Somebody waits for the pass
+
+
+@pytest.fixture
+def posting(runtime: Runtime) -> str:
+    """A cluster that may be worked on."""
+    cluster = Cluster("facility", "show", ClusterKind.MANUAL, ("fast",))
+    return runtime.postings.offer([cluster])[0].uuid
+
+
+@pytest.fixture
+def waiter(redis_client: Redis) -> str:
+    return replies.open_job(redis_client, "cue", "dispatch", waits_seconds=10)
+
+
+class Dropped(Exception):
+    """Nobody thought of this."""
+
+
+def break_off(_runner: PassRunner, _cluster: Cluster, **_: object) -> PassReport:
+    raise Dropped("no such column")
+
+
+@pytest.mark.parametrize("popped", [False, True])
+def test_a_pass_that_crashes_tells_who_waits_for_it(redis_client, posting, waiter, monkeypatch, popped):
+    monkeypatch.setattr(PassRunner, "run", break_off)
+    with pytest.raises(Dropped):
+        real_app.tasks[DISPATCH](posting, reply=waiter)
+    if popped:  # by somebody else: the hash says the same
+        assert redis_client.lpop(reply_queue("cue", waiter))
+    answer = replies.await_reply(redis_client, "cue", waiter, timeout_seconds=1)
+    assert answer == {"posting": posting, "ended": "failed", "error": "Dropped: no such column"}
+    assert redis_client.hget(job_hash("cue", waiter), "status") == "failed"
+
+
+def test_a_pass_that_a_store_ended_says_why(redis_client, posting, waiter, monkeypatch):
+    def lose_connection(*_: object, **__: object) -> PassReport:
+        raise OperationalError("SELECT", {}, Exception("the server closed the connection"))
+
+    monkeypatch.setattr(PassRunner, "run", lose_connection)
+    real_app.tasks[DISPATCH](posting, reply=waiter)
+    answer = replies.await_reply(redis_client, "cue", waiter, timeout_seconds=1)
+    assert answer["ended"] == "query_error"
+    assert "the server closed the connection" in answer["error"]
+
+
+def test_a_worker_that_cannot_even_begin_answers_too(redis_client, waiter):
+    with pytest.raises(InvalidInput):
+        real_app.tasks[DISPATCH]("no posting", reply=waiter)
+    answer = replies.await_reply(redis_client, "cue", waiter, timeout_seconds=1)
+    assert (answer["ended"], "not the id of a posting" in answer["error"]) == ("failed", True)
+
+
+def test_a_crash_is_told_by_its_own_error_though_the_answer_cannot_be_given(posting, waiter, monkeypatch):
+    def away(*_: object, **__: object) -> bool:
+        raise RedisConnectionError("Redis is away")
+
+    monkeypatch.setattr(PassRunner, "run", break_off)
+    monkeypatch.setattr(replies, "answer", away)
+    with capture_logs() as said, pytest.raises(Dropped):
+        real_app.tasks[DISPATCH](posting, reply=waiter)
+    assert [line["log_level"] for line in said if line["event"] == "waiter_not_told"] == ["warning"]
+
+
+def test_a_message_given_back_is_answered_by_who_takes_it_next(runtime, redis_client, posting, waiter, monkeypatch):
+    # given a worker that takes no work
+    sent = []
+    monkeypatch.setattr(runtime.messenger, "_send", lambda *args, **kwargs: sent.append((args, kwargs)))
+    runtime.membership.duty.pause()
+    assert real_app.tasks[DISPATCH](posting, ticket=3, reply=waiter) == {"ended": "given back"}
+    assert replies.is_waiting(redis_client, "cue", waiter)
+    # when another one takes the message
+    ((_, message),) = sent
+    assert (message["args"], message["kwargs"]) == ((posting,), {"ticket": 3, "reply": waiter})
+    assert message["priority"] == SOMEBODY_WAITS.queue_priority
+    runtime.membership.duty.resume()
+    real_app.tasks[DISPATCH](*message["args"], reply=message["kwargs"]["reply"])
+    # then the answer comes
+    assert replies.await_reply(redis_client, "cue", waiter, timeout_seconds=1)["ended"] in list(PassEnd)
+
+
+def test_a_message_that_nobody_waits_for_is_given_back_as_it_came(runtime, posting, monkeypatch):
+    sent = []
+    monkeypatch.setattr(runtime.messenger, "_send", lambda *_, **kwargs: sent.append(kwargs))
+    runtime.membership.duty.pause()
+    real_app.tasks[DISPATCH](posting)
+    assert (sent[0]["kwargs"], sent[0]["priority"]) == ({}, JobPriority.NORMAL.queue_priority)

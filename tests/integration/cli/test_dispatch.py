@@ -1,0 +1,84 @@
+"""``opencue-sched dispatch --wait``: what a script learns from its exit status."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from opencue_sched.clusters.discovery import load_clusters
+from opencue_sched.coordination import replies
+from opencue_sched.dispatch.report import PassEnd
+from opencue_sched.operate.messages import Messenger
+from opencue_sched.settings import Settings
+from tests.farm import Farm
+
+from .conftest import Cli
+
+Build = Callable[[Callable[[Farm], Any]], Any]
+
+
+@pytest.fixture
+def cluster(build: Build, settings: Settings) -> str:
+    """Key of the cluster of a job that waits."""
+
+    def made(farm: Farm) -> str:
+        farm.host(hostname_tag=False)
+        farm.job()
+        return next(cluster.key for cluster in load_clusters(farm.connection, settings))
+
+    return str(build(made))
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Callable[..., None]:
+    """Lets what takes the message answer so."""
+
+    def answers(**summary: object) -> None:
+        def ask(_: Messenger, posting: str, *, reply: str, delay_seconds: float = 0.0) -> None:
+            assert (len(posting), delay_seconds) == (40, 0)
+            replies.answer(redis_client, "cue", reply, summary)
+
+        monkeypatch.setattr(Messenger, "ask", ask)
+
+    return answers
+
+
+DONE = (PassEnd.BOOKED, PassEnd.SATURATED, PassEnd.NO_JOBS)
+
+
+@pytest.mark.parametrize("ended", [*PassEnd, "dropped", "given back", "failed", "something newer"])
+@pytest.mark.parametrize("output", [[], ["--json"]])
+def test_the_exit_status_says_whether_the_pass_did_its_work(
+    cli: Cli, cluster: str, worker: Callable[..., None], ended: str, output: list[str]
+) -> None:
+    why = {"reason": "held", "owner": "w1"} if ended == "dropped" else {"error": "no such table"}
+    worker(cluster=cluster, ended=str(ended), **why)
+    ran = cli("dispatch", "--cluster", cluster, "--wait", *output)
+    assert ran.status == (0 if ended in DONE else 1)
+    assert str(ended) in ran.out
+    if ended in DONE:
+        assert ran.err == ""
+    else:
+        assert f"error: the pass over {cluster} did not do its work: {ended}" in ran.err
+        assert ("held" if ended == "dropped" else "no such table") in ran.err
+
+
+def test_nobody_answers(cli: Cli, cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Messenger, "ask", lambda *_, **__: None)
+    ran = cli("dispatch", "--cluster", cluster, "--wait", "--timeout", "0.1")
+    assert (ran.status, ran.out) == (1, "")
+    assert "is a worker alive?" in ran.err
+
+
+def test_without_wait_only_the_message_matters(cli: Cli, cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Messenger, "send", lambda *_: None)
+    ran = cli("dispatch", "--cluster", cluster, "--json")
+    assert (ran.status, ran.json["cluster"], ran.json["sent"]) == (0, cluster, True)
+
+
+def test_the_statuses_are_told_in_the_help(cli: Cli) -> None:
+    shown = " ".join(cli("dispatch", "--help").out.split())
+    assert "Exit status with --wait: 0 when the pass did its work (booked, saturated or no_jobs)" in shown
