@@ -42,7 +42,7 @@ def test_failing_frames_are_retried_and_a_lost_completion_is_noticed(settings, e
             job = farm.job(layers=[LayerSpec(frames=12)], show=show, os=None, max_retries=20)
         fleet.wait_for("the first completions", lambda: len(fleet.farm.runs()) > 3)
         fleet.farm.behave(completions_lost=True)
-        fleet.wait_for("a lost completion", lambda: any(run.ended for run in fleet.farm.runs()[-2:]))
+        fleet.wait_for("a lost completion", lambda: any(run.completion_delivered is False for run in fleet.farm.runs()))
         fleet.farm.behave(completions_lost=False, failure_ratio=0.0)
         fleet.wait_for("the job's end", lambda: fleet.finished(job.id))
         assert fleet.scalar("SELECT count(*) FROM frame WHERE str_state = 'SUCCEEDED'") == 12

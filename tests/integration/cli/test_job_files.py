@@ -63,12 +63,12 @@ def test_the_example_that_waits_for_others_comes_after_them(
 
 
 def test_the_commands_that_examples_name_work(cli: Cli) -> None:
-    for example in EXAMPLES:
-        for line in example.read_text(encoding="utf-8").splitlines():
-            match = re.match(r"#\s+opencue-sched (show|subscription|limit) (.*)", line)
-            if match:
-                ran = cli(match[1], *match[2].split())
-                assert ran.status == 0 or "already" in ran.err, line
+    text = "\n".join(example.read_text(encoding="utf-8") for example in EXAMPLES)
+    commands = re.findall(r"^#\s+opencue-sched ((?:show|subscription|limit) .*)", text, flags=re.MULTILINE)
+    assert {command.split()[0] for command in commands} == {"show", "subscription", "limit"}
+    for command in dict.fromkeys(commands):
+        ran = cli(*command.split())
+        assert ran.status == 0 or "already" in ran.err, command
 
 
 def test_every_key_of_the_format_is_in_the_guide() -> None:

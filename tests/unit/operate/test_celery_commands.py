@@ -50,8 +50,10 @@ def test_without_an_address_it_is_loopback():
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.8.0.1", "::1", "localhost"])
 def test_loopback_needs_no_password(address):
-    guard_flower([CELERY, "flower", f"--address={address}"], {})
-    guard_flower([CELERY, "flower"], {"FLOWER_ADDRESS": address})
+    typed, given = {}, {"FLOWER_ADDRESS": address}
+    guard_flower([CELERY, "flower", f"--address={address}"], typed)
+    guard_flower([CELERY, "flower"], given)
+    assert (typed, given) == ({}, {"FLOWER_ADDRESS": address})
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "10.0.0.5", "flower.example"])  # noqa: S104

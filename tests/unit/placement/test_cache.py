@@ -233,7 +233,7 @@ class TestGroups:
     def test_no_more_fetches_run_at_once_than_permitted(self, settings: dict[str, int], most: int) -> None:
         running = peak = 0
         lock = threading.Lock()
-        enough = threading.Event()
+        enough, too_many = threading.Event(), threading.Event()
 
         def fetch(_facility_id: str, tags: Sequence[str]) -> Mapping[str, Sequence[Reading]]:
             nonlocal running, peak
@@ -242,7 +242,11 @@ class TestGroups:
                 peak = max(peak, running)
                 if running == most:
                     enough.set()
+                if running > most:
+                    too_many.set()
+            # None is over before all have had the time to come that may, and one more.
             enough.wait(timeout=10)
+            too_many.wait(timeout=0.1)
             with lock:
                 running -= 1
             return {tag: [] for tag in tags}
@@ -347,21 +351,23 @@ class TestCheckOut:
         assert cache.check_in(host, {"p1": take(2)})
         assert idle_cores(cache) == 3
 
-    def test_a_search_waits_a_moment_for_a_host_another_pass_has(self) -> None:
+    def test_a_search_waits_a_moment_for_a_host_another_pass_has(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # given a one-host farm and a pass that gives it back while another one asks
         cache = HostCache(HostCacheSettings(), Farm(make_host()).fetch, instance="one")
         cache.refresh("fac", ["general"])
         host = must_check_out(cache)
-        asked = threading.Event()
+        waiting = threading.Event()
         found: list[Host | None] = []
+        wait = cache._lock.wait
 
-        def ask() -> None:
-            asked.set()
-            found.append(check_out(cache))
+        def wait_for_long(_seconds: float) -> bool:
+            waiting.set()
+            return wait(10)
 
-        thread = threading.Thread(target=ask)
+        monkeypatch.setattr(cache._lock, "wait", wait_for_long)
+        thread = threading.Thread(target=lambda: found.append(check_out(cache)))
         thread.start()
-        assert asked.wait(timeout=10)
+        assert waiting.wait(timeout=10)
         cache.check_in(host, {})
         thread.join(timeout=20)
 

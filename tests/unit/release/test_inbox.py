@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 from opencue_proto import report_pb2
 
 from opencue_sched.release.inbox import HostInbox
@@ -62,7 +63,7 @@ def test_it_is_bounded() -> None:
     assert inbox.put_status("a", status(2))
 
 
-def test_ages_and_closing() -> None:
+def test_the_age_of_mail_is_since_it_came() -> None:
     now = [10.0]
     inbox = HostInbox(clock=lambda: now[0])
     inbox.put_status("a", status(1))
@@ -70,9 +71,16 @@ def test_ages_and_closing() -> None:
     assert mail is not None
     now[0] = 13.0
     assert inbox.age(mail) == 3.0
+
+
+def test_who_waits_for_mail_is_let_go_when_the_inbox_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    inbox = HostInbox()
+    waiting, wait = threading.Event(), inbox._wake.wait
+    monkeypatch.setattr(inbox._wake, "wait", lambda: (waiting.set(), wait(20)))
     taken: list[object] = []
     waiter = threading.Thread(target=lambda: taken.append(inbox.take()))
     waiter.start()
+    assert waiting.wait(10)
     inbox.close()
     waiter.join(10)
     assert taken == [None]
