@@ -52,6 +52,7 @@ from opencue_sched.operate.membership import Membership, consumed_types
 from opencue_sched.operate.messages import Messenger
 from opencue_sched.operate.stores import check_stores
 from opencue_sched.placement.changes import HostChanges
+from opencue_sched.release.history import HistoryReport, drain_history
 from opencue_sched.release.killing import RqdKiller
 from opencue_sched.release.model import EventCounts, ReleasePolicy
 from opencue_sched.release.reaper import Reaper
@@ -60,7 +61,6 @@ from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.release import cuebot_recalculates_subs, recalculate_subs
 from opencue_sched.store.schema import check_schema, refuse_unmigrated
-from opencue_sched.store.schema_history import drain_frame_history
 
 log = structlog.get_logger(__name__)
 
@@ -282,13 +282,11 @@ class Runtime:
     def _reap(self) -> dict[str, object]:
         report = self.reaper.run_once()
         metrics.record_reaped(report)
-        history = 0
-        if self.facts.has_frame_history_queue:
-            with self.engine.begin() as connection:
-                history = drain_frame_history(connection)
+        history = drain_history(self.engine) if self.facts.has_frame_history_queue else HistoryReport()
         return {
             "reaped": True,
-            "history_events": history,
+            "history_events": history.events,
+            "history_skipped": history.skipped,
             "hosts_down": len(report.hosts_down),
             "procs_released": report.procs_released,
             "frames_waiting": report.frames_waiting,

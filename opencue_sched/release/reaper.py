@@ -41,7 +41,7 @@ _log = structlog.get_logger(__name__)
 BATCH = 200
 """Most procs, and most frames, that are read and ended at once."""
 
-REAP_SECONDS = 40.0
+REAP_SECONDS = 30.0
 """No kill is begun and no batch is read after this long. The last kill takes ``rqd.kill_timeout`` more."""
 
 LOOK_SECONDS = 2.0

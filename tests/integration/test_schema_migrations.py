@@ -17,7 +17,7 @@ from sqlalchemy.pool import NullPool
 
 from opencue_sched.domain.errors import SchedulerError, SchemaTooOld
 from opencue_sched.store import schema
-from opencue_sched.store.schema_history import drain_frame_history
+from opencue_sched.store.schema_history import Drained, drain_frame_history
 from tests.compat.catalog import Catalog, read_catalog
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -275,5 +275,6 @@ def test_history_that_newer_cuebots_queue_is_drained_through_their_own_function(
         drained = [
             drain_frame_history(connection, events=3),
             drain_frame_history(connection, events=3, one_by_one=True),
+            drain_frame_history(connection),
         ]
-        assert [*drained, drain_frame_history(connection)] == [3, 2, 0]
+    assert drained == [Drained(3), Drained(2), Drained(0)]

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from celery import Celery
 from sqlalchemy import Engine, text
+from structlog.testing import capture_logs
 
 from opencue_sched.coordination.turns import turn
 from opencue_sched.embedded.farm import Farm
@@ -75,6 +76,15 @@ def test_one_reap_at_a_time_in_the_fleet(runtime: Runtime, engine: Engine, setti
     summary = runtime.reap()
     assert (summary["reaped"], summary["procs_released"]) == (True, 1)
     assert procs(engine) == 0
+
+
+def test_a_history_that_cannot_be_drained_fails_no_reap(runtime: Runtime) -> None:
+    # given a database that should have a queue, and has none
+    runtime.__dict__["facts"] = replace(runtime.facts, has_frame_history_queue=True)
+    with capture_logs() as logs:
+        summary = runtime.reap()
+    assert (summary["reaped"], summary["history_events"]) == (True, 0)
+    assert "frame_history_not_drained" in [entry["event"] for entry in logs]
 
 
 def procs(engine: Engine) -> int:

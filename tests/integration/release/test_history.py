@@ -1,0 +1,117 @@
+"""Frame history on databases that queue it, where no Cuebot writes it down."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import Engine, text
+from structlog.testing import capture_logs
+
+from opencue_sched.release.history import HistoryReport, drain_history
+
+# Stands for OpenCue's function, with its parameters and results: an event whose status does not fit is refused.
+_QUEUE = """
+CREATE TABLE frame_history_queue (id bigserial PRIMARY KEY, pk_frame varchar(36), int_exit_status bigint);
+CREATE TABLE written (pk_frame varchar(36), int_exit_status smallint);
+CREATE FUNCTION frame_history_drain(p_limit int, p_wait boolean DEFAULT false, p_safe boolean DEFAULT false,
+                                    OUT drained int, OUT skipped int, OUT merged int) LANGUAGE plpgsql AS $$
+DECLARE
+    event frame_history_queue;
+BEGIN
+    drained := 0; skipped := 0; merged := 0;
+    IF NOT pg_try_advisory_xact_lock(77) THEN RETURN; END IF;
+    FOR event IN SELECT * FROM frame_history_queue ORDER BY id LIMIT p_limit LOOP
+        BEGIN
+            INSERT INTO written VALUES (event.pk_frame, event.int_exit_status);
+        EXCEPTION WHEN OTHERS THEN
+            IF NOT p_safe THEN RAISE; END IF;
+            RAISE WARNING 'event % of frame % was dropped: %', event.id, event.pk_frame, SQLERRM;
+            skipped := skipped + 1;
+        END;
+        DELETE FROM frame_history_queue WHERE id = event.id;
+        drained := drained + 1;
+    END LOOP;
+END $$
+"""
+
+
+@pytest.fixture
+def queue(engine: Engine) -> Engine:
+    with engine.begin() as connection:
+        connection.execute(text(_QUEUE))
+    return engine
+
+
+def enqueue(engine: Engine, *statuses: int) -> None:
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO frame_history_queue (pk_frame, int_exit_status) "
+                "SELECT 'f' || place, status FROM unnest(CAST(:statuses AS bigint[])) WITH ORDINALITY x (status, place)"
+            ),
+            {"statuses": list(statuses)},
+        )
+
+
+def count(engine: Engine, table: str) -> int:
+    with engine.connect() as connection:
+        return int(connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one())  # noqa: S608
+
+
+def test_the_queue_is_drained_to_its_end_however_long_it_is(queue: Engine) -> None:
+    enqueue(queue, *[0] * 25)
+    assert drain_history(queue, batch=10) == HistoryReport(events=25)
+    assert (count(queue, "frame_history_queue"), count(queue, "written")) == (0, 25)
+
+
+def test_an_event_that_fails_is_logged_with_its_id_and_keeps_no_other_in_the_queue(queue: Engine) -> None:
+    # given an event that cannot be written, the 14th of 25
+    enqueue(queue, *[0] * 13, 100_000, *[0] * 11)
+
+    # when the queue is drained in batches
+    with capture_logs() as logs:
+        report = drain_history(queue, batch=10)
+
+    # then all the others are written, and one can read which it was
+    assert report == HistoryReport(events=25, skipped=1)
+    assert (count(queue, "frame_history_queue"), count(queue, "written")) == (0, 24)
+    (skipped,) = [entry for entry in logs if entry["event"] == "frame_history_event_skipped"]
+    assert "event 14 of frame f14" in skipped["detail"]
+    assert "smallint out of range" in skipped["detail"]
+    # and the connections of the pool are as they were
+    with queue.connect() as connection:
+        connection.execute(text("DO $$ BEGIN RAISE WARNING 'later'; END $$"))
+        assert connection.connection.dbapi_connection.notices == []
+
+
+def test_it_begins_no_batch_when_its_time_is_over(queue: Engine) -> None:
+    enqueue(queue, *[0] * 50)
+    seconds = iter([0.0, 5.0, 10.0, 15.0])
+    assert drain_history(queue, batch=10, seconds=15.0, timer=lambda: next(seconds)).events == 30
+    assert count(queue, "frame_history_queue") == 20
+
+
+def test_while_somebody_else_drains_it_does_nothing(queue: Engine) -> None:
+    enqueue(queue, 0)
+    with queue.begin() as connection:
+        connection.execute(text("SELECT pg_advisory_xact_lock(77)"))
+        assert drain_history(queue) == HistoryReport()
+    assert drain_history(queue) == HistoryReport(events=1)
+
+
+def test_a_drain_that_fails_in_both_ways_is_logged_and_what_was_done_counts(queue: Engine) -> None:
+    # given a queue whose rows beyond the first batch cannot even be deleted
+    enqueue(queue, *[0] * 15)
+    with queue.begin() as connection:
+        connection.execute(
+            text(
+                "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+                " $$ BEGIN RAISE EXCEPTION 'row % stays', OLD.id; END $$;"
+                "CREATE TRIGGER refuse BEFORE DELETE ON frame_history_queue FOR EACH ROW WHEN (OLD.id > 10)"
+                " EXECUTE FUNCTION refuse()"
+            )
+        )
+    with capture_logs() as logs:
+        report = drain_history(queue, batch=10)
+    assert report == HistoryReport(events=10)
+    (failed,) = [entry for entry in logs if entry["event"] == "frame_history_not_drained"]
+    assert "row 11 stays" in failed["error"]
