@@ -128,9 +128,11 @@ class ClusterPostings:
         answers = self.scripts.call_each("board_steer", [(uuid, "withdraw", "", 0, "") for uuid in uuids], fence=fence)
         return sum(int(answer[0]) for answer in answers)
 
-    def sleeping(self) -> int:
-        """How many postings rest."""
-        return int(self._client.zcard(self.keys.of("delayed")))
+    def sleeping(self, uuids: Sequence[str]) -> int:
+        """How many of these postings rest. One round trip."""
+        if not uuids:
+            return 0
+        return sum(due is not None for due in self._client.zmscore(self.keys.of("delayed"), list(uuids)))
 
     def posted(self) -> dict[str, str]:
         """Cluster key -> posting uuid, of every posting."""

@@ -37,7 +37,7 @@ BEHIND_COUNTED_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """``send`` are the postings to send a message for."""
+    """``send`` are the postings to send a message for; ``active`` clusters have work, ``sleeping`` of these rest."""
 
     send: tuple[tuple[Cluster, Offered], ...]
     clusters: dict[ClusterKind, int]
@@ -150,7 +150,7 @@ class Sweeper:
             send=tuple((o.cluster, o) for o in offered if o.send),
             clusters=self._feed.counts().total,
             active=len(active),
-            sleeping=self._postings.sleeping(),
+            sleeping=self._postings.sleeping([o.uuid for o in offered]),
             active_tags=len(awake),
             scan_seconds=scanned,
             held_back=due != reaching,

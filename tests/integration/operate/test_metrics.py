@@ -240,6 +240,29 @@ def test_frames_behind_are_counted_by_one_process_now_and_then(runtime: Runtime,
     assert runtime.client.hgetall(runtime.verdicts.waiting_key) == counted
 
 
+def test_clusters_that_rest_are_counted_while_they_have_work(runtime: Runtime, engine: Engine):
+    # given two clusters that a job reaches, of which one rests
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(tags=["big"], hostname_tag=False)
+        farm.job([LayerSpec(frames=9, tags="general | big")])
+    runtime.sweep()
+    one, other = runtime.postings.posted()
+    runtime.rest_cluster(one, 60)
+    runtime.sweep()
+    assert (sample("scheduler_clusters_active"), sample("scheduler_clusters_sleeping")) == (2, 1)
+    runtime.rest_cluster(other, 60)
+    runtime.sweep()
+    assert (sample("scheduler_clusters_active"), sample("scheduler_clusters_sleeping")) == (2, 2)
+    # when their work is paused
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE job SET b_paused = true"))
+    runtime.sweep()
+    # then none with work rests, though both are still on the board
+    assert (sample("scheduler_clusters_active"), sample("scheduler_clusters_sleeping")) == (0, 0)
+    assert runtime.postings.counts().delayed == 2
+
+
 def test_a_bad_row_is_counted_each_time_it_is_skipped(runtime: Runtime, engine: Engine):
     with engine.begin() as connection:
         farm = Farm(connection)
