@@ -22,7 +22,7 @@ def frames_behind(
     """Frames by verdict that are in ``work`` and of which the last passes said nothing.
 
     ``judged``: cluster key -> verdict -> frames left waiting. Like those, frames are counted once for each cluster that
-    reaches them.
+    reaches them: nine of a layer with the tags of two clusters are eighteen.
     """
     by_place: defaultdict[tuple[str, str], list[WaitingWork]] = defaultdict(list)
     for it in work:

@@ -121,7 +121,8 @@ class Sweeper:
                 facilities = scoped_facilities(connection, self._settings)
                 work = fetch_waiting_work(connection, facilities, self._facts)
             left = self._verdicts.left_waiting()
-            self._verdicts.record_behind(scope, frames_behind(self._feed.clusters(), work, left))
+            behind = frames_behind(self._feed.clusters(), work, left)
+            self._verdicts.record_behind(scope, behind, distinct=sum(it.frames for it in work))
         except (SQLAlchemyError, RedisError) as error:
             log.warning("frames_behind_not_counted", error=str(error))
 

@@ -3,8 +3,9 @@
 One hash a job, ``{namespace}:verdicts:{job id}``. A layer may be looked at by several clusters, one for each kind of
 tag it names, so a field is ``{layer id}|{cluster}`` and its value the verdict as JSON. The hash of a job that no pass
 looks at any more expires after a day, so nothing is left of jobs that are gone. How many frames each cluster's last
-pass left waiting is in one more hash, ``{namespace}:waiting``, of which every instance shows the sum. Beside the
-clusters it has a field for the frames that no pass looked at (dispatch.behind), one for each facility scope.
+pass left waiting is in one more hash, ``{namespace}:waiting``, of which every instance shows the sum: frames that
+several clusters reach are in it once for each. Beside the clusters it has a field for the frames that no pass looked at
+(dispatch.behind), and for all that wait, each once; one for each facility scope.
 """
 
 from __future__ import annotations
@@ -39,6 +40,14 @@ class RecordedVerdict:
     verdict: LayerVerdict
     cluster: str
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingFrames:
+    """``by_verdict``: once for each cluster that reaches them. ``distinct``: each once; None when nobody counted."""
+
+    by_verdict: Counter[str]
+    distinct: int | None
 
 
 class VerdictLog:
@@ -112,12 +121,12 @@ class VerdictLog:
         counted = None if text is None else _decoded_waiting(text)
         return math.inf if counted is None else self._clock() - counted[0]
 
-    def record_behind(self, scope: str, frames: Mapping[str, int]) -> None:
-        """Keep how many frames no pass looked at, by verdict. Raises RedisError."""
-        entry = {"at": round(self._clock(), 3), "frames": dict(frames)}
+    def record_behind(self, scope: str, frames: Mapping[str, int], *, distinct: int) -> None:
+        """Keep how many frames no pass looked at, by verdict, and how many wait at all. Raises RedisError."""
+        entry = {"at": round(self._clock(), 3), "frames": dict(frames), "distinct": distinct}
         self._client.hset(self.waiting_key, _BEHIND + scope, json.dumps(entry))
 
-    def waiting(self, *, believed_seconds: float) -> Counter[str]:
+    def waiting(self, *, believed_seconds: float) -> WaitingFrames:
         """Frames that the last passes left waiting, or did not look at, by verdict, in all clusters of the namespace.
         Raises RedisError.
 
@@ -126,6 +135,7 @@ class VerdictLog:
         fields = cast("Mapping[str, str]", self._client.hgetall(self.waiting_key))
         oldest = self._clock() - believed_seconds
         frames: Counter[str] = Counter()
+        distinct = []
         gone = []
         for cluster, text in fields.items():
             left = _decoded_waiting(text)
@@ -133,9 +143,10 @@ class VerdictLog:
                 gone.append(cluster)
             else:
                 frames.update(left[1])
+                distinct += _decoded_distinct(text)
         if gone:
             self._client.hdel(self.waiting_key, *gone)
-        return frames
+        return WaitingFrames(frames, sum(distinct) if distinct else None)
 
 
 def _decoded_waiting(text: str) -> tuple[float, dict[str, int]] | None:
@@ -145,6 +156,12 @@ def _decoded_waiting(text: str) -> tuple[float, dict[str, int]] | None:
         return float(data["at"]), {Verdict(name).value: int(count) for name, count in data["frames"].items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _decoded_distinct(text: str) -> list[int]:
+    """Empty for the entry of a cluster, and for one that another version of this program wrote."""
+    count = json.loads(text).get("distinct")
+    return [count] if isinstance(count, int) else []
 
 
 def _encoded(verdict: LayerVerdict, at: float) -> str:

@@ -10,7 +10,7 @@ import errno
 import math
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 from wsgiref.simple_server import WSGIServer
@@ -32,6 +32,7 @@ from opencue_sched.accounting.recompute import RecomputeReport
 from opencue_sched.accounting.store_view import StoreView
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.dispatch.sweep import SweepReport
+from opencue_sched.dispatch.verdicts import WaitingFrames
 from opencue_sched.domain.cluster import ClusterKind
 from opencue_sched.domain.errors import SchedulerError
 from opencue_sched.domain.verdicts import Verdict
@@ -106,9 +107,16 @@ placement_score = Histogram(
 )
 waiting_frames = Gauge(
     "scheduler_waiting_frames",
-    "Frames of the whole fleet that the last passes left waiting, or had no turn for. Every instance shows the same: "
-    "take the maximum.",
+    "Frames of the whole fleet that the last passes left waiting, or had no turn for, once for each cluster that "
+    "reaches them: where several do, the sum is above the number of frames. Every instance shows the same: take the "
+    "maximum.",
     ["verdict"],
+    multiprocess_mode=LATEST,
+)
+waiting_frames_distinct = Gauge(
+    "scheduler_waiting_frames_distinct",
+    "Frames of the whole fleet that wait and may be booked, each once, counted every 15 seconds; not a number while "
+    "nobody counts. Every instance shows the same: take the maximum.",
     multiprocess_mode=LATEST,
 )
 recompute_duration = Histogram(
@@ -139,6 +147,7 @@ store_epoch = Gauge(
     multiprocess_mode=LATEST,
 )
 if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+    waiting_frames_distinct.set(math.nan)
     recompute_age.set(math.nan)
     store_epoch.set(math.nan)
 ledger_in_flight = Gauge("scheduler_ledger_in_flight", "Bookings not confirmed yet.", multiprocess_mode=LATEST)
@@ -217,10 +226,11 @@ def _record_verdicts(report: PassReport) -> None:
             job_cap_precheck_skip.inc()
 
 
-def record_waiting(frames: Mapping[str, int]) -> None:
-    """Show the fleet's waiting frames by verdict."""
+def record_waiting(waiting: WaitingFrames) -> None:
+    """Show the fleet's waiting frames, by verdict and each once."""
     for verdict in Verdict:
-        waiting_frames.labels(verdict.value).set(frames.get(verdict.value, 0))
+        waiting_frames.labels(verdict.value).set(waiting.by_verdict.get(verdict.value, 0))
+    waiting_frames_distinct.set(math.nan if waiting.distinct is None else waiting.distinct)
 
 
 def record_sweep(report: SweepReport) -> None:

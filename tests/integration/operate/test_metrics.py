@@ -240,6 +240,32 @@ def test_frames_behind_are_counted_by_one_process_now_and_then(runtime: Runtime,
     assert runtime.client.hgetall(runtime.verdicts.waiting_key) == counted
 
 
+def shown_waiting(runtime: Runtime) -> tuple[float, float]:
+    """Frames waiting by any verdict, and each once."""
+    runtime.show_waiting()
+    by_verdict = sum(sample("scheduler_waiting_frames", verdict=verdict.value) for verdict in Verdict)
+    return by_verdict, sample("scheduler_waiting_frames_distinct")
+
+
+def test_a_frame_that_two_clusters_reach_waits_in_each_and_is_one_frame(runtime: Runtime, engine: Engine):
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=2, tags=["big"], hostname_tag=False)
+        farm.job([LayerSpec(frames=9, cores=16, tags="general | big")])
+    # when no pass has looked yet, and when both clusters' passes have
+    runtime.sweep()
+    assert shown_waiting(runtime) == (18, 9)
+    assert run_passes(runtime) == ["saturated"] * 2
+    runtime.sweeper.count_behind()
+    assert shown_waiting(runtime) == (18, 9)
+    # then the help of the one says so, and the other counts it once
+    assert "once for each cluster that reaches them" in metrics.waiting_frames._documentation
+    assert "each once" in metrics.waiting_frames_distinct._documentation
+    # and it is not a number where nobody has counted for long
+    runtime.client.delete(runtime.verdicts.waiting_key)
+    assert math.isnan(shown_waiting(runtime)[1])
+
+
 def test_clusters_that_rest_are_counted_while_they_have_work(runtime: Runtime, engine: Engine):
     # given two clusters that a job reaches, of which one rests
     with engine.begin() as connection:
