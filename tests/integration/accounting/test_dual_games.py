@@ -218,7 +218,7 @@ def _windows(meanwhile: Sequence[Callable[[], object]]) -> Iterator[None]:
 
 @given(played=steps, busy=st.booleans())
 @hypothesis_settings(
-    max_examples=30,
+    max_examples=20,
     deadline=None,
     derandomize=True,
     phases=GENERATED,
