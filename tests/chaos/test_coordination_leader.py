@@ -115,8 +115,8 @@ def succeed(site, end: str) -> Succession:
             start_standby(site, f"after-{name}")
         eventually(lambda: len(looks(log)) >= 5, 30, "looks of the standby")
         getattr(site.fleet.processes.pop(name), end)()
-        seconds, micros = site.client.time()
-        left_ms = site.client.pttl(KEYS.lease)
+        with site.client.pipeline(transaction=True) as at_once:
+            (seconds, micros), left_ms = at_once.time().pttl(KEYS.lease).execute()
         eventually(lambda: (_leader(site) or ("", 0))[1] > fence, 30, "take-over")
         released = log.calls("lease_release")
         free_from = released[0].at if released else seconds + micros / 1e6 + left_ms / 1000 + 0.005
