@@ -1,1 +1,1 @@
-"""Which clusters exist, which have work, which rest."""
+"""Which clusters exist, and which have work."""

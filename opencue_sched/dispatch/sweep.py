@@ -149,7 +149,7 @@ class Sweeper:
             self._withdraw_due = False
         return SweepReport(
             send=tuple((o.cluster, o) for o in offered if o.send),
-            clusters=self._feed.counts().total,
+            clusters=self._feed.by_kind(),
             active=len(active),
             sleeping=self._postings.sleeping([o.uuid for o in offered]),
             active_tags=len(awake),

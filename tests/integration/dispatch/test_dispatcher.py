@@ -96,6 +96,33 @@ def test_a_cluster_does_not_sleep_past_the_return_of_a_host_that_somebody_had_lo
     eventually(lambda: isinstance(found := dispatcher.dispatch(posting), PassReport) and found.frames_booked == 1)
 
 
+def test_every_cluster_with_work_has_its_turn_before_any_has_its_next(
+    here: Passes, dispatcher: Dispatcher, engine: Engine
+) -> None:
+    # given three clusters with more work than a pass books, and one worker that takes messages in their order
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        for tag in "abc":
+            alloc = farm.alloc(tag)
+            farm.subscription(farm.default_show(), alloc, size=1000)
+            farm.host(cores=256, memory_gb=1024, alloc=alloc, hostname_tag=False)
+            farm.job([LayerSpec(frames=70, tags=tag)])
+    SENT.extend(offered for _, offered in here.sweeper.sweep().send)
+    assert len(SENT) == 3
+
+    # when it has made three rounds
+    rounds = []
+    for start in (0, 3, 6):
+        rounds.append([offered.cluster.tags for offered in SENT[start : start + 3]])
+        for offered in SENT[start : start + 3]:
+            report = dispatcher.dispatch(offered.uuid, offered.ticket)
+            assert isinstance(report, PassReport)
+            assert report.frames_booked == 20
+
+    # then each cluster had one turn in each
+    assert [sorted(turns) for turns in rounds] == [[("a",), ("b",), ("c",)]] * 3
+
+
 def test_a_saturated_cluster_does_not_run_busily(here: Passes, dispatcher: Dispatcher, engine: Engine) -> None:
     plant(engine, frames=1, cores=64)
     posting = a_posting(here)

@@ -59,6 +59,42 @@ def test_a_sweep_of_a_former_leader_posts_nothing_and_one_of_the_present_leader_
     assert len(here.sweeper.sweep(fence=Fence(FENCE_KEY, 6)).send) == 1
 
 
+def test_new_work_rouses_a_cluster_that_rests_for_being_empty(here: Passes, engine: Engine) -> None:
+    # given a cluster that rests, is seen without work, and gets some
+    plant(engine)
+    put_to_rest(here, here.sweeper.sweep())
+    _set_waiting(engine, "DEPEND")
+    assert here.sweeper.sweep().send == ()
+    _set_waiting(engine, "WAITING")
+
+    # then the next sweep sends for it, and the one after does not again
+    assert len(here.sweeper.sweep().send) == 1
+    assert here.sweeper.sweep().send == ()
+
+
+def test_clusters_that_a_reload_keeps_go_on_resting_and_one_that_is_new_is_sent_for(
+    here: Passes, engine: Engine
+) -> None:
+    # given a cluster that rests, and a show with work that is not managed yet
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=2, hostname_tag=False)
+        farm.job([LayerSpec(frames=1)])
+        other = farm.show(managed=False)
+        farm.subscription(other, farm.default_alloc())
+        farm.job([LayerSpec(frames=1)], show=other)
+    put_to_rest(here, here.sweeper.sweep())
+    assert here.sweeper.sweep().send == ()
+
+    # when that show is handed over
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE show SET b_scheduler_managed = true"))
+    here.sweeper.reload()
+
+    # then its cluster alone is sent for
+    assert [cluster.show_id for cluster, _ in here.sweeper.sweep().send] == [other.id]
+
+
 @pytest.mark.parametrize("failure", [FencedOff("succeeded"), RedisConnectionError("gone")])
 def test_new_work_seen_by_a_sweep_that_failed_is_roused_by_the_next(
     here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch, failure: Exception

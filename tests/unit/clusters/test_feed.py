@@ -3,13 +3,7 @@ from collections.abc import Callable
 import pytest
 
 from opencue_sched.clusters.awake import AwakeSet
-from opencue_sched.clusters.backoff import SleepReason
-from opencue_sched.clusters.feed import (
-    ALL_ASLEEP_NAP_SECONDS,
-    NONE_ASLEEP_NAP_SECONDS,
-    SOME_ASLEEP_NAP_SECONDS,
-    ClusterFeed,
-)
+from opencue_sched.clusters.feed import ClusterFeed
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.settings import Queue
 from opencue_sched.store.clusters import WaitingTag
@@ -63,40 +57,7 @@ def make_feed(clock: FakeClock) -> Callable[[Source], ClusterFeed]:
     return make
 
 
-A, B, C, D = (cluster(tag) for tag in "abcd")
-
-
-def test_every_cluster_is_served_once_before_any_is_served_twice(make_feed: Callable[[Source], ClusterFeed]) -> None:
-    feed = make_feed(Source(A, B, C))
-
-    rounds = [[feed.next() for _ in range(3)] for _ in range(4)]
-
-    assert all(set(served) == {A, B, C} for served in rounds)
-    assert all(served == rounds[0] for served in rounds)
-
-
-def test_ready_goes_on_after_the_cluster_served_last(make_feed: Callable[[Source], ClusterFeed]) -> None:
-    feed = make_feed(Source(A, B, C, D))
-
-    first, second = feed.ready(3), feed.ready(3)
-
-    assert len(set(first)) == 3
-    assert second[0] not in first
-    assert set(feed.ready()) == {A, B, C, D}
-
-
-def test_the_turn_survives_a_swap(make_feed: Callable[[Source], ClusterFeed], clock: FakeClock) -> None:
-    source = Source(A, B, C)
-    feed = make_feed(source)
-    first = feed.next()
-
-    source.clusters = frozenset({A, B, C, D})
-    clock.now += 120
-    assert feed.reload_if_due().added == 1
-    rest = [feed.next() for _ in range(3)]
-
-    assert first not in rest
-    assert {first, *rest} == {A, B, C, D}
+A, B, C = (cluster(tag) for tag in "abc")
 
 
 def test_reload_happens_at_the_interval_and_swaps_only_on_change(
@@ -116,25 +77,6 @@ def test_reload_happens_at_the_interval_and_swaps_only_on_change(
     reload = feed.reload_if_due()
 
     assert (reload.added, reload.removed) == (1, 1)
-    assert set(feed.ready()) == {B, C}
-
-
-def test_survivors_of_a_swap_keep_their_back_off_and_the_gone_lose_theirs(
-    make_feed: Callable[[Source], ClusterFeed], clock: FakeClock
-) -> None:
-    source = Source(A, B, C)
-    feed = make_feed(source)
-    clock.now += 110
-    feed.sleep(A, SleepReason.EMPTY)
-    feed.sleep(B, SleepReason.EMPTY)
-
-    source.clusters = frozenset({A, C})
-    clock.now += 10
-    feed.reload_if_due()
-    assert feed.ready() == [C]
-    source.clusters = frozenset({A, B, C})
-    feed.reload()
-
     assert set(feed.ready()) == {B, C}
 
 
@@ -187,80 +129,11 @@ def test_the_gate_applies_to_clusters_that_appear_later(
     assert set(feed.ready()) == {A, B}
 
 
-def test_new_work_wakes_a_cluster_that_slept_for_being_empty(make_feed: Callable[[Source], ClusterFeed]) -> None:
-    feed = make_feed(Source(A, B))
-    feed.observe(waiting(B))
-    feed.sleep(A, SleepReason.EMPTY)
-    feed.sleep(B, SleepReason.SATURATED)
-
-    feed.observe(waiting(A, B))
-
-    assert feed.ready() == [A]
-
-
-@pytest.mark.parametrize(
-    ("reason", "seconds"), [(SleepReason.EMPTY, 30), (SleepReason.SATURATED, 5), (SleepReason.QUERY_ERROR, 30)]
-)
-def test_a_cluster_sleeps_by_its_reason(
-    make_feed: Callable[[Source], ClusterFeed], clock: FakeClock, reason: SleepReason, seconds: float
-) -> None:
-    feed = make_feed(Source(A, B))
-
-    assert feed.sleep(A, reason) == seconds
-    clock.now += seconds - 0.01
-    assert feed.ready() == [B]
-    clock.now += 0.01
-
-    assert set(feed.ready()) == {A, B}
-
-
-def test_waking_a_show_or_a_cluster_ends_only_their_sleep(make_feed: Callable[[Source], ClusterFeed]) -> None:
-    other = cluster("x", show="other")
-    feed = make_feed(Source(A, B, other))
-    for each in (A, B, other):
-        feed.sleep(each, SleepReason.EMPTY)
-
-    feed.wake([A.key])
-    assert feed.ready() == [A]
-    feed.wake_show("other")
-    assert set(feed.ready()) == {A, other}
-    feed.wake_show("show")
-
-    assert set(feed.ready()) == {A, B, other}
-
-
-def test_naps_are_longer_when_all_sleep(make_feed: Callable[[Source], ClusterFeed], clock: FakeClock) -> None:
-    feed = make_feed(Source(A, B))
-
-    assert feed.nap() == NONE_ASLEEP_NAP_SECONDS
-    feed.sleep(A, SleepReason.EMPTY)
-    assert feed.nap() == SOME_ASLEEP_NAP_SECONDS
-    feed.sleep(B, SleepReason.EMPTY)
-    assert feed.nap() == ALL_ASLEEP_NAP_SECONDS
-    clock.now += 28
-
-    assert feed.nap() == pytest.approx(2)
-
-
-def test_a_feed_without_work_naps_long(make_feed: Callable[[Source], ClusterFeed]) -> None:
-    feed = make_feed(Source(A))
-    feed.observe(waiting())
-
-    assert feed.next() is None
-    assert feed.nap() == ALL_ASLEEP_NAP_SECONDS
-
-
-def test_counts_tell_clusters_with_work_and_those_asleep_although_they_have(
-    make_feed: Callable[[Source], ClusterFeed],
-) -> None:
+def test_clusters_are_counted_and_found_with_work_or_without(make_feed: Callable[[Source], ClusterFeed]) -> None:
     feed = make_feed(Source(A, B, C))
     feed.observe(waiting(A, B))
-    feed.sleep(A, SleepReason.SATURATED)
-    feed.sleep(C, SleepReason.EMPTY)
 
-    counts = feed.counts()
-
-    assert counts.total == {ClusterKind.MANUAL: 3}
-    assert (counts.active, counts.sleeping) == (2, 1)
-    assert feed.find(A.key) == A
+    assert feed.by_kind() == {ClusterKind.MANUAL: 3}
+    assert set(feed.clusters()) == {A, B, C}
+    assert feed.find(C.key) == C
     assert feed.find("manual-none") is None
