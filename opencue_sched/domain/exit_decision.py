@@ -1,4 +1,4 @@
-"""What becomes of a frame whose process has ended, and of its layer and job (facts F, "State decision" and "Steps").
+"""What becomes of a frame whose process has ended (facts F, "State decision" and "Steps").
 
 Two rules are firmer than Cuebot's. A frame that exits with 0 is written with 0, even when a memory kill had been
 ordered meanwhile. And the optimizer does not lower a layer's memory when nothing was measured.
@@ -10,7 +10,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 from enum import StrEnum
 
-from opencue_sched.domain.states import ExitStatus, FrameState, JobState
+from opencue_sched.domain.states import ExitStatus, FrameState
 
 NO_RETRY_RUN_TIME_SECONDS = 12 * 3600
 """A frame that ran longer than this and failed is not tried again."""
@@ -116,53 +116,9 @@ def is_memory_failure(completion: Completion) -> bool:
     )
 
 
-def memory_after_failure_kb(
-    layer_memory_kb: int, proc_reserved_kb: int, increase_kb: int = MEMORY_INCREASE_KB
-) -> int | None:
-    """The layer's new minimum after a memory failure, or None when it is already that high."""
-    raised = proc_reserved_kb + max(increase_kb, 0)
-    return raised if raised > layer_memory_kb else None
-
-
-def optimized_memory_kb(layer_memory_kb: int, max_rss_kb: int, *, optimize: bool) -> int | None:
-    """The layer's lower minimum after a frame succeeded, or None when it stays.
-
-    ``max_rss_kb`` is the most any frame of the layer has used, this one included.
-    """
-    if not optimize or max_rss_kb <= 0:
-        return None
-    lowered = max_rss_kb + MEMORY_FLOOR_KB
-    return lowered if lowered < layer_memory_kb else None
-
-
 def satisfies_depends(state: FrameState, *, only_on_success: bool) -> bool:
     """Whether frames that wait for this one may go on (``release.satisfy_only_on_frame_success``)."""
     return state is FrameState.SUCCEEDED or (state is FrameState.EATEN and not only_on_success)
-
-
-@dataclass(frozen=True, slots=True)
-class FrameCounts:
-    """The counters of layer_stat or job_stat."""
-
-    waiting: int = 0
-    running: int = 0
-    dead: int = 0
-    depend: int = 0
-    eaten: int = 0
-    succeeded: int = 0
-    checkpoint: int = 0
-
-
-def layer_complete(counts: FrameCounts, job_state: JobState) -> bool:
-    """Whether every frame of a layer is done. Never while its job is still being set up."""
-    if job_state is JobState.STARTUP:
-        return False
-    return counts.waiting + counts.running + counts.dead + counts.depend == 0
-
-
-def job_complete(counts: FrameCounts, job_state: JobState) -> bool:
-    """Whether every frame of a job is done. Unlike a layer's, its checkpointed frames count as unfinished."""
-    return layer_complete(counts, job_state) and counts.checkpoint == 0
 
 
 def _status_to_write(completion: Completion) -> int:

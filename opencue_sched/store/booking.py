@@ -15,11 +15,8 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, TextClause, text
 
+from opencue_sched.domain.exit_decision import STATUSES_NOT_COUNTED_AS_RETRY
 from opencue_sched.store.pending import SchemaColumns
-
-NO_RETRY_STATUSES = (-1, 256, 286, 299, 301, 302, 399)
-"""Exit statuses of a last run that do not count as a retry: never run, failed launch, skipped retry, cleared, orphan,
-failed kill, host down (facts C, dispatch transaction, step 4)."""
 
 FIRST_MEMORY_USED_KB = 262_144
 """proc.int_mem_used before the first host report, as Cuebot writes it."""
@@ -320,7 +317,7 @@ def start_frames(connection: Connection, bookings: Sequence[Booking]) -> dict[st
         "memory": [b.memory_kb for b in bookings],
         "gpus": [b.gpus for b in bookings],
         "gpu_memory": [b.gpu_memory_kb for b in bookings],
-        "no_retry": list(NO_RETRY_STATUSES),
+        "no_retry": sorted(STATUSES_NOT_COUNTED_AS_RETRY),
     }
     return {row.pk_frame: row.int_version for row in connection.execute(_START_FRAMES, parameters)}
 

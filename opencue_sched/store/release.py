@@ -328,8 +328,7 @@ def count_shows(connection: Connection, shows: Iterable[tuple[str, bool]]) -> No
 def lower_layer_memory(connection: Connection, peaks_kb: Mapping[str, int]) -> dict[str, int]:
     """Lower int_mem_min of layers (id to peak memory, KB) that allow it, to their peak and a quarter GB.
 
-    A layer nothing was measured of stays as it is. Returns the new minimum of each layer lowered. The rule is
-    `domain.exit_decision.optimized_memory_kb`, for many layers at once.
+    A layer nothing was measured of stays as it is. Returns the new minimum of each layer lowered.
     """
     if not peaks_kb:
         return {}

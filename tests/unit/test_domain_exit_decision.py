@@ -1,4 +1,4 @@
-"""The end of a frame: which state it gets, and what its layer and job make of it."""
+"""The end of a frame: which state it gets."""
 
 from __future__ import annotations
 
@@ -9,20 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencue_sched.domain.exit_decision import (
-    MEMORY_FLOOR_KB,
     NO_RETRY_RUN_TIME_SECONDS,
     STATUSES_NOT_COUNTED_AS_RETRY,
     Completion,
-    FrameCounts,
     Reason,
     decide,
-    job_complete,
-    layer_complete,
-    memory_after_failure_kb,
-    optimized_memory_kb,
     satisfies_depends,
 )
-from opencue_sched.domain.states import FrameState, JobState
+from opencue_sched.domain.states import FrameState
 
 FAILED = Completion(frame_state=FrameState.RUNNING, retries=0, max_retries=3, exit_status=1)
 LAST_TRY = replace(FAILED, retries=3)
@@ -151,56 +145,8 @@ def test_statuses_that_do_not_count_as_a_try() -> None:
     assert {-1, 256, 286, 299, 301, 302, 399} == STATUSES_NOT_COUNTED_AS_RETRY
 
 
-def test_memory_is_raised_above_what_the_proc_had() -> None:
-    assert memory_after_failure_kb(4_194_304, 4_194_304) == 4_194_304 + 2_097_152
-    assert memory_after_failure_kb(4_194_304, 5_000_000, increase_kb=1_000) == 5_001_000
-
-
-def test_memory_is_never_lowered_by_a_failure() -> None:
-    assert memory_after_failure_kb(10_000_000, 4_000_000) is None
-    assert memory_after_failure_kb(4_000_000, 4_000_000, increase_kb=-5) is None
-
-
-def test_the_optimizer_lowers_memory_to_what_was_used_and_a_margin() -> None:
-    assert optimized_memory_kb(8_000_000, 1_000_000, optimize=True) == 1_000_000 + MEMORY_FLOOR_KB
-
-
-@pytest.mark.parametrize(("max_rss", "optimize"), [(1_000_000, False), (0, True), (7_900_000, True), (9_000_000, True)])
-def test_the_optimizer_leaves_memory_alone(max_rss: int, optimize: bool) -> None:
-    assert optimized_memory_kb(8_000_000, max_rss, optimize=optimize) is None
-
-
-@given(st.integers(0, 10**8), st.integers(0, 10**8))
-def test_the_optimizer_only_lowers_and_never_below_the_floor(memory: int, max_rss: int) -> None:
-    lowered = optimized_memory_kb(memory, max_rss, optimize=True)
-    if lowered is not None:
-        assert MEMORY_FLOOR_KB <= lowered < memory
-        assert lowered >= max_rss
-
-
 def test_an_eaten_frame_satisfies_depends_only_when_asked_to() -> None:
     assert satisfies_depends(FrameState.SUCCEEDED, only_on_success=True)
     assert not satisfies_depends(EATEN, only_on_success=True)
     assert satisfies_depends(EATEN, only_on_success=False)
     assert not satisfies_depends(DEAD, only_on_success=False)
-
-
-@pytest.mark.parametrize("unfinished", ["waiting", "running", "dead", "depend"])
-def test_a_layer_or_job_with_unfinished_frames_is_not_complete(unfinished: str) -> None:
-    counts = FrameCounts(succeeded=5, **{unfinished: 1})
-    assert not layer_complete(counts, JobState.PENDING)
-    assert not job_complete(counts, JobState.PENDING)
-
-
-def test_checkpointed_frames_keep_a_job_but_not_a_layer_open() -> None:
-    counts = FrameCounts(succeeded=5, checkpoint=1)
-    assert layer_complete(counts, JobState.PENDING)
-    assert not job_complete(counts, JobState.PENDING)
-
-
-def test_succeeded_and_eaten_frames_are_done_but_a_job_that_is_set_up_is_never_complete() -> None:
-    counts = FrameCounts(succeeded=5, eaten=2)
-    assert layer_complete(counts, JobState.PENDING)
-    assert job_complete(counts, JobState.PENDING)
-    assert not layer_complete(FrameCounts(), JobState.STARTUP)
-    assert not job_complete(FrameCounts(), JobState.STARTUP)

@@ -270,6 +270,30 @@ def test_a_success_lowers_the_memory_of_a_layer_that_allows_it(engine: Engine, v
     assert view.one("SELECT * FROM layer").int_mem_min == 600_000 + 262_144
 
 
+def test_a_memory_failure_never_lowers_the_memory_of_a_layer(engine: Engine, view: FarmView) -> None:
+    run = start(view, LayerSpec(frames=2, memory_gb=8), memory_gb=2)
+    complete_frame(engine, run.report(exit_status=33))
+    assert view.one("SELECT * FROM layer").int_mem_min == 8 * 1048576
+
+
+@pytest.mark.parametrize(
+    ("used_kb", "optimize"),
+    [
+        pytest.param(600_000, False, id="not allowed"),
+        pytest.param(0, True, id="nothing measured"),
+        pytest.param(4 * 1048576 - 1000, True, id="within the margin"),
+        pytest.param(5 * 1048576, True, id="more than it asks for"),
+    ],
+)
+def test_a_success_leaves_the_memory_of_a_layer_alone(
+    engine: Engine, view: FarmView, used_kb: int, optimize: bool
+) -> None:
+    run = start(view, LayerSpec(frames=2, memory_gb=4))
+    view.run_sql("UPDATE layer SET b_optimize = :optimize", optimize=optimize)
+    complete_frame(engine, run.report(0, max_rss_kb=used_kb))
+    assert view.one("SELECT * FROM layer").int_mem_min == 4 * 1048576
+
+
 def test_an_earlier_memory_failure_does_not_make_every_failure_one(engine: Engine, view: FarmView) -> None:
     # given a frame without retries left whose run before this one died of memory
     run = start(view, max_retries=0)

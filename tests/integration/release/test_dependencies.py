@@ -230,6 +230,35 @@ def test_a_job_with_a_dead_frame_is_not_finished(
     assert view.job_state(first) == "PENDING"
 
 
+def test_checkpointed_frames_keep_a_job_but_not_a_layer_open(
+    engine: Engine, view: FarmView, farm_of_two: tuple[JobIds, JobIds, HostIds]
+) -> None:
+    # given a layer after another, of whose two frames one is at its checkpoint
+    first, _, host = farm_of_two
+    with view.farm() as farm:
+        farm.layer_on_layer((first, 1), (first, 0))
+    checkpointed = first.layers[0].frames[0]
+    view.run_sql("UPDATE frame SET str_state = 'CHECKPOINT' WHERE pk_frame = :f", f=checkpointed)
+
+    # when the other ends, the next layer may begin; when all of that have ended, the job is still open
+    run_and_complete(engine, view, host, [first.layers[0].frames[1]])
+    assert view.states(first.layers[1].frames) == ["WAITING", "WAITING"]
+    run_and_complete(engine, view, host, list(first.layers[1].frames))
+    assert view.job_state(first) == "PENDING"
+
+
+def test_nothing_of_a_job_that_is_still_set_up_is_complete(
+    engine: Engine, view: FarmView, farm_of_two: tuple[JobIds, JobIds, HostIds]
+) -> None:
+    first, _, host = farm_of_two
+    with view.farm() as farm:
+        farm.layer_on_layer((first, 1), (first, 0))
+    view.run_sql("UPDATE job SET str_state = 'STARTUP' WHERE pk_job = :job", job=first.id)
+    run_and_complete(engine, view, host, list(first.layers[0].frames))
+    assert view.states(first.layers[1].frames) == ["DEPEND", "DEPEND"]
+    assert view.job_state(first) == "STARTUP"
+
+
 def test_recovery_heals_what_a_dead_cuebot_left(
     engine: Engine, view: FarmView, farm_of_two: tuple[JobIds, JobIds, HostIds]
 ) -> None:
