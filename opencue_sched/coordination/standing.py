@@ -18,11 +18,6 @@ class Standing(StrEnum):
     OVERTAKEN = "overtaken"
 
 
-def still_leads(client: redis.Redis, keys: LeaderKeys, fence: int) -> bool:
-    """Whether nobody was elected after the leader of ``fence``, as Redis knows."""
-    return tick_standing(client, keys, fence) is not Standing.FORMER_LEADER
-
-
 def tick_standing(
     client: redis.Redis,
     keys: LeaderKeys,

@@ -2,7 +2,7 @@
 
 Layer tags are one text column, ``a|b`` or ``a | b`` (Cuebot writes the second). OpenCue's queries compare them with
 every space removed and split on the bar (facts C; trap I-7: a name with spaces inside collapses, ``my tag`` is
-``mytag``). Host tags come one a row, or joined by spaces in ``host.str_tags``.
+``mytag``). Host tags come one a row of ``host_tag``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-_HOST_SEPARATORS = re.compile(r"[\s,|]+")
 _TYPED_SEPARATORS = re.compile(r"[|,]")
 
 
@@ -25,11 +24,6 @@ def normalise_tags(text: str | None) -> frozenset[str]:
     Removes spaces and splits on ``|``, exactly as the SQL does, so that a layer the query finds also matches here.
     """
     return frozenset(tag for tag in normalise_tag(text or "").split("|") if tag)
-
-
-def host_tags(text: str | None) -> frozenset[str]:
-    """``host.str_tags``, or tags as an RQD reports them: joined by spaces, commas or bars."""
-    return frozenset(tag for tag in _HOST_SEPARATORS.split(text or "") if tag)
 
 
 def typed_tags(text: str) -> tuple[str, ...]:

@@ -60,17 +60,11 @@ class FetchedHost:
     report_age: float
 
 
-def fetch_group(
-    connection: Connection, facility_id: str, tag: str, staleness: float, on_bad: OnBadRow = _log_bad
-) -> list[FetchedHost]:
-    """The hosts of a facility that carry ``tag``, of any allocation, heard of in the last ``staleness`` seconds."""
-    return fetch_groups(connection, facility_id, [tag], staleness, on_bad)[tag]
-
-
 def fetch_groups(
     connection: Connection, facility_id: str, tags: Sequence[str], staleness: float, on_bad: OnBadRow = _log_bad
 ) -> dict[str, list[FetchedHost]]:
-    """Several groups at once, by tag; a tag without hosts has an empty list. One statement."""
+    """The hosts of a facility that carry each tag, of any allocation, heard of in the last ``staleness`` seconds: by
+    tag, and a tag without hosts has an empty list. One statement."""
     rows = connection.execute(_OF_TAGS, {"facility_id": facility_id, "tags": list(tags), "staleness": staleness})
     groups: dict[str, list[FetchedHost]] = {tag: [] for tag in tags}
     by_tag: defaultdict[str, list[FetchedHost]] = defaultdict(list)

@@ -13,7 +13,7 @@ from sqlalchemy.exc import OperationalError
 from opencue_sched.beat import make_gate
 from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.coordination.names import LeaderKeys
-from opencue_sched.coordination.standing import Standing, still_leads, tick_standing
+from opencue_sched.coordination.standing import Standing, tick_standing
 from opencue_sched.store.fences import PersistentFences
 
 
@@ -320,12 +320,12 @@ def test_a_periodic_message_is_worth_something_until_a_later_leader_or_tick(redi
     assert tick_standing(redis_client, keys, fence, "recompute", 7) is Standing.OVERTAKEN
     assert tick_standing(redis_client, keys, fence) is Standing.CURRENT
     first.resign()
-    assert still_leads(redis_client, keys, fence)
+    assert tick_standing(redis_client, keys, fence) is Standing.CURRENT
     second.renew()
     assert tick_standing(redis_client, keys, fence, "recompute", 8) is Standing.FORMER_LEADER
-    assert not still_leads(redis_client, keys, fence)
+    assert tick_standing(redis_client, keys, fence) is Standing.FORMER_LEADER
     redis_client.flushdb()
-    assert still_leads(redis_client, keys, fence)
+    assert tick_standing(redis_client, keys, fence) is Standing.CURRENT
 
 
 def test_every_beat_knows_when_a_tick_was_fired_last(redis_client, keys):

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import pytest
 import structlog
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, text
 
 from opencue_sched.domain.states import ThreadMode
 from opencue_sched.embedded.farm import Farm
-from opencue_sched.store.hosts import fetch_group, fetch_groups, fetch_hosts_by_id
+from opencue_sched.store.hosts import FetchedHost, fetch_groups, fetch_hosts_by_id
 from tests.integration.dispatch.gathering import counted_statements
 
 KB_PER_GB = 1024 * 1024
 STALENESS = 120.0
+
+
+def hosts_tagged(connection: Connection, farm: Farm, tag: str) -> list[FetchedHost]:
+    return fetch_groups(connection, farm.facility(), [tag], STALENESS)[tag]
 
 
 def test_a_host_arrives_with_everything_placement_wants(engine: Engine) -> None:
@@ -23,7 +27,7 @@ def test_a_host_arrives_with_everything_placement_wants(engine: Engine) -> None:
             name="node1", tags=["gpu", "big one"], gpus=4, gpu_memory_gb=24, os="rocky9, linux", thread_mode=2, **spec
         )
 
-        (fetched,) = fetch_group(connection, farm.facility(), "general", STALENESS)
+        (fetched,) = hosts_tagged(connection, farm, "general")
 
     host = fetched.host
     assert (host.id, host.name, host.alloc_id, host.facility_id) == (
@@ -69,7 +73,7 @@ def test_a_host_that_may_not_take_frames_is_not_fetched(engine: Engine, spec: di
         farm = Farm(connection)
         unfit, fit = farm.host(**spec), farm.host()
 
-        group = fetch_group(connection, farm.facility(), "general", STALENESS)
+        group = hosts_tagged(connection, farm, "general")
         by_id = fetch_hosts_by_id(connection, [unfit.id, fit.id], STALENESS)
 
     assert [fetched.host.id for fetched in group] == [fit.id]
@@ -84,7 +88,7 @@ def test_a_group_is_one_facility_and_every_allocation_with_the_tag(engine: Engin
         farm.host(alloc=farm.alloc("general", facility="lax"), tags=["fast"])
         farm.host()
 
-        group = fetch_group(connection, farm.facility(), "fast", STALENESS)
+        group = hosts_tagged(connection, farm, "fast")
 
     assert {fetched.host.id for fetched in group} == {here.id, other_alloc.id}
 
@@ -111,7 +115,7 @@ def test_upstream_bug_lagging_subscription_columns_hide_no_host(engine: Engine) 
         host = farm.host()
         connection.execute(text("UPDATE subscription SET int_burst = 100, int_cores = 100"))
 
-        group = fetch_group(connection, farm.facility(), "general", STALENESS)
+        group = hosts_tagged(connection, farm, "general")
 
     assert [fetched.host.id for fetched in group] == [host.id]
 
@@ -125,7 +129,7 @@ def test_a_host_whose_rows_make_no_sense_is_skipped_and_named(engine: Engine) ->
             text("UPDATE host SET int_cores = 0, int_cores_idle = 0 WHERE pk_host = :h"), {"h": cores.id}
         )
 
-        group = fetch_group(connection, farm.facility(), "general", STALENESS)
+        group = hosts_tagged(connection, farm, "general")
 
     assert [fetched.host.id for fetched in group] == [good.id]
     assert {entry["id"] for entry in logs if entry["event"] == "host_skipped"} == {mode.id, cores.id}
