@@ -51,8 +51,15 @@ class Booking:
         text = f"{self.cores}|{self.gpus}|{'|'.join(ids)}|{','.join(sorted(v.limit_ids))}"
         separators = text.count("|"), text.count(","), text.count(":")
         if separators != (_FIELDS_OF_AN_ENTRY - 1, max(0, len(v.limit_ids) - 1), 0):
-            raise InvalidInput(f"proc {self.proc_id}: an id contains one of | , : and cannot be booked: {text}")
+            check_ids(*ids, *v.limit_ids)
         return text
+
+
+def check_ids(*ids: str) -> None:
+    """Raise InvalidInput for an id that an entry of the ledger would show as two."""
+    for it in ids:
+        if any(mark in it for mark in SEPARATORS):
+            raise InvalidInput(f"the id {it!r} contains one of | , : and cannot be booked")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
+from opencue_sched.accounting.entries import check_ids
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.domain.farm import BadRow, Caps, Frame, Headroom, Job, Layer, Snapshot
@@ -163,6 +164,7 @@ def _job(row: Row[Any], layers: tuple[Layer, ...]) -> Job:
     for column in ("int_priority", "folder_max_cores", "pk_dept", "str_name", "str_show", "str_user", "str_shot"):
         if getattr(row, column) is None:
             raise InvalidInput(f"job {row.pk_job}: {column} is missing")
+    check_ids(row.pk_job, row.pk_folder, row.pk_dept)
     return Job(
         id=row.pk_job,
         name=row.str_name,
@@ -191,6 +193,7 @@ def _layer(row: Row[Any]) -> Layer:
     if not row.str_cmd.strip():
         raise InvalidInput(f"layer {row.pk_layer}: str_cmd is empty")
     check_frame_range(row.str_range)
+    check_ids(row.pk_layer, *row.limit_ids)
     return Layer(
         id=row.pk_layer,
         job_id=row.pk_job,

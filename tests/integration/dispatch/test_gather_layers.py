@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import structlog
 from sqlalchemy import Engine, text
 
@@ -203,6 +204,34 @@ def test_a_job_with_a_bad_row_is_skipped_and_named_and_the_others_go_on(engine: 
     assert "str_cmd" in reasons[command.id]
     assert "'7..' does not parse" in reasons[range_.id]
     assert found.snapshot.job_caps.keys() == {good.id}
+
+
+IDS_OF = {
+    "job": [(table, "pk_job") for table in ("job", "job_resource", "job_stat", "layer", "layer_stat", "frame")],
+    "layer": [(table, "pk_layer") for table in ("layer", "layer_stat", "layer_limit", "frame")],
+    "folder": [(table, "pk_folder") for table in ("job", "folder", "folder_resource")],
+    "limit_record": [(table, "pk_limit_record") for table in ("limit_record", "layer_limit")],
+}
+
+
+@pytest.mark.parametrize("table", ["job", "layer", "folder", "limit_record"])
+def test_a_job_of_an_id_that_cannot_stand_in_the_ledger_is_a_bad_row_and_the_others_go_on(
+    engine: Engine, settings: Settings, table: str
+) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        limit = farm.limit("nuke", 5)
+        folder = farm.folder(farm.default_show(), "shots")
+        odd, good = farm.job([LayerSpec(limits=[limit])], folder_id=folder), farm.job()
+        connection.execute(text("SET LOCAL session_replication_role = replica"))
+        for named, column in IDS_OF[table]:
+            connection.execute(
+                text(f"UPDATE {named} SET {column} = 'a|b' WHERE {column} = :id"),  # noqa: S608 - names of this module
+                {"id": {"job": odd.id, "layer": odd.layers[0].id, "folder": folder, "limit_record": limit}[table]},
+            )
+        found = gathered(connection, cluster_of(farm), settings)
+    assert job_ids(found) == [good.id]
+    assert [(bad.table, "'a|b'" in bad.reason) for bad in found.bad_rows] == [("job", True)]
 
 
 def test_a_null_in_a_column_that_allows_none_is_a_bad_row(engine: Engine, settings: Settings) -> None:
