@@ -38,7 +38,8 @@ ALLOCS = ["x", "y"]
 LIMITS = ["nuke", "vray"]
 CLUSTER = make_cluster("a", "b")
 
-tag_sets = st.sets(st.sampled_from(TAGS), max_size=2).map(frozenset)
+# What makes a plan empty is drawn less often than what does not: most plans are to have something in them.
+tag_sets = (st.sampled_from([{"a"}, {"a", "b"}]) | st.sets(st.sampled_from(TAGS), max_size=2)).map(frozenset)
 caps = st.none() | st.sampled_from([0.5, 1, 2, 3, 5, 8, 20])
 
 
@@ -63,7 +64,7 @@ def hosts(draw: st.DrawFn, host_id: str) -> Host:
         host_id,
         cores=cores,
         memory_gib=draw(st.sampled_from([4, 8, 16, 64])),
-        idle_centicores=draw(st.integers(0, cores)) * 100 + draw(st.sampled_from([0, 0, 50])),
+        idle_centicores=draw(st.just(cores) | st.integers(0, cores)) * 100 + draw(st.sampled_from([0, 0, 50])),
         idle_gpus=gpus,
         idle_gpu_memory_kb=gpus * 8 * GIB,
         tags=draw(tag_sets),
@@ -94,7 +95,7 @@ def layers(draw: st.DrawFn, layer_id: str) -> Layer:
 def situations(draw: st.DrawFn) -> Situation:
     jobs = []
     for number in range(draw(st.integers(1, 4))):
-        own = [draw(layers(f"j{number}l{index}")) for index in range(draw(st.integers(0, 3)))]
+        own = [draw(layers(f"j{number}l{index}")) for index in range(draw(st.integers(1, 3) | st.integers(0, 3)))]
         jobs.append(
             make_job(
                 f"j{number}",
@@ -105,16 +106,16 @@ def situations(draw: st.DrawFn) -> Situation:
             )
         )
     pair = st.builds(make_caps, caps, st.none() | st.integers(0, 3))
-    subscribed = draw(st.sets(st.sampled_from(ALLOCS)))
-    limited = st.builds(Headroom, st.integers(0, 6), st.integers(0, 3))
+    subscribed = draw(st.just(set(ALLOCS)) | st.sets(st.sampled_from(ALLOCS)))
+    limited = st.builds(Headroom, st.integers(2, 6) | st.integers(0, 6), st.integers(0, 3))
     snapshot = make_snapshot(
         *jobs,
-        subscriptions={alloc: make_caps(draw(st.sampled_from([0, 1, 4, 9, 40]))) for alloc in sorted(subscribed)},
+        subscriptions={alloc: make_caps(draw(st.sampled_from([40, 9, 4, 1, 0]))) for alloc in sorted(subscribed)},
         folders=draw(st.dictionaries(st.sampled_from(["f1", "f2"]), pair)),
         job_caps=draw(st.dictionaries(st.sampled_from([job.id for job in jobs]), pair)),
         limits=draw(st.dictionaries(st.sampled_from(LIMITS), limited)),
     )
-    own_hosts = tuple(draw(hosts(f"h{number}")) for number in range(draw(st.integers(0, 6))))
+    own_hosts = tuple(draw(hosts(f"h{number}")) for number in range(draw(st.integers(2, 6) | st.integers(0, 6))))
     policy = Policy(
         Rules(draw(st.sampled_from([-1, 2 * GIB, 64 * GIB])), frozenset({"selfish"}), GIB // 4),
         strategy=Strategy(*draw(st.sampled_from(list(product(Fit, Fit))))),
