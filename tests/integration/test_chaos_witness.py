@@ -7,14 +7,12 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, text
 
 from benchmarks.chaos.silent_release import release_silently
 from benchmarks.chaos.site import Witness
 from benchmarks.chaos.verdict import placeable, results_counted_wrongly, sample_figures, unfinished
 from opencue_sched.embedded.processes import ServiceFailed
-from opencue_sched.embedded.services import EmbeddedPostgres
-from opencue_sched.store.schema import upgrade
 from tests.farm import Farm, LayerSpec
 from tests.polling import eventually
 
@@ -24,13 +22,8 @@ SET_STATE = text("UPDATE frame SET str_state = :state, str_host = 'h', int_exit_
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    """A migrated database of a server that keeps commit timestamps, as the sampler needs it."""
-    with EmbeddedPostgres(configuration={"track_commit_timestamp": "on"}, in_memory=True) as server:
-        upgrade(server.url)
-        engine = create_engine(server.url)
-        yield engine
-        engine.dispose()
+def engine(engine_with_commit_times: Engine) -> Engine:
+    return engine_with_commit_times
 
 
 class Bookings:

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, text
 
 from benchmarks.stress import commit_span
-from opencue_sched.embedded.services import EmbeddedPostgres
-from opencue_sched.store.schema import upgrade
 from tests.farm import Farm, LayerSpec
 
 HELD_SECONDS = 0.3
 BOOKED_SPAN = text("SELECT extract(epoch FROM max(ts_booked) - min(ts_booked)) FROM proc WHERE pk_show = :show")
 
 
-@pytest.fixture
-def engine() -> Iterator[Engine]:
-    """A migrated database of a server that keeps commit timestamps, as the benchmark's does."""
-    with EmbeddedPostgres(configuration={"track_commit_timestamp": "on"}, in_memory=True) as server:
-        upgrade(server.url)
-        engine = create_engine(server.url)
-        yield engine
-        engine.dispose()
+@pytest.fixture(scope="module")
+def engine(engine_with_commit_times: Engine) -> Engine:
+    return engine_with_commit_times
 
 
 def test_upstream_measured_by_ts_booked_which_one_commit_shares(engine: Engine) -> None:
