@@ -83,7 +83,7 @@ def check_a_step(client, step: dict) -> None:
     assert {message["tick_of"] for message in successors} == set(SERIES.values()), "the successor fires everything"
 
     # One tick is lost when the leader dies between its mark and its message, and no other.
-    done = [change for change in step["changes"] if change in ("fire_tick", "LPUSH")]
+    done = [change for change in step["changes"] if change in ("fire_tick", "queue_put")]
     marked = marks(client, keys)
     lost = marked - each.keys()
     assert len(lost) <= (done[-1:] == ["fire_tick"]), f"lost {lost}"
@@ -109,4 +109,4 @@ def test_killed_after_whatever_it_did_a_leader_leaves_no_tick_twice_and_its_succ
         if step["step"] in NAMED:
             name, times = NAMED[step["step"]]
             assert (step["changes"][-1], Counter(step["changes"])[name]) == (name, times)
-    assert {"fire_tick", "LPUSH"} <= died_after
+    assert {"fire_tick", "queue_put"} <= died_after
