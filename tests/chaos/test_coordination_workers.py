@@ -11,12 +11,11 @@ import textwrap
 import urllib.request
 from contextlib import contextmanager
 from urllib.parse import urlsplit
-from uuid import uuid4
 
 import pytest
 from celery import Celery
 from kombu import Queue
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 
 from opencue_sched.accounting.entries import unpack, unpack_entry
 from opencue_sched.accounting.keys import LEDGER
@@ -35,7 +34,7 @@ from opencue_sched.coordination.presence import REFRESH_SECONDS, TTL_SECONDS, ca
 from opencue_sched.coordination.ticks import tick_series
 from opencue_sched.embedded.processes import ServiceFailed, free_port
 from opencue_sched.operate.audit import run_audit
-from tests.chaos.conftest import Site, site_on
+from tests.chaos.conftest import Site
 from tests.farm import Farm, HostSpec, LayerSpec
 from tests.polling import eventually
 from tests.redis_log import RedisLog
@@ -361,18 +360,13 @@ ACCIDENTS = [
 
 
 @pytest.fixture(scope="module")
-def awake(postgres_server, template_database, tmp_path_factory):
+def awake(shared_site):
     """A fleet of a worker and a beat, and work that fits no host: its cluster stays awake and rests between passes."""
-    name = f"opencue_sched_awake_{uuid4().hex}"
-    engine = create_engine(postgres_server.create(name, template_database))
-    with site_on(postgres_server.database_url(name), engine, tmp_path_factory.mktemp("awake")) as found:
-        plant(found, cores=100)
-        found.fleet.beat()
-        found.fleet.worker("w1", OPENCUE_SCHED_QUEUE__METRICS_PORT=str(free_port()))
-        eventually(lambda: has_posting(found) and int(posting(found)["fence"]) > 0, 60, "first pass")
-        yield found
-    engine.dispose()
-    postgres_server.drop(name)
+    plant(shared_site, cores=100)
+    shared_site.fleet.beat()
+    shared_site.fleet.worker("w1", OPENCUE_SCHED_QUEUE__METRICS_PORT=str(free_port()))
+    eventually(lambda: has_posting(shared_site) and int(posting(shared_site)["fence"]) > 0, 60, "first pass")
+    return shared_site
 
 
 def metrics_port(site: Site, name: str) -> int:
