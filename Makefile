@@ -5,8 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
-# Tests wait for servers, locks and time-outs as long as they compute: three at a time, also on two cores.
-TEST_PROCESSES ?= 3
+# Tests wait for servers, locks and time-outs as long as they compute: four at a time, also on two cores.
+TEST_PROCESSES ?= 4
 # Rooms go by file, in the order given, so that long files do not come last; whole processes see tests/side_by_side.py.
 ROOMS := $(PYTEST) --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 PROCESSES := $(PYTEST) --numprocesses $(TEST_PROCESSES) -p tests.side_by_side --dist loadgroup
