@@ -1,9 +1,8 @@
 """Makes up for what PostgreSQL told while nobody heard it, or when it could not be followed.
 
 After a restart of PostgreSQL every listener has missed the same. A look at everything serves all whose listener was
-back before it began, so one process of a facility
-scope looks and the others wait for it. Should it fail or die, another one does. Nothing
-depends on the election: two that look at once read the same twice.
+back before it began, so one process of a facility scope looks and the others wait for it. Should it fail or die,
+another one does. Nothing depends on the election: two that look at once read the same twice.
 """
 
 from __future__ import annotations
