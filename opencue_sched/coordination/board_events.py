@@ -8,11 +8,13 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import redis
 import structlog
-from redis.exceptions import RedisError
+
+from opencue_sched.coordination.rounds import Rounds
 
 log = structlog.get_logger(__name__)
 
@@ -89,25 +91,27 @@ Callback = Callable[[str, dict[str, Any]], None]
 class Notifier:
     """Calls back, from a thread of its own, for events of the kinds registered. Callbacks must be quick.
 
-    After a loss callbacks of every kind get RESYNC once. The thread runs while anything is registered.
+    After a loss callbacks of every kind get RESYNC once. The thread runs from the first registration on.
     """
 
     def __init__(self, open_reader: Callable[[], EventReader]) -> None:
         self._open = open_reader
         self._lock = threading.Lock()
         self._callbacks: dict[str, list[Callback]] = defaultdict(list)
-        self._thread: threading.Thread | None = None
-        self._stopped = threading.Event()
+        self._rounds: Rounds | None = None
 
     def register(self, kind: str, callback: Callback) -> None:
         """Call ``callback(kind, {"job": uuid, "name": name})`` for each event of ``kind`` from now on (ANY: each)."""
         with self._lock:
             self._callbacks[kind].append(callback)
-            if self._thread is None:
-                self._stopped.clear()
-                reader = self._open()
-                self._thread = threading.Thread(target=self._run, args=(reader,), name="board-events", daemon=True)
-                self._thread.start()
+            if self._rounds is None:
+                self._rounds = Rounds(
+                    "board-events",
+                    partial(self._pass_on, self._open()),
+                    failed="board_events_unreadable",
+                    retry_seconds=_RETRY_SECONDS,
+                )
+                self._rounds.start()
 
     def deregister(self, kind: str, callback: Callback) -> None:
         """Stop calling ``callback`` for ``kind``."""
@@ -118,21 +122,14 @@ class Notifier:
     def stop(self) -> None:
         """End the thread."""
         with self._lock:
-            thread, self._thread = self._thread, None
-            self._stopped.set()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout=10)
+            rounds, self._rounds = self._rounds, None
+        if rounds is not None:
+            rounds.stop()
 
-    def _run(self, reader: EventReader) -> None:
-        while not self._stopped.is_set():
-            try:
-                events = reader.read(_BLOCK_SECONDS / 2)
-            except RedisError as error:
-                log.warning("board_events_unreadable", error=str(error))
-                self._stopped.wait(_RETRY_SECONDS)
-                continue
-            for event in events:
-                self._call(event)
+    def _pass_on(self, reader: EventReader) -> float:
+        for event in reader.read(_BLOCK_SECONDS / 2):
+            self._call(event)
+        return 0.0
 
     def _call(self, event: Event) -> None:
         with self._lock:

@@ -8,13 +8,12 @@ board gives the ticket of the message to one of those who ask.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import structlog
-from redis.exceptions import RedisError
 
 from opencue_sched.coordination.postings import ClusterPostings, Offered
+from opencue_sched.coordination.rounds import Rounds
 from opencue_sched.domain.errors import InvalidInput
 
 log = structlog.get_logger(__name__)
@@ -23,24 +22,15 @@ _AFTER_THE_END_SECONDS = 0.002
 """The board counts in milliseconds: a moment later it is over by its clock as well."""
 
 
-class ClaimWatch:
+class ClaimWatch(Rounds):
     """One thread. ``send`` puts a message for a posting on a dispatch queue."""
 
     def __init__(self, postings: ClusterPostings, *, ttl_seconds: float, send: Callable[[Offered], None]) -> None:
+        super().__init__("claim-watch", self.look, failed="claims_not_watched", retry_seconds=ttl_seconds / 3)
         self._postings = postings
         self._ttl = ttl_seconds
         self._send = send
         self._overdue: frozenset[str] = frozenset()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="claim-watch", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=self._ttl)
 
     def look(self) -> float:
         """Send a message for every posting whose claim ran out. Seconds until the next look. Raises RedisError.
@@ -66,15 +56,3 @@ class ClaimWatch:
         if offered is not None and offered.send:
             log.warning("claim_ran_out", posting=uuid, cluster=offered.cluster.key)
             self._send(offered)
-
-    def _run(self) -> None:
-        pause = self._ttl / 3
-        while not self._stopped.wait(pause):
-            pause = self._ttl / 3
-            try:
-                pause = self.look()
-            except RedisError as error:
-                log.warning("claims_not_watched", error=str(error))
-            except Exception:
-                # The thread must go on: without it a dead worker's clusters wait for the sweep.
-                log.exception("claims_not_watched")

@@ -6,12 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-import structlog
-from redis.exceptions import RedisError
-
 from opencue_sched.coordination.leader import boot_clock
-
-log = structlog.get_logger(__name__)
+from opencue_sched.coordination.rounds import Rounds
 
 
 class Held(Protocol):
@@ -54,18 +50,19 @@ class Keeper(Generic[C]):
         self._clock = clock
         self._lock = threading.Lock()
         self._held: dict[_Key, tuple[C, float]] = {}
-        self._wanted = threading.Event()
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._rounds = Rounds(
+            "claim-keeper", self._prolong, failed="claims_not_prolonged", retry_seconds=ttl_seconds / 3
+        )
+        self._begun = False
 
     def keep(self, claim: C, *, claimed_at: float) -> None:
         """Start prolonging ``claim``; ``claimed_at`` is the clock before the claim was asked for."""
         with self._lock:
             self._held[_key(claim)] = (claim, claimed_at)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="claim-keeper", daemon=True)
-                self._thread.start()
-        self._wanted.set()
+            if not self._begun:
+                self._begun = True
+                self._rounds.start()
+        self._rounds.want()
 
     def drop(self, claim: C) -> None:
         """Stop prolonging ``claim``."""
@@ -85,32 +82,14 @@ class Keeper(Generic[C]):
 
     def stop(self) -> None:
         """End the thread; what is held is left to expire."""
-        self._stopped.set()
-        self._wanted.set()
-        if self._thread is not None:
-            self._thread.join(timeout=self._ttl)
+        self._rounds.stop(self._ttl)
 
-    def _run(self) -> None:
-        while not self._stopped.is_set():
-            claims = self.held()
-            if not claims:
-                self._wanted.wait()
-                self._wanted.clear()
-                continue
-            self._extend(claims)
-            self._stopped.wait(self._ttl / 3)
-
-    def _extend(self, claims: list[C]) -> None:
+    def _prolong(self) -> float | None:
+        claims = self.held()
+        if not claims:
+            return None
         now = self._clock()
-        try:
-            held = {_key(claim) for claim in self._board.extend(claims, ttl_seconds=self._ttl)}
-        except RedisError as error:
-            log.warning("claims_not_prolonged", claims=len(claims), error=str(error))
-            return
-        except Exception:
-            # The thread must go on: without it every later claim of this process would end in mid-pass.
-            log.exception("claims_not_prolonged", claims=len(claims))
-            return
+        held = {_key(claim) for claim in self._board.extend(claims, ttl_seconds=self._ttl)}
         with self._lock:
             for claim in claims:
                 key = _key(claim)
@@ -118,3 +97,6 @@ class Keeper(Generic[C]):
                     self._held[key] = (claim, now)
                 else:
                     self._held.pop(key, None)
+        # Not as the wait for the next round: that ends with each claim that is made.
+        self._rounds.pause(self._ttl / 3)
+        return 0.0

@@ -6,7 +6,6 @@ presence, moves the messages of dead instances to their groups, obeys control me
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
@@ -20,8 +19,9 @@ from opencue_sched.coordination.control import Addressed, take_control_messages
 from opencue_sched.coordination.duty import Duty, DutyState
 from opencue_sched.coordination.leader import boot_clock
 from opencue_sched.coordination.names import QueueName, QueueType, worker_group
-from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken, Presence, call_roll
+from opencue_sched.coordination.presence import REFRESH_SECONDS, Presence, call_roll
 from opencue_sched.coordination.queue_care import drain_dead_instances, survey_queues
+from opencue_sched.coordination.rounds import Rounds
 from opencue_sched.coordination.routing import Router
 from opencue_sched.dispatch.report import LONGEST_ERROR
 from opencue_sched.domain.errors import InvalidInput
@@ -91,19 +91,12 @@ class Membership:
     @contextmanager
     def present(self) -> Iterator[None]:
         """Keep up the presence from a thread, while no consumer step does."""
-        ended = threading.Event()
-
-        def keep_up() -> None:
-            while not ended.wait(REFRESH_SECONDS):
-                self._refresh_if_possible()
-
-        thread = threading.Thread(target=keep_up, name="presence", daemon=True)
-        thread.start()
+        rounds = Rounds("presence", self._refresh, failed="presence_not_refreshed", retry_seconds=REFRESH_SECONDS)
+        rounds.start()
         try:
             yield
         finally:
-            ended.set()
-            thread.join()
+            rounds.stop()
 
     def control_messages(self) -> list[Addressed]:
         """Control messages that wait for this instance, its group or its types; taken from their queues."""
@@ -134,15 +127,10 @@ class Membership:
             fleet_metrics.record_survey(survey, self.group)
         return moved
 
-    def _refresh_if_possible(self) -> None:
-        try:
-            self._refresh()
-        except (RedisError, InstanceTaken) as error:
-            log.warning("presence_not_refreshed", error=str(error))
-
-    def _refresh(self) -> None:
+    def _refresh(self) -> float:
         if self.presence is not None:
             self.presence.refresh(in_flight=self.in_flight(), state=self.duty.state.value, work=sorted(self._work()))
+        return REFRESH_SECONDS
 
     def answer(self, reply: str, posting: str, summary: dict[str, object], messenger: Messenger) -> None:
         """Report a pass to who waits for it; while the cluster is in other hands, ask again in a moment."""
@@ -163,7 +151,6 @@ class Membership:
     def leave(self) -> bool:
         """Wait for what is in hand, within the grace, then take the presence away; whether all of it has ended."""
         self.duty.stop()
-        self._refresh_if_possible()
         with self.present():
             idle = self.duty.wait_until_idle(self._settings.coordination.drain_grace)
         if not idle:

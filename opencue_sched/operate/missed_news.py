@@ -12,16 +12,11 @@ import uuid
 from collections.abc import Callable, Collection
 
 import redis
-import structlog
-from redis.exceptions import RedisError
-from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.scripts import token_drop_call
 from opencue_sched.coordination.names import LookKeys
-from opencue_sched.domain.errors import NotReady
+from opencue_sched.coordination.rounds import Rounds
 from opencue_sched.lua_scripts import call_scripts
-
-log = structlog.get_logger(__name__)
 
 SETTLE_SECONDS = 0.25
 """The other listeners come back about now; a look that begins after that serves them too."""
@@ -36,7 +31,7 @@ _BEGUN, _ENDED = "begun", "ended"
 FollowCaps = Callable[[frozenset[str]], object]
 
 
-class MissedNews:
+class MissedNews(Rounds):
     """One thread. ``everything`` and ``caps`` may be called from any.
 
     ``look_at_all()`` reads everything again, ``follow_caps(vertex names)`` the caps of these; both may raise.
@@ -45,6 +40,13 @@ class MissedNews:
     def __init__(
         self, client: redis.Redis, keys: LookKeys, *, look_at_all: Callable[[], object], follow_caps: FollowCaps
     ) -> None:
+        super().__init__(
+            "missed-news",
+            self._make_up_for,
+            failed="missed_news_left_for_later",
+            retry_seconds=FIRST_RETRY_SECONDS,
+            longest_retry_seconds=LONGEST_RETRY_SECONDS,
+        )
         self._client = client
         self._keys = keys
         self._look_at_all = look_at_all
@@ -54,45 +56,22 @@ class MissedNews:
         self._vertices: set[str] = set()
         self.busy = False
         """Whether anything is left to be made up for."""
-        self._wanted = threading.Event()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="missed-news", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._wanted.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=10)
 
     def everything(self) -> None:
         """Any notification may have been missed until now."""
         with self._lock:
             self.busy = self._all = True
-        self._wanted.set()
+        self.want()
 
     def caps(self, vertices: Collection[str]) -> None:
         """These caps changed, and could not be followed."""
         with self._lock:
             self.busy = True
             self._vertices.update(vertices)
-        self._wanted.set()
+        self.want()
 
-    def _run(self) -> None:
-        while not self._stopped.is_set():
-            self._wanted.wait()
-            pause = FIRST_RETRY_SECONDS
-            while not self._stopped.is_set():
-                self._wanted.clear()
-                if self._made_up_for():
-                    break
-                self._stopped.wait(pause)
-                pause = min(2 * pause, LONGEST_RETRY_SECONDS)
-
-    def _made_up_for(self) -> bool:
-        """Whether all that was missed by now is made up for; what is not is kept."""
+    def _make_up_for(self) -> None:
+        """All that was missed by now; what could not be made up for is kept."""
         with self._lock:
             look, vertices = self._all, frozenset(self._vertices)
             self._all = False
@@ -103,24 +82,21 @@ class MissedNews:
                 look = False
             if vertices:
                 self._follow_caps(vertices)
-            with self._lock:
-                self.busy = self._all or bool(self._vertices)
-            return True
-        except (NotReady, RedisError, SQLAlchemyError) as error:
-            log.warning("missed_news_left_for_later", everything=look, vertices=len(vertices), error=str(error))
         except Exception:
-            log.exception("missed_news_left_for_later", everything=look, vertices=len(vertices))
+            with self._lock:
+                self._all |= look
+                self._vertices |= vertices
+            raise
         with self._lock:
-            self._all |= look
-            self._vertices |= vertices
-        return False
+            self.busy = self._all or bool(self._vertices)
 
     def _have_looked(self) -> None:
         """Return when a look that began after this call has ended well: another process's, or this one's."""
         begun = int(self._client.hget(self._keys.counts, _BEGUN) or 0)
-        self._stopped.wait(SETTLE_SECONDS)
         token = uuid.uuid4().hex
-        while not self._stopped.is_set():
+        pause = SETTLE_SECONDS
+        while not self.pause(pause):
+            pause = ASK_AGAIN_SECONDS
             mine = self._client.set(self._keys.lock, token, nx=True, px=round(1000 * LOOK_LIFE_SECONDS))
             try:
                 if int(self._client.hget(self._keys.counts, _ENDED) or 0) > begun:
@@ -133,4 +109,3 @@ class MissedNews:
             finally:
                 if mine:
                     call_scripts(self._client, [token_drop_call((self._keys.lock,), token)])
-            self._stopped.wait(ASK_AGAIN_SECONDS)

@@ -11,14 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 
-import structlog
-from redis.exceptions import RedisError
-from sqlalchemy.exc import SQLAlchemyError
-
 from opencue_sched.coordination.leader import LeaderGate
-from opencue_sched.domain.errors import NotReady
-
-log = structlog.get_logger(__name__)
+from opencue_sched.coordination.rounds import STOP_SECONDS, Rounds
 
 ROLE = "release-feed"
 """The elected role; one for all facilities, since they share the counters."""
@@ -30,7 +24,7 @@ ReconcileShows = Callable[[frozenset[str]], object]
 LoadCaps = Callable[[frozenset[str]], object]
 
 
-class ReleaseHints:
+class ReleaseHints(Rounds):
     """One thread. ``show``, ``vertex`` and ``everything`` may be called from any.
 
     ``reconcile(show ids)`` and ``load_caps(vertex names)`` follow hints, ``look_at_all()`` reads everything again.
@@ -45,6 +39,14 @@ class ReleaseHints:
         look_at_all: Callable[[], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(
+            "release-hints",
+            self._lead_or_forget,
+            failed="hints_left_for_later",
+            retry_seconds=DEBOUNCE_SECONDS,
+            longest_retry_seconds=_LONGEST_WAIT_SECONDS,
+            gather_seconds=DEBOUNCE_SECONDS,
+        )
         self._gate = gate
         self._reconcile = reconcile
         self._load_caps = load_caps
@@ -54,62 +56,48 @@ class ReleaseHints:
         self._shows: set[str] = set()
         self._vertices: set[str] = set()
         self._all = True
-        self._wanted = threading.Event()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="release-hints", daemon=True)
 
     @property
     def leads(self) -> bool:
         """Whether this process is the one that acts."""
         return self._gate.lease is not None
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._wanted.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=10)
+    def stop(self, timeout: float = STOP_SECONDS) -> bool:
+        ended = super().stop(timeout)
+        if ended:
+            self._gate.resign()
+        return ended
 
     def show(self, show_id: str) -> None:
         """Something of this show was released."""
         with self._lock:
             self._shows.add(show_id)
-        self._wanted.set()
+        self.want()
 
     def vertex(self, name: str) -> None:
         """A cap changed: ``sub:{show}:{alloc}``, ``folder:{id}`` or ``job:{id}``."""
         with self._lock:
             self._vertices.add(name)
-        self._wanted.set()
+        self.want()
 
     def everything(self) -> None:
         """Hints may have been missed."""
         with self._lock:
             self._all = True
-        self._wanted.set()
+        self.want()
 
-    def _run(self) -> None:
-        while not self._stopped.is_set():
-            self._wanted.wait(min(self._gate.next_look, _LONGEST_WAIT_SECONDS) + DEBOUNCE_SECONDS)
-            self._stopped.wait(DEBOUNCE_SECONDS)
-            self._wanted.clear()
-            if self._gate.renew() is None:
-                self._forget()
-            elif not self._stopped.is_set():
-                self._follow()
-        self._gate.resign()
+    def _lead_or_forget(self) -> float:
+        if self._gate.renew() is None:
+            self._forget()
+        else:
+            self._follow()
+        return min(self._gate.next_look, _LONGEST_WAIT_SECONDS)
 
     def _forget(self) -> None:
         """Another process acts on them. Should this one be elected next, it looks at everything first."""
         with self._lock:
             self._shows.clear()
             self._vertices.clear()
-            self._all = True
-
-    def _try_again(self) -> None:
-        with self._lock:
             self._all = True
 
     def _follow(self) -> None:
@@ -126,12 +114,11 @@ class ReleaseHints:
                 self._load_caps(vertices)
             if shows and not look_at_all:
                 self._reconcile(shows)
-        except (NotReady, RedisError, SQLAlchemyError) as error:
-            log.warning("hints_left_for_later", shows=len(shows), vertices=len(vertices), error=str(error))
-            self._try_again()
         except Exception:
-            log.exception("hints_left_for_later", shows=len(shows), vertices=len(vertices))
-            self._try_again()
-        # However many hints arrive, at most half of the time goes into them.
-        if shows or vertices or look_at_all:
-            self._stopped.wait(self._clock() - began)
+            with self._lock:
+                self._all = True
+            raise
+        finally:
+            # However many hints arrive, at most half of the time goes into them.
+            if shows or vertices or look_at_all:
+                self.pause(self._clock() - began)

@@ -9,38 +9,30 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection
 
-import structlog
-from redis.exceptions import RedisError
-from sqlalchemy.exc import SQLAlchemyError
-
-log = structlog.get_logger(__name__)
+from opencue_sched.coordination.rounds import Rounds
 
 DEBOUNCE_SECONDS = 0.01
+_AFTER_AN_ERROR_SECONDS = 0.25
 
 SweepFor = Callable[[frozenset[str], frozenset[str]], float]
 """``sweep(show ids, host ids)`` returns after how many seconds it wants to hear of the same hosts again; 0: never."""
 
 
-class Waker:
+class Waker(Rounds):
     """One thread; ``shows`` and ``hosts`` may be called from any."""
 
     def __init__(self, sweep: SweepFor) -> None:
+        super().__init__(
+            "waker",
+            self._wake,
+            failed="wake_up_left_to_the_next_sweep",
+            retry_seconds=_AFTER_AN_ERROR_SECONDS,
+            gather_seconds=DEBOUNCE_SECONDS,
+        )
         self._sweep = sweep
         self._lock = threading.Lock()
         self._shows: set[str] = set()
         self._hosts: set[str] = set()
-        self._wanted = threading.Event()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="waker", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._wanted.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=10)
 
     def shows(self, ids: Collection[str]) -> None:
         """These shows have new work, or more room."""
@@ -53,27 +45,18 @@ class Waker:
     def _note(self, into: set[str], ids: Collection[str]) -> None:
         with self._lock:
             into.update(ids)
-        self._wanted.set()
+        self.want()
 
-    def _run(self) -> None:
-        again: float | None = None
-        while not self._stopped.is_set():
-            self._wanted.wait(again)
-            again = None
-            self._stopped.wait(DEBOUNCE_SECONDS)
-            self._wanted.clear()
-            with self._lock:
-                shows, hosts = frozenset(self._shows), frozenset(self._hosts)
-                self._shows.clear()
-                self._hosts.clear()
-            if not (shows or hosts) or self._stopped.is_set():
-                continue
-            try:
-                if (pause := self._sweep(shows, hosts)) > 0:
-                    again = pause
-                    with self._lock:
-                        self._hosts |= hosts
-            except (SQLAlchemyError, RedisError) as error:
-                log.warning("wake_up_left_to_the_next_sweep", shows=len(shows), hosts=len(hosts), error=str(error))
-            except Exception:
-                log.exception("wake_up_left_to_the_next_sweep", shows=len(shows), hosts=len(hosts))
+    def _wake(self) -> float | None:
+        with self._lock:
+            shows, hosts = frozenset(self._shows), frozenset(self._hosts)
+            self._shows.clear()
+            self._hosts.clear()
+        if not (shows or hosts):
+            return None
+        again = self._sweep(shows, hosts)
+        if again <= 0:
+            return None
+        with self._lock:
+            self._hosts |= hosts
+        return again

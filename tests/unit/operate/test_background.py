@@ -11,7 +11,6 @@ from redis.exceptions import RedisError
 from structlog.testing import capture_logs
 
 from opencue_sched.operate.background import Background
-from opencue_sched.operate.waker import Waker
 
 MOST_SECONDS = 10.0
 
@@ -78,28 +77,3 @@ def test_work_that_does_not_end_is_named():
     assert [(line["event"], line["work"]) for line in said] == [("background_work_abandoned", "stuck")]
     go_on.set()
     background.close()
-
-
-def test_a_sweep_that_fails_unexpectedly_does_not_end_the_waker():
-    swept: list[frozenset[str]] = []
-    both = threading.Event()
-
-    def sweep(shows: frozenset[str], _hosts: frozenset[str]) -> float:
-        swept.append(shows)
-        if len(swept) == 1:
-            first.set()
-            raise KeyError("nobody thought of this")
-        both.set()
-        return 0.0
-
-    first = threading.Event()
-    waker = Waker(sweep)
-    with capture_logs() as said:
-        waker.start()
-        waker.shows(["one"])
-        assert first.wait(MOST_SECONDS)
-        waker.shows(["two"])
-        assert both.wait(MOST_SECONDS)
-        waker.stop()
-    assert swept == [{"one"}, {"two"}]
-    assert [(line["event"], line["log_level"]) for line in said] == [("wake_up_left_to_the_next_sweep", "error")]

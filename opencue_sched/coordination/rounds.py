@@ -1,0 +1,100 @@
+"""The threads beside the work: each does one thing again and again, and no error ends it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import structlog
+from redis.exceptions import RedisError
+from sqlalchemy.exc import SQLAlchemyError
+
+from opencue_sched.domain.errors import SchedulerError
+
+log = structlog.get_logger(__name__)
+
+STOP_SECONDS = 10.0
+
+
+class Rounds:
+    """Calls ``make_round()`` from a daemon thread called ``name``, one call after the other, until it is stopped.
+
+    ``make_round`` returns in how many seconds it wants to be called again; None: when ``want()`` is called, which also
+    cuts every such wait short. What is wanted within ``gather_seconds`` shares a round. An error costs its round only:
+    it is logged as the event ``failed``, once until another comes or a round goes well, and the next round is made
+    ``retry_seconds`` later, each time twice as long up to ``longest_retry_seconds``.
+
+    The thread is of the process that started it. A child of a fork has none; there ``stop()`` has nothing to do.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make_round: Callable[[], float | None],
+        *,
+        failed: str,
+        retry_seconds: float,
+        longest_retry_seconds: float = 0.0,
+        gather_seconds: float = 0.0,
+    ) -> None:
+        self._make_round = make_round
+        self._failed = failed
+        self._first_retry = self._retry = retry_seconds
+        self._longest_retry = max(retry_seconds, longest_retry_seconds)
+        self._gather = gather_seconds
+        self._told = ""
+        self._wanted = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin, with a first round at once. May be called once."""
+        self._thread.start()
+
+    def want(self) -> None:
+        """Have a round made now; when one is under way, another after it."""
+        self._wanted.set()
+
+    def pause(self, seconds: float) -> bool:
+        """What a round calls to wait. True as soon as the thread is to end."""
+        return self._stopped.wait(seconds)
+
+    def stop(self, timeout: float = STOP_SECONDS) -> bool:
+        """End after the round under way, waiting up to ``timeout`` seconds for it; whether it has ended."""
+        self._stopped.set()
+        self._wanted.set()
+        if self._thread is threading.current_thread() or not self._thread.is_alive():
+            return True
+        self._thread.join(timeout)
+        if left := self._thread.is_alive():
+            log.warning("thread_left_behind", thread=self._thread.name, waited_seconds=timeout)
+        return not left
+
+    def _run(self) -> None:
+        pause: float | None = 0.0
+        while not self._stopped.is_set():
+            self._wanted.wait(pause)
+            self._stopped.wait(self._gather)
+            self._wanted.clear()
+            if not self._stopped.is_set():
+                pause = self._round()
+
+    def _round(self) -> float | None:
+        try:
+            pause = self._make_round()
+        except Exception as error:
+            self._tell(error)
+            self._stopped.wait(self._retry)
+            self._retry = min(2 * self._retry, self._longest_retry)
+            return 0.0
+        self._told, self._retry = "", self._first_retry
+        return pause
+
+    def _tell(self, error: Exception) -> None:
+        """A store that is away is expected now and then; anything else is a defect, told with where it happened."""
+        text = f"{type(error).__name__}: {error}"
+        if text == self._told:
+            return
+        self._told = text
+        expected = isinstance(error, SchedulerError | SQLAlchemyError | RedisError)
+        (log.warning if expected else log.exception)(self._failed, thread=self._thread.name, error=text)
