@@ -12,27 +12,20 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import structlog
-from redis.exceptions import RedisError
 from sqlalchemy import Engine
-from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.clusters.awake import scan_awake
 from opencue_sched.clusters.discovery import load_clusters, scoped_facilities
 from opencue_sched.clusters.feed import ClusterFeed, Reload
 from opencue_sched.coordination.postings import ClusterPostings, Offered
-from opencue_sched.dispatch.behind import frames_behind
-from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.domain.fence import Fence
 from opencue_sched.settings import Settings
 from opencue_sched.store.hosts import tags_of_hosts
-from opencue_sched.store.pending import SchemaColumns, fetch_waiting_work
 
 log = structlog.get_logger(__name__)
 
 WAKE_FOR_HOSTS_SECONDS = 0.25
-BEHIND_COUNTED_SECONDS = 15.0
-"""How often the frames that no pass looked at are counted, in the whole fleet of a facility scope."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +49,7 @@ class SweepReport:
 class Sweeper:
     """Sweeps of one process: it keeps the cluster set between them."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        settings: Settings,
-        postings: ClusterPostings,
-        *,
-        verdicts: VerdictLog | None = None,
-        facts: SchemaColumns | None = None,
-    ) -> None:
-        """With ``verdicts`` and ``facts``, frames that no pass looks at are counted now and then."""
+    def __init__(self, engine: Engine, settings: Settings, postings: ClusterPostings) -> None:
         self._engine = engine
         self._settings = settings
         self._postings = postings
@@ -76,14 +60,15 @@ class Sweeper:
         self._reload_after = 0.0
         self._reload_wanted = False
         self._withdraw_due = False
-        self._verdicts = verdicts
-        self._facts = facts
-        self._count_at = 0.0
         self._lock = threading.Lock()
 
     def _load(self) -> frozenset[Cluster]:
         with self._engine.connect() as connection:
             return load_clusters(connection, self._settings)
+
+    def clusters(self) -> list[Cluster]:
+        """All clusters there are, as this process last read them."""
+        return self._feed.clusters()
 
     def reload(self) -> None:
         """Read the clusters anew now, without waiting for the interval."""
@@ -100,31 +85,7 @@ class Sweeper:
         held a cluster back: then ask for the same hosts again that much later.
         """
         with self._lock:
-            report = self._sweep(frozenset(wake_shows), wake_hosts, fence)
-            due = time.monotonic() >= self._count_at
-            if due:
-                self._count_at = time.monotonic() + BEHIND_COUNTED_SECONDS
-        if due:
-            self.count_behind(unless_counted_for=BEHIND_COUNTED_SECONDS)
-        return report
-
-    def count_behind(self, *, unless_counted_for: float = 0.0) -> None:
-        """Count the frames that no pass has looked at, unless another process did a moment ago. For people only: a
-        failure is logged."""
-        if self._verdicts is None or self._facts is None:
-            return
-        scope = self._settings.scheduler.facility or ""
-        try:
-            if self._verdicts.behind_age(scope) < unless_counted_for:
-                return
-            with self._engine.connect() as connection:
-                facilities = scoped_facilities(connection, self._settings)
-                work = fetch_waiting_work(connection, facilities, self._facts)
-            left = self._verdicts.left_waiting()
-            behind = frames_behind(self._feed.clusters(), work, left)
-            self._verdicts.record_behind(scope, behind, distinct=sum(it.frames for it in work))
-        except (SQLAlchemyError, RedisError) as error:
-            log.warning("frames_behind_not_counted", error=str(error))
+            return self._sweep(frozenset(wake_shows), wake_hosts, fence)
 
     def _sweep(self, wake_shows: frozenset[str], wake_hosts: Collection[str], fence: Fence | None) -> SweepReport:
         self._withdraw_due |= self._reload(wake_shows).read

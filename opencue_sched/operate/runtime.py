@@ -32,6 +32,7 @@ from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import ClaimKeeper, ClusterPostings, Refused
 from opencue_sched.coordination.shares import HostShares
 from opencue_sched.coordination.turns import turn
+from opencue_sched.dispatch.behind import FramesBehind
 from opencue_sched.dispatch.channels import RqdChannels
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.commit import compensate
@@ -108,7 +109,11 @@ class Runtime:
 
     @cached_property
     def sweeper(self) -> Sweeper:
-        return Sweeper(self.engine, self.settings, self.postings, verdicts=self.verdicts, facts=self.facts)
+        return Sweeper(self.engine, self.settings, self.postings)
+
+    @cached_property
+    def behind(self) -> FramesBehind:
+        return FramesBehind(self.engine, self.settings, self.verdicts, self.facts, self.sweeper.clusters)
 
     @cached_property
     def counted(self) -> CountedShows:
@@ -184,6 +189,8 @@ class Runtime:
         for _, offered in report.send:
             self.messenger.send(offered)
         metrics.record_sweep(report)
+        if not (wake_shows or wake_hosts):
+            self.behind.count_if_due()
         return report
 
     def dispatch(self, posting: str, *, ticket: int | None = None, reply: str | None = None) -> dict[str, object]:

@@ -20,15 +20,15 @@ import redis
 from celery import Celery
 from prometheus_client import REGISTRY, Gauge
 from prometheus_client.metrics import MetricWrapperBase
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.coordination.presence import Presence
 from opencue_sched.dispatch import cluster_pass
+from opencue_sched.dispatch.behind import COUNTED_SECONDS
 from opencue_sched.dispatch.report import PassReport
-from opencue_sched.dispatch.sweep import BEHIND_COUNTED_SECONDS
 from opencue_sched.domain.errors import SchedulerError
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.domain.verdicts import Verdict
@@ -215,7 +215,7 @@ def test_waiting_frames_that_no_pass_had_a_turn_for_are_counted_too(runtime: Run
         connection.execute(text("UPDATE job SET b_auto_book = false WHERE pk_job = :job"), {"job": later.id})
 
     def shown() -> dict[str, float]:
-        runtime.sweeper.count_behind()
+        runtime.behind.count()
         runtime.show_waiting()
         found = {verdict.value: sample("scheduler_waiting_frames", verdict=verdict.value) for verdict in Verdict}
         return {verdict: frames for verdict, frames in found.items() if frames}
@@ -230,14 +230,38 @@ def test_waiting_frames_that_no_pass_had_a_turn_for_are_counted_too(runtime: Run
     assert shown() == {"over_job": 7, "capacity": waiting}
 
 
-def test_frames_behind_are_counted_by_one_process_now_and_then(runtime: Runtime, engine: Engine):
+def test_frames_behind_are_counted_by_one_process_now_and_then_and_hold_up_no_message(
+    runtime: Runtime, engine: Engine, monkeypatch: pytest.MonkeyPatch
+):
     with engine.begin() as connection:
-        Farm(connection).job([LayerSpec(frames=3)])
+        farm = Farm(connection)
+        farm.host()
+        one, two = farm.show("one"), farm.show("two")
+        for show in (one, two):
+            farm.subscription(show, farm.default_alloc())
+            farm.job([LayerSpec(frames=3)], show=show, paused=show is two)
+    done: list[str] = []
+    monkeypatch.setattr(runtime.messenger, "send", lambda _: done.append("sent"))
+
+    @event.listens_for(runtime.engine, "before_cursor_execute")
+    def heard(*arguments: object) -> None:
+        if "GROUP BY pk_facility, pk_show, tags, why" in str(arguments[2]):
+            done.append("counted")
+
+    # when a notification wakes the process, and when beat has it sweep
+    runtime.sweep(wake_shows=[one.id])
+    assert done == ["sent"]
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE job SET b_paused = false"))
     runtime.sweep()
-    assert 0 <= runtime.verdicts.behind_age("") < BEHIND_COUNTED_SECONDS
-    counted = runtime.client.hgetall(runtime.verdicts.waiting_key)
-    runtime.sweeper.count_behind(unless_counted_for=BEHIND_COUNTED_SECONDS)
-    assert runtime.client.hgetall(runtime.verdicts.waiting_key) == counted
+
+    # then only beat's counts them, once its messages are away; other processes and later sweeps leave them alone
+    assert done == ["sent", "sent", "counted"]
+    assert 0 <= runtime.verdicts.behind_age("") < COUNTED_SECONDS
+    runtime.sweep()
+    runtime.behind._count_at = 0.0
+    runtime.sweep()
+    assert done.count("counted") == 1
 
 
 def shown_waiting(runtime: Runtime) -> tuple[float, float]:
@@ -256,7 +280,7 @@ def test_a_frame_that_two_clusters_reach_waits_in_each_and_is_one_frame(runtime:
     runtime.sweep()
     assert shown_waiting(runtime) == (18, 9)
     assert run_passes(runtime) == ["saturated"] * 2
-    runtime.sweeper.count_behind()
+    runtime.behind.count()
     assert shown_waiting(runtime) == (18, 9)
     # then the help of the one says so, and the other counts it once
     assert "once for each cluster that reaches them" in metrics.waiting_frames._documentation
