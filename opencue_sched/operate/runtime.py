@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict
 from functools import cached_property
-from typing import Any
 
 import structlog
 from celery import Celery
@@ -31,7 +30,6 @@ from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, c
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import ClaimKeeper, ClusterPostings, Refused
 from opencue_sched.coordination.shares import HostShares
-from opencue_sched.coordination.turns import turn
 from opencue_sched.dispatch.behind import FramesBehind
 from opencue_sched.dispatch.channels import RqdChannels
 from opencue_sched.dispatch.cluster_pass import PassRunner
@@ -52,24 +50,19 @@ from opencue_sched.operate.flip import look_after_handed_back, notice_flips
 from opencue_sched.operate.membership import Membership, consumed_types
 from opencue_sched.operate.messages import Messenger
 from opencue_sched.operate.stores import check_stores
+from opencue_sched.operate.upkeep import Upkeep
 from opencue_sched.placement.changes import HostChanges
-from opencue_sched.release.history import HistoryReport, drain_history
 from opencue_sched.release.killing import RqdKiller
-from opencue_sched.release.model import EventCounts, ReleasePolicy
+from opencue_sched.release.model import EventCounts
 from opencue_sched.release.reaper import Reaper
-from opencue_sched.release.recovery import recover_depends
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.engine import make_engine
-from opencue_sched.store.release import cuebot_recalculates_subs, recalculate_subs
-from opencue_sched.store.schema import check_schema, refuse_unmigrated
+from opencue_sched.store.schema import SchemaFacts, check_schema, refuse_unmigrated
 
 log = structlog.get_logger(__name__)
 
 SLEEPS_A_LAYER_RESTS = 2
 """A layer that finds no host rests longer than its cluster sleeps, so that the jobs behind it have their turn."""
-
-REAP_TURN_SECONDS = 60.0
-"""A reap begins nothing that late. When its process dies in it, the fleet's next is up to this much later."""
 
 
 class Runtime:
@@ -98,7 +91,7 @@ class Runtime:
         self.leader_keys = LeaderKeys(settings.coordination.namespace, beat_role(settings.scheduler.facility))
 
     @cached_property
-    def facts(self) -> Any:
+    def facts(self) -> SchemaFacts:
         """What the database schema has. Raises SchemaMissing or SchemaTooOld."""
         with self.engine.connect() as connection:
             return check_schema(connection)
@@ -144,8 +137,8 @@ class Runtime:
         )
 
     @cached_property
-    def reaper(self) -> Reaper:
-        return Reaper(
+    def upkeep(self) -> Upkeep:
+        reaper = Reaper(
             self.engine,
             self.settings.release,
             killer=RqdKiller(self.channels),
@@ -153,6 +146,7 @@ class Runtime:
             changes=self.changes,
             counts=self.counts,
         )
+        return Upkeep(self.engine, self.client, self.settings, self.facts, reaper)
 
     @cached_property
     def events(self) -> Events:
@@ -272,39 +266,6 @@ class Runtime:
 
     def _fence(self, number: int | None) -> Fence | None:
         return None if number is None else Fence(self.leader_keys.fence, number)
-
-    def recalculate_subs(self) -> dict[str, object]:
-        """Recount the subscriptions of unmanaged shows, unless a Cuebot does."""
-        with self.engine.begin() as connection:
-            if self.facts.origin == "cuebot" and cuebot_recalculates_subs(connection):
-                return {"recalculated": False}
-            recalculate_subs(connection)
-        return {"recalculated": True}
-
-    def reap(self) -> dict[str, object]:
-        """Put right what hosts and processes left behind, unless another process of the fleet is at it."""
-        with turn(self.client, self.settings.coordination.namespace, "reap", seconds=REAP_TURN_SECONDS) as mine:
-            return self._reap() if mine else {"reaped": False}
-
-    def _reap(self) -> dict[str, object]:
-        report = self.reaper.run_once()
-        metrics.record_reaped(report)
-        history = drain_history(self.engine) if self.facts.has_frame_history_queue else HistoryReport()
-        return {
-            "reaped": True,
-            "history_events": history.events,
-            "history_skipped": history.skipped,
-            "hosts_down": len(report.hosts_down),
-            "procs_released": report.procs_released,
-            "frames_waiting": report.frames_waiting,
-            "frames_dead": report.frames_dead,
-            "deferred": report.deferred,
-        }
-
-    def recover_depends(self) -> dict[str, object]:
-        """Finish what a process that died after a completion left undone."""
-        policy = ReleasePolicy(self.settings.release.satisfy_only_on_frame_success)
-        return {name: str(value) for name, value in asdict(recover_depends(self.engine, policy)).items()}
 
     # Start and stop
 

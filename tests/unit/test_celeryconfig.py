@@ -13,7 +13,7 @@ from kombu import Queue
 import celeryconfig
 from opencue_sched.celery import app
 from opencue_sched.coordination.names import QueueName, QueueType
-from opencue_sched.operate.runtime import REAP_TURN_SECONDS
+from opencue_sched.operate.upkeep import REAP_TURN_SECONDS
 from opencue_sched.release.history import HISTORY_SECONDS
 from opencue_sched.release.reaper import REAP_SECONDS
 from opencue_sched.settings import Database, Rqd, get_settings

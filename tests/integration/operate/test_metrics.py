@@ -502,7 +502,7 @@ def _silent_host(runtime: Runtime, engine: Engine, host_id: str) -> None:
     with engine.begin() as connection:
         long_ago = "UPDATE host_stat SET ts_ping = now() - interval '1 hour' WHERE pk_host = :host"
         connection.execute(text(long_ago), {"host": host_id})
-    runtime.reap()
+    runtime.upkeep.reap()
 
 
 def test_a_second_process_serves_the_next_free_port_and_none_serves_none():

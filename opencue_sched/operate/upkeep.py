@@ -1,0 +1,67 @@
+"""What messages of the maintenance queue have a worker do: put right what others left behind."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import redis
+from sqlalchemy import Engine
+
+from opencue_sched.coordination.turns import turn
+from opencue_sched.operate import metrics
+from opencue_sched.release.history import HistoryReport, drain_history
+from opencue_sched.release.model import ReleasePolicy
+from opencue_sched.release.reaper import Reaper
+from opencue_sched.release.recovery import recover_depends
+from opencue_sched.settings import Settings
+from opencue_sched.store.release import cuebot_recalculates_subs, recalculate_subs
+from opencue_sched.store.schema import SchemaFacts
+
+REAP_TURN_SECONDS = 60.0
+"""A reap begins nothing that late. When its process dies in it, the fleet's next is up to this much later."""
+
+
+class Upkeep:
+    """Thread-safe. Whatever a process that dies in it leaves undone, the next message does."""
+
+    def __init__(
+        self, engine: Engine, client: redis.Redis, settings: Settings, facts: SchemaFacts, reaper: Reaper
+    ) -> None:
+        self._engine = engine
+        self._client = client
+        self._settings = settings
+        self._facts = facts
+        self._reaper = reaper
+
+    def recalculate_subs(self) -> dict[str, object]:
+        """Recount the subscriptions of unmanaged shows, unless a Cuebot does."""
+        with self._engine.begin() as connection:
+            if self._facts.origin == "cuebot" and cuebot_recalculates_subs(connection):
+                return {"recalculated": False}
+            recalculate_subs(connection)
+        return {"recalculated": True}
+
+    def reap(self) -> dict[str, object]:
+        """Put right what hosts and processes left behind, unless another process of the fleet is at it."""
+        with turn(self._client, self._settings.coordination.namespace, "reap", seconds=REAP_TURN_SECONDS) as mine:
+            return self._reap() if mine else {"reaped": False}
+
+    def _reap(self) -> dict[str, object]:
+        report = self._reaper.run_once()
+        metrics.record_reaped(report)
+        history = drain_history(self._engine) if self._facts.has_frame_history_queue else HistoryReport()
+        return {
+            "reaped": True,
+            "history_events": history.events,
+            "history_skipped": history.skipped,
+            "hosts_down": len(report.hosts_down),
+            "procs_released": report.procs_released,
+            "frames_waiting": report.frames_waiting,
+            "frames_dead": report.frames_dead,
+            "deferred": report.deferred,
+        }
+
+    def recover_depends(self) -> dict[str, object]:
+        """Finish what a process that died after a completion left undone."""
+        policy = ReleasePolicy(self._settings.release.satisfy_only_on_frame_success)
+        return {name: str(value) for name, value in asdict(recover_depends(self._engine, policy)).items()}
