@@ -5,8 +5,9 @@
 -- Returns {1, seq, applied, ids passed over...}, or {0, 'not_ready', stored epoch, '0'}.
 --         Passed over: the entry changed since it was read, or the id to be added is there by now or is tombstoned.
 -- Invariants: nothing is decided here about an entry other than the one the caller saw, so the call commutes with
---         booking, settling and releasing; removing leaves no tombstone (a settle that comes late means the proc
---         exists). In a dual store a removal leaves int_* to the program that deleted the proc (see foreign).
+--         booking, settling and releasing; an entry that stays the same moves no counter; removing leaves no tombstone
+--         (a settle that comes late means the proc exists). In a dual store a removal leaves int_* to the program that
+--         deleted the proc (see foreign).
 --@include ledger
 --@include moves
 local now, bucket = clock()
@@ -33,13 +34,15 @@ for i, id in ipairs(ids) do
     answer[#answer + 1] = id
   else
     seq = seq or call('INCR', SEQ)
-    if old then
+    if old and old ~= entry then
       move(id, old, -1, DUAL and state == '')
     end
     if state == '' then
       gone[#gone + 1] = id
     else
-      move(id, entry, 1)
+      if old ~= entry then
+        move(id, entry, 1)
+      end
       fields[#fields + 1], fields[#fields + 2] = id, record_of(state, booked or now, seq, owner or ARGV[2], entry)
     end
     answer[3] = answer[3] + 1

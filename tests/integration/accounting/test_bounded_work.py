@@ -105,6 +105,18 @@ def test_reconciling(store: Store, epoch: Epoch, send: Sender) -> None:
     assert epoch.dual or drift(take_stock(store.ledger)) == {}
 
 
+def test_giving_entries_new_numbers(store: Store, epoch: Epoch, send: Sender) -> None:
+    """What stays the same is no work: it changes no counter, and has nothing to tell somebody who takes stock."""
+    settle(send, epoch)
+    told, counters = store.client.llen(keys.AUDIT_LOG), [store.client.hgetall(key) for key in VERTICES]
+    same = changes(store, [booked.packed() for booked in ALL])
+    assert len(scripts.reconcile_calls(epoch.text, same, "me")) == 2
+    assert reconcile(send, epoch, same) == PROCS
+    assert store.client.llen(keys.AUDIT_LOG) == told
+    assert [store.client.hgetall(key) for key in VERTICES] == counters
+    assert min(record.changed_seq for record in store.ledger.records()) > max(it.expected_seq or 0 for it in same)
+
+
 def test_releasing_by_id_when_only_the_ledger_knows_how_much_that_is(store: Store, epoch: Epoch, send: Sender) -> None:
     settle(send, epoch)
     left, removed, rounds = IDS, 0, 0
