@@ -181,8 +181,8 @@ class PassRunner:
         report.cache_hits, report.cache_misses = plan.cache_hits, plan.cache_misses
         report.verdicts = (*gathered.bad_layers, *plan.verdicts)
         placed = {proc.layer.kind for proc in plan.procs}
-        self.rest.rest(cluster.key, plan.blocked, roused=report.roused, placed=placed, crowded=gathered.more)
-        report.hostless = frozenset(it.verdict.layer_id for it in plan.blocked)
+        self.rest.rest(cluster.key, plan.blocked, roused=report.roused, placed=placed)
+        report.blocked = plan.blocked
         return plan
 
     def _walk(self, gathered: Gathered, report: PassReport) -> None:
@@ -195,13 +195,15 @@ class PassRunner:
         """
         key = report.cluster.key
         once = report.lost - self.rest.lost_before(key, report.lost)
-        in_vain = [it for it in report.verdicts if not it.frames and it.layer_id not in once]
+        in_vain = [it for it in report.verdicts if it.layer_id not in once and report.in_vain(it)]
+        hostless = {it.verdict.layer_id for it in report.blocked}
+        passed_over = [_as_is(it, report) for it in in_vain if it.layer_id not in hostless]
         if report.frames_booked or not gathered.more or not (in_vain or once):
             self.rest.walk_ends(key)
         elif in_vain:
-            passed_over = [it for it in in_vain if it.layer_id not in report.hostless]
-            self.rest.walk_on(key, (_as_is(it, report) for it in passed_over))
+            self.rest.walk_on(key, passed_over)
             report.go_on = True
+        self.rest.count_pass(key, report.blocked, passed_over, full=gathered.more)
         report.look_again = self.rest.look_again(key)
 
     def _carry_out(self, plan: Plan, alive: Callable[[], bool], report: PassReport) -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from opencue_sched.domain.cluster import Cluster
-from opencue_sched.domain.verdicts import LayerVerdict
+from opencue_sched.domain.verdicts import LayerVerdict, Verdict
+from opencue_sched.placement.planner import Blocked
 
 LONGEST_ERROR = 500
 """Characters of an error that an answer carries."""
@@ -65,7 +66,7 @@ class PassReport:
     """Layers all of whose planned frames went to somebody else."""
     resting: Mapping[str, LayerVerdict] = field(default_factory=dict)
     """Layers that were left out because they could not be placed a moment ago, by id."""
-    hostless: frozenset[str] = frozenset()
+    blocked: tuple[Blocked, ...] = ()
     """Layers of which nothing was placed because no host would do."""
     look_again: float | None = None
     """Seconds after which to look again at layers for which there were news while they had to be left alone."""
@@ -95,6 +96,11 @@ class PassReport:
     def jobs_processed(self) -> int:
         """Jobs that went through the whole pass: none when it was given up on its way."""
         return self.jobs if self.planned and self.ended in (PassEnd.BOOKED, PassEnd.SATURATED) else 0
+
+    def in_vain(self, verdict: LayerVerdict) -> bool:
+        """Whether the layer was looked at and got nothing. One for which a full plan had no room was not looked at."""
+        tried = verdict.layer_id in self.lost or verdict.layer_id in self.refused
+        return not verdict.frames and (tried or verdict.verdict is not Verdict.FLOWING)
 
     def summary(self) -> dict[str, object]:
         """A small JSON-able answer for the task."""

@@ -5,18 +5,18 @@ but for the last none of them lets a host go to a job while one of a higher prio
 
 - **Rest.** A layer that found no host is left out of the passes that follow, and with it all others of its kind, which
   would find none either: on a full farm one look answers for thousands of jobs. They rest until something changes that
-  could make a difference to them: a host that, with as much idle as it has now, offers the tags, the OS and the need;
-  or an allocation of which the show's burst left too little at that look, and leaves enough now. A layer that is made
-  to ask for something else is of another kind.
-- **The pause.** What was roused and looked at in vain again and again is left alone for a moment each time, longer each
-  time if a host with enough idle refused it all the same (frames that want all of its cores, say). News that come in a
-  pause are remembered to its end.
+  could make a difference to them: a host that, with as much idle as it has now, offers the tags, the OS and the need
+  (all of its cores to frames that want all of them); or an allocation of which the show's burst left too little at
+  that look, and leaves enough now. A layer that is made to ask for something else is of another kind.
+- **The pause.** What was roused and looked at in vain again and again is left alone for a moment each time. News that
+  come in a pause are remembered to its end.
 - **The walk.** Layers held up by something that no host can change (a cap in the plan, a permit, lost bookings) are
   left out of the next pass when nothing was booked and there are more jobs. So every job has its turn before any has
   its second; the walk ends when something was booked or the last job was looked at.
-- **The turn.** Where something comes free before every pass and the first job takes it every time, others of its kind
-  would fill every pass for nothing. So of a few passes in a row that had no time for all jobs, one leaves out what the
-  pass before looked at in vain: a moment in which those behind may use what those ahead cannot.
+- **The turn.** Where something comes free before every pass (cores, a licence, room in a folder) and the first job
+  takes it every time, others that want the same would fill every pass for nothing. So of a few passes in a row that had
+  no time for all jobs, one leaves out what the pass before looked at in vain: a moment in which those behind may use
+  what those ahead cannot.
 """
 
 from __future__ import annotations
@@ -28,19 +28,22 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from opencue_sched.domain.farm import Host
-from opencue_sched.domain.reservation import Need
+from opencue_sched.domain.reservation import Need, least_cores
 from opencue_sched.domain.states import ThreadMode
 from opencue_sched.domain.verdicts import LayerVerdict
 from opencue_sched.placement.planner import Blocked
 from opencue_sched.placement.searches import Search
 from opencue_sched.store.pending import LeftOut
 
-SHORTEST_PAUSE_SECONDS = 0.05
+PAUSE_SECONDS = 0.05
 PASSES_BEFORE_A_TURN = 4
 _TURN_SECONDS = 1.0
 _REMEMBERED_CHANGES = 64
 _Place = tuple[str, str, bool]
 """A tag, an OS ('': any) and whether the frames thread."""
+_Size = tuple[int, ThreadMode]
+"""All cores of a host in centicores, and its thread mode: with what is idle, what decides on frames that ask for a part
+of the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +87,17 @@ class _Rest:
 
 @dataclass(slots=True)
 class _Vain:
-    """Looks at a kind that found nothing, one not long after the other, and those of them that a host refused."""
+    """Looks at a kind that found nothing, one not long after the other."""
 
     at: float
     looks: int = 0
-    refusals: int = 0
 
 
 @dataclass(slots=True)
 class _Aside:
     """Of one cluster: kinds that rest, the looks in vain at kinds, rows that make no sense, what the walk has passed,
-    who lost all frames to others in the last pass; how many passes in a row had no time for all jobs, the kinds that
-    the next pass leaves to others' turn, and whether the last one did."""
+    who lost all frames to others in the last pass; how many passes in a row had no time for all jobs, the kinds and
+    rows that the next pass leaves out for others' turn, and whether the last one did."""
 
     kinds: dict[str, _Rest] = field(default_factory=dict)
     vain: dict[str, _Vain] = field(default_factory=dict)
@@ -106,6 +108,7 @@ class _Aside:
     lost_until: float = 0.0
     full_passes: int = 0
     turn: dict[str, dict[str, LayerVerdict]] = field(default_factory=dict)
+    turn_rows: dict[str, Resting] = field(default_factory=dict)
     turn_until: float = 0.0
     turned: bool = False
 
@@ -119,26 +122,33 @@ class _Aside:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What hosts of some news have idle, by place, but for hosts that have no more of anything than another; with
-    ``everything``, any amount of it."""
+    """The hosts of some news by place, but for those that have no more of anything idle than another of their size;
+    with ``everything``, any host."""
 
     everything: bool
-    by_place: Mapping[_Place, Sequence[Need]]
+    by_place: Mapping[_Place, Sequence[tuple[Need, Host]]]
 
     @classmethod
     def of(cls, news: HostNews) -> _Room:
-        idle: defaultdict[_Place, set[Need]] = defaultdict(set)
+        idle: defaultdict[_Place, defaultdict[_Size, dict[Need, Host]]] = defaultdict(lambda: defaultdict(dict))
         for host in news.hosts:
             has = Need(host.idle_cores, host.idle_memory_kb, host.idle_gpus, host.idle_gpu_memory_kb)
             for place in _places(host):
-                idle[place].add(has)
-        return cls(news.everything, {place: _largest(needs) for place, needs in idle.items()})
+                idle[place][host.total_centicores, host.thread_mode][has] = host
+        return cls(
+            news.everything,
+            {place: [it for hosts in sizes.values() for it in _largest(hosts)] for place, sizes in idle.items()},
+        )
 
     def may_do(self, search: Search) -> bool:
         if self.everything:
             return True
         places = ((tag, search.os_name or "", search.threadable) for tag in search.tags)
-        return any(idle.covers(search.need) for place in places for idle in self.by_place.get(place, ()))
+        return any(
+            idle.covers(search.need) and 0 < least_cores(search, host) <= idle.cores
+            for place in places
+            for idle, host in self.by_place.get(place, ())
+        )
 
 
 class LayerRest:
@@ -165,10 +175,8 @@ class LayerRest:
         *,
         roused: int,
         placed: Collection[str] = frozenset(),
-        crowded: bool = False,
     ) -> None:
         """These layers found no host in this cluster just now; of these kinds (``placed``) frames were placed.
-        ``crowded``: there may be more jobs than the pass looked at.
 
         ``roused`` was read before they were looked up. Those to which a host that changed since could make a difference
         do not rest: another pass has taken note of that change already, and none would rouse them again.
@@ -184,9 +192,8 @@ class LayerRest:
             aside = self._clusters.setdefault(cluster, _Aside())
             for kind in placed:
                 aside.vain.pop(kind, None)
-            self._count_full(aside, by_kind, now, crowded=crowded)
             for kind, layers in by_kind.items():
-                pause = self._pause(aside, kind, now, refused=any(it.refused for it in layers))
+                pause = self._pause(aside, kind, now)
                 search = layers[0].search
                 called = forgotten or any(room.may_do(search) for room in rooms)
                 if called and not pause:
@@ -200,15 +207,21 @@ class LayerRest:
                     called,
                 )
 
-    def _count_full(
-        self, aside: _Aside, by_kind: Mapping[str, Sequence[Blocked]], now: float, *, crowded: bool
-    ) -> None:
-        """After a few passes in a row that were full and looked at something in vain, others have a turn."""
-        aside.full_passes = aside.full_passes + 1 if crowded and by_kind else 0
-        if aside.full_passes >= PASSES_BEFORE_A_TURN:
-            aside.full_passes = 0
-            aside.turn = {kind: {it.verdict.layer_id: it.verdict for it in layers} for kind, layers in by_kind.items()}
-            aside.turn_until = now + _TURN_SECONDS
+    def count_pass(self, cluster: str, blocked: Iterable[Blocked], others: Iterable[Resting], *, full: bool) -> None:
+        """A pass over the cluster looked at these in vain: ``blocked`` ones found no host, the ``others`` had another
+        reason. After a few in a row that were ``full`` (there may be more jobs than they looked at) and looked at
+        something in vain, those behind have a turn."""
+        kinds: defaultdict[str, dict[str, LayerVerdict]] = defaultdict(dict)
+        for one in blocked:
+            kinds[one.kind][one.verdict.layer_id] = one.verdict
+        rows = {row.verdict.layer_id: row for row in others}
+        with self._lock:
+            here = self._clusters.setdefault(cluster, _Aside())
+            here.full_passes = here.full_passes + 1 if full and (kinds or rows) else 0
+            if here.full_passes >= PASSES_BEFORE_A_TURN:
+                here.full_passes = 0
+                here.turn, here.turn_rows = dict(kinds), rows
+                here.turn_until = self._clock() + _TURN_SECONDS
 
     def rest_rows(self, cluster: str, rows: Iterable[Resting]) -> None:
         """No host can help these layers: their rows have to change."""
@@ -231,12 +244,12 @@ class LayerRest:
                     del here.kinds[kind]
             rows = {layer_id: row for layer_id, (_, row) in here.rows.items()}
             rows |= here.walked if here.walked_until > now else {}
-            verdicts = {layer_id: row.verdict for layer_id, row in rows.items()}
             kinds = {kind: rest.layers for kind, rest in here.kinds.items()}
             if here.turn_until > now:
-                here.turned = not here.turn.keys() <= kinds.keys()
-                kinds = {**here.turn, **kinds}
-            here.turn, here.turn_until = {}, 0.0
+                here.turned = not (here.turn.keys() <= kinds.keys() and here.turn_rows.keys() <= rows.keys())
+                kinds, rows = {**here.turn, **kinds}, {**here.turn_rows, **rows}
+            here.turn, here.turn_rows, here.turn_until = {}, {}, 0.0
+            verdicts = {layer_id: row.verdict for layer_id, row in rows.items()}
             for layers in kinds.values():
                 verdicts |= layers
             left_out = LeftOut({layer_id: row.version for layer_id, row in rows.items()}, list(kinds))
@@ -303,15 +316,13 @@ class LayerRest:
                     else:
                         del here.kinds[kind]
 
-    def _pause(self, aside: _Aside, kind: str, now: float, *, refused: bool) -> float:
+    def _pause(self, aside: _Aside, kind: str, now: float) -> float:
         """Seconds in which the kind is not looked at again whatever happens: none after the first look in vain."""
         vain = aside.vain.get(kind)
         if vain is None or vain.at + self._seconds <= now:
             vain = aside.vain[kind] = _Vain(now)
-        vain.at, vain.looks, vain.refusals = now, vain.looks + 1, vain.refusals + refused
-        if vain.looks == 1:
-            return 0.0
-        return min(SHORTEST_PAUSE_SECONDS * 2.0 ** min(vain.refusals, 20), self._seconds / 2)
+        vain.at, vain.looks = now, vain.looks + 1
+        return 0.0 if vain.looks == 1 else PAUSE_SECONDS
 
     def _forget(self, now: float) -> None:
         """Once in the time of a rest, forget clusters of which nothing is left: they may be no more."""
@@ -332,10 +343,10 @@ def _places(host: Host) -> Iterable[_Place]:
     return ((tag, os_name, thread) for tag in host.tags for os_name in ("", *host.os_names) for thread in threads)
 
 
-def _largest(needs: Iterable[Need]) -> tuple[Need, ...]:
-    """Those that no other covers."""
-    kept: list[Need] = []
-    for need in sorted(needs, key=lambda it: (it.cores, it.memory_kb, it.gpus, it.gpu_memory_kb), reverse=True):
-        if not any(larger.covers(need) for larger in kept):
-            kept.append(need)
-    return tuple(kept)
+def _largest(hosts: Mapping[Need, Host]) -> list[tuple[Need, Host]]:
+    """Those of hosts, by what they have idle, that no other covers."""
+    kept: list[tuple[Need, Host]] = []
+    for idle in sorted(hosts, key=lambda it: (it.cores, it.memory_kb, it.gpus, it.gpu_memory_kb), reverse=True):
+        if not any(larger.covers(idle) for larger, _ in kept):
+            kept.append((idle, hosts[idle]))
+    return kept

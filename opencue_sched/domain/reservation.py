@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 from opencue_sched.domain.farm import Host, Layer, Reservation
 from opencue_sched.domain.states import ThreadMode
@@ -34,6 +35,19 @@ class Rules:
     memory_stranded_threshold_kb: int
     selfish_services: frozenset[str] = frozenset()
     mem_reserved_min_kb: int = 0
+
+
+class AsksForCores(Protocol):
+    """What a layer says about cores, in centicores as in its row."""
+
+    @property
+    def threadable(self) -> bool: ...
+
+    @property
+    def cores_min_centicores(self) -> int: ...
+
+    @property
+    def cores_max_centicores(self) -> int: ...
 
 
 class Dimension(StrEnum):
@@ -104,7 +118,7 @@ def os_matches(os_name: str | None, host: Host) -> bool:
     return not os_name or os_name in host.os_names
 
 
-def minimum_cores(layer: Layer, host: Host) -> int:
+def minimum_cores(layer: AsksForCores, host: Host) -> int:
     """The layer's minimum in whole cores of this host. Not positive when it asks to leave more than the host has."""
     if _takes_one_core(layer):
         return 1
@@ -147,7 +161,7 @@ def reserve(
     if host.thread_mode is ThreadMode.ALL and not layer.threadable:
         return Refusal(Dimension.THREAD_MODE, permanent=True)
     need = smallest_need(layer, mem_reserved_min_kb=rules.mem_reserved_min_kb)
-    least = _least_cores(layer, host)
+    least = least_cores(layer, host)
     short = _short_of(need, least, host)
     if short is not None:
         return short
@@ -160,16 +174,17 @@ def reserve(
     return Reservation(cores, need.memory_kb, need.gpus, need.gpu_memory_kb)
 
 
-def _takes_one_core(layer: Layer) -> bool:
+def _takes_one_core(layer: AsksForCores) -> bool:
     return not layer.threadable or 0 < layer.cores_min_centicores < CENTICORES_PER_CORE
 
 
-def _at_most_the_layers_maximum(layer: Layer, cores: int) -> int:
+def _at_most_the_layers_maximum(layer: AsksForCores, cores: int) -> int:
     return min(cores, booked_cores(layer.cores_max_centicores)) if layer.cores_max_centicores > 0 else cores
 
 
-def _least_cores(layer: Layer, host: Host) -> int:
-    """The fewest cores a frame runs with on this host: its minimum, the thread mode's floor, the layer's maximum."""
+def least_cores(layer: AsksForCores, host: Host) -> int:
+    """The fewest cores a frame runs with on this host: its minimum, the thread mode's floor, the layer's maximum. Not
+    positive: it never runs here."""
     least = minimum_cores(layer, host)
     if _takes_one_core(layer):
         return least

@@ -33,13 +33,12 @@ _HOSTLESS = (Verdict.NO_HOST, Verdict.NO_FIT, Verdict.CAPACITY)
 class Blocked:
     """A layer that cannot be placed for want of a host that satisfies its ``search``, and with it all of its ``kind``
     (of ``Layer``). Hosts of other allocations than ``open_allocs`` were not looked at, because the show has no cores
-    left there. ``refused``: some host has idle what a frame needs, and will not do all the same."""
+    left there."""
 
     verdict: LayerVerdict
     search: Search
     kind: str
     open_allocs: frozenset[str] = frozenset()
-    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +129,6 @@ class _LayerPass:
     wasted: int = 0
     asked: bool = False
     vetoed: bool = False
-    raced: bool = False
     hostless: bool = False
     capped: OverCap | None = None
     vertices: dict[str, Vertices] = field(default_factory=dict)
@@ -163,7 +161,6 @@ class _Planner:
         self._scores: list[float] = []
         self._barren = BarrenSearches()
         self._barren_first = BarrenSearches()
-        self._refusing: set[Search] = set()
         self._shortages: dict[tuple[Search, frozenset[str]], OverCap] = {}
 
     def plan(self) -> Plan:
@@ -194,8 +191,7 @@ class _Planner:
         reason = self._place(turn)
         verdict = self.judge(job, layer, turn.placed, reason)
         if turn.hostless and not turn.placed and reason.verdict in _HOSTLESS:
-            refused = turn.search in self._refusing
-            self._blocked.append(Blocked(verdict, turn.search, layer.kind, turn.open_allocs, refused))
+            self._blocked.append(Blocked(verdict, turn.search, layer.kind, turn.open_allocs))
 
     def _place(self, turn: _LayerPass) -> OverCap:
         job, layer = turn.job, turn.layer
@@ -236,7 +232,7 @@ class _Planner:
         return self._search(turn, partial(self._accepts, turn), self._barren)
 
     def _search(self, turn: _LayerPass, accept: Accept, barren: BarrenSearches) -> Host | None:
-        turn.asked = turn.vetoed = turn.raced = False
+        turn.asked = turn.vetoed = False
         turn.capped = None
         host = self._pool.check_out(
             self._cluster.facility_id,
@@ -257,8 +253,6 @@ class _Planner:
             barren.nothing_idle(turn.search)
         elif turn.capped is None and not turn.vetoed:
             barren.all_refused(turn.search)
-            if not turn.raced:
-                self._refusing.add(turn.search)
         return None
 
     def _accepts_first(self, turn: _LayerPass, first: FirstChoice, host: Host) -> bool:
@@ -277,7 +271,6 @@ class _Planner:
         if isinstance(answer, Reservation):
             admitted = self._policy.admit(job, turn.layer, host)
             turn.vetoed = turn.vetoed or not admitted
-            turn.raced = turn.raced or admitted
             return admitted
         if answer.dimension is Dimension.JOB_CORES:
             turn.capped = self._headroom.binding(job, host.alloc_id, answer.needed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -207,6 +208,95 @@ def test_jobs_behind_have_their_turn_while_one_ahead_takes_all_that_comes_free(h
     # then the first job has had it each time but one, when the last one had a turn
     assert booked == [1] * PASSES_BEFORE_A_TURN + [2, 1]
     assert running(engine, behind.id) == 2
+
+
+def end_runs(here: Passes, procs: str, **parameters: object) -> None:
+    """The procs of that condition are given back, and their frames have rendered."""
+    with here.engine.begin() as connection:
+        ended = connection.execute(
+            text(
+                f"WITH gone AS (DELETE FROM proc WHERE {procs} RETURNING *), "  # noqa: S608
+                "back AS (UPDATE host SET int_cores_idle = int_cores_idle + cores, int_mem_idle = int_mem_idle + b.mem "
+                "  FROM (SELECT pk_host, sum(int_cores_reserved) AS cores, sum(int_mem_reserved) AS mem FROM gone "
+                "        GROUP BY pk_host) b WHERE host.pk_host = b.pk_host), "
+                "over AS (UPDATE frame SET str_state = 'SUCCEEDED' WHERE pk_frame IN (SELECT pk_frame FROM gone)) "
+                "SELECT pk_proc, pk_host FROM gone"
+            ),
+            parameters,
+        ).all()
+    here.runner.ledger.release([row.pk_proc for row in ended])
+    here.runner.hosts.note({row.pk_host for row in ended})
+
+
+@pytest.mark.parametrize("shared", ["licence", "folder"])
+def test_jobs_behind_have_their_turn_while_those_ahead_share_what_comes_free_and_hosts_are_idle(
+    here: Passes, engine: Engine, shared: str
+) -> None:
+    """A licence, or a core of the folder, is given back before every pass. The first of twenty jobs takes it."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=16)
+        limits = [farm.limit("houdini", 1)] if shared == "licence" else []
+        folder = farm.folder(farm.default_show(), "busy", max_cores=1) if shared == "folder" else None
+        ahead = JobSpec([LayerSpec(frames=20, limits=limits)], priority=100, folder_id=folder)
+        farm.jobs([ahead for _ in range(WINDOW)])
+        behind = farm.job([LayerSpec(frames=2)], priority=1)
+    (cluster,) = [cluster for cluster in clusters_of(here) if "general" in cluster.tags]
+
+    booked = []
+    for _ in range(PASSES_BEFORE_A_TURN + 2):
+        booked.append(here.runner.run(cluster, alive=lambda: True).frames_booked)
+        end_runs(here, "pk_job <> :behind", behind=behind.id)
+
+    assert booked == [1] * PASSES_BEFORE_A_TURN + [3, 1]
+
+
+def test_a_host_that_is_all_idle_goes_to_the_frames_that_wait_for_one_however_often_a_part_of_another_came_free(
+    here: Passes, engine: Engine
+) -> None:
+    # given frames that want a whole host, and hosts full of frames of one core and of one of theirs
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        shared, whole = farm.hosts([HostSpec(cores=16), HostSpec(cores=16)])
+        small = farm.job([LayerSpec(frames=16)], priority=500)
+        wide_job = farm.job([LayerSpec(frames=3, cores=0)], priority=100)
+        farm.run(small.frames, shared)
+        farm.run(wide_job.frames[:1], whole, cores=16)
+        low = farm.job([LayerSpec(frames=100)], priority=1)
+        cluster = Cluster(farm.facility(), wide_job.show.id, ClusterKind.ALLOC, ("general",))
+    now = [0.0]
+    here.runner.rest._clock = lambda: now[0]
+
+    # when single cores come free time and again, and then a whole host
+    for frame in small.frames[:12]:
+        end_runs(here, "pk_frame = :frame", frame=frame)
+        now[0] += 0.06
+        here.runner.run(cluster, alive=lambda: True)
+    assert (running(engine, wide_job.id), running(engine, low.id)) == (1, 12)
+    end_runs(here, "pk_host = :whole", whole=whole.id)
+    here.runner.run(cluster, alive=lambda: True)
+
+    # then it is theirs
+    assert (running(engine, wide_job.id), running(engine, low.id)) == (1, 12)
+
+
+def test_jobs_for_which_a_plan_has_no_room_any_more_were_not_looked_at_in_vain(here: Passes, engine: Engine) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=64, memory_gb=512)
+        farm.jobs([JobSpec([LayerSpec()], priority=100 - number) for number in range(WINDOW + 10)])
+        cluster = Cluster(farm.facility(), farm.default_show().id, ClusterKind.ALLOC, ("general",))
+    queue = here.settings.queue.model_copy(update={"max_frames_per_plan": 1})
+    runner = replace(here.runner, settings=here.settings.model_copy(update={"queue": queue}))
+
+    for _ in range(PASSES_BEFORE_A_TURN + 2):
+        runner.run(cluster, alive=lambda: True)
+
+    with engine.connect() as connection:
+        booked = connection.execute(
+            text("SELECT int_priority FROM proc JOIN job_resource USING (pk_job) ORDER BY 1 DESC")
+        ).scalars()
+        assert list(booked) == [100, 99, 98, 97, 96, 95]
 
 
 def test_a_pass_that_placed_nothing_of_a_full_window_goes_on_at_once_and_the_last_one_rests(

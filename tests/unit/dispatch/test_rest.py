@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opencue_sched.dispatch.rest import PASSES_BEFORE_A_TURN, SHORTEST_PAUSE_SECONDS, HostNews, LayerRest, Resting
+from opencue_sched.dispatch.rest import PASSES_BEFORE_A_TURN, PAUSE_SECONDS, HostNews, LayerRest, Resting
 from opencue_sched.domain.farm import Host
 from opencue_sched.domain.reservation import Need
 from opencue_sched.domain.states import ThreadMode
@@ -17,12 +17,13 @@ GIB = 1024 * 1024
 
 
 def blocked(
-    layer: str = "layer", *, tags=("general",), os_name=None, threadable=True, kind="", refused=False, **need: int
+    layer: str = "layer", *, tags=("general",), os_name=None, threadable=True, kind="", part=(400, 0), **need: int
 ) -> Blocked:
+    """``part``: the layer's own least and most centicores, which say more than the cores it needs anywhere."""
     wants = Need(**{"cores": 4, "memory_kb": 8 * GIB, "gpus": 0, "gpu_memory_kb": 0, **need})
-    search = Search(tags, os_name, wants, threadable, 400, 0)
+    search = Search(tags, os_name, wants, threadable, *part)
     verdict = LayerVerdict("job", layer, Verdict.CAPACITY, 0, 3)
-    return Blocked(verdict, search, kind or repr(search), frozenset({"alloc"}), refused)
+    return Blocked(verdict, search, kind or repr(search), frozenset({"alloc"}))
 
 
 def looked_at(layer: str = "layer") -> Resting:
@@ -72,6 +73,9 @@ class Clock:
         ({"tags": ("gpu", "general")}, {}),
         ({"gpus": 1, "gpu_memory_kb": GIB}, {"idle_gpus": 1, "idle_gpu_memory_kb": GIB}),
         ({}, {"thread_mode": ThreadMode.ALL}),
+        ({"cores": 1, "part": (0, 0)}, {"idle_centicores": 1600}),
+        ({"cores": 1, "part": (-1200, 0)}, {}),
+        ({"cores": 1, "part": (0, 400)}, {}),
     ],
 )
 def test_a_layer_is_roused_by_a_host_that_has_what_it_needs(layer, freed):
@@ -93,6 +97,11 @@ def test_a_layer_is_roused_by_a_host_that_has_what_it_needs(layer, freed):
         ({"gpus": 1}, {}),
         ({"gpu_memory_kb": GIB}, {"idle_gpus": 1}),
         ({"tags": ()}, {}),
+        ({"cores": 1, "part": (0, 0)}, {"idle_centicores": 1500}),
+        ({"cores": 1, "part": (-1100, 0)}, {}),
+        ({"cores": 1, "part": (-1600, 0)}, {"idle_centicores": 1600}),
+        ({"cores": 1, "part": (0, 500)}, {}),
+        ({"cores": 1, "part": (100, 0)}, {"idle_centicores": 100, "thread_mode": ThreadMode.VARIABLE}),
     ],
 )
 def test_a_layer_goes_on_resting_when_no_host_that_changed_could_do(layer, freed):
@@ -213,8 +222,8 @@ def test_what_is_looked_at_in_vain_again_is_left_alone_for_a_moment_and_its_news
         assert rest.look_again("cluster") is None
         rest.hosts_changed(news(host()))
     assert resting(rest) == {"layer"}
-    assert rest.look_again("cluster") == SHORTEST_PAUSE_SECONDS
-    clock.now = SHORTEST_PAUSE_SECONDS
+    assert rest.look_again("cluster") == PAUSE_SECONDS
+    clock.now = PAUSE_SECONDS
     assert resting(rest) == set()
 
 
@@ -226,28 +235,38 @@ def test_news_that_came_while_it_was_looked_at_in_vain_again_are_remembered_to_t
         rest.hosts_changed(news(host()))
         rest.rest("cluster", [blocked()], roused=before)
     assert resting(rest) == {"layer"}
-    clock.now = SHORTEST_PAUSE_SECONDS
+    clock.now = PAUSE_SECONDS
     assert resting(rest) == set()
 
 
-def test_a_kind_that_hosts_refuse_with_enough_idle_is_left_alone_for_longer_each_time_until_it_is_placed():
+def test_pauses_are_of_one_length_and_none_follows_a_look_in_vain_after_a_placement_or_a_long_time():
     clock = Clock()
     rest = LayerRest(20.0, clock)
 
     def pauses(looks: int) -> list[float | None]:
         found = []
         for _ in range(looks):
-            rest.rest("cluster", [blocked(kind="k", refused=True)], roused=rest.roused)
+            rest.rest("cluster", [blocked(kind="k")], roused=rest.roused)
             rest.hosts_changed(news(host()))
             left = rest.look_again("cluster")
             found.append(left if left is None else round(left, 6))
             clock.now += left or 0.0
         return found
 
-    assert pauses(4) == [None, 0.2, 0.4, 0.8]
-    assert max(it or 0.0 for it in pauses(6)) == 10.0
+    assert pauses(4) == [None, *3 * [PAUSE_SECONDS]]
     rest.rest("cluster", [], roused=rest.roused, placed={"k"})
-    assert pauses(2) == [None, 0.2]
+    assert pauses(2) == [None, PAUSE_SECONDS]
+    clock.now += 20.0
+    assert pauses(2) == [None, PAUSE_SECONDS]
+
+
+def test_a_smaller_host_that_is_all_idle_is_not_hidden_by_a_larger_one_with_more_idle():
+    rest = LayerRest(60.0)
+    rest.rest("cluster", [blocked(cores=1, part=(0, 0))], roused=rest.roused)
+    rest.hosts_changed(news(host(id="large", idle_centicores=1500)))
+    assert resting(rest) == {"layer"}
+    rest.hosts_changed(news(host(id="large", idle_centicores=1500), host(total_centicores=400)))
+    assert resting(rest) == set()
 
 
 def test_nothing_is_kept_of_clusters_that_are_no_more():
@@ -265,9 +284,11 @@ def test_nothing_is_kept_of_clusters_that_are_no_more():
 
 
 def look_in_vain(rest: LayerRest, *, crowded: bool = True, passes: int = 1) -> None:
-    """Passes that place a frame of the kind, and have no host left for a second layer of it."""
+    """Passes that place a frame of the kind, have no host left for a second layer of it, and find a third one over a
+    cap."""
     for _ in range(passes):
-        rest.rest("cluster", [blocked(kind="kind")], roused=rest.roused, placed={"kind"}, crowded=crowded)
+        rest.rest("cluster", [blocked(kind="kind")], roused=rest.roused, placed={"kind"})
+        rest.count_pass("cluster", [blocked(kind="kind")], [looked_at("capped")], full=crowded)
         rest.hosts_changed(news(host()))
 
 
@@ -276,11 +297,35 @@ def test_of_full_passes_in_a_row_one_leaves_out_what_was_looked_at_in_vain():
     look_in_vain(rest, passes=PASSES_BEFORE_A_TURN - 1)
     assert resting(rest) == set()
     look_in_vain(rest)
-    assert rest.aside("cluster", {}).left_out.kinds == ["kind"]
+    aside = rest.aside("cluster", {})
+    assert aside.left_out == LeftOut({"capped": "1"}, ["kind"])
+    assert aside.verdicts.keys() == {"layer", "capped"}
     # and the cluster does not go to sleep on that
     assert rest.look_again("cluster") == 0.001
     assert rest.look_again("cluster") is None
     assert resting(rest) == set()
+
+
+@pytest.mark.parametrize("part", ["kinds", "rows"])
+def test_passes_in_which_one_thing_was_in_vain_count_and_those_in_which_nothing_was_do_not(part):
+    rest = LayerRest(60.0)
+    in_vain = ([blocked(kind="kind")], []) if part == "kinds" else ([], [looked_at()])
+    for passes in (PASSES_BEFORE_A_TURN - 1, PASSES_BEFORE_A_TURN):
+        for _ in range(passes):
+            rest.count_pass("cluster", *in_vain, full=True)
+        assert resting(rest) == (set() if passes < PASSES_BEFORE_A_TURN else {"layer"})
+        rest.count_pass("cluster", [], [], full=True)
+    assert rest.look_again("cluster") == 0.001
+
+
+def test_a_turn_that_leaves_out_nothing_but_what_is_left_out_anyway_wakes_nobody():
+    rest = LayerRest(60.0)
+    rest.rest("cluster", [blocked("other", kind="kind")], roused=rest.roused)
+    rest.walk_on("cluster", [looked_at()])
+    for _ in range(PASSES_BEFORE_A_TURN):
+        rest.count_pass("cluster", [blocked("other", kind="kind")], [looked_at()], full=True)
+    assert resting(rest) == {"layer", "other"}
+    assert rest.look_again("cluster") is None
 
 
 def test_nobody_has_a_turn_where_a_pass_looks_at_every_job():
