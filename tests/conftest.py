@@ -20,11 +20,12 @@ import hypothesis
 import pytest
 import redis
 from pydantic import SecretStr
-from sqlalchemy import URL, Engine, create_engine, make_url, text
+from sqlalchemy import Engine
 
 from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
+from tests.databases import Databases, PostgresServer
 
 # Machines that run these tests are shared and slow at times: no test fails for the time an example takes.
 hypothesis.settings.register_profile(
@@ -33,44 +34,6 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("opencue-sched")
 
 _SUITES = ("unit", "integration", "e2e", "chaos")
-
-
-class PostgresServer:
-    """A server on which databases can be made. ``embedded`` is None when the server was given by URL."""
-
-    def __init__(self, url: str, embedded: EmbeddedPostgres | None) -> None:
-        self.url: URL = make_url(url).set(drivername="postgresql+psycopg2")
-        self.embedded = embedded
-        self._finished: list[str] = []
-        self._admin = create_engine(self.url, isolation_level="AUTOCOMMIT", pool_size=1, max_overflow=2)
-
-    def database_url(self, name: str) -> str:
-        return self.url.set(database=name).render_as_string(hide_password=False)
-
-    def create(self, name: str, template: str | None = None) -> str:
-        """Create the database ``name``, empty or as a copy of ``template``; returns its URL."""
-        self._drop_finished()
-        with self._admin.connect() as connection:
-            strategy = " STRATEGY FILE_COPY" if connection.dialect.server_version_info >= (15,) else ""
-            connection.execute(text(f'CREATE DATABASE "{name}" TEMPLATE "{template or "template0"}"{strategy}'))
-        return self.database_url(name)
-
-    def drop(self, name: str) -> None:
-        """Have the database ``name`` dropped, by the next create() or close().
-
-        Not at once: the sessions that a test closed a moment ago are still ending, and DROP would wait for them.
-        """
-        self._finished.append(name)
-
-    def close(self) -> None:
-        """Drop what is left to drop and disconnect."""
-        self._drop_finished()
-        self._admin.dispose()
-
-    def _drop_finished(self) -> None:
-        with self._admin.connect() as connection:
-            while self._finished:
-                connection.execute(text(f'DROP DATABASE IF EXISTS "{self._finished.pop()}" WITH (FORCE)'))
 
 
 class RedisServer:
@@ -119,15 +82,24 @@ def template_database(postgres_server: PostgresServer) -> Iterator[str]:
         postgres_server.drop(name)
 
 
+@pytest.fixture(scope="session")
+def databases(postgres_server: PostgresServer, template_database: str) -> Iterator[Databases]:
+    """The migrated databases of this process, one for a test."""
+    databases = Databases(postgres_server, template_database)
+    try:
+        yield databases
+    finally:
+        databases.close()
+
+
 @pytest.fixture
-def database_url(postgres_server: PostgresServer, template_database: str) -> Iterator[str]:
-    """URL of a migrated database of this test's own, without any row."""
-    name = f"opencue_sched_test_{secrets.token_hex(6)}"
-    url = postgres_server.create(name, template_database)
+def database_url(databases: Databases) -> Iterator[str]:
+    """URL of a migrated database of this test's own, without any row but those of the migrations."""
+    url = databases.take()
     try:
         yield url
     finally:
-        postgres_server.drop(name)
+        databases.give_back(url)
 
 
 @pytest.fixture
