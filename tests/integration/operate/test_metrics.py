@@ -370,7 +370,7 @@ def test_every_metric_of_ours_moves(runtime: Runtime, engine: Engine, redis_clie
     with engine.begin() as connection:
         farm = Farm(connection)
         show = farm.default_show()
-        hosts = farm.hosts([HostSpec(cores=4, hostname_tag=False) for _ in range(2)])
+        farm.hosts([HostSpec(cores=4, hostname_tag=False) for _ in range(2)])
         farm.job([LayerSpec(frames=3)])
         farm.job([LayerSpec(frames=1, cores=64)])
         full = farm.job([LayerSpec(frames=2)], max_cores=1, priority=500)
@@ -413,7 +413,7 @@ def test_every_metric_of_ours_moves(runtime: Runtime, engine: Engine, redis_clie
     _completion(engine, runtime)
     _drift_and_feed(runtime, engine, redis_client)
     walk.look()
-    _silent_host(runtime, engine, hosts[0].id)
+    _hosts_go_down(runtime, engine)
     cluster = next(iter(runtime.sweeper._feed.clusters()))
     metrics.record_pass(PassReport(cluster, attempts=(2,), wasted_attempts=1))
     metrics.record_cache(CacheStats(size=1, groups=1, hits=0, misses=0, checked_out=0, given_up=metrics._given_up + 1))
@@ -498,11 +498,13 @@ def _drift_and_feed(runtime: Runtime, engine: Engine, client: redis.Redis) -> No
     eventually(is_old, what="a booking that has been in flight for a second")
 
 
-def _silent_host(runtime: Runtime, engine: Engine, host_id: str) -> None:
+def _hosts_go_down(runtime: Runtime, engine: Engine) -> None:
     with engine.begin() as connection:
-        long_ago = "UPDATE host_stat SET ts_ping = now() - interval '1 hour' WHERE pk_host = :host"
-        connection.execute(text(long_ago), {"host": host_id})
-    runtime.upkeep.reap()
+        down = "UPDATE host_stat SET str_state = 'DOWN', ts_ping = now() - interval '1 hour'"
+        connection.execute(text(down))
+    with increments("scheduler_reaped_total", cause="proc_released") as grown:
+        runtime.upkeep.reap()
+    assert grown[0] > 0
 
 
 def test_a_second_process_serves_the_next_free_port_and_none_serves_none():
