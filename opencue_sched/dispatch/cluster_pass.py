@@ -12,7 +12,6 @@ Where the process may die, and what holds then:
 
 from __future__ import annotations
 
-import logging
 import time
 import uuid
 from collections import Counter
@@ -122,7 +121,7 @@ class PassRunner:
             if gathered is not None and self.verdicts is not None:
                 self.verdicts.record(report.verdicts, cluster.key, resting=report.resting)
             report.total_seconds = self.clock() - began
-            _tell(report)
+            report.log()
 
     def _drop_permits(self, owner: str, layers: Collection[str]) -> None:
         """What the pass did is done, whether or not Redis answers now."""
@@ -377,21 +376,3 @@ class PassRunner:
 def _as_is(verdict: LayerVerdict, report: PassReport) -> Resting:
     """A layer to be left alone as long as its row is what it was in this pass."""
     return Resting(verdict, report.versions[verdict.layer_id])
-
-
-def _tell(report: PassReport) -> None:
-    """What a pass did and why frames wait, at the debug level only."""
-    if not logging.getLogger(__name__).isEnabledFor(logging.DEBUG):
-        return
-    log.debug("pass_ended", **report.summary())
-    for it in report.verdicts:
-        log.debug(
-            "layer_verdict",
-            cluster=report.cluster.key,
-            job=it.job_id,
-            layer=it.layer_id,
-            verdict=it.verdict.value,
-            placed=it.frames,
-            waiting=it.waiting,
-            detail=it.detail,
-        )

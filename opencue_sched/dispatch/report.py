@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import structlog
+
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.placement.planner import Blocked
+
+log = structlog.get_logger(__name__)
 
 LONGEST_ERROR = 500
 """Characters of an error that an answer carries."""
@@ -115,3 +120,20 @@ class PassReport:
             "seconds": round(self.total_seconds, 4),
             **error,
         }
+
+    def log(self) -> None:
+        """What the pass did and why frames wait, at the debug level only."""
+        if not logging.getLogger(__name__).isEnabledFor(logging.DEBUG):
+            return
+        log.debug("pass_ended", **self.summary())
+        for it in self.verdicts:
+            log.debug(
+                "layer_verdict",
+                cluster=self.cluster.key,
+                job=it.job_id,
+                layer=it.layer_id,
+                verdict=it.verdict.value,
+                placed=it.frames,
+                waiting=it.waiting,
+                detail=it.detail,
+            )
