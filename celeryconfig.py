@@ -11,7 +11,8 @@ twice at once. With one message prefetched per thread, a killed worker takes few
 for them.
 
 Queues: a worker asks its instance's queue, then its group's, then the type's; but see coordination/queue_order.py.
-Fleets scoped to a facility are groups of their own and leave the shared type queues alone.
+Fleets scoped to a facility are groups of their own and leave the shared type queues alone. What beats send goes to the
+queue of all groups: any worker may do it, and a beat need not know which groups have one.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from opencue_sched.coordination.broker import broker_settings, guard_transports
 from opencue_sched.coordination.names import (
     PRIORITY_SEPARATOR,
     QUEUE_PRIORITIES,
-    QueueName,
     QueueType,
+    common_queue,
     consumed_queues,
     worker_group,
 )
@@ -32,9 +33,9 @@ from opencue_sched.settings import get_settings
 
 _settings = get_settings()
 _ns = _settings.coordination.namespace
-_scoped = _settings.scheduler.facility is not None
+_facility = _settings.scheduler.facility
 _exchange = names.work_exchange(_ns)
-_group = worker_group(_settings.scheduler.facility, _settings.coordination.group)
+_group = worker_group(_facility, _settings.coordination.group)
 _timeout = _settings.accounting.redis_timeout
 _broker = broker_settings(_settings.redis_dsn)
 guard_transports()
@@ -74,7 +75,7 @@ worker_send_task_events = True
 worker_hijack_root_logger = False
 worker_cancel_long_running_tasks_on_connection_loss = False
 worker_enable_remote_control = True
-control_exchange = names.control_exchange(_ns, _settings.scheduler.facility)
+control_exchange = names.control_exchange(_ns, _facility)
 task_acks_late = False
 task_default_priority = 1
 beat_scheduler = "opencue_sched.beat:LeaderScheduler"
@@ -85,23 +86,23 @@ def _queue(name: str) -> Queue:
     return Queue(name, Exchange(_exchange, type="direct"), routing_key=name)
 
 
-def _type_queue(kind: QueueType) -> str:
-    return str(QueueName(_ns, kind.value, _group))
+def _common_queue(kind: QueueType) -> str:
+    return str(common_queue(_ns, kind.value, _facility))
 
 
 def _consumed(kind: QueueType) -> tuple[str, ...]:
     queues = consumed_queues(_ns, kind.value, _group, _settings.instance)
-    return queues[:2] if _scoped else queues
+    return queues[:2] if _facility else queues
 
 
 task_queues = [_queue(name) for kind in QueueType for name in _consumed(kind)]
 task_queues += [_queue(name) for name in _settings.coordination.legacy_queues]
-task_default_queue = _type_queue(QueueType.MAINTENANCE)
+task_default_queue = _common_queue(QueueType.MAINTENANCE)
 task_default_exchange = _exchange
 task_default_routing_key = task_default_queue
 task_create_missing_queues = True
 task_routes = {
-    f"opencue_sched.{kind.value}.*": {"queue": _type_queue(kind), "routing_key": _type_queue(kind)}
+    f"opencue_sched.{kind.value}.*": {"queue": _common_queue(kind), "routing_key": _common_queue(kind)}
     for kind in QueueType
 }
 

@@ -120,6 +120,11 @@ def consumed_queues(ns: str, type_: str, group: str, instance: str) -> tuple[str
     )
 
 
+def common_queue(ns: str, type_: str, facility: str | None) -> QueueName:
+    """The queue that every worker of a facility scope takes from, whatever its group: for what any of them may do."""
+    return QueueName(ns, type_, worker_group(facility, "") if facility else None)
+
+
 def work_exchange(ns: str) -> str:
     """The exchange that Celery knows work queues to be bound to."""
     return f"{checked_name('namespace', ns)}.work"

@@ -63,9 +63,11 @@ class Router:
         self._live: dict[str, Actor] = {}
         self._load: Counter[str] = Counter()
 
-    @property
-    def group_queue(self) -> QueueName:
-        return self._group_queue
+    def queue_of_all(self) -> QueueName:
+        """Where to send what any worker may do: to the group; without anybody at work in it, to all groups."""
+        with self._lock:
+            self._look()
+            return self._group_queue if self._live or self._fixed else self._type_queue
 
     def queue_for(self, cluster: Cluster, *, again: bool = False) -> QueueName:
         """Where to send a message for ``cluster``; ``again`` when one was sent before and nobody took it."""

@@ -13,13 +13,11 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from opencue_sched.coordination.job import JobPriority
-from opencue_sched.coordination.names import QueueName, QueueType
 from opencue_sched.coordination.postings import POSTING_PRIORITY, Offered
 from opencue_sched.coordination.routing import Router
 
 log = structlog.get_logger(__name__)
 
-SWEEP_TASK = "opencue_sched.sweep.sweep_clusters"
 DISPATCH_TASK = "opencue_sched.dispatch.dispatch_cluster"
 SOMEBODY_WAITS = JobPriority.HIGH
 
@@ -48,19 +46,14 @@ class Messenger:
             log.warning("message_left_to_the_next_sweep", cluster=offered.cluster.key, error=str(error))
 
     def give_back(self, posting: str, ticket: int | None, *, reply: str | None = None) -> None:
-        """Hand a message that this process does not work on to the others of its group; who takes it answers."""
+        """Hand a message that this process does not work on to the others; who takes it answers."""
         priority = POSTING_PRIORITY if reply is None else SOMEBODY_WAITS
-        self._put(str(self._router.group_queue), posting, ticket=ticket, reply=reply, priority=priority)
+        self._put(str(self._router.queue_of_all()), posting, ticket=ticket, reply=reply, priority=priority)
 
     def ask(self, posting: str, *, reply: str, delay_seconds: float = 0.0) -> None:
         """Send a message whose pass is to be reported to the reply queue ``reply``."""
-        self._put(str(self._router.group_queue), posting, reply=reply, countdown=delay_seconds, priority=SOMEBODY_WAITS)
-
-    def sweep(self) -> None:
-        """Have the group look for work at once."""
-        group = self._router.group_queue
-        name = str(QueueName(group.ns, QueueType.SWEEP.value, group.group))
-        self._send(SWEEP_TASK, queue=Queue(name), declare=[], headers=_headers())
+        queue = str(self._router.queue_of_all())
+        self._put(queue, posting, reply=reply, countdown=delay_seconds, priority=SOMEBODY_WAITS)
 
     def _put(
         self,

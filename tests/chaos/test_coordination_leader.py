@@ -32,7 +32,7 @@ def sent(client, *, then_flush: bool = False) -> Counter:
     """
     with client.pipeline(transaction=True) as pipe:
         for type_ in QueueType:
-            for name in priority_lists(QueueName("cue", type_.value, "default")):
+            for name in priority_lists(QueueName("cue", type_.value)):
                 pipe.lrange(name, 0, -1)
         if then_flush:
             pipe.flushall()
@@ -44,7 +44,7 @@ def sent(client, *, then_flush: bool = False) -> Counter:
 def fences(client) -> list[int]:
     """Fences of all messages, oldest first in each queue."""
     found = []
-    for name in priority_lists(QueueName("cue", "sweep", "default")):
+    for name in priority_lists(QueueName("cue", "sweep")):
         found += [json.loads(text)["headers"]["fence"] for text in reversed(client.lrange(name, 0, -1))]
     return found
 

@@ -53,7 +53,7 @@ def steps(database_url, redis_server, redis_client) -> list[dict]:
 
 def messages(client, ns: str) -> list[dict]:
     """Headers of every message sent, oldest first."""
-    lists = priority_lists(QueueName(ns, "sweep", "default"))
+    lists = priority_lists(QueueName(ns, "sweep"))
     return [json.loads(text)["headers"] for name in lists for text in reversed(client.lrange(name, 0, -1))]
 
 

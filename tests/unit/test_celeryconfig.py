@@ -12,7 +12,7 @@ from kombu import Queue
 
 import celeryconfig
 from opencue_sched.celery import app
-from opencue_sched.coordination.names import QueueName, QueueType
+from opencue_sched.coordination.names import QueueName, QueueType, common_queue, consumed_queues
 from opencue_sched.operate.upkeep import REAP_TURN_SECONDS
 from opencue_sched.release.history import HISTORY_SECONDS
 from opencue_sched.release.reaper import REAP_SECONDS
@@ -45,6 +45,13 @@ def test_a_task_goes_to_a_queue_of_its_type_that_workers_consume(task: str) -> N
     name = queue.name if isinstance(queue, Queue) else queue
     assert QueueName.parse(name).type == task.split(".")[1]
     assert name in {it.name for it in celeryconfig.task_queues}
+    assert name in consumed_queues("cue", task.split(".")[1], "any-group", "any-instance")
+
+
+def test_what_any_worker_of_a_facility_may_do_goes_to_its_group() -> None:
+    for group, facility in (("any-group", None), ("alpha", "Alpha")):
+        consumed = consumed_queues("cue", "sweep", group, "any-instance")[: 2 if facility else 3]
+        assert str(common_queue("cue", "sweep", facility)) == consumed[-1]
 
 
 def test_every_type_of_queue_has_a_task() -> None:

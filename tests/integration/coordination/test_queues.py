@@ -120,15 +120,34 @@ def test_a_dead_instance_is_passed_over_within_a_second_of_its_end(redis_client)
 # Priorities
 
 
-def test_a_message_somebody_waits_for_goes_before_the_others(redis_server, redis_client):
+@pytest.fixture
+def sender(redis_server, redis_client):
     guard_transports()  # kombu remembers the first transport it made for a scheme
     app = Celery("sender", broker=broker_settings(redis_server.url).url, set_as_current=False)
     app.conf.update(broker_transport_options={"sep": PRIORITY_SEPARATOR, "priority_steps": list(QUEUE_PRIORITIES)})
     with closing(app):
-        messenger = Messenger(app, Router(redis_client, "cue", "default", fixed=True))
-        messenger.send(Offered(CLUSTER, "posting", ticket=1))
+        yield app
+
+
+def test_a_message_for_whoever_is_there_goes_to_all_groups_when_nobody_is_in_ones_own(sender, redis_client):
+    """Of a worker that was the last of its group and ends, or of a person whose shell names no group of workers."""
+    present(redis_client, "elsewhere", group="big")
+    for group, fixed, expected in (("default", False, TYPE), ("default", True, GROUP)):
+        messenger = Messenger(sender, Router(redis_client, "cue", group, fixed=fixed))
         messenger.give_back("posting", 1)
         messenger.ask("posting", reply="somebody")
+        assert [redis_client.llen(name) for name in priority_lists(expected)] == [1, 1, 0]
+    present(redis_client, "last", state="draining")
+    assert Router(redis_client, "cue", "default").queue_of_all() == TYPE
+    present(redis_client, "another")
+    assert Router(redis_client, "cue", "default").queue_of_all() == GROUP
+
+
+def test_a_message_somebody_waits_for_goes_before_the_others(sender, redis_client):
+    messenger = Messenger(sender, Router(redis_client, "cue", "default", fixed=True))
+    messenger.send(Offered(CLUSTER, "posting", ticket=1))
+    messenger.give_back("posting", 1)
+    messenger.ask("posting", reply="somebody")
     assert [redis_client.llen(name) for name in priority_lists(GROUP)] == [1, 2, 0]
 
 
