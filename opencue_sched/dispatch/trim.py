@@ -80,11 +80,13 @@ class _CapNow:
 def fit_caps(
     procs: Sequence[PlannedProc], booked_under: Mapping[str, VertexCaps], now: Iterable[CapRow]
 ) -> tuple[list[PlannedProc], list[Lost], frozenset[str]]:
-    """Drop what no longer fits a cap that is lower now than the one it was booked under.
+    """Drop what no longer fits a cap as it is now.
 
-    Dropped from the end of the plan, and only as much as the counter was over the new cap right after the booking, so
-    that a lowered cap which still has room stops nothing. Also returns the keys of the lowered vertices: Redis should
-    load those again. A vertex without an entry in ``booked_under`` is not compared.
+    Dropped from the end of the plan, and only as much as the counter was over the cap right after the booking, so that
+    a lowered cap which still has room stops nothing. Redis may have learnt of the lower cap between the booking and
+    the reading of caps and counters, so a cap they agree on is compared too. Also returns the keys of vertices whose
+    cap Redis knows higher than it is: it should load those again. A vertex without an entry in ``booked_under`` is not
+    compared.
     """
     current = _current(now)
     by_vertex: dict[str, list[PlannedProc]] = defaultdict(list)
@@ -96,9 +98,10 @@ def fit_caps(
     for key, members in by_vertex.items():
         caps = booked_under.get(key)
         cap_now = current.get(key, _gone(key))
-        if caps is None or not _lower(caps, cap_now):
+        if caps is None:
             continue
-        lowered.add(key)
+        if _lower(caps, cap_now):
+            lowered.add(key)
         _drop(members, caps, cap_now, errors)
     kept = [proc for proc in procs if proc.proc_id not in errors]
     return kept, [(proc, errors[proc.proc_id]) for proc in procs if proc.proc_id in errors], frozenset(lowered)

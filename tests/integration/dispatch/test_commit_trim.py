@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from sqlalchemy import Engine, text
 
@@ -183,6 +185,21 @@ def test_a_lowered_cap_counts_what_others_have_booked_too(engine: Engine, settin
 
     assert len(result.committed) == 2
     assert reasons(result) == ["cap_exceeded"] * 2
+
+
+def test_a_cap_that_redis_heard_of_right_after_the_booking_binds_too(engine: Engine, settings: Settings) -> None:
+    """The caps come in the round trip of the bookings, but after them: somebody else may have loaded them between."""
+    farm = CapFarm(engine, settings)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE job_resource SET int_max_cores = 2000"))
+    booked_under = farm.caps(cores=23)
+    key = keys.job(farm.job)
+
+    result = commit(engine, farm.procs, settings, booked_under | {key: replace(booked_under[key], max_cores=20.0)})
+
+    assert len(result.committed) == 2
+    assert reasons(result) == ["cap_exceeded"] * 2
+    assert result.lowered == frozenset(), "there is nothing to load again"
 
 
 def test_a_lowered_limit_counts_the_frames_of_unmanaged_shows(engine: Engine, settings: Settings) -> None:
