@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
-from redis.connection import Connection
+from redis.connection import AbstractConnection, Connection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import MasterDownError, OutOfMemoryError, ReadOnlyError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -24,7 +24,7 @@ from opencue_sched.settings import Settings
 
 _RETRIES = 1
 _NO_WRITE_ERRORS = (ReadOnlyError, MasterDownError, OutOfMemoryError)
-_NO_WRITE_WORDS = ("READONLY", "MASTERDOWN", "MISCONF", "OOM command not allowed")
+_NO_WRITE_WORDS = ("READONLY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "BUSY Redis", "OOM command not allowed")
 _DROP_FOREIGN_EPOCH = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 
 
@@ -32,8 +32,9 @@ def make_redis(url: str | None, settings: Settings) -> redis.Redis:
     """A thread-safe client with ``decode_responses``. ``url`` None takes the settings' own. Raises InvalidInput.
 
     Every call ends within ``accounting.redis_timeout`` a try, and is tried twice: the scripts are idempotent, so a
-    pipeline that is sent again after a lost answer books nothing twice. Connections are made on first use. Idle ones
-    get no health check: redis-py would make it from within ``guard_epoch``, without end on a Redis that hangs.
+    pipeline that is sent again after a lost answer books nothing twice. Connections are made on first use, and anew to
+    wherever the URL leads when their server has become a replica. Idle ones get no health check: redis-py would make it
+    from within ``guard_epoch``, without end on a Redis that hangs.
     """
     url = url or settings.redis_dsn
     options: dict[str, Any] = {
@@ -52,6 +53,7 @@ def make_redis(url: str | None, settings: Settings) -> redis.Redis:
         pool = redis.BlockingConnectionPool.from_url(url, timeout=settings.accounting.redis_timeout, **options)
     except ValueError as error:
         raise InvalidInput(f"accounting.redis_url is not a Redis URL: {error}") from error
+    pool.connection_class = leaving_replicas(pool.connection_class)
     client = redis.Redis(connection_pool=pool)
     client.auto_close_connection_pool = True
     return client
@@ -70,13 +72,41 @@ def _sentinel_master(url: str, options: dict[str, Any]) -> redis.Redis:
     return master
 
 
+def leaving_replicas(kind: type[AbstractConnection]) -> type[AbstractConnection]:
+    """Connections that end when their server turns out to be a replica, as those of a Sentinel's master do.
+
+    Behind a name or an address that moves, the server that takes writes is at the end of a new connection only.
+    """
+
+    class LeavingReplicas(kind):  # type: ignore[valid-type, misc]
+        guarded = False
+
+        def read_response(self, *args: Any, **how: Any) -> Any:
+            try:
+                return super().read_response(*args, **how)
+            except ResponseError as error:
+                if not (self.guarded and _is_a_replicas(error)):
+                    raise
+                self.disconnect()
+                raise RedisConnectionError("READONLY: this Redis has become a replica") from error
+
+    return LeavingReplicas
+
+
 def guard_epoch(connection: Connection) -> None:
     """Set up a new connection, and delete an epoch that belongs to another Redis process.
 
     A restarted or failed-over Redis may hold an epoch (and counters of some moments ago) from the process before it.
-    Nobody can book there without having connected first, so the first connection closes the store for all.
+    Nobody can book there without having connected first, so the first connection closes the store for all. A replica
+    may be connected to: it is read by people.
     """
+    connection.guarded = False  # type: ignore[attr-defined]
     connection.on_connect()  # type: ignore[no-untyped-call]
+    _delete_foreign_epoch(connection)
+    connection.guarded = True  # type: ignore[attr-defined]
+
+
+def _delete_foreign_epoch(connection: Connection) -> None:
     run_id = _ask(connection, "INFO", "server")
     stored = _ask(connection, "GET", EPOCH)
     if not stored or run_id_of(_text(stored)) == _server_run_id(_text(run_id)):
@@ -89,12 +119,17 @@ def guard_epoch(connection: Connection) -> None:
 
 
 def takes_no_write(error: ResponseError) -> bool:
-    """Whether Redis answers, but takes no write: a replica, one that lost its master, a full disk, full memory.
+    """Whether Redis answers, but takes no write: a replica, one that lost its master or its replicas, one
+    that is held up by somebody's script, a full disk, full memory.
 
     Up to Redis 6.2 an error inside a script is told by its text only; from 7 on, and in Valkey, it has a class of its
     own, and redis-py cuts the word from its text.
     """
     return isinstance(error, _NO_WRITE_ERRORS) or any(word in str(error) for word in _NO_WRITE_WORDS)
+
+
+def _is_a_replicas(error: ResponseError) -> bool:
+    return isinstance(error, ReadOnlyError) or "READONLY" in str(error)
 
 
 def _ask(connection: Connection, *command: str) -> Any:

@@ -45,7 +45,7 @@ def test_tls_and_credentials_come_by_url() -> None:
     client = make_redis("rediss://user:secret@redis.internal:6390/3", Settings())
     options = client.connection_pool.connection_kwargs
     assert (options["username"], options["password"], options["db"], options["port"]) == ("user", "secret", 3, 6390)
-    assert client.connection_pool.connection_class is redis.SSLConnection
+    assert issubclass(client.connection_pool.connection_class, redis.SSLConnection)
 
 
 def test_sentinel_urls_name_every_sentinel_and_the_database() -> None:
@@ -93,6 +93,35 @@ def test_a_replica_can_be_connected_to_but_not_booked_in(settings_url: str) -> N
             eventually(lambda: plain.info("replication")["role"] == "slave")
             with pytest.raises(NotReady, match=r"READONLY|read only|not filled"):
                 store.ledger.release(["p"])
+        finally:
+            client.close()
+            plain.close()
+
+
+def test_a_connection_leaves_a_server_that_has_become_a_replica(
+    settings_url: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plain URL whose name moves to the new master, while the old one still answers."""
+    with EmbeddedRedis() as old:
+        ours, new = urlsplit(old.url), urlsplit(settings_url)
+        named = {"master": ours.port}
+        found = socket.getaddrinfo
+        monkeypatch.setattr(
+            socket, "getaddrinfo", lambda host, port, *how: found("127.0.0.1", named.get(host, port), *how)
+        )
+        plain = redis.Redis.from_url(old.url, decode_responses=True)
+        plain.config_set("requirepass", new.password or "")
+        client = make_redis(f"redis://:{new.password or ''}@master:1/0", Settings())
+        try:
+            ledger = Store(client).ledger
+            Store(client).open()
+            assert ledger.release(["p"]) == 0
+            plain.config_set("masterauth", new.password or "")
+            plain.replicaof("127.0.0.1", new.port)
+            eventually(lambda: plain.info("replication")["role"] == "slave")
+            named["master"] = new.port
+            assert ledger.release(["q"]) == 0
+            assert server_run_id(client) == server_run_id(store.client)
         finally:
             client.close()
             plain.close()

@@ -21,6 +21,8 @@ IN_SCRIPT_62 = "Error running script (call to f_0a9f): @user_script:1: @user_scr
         OutOfMemoryError("command not allowed when used memory > 'maxmemory'. script: 0a9f, on @user_script:1."),
         MasterDownError("Link with MASTER is down and replica-serve-stale-data is set to 'no'."),
         ResponseError("MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist"),
+        ResponseError("NOREPLICAS Not enough good replicas to write."),
+        ResponseError("BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE."),
     ],
     ids=lambda error: f"{type(error).__name__}:{str(error)[:12]}",
 )
