@@ -166,26 +166,26 @@ class Job:
     @property
     def last_modified(self) -> datetime | None:
         """When it was last claimed, ended or written to, by the clock of Redis; None before its first claim."""
-        listing = self.board.listing_of(self)
+        listing = self.board.listing(self.uuid)
         text = "" if listing is None else listing.fields.get("modified", "")
         return _moment(text) if text else None
 
     @property
     def result(self) -> Any:
         """What a claimant recorded last, None for nothing."""
-        listing = self.board.listing_of(self)
+        listing = self.board.listing(self.uuid)
         text = "" if listing is None else listing.fields.get("result", "")
         return json.loads(text) if text else None
 
     @property
     def error(self) -> str:
         """Why it failed last or was trashed."""
-        listing = self.board.listing_of(self)
+        listing = self.board.listing(self.uuid)
         return "" if listing is None else listing.fields.get("error", "")
 
     def expires_in(self) -> float:
         """Seconds until the claim ends; DOES_NOT_EXPIRE (-1) if it never does, NO_CLAIM (-2) without one."""
-        listing = self.board.listing_of(self)
+        listing = self.board.listing(self.uuid)
         if listing is None or listing.left_ms is None or listing.left_ms == NO_CLAIM:
             return NO_CLAIM
         return DOES_NOT_EXPIRE if listing.left_ms == DOES_NOT_EXPIRE else max(0.0, listing.left_ms / 1000)

@@ -181,19 +181,15 @@ class JobBoard:
 
     def find_owner(self, job: Job) -> str | None:
         """Who has claimed the job; None when nobody has."""
-        listing = self.listing_of(job)
+        listing = self.listing(job.uuid)
         if listing is None or listing.fields.get("state") != "claimed":
             return None
         return listing.fields["owner"]
 
     def state_of(self, job: Job) -> JobState:
         """Where the job is now."""
-        listing = self.listing_of(job)
+        listing = self.listing(job.uuid)
         return JobState.COMPLETE if listing is None else STATES[listing.fields["state"]]
-
-    def listing_of(self, job: Job) -> Listing | None:
-        """What the board says of the job now."""
-        return self.listing(job.uuid)
 
     def wait_for(self, job: Job, timeout: float | None, *, longest: float) -> bool:
         """Wait until a job is complete or trashed; see Job.wait."""

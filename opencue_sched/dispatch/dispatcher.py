@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from opencue_sched.coordination.postings import Claim, ClaimKeeper, ClusterPosti
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.dispatch.store_trouble import is_trouble
-from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.settings import Settings
 
@@ -27,7 +25,6 @@ CONTENDED_SLEEP_SECONDS = 0.5
 NOT_READY_SLEEP_SECONDS = 1.0
 FAILED_SLEEP_SECONDS = 2.0
 _SAYS_NOTHING_OF_THE_CLUSTER = (PassEnd.QUERY_ERROR, PassEnd.NOT_READY, PassEnd.CLAIM_LOST)
-_POSTING = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +42,9 @@ class Dispatcher:
         """One pass over the posted cluster; Refused when it is gone, somebody else's, asleep or trashed, or when the
         message's ``ticket`` was answered before.
 
-        Raises InvalidInput for something that is no posting id. Any other error of a pass ends the claim as failed, and
-        the posting is trashed when that happened too often in a row; it goes to the caller unless it is a store's. A
-        store in trouble says nothing of the cluster.
+        An error of a pass ends the claim as failed, and the posting is trashed when that happened too often in a row;
+        it goes to the caller unless it is a store's. A store in trouble says nothing of the cluster.
         """
-        if not isinstance(posting, str) or _POSTING.fullmatch(posting) is None:
-            raise InvalidInput(f"{posting!r} is not the id of a posting (40 hexadecimal digits); message dropped")
         ttl = self.settings.coordination.claim_ttl
         before = boot_clock()
         claim = self.postings.try_claim(posting, self.owner, ttl_seconds=ttl, ticket=ticket)

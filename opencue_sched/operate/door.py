@@ -1,4 +1,5 @@
-"""What every task does first: count itself, and drop what a former leader sent or a later tick overtook.
+"""What every task does first: count itself, put aside what is no message for it, and drop what a former leader sent or
+a later tick overtook.
 
 A task may be held up after that. So what it changes in the counters carries the fence, and is refused by the scripts
 once there is a newer leader.
@@ -9,15 +10,16 @@ from __future__ import annotations
 import inspect
 import json
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import structlog
 from celery import Task
+from pydantic import TypeAdapter, ValidationError
 
 from opencue_sched.coordination.dead_letters import bury
 from opencue_sched.coordination.standing import Standing, tick_standing
 from opencue_sched.coordination.ticks import CatchUp
-from opencue_sched.domain.errors import FencedOff
+from opencue_sched.domain.errors import FencedOff, InvalidInput
 from opencue_sched.operate import fleet_metrics
 from opencue_sched.store.fences import PersistentFences
 
@@ -40,9 +42,7 @@ class Door(Task):  # type: ignore[type-arg]
         mine = runtime()
         with mine.membership.duty.task():
             if misfit := self._misfit(args, kwargs):
-                queue = str((self.request.delivery_info or {}).get("routing_key", ""))
-                body = json.dumps([args, kwargs], default=repr)
-                bury(mine.client, mine.membership.namespace, queue=queue, reason=f"{self.name}: {misfit}", body=body)
+                self._put_aside(mine, misfit, args, kwargs)
                 return {"dropped": MALFORMED}
             standing = self._standing(mine)
             if standing is not Standing.CURRENT:
@@ -60,13 +60,33 @@ class Door(Task):  # type: ignore[type-arg]
     def _signature(self) -> inspect.Signature:
         return inspect.signature(self.run)
 
+    @cached_property
+    def _types(self) -> dict[str, TypeAdapter[Any]]:
+        """Of the arguments, by name, as they are annotated."""
+        hints = get_type_hints(self.run, include_extras=True)
+        return {name: TypeAdapter(hint) for name, hint in hints.items() if name != "return"}
+
     def _misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Why the task cannot be called with these arguments; empty when it can."""
         try:
-            self._signature.bind(*args, **kwargs)
+            given = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:
             return str(error)
+        for name in given.keys() & self._types.keys():
+            try:
+                self._types[name].validate_python(given[name], strict=True)
+            except ValidationError as error:
+                return f"{name}: {error.errors()[0]['msg']}"
         return ""
+
+    def _put_aside(self, mine: Runtime, misfit: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep a message for people to look at, and tell who waits for what it asked."""
+        queue = str((self.request.delivery_info or {}).get("routing_key", ""))
+        body = json.dumps([args, kwargs], default=repr)
+        bury(mine.client, mine.membership.namespace, queue=queue, reason=f"{self.name}: {misfit}", body=body)
+        given = {**dict(zip(self._signature.parameters, args, strict=False)), **kwargs}
+        if isinstance(reply := given.get("reply"), str):
+            mine.membership.answer_failed(reply, str(given.get("posting", "")), InvalidInput(misfit))
 
     def _standing(self, mine: Runtime) -> Standing:
         """What this message is worth. Messages that no leader sent always count."""

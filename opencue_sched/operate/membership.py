@@ -145,7 +145,7 @@ class Membership:
         output = {"posting": posting, "ended": FAILED, "error": text}
         try:
             replies.answer(self._client, self.namespace, reply, output, status=FAILED)
-        except RedisError as problem:
+        except (RedisError, InvalidInput) as problem:
             log.warning("waiter_not_told", posting=posting, error=str(problem))
 
     def leave(self) -> bool:

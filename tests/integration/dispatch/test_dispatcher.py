@@ -15,7 +15,7 @@ from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.report import PassEnd, PassReport
-from opencue_sched.domain.errors import InvalidInput, NotReady
+from opencue_sched.domain.errors import NotReady
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Rqd, Settings
@@ -248,12 +248,6 @@ def test_a_store_that_is_away_neither_counts_against_a_cluster_nor_acquits_it(
         failures.append(one_pass(here, dispatcher, posting)["failures"])
     failures.append(one_pass(here, dispatcher, posting)["failures"])
     assert failures == ["1", "1", "1", "2", "2", "0"]
-
-
-@pytest.mark.parametrize("posting", ["", "x" * 40, "a" * 41, "../../etc/passwd", None, 7, ["a"]])
-def test_what_is_no_posting_id_is_refused(dispatcher: Dispatcher, posting: Any) -> None:
-    with pytest.raises(InvalidInput, match="is not the id of a posting"):
-        dispatcher.dispatch(posting)
 
 
 def test_a_posting_that_is_gone_is_refused(dispatcher: Dispatcher) -> None:

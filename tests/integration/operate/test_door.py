@@ -22,7 +22,6 @@ from opencue_sched.coordination.names import job_hash, reply_queue
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.domain.cluster import Cluster, ClusterKind
-from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.operate.messages import SOMEBODY_WAITS
 from opencue_sched.operate.runtime import Runtime
 from opencue_sched.settings import Settings
@@ -50,6 +49,13 @@ def runtime(settings: Settings, redis_client: Redis, monkeypatch: pytest.MonkeyP
         (DISPATCH, ["one", "two", "three", "four"], {}, "too many positional arguments"),
         (DISPATCH, ["one"], {"surprise": 1}, "unexpected keyword argument 'surprise'"),
         (SWEEP, [[], 17], {}, "too many positional arguments"),
+        (SWEEP, [], {"wake_shows": "show"}, "wake_shows: Input should be a valid list"),
+        (SWEEP, [[7]], {}, "wake_shows: Input should be a valid string"),
+        (DISPATCH, ["a" * 40], {"ticket": "3"}, "ticket: Input should be a valid integer"),
+        (DISPATCH, ["a" * 40], {"ticket": True}, "ticket: Input should be a valid integer"),
+        (DISPATCH, ["a" * 40], {"reply": "../etc/passwd"}, "reply: String should match pattern"),
+        *((DISPATCH, [it], {}, "posting: String should match") for it in ("", "x" * 40, "a" * 41, "a" * 40 + "\n")),
+        *((DISPATCH, [it], {}, "posting: Input should be a valid string") for it in (None, 7, ["a"])),
     ],
 )
 def test_a_message_without_the_arguments_of_its_task_is_put_aside(redis_client, task, args, kwargs, words):
@@ -107,11 +113,19 @@ def test_a_pass_that_a_store_ended_says_why(redis_client, posting, waiter, monke
     assert "the server closed the connection" in answer["error"]
 
 
-def test_a_worker_that_cannot_even_begin_answers_too(redis_client, waiter):
-    with pytest.raises(InvalidInput):
+@pytest.mark.parametrize("how", ["by name", "by place", "to nobody"])
+def test_who_waits_for_a_message_that_is_put_aside_is_told(redis_client, waiter, how):
+    if how == "by name":
         real_app.tasks[DISPATCH]("no posting", reply=waiter)
-    answer = replies.await_reply(redis_client, "cue", waiter, timeout_seconds=1)
-    assert (answer["ended"], "not the id of a posting" in answer["error"]) == ("failed", True)
+    elif how == "by place":
+        real_app.tasks[DISPATCH]("no posting", None, waiter, "one too many")
+    else:
+        real_app.tasks[DISPATCH]("no posting", reply="../" + waiter)
+    assert len(read_dead_letters(redis_client, "cue")) == 1
+    if how != "to nobody":
+        answer = replies.await_reply(redis_client, "cue", waiter, timeout_seconds=1)
+        assert (answer["posting"], answer["ended"]) == ("no posting", "failed")
+        assert answer["error"].startswith("InvalidInput: ")
 
 
 def test_a_crash_is_told_by_its_own_error_though_the_answer_cannot_be_given(posting, waiter, monkeypatch):
