@@ -4,14 +4,22 @@
 -- A message sent in vain is sent again after that time, then after twice as long, and so on up to 16 times.
 -- Returns for each group: uuid, ticket of the message to send (0: none), 1 if a message was sent before in vain else 0.
 -- Invariants: one job per name, however often it is offered; a wake is never lost: it either makes the job ready or
--- moves `wake`, which the present claim compares when it ends; a job told to rest is not roused.
+-- moves `wake`, which the present claim compares when it ends; a job told to rest is not roused; nothing waits because the
+-- clock was put back.
 --@include board
 local now = now_ms()
 promote(now)
-for _, uuid in ipairs(redis.call('ZRANGEBYSCORE', TRASH, '-inf', now - tonumber(ARGV[3]), 'LIMIT', 0, 10)) do
-  redis.call('ZREM', TRASH, uuid)
-  forget(uuid)
+empty_trash(now, tonumber(ARGV[3]))
+-- A claim that was made at a moment that is still to come: its life is counted from now, unless its owner prolonged it
+-- since.
+local function live_anew(uuid, now, made, expires)
+  redis.call('HSET', PREFIX .. uuid, 'modified', format(now))
+  if expires > made and expires < math.huge then
+    redis.call('HSET', PREFIX .. uuid, 'expires', format(now + expires - made))
+    redis.call('ZADD', CLAIMED, format(now + expires - made), uuid)
+  end
 end
+
 local resend = tonumber(ARGV[2])
 local answer = {}
 for i = 4, #ARGV, 4 do
@@ -19,17 +27,20 @@ for i = 4, #ARGV, 4 do
   local uuid = redis.call('HGET', NAMES, name)
   local send, again = false, 0
   if uuid then
-    local read = redis.call('HMGET', PREFIX .. uuid, 'state', 'sent', 'rest', 'tries')
+    local read = redis.call('HMGET', PREFIX .. uuid, 'state', 'sent', 'rest', 'tries', 'modified', 'expires')
+    local state, sent, modified = read[1], tonumber(read[2]), tonumber(read[5]) or 0
     if wake then
       redis.call('HINCRBY', PREFIX .. uuid, 'wake', 1)
     end
-    if read[1] == 'delayed' and wake and tonumber(read[3]) <= now then
+    if state == 'delayed' and (wake or modified > now) and tonumber(read[3]) <= now then
       redis.call('ZREM', DELAYED, uuid)
       make_ready(uuid)
       send = true
-    elseif read[1] == 'ready' and now - tonumber(read[2]) >= resend * 2 ^ math.min(4, tonumber(read[4])) then
+    elseif state == 'claimed' and modified > now then
+      live_anew(uuid, now, modified, tonumber(read[6]))
+    elseif state == 'ready' and (sent > now or now - sent >= resend * 2 ^ math.min(4, tonumber(read[4]))) then
       send = true
-      if tonumber(read[2]) > 0 then
+      if sent > 0 then
         again = 1
         redis.call('HINCRBY', PREFIX .. uuid, 'tries', 1)
       end

@@ -1,12 +1,23 @@
 -- board_page: a page of jobs, by priority and then age.
 -- ARGV[2] which: 'ready', 'listed' or 'trash'   ARGV[3] score after which to start ('-inf' for the first page)
--- ARGV[4] jobs a page
+-- ARGV[4] jobs a page, and as many more as share the score of its last
 -- Returns a list of {uuid, score, {the job's fields and values}}. With promotion first, so the page is of this moment.
 --@include board
 promote(now_ms())
 local set = ({ready = READY, listed = LISTED, trash = TRASH})[ARGV[2]]
 local from = ARGV[3] == '-inf' and '-inf' or '(' .. ARGV[3]
 local found = redis.call('ZRANGEBYSCORE', set, from, '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[4])
+local last = found[#found]
+if #found == 2 * tonumber(ARGV[4]) then
+  while #found > 0 and found[#found] == last do
+    table.remove(found)
+    table.remove(found)
+  end
+  for _, uuid in ipairs(redis.call('ZRANGEBYSCORE', set, last, last)) do
+    found[#found + 1] = uuid
+    found[#found + 1] = last
+  end
+end
 local answer = {}
 for i = 1, #found, 2 do
   answer[#answer + 1] = {found[i], found[i + 1], redis.call('HGETALL', PREFIX .. found[i])}

@@ -1,12 +1,15 @@
 -- board_post: post one job.
 -- ARGV[2] uuid   ARGV[3] name   ARGV[4] idempotency key or ''   ARGV[5] payload   ARGV[6] priority rank 0..4
--- ARGV[7] delay in ms before which nobody gets it
+-- ARGV[7] delay in ms before which nobody gets it   ARGV[8] retention of trash in ms, or none
 -- Returns {1, uuid} posted, now or by this very call when it was made before and its answer lost; {0, uuid of the job
 -- that has this key}.
 -- Invariants: in one step the job is listed completely or not at all; one job per idempotency key.
 --@include board
 local now = now_ms()
 promote(now)
+if ARGV[8] then
+  empty_trash(now, tonumber(ARGV[8]))
+end
 local uuid, key, delay = ARGV[2], ARGV[4], tonumber(ARGV[7])
 if redis.call('EXISTS', PREFIX .. uuid) == 1 then
   return {1, uuid}

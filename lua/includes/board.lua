@@ -106,6 +106,14 @@ local function shelve(uuid, name, error, now)
   emit('TRASHED', uuid, name)
 end
 
+-- What was put aside longer ago than kept_ms goes for good. Bounded; what is left waits for the next call.
+local function empty_trash(now, kept_ms)
+  for _, uuid in ipairs(redis.call('ZRANGEBYSCORE', TRASH, '-inf', now - kept_ms, 'LIMIT', 0, 10)) do
+    redis.call('ZREM', TRASH, uuid)
+    forget(uuid)
+  end
+end
+
 -- Whether the claim that `read` (HMGET of state, owner, fence, claim) tells of is the one with this fence and token. A
 -- Redis that was restored or failed over to an older state may give a fence out twice, but no token.
 local function is_claim(read, fence, token)

@@ -21,6 +21,7 @@ NEVER = math.inf
 """A claim that does not end by itself."""
 
 ERROR_CHARACTERS = 4000
+TRASH_KEPT_SECONDS = 7 * 86400.0
 
 End = Literal["again", "abandon", "sleep", "put_off", "fail", "consume", "trash"]
 Steering = Literal["trash", "restore", "rest", "delete"]
@@ -111,6 +112,10 @@ class BoardScripts:
         if fence is not None:
             check_fence(fence, answers)
         return answers
+
+    def post(self, uuid: str, name: str, key: str, payload: str, rank: int, *, delay_seconds: float) -> list[Any]:
+        delay = max(0, round(delay_seconds * 1000))
+        return list(self.call("board_post", uuid, name, key, payload, rank, delay, round(TRASH_KEPT_SECONDS * 1000)))
 
     def claim(
         self, uuid: str, owner: str, token: str, *, life: float, ticket: int | None = None, again: float | None = None

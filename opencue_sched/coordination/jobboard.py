@@ -132,7 +132,7 @@ class JobBoard:
             raise JobFailure(f"job {name!r} cannot be posted: {error}") from error
         uuid = str(uuids.uuid4())
         with self._answering():
-            answer = self._scripts.call("board_post", uuid, name, key or "", payload, rank, max(0, round(delay * 1000)))
+            answer = self._scripts.post(uuid, name, key or "", payload, rank, delay_seconds=delay)
         found = self.find(str(answer[1]))
         if found is None:
             raise NotFound(f"job {answer[1]} was taken from the board while it was posted")

@@ -14,7 +14,15 @@ from dataclasses import dataclass
 import redis
 import structlog
 
-from opencue_sched.coordination.board import BoardScripts, Counts, End, Listing, life_ms, new_token
+from opencue_sched.coordination.board import (
+    TRASH_KEPT_SECONDS,
+    BoardScripts,
+    Counts,
+    End,
+    Listing,
+    life_ms,
+    new_token,
+)
 from opencue_sched.coordination.job import JobPriority
 from opencue_sched.coordination.keeper import Keeper
 from opencue_sched.coordination.names import BoardKeys
@@ -25,7 +33,6 @@ from opencue_sched.domain.fence import Fence
 log = structlog.get_logger(__name__)
 
 RESEND_SECONDS = 0.8
-TRASH_KEPT_SECONDS = 7 * 86400.0
 OFFERS_PER_CALL = 50
 LISTED_CLAIMS = 100
 POSTING_PRIORITY = JobPriority.NORMAL

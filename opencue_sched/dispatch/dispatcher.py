@@ -101,6 +101,7 @@ class Dispatcher:
     def _fail(self, claim: Claim, error: str, *, rest_seconds: float) -> None:
         log.error("pass_crashed", cluster=claim.cluster.key, error=error)
         try:
+            # Woken meanwhile, it is left to the next sweep: what fails at once must not run busily into the trash.
             self.postings.end(
                 claim,
                 "fail",

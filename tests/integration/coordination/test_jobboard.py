@@ -455,6 +455,30 @@ def test_trash_can_be_deleted_for_good(board):
     assert job.state is JobState.COMPLETE
 
 
+def test_all_of_the_trash_is_listed_though_much_of_it_came_in_the_same_moment(board):
+    uuids = [board.post(f"job-{number}").uuid for number in range(PAGE + 30)]
+    board._scripts.call_each("board_steer", [(uuid, "trash", "odd", 0, "") for uuid in uuids])
+    trash = board._keys.of("trash")
+    at = [5] * 10 + [10] * (PAGE + 5) + [20] * 15
+    board._client.zadd(trash, dict(zip(uuids, at, strict=True)), xx=True)
+    listed = [uuid for uuid, _ in board.trashed()]
+    assert sorted(listed) == sorted(uuids)
+    assert listed[:10] == sorted(uuids[:10])
+
+
+def test_trash_goes_for_good_after_its_retention(board):
+    kept, old = (board.claim(board.post(name, key=name), "me") for name in ("kept", "old"))
+    for job in (kept, old):
+        board.trash(job, "me")
+    seconds = 1000 * board._client.time()[0]
+    board._client.zadd(
+        board._keys.of("trash"), {old.uuid: seconds - 8 * 86_400_000, kept.uuid: seconds - 6 * 86_400_000}
+    )
+    assert board.post("old", key="old").uuid != old.uuid
+    assert [uuid for uuid, _ in board.trashed()] == [kept.uuid]
+    assert old.state is JobState.COMPLETE
+
+
 # Next, delays, poison
 
 

@@ -36,6 +36,59 @@ def test_offering_twice_posts_once_and_sends_once(postings, redis_client):
     assert states(redis_client)["ready"] == 2
 
 
+HOUR_MS = 3_600_000
+
+
+def clock_put_back(client, uuid: str) -> None:
+    """As if the clock of Redis had been put back by an hour: all that was noted is an hour later than it is."""
+    key = f"cue:board:clusters:job:{uuid}"
+    for field in ("sent", "modified", "expires"):
+        if (noted := client.hget(key, field)) not in ("", "0"):
+            client.hset(key, field, int(noted) + HOUR_MS)
+    for part in ("delayed", "claimed"):
+        if client.zscore(f"cue:board:clusters:{part}", uuid) is not None:
+            client.zincrby(f"cue:board:clusters:{part}", HOUR_MS, uuid)
+
+
+def test_no_message_claim_or_rest_waits_for_a_clock_that_was_put_back(postings, redis_client):
+    (offered,) = postings.offer([CLUSTER])
+    clock_put_back(redis_client, offered.uuid)
+    (lost,) = postings.offer([CLUSTER])
+    assert lost.send, "its message may be lost"
+    assert not postings.offer([CLUSTER])[0].send
+    dead = postings.claim(offered.uuid, "w1", ttl_seconds=0.2, ticket=lost.ticket)
+    clock_put_back(redis_client, offered.uuid)
+    postings.offer([CLUSTER])
+    assert redis_client.zscore("cue:board:clusters:claimed", offered.uuid) == float(
+        redis_client.hget(f"cue:board:clusters:job:{offered.uuid}", "expires")
+    )
+    claim = eventually(lambda: postings.claim(offered.uuid, "w2", ttl_seconds=10))
+    assert claim.fence > dead.fence
+    postings.end(claim, "sleep", delay_seconds=30)
+    assert not postings.offer([CLUSTER])[0].send
+    clock_put_back(redis_client, offered.uuid)
+    assert postings.offer([CLUSTER])[0].send
+
+
+def test_a_claim_that_was_prolonged_since_the_clock_was_put_back_is_left_as_it_is(postings, redis_client):
+    (offered,) = postings.offer([CLUSTER])
+    claim = postings.claim(offered.uuid, "w1", ttl_seconds=10)
+    clock_put_back(redis_client, offered.uuid)
+    assert postings.extend([claim], ttl_seconds=20) == [claim]
+    for _ in range(2):
+        postings.offer([CLUSTER], wake=True)
+        assert 19_000 < postings.job(offered.uuid).left_ms <= 20_000
+    assert postings.end(claim, "sleep", delay_seconds=30) > 0, "the wake-up"
+
+
+def test_a_cluster_told_to_rest_does_so_though_the_clock_was_put_back(postings, redis_client):
+    (offered,) = postings.offer([CLUSTER])
+    postings.end(postings.claim(offered.uuid, "w1", ttl_seconds=10), "abandon")
+    postings.scripts.steer(offered.uuid, "rest", 600_000)
+    clock_put_back(redis_client, offered.uuid)
+    assert not postings.offer([CLUSTER])[0].send
+
+
 def test_a_lost_message_is_sent_again(postings, redis_client):
     (offered,) = postings.offer([CLUSTER])
     redis_client.hset(f"cue:board:clusters:job:{offered.uuid}", "sent", 1)
