@@ -36,7 +36,7 @@ from opencue_sched.accounting.scripts import (
     token_extend_call,
     wipe_calls,
 )
-from opencue_sched.accounting.snapshot import repeatable_read, snapshot_of
+from opencue_sched.accounting.snapshot import may_still_commit, repeatable_read, snapshot_of
 from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.domain.errors import InvalidInput, NotReady
 from opencue_sched.lua_scripts import ScriptCall, call_scripts
@@ -222,11 +222,14 @@ class _Filler:
         return BootstrapReport(Action.FILLED, opened, len(snapshot.entries), len(rows), seconds=seconds)
 
     def _wait(self) -> None:
-        """One age, keeping the lease."""
+        """One age, and until PostgreSQL has ended every COMMIT of before, keeping the lease."""
         until = time.monotonic() + self._age
         while (left := until - time.monotonic()) > 0:
             self._renew()
             self._sleep(min(left, LEASE_SECONDS / 3))
+        while may_still_commit(self._engine, self._age):
+            self._renew()
+            self._sleep(_POLL_SECONDS)
 
     def _wipe(self, filling: Epoch) -> None:
         """Drop what an older process of Redis left (a stale replica, say). Raises NotReady when we were overtaken."""

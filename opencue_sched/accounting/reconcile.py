@@ -14,7 +14,7 @@ from opencue_sched.accounting.inventory import Stock, take_stock
 from opencue_sched.accounting.ledger import Applied, Ledger, Mark
 from opencue_sched.accounting.scripts import Change
 from opencue_sched.accounting.sightings import Sightings
-from opencue_sched.accounting.snapshot import Snapshot, fresh_additions, read_snapshot
+from opencue_sched.accounting.snapshot import Snapshot, fresh_additions, may_still_commit, read_snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,11 @@ def reconcile(
     """Bring the ledger to what the proc table says, as far as it can be said for certain now."""
     marked_at = sightings.clock()
     mark = ledger.mark()
+    stalled = may_still_commit(engine, age_seconds)
     snapshot = read_snapshot(engine, only)
     stock = take_stock(ledger, mark.epoch)
-    too_old = sightings.too_old(stock.records.values(), mark, marked_at, age_seconds=age_seconds)
+    old = sightings.too_old(stock.records.values(), mark, marked_at, age_seconds=age_seconds)
+    too_old = frozenset[str]() if stalled else old
     scope = Scope(snapshot.managed, only)
     found = find_differences(mark.seq, snapshot.entries, stock.records.values(), too_old=too_old, scope=scope)
     found.add_missing(fresh_additions(engine, found.absent))

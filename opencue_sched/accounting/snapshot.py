@@ -73,6 +73,19 @@ def _countable(vertex_id: str) -> bool:
     return False
 
 
+def may_still_commit(engine: Engine, age_seconds: float) -> bool:
+    """Whether what was booked an age ago may still be committed, because PostgreSQL has not ended with its COMMIT.
+
+    That was sent within a commit deadline, at most a third of an age. To be asked before the snapshot is taken: what
+    has ended by then is in it.
+    """
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        stalled = proc_snapshot.unfinished_commits(connection, age_seconds / 3)
+    if stalled:
+        log.warning("commits_are_stalled", commits=stalled, seconds=age_seconds / 3)
+    return stalled > 0
+
+
 def fresh_additions(engine: Engine, proc_ids: Collection[str]) -> list[Change]:
     """Procs the ledger lacks, as they are now: one that is gone meanwhile is not added."""
     changes: list[Change] = []

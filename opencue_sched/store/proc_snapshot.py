@@ -30,6 +30,13 @@ _UNFINISHED_JOBS = text("SELECT pk_job FROM job WHERE pk_job = ANY(:ids) AND str
 _UNFINISHED_LAYERS = text(
     "SELECT pk_layer FROM layer JOIN job USING (pk_job) WHERE pk_layer = ANY(:ids) AND job.str_state <> 'FINISHED'"
 )
+_UNFINISHED_COMMITS = text(
+    """
+    SELECT count(*) FROM pg_stat_activity
+     WHERE datname = current_database() AND state = 'active' AND query ILIKE 'commit%'
+       AND query_start <= clock_timestamp() - make_interval(secs => :seconds)
+    """
+)
 _ROWS_PER_FETCH = 5000
 
 
@@ -69,6 +76,14 @@ def unfinished_jobs(connection: Connection, job_ids: Collection[str]) -> frozens
 def unfinished_layers(connection: Connection, layer_ids: Collection[str]) -> frozenset[str]:
     """Those of these layers whose job exists and is not FINISHED."""
     return frozenset(connection.execute(_UNFINISHED_LAYERS, {"ids": list(layer_ids)}).scalars())
+
+
+def unfinished_commits(connection: Connection, seconds: float) -> int:
+    """How many COMMITs the server has taken so many seconds ago, or more, and not finished: no snapshot has their rows.
+
+    It lets one take as long as it takes, whatever its time-outs: a disk may be slow, a synchronous standby away.
+    """
+    return int(connection.execute(_UNFINISHED_COMMITS, {"seconds": seconds}).scalar_one())
 
 
 def _rows(connection: Connection, statement: TextClause, parameters: dict[str, object]) -> Iterator[ProcRow]:

@@ -60,6 +60,14 @@ def test_an_empty_store_is_filled_from_one_snapshot_and_opened(emptied: World) -
     assert len(emptied.ledger.book([Booking("new", vertices, 1)]).accepted) == 1
 
 
+def test_a_store_is_not_filled_before_postgresql_has_ended_the_commits_of_before(emptied: World) -> None:
+    with emptied.stalled_commit() as (booked, finish):
+        report = ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0, sleep=lambda _: finish())
+    assert report.procs == 4
+    assert booked.proc_id in emptied.store.ids()
+    emptied.exact()
+
+
 def test_after_a_loss_one_age_passes_before_the_snapshot(emptied: World) -> None:
     """A booking made before the loss commits while the filler waits, and is in the snapshot."""
     slept: list[float] = []

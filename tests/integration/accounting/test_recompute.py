@@ -10,6 +10,7 @@ from opencue_sched.accounting import reconcile as reconcile_module
 from opencue_sched.accounting.entries import EntryState
 from opencue_sched.accounting.inventory import drift, take_stock
 from opencue_sched.accounting.ledger import Booking
+from opencue_sched.accounting.recompute import recompute
 from opencue_sched.accounting.scripts import MAX_IDS_PER_CALL, Change
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
@@ -93,6 +94,20 @@ def test_a_settled_booking_starts_its_sightings_anew(world: World) -> None:
     world.ledger.rollback([again])
     world.recompute()
     assert world.store.client.hgetall(keys.SIGHTINGS_PREFIX + "test-boot") == {}
+
+
+def test_a_booking_is_left_alone_as_long_as_postgresql_has_not_ended_its_commit(world: World) -> None:
+    """A COMMIT takes as long as it takes, however old the booking is: on a slow disk, without its standby."""
+    with world.stalled_commit() as (booked, finish):
+        world.ledger.book([booked])
+        for _ in range(3):
+            recompute(world.engine, world.ledger, age_seconds=0.003, sightings=world.sightings, write_tables=False)
+            world.age(booked.proc_id, 100)
+            world.now += 100
+        assert world.store.ids() == {booked.proc_id}
+        finish()
+    assert world.recompute().causes == {"late_settle": 1}
+    world.exact()
 
 
 def test_a_committed_booking_whose_settle_was_lost_becomes_confirmed(world: World) -> None:

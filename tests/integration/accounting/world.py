@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from sqlalchemy import Engine, text
@@ -12,10 +15,11 @@ from opencue_sched.accounting.entries import Booking, unpack_entry
 from opencue_sched.accounting.inventory import drift, take_stock
 from opencue_sched.accounting.recompute import RecomputeReport, recompute
 from opencue_sched.accounting.sightings import Sightings
-from opencue_sched.accounting.snapshot import read_snapshot
+from opencue_sched.accounting.snapshot import may_still_commit, read_snapshot, snapshot_of
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostIds, JobIds, LayerSpec, ShowIds
 from tests.integration.accounting.conftest import Store
+from tests.polling import eventually
 
 AGE = 40.0
 
@@ -63,6 +67,32 @@ class World:
             made = Farm(connection).run(frames, self.host, cores=cores)
         self.procs += made
         return made
+
+    @contextmanager
+    def stalled_commit(self) -> Iterator[tuple[Booking, Callable[[], None]]]:
+        """A proc whose COMMIT PostgreSQL has taken and does not finish, until the function is called."""
+        self.sql(
+            "CREATE FUNCTION stall() RETURNS trigger LANGUAGE plpgsql AS "
+            "'BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NULL; END'"
+        )
+        self.sql(
+            "CREATE CONSTRAINT TRIGGER stall AFTER INSERT ON proc DEFERRABLE INITIALLY DEFERRED "
+            "FOR EACH ROW EXECUTE FUNCTION stall()"
+        )
+        with ExitStack() as stack:
+            disk, booker = (stack.enter_context(self.engine.connect()) for _ in range(2))
+            disk.execute(text("SELECT pg_advisory_lock(1)"))
+            (proc_id,) = Farm(booker).run(self.job.layers[0].frames[-1:], self.host, cores=2)
+            booked = unpack_entry(proc_id, snapshot_of(booker).entries[proc_id])
+            committing = stack.enter_context(ThreadPoolExecutor(1)).submit(booker.commit)
+
+            def finish() -> None:
+                disk.execute(text("SELECT pg_advisory_unlock_all()"))
+                committing.result()
+
+            stack.callback(finish)
+            eventually(lambda: may_still_commit(self.engine, 0))
+            yield booked, finish
 
     def entry(self, proc_id: str) -> Booking:
         """The booking of a proc as PostgreSQL has it."""
