@@ -26,6 +26,7 @@ from opencue_sched.accounting.sightings import Sightings
 from opencue_sched.accounting.store_view import look_at_store
 from opencue_sched.clusters.discovery import scoped_facilities
 from opencue_sched.coordination.claim_watch import ClaimWatch
+from opencue_sched.coordination.duty import DutyState
 from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import ClaimKeeper, ClusterPostings, Refused
@@ -138,6 +139,9 @@ class Runtime:
 
     @cached_property
     def upkeep(self) -> Upkeep:
+        def stopping() -> bool:
+            return self.membership.duty.state is DutyState.DRAINING
+
         reaper = Reaper(
             self.engine,
             self.settings.release,
@@ -145,8 +149,9 @@ class Runtime:
             ledger=self.ledger,
             changes=self.changes,
             counts=self.counts,
+            stopping=stopping,
         )
-        return Upkeep(self.engine, self.client, self.settings, self.facts, reaper)
+        return Upkeep(self.engine, self.client, self.settings, self.facts, reaper, stopping=stopping)
 
     @cached_property
     def events(self) -> Events:

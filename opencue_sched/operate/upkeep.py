@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 
 import redis
@@ -22,16 +23,27 @@ REAP_TURN_SECONDS = 60.0
 
 
 class Upkeep:
-    """Thread-safe. Whatever a process that dies in it leaves undone, the next message does."""
+    """Thread-safe. Whatever a process that dies in it leaves undone, the next message does.
+
+    ``stopping`` says whether the process is to end: then no longer part of a reap is begun.
+    """
 
     def __init__(
-        self, engine: Engine, client: redis.Redis, settings: Settings, facts: SchemaFacts, reaper: Reaper
+        self,
+        engine: Engine,
+        client: redis.Redis,
+        settings: Settings,
+        facts: SchemaFacts,
+        reaper: Reaper,
+        *,
+        stopping: Callable[[], bool],
     ) -> None:
         self._engine = engine
         self._client = client
         self._settings = settings
         self._facts = facts
         self._reaper = reaper
+        self._stopping = stopping
 
     def recalculate_subs(self) -> dict[str, object]:
         """Recount the subscriptions of unmanaged shows, unless a Cuebot does."""
@@ -49,7 +61,8 @@ class Upkeep:
     def _reap(self) -> dict[str, object]:
         report = self._reaper.run_once()
         metrics.record_reaped(report)
-        history = drain_history(self._engine) if self._facts.has_frame_history_queue else HistoryReport()
+        drains = self._facts.has_frame_history_queue and not self._stopping()
+        history = drain_history(self._engine) if drains else HistoryReport()
         return {
             "reaped": True,
             "history_events": history.events,

@@ -6,7 +6,8 @@ must decide (the frame ends DEAD): a frame is never given to a second host while
 
 Time is short: Redis hands the message out again when the task takes longer than the broker's visibility time-out. So a
 host that is DOWN is first looked for, briefly and once, whatever the number of its frames; a host out of reach is asked
-once a reap; and nothing is begun when the time of a reap is over. What is left then is for the next.
+once a reap; and nothing is begun when the time of a reap is over or its process is to end. What is left then is for the
+next.
 """
 
 from __future__ import annotations
@@ -109,7 +110,10 @@ class _Reap:
 
 
 class Reaper:
-    """One reap at a time in a process; any number of processes may reap, each run is ended once."""
+    """One reap at a time in a process; any number of processes may reap, each run is ended once.
+
+    ``stopping`` says whether the process is to end, which ends the reap as its time does.
+    """
 
     def __init__(
         self,
@@ -124,6 +128,7 @@ class Reaper:
         batch: int = BATCH,
         seconds: float = REAP_SECONDS,
         timer: Callable[[], float] = time.monotonic,
+        stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self._engine = engine
         self._settings = settings
@@ -134,6 +139,7 @@ class Reaper:
         self._batch = batch
         self._seconds = seconds
         self._timer = timer
+        self._stopping = stopping
 
     def run_once(self) -> ReaperReport:
         """Mark silent hosts DOWN, then end what is lost, batch by batch, within the time of a reap."""
@@ -146,8 +152,11 @@ class Reaper:
             requests = [request for proc in procs if (request := _end_proc(proc, fates)) is not None]
             requests += [request for frame in frames if (request := _end_frame(frame, fates)) is not None]
             report = report.with_batch(self._releasing.end_lost(requests), len(procs) + len(frames))
-            more = max(len(procs), len(frames)) == self._batch and self._timer() < reap.until
+            more = max(len(procs), len(frames)) == self._batch and self._goes_on(reap)
         return report
+
+    def _goes_on(self, reap: _Reap) -> bool:
+        return self._timer() < reap.until and not self._stopping()
 
     def _next_batch(self, reap: _Reap) -> tuple[list[LostProc], list[OrphanFrame]]:
         with self._engine.connect() as connection:
@@ -203,12 +212,12 @@ class Reaper:
     def _kill_on(self, host: _Host, reap: _Reap) -> dict[str, KillFate]:
         fates: dict[str, KillFate] = {}
         reachable = host.name not in reap.out_of_reach
-        if reachable and host.gone and self._timer() < reap.until:
+        if reachable and host.gone and self._goes_on(reap):
             reachable = self._killer.answers(host.name, LOOK_SECONDS)
         for frame_id, proc_id, reason in host.runs:
             if not reachable:
                 fates[frame_id] = KillFate.UNREACHABLE
-            elif self._timer() < reap.until:
+            elif self._goes_on(reap):
                 fates[frame_id] = self._killer.stop(host.name, frame_id, proc_id, reason)
                 reachable = fates[frame_id] is not KillFate.UNREACHABLE
         return fates

@@ -290,7 +290,8 @@ def test_what_cannot_be_ended_is_tried_once_a_reap(engine: Engine, view: FarmVie
     assert len({frame for _, frame in killer.stopped}) == len(killer.stopped) == 5
 
 
-def test_a_reap_begins_nothing_when_its_time_is_over(engine: Engine, view: FarmView) -> None:
+@pytest.mark.parametrize("why", ["its time is over", "its process is to end"])
+def test_a_reap_begins_nothing_more(engine: Engine, view: FarmView, why: str) -> None:
     """A frame nobody asked about is left alone, and so is one that no proc owns."""
     # given five frames whose kills take 15 seconds each, and an orphan frame on another host, one day old
     on_hosts(view, "UP", hosts=1, frames=5)
@@ -309,16 +310,21 @@ def test_a_reap_begins_nothing_when_its_time_is_over(engine: Engine, view: FarmV
             return super().stop(host_name, frame_id, proc_id, reason)
 
     killer = Slow()
-    reaper = Reaper(engine, Release(host_down_after=1e6), killer=killer, seconds=40.0, timer=lambda: now[0])
+    release = Release(host_down_after=1e6)
+    if why == "its time is over":
+        reaper = Reaper(engine, release, killer=killer, seconds=40.0, timer=lambda: now[0])
+    else:
+        reaper = Reaper(engine, release, killer=killer, stopping=lambda: 40.0 < now[0] < 50.0)
 
-    # when it has 40 seconds, then it begins three kills
+    # when that is after 40 seconds, then it begins three kills
     report = reaper.run_once()
     assert len(killer.stopped) == 3
     assert report.procs_released == 3
     assert report.deferred == 3
     assert view.states([orphan]) == ["RUNNING"]
 
-    # and the next reap does the rest
+    # and the next reap, of a process that goes on, does the rest
+    now[0] += 10.0
     assert reaper.run_once().deferred == 0
     assert len(killer.stopped) == 6
     view.assert_consistent()
