@@ -9,19 +9,19 @@
 --         cycle's end too belongs to no entry of ours, and is given back.
 -- Invariants: adds, never overwrites; a decrement is never taken off twice unless it comes after the grace.
 --@include ledger
+--@include counters
 local now = tonumber((clock()))
 local corrected = 0
 for i = 4, #ARGV do
   local key = ARGV[i]
-  local read = call('HMGET', key, 'int_cores', 'int_gpus', 'ledger_cores', 'ledger_gpus', 'foreign_cores',
+  local read = counters(key, 'int_cores', 'int_gpus', 'ledger_cores', 'ledger_gpus', 'foreign_cores',
     'foreign_gpus', 'dropped_at')
   local changed = false
   for j, unit in ipairs({'cores', 'gpus'}) do
-    local delta = (read[j] or 0) - (read[j + 2] or 0)
-    local before = tonumber(read[j + 4] or 0)
+    local delta, before = read[j] - read[j + 2], read[j + 4]
     local back = 0
     if ARGV[2] == 'before' then
-      if delta > 0 and now - (read[7] or 0) >= tonumber(ARGV[3]) then back = -delta end
+      if delta > 0 and now - read[7] >= tonumber(ARGV[3]) then back = -delta end
     else
       if delta < 0 and before < 0 then back = math.min(-delta, -before) end
       call('HSET', key, 'foreign_' .. unit, math.min(0, delta + back))

@@ -261,6 +261,26 @@ class TestDrift:
         assert world.recompute().drifted == {"job": 1, "folder": 1, "layer": 1}
         world.exact()
 
+    @pytest.mark.parametrize("dual", [False, True])
+    def test_a_counter_that_is_no_number_is_put_right_and_harms_no_other(self, world: World, dual: bool) -> None:
+        (proc,) = world.run()
+        world.store.open(dual=dual)
+        world.ledger.forget_epoch()
+        world.recompute()
+        client, vertices = world.store.client, world.entry(proc).vertices
+        client.hset(keys.folder(vertices.folder_id), "int_cores", "2,5")
+        client.hset(keys.job(world.job.id), mapping={"int_cores": "9" * 30, "int_gpus": "0.5"})
+        client.delete(keys.point(vertices.dept_id, vertices.show_id))
+        client.set(keys.point(vertices.dept_id, vertices.show_id), "2")
+        if not dual:
+            take_stock(world.ledger)
+            assert set(world.ledger.book([Booking("more", vertices, 1)]).refusals) == {"more"}, "not before it is right"
+        report = world.recompute()
+        assert report.drifted == ({} if dual else {"folder": 1, "job": 1, "point": 1})
+        world.exact()
+        assert len(world.ledger.book([Booking("again", vertices, 1)]).accepted) == 1
+        assert drift(take_stock(world.ledger)) == {}
+
     def test_a_stale_counter_without_any_entry_converges_to_zero(self, world: World) -> None:
         world.store.client.hset(keys.job(world.job.id), "int_cores", 7)
         assert world.recompute().drifted == {"job": 1}
