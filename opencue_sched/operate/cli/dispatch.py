@@ -8,7 +8,7 @@ import redis
 from opencue_sched.clusters.discovery import load_clusters
 from opencue_sched.coordination import replies
 from opencue_sched.coordination.names import BoardKeys, cluster_board, worker_group
-from opencue_sched.coordination.postings import ClusterPostings
+from opencue_sched.coordination.postings import ClusterPostings, Offered
 from opencue_sched.coordination.routing import Router
 from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.domain.cluster import Cluster
@@ -28,7 +28,8 @@ def command(key: str, wait: bool, timeout: float, as_json: bool) -> None:
     """Have one cluster dispatched now, even if it rests.
 
     Exit status with --wait: 0 when the pass did its work (booked, saturated or no_jobs); 1 when it did not, or nobody
-    answered in time, with the reason on standard error. Without: 0 once the cluster is up for a worker to take.
+    answered in time, with the reason on standard error. Without: 0 once the cluster is up for a worker to take; 1 when
+    it is in the trash or was told to rest.
 
     Example: opencue-sched dispatch --cluster alloc-0f3a9c1d2b4e5f60 --wait
     """
@@ -52,6 +53,17 @@ def _cluster(settings: Settings, key: str) -> Cluster:
     return clusters[key]
 
 
+def _check_takeable(postings: ClusterPostings, offered: Offered) -> None:
+    """Raise SchedulerError for a cluster that no worker takes now, though it was woken."""
+    job = postings.job(offered.uuid)
+    state = "" if job is None else job.fields["state"]
+    key = offered.cluster.key
+    if state == "trash":
+        raise SchedulerError(f"{key} is in the trash; to take it out: opencue-sched board restore {key}")
+    if state == "delayed":
+        raise SchedulerError(f"{key} was told to rest; to end that: opencue-sched ctl sleep --cluster {key} --for 0")
+
+
 def _dispatch(client: redis.Redis, settings: Settings, cluster: Cluster, timeout: float | None) -> dict[str, object]:
     from opencue_sched.celery import app
 
@@ -64,6 +76,8 @@ def _dispatch(client: redis.Redis, settings: Settings, cluster: Cluster, timeout
     if timeout is None:
         if offered.send:
             messenger.send(offered)
+        else:
+            _check_takeable(postings, offered)
         return {"cluster": cluster.key, "posting": offered.uuid, "sent": offered.send}
     job = replies.open_job(client, namespace, f"dispatch {cluster.key}", waits_seconds=timeout)
     messenger.ask(offered.uuid, reply=job)

@@ -10,6 +10,9 @@ import redis
 
 from opencue_sched.clusters.discovery import load_clusters
 from opencue_sched.coordination import replies
+from opencue_sched.coordination.board import Steering
+from opencue_sched.coordination.names import BoardKeys
+from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.operate.messages import Messenger
 from opencue_sched.settings import Settings
@@ -77,6 +80,20 @@ def test_without_wait_only_the_message_matters(cli: Cli, cluster: str, monkeypat
     monkeypatch.setattr(Messenger, "send", lambda *_: None)
     ran = cli("dispatch", "--cluster", cluster, "--json")
     assert (ran.status, ran.json["cluster"], ran.json["sent"]) == (0, cluster, True)
+
+
+@pytest.mark.parametrize(("how", "way_out"), [("trash", "board restore"), ("rest", "ctl sleep --cluster")])
+def test_without_wait_a_cluster_that_no_worker_takes_is_told_of(
+    cli: Cli, cluster: str, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, how: Steering, way_out: str
+) -> None:
+    monkeypatch.setattr(Messenger, "send", lambda *_: None)
+    assert cli("dispatch", "--cluster", cluster).status == 0
+    assert cli("dispatch", "--cluster", cluster).status == 0, "a message is under way"
+    postings = ClusterPostings(redis_client, BoardKeys("cue", "clusters"))
+    assert postings.scripts.steer(postings.find(cluster) or "", how, 600_000)[0] == 1
+    ran = cli("dispatch", "--cluster", cluster)
+    assert (ran.status, ran.out) == (1, "")
+    assert way_out in ran.err
 
 
 def test_the_statuses_are_told_in_the_help(cli: Cli) -> None:
