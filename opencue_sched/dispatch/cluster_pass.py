@@ -33,17 +33,18 @@ from opencue_sched.dispatch.commit import CommitResult, CommittedProc, commit_pl
 from opencue_sched.dispatch.gather import Gathered, gather
 from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.dispatch.launch import launch_all
-from opencue_sched.dispatch.outcome import after_booking
+from opencue_sched.dispatch.outcome import after_booking, given_back
 from opencue_sched.dispatch.refusals import Refusals
 from opencue_sched.dispatch.report import PassEnd, PassReport
-from opencue_sched.dispatch.rest import LayerRest, Resting
+from opencue_sched.dispatch.rest import LayerRest
 from opencue_sched.dispatch.runframe import launch_requests
 from opencue_sched.dispatch.settle import Settlement, booking_of
 from opencue_sched.dispatch.verdicts import VerdictLog
+from opencue_sched.dispatch.walk import walk_on
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.errors import HostLocked, NotReady
 from opencue_sched.domain.farm import PlannedProc
-from opencue_sched.domain.verdicts import LayerVerdict, Verdict
+from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.placement.planner import Plan, plan_pass, release_plan
 from opencue_sched.placement.policy import Policy, policy_for
 from opencue_sched.settings import Settings
@@ -95,7 +96,7 @@ class PassRunner:
             if not gathered.snapshot.jobs:
                 waits = gathered.held_back or gathered.bad_layers
                 report.ended = PassEnd.SATURATED if waits else PassEnd.NO_JOBS
-                self._walk(gathered, report)
+                walk_on(self.rest, report, more=gathered.more)
                 return report
             if self.counted is not None and not self.counted.admits(cluster.show_id):
                 report.ended = PassEnd.SATURATED
@@ -109,7 +110,7 @@ class PassRunner:
                 self._carry_out(plan, alive, report)
             if report.ended is PassEnd.NO_JOBS:
                 report.ended = PassEnd.BOOKED if report.frames_booked else PassEnd.SATURATED
-            self._walk(gathered, report)
+            walk_on(self.rest, report, more=gathered.more)
             return report
         except NotReady as error:
             report.ended, report.error = PassEnd.NOT_READY, str(error)
@@ -151,7 +152,7 @@ class PassRunner:
         self.bad_rows.report(gathered.bad_rows)
         report.verdicts = gathered.bad_layers
         report.versions = gathered.versions
-        self.rest.rest_rows(cluster.key, [_as_is(it, report) for it in gathered.bad_layers])
+        self.rest.rest_rows(cluster.key, [report.as_is(it) for it in gathered.bad_layers])
         report.bad_rows = self.bad_rows.taken_counts() + self.hosts.bad_rows.taken_counts()
         if gathered.snapshot.jobs:
             report.show_name = gathered.snapshot.jobs[0].show_name
@@ -184,45 +185,25 @@ class PassRunner:
         report.blocked = plan.blocked
         return plan
 
-    def _walk(self, gathered: Gathered, report: PassReport) -> None:
-        """Whether to go on at once with the jobs behind those that this pass could not place.
-
-        Frames that were lost to somebody else may be had a moment later, so their layers have their turn once more
-        before the walk goes on; those that lose all of them again are passed over like the others, or twenty of them
-        would keep everybody waiting. Those without a host are not: they rest, and a host that changes for one of them
-        is for them first.
-        """
-        key = report.cluster.key
-        once = report.lost - self.rest.lost_before(key, report.lost)
-        in_vain = [it for it in report.verdicts if it.layer_id not in once and report.in_vain(it)]
-        hostless = {it.verdict.layer_id for it in report.blocked}
-        passed_over = [_as_is(it, report) for it in in_vain if it.layer_id not in hostless]
-        if report.frames_booked or not gathered.more or not (in_vain or once):
-            self.rest.walk_ends(key)
-        elif in_vain:
-            self.rest.walk_on(key, passed_over)
-            report.go_on = True
-        self.rest.count_pass(key, report.blocked, passed_over, full=gathered.more)
-        report.look_again = self.rest.look_again(key)
-
     def _carry_out(self, plan: Plan, alive: Callable[[], bool], report: PassReport) -> None:
         """Book and commit, tell the pool how that ended, then launch and settle."""
         try:
             environments = self._environments(plan.procs, report)
         except SQLAlchemyError:
-            self._give_back(plan, CommitResult())
+            self._give_back(plan, CommitResult(), report)
             raise
         result = self._book_and_commit(plan, alive, report)
         if result.committed:
             self._launch(result.committed, environments, result.sent_at, report)
 
-    def _give_back(self, plan: Plan, result: CommitResult) -> None:
+    def _give_back(self, plan: Plan, result: CommitResult, report: PassReport) -> None:
         """Tell the pool what became of the plan's hosts. What was not committed is idle again, and layers may rest for
         want of just that."""
         committed = {it.planned.proc_id for it in result.committed}
         unknown = frozenset(planned.proc_id for planned, _ in result.unknown)
         release_plan(self.hosts.cache, plan, committed=committed, unknown=unknown)
-        self.hosts.note({it.host.id for it in plan.procs if it.proc_id not in committed | unknown})
+        report.given_back = given_back(plan.procs, committed | unknown)
+        self.hosts.note({host.id for host in report.given_back})
 
     def _judge_again(self, plan: Plan, answers: BookAnswers, result: CommitResult, report: PassReport) -> None:
         losses = {planned.proc_id: error for planned, error in (*result.lost, *result.unknown)}
@@ -247,7 +228,7 @@ class PassRunner:
             self._after_commit(result, report)
             return result
         finally:
-            self._give_back(plan, result)
+            self._give_back(plan, result, report)
 
     def _book(self, plan: Plan, report: PassReport) -> BookAnswers:
         began = self.clock()
@@ -358,7 +339,7 @@ class PassRunner:
         if not self.facts.has_our_objects:
             theirs = [it for it in report.verdicts if it.job_id in reasons]
             failed = (replace(it, verdict=Verdict.FAILED, detail=reasons[it.job_id]) for it in theirs)
-            self.rest.rest_rows(report.cluster.key, (_as_is(it, report) for it in failed))
+            self.rest.rest_rows(report.cluster.key, (report.as_is(it) for it in failed))
             return
         with self.engine.begin() as connection:
             quarantine_jobs(connection, reasons, self.settings.queue.job_back_off_duration)
@@ -371,8 +352,3 @@ class PassRunner:
         report.statements += 2
         with self.engine.connect() as connection:
             return fetch_environments(connection, jobs, layers)
-
-
-def _as_is(verdict: LayerVerdict, report: PassReport) -> Resting:
-    """A layer to be left alone as long as its row is what it was in this pass."""
-    return Resting(verdict, report.versions[verdict.layer_id])

@@ -7,12 +7,12 @@ its counters are ahead or its caps are older, and the commit loses what others t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from opencue_sched.accounting.ledger import Refused
 from opencue_sched.domain.errors import BookingError
-from opencue_sched.domain.farm import PlannedProc
+from opencue_sched.domain.farm import Host, PlannedProc
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 
 _BY_TABLE = {
@@ -58,6 +58,19 @@ def after_booking(
         frozenset(refused),
         frozenset(it.layer_id for it in judged if it.layer_id in lost and it.layer_id not in refused and not it.frames),
     )
+
+
+def given_back(procs: Iterable[PlannedProc], kept: Collection[str]) -> tuple[Host, ...]:
+    """The hosts of those procs of a plan, in its order, that are not ``kept`` (by id), as they are without them."""
+    hosts: dict[str, Host] = {}
+    some_back = set()
+    for proc in procs:
+        host = hosts.setdefault(proc.host.id, proc.host)
+        if proc.proc_id in kept:
+            hosts[host.id] = host.less(proc.reservation, last_updated=host.last_updated)
+        else:
+            some_back.add(host.id)
+    return tuple(host for host in hosts.values() if host.id in some_back)
 
 
 def _judged(

@@ -10,7 +10,9 @@ from enum import StrEnum
 
 import structlog
 
+from opencue_sched.dispatch.rest import Resting
 from opencue_sched.domain.cluster import Cluster
+from opencue_sched.domain.farm import Host
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.placement.planner import Blocked
 
@@ -73,6 +75,8 @@ class PassReport:
     """Layers that were left out because they could not be placed a moment ago, by id."""
     blocked: tuple[Blocked, ...] = ()
     """Layers of which nothing was placed because no host would do."""
+    given_back: tuple[Host, ...] = ()
+    """Hosts of which something was planned that was not booked, as they are without that."""
     look_again: float | None = None
     """Seconds after which to look again at layers for which there were news while they had to be left alone."""
     go_on: bool = False
@@ -106,6 +110,10 @@ class PassReport:
         """Whether the layer was looked at and got nothing. One for which a full plan had no room was not looked at."""
         tried = verdict.layer_id in self.lost or verdict.layer_id in self.refused
         return not verdict.frames and (tried or verdict.verdict is not Verdict.FLOWING)
+
+    def as_is(self, verdict: LayerVerdict) -> Resting:
+        """A layer to be left alone as long as its row is what it was in this pass."""
+        return Resting(verdict, self.versions[verdict.layer_id])
 
     def summary(self) -> dict[str, object]:
         """A small JSON-able answer for the task."""

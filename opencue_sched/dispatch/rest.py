@@ -255,6 +255,20 @@ class LayerRest:
             left_out = LeftOut({layer_id: row.version for layer_id, row in rows.items()}, list(kinds))
             return Aside(left_out, verdicts)
 
+    def given_back(self, cluster: str, hosts: Collection[Host]) -> frozenset[str]:
+        """A plan of the cluster had these hosts and did not book all it had of them. Rouse the kinds that could have
+        had one of them instead, for which that was no look in vain: which."""
+        room = _Room.of(HostNews(tuple(hosts)))
+        with self._lock:
+            here = self._clusters.get(cluster)
+            if here is None or not hosts:
+                return frozenset()
+            kinds = frozenset(kind for kind, rest in here.kinds.items() if room.may_do(rest.search))
+            for kind in kinds:
+                del here.kinds[kind]
+                here.vain.pop(kind, None)
+            return kinds
+
     def look_again(self, cluster: str) -> float | None:
         """Seconds until the first pause ends in which there were news, or hardly any after a turn: no longer must the
         cluster sleep. None without such a pause."""

@@ -129,6 +129,32 @@ def test_jobs_that_the_counters_refuse_keep_nobody_behind_them_waiting(here: Pas
     assert "5 of 5 in use" in reports[0].verdicts[0].detail
 
 
+@pytest.mark.parametrize("others", [0, WINDOW])
+def test_a_job_has_the_host_that_one_ahead_has_in_every_plan_and_is_refused(
+    here: Passes, engine: Engine, others: int
+) -> None:
+    """The only host, which the counters keep from the first job: it must not be kept from the second one as well."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=4)
+        ahead = farm.job([LayerSpec(frames=2, cores=4)], priority=100, max_cores=5)
+        behind = farm.job([LayerSpec(frames=1, cores=4, memory_gb=2)], priority=50)
+        farm.jobs([JobSpec([LayerSpec(cores=16)], priority=1) for _ in range(others)])
+        cluster = Cluster(farm.facility(), farm.default_show().id, ClusterKind.ALLOC, ("general",))
+    assert here.runner.ledger.load_caps is not None
+    here.runner.ledger.load_caps([keys.job(ahead.id)])
+    here.client.hset(keys.job(ahead.id), "int_cores", 5)
+    reports = []
+    while not reports or reports[-1].go_on or reports[-1].frames_booked:
+        assert len(reports) < 5
+        reports.append(here.runner.run(cluster, alive=lambda: True))
+
+    # at once, and then there is nothing to be looked at before the cluster is roused
+    assert [report.frames_booked for report in reports][:2] == [0, 1]
+    assert running(engine, behind.id) == 1
+    assert reports[-1].look_again is None
+
+
 def test_jobs_that_lose_their_frames_to_somebody_come_first_once_more_and_then_let_the_others_have_their_turn(
     here: Passes, engine: Engine
 ) -> None:

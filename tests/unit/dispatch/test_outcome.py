@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from opencue_sched.accounting.ledger import Refused
-from opencue_sched.dispatch.outcome import after_booking
+from opencue_sched.dispatch.outcome import after_booking, given_back
 from opencue_sched.domain.errors import FrameLost
 from opencue_sched.domain.farm import PlannedProc, Reservation, Vertices
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
@@ -63,3 +65,17 @@ def test_a_layer_that_lost_all_its_frames_is_told_from_one_that_kept_some() -> N
     assert (all_lost.lost, some_lost.lost) == ({"l1"}, frozenset())
     assert [(it.frames, it.waiting) for it in (*all_lost.verdicts, *some_lost.verdicts)] == [(0, 5), (2, 3)]
     assert "3 of its frames were lost before they were booked (frame_lost)" in all_lost.verdicts[0].detail
+
+
+def test_a_host_is_given_back_as_it_is_without_what_was_not_kept() -> None:
+    host, other = make_host("host", cores=16), make_host("other", cores=8)
+    plan = []
+    for number, at in enumerate((host, other, host, host)):
+        earlier = sum(proc.host.id == at.id for proc in plan)
+        now = at.less(Reservation(4 * earlier, 1024 * earlier), last_updated=1.0)
+        plan.append(replace(PROCS[0], proc_id=f"p{number}", host=now, reservation=Reservation(4, 1024)))
+
+    assert given_back(plan, {"p0", "p1", "p2", "p3"}) == ()
+    (back,) = given_back(plan, {"p0", "p1"})
+    assert (back.id, back.idle_cores, back.idle_memory_kb) == ("host", 12, host.idle_memory_kb - 1024)
+    assert [(it.id, it.idle_cores) for it in given_back(plan, ())] == [("host", 16), ("other", 8)]

@@ -269,6 +269,22 @@ def test_a_smaller_host_that_is_all_idle_is_not_hidden_by_a_larger_one_with_more
     assert resting(rest) == set()
 
 
+def test_a_kind_for_which_there_was_a_host_in_the_plan_after_all_is_roused_and_was_not_looked_at_in_vain():
+    rest = LayerRest(60.0)
+    for _ in range(3):
+        rest.rest("cluster", [blocked("small", kind="s"), blocked("large", kind="l", cores=8)], roused=rest.roused)
+        rest.rest("other", [blocked(kind="s")], roused=rest.roused)
+        assert rest.given_back("cluster", []) == set()
+        assert rest.given_back("nowhere", [host()]) == set()
+        assert rest.given_back("cluster", [host()]) == {"s"}
+        assert resting(rest) == {"large"}
+        assert resting(rest, "other") == {"layer"}
+    # without a pause before the next look
+    rest.rest("cluster", [blocked("small", kind="s")], roused=rest.roused)
+    rest.hosts_changed(news(host()))
+    assert resting(rest) == {"large"}
+
+
 def test_nothing_is_kept_of_clusters_that_are_no_more():
     clock = Clock()
     rest = LayerRest(20.0, clock)
