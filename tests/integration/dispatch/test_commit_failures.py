@@ -379,6 +379,36 @@ def test_three_committers_on_the_same_jobs_never_deadlock(engine: Engine, settin
     assert_consistent(engine)
 
 
+def test_a_frame_that_is_given_a_proc_under_our_lock_keeps_that_one(engine: Engine, settings: Settings) -> None:
+    """By somebody who does not lock frames."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        host = farm.host(cores=8)
+        farm.job([LayerSpec(frames=2)])
+        procs = plan(farm, settings, cores=2)
+    theirs = text(
+        "INSERT INTO proc (pk_proc, pk_host, pk_show, pk_job, pk_layer, pk_frame, int_cores_reserved, int_mem_reserved,"
+        " int_mem_pre_reserved, int_mem_used) SELECT 'theirs', :host, pk_show, pk_job, pk_layer, pk_frame, 100, 1, 1, 1"
+        " FROM frame JOIN job USING (pk_job) WHERE int_number = 1"
+    )
+
+    def interfere(connection: object, cursor: object, statement: str, *rest: object) -> None:
+        if statement.lstrip().startswith("SAVEPOINT"):
+            with engine.begin() as other:
+                other.execute(theirs, {"host": host.id})
+
+    event.listen(engine, "before_cursor_execute", interfere)
+    result = commit(engine, procs, settings)
+    event.remove(engine, "before_cursor_execute", interfere)
+
+    assert [c.planned.frame.number for c in result.committed] == [2]
+    assert reasons(result) == ["frame_lost"]
+    assert result.quarantined == {}
+    with engine.connect() as connection:
+        assert set(connection.execute(text("SELECT pk_proc FROM proc")).scalars()) == {"theirs", procs[1].proc_id}
+        assert connection.scalar(text("SELECT int_cores_idle FROM host")) == 600
+
+
 def test_committers_of_one_plan_start_each_frame_once(engine: Engine, settings: Settings) -> None:
     with engine.begin() as connection:
         farm = Farm(connection)
