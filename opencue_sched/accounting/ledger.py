@@ -281,7 +281,8 @@ class Ledger:
         if stale:
             fresh = self.learn_epoch()
             again = calls(fresh.text)
-            if len(again) != len(made):  # cut otherwise, for a store of the other kind: nothing counts twice
+            if list(map(_size, again)) != list(map(_size, made)):
+                # Cut otherwise, for a store of the other kind: all are made again, and nothing counts twice.
                 stale, answers = list(range(len(again))), [None] * len(again)
             retried, values = self._send([again[i] for i in stale], reads)
             if any(refused_for(answer) == NOT_READY for answer in retried):
@@ -322,6 +323,10 @@ def answering() -> Iterator[None]:
 
 def _capped_keys(bookings: Iterable[Booking]) -> list[str]:
     return list(dict.fromkeys(key for booking in bookings for key in keys.capped(booking.vertices)))
+
+
+def _size(call: ScriptCall) -> int:
+    return len(call.args)
 
 
 def _newly_taken(answer: Sequence[Any]) -> bool:

@@ -19,6 +19,7 @@ _HOST_TEXT = "unable to allocate additional"
 """How OpenCue's host trigger begins its refusals (facts B)."""
 
 _REFUSED_AT_COMMIT = frozenset({"23", "40"})
+_COMPLETION_UNKNOWN = "40003"
 
 
 class Failure(StrEnum):
@@ -57,7 +58,8 @@ def in_doubt(error: Exception) -> bool:
     A server that had ended a paused transaction before the COMMIT arrived says so too, but libpq only reports that the
     connection is closed, so that counts as doubt.
     """
-    return _sqlstate(error)[:2] not in _REFUSED_AT_COMMIT
+    state = _sqlstate(error)
+    return state[:2] not in _REFUSED_AT_COMMIT or state == _COMPLETION_UNKNOWN
 
 
 def describe(error: Exception) -> str:

@@ -8,6 +8,7 @@ import redis.exceptions
 from psycopg2 import errors
 from sqlalchemy import exc
 
+from opencue_sched.dispatch.failures import in_doubt
 from opencue_sched.dispatch.store_trouble import is_trouble
 
 
@@ -53,6 +54,14 @@ def test_what_fails_again_with_the_same_rows_is_the_clusters(kind):
 @pytest.mark.parametrize(("state", "trouble"), [("25006", True), ("25P03", True), ("25P02", False), ("57P01", True)])
 def test_internal_errors_are_told_apart_by_their_state(state, trouble):
     assert is_trouble(exc.InternalError("UPDATE", {}, Coded(state))) is trouble
+
+
+@pytest.mark.parametrize(
+    ("state", "doubt"),
+    [("23505", False), ("40001", False), ("40003", True), ("25P03", True), ("57P01", True), ("58030", True), ("", True)],
+)
+def test_a_commit_is_in_doubt_unless_the_server_refuses_it(state, doubt):
+    assert in_doubt(exc.OperationalError("COMMIT", {}, Coded(state))) is doubt
 
 
 def test_a_statement_that_is_too_large_stays_so():
