@@ -58,7 +58,15 @@ def test_internal_errors_are_told_apart_by_their_state(state, trouble):
 
 @pytest.mark.parametrize(
     ("state", "doubt"),
-    [("23505", False), ("40001", False), ("40003", True), ("25P03", True), ("57P01", True), ("58030", True), ("", True)],
+    [
+        ("23505", False),
+        ("40001", False),
+        ("40003", True),
+        ("25P03", True),
+        ("57P01", True),
+        ("58030", True),
+        ("", True),
+    ],
 )
 def test_a_commit_is_in_doubt_unless_the_server_refuses_it(state, doubt):
     assert in_doubt(exc.OperationalError("COMMIT", {}, Coded(state))) is doubt
