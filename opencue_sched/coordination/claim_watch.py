@@ -2,8 +2,8 @@
 
 A sweep finds them too, but at its next tick, and only while a beat leads: a machine that takes a worker and the leading
 beat with it would keep the worker's clusters waiting for the election. So every worker watches. It costs two commands a
-third of a claim's life; a claim is looked at more closely only when its holder has missed its time to prolong it. The
-board gives the ticket of the message to one of those who ask.
+third of a claim's life, and one while nothing is claimed; a claim is looked at more closely only when its holder has
+missed its time to prolong it. The board gives the ticket of the message to one of those who ask.
 """
 
 from __future__ import annotations

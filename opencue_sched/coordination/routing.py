@@ -15,6 +15,7 @@ from typing import cast
 
 import redis
 
+from opencue_sched.coordination.duty import DutyState
 from opencue_sched.coordination.leader import boot_clock
 from opencue_sched.coordination.names import QueueName, QueueType, priority_lists
 from opencue_sched.coordination.presence import Actor, call_roll
@@ -82,7 +83,7 @@ class Router:
             return self._instance_queue(instance)
 
     def instances(self) -> frozenset[str]:
-        """The live instances of the group that dispatch."""
+        """The instances of the group that take work."""
         with self._lock:
             self._look()
             return frozenset(self._live)
@@ -93,7 +94,7 @@ class Router:
             return
         roll = call_roll(self._client, self._type_queue.ns)
         actors = roll.of(QueueType.DISPATCH.value, self._group)
-        self._live = {actor.instance: actor for actor in actors if actor.state in ("starting", "working")}
+        self._live = {actor.instance: actor for actor in actors if actor.state == DutyState.WORKING}
         waiting = self._waiting(sorted(self._live))
         self._load = Counter({name: actor.in_flight + waiting[name] for name, actor in self._live.items()})
         self._read_at = now

@@ -95,7 +95,7 @@ def test_a_message_sent_again_never_waits_for_one_instance(redis_client):
     assert Router(redis_client, "cue", "default").queue_for(CLUSTER, again=True) == GROUP
 
 
-@pytest.mark.parametrize("state", ["paused", "draining"])
+@pytest.mark.parametrize("state", ["starting", "paused", "draining"])
 def test_an_instance_that_takes_no_work_gets_none(redis_client, state):
     present(redis_client, "a", state=state)
     assert Router(redis_client, "cue", "default").queue_for(CLUSTER) == TYPE

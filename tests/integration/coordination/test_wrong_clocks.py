@@ -38,7 +38,12 @@ class Fences(PersistentFences):
     error = 0.0
 
     def time(self) -> float:
-        return super().time() + self.error
+        told = super().time() + self.error
+        self.on_the_way()
+        return told
+
+    def on_the_way(self) -> None:
+        """What happens before the answer arrives."""
 
 
 class Beat(LeaderScheduler):
@@ -120,6 +125,17 @@ def test_no_other_wrong_clock_keeps_ticks_from_going_on(
     assert "often" in beat.fires()
     beat.fences.error = 0.0
     assert beat.ahead() < 5
+
+
+def test_an_answer_that_took_long_does_not_pass_for_a_wrong_clock(beat: Beat, monkeypatch: pytest.MonkeyPatch) -> None:
+    def a_minute_passes() -> None:
+        beat.clock.now += 60
+        beat.redis_error += 60
+
+    assert beat.gate is not None
+    monkeypatch.setattr(beat.fences, "on_the_way", a_minute_passes)
+    beat.gate._hear_second_clock(beat.fences)
+    assert abs(beat.gate.clocks().apart) < 5
 
 
 def test_a_leader_that_comes_later_finds_the_wrong_clock_as_well(beat: Beat, redis_client, engine) -> None:
