@@ -113,10 +113,14 @@ class _Aside:
     turned: bool = False
 
     def forget(self, now: float, seconds: float) -> bool:
-        """Forget what is over; whether nothing is left."""
-        self.kinds = {kind: rest for kind, rest in self.kinds.items() if rest.until > now}
+        """Forget what is over; whether nothing is left. While a walk goes on, no rest ends by time alone: however many
+        jobs there are, the last one has its turn before the first has another."""
+        on_a_walk = self.walked_until > now
+        self.kinds = {
+            kind: rest for kind, rest in self.kinds.items() if rest.until > now or (on_a_walk and not rest.called)
+        }
         self.vain = {kind: vain for kind, vain in self.vain.items() if vain.at + seconds > now}
-        self.rows = {layer: row for layer, row in self.rows.items() if row[0] > now}
+        self.rows = {layer: row for layer, row in self.rows.items() if row[0] > now or on_a_walk}
         return not (self.kinds or self.vain or self.rows or self.walked_until > now or self.lost_until > now)
 
 

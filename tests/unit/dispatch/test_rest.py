@@ -195,6 +195,22 @@ def test_a_walk_that_nobody_went_on_with_is_over():
     assert resting(rest) == set()
 
 
+def test_on_a_walk_that_is_longer_than_a_rest_nothing_is_roused_but_by_news():
+    clock = Clock()
+    rest = LayerRest(20.0, clock)
+    rest.rest("cluster", [blocked("kept", cores=8)], roused=rest.roused)
+    rest.rest_rows("cluster", [looked_at("bad")])
+    for _ in range(2):
+        rest.rest("cluster", [blocked("called")], roused=rest.roused)
+    for clock.now in (15.0, 30.0, 45.0):
+        rest.walk_on("cluster", [looked_at("passed")])
+        assert resting(rest) == {"kept", "called", "bad", "passed"}
+    rest.hosts_changed(news(host()))
+    assert resting(rest) == {"kept", "bad", "passed"}
+    rest.walk_ends("cluster")
+    assert resting(rest) == set()
+
+
 def test_only_layers_that_lose_their_frames_twice_in_a_row_have_lost_them_before():
     clock = Clock()
     rest = LayerRest(20.0, clock)
