@@ -7,7 +7,7 @@ import pytest
 from opencue_sched.accounting import keys
 from opencue_sched.accounting import reconcile as reconcile_module
 from opencue_sched.accounting.entries import Booking
-from opencue_sched.accounting.scripts import reseed_cas_calls
+from opencue_sched.accounting.scripts import reclaim_calls, reseed_cas_calls
 from tests.integration.accounting.world import World
 
 # What a Cuebot of that generation runs after its commit: five pairs of HINCRBY, and the sequence number.
@@ -66,7 +66,7 @@ def test_a_published_release_frees_cores_at_once_and_the_pass_drops_the_entry(du
     dual.exact()
 
 
-def test_a_lost_publish_and_a_strangers_write_are_healed_by_the_swap(dual: World) -> None:
+def test_a_lost_publish_is_healed_by_the_swap(dual: World) -> None:
     (one,) = dual.run()
     dual.recompute()
     dual.delete(one)
@@ -74,6 +74,15 @@ def test_a_lost_publish_and_a_strangers_write_are_healed_by_the_swap(dual: World
     dual.recompute()
     assert (dual.job_cores(), foreign(dual)) == (0, 0)
     dual.exact()
+
+
+def test_a_vertex_whose_decrements_came_before_its_entries_went_is_not_freed(dual: World) -> None:
+    (one,) = dual.run()
+    dual.recompute()
+    publish(dual, dual.entry(one))
+    assert dual.job_cores() == 0
+    (answer,) = dual.ledger.call_under(reclaim_calls(dual.ledger.epoch().text, [keys.job(dual.job.id)]))
+    assert answer == [1, 0]
 
 
 def test_bookings_in_flight_survive_the_overwrite(dual: World) -> None:
