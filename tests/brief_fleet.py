@@ -11,12 +11,19 @@ import redis
 from opencue_sched.accounting.keys import EPOCH
 from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.embedded.fleet import Fleet
+from tests.warm_start import WarmProcess
+
+
+class WarmFleet(Fleet):
+    """A fleet whose processes need not load anything: see warm_start.py."""
+
+    process_type = WarmProcess
 
 
 @contextmanager
-def brief_fleet(environment: Mapping[str, str], directory: Path) -> Iterator[Fleet]:
+def brief_fleet(environment: Mapping[str, str], directory: Path, *, fleet_type: type[Fleet] = Fleet) -> Iterator[Fleet]:
     """A fleet whose processes are killed in the end: draining would only take its time."""
-    with Fleet(environment, directory) as fleet:
+    with fleet_type(environment, directory) as fleet:
         try:
             yield fleet
         finally:

@@ -17,6 +17,7 @@ from benchmarks.chaos.faults import Faults
 from benchmarks.chaos.load import WAITING_FRAMES, Load
 from benchmarks.chaos.site import Site, Witness, site
 from benchmarks.chaos.verdict import NAMED, ChaosReport
+from opencue_sched.embedded.fleet import Fleet
 from opencue_sched.operate.audit import run_audit
 
 LEAST_SAMPLES_PER_SECOND = 20.0
@@ -53,12 +54,15 @@ class Plan:
     waiting_frames: int = WAITING_FRAMES
     samples_per_second: float = LEAST_SAMPLES_PER_SECOND
     logs: Path | None = None
+    fleet_type: type[Fleet] = Fleet
 
 
 def run_chaos(plan: Plan, console: Console, *, progress: Console | None = None) -> ChaosReport:
     """Break things for a while, then judge. ``console`` hears every fault; ``progress`` how it stands, now and then."""
     report = ChaosReport(plan.seed, plan.seconds, plan.workers)
-    with site(workers=plan.workers, beats=plan.beats, seed=plan.seed, logs=plan.logs) as here:
+    with site(
+        workers=plan.workers, beats=plan.beats, seed=plan.seed, logs=plan.logs, fleet_type=plan.fleet_type
+    ) as here:
         run = _Run(here, plan, report, console, progress or console)
         try:
             run.work_up()

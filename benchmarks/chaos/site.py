@@ -222,7 +222,9 @@ class Site:
 
 
 @contextlib.contextmanager
-def site(*, workers: int, beats: int = 2, seed: int = 1, logs: Path | None = None) -> Iterator[Site]:
+def site(
+    *, workers: int, beats: int = 2, seed: int = 1, logs: Path | None = None, fleet_type: type[Fleet] = Fleet
+) -> Iterator[Site]:
     """Stores, hosts and a fleet that is ready. ``logs`` is where the processes' logs stay; without it they go."""
     with contextlib.ExitStack() as stack:
         directory = logs or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="opencue-sched-chaos-")))
@@ -253,7 +255,7 @@ def site(*, workers: int, beats: int = 2, seed: int = 1, logs: Path | None = Non
         with engine.begin() as connection:
             for alloc in ALLOCS:
                 Farm(connection).alloc(alloc)
-        fleet = stack.enter_context(Fleet(variables, directory))
+        fleet = stack.enter_context(fleet_type(variables, directory))
         stack.callback(_kill_all, fleet)
         _start(fleet, ports, workers, beats)
         yield Site(postgres, cache, settings, engine, client, Crew(fleet), farms)

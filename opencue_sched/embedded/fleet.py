@@ -24,6 +24,9 @@ _STOP_SECONDS = 20.0
 class Fleet:
     """Processes started one by one and stopped together, newest first. ``directory`` receives one log per process."""
 
+    process_type: type[GuardedProcess] = GuardedProcess
+    """How each of them is started."""
+
     def __init__(self, environment: Mapping[str, str], directory: Path) -> None:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("OPENCUE_SCHED_")}
         path = os.pathsep.join(part for part in (str(_PACKAGE), inherited.get("PYTHONPATH", "")) if part)
@@ -75,7 +78,7 @@ class Fleet:
     def _start(self, name: str, command: list[str], environment: Mapping[str, str]) -> GuardedProcess:
         if name in self.processes:
             raise ServiceFailed(f"{name} is running already")
-        process = GuardedProcess(
+        process = self.process_type(
             command,
             log=self.log(name),
             env={**self.environment, **environment},

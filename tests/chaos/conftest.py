@@ -15,7 +15,7 @@ from sqlalchemy import Engine, create_engine
 from opencue_sched.embedded.fleet import Fleet
 from opencue_sched.embedded.services import EmbeddedRedis
 from opencue_sched.settings import Settings
-from tests.brief_fleet import brief_fleet, open_counters
+from tests.brief_fleet import WarmFleet, brief_fleet, open_counters
 from tests.conftest import PostgresServer
 
 
@@ -78,7 +78,7 @@ def site_on(database_url: str, engine: Engine, directory: Path) -> Iterator[Site
                 patch.setenv(name, value)
             settings = Settings()
         open_counters(client)
-        with brief_fleet(environment, directory) as fleet:
+        with brief_fleet(environment, directory, fleet_type=WarmFleet) as fleet:
             yield Site(fleet, settings, engine, client, server)
 
 

@@ -16,7 +16,7 @@ import pytest
 from redis.exceptions import RedisError
 
 from opencue_sched.coordination.names import LeaderKeys, QueueName, QueueType, priority_lists
-from opencue_sched.embedded.processes import free_port
+from opencue_sched.embedded.processes import GuardedProcess, free_port
 from tests.polling import eventually
 from tests.redis_log import RedisLog
 
@@ -194,7 +194,14 @@ def test_skewed_clocks_fire_each_tick_at_most_once(site, end):
     """L3: clocks a TTL and more apart, through crash, clean release and a Redis that does not answer."""
     for name, skew in (("early", "-120"), ("late", "120")):
         source = textwrap.dedent(SKEWED).format(skew=skew, schedule=str(site.fleet.directory / name))
-        site.fleet._start(name, [sys.executable, "-c", source], {})
+        # Started plainly: what is loaded already could have kept the real clock.
+        process = GuardedProcess(
+            [sys.executable, "-c", source],
+            log=site.fleet.log(name),
+            env=site.fleet.environment,
+            cwd=site.fleet.directory,
+        )
+        site.fleet.processes[name] = process.start()
     eventually(lambda: sweeps(site.client) >= 1, 60, "first tick")
     eventually(lambda: all("beat: Starting" in site.fleet.log(n).read_text() for n in ("early", "late")), 60)
     before, (name, fence) = sweeps(site.client), leader(site)

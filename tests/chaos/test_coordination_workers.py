@@ -34,6 +34,7 @@ from opencue_sched.coordination.presence import REFRESH_SECONDS, TTL_SECONDS, ca
 from opencue_sched.coordination.ticks import tick_series
 from opencue_sched.embedded.processes import ServiceFailed, free_port
 from opencue_sched.operate.audit import run_audit
+from tests import warm_start
 from tests.chaos.conftest import Site
 from tests.farm import Farm, HostSpec, LayerSpec
 from tests.polling import eventually
@@ -43,18 +44,12 @@ BOARD = BoardKeys("cue", "clusters")
 STRANDED_SECONDS = 3.0
 GOAL_SECONDS = 6.0
 CLAIM_SECONDS = 1.0
+PROGRAM = [sys.executable, "-c", "from opencue_sched.operate.cli import main; main()"]
 
 
 def opencue_sched(site: Site, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command line, as an operator has it."""
-    return subprocess.run(
-        [sys.executable, "-c", "from opencue_sched.operate.cli import main; main()", *arguments],
-        env={**site.fleet.environment, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return warm_start.run([*PROGRAM, *arguments], env={**site.fleet.environment, **environment})
 
 
 def steer(site: Site, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -297,9 +292,9 @@ def test_sigterm_lets_the_pass_in_hand_end_and_leaves_nothing_behind(site):
 @contextmanager
 def _pass_under_way(site: Site):
     """A pass that waits for the host table, with its claim; nobody sweeps."""
-    command = [sys.executable, "-c", "from opencue_sched.operate.cli import main; main()", "dispatch", "--cluster"]
-    with commits_held_up(site):
-        asked = subprocess.Popen([*command, _cluster_key(site)], env=site.fleet.environment, stdout=subprocess.DEVNULL)
+    with commits_held_up(site), (site.fleet.directory / "asked").open("wb") as said:
+        command = [*PROGRAM, "dispatch", "--cluster", _cluster_key(site)]
+        asked = warm_start.Started(command, env=site.fleet.environment, stdout=said, stderr=said)
         try:
             yield eventually(lambda: waiting_for_hosts(site) and claim(site), 60, "a pass under way")
         finally:
@@ -693,16 +688,7 @@ def test_the_fleet_is_shown_with_its_leader_and_queues(site):
     assert "leader: b1, fence" in shown
     assert "w2" in shown
     patient = ("--timeout", "60", "--destination", "w1@localhost")
-    status = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "opencue_sched", "inspect", *patient, "leader_status", "--json"],
-        env=site.fleet.environment,
-        cwd=site.fleet.directory,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert '"instance": "b1"' in status.stdout
+    assert '"instance": "b1"' in celery(site, "inspect", *patient, "leader_status", "--json")
 
 
 def _view_with_leader(site: Site):
@@ -710,18 +696,18 @@ def _view_with_leader(site: Site):
     return view if view["leader"]["instance"] == "b1" and view["leader"]["tick_age_seconds"] is not None else None
 
 
+def celery(site: Site, *arguments: str, **environment: str) -> str:
+    """What ``celery -A opencue_sched ARGUMENTS`` says."""
+    command = [sys.executable, "-m", "celery", "-A", "opencue_sched", *arguments]
+    ran = warm_start.run(command, env={**site.fleet.environment, **environment}, cwd=site.fleet.directory)
+    ran.check_returncode()
+    return ran.stdout
+
+
 def heard_by_celery(site: Site, command: str, **environment: str) -> set[str]:
     """The nodes that answer to ``celery control``, of all that there are."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "opencue_sched", "control", "--timeout", "3", "--json", command],
-        env={**site.fleet.environment, **environment},
-        cwd=site.fleet.directory,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    return {node for reply in json.loads(ran.stdout) for node in reply}
+    said = celery(site, "control", "--timeout", "3", "--json", command, **environment)
+    return {node for reply in json.loads(said) for node in reply}
 
 
 # A lease that a beat of a slow machine does not lose by itself.

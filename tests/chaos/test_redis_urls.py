@@ -22,7 +22,7 @@ from opencue_sched.embedded.services import EmbeddedRedis
 from opencue_sched.operate.audit import run_audit
 from opencue_sched.settings import Settings
 from opencue_sched.store.fences import PersistentFences
-from tests.brief_fleet import brief_fleet, open_counters
+from tests.brief_fleet import WarmFleet, brief_fleet, open_counters
 from tests.chaos.conftest import QUICK, Site
 from tests.chaos.test_coordination_workers import add_job, booked, opencue_sched, plant, steer
 from tests.polling import eventually
@@ -58,7 +58,7 @@ def empty_fleet(url, server, database_url, engine, directory, monkeypatch):
     client = make_redis(url, Settings())
     eventually(lambda: run_id(client), what="a Redis that answers")
     open_counters(client)
-    with brief_fleet(environment, directory) as fleet:
+    with brief_fleet(environment, directory, fleet_type=WarmFleet) as fleet:
         yield Site(fleet, Settings(), engine, client, server)
     client.close()
 

@@ -18,7 +18,7 @@ from opencue_sched.embedded.simulated_host import Behaviour
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
 from opencue_sched.operate.audit import AuditReport, run_audit
 from opencue_sched.settings import Settings
-from tests.brief_fleet import brief_fleet, open_counters
+from tests.brief_fleet import WarmFleet, brief_fleet, open_counters
 from tests.polling import eventually, tail_of
 
 SHORT_TIMES = {
@@ -106,7 +106,7 @@ def fleet_on(
         **(environment or {}),
     }
     open_counters(client)
-    with contextlib.closing(_Stopping(farm)), brief_fleet(variables, directory) as fleet:
+    with contextlib.closing(_Stopping(farm)), brief_fleet(variables, directory, fleet_type=WarmFleet) as fleet:
         on_test = FleetOnTest(fleet, farm, engine, client, settings)
         fleet.report_service(**(service or {}))
         on_test.hosts_up(hosts)
