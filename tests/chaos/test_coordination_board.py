@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 import time
@@ -17,7 +16,9 @@ from opencue_sched.coordination.board import new_token
 from opencue_sched.coordination.board_errors import ClaimLost
 from opencue_sched.coordination.jobboard import JobBoard
 from opencue_sched.coordination.names import BoardKeys
-from tests.polling import eventually
+from opencue_sched.lua_scripts import load_script, lua_directory
+from tests.polling import eventually, tail_of
+from tests.warm_start import Started
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,23 +54,20 @@ CLAIMANT = """
 @pytest.fixture
 def start_script(redis_server, tmp_path):
     """Starts a Python script of this test with the URL of Redis and a name; returns when it prints a line."""
-    started: list[subprocess.Popen] = []
+    started: list[Started] = []
 
-    def start(source: str, name: str) -> subprocess.Popen:
-        process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(source), redis_server.url, name],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def start(source: str, name: str) -> Started:
+        said = tmp_path / f"{name}.out"
+        command = [sys.executable, "-c", textwrap.dedent(source), redis_server.url, name]
+        with said.open("wb") as out:
+            process = Started(command, env=os.environ, cwd=ROOT, stdout=out, stderr=out)
         started.append(process)
-        assert process.stdout.readline().strip() == "ready"
+        eventually(lambda: said.read_text().startswith("ready\n"), 30, "the script's start", told=tail_of(said))
         return process
 
     yield start
     for process in started:
         process.kill()
-        process.stdout.close()
         process.wait()
 
 
@@ -140,9 +138,17 @@ def test_an_owner_paused_past_its_claim_writes_nothing_afterwards(redis_client, 
 
 
 def fill(board: JobBoard, count: int) -> None:
-    arguments = [(f"uuid-{number}", "job", "", '{"v": 1, "details": {}}', number % 5, 0) for number in range(count)]
-    for first in range(0, count, 2000):
-        board._scripts.call_each("board_post", arguments[first : first + 2000])
+    """Post so many: board_post.lua, run many times over in each of few calls. What it takes is not measured."""
+    body = (lua_directory() / "board_post.lua").read_text().partition("--@include board\n")[2]
+    shared = load_script("board_post").text.removesuffix(body)
+    posted = "'uuid-' .. number, 'job', '', '{\"v\": 1, \"details\": {}}', tostring(number % 5), '0'"
+    each = f"ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7] = {posted}\n(function()\n{body}\nend)()"
+    source = f"{shared}\nfor number = tonumber(ARGV[2]), tonumber(ARGV[3]) do\n{each}\nend"
+    keys = BoardKeys("cue", board.name)
+    for first in range(0, count, 5_000):
+        last = min(first + 5_000, count) - 1
+        board._scripts.client.eval(source, len(keys.parts()), *keys.parts(), keys.job(""), first, last)
+    assert board.job_count == count
 
 
 def test_claiming_the_next_costs_the_same_on_a_board_a_hundred_times_as_big(redis_client):
