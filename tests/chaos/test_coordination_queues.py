@@ -20,6 +20,7 @@ from opencue_sched.coordination.dead_letters import read_dead_letters
 from opencue_sched.coordination.names import consumed_queues
 from opencue_sched.embedded.processes import GuardedProcess
 from tests.polling import all_but_one_soon, eventually
+from tests.warm_start import WarmProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 TASK = "opencue_sched.dispatch.dispatch_cluster"
@@ -48,6 +49,9 @@ RECORDER = """
         if tag == "again":
             from kombu import Queue
             record.apply_async(("again",), queue=Queue("cue:q:work:type:dispatch:group:default:inst:one"), declare=[])
+
+    if __name__ == "__main__":
+        app.Worker(pool_cls="solo", without_mingle=True).start()
 """
 
 
@@ -70,7 +74,11 @@ def sender(redis_server):
 
 @pytest.fixture
 def start_worker(redis_server, redis_client, tmp_path):
-    """Starts a worker with one thread, as instance ``one``."""
+    """Starts a worker with one thread, as instance ``one``.
+
+    With a seed of hashes, which the interpreter reads first of all, it has everything to load: the same worker then,
+    but without the command line, which would load all that ``celery`` can do.
+    """
     (tmp_path / "recorder.py").write_text(textwrap.dedent(RECORDER), encoding="utf-8")
     running: list[GuardedProcess] = []
 
@@ -78,8 +86,13 @@ def start_worker(redis_server, redis_client, tmp_path):
         import os
 
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("OPENCUE_SCHED_")}
-        process = GuardedProcess(
-            [sys.executable, "-m", "celery", "-A", "recorder", "worker", f"--pool={pool}", "--without-mingle"],
+        seeded = "PYTHONHASHSEED" in environment
+        process_type = GuardedProcess if seeded else WarmProcess
+        arguments = (
+            ["recorder"] if seeded else ["celery", "-A", "recorder", "worker", f"--pool={pool}", "--without-mingle"]
+        )
+        process = process_type(
+            [sys.executable, "-m", *arguments],
             log=tmp_path / f"worker{len(running)}.log",
             env={
                 **inherited,
