@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pytest
 from redis.exceptions import RedisError
@@ -21,17 +22,21 @@ from opencue_sched.accounting.entries import EntryState
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.domain.errors import NotReady
 from opencue_sched.operate.audit import run_audit
-from tests.farm import Farm, LayerSpec
+from tests.brief_fleet import WarmFleet
+from tests.farm import Farm, LayerSpec, ShowIds
 from tests.polling import eventually
 
 BURST = 6
+# Frames that wait whenever something is to be seen at work. At most BURST run at a time, for 0.6 s on average, so they
+# last for a quarter of a minute at least.
+WAITING = 150
 WORKERS = ("worker1", "worker2")
 
 
 @pytest.fixture(scope="module")
 def here() -> Iterator[Site]:
     """Two workers, a beat, two report services and twenty hosts, on stores of their own."""
-    with site(workers=2, beats=1) as found:
+    with site(workers=2, beats=1, fleet_type=WarmFleet) as found:
         found.behave(failure_ratio=0.0)
         yield found
 
@@ -48,12 +53,31 @@ def witness(here: Site) -> Iterator[Witness]:
     assert len(found.samples) > 20
 
 
+@dataclass(frozen=True)
+class Work:
+    """A show that always has more to do."""
+
+    here: Site
+    witness: Witness
+    show: ShowIds
+
+    def goes_on(self, *, more: int = 20) -> None:
+        """Bookings go on."""
+        waiting = (
+            "SELECT count(*) FROM frame JOIN job USING (pk_job) WHERE pk_show = :show AND frame.str_state = 'WAITING'"
+        )
+        missing = WAITING - int(str(scalar(self.here, waiting, show=self.show.id)))
+        if missing > 0:
+            submit(self.here, self.show, missing)
+        before = len(self.witness.booked)
+        eventually(lambda: len(self.witness.booked) >= before + more, 60, "more bookings")
+
+
 @pytest.fixture
-def work(here: Site, request: pytest.FixtureRequest) -> Iterator[str]:
-    """Id of a show with more frames than it may run at once. In the end each has one result, and all agrees."""
-    show_id = plant(here, frames=400)
+def work(here: Site, witness: Witness, request: pytest.FixtureRequest) -> Iterator[Work]:
+    """A show with more frames than it may run at once. In the end each has one result, and all agrees."""
     pids = {name: process.pid for name, process in here.crew.fleet.processes.items()}
-    yield show_id
+    yield Work(here, witness, plant(here, frames=WAITING))
     now = {name: process.pid for name, process in here.crew.fleet.processes.items()}
     assert now == pids or "killed" in request.node.name, "every process stayed up"
     here.behave(run_seconds=(0.05, 0.1))
@@ -69,15 +93,21 @@ def work(here: Site, request: pytest.FixtureRequest) -> Iterator[str]:
     eventually(lambda: not run_audit(here.engine, here.client, here.settings).failed, 60, "a clean audit")
 
 
-def plant(here: Site, *, frames: int) -> str:
-    """A show with a tight burst and one job; its id."""
+def plant(here: Site, *, frames: int) -> ShowIds:
+    """A show with a tight burst and one job."""
     name = f"show{uuid.uuid4().hex[:8]}"
     with here.engine.begin() as connection:
         farm = Farm(connection)
         show = farm.show(name)
         farm.subscription(show, farm.default_alloc(), size=BURST)
-        farm.job([LayerSpec(frames=frames)], show=show, name=f"{name}-job", os=None, max_retries=100)
-    return show.id
+    submit(here, show, frames)
+    return show
+
+
+def submit(here: Site, show: ShowIds, frames: int) -> None:
+    with here.engine.begin() as connection:
+        name = f"{show.name}-{uuid.uuid4().hex[:8]}"
+        Farm(connection).job([LayerSpec(frames=frames)], show=show, name=name, os=None, max_retries=100)
 
 
 def scalar(here: Site, sql: str, **parameters: object) -> object:
@@ -96,12 +126,6 @@ def is_open(here: Site) -> bool:
         return store_state(here.client) is StoreState.OPEN
     except (NotReady, RedisError):
         return False
-
-
-def at_work(witness: Witness, *, more: int = 20) -> None:
-    """Bookings go on."""
-    before = len(witness.booked)
-    eventually(lambda: len(witness.booked) >= before + more, 60, "more bookings")
 
 
 @contextmanager
@@ -129,7 +153,7 @@ def _waiting(here: Site) -> str:
 
 
 def test_an_emptied_redis_stops_booking_and_is_filled_again_by_one_process(here, witness, work):
-    at_work(witness)
+    work.goes_on()
     stopping_at = time.time()
     here.cache.restart()
     closed_at = lost_at = time.time()
@@ -159,7 +183,7 @@ def filled(here: Site) -> int:
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 def test_postgresql_restarts_and_the_fleet_goes_on(here, witness, work, mode):
-    at_work(witness)
+    work.goes_on()
     here.postgres.restart(mode)
     back_at = time.time()
     eventually(lambda: witness.booked[-1] > back_at, 30, "the next booking")
@@ -167,7 +191,7 @@ def test_postgresql_restarts_and_the_fleet_goes_on(here, witness, work, mode):
 
 
 def test_a_worker_killed_in_mid_pass_leaves_nothing_behind(here, witness, work):
-    at_work(witness)
+    work.goes_on()
     left: set[str] = set()
     while not left:  # a pass waits for a lock but for a moment: it may give up before it is killed
         with a_pass_held_up(here) as name:
@@ -176,13 +200,13 @@ def test_a_worker_killed_in_mid_pass_leaves_nothing_behind(here, witness, work):
         here.crew.tend()
     eventually(lambda: not (left & in_flight(here, name)), 30, "the end of what it had booked")
     assert scalar(here, "SELECT count(*) FROM proc WHERE pk_proc = ANY(:ids)", ids=list(left)) == 0
-    at_work(witness)
+    work.goes_on()
     eventually(here.crew.all_ready, 60, "the worker is back")
 
 
 def test_a_worker_frozen_in_its_commit_commits_nothing_late(here, witness, work):
     """Stopped between a statement and COMMIT until claim, commit deadline and age are over: the server ended it."""
-    at_work(witness)
+    work.goes_on()
     name = ""
     while not name:
         name = _freeze_in_transaction(here)
@@ -191,12 +215,12 @@ def test_a_worker_frozen_in_its_commit_commits_nothing_late(here, witness, work)
     frozen_until = time.monotonic() + here.settings.accounting.in_flight_age + 1.0
     eventually(lambda: not (booked & in_flight(here, name)), 30, "the end of what it had booked")
     eventually(lambda: time.monotonic() > frozen_until, 30)
-    at_work(witness)
+    work.goes_on()
     log = here.crew.fleet.log(name)
     told = log.stat().st_size
     here.crew.thaw(name)
     eventually(lambda: _gave_up(log.read_bytes()[told:]), 30, "what became of the commit")
-    at_work(witness)
+    work.goes_on()
     assert scalar(here, "SELECT count(*) FROM proc WHERE pk_proc = ANY(:ids)", ids=list(booked)) == 0
     assert not booked & {run.proc_id for farm in here.farms for run in farm.runs()}
 
