@@ -10,6 +10,7 @@ How many things come before some of them depends on the time, so these deaths ha
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -18,7 +19,6 @@ import time
 from collections import Counter
 from datetime import timedelta
 
-import psycopg2  # noqa: F401 - loaded before the forks
 import redis
 from redis.connection import AbstractConnection
 
@@ -28,6 +28,19 @@ from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.coordination.ticks import CatchUp
 from opencue_sched.lua_scripts import load_script, lua_directory
 from opencue_sched.settings import get_settings
+
+# What a beat would load as it starts: once, before the forks, not after each. None of it looks at the settings.
+for name in (
+    "celery.app.amqp",
+    "celery.events",
+    "celery.loaders.app",
+    "opencue_sched.coordination.queue_order",
+    "opencue_sched.coordination.standing",
+    "opencue_sched.operate.door",
+    "psycopg2.extras",
+    "sqlalchemy.dialects.postgresql.psycopg2",
+):
+    importlib.import_module(name)
 
 INTERVAL_SECONDS = 0.4
 DEADLINE_SECONDS = 30.0
