@@ -190,6 +190,7 @@ def test_what_a_cuebot_notifies_of_makes_room_also_when_the_consumer_is_killed(s
         here.release(FOLDER)
         here.until(3)
         here.release(10)
+        here.until(3)
         here.is_true()
 
 
