@@ -20,7 +20,6 @@ processor in the midst of it. lua/includes/moves.lua has the same number."""
 
 NOT_READY = "not_ready"
 UNSEEDED = "unseeded"
-TOMBSTONED = "tombstoned"
 
 Mode: TypeAlias = Literal["check", "force"]
 Phase: TypeAlias = Literal["before", "after"]

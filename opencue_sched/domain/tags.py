@@ -7,10 +7,7 @@ every space removed and split on the bar (facts C; trap I-7: a name with spaces 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
-
-_TYPED_SEPARATORS = re.compile(r"[|,]")
 
 
 def normalise_tag(tag: str) -> str:
@@ -24,11 +21,6 @@ def normalise_tags(text: str | None) -> frozenset[str]:
     Removes spaces and splits on ``|``, exactly as the SQL does, so that a layer the query finds also matches here.
     """
     return frozenset(tag for tag in normalise_tag(text or "").split("|") if tag)
-
-
-def typed_tags(text: str) -> tuple[str, ...]:
-    """Tags as a person types them, ``a|b`` or ``a, b``: normalised, without repeats, in the order given."""
-    return tuple(dict.fromkeys(tag for tag in map(normalise_tag, _TYPED_SEPARATORS.split(text)) if tag))
 
 
 def join_tags(tags: Iterable[str]) -> str:

@@ -13,7 +13,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -227,15 +226,3 @@ class GuardedProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-
-def wait_until_listening(process: GuardedProcess, port: int, *, timeout: float = _START_SECONDS) -> None:
-    """Wait until ``process`` accepts TCP connections on 127.0.0.1:``port``. Raises ServiceFailed."""
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        if not process.running:
-            raise ServiceFailed(f"{process.command[0]} ended with code {process.exit_code}:\n{process.log_tail()}")
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
-            return
-        time.sleep(0.01)
-    raise ServiceFailed(f"{process.command[0]} did not listen on port {port} in {timeout:g} s:\n{process.log_tail()}")

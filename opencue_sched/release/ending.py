@@ -59,10 +59,9 @@ class WiderLocks(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Aftermath:
-    """What the end of frames led to: jobs finished, dependencies met, frames made bookable."""
+    """What the end of frames led to: jobs finished, frames made bookable."""
 
     finished_jobs: tuple[str, ...] = ()
-    depends: int = 0
     freed_frames: int = 0
 
 
@@ -167,7 +166,6 @@ def _end(
         tuple(proc.id for proc in deleted if proc.show_id in managed and not proc.local),
         tuple({proc.host_id: None for proc in deleted}),
         aftermath.finished_jobs,
-        aftermath.depends,
         aftermath.freed_frames,
     )
 
@@ -255,7 +253,7 @@ def follow(
         raise WiderLocks(needed)
     finished = depends.finish_jobs(connection, jobs)
     satisfied = depends.satisfy_depends(connection, found)
-    return Aftermath(tuple(finished), satisfied.depends, len(satisfied.freed_frames))
+    return Aftermath(tuple(finished), len(satisfied.freed_frames))
 
 
 def _adapt_memory(connection: Connection, endings: Sequence[Ending], stopped: dict[str, StoppedFrame]) -> None:

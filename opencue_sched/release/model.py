@@ -124,7 +124,6 @@ class RunsEnded:
     ledger_procs: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     finished_jobs: tuple[str, ...] = ()
-    satisfied_depends: int = 0
     freed_frames: int = 0
     attempts: int = 1
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -54,15 +53,6 @@ _LONGEST_ID = 36
 _DATABASE_AWAY_SECONDS = 0.5
 
 AddServicer = Callable[[grpc.Server], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceHealth:
-    """``serving``: the port is open. The rest are queue lengths; a growing one means PostgreSQL cannot keep up."""
-
-    serving: bool
-    completions_waiting: int
-    hosts_waiting: int
 
 
 class ReportService:
@@ -145,10 +135,6 @@ class ReportService:
             stopped.wait(timeout=_STOP_SECONDS)
         _log.info("report_service_stopped", abandoned=abandoned)
         return abandoned
-
-    def health(self) -> ServiceHealth:
-        """What a health check needs to know."""
-        return ServiceHealth(self._server is not None, self.completions.waiting, self.inbox.waiting)
 
     def _work(self) -> None:
         while (mail := self.inbox.take()) is not None:

@@ -41,8 +41,8 @@ _LOCK_SHOWS = text(
 _READ_RUNS = text(
     """
     SELECT run.ordinal, proc.pk_proc, proc.pk_host, proc.pk_frame AS proc_frame, proc.pk_show AS proc_show,
-           proc.ts_ping, proc.ts_dispatched, proc.int_mem_reserved, host.str_name AS host_name,
-           host_stat.str_state AS host_state, host_stat.ts_booted,
+           proc.ts_ping, proc.int_mem_reserved, host.str_name AS host_name,
+           host_stat.str_state AS host_state,
            frame.pk_frame, frame.str_state AS frame_state, frame.int_version, frame.int_retries, frame.int_exit_status,
            frame.str_host AS frame_host, frame.pk_layer, frame.pk_job, owner.pk_proc AS owner,
            job.pk_show, job.str_state AS job_state, job.int_max_retries, job.b_autoeat,
@@ -73,7 +73,6 @@ _DELETE_PROCS = text(
               proc.int_cores_reserved, proc.int_mem_reserved, proc.int_gpus_reserved, proc.int_gpu_mem_reserved
     """
 )
-_DETACH_FRAMES = text("UPDATE proc SET pk_frame = NULL WHERE pk_proc = ANY(CAST(:procs AS varchar[]))")
 _RESTORE_HOSTS = text(
     """
     UPDATE host
@@ -180,8 +179,6 @@ class ProcRow:
     show_id: str
     memory_reserved_kb: int
     pinged_at: datetime
-    dispatched_at: datetime
-    host_booted_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,11 +260,6 @@ def lock_hosts(connection: Connection, host_ids: Collection[str]) -> None:
     connection.execute(_LOCK_HOSTS, {"hosts": list(host_ids)})
 
 
-def detach_frames(connection: Connection, proc_ids: Collection[str]) -> None:
-    """Take the frames off procs whose process is still to be killed; the procs keep what they reserved."""
-    connection.execute(_DETACH_FRAMES, {"procs": list(proc_ids)})
-
-
 def delete_procs(connection: Connection, proc_ids: Collection[str]) -> list[DeletedProc]:
     """Delete procs. Only what this call really deleted is returned, so one of several racing callers wins each."""
     rows = connection.execute(_DELETE_PROCS, {"procs": list(proc_ids)})
@@ -345,8 +337,6 @@ def _proc_row(row: Row[Any]) -> ProcRow | None:
         row.proc_show or "",
         row.int_mem_reserved,
         row.ts_ping,
-        row.ts_dispatched,
-        row.ts_booted,
     )
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.domain.frame_range import MAX_NUMBERS, FrameRange, check_frame_range, frame_spec
-from opencue_sched.domain.names import frame_name, os_names, parse_frame_name, service_names
+from opencue_sched.domain.names import frame_name, os_names
 
 
 @pytest.mark.parametrize(
@@ -195,34 +195,12 @@ def test_a_step_and_its_inverse_and_an_interleave_cover_the_same_numbers(start: 
         assert set(FrameRange.parse(f"{start}-{end}y{signed}").numbers) == everything - stepped
 
 
-layer_names = st.text(alphabet="abz_-0129.", min_size=1, max_size=12)
-
-
-@given(st.integers(-99999, 99999), layer_names)
-def test_a_frame_name_gives_back_its_number_and_layer(number: int, layer: str) -> None:
-    name = frame_name(number, layer)
-    assert parse_frame_name(name) == (number, layer)
-    assert parse_frame_name(name, layer) == (number, layer)
-
-
 def test_frame_names_as_opencue_writes_them() -> None:
     assert frame_name(12, "render") == "0012-render"
     assert frame_name(123456, "render") == "123456-render"
-    # Upstream reads the number up to the first dash and cannot read this one.
     assert frame_name(-1, "render") == "-001-render"
-    assert parse_frame_name("-001-render", "render") == (-1, "render")
 
 
-@pytest.mark.parametrize(
-    ("name", "layer"),
-    [("render", None), ("0001", None), ("0001-", None), ("x-render", "render"), ("0001-comp", "render")],
-)
-def test_a_frame_name_that_makes_no_sense_is_refused(name: str, layer: str | None) -> None:
-    with pytest.raises(InvalidInput, match="frame name"):
-        parse_frame_name(name, layer)
-
-
-def test_os_and_service_lists() -> None:
+def test_os_lists() -> None:
     assert os_names("linux, rocky9,,") == ("linux", "rocky9")
     assert os_names(None) == os_names("") == ()
-    assert service_names("maya, arnold") == ("maya", "arnold")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.domain.tags import chunk_tags, join_tags, normalise_tag, normalise_tags, typed_tags
+from opencue_sched.domain.tags import chunk_tags, join_tags, normalise_tag, normalise_tags
 
 tag_names = st.text(alphabet="abcXYZ019_.-", min_size=1, max_size=12)
 
@@ -32,10 +32,6 @@ def test_spaces_inside_a_name_collapse_as_the_queries_compare_them() -> None:
 
 def test_a_layer_tag_with_a_comma_stays_one_tag_because_the_queries_do_not_split_it() -> None:
     assert normalise_tags("a,b") == {"a,b"}
-
-
-def test_typed_tags_keep_their_order_and_drop_repeats() -> None:
-    assert typed_tags("gpu, general | gpu,,big mem") == ("gpu", "general", "bigmem")
 
 
 @given(st.lists(tag_names, unique=True))

@@ -17,7 +17,6 @@ from opencue_sched.operate.cli.output import log_warnings
 from opencue_sched.operate.setting_names import setting_problems, unknown_variables
 
 EXIT_FAILED = 1
-EXIT_USAGE = 2
 EXIT_CONFIG = 78
 
 _SERVICES = ("report-service",)

@@ -175,14 +175,14 @@ def test_a_completion_survives_the_absence_of_the_database(
     # when a frame ends meanwhile
     call = stub.ReportRunningFrameCompletion.future(completion(run), timeout=60)
     eventually(lambda: service.counts["completion_retry"] >= 2)
-    assert service.health().completions_waiting == 1
+    assert service.completions.waiting == 1
     with admin.connect() as connection:
         connection.execute(text(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true'))
 
     # then it is applied once the database is back
     call.result()
     assert view.states(run.frames) == ["SUCCEEDED"]
-    assert service.health().completions_waiting == 0
+    assert service.completions.waiting == 0
 
 
 def test_a_port_that_is_taken_is_a_clear_error(settings: Settings, engine: Engine, service: ReportService) -> None:
@@ -205,5 +205,4 @@ def test_stopping_applies_what_was_accepted(
         answered = sum(call.exception() is None for call in calls)
     succeeded = view.states(run.frames).count("SUCCEEDED")
     assert succeeded >= answered > 0
-    assert not service.health().serving
     view.assert_consistent()
