@@ -15,6 +15,7 @@ from opencue_sched.release.model import ReleasePolicy
 from opencue_sched.release.reaper import Reaper
 from opencue_sched.release.recovery import recover_depends
 from opencue_sched.settings import Settings
+from opencue_sched.store.quarantine import forget_ended_quarantines
 from opencue_sched.store.release import cuebot_recalculates_subs, recalculate_subs
 from opencue_sched.store.schema import SchemaFacts
 
@@ -63,6 +64,9 @@ class Upkeep:
         metrics.record_reaped(report)
         drains = self._facts.has_frame_history_queue and not self._stopping()
         history = drain_history(self._engine) if drains else HistoryReport()
+        if self._facts.has_our_objects:
+            with self._engine.begin() as connection:
+                forget_ended_quarantines(connection)
         return {
             "reaped": True,
             "history_events": history.events,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -28,8 +28,13 @@ _LIST = text(
     ORDER BY q.until, q.pk_job
     """
 )
-_RELEASE = text("DELETE FROM opencue_sched_quarantine WHERE pk_job = ANY(CAST(:jobs AS varchar[]))")
-_FORGET_OLD = text("DELETE FROM opencue_sched_quarantine WHERE until <= clock_timestamp()")
+_FORGET_ENDED = text(
+    """
+    DELETE FROM opencue_sched_quarantine
+     WHERE pk_job IN (SELECT pk_job FROM opencue_sched_quarantine WHERE until <= clock_timestamp()
+                         FOR UPDATE SKIP LOCKED)
+    """
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +63,6 @@ def quarantined_jobs(connection: Connection) -> list[QuarantinedJob]:
     ]
 
 
-def release_from_quarantine(connection: Connection, job_ids: Sequence[str]) -> int:
-    """End the quarantine of these jobs; how many were in it."""
-    return connection.execute(_RELEASE, {"jobs": list(job_ids)}).rowcount
-
-
-def forget_ended_quarantines(connection: Connection) -> int:
-    """Delete rows whose time is over; how many."""
-    return connection.execute(_FORGET_OLD).rowcount
+def forget_ended_quarantines(connection: Connection) -> None:
+    """Delete rows whose time is over."""
+    connection.execute(_FORGET_ENDED)

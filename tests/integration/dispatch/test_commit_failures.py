@@ -16,9 +16,7 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store.quarantine import (
-    forget_ended_quarantines,
     quarantined_jobs,
-    release_from_quarantine,
 )
 from opencue_sched.store.schema import check_schema
 from tests.integration.dispatch.gathering import cluster_of, counted_statements, gathered, job_ids
@@ -70,9 +68,6 @@ def test_one_job_whose_rows_fail_is_found_and_quarantined_and_the_others_run(
         assert seconds == pytest.approx(settings.queue.job_back_off_duration, abs=2)
         cluster = cluster_of(Farm(connection), show_id=bad.show.id)
         assert bad.id not in job_ids(gathered(connection, cluster, settings))
-        assert release_from_quarantine(connection, [bad.id]) == 1
-        assert quarantined_jobs(connection) == []
-        assert forget_ended_quarantines(connection) == 0
 
 
 def test_a_job_made_while_history_was_off_stops_nobody_else(engine: Engine, settings: Settings) -> None:

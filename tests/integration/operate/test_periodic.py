@@ -14,6 +14,7 @@ from opencue_sched.coordination.turns import turn
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.operate.runtime import Runtime
 from opencue_sched.settings import Settings
+from opencue_sched.store.quarantine import quarantine_jobs
 
 
 @pytest.fixture
@@ -67,6 +68,8 @@ def test_one_reap_at_a_time_in_the_fleet(runtime: Runtime, engine: Engine, setti
         host = farm.host()
         farm.run(farm.job().frames, host)
         connection.execute(text("UPDATE host_stat SET str_state = 'DOWN'"))
+        quarantine_jobs(connection, {"over": "bad"}, -1)
+        quarantine_jobs(connection, {"not over": "bad"}, 600)
     with turn(runtime.client, settings.coordination.namespace, "reap", seconds=60.0):
         # then another message does nothing
         assert runtime.upkeep.reap() == {"reaped": False}
@@ -76,6 +79,9 @@ def test_one_reap_at_a_time_in_the_fleet(runtime: Runtime, engine: Engine, setti
     summary = runtime.upkeep.reap()
     assert (summary["reaped"], summary["procs_released"]) == (True, 1)
     assert procs(engine) == 0
+    with engine.connect() as connection:
+        kept = connection.execute(text("SELECT pk_job FROM opencue_sched_quarantine")).scalars().all()
+    assert kept == ["not over"]
 
 
 def test_a_history_that_cannot_be_drained_fails_no_reap(runtime: Runtime) -> None:
