@@ -12,6 +12,7 @@ test_demo.py start all kinds of processes plainly.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import select
@@ -130,7 +131,8 @@ class Started:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
