@@ -12,6 +12,7 @@ import importlib
 import logging
 import os
 import sys
+from functools import partial
 from typing import Any, NoReturn
 
 import structlog
@@ -29,6 +30,7 @@ from pydantic import ValidationError
 from opencue_sched.coordination.broker import broker_settings
 from opencue_sched.domain.errors import InvalidInput, SchedulerError
 from opencue_sched.operate.celery_commands import asks_for_prefork, guard_flower, is_celery, is_flower, keeps_a_log
+from opencue_sched.operate.children import children_end, kill_children
 from opencue_sched.operate.consumer import bury_unreadable
 from opencue_sched.operate.consumer_steps import PresenceStep, begin_to_drain
 from opencue_sched.operate.setting_names import log_unknown_variables, setting_problems, unknown_variables
@@ -99,11 +101,13 @@ class RuntimeStep(bootsteps.StartStopStep):
         if self.prefork and "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
             log.warning("metrics_of_children_not_shown", set="PROMETHEUS_MULTIPROC_DIR")
 
-    def stop(self, parent: Any) -> None:  # noqa: ARG002 - celery's signature
+    def stop(self, parent: Any) -> None:
         from opencue_sched.operate.runtime import stop_worker
 
-        if not stop_worker():
-            # Celery would wait for its threads without end. As safe as a second SIGTERM.
+        if not stop_worker(partial(children_end, parent.pool) if self.prefork else None):
+            # Celery would wait for its threads or children without end. As safe as a second SIGTERM.
+            if self.prefork:
+                kill_children(parent.pool)
             logging.shutdown()
             os._exit(os.EX_OK)
 

@@ -148,13 +148,16 @@ class Membership:
         except (RedisError, InvalidInput) as problem:
             log.warning("waiter_not_told", posting=posting, error=str(problem))
 
-    def leave(self) -> bool:
-        """Wait for what is in hand, within the grace, then take the presence away; whether all of it has ended."""
+    def leave(self, wait: Callable[[float], bool] | None = None) -> bool:
+        """Wait for what is in hand, within the grace, then take the presence away; whether all of it has ended.
+
+        ``wait(seconds)`` returns whether it did, where tasks run elsewhere than in this process.
+        """
         self.duty.stop()
         with self.present():
-            idle = self.duty.wait_until_idle(self._settings.coordination.drain_grace)
+            idle = (wait or self.duty.wait_until_idle)(self._settings.coordination.drain_grace)
         if not idle:
-            log.warning("left_with_work_in_hand", tasks=self.duty.in_hand)
+            log.warning("left_with_work_in_hand", tasks=self.in_flight())
         if self.presence is not None:
             try:
                 self.presence.withdraw()

@@ -362,10 +362,14 @@ def start_worker(app: Celery, *, hostname: str, capacity: int) -> None:
     )
 
 
-def stop_worker() -> bool:
-    """Let what is in hand end, within the grace, and give back what the worker holds; whether all of it has ended."""
+def stop_worker(wait: Callable[[float], bool] | None = None) -> bool:
+    """Let what is in hand end, within the grace, and give back what the worker holds; whether all of it has ended.
+
+    If it has not, nothing more is waited for. ``wait`` as for Membership.leave().
+    """
     if _runtime is None or _pid != os.getpid():
         return True
-    idle = _runtime.membership.leave()
-    _runtime.close()
+    idle = _runtime.membership.leave(wait)
+    if idle:
+        _runtime.close()
     return idle

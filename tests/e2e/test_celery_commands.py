@@ -359,7 +359,8 @@ def prefork(postgres_server, template_database, tmp_path_factory) -> Iterator[Si
     shared.mkdir()
     with site_on(postgres_server, template_database, directory) as made:
         options = ("--pool", "prefork", "--concurrency", "2")
-        made.fleet.worker("one", *options, PROMETHEUS_MULTIPROC_DIR=str(shared))
+        environment = {"PROMETHEUS_MULTIPROC_DIR": str(shared), "OPENCUE_SCHED_COORDINATION__DRAIN_GRACE": "1s"}
+        made.fleet.worker("one", *options, **environment)
         yield made
 
 
@@ -442,3 +443,21 @@ def test_levels_change_in_the_children_of_a_prefork_worker_too(prefork):
 
     # The children hear of it a moment after the parent.
     eventually(lambda: "FOR NO KEY UPDATE" not in told_by_a_booking(), 20, "quiet children")
+
+
+def test_sigterm_waits_for_the_children_of_a_prefork_worker_no_longer_than_the_grace(prefork):
+    """The last of its tests: the worker is gone."""
+    worker, pids = prefork.fleet.processes["one"], children(prefork)
+    with prefork.engine.connect() as connection:
+        # given a child in a pass that waits for what others have locked
+        connection.execute(text("LOCK TABLE proc IN ACCESS EXCLUSIVE MODE"))
+        prefork.job(1)
+        waits = text("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'proc'::regclass")
+        eventually(lambda: connection.execute(waits).scalar_one(), 60, "a pass under way")
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(30) == 0
+        assert connection.execute(waits).scalar_one(), "its pass had not ended"
+        connection.rollback()
+    assert len(prefork.events("one", "left_with_work_in_hand")) == 1
+    assert not prefork.client.keys("cue:meta:actor:inst:*")
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 10, "the end of its children")
