@@ -26,6 +26,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from opencue_sched.domain.farm import Host
 from opencue_sched.domain.reservation import Need, least_cores
@@ -124,35 +125,32 @@ class _Aside:
         return not (self.kinds or self.vain or self.rows or self.walked_until > now or self.lost_until > now)
 
 
-@dataclass(frozen=True, slots=True)
 class _Room:
-    """The hosts of some news by place, but for those that have no more of anything idle than another of their size;
-    with ``everything``, any host."""
+    """The hosts of some news, sorted by what they have idle only when something rests: mostly nothing does."""
 
-    everything: bool
-    by_place: Mapping[_Place, Sequence[tuple[Need, Host]]]
-
-    @classmethod
-    def of(cls, news: HostNews) -> _Room:
-        idle: defaultdict[_Place, defaultdict[_Size, dict[Need, Host]]] = defaultdict(lambda: defaultdict(dict))
-        for host in news.hosts:
-            has = Need(host.idle_cores, host.idle_memory_kb, host.idle_gpus, host.idle_gpu_memory_kb)
-            for place in _places(host):
-                idle[place][host.total_centicores, host.thread_mode][has] = host
-        return cls(
-            news.everything,
-            {place: [it for hosts in sizes.values() for it in _largest(hosts)] for place, sizes in idle.items()},
-        )
+    def __init__(self, news: HostNews) -> None:
+        self._news = news
 
     def may_do(self, search: Search) -> bool:
-        if self.everything:
+        """Whether one of them could make a difference to this search; any host, if any may have changed."""
+        if self._news.everything:
             return True
         places = ((tag, search.os_name or "", search.threadable) for tag in search.tags)
         return any(
             idle.covers(search.need) and 0 < least_cores(search, host) <= idle.cores
             for place in places
-            for idle, host in self.by_place.get(place, ())
+            for idle, host in self._by_place.get(place, ())
         )
+
+    @cached_property
+    def _by_place(self) -> Mapping[_Place, Sequence[tuple[Need, Host]]]:
+        """Without those that have no more of anything idle than another of their size."""
+        by_place: defaultdict[_Place, defaultdict[_Size, dict[Need, Host]]] = defaultdict(lambda: defaultdict(dict))
+        for host in self._news.hosts:
+            has = Need(host.idle_cores, host.idle_memory_kb, host.idle_gpus, host.idle_gpu_memory_kb)
+            for place in _places(host):
+                by_place[place][host.total_centicores, host.thread_mode][has] = host
+        return {place: [it for hosts in sizes.values() for it in _largest(hosts)] for place, sizes in by_place.items()}
 
 
 class LayerRest:
@@ -262,7 +260,7 @@ class LayerRest:
     def given_back(self, cluster: str, hosts: Collection[Host]) -> frozenset[str]:
         """A plan of the cluster had these hosts and did not book all it had of them. Rouse the kinds that could have
         had one of them instead, for which that was no look in vain: which."""
-        room = _Room.of(HostNews(tuple(hosts)))
+        room = _Room(HostNews(tuple(hosts)))
         with self._lock:
             here = self._clusters.get(cluster)
             if here is None or not hosts:
@@ -320,7 +318,7 @@ class LayerRest:
         """Rouse all to which these hosts could make a difference, now or when its pause ends."""
         if not news:
             return
-        room = _Room.of(news)
+        room = _Room(news)
         now = self._clock()
         with self._lock:
             self._roused += 1
