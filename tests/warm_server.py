@@ -135,7 +135,7 @@ def serve(asked: socket.socket) -> Program | None:
         running[os.pidfd_open(pid)] = (pid, status)
         for number in standard:
             os.close(number)
-        os.write(status, f"{pid}\n".encode())
+        _tell(status, pid)
 
 
 def _receive(asked: socket.socket) -> tuple[bytes, list[int]]:
@@ -147,9 +147,13 @@ def _tell_the_end(pid: int, status: int) -> None:
     """Nothing that a process has started stays behind it."""
     _kill_group(pid)
     _, ended = os.waitpid(pid, 0)
-    with contextlib.suppress(BrokenPipeError):
-        os.write(status, f"{os.waitstatus_to_exitcode(ended)}\n".encode())
+    _tell(status, os.waitstatus_to_exitcode(ended))
     os.close(status)
+
+
+def _tell(status: int, number: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # nobody wants to know any more
+        os.write(status, f"{number}\n".encode())
 
 
 def _kill_group(pid: int) -> None:
@@ -173,7 +177,6 @@ def _become(program: Program, standard: list[int], owner: int, own_path: list[st
 
 
 def main() -> Program | None:
-    # Linux reports a broken pipe to us as an error, and nothing else is caught: new processes inherit that.
     load()
     with socket.socket(fileno=int(sys.argv[1])) as asked:
         program = serve(asked)
