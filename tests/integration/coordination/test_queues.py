@@ -9,6 +9,7 @@ from contextlib import closing
 import pytest
 from celery import Celery
 
+import celeryconfig
 from opencue_sched.coordination import replies
 from opencue_sched.coordination.broker import broker_settings, guard_transports
 from opencue_sched.coordination.control import (
@@ -33,7 +34,7 @@ from opencue_sched.coordination.names import (
 )
 from opencue_sched.coordination.postings import Offered
 from opencue_sched.coordination.presence import InstanceTaken, Presence, call_roll
-from opencue_sched.coordination.queue_care import drain_dead_instances, survey_queues
+from opencue_sched.coordination.queue_care import FORGET_SECONDS, drain_dead_instances, survey_queues
 from opencue_sched.coordination.routing import Router, rendezvous, warm_key
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.domain.errors import InvalidInput
@@ -203,6 +204,18 @@ def test_an_instance_that_came_back_keeps_its_queue(redis_client):
     redis_client.lpush(source, "mine")
     assert drain_dead_instances(redis_client, "cue", roll) == 0
     assert redis_client.llen(source) == 1
+
+
+def test_what_the_broker_gives_back_to_an_instance_after_its_end_moves_too(redis_client):
+    """What it had reserved and not acknowledged comes back to its queue when the visibility time-out is over."""
+    assert celeryconfig.broker_transport_options["visibility_timeout"] < FORGET_SECONDS / 2
+    present(redis_client, "a").withdraw()
+    key = presence_key("cue", "dispatch", "default", "a")
+    assert drain_dead_instances(redis_client, "cue", call_roll(redis_client, "cue")) == 0
+    redis_client.zincrby(presence_index("cue"), -500 * FORGET_SECONDS, key)
+    assert drain_dead_instances(redis_client, "cue", call_roll(redis_client, "cue")) == 0
+    redis_client.lpush(priority_lists(QueueName("cue", "dispatch", "default", "a"))[1], "given back")
+    assert drain_dead_instances(redis_client, "cue", call_roll(redis_client, "cue")) == 1
 
 
 def test_long_gone_instances_are_forgotten_once_their_queues_are_empty(redis_client):
