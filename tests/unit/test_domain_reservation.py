@@ -181,6 +181,14 @@ class TestThreadModes:
         assert cores_of(ask(layer(cores_min_centicores=100), variable)) == 2
         assert cores_of(ask(layer(cores_min_centicores=200), variable)) == 2
 
+    @pytest.mark.parametrize("centicores", [100, 150, 200])
+    def test_variable_gives_a_small_frame_two_cores_whatever_memory_it_needs(self, centicores: int) -> None:
+        heavy = layer(cores_min_centicores=centicores, memory_min_kb=20 * GIB)
+        assert cores_of(ask(heavy, host(thread_mode=ThreadMode.VARIABLE))) == 2
+
+    def test_variable_adds_nothing_to_what_a_frame_that_leaves_some_cores_alone_asks_for(self) -> None:
+        assert cores_of(ask(layer(cores_min_centicores=-700), host(8, thread_mode=ThreadMode.VARIABLE))) == 1
+
     def test_variable_does_not_run_a_threaded_frame_on_one_core(self) -> None:
         assert refused(ask(layer(), host(8, idle=1, thread_mode=ThreadMode.VARIABLE))) is Dimension.CORES
 
