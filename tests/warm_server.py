@@ -1,6 +1,6 @@
 """Forks processes that have everything loaded already. Run by tests/warm_start.py, one for each process of pytest.
 
-    python -u -m tests.warm_server SOCKET
+    python -u -m tests.warm_server SOCKET     in the checkout, without PYTHONPATH
 
 Whoever holds the other end of SOCKET (the number of an open file) asks for a process with one message: a Program as
 JSON, and with it four open files: standard input, output and error, and one to which the process id is written, and in
@@ -111,7 +111,7 @@ def _load_all(name: str) -> None:
 
 def serve(asked: socket.socket) -> Program | None:
     """Fork what is asked for. Returns in a new process what that is to run, and None when nobody asks any more."""
-    own_path = sys.path[1 + os.environ["PYTHONPATH"].count(os.pathsep) + 1 :]
+    own_path = sys.path[1:]
     running: dict[int, tuple[int, int]] = {}
     while True:
         ready, _, _ = select.select([asked, *running], [], [])

@@ -43,12 +43,13 @@ class _Server:
     @cached_property
     def _asking(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("OPENCUE_SCHED_")}
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("OPENCUE_SCHED_")}
+        environment.pop("PYTHONPATH", None)
         with theirs:
             server = subprocess.Popen(
                 [sys.executable, "-u", "-m", "tests.warm_server", str(theirs.fileno())],
                 cwd=ROOT,
-                env={**inherited, "PYTHONPATH": str(ROOT)},
+                env=environment,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
