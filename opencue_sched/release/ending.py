@@ -17,10 +17,12 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import structlog
+from redis.exceptions import RedisError
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from opencue_sched.domain.errors import SchedulerError
 from opencue_sched.domain.exit_decision import satisfies_depends
 from opencue_sched.domain.states import FrameState
 from opencue_sched.release.deciding import Ending, end_completed, end_lost
@@ -107,19 +109,26 @@ def announce(
 
     Redis being away never undoes an end: the notification of the proc table and the next recompute bring the same.
     """
-    steps: tuple[tuple[str, Callable[[], object] | None], ...] = (
-        ("ledger_release", (lambda: ledger.release(ended.ledger_procs)) if ledger and ended.ledger_procs else None),
-        ("host_changes", (lambda: changes.publish(ended.hosts)) if changes and ended.hosts else None),
-    )
-    for name, step in steps:
-        if step is None:
-            continue
-        try:
-            step()
-        except Exception as error:
-            _log.warning("announce_failed", step=name, error=str(error), procs=len(ended.released))
-            if counts is not None:
-                counts.add(f"{name}_failed")
+    if ledger is not None and ended.ledger_procs:
+        _tell("ledger_release", lambda: ledger.release(ended.ledger_procs), counts, procs=ended.ledger_procs)
+    publish_hosts(ended.hosts, changes, counts)
+
+
+def publish_hosts(host_ids: Sequence[str], changes: HostPublisher | None, counts: EventCounts | None = None) -> None:
+    """Tell the host caches of hosts that were changed, after the commit."""
+    if changes is not None and host_ids:
+        _tell("host_changes", lambda: changes.publish(host_ids), counts, hosts=host_ids)
+
+
+def _tell(step: str, tell: Callable[[], object], counts: EventCounts | None, **ids: Sequence[str]) -> None:
+    try:
+        tell()
+    except Exception as error:
+        # Whatever it is: what is committed stands, and whoever asked for it must not hear that it failed.
+        expected = isinstance(error, SchedulerError | RedisError)
+        (_log.warning if expected else _log.exception)("announce_failed", step=step, error=str(error), **ids)
+        if counts is not None:
+            counts.add(f"{step}_failed")
 
 
 def database_away(error: BaseException) -> bool:

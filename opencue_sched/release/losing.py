@@ -18,7 +18,6 @@ from opencue_sched.release.model import (
     LostRun,
     ReleasePolicy,
     RunOutcome,
-    RunsEnded,
     RunVerdict,
 )
 
@@ -56,7 +55,7 @@ class Releasing:
             (request,) = requests
             _log.error("lost_run_refused", proc=request.proc_id, frame=request.frame_id, error=str(error.orig).strip())
             return []
-        self.announce(ended)
+        announce(ended, self.ledger, self.changes, self.counts)
         for request, outcome in zip(requests, ended.outcomes, strict=True):
             already_over = outcome.verdict is RunVerdict.STALE
             (_log.debug if already_over else _log.warning)(
@@ -68,7 +67,3 @@ class Releasing:
                 state=outcome.state,
             )
         return list(ended.outcomes)
-
-    def announce(self, ended: RunsEnded) -> None:
-        """Tell the ledger and the host caches, after the commit."""
-        announce(ended, self.ledger, self.changes, self.counts)

@@ -21,6 +21,7 @@ import structlog
 from sqlalchemy import Engine
 
 from opencue_sched.domain.states import ExitStatus, FrameState, HardwareState
+from opencue_sched.release.ending import publish_hosts
 from opencue_sched.release.losing import Releasing
 from opencue_sched.release.model import (
     EventCounts,
@@ -135,7 +136,6 @@ class Reaper:
         self._killer = killer
         policy = ReleasePolicy(settings.satisfy_only_on_frame_success)
         self._releasing = Releasing(engine, policy, ledger, changes, counts, clock)
-        self._changes = changes
         self._batch = batch
         self._seconds = seconds
         self._timer = timer
@@ -185,16 +185,8 @@ class Reaper:
             down = lost.mark_hosts_down(connection, silent_after=after)
         if down:
             _log.warning("hosts_down", hosts=down)
-            self._publish(down)
+            publish_hosts(down, self._releasing.changes, self._releasing.counts)
         return down
-
-    def _publish(self, host_ids: Sequence[str]) -> None:
-        if self._changes is None:
-            return
-        try:
-            self._changes.publish(host_ids)
-        except Exception as error:
-            _log.warning("announce_failed", step="host_changes", error=str(error))
 
     def _kill(self, procs: Sequence[LostProc], frames: Sequence[OrphanFrame], reap: _Reap) -> dict[str, KillFate]:
         """The fate of each frame's process, host by host, hosts side by side; none of one there was no time for."""

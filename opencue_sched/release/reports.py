@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Engine
 
 from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.domain.states import ExitStatus, HardwareState, TagType
+from opencue_sched.release.ending import publish_hosts
 from opencue_sched.release.hosts import ReportedHost, next_hardware_state, next_lock_state, read_host
 from opencue_sched.release.losing import Releasing
 from opencue_sched.release.model import (
@@ -123,7 +124,7 @@ class HostReports:
         if created:
             _log.info("host_created", host=host.name, cores=host.size.centicores / 100, alloc_tag=row.alloc_tag)
         if changed:
-            self._publish(row.id)
+            publish_hosts([row.id], self._changes, self._counts)
         return HostReportResult(row.id, created, changed)
 
     def _create(self, connection: Connection, host: ReportedHost) -> HostRow:
@@ -229,7 +230,7 @@ class HostReports:
             grown = reported_runs.grow_reservations(connection, host_id, growing)
         if grown:
             self._counts.add("reservation_grown", len(grown))
-            self._publish(host_id)
+            publish_hosts([host_id], self._changes, self._counts)
         if len(grown) < len(growing):
             short = {proc: kb for proc, kb in growing.items() if proc not in grown}
             _log.info("memory_over_reservation", host=host.name, procs=short)
@@ -292,14 +293,5 @@ class HostReports:
         if wrong:
             self._counts.add("host_reconciled")
             _log.warning("host_idle_reconciled", host=host_name)
-            self._publish(host_id)
+            publish_hosts([host_id], self._changes, self._counts)
         return wrong
-
-    def _publish(self, host_id: str) -> None:
-        if self._changes is None:
-            return
-        try:
-            self._changes.publish([host_id])
-        except Exception as error:
-            self._counts.add("host_changes_failed")
-            _log.warning("announce_failed", step="host_changes", error=str(error))
