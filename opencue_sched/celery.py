@@ -33,7 +33,7 @@ from opencue_sched.domain.errors import InvalidInput, SchedulerError
 from opencue_sched.operate.celery_commands import asks_for_prefork, guard_flower, is_celery, is_flower, keeps_a_log
 from opencue_sched.operate.children import children_end, kill_children
 from opencue_sched.operate.consumer import bury_unreadable
-from opencue_sched.operate.consumer_steps import PresenceStep, begin_to_drain
+from opencue_sched.operate.consumer_steps import PresenceStep, begin_to_drain, sleep_unless_stopped
 from opencue_sched.operate.setting_names import log_unknown_variables, setting_problems, unknown_variables
 from opencue_sched.operate.stores import StoreAway
 from opencue_sched.settings import get_settings
@@ -103,12 +103,16 @@ class RuntimeStep(bootsteps.StartStopStep):
 
     def start(self, parent: Any) -> None:
         from opencue_sched.operate.logs import install_level_signals
-        from opencue_sched.operate.runtime import start_worker
+        from opencue_sched.operate.runtime import start_worker, stop_worker
 
         try:
-            start_worker(app, hostname=parent.hostname, capacity=parent.concurrency)
+            start_worker(app, hostname=parent.hostname, capacity=parent.concurrency, sleep=sleep_unless_stopped)
         except SchedulerError as error:
             _refuse(error, EX_TEMPFAIL if isinstance(error, StoreAway) else EX_CONFIG)
+        except SystemExit:
+            # Told to stop meanwhile. Celery ends no step of a worker that has not started all.
+            stop_worker()
+            raise
         install_level_signals((lambda: parent.pool.info["processes"]) if self.prefork else tuple)
         if self.prefork and "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
             log.warning("metrics_of_children_not_shown", set="PROMETHEUS_MULTIPROC_DIR")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 import structlog
@@ -18,6 +19,7 @@ from opencue_sched.operate.remote_control import obey
 log = structlog.get_logger(__name__)
 
 EX_CONFIG = 78
+_LOOK_FOR_AN_ORDER_SECONDS = 0.2
 # Of this process, for the signal handler: it must not wait for a lock that the interrupted code holds.
 _duty: Duty | None = None
 
@@ -62,6 +64,18 @@ class PresenceStep(bootsteps.StartStopStep):
             self._timer = None
 
     shutdown = stop
+
+
+def sleep_unless_stopped(seconds: float) -> None:
+    """What a worker calls to wait before its consumer runs, which looks for the order to stop: here that is raised
+    (WorkerShutdown or WorkerTerminate)."""
+    deadline = time.monotonic() + seconds
+    while True:
+        state.maybe_shutdown()
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return
+        time.sleep(min(left, _LOOK_FOR_AN_ORDER_SECONDS))
 
 
 def begin_to_drain(**_: Any) -> None:

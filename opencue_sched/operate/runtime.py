@@ -282,11 +282,11 @@ class Runtime:
         with self.engine.connect() as connection:
             scoped_facilities(connection, self.settings)
 
-    def prepare(self) -> None:
+    def prepare(self, *, sleep: Callable[[float], None] = time.sleep) -> None:
         """Everything that must hold before the first booking. Raises SchedulerError saying what to do."""
         self._check_feed()
         with self.membership.present():
-            self.bootstrap(fleet_start=self.membership.is_first())
+            self.bootstrap(fleet_start=self.membership.is_first(), sleep=sleep)
 
     def bootstrap(self, *, fleet_start: bool = False, sleep: Callable[[float], None] = time.sleep) -> None:
         """Fill the counters unless they are filled; blocks until this or another process has done it."""
@@ -344,13 +344,13 @@ def forget_runtime() -> None:
     _runtime = None
 
 
-def start_worker(app: Celery, *, hostname: str, capacity: int) -> None:
-    """What a worker does before it takes messages. Raises SchedulerError."""
+def start_worker(app: Celery, *, hostname: str, capacity: int, sleep: Callable[[float], None] = time.sleep) -> None:
+    """What a worker does before it takes messages. Raises SchedulerError, and what ``sleep`` raises to end that."""
     mine = runtime()
     served = metrics.serve_metrics(mine.settings.queue.metrics_host, mine.settings.queue.metrics_port)
     mine.check()
     mine.membership.join(hostname, types=consumed_types(app), capacity=capacity)
-    mine.prepare()
+    mine.prepare(sleep=sleep)
     mine.events.start()
     mine.watch.start()
     log.info(

@@ -1,0 +1,45 @@
+"""A worker that is told to stop before it consumes anything: while it waits for its counters, say."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+from celery.exceptions import WorkerShutdown, WorkerTerminate
+from celery.worker import state
+
+from opencue_sched.celery import RuntimeStep
+from opencue_sched.operate import runtime
+from opencue_sched.operate.consumer_steps import sleep_unless_stopped
+
+
+def test_a_wait_takes_its_time_when_nobody_says_stop() -> None:
+    began = time.monotonic()
+    sleep_unless_stopped(0.05)
+    assert time.monotonic() - began >= 0.05
+
+
+@pytest.mark.parametrize(("order", "raised"), [("should_stop", WorkerShutdown), ("should_terminate", WorkerTerminate)])
+def test_a_wait_ends_at_the_order_to_stop(
+    monkeypatch: pytest.MonkeyPatch, order: str, raised: type[SystemExit]
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: monkeypatch.setattr(state, order, 0))
+    with pytest.raises(raised):
+        sleep_unless_stopped(3600)
+
+
+def test_what_a_worker_holds_that_stops_at_its_start_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_back: list[bool] = []
+
+    def start_worker(*_: object, sleep: object, **__: object) -> None:
+        assert sleep is sleep_unless_stopped
+        raise WorkerShutdown(0)
+
+    monkeypatch.setattr(runtime, "start_worker", start_worker)
+    monkeypatch.setattr(runtime, "stop_worker", lambda: given_back.append(True))
+    worker = SimpleNamespace(hostname="w1@localhost", concurrency=1, pool_cls="threads", steps=[])
+    step = object.__new__(RuntimeStep)
+    with pytest.raises(WorkerShutdown):
+        step.start(worker)
+    assert given_back == [True]
