@@ -71,6 +71,18 @@ class _Numbers(Generic[_T, _F]):
         return known
 
 
+class _Worked(dict[_T, _F]):
+    """What ``work`` finds for a key, worked out once."""
+
+    def __init__(self, work: Callable[[_T], _F]) -> None:
+        super().__init__()
+        self._work = work
+
+    def __missing__(self, key: _T) -> _F:
+        found = self[key] = self._work(key)
+        return found
+
+
 class _SlotFacts(NamedTuple):
     """What the search asks of a slot again and again."""
 
@@ -89,6 +101,24 @@ class _AroundFacts(NamedTuple):
     reading: tuple[int, ...]
 
 
+class _OfSlot(NamedTuple):
+    """A step of one slot: what it and what is around are after it. ``reading``: reconcilers that may be done then."""
+
+    label: str
+    slot: int
+    around: int
+    reading: tuple[int, ...]
+
+
+class _OfAll(NamedTuple):
+    """A step that is not about one slot, and what each slot becomes by it."""
+
+    label: str
+    slots: _Worked[int, int]
+    around: int
+    reading: tuple[int, ...]
+
+
 class Search:
     """One search. Slots and reconcilers are interchangeable, so a state is named by the least of its permutations. What
     can happen to one slot depends on that slot, on what is around and on whether there is room, and is worked out once
@@ -104,11 +134,13 @@ class Search:
         self._faults = faults
         self._slots = _Numbers(_slot_facts)
         self._arounds = _Numbers(self._around_facts)
-        self._alone: dict[tuple[int, int, bool], tuple[tuple[str, int, int], ...]] = {}
-        self._shared: dict[int, tuple[tuple[SharedStep, int], ...]] = {}
-        self._turns: dict[tuple[Turn, int, int, int], int] = {}
-        self._mirrored: dict[tuple[bool, int], int] = {}
-        self._recovers: dict[tuple[int, bool], bool] = {}
+        self._of_slot = _Worked(self._steps_of_slot)
+        self._of_all = _Worked(self._steps_of_all)
+        self._idle = _Worked(self._step_to_idle)
+        self._recovers = _Worked(self._recovered)
+        self._turned: dict[tuple[Turn, int, int], _Worked[int, int]] = {}
+        self._mirrored_slot = _Worked(self._mirror_slot)
+        self._mirrored_around = _Worked(self._mirror_around)
 
     def run(self) -> Explored:
         """Visit everything, or stop at the first fault looked for."""
@@ -119,13 +151,14 @@ class Search:
         while frontier and explored.finding is None:
             following: list[State] = []
             for state in frontier:
-                fault = self._fault(state)
+                slots, around = self._parts(state)
+                fault = self._fault(slots, around)
                 if fault is not None:
                     explored.finding = Finding(fault, self._retraced(came_from, state))
                     break
-                slots, around = self._parts(state)
-                for _, _, after_slots, after_around in self._steps(slots, around):
-                    explored.transitions += 1
+                steps = self._steps(slots, around)
+                explored.transitions += len(steps)
+                for _, _, after_slots, after_around in steps:
                     after = self._state(after_slots, after_around)
                     if after not in came_from:
                         came_from[after] = state
@@ -140,7 +173,8 @@ class Search:
     def _state(self, slots: Sequence[int], around: int) -> State:
         state = _packed(slots, around)
         if self._scope.reconcilers == 2:
-            return min(state, _packed([self._mirror_slot(slot) for slot in slots], self._mirror_around(around)))
+            mirrored = [self._mirrored_slot[slot] for slot in slots]
+            return min(state, _packed(mirrored, self._mirrored_around[around]))
         return state
 
     def _parts(self, state: State) -> tuple[list[int], int]:
@@ -151,73 +185,76 @@ class Search:
         return slots, state
 
     def _mirror_slot(self, slot: int) -> int:
-        key = (True, slot)
-        if key not in self._mirrored:
-            value = self._slots.values[slot]
-            self._mirrored[key] = self._slots.of(value._replace(views=value.views[::-1]))
-        return self._mirrored[key]
+        value = self._slots.values[slot]
+        return self._slots.of(value._replace(views=value.views[::-1]))
 
     def _mirror_around(self, around: int) -> int:
-        key = (False, around)
-        if key not in self._mirrored:
-            value = self._arounds.values[around]
-            self._mirrored[key] = self._arounds.of(value._replace(stages=value.stages[::-1]))
-        return self._mirrored[key]
+        value = self._arounds.values[around]
+        return self._arounds.of(value._replace(stages=value.stages[::-1]))
 
     # Steps
 
     def _steps(self, slots: list[int], around: int) -> list[tuple[int, str, list[int], int]]:
         """Every step: which slot takes it (-1: it is not about one), its label, the slots and what is around after."""
-        facts, arounds = self._slots.facts, self._arounds.facts
-        room = sum([facts[slot].entered for slot in slots]) < arounds[around].places
+        facts = self._slots.facts
+        room = sum([facts[slot].entered for slot in slots]) < self._arounds.facts[around].places
         steps: list[tuple[int, str, list[int], int]] = []
         for position, slot in enumerate(slots):
-            for label, after, after_around in self._of_slot(slot, around, room):
+            for label, after, after_around, reading in self._of_slot[slot, around, room]:
                 changed = slots.copy()
                 changed[position] = after
-                if arounds[after_around].reading:
-                    steps.append((position, label, *self._finished(changed, after_around)))
-                else:
-                    steps.append((position, label, changed, after_around))
-        for step, after_around in self._of_all(around):
-            turned = [self._turned(step, slot, after_around) for slot in slots]
-            steps.append((-1, step.label, *self._finished(turned, after_around)))
+                if reading:
+                    changed, after_around = self._finished(changed, after_around, reading)
+                steps.append((position, label, changed, after_around))
+        for label, turned, after_around, reading in self._of_all[around]:
+            changed = [turned[slot] for slot in slots]
+            if reading:
+                changed, after_around = self._finished(changed, after_around, reading)
+            steps.append((-1, label, changed, after_around))
         return steps
 
-    def _finished(self, slots: list[int], around: int) -> tuple[list[int], int]:
+    def _finished(self, slots: list[int], around: int, reading: tuple[int, ...]) -> tuple[list[int], int]:
         """A reconciler with nothing left to do is idle again."""
         facts = self._slots.facts
-        for who in self._arounds.facts[around].reading:
-            if all(facts[slot].read[who] for slot in slots):
-                idle = at_stage(self._arounds.values[around], who, Stage.IDLE)
-                around = self._arounds.of(idle)
-                step = SharedStep("", Turn.NOTHING, idle, who)
-                slots = [self._turned(step, slot, around) for slot in slots]
+        for who in reading:
+            for slot in slots:
+                if not facts[slot].read[who]:
+                    break
+            else:
+                around, turned = self._idle[around, who]
+                slots = [turned[slot] for slot in slots]
         return slots, around
 
     # Worked out once
 
-    def _of_slot(self, slot: int, around: int, room: bool) -> tuple[tuple[str, int, int], ...]:
-        key = (slot, around, room)
-        steps = self._alone.get(key)
-        if steps is None:
-            found = self._protocol.alone(self._slots.values[slot], self._arounds.values[around], room)
-            steps = self._alone[key] = tuple((label, self._slots.of(s), self._arounds.of(a)) for label, s, a in found)
-        return steps
+    def _steps_of_slot(self, key: tuple[int, int, bool]) -> tuple[_OfSlot, ...]:
+        slot, around, room = key
+        found = self._protocol.alone(self._slots.values[slot], self._arounds.values[around], room)
+        return tuple(
+            _OfSlot(label, self._slots.of(after), number, self._arounds.facts[number].reading)
+            for label, after, number in [(label, after, self._arounds.of(changed)) for label, after, changed in found]
+        )
 
-    def _of_all(self, around: int) -> tuple[tuple[SharedStep, int], ...]:
-        steps = self._shared.get(around)
-        if steps is None:
-            found = self._protocol.shared(self._arounds.values[around])
-            steps = self._shared[around] = tuple((step, self._arounds.of(step.after)) for step in found)
-        return steps
+    def _steps_of_all(self, around: int) -> tuple[_OfAll, ...]:
+        steps = []
+        for step in self._protocol.shared(self._arounds.values[around]):
+            after = self._arounds.of(step.after)
+            steps.append(_OfAll(step.label, self._turned_by(step, after), after, self._arounds.facts[after].reading))
+        return tuple(steps)
 
-    def _turned(self, step: SharedStep, slot: int, after: int) -> int:
-        key = (step.turn, step.who, slot, after)
-        turned = self._turns.get(key)
-        if turned is None:
-            turned = self._turns[key] = self._slots.of(self._protocol.turn(step, self._slots.values[slot]))
-        return turned
+    def _step_to_idle(self, key: tuple[int, int]) -> tuple[int, _Worked[int, int]]:
+        around, who = key
+        idle = at_stage(self._arounds.values[around], who, Stage.IDLE)
+        after = self._arounds.of(idle)
+        return after, self._turned_by(SharedStep("", Turn.NOTHING, idle, who), after)
+
+    def _turned_by(self, step: SharedStep, after: int) -> _Worked[int, int]:
+        key = (step.turn, step.who, after)
+        if key not in self._turned:
+            self._turned[key] = _Worked(
+                lambda slot: self._slots.of(self._protocol.turn(step, self._slots.values[slot]))
+            )
+        return self._turned[key]
 
     def _around_facts(self, around: Around) -> _AroundFacts:
         reading = tuple(who for who, stage in enumerate(around.stages) if stage is Stage.READING)
@@ -226,32 +263,27 @@ class Search:
 
     # Faults
 
-    def _fault(self, state: State) -> Fault | None:
-        slots, around = self._parts(state)
+    def _fault(self, slots: list[int], around: int) -> Fault | None:
         known, facts = [self._slots.facts[slot] for slot in slots], self._arounds.facts[around]
         here = (
             (Fault.OVERBOOKED, sum([fact.counted for fact in known]) > self._cap),
-            (Fault.GHOST, any(fact.ghost for fact in known)),
+            (Fault.GHOST, True in [fact.ghost for fact in known]),
             (Fault.MISCOUNTED, facts.drifted),
-            (Fault.DIVERGED, not all(self._converges(slot, facts.open) for slot in slots)),
+            (Fault.DIVERGED, facts.open and False in [self._recovers[slot] for slot in slots]),
         )
-        return next((fault for fault, found in here if found and fault in self._faults), None)
+        for fault, found in here:
+            if found and fault in self._faults:
+                return fault
+        return None
 
-    def _converges(self, slot: int, is_open: bool) -> bool:
+    def _recovered(self, number: int) -> bool:
         """Whether a slot comes right by itself when from now on nobody does anything but recompute.
 
         Every process dies and every message is lost, which is the worst: whoever goes on, or a message that arrives,
         leads to another state, of which the same is asked. A store that is not open is filled from the proc table.
         """
-        key = (slot, is_open)
-        known = self._recovers.get(key)
-        if known is None:
-            known = self._recovers[key] = not is_open or self._recovered(self._slots.values[slot])
-        return known
-
-    def _recovered(self, slot: Slot) -> bool:
         quiet = Around((Stage.IDLE,) * self._scope.reconcilers)
-        slot = slot._replace(booker=Booker.OVER, release=False, late=Late.NONE)
+        slot = self._slots.values[number]._replace(booker=Booker.OVER, release=False, late=Late.NONE)
         for _ in range(2):
             for _ in range(AGE):
                 slot = self._protocol.turn(SharedStep("", Turn.TICK, quiet), slot)
