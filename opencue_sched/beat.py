@@ -72,7 +72,7 @@ def _refuse_unmigrated(settings: Settings) -> None:
 
 
 def announce_beat(settings: Settings, gate: LeaderGate) -> Presence:
-    """This beat's presence; with the pid in its name when another beat has the instance's name."""
+    """This beat's presence; with some of its token in its name when another beat has the instance's name."""
     for instance in (settings.instance, f"{settings.instance}-{gate.token[:8]}"):
         presence = Presence(
             make_redis(settings.redis_dsn, settings),

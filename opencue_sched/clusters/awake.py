@@ -32,11 +32,6 @@ class AwakeSet:
         """The number of (facility, show, tag) with waiting work: the metric ``scheduler_active_tags``."""
         return sum(len(tags) for tags in self._tags.values())
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, AwakeSet) and dict(self._tags) == dict(other._tags)
-
-    __hash__ = None  # type: ignore[assignment]
-
     def clusters(self, clusters: Iterable[Cluster]) -> frozenset[Cluster]:
         """Those of ``clusters`` that have waiting work."""
         return frozenset(cluster for cluster in clusters if cluster in self)

@@ -10,7 +10,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import structlog
 
@@ -19,21 +18,6 @@ from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.settings import Queue
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Reload:
-    """What a look at the clusters' source changed. ``read``: there was one, with success; ``failed``: without, and the
-    previous set stays in force."""
-
-    read: bool = False
-    added: int = 0
-    removed: int = 0
-    failed: bool = False
-
-    @property
-    def changed(self) -> bool:
-        return bool(self.added or self.removed)
 
 
 class ClusterFeed:
@@ -58,18 +42,19 @@ class ClusterFeed:
         self._reload_at = 0.0
         self._awake: AwakeSet | None = None
 
-    def reload_if_due(self) -> Reload:
-        """Read the clusters again when ``queue.cluster_reload_interval`` has passed since the last time.
+    def reload_if_due(self) -> bool:
+        """Read the clusters again when ``queue.cluster_reload_interval`` has passed since the last time; whether they
+        were read.
 
         The set is swapped only when it differs. A failure keeps the old set and is retried after
         ``queue.active_scan_interval``; the first load raises instead, because there is nothing to keep.
         """
         if self._clusters is not None and self._clock() < self._reload_at:
-            return Reload()
+            return False
         return self.reload()
 
-    def reload(self) -> Reload:
-        """Read the clusters now."""
+    def reload(self) -> bool:
+        """Read the clusters now; False when they cannot be read, and the previous set stays in force."""
         try:
             loaded = {cluster.key: cluster for cluster in self._load()}
         except Exception as error:
@@ -77,23 +62,19 @@ class ClusterFeed:
                 raise
             self._reload_at = self._clock() + self._queue.active_scan_interval
             log.error("cluster_reload_failed", error=str(error), kept=len(self._clusters))
-            return Reload(failed=True)
+            return False
         with self._lock:
             before = self._clusters or {}
             self._reload_at = self._clock() + self._queue.cluster_reload_interval
-            reload = Reload(
-                read=True, added=len(loaded.keys() - before.keys()), removed=len(before.keys() - loaded.keys())
-            )
-            if reload.changed or self._clusters is None:
+            if self._clusters is None or loaded.keys() != before.keys():
+                added, removed = len(loaded.keys() - before.keys()), len(before.keys() - loaded.keys())
                 self._clusters = loaded
-                log.info("clusters_swapped", total=len(loaded), added=reload.added, removed=reload.removed)
-            return reload
+                log.info("clusters_swapped", total=len(loaded), added=added, removed=removed)
+            return True
 
-    def observe(self, awake: AwakeSet | None) -> None:
-        """Take the awake gate's answer; None (no scan yet) lets every cluster through.
-
-        When a scan fails, do not call this, and the last answer stays in force.
-        """
+    def observe(self, awake: AwakeSet) -> None:
+        """Take the awake gate's answer. Until the first, every cluster counts as awake; when a scan fails, the last
+        answer stays in force."""
         with self._lock:
             self._awake = awake
 

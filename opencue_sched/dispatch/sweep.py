@@ -16,7 +16,7 @@ from sqlalchemy import Engine
 
 from opencue_sched.clusters.awake import scan_awake
 from opencue_sched.clusters.discovery import load_clusters, scoped_facilities
-from opencue_sched.clusters.feed import ClusterFeed, Reload
+from opencue_sched.clusters.feed import ClusterFeed
 from opencue_sched.coordination.postings import ClusterPostings, Offered
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.domain.fence import Fence
@@ -73,7 +73,7 @@ class Sweeper:
     def reload(self) -> None:
         """Read the clusters anew now, without waiting for the interval."""
         with self._lock:
-            self._withdraw_due |= self._feed.reload().read
+            self._withdraw_due |= self._feed.reload()
 
     def sweep(
         self, *, wake_shows: Collection[str] = (), wake_hosts: Collection[str] = (), fence: Fence | None = None
@@ -88,7 +88,7 @@ class Sweeper:
             return self._sweep(frozenset(wake_shows), wake_hosts, fence)
 
     def _sweep(self, wake_shows: frozenset[str], wake_hosts: Collection[str], fence: Fence | None) -> SweepReport:
-        self._withdraw_due |= self._reload(wake_shows).read
+        self._withdraw_due |= self._reload(wake_shows)
         began = time.monotonic()
         with self._engine.connect() as connection:
             awake = scan_awake(connection, scoped_facilities(connection, self._settings))
@@ -118,18 +118,18 @@ class Sweeper:
             held_back=due != reaching,
         )
 
-    def _reload(self, wake_shows: frozenset[str]) -> Reload:
-        """Read the clusters when it is time to, or soon when a show nobody knew has work."""
+    def _reload(self, wake_shows: frozenset[str]) -> bool:
+        """Read the clusters when it is time to, or soon when a show nobody knew has work; whether they were read."""
         now = time.monotonic()
         self._reload_wanted = self._reload_wanted or bool(wake_shows - self._shows)
         if self._reload_wanted and now >= self._reload_after:
             self._reload_wanted = False
             self._reload_after = now + self._settings.queue.active_scan_interval
-            change = self._feed.reload()
+            read = self._feed.reload()
         else:
-            change = self._feed.reload_if_due()
+            read = self._feed.reload_if_due()
         self._shows = frozenset(cluster.show_id for cluster in self._feed.clusters())
-        return change
+        return read
 
     def _due(self, reaching: set[Cluster]) -> set[Cluster]:
         """Those of these clusters that were not roused for a host a moment ago; they are now."""

@@ -157,7 +157,7 @@ class Membership:
         with self.present():
             idle = (wait or self.duty.wait_until_idle)(self._settings.coordination.drain_grace)
         if not idle:
-            log.warning("left_with_work_in_hand", tasks=self.in_flight())
+            log.warning("left_with_work_in_hand", tasks=self.in_flight(), clusters=sorted(self._work()))
         if self.presence is not None:
             try:
                 self.presence.withdraw()

@@ -70,7 +70,7 @@ class CompletionBatcher:
         for waiting in left:
             waiting.done.set_exception(NotAccepting("the report service stopped"))
         if left:
-            _log.error("completions_abandoned", count=len(left))
+            _log.error("completions_abandoned", procs=[waiting.report.proc_id for waiting in left])
         return len(left)
 
     @property
