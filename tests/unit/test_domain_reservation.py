@@ -151,6 +151,9 @@ class TestThreadModes:
         assert cores_of(ask(layer(memory_min_kb=3 * GIB), host())) == 1
         assert cores_of(ask(layer(memory_min_kb=12 * GIB), host())) == 3
         assert cores_of(ask(layer(memory_min_kb=15 * GIB), host())) == 3
+        # The share of a core is rounded, not cut off: 3 KB here.
+        tiny = host(4, total_memory_kb=11, idle_memory_kb=11)
+        assert cores_of(ask(layer(memory_min_kb=8), tiny, rules=Rules(memory_stranded_threshold_kb=0))) == 2
 
     def test_auto_never_gives_less_than_the_minimum(self) -> None:
         assert cores_of(ask(layer(cores_min_centicores=500), host())) == 5
