@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from benchmarks.chaos import verdict
 from benchmarks.chaos.faults import Faults
 from benchmarks.chaos.load import WAITING_FRAMES, Load
-from benchmarks.chaos.site import Site, Witness, site
+from benchmarks.chaos.site import REPORT_SECONDS, Site, Witness, site
 from benchmarks.chaos.verdict import NAMED, ChaosReport
 from opencue_sched.embedded.fleet import Fleet
 from opencue_sched.operate.audit import run_audit
@@ -44,7 +44,7 @@ class Plan:
     """What a run is to be. ``seconds``: how long things are broken; ``waiting_frames``: what a show is kept filled to.
 
     ``samples_per_second``: with fewer samples than that the run does not pass. ``logs``: a directory for the logs of
-    all processes.
+    all processes. ``report_seconds``: from one report of a host to its next, at least and at most.
     """
 
     seconds: float
@@ -54,6 +54,7 @@ class Plan:
     waiting_frames: int = WAITING_FRAMES
     samples_per_second: float = LEAST_SAMPLES_PER_SECOND
     logs: Path | None = None
+    report_seconds: tuple[float, float] = REPORT_SECONDS
     fleet_type: type[Fleet] = Fleet
 
 
@@ -61,7 +62,12 @@ def run_chaos(plan: Plan, console: Console, *, progress: Console | None = None) 
     """Break things for a while, then judge. ``console`` hears every fault; ``progress`` how it stands, now and then."""
     report = ChaosReport(plan.seed, plan.seconds, plan.workers)
     with site(
-        workers=plan.workers, beats=plan.beats, seed=plan.seed, logs=plan.logs, fleet_type=plan.fleet_type
+        workers=plan.workers,
+        beats=plan.beats,
+        seed=plan.seed,
+        logs=plan.logs,
+        report_seconds=plan.report_seconds,
+        fleet_type=plan.fleet_type,
     ) as here:
         run = _Run(here, plan, report, console, progress or console)
         try:

@@ -38,6 +38,8 @@ HOSTS_OF_EACH = 10
 CORES_OF_EACH = 8
 RUN_SECONDS = (0.2, 1.0)
 FAILURE_RATIO = 0.02
+# Between two reports of a host.
+REPORT_SECONDS = (0.5, 1.0)
 
 # Ages as short as the rules among them allow, so that each kind of recovery fits into the run many times.
 ENVIRONMENT = {
@@ -223,7 +225,13 @@ class Site:
 
 @contextlib.contextmanager
 def site(
-    *, workers: int, beats: int = 2, seed: int = 1, logs: Path | None = None, fleet_type: type[Fleet] = Fleet
+    *,
+    workers: int,
+    beats: int = 2,
+    seed: int = 1,
+    logs: Path | None = None,
+    report_seconds: tuple[float, float] = REPORT_SECONDS,
+    fleet_type: type[Fleet] = Fleet,
 ) -> Iterator[Site]:
     """Stores, hosts and a fleet that is ready. ``logs`` is where the processes' logs stay; without it they go."""
     with contextlib.ExitStack() as stack:
@@ -235,7 +243,7 @@ def site(
         cache = stack.enter_context(EmbeddedRedis())
         upgrade(postgres.url)
         ports = [free_port() for _ in ALLOCS]
-        farms = tuple(_farm(alloc, port, seed) for alloc, port in zip(ALLOCS, ports, strict=True))
+        farms = tuple(_farm(alloc, port, seed, report_seconds) for alloc, port in zip(ALLOCS, ports, strict=True))
         for farm in farms:
             stack.callback(farm.stop)
             farm.start()
@@ -267,12 +275,12 @@ def _kill_all(fleet: Fleet) -> None:
         process.kill()
 
 
-def _farm(alloc: str, port: int, seed: int) -> SimulatedFarm:
+def _farm(alloc: str, port: int, seed: int, report_seconds: tuple[float, float]) -> SimulatedFarm:
     return SimulatedFarm(
         host_specs(HOSTS_OF_EACH, prefix=alloc, cores=CORES_OF_EACH, tags=(alloc,)),
         behaviour=Behaviour(run_seconds=RUN_SECONDS, failure_ratio=FAILURE_RATIO),
         report_address=f"127.0.0.1:{port}",
-        report_seconds=(0.5, 1.0),
+        report_seconds=report_seconds,
         seed=seed,
     )
 

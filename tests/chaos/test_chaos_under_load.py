@@ -36,7 +36,14 @@ class Live(io.StringIO):
 
 @pytest.mark.timeout(280)
 def test_a_minute_of_every_fault_books_nothing_above_a_cap_and_loses_no_frame(capsys):
-    plan = Plan(seconds=SECONDS, workers=2, waiting_frames=40, samples_per_second=LEAST_AVERAGE, fleet_type=WarmFleet)
+    plan = Plan(
+        seconds=SECONDS,
+        workers=2,
+        waiting_frames=40,
+        samples_per_second=LEAST_AVERAGE,
+        report_seconds=(1.0, 2.0),
+        fleet_type=WarmFleet,
+    )
     report = run_chaos(plan, Console(), progress=Console(file=Live(capsys), width=120))
     show_chaos(report)
     assert report.violations == []

@@ -36,7 +36,7 @@ WORKERS = ("worker1", "worker2")
 @pytest.fixture(scope="module")
 def here() -> Iterator[Site]:
     """Two workers, a beat, two report services and twenty hosts, on stores of their own."""
-    with site(workers=2, beats=1, fleet_type=WarmFleet) as found:
+    with site(workers=2, beats=1, report_seconds=(1.0, 2.0), fleet_type=WarmFleet) as found:
         found.behave(failure_ratio=0.0)
         yield found
 
