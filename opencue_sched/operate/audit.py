@@ -6,7 +6,6 @@ One function for the command line, the demo, the benchmarks and the tests. What 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
@@ -145,9 +144,8 @@ def _ledger_is_proc(engine: Engine, ledger: Ledger, settings: Settings) -> Check
 
 
 def _ready(ledger: Ledger) -> Check:
-    check: Callable[[], object] = ledger.learn_epoch
     try:
-        check()
+        ledger.learn_epoch()
     except NotReady as error:
         return Check("I8", Outcome.FAIL, f"the counters cannot be booked against: {error}")
     shown = "tests/chaos/test_stores.py::test_an_emptied_redis_stops_booking_and_is_filled_again_by_one_process"

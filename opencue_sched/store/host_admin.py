@@ -27,7 +27,7 @@ _HOSTS = text(
       JOIN facility ON facility.pk_facility = alloc.pk_facility
       LEFT JOIN (SELECT pk_host, count(*) AS procs FROM proc GROUP BY pk_host) running
              ON running.pk_host = host.pk_host
-     WHERE (CAST(:host AS varchar) IS NULL OR host.pk_host = :host)
+     WHERE (CAST(:hosts AS varchar[]) IS NULL OR host.pk_host = ANY(CAST(:hosts AS varchar[])))
        AND (CAST(:alloc AS varchar) IS NULL OR host.pk_alloc = :alloc)
        AND (CAST(:lock AS varchar) IS NULL OR str_lock_state = :lock)
        AND (CAST(:state AS varchar) IS NULL OR host_stat.str_state = :state)
@@ -145,7 +145,7 @@ class RunningProc:
 def list_hosts(
     connection: Connection,
     *,
-    host_id: str | None = None,
+    host_ids: Sequence[str] | None = None,
     alloc_id: str | None = None,
     lock: str | None = None,
     state: str | None = None,
@@ -153,8 +153,8 @@ def list_hosts(
     part: str | None = None,
     most: int = 1_000_000,
 ) -> list[HostView]:
-    """Hosts by name; of an allocation, lock state, hardware state or tag, or with ``part`` in their name."""
-    wanted = {"host": host_id, "alloc": alloc_id, "lock": lock, "state": state, "tag": tag, "part": part}
+    """Hosts by name; of these ids, an allocation, lock state, hardware state or tag, or with ``part`` in their name."""
+    wanted = {"hosts": host_ids, "alloc": alloc_id, "lock": lock, "state": state, "tag": tag, "part": part}
     return [HostView(*row) for row in connection.execute(_HOSTS, {**wanted, "most": most})]
 
 

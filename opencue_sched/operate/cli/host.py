@@ -117,7 +117,7 @@ def info(name: str, as_json: bool) -> None:
     Example: opencue-sched host info render01
     """
     with farm() as (engine, _), engine.connect() as connection:
-        (host,) = host_admin.list_hosts(connection, host_id=choose(connection, Kind.HOST, name).id)
+        (host,) = host_admin.list_hosts(connection, host_ids=[choose(connection, Kind.HOST, name).id])
         procs = host_admin.procs_of(connection, host.id)
     if as_json:
         show_json({**_row(host), "procs": [_proc_json(proc) for proc in procs]})
@@ -251,19 +251,14 @@ def _set_lock(names: Sequence[str], new: LockState, old: Sequence[LockState], wo
                 new=new.value,
                 source=_user(),
             )
-            states = {host.id: _lock_of(connection, host) for host in chosen}
+            states = {it.id: it.lock_state for it in host_admin.list_hosts(connection, host_ids=[h.id for h in chosen])}
         tell_hosts_changed(changed)
     for host in chosen:
         click.echo(f"{host.name} is {word} now" if host.id in changed else f"{host.name} is {states[host.id]}")
 
 
-def _lock_of(connection: Connection, host: NamedRow) -> str:
-    (row,) = host_admin.list_hosts(connection, host_id=host.id)
-    return row.lock_state
-
-
 def _tags(connection: Connection, host: NamedRow) -> str:
-    (row,) = host_admin.list_hosts(connection, host_id=host.id)
+    (row,) = host_admin.list_hosts(connection, host_ids=[host.id])
     return " ".join(row.tags) or "none"
 
 
