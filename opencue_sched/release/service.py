@@ -26,6 +26,7 @@ from opencue_sched.domain.errors import InvalidInput, SchedulerError
 from opencue_sched.release.batching import CompletionBatcher, NotAccepting
 from opencue_sched.release.completion import complete_frames
 from opencue_sched.release.ending import database_away
+from opencue_sched.release.hosts import LONGEST_FULL_NAME
 from opencue_sched.release.inbox import HostInbox, HostMail
 from opencue_sched.release.model import (
     CompletedFrame,
@@ -154,7 +155,7 @@ class ReportService:
                 self.counts.add("host_report")
         except InvalidInput as refusal:
             self.counts.add("report_refused")
-            self._log_refusal(mail.host_name, str(refusal))
+            self.log_refusal(mail.host_name, str(refusal))
         except Exception as error:
             self.counts.add("report_failed")
             if not database_away(error):
@@ -165,16 +166,17 @@ class ReportService:
             if mail.boot is not None:
                 self.inbox.put_boot(mail.host_name, mail.boot)
 
-    def _log_refusal(self, host_name: str, message: str) -> None:
-        """A host that reports nonsense does so every few seconds: say it every ten minutes."""
+    def log_refusal(self, host_name: str, message: str) -> None:
+        """A host that reports nonsense does so every few seconds: say it every ten minutes. Thread-safe."""
         now = time.monotonic()
+        host_name = host_name[:LONGEST_FULL_NAME]
         key = f"{host_name} {message}"
         if now - self._refusals.get(key, -_REPEAT_REFUSAL_SECONDS) < _REPEAT_REFUSAL_SECONDS:
             return
         if len(self._refusals) > 10_000:
             self._refusals.clear()
         self._refusals[key] = now
-        _log.warning("host_report_refused", host=host_name, reason=message)
+        _log.warning("report_refused", host=host_name, reason=message)
 
 
 class _Servicer(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore[misc]
@@ -190,6 +192,7 @@ class _Servicer(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore[mis
         wrong = _wrong_ids(report)
         if wrong:
             self._service.counts.add("report_refused")
+            self._service.log_refusal(report.host_name, wrong)
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, wrong)
         try:
             self._service.completions.submit(report).result(timeout=_ANSWER_SECONDS)
@@ -218,6 +221,7 @@ class _Servicer(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore[mis
     def _accept(self, host_name: str, put: Callable[[str, Any], bool], report: Any, context: Any) -> None:
         if not host_name.strip() or "\0" in host_name:
             self._service.counts.add("report_refused")
+            self._service.log_refusal(host_name, "host.name: a report needs the name of its host")
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "host.name: a report needs the name of its host")
         if not put(host_name, report):
             self._service.counts.add("report_queue_full")

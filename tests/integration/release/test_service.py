@@ -10,6 +10,7 @@ import grpc
 import pytest
 from opencue_proto import report_pb2, report_pb2_grpc
 from sqlalchemy import Engine, text
+from structlog.testing import capture_logs
 
 from opencue_sched.domain.errors import SchedulerError
 from opencue_sched.release.model import EventCounts
@@ -118,13 +119,17 @@ def test_two_services_side_by_side(
 @pytest.mark.parametrize("value", ["", "x" * 37, "a\0b"])
 def test_a_completion_without_ids_is_refused_by_field(stub: Any, field: str, value: str) -> None:
     ids = {"resource_id": "p", "frame_id": "f", field: value}
-    report = report_pb2.FrameCompleteReport(frame=report_pb2.RunningFrameInfo(**ids))
-    with pytest.raises(grpc.RpcError) as error:
+    host = report_pb2.RenderHost(name="node7")
+    report = report_pb2.FrameCompleteReport(frame=report_pb2.RunningFrameInfo(**ids), host=host)
+    with capture_logs() as said, pytest.raises(grpc.RpcError) as error:
         stub.ReportRunningFrameCompletion(
             report_pb2.RqdReportRunningFrameCompletionRequest(frame_complete_report=report), timeout=10
         )
     assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert field in error.value.details()
+    assert [(line["host"], field in line["reason"]) for line in said if line["event"] == "report_refused"] == [
+        ("node7", True)
+    ]
 
 
 def test_hosts_boot_and_report(view: FarmView, stub: Any, service: ReportService) -> None:
