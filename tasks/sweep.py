@@ -7,6 +7,6 @@ from opencue_sched.operate.door import fence_of, runtime
 
 
 @app.task(name="opencue_sched.sweep.sweep_clusters")
-def sweep_clusters(wake_shows: list[str] | None = None) -> dict[str, object]:
+def sweep_clusters() -> dict[str, object]:
     """Post the clusters that have work and send a message for each (beat, about every second)."""
-    return runtime().sweep(wake_shows=wake_shows or (), fence=fence_of(sweep_clusters)).summary()
+    return runtime().sweep(fence=fence_of(sweep_clusters)).summary()
