@@ -336,6 +336,9 @@ def test_of_full_passes_in_a_row_one_leaves_out_what_was_looked_at_in_vain():
     assert rest.look_again("cluster") == 0.001
     assert rest.look_again("cluster") is None
     assert resting(rest) == set()
+    # nor has anybody another turn right after it
+    look_in_vain(rest, passes=PASSES_BEFORE_A_TURN - 1)
+    assert resting(rest) == set()
 
 
 @pytest.mark.parametrize("part", ["kinds", "rows"])
