@@ -11,7 +11,7 @@ local version, written, newer = tonumber(ARGV[2]), 0, 0
 local i = 3
 while i <= #ARGV do
   local key, count = ARGV[i], tonumber(ARGV[i + 1])
-  local stored = tonumber(call('HGET', key, 'caps_at') or 0)
+  local stored = tonumber(call('HGET', key, 'caps_at')) or 0
   if stored > version and stored - version < AHEAD then
     newer = newer + 1
   else

@@ -46,7 +46,7 @@ log = structlog.get_logger(__name__)
 
 LEASE_SECONDS = 15.0
 _POLL_SECONDS = 0.25
-_CHANGES_PER_RENEWAL = 5000
+_CHANGES_PER_RENEWAL = 2000
 _SCAN_COUNT = 1000
 
 
@@ -201,7 +201,7 @@ class _Filler:
         self._wipe(filling)
         with repeatable_read(self._engine) as connection:
             version = store.clock_us(connection)
-            snapshot = snapshot_of(connection)
+            snapshot = snapshot_of(connection, meanwhile=self._renew)
             counted = store.managed_show_versions(connection)
             rows = cap_rows_of_shows(connection, snapshot.managed, counted)
         changes = additions(snapshot.entries)
@@ -242,9 +242,12 @@ class _Filler:
             self._ledger.call_under(wipe_calls(filling.text, part))
 
     def _renew(self) -> None:
+        """Keep the lease; take it again if it ran out on a slow machine and nobody has it. Whoever had it meanwhile has
+        made another filling epoch, and the scripts refuse ours."""
         with answering():
-            if not self._call(token_extend_call(keys.BOOTSTRAP_LEASE, self._token, round(LEASE_SECONDS * 1000))):
-                raise NotReady("the bootstrap lease was lost in a pause; another process goes on")
+            kept = self._call(token_extend_call(keys.BOOTSTRAP_LEASE, self._token, round(LEASE_SECONDS * 1000)))
+        if not (kept or self.__enter__()):
+            raise NotReady("the bootstrap lease was lost in a pause; another process goes on")
 
     def _call(self, call: ScriptCall) -> bool:
         with answering():

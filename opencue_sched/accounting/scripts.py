@@ -103,10 +103,10 @@ def _change(change: Change) -> tuple[str, str, str, str]:
 
 
 def caps_calls(epoch: str, version_us: int, rows: Sequence[tuple[str, Sequence[str]]]) -> list[ScriptCall]:
-    """``rows``: vertex key and its fields, each name before its value."""
+    """``rows``: vertex key and its fields, each name before its value. To make a hash is more work than to find one."""
     return [
         ScriptCall("caps", LEDGER_KEYS, (epoch, version_us, *(text for row in part for text in _caps(row))))
-        for part in portions(rows, lambda row: 4 + len(row[1]) // 2)
+        for part in portions(rows, lambda row: 8 + len(row[1]))
     ]
 
 
@@ -159,7 +159,7 @@ def epoch_fill_call(lease: str, filling: str, run_id: str, *, close_open: bool) 
 
 
 def wipe_calls(filling: str, keys: Sequence[str]) -> list[ScriptCall]:
-    return [ScriptCall("wipe", LEDGER_KEYS, (filling, *part)) for part in portions(keys, _each(2))]
+    return [ScriptCall("wipe", LEDGER_KEYS, (filling, *part)) for part in portions(keys, _each(4))]
 
 
 def epoch_open_call(filling: str, opened: str) -> ScriptCall:

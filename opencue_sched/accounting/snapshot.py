@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -20,6 +20,7 @@ from opencue_sched.store import proc_snapshot
 log = structlog.get_logger(__name__)
 
 _IDS_PER_STATEMENT = 5000
+_ROWS_BETWEEN_PAUSES = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,20 @@ def repeatable_read(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
-def snapshot_of(connection: Connection, only: Collection[str] | None = None) -> Snapshot:
-    """The snapshot a transaction sees."""
+def snapshot_of(
+    connection: Connection, only: Collection[str] | None = None, *, meanwhile: Callable[[], object] | None = None
+) -> Snapshot:
+    """The snapshot a transaction sees; ``meanwhile`` is called now and then while it is read."""
     managed = store.managed_show_ids(connection)
-    return Snapshot(managed, entries_of(proc_snapshot.procs(connection, only)))
+    procs = proc_snapshot.procs(connection, only)
+    return Snapshot(managed, entries_of(procs if meanwhile is None else _with_pauses(procs, meanwhile)))
+
+
+def _with_pauses(rows: Iterable[proc_snapshot.ProcRow], pause: Callable[[], object]) -> Iterator[proc_snapshot.ProcRow]:
+    for number, row in enumerate(rows):
+        if number % _ROWS_BETWEEN_PAUSES == 0:
+            pause()
+        yield row
 
 
 def entries_of(rows: Iterable[proc_snapshot.ProcRow]) -> dict[str, str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import redis
 from sqlalchemy import Engine
 
-from opencue_sched.accounting import keys
+from opencue_sched.accounting import bootstrap, keys
 from opencue_sched.accounting.bootstrap import (
     Action,
     StoreState,
@@ -155,6 +156,22 @@ def test_a_filler_that_died_is_followed_by_another(emptied: World) -> None:
     client.set(keys.EPOCH, Epoch.filling(server_run_id(client)).text)
     client.hset(keys.LEDGER, "half", "1|C|1|1|dead|9|0|s|a|f|j|l|d|")
     assert ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0).action is Action.FILLED
+    emptied.exact()
+
+
+def test_a_filler_that_is_slower_than_its_lease_goes_on_if_nobody_has_taken_it(
+    emptied: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a large farm on a slow machine is never filled: the next one is as slow."""
+    read = bootstrap.cap_rows_of_shows
+
+    def slow(*args: Any) -> Any:
+        emptied.store.client.delete(keys.BOOTSTRAP_LEASE)
+        return read(*args)
+
+    monkeypatch.setattr(bootstrap, "cap_rows_of_shows", slow)
+    assert ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0).action is Action.FILLED
+    assert not emptied.store.client.exists(keys.BOOTSTRAP_LEASE)
     emptied.exact()
 
 

@@ -70,6 +70,12 @@ def test_caps_from_a_clock_that_was_set_back_for_long_are_taken(world: World) ->
     assert world.ledger.write_caps(10**15 - 3600 * 10**6, [(key, ["int_max_cores", "9"])]) == (1, 0)
 
 
+def test_a_version_that_somebody_spoilt_is_none(world: World) -> None:
+    key = keys.job("j")
+    world.store.client.hset(key, "caps_at", "today")
+    assert world.ledger.write_caps(1, [(key, ["int_max_cores", "9"])]) == (1, 0)
+
+
 def test_a_job_that_was_never_seeded_is_loaded_when_it_is_booked(world: World) -> None:
     world.sql("UPDATE job_resource SET int_max_cores = 300")
     (proc,) = world.run()
