@@ -257,7 +257,7 @@ class Accounting(RuleBasedStateMachine):
         if seen.is_open:
             taken = self._taken(seen) if fresh else []
             for attempt in fresh:
-                check_room(self.client, attempt.booking, taken)
+                check_room(seen, attempt.booking, taken)
             check_sums(seen)
             self._check_counted(seen)
             ghosts = self.buried & seen.records.keys()

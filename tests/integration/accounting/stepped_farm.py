@@ -7,7 +7,7 @@ import select
 from collections.abc import Collection
 
 import psycopg2
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, create_engine, text
 
 from opencue_sched.accounting import keys
 from opencue_sched.domain.farm import Vertices
@@ -56,7 +56,8 @@ class SteppedFarm:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._at_once = engine.execution_options(isolation_level="AUTOCOMMIT")
+        # Not an option of ``engine``: each statement would then take two more, to commit at once and not any more.
+        self._at_once = create_engine(engine.url, isolation_level="AUTOCOMMIT", pool_size=1)
         with engine.begin() as connection:
             farm = Farm(connection, seed=7)
             self.allocs: list[AllocIds] = [farm.alloc("general"), farm.alloc("other")]
@@ -82,6 +83,7 @@ class SteppedFarm:
 
     def close(self) -> None:
         self._heard.close()
+        self._at_once.dispose()
 
     def reset(self) -> None:
         """The farm as it was in the beginning, without a proc."""

@@ -15,21 +15,22 @@ from opencue_sched.accounting.entries import Booking, Record, amounts, unpack
 _LOOK = """
 local found = {}
 for i, key in ipairs(ARGV) do
-  found[i] = redis.call('HMGET', key, 'int_cores', 'int_gpus', 'int_running', 'caps_at')
+  found[i] = redis.call('HMGET', key, 'int_cores', 'int_gpus', 'int_running', 'caps_at',
+                        'burst', 'int_max_cores', 'int_max_gpus', 'int_max_value', 'int_foreign')
 end
 return cjson.encode({redis.call('GET', KEYS[1]), redis.call('HGETALL', KEYS[2]), found})
 """
-_CAPS = ("burst", "int_max_cores", "int_max_gpus", "int_max_value", "int_foreign")
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Epoch, ledger, and of each vertex its counters and the version of its caps."""
+    """Epoch, ledger, and of each vertex its counters, the version of its caps, and the fields that hold them."""
 
     epoch: str
     records: dict[str, Record]
     counters: dict[str, tuple[int, int]]
     versions: dict[str, int]
+    caps: dict[str, list[str | None]]
 
     @property
     def is_open(self) -> bool:
@@ -39,13 +40,14 @@ class Seen:
 def look(client: redis.Redis, vertices: Sequence[str]) -> Seen:
     """Everything, at one moment."""
     epoch, ledger, found = json.loads(str(client.eval(_LOOK, 2, keys.EPOCH, keys.LEDGER, *vertices)))
-    counters, versions = {}, {}
-    for key, (cores, gpus, running, version) in zip(vertices, found, strict=True):
+    counters, versions, caps = {}, {}, {}
+    for key, (cores, gpus, running, version, *fields) in zip(vertices, found, strict=True):
         counters[key] = int(running or cores or 0), int(gpus or 0)
         versions[key] = int(version or 0)
+        caps[key] = fields
     fields = list(ledger)  # an empty table of Lua is an object of JSON
     records = {i: unpack(i, record) for i, record in zip(fields[::2], fields[1::2], strict=True)}
-    return Seen(epoch or "", records, counters, versions)
+    return Seen(epoch or "", records, counters, versions, caps)
 
 
 def sums(entries: Iterable[str]) -> dict[str, tuple[int, int]]:
@@ -72,21 +74,21 @@ def differing(seen: Seen, procs: Mapping[str, str]) -> tuple[str, ...]:
     return (*ledger_only, *(f"proc {i} {entry}" for i, entry in procs.items() if entries.get(i) != entry))
 
 
-def check_room(client: redis.Redis, booking: Booking, entries: Iterable[str]) -> None:
+def check_room(seen: Seen, booking: Booking, entries: Iterable[str]) -> None:
     """I2: ``booking`` was accepted a moment ago; with it, ``entries`` are within its caps."""
     used = sums(entries)
     for key in keys.capped(booking.vertices):
         cores, gpus = used.get(key, (0, 0))
-        max_cores, max_gpus = _caps(client, key)
+        max_cores, max_gpus = _caps(seen, key)
         assert cores <= max_cores, f"{cores} at {key}, whose cap is {max_cores:g}: {booking} was accepted"
         fits = gpus <= max_gpus or not booking.gpus
         assert fits, f"{gpus} GPUs at {key}, whose cap is {max_gpus:g}: {booking} was accepted"
 
 
-def _caps(client: redis.Redis, key: str) -> tuple[float, float]:
+def _caps(seen: Seen, key: str) -> tuple[float, float]:
     """Cores (or frames) and GPUs that Redis allows at a vertex."""
     infinity = float("inf")
-    burst, cores, gpus, value, foreign = (float(v or 0) for v in client.hmget(key, *_CAPS))  # type: ignore[union-attr]
+    burst, cores, gpus, value, foreign = (float(field or 0) for field in seen.caps[key])
     if key.startswith(keys.LIMIT_PREFIX):
         return value - foreign, infinity
     if key.startswith("acct:sub:"):
