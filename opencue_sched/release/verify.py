@@ -7,6 +7,7 @@ can be old. Whatever has to wait is killed by the next report.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,6 +21,7 @@ SETTLED_SECONDS = 4.0
 """A frame or proc unchanged for this long is what it was when the report was made: a report older than that (it had to
 queue) is not used for verification, and hosts report every five seconds at most."""
 
+_KILLS_IN_A_WINDOW, _KILL_WINDOW_SECONDS = 3, 180.0
 _LARGEST_KB = 2**62
 _LATEST_EPOCH = 4_102_444_800
 
@@ -91,40 +93,42 @@ def usage(run: ReportedRun, reported: report_pb2.RunningFrameInfo) -> RunUsage:
 
 
 class KillThrottle:
-    """At most ``attempts`` kills of one frame on one host in ``window`` seconds."""
+    """At most three kills of one frame on one host in three minutes. Thread-safe."""
 
-    def __init__(self, clock: Callable[[], float], *, attempts: int = 3, window: float = 180.0) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._attempts = attempts
-        self._window = window
+        self._lock = threading.Lock()
         self._tries: dict[tuple[str, str], list[float]] = {}
+        self._forget_at = 0.0
 
     def allows(self, host_name: str, frame_id: str) -> bool:
         """Whether a kill may be sent now; if so it is counted."""
-        since = self._clock() - self._window
-        recent = [at for at in self._tries.get((host_name, frame_id), ()) if at > since]
-        if len(recent) >= self._attempts:
-            return False
-        self._tries[host_name, frame_id] = [*recent, self._clock()]
-        if len(self._tries) > 10_000:
-            self._tries = {key: tries for key, tries in self._tries.items() if tries[-1] > since}
-        return True
+        now = self._clock()
+        since = now - _KILL_WINDOW_SECONDS
+        with self._lock:
+            recent = [at for at in self._tries.get((host_name, frame_id), ()) if at > since]
+            if len(recent) >= _KILLS_IN_A_WINDOW:
+                return False
+            self._tries[host_name, frame_id] = [*recent, now]
+            if now >= self._forget_at:
+                self._forget_at = now + _KILL_WINDOW_SECONDS
+                self._tries = {key: tries for key, tries in self._tries.items() if tries[-1] > since}
+            return True
 
 
 class Absences:
     """How many reports in a row have not named a proc of their host."""
 
-    def __init__(self, needed: int = 2) -> None:
-        self._needed = needed
+    def __init__(self) -> None:
         self._counts: dict[str, dict[str, int]] = {}
 
     def missing(self, host_id: str, proc_ids: Sequence[str]) -> list[str]:
-        """Count this report's missing procs of a host; returns those missing from ``needed`` reports in a row."""
+        """Count this report's missing procs of a host; returns those missing from two reports in a row."""
         before = self._counts.pop(host_id, {})
         counts = {proc_id: before.get(proc_id, 0) + 1 for proc_id in proc_ids}
         if counts:
             self._counts[host_id] = counts
-        return [proc_id for proc_id, count in counts.items() if count >= self._needed]
+        return [proc_id for proc_id, count in counts.items() if count >= 2]
 
 
 def _settled(age: float, reason: str) -> Verified:

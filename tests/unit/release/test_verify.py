@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -75,6 +77,22 @@ def test_a_process_is_asked_to_end_three_times_in_three_minutes() -> None:
     assert throttle.allows("h1", "f2")
     now[0] = 181.0
     assert throttle.allows("h1", "f1")
+
+
+def test_kills_of_many_hosts_are_counted_side_by_side() -> None:
+    # given kills of ten thousand frames
+    throttle = KillThrottle(lambda: 0.0)
+    for number in range(10_000):
+        throttle.allows("host", str(number))
+
+    # when the reports of several hosts are handled at once, then none fails
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            assert all(threads.map(lambda number: throttle.allows("another", str(number)), range(100)))
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_a_proc_is_missing_when_two_reports_in_a_row_do_not_name_it() -> None:
