@@ -238,7 +238,6 @@ class PassRunner:
             self.ledger.load_caps(sorted(keys.limit(limit) for limit in limits))
         answers = self.ledger.book([booking_of(proc) for proc in plan.procs])
         report.book_seconds = self.clock() - began
-        report.lua_calls += len(plan.procs)
         report.lazy_seeds += len(answers.loaded)
         report.refusals.update(refused.table for refused in answers.refusals.values())
         return answers

@@ -58,7 +58,6 @@ class PassReport:
     cache_hits: int = 0
     cache_misses: int = 0
     statements: int = 0
-    lua_calls: int = 0
     lazy_seeds: int = 0
     """Vertices whose caps had to be loaded before they could be booked."""
     refusals: Counter[str] = field(default_factory=Counter)
