@@ -155,6 +155,29 @@ def test_a_job_has_the_host_that_one_ahead_has_in_every_plan_and_is_refused(
     assert reports[-1].look_again is None
 
 
+def test_a_job_has_its_turn_on_such_a_host_also_while_every_pass_books_something_else(
+    here: Passes, engine: Engine
+) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.hosts([HostSpec(cores=4), HostSpec(cores=1)])
+        ahead = farm.job([LayerSpec(frames=2, cores=4)], priority=100, max_cores=5)
+        behind = farm.job([LayerSpec(frames=1, cores=4, memory_gb=2)], priority=50)
+        flowing = farm.job([LayerSpec(frames=20)], priority=1)
+        cluster = Cluster(farm.facility(), farm.default_show().id, ClusterKind.ALLOC, ("general",))
+    assert here.runner.ledger.load_caps is not None
+    here.runner.ledger.load_caps([keys.job(ahead.id)])
+    here.client.hset(keys.job(ahead.id), "int_cores", 5)
+
+    booked = []
+    for _ in range(PASSES_BEFORE_A_TURN + 1):
+        booked.append(here.runner.run(cluster, alive=lambda: True).frames_booked)
+        end_runs(here, "pk_job = :flowing", flowing=flowing.id)
+
+    assert booked == [1] * PASSES_BEFORE_A_TURN + [2]
+    assert running(engine, behind.id) == 1
+
+
 def test_jobs_that_lose_their_frames_to_somebody_come_first_once_more_and_then_let_the_others_have_their_turn(
     here: Passes, engine: Engine
 ) -> None:
