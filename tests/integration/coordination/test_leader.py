@@ -481,22 +481,38 @@ def test_of_two_leaders_on_two_sides_of_a_split_redis_each_tick_is_fired_by_one(
     assert elected.may_fire("recompute", 7, mark_seconds=60)
 
 
+def careful(client, keys, engine) -> LeaderGate:
+    return LeaderGate(
+        client,
+        keys,
+        ttl_seconds=180,
+        renew_deadline_seconds=162,
+        retry_seconds=0,
+        quiet_seconds=180,
+        fences=PersistentFences(engine),
+        clock=Clock(),
+    )
+
+
+def test_a_new_leader_keeps_quiet_for_the_whole_time_out_where_redis_forgot_what_was_fired_since(
+    redis_client, keys, engine
+):
+    """The record it finds is that of a leader who was succeeded; the successor may have fired a moment ago."""
+    first, second, third = (careful(redis_client, keys, engine) for _ in range(3))
+    first.renew()
+    redis_client.set(keys.fired_at, (int(redis_client.time()[0]) - 175) * 1000)
+    older = Copy(redis_client, keys)
+    redis_client.delete(keys.lease)
+    assert second.renew().fence == 2
+    assert redis_client.pttl(keys.quiet) <= 5_000
+    older.comes_back()
+    redis_client.delete(keys.lease)
+    assert third.renew().fence == 3
+    assert 179_000 < redis_client.pttl(keys.quiet) <= 180_000
+
+
 def test_a_tick_is_not_used_up_by_a_leader_that_keeps_quiet(redis_client, keys, engine):
-    fences = PersistentFences(engine)
-
-    def careful() -> LeaderGate:
-        return LeaderGate(
-            redis_client,
-            keys,
-            ttl_seconds=180,
-            renew_deadline_seconds=162,
-            retry_seconds=0,
-            quiet_seconds=180,
-            fences=fences,
-            clock=Clock(),
-        )
-
-    first, second, third = careful(), careful(), careful()
+    first, second, third = (careful(redis_client, keys, engine) for _ in range(3))
     first.renew()
     assert first.may_fire("recompute", 7, mark_seconds=60)
     first.resign()
