@@ -146,7 +146,8 @@ def test_caps_counters_and_keys(store: Store, epoch: Epoch, send: Sender) -> Non
     hierarchy = [key for key in VERTICES if not key.startswith(keys.LIMIT_PREFIX)]
     read = send(scripts.inventory_calls(epoch.text, VERTICES))
     assert sum(len(answer) - 2 for answer in read) == 2 * len(VERTICES)
-    send(scripts.adjust_calls(epoch.text, [(key, 1, 1) for key in VERTICES], read_at=store.seq()))
+    corrected = send(scripts.adjust_calls(epoch.text, [(key, 1, 1) for key in VERTICES], read_at=store.seq()))
+    assert [answer[2] for answer in corrected] == [1] * len(corrected), "it is one correction, in however many calls"
     for phase in ("before", "after"):
         send(scripts.foreign_calls(epoch.text, phase, 0, hierarchy))
     send(scripts.reseed_cas_calls(epoch.text, store.seq(), [(key, 0, 0) for key in hierarchy]))

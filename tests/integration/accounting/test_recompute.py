@@ -281,6 +281,13 @@ class TestDrift:
         assert len(world.ledger.book([Booking("again", vertices, 1)]).accepted) == 1
         assert drift(take_stock(world.ledger)) == {}
 
+    def test_what_somebody_who_died_taking_stock_has_logged_is_forgotten(self, world: World) -> None:
+        (proc,) = world.run()
+        world.recompute()
+        ghost = Booking("ghost", world.entry(proc).vertices, 4).packed()
+        world.store.client.rpush(keys.AUDIT_LOG, f"1|+|ghost|{ghost}", f"{world.store.seq() + 5}|-|{proc}|{ghost}")
+        assert drift(take_stock(world.ledger)) == {}
+
     def test_a_stale_counter_without_any_entry_converges_to_zero(self, world: World) -> None:
         world.store.client.hset(keys.job(world.job.id), "int_cores", 7)
         assert world.recompute().drifted == {"job": 1}
