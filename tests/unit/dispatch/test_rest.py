@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from opencue_sched.dispatch.rest import PASSES_BEFORE_A_TURN, PAUSE_SECONDS, HostNews, LayerRest, Resting
@@ -133,6 +135,14 @@ def test_room_in_an_allocation_that_was_looked_at_is_no_news():
     rest.rest("cluster", [blocked()], roused=rest.roused)
     assert rest.aside("cluster", {"alloc": 0.0}).verdicts.keys() == {"layer"}
     assert resting(rest) == {"layer"}
+
+
+def test_of_a_kind_only_what_each_of_its_layers_was_looked_up_in_counts_as_looked_at():
+    rest = LayerRest(60.0)
+    both = replace(blocked("first", kind="k"), open_allocs=frozenset({"alloc", "other"}))
+    rest.rest("cluster", [both, blocked("second", kind="k")], roused=rest.roused)
+    assert resting(rest) == {"first", "second"}
+    assert resting(rest, other=4.0) == set()
 
 
 def test_what_rests_is_told_by_its_kind_and_what_makes_no_sense_by_the_version_of_its_row():
