@@ -75,8 +75,8 @@ def test_a_database_is_as_new_when_it_is_used_again(databases: Databases) -> Non
         "ALTER TABLE proc DISABLE TRIGGER opencue_sched_proc_released",
         "CREATE OR REPLACE FUNCTION opencue_sched_notify(channel text, field text, ids text[]) RETURNS void "
         "LANGUAGE sql AS 'SELECT NULL::void'",
-        "ANALYZE show",
-        "VACUUM show",
+        "ANALYZE opencue_sched_version",
+        "VACUUM opencue_sched_version",
         "ALTER DATABASE {name} SET work_mem = '1MB'",
         "ALTER DATABASE {name} CONNECTION LIMIT 50",
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}' AND pid <> pg_backend_pid()",
