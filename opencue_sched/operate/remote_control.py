@@ -84,7 +84,10 @@ def resume_dispatch(state: Any, instances: Instances = None) -> dict[str, object
     if not _meant(instances):
         return {"ok": "not meant"}
     _runtime().membership.duty.resume()
+    queues = state.app.amqp.queues
     for name in _work_queues(state, [type_.value for type_ in QueueType]):
+        # Celery 5.6 consumes what was cancelled and added only until its next reconnect.
+        queues.select_add(queues[name])
         state.consumer.add_task_queue(name)
     return {"ok": "working"}
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 
 import pytest
 from celery import Celery
+from kombu import Queue
 
 from opencue_sched.coordination.broker import broker_settings, guard_transports
 from opencue_sched.coordination.control import Command, ControlMessage
-from opencue_sched.coordination.names import QueueName
+from opencue_sched.coordination.duty import Duty, DutyState
+from opencue_sched.coordination.names import QueueName, QueueType, consumed_queues
 from opencue_sched.coordination.presence import Presence, call_roll
+from opencue_sched.operate import remote_control
 from opencue_sched.operate.remote_control import FleetControl, broadcast
 from tests.polling import eventually
 
@@ -116,3 +120,21 @@ def test_where_nobody_of_the_fleet_is_nobody_else_answers(app, redis_client, sta
     alpha = start("w1", "Alpha", "alpha")
     assert say(app, redis_client, None, SLEEP) == []
     assert alpha == []
+
+
+@pytest.mark.parametrize("how", ["pause_dispatch", "drain"])
+def test_what_is_consumed_again_is_so_after_a_reconnect_too(app, monkeypatch, how):
+    """Then Celery consumes what its application says; its consumer of 5.6 does not tell that of what it adds."""
+    names = [name for type_ in QueueType for name in consumed_queues("cue", type_.value, "default", "w1")]
+    app.conf.task_queues = [Queue(name) for name in names]
+    queues = app.amqp.queues
+    consumer = SimpleNamespace(cancel_task_queue=queues.deselect, add_task_queue=lambda _: None)
+    state = SimpleNamespace(app=app, consumer=consumer)
+    membership = SimpleNamespace(duty=Duty(), in_flight=lambda: 0)
+    monkeypatch.setattr(remote_control, "_runtime", lambda: SimpleNamespace(membership=membership))
+    getattr(remote_control, how)(state)
+    left = set(queues.consume_from)
+    assert left == ({name for name in names if ":dispatch:" not in f"{name}:"} if how == "pause_dispatch" else set())
+    remote_control.resume_dispatch(state)
+    assert set(queues.consume_from) == set(names)
+    assert membership.duty.state is DutyState.WORKING
