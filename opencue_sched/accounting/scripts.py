@@ -127,7 +127,7 @@ def adjust_calls(epoch: str, amounts: Sequence[tuple[str, int, int]], *, read_at
         ScriptCall(
             "adjust", LEDGER_KEYS, (epoch, name, number, read_at, *(field for amount in part for field in amount))
         )
-        for number, part in enumerate(portions(amounts, _each(2)))
+        for number, part in enumerate(portions(amounts, _each(4)))
     ]
 
 
