@@ -160,7 +160,7 @@ class Side(ABC):
 
     def wait_until_cut(self) -> None:
         """The server ends the transaction of a stopped process by itself."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while self.scalar(_PATIENT):
             assert time.monotonic() < deadline, "it waits for ever"
             time.sleep(0.02)

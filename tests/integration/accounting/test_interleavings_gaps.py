@@ -128,7 +128,7 @@ def test_a_process_stopped_between_its_look_at_the_clock_and_the_commit(play: Pl
     A stopped process keeps no deadline. The server ends its transaction; its booking is given up an age later, and
     somebody else has the room when it goes on.
     """
-    side = play(player, deadline=4.0)
+    side = play(player, deadline=16.0)
     side.run(BURST - 1)
     side.submit()
     stopped = until(side.worker(), BOOKED, COMMIT)

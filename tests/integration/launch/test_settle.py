@@ -113,7 +113,9 @@ def booked(engine: Engine, settings: Settings, farm: SimulatedFarm) -> Iterator[
     ]
     answers = ledger.book([booking_of(planned) for planned in plan])
     assert answers.accepted == {planned.proc_id for planned in plan}
-    result = commit_plan(engine, plan, answers.caps, settings, facts=facts)
+    # PostgreSQL has all the time that a slow machine may need, also between two statements
+    patient = settings.accounting.model_copy(update={"commit_deadline": 60.0})
+    result = commit_plan(engine, plan, answers.caps, settings.model_copy(update={"accounting": patient}), facts=facts)
     assert len(result.committed) == len(plan), result
     try:
         yield Booked(result.committed, hosts, ledger, HostChanges(client, "test"), engine, settings)
