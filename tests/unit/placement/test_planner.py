@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from tests.unit.placement.values import (
     make_host,
     make_job,
     make_layer,
+    make_need,
     make_snapshot,
     plan,
 )
@@ -201,6 +203,42 @@ class TestHosts:
         assert planned.hosts["gpu"].idle_gpus == 0
 
 
+class TestBlocked:
+    """Layers that rest until a host changes: only those for which that is what they wait for."""
+
+    def test_a_layer_without_a_host_says_what_it_looked_for_and_where(self) -> None:
+        layer = make_layer(frames=2, cores=4, memory_gib=2, kind="k")
+        room = {"alloc": make_caps(100), "other": make_caps(4), "full": make_caps(3)}
+
+        (blocked,) = plan_layer(layer, make_host(cores=3), subscriptions=room).blocked
+
+        assert (blocked.kind, blocked.open_allocs) == ("k", {"alloc", "other"})
+        assert (blocked.search.need, blocked.search.tags) == (make_need(4, 2), ("general",))
+        assert (blocked.verdict.layer_id, blocked.verdict.frames) == (layer.id, 0)
+
+    def test_a_layer_none_of_whose_tags_are_the_clusters_rests_as_well(self) -> None:
+        (blocked,) = plan_layer(make_layer(tags=frozenset({"elsewhere"})), make_host()).blocked
+        assert blocked.search.tags == ()
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            pytest.param({"frames": 9}, id="some of its frames were placed"),
+            pytest.param({"cores": 0, "job_caps": {"j1": make_caps(4)}}, id="its cap is too small for the host"),
+            pytest.param({"subscriptions": {"alloc": make_caps(0)}}, id="a burst is used up"),
+            pytest.param({"subscriptions": {"ours": make_caps(9)}}, id="the hosts are not the show's"),
+            pytest.param({"granted_layers": ()}, id="another pass has it"),
+            pytest.param({"policy": Policy(NO_MEMORY_RULE, admit=lambda *_: False)}, id="hosts are kept for others"),
+        ],
+    )
+    def test_a_layer_that_waits_for_something_else_does_not(self, changes: dict[str, Any]) -> None:
+        of_layer = {name: changes[name] for name in ("frames", "cores") if name in changes}
+        others = {name: value for name, value in changes.items() if name not in of_layer}
+        planned = plan_layer(make_layer(**of_layer), make_host(cores=8), **others)
+        assert only_verdict(planned).waiting > 0
+        assert planned.blocked == ()
+
+
 class TestCaps:
     def test_an_allocation_without_subscription_is_not_booked(self) -> None:
         planned = plan_layer(make_layer(), make_host(alloc_id="theirs"), subscriptions={"ours": make_caps(100)})
@@ -208,6 +246,20 @@ class TestCaps:
         verdict = only_verdict(planned)
         assert verdict.verdict is Verdict.OVER_SUBSCRIPTION
         assert "no subscription" in verdict.detail
+
+    @pytest.mark.parametrize(("left", "placed_frames"), [(4, 2), (3, 1), (2, 1), (1, 0)])
+    @pytest.mark.parametrize("over", ["subscription", "folder", "job", "folder_gpus", "job_gpus"])
+    def test_the_last_frame_may_take_all_that_a_cap_has_left(self, over: str, left: int, placed_frames: int) -> None:
+        gpus = over.endswith("gpus")
+        caps = make_caps(None, left) if gpus else make_caps(left)
+        snapshot = {
+            "subscriptions": {"alloc": caps if over == "subscription" else make_caps(100)},
+            "folders": {"folder": caps} if over.startswith("folder") else {},
+            "job_caps": {"j1": caps} if over.startswith("job") else {},
+        }
+        layer = make_layer(frames=2, cores=2, gpus_min=2 if gpus else 0)
+        planned = plan_layer(layer, make_host(cores=64, total_gpus=8, idle_gpus=8), **snapshot)
+        assert len(planned.procs) == placed_frames
 
     def test_a_show_without_subscriptions_books_nothing(self) -> None:
         assert only_verdict(plan_layer(make_layer(), make_host(), subscriptions={})).verdict is (
