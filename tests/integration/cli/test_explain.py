@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -250,7 +251,9 @@ def test_of_several_clusters_verdicts_the_most_telling_one_is_said(
     ):
         log = VerdictLog(redis_client, "cue", clock=lambda age=age: time.time() - age)  # type: ignore[misc]
         log.record([LayerVerdict(work.job.id, work.layer, verdict, 0, 4, f"by {cluster}")], cluster)
-    assert cli("explain", NAME).out.startswith("render (4 waiting): over subscription: by alloc-1 (30 s ago)")
+    said = re.match(r"render \(4 waiting\): over subscription: by alloc-1 \((\d+) s ago\)", cli("explain", NAME).out)
+    assert said is not None
+    assert int(said[1]) >= 30, "its own age, be it a little more on a slow machine"
 
 
 def test_a_job_that_passes_do_not_come_to_is_told_how_many_are_before_it(
