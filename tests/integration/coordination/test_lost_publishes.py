@@ -13,6 +13,7 @@ from opencue_sched.coordination.broker import broker_settings, guard_transports
 from opencue_sched.coordination.names import PRIORITY_SEPARATOR, QUEUE_PRIORITIES, QueueName, priority_lists, put_mark
 from opencue_sched.coordination.postings import Offered
 from opencue_sched.coordination.routing import Router
+from opencue_sched.coordination.transport import sending
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.operate.messages import Messenger
 
@@ -42,6 +43,14 @@ def test_a_message_is_sent_once_though_the_answer_was_lost(proxy, messenger, red
     messenger.send(Offered(CLUSTER, "posting", ticket=2))
     assert proxy.lost == 1
     assert waiting(redis_client) == 2
+
+
+def test_a_task_that_is_tried_again_is_another_sending():
+    def of(**headers):
+        return sending({"headers": headers, "properties": {"delivery_tag": "tag"}})
+
+    assert of(id="task", retries=0) == of(id="task") != of(id="task", retries=1)
+    assert of() == "tag"
 
 
 def test_messages_that_are_the_same_are_each_sent(messenger, redis_client):

@@ -168,6 +168,15 @@ def test_work_left_is_sent_at_once(postings):
     assert postings.claim(offered.uuid, "w1", ttl_seconds=10) is not None
 
 
+def test_for_an_abandoned_posting_the_next_sweep_sends(postings):
+    (offered,) = postings.offer([CLUSTER])
+    claim = postings.claim(offered.uuid, "w1", ttl_seconds=10, ticket=offered.ticket)
+    assert postings.end(claim, "abandon") == 0
+    (sent,) = postings.offer([CLUSTER])
+    assert sent.send
+    assert not sent.again, "none was sent in vain"
+
+
 def test_a_poison_cluster_is_trashed_with_its_traceback(postings, redis_client):
     (offered,) = postings.offer([CLUSTER])
     for attempt in range(3):
