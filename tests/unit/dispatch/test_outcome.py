@@ -67,6 +67,15 @@ def test_a_layer_that_lost_all_its_frames_is_told_from_one_that_kept_some() -> N
     assert "3 of its frames were lost before they were booked (frame_lost)" in all_lost.verdicts[0].detail
 
 
+def test_a_layer_of_which_frames_were_refused_is_not_one_that_lost_all_to_others() -> None:
+    lost = {proc.proc_id: FrameLost("taken") for proc in PROCS}
+    assert after_booking([PLANNED], PROCS, {}, lost).lost == {"l1"}
+    refused = {"p0": Refused("job", 5, 5, "acct:job:j1")}
+    booked = after_booking([PLANNED], PROCS, refused, {"p1": lost["p1"], "p2": lost["p2"]})
+    assert (booked.refused, booked.lost) == ({"l1"}, frozenset())
+    assert (booked.verdicts[0].frames, booked.verdicts[0].waiting) == (0, 5)
+
+
 def test_a_host_is_given_back_as_it_is_without_what_was_not_kept() -> None:
     host, other = make_host("host", cores=16), make_host("other", cores=8)
     plan = []
