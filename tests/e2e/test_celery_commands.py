@@ -344,7 +344,7 @@ def test_what_cannot_work_says_why_and_ends(site):
     quiet = {"OPENCUE_SCHED_QUEUE__METRICS_PORT": "0"}
     started = {case: start(site, *case[:-2], **quiet, **{case[-2]: case[-1]}) for case in expected}
     for case, (status, said) in expected.items():
-        _, errors = started[case].communicate(timeout=90)
+        _, errors = started[case].communicate(timeout=240)
         (line,) = [line for line in errors.splitlines() if line.startswith("opencue-sched cannot start: ")] or [errors]
         assert said in line
         assert started[case].returncode == status, errors
