@@ -1,8 +1,8 @@
 -- board_post: post one job.
 -- ARGV[2] uuid   ARGV[3] name   ARGV[4] idempotency key or ''   ARGV[5] payload   ARGV[6] priority rank 0..4
 -- ARGV[7] delay in ms before which nobody gets it   ARGV[8] retention of trash in ms, or none
--- Returns {1, uuid} posted, now or by this very call when it was made before and its answer lost; {0, uuid of the job
--- that has this key}.
+-- Returns {1, uuid, fields and values} posted, now or by this very call when it was made before and its answer lost;
+-- {0, uuid, fields and values} of the job that has this key.
 -- Invariants: in one step the job is listed completely or not at all; one job per idempotency key.
 --@include board
 local now = now_ms()
@@ -12,12 +12,12 @@ if ARGV[8] then
 end
 local uuid, key, delay = ARGV[2], ARGV[4], tonumber(ARGV[7])
 if redis.call('EXISTS', PREFIX .. uuid) == 1 then
-  return {1, uuid}
+  return {1, uuid, redis.call('HGETALL', PREFIX .. uuid)}
 end
 if key ~= '' then
   local existing = redis.call('HGET', NAMES, key)
   if existing then
-    return {0, existing}
+    return {0, existing, redis.call('HGETALL', PREFIX .. existing)}
   end
 end
 create(uuid, ARGV[3], key, ARGV[5], ARGV[6], now)
@@ -26,4 +26,4 @@ if delay > 0 then
 else
   make_ready(uuid)
 end
-return {1, uuid}
+return {1, uuid, redis.call('HGETALL', PREFIX .. uuid)}

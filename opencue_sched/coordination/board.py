@@ -113,9 +113,11 @@ class BoardScripts:
             check_fence(fence, answers)
         return answers
 
-    def post(self, uuid: str, name: str, key: str, payload: str, rank: int, *, delay_seconds: float) -> list[Any]:
-        delay = max(0, round(delay_seconds * 1000))
-        return list(self.call("board_post", uuid, name, key, payload, rank, delay, round(TRASH_KEPT_SECONDS * 1000)))
+    def post(self, uuid: str, name: str, key: str, payload: str, rank: int, *, delay_seconds: float) -> Listing:
+        """The job as it was posted, or the one that has this key already."""
+        delay, kept = max(0, round(delay_seconds * 1000)), round(TRASH_KEPT_SECONDS * 1000)
+        _, there, fields = self.call("board_post", uuid, name, key, payload, rank, delay, kept)
+        return Listing(str(there), _mapping(fields))
 
     def claim(
         self, uuid: str, owner: str, token: str, *, life: float, ticket: int | None = None, again: float | None = None

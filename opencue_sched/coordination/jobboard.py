@@ -132,11 +132,8 @@ class JobBoard:
             raise JobFailure(f"job {name!r} cannot be posted: {error}") from error
         uuid = str(uuids.uuid4())
         with self._answering():
-            answer = self._scripts.post(uuid, name, key or "", payload, rank, delay_seconds=delay)
-        found = self.find(str(answer[1]))
-        if found is None:
-            raise NotFound(f"job {answer[1]} was taken from the board while it was posted")
-        return found
+            posted = self._scripts.post(uuid, name, key or "", payload, rank, delay_seconds=delay)
+        return Job(self, posted)
 
     # Looking
 

@@ -153,6 +153,22 @@ def test_a_redis_that_evicts_is_refused_or_warned_about(redis_client, capsys):
 # Posting and looking
 
 
+def test_a_job_that_is_done_before_its_poster_looks_was_posted_all_the_same(board, monkeypatch):
+    post = board._scripts.post
+
+    def done_at_once(*arguments, **named):
+        posted = post(*arguments, **named)
+        board.consume(board.claim_next("a quick one"), "a quick one")
+        return posted
+
+    monkeypatch.setattr(board._scripts, "post", done_at_once)
+
+    job = board.post("render", details={"shot": "sh10"}, priority=JobPriority.HIGH)
+
+    assert (job.name, job.details, job.priority) == ("render", {"shot": "sh10"}, JobPriority.HIGH)
+    assert job.state == JobState.COMPLETE
+
+
 def test_an_empty_board_has_no_jobs(board):
     assert list(board.iterjobs()) == []
     assert board.job_count == 0
