@@ -6,6 +6,7 @@ Who ends runs is the only one who takes from what is booked, so it sees every bo
 from __future__ import annotations
 
 import json
+import select
 import subprocess
 import sys
 import time
@@ -54,11 +55,14 @@ class Scene:
         self.app.send_task(task, queue=queue, declare=[], priority=0)
 
     def release(self, count: int, *, lost: bool = False) -> None:
-        """So many runs end, as soon as they are there."""
+        """So many runs end, as soon as they are there. The fleet sweeps, as every fleet does: a pass that a commit woke
+        may ask the counters before the double has told them, and nothing but a sweep follows it."""
         assert self.double.stdin is not None
         assert self.double.stdout is not None
         self.double.stdin.write(json.dumps({"release": count, "lost": lost}) + "\n")
         self.double.stdin.flush()
+        while not select.select([self.double.stdout], [], [], 0.2)[0]:
+            self.periodically("opencue_sched.sweep.sweep_clusters")
         answer = json.loads(self.double.stdout.readline())
         assert answer["violations"] == []
         assert answer["released"] == count, tail_of(*map(self.site.fleet.log, WORKERS))()
