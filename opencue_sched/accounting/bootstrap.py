@@ -46,6 +46,8 @@ log = structlog.get_logger(__name__)
 
 LEASE_SECONDS = 15.0
 _POLL_SECONDS = 0.25
+_STALLED_POLL_SECONDS = 2.0
+"""Each look at COMMITs that PostgreSQL does not end is told of in the log, and what they wait for takes longer."""
 _CHANGES_PER_RENEWAL = 2000
 _SCAN_COUNT = 1000
 
@@ -160,8 +162,7 @@ class _Filler:
         self._token = uuid.uuid4().hex
 
     def __enter__(self) -> bool:
-        with answering():
-            return bool(self._client.set(keys.BOOTSTRAP_LEASE, self._token, nx=True, px=round(LEASE_SECONDS * 1000)))
+        return self._take()
 
     def __exit__(self, *_: object) -> None:
         with answering():
@@ -229,7 +230,7 @@ class _Filler:
             self._sleep(min(left, LEASE_SECONDS / 3))
         while may_still_commit(self._engine, self._age):
             self._renew()
-            self._sleep(_POLL_SECONDS)
+            self._sleep(_STALLED_POLL_SECONDS)
 
     def _wipe(self, filling: Epoch) -> None:
         """Drop what an older process of Redis left (a stale replica, say). Raises NotReady when we were overtaken."""
@@ -241,12 +242,17 @@ class _Filler:
         for part in chunks(stale, _SCAN_COUNT):
             self._ledger.call_under(wipe_calls(filling.text, part))
 
+    def _take(self) -> bool:
+        """Take the lease, if nobody has it; whether it is ours."""
+        with answering():
+            return bool(self._client.set(keys.BOOTSTRAP_LEASE, self._token, nx=True, px=round(LEASE_SECONDS * 1000)))
+
     def _renew(self) -> None:
         """Keep the lease; take it again if it ran out on a slow machine and nobody has it. Whoever had it meanwhile has
         made another filling epoch, and the scripts refuse ours."""
         with answering():
             kept = self._call(token_extend_call(keys.BOOTSTRAP_LEASE, self._token, round(LEASE_SECONDS * 1000)))
-        if not (kept or self.__enter__()):
+        if not (kept or self._take()):
             raise NotReady("the bootstrap lease was lost in a pause; another process goes on")
 
     def _call(self, call: ScriptCall) -> bool:
