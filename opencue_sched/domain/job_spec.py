@@ -7,7 +7,7 @@ The file is a mapping (YAML or JSON)::
     user: alice                    # required unless the caller knows who submits
     name: comp_v001                # required; the job is called show-shot-user_name
     uid: 1000                      # the user id frames run under
-    priority: 50                   # higher goes first; default 1
+    priority: 50                   # higher goes first, may be negative; default 1
     facility: local                # default: the facility marked as such
     folder: demo                   # default: the show's root folder
     dept: Unknown                  # default: the folder's
@@ -166,7 +166,7 @@ def _read_job(fields: Fields, default_user: str | None) -> JobSpec:
         depends=tuple(dict.fromkeys(filter(None, depends))),
         environment=fields.environment("env"),
         uid=_uid(fields),
-        priority=fields.integer("priority", default=1, least=0),
+        priority=fields.integer("priority", default=1, least=-INT_MAX),
         facility=fields.text("facility", width=FACILITY_NAME_WIDTH),
         folder=fields.text("folder", width=FOLDER_NAME_WIDTH),
         dept=fields.text("dept", width=DEPT_NAME_WIDTH),

@@ -208,7 +208,7 @@ def test_a_layer_that_is_no_mapping() -> None:
         ({"show": ""}, "show: is empty"),
         ({"uid": 0}, "uid: 0 is root, as whom RQD runs nothing; leave it out or name a user's"),
         ({"uid": -1}, "uid: -1 is not between 0 and 2147483647"),
-        ({"priority": -1}, "priority: -1 is not between 0 and 2147483647"),
+        ({"priority": -(2**31)}, "priority: -2147483648 is not between -2147483647 and 2147483647"),
         ({"max_retries": 40_000}, "max_retries: 40000 is not between 0 and 32767"),
         ({"paused": "yes"}, "paused: expected true or false, found text"),
         ({"paused": 1}, "paused: expected true or false, found a whole number"),
@@ -330,6 +330,10 @@ def test_a_layer_that_its_own_jobs_cap_would_starve_is_refused() -> None:
 def test_zero_and_negative_caps_of_a_job_are_unlimited(cap: int) -> None:
     spec = JobSpec.parse(job(max_cores=cap, max_gpus=cap, layers=[layer(cores=64, gpus=8)]))
     assert (spec.max_cores_centicores, spec.max_gpus) == (-1, -1)
+
+
+def test_a_priority_may_be_negative_as_cuebot_and_job_priority_take_it() -> None:
+    assert JobSpec.parse(job(priority=-5)).priority == -5
 
 
 def test_less_than_a_core_does_not_thread() -> None:

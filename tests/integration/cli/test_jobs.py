@@ -183,6 +183,8 @@ def test_priority_and_caps_are_set(cli: Cli, running: Running, rows: Rows) -> No
     assert columns == [(80, 1250, 200, -1)]
     assert cli("job", "max-cores", NAME, "-1").status == 0
     assert rows("SELECT int_max_cores FROM job_resource") == [(-1,)]
+    assert cli("job", "priority", NAME, "-5").out == f"{NAME} has priority -5\n"
+    assert rows("SELECT int_priority FROM job_resource") == [(-5,)]
 
 
 def test_a_job_is_killed_with_what_runs_of_it(
