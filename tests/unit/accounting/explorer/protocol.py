@@ -34,6 +34,7 @@ class Turn(Enum):
     NOTHING = auto()
     TICK = auto()
     MARK = auto()
+    ASK = auto()
     SNAPSHOT = auto()
     JUMP = auto()
     EMPTY = auto()
@@ -62,7 +63,15 @@ class Protocol:
         """An open, empty store, with everything still to happen."""
         s = self.scope
         stages = (Stage.IDLE,) * s.reconcilers
-        return Around(stages, Store.OPEN, 0, 0, False, s.crashes, s.flushes, s.jumps, s.pauses, s.foreign)
+        return Around(
+            stages,
+            crashes=s.crashes,
+            flushes=s.flushes,
+            jumps=s.jumps,
+            pauses=s.pauses,
+            foreign=s.foreign,
+            hangs=s.hangs,
+        )
 
     def slot(self) -> Slot:
         """A booker that has not begun."""
@@ -91,6 +100,14 @@ class Protocol:
                 yield "commits", slot._replace(booker=Booker.COMMITTED, row=Row.LIVE), around
             yield "is refused by PostgreSQL", slot._replace(booker=Booker.FAILED), around
             yield "loses the connection in COMMIT", slot._replace(booker=Booker.LIMBO), around
+            if around.hangs and slot.age < DEADLINE:
+                taken = around._replace(hangs=around.hangs - 1, hanging=around.hanging + 1)
+                yield "sends a COMMIT, which hangs", slot._replace(booker=Booker.HANGING), taken
+        elif slot.booker is Booker.HANGING:
+            ended = around._replace(hanging=around.hanging - 1)
+            yield "is committed at last", slot._replace(booker=Booker.COMMITTED, row=Row.LIVE), ended
+            yield "is committed at last, nobody hears of it", over._replace(row=Row.LIVE), ended
+            yield "is not committed in the end", over, ended
         elif slot.booker is Booker.LIMBO:
             if slot.age < DEADLINE:
                 yield "is committed, nobody hears of it", over._replace(row=Row.LIVE), around
@@ -198,17 +215,26 @@ class Protocol:
         stage, name = around.stages[who], self._name(who)
         if stage is Stage.IDLE:
             yield SharedStep(f"{name} marks", Turn.MARK, at_stage(around, who, Stage.MARKED), who)
-        elif stage is Stage.MARKED:
-            yield SharedStep(f"{name} takes its snapshot", Turn.SNAPSHOT, at_stage(around, who, Stage.READING), who)
+        elif stage in (Stage.MARKED, Stage.BETWEEN):
+            yield self._looks(around, who, name)
         if stage is not Stage.IDLE:
             yield SharedStep(f"{name} stops", Turn.NOTHING, at_stage(around, who, Stage.IDLE), who)
+
+    def _looks(self, around: Around, who: int, name: str) -> SharedStep:
+        """The snapshot; where COMMITs can hang, with the question for them before it."""
+        begun = around.stages[who] is Stage.BETWEEN
+        after = at_stage(around, who, Stage.READING if begun or not self.scope.hangs else Stage.BETWEEN)
+        if self.scope.hangs and begun != self.rules.asks_first:
+            return SharedStep(f"{name} asks for COMMITs that hang", Turn.ASK, after, who)
+        return SharedStep(f"{name} takes its snapshot", Turn.SNAPSHOT, after, who)
 
     def _filler(self, around: Around) -> Iterator[SharedStep]:
         lost = around._replace(store=Store.LOST, waited=0)
         if around.store is Store.LOST:
             yield SharedStep("a filler closes the store", Turn.NOTHING, around._replace(store=Store.WAITING, waited=0))
         elif around.store is Store.WAITING:
-            if around.waited >= AGE or not self.rules.bootstrap_waits:
+            waits = around.waited < AGE and self.rules.bootstrap_waits
+            if not waits and not (around.hanging and self.rules.filler_asks):
                 filling = around._replace(store=Store.FILLING, waited=0)
                 yield SharedStep("the filler takes its snapshot", Turn.FILL, filling)
                 if around.pauses:
@@ -231,6 +257,9 @@ class Protocol:
             view = View(old=self.scripts.too_old(slot))
             seen = slot.seen or int(slot.entry is Entry.FLIGHT)
             return _with_view(slot, step.who, view)._replace(seen=seen)
+        if step.turn is Turn.ASK:
+            view = slot.views[step.who]
+            return _with_view(slot, step.who, view._replace(old=view.old and not self.scripts.may_still_commit(slot)))
         if step.turn is Turn.SNAPSHOT:
             return _with_view(slot, step.who, slot.views[step.who]._replace(snap=slot.row is Row.LIVE))
         if step.turn is Turn.JUMP:
@@ -247,7 +276,7 @@ class Protocol:
 
     def tidy(self, slot: Slot, around: Around) -> Slot:
         """The slot without what makes no difference any more."""
-        waiting = slot.booker in (Booker.BOOKED, Booker.LIMBO)
+        waiting = slot.booker in (Booker.BOOKED, Booker.LIMBO, Booker.HANGING)
         if slot.booker is Booker.LIMBO and slot.age >= DEADLINE and self.rules.unknown_stays:
             slot, waiting = slot._replace(booker=Booker.OVER), False
         if slot.entry is not Entry.FLIGHT:

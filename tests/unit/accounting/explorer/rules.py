@@ -20,9 +20,11 @@ class Rules:
     judged at the mark, not when the change is applied. ``two_sightings``: and by the boot clock too.
     ``resolves_in_flight``: what is too old is removed, or confirmed, at all.
     ``idempotent_release`` and ``exact_rollback``: without an entry no counter moves. ``unknown_stays``: a COMMIT
-    without answer is not rolled back. ``server_deadline``: a late COMMIT is refused. ``bootstrap_waits``: an age,
-    between closing the store and the snapshot it is filled from. ``fenced_wipe``: a filler that was overtaken in a
-    pause cannot wipe what its successor filled.
+    without answer is not rolled back. ``server_deadline``: a late COMMIT is refused. ``asks_for_commits``: nothing is
+    too old whose COMMIT the server has taken and not ended; ``asks_first``: which it is asked before the snapshot is
+    taken. ``bootstrap_waits``: an age, between closing the store and the snapshot it is filled from;
+    ``filler_asks``: and until no COMMIT hangs. ``fenced_wipe``: a filler that was overtaken in a pause cannot wipe
+    what its successor filled.
     """
 
     tombstones: bool = True
@@ -35,7 +37,10 @@ class Rules:
     exact_rollback: bool = True
     unknown_stays: bool = True
     server_deadline: bool = True
+    asks_for_commits: bool = True
+    asks_first: bool = True
     bootstrap_waits: bool = True
+    filler_asks: bool = True
     fenced_wipe: bool = True
 
     @property
@@ -50,7 +55,8 @@ class Scope:
 
     A booker that is done starts again with a new id, for ever. ``crashes`` of bookers (a reconciler or a filler may
     stop at any time, any number of times); ``flushes`` of Redis; ``jumps`` forward of Redis TIME; ``pauses`` of a
-    filler that goes on later; ``foreign`` procs that somebody else inserts without booking. ``late_copies``: a script
+    filler that goes on later; ``foreign`` procs that somebody else inserts without booking; ``hangs``: COMMITs that
+    PostgreSQL takes in time and ends whenever it likes. ``late_copies``: a script
     call may be executed a second time at any later moment of the same epoch, or at such a moment only. ``forgets``:
     a tombstone may expire while calls are still late.
     """
@@ -63,5 +69,6 @@ class Scope:
     jumps: int = 0
     pauses: int = 0
     foreign: int = 0
+    hangs: int = 0
     late_copies: bool = True
     forgets: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.unit.accounting.explorer.rules import AGE, Rules
+from tests.unit.accounting.explorer.rules import AGE, DEADLINE, Rules
 from tests.unit.accounting.explorer.state import Around, Booker, Decision, Entry, Late, Row, Slot, View
 
 _DRIFT_BOUND = 2
@@ -16,7 +16,7 @@ class Scripts:
 
     def book(self, slot: Slot) -> Slot:
         """lua/book.lua, for an id without entry, when there is room."""
-        again = slot.booker in (Booker.BOOKED, Booker.LIMBO)
+        again = slot.booker in (Booker.BOOKED, Booker.LIMBO, Booker.HANGING)
         return self._entered(slot, Entry.FLIGHT)._replace(age=slot.age if again else 0)
 
     def settle(self, slot: Slot) -> Slot:
@@ -58,6 +58,10 @@ class Scripts:
         if not self.rules.resolves_in_flight:
             return False
         return slot.entry is Entry.FLIGHT and (slot.jumped or slot.age >= AGE) and sighted
+
+    def may_still_commit(self, slot: Slot) -> bool:
+        """PostgreSQL says that it has the COMMIT, for as long as only a COMMIT can that was sent in time."""
+        return self.rules.asks_for_commits and slot.booker is Booker.HANGING and slot.age >= DEADLINE
 
     def judge(self, slot: Slot, view: View) -> Decision:
         """What a reconciler decides about a slot as it reads it."""

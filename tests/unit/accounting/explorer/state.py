@@ -17,6 +17,7 @@ class Booker(IntEnum):
     FAILED = 3  # knows that it is not, has to roll back
     LIMBO = 4  # lost the connection in COMMIT: the server may still carry it out
     OVER = 5  # finished, gave up or died
+    HANGING = 6  # PostgreSQL has its COMMIT, and ends it when it can
 
 
 class Row(IntEnum):
@@ -91,7 +92,8 @@ class Slot(NamedTuple):
     @property
     def may_commit(self) -> bool:
         """Accepted and within its deadline: it counts as if it were committed."""
-        return self.booker in (Booker.BOOKED, Booker.LIMBO) and self.age < DEADLINE
+        in_time = self.booker in (Booker.BOOKED, Booker.LIMBO) and self.age < DEADLINE
+        return in_time or self.booker is Booker.HANGING
 
     @property
     def counted(self) -> bool:
@@ -110,6 +112,7 @@ class Stage(IntEnum):
     IDLE = 0
     MARKED = 1
     READING = 2
+    BETWEEN = 3  # it has asked for COMMITs that hang, or has its snapshot, and the other is to come
 
 
 class Store(IntEnum):
@@ -123,15 +126,17 @@ class Store(IntEnum):
 
 class Around(NamedTuple):
     """What is not about one slot. ``drift``: the counter less the number of entries. ``overtaken``: a paused filler
-    still means to wipe the store. The last five count what may still go wrong."""
+    still means to wipe the store. ``hanging``: COMMITs that hang now. The last six count what may still go wrong."""
 
     stages: tuple[Stage, ...]
     store: Store = Store.OPEN
     waited: int = 0
     drift: int = 0
     overtaken: bool = False
+    hanging: int = 0
     crashes: int = 0
     flushes: int = 0
     jumps: int = 0
     pauses: int = 0
     foreign: int = 0
+    hangs: int = 0

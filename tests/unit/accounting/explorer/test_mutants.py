@@ -10,6 +10,7 @@ from tests.unit.accounting.explorer.rules import Rules, Scope
 from tests.unit.accounting.explorer.search import EVERY_FAULT, Fault, Search
 
 OVERBOOKED = frozenset({Fault.OVERBOOKED})
+HANGS = Scope(crashes=0, flushes=0, hangs=1, late_copies=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,11 @@ MUTANTS = {
     "age judged by Redis TIME alone": Mutant(Rules(two_sightings=False), 7, scope=Scope(jumps=1)),
     "unknown COMMIT rolled back": Mutant(Rules(unknown_stays=False), 4),
     "deadline that the client keeps": Mutant(Rules(server_deadline=False), 9),
+    "entry dropped by age although its COMMIT hangs": Mutant(Rules(asks_for_commits=False), 12, scope=HANGS),
+    "COMMITs that hang asked for after the snapshot": Mutant(Rules(asks_first=False), 13, scope=HANGS),
+    "bootstrap that does not ask for COMMITs that hang": Mutant(
+        Rules(filler_asks=False), 9, scope=replace(HANGS, flushes=1)
+    ),
     "wipe that an overtaken filler can do": Mutant(Rules(fenced_wipe=False), 13, scope=Scope(pauses=1)),
 }
 

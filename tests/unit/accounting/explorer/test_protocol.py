@@ -18,12 +18,14 @@ SCOPES = {
     "somebody else's proc": (replace(NO_LATE_CALLS, foreign=1), 95_000),
     "a clock that jumps": (replace(NO_LATE_CALLS, flushes=0, jumps=1), 40_000),
     "a filler that pauses": (replace(NO_LATE_CALLS, pauses=1), 60_000),
+    "a COMMIT that hangs": (replace(NO_LATE_CALLS, hangs=1), 80_000),
     "two reconcilers": (replace(NO_LATE_CALLS, crashes=0, flushes=0, reconcilers=2), 60_000),
 }
 DEEP_SCOPES = {
     "everything at once": (Scope(jumps=1, pauses=1), 800_000),
     "three bookers": (replace(NO_LATE_CALLS, bookers=3, cap=2, flushes=0), 1_000_000),
     "two reconcilers, a crash and a flush": (replace(NO_LATE_CALLS, reconcilers=2), 200_000),
+    "a COMMIT that hangs, late and doubled calls": (Scope(hangs=1), 380_000),
 }
 if os.environ.get("OPENCUE_SCHED_TEST_DEEP"):
     SCOPES |= DEEP_SCOPES
