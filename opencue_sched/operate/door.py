@@ -31,7 +31,13 @@ log = structlog.get_logger(__name__)
 FENCED_OFF = "fenced_off"
 """The reason for which a task ends whose leader was succeeded while it ran."""
 MALFORMED = "malformed"
-"""The reason for which a message is put aside that has not the arguments of its task."""
+"""The reason for which a message is put aside that has not the arguments of its task, or headers nobody can read."""
+_OF_A_LEADER: dict[str, TypeAdapter[Any]] = {
+    "fence": TypeAdapter(int),
+    "tick": TypeAdapter(int),
+    "tick_of": TypeAdapter(str),
+}
+"""What a leader writes on its messages."""
 
 
 class Door(Task):  # type: ignore[type-arg]
@@ -41,7 +47,7 @@ class Door(Task):  # type: ignore[type-arg]
         """Run the task, unless its message carries the fence of a leader that was succeeded, or not its arguments."""
         mine = runtime()
         with mine.membership.duty.task():
-            if misfit := self._misfit(args, kwargs):
+            if misfit := self._misfit(args, kwargs) or self._odd_header():
                 self._put_aside(mine, misfit, args, kwargs)
                 return {"dropped": MALFORMED}
             standing = self._standing(mine)
@@ -77,6 +83,17 @@ class Door(Task):  # type: ignore[type-arg]
                 self._types[name].validate_python(given[name], strict=True)
             except ValidationError as error:
                 return f"{name}: {error.errors()[0]['msg']}"
+        return ""
+
+    def _odd_header(self) -> str:
+        """Why nobody can read what a leader wrote on this message; empty when it can be read, or no leader did."""
+        for name, adapter in _OF_A_LEADER.items():
+            value = _header(self, name)
+            try:
+                if value is not None:
+                    adapter.validate_python(value, strict=True)
+            except ValidationError as error:
+                return f"header {name} {value!r:.200}: {error.errors()[0]['msg']}"
         return ""
 
     def _put_aside(self, mine: Runtime, misfit: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -65,6 +65,31 @@ def test_a_message_without_the_arguments_of_its_task_is_put_aside(redis_client, 
     assert json.loads(letter.body) == [args, kwargs]
 
 
+@pytest.mark.parametrize(
+    ("headers", "words"),
+    [
+        ({"fence": "x"}, "header fence 'x': Input should be a valid integer"),
+        ({"fence": True}, "header fence True: Input"),
+        ({"fence": 1.5}, "header fence 1.5: Input"),
+        ({"fence": {"a": 1}}, "header fence {'a': 1}: Input"),
+        ({"fence": 5, "tick": "soon", "tick_of": "recompute"}, "header tick 'soon': Input should be a valid integer"),
+        ({"fence": 5, "tick": 7, "tick_of": ["recompute"]}, "header tick_of ['recompute']: Input"),
+        ({"headers": {"fence": "x" * 5000}}, "header fence 'xxx"),
+    ],
+)
+def test_a_message_whose_fence_or_tick_nobody_can_read_is_put_aside(redis_client, headers, words):
+    """A task that fails at it would be a line in the log of one worker, as often as the message comes."""
+    task = real_app.tasks[SWEEP]
+    task.push_request(**headers)
+    try:
+        assert task() == {"dropped": "malformed"}
+    finally:
+        task.pop_request()
+    (letter,) = read_dead_letters(redis_client, "cue")
+    assert letter.reason.startswith(f"{SWEEP}: {words}")
+    assert len(letter.reason) < 400
+
+
 # Somebody waits for the pass
 
 
