@@ -265,7 +265,8 @@ class JobBoard:
     def extend(self, claims: Sequence[Job], *, ttl_seconds: float) -> list[Job]:
         """Prolong the claims of these handles; those still held. For coordination.keeper.Keeper."""
         calls = [(job.uuid, job.owner_seen, job.fence, job.token, life_ms(ttl_seconds)) for job in claims]
-        answers = self._scripts.call_each("board_extend", calls)
+        with self._answering():
+            answers = self._scripts.call_each("board_extend", calls)
         return [job for job, held in zip(claims, answers, strict=True) if held == 1]
 
     def record(self, job: Job, who: str, result: Any) -> None:
