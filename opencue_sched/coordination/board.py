@@ -116,7 +116,8 @@ class BoardScripts:
     def post(self, uuid: str, name: str, key: str, payload: str, rank: int, *, delay_seconds: float) -> Listing:
         """The job as it was posted, or the one that has this key already."""
         delay, kept = max(0, round(delay_seconds * 1000)), round(TRASH_KEPT_SECONDS * 1000)
-        _, there, fields = self.call("board_post", uuid, name, key, payload, rank, delay, kept)
+        call = self.keys.call(uuid)
+        _, there, fields = self.call("board_post", uuid, name, key, payload, rank, delay, kept, call)
         return Listing(str(there), _mapping(fields))
 
     def claim(

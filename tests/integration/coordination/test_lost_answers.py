@@ -69,14 +69,26 @@ def test_a_job_is_posted_once_though_the_answer_was_lost(proxy, board):
     assert job.sequence == 2
 
 
-def test_a_post_made_again_leaves_alone_a_job_that_was_claimed_meanwhile(board):
-    """The same call of the script twice, and a claim in between."""
-    arguments = ("0" * 32, "render", "", '{"v": 1, "details": {}}', 2, 0)
-    assert board._scripts.call("board_post", *arguments)[0] == 1
+@pytest.mark.parametrize("key", ["", "frame-1"])
+def test_a_post_made_again_posts_nothing_though_the_job_was_claimed_or_done_meanwhile(board, redis_client, key):
+    """The same call twice and three times, and what a quick worker does in between."""
+
+    def post() -> Job:
+        listing = board._scripts.post("0" * 32, "render", key, '{"v": 1, "details": {"n": 1}}', 1, delay_seconds=0)
+        return Job(board, listing)
+
+    first = post()
     claim = board.claim_next("me")
-    assert board._scripts.call("board_post", *arguments)[0] == 1
+    assert post().uuid == first.uuid
     assert (board.job_count, board.find_owner(claim)) == (1, "me")
     board.consume(claim, "me")
+    again = post()
+    assert board.job_count == 0, "it would be done twice"
+    for said in ("uuid", "name", "details", "priority", "sequence", "created_on"):
+        assert getattr(again, said) == getattr(first, said)
+    assert again.state is JobState.COMPLETE
+    assert 0 < redis_client.pttl(BoardKeys("cue", "jobs").call(first.uuid)) <= 60_000
+    assert board.post("render", key=key).uuid != first.uuid, "another call is another job"
 
 
 ENDS = ("consume", "abandon", "trash")
