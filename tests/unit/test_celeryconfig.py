@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib
 import json
+import runpy
 import subprocess
 import sys
+from importlib.metadata import entry_points
 
 import pytest
 from kombu import Queue
 
 import celeryconfig
+from opencue_sched.beat import LeaderScheduler
 from opencue_sched.celery import app
 from opencue_sched.coordination.names import QueueName, QueueType, common_queue, consumed_queues
 from opencue_sched.operate.upkeep import REAP_TURN_SECONDS
@@ -74,11 +77,30 @@ def test_periodic_tasks_exist_and_come_as_often_as_the_settings_say() -> None:
         "opencue_sched.maintenance.reap": 30,
         "opencue_sched.maintenance.recover_depends": 60,
     }
-    assert {entry["options"]["headers"]["catch_up"] for entry in celeryconfig.beat_schedule.values()} <= {
-        "skip",
-        "latest",
-        "all",
-    }
+    policies = {name: entry["options"]["headers"]["catch_up"] for name, entry in celeryconfig.beat_schedule.items()}
+    assert policies.pop("sweep-clusters") == "skip"
+    assert set(policies.values()) == {"latest"}
+
+
+def test_beats_are_ours_by_configuration_and_by_entry_point() -> None:
+    (entry,) = entry_points(group="celery.beat_schedulers", name="opencue_sched")
+    assert entry.load() is LeaderScheduler
+    assert app.conf.beat_scheduler == entry.value
+
+
+def test_old_queues_are_asked_last_and_shared_ones_never_by_a_fleet_of_a_facility(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = get_settings()
+    coordination = given.coordination.model_copy(update={"legacy_queues": ("cue.old",)})
+    scheduler = given.scheduler.model_copy(update={"facility": "Alpha"})
+    asked = {}
+    for name, changed in (("old", {"coordination": coordination}), ("alpha", {"scheduler": scheduler})):
+        settings = given.model_copy(update=changed)
+        monkeypatch.setattr("opencue_sched.settings.get_settings", lambda settings=settings: settings)
+        asked[name] = [queue.name for queue in runpy.run_path(celeryconfig.__file__)["task_queues"]]
+    assert asked["old"] == [*(queue.name for queue in celeryconfig.task_queues), "cue.old"]
+    assert {QueueName.parse(name).group for name in asked["alpha"]} == {"alpha"}
 
 
 def test_threads_of_a_worker_are_the_references_setting() -> None:

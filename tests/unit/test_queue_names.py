@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.coordination.names import BoardKeys, QueueName, consumed_queues, presence_key, reply_queue
+from opencue_sched.coordination.names import (
+    BoardKeys,
+    QueueName,
+    consumed_queues,
+    parse_presence_key,
+    presence_key,
+    reply_queue,
+)
 from opencue_sched.domain.errors import InvalidInput
 
 names = st.from_regex(r"[a-z0-9][a-z0-9_.-]{0,62}", fullmatch=True)
@@ -16,8 +23,11 @@ names = st.from_regex(r"[a-z0-9][a-z0-9_.-]{0,62}", fullmatch=True)
     ns=names, type_=names, group=st.none() | names, instance=st.none() | names, prio=st.sampled_from([None, 0, 1, 2])
 )
 def test_every_name_that_can_be_built_parses_back(ns, type_, group, instance, prio):
-    name = QueueName(ns, type_, group, instance if group else None, prio)
-    assert QueueName.parse(str(name)) == name
+    place = (ns, type_, group, instance if group else None)
+    for name in (QueueName(*place, prio), QueueName(*place, family="ctl")):
+        assert QueueName.parse(str(name)) == name
+    if group and instance:
+        assert parse_presence_key(presence_key(ns, type_, group, instance)) == place
 
 
 @given(st.text(max_size=80))

@@ -19,6 +19,7 @@ from opencue_sched.coordination.board_fetch import fetch
 from opencue_sched.coordination.entities import RegisteredEntity
 from opencue_sched.coordination.job import DOES_NOT_EXPIRE, NO_CLAIM, Job, JobPriority, JobState, LogBook
 from opencue_sched.coordination.jobboard import PAGE, JobBoard
+from opencue_sched.operate.stores import StoreUnusable, check_redis
 from tests.polling import eventually
 
 
@@ -158,6 +159,15 @@ def test_a_redis_that_evicts_is_refused_or_warned_about(redis_client, capsys):
         assert "board_may_lose_entities" in capsys.readouterr().out
     finally:
         redis_client.config_set("maxmemory-policy", "noeviction")
+
+
+def test_a_redis_that_is_too_old_is_refused(redis_client, settings, monkeypatch):
+    info = redis_client.info
+    monkeypatch.setattr(redis_client, "info", lambda section: {**info(section), "redis_version": "6.0.16"})
+    with pytest.raises(JobFailure, match=r"Redis 6\.0\.16 is too old"):
+        JobBoard(redis_client, "cue").connect()
+    with pytest.raises(StoreUnusable, match=r"is 6\.0\.16; 6\.2 or newer"):
+        check_redis(redis_client, settings)
 
 
 # Posting and looking

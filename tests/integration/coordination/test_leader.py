@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -11,7 +13,8 @@ import redis
 from sqlalchemy.exc import OperationalError
 
 from opencue_sched.beat import make_gate
-from opencue_sched.coordination.leader import LeaderGate
+from opencue_sched.coordination.keeper import Keeper
+from opencue_sched.coordination.leader import LeaderGate, boot_clock
 from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.coordination.standing import Standing, tick_standing
 from opencue_sched.store.fences import PersistentFences
@@ -72,6 +75,35 @@ def test_a_leader_that_cannot_renew_in_time_stops_by_itself(redis_client, keys):
     assert leader.lease is not None
     clock.now += 0.2
     assert leader.lease is None
+
+
+def test_the_deadline_counts_from_before_the_call_that_renewed_on_a_clock_that_runs_through_a_suspend(
+    redis_client, keys, monkeypatch
+):
+    """The lease lives from when Redis was asked, at the latest; its answer may have taken long."""
+    clock, evalsha = Clock(), redis_client.evalsha
+    leader = gate(redis_client, keys, clock=clock)
+
+    def slowly(*arguments):
+        answer = evalsha(*arguments)
+        clock.now += 4
+        return answer
+
+    monkeypatch.setattr(redis_client, "evalsha", slowly)
+    for asked in (1000.0, 1009.0):
+        clock.now = asked
+        assert leader.renew() is not None
+        clock.now = asked + 9.9
+        assert leader.lease is not None
+        if asked > 1000:
+            clock.now = asked + 10
+            assert leader.lease is None
+    for holder in (LeaderGate, Keeper):
+        assert inspect.signature(holder).parameters["clock"].default is boot_clock
+    clocks = []
+    monkeypatch.setattr("time.clock_gettime", clocks.append)
+    boot_clock()
+    assert clocks == [time.CLOCK_BOOTTIME]
 
 
 def test_a_paused_ex_leader_fires_nothing(redis_client, keys):
