@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,6 +63,9 @@ def test_the_demo_renders_a_picture_and_leaves_nothing_behind(tmp_path, environm
     assert "5 of 5 frames" in stdout
     for invariant in ("I1 ", "I2 ", "I4 ", "I6 ", "I7 ", "I8 "):
         assert any(line.strip().startswith(invariant) and " pass " in line for line in stdout.splitlines())
+    assert re.search(r"^contact sheet +out/contact-sheet\.png$", stdout, re.M)
+    assert re.search(r"^Flower +http://127\.0\.0\.1:\d+ ", stdout, re.M)
+    assert re.search(r"^metrics +http://127\.0\.0\.1:\d+/metrics ", stdout, re.M)
     picture = read_png(tmp_path / "out" / "contact-sheet.png")
     assert picture.width > 500
     assert len(list((tmp_path / "out" / "frames").glob("frame.*.png"))) == 4

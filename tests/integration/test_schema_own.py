@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
 
 from opencue_sched.store import schema
+from tests.compat.catalog import read_catalog
 from tests.farm import Farm, LayerSpec
 
 
@@ -23,6 +24,19 @@ def own(empty_database_url: str) -> Iterator[Engine]:
         yield engine
     finally:
         engine.dispose()
+
+
+def test_ids_are_text_of_36_characters_and_no_extension_is_needed(own: Engine) -> None:
+    with own.connect() as connection:
+        columns = read_catalog(connection)["column"]
+        extensions = connection.execute(text("SELECT extname FROM pg_extension")).scalars().all()
+    ids = {name: type_ for name, type_ in columns.items() if name.partition(".")[2].startswith("pk_")}
+    assert len(ids) > 100
+    assert {type_.partition(" NOT NULL")[0].partition(" DEFAULT")[0] for type_ in ids.values()} == {
+        "character varying(36)"
+    }
+    assert not {name for name, type_ in columns.items() if type_.startswith("uuid")}
+    assert extensions == ["plpgsql"]
 
 
 def test_statements_over_the_same_jobs_wait_for_each_other_instead_of_deadlocking(own: Engine) -> None:

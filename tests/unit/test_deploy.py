@@ -295,6 +295,7 @@ def test_kubernetes_scrapes_the_worker_where_it_serves_its_metrics():
     deployment, _ = yaml.safe_load_all((DEPLOY / "k8s" / "worker.yaml").read_text())
     pod = deployment["spec"]["template"]
     (container,) = pod["spec"]["containers"]
+    check_command(container["command"])
     environment = {variable["name"]: variable.get("value", "") for variable in container["env"]}
     port = metrics_port(container["command"], environment)
     assert pod["metadata"]["annotations"]["prometheus.io/port"] == str(port)

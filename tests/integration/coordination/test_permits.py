@@ -11,6 +11,10 @@ def test_permits_are_exclusive_and_live_two_seconds_a_frame_but_no_longer_than_a
     assert permits.take("pass-2", {"a": 1, "c": 1}) == {"c"}
     assert 2000 < redis_client.pttl("cue:permit:layer:a") <= settings.coordination.claim_ttl * 1000
     assert 1000 < redis_client.pttl("cue:permit:layer:b") <= 2000
+    # and who asks again has it anew, not for what was left of the first time
+    redis_client.pexpire("cue:permit:layer:a", 500)
+    assert permits.take("pass-1", {"a": 1000}) == {"a"}
+    assert redis_client.pttl("cue:permit:layer:a") > 2000
 
 
 def test_only_the_owner_drops_a_permit(redis_client):

@@ -397,8 +397,12 @@ def test_every_metric_of_ours_moves(runtime: Runtime, engine: Engine, redis_clie
     with engine.begin() as connection:
         Farm(connection).job([LayerSpec(frames=1)], show=show, name="paused")
     _pause_before_commit(runtime, engine, monkeypatch)
-    with increments("scheduler_bookings_lost_total", reason="frame_lost") as grown:
+    with (
+        increments("scheduler_bookings_lost_total", reason="frame_lost") as grown,
+        increments("scheduler_checkout_outcome_total", outcome="dispatch_error") as outcomes,
+    ):
         run_passes(runtime)
+    assert grown == outcomes
     assert grown[0] >= 1
     monkeypatch.undo()
 
@@ -415,7 +419,9 @@ def test_every_metric_of_ours_moves(runtime: Runtime, engine: Engine, redis_clie
     walk.look()
     _hosts_go_down(runtime, engine)
     cluster = next(iter(runtime.sweeper._feed.clusters()))
-    metrics.record_pass(PassReport(cluster, attempts=(2,), wasted_attempts=1))
+    with increments("scheduler_checkout_outcome_total", outcome="no_progress") as grown:
+        metrics.record_pass(PassReport(cluster, attempts=(2,), wasted_attempts=1))
+    assert grown == [1]
     metrics.record_cache(CacheStats(size=1, groups=1, hits=0, misses=0, checked_out=0, given_up=metrics._given_up + 1))
     runtime.rest_cluster(cluster.key, 60)
     runtime.sweep()

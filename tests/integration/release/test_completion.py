@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from sqlalchemy import Engine, event
 
@@ -53,8 +55,13 @@ def test_each_state_decision_is_written(
 def test_a_completion_releases_the_ledger_and_tells_the_host_caches_after_the_commit(
     engine: Engine, view: FarmView, ledger: RecordedLedger, changes: RecordedChanges
 ) -> None:
+    class Looks(RecordedLedger):
+        def release(self, proc_ids: Sequence[str]) -> int:
+            assert view.procs() == [], "told before the commit"
+            return ledger.release(proc_ids)
+
     run = start(view)
-    complete_frame(engine, run.report(), ledger=ledger, changes=changes)
+    assert complete_frame(engine, run.report(), ledger=Looks(), changes=changes).verdict is RunVerdict.APPLIED
     assert ledger.released == list(run.procs)
     assert changes.published == [run.host.id]
 
