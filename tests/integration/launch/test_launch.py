@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from opencue_sched.dispatch import launch
 from opencue_sched.dispatch.channels import RqdChannels
 from opencue_sched.dispatch.launch import LaunchOutcome, LaunchState, launch_all
 from opencue_sched.embedded.simulated_host import Answer
@@ -67,6 +69,33 @@ def test_a_second_refusal_is_final_and_keeps_rqds_words(farm: SimulatedFarm, cha
 
     assert ends(outcomes) == [(LAUNCHED, 1), (FAILED, 2), (LAUNCHED, 1)]
     assert "insufficient idle cores" in str(outcomes[1].error)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "state", "sends", "runs"),
+    [
+        ({"refusal": "no words of RQD's", "refusals_left": 1}, LAUNCHED, 2, 1),
+        ({"refusal": "no words of RQD's"}, FAILED, 2, 0),
+        ({"launch_answer": Answer.CUT_OFF}, LAUNCHED, 1, 1),
+    ],
+    ids=["absent-then-sent-again", "absent-twice", "runs-already"],
+)
+def test_after_an_unclear_answer_rqd_is_asked_and_an_absent_frame_sent_once_more(
+    farm: SimulatedFarm,
+    channels: RqdChannels,
+    monkeypatch: pytest.MonkeyPatch,
+    behaviour: dict[str, Any],
+    state: LaunchState,
+    sends: int,
+    runs: int,
+) -> None:
+    """As INTERNAL, ABORTED and UNKNOWN are read; the simulated hosts end a call with other codes."""
+    monkeypatch.setattr(launch, "classify", lambda _code, _details: launch.Answer.UNCLEAR)
+    farm.behave("sim0001", **behaviour)
+    (outcome,) = launch_all(channels, [request("sim0001")])
+    assert (outcome.state, outcome.sends) == (state, sends)
+    assert len(farm.runs()) == runs
+    assert farm.violations() == []
 
 
 @pytest.mark.parametrize("answer", [Answer.CUT_OFF, Answer.NEVER])

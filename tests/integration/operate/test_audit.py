@@ -17,7 +17,7 @@ from opencue_sched.accounting.entries import Booking
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
-from opencue_sched.operate.audit import Outcome, run_audit
+from opencue_sched.operate.audit import AuditReport, Check, Outcome, run_audit
 from opencue_sched.operate.cli import cli
 from opencue_sched.settings import Rqd, Settings, get_settings
 from tests.integration.dispatch.passes import Passes, passes
@@ -227,6 +227,10 @@ def test_the_command_ends_with_1_and_names_the_offender(world, monkeypatch, caps
         (failed,) = [check for check in answer["checks"] if check["outcome"] == "fail"]
         assert failed["invariant"] == "I7"
         assert len(failed["offenders"]) == 1
+        undecided = AuditReport((Check("I1", Outcome.UNDECIDED, "counters"),))
+        monkeypatch.setattr("opencue_sched.operate.cli.audit.run_audit", lambda *_: undecided)
+        status, answer = run()
+        assert (status, answer["failed"], answer["undecided"]) == (3, False, True)
     finally:
         get_settings.cache_clear()
         structlog.reset_defaults()
