@@ -166,6 +166,11 @@ class Ours(Side):
         ledger = make_ledger(self.engine, self.client, owner="heir")
         return SharedLicence(ledger, Vertices(*ids, (limit,)), other.id)
 
+    def managed_shows(self) -> dict[str, str]:
+        """Shows with the flag set, and the version of their row."""
+        with self.engine.connect() as connection:
+            return managed_show_versions(connection)
+
     def flip(self, show_id: str, *, managed: bool) -> Actor:
         """Our command, for another show, on a farm without Cuebots."""
         wait = {"quarantine_seconds": 0.0} if managed else {"settle_seconds": 0.0}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from opencue_sched.accounting import inventory as inventory_module
@@ -12,6 +14,7 @@ from opencue_sched.accounting.inventory import drift, take_stock
 from opencue_sched.accounting.ledger import Booking
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.accounting.scripts import MAX_IDS_PER_CALL, Change
+from opencue_sched.accounting.snapshot import Snapshot, may_still_commit, read_snapshot
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from tests.integration.accounting.world import AGE, World
@@ -96,18 +99,60 @@ def test_a_settled_booking_starts_its_sightings_anew(world: World) -> None:
     assert world.store.client.hgetall(keys.SIGHTINGS_PREFIX + "test-boot") == {}
 
 
-def test_a_booking_is_left_alone_as_long_as_postgresql_has_not_ended_its_commit(world: World) -> None:
+@pytest.mark.parametrize("asks", [True, False], ids=["ours", "naive"])
+def test_a_booking_is_left_alone_as_long_as_postgresql_has_not_ended_its_commit(
+    world: World, asks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A COMMIT takes as long as it takes, however old the booking is: on a slow disk, without its standby."""
+    if not asks:
+        monkeypatch.setattr(reconcile_module, "may_still_commit", lambda *_: False)
     with world.stalled_commit() as (booked, finish):
         world.ledger.book([booked])
         for _ in range(3):
-            recompute(world.engine, world.ledger, age_seconds=0.003, sightings=world.sightings, write_tables=False)
-            world.age(booked.proc_id, 100)
-            world.now += 100
-        assert world.store.ids() == {booked.proc_id}
+            recompute_later(world, booked)
+        assert world.store.ids() == ({booked.proc_id} if asks else set())
         finish()
-    assert world.recompute().causes == {"late_settle": 1}
+        assert world.job_cores() == (booked.cores if asks else 0), "and it runs"
+    assert world.recompute().causes == ({"late_settle": 1} if asks else {"missing": 1})
     world.exact()
+
+
+class AskedLater:
+    """The same question, put when its answer is needed: then the snapshot has been taken."""
+
+    def __init__(self, *how: Any) -> None:
+        self._how = how
+
+    def __bool__(self) -> bool:
+        return may_still_commit(*self._how)
+
+
+@pytest.mark.parametrize("asked", [may_still_commit, AskedLater], ids=["ours", "after the snapshot"])
+def test_a_commit_that_ends_right_after_the_snapshot_has_been_asked_for(
+    world: World, asked: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The snapshot lacks its proc, and whoever asks only then finds no COMMIT that hangs."""
+    monkeypatch.setattr(reconcile_module, "may_still_commit", asked)
+    with world.stalled_commit() as (booked, finish):
+        world.ledger.book([booked])
+        recompute_later(world, booked)
+
+        def snapshot_then_commit(*args: Any) -> Snapshot:
+            snapshot = read_snapshot(*args)
+            finish()
+            return snapshot
+
+        monkeypatch.setattr(reconcile_module, "read_snapshot", snapshot_then_commit)
+        recompute_later(world, booked)
+    assert world.job_cores() == (booked.cores if asked is may_still_commit else 0), "and it runs"
+
+
+def recompute_later(world: World, booked: Booking) -> None:
+    """With an age so short that a COMMIT of a moment ago hangs; then more than an age passes on both clocks."""
+    recompute(world.engine, world.ledger, age_seconds=0.003, sightings=world.sightings, write_tables=False)
+    world.now += 100
+    if booked.proc_id in world.store.ids():
+        world.age(booked.proc_id, 100)
 
 
 def test_a_committed_booking_whose_settle_was_lost_becomes_confirmed(world: World) -> None:
