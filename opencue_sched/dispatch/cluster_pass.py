@@ -33,6 +33,7 @@ from opencue_sched.dispatch.commit import CommitResult, CommittedProc, commit_pl
 from opencue_sched.dispatch.gather import Gathered, gather
 from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.dispatch.launch import launch_all
+from opencue_sched.dispatch.locked_hosts import LockedHosts
 from opencue_sched.dispatch.outcome import after_booking, given_back
 from opencue_sched.dispatch.refusals import Refusals
 from opencue_sched.dispatch.report import PassEnd, PassReport
@@ -54,8 +55,6 @@ from opencue_sched.store.quarantine import quarantine_jobs
 
 log = structlog.get_logger(__name__)
 
-LOCKED_HOST_REST_SECONDS = 1.0
-"""Whoever holds a host's row, it would be found locked again at once; the frames go to others meanwhile."""
 FAILED_HOST_REST_SECONDS = 5.0
 """PostgreSQL calls a host whose RQD is gone UP for minutes, with all its cores idle."""
 
@@ -77,6 +76,7 @@ class PassRunner:
     counted: CountedShows | None = None
     bad_rows: BadRowLog = field(default_factory=BadRowLog)
     refusals: Refusals = field(default_factory=Refusals)
+    locked: LockedHosts = field(default_factory=LockedHosts)
     clock: Callable[[], float] = time.monotonic
 
     def run(self, cluster: Cluster, *, alive: Callable[[], bool]) -> PassReport:
@@ -276,10 +276,9 @@ class PassRunner:
         if result.lost:
             self._roll_back([planned for planned, _ in result.lost])
             log.info("bookings_lost", cluster=report.cluster.key, **Counter(e.reason for _, e in result.lost))
-        for lost, why in result.lost:
-            if why.retriable:
-                rest = LOCKED_HOST_REST_SECONDS if isinstance(why, HostLocked) else 0.0
-                self.hosts.cache.invalidate(lost.host.id, rest_seconds=rest)
+        rests = self.locked.found({lost.host.id for lost, why in result.lost if isinstance(why, HostLocked)})
+        for host_id in {lost.host.id for lost, why in result.lost if why.retriable}:
+            self.hosts.cache.invalidate(host_id, rest_seconds=rests.get(host_id, 0.0))
         self._reload_caps(result.lowered)
 
     def _reload_caps(self, lowered: Collection[str]) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from opencue_sched.coordination.postings import ClaimKeeper, Offered, Refused
-from opencue_sched.dispatch import cluster_pass
+from opencue_sched.dispatch import locked_hosts
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.report import PassEnd, PassReport
@@ -79,7 +79,8 @@ def test_a_cluster_does_not_sleep_past_the_return_of_a_host_that_somebody_had_lo
     here: Passes, dispatcher: Dispatcher, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given a farm whose only host is locked by another transaction during a pass
-    monkeypatch.setattr(cluster_pass, "LOCKED_HOST_REST_SECONDS", 3.0)
+    monkeypatch.setattr(locked_hosts, "FIRST_REST_SECONDS", 3.0)
+    monkeypatch.setattr(locked_hosts, "LONGEST_REST_SECONDS", 3.0)
     plant(engine, frames=1)
     posting = a_posting(here)
     with engine.connect() as somebody, somebody.begin():
