@@ -94,3 +94,13 @@ def test_ctrl_c_stops_everything_it_started(tmp_path, environment):
         demo.kill()
         demo.wait()
     nothing_is_left(environment)
+
+
+def test_what_cannot_be_started_says_so_and_leaves_nothing_of_what_was(tmp_path, environment):
+    # given a Redis that cannot be started, after PostgreSQL was
+    environment["OPENCUE_SCHED_EMBEDDED_REDIS"] = "no-such-server"
+    demo = subprocess.run(DEMO, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert demo.returncode == 1
+    assert "no program no-such-server" in demo.stderr
+    assert "Traceback" not in demo.stdout + demo.stderr
+    nothing_is_left(environment)

@@ -58,3 +58,8 @@ def test_the_program_tells_its_exit_statuses() -> None:
     told = help_of(cli)
     for meaning in ("0 done", "1 refused or failed", "2 wrong usage", "78 wrong configuration", "130 stopped"):
         assert meaning in told
+
+
+def test_the_demo_is_of_48_frames_on_three_rqds_with_two_workers() -> None:
+    defaults = {option.name: option.default for option in dict(COMMANDS)["demo"].params}
+    assert (defaults["frames"], defaults["hosts"], defaults["workers"]) == (48, 3, 2)
