@@ -1,7 +1,7 @@
 -- board_offer: post jobs by name, once each, and say for which a message should be sent now.
 -- ARGV[2] resend after ms   ARGV[3] retention of trash in ms
 -- ARGV[4..] groups of four: name, details (JSON), priority rank 0..4, wake (1|0)
--- A message sent in vain is sent again after that time, then after twice as long, and so on up to 16 times.
+-- A message sent in vain is sent again when it is overdue by that time (see is_overdue).
 -- Returns for each group: uuid, ticket of the message to send (0: none), 1 if a message was sent before in vain else 0.
 -- Invariants: one job per name, however often it is offered; a wake is never lost: it either makes the job ready or
 -- moves `wake`, which the present claim compares when it ends; a job told to rest is not roused; nothing waits because the
@@ -38,7 +38,7 @@ for i = 4, #ARGV, 4 do
       send = true
     elseif state == 'claimed' and modified > now then
       live_anew(uuid, now, modified, tonumber(read[6]))
-    elseif state == 'ready' and (sent > now or now - sent >= resend * 2 ^ math.min(4, tonumber(read[4]))) then
+    elseif state == 'ready' and is_overdue(sent, tonumber(read[4]), resend, now) then
       send = true
       if sent > 0 then
         again = 1

@@ -1,5 +1,5 @@
 -- Shared by the board scripts. KEYS of all of them: 1 ready, 2 delayed, 3 claimed, 4 names, 5 seq, 6 events, 7 trash,
--- 8 listed. ARGV[1] is the prefix of the jobs' hashes (same hash tag as the keys).
+-- 8 listed, 9 awaited. ARGV[1] is the prefix of the jobs' hashes (same hash tag as the keys).
 --
 -- A periodic task gives one key more, where the newest leader's fence is recorded, and its own leader's fence as the
 -- last of ARGV. When a newer one is recorded nothing is done, and the answer is {0, 'fenced', newest, its own}.
@@ -11,16 +11,17 @@
 --   done (tickets up to this one were answered by a claim), tries (messages sent in vain since), rest (ms before which nothing rouses it)
 -- and a member of exactly one sorted set: ready (score: priority, then age), delayed (score: not before, ms), claimed
 -- (score: expiry, ms; +inf never) or trash (score: trashed at, ms). listed holds all but the trash, scored as ready is.
--- names maps an idempotency key to its uuid.
-local READY, DELAYED, CLAIMED, NAMES, SEQ, EVENTS, TRASH, LISTED =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+-- names maps an idempotency key to its uuid. awaited has every job for which a message was sent that no claim answered
+-- yet (score: when, ms), and may have some besides, for which none is awaited any more.
+local READY, DELAYED, CLAIMED, NAMES, SEQ, EVENTS, TRASH, LISTED, AWAITED =
+  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local PREFIX = ARGV[1]
 local PROMOTED_PER_CALL = 100
 local EVENTS_KEPT = 10000
 local CALLS_KEPT_MS = 60000
 
-if KEYS[9] then
-  local fence, newest = table.remove(ARGV), redis.call('GET', KEYS[9])
+if KEYS[10] then
+  local fence, newest = table.remove(ARGV), redis.call('GET', KEYS[10])
   if newest and tonumber(newest) > tonumber(fence) then
     return {0, 'fenced', newest, fence}
   end
@@ -74,7 +75,14 @@ end
 -- A message for the job is about to be sent: its number. A claim answers all numbers up to the present one.
 local function next_ticket(uuid, now)
   redis.call('HSET', PREFIX .. uuid, 'sent', format(now))
+  redis.call('ZADD', AWAITED, format(now), uuid)
   return redis.call('HINCRBY', PREFIX .. uuid, 'ticket', 1)
+end
+
+-- Whether a message counts as lost: after `resend` ms, then after twice as long, and so on up to 16 times. One of a moment
+-- that is still to come was sent before the clock was put back.
+local function is_overdue(sent, tries, resend, now)
+  return sent > now or now - sent >= resend * 2 ^ math.min(4, tries)
 end
 
 local function create(uuid, name, key, details, prio, now)
@@ -97,11 +105,13 @@ local function forget(uuid)
   end
   redis.call('DEL', PREFIX .. uuid)
   redis.call('ZREM', LISTED, uuid)
+  redis.call('ZREM', AWAITED, uuid)
 end
 
 local function shelve(uuid, name, error, now)
   redis.call('HSET', PREFIX .. uuid, 'state', 'trash', 'owner', '', 'expires', 0, 'error', error)
   redis.call('ZREM', LISTED, uuid)
+  redis.call('ZREM', AWAITED, uuid)
   redis.call('ZADD', TRASH, format(now), uuid)
   emit('TRASHED', uuid, name)
 end
@@ -126,6 +136,7 @@ local function take(uuid, owner, life, now, token)
   local fence = redis.call('HINCRBY', job, 'fence', 1)
   local expires = life > 0 and format(now + life) or '+inf'
   redis.call('ZREM', READY, uuid)
+  redis.call('ZREM', AWAITED, uuid)
   redis.call('ZADD', CLAIMED, expires, uuid)
   local read = redis.call('HMGET', job, 'wake', 'name', 'details', 'ticket')
   redis.call('HSET', job, 'state', 'claimed', 'owner', owner, 'claim', token, 'expires', expires, 'modified', format(now),
@@ -154,6 +165,7 @@ local function promote(now)
     redis.call('ZREM', CLAIMED, uuid)
     -- Sent in vain, as far as anybody knows: the next message is due at once, and must not go to the same owner.
     redis.call('HSET', PREFIX .. uuid, 'sent', 1)
+    redis.call('ZADD', AWAITED, 1, uuid)
     emit('EXPIRED', uuid, redis.call('HGET', PREFIX .. uuid, 'name'))
     make_ready(uuid)
   end

@@ -231,7 +231,7 @@ class LeaderKeys:
         return f"{self.ns}:leader:{self.role}:fired:{task}:{tick}"
 
 
-BOARD_PARTS = ("ready", "delayed", "claimed", "names", "seq", "events", "trash", "listed")
+BOARD_PARTS = ("ready", "delayed", "claimed", "names", "seq", "events", "trash", "listed", "awaited")
 
 
 @dataclass(frozen=True, slots=True)

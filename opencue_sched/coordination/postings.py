@@ -37,6 +37,8 @@ RESEND_SECONDS = 0.8
 OFFERS_PER_CALL = 50
 LISTED_CLAIMS = 1000
 """More than the threads of a fleet that may die at once: a claim that nobody saw before its end waits for the sweep."""
+LISTED_MESSAGES = 200
+"""More than are lost at once. With more than that overdue, a farm is short of workers, not of messages."""
 POSTING_PRIORITY = JobPriority.NORMAL
 """Of every cluster: strict priority is among jobs, within a pass, and no rule puts one show before another."""
 
@@ -200,6 +202,22 @@ class ClusterPostings:
         if job is None or job.fields["state"] not in ("ready", "claimed"):
             return None
         (offered,) = self.offer([decode_cluster(job.fields["details"])])
+        return offered
+
+    def overdue(self) -> list[Offered]:
+        """The postings whose message nobody took in time, each with the ticket of another message.
+
+        One command while no message is waited for, else two; those sent longest ago.
+        """
+        if not self._client.zrange(self.keys.of("awaited"), 0, 0):
+            return []
+        answer = self.scripts.call("board_overdue", round(RESEND_SECONDS * 1000), LISTED_MESSAGES)
+        offered = []
+        for uuid, details, ticket in zip(*[iter(answer)] * 3, strict=True):
+            try:
+                offered.append(Offered(decode_cluster(details), str(uuid), int(ticket), again=True))
+            except InvalidInput as error:
+                log.error("posting_unreadable", posting=uuid, error=str(error))
         return offered
 
     def extend(self, claims: Sequence[Claim], *, ttl_seconds: float) -> list[Claim]:

@@ -27,6 +27,7 @@ from opencue_sched.accounting.store_view import look_at_store
 from opencue_sched.clusters.discovery import scoped_facilities
 from opencue_sched.coordination.claim_watch import ClaimWatch
 from opencue_sched.coordination.duty import DutyState
+from opencue_sched.coordination.message_watch import MessageWatch
 from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import ClaimKeeper, ClusterPostings, Refused
@@ -88,7 +89,11 @@ class Runtime:
         self.keeper = ClaimKeeper(self.postings, ttl_seconds=settings.coordination.claim_ttl)
         self.membership = Membership(self.client, settings, lambda: {claim.cluster.key for claim in self.keeper.held()})
         self.messenger = Messenger(app, self.membership.router, legacy_queues=settings.coordination.legacy_queues)
-        self.watch = ClaimWatch(self.postings, ttl_seconds=settings.coordination.claim_ttl, send=self.messenger.send)
+        send = self.messenger.send
+        self.watches = (
+            ClaimWatch(self.postings, ttl_seconds=settings.coordination.claim_ttl, send=send),
+            MessageWatch(self.postings, send=send),
+        )
         self.leader_keys = LeaderKeys(settings.coordination.namespace, beat_role(settings.scheduler.facility))
 
     @cached_property
@@ -314,7 +319,8 @@ class Runtime:
         """Give everything back. Claims not ended expire by themselves."""
         if "events" in self.__dict__:
             self.events.stop()
-        self.watch.stop()
+        for watch in self.watches:
+            watch.stop()
         self._background.close()
         self.keeper.stop()
         self.channels.close()
@@ -352,7 +358,8 @@ def start_worker(app: Celery, *, hostname: str, capacity: int, sleep: Callable[[
     mine.membership.join(hostname, types=consumed_types(app), capacity=capacity)
     mine.prepare(sleep=sleep)
     mine.events.start()
-    mine.watch.start()
+    for watch in mine.watches:
+        watch.start()
     log.info(
         "worker_started",
         worker=hostname,

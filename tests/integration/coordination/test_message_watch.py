@@ -1,0 +1,118 @@
+"""Messages that nobody takes: sent again by any worker, without a sweep."""
+
+from __future__ import annotations
+
+import pytest
+
+from opencue_sched.coordination.message_watch import LOOK_SECONDS, MessageWatch
+from opencue_sched.coordination.names import BoardKeys
+from opencue_sched.coordination.postings import RESEND_SECONDS, ClusterPostings, Offered
+from opencue_sched.domain.cluster import Cluster, ClusterKind
+from tests.redis_log import RedisLog
+
+KEYS = BoardKeys("cue", "clusters")
+CLUSTER = Cluster("fac", "show", ClusterKind.ALLOC, ("general",), "alloc")
+RESEND_MS = round(1000 * RESEND_SECONDS)
+STRANDED_SECONDS = 3.0
+
+
+class Watch(MessageWatch):
+    """That of one worker, and what it sent."""
+
+    def __init__(self, postings: ClusterPostings) -> None:
+        self.sent: list[Offered] = []
+        super().__init__(postings, send=self.sent.append)
+
+
+@pytest.fixture
+def postings(redis_client) -> ClusterPostings:
+    return ClusterPostings(redis_client, KEYS)
+
+
+@pytest.fixture
+def offered(postings) -> Offered:
+    """A posting whose message was sent, or should have been."""
+    return postings.offer([CLUSTER])[0]
+
+
+def was_sent(redis_client, uuid: str, *, ms_ago: int) -> None:
+    """As if the last message for it had been sent so long ago."""
+    seconds, micros = redis_client.time()
+    at = seconds * 1000 + micros // 1000 - ms_ago
+    redis_client.hset(KEYS.job(uuid), "sent", at)
+    redis_client.zadd(KEYS.of("awaited"), {uuid: at})
+
+
+def test_a_message_nobody_took_is_sent_again_by_one_of_many_and_no_sweep_does_it_too(postings, redis_client, offered):
+    assert RESEND_SECONDS + LOOK_SECONDS < STRANDED_SECONDS
+    watches = [Watch(postings) for _ in range(3)]
+    for ms_ago, expected in ((RESEND_MS // 2, 0), (RESEND_MS, 1)):
+        was_sent(redis_client, offered.uuid, ms_ago=ms_ago)
+        assert {watch.look() for watch in watches} == {LOOK_SECONDS}
+        assert sum(len(watch.sent) for watch in watches) == expected
+    (sent,) = [sent for watch in watches for sent in watch.sent]
+    assert (sent.cluster, sent.again) == (CLUSTER, True), "to the whole group"
+    assert not postings.offer([CLUSTER])[0].send
+    assert postings.claim(sent.uuid, "w1", ttl_seconds=10, ticket=sent.ticket) is not None
+
+
+def test_what_is_sent_in_vain_is_sent_ever_less_often_by_sweeps_and_watches_together(postings, redis_client, offered):
+    watch, was = Watch(postings), RESEND_MS
+    for number, longer in enumerate((1, 2, 4, 8, 16, 16)):
+        was_sent(redis_client, offered.uuid, ms_ago=longer * RESEND_MS - was // 2)
+        watch.look()
+        assert not watch.sent
+        was_sent(redis_client, offered.uuid, ms_ago=longer * RESEND_MS)
+        if number % 2:
+            assert postings.offer([CLUSTER])[0].send
+        else:
+            watch.look()
+            assert watch.sent.pop()
+
+
+@pytest.mark.parametrize("how", ["claimed", "resting", "told to rest", "trash", "consumed", "withdrawn", "never sent"])
+def test_what_waits_for_no_message_gets_none(postings, redis_client, offered, how):
+    """Least of all the many postings of clusters without work, for which none was ever sent."""
+    if how == "told to rest":
+        postings.scripts.steer(offered.uuid, "rest", 60_000)
+    elif how == "withdrawn":
+        assert postings.withdraw([offered.uuid]) == 1
+    else:
+        claim = postings.claim(offered.uuid, "w1", ttl_seconds=60)
+        ends = {"resting": "sleep", "trash": "trash", "consumed": "consume", "never sent": "abandon"}
+        if how in ends:
+            postings.end(claim, ends[how], delay_seconds=60)
+    redis_client.zadd(KEYS.of("awaited"), {offered.uuid: 1}, xx=True)
+    watch = Watch(postings)
+    watch.look()
+    assert watch.sent == []
+    assert not redis_client.exists(KEYS.of("awaited"))
+
+
+def test_a_claim_that_ran_out_is_followed_though_no_watch_saw_it_before(postings, redis_client, offered):
+    claim = postings.claim(offered.uuid, "w1", ttl_seconds=60)
+    redis_client.zadd(KEYS.of("claimed"), {offered.uuid: 1}, xx=True)
+    assert postings.counts().ready == 1, "any call on the board makes it ready, and none of them sends a message"
+    watch = Watch(postings)
+    watch.look()
+    (sent,) = watch.sent
+    assert postings.claim(sent.uuid, "w2", ttl_seconds=10, ticket=sent.ticket).fence > claim.fence
+
+
+def test_while_no_message_is_waited_for_a_look_costs_one_command(postings, redis_client, redis_server, offered):
+    postings.end(postings.claim(offered.uuid, "w1", ttl_seconds=60), "sleep", delay_seconds=60)
+    with RedisLog(redis_server.url) as log:
+        began = redis_client.time()[0]
+        Watch(postings).look()
+        asked = [call.text for call in log.since(began) if KEYS.prefix in call.text]
+    assert len(asked) == 1, asked
+
+
+def test_one_that_nobody_can_read_keeps_no_other_from_being_sent(postings, redis_client, offered):
+    other = postings.offer([Cluster("fac", "other", ClusterKind.ALLOC, ("general",), "alloc")])[0]
+    for uuid in (offered.uuid, other.uuid):
+        was_sent(redis_client, uuid, ms_ago=RESEND_MS)
+    redis_client.hset(KEYS.job(offered.uuid), "details", "no json")
+    watch = Watch(postings)
+    watch.look()
+    assert [sent.uuid for sent in watch.sent] == [other.uuid]
