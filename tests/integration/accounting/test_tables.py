@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import pytest
 from sqlalchemy import Engine, event, text
+from sqlalchemy.exc import OperationalError
 
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import AllocIds, HostIds, JobIds, LayerSpec, ShowIds
-from opencue_sched.store.accounting_tables import refresh_tables, would_be_refused
+from opencue_sched.store.accounting_tables import _Table, refresh_tables, would_be_refused
 
 
 @dataclass
@@ -155,15 +156,35 @@ def test_a_row_somebody_holds_is_left_for_the_next_pass(books: Books) -> None:
     assert books.refresh()["subscription"] == 1
 
 
-def test_a_cap_changed_by_somebody_else_is_never_lost(books: Books) -> None:
-    """The admin's change waits for the row lock, so the restored cap is the one that was there."""
+@pytest.mark.parametrize("locked", [True, False], ids=["ours", "naive"])
+def test_a_cap_changed_while_it_is_raised_is_never_lost(
+    books: Books, locked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An admin changes it between its reading and its restoration: he has to wait for the row. Naive: nobody locks."""
     books.run(2)
     books.sql("UPDATE subscription SET int_burst = 0")
+    if not locked:
+        lock = _Table.lock
+        monkeypatch.setattr(_Table, "lock", lambda table: text(str(lock(table)).partition(" FOR NO KEY")[0]))
+    waits = False
+
+    def admin(connection: object, cursor: object, statement: str, *rest: object) -> None:
+        nonlocal waits
+        if "2147483646" in statement:
+            try:
+                books.sql("SET LOCAL lock_timeout = '50ms'; UPDATE subscription SET int_burst = 700")
+            except OperationalError:
+                waits = True
+
+    event.listen(books.engine, "before_cursor_execute", admin)
     books.refresh()
-    books.sql("UPDATE subscription SET int_burst = 700")
-    books.run(4, frame=1)
-    books.refresh()
-    assert books.read("SELECT int_burst, int_cores FROM subscription WHERE pk_show = :show") == (700, 600)
+    assert waits == locked
+    if waits:
+        books.sql("UPDATE subscription SET int_burst = 700")
+    assert books.read("SELECT int_burst, int_cores FROM subscription WHERE pk_show = :show") == (
+        700 if locked else 0,
+        200,
+    )
 
 
 def test_a_cuebot_that_decrements_the_tables_itself_is_healed(books: Books) -> None:

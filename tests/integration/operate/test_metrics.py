@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -494,7 +494,15 @@ def _drift_and_feed(runtime: Runtime, engine: Engine, client: redis.Redis) -> No
         connection.execute(text("DROP TRIGGER opencue_sched_proc_released ON proc"))
     client.hdel("acct:ledger", proc)
     runtime.ledger.force([Booking("9" * 36, Vertices(*("f" * 36,) * 6), 1)])
-    assert int(str(runtime.recompute()["healed"])) > 0
+    causes = ("missing", "foreign_write", "moved")
+    wanted = [(kind, cause) for kind in ("sub", "folder", "job", "layer", "point", "limit") for cause in causes]
+    with ExitStack() as stack:
+        found, healed = (
+            [stack.enter_context(increments(f"scheduler_drift_{name}_total", kind=k, cause=c)) for k, c in wanted]
+            for name in ("found", "healed")
+        )
+        assert int(str(runtime.recompute()["healed"])) > 0
+    assert found == healed == [[float(kind != "limit" and cause != "moved")] for kind, cause in wanted]
 
     def is_old() -> bool:
         """The age of a booking is told in whole seconds."""

@@ -119,9 +119,26 @@ def exact(runtime: Runtime) -> None:
     assert [checks[name].outcome for name in ("I1", "I4")] == [Outcome.PASS] * 2
 
 
-def test_proc_trigger_releases_by_id_and_hears_caps(engine: Engine, procs: list[str], start: Start):
+def _noted(worker: Runtime, heard: list[str]) -> Callable[[Sequence[str]], int]:
+    """Its way to release, which notes who was told of what."""
+    release = worker.ledger.release
+
+    def noted(proc_ids: Sequence[str]) -> int:
+        heard.extend(f"{worker.settings.instance} {proc_id}" for proc_id in proc_ids)
+        return release(proc_ids)
+
+    return noted
+
+
+def test_proc_trigger_releases_by_id_and_hears_caps(
+    engine: Engine, procs: list[str], start: Start, monkeypatch: pytest.MonkeyPatch
+):
     first, second = start("proc-trigger"), start("proc-trigger", "two", fleet_start=False)
+    heard: list[str] = []
+    for worker in (first, second):
+        monkeypatch.setattr(worker.ledger, "release", _noted(worker, heard))
     delete(engine, procs[0])
+    eventually(lambda: sorted(heard) == [f"one {procs[0]}", f"two {procs[0]}"], RECENT, "what every worker hears")
     eventually(lambda: ids(first) == set(procs[1:]), RECENT, "the release")
     set_burst(engine, 400)
     eventually(lambda: burst(second) == "4", RECENT, "the cap")
