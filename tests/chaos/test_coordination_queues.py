@@ -247,6 +247,10 @@ MISFITS = {
     "no task of ours": (envelope("k", headers={"task": "a.stranger"}), BODY, "a.stranger"),
     "a task of another kind": (envelope("l", headers={"task": ["x"]}), BODY, ""),
     "at no time": (envelope("m", headers={"eta": "soon"}), BODY, "soon"),
+    "arguments that are none": (envelope("o", body='["x", {}, {}]'), '["x", {}, {}]', "arguments"),
+    "keywords that are none": (envelope("p", body='[["x"], 5, {}]'), '[["x"], 5, {}]', "keywords"),
+    "options that are none": (envelope("q", body='[["x"], {}, 7]'), '[["x"], {}, 7]', "options"),
+    "without options": (envelope("r", body='[["x"], {}, null]'), '[["x"], {}, null]', "options"),
     "no text": (envelope("n", body="\ud800", properties={"body_encoding": None}), r"\ud800", "surrogates"),
 }
 
