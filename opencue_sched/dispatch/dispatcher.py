@@ -14,8 +14,10 @@ from opencue_sched.coordination.board import End
 from opencue_sched.coordination.leader import boot_clock
 from opencue_sched.coordination.postings import Claim, ClaimKeeper, ClusterPostings, Offered, Refused
 from opencue_sched.dispatch.cluster_pass import PassRunner
+from opencue_sched.dispatch.locked_hosts import FIRST_REST_SECONDS
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.dispatch.store_trouble import is_trouble
+from opencue_sched.domain.errors import HostLocked
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.settings import Settings
 
@@ -29,7 +31,8 @@ _SAYS_NOTHING_OF_THE_CLUSTER = (PassEnd.QUERY_ERROR, PassEnd.NOT_READY, PassEnd.
 
 @dataclass(frozen=True, slots=True)
 class Dispatcher:
-    """Passes of one process. ``send`` puts a message for a posting on a dispatch queue."""
+    """Passes of one process. ``send`` puts a message for a posting on a dispatch queue; ``rests`` is told of a posting
+    that rests from now on, and for how many seconds."""
 
     settings: Settings
     postings: ClusterPostings
@@ -37,6 +40,7 @@ class Dispatcher:
     runner: PassRunner
     owner: str
     send: Callable[[Offered], None]
+    rests: Callable[[str, float], None]
 
     def dispatch(self, posting: str, ticket: int | None = None) -> PassReport | Refused:
         """One pass over the posted cluster; Refused when it is gone, somebody else's, asleep or trashed, or when the
@@ -76,6 +80,8 @@ class Dispatcher:
             ticket = self.postings.end(claim, "again" if delay == 0 else rest, delay_seconds=delay)
             if ticket:
                 self.send(Offered(claim.cluster, claim.uuid, ticket))
+            else:
+                self.rests(claim.uuid, delay)
         except RedisError as error:
             log.warning("claim_left_to_expire", cluster=claim.cluster.key, error=str(error))
 
@@ -90,12 +96,13 @@ class Dispatcher:
             return NOT_READY_SLEEP_SECONDS
         if report.ended is PassEnd.QUERY_ERROR:
             return queue.cluster_empty_sleep
-        if report.losses or any(verdict.verdict is Verdict.PERMIT_HELD for verdict in report.verdicts):
+        permit_held = any(verdict.verdict is Verdict.PERMIT_HELD for verdict in report.verdicts)
+        if permit_held or report.losses.keys() - {HostLocked.reason}:
             return min(CONTENDED_SLEEP_SECONDS, queue.cluster_saturated_sleep)
         # Nobody tells when a pause ends, or when a host that was set aside for a moment may be tried again.
         soon = [] if report.look_again is None else [report.look_again]
         if report.hosts_back_in is not None:
-            soon.append(max(CONTENDED_SLEEP_SECONDS, report.hosts_back_in))
+            soon.append(max(FIRST_REST_SECONDS, report.hosts_back_in))
         return min([queue.cluster_saturated_sleep, *soon])
 
     def _fail(self, claim: Claim, error: str, *, rest_seconds: float) -> None:

@@ -32,6 +32,7 @@ from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, c
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import ClaimKeeper, ClusterPostings, Refused
 from opencue_sched.coordination.shares import HostShares
+from opencue_sched.coordination.short_rests import ShortRests
 from opencue_sched.dispatch.behind import FramesBehind
 from opencue_sched.dispatch.channels import RqdChannels
 from opencue_sched.dispatch.cluster_pass import PassRunner
@@ -94,6 +95,7 @@ class Runtime:
             ClaimWatch(self.postings, ttl_seconds=settings.coordination.claim_ttl, send=send),
             MessageWatch(self.postings, send=send),
         )
+        self.rests = ShortRests(self.postings, send=send)
         self.leader_keys = LeaderKeys(settings.coordination.namespace, beat_role(settings.scheduler.facility))
 
     @cached_property
@@ -139,7 +141,13 @@ class Runtime:
             counted=self.counted,
         )
         return Dispatcher(
-            self.settings, self.postings, self.keeper, runner, self.settings.instance, self.messenger.send
+            self.settings,
+            self.postings,
+            self.keeper,
+            runner,
+            self.settings.instance,
+            self.messenger.send,
+            self.rests.ends_in,
         )
 
     @cached_property
@@ -319,7 +327,7 @@ class Runtime:
         """Give everything back. Claims not ended expire by themselves."""
         if "events" in self.__dict__:
             self.events.stop()
-        for watch in self.watches:
+        for watch in (*self.watches, self.rests):
             watch.stop()
         self._background.close()
         self.keeper.stop()

@@ -363,7 +363,8 @@ def test_a_pass_that_placed_nothing_of_a_full_window_goes_on_at_once_and_the_las
     sent: list[Offered] = []
     postings = here.sweeper._postings
     keeper = ClaimKeeper(postings, ttl_seconds=3)
-    dispatcher = Dispatcher(here.settings, postings, keeper, here.runner, "one", sent.append)
+    rests: dict[str, float] = {}
+    dispatcher = Dispatcher(here.settings, postings, keeper, here.runner, "one", sent.append, rests.__setitem__)
     try:
         offers = [offered for _, offered in here.sweeper.sweep().send]
         reports = []
@@ -378,6 +379,7 @@ def test_a_pass_that_placed_nothing_of_a_full_window_goes_on_at_once_and_the_las
     looked_at = [verdict.layer_id for report in reports for verdict in report.verdicts]
     assert len(looked_at) == len(set(looked_at)) == 2 * WINDOW
     assert [report.go_on for report in reports] == [True, True, False]
+    assert len(rests) == 1
     assert here.client.zcard("cue:board:clusters:delayed") == 1
 
 

@@ -24,11 +24,13 @@ from tests.polling import eventually
 from .passes import Passes, passes
 
 SENT: list[Offered] = []
+RESTS: list[tuple[str, float]] = []
 
 
 @pytest.fixture
 def here(engine: Engine, settings: Settings) -> Iterator[Passes]:
     SENT.clear()
+    RESTS.clear()
     with passes(engine, settings.model_copy(update={"rqd": Rqd(dry_run_mode=True)})) as runner:
         yield runner
 
@@ -36,7 +38,15 @@ def here(engine: Engine, settings: Settings) -> Iterator[Passes]:
 @pytest.fixture
 def dispatcher(here: Passes) -> Iterator[Dispatcher]:
     keeper = ClaimKeeper(here.sweeper._postings, ttl_seconds=3)
-    yield Dispatcher(here.settings, here.sweeper._postings, keeper, here.runner, "one", SENT.append)
+    yield Dispatcher(
+        here.settings,
+        here.sweeper._postings,
+        keeper,
+        here.runner,
+        "one",
+        SENT.append,
+        lambda posting, seconds: RESTS.append((posting, seconds)),
+    )
     keeper.stop()
 
 
@@ -89,11 +99,20 @@ def test_a_cluster_does_not_sleep_past_the_return_of_a_host_that_somebody_had_lo
     assert isinstance(report, PassReport)
     assert report.losses == {"host_locked": 1}
 
-    # when the next pass comes before the host may be tried again
-    eventually(lambda: isinstance(report := dispatcher.dispatch(posting), PassReport) and not report.losses)
+    assert 0 < rests(here, posting) <= 3.0
+
+    # when the cluster is roused before the host may be tried again
+    with engine.connect() as connection:
+        shows = connection.execute(text("SELECT pk_show FROM show")).scalars().all()
+    here.sweeper.sweep(wake_shows=shows)
+    report = dispatcher.dispatch(posting)
+    assert isinstance(report, PassReport)
+    assert not (report.losses or report.frames_booked)
 
     # then the cluster is back when the host is, and not only after the time of a full farm
     assert 0 < rests(here, posting) <= 3.0 < here.settings.queue.cluster_saturated_sleep
+    assert len(RESTS) == 2
+    assert all(uuid == posting and 0 < seconds <= 3.0 for uuid, seconds in RESTS)
     eventually(lambda: isinstance(found := dispatcher.dispatch(posting), PassReport) and found.frames_booked == 1)
 
 

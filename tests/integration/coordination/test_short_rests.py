@@ -1,0 +1,105 @@
+"""Clusters that rest for a moment: gone on with at its end, without a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from opencue_sched.coordination import short_rests
+from opencue_sched.coordination.names import BoardKeys
+from opencue_sched.coordination.postings import ClusterPostings, Offered
+from opencue_sched.coordination.short_rests import SHORT_SECONDS, ShortRests
+from opencue_sched.domain.cluster import Cluster, ClusterKind
+from tests.polling import eventually
+
+KEYS = BoardKeys("cue", "clusters")
+CLUSTER = Cluster("fac", "show", ClusterKind.ALLOC, ("general",), "alloc")
+REST_SECONDS = 0.05
+
+
+class Rests(ShortRests):
+    """Those of one worker by a clock that stands still, and what it sent."""
+
+    def __init__(self, postings: ClusterPostings) -> None:
+        self.sent: list[Offered] = []
+        self.now = 100.0
+        super().__init__(postings, send=self.sent.append, clock=lambda: self.now)
+
+    def start(self) -> None:
+        """The tests look themselves."""
+
+
+@pytest.fixture
+def postings(redis_client) -> ClusterPostings:
+    return ClusterPostings(redis_client, KEYS)
+
+
+@pytest.fixture
+def rests(postings) -> Iterator[Rests]:
+    rests = Rests(postings)
+    yield rests
+    rests.stop()
+
+
+def put_to_rest(postings: ClusterPostings, seconds: float) -> str:
+    (offered,) = postings.offer([CLUSTER])
+    claim = postings.claim(offered.uuid, "w1", ttl_seconds=3, ticket=offered.ticket)
+    assert claim is not None
+    assert postings.end(claim, "sleep", delay_seconds=seconds) == 0
+    return offered.uuid
+
+
+def test_a_message_is_sent_when_the_rest_is_over_and_once(postings, rests):
+    posting = put_to_rest(postings, REST_SECONDS)
+    rests.ends_in(posting, REST_SECONDS)
+    assert REST_SECONDS < rests.look() < 2 * REST_SECONDS
+    assert rests.sent == []
+    eventually(lambda: postings.sleeping([posting]) and postings.job(posting).fields["state"] == "ready")
+    rests.now += 2 * REST_SECONDS
+    assert rests.look() is None
+    (sent,) = rests.sent
+    assert not sent.again, "to the instance with the warm host cache"
+    assert postings.claim(posting, "w2", ttl_seconds=3, ticket=sent.ticket)
+    assert rests.look() is None
+    assert len(rests.sent) == 1
+
+
+@pytest.mark.parametrize("since", ["woken", "withdrawn", "told to rest"])
+def test_none_is_sent_for_one_that_was(since, postings, rests):
+    posting = put_to_rest(postings, REST_SECONDS)
+    rests.ends_in(posting, REST_SECONDS)
+    if since == "woken":
+        assert postings.offer([CLUSTER], wake=True)[0].send
+    elif since == "withdrawn":
+        postings.withdraw([posting])
+    else:
+        postings.scripts.steer(posting, "rest", 60_000)
+    rests.now += 2 * REST_SECONDS
+    assert rests.look() is None
+    assert rests.sent == []
+
+
+def test_the_rests_end_in_their_order_and_the_long_ones_are_left_to_the_sweeps(postings, rests):
+    posting = put_to_rest(postings, 0.0)
+    rests.ends_in(posting, SHORT_SECONDS + 0.1)
+    assert rests.look() is None
+    rests.ends_in("later", 1.0)
+    rests.ends_in(posting, 0.5)
+    assert 0.5 < rests.look() < 0.6
+    rests.now += 0.6
+    assert 0.4 < rests.look() < 0.5
+    assert [offered.uuid for offered in rests.sent] == [posting]
+
+
+def test_the_thread_begins_with_the_first_rest_and_a_shorter_one_cuts_its_wait_short(postings, monkeypatch):
+    monkeypatch.setattr(short_rests, "SHORT_SECONDS", 1000.0)
+    sent: list[Offered] = []
+    rests = ShortRests(postings, send=sent.append)
+    try:
+        rests.ends_in("another", 900.0)
+        posting = put_to_rest(postings, REST_SECONDS)
+        rests.ends_in(posting, REST_SECONDS)
+        eventually(lambda: [offered.uuid for offered in sent] == [posting])
+    finally:
+        assert rests.stop()
