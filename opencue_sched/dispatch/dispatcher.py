@@ -80,7 +80,7 @@ class Dispatcher:
             ticket = self.postings.end(claim, "again" if delay == 0 else rest, delay_seconds=delay)
             if ticket:
                 self.send(Offered(claim.cluster, claim.uuid, ticket))
-            else:
+            elif rest == "sleep":
                 self.rests(claim.uuid, delay)
         except RedisError as error:
             log.warning("claim_left_to_expire", cluster=claim.cluster.key, error=str(error))

@@ -172,6 +172,7 @@ def test_an_emptied_redis_is_looked_at_again_in_a_second(here: Passes, dispatche
     report = dispatcher.dispatch(posting)
     assert isinstance(report, PassReport)
     assert report.ended is PassEnd.NOT_READY
+    assert RESTS == [], "the sweeps bring it back, with the others"
     assert 0 < rests(here, posting) <= 1
 
 
