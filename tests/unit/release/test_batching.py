@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from opencue_sched.release.batching import CompletionBatcher, NotAccepting
 from opencue_sched.release.model import CompletedFrame, EventCounts, RunOutcome, RunVerdict
@@ -47,12 +48,13 @@ def test_what_waits_is_applied_together_and_in_order() -> None:
 
 
 def test_completions_are_kept_while_the_database_is_away() -> None:
-    # given a database that fails three times
-    failures = iter([True, True, True])
+    # given a database that fails three times, once by giving out no connection
+    gone = OperationalError("select", {}, Exception("gone"))
+    failures = iter([gone, PoolTimeout("all connections are in use"), gone])
 
     def apply(reports: Sequence[CompletedFrame]) -> list[RunOutcome]:
-        if next(failures, False):
-            raise OperationalError("select", {}, Exception("gone"))
+        if (failure := next(failures, None)) is not None:
+            raise failure
         return applied(reports)
 
     counts = EventCounts()

@@ -78,6 +78,8 @@ def test_memory_is_whole_gigabytes_less_half_a_gigabyte() -> None:
     assert bookable_memory_kb(total, is_64bit=False, nimby=False) == 15 * GB - 524_288
     assert bookable_memory_kb(total, is_64bit=True, nimby=False) == 16 * GB - 524_288
     assert bookable_memory_kb(total, is_64bit=True, nimby=True) == int((16 * GB - 524_288) / 1.5) + 524_288
+    for nimby in (False, True):
+        assert bookable_memory_kb(GB - 1, is_64bit=False, nimby=nimby) <= 0
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,13 @@ def test_the_latest_status_wins_and_a_boot_is_kept() -> None:
     assert mail.status is not None
     assert mail.status.host.load == 3
 
+    inbox.put_status("other", status(4))
+    inbox.put_boot("other", report_pb2.BootReport())
+    mail = inbox.take()
+    assert mail is not None
+    assert mail.status is not None
+    assert mail.boot is not None
+
 
 def test_hosts_are_served_in_the_order_they_began_to_wait() -> None:
     inbox = HostInbox()

@@ -75,6 +75,8 @@ def test_a_process_is_asked_to_end_three_times_in_three_minutes() -> None:
     throttle = KillThrottle(lambda: now[0])
     assert [throttle.allows("h1", "f1") for _ in range(4)] == [True, True, True, False]
     assert throttle.allows("h1", "f2")
+    now[0] = 179.0
+    assert not throttle.allows("h1", "f1")
     now[0] = 181.0
     assert throttle.allows("h1", "f1")
 
