@@ -118,6 +118,22 @@ def test_a_paused_ex_leader_fires_nothing(redis_client, keys):
     assert paused.lease is None
 
 
+def test_a_leader_paused_between_its_claim_of_a_tick_and_its_mark_fires_nothing(redis_client, keys, engine):
+    """L2: looked at in the call that marks the tick, for all before that was true when it was asked."""
+
+    class Pausing(PersistentFences):
+        def claim_tick(self, name: str, fence: int, task: str, tick: int) -> tuple[bool, int]:
+            answer = super().claim_tick(name, fence, task, tick)
+            redis_client.delete(keys.lease)
+            assert gate(redis_client, keys, fences=PersistentFences(engine)).renew() is not None
+            return answer
+
+    paused = gate(redis_client, keys, fences=Pausing(engine))
+    paused.renew()
+    assert not paused.may_fire("recompute", 7, mark_seconds=60)
+    assert not redis_client.exists(keys.fired("recompute", 7))
+
+
 def test_a_tick_fires_once_across_a_change_of_leader(redis_client, keys):
     first, second = gate(redis_client, keys), gate(redis_client, keys)
     first.renew()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,11 +11,14 @@ from celery import Celery
 from sqlalchemy import Engine, text
 from structlog.testing import capture_logs
 
+from opencue_sched.coordination.presence import Presence
 from opencue_sched.coordination.turns import turn
 from opencue_sched.embedded.farm import Farm
+from opencue_sched.operate import remote_control
 from opencue_sched.operate.runtime import Runtime
 from opencue_sched.settings import Settings
 from opencue_sched.store.quarantine import quarantine_jobs
+from tests.polling import eventually
 
 
 @pytest.fixture
@@ -96,3 +100,37 @@ def test_a_history_that_cannot_be_drained_fails_no_reap(runtime: Runtime) -> Non
 def procs(engine: Engine) -> int:
     with engine.connect() as connection:
         return int(connection.execute(text("SELECT count(*) FROM proc")).scalar_one())
+
+
+def test_the_first_worker_of_a_fleet_is_the_one_before_which_none_is_at_work(
+    runtime: Runtime, settings: Settings
+) -> None:
+    """It takes stock before it books. Those that only just start are no help: all may have been started together."""
+    runtime.membership.join("celery@here", types=["dispatch"], capacity=1)
+    namespace = settings.coordination.namespace
+    other = Presence(runtime.client, namespace, types=["dispatch"], group="other", instance="other")
+    assert runtime.membership.is_first()
+    other.announce()
+    other.refresh(state="starting")
+    assert runtime.membership.is_first()
+    other.refresh(state="paused")
+    assert not runtime.membership.is_first()
+    other.withdraw()
+    assert runtime.membership.is_first()
+
+
+def test_workers_audit_and_read_the_clusters_anew_by_remote_control(
+    runtime: Runtime, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_control, "_runtime", lambda: runtime)
+    monkeypatch.setattr(runtime.messenger, "send", lambda _: None)
+    said = json.loads(json.dumps(remote_control.accounting_audit(None)))
+    assert said["failed"], "the counters were never filled"
+    assert len(said["checks"]) > 1
+    assert runtime.sweeper.clusters() == []
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host()
+        farm.job()
+    assert remote_control.reload_clusters(None) == {"ok": "reloading"}
+    eventually(runtime.postings.posted, what="the posting of the new cluster")
