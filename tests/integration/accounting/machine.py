@@ -286,7 +286,7 @@ class Accounting(RuleBasedStateMachine):
             pending = {i for i in unseen if self.attempts[i].may_commit(self.clock.now)}
             missing = unseen & self.farm.live().keys() | pending
             assert not missing, f"running, or about to, and not counted: {sorted(missing)}"
-            self.watched -= unseen
+            self.watched -= {i for i in unseen if self.attempts[i].decided}
 
     def _taken(self, seen: Seen) -> list[str]:
         """What is committed or can still be: by the ledger where it knows of it, else as it was booked.

@@ -85,6 +85,36 @@ def released_twice(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
             yield
 
 
+def stopped_before_its_commit(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
+    """A booker stops between its look at the clock and its COMMIT until its booking is given up, and goes on then.
+
+    Somebody else takes the room before it can settle.
+    """
+    game.book(**how, steps=BEFORE)
+    yield
+    booker = game.newest("booker")
+    game.recompute(None, ALL)
+    game.tick(stalled=True)
+    game.recompute(None, ALL)
+    yield
+    game.go_on(booker, AFTER)
+    game.book(**how, steps=2)
+    yield
+    game.go_on(booker)
+    yield
+
+
+def committed_without_an_answer(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
+    """A booker loses its connection in COMMIT, which happens."""
+    game.book(**how, steps=BEFORE)
+    yield
+    booker = game.newest("booker")
+    if booker is not None:
+        booker.deaf = True
+    game.go_on(booker)
+    yield
+
+
 def lost_before_its_commit(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
     """Redis loses everything while a booking is about to be committed, and is filled."""
     yield from _lost(game, how, BEFORE)
@@ -135,6 +165,8 @@ PLOTS: dict[str, Plot] = {
         recompute_that_stalls,
         released_before_it_settles,
         released_twice,
+        stopped_before_its_commit,
+        committed_without_an_answer,
         lost_before_its_commit,
         lost_before_its_insert,
         overtaken_filler,

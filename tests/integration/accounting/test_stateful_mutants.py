@@ -21,13 +21,15 @@ from opencue_sched.lua_scripts import load_script, lua_directory
 from tests.integration.accounting import plots
 from tests.integration.accounting.games import GENERATED, machine_on, play
 from tests.integration.accounting.plots import Plot
+from tests.integration.accounting.stepped_booker import Booker
+from tests.integration.accounting.stepped_farm import SteppedFarm
 
 GAMES, STEPS = 60, 30
 
 MISCOUNTED = r"counts \(.*its entries"
 UNCOUNTED = "running, or about to, and not counted"
 GHOST = "released, and counted again"
-OVERBOOKED = "whose cap is .* was accepted"
+DIVERGED = "differ after two recomputes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,22 @@ MUTANTS = {
     ),
     "age judged by Redis TIME alone": Mutant(
         sightings.is_too_old, " and marked_at - first_seen >= age_seconds", "", plots.clock_set_forward
+    ),
+    "unknown COMMIT rolled back": Mutant(
+        Booker.work,
+        "    if committed is None:\n        return\n",
+        "    committed = committed or []\n",
+        plots.committed_without_an_answer,
+    ),
+    "deadline that the client keeps": Mutant(
+        SteppedFarm.end_transactions, "end_sessions(self._at_once, pids)", "pass", plots.stopped_before_its_commit
+    ),
+    "booking that never grows too old": Mutant(
+        sightings.is_too_old,
+        "return mark_seconds - record.booked_at >= age_seconds and ",
+        "return False and ",
+        plots.in_flight_during_a_recompute,
+        DIVERGED,
     ),
     "wipe that an overtaken filler can do": Mutant(
         bootstrap._Filler._wipe,
