@@ -168,12 +168,18 @@ class ScriptedKiller:
 
 
 def start(
-    view: FarmView, *layers: LayerSpec, running: int = 1, cores: float = 2, memory_gb: float = 2, **job: Any
+    view: FarmView,
+    *layers: LayerSpec,
+    running: int = 1,
+    cores: float = 2,
+    memory_gb: float = 2,
+    gpus: int = 0,
+    **job: Any,
 ) -> Running:
     """A job of these layers with its first ``running`` frames running on a host of 16 cores."""
     with view.farm() as farm:
-        host = farm.host(cores=16, memory_gb=64, gpus=2, gpu_memory_gb=8)
+        host = farm.host(cores=16, memory_gb=64, gpus=4, gpu_memory_gb=8)
         ids = farm.job(layers or (LayerSpec(frames=2),), **job)
         frames = ids.frames[:running]
-        procs = farm.run(frames, host, cores=cores, memory_gb=memory_gb)
+        procs = farm.run(frames, host, cores=cores, memory_gb=memory_gb, gpus=gpus)
     return Running(ids, host, frames, tuple(procs))
