@@ -476,6 +476,7 @@ def test_trashed_jobs_are_kept_with_the_reason_and_can_be_restored(board):
         board.claim(board.find(job.uuid), "me")
     restored = board.restore(job.uuid)
     assert restored.details == {"n": 1}
+    assert [found.uuid for found in board.iterjobs()] == [job.uuid]
     assert board.claim_next("me").uuid == job.uuid
     with pytest.raises(NotFound):
         board.restore(job.uuid)

@@ -185,6 +185,11 @@ def test_a_poison_cluster_is_trashed_with_its_traceback(postings, redis_client):
     assert states(redis_client)["trash"] == 1
     assert redis_client.hget(f"cue:board:clusters:job:{offered.uuid}", "error") == "Traceback 2"
     assert postings.claim(offered.uuid, "w1", ttl_seconds=10) is None
+    # restored, it has all its tries again
+    assert postings.scripts.steer(offered.uuid, "restore")[0] == 1
+    claim = postings.claim(offered.uuid, "w1", ttl_seconds=10)
+    postings.end(claim, "fail", delay_seconds=0.0, failures_allowed=3, error="Traceback 3")
+    assert states(redis_client)["trash"] == 0
 
 
 def test_claims_that_run_out_trash_nothing_however_often(postings, redis_client):
@@ -292,8 +297,20 @@ def test_trash_by_force_costs_the_worker_its_claim(postings, redis_client):
     assert postings.end(claim, "again") == 0
     assert states(redis_client) == {"ready": 0, "delayed": 0, "claimed": 0, "trash": 1}
     assert not postings.offer([CLUSTER], wake=True)[0].send
+    for how in ("rest", "trash"):
+        assert postings.scripts.steer(offered.uuid, how, 600_000) == [0, "trashed"]
+    assert postings.withdraw([offered.uuid]) == 0
+    assert states(redis_client) == {"ready": 0, "delayed": 0, "claimed": 0, "trash": 1}
     assert postings.scripts.steer(offered.uuid, "restore")[0] == 1
     assert postings.offer([CLUSTER])[0].send
+
+
+def test_a_cluster_that_was_told_to_rest_and_trashed_rests_no_more_when_restored(postings):
+    (offered,) = postings.offer([CLUSTER])
+    postings.scripts.steer(offered.uuid, "rest", 600_000)
+    postings.scripts.steer(offered.uuid, "trash", "odd")
+    postings.scripts.steer(offered.uuid, "restore")
+    assert postings.end(postings.claim(offered.uuid, "w1", ttl_seconds=10), "again") > 0
 
 
 def test_an_unreadable_posting_is_trashed_instead_of_going_round(postings, redis_client):

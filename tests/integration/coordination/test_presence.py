@@ -89,6 +89,20 @@ def test_the_record_of_a_killed_process_of_this_machine_is_replaced_at_once(redi
     assert {actor.pid for actor in call_roll(redis_client, "cue").alive} != {ended.pid}
 
 
+def test_a_name_that_is_held_for_one_type_is_taken_for_none(redis_client):
+    """And who may replace a dead process does not replace the one that was faster."""
+    holder = Actor("sweep", "default", "w1", pid=7, machine="elsewhere", token="other")
+    key = presence_key("cue", "sweep", "default", "w1")
+    redis_client.set(key, json.dumps(holder.as_dict()), px=15_000)
+    newcomer = presence(redis_client)
+    for replaceable in ("", "the dead one's"):
+        assert newcomer._take(replaceable=replaceable) == holder
+        assert [actor.type for actor in call_roll(redis_client, "cue").alive] == []
+        assert not redis_client.exists(presence_key("cue", "dispatch", "default", "w1"))
+    assert newcomer._take(replaceable="other") is None
+    assert {actor.token for actor in call_roll(redis_client, "cue").alive} == {newcomer.token}
+
+
 def test_a_name_nobody_refreshes_is_free_after_its_life(redis_client):
     key = presence_key("cue", "dispatch", "default", "w1")
     holder = Actor("dispatch", "default", "w1", pid=7, machine="elsewhere", token="other")
