@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine, event, text
 
 from opencue_sched.domain.states import FrameState
 from opencue_sched.release.completion import complete_frame, complete_frames
-from opencue_sched.release.model import CompletedFrame, RunVerdict
+from opencue_sched.release.model import CompletedFrame, EventCounts, RunOutcome, RunVerdict
 from opencue_sched.store.release import FrameStop, stop_frames
 from tests.farm import LayerSpec
 from tests.integration.release.runs import FarmView, RecordedChanges, RecordedLedger, start
@@ -77,13 +77,16 @@ def test_a_failing_redis_does_not_undo_a_completion(engine: Engine, view: FarmVi
             raise ConnectionError("redis is away")
 
     run = start(view)
+    counts = EventCounts()
 
     # when a frame completes
-    outcome = complete_frame(engine, run.report(), ledger=Broken())
+    (outcome,) = complete_frames(engine, [run.report()], ledger=Broken(), counts=counts)
 
-    # then it is completed all the same
+    # then it is completed all the same, and it is known that the ledger was not told
+    assert isinstance(outcome, RunOutcome)
     assert outcome.verdict is RunVerdict.APPLIED
     assert view.procs() == []
+    assert counts["ledger_release_failed"] == 1
 
 
 def test_usage_and_peak_memory_are_counted_once(engine: Engine, view: FarmView) -> None:
@@ -392,26 +395,28 @@ def test_a_success_lowers_the_memory_of_a_layer_that_allows_it(engine: Engine, v
 
 
 def test_a_memory_failure_never_lowers_the_memory_of_a_layer(engine: Engine, view: FarmView) -> None:
-    run = start(view, LayerSpec(frames=2, memory_gb=8), memory_gb=2)
-    complete_frame(engine, run.report(exit_status=33))
+    # nor does a success that is reported with it
+    run = start(view, LayerSpec(frames=2, memory_gb=8), running=2, memory_gb=2)
+    complete_frames(engine, [run.report(0, max_rss_kb=600_000), run.report(1, exit_status=33)])
     assert view.one("SELECT * FROM layer").int_mem_min == 8 * 1048576
 
 
 @pytest.mark.parametrize(
-    ("used_kb", "optimize"),
+    ("used_kb", "optimize", "exit_status"),
     [
-        pytest.param(600_000, False, id="not allowed"),
-        pytest.param(0, True, id="nothing measured"),
-        pytest.param(4 * 1048576 - 1000, True, id="within the margin"),
-        pytest.param(5 * 1048576, True, id="more than it asks for"),
+        pytest.param(600_000, False, 0, id="not allowed"),
+        pytest.param(0, True, 0, id="nothing measured"),
+        pytest.param(4 * 1048576 - 1000, True, 0, id="within the margin"),
+        pytest.param(5 * 1048576, True, 0, id="more than it asks for"),
+        pytest.param(600_000, True, 1, id="no success"),
     ],
 )
-def test_a_success_leaves_the_memory_of_a_layer_alone(
-    engine: Engine, view: FarmView, used_kb: int, optimize: bool
+def test_a_run_leaves_the_memory_of_a_layer_alone(
+    engine: Engine, view: FarmView, used_kb: int, optimize: bool, exit_status: int
 ) -> None:
     run = start(view, LayerSpec(frames=2, memory_gb=4))
     view.run_sql("UPDATE layer SET b_optimize = :optimize", optimize=optimize)
-    complete_frame(engine, run.report(0, max_rss_kb=used_kb))
+    complete_frame(engine, run.report(0, max_rss_kb=used_kb, exit_status=exit_status))
     assert view.one("SELECT * FROM layer").int_mem_min == 4 * 1048576
 
 

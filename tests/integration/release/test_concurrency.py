@@ -6,7 +6,9 @@ import threading
 from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from sqlalchemy import Engine, text
+import pytest
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
 
 from opencue_sched.release.completion import complete_frame, complete_frames
@@ -195,6 +197,24 @@ def test_a_layer_that_completes_unforeseen_starts_over_with_more_locks(view: Far
     assert view.states(other.frames) == ["WAITING"]
     assert view.job_state(run.job) == "FINISHED"
     view.assert_consistent()
+
+
+@pytest.mark.parametrize(("code", "attempts"), [("40P01", 2), ("40001", 2), ("55P03", 2), ("P0001", 1)])
+def test_what_the_server_rolled_back_for_others_sake_is_done_again(engine: Engine, code: str, attempts: int) -> None:
+    calls: list[Counters] = []
+
+    def step(connection: Connection, wider: Counters) -> str:
+        calls.append(wider)
+        if len(calls) == 1:
+            connection.execute(text(f"DO $$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = '{code}'; END $$"))
+        return "done"
+
+    if attempts == 1:
+        with pytest.raises(DBAPIError):
+            with_counters(engine, step)
+    else:
+        assert with_counters(engine, step) == ("done", attempts)
+    assert len(calls) == attempts
 
 
 def test_counters_that_keep_growing_are_an_error_and_not_a_loop(engine: Engine) -> None:

@@ -232,6 +232,18 @@ def test_a_frame_that_needs_more_memory_gets_it_from_the_idle_of_its_host(view: 
     view.assert_consistent()
 
 
+@pytest.mark.parametrize(("local", "workstation"), [(True, False), (False, True)])
+def test_neither_local_procs_nor_workstations_lend_memory(
+    view: FarmView, desk: Desk, local: bool, workstation: bool
+) -> None:
+    run = start(view, LayerSpec(frames=2), memory_gb=2)
+    view.run_sql("UPDATE proc SET b_local = :local", local=local)
+    report = running_report(run, rss=5 * GB)
+    report.host.nimby_enabled = workstation
+    desk.reports.status(report)
+    assert view.one("SELECT int_mem_reserved FROM proc").int_mem_reserved == 2 * GB
+
+
 def test_a_process_no_proc_owns_is_killed(view: FarmView, desk: Desk) -> None:
     # given a frame whose proc was cleared a while ago although its process runs on
     run = start(view)
@@ -248,6 +260,10 @@ def test_a_process_no_proc_owns_is_killed(view: FarmView, desk: Desk) -> None:
     # then the second kills it
     assert desk.killer.asked == [(run.host.name, run.frames[0])]
     assert result.killed == (run.frames[0],)
+    # and those that follow, three times in all
+    for _ in range(4):
+        desk.reports.status(running_report(run))
+    assert (len(desk.killer.asked), desk.counts["kill_throttled"]) == (3, 2)
 
 
 def test_a_process_of_a_frame_that_runs_elsewhere_is_killed_at_once(view: FarmView, desk: Desk) -> None:
@@ -288,7 +304,10 @@ def test_a_completion_that_never_came_is_found_by_two_reports(view: FarmView, de
 
 def test_nothing_is_lost_too_early(view: FarmView, desk: Desk) -> None:
     run = start(view)
-    # within the grace after its start
+    # within the grace after its start, at once and when no report has named it for a while
+    for _ in range(3):
+        desk.reports.status(empty_report(run))
+    age_procs(view, 20)
     for _ in range(3):
         desk.reports.status(empty_report(run))
     # named by every second report

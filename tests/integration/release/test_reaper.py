@@ -77,13 +77,16 @@ def test_when_most_hosts_are_silent_it_waits_longer(
     with view.farm() as farm:
         for name in ("a", "b"):
             farm.host(name=name)
-    reaper = Reaper(engine, Release(host_down_after=300), killer=killer)
+    changes = RecordedChanges()
+    reaper = Reaper(engine, Release(host_down_after=300), killer=killer, changes=changes)
 
     # then five minutes of silence are not enough for any of them, but fifteen are
     view.run_sql("UPDATE host_stat SET ts_ping = now() - interval '310 seconds'")
     assert reaper.run_once().hosts_down == ()
     view.run_sql("UPDATE host_stat SET ts_ping = now() - interval '910 seconds'")
-    assert len(reaper.run_once().hosts_down) == 3
+    down = reaper.run_once().hosts_down
+    assert len(down) == 3
+    assert set(changes.published) == set(down), "also of hosts that ran nothing, the caches are told"
     assert view.states(run.frames) == ["WAITING"]
 
 
@@ -166,11 +169,17 @@ def test_a_run_that_proves_alive_meanwhile_is_left_alone(view: FarmView, engine:
     assert view.states(run.frames) == ["RUNNING"]
 
 
-def test_procs_of_a_finished_job_are_ended(view: FarmView, reaper: Reaper) -> None:
+def test_procs_of_a_finished_job_are_ended_though_they_report_to_the_last(view: FarmView, engine: Engine) -> None:
     run = start(view)
     keep_reporting(view)
     view.run_sql("UPDATE job SET str_state = 'FINISHED'")
-    assert reaper.run_once().procs_released == 1
+
+    class Lively(ScriptedKiller):
+        def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> KillFate:
+            view.run_sql("UPDATE proc SET ts_ping = now()")
+            return KillFate.NOT_RUNNING
+
+    assert Reaper(engine, Release(), killer=Lively()).run_once().procs_released == 1
     assert view.states(run.frames) == ["WAITING"]
     view.assert_consistent()
 
@@ -250,6 +259,19 @@ def test_a_host_that_is_down_and_does_not_answer_is_looked_for_once_however_many
     assert sorted(killer.probed) == ["h0", "h1", "h2"]
     assert killer.stopped == []
     view.assert_consistent()
+
+
+def test_a_host_that_comes_back_while_it_is_looked_for_in_vain_keeps_its_frames(engine: Engine, view: FarmView) -> None:
+    on_hosts(view, "DOWN", hosts=1, frames=1)
+
+    class Back(ScriptedKiller):
+        def answers(self, host_name: str, seconds: float) -> bool:
+            view.run_sql("UPDATE host_stat SET str_state = 'UP'")
+            return False
+
+    report = Reaper(engine, Release(), killer=Back()).run_once()
+    assert (report.procs_released, report.deferred) == (0, 1)
+    assert len(view.procs()) == 1
 
 
 def test_a_host_that_is_down_but_answers_has_its_processes_killed_and_confirmed(

@@ -1,0 +1,68 @@
+"""Many lost runs: so many in a transaction, and one that the database refuses keeps none of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+from sqlalchemy import Engine
+from sqlalchemy.exc import DataError, OperationalError
+from structlog.testing import capture_logs
+
+from opencue_sched.release import losing
+from opencue_sched.release.losing import RUNS_PER_TRANSACTION, Releasing
+from opencue_sched.release.model import LostRun, ReleasePolicy, RunOutcome, RunsEnded, RunVerdict
+
+EndRuns = Callable[..., RunsEnded]
+
+
+def releasing(monkeypatch: pytest.MonkeyPatch, end_runs: EndRuns) -> Releasing:
+    monkeypatch.setattr(losing, "end_runs", end_runs)
+    return Releasing(cast(Engine, None), ReleasePolicy())
+
+
+def runs(*names: str) -> list[LostRun]:
+    return [LostRun(name, f"frame-{name}") for name in names]
+
+
+def ended(requests: Sequence[LostRun]) -> RunsEnded:
+    return RunsEnded(tuple(RunOutcome(it.proc_id, it.frame_id, RunVerdict.APPLIED) for it in requests))
+
+
+def test_transactions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def end_runs(_engine: Any, requests: Sequence[LostRun], *_: Any, **__: Any) -> RunsEnded:
+        sizes.append(len(requests))
+        return ended(requests)
+
+    names = [str(number) for number in range(2 * RUNS_PER_TRANSACTION + 1)]
+    outcomes = releasing(monkeypatch, end_runs).end_lost(runs(*names))
+    assert [outcome.proc_id for outcome in outcomes] == names
+    assert sizes == [50, 50, 1]
+
+
+def test_a_run_the_database_refuses_is_logged_and_the_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end_runs(_engine: Any, requests: Sequence[LostRun], *_: Any, **__: Any) -> RunsEnded:
+        if any(request.proc_id == "bad" for request in requests):
+            raise DataError("update", {}, Exception("a value that makes no sense"))
+        return ended(requests)
+
+    with capture_logs() as said:
+        outcomes = releasing(monkeypatch, end_runs).end_lost(runs("a", "bad", "b"))
+    assert [outcome.proc_id for outcome in outcomes] == ["a", "b"]
+    refused = [(line["proc"], line["frame"]) for line in said if line["event"] == "lost_run_refused"]
+    assert refused == [("bad", "frame-bad")]
+
+
+def test_a_database_that_is_away_is_not_asked_run_by_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def end_runs(_engine: Any, requests: Sequence[LostRun], *_: Any, **__: Any) -> RunsEnded:
+        asked.append(len(requests))
+        raise OperationalError("select", {}, Exception("server closed the connection"))
+
+    with pytest.raises(OperationalError):
+        releasing(monkeypatch, end_runs).end_lost(runs("a", "b", "c"))
+    assert asked == [3]
