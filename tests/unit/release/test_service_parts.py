@@ -1,0 +1,85 @@
+"""The report service's parts that need neither a port nor a database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+from opencue_proto import report_pb2
+from sqlalchemy import Engine
+from sqlalchemy.exc import DataError, OperationalError
+from structlog.testing import capture_logs
+
+from opencue_sched.release import service as service_module
+from opencue_sched.release.inbox import HostMail
+from opencue_sched.release.model import CompletedFrame, FrameKiller, ReleasePolicy
+from opencue_sched.release.service import ReportService, read_completion
+from opencue_sched.settings import Release, Settings
+
+
+@pytest.fixture
+def service() -> Iterator[ReportService]:
+    settings = Settings(release=Release(satisfy_only_on_frame_success=False))
+    made = ReportService(settings, cast(Engine, None), None, None, cast(FrameKiller, None))
+    yield made
+    made.inbox.close()
+
+
+def test_a_completion_is_read_field_by_field() -> None:
+    frame = report_pb2.RunningFrameInfo(
+        resource_id="p1", frame_id="f1", job_name="job", frame_name="0001-l", max_rss=5, llu_time=70
+    )
+    host = report_pb2.RenderHost(name="node1", nimby_locked=True)
+    report = report_pb2.FrameCompleteReport(frame=frame, host=host, exit_status=1, exit_signal=9, run_time=60)
+    expected = CompletedFrame("p1", "f1", "node1", 1, 9, 60, 5, 70, nimby_locked=True, name="job/0001-l")
+    assert read_completion(report) == expected
+    frame.max_rss, frame.llu_time = -1, -1
+    report = report_pb2.FrameCompleteReport(frame=frame, run_time=-1)
+    read = read_completion(report)
+    assert (read.max_rss_kb, read.llu_time, read.run_time) == (0, 0, 0)
+    frame.max_rss = 2**63 - 1
+    assert read_completion(report_pb2.FrameCompleteReport(frame=frame)).max_rss_kb == 2**62
+
+
+def test_the_policy_of_the_settings_is_that_of_completions(
+    service: ReportService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policies: list[ReleasePolicy] = []
+    monkeypatch.setattr(service_module, "complete_frames", lambda *_, policy, **__: policies.append(policy) or [])
+    service.completions._apply([])
+    assert policies == [ReleasePolicy(satisfy_only_on_frame_success=False)]
+
+
+def test_a_refusal_is_said_every_ten_minutes(service: ReportService, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(service_module.time, "monotonic", lambda: now[0])
+    with capture_logs() as said:
+        for host, reason in (("a", "no cores"), ("a", "no cores"), ("a", "no memory"), ("b", "no cores")):
+            service.log_refusal(host, reason)
+        now[0] += 601.0
+        service.log_refusal("a", "no cores")
+    told = [(line["host"], line["reason"]) for line in said]
+    assert told == [("a", "no cores"), ("a", "no memory"), ("b", "no cores"), ("a", "no cores")]
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [
+        (OperationalError("select", {}, Exception("gone")), True),
+        (DataError("update", {}, Exception("no such value")), False),
+    ],
+)
+def test_a_boot_report_is_kept_while_the_database_is_away_and_no_longer(
+    service: ReportService, monkeypatch: pytest.MonkeyPatch, error: Exception, kept: bool
+) -> None:
+    def boot(_report: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(service_module, "_DATABASE_AWAY_SECONDS", 0.0)
+    monkeypatch.setattr(service._reports, "boot", boot)
+    with capture_logs() as said:
+        service._serve(HostMail("node1", boot=report_pb2.BootReport()))
+    assert service.counts["report_failed"] == 1
+    assert [(line["event"], line["host"]) for line in said] == [("host_report_failed", "node1")]
+    assert service.inbox.waiting == int(kept)
