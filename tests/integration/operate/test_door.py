@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from celery import Celery
@@ -22,9 +23,14 @@ from opencue_sched.coordination.names import job_hash, reply_queue
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.domain.errors import FencedOff
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.operate.door import Door
 from opencue_sched.operate.messages import SOMEBODY_WAITS
 from opencue_sched.operate.runtime import Runtime
 from opencue_sched.settings import Settings
+from opencue_sched.store.fences import PersistentFences
+from tests.brief_fleet import open_counters
 
 DISPATCH = "opencue_sched.dispatch.dispatch_cluster"
 SWEEP = "opencue_sched.sweep.sweep_clusters"
@@ -79,15 +85,88 @@ def test_a_message_without_the_arguments_of_its_task_is_put_aside(redis_client, 
 )
 def test_a_message_whose_fence_or_tick_nobody_can_read_is_put_aside(redis_client, headers, words):
     """A task that fails at it would be a line in the log of one worker, as often as the message comes."""
-    task = real_app.tasks[SWEEP]
-    task.push_request(**headers)
-    try:
-        assert task() == {"dropped": "malformed"}
-    finally:
-        task.pop_request()
+    with message_of(SWEEP, **headers) as run:
+        assert run() == {"dropped": "malformed"}
     (letter,) = read_dead_letters(redis_client, "cue")
     assert letter.reason.startswith(f"{SWEEP}: {words}")
     assert len(letter.reason) < 400
+
+
+# Who sent it
+
+RECOMPUTE = "opencue_sched.accounting.recompute"
+RESEED = "opencue_sched.accounting.reseed_limits"
+
+
+@contextmanager
+def message_of(task: str, **headers: object) -> Iterator[Door]:
+    """The task, as it is run for a message with these headers."""
+    found = real_app.tasks[task]
+    found.push_request(**headers)
+    try:
+        yield found
+    finally:
+        found.pop_request()
+
+
+@pytest.mark.parametrize(("task", "method"), [(SWEEP, "sweep"), (RECOMPUTE, "recompute"), (RESEED, "reseed_limits")])
+def test_what_a_leader_sent_is_done_under_its_fence_and_ends_when_it_was_succeeded(runtime, monkeypatch, task, method):
+    # given a leader, and another that is elected while the task runs
+    asked: list[tuple[int | None, int]] = []
+
+    def succeeded(*, fence: int | None) -> None:
+        asked.append((fence, runtime.membership.duty.in_hand))
+        raise FencedOff("succeeded")
+
+    monkeypatch.setattr(runtime, method, succeeded)
+    runtime.client.set(runtime.leader_keys.fence, 5)
+    # then its fence goes with all that is changed, the task counts as in hand, and its end is no failure
+    with message_of(task, fence=5, tick=7, tick_of="x@2") as run:
+        assert run() == {"dropped": "fenced_off"}
+    assert asked == [(5, 1)]
+    assert runtime.membership.duty.in_hand == 0
+
+
+def test_a_worker_changes_nothing_for_a_leader_that_was_succeeded(runtime, engine):
+    """Runtime.sweep and the others, under the fence of the message."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host()
+        show = farm.show("show", managed=True)
+        farm.subscription(show, farm.default_alloc(), burst=1000)
+        farm.job(show=show)
+    open_counters(runtime.client)
+    runtime.client.set(runtime.leader_keys.fence, 5)
+    for work in (runtime.sweep, runtime.recompute, runtime.reseed_limits):
+        with pytest.raises(FencedOff):
+            work(fence=4)
+    assert runtime.postings.posted() == {}
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+@pytest.mark.parametrize(
+    ("headers", "ended"),
+    [
+        ({"fence": 2, "tick": 7, "tick_of": "x@2", "catch_up": "latest"}, "run"),
+        ({"fence": 1, "tick": 7, "tick_of": "x@2", "catch_up": "latest"}, "former_leader"),
+        ({"fence": 2, "tick": 6, "tick_of": "x@2", "catch_up": "latest"}, "overtaken"),
+        ({"fence": 2, "tick": 6, "tick_of": "x@2", "catch_up": "all"}, "run"),
+        ({}, "run"),
+    ],
+)
+def test_what_a_former_leader_sent_or_a_later_tick_overtook_is_dropped(
+    runtime, engine, monkeypatch, headers, ended, emptied
+):
+    """Also where Redis was emptied: PostgreSQL knows. Who needs each tick is not overtaken by the next."""
+    fences, keys = PersistentFences(engine), runtime.leader_keys
+    assert fences.claim(keys.name, 2)
+    assert fences.claim_tick(keys.name, 2, "x@2", 7)[0]
+    if not emptied:
+        runtime.client.set(keys.fence, 2)
+        runtime.client.hset(keys.last_ticks, "x@2", 7)
+    monkeypatch.setattr(runtime, "reseed_limits", lambda **_: {"ended": "run"})
+    with message_of(RESEED, **headers) as run:
+        assert next(iter(run().values())) == ended
 
 
 # Somebody waits for the pass
