@@ -57,6 +57,10 @@ def test_a_sweep_of_a_former_leader_posts_nothing_and_one_of_the_present_leader_
         here.sweeper.sweep(fence=Fence(FENCE_KEY, 5))
     assert contents(here) == before
     assert len(here.sweeper.sweep(fence=Fence(FENCE_KEY, 6)).send) == 1
+    # nor does one that has nothing to rouse
+    here.client.set(FENCE_KEY, 7)
+    with pytest.raises(FencedOff, match="fence 6 was succeeded by that of fence 7"):
+        here.sweeper.sweep(fence=Fence(FENCE_KEY, 6))
 
 
 def test_new_work_rouses_a_cluster_that_rests_for_being_empty(here: Passes, engine: Engine) -> None:
