@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from types import SimpleNamespace
 
@@ -10,7 +12,8 @@ from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.worker import state
 
 from opencue_sched.celery import RuntimeStep
-from opencue_sched.operate import runtime
+from opencue_sched.coordination.duty import Duty, DutyState
+from opencue_sched.operate import consumer_steps, runtime
 from opencue_sched.operate.consumer_steps import sleep_unless_stopped
 
 
@@ -43,3 +46,15 @@ def test_what_a_worker_holds_that_stops_at_its_start_is_given_back(monkeypatch: 
     with pytest.raises(WorkerShutdown):
         step.start(worker)
     assert given_back == [True]
+
+
+def test_the_first_signal_to_stop_is_for_good_and_the_second_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    duty, handlers, ended = Duty(), {}, []
+    monkeypatch.setattr(consumer_steps, "_duty", duty)
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    consumer_steps.begin_to_drain()
+    duty.resume()
+    assert duty.state is DutyState.DRAINING
+    handlers[signal.SIGTERM](signal.SIGTERM, None)
+    assert ended == [128 + signal.SIGTERM]
