@@ -181,6 +181,31 @@ def test_a_filler_that_is_slower_than_its_lease_goes_on_if_nobody_has_taken_it(
     emptied.exact()
 
 
+def test_a_filler_that_lost_its_lease_before_it_closed_the_store_leaves_it_to_the_next(
+    emptied: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, fill = emptied.store.client, bootstrap._Filler.fill
+
+    def paused(filler: Any, **how: Any) -> Any:
+        client.set(keys.BOOTSTRAP_LEASE, "somebody", px=60_000)
+        return fill(filler, **how)
+
+    monkeypatch.setattr(bootstrap._Filler, "fill", paused)
+    with pytest.raises(NotReady, match="another process"):
+        ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0, give_up_after=0)
+    assert store_state(client) is StoreState.LOST
+
+
+def test_a_store_that_was_opened_before_the_next_filler_had_the_lease_stays_open(
+    emptied: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0).epoch
+    seen = iter([StoreState.LOST])
+    monkeypatch.setattr(bootstrap, "store_state", lambda client: next(seen, None) or store_state(client))
+    report = ensure_bootstrapped(emptied.engine, newcomer(emptied), wait_age=0)
+    assert (report.action, report.epoch) == (Action.VERIFIED, opened)
+
+
 def test_a_filler_that_was_overtaken_in_a_pause_cannot_open_or_write(emptied: World) -> None:
     client = emptied.store.client
     mine = Epoch.filling(server_run_id(client))

@@ -18,7 +18,7 @@ from opencue_sched.accounting.scripts import MAX_IDS_PER_CALL, WORK_PER_CALL, Ch
 from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.lua_scripts import ScriptCall, call_scripts
-from tests.integration.accounting.conftest import Store
+from tests.integration.accounting.conftest import Store, booking
 
 PROCS, LIMITS = 120, 12
 
@@ -129,6 +129,16 @@ def test_releasing_by_id_when_only_the_ledger_knows_how_much_that_is(store: Stor
     assert rounds > 1, "nobody could know how much it is"
     assert store.ids() == set()
     assert store.counter(keys.job("job7")) == (0, 0)
+
+
+def test_an_id_that_is_more_work_than_a_call_is_to_do_is_released_by_one(store: Store, epoch: Epoch) -> None:
+    limits = tuple(f"limit{number}" for number in range(WORK_PER_CALL))
+    for proc_id in ("wide", "wider"):
+        store.ledger.force([booking(proc_id=proc_id, limit_ids=limits)])
+    answers = call_scripts(store.client, scripts.release_calls(epoch.text, ["wide", "wider"]))[0]
+    assert [answer[2:] for answer in answers] == [[1, "wider"]]
+    assert store.ids() == {"wider"}
+    assert store.ledger.release(["wider"]) == 1
 
 
 def test_a_release_of_many_ids_is_whole(store: Store, epoch: Epoch, send: Sender) -> None:

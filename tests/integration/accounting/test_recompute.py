@@ -187,9 +187,12 @@ def test_entries_follow_jobs_and_hosts_that_move(world: World) -> None:
 def test_a_move_keeps_a_young_booking_in_flight(world: World) -> None:
     (proc,) = world.run()
     world.ledger.book([world.entry(proc)])
+    world.age(proc, 5)
+    booked_at = next(world.ledger.records()).booked_at
     world.sql("UPDATE proc SET int_cores_reserved = 300 WHERE pk_proc = :id", id=proc)
     assert world.recompute().causes == {"moved": 1}
-    assert next(world.ledger.records()).state is EntryState.IN_FLIGHT
+    moved = next(world.ledger.records())
+    assert (moved.state, moved.booked_at) == (EntryState.IN_FLIGHT, booked_at)
     assert world.job_cores() == 3
 
 
@@ -332,6 +335,24 @@ class TestDrift:
         ghost = Booking("ghost", world.entry(proc).vertices, 4).packed()
         world.store.client.rpush(keys.AUDIT_LOG, f"1|+|ghost|{ghost}", f"{world.store.seq() + 5}|-|{proc}|{ghost}")
         assert drift(take_stock(world.ledger)) == {}
+
+    def test_nothing_is_corrected_when_the_log_of_changes_was_cut_off(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The token is gone before all is read: what is booked from then on looks like somebody's writing."""
+        (proc,) = world.run()
+        world.recompute()
+        more = Booking("more", world.entry(proc).vertices, 4)
+        read = inventory_module.read_counters
+
+        def interrupted(*args: Any) -> object:
+            world.store.client.delete(keys.AUDIT, keys.AUDIT_LOG)
+            world.ledger.book([more])
+            return read(*args)
+
+        monkeypatch.setattr(inventory_module, "read_counters", interrupted)
+        report = world.recompute()
+        assert (report.stock_complete, report.drifted, world.job_cores()) == (False, {}, 6)
 
     def test_a_stale_counter_without_any_entry_converges_to_zero(self, world: World) -> None:
         world.store.client.hset(keys.job(world.job.id), "int_cores", 7)
