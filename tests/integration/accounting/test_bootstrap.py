@@ -206,6 +206,23 @@ def test_a_store_that_was_opened_before_the_next_filler_had_the_lease_stays_open
     assert (report.action, report.epoch) == (Action.VERIFIED, opened)
 
 
+@pytest.mark.parametrize("slow", ["write_caps", "apply"])
+def test_a_filler_keeps_its_lease_while_it_writes(emptied: World, monkeypatch: pytest.MonkeyPatch, slow: str) -> None:
+    """However long that takes: a piece of it took all but a second of the lease."""
+    client, write, left = emptied.store.client, getattr(emptied.ledger, slow), []
+    monkeypatch.setattr(bootstrap, "_CHANGES_PER_RENEWAL", 1)
+
+    def slowly(*args: Any, **how: Any) -> Any:
+        left.append(client.pttl(keys.BOOTSTRAP_LEASE))
+        client.pexpire(keys.BOOTSTRAP_LEASE, 1000)
+        return write(*args, **how)
+
+    monkeypatch.setattr(emptied.ledger, slow, slowly)
+    assert ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0).action is Action.FILLED
+    assert len(left) > 1
+    assert min(left) > 1000
+
+
 def test_a_filler_that_was_overtaken_in_a_pause_cannot_open_or_write(emptied: World) -> None:
     client = emptied.store.client
     mine = Epoch.filling(server_run_id(client))
