@@ -12,6 +12,8 @@ from opencue_sched.dispatch.channels import RqdChannels
 from opencue_sched.dispatch.confirm import Fate, Whereabouts, answers, kill, kill_and_confirm, look
 from opencue_sched.dispatch.launch import LaunchRequest, launch_all
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
+from opencue_sched.release.killing import RqdKiller
+from opencue_sched.release.model import KillFate
 from opencue_sched.settings import Rqd
 from tests.integration.launch.conftest import for_another_proc, request
 from tests.polling import eventually
@@ -134,3 +136,24 @@ def test_a_host_that_just_refused_a_connection_is_tried_again(farm: SimulatedFar
     assert not answers(channels, "sim0001", seconds=0.2)
     farm.restart("sim0001")
     assert answers(channels, "sim0001", seconds=20.0)
+
+
+def test_the_killer_tells_a_host_that_is_gone_from_one_that_does_not_confirm(
+    farm: SimulatedFarm, connect: Callable[..., RqdChannels]
+) -> None:
+    # given a host without power, and one whose frames take their time to die
+    channels = connect(kill_timeout=1.5)
+    running = request("sim0002")
+    launch_all(channels, [running])
+    eventually(lambda: farm.host("sim0002").listed(running.ref.frame_id))
+    farm.crash("sim0001")
+    farm.behave("sim0002", kill_seconds=60.0)
+    killer = RqdKiller(channels)
+
+    # then only what is known not to run may be given away
+    assert killer.stop("sim0001", "any", "proc", "test") is KillFate.UNREACHABLE
+    assert killer.stop("sim0002", running.ref.frame_id, running.ref.proc_id, "test") is KillFate.UNCONFIRMED
+    assert killer.stop("sim0002", "any", "proc", "test") is KillFate.NOT_RUNNING
+    # and who could not be asked is told apart
+    assert not killer.ask("sim0001", "any", "test")
+    assert killer.ask("sim0002", running.ref.frame_id, "test")

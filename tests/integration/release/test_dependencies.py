@@ -285,6 +285,18 @@ def test_recovery_heals_what_a_dead_cuebot_left(
     view.assert_consistent()
 
 
+@pytest.mark.parametrize(("only_on_success", "freed"), [(True, "DEPEND"), (False, "WAITING")])
+def test_recovery_takes_an_eaten_layer_for_done_only_if_the_farm_says_so(
+    engine: Engine, view: FarmView, farm_of_two: tuple[JobIds, JobIds, HostIds], only_on_success: bool, freed: str
+) -> None:
+    first, second, _ = farm_of_two
+    with view.farm() as farm:
+        farm.layer_on_layer((second, 0), (first, 0))
+    view.run_sql("UPDATE frame SET str_state = 'EATEN' WHERE pk_layer = :layer", layer=first.layers[0].id)
+    recover_depends(engine, ReleasePolicy(satisfy_only_on_frame_success=only_on_success))
+    assert set(view.states(second.layers[0].frames)) == {freed}
+
+
 def test_recovery_gives_up_checkpoints_that_nobody_copies(
     engine: Engine, view: FarmView, farm_of_two: tuple[JobIds, JobIds, HostIds]
 ) -> None:

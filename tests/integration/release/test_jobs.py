@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, event
 
 from opencue_sched.release.completion import complete_frame
 from opencue_sched.release.jobs import JobControl
@@ -62,7 +64,24 @@ def test_killing_a_job_whose_host_does_not_answer_says_what_is_left(
     assert view.procs() == list(run.procs)
 
 
-@pytest.mark.parametrize("state", ["DEAD", "EATEN", "SUCCEEDED"])
+def test_what_was_booked_while_a_job_is_killed_is_killed_too(view: FarmView, engine: Engine) -> None:
+    # given a commit that ends just after the job was looked at
+    run = start(view, LayerSpec(frames=2))
+
+    class Slow(ScriptedKiller):
+        def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> KillFate:
+            if not self.stopped:
+                with view.farm() as farm:
+                    farm.run(run.job.frames[1:], run.host)
+            return super().stop(host_name, frame_id, proc_id, reason)
+
+    killed = JobControl(Releasing(engine, ReleasePolicy()), Slow()).kill_job(run.job.id, reason="test")
+    assert sorted(killed.stopped) == sorted(run.job.frames)
+    assert view.procs() == []
+    view.assert_consistent()
+
+
+@pytest.mark.parametrize("state", ["DEAD", "EATEN", "SUCCEEDED", "CHECKPOINT"])
 def test_a_frame_that_is_over_waits_again(view: FarmView, control: JobControl, state: str) -> None:
     run = start(view, LayerSpec(frames=2), running=0)
     frame = run.job.frames[0]
@@ -117,7 +136,17 @@ def test_a_retried_frame_is_waited_for_again(view: FarmView, control: JobControl
     view.run_sql("UPDATE frame SET str_state = 'WAITING' WHERE pk_frame = :f", f=run.job.frames[1])
 
     # when the first frame is retried
+    locked: list[str] = []
+
+    def executed(*arguments: Any) -> None:
+        if "FROM layer_stat" in arguments[2] and "FOR NO KEY UPDATE" in arguments[2]:
+            locked[:] = arguments[3]["ids"]
+        elif "UPDATE frame" in arguments[2]:
+            assert set(locked) == {layer.id for layer in run.job.layers}, "before a counter of theirs changes"
+
+    event.listen(engine, "before_cursor_execute", executed)
     control.retry_frames([run.frames[0]], reason="test")
+    assert locked
 
     # then the second depends on it again, and the job is pending under its name
     assert view.states(run.job.frames) == ["WAITING", "DEPEND"]
@@ -143,6 +172,17 @@ def test_eating_the_last_open_frame_finishes_the_job(
     assert view.states(run.job.frames) == ["SUCCEEDED", "EATEN", "EATEN"]
     assert view.job_state(run.job) == "FINISHED"
     assert killer.stopped == [(run.host.name, run.frames[1])]
+    view.assert_consistent()
+
+
+def test_whatever_a_frame_waits_for_it_is_eaten_and_what_succeeded_is_not(view: FarmView, control: JobControl) -> None:
+    run = start(view, LayerSpec(frames=5), running=0)
+    states = ("WAITING", "DEAD", "DEPEND", "CHECKPOINT", "SUCCEEDED")
+    for frame, state in zip(run.job.frames, states, strict=True):
+        view.run_sql("UPDATE frame SET str_state = :s WHERE pk_frame = :f", s=state, f=frame)
+    assert set(control.eat_frames(run.job.frames, reason="test").changed) == set(run.job.frames[:4])
+    assert view.states(run.job.frames) == ["EATEN"] * 4 + ["SUCCEEDED"]
+    assert view.job_state(run.job) == "FINISHED"
     view.assert_consistent()
 
 
