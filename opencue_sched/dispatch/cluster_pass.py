@@ -79,13 +79,14 @@ class PassRunner:
     locked: LockedHosts = field(default_factory=LockedHosts)
     clock: Callable[[], float] = time.monotonic
 
-    def run(self, cluster: Cluster, *, alive: Callable[[], bool]) -> PassReport:
+    def run(self, cluster: Cluster, *, alive: Callable[[], bool], wakes: int = 0) -> PassReport:
         """One pass. ``alive`` says whether the claim on the cluster is still held; it is asked before booking.
+        ``wakes``: how often the cluster has been woken so far.
 
         Raises nothing that concerns one job, host or frame. SQLAlchemyError and RedisError of the stores themselves
         reach the caller after everything taken was given back.
         """
-        report = PassReport(cluster)
+        report = PassReport(cluster, wakes=wakes)
         began = self.clock()
         # One pass at a time has the cluster's claim: what a worker that died in this cluster had permits for is free.
         owner = f"{cluster.key}|{uuid.uuid4().hex}"

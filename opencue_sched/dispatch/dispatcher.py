@@ -56,7 +56,7 @@ class Dispatcher:
             return claim
         self.keeper.keep(claim, claimed_at=before)
         try:
-            report = self.runner.run(claim.cluster, alive=lambda: self.keeper.alive(claim))
+            report = self.runner.run(claim.cluster, alive=lambda: self.keeper.alive(claim), wakes=claim.wake)
         except (SQLAlchemyError, RedisError) as error:
             report = PassReport(claim.cluster, ended=PassEnd.QUERY_ERROR, error=str(error))
             if is_trouble(error):

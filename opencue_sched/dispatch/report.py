@@ -79,7 +79,10 @@ class PassReport:
     look_again: float | None = None
     """Seconds after which to look again at layers for which there were news while they had to be left alone."""
     go_on: bool = False
-    """Nothing was booked, but there are jobs behind those that this pass looked at."""
+    """Nothing was booked, but there are jobs behind those that this pass looked at, or something happened since those
+    before them were."""
+    wakes: int = 0
+    """How often the cluster had been woken when the pass began."""
     roused: int = 0
     """How often hosts had changed when this pass looked at them."""
     hosts_back_in: float | None = None

@@ -105,6 +105,7 @@ class _Aside:
     rows: dict[str, tuple[float, Resting]] = field(default_factory=dict)
     walked: dict[str, Resting] = field(default_factory=dict)
     walked_until: float = 0.0
+    walk_began: int = 0
     lost: frozenset[str] = frozenset()
     lost_until: float = 0.0
     full_passes: int = 0
@@ -285,16 +286,19 @@ class LayerRest:
                 ends.append(now)
             return max(0.001, min(ends) - now) if ends else None
 
-    def walk_on(self, cluster: str, looked_at: Iterable[Resting]) -> None:
+    def walk_on(self, cluster: str, looked_at: Iterable[Resting], wakes: int) -> None:
         """A pass over the cluster booked nothing and there are more jobs: leave these layers out of the next one.
 
-        Another process may end the walk: what this one has not gone on with in the time of a rest is forgotten.
+        ``wakes``: how often the cluster had been woken when the pass began. Another process may end the walk: what this
+        one has not gone on with in the time of a rest is forgotten.
         """
         now = self._clock()
         with self._lock:
             here = self._clusters.setdefault(cluster, _Aside())
             looked = {layer.verdict.layer_id: layer for layer in looked_at}
-            here.walked = {**(here.walked if here.walked_until > now else {}), **looked}
+            if here.walked_until <= now:
+                here.walked, here.walk_began = {}, wakes
+            here.walked |= looked
             here.walked_until = now + self._seconds
 
     def lost_before(self, cluster: str, layers: Collection[str]) -> frozenset[str]:
@@ -307,12 +311,17 @@ class LayerRest:
             here.lost, here.lost_until = frozenset(layers), now + self._seconds if layers else 0.0
         return before.intersection(layers)
 
-    def walk_ends(self, cluster: str) -> None:
-        """The next pass begins with the highest priority again."""
+    def walk_ends(self, cluster: str, wakes: int) -> bool:
+        """The next pass begins with the highest priority again; whether it has to come at once, because the cluster was
+        woken since the walk began: for those that were passed over, it may be."""
+        now = self._clock()
         with self._lock:
             here = self._clusters.get(cluster)
-            if here is not None:
-                here.walked, here.walked_until = {}, 0.0
+            if here is None:
+                return False
+            woken = here.walked_until > now and here.walk_began != wakes
+            here.walked, here.walked_until = {}, 0.0
+            return woken
 
     def hosts_changed(self, news: HostNews) -> None:
         """Rouse all to which these hosts could make a difference, now or when its pause ends."""

@@ -14,6 +14,9 @@ def walk_on(rest: LayerRest, report: PassReport, *, more: bool) -> None:
     everybody waiting. Those without a host are not: they rest, and a host that changes for one of them is for them
     first. Nor are those without a host only because frames that were then refused or lost had it in the plan: there is
     one for them, and they are next.
+
+    Whatever woke the cluster in the middle of a walk, or since another process ended it, may be for those that were
+    passed over: then they have their turn at once.
     """
     key = report.cluster.key
     once = report.lost - rest.lost_before(key, report.lost)
@@ -24,9 +27,10 @@ def walk_on(rest: LayerRest, report: PassReport, *, more: bool) -> None:
     passed_over = [report.as_is(it) for it in in_vain if it.layer_id not in hostless]
     more = more or bool(next_ones)
     if report.frames_booked or not more or not (in_vain or once):
-        rest.walk_ends(key)
+        woken = rest.walk_ends(key, report.wakes)
+        report.go_on = woken and not report.frames_booked
     elif passed_over or blocked:
-        rest.walk_on(key, passed_over)
+        rest.walk_on(key, passed_over, report.wakes)
         report.go_on = True
     rest.count_pass(key, blocked, passed_over, full=more)
     report.look_again = rest.look_again(key)

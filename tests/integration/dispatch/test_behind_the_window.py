@@ -452,6 +452,30 @@ def test_on_a_full_farm_a_freed_core_costs_few_passes_and_goes_to_the_first_job_
     assert [row.int_priority for row in booked] == [100]
 
 
+@pytest.mark.parametrize("woken", [False, True])
+def test_those_a_walk_has_passed_have_their_turn_at_once_if_something_woke_the_cluster_since(
+    woken: bool, here: Passes, engine: Engine
+) -> None:
+    # given a walk that has passed a window of jobs at their caps
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=16)
+        jobs = farm.jobs([JobSpec([LayerSpec(frames=2, cores=0)], max_cores=8) for _ in range(WINDOW + 5)])
+    (cluster,) = [cluster for cluster in clusters_of(here) if "general" in cluster.tags]
+    report = here.runner.run(cluster, alive=lambda: True, wakes=7)
+    assert report.go_on
+
+    # when the cap of one of them is raised before the walk comes to its end
+    (passed, *_) = {it.job_id for it in report.verdicts} & {job.id for job in jobs}
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE job_resource SET int_max_cores = 1600 WHERE pk_job = :job"), {"job": passed})
+    report = here.runner.run(cluster, alive=lambda: True, wakes=7 + woken)
+
+    # then it has its turn at once, for that wakes the cluster
+    assert (len(report.verdicts), report.frames_booked, report.go_on) == (5, 0, woken)
+    assert here.runner.run(cluster, alive=lambda: True, wakes=8).frames_booked == 1
+
+
 def test_cores_that_are_freed_while_passes_walk_on_go_to_the_first_job_that_fits(here: Passes, engine: Engine) -> None:
     fill(engine, urgent=WINDOW + 5, others=5 * WINDOW)
     with engine.begin() as connection:

@@ -185,20 +185,37 @@ def test_a_layer_does_not_rest_when_so_many_hosts_changed_meanwhile_that_nobody_
 
 def test_on_a_walk_no_layer_is_looked_at_twice_whatever_changes():
     rest = LayerRest(60.0)
-    rest.walk_on("cluster", [looked_at()])
+    rest.walk_on("cluster", [looked_at()], 0)
     rest.hosts_changed(HostNews(everything=True))
     assert resting(rest) == {"layer"}
     assert resting(rest, "other") == set()
-    rest.walk_ends("cluster")
+    assert not rest.walk_ends("cluster", 0)
     assert resting(rest) == set()
+
+
+def test_who_was_passed_over_has_a_turn_at_once_if_the_cluster_was_woken_since_the_walk_began():
+    clock = Clock()
+    rest = LayerRest(20.0, clock)
+    assert not rest.walk_ends("cluster", 1)
+    rest.walk_on("cluster", [looked_at("one")], 1)
+    rest.walk_on("cluster", [looked_at("other")], 2)
+    assert rest.walk_ends("cluster", 2)
+    assert resting(rest) == set()
+    assert not rest.walk_ends("cluster", 3), "the walk is over"
+    rest.walk_on("cluster", [looked_at("one")], 3)
+    assert not rest.walk_ends("cluster", 3)
+    rest.walk_on("cluster", [looked_at("one")], 3)
+    clock.now += 20.0
+    rest.walk_on("cluster", [looked_at("one")], 4)
+    assert not rest.walk_ends("cluster", 4), "nobody went on with the one before"
 
 
 def test_a_walk_that_nobody_went_on_with_is_over():
     clock = Clock()
     rest = LayerRest(20.0, clock)
-    rest.walk_on("cluster", [looked_at("one")])
+    rest.walk_on("cluster", [looked_at("one")], 0)
     clock.now = 10.0
-    rest.walk_on("cluster", [looked_at("other")])
+    rest.walk_on("cluster", [looked_at("other")], 0)
     clock.now = 29.9
     assert resting(rest) == {"one", "other"}
     clock.now = 30.0
@@ -213,11 +230,11 @@ def test_on_a_walk_that_is_longer_than_a_rest_nothing_is_roused_but_by_news():
     for _ in range(2):
         rest.rest("cluster", [blocked("called")], roused=rest.roused)
     for clock.now in (15.0, 30.0, 45.0):
-        rest.walk_on("cluster", [looked_at("passed")])
+        rest.walk_on("cluster", [looked_at("passed")], 0)
         assert resting(rest) == {"kept", "called", "bad", "passed"}
     rest.hosts_changed(news(host()))
     assert resting(rest) == {"kept", "bad", "passed"}
-    rest.walk_ends("cluster")
+    assert not rest.walk_ends("cluster", 0)
     assert resting(rest) == set()
 
 
@@ -318,7 +335,7 @@ def test_nothing_is_kept_of_clusters_that_are_no_more():
         cluster = f"cluster {number}"
         rest.rest(cluster, [blocked()], roused=rest.roused)
         rest.rest_rows(cluster, [looked_at()])
-        rest.walk_on(cluster, [looked_at()])
+        rest.walk_on(cluster, [looked_at()], 0)
         rest.lost_before(cluster, {"a"})
     clock.now = 1000.0
     rest.rest("cluster", [blocked()], roused=rest.roused)
@@ -366,7 +383,7 @@ def test_passes_in_which_one_thing_was_in_vain_count_and_those_in_which_nothing_
 def test_a_turn_that_leaves_out_nothing_but_what_is_left_out_anyway_wakes_nobody():
     rest = LayerRest(60.0)
     rest.rest("cluster", [blocked("other", kind="kind")], roused=rest.roused)
-    rest.walk_on("cluster", [looked_at()])
+    rest.walk_on("cluster", [looked_at()], 0)
     for _ in range(PASSES_BEFORE_A_TURN):
         rest.count_pass("cluster", [blocked("other", kind="kind")], [looked_at()], full=True)
     assert resting(rest) == {"layer", "other"}
