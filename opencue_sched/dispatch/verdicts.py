@@ -123,7 +123,7 @@ class VerdictLog:
 
     def record_behind(self, scope: str, frames: Mapping[str, int], *, distinct: int) -> None:
         """Keep how many frames no pass looked at, by verdict, and how many wait at all. Raises RedisError."""
-        entry = {"at": round(self._clock(), 3), "frames": dict(frames), "distinct": distinct}
+        entry = {"at": self._clock(), "frames": dict(frames), "distinct": distinct}
         self._client.hset(self.waiting_key, _BEHIND + scope, json.dumps(entry))
 
     def waiting(self, *, believed_seconds: float) -> WaitingFrames:
