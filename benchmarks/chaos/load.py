@@ -23,6 +23,10 @@ FOLDER_CAPS = {"alpha": 20, "beta": 14, "gamma": 16}
 SHOTS_CAP = 7
 LIMITS = {"nuke": 4, "houdini": 6}
 JOB_CAPS = (-1, 3, 5, 8, 12)
+# GPUs, of which there are more on hosts than any cap allows.
+FOLDER_GPUS, SHOTS_GPUS = 4, 2
+JOB_GPUS = (-1, 1, 2, 3)
+WITH_GPUS = 0.15
 # More layers with a licence than the licences can serve would in time leave only such work, and no other cap in use.
 LICENSED = 0.1
 
@@ -34,7 +38,7 @@ _WAITING = text(
 
 @dataclass(frozen=True, slots=True)
 class Cap:
-    """A cap that may be changed: its row, and what it is when nobody meddles. Centicores; a limit's in frames."""
+    """A cap that may be changed: its row, and what it is when nobody meddles. Centicores, GPUs; a limit's in frames."""
 
     kind: str
     table: str
@@ -77,14 +81,17 @@ class Load:
                 self._plant_show(farm, name, allocs)
 
     def _plant_show(self, farm: Farm, name: str, allocs: list[AllocIds]) -> None:
-        show = self.shows[name] = farm.show(name, folder_max_cores=FOLDER_CAPS[name])
-        shots = self._shots[name] = farm.folder(show, f"{name}-shots", parent=show.folder_id, max_cores=SHOTS_CAP)
+        show = self.shows[name] = farm.show(name, folder_max_cores=FOLDER_CAPS[name], folder_max_gpus=FOLDER_GPUS)
+        shots = self._shots[name] = farm.folder(
+            show, f"{name}-shots", parent=show.folder_id, max_cores=SHOTS_CAP, max_gpus=SHOTS_GPUS
+        )
         for alloc, burst in zip(allocs, BURSTS[name], strict=True):
             farm.subscription(show, alloc, size=burst)
             where = {"pk_show": show.id, "pk_alloc": alloc.id}
             self.caps.append(Cap("subscription", "subscription", "int_burst", where, burst * 100))
-        for folder, cap in ((show.folder_id, FOLDER_CAPS[name]), (shots, SHOTS_CAP)):
+        for folder, cap, gpus in ((show.folder_id, FOLDER_CAPS[name], FOLDER_GPUS), (shots, SHOTS_CAP, SHOTS_GPUS)):
             self.caps.append(Cap("folder", "folder_resource", "int_max_cores", {"pk_folder": folder}, cap * 100))
+            self.caps.append(Cap("folder GPUs", "folder_resource", "int_max_gpus", {"pk_folder": folder}, gpus))
 
     def refill(self) -> int:
         """New jobs where work runs out; returns how many. Nothing while the database is away."""
@@ -114,6 +121,7 @@ class Load:
             folder_id=chance.choice((show.folder_id, self._shots[name])),
             priority=chance.randint(1, 100),
             max_cores=chance.choice(JOB_CAPS),
+            max_gpus=chance.choice(JOB_GPUS),
             max_retries=MAX_RETRIES,
             os=None,
         )
@@ -126,17 +134,24 @@ class Load:
         return LayerSpec(
             frames=chance.randint(4, 16),
             cores=chance.choice((0.5, 1, 1, 1, 2, 2, 3)),
+            gpus=int(chance.random() < WITH_GPUS),
             tags=chance.choice((*ALLOCS, " | ".join(ALLOCS))),
             limits=[limit for limit in self._limits if chance.random() < LICENSED],
         )
 
     def job_caps(self) -> list[Cap]:
         """The caps of jobs that are pending and capped, as they are now."""
+        query = text(
+            "SELECT r.pk_job, r.int_max_cores, r.int_max_gpus FROM job_resource r JOIN job USING (pk_job) "
+            "WHERE job.str_state = 'PENDING' ORDER BY job.str_name"
+        )
         with self.engine.connect() as connection:
-            rows = connection.execute(
-                text(
-                    "SELECT r.pk_job, r.int_max_cores FROM job_resource r JOIN job USING (pk_job) "
-                    "WHERE job.str_state = 'PENDING' AND r.int_max_cores > 100 ORDER BY job.str_name"
-                )
-            ).all()
-        return [Cap("job", "job_resource", "int_max_cores", {"pk_job": r.pk_job}, r.int_max_cores) for r in rows]
+            rows = connection.execute(query).all()
+        caps = []
+        for row in rows:
+            where = {"pk_job": row.pk_job}
+            if row.int_max_cores > 100:
+                caps.append(Cap("job", "job_resource", "int_max_cores", where, row.int_max_cores))
+            if row.int_max_gpus > 1:
+                caps.append(Cap("job GPUs", "job_resource", "int_max_gpus", where, row.int_max_gpus))
+        return caps

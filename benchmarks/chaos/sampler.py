@@ -30,10 +30,11 @@ WRITE_SECONDS = 0.5
 URL_VARIABLE = "OPENCUE_SCHED_CHAOS_DATABASE"
 _AHEAD = 5
 
-# Cores in centicores; limits in frames. A cap of -1 or 0 of a folder or job is none (design section 4).
+# Cores in centicores; GPUs; limits in frames. A cap of -1 or 0 of a folder or job is none (design section 4).
 _SAMPLE = """
 WITH procs AS (
-    SELECT p.pk_proc, p.int_cores_reserved AS cores, p.pk_show, h.pk_alloc, j.pk_folder, p.pk_job,
+    SELECT p.pk_proc, p.int_cores_reserved AS cores, p.int_gpus_reserved AS gpus, p.pk_show, h.pk_alloc, j.pk_folder,
+           p.pk_job,
            ARRAY(SELECT pk_limit_record FROM layer_limit ll WHERE ll.pk_layer = p.pk_layer) AS limits,
            extract(epoch FROM p.ts_booked)::float8 AS began,
            extract(epoch FROM pg_xact_commit_timestamp(p.xmin))::float8 AS committed
@@ -48,6 +49,13 @@ WITH procs AS (
     SELECT 'job:' || r.pk_job, CASE WHEN r.int_max_cores > 0 THEN r.int_max_cores END, pg_xact_commit_timestamp(r.xmin)
     FROM job_resource r JOIN job USING (pk_job) WHERE job.str_state = 'PENDING'
     UNION ALL
+    SELECT 'folder_gpus:' || pk_folder, CASE WHEN int_max_gpus > 0 THEN int_max_gpus END, pg_xact_commit_timestamp(xmin)
+    FROM folder_resource
+    UNION ALL
+    SELECT 'job_gpus:' || r.pk_job, CASE WHEN r.int_max_gpus > 0 THEN r.int_max_gpus END,
+           pg_xact_commit_timestamp(r.xmin)
+    FROM job_resource r JOIN job USING (pk_job) WHERE job.str_state = 'PENDING'
+    UNION ALL
     SELECT 'limit:' || pk_limit_record, int_max_value, pg_xact_commit_timestamp(xmin) FROM limit_record
 )
 SELECT (SELECT coalesce(json_agg(procs), '[]') FROM procs),
@@ -60,7 +68,8 @@ _NONE = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A proc: what it takes of each vertex (centicores, of a limit frames), and its transaction's begin and commit."""
+    """A proc: what it takes of each vertex (centicores, or GPUs, or of a limit frames), and its transaction's begin
+    and commit."""
 
     id: str
     takes: Mapping[str, int]
@@ -69,11 +78,12 @@ class Held:
 
     @classmethod
     def read(cls, row: Mapping[str, Any]) -> Held:
-        cores = int(row["cores"])
+        cores, gpus = int(row["cores"]), int(row["gpus"])
         takes = {
             f"sub:{row['pk_show']}:{row['pk_alloc']}": cores,
             f"folder:{row['pk_folder']}": cores,
             f"job:{row['pk_job']}": cores,
+            **({f"folder_gpus:{row['pk_folder']}": gpus, f"job_gpus:{row['pk_job']}": gpus} if gpus else {}),
             **{f"limit:{limit}": 1 for limit in row["limits"]},
         }
         return cls(row["pk_proc"], takes, float(row["began"]), float(row["committed"] or row["began"]))

@@ -36,6 +36,7 @@ from opencue_sched.store.schema import upgrade
 ALLOCS = ("general", "west")
 HOSTS_OF_EACH = 10
 CORES_OF_EACH = 8
+GPUS_OF_EACH = 1
 RUN_SECONDS = (0.2, 1.0)
 FAILURE_RATIO = 0.02
 # Between two reports of a host.
@@ -277,7 +278,7 @@ def _kill_all(fleet: Fleet) -> None:
 
 def _farm(alloc: str, port: int, seed: int, report_seconds: tuple[float, float]) -> SimulatedFarm:
     return SimulatedFarm(
-        host_specs(HOSTS_OF_EACH, prefix=alloc, cores=CORES_OF_EACH, tags=(alloc,)),
+        host_specs(HOSTS_OF_EACH, prefix=alloc, cores=CORES_OF_EACH, gpus=GPUS_OF_EACH, tags=(alloc,)),
         behaviour=Behaviour(run_seconds=RUN_SECONDS, failure_ratio=FAILURE_RATIO),
         report_address=f"127.0.0.1:{port}",
         report_seconds=report_seconds,

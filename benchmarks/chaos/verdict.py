@@ -46,12 +46,13 @@ _PLACEABLE = text(
     """
     WITH wanted AS (
         SELECT l.pk_layer, j.pk_job, j.pk_folder, j.pk_show, j.str_name || '/' || l.str_name AS name, l.int_mem_min,
-               ceil(l.int_cores_min / 100.0) * 100 AS cores,
+               ceil(l.int_cores_min / 100.0) * 100 AS cores, l.int_gpus_min AS gpus,
                string_to_array(replace(l.str_tags, ' ', ''), '|') AS tags
         FROM layer l JOIN layer_stat s USING (pk_layer) JOIN job j ON j.pk_job = l.pk_job JOIN show USING (pk_show)
         WHERE s.int_waiting_count > 0 AND j.str_state = 'PENDING' AND NOT j.b_paused AND show.b_booking_enabled
     ), used AS (
-        SELECT p.pk_proc, p.pk_job, p.pk_show, p.pk_layer, j.pk_folder, h.pk_alloc, p.int_cores_reserved AS cores
+        SELECT p.pk_proc, p.pk_job, p.pk_show, p.pk_layer, j.pk_folder, h.pk_alloc, p.int_cores_reserved AS cores,
+               p.int_gpus_reserved AS gpus
         FROM proc p JOIN job j USING (pk_job) JOIN host h USING (pk_host)
     )
     SELECT w.name FROM wanted w JOIN job_resource r USING (pk_job) JOIN folder_resource f USING (pk_folder)
@@ -59,6 +60,10 @@ _PLACEABLE = text(
            + (SELECT coalesce(sum(cores), 0) FROM used WHERE used.pk_job = w.pk_job))
       AND (f.int_max_cores <= 0 OR f.int_max_cores >= w.cores
            + (SELECT coalesce(sum(cores), 0) FROM used WHERE used.pk_folder = w.pk_folder))
+      AND (w.gpus = 0 OR r.int_max_gpus <= 0 OR r.int_max_gpus >= w.gpus
+           + (SELECT coalesce(sum(gpus), 0) FROM used WHERE used.pk_job = w.pk_job))
+      AND (w.gpus = 0 OR f.int_max_gpus <= 0 OR f.int_max_gpus >= w.gpus
+           + (SELECT coalesce(sum(gpus), 0) FROM used WHERE used.pk_folder = w.pk_folder))
       AND NOT EXISTS (
           SELECT FROM layer_limit ll JOIN limit_record USING (pk_limit_record)
           WHERE ll.pk_layer = w.pk_layer AND int_max_value <= (
@@ -68,7 +73,7 @@ _PLACEABLE = text(
           SELECT FROM host h JOIN host_stat USING (pk_host)
           JOIN subscription s ON s.pk_alloc = h.pk_alloc AND s.pk_show = w.pk_show
           WHERE host_stat.str_state = 'UP' AND h.str_lock_state = 'OPEN'
-            AND h.int_cores_idle >= w.cores AND h.int_mem_idle >= w.int_mem_min
+            AND h.int_cores_idle >= w.cores AND h.int_mem_idle >= w.int_mem_min AND h.int_gpus_idle >= w.gpus
             AND string_to_array(h.str_tags, ' ') && w.tags
             AND s.int_burst >= w.cores + (SELECT coalesce(sum(cores), 0) FROM used
                                           WHERE used.pk_show = w.pk_show AND used.pk_alloc = h.pk_alloc))

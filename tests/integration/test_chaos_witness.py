@@ -37,20 +37,22 @@ class Bookings:
             show = farm.show(f"show{next(NAMES)}", folder_max_cores=20)
             farm.subscription(show, farm.default_alloc(), size=20)
             limit = farm.limit(f"limit{next(NAMES)}", 20)
-            layer = LayerSpec(frames=6, limits=[limit])
+            layer = LayerSpec(frames=6, limits=[limit], gpus=1)
             self.job = farm.job([layer], show=show, name=f"{show.name}-job", max_cores=20)
-            self.host = farm.host(name=f"host{next(NAMES)}", cores=8)
+            self.host = farm.host(name=f"host{next(NAMES)}", cores=8, gpus=8)
         self.where = {
-            "subscription": ("int_burst", "pk_show", show.id),
-            "folder_resource": ("int_max_cores", "pk_folder", self.job.folder_id),
-            "job_resource": ("int_max_cores", "pk_job", self.job.id),
-            "limit_record": ("int_max_value", "pk_limit_record", limit),
+            "sub": ("subscription", "int_burst", "pk_show", show.id),
+            "folder": ("folder_resource", "int_max_cores", "pk_folder", self.job.folder_id),
+            "folder_gpus": ("folder_resource", "int_max_gpus", "pk_folder", self.job.folder_id),
+            "job": ("job_resource", "int_max_cores", "pk_job", self.job.id),
+            "job_gpus": ("job_resource", "int_max_gpus", "pk_job", self.job.id),
+            "limit": ("limit_record", "int_max_value", "pk_limit_record", limit),
         }
         self._frames = iter(self.job.frames)
 
-    def cap(self, table: str, value: int) -> None:
-        column, key, id_ = self.where[table]
-        unit = 1 if table == "limit_record" else 100
+    def cap(self, vertex: str, value: int) -> None:
+        table, column, key, id_ = self.where[vertex]
+        unit = 1 if vertex.startswith("limit") or vertex.endswith("gpus") else 100
         statement = text(f"UPDATE {table} SET {column} = :value WHERE {key} = :id")  # noqa: S608 - names from above
         with self._engine.begin() as connection:
             connection.execute(statement, {"value": value * unit, "id": id_})
@@ -58,7 +60,7 @@ class Bookings:
     def book(self, *, meanwhile: tuple[str, int] | None = None) -> str:
         """Id of a new proc. ``meanwhile``: a cap changed by somebody else before the booking's COMMIT."""
         with self._engine.begin() as connection:
-            (proc_id,) = Farm(connection, seed=next(NAMES)).run([next(self._frames)], self.host)
+            (proc_id,) = Farm(connection, seed=next(NAMES)).run([next(self._frames)], self.host, gpus=1)
             if meanwhile is not None:
                 self.cap(*meanwhile)
         return proc_id
@@ -89,22 +91,16 @@ def look_again(witness: Witness) -> None:
     eventually(lambda: len(witness.samples) > count + 30, 20, "more samples")
 
 
-@pytest.mark.parametrize(
-    ("table", "vertex"),
-    [
-        ("subscription", "sub"),
-        ("folder_resource", "folder"),
-        ("job_resource", "job"),
-        ("limit_record", "limit"),
-    ],
-)
-def test_one_booking_above_any_cap_is_a_violation(bookings, witness, table, vertex):
-    bookings.cap(table, 2)
+@pytest.mark.parametrize("vertices", [("sub",), ("folder",), ("job", "folder_gpus"), ("limit", "job_gpus")], ids=str)
+def test_one_booking_above_any_cap_is_a_violation(bookings, witness, vertices):
+    for vertex in vertices:
+        bookings.cap(vertex, 2)
     procs = [bookings.book() for _ in range(3)]
     witness.stop()
-    (violation,) = witness.violations
-    assert (violation["proc_id"], violation["vertex"].split(":")[0]) == (procs[2], vertex)
-    assert violation["held"] > violation["cap"]
+    assert {(it["proc_id"], it["vertex"].split(":")[0]) for it in witness.violations} == {
+        (procs[2], vertex) for vertex in vertices
+    }
+    assert all(violation["held"] > violation["cap"] for violation in witness.violations)
     assert witness.seen == set(procs)
     assert len(witness.booked) == 3
 
@@ -112,7 +108,7 @@ def test_one_booking_above_any_cap_is_a_violation(bookings, witness, table, vert
 def test_a_lowered_cap_is_passed_by_the_next_booking_only(bookings, witness):
     procs = [bookings.book() for _ in range(3)]
     look_again(witness)
-    bookings.cap("subscription", 1)
+    bookings.cap("sub", 1)
     look_again(witness)
     assert witness.violations == []
     bookings.release(procs[0])
@@ -125,7 +121,7 @@ def test_a_lowered_cap_is_passed_by_the_next_booking_only(bookings, witness):
 def test_a_cap_that_is_lowered_before_the_commit_of_a_booking_is_told_apart(bookings, witness):
     bookings.book()
     look_again(witness)
-    bookings.book(meanwhile=("subscription", 1))
+    bookings.book(meanwhile=("sub", 1))
     witness.stop()
     assert witness.violations == []
     assert witness.straddling == 1
@@ -133,10 +129,10 @@ def test_a_cap_that_is_lowered_before_the_commit_of_a_booking_is_told_apart(book
 
 
 def test_bookings_within_raised_caps_are_no_violation(bookings, witness):
-    bookings.cap("subscription", 2)
+    bookings.cap("sub", 2)
     for _ in range(2):
         bookings.book()
-    bookings.cap("subscription", 4)
+    bookings.cap("sub", 4)
     for _ in range(2):
         bookings.book()
     witness.stop()
@@ -177,17 +173,17 @@ def test_frames_left_and_results_without_runs_are_named(engine, bookings):
     assert any(line.startswith("0 successes are counted for ") for line in wrong)
 
 
-@pytest.mark.parametrize("table", ["subscription", "folder_resource", "job_resource", "limit_record", "nothing"])
-def test_a_layer_waits_in_vain_unless_a_cap_is_full(engine, bookings, table):
+@pytest.mark.parametrize("vertex", ["sub", "folder", "folder_gpus", "job", "job_gpus", "limit", "nothing"])
+def test_a_layer_waits_in_vain_unless_a_cap_is_full(engine, bookings, vertex):
     with engine.begin() as connection:
         connection.execute(text("UPDATE job SET b_paused = pk_job <> :job"), {"job": bookings.job.id})
     for _ in range(2):
         bookings.book()
-    if table != "nothing":
-        bookings.cap(table, 2)
+    if vertex != "nothing":
+        bookings.cap(vertex, 2)
     with engine.connect() as connection:
         found = placeable(connection)
-    assert len(found) == (1 if table == "nothing" else 0)
+    assert len(found) == (1 if vertex == "nothing" else 0)
 
 
 def test_a_silent_release_frees_the_host_and_the_frame_and_tells_nobody(engine, bookings):

@@ -136,9 +136,11 @@ def test_a_cap_history_knows_what_was_in_force_when():
 
 def test_a_row_of_the_sample_is_read_with_every_cap_it_counts_under():
     row = {
-        "pk_proc": "p", "cores": 250, "pk_show": "s", "pk_alloc": "a", "pk_folder": "f", "pk_job": "j",
+        "pk_proc": "p", "cores": 250, "gpus": 0, "pk_show": "s", "pk_alloc": "a", "pk_folder": "f", "pk_job": "j",
         "limits": ["l1", "l2"], "began": 1.5, "committed": None,
     }  # fmt: skip
     held = Held.read(json.loads(json.dumps(row)))
     assert held.takes == {"sub:s:a": 250, "folder:f": 250, "job:j": 250, "limit:l1": 1, "limit:l2": 1}
     assert (held.began, held.committed) == (1.5, 1.5)
+    with_gpus = Held.read(row | {"gpus": 2})
+    assert with_gpus.takes == {**held.takes, "folder_gpus:f": 2, "job_gpus:j": 2}
