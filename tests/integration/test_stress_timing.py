@@ -1,11 +1,11 @@
-"""By which time the stress benchmark counts throughput."""
+"""By which time the stress benchmark counts throughput, and what it calls saturated."""
 
 from __future__ import annotations
 
 import pytest
 from sqlalchemy import Engine, text
 
-from benchmarks.stress import commit_span
+from benchmarks.stress import _PLACEABLE, commit_span
 from tests.farm import Farm, LayerSpec
 
 HELD_SECONDS = 0.3
@@ -45,3 +45,33 @@ def test_upstream_measured_by_ts_booked_which_one_commit_shares(engine: Engine) 
     span, commits = timed
     assert commits == 2
     assert span >= HELD_SECONDS
+
+
+PLACEABLE_AFTER = {
+    "SELECT 1": 1,
+    "UPDATE subscription SET int_burst = 500": 0,
+    "UPDATE subscription SET int_burst = 600": 1,
+    "UPDATE job_resource SET int_max_cores = 500": 0,
+    "UPDATE job_resource SET int_max_cores = 600": 1,
+    "UPDATE host SET int_cores_idle = 100": 0,
+    "UPDATE host SET int_mem_idle = 1000": 0,
+    "UPDATE host SET str_tags = 'other'": 0,
+    "UPDATE frame SET str_state = 'SUCCEEDED' WHERE str_state = 'WAITING'": 0,
+}
+
+
+def test_a_layer_that_waits_is_placeable_unless_a_cap_or_every_host_is_too_full_for_it(engine: Engine) -> None:
+    # given a layer of 2 cores a frame of which two run and one waits
+    with engine.connect() as connection:
+        farm = Farm(connection)
+        show, alloc = farm.show("waits"), farm.alloc("general")
+        farm.subscription(show, alloc, size=100)
+        job = farm.job([LayerSpec(frames=3, cores=2, tags="x | general")], show=show, max_cores=100)
+        farm.run(job.frames[:2], farm.host(cores=16, alloc=alloc), cores=2)
+        # when something is full, then it cannot be placed
+        for full, placeable in PLACEABLE_AFTER.items():
+            with connection.begin_nested() as attempt:
+                connection.execute(text(full))
+                assert connection.execute(_PLACEABLE, {"show": show.id}).scalar() == placeable, full
+                attempt.rollback()
+        connection.rollback()

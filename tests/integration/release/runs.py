@@ -181,5 +181,5 @@ def start(
         host = farm.host(cores=16, memory_gb=64, gpus=4, gpu_memory_gb=8)
         ids = farm.job(layers or (LayerSpec(frames=2),), **job)
         frames = ids.frames[:running]
-        procs = farm.run(frames, host, cores=cores, memory_gb=memory_gb, gpus=gpus)
+        procs = farm.run(frames, host, cores=cores, memory_gb=memory_gb, gpus=gpus, gpu_memory_gb=gpus)
     return Running(ids, host, frames, tuple(procs))

@@ -129,6 +129,7 @@ def test_usage_and_peak_memory_are_counted_once(engine: Engine, view: FarmView) 
     first = view.frame(run.frames[0])
     assert about(first.int_total_past_core_time, 200)
     assert about(first.int_total_past_gpu_time, 100)
+    view.assert_consistent()
 
 
 def test_times_that_no_longer_fit_their_columns_stay_at_the_most_these_hold(engine: Engine, view: FarmView) -> None:
@@ -351,11 +352,13 @@ def test_memory_grown_since_booking_goes_back_to_the_host(engine: Engine, view: 
 
 def test_host_idle_never_passes_its_total(engine: Engine, view: FarmView) -> None:
     # given a host whose idle was set too high by somebody
-    run = start(view)
-    view.run_sql("UPDATE host SET int_cores_idle = int_cores")
+    run = start(view, gpus=1)
+    view.run_sql(
+        "UPDATE host SET int_cores_idle = int_cores, int_mem_idle = int_mem, int_gpus_idle = int_gpus,"
+        " int_gpu_mem_idle = int_gpu_mem"
+    )
     complete_frame(engine, run.report())
-    host = view.host(run.host)
-    assert host.int_cores_idle == host.int_cores
+    view.assert_consistent()
 
 
 @pytest.mark.parametrize(("overridden", "known", "memory_gb"), [(True, True, 6), (False, True, 3), (False, False, 4)])
@@ -433,7 +436,7 @@ def test_the_five_tables_follow_for_unmanaged_shows_only(
     engine: Engine, view: FarmView, ledger: RecordedLedger, managed: bool
 ) -> None:
     # given a running frame of 2 cores that somebody counted in the five tables
-    run = start(view)
+    run = start(view, gpus=1)
     view.run_sql("UPDATE show SET b_scheduler_managed = :managed", managed=managed)
     show, job = run.job.show, run.job
     tables = {
@@ -445,17 +448,20 @@ def test_the_five_tables_follow_for_unmanaged_shows_only(
     }
     view.run_sql("UPDATE subscription SET int_burst = 100000")
     for table, (key, value) in tables.items():
-        view.run_sql(f"UPDATE {table} SET int_cores = 500 WHERE {key} = :value", value=value)  # noqa: S608
+        view.run_sql(f"UPDATE {table} SET int_cores = 500, int_gpus = 3 WHERE {key} = :value", value=value)  # noqa: S608
+    # and in one of them less than it holds
+    view.run_sql("UPDATE folder_resource SET int_cores = 100, int_gpus = 0 WHERE pk_folder = :f", f=job.folder_id)
 
     # when it completes
     complete_frame(engine, run.report(), ledger=ledger)
 
     # then the tables are lowered where nobody else recomputes them, and the ledger elsewhere
     left = {
-        table: view.one(f"SELECT int_cores FROM {table} WHERE {key} = :value", value=value).int_cores  # noqa: S608
+        table: tuple(view.one(f"SELECT int_cores, int_gpus FROM {table} WHERE {key} = :value", value=value))  # noqa: S608
         for table, (key, value) in tables.items()
     }
-    assert left == dict.fromkeys(tables, 500 if managed else 300)
+    expected = dict.fromkeys(tables, (500, 3) if managed else (300, 2))
+    assert left == {**expected, "folder_resource": (100, 0) if managed else (0, 0)}
     assert ledger.released == (list(run.procs) if managed else [])
 
 
