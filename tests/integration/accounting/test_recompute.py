@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from opencue_sched.accounting import inventory as inventory_module
 from opencue_sched.accounting import keys
@@ -17,6 +18,8 @@ from opencue_sched.accounting.scripts import MAX_IDS_PER_CALL, Change
 from opencue_sched.accounting.snapshot import Snapshot, may_still_commit, read_snapshot
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.settings import Accounting, Settings
+from opencue_sched.store import proc_snapshot
 from tests.integration.accounting.world import AGE, World
 
 
@@ -107,6 +110,7 @@ def test_a_booking_is_left_alone_as_long_as_postgresql_has_not_ended_its_commit(
     if not asks:
         monkeypatch.setattr(reconcile_module, "may_still_commit", lambda *_: False)
     with world.stalled_commit() as (booked, finish):
+        assert not may_still_commit(world.engine, AGE), "it does not hang yet: every farm commits all the time"
         world.ledger.book([booked])
         for _ in range(3):
             recompute_later(world, booked)
@@ -115,6 +119,19 @@ def test_a_booking_is_left_alone_as_long_as_postgresql_has_not_ended_its_commit(
         assert world.job_cores() == (booked.cores if asks else 0), "and it runs"
     assert world.recompute().causes == ({"late_settle": 1} if asks else {"missing": 1})
     world.exact()
+
+
+def test_a_commit_sent_at_the_last_moment_is_asked_for_before_its_booking_is_too_old(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(proc_snapshot, "unfinished_commits", lambda _, seconds: asked.append(seconds) or 0)
+    age, longest_deadline = 30.0, 10.0
+    may_still_commit(world.engine, age)
+    Settings(accounting=Accounting(in_flight_age=age, commit_deadline=longest_deadline))
+    with pytest.raises(ValidationError, match="in_flight_age"):
+        Settings(accounting=Accounting(in_flight_age=age - 0.1, commit_deadline=longest_deadline))
+    assert asked[0] <= age - longest_deadline, "for so long it hangs, at least, when an age has passed"
 
 
 class AskedLater:

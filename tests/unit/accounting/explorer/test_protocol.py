@@ -26,6 +26,10 @@ DEEP_SCOPES = {
     "three bookers": (replace(NO_LATE_CALLS, bookers=3, cap=2, flushes=0), 1_000_000),
     "two reconcilers, a crash and a flush": (replace(NO_LATE_CALLS, reconcilers=2), 200_000),
     "a COMMIT that hangs, late and doubled calls": (Scope(hangs=1), 380_000),
+    "a COMMIT that hangs, two reconcilers": (
+        replace(NO_LATE_CALLS, crashes=0, flushes=0, reconcilers=2, hangs=1),
+        240_000,
+    ),
 }
 if os.environ.get("OPENCUE_SCHED_TEST_DEEP"):
     SCOPES |= DEEP_SCOPES
