@@ -122,6 +122,29 @@ def test_where_nobody_of_the_fleet_is_nobody_else_answers(app, redis_client, sta
     assert alpha == []
 
 
+@pytest.mark.parametrize("command", list(Command))
+def test_what_is_said_to_another_instance_of_the_same_node_name_is_for_that_one_alone(app, monkeypatch, command):
+    """Celery's names of nodes need not be unique."""
+    told: list[str] = []
+    membership = SimpleNamespace(duty=Duty(), in_flight=lambda: 0)
+    mine = SimpleNamespace(
+        membership=membership,
+        settings=SimpleNamespace(instance="w1"),
+        rest_cluster=lambda *_: told.append("rest"),
+    )
+    monkeypatch.setattr(remote_control, "_runtime", lambda: mine)
+    monkeypatch.setattr("os.kill", lambda *_: told.append("kill"))
+    app.conf.task_queues = []
+    arguments = ("alloc-1", 60.0) if command is Command.SLEEP else ()
+    heard = getattr(remote_control, command.value)
+    before = membership.duty.state
+    state = SimpleNamespace(app=app, consumer=None)
+    assert heard(state, *arguments, instances=["w2", "w3"]) == {"ok": "not meant"}
+    assert (told, membership.duty.state) == ([], before)
+    heard(state, *arguments, instances=["w2", "w1"])
+    assert told or membership.duty.state is not before
+
+
 @pytest.mark.parametrize("how", ["pause_dispatch", "drain"])
 def test_what_is_consumed_again_is_so_after_a_reconnect_too(app, monkeypatch, how):
     """Then Celery consumes what its application says; its consumer of 5.6 does not tell that of what it adds."""
