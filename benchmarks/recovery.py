@@ -24,6 +24,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from benchmarks.figures import Spread
+from benchmarks.pass_faults import Inject, a_crashed_booking, faults_of_others, faults_of_the_ledger
 from benchmarks.workbench import environment_of
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import StoreState, ensure_bootstrapped, store_state
@@ -99,11 +100,12 @@ class Site:
             farm = Farm(connection)
             self.show: ShowIds = farm.default_show()
             farm.hosts([HostSpec(cores=128, memory_gb=1024, hostname_tag=False) for _ in range(60)])
-            big = farm.host(cores=10_000, memory_gb=100_000, hostname_tag=False)
+            self.big = farm.host(cores=10_000, memory_gb=100_000, hostname_tag=False)
             job = farm.job([LayerSpec(frames=PROCS)], show=self.show)
-            self.procs = farm.run(job.frames, big, cores=1)
+            self.procs = farm.run(job.frames, self.big, cores=1)
+            self.folders = [job.folder_id, farm.folder(self.show, "aside")]
         self.sql("UPDATE subscription SET int_size = :burst, int_burst = :burst", burst=BURST * 100)
-        self.job_key = keys.job(job.id)
+        self.job_id, self.job_key = job.id, keys.job(job.id)
         (self.sub_key,) = [keys.subscription(self.show.id, str(self.scalar("SELECT pk_alloc FROM subscription")))]
 
     def sql(self, statement: str, **parameters: object) -> None:
@@ -138,6 +140,15 @@ class Site:
         packed = entries_of([entry])[entry.proc_id]
         record = next(r for r in self.ledger.records() if r.entry == packed)
         return Booking(str(uuid.uuid4()), record.booking.vertices, record.booking.cores)
+
+    def book_as_cuebot(self) -> str:
+        """Somebody else inserts a proc, without a word to the ledger; its id."""
+        with self.engine.begin() as connection:
+            farm = Farm(connection)
+            layers = [LayerSpec()]
+            spec = JobSpec(layers, show=self.show, name=f"theirs-{uuid.uuid4().hex}", os=None, paused=True)
+            (job,) = farm.jobs([spec])
+            return farm.run(job.frames, self.big, cores=1)[0]
 
     def has_entry(self, proc_id: str) -> bool:
         return bool(self.client.hexists(keys.LEDGER, proc_id))
@@ -240,51 +251,28 @@ def passes(site: Site, rounds: int) -> Iterator[Recovery]:
     """What the recompute finds: the pass itself, and how long until beat's own pass has done it."""
     accounting = site.settings.accounting
     every, age = accounting.recompute_interval_seconds, accounting.in_flight_age
-
-    def lost_release() -> Callable[[], bool]:
-        proc_id = site.delete(announced=False)
-        return lambda: not site.has_entry(proc_id)
-
-    def tampered() -> Callable[[], bool]:
-        right = site.cores()
-        site.client.hincrby(site.job_key, "int_cores", 7)
-        return lambda: site.cores() == right
-
-    def lost_entry() -> Callable[[], bool]:
-        proc_id = site.procs[0]
-        site.client.hdel(keys.LEDGER, proc_id)
-        return lambda: site.has_entry(proc_id)
-
-    def crashed() -> Callable[[], bool]:
-        booking = site.booking()
-        Ledger(site.client, owner="died").force([booking])
-        return lambda: not site.has_entry(booking.proc_id)
-
-    faults: list[tuple[str, Callable[[], Callable[[], bool]], str, float]] = [
-        ("a release that never arrives", lost_release, "recompute_interval_seconds", every),
-        ("a counter somebody wrote to", tampered, "recompute_interval_seconds", every),
-        ("an entry somebody deleted", lost_entry, "recompute_interval_seconds", every),
-    ]
-    own: dict[str, list[float]] = {}
-    for name, inject, _, _ in faults:
-        own[name] = []
+    faults = {**faults_of_the_ledger(site), **faults_of_others(site)}
+    own: dict[str, list[float]] = {name: [] for name in faults}
+    for name, inject in faults.items():
         for _ in range(rounds):
             right = inject()
             began = time.monotonic()
             recompute(site.engine, site.ledger, age_seconds=age)
             assert right(), name
             own[name].append(time.monotonic() - began)
-    faults.append(("a worker that died before its commit", crashed, "2 x the interval, and in_flight_age", 2 * every))
-    whole = _by_beat(site, {name: inject for name, inject, _, _ in faults})
-    for name, _, fixed_by, at_most in faults:
-        yield recovery_of(name, fixed_by, at_most, own.get(name, []), [whole[name]])
+
+    # First, because what it would have booked is made from an entry that is right.
+    died = "a worker that died before its commit"
+    whole = _by_beat(site, {died: a_crashed_booking(site), **faults})
+    for name in faults:
+        yield recovery_of(name, "recompute_interval_seconds", every, own[name], [whole[name]])
+    yield recovery_of(died, "2 x the interval, and in_flight_age", 2 * every, [], [whole[died]])
 
 
-def _by_beat(site: Site, injections: Mapping[str, Callable[[], Callable[[], bool]]]) -> dict[str, float]:
+def _by_beat(site: Site, injections: Mapping[str, Inject]) -> dict[str, float]:
     """All faults at once, right after a pass of the fleet's own; how long each stayed."""
     last = site.client.get(keys.RECOMPUTED_AT)
     until(lambda: site.client.get(keys.RECOMPUTED_AT) != last)
-    # One after the other: what a counter should be is read while the others are right.
     began, waiting = {}, {}
     for name, inject in injections.items():
         waiting[name], began[name] = inject(), time.monotonic()
