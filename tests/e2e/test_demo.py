@@ -61,6 +61,7 @@ def test_the_demo_renders_a_picture_and_leaves_nothing_behind(tmp_path, environm
     stdout = (tmp_path / "said").read_text()
     assert demo.returncode == 0, stdout
     assert "5 of 5 frames" in stdout
+    assert re.search(r"\d/5 done, \d+ running, \d+ waiting, \d+ depending, \d+ cores booked, [\d.]+ frames/s", stdout)
     for invariant in ("I1 ", "I2 ", "I4 ", "I6 ", "I7 ", "I8 "):
         assert any(line.strip().startswith(invariant) and " pass " in line for line in stdout.splitlines())
     assert re.search(r"^contact sheet +out/contact-sheet\.png$", stdout, re.M)
