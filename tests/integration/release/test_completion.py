@@ -180,6 +180,7 @@ def test_locks_are_taken_in_one_order_before_anything_is_written(engine: Engine,
 
     locks = [place(f"FROM {table} WHERE") for table in ("frame", "proc", "host", "layer_stat", "job_stat")]
     assert all("FOR " in statements[number] for number in locks)
+    assert "FOR SHARE" in statements[place("FROM show WHERE")], "who owns a show stays so until the end"
     assert locks == sorted(locks)
     written = [n for n, statement in enumerate(statements) if statement.startswith(("UPDATE", "DELETE", "INSERT"))]
     assert max(locks) < min(written)

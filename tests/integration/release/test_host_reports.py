@@ -7,9 +7,11 @@ from opencue_proto import host_pb2, report_pb2
 from sqlalchemy import Engine
 
 from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.domain.states import HardwareState
 from opencue_sched.release.model import EventCounts, KillFate
 from opencue_sched.release.reports import RECONCILE_SECONDS, HostReports
 from opencue_sched.settings import Release
+from opencue_sched.store.reports import set_hardware_state
 from tests.farm import LayerSpec
 from tests.integration.release.runs import (
     FarmView,
@@ -115,7 +117,10 @@ def test_an_unknown_host_is_created_in_the_allocation_its_tags_name(view: FarmVi
 def test_a_host_whose_tags_name_no_allocation_gets_the_default_one(view: FarmView, desk: Desk) -> None:
     by_facility = desk.boot(name="a", facility="cloud", tags=["gpu"])
     by_setting = desk.boot(name="b", facility="", tags=[])
-    for host_id, alloc in ((by_facility, "cloud.general"), (by_setting, "local.general")):
+    view.run_sql("UPDATE alloc SET b_enabled = false WHERE str_tag = 'gpu'")
+    disabled = desk.boot(name="c", facility="local", tags=["gpu"])
+    expected = ((by_facility, "cloud.general"), (by_setting, "local.general"), (disabled, "local.general"))
+    for host_id, alloc in expected:
         row = view.one("SELECT alloc.str_name FROM host JOIN alloc USING (pk_alloc) WHERE pk_host = :h", h=host_id)
         assert row.str_name == alloc
 
@@ -185,7 +190,8 @@ def test_states_nimby_and_the_temporary_directory(view: FarmView, desk: Desk) ->
         return read(view, host_id)
 
     # a user takes the workstation, and gives it back
-    assert status(nimby_locked=True).str_lock_state == "NIMBY_LOCKED"
+    host = status(nimby_locked=True)
+    assert (host.str_lock_state, host.str_lock_source) == ("NIMBY_LOCKED", "NIMBY")
     assert status().str_lock_state == "OPEN"
     # a full temporary directory, and room again
     host = status(free_mcp=GB)
@@ -197,22 +203,38 @@ def test_states_nimby_and_the_temporary_directory(view: FarmView, desk: Desk) ->
     assert status().str_state == "REPAIR"
     # DOWN is over with the first report
     view.run_sql("UPDATE host_stat SET str_state = 'DOWN', ts_ping = now() - interval '1 hour'")
-    host = status(state=host_pb2.UP, free_mem=1000, load=250)
+    host = status(state=host_pb2.UP, free_mem=1000, load=250, boot_time=1_800_000_000, attributes={"SP_OS": "rocky9"})
     assert (host.str_state, host.int_mem_free, host.int_load) == ("UP", 1000, 250)
+    assert (host.ts_booted.timestamp(), host.str_os) == (1_800_000_000, "rocky9")
+    assert view.one("SELECT ts_ping > now() - interval '1 minute' AS heard FROM host_stat").heard
+    # what somebody changed since it was read is left alone
+    with view.engine.begin() as connection:
+        assert not set_hardware_state(connection, host_id, HardwareState.REPAIR, HardwareState.UP)
 
 
 def test_a_running_frame_pings_its_proc_and_shows_its_memory(view: FarmView, desk: Desk) -> None:
-    run = start(view, LayerSpec(frames=2, memory_gb=1))
+    run = start(view, LayerSpec(frames=2, memory_gb=1), running=2)
     age_procs(view, 100)
-    desk.reports.status(running_report(run, rss=800_000, max_rss=1_500_000, llu_time=1_900_000_000))
-    proc = view.one("SELECT *, now() - ts_ping < interval '30 seconds' AS fresh FROM proc")
+    report = running_report(
+        run, rss=800_000, max_rss=1_500_000, llu_time=1_900_000_000, used_gpu_memory=7, used_swap_memory=2**40
+    )
+    report.frames.append(running_report(run, index=1, rss=500, max_rss=600).frames[0])
+    desk.reports.status(report)
+    proc = view.one(
+        "SELECT *, now() - ts_ping < interval '30 seconds' AS fresh FROM proc WHERE pk_proc = :p", p=run.procs[0]
+    )
     assert (proc.int_mem_used, proc.int_mem_max_used, proc.fresh) == (800_000, 1_500_000, True)
+    assert (proc.int_gpu_mem_used, proc.int_swap_used) == (7, 2_147_483_647)
     frame = view.frame(run.frames[0])
     assert (frame.int_mem_used, frame.int_mem_max_used) == (800_000, 1_500_000)
     assert frame.ts_llu.timestamp() == 1_900_000_000
     assert view.one("SELECT int_mem_min FROM layer").int_mem_min == 1_500_000
     assert view.one("SELECT int_max_rss FROM layer_mem").int_max_rss == 1_500_000
     assert view.one("SELECT int_max_rss FROM job_mem").int_max_rss == 1_500_000
+    # a later report that knows less takes nothing of that back
+    desk.reports.status(running_report(run, rss=100, max_rss=200))
+    assert view.frame(run.frames[0]).ts_llu.timestamp() == 1_900_000_000
+    assert view.one("SELECT int_mem_min FROM layer").int_mem_min == 1_500_000
     assert desk.killer.asked == []
 
 
@@ -230,6 +252,14 @@ def test_a_frame_that_needs_more_memory_gets_it_from_the_idle_of_its_host(view: 
     # then the first is granted and the second is not
     assert view.one("SELECT int_mem_reserved FROM proc WHERE pk_proc = :p", p=run.procs[0]).int_mem_reserved == 5 * GB
     view.assert_consistent()
+
+    # when there is not enough for both, then the one that needs less gets it
+    view.run_sql("UPDATE host SET int_mem_idle = :left", left=2 * GB)
+    report = running_report(run, rss=7 * GB)
+    report.frames.append(running_report(run, index=1, rss=3 * GB).frames[0])
+    desk.reports.status(report)
+    reserved = {row.pk_proc: row.int_mem_reserved for row in view.rows("SELECT * FROM proc")}
+    assert reserved == {run.procs[0]: 5 * GB, run.procs[1]: 3 * GB}
 
 
 @pytest.mark.parametrize(("local", "workstation"), [(True, False), (False, True)])
@@ -324,6 +354,10 @@ def test_nothing_is_lost_too_early(view: FarmView, desk: Desk) -> None:
     # by reports that waited too long
     for _ in range(3):
         desk.reports.status(empty_report(run), age=10.0)
+    # when Cuebot dispatched it onto an artist's own machine: then it is Cuebot's to say
+    view.run_sql("UPDATE proc SET b_local = true")
+    for _ in range(3):
+        desk.reports.status(empty_report(run))
     assert view.states(run.frames) == ["RUNNING"]
     assert desk.killer.stopped == []
 
@@ -351,7 +385,7 @@ def test_a_checkpointing_frame_that_was_lost_waits_and_does_not_checkpoint(view:
 
 def test_idle_resources_are_reconciled_every_ten_minutes(view: FarmView, desk: Desk) -> None:
     run = start(view)
-    view.run_sql("UPDATE host SET int_mem_idle = 5, int_cores_idle = 7")
+    view.run_sql("UPDATE host SET int_mem_idle = 5, int_cores_idle = 7, int_gpus_idle = 1, int_gpu_mem_idle = 9")
     desk.reports.status(running_report(run))
     assert view.host(run.host).int_mem_idle == 5
     desk.clock.now += RECONCILE_SECONDS
