@@ -1,0 +1,306 @@
+"""A random game with a small farm: jobs come and frames end, hosts, caps, licences and priorities change.
+
+After every few events two processes take turns at the cluster, each with its own memory of what rests. A pass looks at
+three jobs here, so that a game of a dozen has jobs behind the window. Clocks stand still but for the rests that passes
+ask for, and a moment between rounds.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import redis
+from sqlalchemy import Engine, text
+
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.dispatch.cluster_pass import PassRunner
+from opencue_sched.dispatch.dispatcher import CONTENDED_SLEEP_SECONDS
+from opencue_sched.dispatch.hosts import HostFeed
+from opencue_sched.dispatch.locked_hosts import LockedHosts
+from opencue_sched.dispatch.report import PassReport
+from opencue_sched.dispatch.rest import LayerRest
+from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import AllocIds, HostSpec, JobSpec, LayerSpec, ShowIds
+from opencue_sched.placement.changes import HostChanges
+from opencue_sched.release.completion import complete_frame
+from opencue_sched.release.model import CompletedFrame
+
+from .passes import Passes
+
+WINDOW = 3
+PASSES_AT_MOST = 300
+
+TAGS = (("x",), ("y",), ("x", "y"))
+WEIGHTS = {
+    "end": 8,
+    "job": 5,
+    "priority": 2,
+    "pause": 2,
+    "state": 2,
+    "cap": 2,
+    "lock": 2,
+    "limit": 1,
+    "host": 1,
+}
+
+
+_HOSTS = """
+SELECT 'host' AS what, str_name, str_tags, int_cores AS cores, int_cores_idle AS idle, int_mem_idle AS memory, str_state
+FROM host JOIN host_stat USING (pk_host) WHERE pk_alloc = :alloc
+"""
+_LAYERS = """
+SELECT 'layer' AS what, l.pk_layer, l.pk_job, l.int_cores_min AS cores, l.int_mem_min AS memory, l.str_tags AS tags,
+       r.int_priority AS priority, r.int_max_cores AS cap, j.b_paused AS paused, k.pk_layer IS NOT NULL AS limited,
+       count(*) FILTER (WHERE f.str_state = 'WAITING') AS waiting,
+       count(*) FILTER (WHERE f.str_state = 'RUNNING') AS running
+FROM layer l JOIN job j USING (pk_job) JOIN job_resource r USING (pk_job) JOIN frame f ON f.pk_layer = l.pk_layer
+LEFT JOIN layer_limit k ON k.pk_layer = l.pk_layer
+WHERE j.pk_show = :show
+GROUP BY l.pk_layer, l.pk_job, l.int_cores_min, l.int_mem_min, l.str_tags, r.int_priority, r.int_max_cores, j.b_paused,
+         k.pk_layer
+ORDER BY r.int_priority DESC
+"""
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Game:
+    """A show of its own with an allocation, a licence and a cluster, and two processes."""
+
+    here: Passes
+    engine: Engine
+    show: ShowIds
+    alloc: AllocIds
+    limit: str
+    cluster: Cluster
+    clock: Clock
+    runners: list[PassRunner]
+    chance: Random
+    wakes: int = 0
+    hosts: list[str] = field(default_factory=list)
+    jobs: list[str] = field(default_factory=list)
+    locked: set[str] = field(default_factory=set)
+    story: list[str] = field(default_factory=list)
+
+    def rows(self, sql: str, **parameters: object) -> list[Any]:
+        with self.engine.connect() as connection:
+            return list(connection.execute(text(sql), parameters))
+
+    def execute(self, sql: str, **parameters: object) -> None:
+        with self.engine.begin() as connection:
+            connection.execute(text(sql), parameters)
+
+    def play(self) -> None:
+        """Let something happen."""
+        (kind,) = self.chance.choices(list(WEIGHTS), list(WEIGHTS.values()))
+        self.story.append(f"{kind} {getattr(self, f'do_{kind}')()}")
+
+    def tell(self, number: int) -> None:
+        """Remember how everything is, for those who want to know why a game was lost."""
+        self.story += [f"round {number}", *map(str, self.rows(_HOSTS, alloc=self.alloc.id))]
+        self.story += map(str, self.rows(_LAYERS, show=self.show.id))
+
+    def told(self) -> str:
+        return "\n".join(self.story)
+
+    def do_job(self) -> str:
+        choice = self.chance.choice
+        layer = LayerSpec(
+            frames=choice([1, 2, 3]),
+            cores=choice([1, 1, 1, 2, 4, 0]),
+            memory_gb=choice([1, 1, 3, 12]),
+            tags=" | ".join(self.tags()),
+            limits=(self.limit,) if self.chance.random() < 0.3 else (),
+        )
+        job = JobSpec(
+            [layer],
+            name=f"job-{uuid.uuid4().hex[:12]}",
+            show=self.show,
+            priority=choice([1, 2, 3, 4]),
+            max_cores=choice([10_000, 10_000, 10_000, 1, 2]),
+        )
+        with self.engine.begin() as connection:
+            self.jobs.append(Farm(connection).jobs([job])[0].id)
+        return str(job)
+
+    def do_host(self) -> str:
+        host = HostSpec(
+            name=f"host-{uuid.uuid4().hex[:12]}",
+            alloc=self.alloc,
+            cores=self.chance.choice([1, 2, 4]),
+            tags=self.tags(),
+            hostname_tag=False,
+        )
+        with self.engine.begin() as connection:
+            self.hosts.append(Farm(connection).hosts([host])[0].id)
+        self.changed(self.hosts[-1])
+        return str(host)
+
+    def do_end(self) -> str:
+        running = self.rows(
+            "SELECT pk_proc, pk_frame, h.str_name FROM proc JOIN host h USING (pk_host) WHERE proc.pk_show = :show "
+            "ORDER BY pk_proc",
+            show=self.show.id,
+        )
+        if not running:
+            return "of nothing"
+        proc, frame, host = self.chance.choice(running)
+        complete_frame(
+            self.engine,
+            CompletedFrame(proc, frame, host, 0, run_time=1),
+            ledger=self.here.runner.ledger,
+            changes=HostChanges(self.here.client, "cue"),
+        )
+        return f"of frame {frame} on {host}"
+
+    def do_state(self) -> str:
+        host, state = self.chance.choice(self.hosts), self.chance.choice(["DOWN", "UP", "UP"])
+        self.execute("UPDATE host_stat SET str_state = :state WHERE pk_host = :host", state=state, host=host)
+        self.changed(host)
+        return f"{state} of {host}"
+
+    def do_cap(self) -> str:
+        job, cap = self.chance.choice(self.jobs), self.chance.choice([100, 200, 400, -1])
+        self.execute("UPDATE job_resource SET int_max_cores = :cap WHERE pk_job = :job", cap=cap, job=job)
+        self.load(keys.job(job))
+        return f"{cap} of job {job}"
+
+    def do_limit(self) -> str:
+        most = self.chance.choice([0, 1, 2, 4])
+        self.execute(
+            "UPDATE limit_record SET int_max_value = :most WHERE pk_limit_record = :limit", most=most, limit=self.limit
+        )
+        self.load(keys.limit(self.limit))
+        return str(most)
+
+    def do_priority(self) -> str:
+        job, priority = self.chance.choice(self.jobs), self.chance.choice([1, 2, 3, 4])
+        self.execute("UPDATE job_resource SET int_priority = :p WHERE pk_job = :job", p=priority, job=job)
+        return f"{priority} of job {job}"
+
+    def do_pause(self) -> str:
+        job, paused = self.chance.choice(self.jobs), self.chance.random() < 0.5
+        self.execute("UPDATE job SET b_paused = :paused WHERE pk_job = :job", paused=paused, job=job)
+        return f"{paused} of job {job}"
+
+    def do_lock(self) -> str:
+        self.locked.add(self.chance.choice(self.hosts))
+        return str(self.locked)
+
+    def tags(self) -> list[str]:
+        """Some of those of this game."""
+        return [f"{tag}-{self.show.name}" for tag in self.chance.choice(TAGS)]
+
+    def changed(self, host: str) -> None:
+        self.here.runner.hosts.changed({host})
+
+    def load(self, vertex: str) -> None:
+        load_caps = self.here.runner.ledger.load_caps
+        assert load_caps is not None
+        load_caps([vertex])
+
+    def drain(self) -> None:
+        """Passes of either process, until one says that there is nothing to do for now. Hosts that somebody has locked
+        are given back as soon as one of them was found so."""
+        self.wakes += 1
+        with self.engine.connect() as somebody:
+            locks = somebody.begin()
+            somebody.execute(
+                text("SELECT FROM host WHERE pk_host = ANY(:hosts) FOR UPDATE"), {"hosts": sorted(self.locked)}
+            )
+            try:
+                for _ in range(PASSES_AT_MOST):
+                    report = self.chance.choice(self.runners).run(self.cluster, alive=lambda: True, wakes=self.wakes)
+                    self.story += [f"pass {report.summary()}", *(f"    {verdict}" for verdict in report.verdicts)]
+                    self.story += [f"    resting {verdict}" for verdict in report.resting.values()]
+                    if report.losses and self.locked:
+                        locks.rollback()
+                        self.locked.clear()
+                    pause = rest_of(report)
+                    if pause is None:
+                        return
+                    self.clock.now += pause
+            finally:
+                if locks.is_active:
+                    locks.rollback()
+                    self.locked.clear()
+        raise AssertionError(f"the cluster was not at rest after {PASSES_AT_MOST} passes")
+
+    def running(self) -> dict[str, Any]:
+        found = self.rows(
+            "SELECT p.pk_proc, p.pk_host, p.int_cores_reserved AS cores, p.int_mem_reserved AS memory, "
+            "r.int_priority AS priority, h.str_tags AS tags, p.pk_job FROM proc p JOIN host h USING (pk_host) "
+            "JOIN job_resource r ON r.pk_job = p.pk_job WHERE p.pk_show = :show",
+            show=self.show.id,
+        )
+        return {row.pk_proc: row for row in found}
+
+    def waiting(self) -> list[Any]:
+        """Layers that nothing but hosts keeps waiting."""
+        layers = self.rows(_LAYERS, show=self.show.id)
+        free = [it for it in layers if it.waiting and it.cores > 0 and not (it.paused or it.limited)]
+        return [it for it in free if it.cap < 0 or it.cap > 100 * 1000]
+
+
+def rest_of(report: PassReport) -> float | None:
+    """Seconds until the dispatcher has the cluster passed over again; None: when something happens."""
+    if report.frames_booked or report.go_on:
+        return 0.0
+    if report.losses.keys() - {"host_locked"}:
+        return CONTENDED_SLEEP_SECONDS
+    soon = [it for it in (report.look_again, report.hosts_back_in) if it is not None]
+    return min(soon) if soon else None
+
+
+def process(here: Passes, name: str, clock: Clock, *, window: int = WINDOW) -> PassRunner:
+    """Another process: with caches and a memory of its own."""
+    mine = here.runner
+    queue = here.settings.queue.model_copy(update={"max_jobs_per_cluster_pass": window})
+    client: redis.Redis = here.client
+    return PassRunner(
+        here.engine,
+        here.settings.model_copy(update={"queue": queue}),
+        make_ledger(here.engine, client, owner=name),
+        HostFeed(here.engine, HostChanges(client, "cue"), here.settings.host_cache, instance=name, clock=clock),
+        mine.permits,
+        mine.settlement,
+        mine.facts,
+        LayerRest(5.0, clock),
+        locked=LockedHosts(clock),
+    )
+
+
+def a_game(here: Passes, engine: Engine, chance: Random) -> Game:
+    clock = Clock()
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        name = uuid.uuid4().hex[:8]
+        show, alloc = farm.show(f"show-{name}"), farm.alloc(f"alloc-{name}")
+        farm.subscription(show, alloc, size=1000)
+        limit = farm.limit(f"limit-{name}", 2)
+        cluster = Cluster(farm.facility(), show.id, ClusterKind.MANUAL, (f"x-{show.name}", f"y-{show.name}"))
+    runners = [process(here, name, clock) for name in ("one", "two")]
+    return Game(here, engine, show, alloc, limit, cluster, clock, runners, chance)
+
+
+def covers(proc: Any, layer: Any) -> bool:
+    """Whether a frame of the layer could have had what the proc has."""
+    tags = set(layer.tags.replace(" ", "").split("|"))
+    return bool(
+        layer.priority > proc.priority
+        and layer.cores <= proc.cores
+        and layer.memory <= proc.memory
+        and tags & set(proc.tags.split())
+    )

@@ -1,0 +1,61 @@
+"""Random games: no frame waits that a scheduler without a memory would place, and no host goes to a job while one of a
+higher priority would have it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+from sqlalchemy import Engine
+
+from opencue_sched.dispatch import rest
+from opencue_sched.settings import Rqd, Settings
+
+from .farm_game import WINDOW, Game, a_game, covers, process
+from .passes import Passes, passes
+
+GAMES = int(os.environ.get("OPENCUE_SCHED_TEST_GAMES", "4"))
+HOSTS_AT_FIRST, JOBS_AT_FIRST, ROUNDS = 3, 8, 8
+BETWEEN_ROUNDS_SECONDS = 2 * rest.PAUSE_SECONDS
+
+
+@pytest.fixture
+def here(engine: Engine, settings: Settings) -> Iterator[Passes]:
+    queue = settings.queue.model_copy(update={"max_jobs_per_cluster_pass": WINDOW})
+    with passes(engine, settings.model_copy(update={"rqd": Rqd(dry_run_mode=True), "queue": queue})) as runner:
+        yield runner
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_nothing_waits_that_could_run(
+    in_order: bool, here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In order, nothing runs before what is more urgent, either; without, those behind have their turns."""
+    if in_order:
+        monkeypatch.setattr(rest, "PASSES_BEFORE_A_TURN", 1_000_000)
+    for _ in range(GAMES):
+        play(a_game(here, engine, Random()), in_order=in_order)
+
+
+def play(game: Game, *, in_order: bool) -> None:
+    for _ in range(HOSTS_AT_FIRST):
+        game.do_host()
+    for _ in range(JOBS_AT_FIRST):
+        game.do_job()
+    for number in range(ROUNDS):
+        game.tell(number)
+        before = game.running().keys()
+        game.drain()
+        if in_order:
+            waiting = game.waiting()
+            for proc in game.running().values():
+                sooner = [layer for layer in waiting if proc.pk_proc not in before and covers(proc, layer)]
+                assert not sooner, f"{proc} before {sooner}\n{game.told()}"
+        forgetful = process(game.here, "forgetful", game.clock, window=1000)
+        report = forgetful.run(game.cluster, alive=lambda: True)
+        assert report.frames_booked == 0, f"somebody else books more:\n{report.verdicts}\n{game.told()}"
+        game.clock.now += BETWEEN_ROUNDS_SECONDS
+        for _ in range(game.chance.choice([1, 1, 2, 3])):
+            game.play()
