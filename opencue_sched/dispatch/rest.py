@@ -1,7 +1,7 @@
 """Layers that could not be placed step aside, so that neither their cluster nor the jobs behind them have to wait.
 
-A pass looks at a bounded number of jobs. Four things keep those that cannot be placed from filling it for ever. The rest
-and the walk never let a host go to a job while one of a higher priority would have it; the pause and the turn may:
+A pass looks at a bounded number of jobs. Four things keep those that cannot be placed from filling it for ever. The
+rest and the walk never let a host go to a job while one of a higher priority would have it; the pause and turn may:
 
 - **Rest.** A layer that found no host is left out of the passes that follow, and with it all others of its kind, which
   would find none either: on a full farm one look answers for thousands of jobs. They rest until something changes that
