@@ -15,6 +15,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from opencue_sched.coordination.board import NEVER
 from opencue_sched.coordination.board_errors import BoardClosed, ClaimLost, JobFailure, NotFound, UnclaimableJob
+from opencue_sched.coordination.board_events import RESYNC, EventReader
 from opencue_sched.coordination.board_fetch import fetch
 from opencue_sched.coordination.entities import RegisteredEntity
 from opencue_sched.coordination.job import DOES_NOT_EXPIRE, NO_CLAIM, Job, JobPriority, JobState, LogBook
@@ -714,6 +715,18 @@ def test_listeners_are_told_when_events_were_lost(board):
     eventually(lambda: "RESYNC" in kinds)
     board.post("two")
     eventually(lambda: kinds[-1] == "POSTED")
+
+
+def test_readers_that_fell_behind_what_is_kept_are_told_and_hear_what_follows(board):
+    stream = board._keys.of("events")
+    board.post("before")
+    reader = EventReader(board._client, stream)
+    board.post("lost")
+    board.post("lost too")
+    board._client.xtrim(stream, maxlen=1, approximate=False)
+    assert [event.kind for event in reader.read(1)] == [RESYNC]
+    board.post("heard")
+    assert [(event.kind, event.name) for event in reader.read(1)] == [("POSTED", "heard"), ("READY", "heard")]
 
 
 # Entities, fetch
