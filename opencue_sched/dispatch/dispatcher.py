@@ -32,7 +32,7 @@ _SAYS_NOTHING_OF_THE_CLUSTER = (PassEnd.QUERY_ERROR, PassEnd.NOT_READY, PassEnd.
 @dataclass(frozen=True, slots=True)
 class Dispatcher:
     """Passes of one process. ``send`` puts a message for a posting on a dispatch queue; ``rests`` is told of a posting
-    that rests from now on, and for how many seconds."""
+    that rests from now on, and for how many seconds, unless a store in trouble is why: all would be back at once."""
 
     settings: Settings
     postings: ClusterPostings
