@@ -379,16 +379,17 @@ class TestDrift:
     def test_drift_is_exact_while_bookings_go_on(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         (proc,) = world.run()
         vertices = world.entry(proc).vertices
-        early, late = Booking("early", vertices, 4), Booking("late", vertices, 8)
-        world.ledger.book([early])
+        early, undone, late, brief = (Booking(name, vertices, 1) for name in ("early", "undone", "late", "brief"))
+        world.ledger.book([early, undone])
         world.store.client.hincrby(keys.job(world.job.id), "int_cores", 5)
         read = inventory_module.read_counters
 
         def racing(*args: object) -> object:
             world.ledger.release(["early"])
-            world.ledger.book([late])
+            world.ledger.rollback([undone])
+            world.ledger.book([late, brief])
             readings = read(*args)
-            world.ledger.rollback([late])
+            world.ledger.rollback([brief])
             return readings
 
         monkeypatch.setattr(inventory_module, "read_counters", racing)
