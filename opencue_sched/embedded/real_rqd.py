@@ -66,7 +66,7 @@ def ensure_rqd_environment(directory: Path | None = None) -> Path:
             shutil.rmtree(target, ignore_errors=True)
             _run([sys.executable, "-m", "venv", str(target)])
             _pip(python, "--no-deps", RQD_REQUIREMENT)
-            needed = _run([str(python), "-c", _LIST_REQUIREMENTS]).split("\n")
+            needed = _run([str(python), "-I", "-c", _LIST_REQUIREMENTS]).split("\n")
             _pip(python, *(line for line in needed if line and line.split("=")[0] not in _NOT_NEEDED))
             stamp.write_text(wanted)
     return python
@@ -84,7 +84,8 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def _pip(python: Path, *arguments: str) -> None:
-    _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments])
+    """Isolated: what PYTHONPATH or the user's own packages have would not be installed, and RQD does not see it."""
+    _run([str(python), "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments])
 
 
 def _run(command: list[str]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from opencue_sched.embedded import rqd_launcher
+from opencue_sched.embedded import real_rqd, rqd_launcher
 from opencue_sched.embedded.real_rqd import RqdConfig, rqd_environment_directory, threads_per_core
 
 
@@ -47,6 +47,24 @@ def test_in_a_checkout_the_environment_lies_beside_it() -> None:
     directory = rqd_environment_directory()
     assert (directory.parent / "pyproject.toml").is_file()
     assert directory.name == ".venv-rqd"
+
+
+def test_what_only_this_shell_has_on_its_path_is_not_taken_for_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The RQDs are started without PYTHONPATH, so what pip finds there would be missing then."""
+    commands: list[list[str]] = []
+
+    def run(command: list[str]) -> str:
+        commands.append(command)
+        (tmp_path / "venv").mkdir(exist_ok=True)
+        return "psutil==5.9.8\n"
+
+    monkeypatch.setattr(real_rqd, "_run", run)
+    python = real_rqd.ensure_rqd_environment(tmp_path / "venv")
+    installing = [command for command in commands if command[0] == str(python)]
+    assert len(installing) == 3
+    assert {command[1] for command in installing} == {"-I"}
 
 
 def test_a_frame_starts_without_the_time_program(tmp_path: Path) -> None:
