@@ -56,6 +56,7 @@ def test_an_empty_store_is_filled_from_one_snapshot_and_opened(emptied: World) -
     assert store_state(emptied.store.client) is StoreState.OPEN
     assert emptied.job_cores() == 6
     assert {record.state for record in emptied.ledger.records()} == {"C"}
+    assert int(str(emptied.store.client.get(keys.RECOMPUTED_AT))) > 0, "as good as a recompute"
     emptied.exact()
     vertices = emptied.entry(emptied.procs[0]).vertices
     assert len(emptied.ledger.book([Booking("new", vertices, 1)]).accepted) == 1
@@ -108,6 +109,19 @@ def test_the_first_worker_of_a_fleet_reconciles_an_open_store(world: World) -> N
     assert report.recompute is not None
     assert report.recompute.causes == {"missing": 2}
     assert world.job_cores() == 8, "it is no rebuild: the booking in flight stays"
+
+
+def test_at_a_fleets_start_the_second_worker_waits_until_the_first_has_reconciled(world: World) -> None:
+    client, slept = world.store.client, []
+    client.set(keys.BOOTSTRAP_LEASE, "the first", px=60_000)
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            client.delete(keys.BOOTSTRAP_LEASE)
+
+    report = ensure_bootstrapped(world.engine, newcomer(world), fleet_start=True, wait_age=0, sleep=sleep)
+    assert (report.action, len(slept)) == (Action.WAITED, 3)
 
 
 def test_what_a_restarted_redis_still_holds_is_thrown_away(world: World) -> None:

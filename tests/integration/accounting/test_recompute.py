@@ -410,6 +410,14 @@ def test_keys_of_finished_and_deleted_jobs_are_freed_once_they_count_nothing(wor
     assert not world.store.client.exists(keys.job(world.job.id), keys.layer(world.job.layers[0].id))
 
 
+def test_only_a_whole_pass_is_remembered_as_the_last(world: World) -> None:
+    world.run()
+    world.recompute(world.show.id)
+    assert world.store.client.get(keys.RECOMPUTED_AT) is None
+    world.recompute()
+    assert int(str(world.store.client.get(keys.RECOMPUTED_AT))) > 0
+
+
 def test_the_report_tells_how_many_bookings_are_in_flight_and_since_when(world: World) -> None:
     (proc,) = world.run()
     vertices = world.entry(proc).vertices
