@@ -25,7 +25,7 @@ from opencue_sched.accounting.recompute import RecomputeReport, recompute
 from opencue_sched.accounting.scripts import chunks
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
-from opencue_sched.lua_scripts import load_script
+from opencue_sched.lua_scripts import load_script, lua_directory
 
 BOOKINGS_PER_SECOND = 1000
 LONGEST_SCRIPT_MS = 10.0
@@ -35,10 +35,6 @@ _CORES_OF_THE_HOST = 1_000_000
 _SLOWER_THAN_US, _SLOW_CALLS = 300, 30_000
 _ORPHANS_PER_PROC = 0.1
 _RELEASED_AT_ONCE = 5000
-_SCRIPTS = (
-    *("book", "settle", "release", "caps", "inventory", "adjust", "reclaim", "reconcile", "reseed_cas", "foreign"),
-    *("audit_begin", "wipe", "epoch_fill", "epoch_open"),
-)
 
 
 @dataclass(frozen=True)
@@ -206,7 +202,7 @@ def _watched(client: redis.Redis, url: str, *, load: bool) -> Iterator[tuple[Sta
 
 def _slowest(client: redis.Redis) -> dict[str, float]:
     """The longest call of each script since the log was reset, by its name; milliseconds."""
-    names = {str(client.script_load(load_script(name).text)): name for name in _SCRIPTS}
+    names = {load_script(path.stem).sha: path.stem for path in lua_directory().glob("*.lua")}
     longest: dict[str, float] = {}
     entries: Any = client.slowlog_get(_SLOW_CALLS)
     for entry in entries:
