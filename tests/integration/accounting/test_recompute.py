@@ -267,6 +267,14 @@ class TestCommutes:
         assert world.job_cores() == 2
         world.exact()
 
+    def test_a_booking_made_after_the_mark_was_not_seen_at_it(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        booked = Booking("young", world.entry(world.run()[0]).vertices, 1)
+        self.between(monkeypatch, "read_snapshot", lambda: world.ledger.book([booked]))
+        world.recompute()
+        assert world.store.client.hgetall(keys.SIGHTINGS_PREFIX + "test-boot") == {}
+
     def test_a_proc_released_after_the_snapshot_is_not_added_again(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
