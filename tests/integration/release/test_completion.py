@@ -208,7 +208,8 @@ def test_a_local_proc_gives_back_what_its_artist_lent_and_is_none_of_the_ledgers
     assert (lent.int_cores_idle, lent.int_mem_idle) == (800, 8_388_608)
     assert view.one("SELECT int_local_cores FROM job_resource").int_local_cores == 100
     assert view.one("SELECT int_cores FROM layer_resource").int_cores == 100
-    assert view.one("SELECT int_cores FROM subscription").int_cores == 300
+    subscription = "SELECT int_cores FROM subscription WHERE pk_show = :show"
+    assert view.one(subscription, show=run.job.show.id).int_cores == 300
     assert ledger.released == []
     view.assert_consistent()
 
