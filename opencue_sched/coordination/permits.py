@@ -16,15 +16,15 @@ from opencue_sched.coordination.names import permit_key
 from opencue_sched.lua_scripts import call_script
 
 SECONDS_PER_FRAME = 2.0
-SECONDS_AT_MOST = 3.0
 
 
 class LayerPermits:
-    """Permits of one namespace."""
+    """Permits of one namespace. ``claim_ttl``: seconds that a claim on a cluster lives unless it is prolonged."""
 
-    def __init__(self, client: redis.Redis, namespace: str) -> None:
+    def __init__(self, client: redis.Redis, namespace: str, *, claim_ttl: float) -> None:
         self._client = client
         self._namespace = namespace
+        self._claim_ttl = claim_ttl
 
     def take(self, owner: str, frames_by_layer: Mapping[str, int]) -> frozenset[str]:
         """Layer ids granted to ``owner``, out of layer id -> frames to be looked at. One round trip.
@@ -35,7 +35,7 @@ class LayerPermits:
             return frozenset()
         layers = list(frames_by_layer)
         keys = [permit_key(self._namespace, layer) for layer in layers]
-        lives = [min(SECONDS_AT_MOST, SECONDS_PER_FRAME * max(1, frames_by_layer[layer])) for layer in layers]
+        lives = [min(self._claim_ttl, SECONDS_PER_FRAME * max(1, frames_by_layer[layer])) for layer in layers]
         lives_ms = [round(1000 * life) for life in lives]
         granted = call_script(self._client, "permits_take", keys, [owner, *lives_ms])
         return frozenset(layer for layer, taken in zip(layers, granted, strict=True) if taken)

@@ -132,7 +132,11 @@ class Runtime:
             settings=self.settings,
             ledger=self.ledger,
             hosts=self.hosts,
-            permits=LayerPermits(self.client, self.settings.coordination.namespace),
+            permits=LayerPermits(
+                self.client,
+                self.settings.coordination.namespace,
+                claim_ttl=self.settings.coordination.claim_ttl,
+            ),
             settlement=Settlement(self.engine, self.ledger, self.changes, self.channels, compensate),
             facts=self.facts,
             rest=LayerRest(SLEEPS_A_LAYER_RESTS * self.settings.queue.cluster_saturated_sleep),

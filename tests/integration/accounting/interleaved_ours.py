@@ -100,7 +100,7 @@ class Ours(Side):
             settings,
             ledger,
             HostFeed(self.engine, changes, settings.host_cache, instance=name),
-            LayerPermits(self.client, "cue"),
+            LayerPermits(self.client, "cue", claim_ttl=3),
             Settlement(self.engine, ledger, changes, channels, self._compensate),
             self.facts,
             LayerRest(5.0),

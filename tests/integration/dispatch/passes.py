@@ -101,7 +101,7 @@ def passes(engine: Engine, settings: Settings, instance: str = "one") -> Iterato
         settings,
         ledger,
         HostFeed(engine, changes, settings.host_cache, instance=instance),
-        LayerPermits(client, "cue"),
+        LayerPermits(client, "cue", claim_ttl=3),
         Settlement(engine, ledger, changes, channels, compensate),
         facts,
         LayerRest(5.0),
