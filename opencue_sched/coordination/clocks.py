@@ -34,7 +34,8 @@ class Clocks:
 
         Of two clocks that disagree the earlier: nothing is named that is still to come by either. Unless that one is
         behind what was fired already, for then it is the one that is wrong. As long as one of the two is right, this is
-        never ahead of it nor behind the last tick, by more than AGREE_SECONDS.
+        never ahead of it by more than AGREE_SECONDS; nor behind the last tick by more than twice that, for that one may
+        have been named by a clock that was ahead, and this is said by one that is behind, both as far as they may be.
         """
         if self.postgresql is None or self.agree:
             return self.redis

@@ -45,12 +45,14 @@ def test_of_what_was_never_fired_nothing_is_named_that_is_to_come_by_either_cloc
     redis_is_right=st.booleans(),
 )
 @example(error=HOUR, since_fired=0.1 - AGREE_SECONDS, redis_is_right=False)
+@example(error=-AGREE_SECONDS, since_fired=0.1 - AGREE_SECONDS, redis_is_right=False)
 def test_with_one_right_clock_no_tick_is_of_the_future_and_none_waits_for_the_wrong_one(
     error: float, since_fired: float | None, redis_is_right: bool
 ) -> None:
-    """The last tick may have been named by a clock that was ahead by as much as clocks may be that agree."""
+    """The last tick may have been named by a clock that was ahead by as much as clocks may be that agree, and that of
+    Redis may be behind by as much now."""
     clocks = Clocks(NOON, NOON + error) if redis_is_right else Clocks(NOON + error, NOON)
     last = None if since_fired is None else NOON - since_fired
     now = clocks.now(last)
     assert now <= NOON + AGREE_SECONDS
-    assert last is None or now >= last - AGREE_SECONDS
+    assert last is None or now >= last - 2 * AGREE_SECONDS

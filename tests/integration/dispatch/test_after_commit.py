@@ -102,5 +102,5 @@ def test_permits_that_cannot_be_given_back_do_not_undo_what_a_pass_says_of_itsel
         def drop(self, owner, layers):
             raise ConnectionError("gone")
 
-    report = run_pass(one, permits=NoAnswer(one.client, "cue"))
+    report = run_pass(one, permits=NoAnswer(one.client, "cue", claim_ttl=3))
     assert (report.frames_booked, report.frames_launched) == (FRAMES, FRAMES)
