@@ -25,7 +25,10 @@ from opencue_sched.store.hosts import tags_of_hosts
 
 log = structlog.get_logger(__name__)
 
-WAKE_FOR_HOSTS_SECONDS = 0.25
+_SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 0.25
+_ROUSED_PER_SECOND = 100
+"""In a full farm hosts come free all the time, and each costs every cluster that could use it two passes: a cluster is
+roused for them ten times a second, or less often where many are, four times at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +41,9 @@ class SweepReport:
     sleeping: int
     active_tags: int
     scan_seconds: float
-    held_back: bool = False
-    """Some cluster was not roused for a freed host, because it had been roused for one a moment ago."""
+    ask_again: float = 0.0
+    """Seconds after which to ask for the same hosts again, for some cluster had been roused for one a moment ago; 0: no
+    need."""
 
     def summary(self) -> dict[str, object]:
         """A small JSON-able answer for the task."""
@@ -80,9 +84,8 @@ class Sweeper:
     ) -> SweepReport:
         """Post every cluster with waiting work; under ``fence``, nothing once a later leader was elected (FencedOff).
 
-        Rouse those of ``wake_shows``, and those that could use one of ``wake_hosts``; the latter not more often than
-        every WAKE_FOR_HOSTS_SECONDS, because in a full farm hosts come free all the time. The report says when that
-        held a cluster back: then ask for the same hosts again that much later.
+        Rouse those of ``wake_shows``, and those that could use one of ``wake_hosts``; the latter only so often (see
+        pause_between_rouses). The report says when that held a cluster back: then ask for the same hosts again.
         """
         with self._lock:
             return self._sweep(frozenset(wake_shows), wake_hosts, fence)
@@ -99,7 +102,8 @@ class Sweeper:
         active = frozenset(ready)
         rouse = {c for c in active if c.show_id in wake_shows} | (active - self._active)
         reaching = {cluster for cluster in active if not freed_tags.isdisjoint(cluster.tags)}
-        due = self._due(reaching)
+        pause = pause_between_rouses(len(reaching))
+        due = self._due(reaching, pause)
         rouse |= due
         offered = self._postings.offer([c for c in ready if c in rouse], wake=True, fence=fence)
         offered += self._postings.offer([c for c in ready if c not in rouse], fence=fence)
@@ -115,7 +119,7 @@ class Sweeper:
             sleeping=self._postings.sleeping([o.uuid for o in offered]),
             active_tags=len(awake),
             scan_seconds=scanned,
-            held_back=due != reaching,
+            ask_again=pause if due != reaching else 0.0,
         )
 
     def _reload(self, wake_shows: frozenset[str]) -> bool:
@@ -131,14 +135,10 @@ class Sweeper:
         self._shows = frozenset(cluster.show_id for cluster in self._feed.clusters())
         return read
 
-    def _due(self, reaching: set[Cluster]) -> set[Cluster]:
-        """Those of these clusters that were not roused for a host a moment ago; they are now."""
+    def _due(self, reaching: set[Cluster], pause: float) -> set[Cluster]:
+        """Those of these clusters that were not roused for a host within ``pause`` seconds; they are now."""
         now = time.monotonic()
-        due = {
-            cluster
-            for cluster in reaching
-            if now - self._roused.get(cluster.key, float("-inf")) >= WAKE_FOR_HOSTS_SECONDS
-        }
+        due = {cluster for cluster in reaching if now - self._roused.get(cluster.key, float("-inf")) >= pause}
         self._roused.update(dict.fromkeys((cluster.key for cluster in due), now))
         return due
 
@@ -148,3 +148,8 @@ class Sweeper:
         withdrawn = self._postings.withdraw(gone, fence=fence)
         if withdrawn:
             log.info("postings_withdrawn", postings=withdrawn)
+
+
+def pause_between_rouses(clusters: int) -> float:
+    """Seconds for which a cluster is not roused again for a freed host that so many clusters could use."""
+    return min(_LONGEST_PAUSE_SECONDS, max(_SHORTEST_PAUSE_SECONDS, clusters / _ROUSED_PER_SECOND))

@@ -42,7 +42,7 @@ from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.dispatch.rest import LayerRest
 from opencue_sched.dispatch.settle import Settlement
-from opencue_sched.dispatch.sweep import WAKE_FOR_HOSTS_SECONDS, Sweeper, SweepReport
+from opencue_sched.dispatch.sweep import Sweeper, SweepReport
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.domain.fence import Fence
@@ -184,8 +184,7 @@ class Runtime:
         )
 
     def _wake(self, shows: Collection[str], hosts: Collection[str]) -> float:
-        held_back = self.sweep(wake_shows=shows, wake_hosts=hosts).held_back
-        return WAKE_FOR_HOSTS_SECONDS if held_back else 0.0
+        return self.sweep(wake_shows=shows, wake_hosts=hosts).ask_again
 
     # What the doors call
 

@@ -11,10 +11,11 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from opencue_sched.coordination.postings import ClaimKeeper, Offered, Refused
-from opencue_sched.dispatch import locked_hosts
+from opencue_sched.dispatch import locked_hosts, sweep
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.report import PassEnd, PassReport
+from opencue_sched.dispatch.sweep import pause_between_rouses
 from opencue_sched.domain.errors import NotReady
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
@@ -295,15 +296,24 @@ def test_a_scan_that_fails_keeps_the_clusters_that_were_awake(
     assert report.frames_booked == 1
 
 
-def test_a_sweep_says_that_it_held_a_cluster_back_until_it_may_be_roused_again(here: Passes, engine: Engine) -> None:
+def test_a_sweep_says_that_it_held_a_cluster_back_until_it_may_be_roused_again(
+    here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with engine.begin() as connection:
         farm = Farm(connection)
         host = farm.host(cores=2)
         farm.job([LayerSpec(frames=1)])
-    # given a cluster that was roused for a freed host this very moment
-    assert not here.sweeper.sweep(wake_hosts=[host.id]).held_back
+    # given a cluster that was roused for a freed host a moment ago
+    monkeypatch.setattr(sweep, "pause_between_rouses", lambda clusters: 30.0 * clusters)
+    assert here.sweeper.sweep(wake_hosts=[host.id]).ask_again == 0
 
-    # when the host is freed again at once, then the sweep asks to be told once more
-    assert here.sweeper.sweep(wake_hosts=[host.id]).held_back
-    assert not here.sweeper.sweep().held_back
-    eventually(lambda: not here.sweeper.sweep(wake_hosts=[host.id]).held_back)
+    # when the host is freed again, then the sweep asks to be told once more
+    assert here.sweeper.sweep(wake_hosts=[host.id]).ask_again == 30
+    assert here.sweeper.sweep().ask_again == 0
+    monkeypatch.undo()
+    eventually(lambda: not here.sweeper.sweep(wake_hosts=[host.id]).ask_again)
+
+
+def test_the_more_clusters_could_use_a_freed_host_the_less_often_it_rouses_them() -> None:
+    pauses = {clusters: pause_between_rouses(clusters) for clusters in (0, 1, 10, 20, 25, 1000)}
+    assert pauses == {0: 0.1, 1: 0.1, 10: 0.1, 20: 0.2, 25: 0.25, 1000: 0.25}
