@@ -125,7 +125,6 @@ def runtime(settings: Settings, redis_client, app: Celery) -> Iterator[Runtime]:
     changed = settings.model_copy(
         update={
             "rqd": Rqd(dry_run_mode=True),
-            "accounting": Accounting(commit_deadline=1, in_flight_age=3),
             "queue": settings.queue.model_copy(update={"cluster_saturated_sleep": 0.001, "cluster_empty_sleep": 0.001}),
             "host_cache": HostCacheSettings(group_refresh_interval=0.001),
         }
@@ -425,6 +424,8 @@ def test_every_metric_of_ours_moves(runtime: Runtime, engine: Engine, redis_clie
     metrics.record_cache(CacheStats(size=1, groups=1, hits=0, misses=0, checked_out=0, given_up=metrics._given_up + 1))
     runtime.rest_cluster(cluster.key, 60)
     runtime.sweep()
+    short = Accounting(commit_deadline=0.1, in_flight_age=0.3)
+    runtime.settings = runtime.settings.model_copy(update={"accounting": short})
     redis_client.flushdb()
     runtime._bootstrap_in_background()
     walk.look()
