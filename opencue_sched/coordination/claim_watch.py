@@ -14,7 +14,6 @@ import structlog
 
 from opencue_sched.coordination.postings import ClusterPostings, Offered
 from opencue_sched.coordination.rounds import Rounds
-from opencue_sched.domain.errors import InvalidInput
 
 log = structlog.get_logger(__name__)
 
@@ -42,17 +41,9 @@ class ClaimWatch(Rounds):
         over = {uuid for uuid, seconds in left.items() if seconds <= 0} | (self._overdue - left.keys())
         self._overdue |= left.keys()
         for uuid in over:
-            self._go_on(uuid)
+            if offered := self._postings.offer_again(uuid):
+                log.warning("claim_ran_out", posting=uuid, cluster=offered.cluster.key)
+                self._send(offered)
         self._overdue = frozenset(left.keys() - over)
         nearest = min((left[uuid] for uuid in self._overdue), default=self._ttl)
         return min(self._ttl / 3, nearest + _AFTER_THE_END_SECONDS)
-
-    def _go_on(self, uuid: str) -> None:
-        try:
-            offered = self._postings.offer_again(uuid)
-        except InvalidInput as error:
-            log.error("posting_unreadable", posting=uuid, error=str(error))
-            return
-        if offered is not None and offered.send:
-            log.warning("claim_ran_out", posting=uuid, cluster=offered.cluster.key)
-            self._send(offered)

@@ -194,15 +194,19 @@ class ClusterPostings:
         return {uuid: seconds for uuid, seconds in left.items() if seconds <= within_seconds}
 
     def offer_again(self, uuid: str) -> Offered | None:
-        """Offer a posting whose claim may have run out; None when it is gone, asleep or trashed.
+        """Offer a posting whose claim or rest may be over; None when no message is to be sent for it.
 
-        Raises InvalidInput when nobody can read it.
+        It may be gone, asleep, trashed, at work or waited for; or nobody can read it, which is logged.
         """
         job = self.job(uuid)
         if job is None or job.fields["state"] not in ("ready", "claimed"):
             return None
-        (offered,) = self.offer([decode_cluster(job.fields["details"])])
-        return offered
+        try:
+            (offered,) = self.offer([decode_cluster(job.fields["details"])])
+        except InvalidInput as error:
+            log.error("posting_unreadable", posting=uuid, error=str(error))
+            return None
+        return offered if offered.send else None
 
     def overdue(self) -> list[Offered]:
         """The postings whose message nobody took in time, each with the ticket of another message.

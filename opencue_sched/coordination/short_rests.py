@@ -11,13 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 
-import structlog
-
 from opencue_sched.coordination.postings import ClusterPostings, Offered
 from opencue_sched.coordination.rounds import Rounds
-from opencue_sched.domain.errors import InvalidInput
-
-log = structlog.get_logger(__name__)
 
 SHORT_SECONDS = 2.0
 """What rests longer is left to the sweeps."""
@@ -59,19 +54,11 @@ class ShortRests(Rounds):
         """Send a message for every posting whose rest is over. Seconds until the next one is; None: none rests. Raises
         RedisError, and leaves the one in hand to the sweeps."""
         while uuid := self._next():
-            self._go_on(uuid)
+            if offered := self._postings.offer_again(uuid):
+                self._send(offered)
         with self._lock:
             return max(0.0, self._ends[0][0] - self._clock()) if self._ends else None
 
     def _next(self) -> str | None:
         with self._lock:
             return heapq.heappop(self._ends)[1] if self._ends and self._ends[0][0] <= self._clock() else None
-
-    def _go_on(self, uuid: str) -> None:
-        try:
-            offered = self._postings.offer_again(uuid)
-        except InvalidInput as error:
-            log.error("posting_unreadable", posting=uuid, error=str(error))
-            return
-        if offered is not None and offered.send:
-            self._send(offered)
