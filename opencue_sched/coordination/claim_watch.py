@@ -12,13 +12,10 @@ from collections.abc import Callable
 
 import structlog
 
-from opencue_sched.coordination.postings import ClusterPostings, Offered
+from opencue_sched.coordination.postings import AFTER_THE_END_SECONDS, ClusterPostings, Offered
 from opencue_sched.coordination.rounds import Rounds
 
 log = structlog.get_logger(__name__)
-
-_AFTER_THE_END_SECONDS = 0.002
-"""The board counts in milliseconds: a moment later it is over by its clock as well."""
 
 
 class ClaimWatch(Rounds):
@@ -46,4 +43,4 @@ class ClaimWatch(Rounds):
                 self._send(offered)
         self._overdue = frozenset(left.keys() - over)
         nearest = min((left[uuid] for uuid in self._overdue), default=self._ttl)
-        return min(self._ttl / 3, nearest + _AFTER_THE_END_SECONDS)
+        return min(self._ttl / 3, nearest + AFTER_THE_END_SECONDS)

@@ -33,6 +33,8 @@ from opencue_sched.domain.fence import Fence
 
 log = structlog.get_logger(__name__)
 
+AFTER_THE_END_SECONDS = 0.002
+"""The board counts in milliseconds: so long after the end of a claim or a rest, it is over by its clock as well."""
 RESEND_SECONDS = 0.8
 OFFERS_PER_CALL = 50
 LISTED_CLAIMS = 1000

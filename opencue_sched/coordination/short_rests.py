@@ -11,13 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from opencue_sched.coordination.postings import ClusterPostings, Offered
+from opencue_sched.coordination.postings import AFTER_THE_END_SECONDS, ClusterPostings, Offered
 from opencue_sched.coordination.rounds import Rounds
 
 SHORT_SECONDS = 2.0
 """What rests longer is left to the sweeps."""
-_AFTER_THE_END_SECONDS = 0.002
-"""The board counts in milliseconds: a moment later it is over by its clock as well."""
 _RETRY_SECONDS = 0.1
 
 
@@ -44,7 +42,7 @@ class ShortRests(Rounds):
         if seconds > SHORT_SECONDS:
             return
         with self._lock:
-            heapq.heappush(self._ends, (self._clock() + seconds + _AFTER_THE_END_SECONDS, uuid))
+            heapq.heappush(self._ends, (self._clock() + seconds + AFTER_THE_END_SECONDS, uuid))
             begin, self._begun = not self._begun, True
         if begin:
             self.start()

@@ -80,6 +80,19 @@ def test_none_is_sent_for_one_that_was(since, postings, rests):
     assert rests.sent == []
 
 
+def test_one_that_nobody_can_read_keeps_no_other_from_being_sent(postings, redis_client, rests):
+    odd = put_to_rest(postings, 0.0)
+    redis_client.hset(KEYS.job(odd), "details", "no json")
+    (other,) = postings.offer([Cluster("fac", "other", ClusterKind.ALLOC, ("general",), "alloc")])
+    claim = postings.claim(other.uuid, "w1", ttl_seconds=3, ticket=other.ticket)
+    postings.end(claim, "sleep", delay_seconds=0.0)
+    for posting in (odd, other.uuid):
+        rests.ends_in(posting, 0.0)
+    rests.now += 1
+    assert rests.look() is None
+    assert [sent.uuid for sent in rests.sent] == [other.uuid]
+
+
 def test_the_rests_end_in_their_order_and_the_long_ones_are_left_to_the_sweeps(postings, rests):
     posting = put_to_rest(postings, 0.0)
     rests.ends_in(posting, SHORT_SECONDS + 0.1)
