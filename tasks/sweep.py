@@ -9,4 +9,4 @@ from opencue_sched.operate.door import fence_of, runtime
 @app.task(name="opencue_sched.sweep.sweep_clusters")
 def sweep_clusters() -> dict[str, object]:
     """Post the clusters that have work and send a message for each (beat, every 2 seconds)."""
-    return runtime().sweep(fence=fence_of(sweep_clusters)).summary()
+    return runtime().sweep(may_nap=True, fence=fence_of(sweep_clusters)).summary()

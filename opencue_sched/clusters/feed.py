@@ -85,6 +85,11 @@ class ClusterFeed:
             with_work = clusters if self._awake is None else self._awake.clusters(clusters)
             return sorted(with_work, key=lambda cluster: cluster.key)
 
+    def active_tags(self) -> int:
+        """The number of (facility, show, tag) with work, as the awake gate last told."""
+        with self._lock:
+            return 0 if self._awake is None else len(self._awake)
+
     def clusters(self) -> list[Cluster]:
         """All clusters there are, with work or without."""
         return list((self._clusters or {}).values())

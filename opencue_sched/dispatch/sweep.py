@@ -1,7 +1,8 @@
 """The sweep: find clusters with work, post them, and say which need a message.
 
 Any process may sweep, several may at once; posting is idempotent. Sleeping clusters are not roused by a plain sweep,
-except those this process sees with work for the first time since they had none.
+except those this process sees with work for the first time since they had none. While every cluster rests the periodic
+sweeps leave PostgreSQL alone for longer ("longer naps when all sleep"): they still offer what this process knows of.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from opencue_sched.store.hosts import tags_of_hosts
 
 log = structlog.get_logger(__name__)
 
+NAP_SECONDS = 5.0
+"""How long a process does without an awake scan when its last one found every cluster at rest, as long as the reference
+naps then. New work, freed hosts and changed caps are told of; this is for what nobody tells."""
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 0.25
 _ROUSED_PER_SECOND = 100
 """In a full farm hosts come free all the time, and each costs every cluster that could use it two passes: a cluster is
@@ -40,7 +44,8 @@ class SweepReport:
     active: int
     sleeping: int
     active_tags: int
-    scan_seconds: float
+    scan_seconds: float | None
+    """None of a sweep that did without an awake scan, because every cluster rested."""
     ask_again: float = 0.0
     """Seconds after which to ask for the same hosts again, for some cluster had been roused for one a moment ago; 0: no
     need."""
@@ -59,6 +64,7 @@ class Sweeper:
         self._postings = postings
         self._feed = ClusterFeed(self._load, settings.queue)
         self._active: frozenset[Cluster] = frozenset()
+        self._nap_until = float("-inf")
         self._shows: frozenset[str] = frozenset()
         self._roused: dict[str, float] = {}
         self._reload_after = 0.0
@@ -80,24 +86,28 @@ class Sweeper:
             self._withdraw_due |= self._feed.reload()
 
     def sweep(
-        self, *, wake_shows: Collection[str] = (), wake_hosts: Collection[str] = (), fence: Fence | None = None
+        self,
+        *,
+        wake_shows: Collection[str] = (),
+        wake_hosts: Collection[str] = (),
+        may_nap: bool = False,
+        fence: Fence | None = None,
     ) -> SweepReport:
         """Post every cluster with waiting work; under ``fence``, nothing once a later leader was elected (FencedOff).
 
         Rouse those of ``wake_shows``, and those that could use one of ``wake_hosts``; the latter only so often (see
         pause_between_rouses). The report says when that held a cluster back: then ask for the same hosts again.
+        ``may_nap``: nobody asked for anything, so a scan may wait while all clusters rest (NAP_SECONDS).
         """
         with self._lock:
-            return self._sweep(frozenset(wake_shows), wake_hosts, fence)
+            return self._sweep(frozenset(wake_shows), wake_hosts, may_nap, fence)
 
-    def _sweep(self, wake_shows: frozenset[str], wake_hosts: Collection[str], fence: Fence | None) -> SweepReport:
+    def _sweep(
+        self, wake_shows: frozenset[str], wake_hosts: Collection[str], may_nap: bool, fence: Fence | None
+    ) -> SweepReport:
         self._withdraw_due |= self._reload(wake_shows)
-        began = time.monotonic()
-        with self._engine.connect() as connection:
-            awake = scan_awake(connection, scoped_facilities(connection, self._settings))
-            freed_tags = tags_of_hosts(connection, wake_hosts) if wake_hosts else frozenset()
-        scanned = time.monotonic() - began
-        self._feed.observe(awake)
+        napping = may_nap and not self._withdraw_due and time.monotonic() < self._nap_until
+        freed_tags, scanned = (frozenset[str](), None) if napping else self._scan(wake_hosts)
         ready = self._feed.ready()
         active = frozenset(ready)
         rouse = {c for c in active if c.show_id in wake_shows} | (active - self._active)
@@ -109,6 +119,11 @@ class Sweeper:
         offered += self._postings.offer([c for c in ready if c not in rouse], fence=fence)
         # Not before: a sweep that fails here has roused nobody, and the next one must.
         self._active = active
+        sleeping = self._postings.sleeping([o.uuid for o in offered])
+        if sleeping < len(offered):
+            self._nap_until = float("-inf")
+        elif not napping:
+            self._nap_until = time.monotonic() + NAP_SECONDS
         if self._withdraw_due:
             self._withdraw(fence)
             self._withdraw_due = False
@@ -116,11 +131,21 @@ class Sweeper:
             send=tuple((o.cluster, o) for o in offered if o.send),
             clusters=self._feed.by_kind(),
             active=len(active),
-            sleeping=self._postings.sleeping([o.uuid for o in offered]),
-            active_tags=len(awake),
+            sleeping=sleeping,
+            active_tags=self._feed.active_tags(),
             scan_seconds=scanned,
             ask_again=pause if due != reaching else 0.0,
         )
+
+    def _scan(self, wake_hosts: Collection[str]) -> tuple[frozenset[str], float]:
+        """Ask PostgreSQL which clusters have work; the tags of these hosts, and how many seconds the scan took."""
+        self._nap_until = float("-inf")
+        began = time.monotonic()
+        with self._engine.connect() as connection:
+            awake = scan_awake(connection, scoped_facilities(connection, self._settings))
+            freed_tags = tags_of_hosts(connection, wake_hosts) if wake_hosts else frozenset[str]()
+        self._feed.observe(awake)
+        return freed_tags, time.monotonic() - began
 
     def _reload(self, wake_shows: frozenset[str]) -> bool:
         """Read the clusters when it is time to, or soon when a show nobody knew has work; whether they were read."""

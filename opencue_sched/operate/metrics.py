@@ -240,7 +240,8 @@ def record_sweep(report: SweepReport) -> None:
     clusters_active.set(report.active)
     clusters_sleeping.set(report.sleeping)
     active_tags.set(report.active_tags)
-    active_scan_duration.observe(report.scan_seconds)
+    if report.scan_seconds is not None:
+        active_scan_duration.observe(report.scan_seconds)
 
 
 def record_recompute(report: RecomputeReport) -> None:

@@ -197,10 +197,16 @@ class Runtime:
         self.sweep()
 
     def sweep(
-        self, *, wake_shows: Collection[str] = (), wake_hosts: Collection[str] = (), fence: int | None = None
+        self,
+        *,
+        wake_shows: Collection[str] = (),
+        wake_hosts: Collection[str] = (),
+        may_nap: bool = False,
+        fence: int | None = None,
     ) -> SweepReport:
         """Post clusters with work and send their messages. Raises FencedOff as recompute() does."""
-        report = self.sweeper.sweep(wake_shows=wake_shows, wake_hosts=wake_hosts, fence=self._fence(fence))
+        fenced = self._fence(fence)
+        report = self.sweeper.sweep(wake_shows=wake_shows, wake_hosts=wake_hosts, may_nap=may_nap, fence=fenced)
         for _, offered in report.send:
             self.messenger.send(offered)
         metrics.record_sweep(report)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
 
+from opencue_sched.dispatch import sweep
 from opencue_sched.dispatch.sweep import SweepReport
 from opencue_sched.domain.errors import FencedOff
 from opencue_sched.domain.fence import Fence
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Rqd, Settings
+from tests.polling import eventually
 
 from .passes import Passes, passes
 
@@ -39,12 +41,12 @@ def contents(here: Passes) -> dict[str, int]:
     return {part: here.client.exists(f"cue:board:clusters:{part}") for part in parts}
 
 
-def put_to_rest(here: Passes, report: SweepReport) -> None:
+def put_to_rest(here: Passes, report: SweepReport, seconds: float = 600) -> None:
     postings = here.sweeper._postings
     for _, offered in report.send:
         claim = postings.claim(offered.uuid, "somebody", ttl_seconds=10)
         assert claim is not None
-        postings.end(claim, "sleep", delay_seconds=600)
+        postings.end(claim, "sleep", delay_seconds=seconds)
 
 
 def test_a_sweep_of_a_former_leader_posts_nothing_and_one_of_the_present_leader_does(
@@ -97,6 +99,58 @@ def test_clusters_that_a_reload_keeps_go_on_resting_and_one_that_is_new_is_sent_
 
     # then its cluster alone is sent for
     assert [cluster.show_id for cluster, _ in here.sweeper.sweep().send] == [other.id]
+
+
+def scans_of(engine: Engine) -> Callable[[], int]:
+    """How many awake scans PostgreSQL was asked for from now on."""
+    asked: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *arguments: asked.append(arguments[2]))
+    return lambda: sum("int_waiting_count > 0" in statement for statement in asked)
+
+
+def test_while_every_cluster_rests_periodic_sweeps_do_without_a_scan(here: Passes, engine: Engine) -> None:
+    # given work whose cluster is sent for, and so does not rest
+    plant(engine)
+    asked = scans_of(here.engine)
+    report = here.sweeper.sweep(may_nap=True)
+    here.sweeper.sweep(may_nap=True)
+    assert asked() == 2
+
+    # when it rests, then one scan says so and the next sweeps do without
+    put_to_rest(here, report)
+    assert [here.sweeper.sweep(may_nap=True).sleeping for _ in range(4)] == [1, 1, 1, 1]
+    assert asked() == 3
+
+    # but one that was asked for scans, and so does one after the clusters were read
+    here.sweeper.sweep(wake_hosts=["nobody"])
+    here.sweeper.reload()
+    here.sweeper.sweep(may_nap=True)
+    assert asked() == 5
+
+
+def test_a_rest_that_ends_in_a_nap_is_sent_for_and_ends_the_nap(here: Passes, engine: Engine) -> None:
+    # given a farm that naps while the rest of its only cluster comes to its end
+    plant(engine)
+    put_to_rest(here, here.sweeper.sweep(), seconds=0.2)
+    assert here.sweeper.sweep(may_nap=True).sleeping == 1
+    asked = scans_of(here.engine)
+
+    # then it is sent for without a scan, and the sweep after scans
+    eventually(lambda: len(here.sweeper.sweep(may_nap=True).send) == 1)
+    assert asked() == 0
+    here.sweeper.sweep(may_nap=True)
+    assert asked() == 1
+
+
+def test_a_nap_ends_by_itself(here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a farm with nothing to do, and work nobody tells of
+    monkeypatch.setattr(sweep, "NAP_SECONDS", 0.1)
+    assert here.sweeper.sweep(may_nap=True).send == ()
+    plant(engine)
+    here.sweeper.reload()
+
+    # then it is found after the nap
+    eventually(lambda: len(here.sweeper.sweep(may_nap=True).send) == 1)
 
 
 @pytest.mark.parametrize("failure", [FencedOff("succeeded"), RedisConnectionError("gone")])

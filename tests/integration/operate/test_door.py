@@ -6,6 +6,7 @@ import importlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 from celery import Celery
@@ -92,6 +93,20 @@ def test_a_message_whose_fence_or_tick_nobody_can_read_is_put_aside(redis_client
     assert len(letter.reason) < 400
 
 
+def test_a_periodic_sweep_of_a_farm_with_nothing_to_do_naps(runtime):
+    reports = []
+    runtime.sweeper.sweep = partial(_noting, runtime.sweeper.sweep, reports)
+    for _ in range(2):
+        real_app.tasks[SWEEP]()
+    runtime.sweep()
+    assert [report.scan_seconds is None for report in reports] == [False, True, False]
+
+
+def _noting(sweep, reports, **asked):
+    reports.append(sweep(**asked))
+    return reports[-1]
+
+
 # Who sent it
 
 RECOMPUTE = "opencue_sched.accounting.recompute"
@@ -114,7 +129,7 @@ def test_what_a_leader_sent_is_done_under_its_fence_and_ends_when_it_was_succeed
     # given a leader, and another that is elected while the task runs
     asked: list[tuple[int | None, int]] = []
 
-    def succeeded(*, fence: int | None) -> None:
+    def succeeded(*, fence: int | None, **_: object) -> None:
         asked.append((fence, runtime.membership.duty.in_hand))
         raise FencedOff("succeeded")
 
