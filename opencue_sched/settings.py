@@ -62,13 +62,25 @@ class Stream(_Section):
     cluster_buffer_size: int = Field(
         3,
         ge=1,
-        description="Accepted, without effect: clusters at once are `celery worker --concurrency`.",
+        description="Celery's job, when set: clusters a worker works on at once, the default of `celery worker "
+        "--concurrency` in place of worker_threads.",
     )
     job_buffer_size: int = Field(
         3,
         ge=1,
-        description="Accepted, without effect: the jobs of a pass are planned together, so there is nothing to buffer.",
+        description="Celery's job, when set: messages a worker holds for each thread, `worker_prefetch_multiplier`; 1 "
+        "otherwise. (The jobs of a pass are planned together, so there is nothing else to buffer.)",
     )
+
+    @property
+    def clusters_at_once(self) -> int | None:
+        """cluster_buffer_size where somebody set it; Celery's own settings have defaults of their own."""
+        return self.cluster_buffer_size if "cluster_buffer_size" in self.model_fields_set else None
+
+    @property
+    def messages_per_thread(self) -> int | None:
+        """job_buffer_size where somebody set it."""
+        return self.job_buffer_size if "job_buffer_size" in self.model_fields_set else None
 
 
 class Queue(_Section):

@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import sys
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 from kombu import Queue
@@ -19,7 +20,7 @@ from opencue_sched.coordination.names import QueueName, QueueType, common_queue,
 from opencue_sched.operate.upkeep import REAP_TURN_SECONDS
 from opencue_sched.release.history import HISTORY_SECONDS
 from opencue_sched.release.reaper import REAP_SECONDS
-from opencue_sched.settings import Database, Rqd, get_settings
+from opencue_sched.settings import Database, Rqd, Settings, get_settings
 
 TASKS = {
     "opencue_sched.sweep.sweep_clusters",
@@ -105,7 +106,27 @@ def test_old_queues_are_asked_last_and_shared_ones_never_by_a_fleet_of_a_facilit
 
 def test_threads_of_a_worker_are_the_references_setting() -> None:
     assert app.conf.worker_concurrency == get_settings().queue.worker_threads
+    assert app.conf.worker_prefetch_multiplier == 1
     assert app.conf.worker_pool == "threads"
+
+
+@pytest.mark.parametrize(
+    ("stream", "concurrency", "prefetch"),
+    [
+        ("", 5, 1),
+        ("cluster_buffer_size: 3", 3, 1),
+        ("job_buffer_size: 2", 5, 2),
+        ("cluster_buffer_size: 7, job_buffer_size: 4", 7, 4),
+    ],
+)
+def test_the_references_stream_buffers_are_celerys_concurrency_and_prefetch_where_they_are_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stream: str, concurrency: int, prefetch: int
+) -> None:
+    (tmp_path / "s.yaml").write_text(f"queue:\n  worker_threads: 5\n  stream: {{{stream}}}\n")
+    monkeypatch.setenv("OPENCUE_SCHED_CONFIG", str(tmp_path / "s.yaml"))
+    monkeypatch.setattr("opencue_sched.settings.get_settings", Settings)
+    made = runpy.run_path(celeryconfig.__file__)
+    assert (made["worker_concurrency"], made["worker_prefetch_multiplier"]) == (concurrency, prefetch)
 
 
 WHAT_IS_LOADED = """
