@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pty
 import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -95,6 +98,56 @@ def test_ctrl_c_stops_everything_it_started(tmp_path, environment):
         demo.kill()
         demo.wait()
     nothing_is_left(environment)
+
+
+def test_on_a_terminal_it_shows_a_table_and_with_keep_the_farm_stays_until_ctrl_c(tmp_path, environment):
+    # given a demo on a terminal
+    screen, terminal = pty.openpty()
+    demo = subprocess.Popen(
+        [*DEMO, "--frames", "2", "--hosts", "1", "--workers", "1", "--keep"],
+        env={**environment, "TERM": "xterm", "COLUMNS": "200"},
+        cwd=tmp_path,
+        stdout=terminal,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    os.close(terminal)
+    try:
+        shown = shown_until(screen, "Press Ctrl-C to stop everything")
+        # then it was told how far the job is, and the farm answers by what is told of it
+        heading = r"waiting +depending +running +done +dead +cores booked +frames/s"
+        assert re.search(heading + r"\s+\d+ +\d+ +\d+ +3 +0 +\d+ +[\d.]+", shown)
+        assert re.search(r"frames done .+ 3/3 ", shown)
+        addresses = re.findall(r"(?:Flower|metrics) +http://127\.0\.0\.1:(\d+)(\S*)", shown)
+        assert len(addresses) > 1
+        for port, path in addresses:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+                assert answer.status == 200
+        of_the_farm = {**environment, **dict(re.findall(r"export (OPENCUE_SCHED_\w+)='(.*)'", shown))}
+        command = [*DEMO[:-1], "job", "list", "--state", "finished", "--json"]
+        listed = subprocess.run(command, env=of_the_farm, capture_output=True, check=True)
+        assert [job["state"] for job in json.loads(listed.stdout)] == ["FINISHED"]
+        # when it is told to stop, then it does, and all went well
+        os.kill(demo.pid, signal.SIGINT)
+        shown_until(screen, None)
+        assert demo.wait(timeout=60) == 0
+    finally:
+        os.close(screen)
+        demo.kill()
+        demo.wait()
+    nothing_is_left(environment)
+
+
+def shown_until(screen: int, end: str | None) -> str:
+    """What a program writes to its terminal until it writes this, or ends; without colours and movements."""
+    shown = b""
+    while end is None or end not in shown.decode(errors="replace"):
+        try:
+            shown += os.read(screen, 65536)
+        except OSError:  # nobody has the terminal open any more
+            assert end is None, shown.decode(errors="replace")
+            break
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode(errors="replace"))
 
 
 def test_what_cannot_be_started_says_so_and_leaves_nothing_of_what_was(tmp_path, environment):

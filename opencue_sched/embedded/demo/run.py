@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -163,7 +164,8 @@ def _keep(farm: Stage, console: Console) -> None:
         value = farm.fleet.environment[f"OPENCUE_SCHED_{name}"]
         console.print(f"  export OPENCUE_SCHED_{name}='{value}'", soft_wrap=True, markup=False)
     console.print(f"Logs are in {farm.directory}. Press Ctrl-C to stop everything.")
-    signal.pause()
+    with suppress(KeyboardInterrupt):  # what ends the farm, not what ends the demo: it has done all it should
+        signal.pause()
 
 
 def _show_logs(farm: Stage, console: Console) -> None:
