@@ -5,8 +5,10 @@ restarted or failed over (accounting.connection deletes such an epoch), or while
 answers not_ready and nobody books. One process fills, under a lease; its writes carry the filling epoch, so that a
 filler that lost its lease in a pause is refused by the scripts themselves.
 
-After a loss the filler first waits one age: by then nothing that was booked before can still be committed, so a
-snapshot of the proc table is the whole truth.
+After a loss the store stays closed for one age before its filler takes a snapshot: by then nothing that was booked
+before can still be committed, so the proc table is the whole truth. While it waits a filler notes how long the store is
+closed, by its own boot clock and so never too long; if it dies, its successor only waits for what is left. The note
+holds as long as the store is as that filler left it: in the same Redis process, under the filling epoch it wrote.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from opencue_sched.accounting.scripts import (
     chunks,
     epoch_fill_call,
     epoch_open_call,
+    epoch_waited_call,
     token_drop_call,
     token_extend_call,
     wipe_calls,
@@ -45,6 +48,10 @@ from opencue_sched.store import accounting as store
 log = structlog.get_logger(__name__)
 
 LEASE_SECONDS = 15.0
+"""Of one at work. With 100,000 procs half a second passed between renewals at most, a second and a half on a machine
+four times overloaded; one that is slower than its lease is interrupted by the next, which may be as slow."""
+WAITING_LEASE_SECONDS = 5.0
+"""Of one that waits, and does nothing but renew it. Losing it costs nothing: what was waited counts for the next."""
 _POLL_SECONDS = 0.25
 _STALLED_POLL_SECONDS = 2.0
 """Each look at COMMITs that PostgreSQL does not end is told of in the log, and what they wait for takes longer."""
@@ -195,10 +202,15 @@ class _Filler:
         started = time.monotonic()
         run_id = server_run_id(self._client)
         filling = Epoch.filling(run_id, dual=self._dual)
-        if not self._call(epoch_fill_call(self._token, filling.text, run_id, close_open=close_open)):
+        with answering():
+            ((closed, waited_ms),), _ = call_scripts(
+                self._client, [epoch_fill_call(self._token, filling.text, run_id, close_open=close_open)]
+            )
+        if int(closed) != 1:
             return None
-        log.warning("store_closed", reason="its counters are filled from PostgreSQL", waits_seconds=self._age)
-        self._wait()
+        left = max(0.0, self._age - waited_ms / 1000)
+        log.warning("store_closed", reason="its counters are filled from PostgreSQL", waits_seconds=left)
+        self._wait(filling, waited_ms / 1000)
         self._wipe(filling)
         with repeatable_read(self._engine) as connection:
             version = store.clock_us(connection)
@@ -222,19 +234,30 @@ class _Filler:
         seconds = time.monotonic() - started
         return BootstrapReport(Action.FILLED, opened, len(snapshot.entries), len(rows), seconds=seconds)
 
-    def _wait(self) -> None:
-        """One age, and until PostgreSQL has ended every COMMIT of before, keeping the lease."""
-        until = time.monotonic() + self._age
-        while (left := until - time.monotonic()) > 0:
-            self._renew()
-            self._sleep(min(left, LEASE_SECONDS / 3))
+    def _wait(self, filling: Epoch, waited: float) -> None:
+        """Until the store is closed for an age, and PostgreSQL has ended every COMMIT of before, keeping the lease.
+
+        ``waited``: seconds that others are known to have waited. Ours are counted from after it was closed, and noted
+        from before they are sent, so that what is noted is never more than what has passed.
+        """
+        begun = time.monotonic()
+        while True:
+            so_far = waited + time.monotonic() - begun
+            if not self._call(epoch_waited_call(filling.text, int(so_far * 1000))):
+                raise NotReady("the store was lost, or taken over, while its filler waited")
+            left = self._age - so_far
+            if left <= 0:
+                break
+            self._renew(WAITING_LEASE_SECONDS)
+            self._sleep(min(left, WAITING_LEASE_SECONDS / 3))
         while may_still_commit(self._engine, self._age):
-            self._renew()
+            self._renew(WAITING_LEASE_SECONDS)
             self._sleep(_STALLED_POLL_SECONDS)
+        self._renew()
 
     def _wipe(self, filling: Epoch) -> None:
         """Drop what an older process of Redis left (a stale replica, say). Raises NotReady when we were overtaken."""
-        spared = {keys.EPOCH, keys.SEQ, keys.BOOTSTRAP_LEASE}
+        spared = {keys.EPOCH, keys.SEQ, keys.BOOTSTRAP_LEASE, keys.FILLERS_WAITED}
         with answering():
             stale = [
                 key for key in self._client.scan_iter(match=keys.EVERYTHING, count=_SCAN_COUNT) if key not in spared
@@ -247,11 +270,11 @@ class _Filler:
         with answering():
             return bool(self._client.set(keys.BOOTSTRAP_LEASE, self._token, nx=True, px=round(LEASE_SECONDS * 1000)))
 
-    def _renew(self) -> None:
+    def _renew(self, life: float = LEASE_SECONDS) -> None:
         """Keep the lease; take it again if it ran out on a slow machine and nobody has it. Whoever had it meanwhile has
         made another filling epoch, and the scripts refuse ours."""
         with answering():
-            kept = self._call(token_extend_call(keys.BOOTSTRAP_LEASE, self._token, round(LEASE_SECONDS * 1000)))
+            kept = self._call(token_extend_call(keys.BOOTSTRAP_LEASE, self._token, round(life * 1000)))
         if not (kept or self._take()):
             raise NotReady("the bootstrap lease was lost in a pause; another process goes on")
 

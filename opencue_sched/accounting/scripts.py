@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from opencue_sched.accounting.entries import Booking, EntryState, most_vertices
-from opencue_sched.accounting.keys import BOOTSTRAP_LEASE, EPOCH, LEDGER_KEYS, SEQ
+from opencue_sched.accounting.keys import BOOTSTRAP_LEASE, EPOCH, FILLERS_WAITED, LEDGER_KEYS, SEQ
 from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.lua_scripts import ScriptCall
 
@@ -155,7 +155,12 @@ def audit_begin_call(epoch: str, token: str, life_ms: int) -> ScriptCall:
 
 
 def epoch_fill_call(lease: str, filling: str, run_id: str, *, close_open: bool) -> ScriptCall:
-    return ScriptCall("epoch_fill", (EPOCH, BOOTSTRAP_LEASE), (lease, filling, run_id, int(close_open)))
+    args = (lease, filling, run_id, int(close_open))
+    return ScriptCall("epoch_fill", (EPOCH, BOOTSTRAP_LEASE, FILLERS_WAITED), args)
+
+
+def epoch_waited_call(filling: str, waited_ms: int) -> ScriptCall:
+    return ScriptCall("epoch_waited", (EPOCH, FILLERS_WAITED), (filling, waited_ms))
 
 
 def wipe_calls(filling: str, keys: Sequence[str]) -> list[ScriptCall]:
@@ -163,7 +168,7 @@ def wipe_calls(filling: str, keys: Sequence[str]) -> list[ScriptCall]:
 
 
 def epoch_open_call(filling: str, opened: str) -> ScriptCall:
-    return ScriptCall("epoch_open", (EPOCH, SEQ), (filling, opened))
+    return ScriptCall("epoch_open", (EPOCH, SEQ, FILLERS_WAITED), (filling, opened))
 
 
 def token_drop_call(keys: Sequence[str], token: str) -> ScriptCall:

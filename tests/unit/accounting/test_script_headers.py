@@ -28,6 +28,7 @@ CALLS: dict[str, tuple[ScriptCall, int]] = {
     "foreign": (scripts.foreign_calls("e", "before", 30, ["k", "l"])[0], 1),
     "audit_begin": (scripts.audit_begin_call("e", "t", 1000), 0),
     "epoch_fill": (scripts.epoch_fill_call("t", "f", "r", close_open=False), 0),
+    "epoch_waited": (scripts.epoch_waited_call("f", 1000), 0),
     "wipe": (scripts.wipe_calls("f", ["k", "l"])[0], 1),
     "epoch_open": (scripts.epoch_open_call("f", "o"), 0),
     "token_drop": (scripts.token_drop_call(["k"], "t"), 0),

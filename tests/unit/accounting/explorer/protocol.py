@@ -192,7 +192,7 @@ class Protocol:
 
     def shared(self, around: Around) -> Iterator[SharedStep]:
         """What may happen to all at once; ``turn`` says what it does to a slot."""
-        waited = min(AGE, around.waited + 1) if around.store is Store.WAITING else 0
+        waited = min(AGE, around.waited + (around.store is Store.WAITING))
         yield SharedStep("time passes", Turn.TICK, around._replace(waited=waited))
         if around.store is Store.OPEN:
             for who in range(len(around.stages)):
@@ -202,8 +202,8 @@ class Protocol:
         yield from self._filler(around)
         if around.flushes:
             idle = (Stage.IDLE,) * len(around.stages)
-            lost = around._replace(stages=idle, store=Store.LOST, waited=0, drift=0, flushes=around.flushes - 1)
-            yield SharedStep("Redis is flushed", Turn.EMPTY, lost)
+            lost = around._replace(stages=idle, store=Store.LOST, drift=0, flushes=around.flushes - 1)
+            yield SharedStep("Redis is flushed", Turn.EMPTY, self._forgets_the_wait(lost))
         if around.overtaken:
             after = around._replace(overtaken=False)
             if self.rules.fenced_wipe:
@@ -229,21 +229,36 @@ class Protocol:
         return SharedStep(f"{name} takes its snapshot", Turn.SNAPSHOT, after, who)
 
     def _filler(self, around: Around) -> Iterator[SharedStep]:
-        lost = around._replace(store=Store.LOST, waited=0)
+        waiting, left = around._replace(store=Store.WAITING), around._replace(store=Store.LEFT)
         if around.store is Store.LOST:
-            yield SharedStep("a filler closes the store", Turn.NOTHING, around._replace(store=Store.WAITING, waited=0))
+            yield SharedStep("a filler closes the store", Turn.NOTHING, waiting)
+        elif around.store is Store.LEFT:
+            goes_on = waiting if self.rules.successor_waits else waiting._replace(waited=AGE)
+            yield SharedStep("another filler goes on", Turn.NOTHING, goes_on)
         elif around.store is Store.WAITING:
-            waits = around.waited < AGE and self.rules.bootstrap_waits
-            if not waits and not (around.hanging and self.rules.filler_asks):
-                filling = around._replace(store=Store.FILLING, waited=0)
-                yield SharedStep("the filler takes its snapshot", Turn.FILL, filling)
-                if around.pauses:
-                    paused = lost._replace(overtaken=True, pauses=around.pauses - 1)
-                    yield SharedStep("the filler is paused", Turn.NOTHING, paused)
-            yield SharedStep("the filler dies", Turn.NOTHING, lost)
+            yield from self._waits(around, left)
+            yield SharedStep("the filler dies", Turn.NOTHING, left)
         elif around.store is Store.FILLING:
-            yield SharedStep("the filler opens the store", Turn.OPEN, around._replace(store=Store.OPEN))
-            yield SharedStep("the filler dies", Turn.NOTHING, lost)
+            opened = self._forgets_the_wait(around._replace(store=Store.OPEN))
+            yield SharedStep("the filler opens the store", Turn.OPEN, opened)
+            yield SharedStep("the filler dies", Turn.NOTHING, left)
+
+    def _waits(self, around: Around, left: Around) -> Iterator[SharedStep]:
+        waits = around.waited < AGE and self.rules.bootstrap_waits
+        if not waits and not (around.hanging and self.rules.filler_asks):
+            filling = around._replace(store=Store.FILLING)
+            yield SharedStep("the filler takes its snapshot", Turn.FILL, filling)
+            if around.pauses:
+                paused = left._replace(overtaken=True, pauses=around.pauses - 1)
+                yield SharedStep("the filler is paused", Turn.NOTHING, paused)
+        if around.jumps:
+            jumped = around._replace(jumps=around.jumps - 1)
+            if not self.rules.waits_by_boot_clock:
+                jumped = jumped._replace(waited=AGE)
+            yield SharedStep("Redis TIME jumps forward", Turn.NOTHING, jumped)
+
+    def _forgets_the_wait(self, around: Around) -> Around:
+        return around._replace(waited=0) if self.rules.wait_of_this_loss else around
 
     def turn(self, step: SharedStep, slot: Slot) -> Slot:
         """What a shared step does to one slot."""

@@ -23,8 +23,10 @@ class Rules:
     without answer is not rolled back. ``server_deadline``: a late COMMIT is refused. ``asks_for_commits``: nothing is
     too old whose COMMIT the server has taken and not ended; ``asks_first``: which it is asked before the snapshot is
     taken. ``bootstrap_waits``: an age, between closing the store and the snapshot it is filled from;
-    ``filler_asks``: and until no COMMIT hangs. ``fenced_wipe``: a filler that was overtaken in a pause cannot wipe
-    what its successor filled.
+    ``filler_asks``: and until no COMMIT hangs. ``successor_waits``: whoever goes on where a filler has died waits what
+    is left of it; ``wait_of_this_loss``: nothing that was waited before the store was open last counts;
+    ``waits_by_boot_clock``: nor what Redis TIME says. ``fenced_wipe``: a filler that was overtaken in a pause cannot
+    wipe what its successor filled.
     """
 
     tombstones: bool = True
@@ -41,6 +43,9 @@ class Rules:
     asks_first: bool = True
     bootstrap_waits: bool = True
     filler_asks: bool = True
+    successor_waits: bool = True
+    wait_of_this_loss: bool = True
+    waits_by_boot_clock: bool = True
     fenced_wipe: bool = True
 
     @property

@@ -116,17 +116,20 @@ class Stage(IntEnum):
 
 
 class Store(IntEnum):
-    """Where the store is: open for booking, emptied, or being filled by a process that waits, then has its snapshot."""
+    """Where the store is: open for booking, emptied, being filled by a process that waits, then has its snapshot, or
+    left closed by one that has died."""
 
     OPEN = 0
     LOST = 1
     WAITING = 2
     FILLING = 3
+    LEFT = 4
 
 
 class Around(NamedTuple):
-    """What is not about one slot. ``drift``: the counter less the number of entries. ``overtaken``: a paused filler
-    still means to wipe the store. ``hanging``: COMMITs that hang now. The last six count what may still go wrong."""
+    """What is not about one slot. ``waited``: ticks that fillers have waited with the store closed, and noted.
+    ``drift``: the counter less the number of entries. ``overtaken``: a paused filler still means to wipe the store.
+    ``hanging``: COMMITs that hang now. The last six count what may still go wrong."""
 
     stages: tuple[Stage, ...]
     store: Store = Store.OPEN

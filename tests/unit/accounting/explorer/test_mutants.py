@@ -41,6 +41,11 @@ MUTANTS = {
         Rules(filler_asks=False), 9, scope=replace(HANGS, flushes=1)
     ),
     "wipe that an overtaken filler can do": Mutant(Rules(fenced_wipe=False), 13, scope=Scope(pauses=1)),
+    "successor of a dead filler that does not wait": Mutant(Rules(successor_waits=False), 9),
+    "wait of before the store was open that is trusted": Mutant(
+        Rules(wait_of_this_loss=False), 14, scope=Scope(crashes=0, flushes=2, late_copies=False)
+    ),
+    "wait measured by Redis TIME": Mutant(Rules(waits_by_boot_clock=False), 8, scope=Scope(jumps=1)),
 }
 
 

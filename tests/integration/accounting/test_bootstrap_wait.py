@@ -1,0 +1,199 @@
+"""The age that passes before a lost store is filled: from when it was closed, whoever waits."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import pytest
+
+from opencue_sched.accounting import bootstrap, keys
+from opencue_sched.accounting.bootstrap import LEASE_SECONDS, WAITING_LEASE_SECONDS, ensure_bootstrapped, server_run_id
+from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.accounting.store_epoch import Epoch
+from opencue_sched.domain.errors import NotReady
+from tests.integration.accounting.stepping import Actor, Clock, SteppedRedis
+from tests.integration.accounting.world import World
+
+AGE = 40.0
+ONE_SLEEP = WAITING_LEASE_SECONDS / 3
+
+MakeFiller = Callable[[], Actor]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The boot clock of every filler."""
+    clock = Clock()
+    monkeypatch.setattr(bootstrap, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def filler(world: World, clock: Clock, settings_url: str) -> Iterator[MakeFiller]:
+    """Makes processes that fill the store. Three procs run, and Redis has lost everything."""
+    world.run(3)
+    world.store.client.flushdb()
+    stepped = SteppedRedis.from_url(settings_url, decode_responses=True)
+    made: list[Actor] = []
+
+    def make() -> Actor:
+        ledger = make_ledger(world.engine, stepped, owner=f"filler{len(made)}")
+        made.append(Actor("filler", lambda: ensure_bootstrapped(world.engine, ledger, wait_age=AGE, sleep=clock.sleep)))
+        return made[-1]
+
+    with contextlib.closing(stepped):
+        yield make
+        for actor in made:
+            actor.kill()
+
+
+def wait(actor: Actor, clock: Clock, seconds: float = float("inf")) -> float:
+    """Let so much time pass for a filler, or as much as it needs to fill the store; how much that was."""
+    begun = clock.now
+    while actor.alive and (actor.boundary != "sleep" or actor.asleep_until <= begun + seconds):
+        if actor.boundary == "sleep":
+            clock.now = max(clock.now, actor.asleep_until)
+        actor.step()
+    if actor.alive:
+        clock.now = begun + seconds
+    return clock.now - begun
+
+
+def until(actor: Actor, boundary: str) -> None:
+    """Let a filler come so far that it does this next."""
+    while actor.boundary != boundary:
+        actor.step()
+
+
+def dies(actor: Actor, world: World) -> None:
+    """It is killed, and its lease runs out."""
+    actor.kill()
+    world.store.client.delete(keys.BOOTSTRAP_LEASE)
+
+
+def noted(world: World) -> float:
+    """Seconds that fillers have noted."""
+    return int(str(world.store.client.get(keys.FILLERS_WAITED)).partition("|")[0]) / 1000
+
+
+def test_a_filler_waits_one_age_with_a_short_lease_and_has_a_long_one_at_work(
+    filler: MakeFiller, clock: Clock, world: World
+) -> None:
+    client, only = world.store.client, filler()
+    waited = wait(only, clock, AGE / 2)
+    assert 0 < client.pttl(keys.BOOTSTRAP_LEASE) <= WAITING_LEASE_SECONDS * 1000
+    waited += wait(only, clock, AGE / 2 - 1)
+    clock.now += 1
+    until(only, "redis SCAN")
+    assert client.pttl(keys.BOOTSTRAP_LEASE) > LEASE_SECONDS * 500
+    assert wait(only, clock) == 0
+    assert waited == pytest.approx(AGE - 1)
+    assert not client.exists(keys.FILLERS_WAITED)
+    world.exact()
+
+
+def test_who_follows_a_filler_that_died_waits_for_what_is_left(filler: MakeFiller, clock: Clock, world: World) -> None:
+    first = filler()
+    wait(first, clock, 15)
+    dies(first, world)
+    second = filler()
+    wait(second, clock, 10)
+    dies(second, world)
+    known = noted(world)
+    assert 25 - 2 * ONE_SLEEP <= known <= 25
+    third = filler()
+    until(third, "redis EVALSHA")
+    third.step()
+    dies(third, world)
+    assert wait(filler(), clock) == pytest.approx(AGE - known)
+    world.exact()
+
+
+def test_who_follows_a_filler_that_died_at_work_does_not_wait_again(
+    filler: MakeFiller, clock: Clock, world: World
+) -> None:
+    client, first = world.store.client, filler()
+    client.set("acct:tomb:1", "of before")
+    wait(first, clock, AGE - 1)
+    clock.now += 1
+    while client.exists("acct:tomb:1"):
+        first.step()
+    dies(first, world)
+    assert wait(filler(), clock) == 0
+    world.exact()
+
+
+def test_what_passes_before_the_store_is_closed_does_not_count(filler: MakeFiller, clock: Clock, world: World) -> None:
+    """A filler is stopped on its way to close it; whoever has the epoch may be booking until then."""
+    slow = filler()
+    until(slow, "redis EVALSHA")
+    clock.now += AGE
+    assert wait(slow, clock) == pytest.approx(AGE)
+
+
+def flushed(world: World) -> None:
+    world.store.client.flushdb()
+
+
+def of_another_process(world: World) -> None:
+    """Redis came back with what it held."""
+    left = Epoch.filling("0" * 40).text
+    world.store.client.mset({keys.EPOCH: left, keys.FILLERS_WAITED: f"{AGE * 1000:.0f}|{left}"})
+
+
+def filled_since(world: World) -> None:
+    """Another has begun to fill the store, of whom we know nothing."""
+    world.store.client.set(keys.EPOCH, Epoch.filling(server_run_id(world.store.client)).text)
+
+
+def open_since(world: World) -> None:
+    """Somebody has opened it, and it was lost again."""
+    world.store.open()
+    world.store.client.delete(keys.EPOCH)
+
+
+def test_a_wait_of_another_loss_does_not_count(filler: MakeFiller, clock: Clock, world: World) -> None:
+    for since in (flushed, of_another_process, filled_since, open_since):
+        world.store.client.delete(keys.EPOCH)
+        first = filler()
+        wait(first, clock, AGE - 1)
+        dies(first, world)
+        since(world)
+        assert wait(filler(), clock) == pytest.approx(AGE), since.__name__
+        world.exact()
+
+
+def test_a_store_that_was_open_a_moment_ago_is_closed_for_an_age(
+    filler: MakeFiller, clock: Clock, world: World, settings_url: str
+) -> None:
+    """Also when it is closed on purpose, and a note of its last filling is there."""
+    first = filler()
+    wait(first, clock, AGE - 1)
+    note = cast("str", world.store.client.get(keys.FILLERS_WAITED))
+    wait(first, clock)
+    world.store.client.set(keys.FILLERS_WAITED, note)
+    world.ledger.forget_epoch()
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        clock.now += seconds
+
+    ensure_bootstrapped(world.engine, world.ledger, dual=True, fleet_start=True, wait_age=AGE, sleep=sleep)
+    assert sum(slept) == pytest.approx(AGE)
+
+
+def test_a_filler_that_was_overtaken_notes_nothing(filler: MakeFiller, clock: Clock, world: World) -> None:
+    slow = filler()
+    wait(slow, clock, 10)
+    world.store.client.delete(keys.BOOTSTRAP_LEASE)
+    second = filler()
+    wait(second, clock, 1)
+    dies(second, world)
+    before = noted(world)
+    clock.now += AGE
+    with pytest.raises(NotReady, match="taken over"):
+        wait(slow, clock)
+    assert noted(world) == before
