@@ -3,7 +3,8 @@
 Bookers, recomputes, fillers and loaders of caps run production code as actors (stepping.py). Time is the test's own: a
 tick is longer than an age, so it makes entries older in Redis, moves the boot clock and ends open transactions, which
 is what the server does to a booker that was stopped. Rules come in their own number: what is there several times
-happens more often.
+happens more often. Some games are of a *dual* store, into which a Cuebot publishes plain decrements of what it has
+ended (stepped_cuebot.py); in some of those something moves before every swap, so that none succeeds.
 """
 
 from __future__ import annotations
@@ -27,17 +28,30 @@ from opencue_sched.domain.errors import NotReady
 from opencue_sched.operate.flip import hand_back, hand_over
 from tests.integration.accounting.plots import AFTER, ALL, BEFORE, PLOTS
 from tests.integration.accounting.stepped_booker import DEADLINE, Attempt, Booker
+from tests.integration.accounting.stepped_cuebot import Cuebot
 from tests.integration.accounting.stepped_farm import CAPS, SteppedFarm
-from tests.integration.accounting.stepped_store import Seen, check_room, check_sums, differing, grow_older, look
+from tests.integration.accounting.stepped_store import (
+    Seen,
+    check_counters,
+    check_room,
+    check_sums,
+    differing,
+    grow_older,
+    look,
+    sums,
+)
 from tests.integration.accounting.stepping import Actor, Clock, SteppedRedis
 
 AGE, TICK = 40.0, 60
+CAS_RETRIES = 1
+DUAL_PASSES = 4
 
 Steps = int | str
 """How far an actor goes: so many boundaries, or to either side of its next COMMIT (a snapshot ends with one too)."""
 
 pick = st.integers(0, 11)
 few = st.integers(0, 2)
+some_kind: Any = st.runner().flatmap(lambda game: st.sampled_from(game.kinds))
 told_often = st.runner().flatmap(lambda game: st.sampled_from(game.plots))
 steps = st.sampled_from([1, 2, 4, BEFORE, BEFORE, AFTER, AFTER, ALL, ALL, ALL])
 bookings: dict[str, Any] = {
@@ -61,6 +75,7 @@ class Accounting(RuleBasedStateMachine):
     clock: ClassVar[Clock]
     done: ClassVar[dict[str, int]]
     plots: ClassVar[tuple[str, ...]] = tuple(PLOTS)
+    kinds: ClassVar[tuple[str, ...]] = ("plain", "plain", "plain", "plain", "dual", "busy")
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,15 +91,19 @@ class Accounting(RuleBasedStateMachine):
         self.epoch = ""
         self.ids = self.looked_at = 0
         self.closed = False
+        self.cuebot: Cuebot | None = None
 
-    @initialize(seeded=st.booleans())
-    def begin(self, seeded: bool) -> None:
+    @initialize(seeded=st.booleans(), kind=some_kind)
+    def begin(self, seeded: bool, kind: str) -> None:
         """An open store; its caps are loaded, or will be when somebody books."""
         self.done["games"] += 1
+        self.client.watched = {}
+        if kind != "plain":
+            self.cuebot = Cuebot(self.client, self.farm.vertex_keys, busy=kind == "busy")
         self.farm.reset()
         self.client.flushdb()
         self.client.sent.clear()
-        self.client.set(keys.EPOCH, Epoch.new(server_run_id(self.client)).text)
+        self.client.set(keys.EPOCH, Epoch.new(server_run_id(self.client), dual=self.cuebot is not None).text)
         self.workers = [make_ledger(self.farm.engine, self.client, owner=f"worker{i}") for i in range(2)]
         self.sightings = Sightings(self.client, clock=self.clock.monotonic, boot="test")
         if seeded:
@@ -164,17 +183,22 @@ class Accounting(RuleBasedStateMachine):
     # Procs end, and the word of it
 
     @booked
-    @rule(which=pick, told=st.sampled_from([True, True, False]))
-    def end_a_proc(self, which: int, told: bool) -> None:
-        """``told``: its release comes at once, else whenever it is released."""
+    @rule(which=pick, told=st.sampled_from([True, True, False]), tagged=st.sampled_from([False, False, True]))
+    def end_a_proc(self, which: int, told: bool, tagged: bool = True) -> None:
+        """``told``: its release comes at once, else whenever it is released. In a dual store, if not ``tagged``, it is
+        a Cuebot that ends it and publishes a decrement."""
         live = sorted(self.farm.live())
         if live:
-            self.releases += self.farm.delete(live[which % len(live)])
+            proc_id = live[which % len(live)]
+            booking = self.farm.booking(proc_id) if self.cuebot and not tagged else None
+            self.releases += self.farm.delete(proc_id)
+            if self.cuebot and booking:
+                self.cuebot.due[proc_id] = booking
             if told:
                 self.release(len(self.releases) - 1, "once")
 
     @booked
-    @rule(which=pick, told=st.sampled_from([True, True, False]))
+    @rule(which=pick, told=st.sampled_from([True, True, False]), tagged=st.sampled_from([False, False, True]))
     def end_another(self, **how: Any) -> None:
         self.end_a_proc(**how)
 
@@ -184,7 +208,12 @@ class Accounting(RuleBasedStateMachine):
         proc_id = self.releases[which % len(self.releases)]
         if fate != "again":
             self.releases.remove(proc_id)
-        if fate != "lost" and self._ready(lambda: self._worker().release([proc_id])):
+        if fate == "lost":
+            return
+        if self.cuebot and proc_id in self.cuebot.due:
+            self.cuebot.publish(proc_id)
+            self.client.used += 1
+        elif self._ready(lambda: self._worker().release([proc_id])):
             self.buried.add(proc_id)
 
     # What people and machines do
@@ -209,19 +238,23 @@ class Accounting(RuleBasedStateMachine):
             for actor in self._picked(who):
                 actor.kill()
         elif what == "clock":
-            grow_older(self.client, TICK)
+            self._grow_older()
         else:
             self.client.flushdb()
             kept = self.backup.items() if what == "stale" else ()
             for key, value in kept:
                 self.client.restore(key, 0, value)
 
+    def lease_ends(self) -> None:
+        """Nobody has renewed the lease of whoever fills the store."""
+        self.client.delete(keys.BOOTSTRAP_LEASE)
+
     @rule(stalled=st.sampled_from([False, False, True]))
     def tick(self, stalled: bool) -> None:
         """More than an age passes. Who sleeps wakes up, unless ``stalled``: then everybody was stopped meanwhile."""
         waiting = any(a.name == "filler" and a.asleep_until > self.clock.now + 1 for a in self.actors if a.alive)
         if stalled or not waiting:
-            self.client.delete(keys.BOOTSTRAP_LEASE)
+            self.lease_ends()
         self._pass_time()
         self.backup = self._backup()
         for actor in self.actors if not stalled else ():
@@ -236,9 +269,14 @@ class Accounting(RuleBasedStateMachine):
 
     def _pass_time(self) -> None:
         self.client.delete(keys.AUDIT)
-        grow_older(self.client, TICK)
+        self._grow_older()
         self.clock.now += TICK
         self.farm.end_transactions([a.backend for a in self.attempts.values() if a.backend])
+
+    def _grow_older(self) -> None:
+        grow_older(self.client, TICK)
+        if self.cuebot:
+            self.cuebot.time_passes(TICK)
 
     # What must hold
 
@@ -254,11 +292,15 @@ class Accounting(RuleBasedStateMachine):
         if seen.epoch != self.epoch:
             self.epoch, self.buried, self.versions = seen.epoch, set(), {}
         fresh = self._news()
+        if self.cuebot:
+            self.cuebot.look_at(seen)
         if seen.is_open:
-            taken = self._taken(seen) if fresh else []
+            taken = sums(self._taken(seen) if fresh or self.cuebot else ())
             for attempt in fresh:
-                check_room(seen, attempt.booking, taken)
+                check_room(seen, attempt.booking, taken, self.cuebot.lacking if self.cuebot else {})
             check_sums(seen)
+            if self.cuebot:
+                self.cuebot.check(seen, taken)
             self._check_counted(seen)
             ghosts = self.buried & seen.records.keys()
             assert not ghosts, f"released, and counted again: {ghosts}"
@@ -300,24 +342,41 @@ class Accounting(RuleBasedStateMachine):
         return [*(ours | {i: seen.records[i].entry for i in ids & seen.records.keys()}).values()]
 
     def teardown(self) -> None:
-        """Everybody dies, every message is lost; two recomputes later the ledger is the proc table."""
+        """Everybody dies, every message is lost; two recomputes later the ledger is the proc table.
+
+        Where no swap succeeds the counters follow by and by: a decrement that was lost is made up for after its grace,
+        and one for nothing given back, each at the end of a pass and after that of what it waits for.
+        """
         for actor in self.actors:
             actor.kill()
         if not hasattr(self, "sightings"):
             return
         self._judge()
         self._pass_time()
-        self.client.delete(keys.BOOTSTRAP_LEASE)
+        self.lease_ends()
         ledger = self.workers[0]
         ledger.forget_epoch()
         if store_state(self.client) is not StoreState.OPEN:
-            ensure_bootstrapped(self.farm.engine, ledger, wait_age=0, sleep=self.clock.sleep)
+            self._fills(ledger, wait_age=0)
         self._recomputes(ledger)
         if self._off():
             self._pass_time()
             self._recomputes(ledger)
         off = self._off()
         assert not off, f"ledger and proc table differ after two recomputes: {off}"
+        if self.cuebot:
+            self._follows(ledger)
+
+    def _follows(self, ledger: Ledger) -> None:
+        """The counters of a dual store become the ledger's."""
+        seen = look(self.client, self.farm.vertex_keys)
+        for _ in range(DUAL_PASSES):
+            if seen.counters == seen.ours:
+                return
+            self._pass_time()
+            self._recomputes(ledger)
+            seen = look(self.client, self.farm.vertex_keys)
+        check_counters(seen.counters, seen.ours, "in the end its entries")
 
     def _off(self) -> tuple[str, ...]:
         """Where the ledger is not the proc table."""
@@ -384,10 +443,12 @@ class Accounting(RuleBasedStateMachine):
         return True
 
     def _recomputes(self, ledger: Ledger, shows: list[str] | None = None) -> None:
-        recompute(self.farm.engine, ledger, shows, age_seconds=AGE, sightings=self.sightings, write_tables=False)
+        how: dict[str, Any] = {"age_seconds": AGE, "sightings": self.sightings, "write_tables": False}
+        recompute(self.farm.engine, ledger, shows, cas_max_retries=CAS_RETRIES, **how)
 
-    def _fills(self, ledger: Ledger) -> None:
-        ensure_bootstrapped(self.farm.engine, ledger, wait_age=AGE, sleep=self.clock.sleep)
+    def _fills(self, ledger: Ledger, wait_age: float = AGE) -> None:
+        dual = self.cuebot is not None
+        ensure_bootstrapped(self.farm.engine, ledger, dual=dual, wait_age=wait_age, sleep=self.clock.sleep)
 
     def _reseed(self) -> None:
         reseed_limits(self.farm.engine, self._worker(), [show.id for show in self.farm.shows])

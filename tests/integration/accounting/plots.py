@@ -138,6 +138,56 @@ def _lost(game: Accounting, how: dict[str, Any], steps: int | str) -> Iterator[N
     yield
 
 
+def filler_that_dies(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
+    """The same, and whoever is to fill it dies while it waits. Another goes on."""
+    game.book(**how, steps=BEFORE)
+    yield
+    booker = game.newest("booker")
+    game.disaster("lost", 0)
+    game.bootstrap(ALL)
+    filler = game.newest("filler")
+    if filler is not None:
+        filler.kill()
+    game.lease_ends()
+    game.bootstrap(ALL)
+    yield
+    game.go_on(booker)
+    yield
+
+
+def decremented_before_its_entry_goes(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
+    """A Cuebot ends a proc and publishes that, and the next recompute drops its entry."""
+    game.book(**how, steps=ALL)
+    yield
+    game.end_a_proc(0, told=True, tagged=False)
+    game.recompute(None, ALL)
+    yield
+
+
+def decremented_after_its_entry_went(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
+    """What it publishes comes late, but within the grace."""
+    game.book(**how, steps=ALL)
+    yield
+    game.end_a_proc(0, told=False, tagged=False)
+    game.recompute(None, ALL)
+    game.recompute(None, ALL)
+    if game.releases:
+        game.release(len(game.releases) - 1, "once")
+    yield
+
+
+def decremented_for_nothing(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
+    """It publishes one end twice, and another not at all."""
+    game.book(**how, steps=ALL)
+    yield
+    for fate in ("again", "once", "lost"):
+        if fate != "once":
+            game.end_a_proc(0, told=False, tagged=False)
+        if game.releases:
+            game.release(len(game.releases) - 1, fate)
+    yield
+
+
 def overtaken_filler(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
     """A filler pauses when it has looked what there is to wipe, and another fills and opens the store meanwhile."""
     game.book(**how, steps=ALL)
@@ -169,6 +219,10 @@ PLOTS: dict[str, Plot] = {
         committed_without_an_answer,
         lost_before_its_commit,
         lost_before_its_insert,
+        filler_that_dies,
         overtaken_filler,
+        decremented_before_its_entry_goes,
+        decremented_after_its_entry_went,
+        decremented_for_nothing,
     )
 }

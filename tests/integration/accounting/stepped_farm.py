@@ -10,9 +10,12 @@ import psycopg2
 from sqlalchemy import Engine, create_engine, text
 
 from opencue_sched.accounting import keys
+from opencue_sched.accounting.entries import Booking, unpack_entry
+from opencue_sched.accounting.snapshot import entries_of
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import AllocIds, JobIds, LayerSpec, ShowIds
+from opencue_sched.store import proc_snapshot
 from tests.sessions import end_sessions
 
 FRAMES = 64
@@ -118,6 +121,12 @@ class SteppedFarm:
         """Procs that are committed: proc id to show id."""
         with self._at_once.connect() as connection:
             return {row.pk_proc: row.pk_show for row in connection.execute(_LIVE)}
+
+    def booking(self, proc_id: str) -> Booking | None:
+        """A proc as whoever ends it now knows it; None of a show that is not managed."""
+        with self.engine.begin() as connection:
+            entries = entries_of(proc_snapshot.procs_by_id(connection, [proc_id]))
+        return unpack_entry(proc_id, entries[proc_id]) if entries else None
 
     def managed(self, show: int) -> bool:
         with self._at_once.connect() as connection:

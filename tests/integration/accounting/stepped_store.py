@@ -16,19 +16,27 @@ _LOOK = """
 local found = {}
 for i, key in ipairs(ARGV) do
   found[i] = redis.call('HMGET', key, 'int_cores', 'int_gpus', 'int_running', 'caps_at',
+                        'ledger_cores', 'ledger_gpus',
                         'burst', 'int_max_cores', 'int_max_gpus', 'int_max_value', 'int_foreign')
 end
 return cjson.encode({redis.call('GET', KEYS[1]), redis.call('HGETALL', KEYS[2]), found})
 """
 
 
+Amounts = tuple[int, int]
+
+
 @dataclass(frozen=True)
 class Seen:
-    """Epoch, ledger, and of each vertex its counters, the version of its caps, and the fields that hold them."""
+    """Epoch, ledger, and of each vertex its counters, the version of its caps, and the fields that hold them.
+
+    ``ours``: in a dual store, what the ledger alone accounts for; else the counters.
+    """
 
     epoch: str
     records: dict[str, Record]
-    counters: dict[str, tuple[int, int]]
+    counters: dict[str, Amounts]
+    ours: dict[str, Amounts]
     versions: dict[str, int]
     caps: dict[str, list[str | None]]
 
@@ -40,19 +48,23 @@ class Seen:
 def look(client: redis.Redis, vertices: Sequence[str]) -> Seen:
     """Everything, at one moment."""
     epoch, ledger, found = json.loads(str(client.eval(_LOOK, 2, keys.EPOCH, keys.LEDGER, *vertices)))
-    counters, versions, caps = {}, {}, {}
-    for key, (cores, gpus, running, version, *fields) in zip(vertices, found, strict=True):
+    counters, ours, versions, caps = {}, {}, {}, {}
+    for key, (cores, gpus, running, version, our_cores, our_gpus, *fields) in zip(vertices, found, strict=True):
         counters[key] = int(running or cores or 0), int(gpus or 0)
+        ours[key] = int(our_cores or 0), int(our_gpus or 0)
         versions[key] = int(version or 0)
         caps[key] = fields
     fields = list(ledger)  # an empty table of Lua is an object of JSON
     records = {i: unpack(i, record) for i, record in zip(fields[::2], fields[1::2], strict=True)}
-    return Seen(epoch or "", records, counters, versions, caps)
+    if not str(epoch or "").endswith("|dual"):
+        ours = counters
+    ours |= {key: counted for key, counted in counters.items() if key.startswith(keys.LIMIT_PREFIX)}
+    return Seen(epoch or "", records, counters, ours, versions, caps)
 
 
-def sums(entries: Iterable[str]) -> dict[str, tuple[int, int]]:
+def sums(entries: Iterable[str]) -> dict[str, Amounts]:
     """Cores (or frames) and GPUs of each vertex."""
-    added: dict[str, tuple[int, int]] = {}
+    added: dict[str, Amounts] = {}
     for entry in entries:
         for key, cores, gpus in amounts(entry):
             had = added.get(key, (0, 0))
@@ -61,10 +73,13 @@ def sums(entries: Iterable[str]) -> dict[str, tuple[int, int]]:
 
 
 def check_sums(seen: Seen) -> None:
-    """I1: each counter is the sum of its entries."""
-    wanted = sums(record.entry for record in seen.records.values())
-    for key, counted in seen.counters.items():
-        assert counted == wanted.get(key, (0, 0)), f"{key} counts {counted}, its entries {wanted.get(key, (0, 0))}"
+    """I1: each counter, in a dual store the ledger's own, is the sum of its entries."""
+    check_counters(seen.ours, sums(record.entry for record in seen.records.values()), "its entries")
+
+
+def check_counters(counters: Mapping[str, Amounts], wanted: Mapping[str, Amounts], whose: str) -> None:
+    for key, counted in counters.items():
+        assert counted == wanted.get(key, (0, 0)), f"{key} counts {counted}, {whose} {wanted.get(key, (0, 0))}"
 
 
 def differing(seen: Seen, procs: Mapping[str, str]) -> tuple[str, ...]:
@@ -74,12 +89,16 @@ def differing(seen: Seen, procs: Mapping[str, str]) -> tuple[str, ...]:
     return (*ledger_only, *(f"proc {i} {entry}" for i, entry in procs.items() if entries.get(i) != entry))
 
 
-def check_room(seen: Seen, booking: Booking, entries: Iterable[str]) -> None:
-    """I2: ``booking`` was accepted a moment ago; with it, ``entries`` are within its caps."""
-    used = sums(entries)
+def check_room(
+    seen: Seen, booking: Booking, used: Mapping[str, Amounts], lacking: Mapping[str, Amounts] | None = None
+) -> None:
+    """I2: ``booking`` was accepted a moment ago; what is ``used`` with it is within its caps, and within what counters
+    were ``lacking`` in a dual store."""
     for key in keys.capped(booking.vertices):
         cores, gpus = used.get(key, (0, 0))
         max_cores, max_gpus = _caps(seen, key)
+        more_cores, more_gpus = (lacking or {}).get(key, (0, 0))
+        max_cores, max_gpus = max_cores + more_cores, max_gpus + more_gpus
         assert cores <= max_cores, f"{cores} at {key}, whose cap is {max_cores:g}: {booking} was accepted"
         fits = gpus <= max_gpus or not booking.gpus
         assert fits, f"{gpus} GPUs at {key}, whose cap is {max_gpus:g}: {booking} was accepted"

@@ -134,25 +134,33 @@ class SteppedPipeline(Pipeline):
         boundary("redis " + ("EVALSHA" if scripts else "MULTI"))
         actor = current()
         self.parent.used += 1
+        watched = [self.parent.watched[sha] for sha in {args[1] for args in scripts} & self.parent.watched.keys()]
+        for before, _ in watched:
+            before()
         if actor is not None:
             self.parent.sent.extend(scripts)
             if actor.twice and scripts:
                 actor.twice = False
                 super().execute(raise_on_error=raise_on_error)
                 self.command_stack = stack
-        return super().execute(raise_on_error=raise_on_error)
+        answers = super().execute(raise_on_error=raise_on_error)
+        for _, after in watched:
+            after(answers)
+        return answers
 
 
 class SteppedRedis(redis.Redis):
     """A client that pauses before each command of an actor.
 
     ``sent``: script calls of actors, oldest first. ``used``: round trips so far; as long as it stands, the store does.
+    ``watched``: scripts (by SHA), and what is called before and after a pipeline that calls them.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.sent: list[tuple[Any, ...]] = []
         self.used = 0
+        self.watched: dict[str, tuple[Callable[[], object], Callable[[list[Any]], object]]] = {}
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         boundary(f"redis {args[0]}")

@@ -30,13 +30,16 @@ MISCOUNTED = r"counts \(.*its entries"
 UNCOUNTED = "running, or about to, and not counted"
 GHOST = "released, and counted again"
 DIVERGED = "differ after two recomputes"
+LACKING = "came too late"
+UNEQUAL = "in the end"
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """A rule taken out: in the file ``where`` of lua/, or in the function, ``rule`` reads ``instead``.
 
-    ``plot`` is the story that the games tell often; ``symptom`` what an invariant of the machine says in the end.
+    ``plot`` is the story that the games tell often; ``symptom`` what an invariant of the machine says in the end;
+    ``kind`` the kind of store they are of.
     """
 
     where: str | Callable[..., Any]
@@ -44,6 +47,7 @@ class Mutant:
     instead: str
     plot: Plot
     symptom: str = UNCOUNTED
+    kind: str = "plain"
 
 
 MUTANTS = {
@@ -92,7 +96,7 @@ MUTANTS = {
         MISCOUNTED,
     ),
     "bootstrap that does not wait": Mutant(
-        bootstrap._Filler.fill, "self._wait()", "None", plots.lost_before_its_commit
+        bootstrap._Filler.fill, "self._wait(filling, waited_ms / 1000)", "None", plots.lost_before_its_commit
     ),
     "age judged by Redis TIME alone": Mutant(
         sightings.is_too_old, " and marked_at - first_seen >= age_seconds", "", plots.clock_set_forward
@@ -118,6 +122,55 @@ MUTANTS = {
         "self._ledger.call_under(wipe_calls(filling.text, part))",
         "self._client.unlink(*part)",
         plots.overtaken_filler,
+    ),
+    "successor of a dead filler that does not wait": Mutant(
+        "epoch_fill.lua",
+        "\nlocal waited, noted = ",
+        "\nif state == 'filling' then redis.call('SET', KEYS[3], '99000|' .. stored) end\nlocal waited, noted = ",
+        plots.filler_that_dies,
+    ),
+    "in flight that the swap does not carry": Mutant(
+        reconcile.Pass.entries_now,
+        "for proc_id, record in self.stock.records.items()}",
+        "for proc_id, record in self.stock.records.items() if record.state == 'C'}",
+        plots.in_flight_during_a_recompute,
+        MISCOUNTED,
+        "dual",
+    ),
+    "swap although something moved": Mutant(
+        "reseed_cas.lua", "if seq ~= ARGV[2] then", "if false then", plots.booked_during_a_recompute, MISCOUNTED, "busy"
+    ),
+    "entry that takes its decrement with it": Mutant(
+        "reconcile.lua",
+        "move(id, old, -1, DUAL and state == '')",
+        "move(id, old, -1)",
+        plots.decremented_before_its_entry_goes,
+        LACKING,
+        "busy",
+    ),
+    "lost decrement that is made up for without a grace": Mutant(
+        "foreign.lua",
+        "if delta > 0 and now - read[7] >= tonumber(ARGV[3]) then",
+        "if delta > 0 then",
+        plots.decremented_after_its_entry_went,
+        LACKING,
+        "busy",
+    ),
+    "lost decrement that is not made up for": Mutant(
+        "foreign.lua",
+        "if delta > 0 and now - read[7] >= tonumber(ARGV[3]) then",
+        "if false then",
+        plots.decremented_for_nothing,
+        UNEQUAL,
+        "busy",
+    ),
+    "foreign delta that is not given back": Mutant(
+        "foreign.lua",
+        "if delta < 0 and before < 0 then",
+        "if false then",
+        plots.decremented_for_nothing,
+        UNEQUAL,
+        "busy",
     ),
 }
 
@@ -155,7 +208,7 @@ def test_a_ledger_without_one_of_its_rules_is_found_out(
     mutant: Mutant, database_url: str, redis_client: redis.Redis, settings_url: str
 ) -> None:
     with machine_on(database_url, settings_url) as machine:
-        machine.plots = (mutant.plot.__name__,)
+        machine.plots, machine.kinds = (mutant.plot.__name__,), (mutant.kind,)
         with pytest.raises(AssertionError, match=mutant.symptom) as found:
             play(machine, games=GAMES, steps=STEPS, number=0, phases=GENERATED)
         print(f"found by game {machine.done['games']}: {found.value}")
