@@ -17,7 +17,7 @@ local READY, DELAYED, CLAIMED, NAMES, SEQ, EVENTS, TRASH, LISTED, AWAITED =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local PREFIX = ARGV[1]
 local PROMOTED_PER_CALL = 100
-local EVENTS_KEPT = 10000
+local EVENTS_KEPT = '10000'
 local CALLS_KEPT_MS = 60000
 
 if KEYS[10] then
@@ -85,11 +85,16 @@ local function is_overdue(sent, tries, resend, now)
   return sent > now or now - sent >= resend * 2 ^ math.min(4, tries)
 end
 
+-- What a job's hash has from the beginning.
+local function fields_of(name, key, details, prio, seq, now)
+  return {'name', name, 'key', key, 'details', details, 'prio', prio, 'created', format(now), 'modified', '', 'seq', seq,
+    'owner', '', 'fence', 0, 'expires', 0, 'wake', 0, 'sent', 0, 'failures', 0, 'ticket', 0, 'done', 0, 'tries', 0,
+    'rest', 0, 'state', 'ready'}
+end
+
 local function create(uuid, name, key, details, prio, now)
   local seq = redis.call('INCR', SEQ)
-  redis.call('HSET', PREFIX .. uuid, 'name', name, 'key', key, 'details', details, 'prio', prio, 'created', format(now),
-    'modified', '', 'seq', seq, 'owner', '', 'fence', 0, 'expires', 0, 'wake', 0, 'sent', 0, 'failures', 0,
-    'ticket', 0, 'done', 0, 'tries', 0, 'rest', 0, 'state', 'ready')
+  redis.call('HSET', PREFIX .. uuid, unpack(fields_of(name, key, details, prio, seq, now)))
   redis.call('ZADD', LISTED, rank(prio, seq), uuid)
   if key ~= '' then
     redis.call('HSET', NAMES, key, uuid)

@@ -266,6 +266,11 @@ class BoardKeys:
         return f"{self.prefix}entity:{kind}:{name}"
 
 
+def permit_board(ns: str) -> BoardKeys:
+    """The board of layer permits, one for the fleets of all facilities. Who listens to clusters hears nothing of it."""
+    return BoardKeys(ns, "permits")
+
+
 @dataclass(frozen=True, slots=True)
 class LookKeys:
     """Keys by which one process of a facility scope looks at everything when all have missed notifications."""
@@ -287,11 +292,6 @@ class LookKeys:
 def turn_key(ns: str, work: str) -> str:
     """There while a process of the fleet does work that one at a time should do."""
     return f"{ns}:turn:{work}"
-
-
-def permit_key(ns: str, layer_id: str) -> str:
-    """The permit of one layer. Layer ids are OpenCue's, used as they are."""
-    return f"{ns}:permit:layer:{layer_id}"
 
 
 def verdicts(ns: str, job_id: str) -> str:

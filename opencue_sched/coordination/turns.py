@@ -25,9 +25,9 @@ def turn(client: redis.Redis, namespace: str, work: str, *, seconds: float) -> I
     """Whether it is this caller's turn, for as long as the block takes and at most ``seconds``. Raises RedisError if
     that cannot be asked."""
     keys, token = [turn_key(namespace, work)], uuid.uuid4().hex
-    (mine,) = call_script(client, "permits_take", keys, [token, round(1000 * seconds)])
+    mine = bool(call_script(client, "turn_take", keys, [token, round(1000 * seconds)]))
     try:
-        yield bool(mine)
+        yield mine
     finally:
         if mine:
             _give_back(client, work, keys, token)
@@ -36,6 +36,6 @@ def turn(client: redis.Redis, namespace: str, work: str, *, seconds: float) -> I
 def _give_back(client: redis.Redis, work: str, keys: list[str], token: str) -> None:
     """The work is done: that its turn could not be given back is no failure of it."""
     try:
-        call_script(client, "permits_drop", keys, [token])
+        call_script(client, "token_drop", keys, [token])
     except RedisError as error:
         log.warning("turn_not_given_back", work=work, error=str(error))

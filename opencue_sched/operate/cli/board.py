@@ -1,4 +1,4 @@
-"""``opencue-sched board``: cluster postings."""
+"""``opencue-sched board``: cluster postings, and the permits of layers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import click
+import redis
 
-from opencue_sched.coordination.board import Listing, Pages
-from opencue_sched.coordination.names import BoardKeys, cluster_board
+from opencue_sched.coordination.board import BoardScripts, Listing, Pages
+from opencue_sched.coordination.names import BoardKeys, cluster_board, permit_board
 from opencue_sched.coordination.postings import ClusterPostings, decode_cluster
 from opencue_sched.domain.errors import InvalidInput, SchedulerError
 from opencue_sched.operate.cli.connect import checked_redis
@@ -28,11 +29,12 @@ _COLUMNS = {
     "show": "Show",
     "tags": "Tags",
 }
+_PERMIT_COLUMNS = {"layer": "Layer", "state": "State", "cluster": "Cluster", "fence": "Fence", "taken": "Taken"}
 
 
 @click.group("board")
 def command() -> None:
-    """List, show, trash and restore cluster postings.
+    """List, show, trash and restore cluster postings; list the permits of layers.
 
     Example: opencue-sched board list --state trash
     """
@@ -42,21 +44,27 @@ def command() -> None:
 @click.option(
     "--state", type=click.Choice(["ready", "delayed", "claimed", "trash"]), help="Only postings in this state."
 )
+@click.option("--permits", is_flag=True, help="Which cluster's pass has which layer, instead of postings.")
 @json_option
-def list_(state: str | None, as_json: bool) -> None:
+def list_(state: str | None, permits: bool, as_json: bool) -> None:
     """List postings: what waits, what is worked on, what rests, what was put aside.
+
+    With --permits, the layers that passes have now. A pass that has ended left none; one that nobody has ran out.
 
     Example: opencue-sched board list --json
     """
-    with _postings() as postings:
+    with checked_redis() as client:
+        row, scripts = _permit_row, BoardScripts(client, permit_board(get_settings().coordination.namespace))
+        if not permits:
+            row, scripts = _row, _postings_of(client).scripts
         rows = [
-            _row(listing)
+            row(listing)
             for which in _sets(state)
-            for listing in _all(postings, which)
+            for listing in _all(scripts, which)
             if state in (None, listing.fields.get("state"))
         ]
-    form = {"posted": lambda moment: f"{age_text(moment)} ago", "modified": lambda moment: f"{age_text(moment)} ago"}
-    show_rows(rows, _COLUMNS, as_json=as_json, formats=form)
+    form = {name: lambda moment: f"{age_text(moment)} ago" for name in ("posted", "modified", "taken")}
+    show_rows(rows, _PERMIT_COLUMNS if permits else _COLUMNS, as_json=as_json, formats=form)
 
 
 @command.command()
@@ -112,10 +120,14 @@ def restore(cluster: str, as_json: bool) -> None:
 
 @contextmanager
 def _postings() -> Iterator[ClusterPostings]:
+    with checked_redis() as client:
+        yield _postings_of(client)
+
+
+def _postings_of(client: redis.Redis) -> ClusterPostings:
     settings = get_settings()
     keys = BoardKeys(settings.coordination.namespace, cluster_board(settings.scheduler.facility))
-    with checked_redis() as client:
-        yield ClusterPostings(client, keys)
+    return ClusterPostings(client, keys)
 
 
 def _sets(state: str | None) -> list[Pages]:
@@ -124,9 +136,9 @@ def _sets(state: str | None) -> list[Pages]:
     return ["listed"] if state else ["listed", "trash"]
 
 
-def _all(postings: ClusterPostings, which: Pages) -> Iterator[Listing]:
+def _all(scripts: BoardScripts, which: Pages) -> Iterator[Listing]:
     after = "-inf"
-    while page := postings.scripts.page(which, after, _PAGE):
+    while page := scripts.page(which, after, _PAGE):
         yield from page
         after = page[-1].score
 
@@ -164,6 +176,17 @@ def _row(listing: Listing) -> dict[str, Any]:
     except InvalidInput:
         return row
     return row | {"show": cluster.show_id, "facility": cluster.facility_id, "tags": " ".join(cluster.tags)}
+
+
+def _permit_row(listing: Listing) -> dict[str, Any]:
+    fields = listing.fields
+    return {
+        "layer": listing.uuid,
+        "state": fields.get("state"),
+        "cluster": fields.get("owner") or None,
+        "fence": listing.fence,
+        "taken": _moment(fields.get("modified")),
+    }
 
 
 def _moment(milliseconds: str | None) -> datetime | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
+from opencue_sched.coordination.board_many import JOBS_PER_CALL, ManyJobs
 from opencue_sched.coordination.entities import RegisteredEntity
 from opencue_sched.coordination.job import JobState
 from opencue_sched.coordination.jobboard import JobBoard
@@ -98,6 +99,11 @@ def test_a_board_under_one_hash_tag_works_on_either_node(cluster):
             board.notifier.register("POSTED", lambda _, event, heard=heard: heard.append(event["name"]))
             board.post("heard")
             eventually(lambda heard=heard: heard == ["heard"], what="the event")
+            many = ManyJobs(cluster, BoardKeys("cue", name, clustered=True))
+            wanted = {f"job{number}": 60.0 for number in range(JOBS_PER_CALL + 1)}
+            assert many.take("me", "token", wanted).keys() == wanted.keys()
+            assert board.find_owner(board.find("job0")) == "me"
+            assert many.consume("me", "token", wanted) == len(wanted)
 
 
 def test_without_the_hash_tag_a_cluster_refuses(cluster):
