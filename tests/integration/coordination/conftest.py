@@ -1,4 +1,4 @@
-"""A Redis some of whose replies are lost on their way."""
+"""A Redis some of whose replies are lost on their way, or that some commands reach late."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from opencue_sched.accounting.connection import make_redis
 
 class LossyProxy:
     """Stands before a server. After ``lose(command)`` it passes the next such command, or the next few, on and drops
-    the connection instead of the reply."""
+    the connection instead of the reply. After ``hold(command)`` it passes nothing of the connection on from the next
+    such command until ``let_go()``."""
 
     def __init__(self, host: str, port: int) -> None:
         self._upstream = (host, port)
@@ -25,6 +26,9 @@ class LossyProxy:
         self.port = self._listener.getsockname()[1]
         self._lose, self._times = b"", 0
         self.lost = 0
+        self._hold = b""
+        self.holds = threading.Event()
+        self._let_go = threading.Event()
         self._threads = [threading.Thread(target=self._accept)]
         self._stopped = threading.Event()
         self._threads[0].start()
@@ -32,7 +36,15 @@ class LossyProxy:
     def lose(self, command: str, *, times: int = 1) -> None:
         self._lose, self._times = command.encode(), times
 
+    def hold(self, command: str) -> None:
+        self._hold = command.encode()
+
+    def let_go(self) -> None:
+        self._hold = b""
+        self._let_go.set()
+
     def close(self) -> None:
+        self._let_go.set()
         self._stopped.set()
         for thread in self._threads:
             thread.join()
@@ -56,6 +68,9 @@ class LossyProxy:
                         self._times -= 1
                         self.lost += 1
                         losing = True
+                    if source is client and self._hold and self._hold in data:
+                        self.holds.set()
+                        self._let_go.wait()
                     (server if source is client else client).sendall(data)
 
 
