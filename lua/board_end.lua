@@ -5,6 +5,7 @@
 -- how: 'again'   ready at once, a message is to be sent
 --      'abandon' ready at once, no message (somebody else may take it)
 --      'sleep'   not before now + delay; ready at once instead if it was woken during the claim
+--      'idle'    like sleep, but no message is to be sent at the end of the rest: there was nothing to do
 --      'put_off' like sleep, but nothing was learnt about the job: its failures in a row stay as they are
 --      'fail'    like sleep, counting the failure; after the allowed number of them, trash with the error text
 --      'consume' done: the job is gone
@@ -56,8 +57,13 @@ elseif how == 'trash' then
   return remember(ARGV[11], {1, 0, 'trash'})
 end
 local rest = tonumber(read[6])
-if rest > now or (how == 'sleep' and read[5] == ARGV[8]) then
-  make_delayed(uuid, math.max(rest, how == 'sleep' and now + delay or 0))
+local rests = how == 'sleep' or how == 'idle'
+if rest > now or (rests and read[5] == ARGV[8]) then
+  local due = math.max(rest, rests and now + delay or 0)
+  make_delayed(uuid, due)
+  if how ~= 'idle' then
+    await_message(uuid, due)
+  end
   return remember(ARGV[11], {1, 0, 'delayed'})
 end
 make_ready(uuid)

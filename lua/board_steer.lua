@@ -36,6 +36,7 @@ if how == 'restore' or how == 'delete' then
   redis.call('ZADD', LISTED, rank(place[1], place[2]), uuid)
   redis.call('HSET', job, 'failures', 0, 'error', '', 'sent', 0, 'rest', 0)
   make_ready(uuid)
+  await_message(uuid, now)
   return remember(ARGV[6], {1, 'ready'})
 end
 if state == 'trash' then
@@ -68,10 +69,12 @@ if state ~= 'claimed' then
   redis.call('ZREM', DELAYED, uuid)
   if until_ms > 0 then
     make_delayed(uuid, until_ms)
+    await_message(uuid, until_ms)
     state = 'delayed'
   else
     redis.call('HSET', job, 'sent', 0)
     make_ready(uuid)
+    await_message(uuid, now)
     state = 'ready'
   end
 end

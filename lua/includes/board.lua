@@ -12,7 +12,8 @@
 -- and a member of exactly one sorted set: ready (score: priority, then age), delayed (score: not before, ms), claimed
 -- (score: expiry, ms; +inf never) or trash (score: trashed at, ms). listed holds all but the trash, scored as ready is.
 -- names maps an idempotency key to its uuid. awaited has every job for which a message was sent that no claim answered
--- yet (score: when, ms), and may have some besides, for which none is awaited any more.
+-- yet (score: when, ms), or is to be sent at the end of its rest (score: when that is), and may have some besides, for
+-- which none is awaited any more.
 local READY, DELAYED, CLAIMED, NAMES, SEQ, EVENTS, TRASH, LISTED, AWAITED =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local PREFIX = ARGV[1]
@@ -70,6 +71,11 @@ end
 local function make_delayed(uuid, due)
   redis.call('HSET', PREFIX .. uuid, 'state', 'delayed', 'owner', '', 'expires', 0, 'sent', 0, 'tries', 0)
   redis.call('ZADD', DELAYED, format(due), uuid)
+end
+
+-- From this moment on a message is to be sent for the job; nobody does so now.
+local function await_message(uuid, from)
+  redis.call('ZADD', AWAITED, format(from), uuid)
 end
 
 -- A message for the job is about to be sent: its number. A claim answers all numbers up to the present one.

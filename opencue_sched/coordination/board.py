@@ -23,7 +23,7 @@ NEVER = math.inf
 ERROR_CHARACTERS = 4000
 TRASH_KEPT_SECONDS = 7 * 86400.0
 
-End = Literal["again", "abandon", "sleep", "put_off", "fail", "consume", "trash"]
+End = Literal["again", "abandon", "sleep", "idle", "put_off", "fail", "consume", "trash"]
 Steering = Literal["trash", "restore", "rest", "delete"]
 Pages = Literal["ready", "listed", "trash"]
 

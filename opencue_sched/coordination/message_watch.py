@@ -1,8 +1,10 @@
-"""Watches for messages of cluster postings that nobody took, and sends them again.
+"""Watches for cluster postings that should have been worked on by now, and sends messages for them: those whose message
+nobody took, and those for which nobody sent one when their rest was over.
 
-A sweep does, too, but only while a beat leads: what was lost with the leader's machine, or while none is elected, would
-wait for the election. So every worker watches. It costs one command every two seconds while no message is waited for,
-and two else. The board gives the ticket of the next message to one of those who ask.
+A sweep does, too, but only while a beat leads: what was lost with the leader's machine, or falls due while none is
+elected, would wait for the election. So every worker watches. It costs one command every two seconds while no message
+is waited for and nothing rests but clusters without work, and two else. The board gives the ticket of the next message
+to one of those who ask.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from opencue_sched.coordination.rounds import Rounds
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 2.0
-"""With the time after which a message counts as lost, less than the 3 s that a cluster may be stranded."""
+"""With the time after which a message is overdue, less than the 3 s that a cluster may be stranded."""
 
 
 class MessageWatch(Rounds):
@@ -29,9 +31,8 @@ class MessageWatch(Rounds):
         self._send = send
 
     def look(self) -> float:
-        """Send another message for every posting whose last one nobody took. Seconds until the next look. Raises
-        RedisError."""
+        """Send a message for every posting for which one is overdue. Seconds until the next look. Raises RedisError."""
         for offered in self._postings.overdue():
-            log.debug("message_sent_again", posting=offered.uuid, cluster=offered.cluster.key)
+            log.debug("message_overdue", posting=offered.uuid, cluster=offered.cluster.key, again=offered.again)
             self._send(offered)
         return LOOK_SECONDS

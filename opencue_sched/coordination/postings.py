@@ -36,6 +36,7 @@ log = structlog.get_logger(__name__)
 AFTER_THE_END_SECONDS = 0.002
 """The board counts in milliseconds: so long after the end of a claim or a rest, it is over by its clock as well."""
 RESEND_SECONDS = 0.8
+"""So long after it was sent, a message counts as lost; so long after the end of a rest, nobody has sent one in time."""
 OFFERS_PER_CALL = 50
 LISTED_CLAIMS = 1000
 """More than the threads of a fleet that may die at once: a claim that nobody saw before its end waits for the sweep."""
@@ -211,17 +212,19 @@ class ClusterPostings:
         return offered if offered.send else None
 
     def overdue(self) -> list[Offered]:
-        """The postings whose message nobody took in time, each with the ticket of another message.
+        """The postings whose message nobody took in time, or for which nobody sent one when their rest was over, each
+        with the ticket of a message.
 
-        One command while no message is waited for, else two; those sent longest ago.
+        One command while no message is waited for and nothing rests that is to be sent for, else two; those that wait
+        longest.
         """
         if not self._client.zrange(self.keys.of("awaited"), 0, 0):
             return []
         answer = self.scripts.call("board_overdue", round(RESEND_SECONDS * 1000), LISTED_MESSAGES)
         offered = []
-        for uuid, details, ticket in zip(*[iter(answer)] * 3, strict=True):
+        for uuid, details, ticket, again in zip(*[iter(answer)] * 4, strict=True):
             try:
-                offered.append(Offered(decode_cluster(details), str(uuid), int(ticket), again=True))
+                offered.append(Offered(decode_cluster(details), str(uuid), int(ticket), again=bool(again)))
             except InvalidInput as error:
                 log.error("posting_unreadable", posting=uuid, error=str(error))
         return offered

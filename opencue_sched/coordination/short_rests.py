@@ -1,7 +1,7 @@
 """Has a cluster that rests for a moment gone on with at the end of it, and not at the next sweep, two seconds later.
 
-The worker that ended the pass remembers the rest. If it dies, or Redis does not answer at the end, a sweep finds the
-posting ready; the board gives the ticket of the message to one of those who ask.
+The worker that ended the pass remembers the rest. If it dies, or Redis does not answer at the end, a sweep or another
+worker's message watch finds the posting ready; the board gives the ticket of the message to one of those who ask.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from opencue_sched.coordination.postings import AFTER_THE_END_SECONDS, ClusterPo
 from opencue_sched.coordination.rounds import Rounds
 
 SHORT_SECONDS = 2.0
-"""What rests longer is left to the sweeps."""
+"""What rests longer is left to the sweeps and the message watches."""
 _RETRY_SECONDS = 0.1
 
 

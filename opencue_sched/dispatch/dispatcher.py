@@ -75,12 +75,15 @@ class Dispatcher:
 
     def _end(self, claim: Claim, report: PassReport) -> None:
         delay = self._rest(report)
-        rest: End = "put_off" if report.ended in _SAYS_NOTHING_OF_THE_CLUSTER else "sleep"
+        # Of a cluster without work a sweep or an event tells when it has some: none is sent for until then.
+        rest: End = "idle" if report.ended is PassEnd.NO_JOBS else "sleep"
+        if report.ended in _SAYS_NOTHING_OF_THE_CLUSTER:
+            rest = "put_off"
         try:
             ticket = self.postings.end(claim, "again" if delay == 0 else rest, delay_seconds=delay)
             if ticket:
                 self.send(Offered(claim.cluster, claim.uuid, ticket))
-            elif rest == "sleep":
+            elif rest != "put_off":
                 self.rests(claim.uuid, delay)
         except RedisError as error:
             log.warning("claim_left_to_expire", cluster=claim.cluster.key, error=str(error))

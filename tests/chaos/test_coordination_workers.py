@@ -353,7 +353,9 @@ ACCIDENTS = [
     "woken while claimed",
     "claimant died",
     "message lost while no beat leads",
+    "rest that nobody ends while no beat leads",
 ]
+REST_SECONDS = 0.2
 
 
 @pytest.fixture(scope="module")
@@ -379,12 +381,12 @@ def test_no_accident_strands_a_cluster_beyond_three_seconds(awake, accident):
 
     That the first look after the message was due sends it is judged each time, by the calls Redis had; how often the
     sweep looks, by the setting; and the whole, by the median, because a machine may be late once, but not for most.
-    Where nobody sweeps the workers look for themselves, as often.
+    Where nobody sweeps the workers look for themselves, as often, also when a rest ends.
     """
     site, port = awake, metrics_port(awake, "w1")
     assert RESEND_SECONDS + max(LOOK_SECONDS, site.settings.queue.active_scan_interval) < STRANDED_SECONDS
-    if accident == "message lost while no beat leads":
-        site.fleet.processes.pop("beat").kill()
+    if accident.endswith("while no beat leads") and (beat := site.fleet.processes.pop("beat", None)):
+        beat.kill()
     board = ClusterPostings(site.client, BOARD)
     uuid = posting(site)["uuid"]
     seconds = []
@@ -408,8 +410,9 @@ def stranded_since(log: RedisLog, accident: str, uuid: str, before: float) -> tu
         (prolonged,) = log.calls("board_extend", since=before, naming=f"{uuid} test ")
         return prolonged.at + CLAIM_SECONDS, prolonged.at + CLAIM_SECONDS
     (ended,) = log.calls("board_end", since=before, naming=f"{uuid} test ")
+    since = ended.at + (REST_SECONDS if accident.startswith("rest ") else 0)
     sent_none = accident == "message came during a claim"
-    return ended.at, ended.at + (0 if sent_none else RESEND_SECONDS)
+    return since, since + (0 if sent_none else RESEND_SECONDS)
 
 
 def redis_ms(site: Site) -> int:
@@ -435,12 +438,11 @@ def befall(site: Site, board: ClusterPostings, held: Claim, accident: str, port:
     elif accident == "message came during a claim":
         dropped = 'scheduler_messages_dropped_total{reason="held"}'
         before = _metric(port, dropped)
-        with sender(site) as app:
-            queue = Queue(str(QueueName("cue", "dispatch", "default")))
-            task = "opencue_sched.dispatch.dispatch_cluster"
-            app.send_task(task, args=(held.uuid,), queue=queue, declare=[], priority=0)
+        send_dispatch(site, held.uuid, QueueName("cue", "dispatch", "default"))
         eventually(lambda: _metric(port, dropped) > before, 30, "the dropped message")
         board.end(held, "abandon")
+    elif accident.startswith("rest "):
+        board.end(held, "sleep", delay_seconds=REST_SECONDS)  # and we, who began it, are as good as dead
     else:
         lost = board.end(held, "again")  # the message is never sent
         assert lost > 0
@@ -448,6 +450,37 @@ def befall(site: Site, board: ClusterPostings, held: Claim, accident: str, port:
         for queue in consumed_queues("cue", "dispatch", "default", "w1"):
             site.client.delete(*priority_lists(QueueName.parse(queue)))
     return lost
+
+
+def send_dispatch(site: Site, uuid: str, to: QueueName) -> None:
+    """A message for a posting, of nobody's sending: without a ticket."""
+    with sender(site) as app:
+        task = "opencue_sched.dispatch.dispatch_cluster"
+        app.send_task(task, args=(uuid,), queue=Queue(str(to)), declare=[], priority=0)
+
+
+def test_a_worker_killed_in_a_short_rest_is_followed_by_the_first_look_of_another(awake):
+    """Between the end of its pass and the message that it alone means to send when the rest is over; no beat leads."""
+    site, uuid = awake, posting(awake)["uuid"]
+    if beat := site.fleet.processes.pop("beat", None):
+        beat.kill()
+    site.fleet.worker("w2", OPENCUE_SCHED_QUEUE__CLUSTER_SATURATED_SLEEP="1s")
+    with RedisLog(site.server.url) as log:
+        site.fleet.processes["w1"].pause()
+        ClusterPostings(site.client, BOARD).scripts.steer(uuid, "rest", 0)
+        send_dispatch(site, uuid, QueueName("cue", "dispatch", "default", "w2"))
+        eventually(lambda: log.calls("board_end", naming=f"{uuid} w2 "), 30, "the end of its pass")
+        site.fleet.processes.pop("w2").kill()
+        rested = posting(site)
+        due = site.client.zscore(BOARD.of("delayed"), uuid) / 1000
+        site.fleet.processes["w1"].resume()
+        eventually(lambda: int(posting(site)["fence"]) > int(rested["fence"]), 30, "the next pass")
+        asked = log.since(due + RESEND_SECONDS)
+    ticket = f"HINCRBY {BOARD.job(uuid)} ticket "
+    sent = next(number for number, call in enumerate(asked) if call.text.startswith(ticket))
+    assert len([call for call in asked[:sent] if call.runs("board_overdue")]) == 1
+    assert RESEND_SECONDS + LOOK_SECONDS < STRANDED_SECONDS
+    print(f"killed in a short rest, from its end to the message: {asked[sent].at - due:.2f}")
 
 
 def _seize(board: ClusterPostings, uuid: str):

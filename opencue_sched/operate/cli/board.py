@@ -106,7 +106,7 @@ def trash(cluster: str, reason: str, force: bool, as_json: bool) -> None:
 @click.argument("cluster")
 @json_option
 def restore(cluster: str, as_json: bool) -> None:
-    """Take a posting out of the trash; the next sweep sends a message for it.
+    """Take a posting out of the trash; a sweep or a worker sends a message for it within seconds.
 
     Example: opencue-sched board restore alloc-0f3a9c1d2b4e5f60
     """

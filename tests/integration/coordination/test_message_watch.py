@@ -1,4 +1,4 @@
-"""Messages that nobody takes: sent again by any worker, without a sweep."""
+"""Messages that nobody takes, and rests at whose end nobody sends one: sent by any worker, without a sweep."""
 
 from __future__ import annotations
 
@@ -43,6 +43,13 @@ def was_sent(redis_client, uuid: str, *, ms_ago: int) -> None:
     redis_client.zadd(KEYS.of("awaited"), {uuid: at}, xx=True)
 
 
+def rest_ended(redis_client, uuid: str, *, ms_ago: int) -> None:
+    """As if its rest had been over so long ago."""
+    seconds, micros = redis_client.time()
+    for part in ("delayed", "awaited"):
+        redis_client.zadd(KEYS.of(part), {uuid: seconds * 1000 + micros // 1000 - ms_ago}, xx=True)
+
+
 def test_a_message_nobody_took_is_sent_again_by_one_of_many_and_no_sweep_does_it_too(postings, redis_client, offered):
     assert RESEND_SECONDS + LOOK_SECONDS < STRANDED_SECONDS
     watches = [Watch(postings) for _ in range(3)]
@@ -70,16 +77,67 @@ def test_what_is_sent_in_vain_is_sent_ever_less_often_by_sweeps_and_watches_toge
             assert watch.sent.pop()
 
 
-@pytest.mark.parametrize("how", ["claimed", "resting", "told to rest", "trash", "consumed", "withdrawn", "never sent"])
+@pytest.mark.parametrize("how", ["sleep", "put_off", "fail", "told to rest", "told to rest while at work"])
+def test_a_rest_at_whose_end_nobody_sent_a_message_is_followed_by_one_of_many(postings, redis_client, offered, how):
+    """Whoever began it is dead, or it was left to the sweeps, and no beat leads."""
+    claim = postings.claim(offered.uuid, "w1", ttl_seconds=60)
+    if how == "told to rest while at work":
+        postings.scripts.steer(offered.uuid, "rest", 60_000)
+    postings.end(claim, "sleep" if how.startswith("told") else how, delay_seconds=60, failures_allowed=5)
+    if how == "told to rest":
+        postings.scripts.steer(offered.uuid, "rest", 60_000)
+    watches = [Watch(postings) for _ in range(3)]
+    for ms_ago, expected in ((-30_000, 0), (RESEND_MS // 2, 0), (RESEND_MS, 1)):
+        rest_ended(redis_client, offered.uuid, ms_ago=ms_ago)
+        for watch in watches:
+            watch.look()
+        postings.counts()  # any call on the board makes it ready
+        assert sum(len(watch.sent) for watch in watches) == expected
+    (sent,) = [sent for watch in watches for sent in watch.sent]
+    assert (sent.cluster, sent.again) == (CLUSTER, False), "to the instance with the warm host cache"
+    assert not postings.offer([CLUSTER])[0].send
+    assert postings.claim(sent.uuid, "w2", ttl_seconds=10, ticket=sent.ticket) is not None
+
+
+@pytest.mark.parametrize("how", ["restored", "its rest ended by command"])
+def test_what_an_operator_lets_go_on_is_sent_for(postings, redis_client, offered, how):
+    claim = postings.claim(offered.uuid, "w1", ttl_seconds=60)
+    postings.end(claim, "trash" if how == "restored" else "sleep", delay_seconds=60)
+    postings.scripts.steer(offered.uuid, *(["restore"] if how == "restored" else ["rest", 0]))
+    watch = Watch(postings)
+    watch.look()
+    assert watch.sent == [], "the sweep has its time"
+    redis_client.zincrby(KEYS.of("awaited"), -RESEND_MS, offered.uuid)
+    watch.look()
+    assert [sent.uuid for sent in watch.sent] == [offered.uuid]
+
+
+def test_a_cluster_without_work_is_sent_for_by_nobody_when_its_rest_is_over(postings, redis_client, offered):
+    """There are many, and a sweep or an event tells when one has some; woken meanwhile it is sent for at once."""
+    claim = postings.claim(offered.uuid, "w1", ttl_seconds=60)
+    assert postings.end(claim, "idle", delay_seconds=60) == 0
+    redis_client.zadd(KEYS.of("delayed"), {offered.uuid: 1})
+    watch = Watch(postings)
+    watch.look()
+    assert postings.counts().ready == 1
+    watch.look()
+    assert watch.sent == []
+    (again,) = postings.offer([CLUSTER])
+    assert (again.send, again.again) == (True, False), "a sweep that sees work"
+    claim = postings.claim(offered.uuid, "w1", ttl_seconds=60, ticket=again.ticket)
+    postings.offer([CLUSTER], wake=True)
+    assert postings.end(claim, "idle", delay_seconds=60) > 0
+
+
+@pytest.mark.parametrize("how", ["claimed", "resting", "told to rest", "trash", "consumed", "withdrawn"])
 def test_what_waits_for_no_message_gets_none(postings, redis_client, offered, how):
-    """Least of all the many postings of clusters without work, for which none was ever sent."""
     if how == "told to rest":
         postings.scripts.steer(offered.uuid, "rest", 60_000)
     elif how == "withdrawn":
         assert postings.withdraw([offered.uuid]) == 1
     else:
         claim = postings.claim(offered.uuid, "w1", ttl_seconds=60)
-        ends = {"resting": "sleep", "trash": "trash", "consumed": "consume", "never sent": "abandon"}
+        ends = {"resting": "sleep", "trash": "trash", "consumed": "consume"}
         if how in ends:
             postings.end(claim, ends[how], delay_seconds=60)
     redis_client.zadd(KEYS.of("awaited"), {offered.uuid: 1})  # at worst it is still noted
@@ -100,7 +158,7 @@ def test_a_claim_that_ran_out_is_followed_though_no_watch_saw_it_before(postings
 
 
 def test_while_no_message_is_waited_for_a_look_costs_one_command(postings, redis_client, redis_server, offered):
-    postings.end(postings.claim(offered.uuid, "w1", ttl_seconds=60), "sleep", delay_seconds=60)
+    postings.end(postings.claim(offered.uuid, "w1", ttl_seconds=60), "idle", delay_seconds=60)
     with RedisLog(redis_server.url) as log:
         began = redis_client.time()[0]
         Watch(postings).look()

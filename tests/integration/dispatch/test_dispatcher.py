@@ -65,6 +65,13 @@ def rests(here: Passes, posting: str) -> float:
     return float(due) / 1000 - seconds - micros / 1e6
 
 
+def sent_for_at_its_end(here: Passes, posting: str) -> bool:
+    """Whether any worker sends a message for the posting when its rest is over."""
+    due, awaited = (here.client.zscore(f"cue:board:clusters:{part}", posting) for part in ("delayed", "awaited"))
+    assert due is not None
+    return due == awaited
+
+
 def plant(engine: Engine, **layer: Any) -> None:
     with engine.begin() as connection:
         farm = Farm(connection)
@@ -164,6 +171,7 @@ def test_an_empty_cluster_rests_longest(here: Passes, dispatcher: Dispatcher, en
     assert isinstance(report, PassReport)
     assert report.ended is PassEnd.NO_JOBS
     assert rests(here, posting) == pytest.approx(30, abs=1)
+    assert not sent_for_at_its_end(here, posting), "a sweep or an event tells when it has work again"
 
 
 def test_an_emptied_redis_is_looked_at_again_in_a_second(here: Passes, dispatcher: Dispatcher, engine: Engine) -> None:
@@ -175,6 +183,7 @@ def test_an_emptied_redis_is_looked_at_again_in_a_second(here: Passes, dispatche
     assert report.ended is PassEnd.NOT_READY
     assert RESTS == [], "the sweeps bring it back, with the others"
     assert 0 < rests(here, posting) <= 1
+    assert sent_for_at_its_end(here, posting), "also while no beat leads"
 
 
 def failing(here: Passes, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
