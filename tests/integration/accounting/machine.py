@@ -43,8 +43,8 @@ from tests.integration.accounting.stepped_store import (
 from tests.integration.accounting.stepping import Actor, Clock, SteppedRedis
 
 AGE, TICK = 40.0, 60
-CAS_RETRIES = 1
 DUAL_PASSES = 4
+"""After how many more, at most, the counters of a dual store are its ledger's although no swap succeeds."""
 
 Steps = int | str
 """How far an actor goes: so many boundaries, or to either side of its next COMMIT (a snapshot ends with one too)."""
@@ -444,7 +444,8 @@ class Accounting(RuleBasedStateMachine):
 
     def _recomputes(self, ledger: Ledger, shows: list[str] | None = None) -> None:
         how: dict[str, Any] = {"age_seconds": AGE, "sightings": self.sightings, "write_tables": False}
-        recompute(self.farm.engine, ledger, shows, cas_max_retries=CAS_RETRIES, **how)
+        retries = 0 if self.cuebot and self.cuebot.busy else 1
+        recompute(self.farm.engine, ledger, shows, cas_max_retries=retries, **how)
 
     def _fills(self, ledger: Ledger, wait_age: float = AGE) -> None:
         dual = self.cuebot is not None

@@ -176,6 +176,19 @@ def decremented_after_its_entry_went(game: Accounting, how: dict[str, Any]) -> I
     yield
 
 
+def ended_during_a_recompute(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
+    """A Cuebot ends a proc, and publishes that, somewhere in the midst of a recompute."""
+    game.book(**how, steps=ALL)
+    yield
+    game.recompute(None, AFTER)
+    recompute = game.newest("recompute")
+    game.go_on(recompute, 3 * how["job"] + how["many"])
+    game.end_a_proc(0, told=True, tagged=False)
+    yield
+    game.go_on(recompute)
+    yield
+
+
 def decremented_for_nothing(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
     """It publishes one end twice, and another not at all."""
     game.book(**how, steps=ALL)
@@ -223,6 +236,7 @@ PLOTS: dict[str, Plot] = {
         overtaken_filler,
         decremented_before_its_entry_goes,
         decremented_after_its_entry_went,
+        ended_during_a_recompute,
         decremented_for_nothing,
     )
 }

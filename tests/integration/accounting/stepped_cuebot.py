@@ -45,7 +45,7 @@ class Cuebot:
         self.due: dict[str, Booking] = {}
         self._client = redis.Redis(connection_pool=client.connection_pool)
         self._vertices = [key for key in vertices if not key.startswith(keys.LIMIT_PREFIX)]
-        self._busy = busy
+        self.busy = busy
         self._expected: dict[str, tuple[int, str]] = {}
         self._published: dict[str, str] = {}
         self._epoch = ""
@@ -99,7 +99,7 @@ class Cuebot:
             self.lacking[key] = had[0] + cores, had[1] + gpus
 
     def _before_a_swap(self) -> None:
-        if self._busy:
+        if self.busy:
             self._client.incr(keys.SEQ)
 
     def _swapped(self, answers: list[Any]) -> None:
