@@ -3,7 +3,8 @@
 -- ARGV[4] payload of each   ARGV[5] priority rank of each   ARGV[6] retention of trash in ms
 -- ARGV[7..] pairs: uuid, life of the claim in ms
 -- Returns for each pair the fence of the claim, or 0: somebody else has the job, or it rests or is in the trash.
--- Invariants: at most one live claim a job, under a higher fence than any before, also before it was gone and posted anew.
+-- Invariants: at most one live claim a job, under a higher fence than any before, also before it was gone and posted anew:
+-- a new job's is its number, and there were as many claims at most.
 -- Of an owner there is one at a time: what an earlier one of the same name left is the present one's. A call that is made
 -- again because its answer was lost has the same claims. What nobody has any more is forgotten, some at each call; nothing
 -- waits because the clock was put back. That such a job comes and goes is no event; that its claim ran out is.
@@ -20,8 +21,7 @@ for _, uuid in ipairs(redis.call('ZRANGE', READY, 0, FORGOTTEN_PER_CALL - 1)) do
   emit('REMOVED', uuid, name)
 end
 
--- `fence` is what a new claim is to have.
-local function take_posted(uuid, life, fence)
+local function take_posted(uuid, life)
   local job = PREFIX .. uuid
   local read = redis.call('HMGET', job, 'state', 'owner', 'claim', 'fence', 'expires', 'modified')
   local claimed, same = read[1] == 'claimed', read[2] == owner
@@ -33,7 +33,6 @@ local function take_posted(uuid, life, fence)
   end
   local over = claimed and (tonumber(read[5]) <= now or tonumber(read[6]) > now)
   if read[1] == 'ready' or over or (claimed and same) then
-    redis.call('HSET', job, 'fence', format(fence - 1))
     return (take(uuid, owner, life, now, token))
   end
   return 0
@@ -72,7 +71,7 @@ local fences, new = {}, {}
 for i, it in ipairs(wanted) do
   it.seq = seq + i
   if some_posted and redis.call('EXISTS', jobs[i]) == 1 then
-    fences[i] = take_posted(it.uuid, it.life, it.seq)
+    fences[i] = take_posted(it.uuid, it.life)
   else
     fences[i] = it.seq
     new[#new + 1] = it

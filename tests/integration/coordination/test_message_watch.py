@@ -83,7 +83,8 @@ def test_a_rest_at_whose_end_nobody_sent_a_message_is_followed_by_one_of_many(po
     claim = postings.claim(offered.uuid, "w1", ttl_seconds=60)
     if how == "told to rest while at work":
         postings.scripts.steer(offered.uuid, "rest", 60_000)
-    postings.end(claim, "sleep" if how.startswith("told") else how, delay_seconds=60, failures_allowed=5)
+    ends = {"told to rest": "idle", "told to rest while at work": "sleep"}
+    postings.end(claim, ends.get(how, how), delay_seconds=60, failures_allowed=5)
     if how == "told to rest":
         postings.scripts.steer(offered.uuid, "rest", 60_000)
     watches = [Watch(postings) for _ in range(3)]
@@ -95,6 +96,7 @@ def test_a_rest_at_whose_end_nobody_sent_a_message_is_followed_by_one_of_many(po
         assert sum(len(watch.sent) for watch in watches) == expected
     (sent,) = [sent for watch in watches for sent in watch.sent]
     assert (sent.cluster, sent.again) == (CLUSTER, False), "to the instance with the warm host cache"
+    assert postings.job(sent.uuid).fields["tries"] == "0", "no repetition"
     assert not postings.offer([CLUSTER])[0].send
     assert postings.claim(sent.uuid, "w2", ttl_seconds=10, ticket=sent.ticket) is not None
 
@@ -107,7 +109,7 @@ def test_what_an_operator_lets_go_on_is_sent_for(postings, redis_client, offered
     watch = Watch(postings)
     watch.look()
     assert watch.sent == [], "the sweep has its time"
-    redis_client.zincrby(KEYS.of("awaited"), -RESEND_MS, offered.uuid)
+    rest_ended(redis_client, offered.uuid, ms_ago=RESEND_MS)
     watch.look()
     assert [sent.uuid for sent in watch.sent] == [offered.uuid]
 

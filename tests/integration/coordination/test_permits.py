@@ -57,6 +57,8 @@ def test_permits_are_exclusive_and_live_two_seconds_a_frame_but_no_longer_than_a
     assert permits.take("pass-2", {"a": 1, "c": 1}) == {"c"}
     assert 2 < permit(board, "a").expires_in() <= 3
     assert 1 < permit(board, "b").expires_in() <= 2
+    for layer in "ab":
+        assert float(redis_client.hget(KEYS.job(layer), "expires")) == redis_client.zscore(KEYS.of("claimed"), layer)
     # and who asks again has it anew, not for what was left of the first time
     redis_client.zincrby(KEYS.of("claimed"), -2500, "a")
     assert permit(board, "a").expires_in() < 1
@@ -125,12 +127,17 @@ def test_what_the_dead_left_is_forgotten_by_whoever_takes_next(redis_client, per
     assert left(redis_client) == set()
 
 
-def test_a_permit_that_ran_out_is_the_next_ones_and_one_that_nobody_took_since_is_given_back(redis_client, permits):
+@pytest.mark.parametrize("looked", [False, True], ids=["nobody looked", "somebody looked since"])
+def test_a_permit_that_ran_out_is_the_next_ones_and_one_that_nobody_took_since_is_given_back(
+    redis_client, permits, board, looked
+):
     permits.take("slow|1", {"a": 1, "b": 1, "c": 1})
     ran_out(redis_client, "a", "b")
     assert permits.take("other|1", {"a": 1, "c": 1}) == {"a"}
     assert permits.drop("slow|1", ["a", "b", "c"]) == 1, "b is forgotten by now, and a is the other's"
     ran_out(redis_client, "a")
+    if looked:
+        assert permit(board, "a").state is JobState.UNCLAIMED
     assert permits.drop("other|1", ["a"]) == 1
     assert left(redis_client) == set()
 
@@ -149,6 +156,10 @@ def test_a_layer_whose_permit_was_put_aside_is_nobodys_until_it_is_restored(redi
     assert permits.take("cluster-1|pass", {"a": 1, "b": 1}) == {"b"}
     assert permits.drop("cluster-1|pass", ["a", "b"]) == 1
     BoardScripts(redis_client, KEYS).steer("a", "restore")
+    assert permits.take("cluster-2|pass", {"a": 1}) == {"a"}
+    # or until it has been there for so long that nobody will look
+    BoardScripts(redis_client, KEYS).steer("a", "trash", "look at it first", force=True)
+    redis_client.zadd(KEYS.of("trash"), {"a": 1})
     assert permits.take("cluster-2|pass", {"a": 1}) == {"a"}
 
 
@@ -187,3 +198,5 @@ def test_of_owners_who_want_the_same_jobs_each_has_those_nobody_had(redis_client
     assert [sorted(fences) for fences in taken] == [["job0", "job1", "job2"], ["job3"], ["job4"]]
     fences = [fence for of_one in taken for fence in of_one.values()]
     assert len({*fences}) == len(fences)
+    assert jobs.take("owner0", "token", {"job0": 60.0}) == {"job0": taken[0]["job0"]}, "its claim, that lives anew"
+    assert jobs.take("owner0", "another", {"job0": 60.0})["job0"] > taken[0]["job0"]

@@ -9,6 +9,8 @@ from structlog.testing import capture_logs
 from opencue_sched.coordination.names import turn_key
 from opencue_sched.coordination.turns import turn
 
+from .conftest import LossyProxy
+
 KEY = turn_key("cue", "reap")
 
 
@@ -22,6 +24,14 @@ def test_one_has_its_turn_and_the_next_when_it_has_ended(redis_client: redis.Red
             assert other_work
     with turn(redis_client, "cue", "reap", seconds=90.0) as fourth:
         assert fourth
+
+
+def test_a_turn_whose_answer_was_lost_is_had(proxy: LossyProxy, proxied: redis.Redis) -> None:
+    with turn(proxied, "cue", "reap", seconds=90.0):
+        pass
+    proxy.lose("EVALSHA")
+    with turn(proxied, "cue", "reap", seconds=90.0) as mine:
+        assert (proxy.lost, mine) == (1, True)
 
 
 def test_a_turn_ends_when_its_work_fails(redis_client: redis.Redis) -> None:
