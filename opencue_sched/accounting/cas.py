@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.entries import amounts
-from opencue_sched.accounting.inventory import vertex_keys
+from opencue_sched.accounting.inventory import Stock, vertex_keys
 from opencue_sched.accounting.keys import VertexKind
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.reconcile import Pass
@@ -59,7 +59,7 @@ def reseed_booked(
             return done, CasReport(True, tries, dissolved)
         if tries > max_retries:
             break
-    dissolved += _dissolve(ledger, done.mark.epoch, "after", grace_seconds, _hierarchy(done.stock.readings))
+    dissolved += _dissolve(ledger, done.mark.epoch, "after", grace_seconds, _stored(ledger, done.stock))
     return done, CasReport(False, tries, dissolved)
 
 
@@ -67,7 +67,7 @@ def swap_counters(ledger: Ledger, done: Pass) -> bool:
     """Write every counter as the ledger says, if nobody but this pass moved anything since its mark."""
     if not is_undisturbed(done.mark.seq, done.applied.seqs):
         return False
-    values = counters(done.entries_now().values(), _hierarchy(done.stock.readings))
+    values = counters(done.entries_now().values(), _stored(ledger, done.stock))
     expected = done.mark.seq + len(done.applied.seqs)
     for part in chunks(values, _KEYS_PER_ROUND_TRIP):
         answers = ledger.call_under(reseed_cas_calls(done.mark.epoch.text, expected, part))
@@ -90,6 +90,11 @@ def counters(entries: Iterable[str], stored: Iterable[str]) -> list[tuple[str, i
                 before = sums.get(key, (0, 0))
                 sums[key] = before[0] + cores, before[1] + gpus
     return [(key, cores, gpus) for key, (cores, gpus) in sums.items()]
+
+
+def _stored(ledger: Ledger, stock: Stock) -> list[str]:
+    """Every vertex that has a counter, also where somebody else was taking stock."""
+    return _hierarchy(stock.readings if stock.complete else vertex_keys(ledger))
 
 
 def _hierarchy(vertices: Iterable[str]) -> list[str]:

@@ -141,10 +141,13 @@ def _remember(ledger: Ledger, mark: Mark) -> None:
 
 
 def _heal_drift(ledger: Ledger, mark: Mark, stock: Stock) -> dict[VertexKind, int]:
-    """Correct counters that are off their entries. In a dual store that is the foreign delta, and not drift."""
-    if not stock.complete or mark.epoch.dual:
+    """Correct counters that are off their entries. In a dual store that is the foreign delta, and not drift, but for
+    licences, which no decrement of another program is about."""
+    if not stock.complete:
         return {}
     differing = drift(stock)
+    if mark.epoch.dual:
+        differing = {key: off for key, off in differing.items() if key.startswith(keys.LIMIT_PREFIX)}
     if differing:
         log.warning("counters_drifted", vertices=dict(list(differing.items())[:20]), total=len(differing))
         correct(ledger, stock, differing)

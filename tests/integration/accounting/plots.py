@@ -189,6 +189,20 @@ def ended_during_a_recompute(game: Accounting, how: dict[str, Any]) -> Iterator[
     yield
 
 
+def ended_while_another_takes_stock(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
+    """A Cuebot ends a proc, its decrement is lost, and a recompute passes in the midst of another's stock-taking."""
+    game.book(**how, steps=ALL)
+    yield
+    game.recompute(None, AFTER)
+    recompute = game.newest("recompute")
+    game.go_on(recompute, until="redis HSCAN")
+    game.end_a_proc(0, told=False, tagged=False)
+    game.recompute(None, ALL)
+    yield
+    game.go_on(recompute)
+    yield
+
+
 def decremented_for_nothing(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
     """It publishes one end twice, and another not at all."""
     game.book(**how, steps=ALL)
@@ -237,6 +251,7 @@ PLOTS: dict[str, Plot] = {
         decremented_before_its_entry_goes,
         decremented_after_its_entry_went,
         ended_during_a_recompute,
+        ended_while_another_takes_stock,
         decremented_for_nothing,
     )
 }

@@ -170,3 +170,37 @@ def test_a_release_by_id_in_a_dual_store_leaves_no_foreign_delta(dual: World) ->
     dual.recompute()
     dual.ledger.release([one])
     assert (dual.job_cores(), foreign(dual)) == (0, 0)
+
+
+def test_a_swap_while_somebody_else_takes_stock_leaves_no_vertex_out(dual: World) -> None:
+    """Also not one that has no entry any more, of which this pass reads no counter."""
+    (one,) = dual.run()
+    dual.recompute()
+    dual.delete(one)
+    dual.store.client.set(keys.AUDIT, "somebody else")
+    report = dual.recompute()
+    assert report.cas is not None
+    assert (report.cas.swapped, report.stock_complete) == (True, False)
+    assert (dual.job_cores(), foreign(dual)) == (0, 0)
+
+
+def test_a_decrement_for_nothing_is_given_back_while_somebody_else_takes_stock(
+    dual: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one,) = dual.run()
+    dual.recompute()
+    publish(dual, dual.entry(one))
+    never_quiet(dual, monkeypatch)
+    dual.store.client.set(keys.AUDIT, "somebody else")
+    dual.recompute()
+    dual.recompute()
+    assert (dual.job_cores(), foreign(dual)) == (2, 0)
+
+
+def test_a_licence_that_somebody_wrote_to_is_put_right_in_a_dual_store_too(dual: World) -> None:
+    """No decrement of a Cuebot is about licences, so what is off there is explained by nothing."""
+    dual.store.limit("nuke", 5)
+    dual.store.client.hincrby(keys.limit("nuke"), "int_running", 3)
+    report = dual.recompute()
+    assert report.drifted == {"limit": 1}
+    assert dual.store.running("nuke") == 0

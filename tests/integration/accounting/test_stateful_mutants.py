@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from opencue_sched import lua_scripts
-from opencue_sched.accounting import bootstrap, differences, reconcile, sightings
+from opencue_sched.accounting import bootstrap, cas, differences, reconcile, sightings
 from opencue_sched.lua_scripts import load_script, lua_directory
 from tests.integration.accounting import plots
 from tests.integration.accounting.games import GENERATED, machine_on, play
@@ -134,6 +134,14 @@ MUTANTS = {
         "for proc_id, record in self.stock.records.items()}",
         "for proc_id, record in self.stock.records.items() if record.state == 'C'}",
         plots.in_flight_during_a_recompute,
+        MISCOUNTED,
+        "dual",
+    ),
+    "swap that leaves out what another takes stock of": Mutant(
+        cas._stored,
+        "stock.readings if stock.complete else vertex_keys(ledger)",
+        "stock.readings",
+        plots.ended_while_another_takes_stock,
         MISCOUNTED,
         "dual",
     ),
