@@ -167,8 +167,8 @@ class Site:
 
     def books_again(self) -> None:
         """Returns when a new job has a proc."""
-        job = until(lambda: _attempt(self.new_job))
-        until(lambda: _attempt(lambda: self.scalar("SELECT count(*) FROM proc WHERE pk_job = :job", job=job)))
+        job = until(lambda: attempt(self.new_job))
+        until(lambda: attempt(lambda: self.scalar("SELECT count(*) FROM proc WHERE pk_job = :job", job=job)))
 
 
 def run_recovery(parts: tuple[str, ...], *, rounds: int, console: Console) -> list[Recovery]:
@@ -288,6 +288,8 @@ def _by_beat(site: Site, injections: Mapping[str, Inject]) -> dict[str, float]:
 
 def stores(site: Site, rounds: int) -> Iterator[Recovery]:
     """Redis and PostgreSQL go away and come back."""
+    from benchmarks import takeover as killed
+
     age = site.settings.accounting.in_flight_age
     for name, keeping in (("Redis restarted, empty", False), ("Redis restarted with old data", True)):
         own, whole = [], []
@@ -297,13 +299,14 @@ def stores(site: Site, rounds: int) -> Iterator[Recovery]:
                 site.client.hincrby(site.job_key, "int_cores", 3)
             began = time.monotonic()
             site.cache.restart()
-            until(lambda: _attempt(lambda: store_state(site.client) is StoreState.OPEN))
+            until(lambda: attempt(lambda: store_state(site.client) is StoreState.OPEN))
             opened = time.monotonic() - began
             assert site.cores() == len(site.procs), "filled with what proc says"
             site.books_again()
             own.append(opened - age)
             whole.append(time.monotonic() - began)
         yield recovery_of(name, "in_flight_age", age, own, whole)
+    yield killed.fillers_killed(site, rounds)
     for mode in ("fast", "immediate"):
         whole = []
         for _ in range(rounds):
@@ -376,7 +379,7 @@ def _reporting(site: Site) -> Iterator[None]:
 
     def report() -> None:
         while not ended.wait(_PING_SECONDS):
-            _attempt(site.hosts_report)
+            attempt(site.hosts_report)
 
     thread = threading.Thread(target=report)
     thread.start()
@@ -387,7 +390,7 @@ def _reporting(site: Site) -> Iterator[None]:
         thread.join()
 
 
-def _attempt(work: Callable[[], _Result]) -> _Result | None:
+def attempt(work: Callable[[], _Result]) -> _Result | None:
     """What ``work`` answers; None while a store is away."""
     try:
         return work()

@@ -15,7 +15,9 @@ from typing import Any
 
 from sqlalchemy import text
 
-from benchmarks.recovery import Recovery, Site, recovery_of, start_beat, until
+from benchmarks.recovery import Recovery, Site, attempt, recovery_of, start_beat, until
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.bootstrap import WAITING_LEASE_SECONDS, StoreState, store_state
 from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board
 from opencue_sched.coordination.presence import call_roll
 from opencue_sched.operate.fleet_view import leader_view
@@ -43,6 +45,30 @@ def takeover(site: Site, rounds: int) -> Iterator[Recovery]:
     yield recovery_of("the leading beat killed", "lease_ttl, retry_interval", lease + retry, [], killed)
     stopped = [end_the_leader(site, kindly=True) for _ in range(rounds)]
     yield recovery_of("the leading beat stopped", "retry_interval", retry, [], stopped)
+
+
+def fillers_killed(site: Site, rounds: int) -> Recovery:
+    """Another worker goes on, and waits for what is left of the age."""
+    at_most = site.settings.accounting.in_flight_age + WAITING_LEASE_SECONDS
+    whole = [kill_the_filler(site) for _ in range(rounds)]
+    own = [seconds - at_most for seconds in whole]
+    return recovery_of("the same, its filler killed halfway", "in_flight_age, its lease", at_most, own, whole)
+
+
+def kill_the_filler(site: Site) -> float:
+    """Redis is restarted, empty, and who fills it is killed halfway through its wait; seconds until somebody books."""
+    age = site.settings.accounting.in_flight_age
+    began = time.monotonic()
+    site.cache.restart()
+    until(lambda: attempt(lambda: site.client.exists(keys.FILLERS_WAITED)))
+    time.sleep(age / 2)
+    filler = str(site.client.get(keys.BOOTSTRAP_LEASE)).partition("|")[0]
+    site.fleet.processes.pop(filler).kill()
+    until(lambda: store_state(site.client) is StoreState.OPEN)
+    site.books_again()
+    whole = time.monotonic() - began
+    site.fleet.worker(filler)
+    return whole
 
 
 def kill_a_worker(site: Site, *, with_beat: bool) -> TakeOver:

@@ -166,7 +166,7 @@ class _Filler:
         self._dual = dual
         self._age = wait_age
         self._sleep = sleep
-        self._token = uuid.uuid4().hex
+        self._token = f"{ledger.owner}|{uuid.uuid4().hex}"
 
     def __enter__(self) -> bool:
         return self._take()
