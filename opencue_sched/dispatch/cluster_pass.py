@@ -30,6 +30,7 @@ from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.shares import HostShares
 from opencue_sched.dispatch.bad_rows import BadRowLog
 from opencue_sched.dispatch.commit import CommitResult, CommittedProc, commit_plan
+from opencue_sched.dispatch.commit_turns import CommitTurns
 from opencue_sched.dispatch.gather import Gathered, gather
 from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.dispatch.launch import launch_all
@@ -42,6 +43,7 @@ from opencue_sched.dispatch.runframe import launch_requests
 from opencue_sched.dispatch.settle import Settlement, booking_of
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.dispatch.walk import walk_on
+from opencue_sched.dispatch.worked_layers import WorkedLayers
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.errors import HostLocked, NotReady
 from opencue_sched.domain.farm import PlannedProc
@@ -77,6 +79,8 @@ class PassRunner:
     bad_rows: BadRowLog = field(default_factory=BadRowLog)
     refusals: Refusals = field(default_factory=Refusals)
     locked: LockedHosts = field(default_factory=LockedHosts)
+    turns: CommitTurns = field(default_factory=CommitTurns)
+    worked: WorkedLayers = field(default_factory=WorkedLayers)
     clock: Callable[[], float] = time.monotonic
 
     def run(self, cluster: Cluster, *, alive: Callable[[], bool], wakes: int = 0) -> PassReport:
@@ -105,7 +109,7 @@ class PassRunner:
                 return report
             wanted = {layer.id: len(layer.frames) for job in gathered.snapshot.jobs for layer in job.layers}
             layers = wanted.keys()
-            granted = self.permits.take(owner, wanted)
+            granted = self.permits.take(owner, wanted) - self.worked.since(report.read_at)
             plan = self._plan(gathered, cluster, granted, report)
             if plan.procs:
                 self._carry_out(plan, alive, report)
@@ -144,6 +148,7 @@ class PassRunner:
             return aside.left_out
 
         with self.engine.connect() as connection:
+            report.read_at = self.clock()
             gathered = gather(connection, cluster, self.settings, facts=self.facts, backing_off=backing_off)
             connection.rollback()
         report.gathered_at = self.clock()
@@ -255,7 +260,9 @@ class PassRunner:
             facts=self.facts,
             booked_at=booked_at,
             clock=self.clock,
+            turns=self.turns,
         )
+        self.worked.note({it.planned.layer.id for it in result.committed}, self.clock())
         report.commit_seconds = self.clock() - began
         report.statements += result.statements
         report.frames_booked = len(result.committed)

@@ -18,6 +18,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.vertex_caps import VertexCaps
+from opencue_sched.dispatch.commit_turns import CommitTurns
 from opencue_sched.dispatch.failures import Failure, classify, describe, in_doubt, waited_in_vain
 from opencue_sched.dispatch.trim import Lost, fit_caps, fit_hosts, read_current_caps
 from opencue_sched.domain.errors import DatabaseFailure, FrameLost, HostExhausted
@@ -33,6 +34,7 @@ log = structlog.get_logger(__name__)
 
 # Shares of accounting.commit_deadline, counted from the booking in Redis. The last COMMIT is sent by COMMIT_BEFORE plus
 # IDLE at the latest, because a client that pauses longer than IDLE finds its transaction ended by the server.
+_TURN_BEFORE = 0.35
 _STATEMENTS_BEFORE = 0.5
 _STATEMENT = 0.3
 _LOCK = 0.2
@@ -81,15 +83,17 @@ def commit_plan(
     facts: SchemaColumns,
     booked_at: float | None = None,
     clock: Callable[[], float] = time.monotonic,
+    turns: CommitTurns | None = None,
 ) -> CommitResult:
     """Write the plan's bookings. Never raises for what the database does: see CommitResult.
 
     ``caps`` are those the ledger booked the plan under (``BookAnswers.caps``). ``booked_at`` is ``clock()`` from before
-    that booking (default: now), from which the commit deadline counts.
+    that booking (default: now), from which the commit deadline counts. ``turns`` are those of the process.
     """
     if not procs:
         return CommitResult()
-    run = _Commit(engine, caps, settings, facts, clock() if booked_at is None else booked_at, clock)
+    began = clock() if booked_at is None else booked_at
+    run = _Commit(engine, caps, settings, facts, began, clock, turns or CommitTurns())
     run.commit(_one_per_frame(procs, run.lost))
     run.store_quarantine()
     return run.result(procs)
@@ -123,6 +127,7 @@ class _Commit:
         facts: SchemaColumns,
         booked_at: float,
         clock: Callable[[], float],
+        turns: CommitTurns,
     ) -> None:
         self.lost: list[Lost] = []
         self._engine = engine
@@ -130,6 +135,7 @@ class _Commit:
         self._settings = settings
         self._facts = facts
         self._clock = clock
+        self._turns = turns
         self._booked_at = booked_at
         self._deadline = settings.accounting.commit_deadline
         self._committed: list[CommittedProc] = []
@@ -195,8 +201,14 @@ class _Commit:
             self._fail(procs, DatabaseFailure(reason))
 
     def _transaction(self, procs: Sequence[PlannedProc]) -> None:
-        """One transaction. Nothing is recorded before its outcome is known."""
-        self._check_time(_STATEMENTS_BEFORE)
+        """One transaction, after those of this process that have some of its hosts."""
+        patience = max(0.0, _TURN_BEFORE * self._deadline - self._elapsed())
+        with self._turns.on({proc.host.id for proc in procs}, wait_seconds=patience):
+            self._check_time(_STATEMENTS_BEFORE)
+            self._carry_out(procs)
+
+    def _carry_out(self, procs: Sequence[PlannedProc]) -> None:
+        """Nothing is recorded before the outcome is known."""
         with self._engine.connect() as connection:
             self._transactions += 1
             with connection.begin() as transaction:

@@ -89,8 +89,10 @@ class PassReport:
     """Seconds until a host that PostgreSQL or an RQD refused may be tried again; None when all may."""
     seconds_to_book: list[float] = field(default_factory=list)
     """Of each frame booked: from its becoming eligible, once more after a retry, to the answer to the COMMIT."""
+    read_at: float = 0.0
+    """When the pass began to read what waits, by the runner's clock."""
     gathered_at: float = 0.0
-    """By the runner's clock."""
+    """When it had, by the same clock."""
     gather_seconds: float = 0.0
     plan_seconds: float = 0.0
     book_seconds: float = 0.0

@@ -195,6 +195,7 @@ class HostCache:
         *,
         allocs: Collection[str] | None = None,
         preference: Preference | None = None,
+        patient: bool = True,
     ) -> Host | None:
         """See ``HostPool``. A host is handed out only if its ``last_updated`` is still what ``accept`` saw.
 
@@ -207,6 +208,8 @@ class HostCache:
             host, raced = self._first(listed, accept) if preference is None else self._best(listed, accept, preference)
             if host is not None:
                 return host
+            if not patient:
+                return None
             if not raced and not self._await_return(facility_id, tags):
                 break
         else:
@@ -217,6 +220,9 @@ class HostCache:
             self._missed |= self._out_with(facility_id, tags)
             self._tell(host.id for host in raced if host.id not in self._hosts.checked_out)
         return None
+
+    def being_booked(self) -> Collection[str]:
+        return self._hosts.being_booked
 
     def check_in(self, host: Host, taken: Mapping[str, Reservation]) -> bool:
         with self._lock:

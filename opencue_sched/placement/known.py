@@ -42,6 +42,8 @@ class _Hold:
     taken: Reservation
     covered_from: float
     """Reads that begin at this time or later contain the hold, or show that it came to nothing."""
+    open: bool = True
+    """Nobody has said yet what became of its booking."""
 
 
 @dataclass(slots=True)
@@ -68,12 +70,18 @@ class KnownHosts:
         self._entries: dict[str, _Entry] = {}
         self._out: dict[str, tuple[float, float]] = {}
         self._invalidated: dict[str, float] = {}
+        self._being_booked: dict[str, int] = {}
         self._version = 0
 
     @property
     def checked_out(self) -> Collection[str]:
         """Ids of the hosts somebody has."""
         return self._out.keys()
+
+    @property
+    def being_booked(self) -> Collection[str]:
+        """Ids of the hosts on which plans whose outcome is not known yet hold something. A live view."""
+        return self._being_booked.keys()
 
     def invalidated(self, now: float) -> frozenset[str]:
         """Ids of the hosts nobody has read since they were invalidated, and that may be read by now."""
@@ -98,7 +106,7 @@ class KnownHosts:
         elif read_at < entry.read_at:
             return
         unchanged = entry.read == host and not entry.holds
-        entry.holds = {proc_id: hold for proc_id, hold in entry.holds.items() if hold.covered_from > read_at}
+        self._end(host.id, entry, [proc_id for proc_id, hold in entry.holds.items() if hold.covered_from <= read_at])
         entry.read_at = read_at
         entry.reported_at = read_at - reading.report_age
         entry.read = host
@@ -145,6 +153,8 @@ class KnownHosts:
             return False
         for proc_id, reservation in taken.items():
             entry.holds[proc_id] = _Hold(reservation, now + self._hold_seconds)
+        if taken:
+            self._being_booked[host.id] = self._being_booked.get(host.id, 0) + len(taken)
         if entry.current is None:
             return False
         if taken:
@@ -161,8 +171,8 @@ class KnownHosts:
             hold = entry.holds.get(proc_id)
             if hold is not None:
                 hold.covered_from = min(hold.covered_from, now)
-        released = [entry.holds.pop(proc_id) for proc_id in lost if proc_id in entry.holds]
-        if released and entry.read is not None:
+                self._close(host_id, hold)
+        if self._end(host_id, entry, lost) and entry.read is not None:
             entry.current = self._less_holds(entry.read, entry.holds)
             self._show(entry.current)
 
@@ -186,7 +196,24 @@ class KnownHosts:
                 continue
             if all(hold.covered_from < before for hold in entry.holds.values()):
                 del self._entries[host_id]
+                self._being_booked.pop(host_id, None)
                 self._invalidated.pop(host_id, None)
+
+    def _end(self, host_id: str, entry: _Entry, proc_ids: Iterable[str]) -> bool:
+        """End these holds, as far as they are there; whether one was."""
+        ended = [entry.holds.pop(proc_id) for proc_id in proc_ids if proc_id in entry.holds]
+        for hold in ended:
+            self._close(host_id, hold)
+        return bool(ended)
+
+    def _close(self, host_id: str, hold: _Hold) -> None:
+        """The hold's booking is known to have ended, or too old to be under way."""
+        if not hold.open:
+            return
+        hold.open = False
+        self._being_booked[host_id] -= 1
+        if not self._being_booked[host_id]:
+            del self._being_booked[host_id]
 
     def _less_holds(self, host: Host, holds: Mapping[str, _Hold]) -> Host:
         return host.less(_sum(hold.taken for hold in holds.values()), last_updated=self._next_version())

@@ -12,7 +12,7 @@ Once the outcome is known, the caller passes it to ``release_plan``.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -93,7 +93,7 @@ def plan_pass(
         if layer.id in aside:
             planner.judge(job, layer, 0, OverCap(*aside[layer.id]))
         elif layer.id not in granted_layers:
-            planner.judge(job, layer, 0, OverCap(Verdict.PERMIT_HELD, "another pass is placing its frames"))
+            planner.judge(job, layer, 0, OverCap(Verdict.PERMIT_HELD, "another pass places its frames, or just did"))
         else:
             planner.place(job, layer)
     return planner.plan()
@@ -161,6 +161,7 @@ class _Planner:
         self._scores: list[float] = []
         self._barren = BarrenSearches()
         self._barren_first = BarrenSearches()
+        self._barren_alone = BarrenSearches()
         self._shortages: dict[tuple[Search, frozenset[str]], OverCap] = {}
 
     def plan(self) -> Plan:
@@ -225,13 +226,28 @@ class _Planner:
             turn.asked = turn.vetoed = False
             turn.capped = None
             return None
-        if self._policy.first is not None and not self._barren_first.covers(turn.search):
-            host = self._search(turn, partial(self._accepts_first, turn, self._policy.first), self._barren_first)
-            if host is not None:
-                return host
+        for choice, barren in self._choices():
+            if not barren.covers(turn.search):
+                accept = partial(self._accepts_first, turn, choice)
+                host = self._search(turn, accept, barren, patient=barren is not self._barren_alone)
+                if host is not None:
+                    return host
         return self._search(turn, partial(self._accepts, turn), self._barren)
 
-    def _search(self, turn: _LayerPass, accept: Accept, barren: BarrenSearches) -> Host | None:
+    def _choices(self) -> Iterator[tuple[FirstChoice, BarrenSearches]]:
+        """The hosts to look at before all others: those the policy wants first, and of these the ones from which no
+        other plan under way takes, whose commit would meet ours there."""
+        first = self._policy.first
+        busy = self._pool.being_booked()
+        if len(busy) > len(self._hosts):
+            yield partial(self._alone, first, busy), self._barren_alone
+        if first is not None:
+            yield first, self._barren_first
+
+    def _alone(self, first: FirstChoice | None, busy: Container[str], host_id: str) -> bool:
+        return (first is None or first(host_id)) and (host_id in self._hosts or host_id not in busy)
+
+    def _search(self, turn: _LayerPass, accept: Accept, barren: BarrenSearches, *, patient: bool = True) -> Host | None:
         turn.asked = turn.vetoed = False
         turn.capped = None
         host = self._pool.check_out(
@@ -242,13 +258,14 @@ class _Planner:
             accept,
             allocs=turn.open_allocs,
             preference=self._preference(turn.layer),
+            patient=patient,
         )
         if host is not None:
             if self._policy.score is not None:
                 self._scores.append(self._policy.score(turn.layer, host))
             self._hits += 1
             return host
-        self._misses += 1
+        self._misses += patient
         if not turn.asked:
             barren.nothing_idle(turn.search)
         elif turn.capped is None and not turn.vetoed:

@@ -40,12 +40,17 @@ class HostPool(Protocol):
         *,
         allocs: Collection[str] | None = None,
         preference: Preference | None = None,
+        patient: bool = True,
     ) -> Host | None:
         """The first host with one of ``tags`` and ``need`` idle that ``accept`` agrees to, or None.
 
         ``allocs`` leaves out the hosts of other allocations without looking at them. ``accept`` must be pure: it may
-        be asked about hosts that are then not handed out.
+        be asked about hosts that are then not handed out. Not ``patient``: the caller has others to look at when there
+        is none at the moment.
         """
+
+    def being_booked(self) -> Collection[str]:
+        """Ids of the hosts from which plans that are not settled yet took something, the caller's own among them."""
 
     def check_in(self, host: Host, taken: Mapping[str, Reservation]) -> bool:
         """Give back a host as it was handed out, with what was taken from it by proc id.
@@ -85,6 +90,7 @@ class FrozenPool:
         *,
         allocs: Collection[str] | None = None,
         preference: Preference | None = None,
+        patient: bool = True,  # noqa: ARG002 - nobody else has hosts
     ) -> Host | None:
         accepted: list[Host] = []
         for host in self._groups.candidates(facility_id, tags, need, strategy, allocs):
@@ -97,6 +103,10 @@ class FrozenPool:
         host = accepted[0] if preference is None else min(accepted, key=preference.score)
         self._groups.hide(host.id)
         return host
+
+    def being_booked(self) -> Collection[str]:
+        """None: a pool of one planner at a time, whose own hosts are as good as any."""
+        return ()
 
     def check_in(self, host: Host, taken: Mapping[str, Reservation]) -> bool:
         current = host

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 
+from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
 from opencue_sched.operate.audit import run_audit
 from opencue_sched.settings import HostBookingStrategy, Queue, Rqd
+from tests.polling import eventually
 
 from .passes import passes
 
@@ -200,6 +204,59 @@ def test_a_host_somebody_holds_is_left_for_another(one, engine):
     assert (first.frames_booked, dict(first.losses)) == (0, {"host_locked": 2})
     assert second.frames_booked == 2
     assert scalar(engine, "SELECT DISTINCT pk_host FROM proc") == roomy.id
+    assert_audit(one)
+
+
+def test_passes_of_one_process_that_share_a_host_commit_one_after_the_other(one, engine):
+    """Each takes cores that the other leaves, but only one transaction at a time can have the row."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=8, tags=["fast"], hostname_tag=False)
+        farm.job(layers=[LayerSpec(frames=2, tags="fast"), LayerSpec(frames=2, tags="general")])
+    first, second = (cluster for cluster, _ in one.sweeper.sweep().send)
+    reports = []
+
+    def run(cluster):
+        reports.append(one.runner.run(cluster, alive=lambda: True))
+
+    later = threading.Thread(target=run, args=(second,))
+
+    def come_second(_connection, _cursor, statement, *_):
+        if later.ident is None and statement.lstrip().startswith("SAVEPOINT"):  # the host is locked by now
+            later.start()
+            eventually(lambda: one.runner.turns.asked() == 2 or not later.is_alive())
+            later.join(timeout=0.2)  # by then it would have lost what it planned
+
+    event.listen(engine, "before_cursor_execute", come_second)
+    run(first)
+    later.join()
+    event.remove(engine, "before_cursor_execute", come_second)
+
+    assert [(report.frames_booked, dict(report.losses)) for report in reports] == [(2, {}), (2, {})]
+    assert_audit(one)
+
+
+def test_a_pass_plans_no_frames_that_another_booked_since_it_read_them(one, engine):
+    """They could only be lost; what is left of the layer comes with the next pass, which reads it anew."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.hosts([HostSpec(cores=8, tags=["fast"], hostname_tag=False) for _ in range(2)])
+        farm.job(layers=[LayerSpec(frames=3, tags="general | fast")])
+        farm.job(layers=[LayerSpec(frames=2, tags="general")])
+    fast, general = sorted((c for c, _ in one.sweeper.sweep().send), key=lambda cluster: cluster.tags)
+    others = []
+
+    class Late(LayerPermits):
+        def take(self, owner, frames_by_layer):
+            others.append(one.runner.run(fast, alive=lambda: True))
+            return super().take(owner, frames_by_layer)
+
+    late = replace(one.runner, permits=Late(one.client, "cue", claim_ttl=3))
+    report = late.run(general, alive=lambda: True)
+
+    assert [other.frames_booked for other in others] == [3]
+    assert (report.frames_booked, dict(report.losses)) == (2, {})
+    assert sorted(it.verdict for it in report.verdicts) == [Verdict.FLOWING, Verdict.PERMIT_HELD]
     assert_audit(one)
 
 

@@ -608,6 +608,46 @@ class TestGoneAndInvalidated:
         assert cache.invalidated_ids() == frozenset()
 
 
+class TestBeingBooked:
+    def test_a_host_is_being_booked_until_every_plan_that_took_from_it_is_settled(self, clock: Clock) -> None:
+        cache = make_cache(Farm(make_host(cores=8)), clock)
+        assert set(cache.being_booked()) == set()
+        for proc_id in ("p1", "p2", "p3"):
+            book_one(cache, proc_id, 1)
+
+        cache.settle("h1", committed=["p1"], lost=[])
+        cache.settle("h1", committed=["p1"], lost=["p2", "unknown"])
+        assert set(cache.being_booked()) == {"h1"}
+        cache.settle("h1", committed=["p3"], lost=[])
+        assert set(cache.being_booked()) == set()
+
+    def test_what_nobody_settles_is_under_way_as_long_as_it_is_held(self, clock: Clock) -> None:
+        farm = Farm(make_host(cores=8))
+        cache = make_cache(farm, clock, checkout_timeout=12)
+        book_one(cache, "p1", 1)
+        clock.advance(11)
+        cache.apply(farm.read("h1"), [], read_at=clock())
+        assert set(cache.being_booked()) == {"h1"}
+
+        clock.advance(2)
+        cache.apply(farm.read("h1"), [], read_at=clock())
+
+        assert set(cache.being_booked()) == set()
+        cache.settle("h1", committed=["p1"], lost=[])
+        assert set(cache.being_booked()) == set()
+
+    def test_nothing_is_remembered_of_hosts_that_are_dropped(self, clock: Clock) -> None:
+        farm = Farm(make_host(cores=8))
+        cache = make_cache(farm, clock)
+        book_one(cache, "p1", 1)
+        cache.apply([], ["h1"], read_at=clock())
+
+        clock.advance(140)
+        cache.evict_idle_groups()
+
+        assert set(cache.being_booked()) == set()
+
+
 class TestStaleness:
     def test_a_host_that_has_not_reported_in_time_is_not_handed_out(self, clock: Clock) -> None:
         farm = Farm(make_host("h1"), make_host("h2"))
@@ -693,6 +733,17 @@ class TestNews:
         cache.check_in(host, {})
 
         assert cache.take_news() == ()
+
+    def test_a_search_that_has_others_to_look_at_does_not_wait_for_a_host_nor_miss_it(self, clock: Clock) -> None:
+        cache = make_cache(Farm(make_host("h1")), clock)
+        cache.take_news()
+        host = must_check_out(cache)
+
+        assert check_out(cache, patient=False) is None
+
+        cache.check_in(host, {})
+        assert cache.take_news() == ()
+        assert cache.stats().misses == 0
 
     def test_hosts_with_which_other_passes_were_quicker_each_time_are_news(self, clock: Clock) -> None:
         cache = make_cache(Farm(make_host("h1")), clock)

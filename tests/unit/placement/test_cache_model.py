@@ -137,6 +137,8 @@ class Model:
         self.cache.refresh("fac", ["general"])
 
     def check(self) -> None:
+        under_way = {proc.host_id for proc in self.procs if proc.state in ("planned", "committed")}
+        assert set(self.cache.being_booked()) == under_way
         idle = self.idle_in_database()
         for host_id, cores in self.visible().items():
             assert cores <= idle[host_id] - self.cores_of(host_id, "planned"), f"{host_id} is promised twice"

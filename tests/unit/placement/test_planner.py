@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import pytest
 
-from opencue_sched.domain.farm import Caps, Headroom, Host, Job, Layer
+from opencue_sched.domain.farm import Caps, Headroom, Host, Job, Layer, Reservation
 from opencue_sched.domain.reservation import Rules
 from opencue_sched.domain.states import ThreadMode
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
@@ -571,6 +572,68 @@ class TestSize:
         assert planned.procs == ()
         assert planned.hosts_attempted == planned.wasted_attempts == 3
         assert only_verdict(planned).verdict is Verdict.CAPACITY
+
+
+class TestPlansUnderWay:
+    """Other passes of the process book on what they left of a host; the two commits would meet at its row."""
+
+    class Busy(FrozenPool):
+        others: frozenset[str] = frozenset()
+        mine: frozenset[str] = frozenset()
+        searches = 0
+
+        def check_out(self, *args: object, **options: object) -> Host | None:
+            self.searches += 1
+            return super().check_out(*args, **options)  # type: ignore[arg-type]
+
+        def being_booked(self) -> frozenset[str]:
+            return self.others | self.mine
+
+        def check_in(self, host: Host, taken: Mapping[str, Reservation]) -> bool:
+            self.mine |= {host.id} if taken else set()
+            return super().check_in(host, taken)
+
+    def busy(self, *others: str, hosts: Sequence[Host]) -> Busy:
+        pool = self.Busy(hosts)
+        pool.others = frozenset(others)
+        return pool
+
+    def hosts_of(self, planned: Plan) -> list[str]:
+        return [proc.host.id for proc in planned.procs]
+
+    def test_hosts_that_no_other_plan_books_on_come_first_and_then_the_others(self) -> None:
+        # given the host that fits best in another plan's hands
+        hosts = [make_host("tight", cores=2), make_host("h2", cores=4), make_host("h3", cores=4)]
+        pool = self.busy("tight", hosts=hosts)
+
+        planned = plan(make_snapshot(make_job(layers=[make_layer(frames=6, cores=2)])), pool)
+
+        assert set(self.hosts_of(planned)[:4]) == {"h2", "h3"}
+        assert self.hosts_of(planned)[4:] == ["tight"]
+
+    def test_the_plans_own_hosts_are_filled_as_ever(self) -> None:
+        # given two hosts that are alike, one layer on one of them, and another plan elsewhere
+        pool = self.busy("h3", hosts=[make_host(name, cores=4) for name in ("h1", "h2", "h3")])
+        layers = [make_layer(name, cores=1, dispatch_order=n) for n, name in enumerate(("a", "b", "c"))]
+
+        planned = plan(make_snapshot(make_job(layers=layers)), pool)
+
+        assert len(set(self.hosts_of(planned))) == 1
+
+    def test_of_the_policys_first_choice_those_that_are_free_come_first(self) -> None:
+        pool = self.busy("h1", hosts=[make_host(name, cores=1) for name in ("h1", "h2", "h3")])
+        policy = Policy(NO_MEMORY_RULE, first=lambda host_id: host_id in ("h1", "h2"))
+
+        planned = plan(make_snapshot(make_job(layers=[make_layer(frames=3)])), pool, policy=policy)
+
+        assert self.hosts_of(planned) == ["h2", "h1", "h3"]
+
+    def test_nothing_is_searched_twice_while_no_other_plan_is_under_way(self) -> None:
+        pool = self.busy(hosts=[make_host("h1", cores=1)])
+
+        plan(make_snapshot(make_job(layers=[make_layer(frames=2)])), pool)
+
+        assert pool.searches == 2
 
 
 class TestRelease:

@@ -1,0 +1,86 @@
+"""Commits on the same hosts wait for each other; commits on other hosts do not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+
+from opencue_sched.dispatch.commit_turns import CommitTurns
+from tests.polling import eventually
+
+LONG = 30.0
+
+
+class Commit:
+    """A commit in a thread of its own, under way from its turn until it is told to end."""
+
+    def __init__(self, turns: CommitTurns, *hosts: str, wait_seconds: float = LONG) -> None:
+        self.began, self._end = threading.Event(), threading.Event()
+        self.in_time: bool | None = None
+        before = turns.asked()
+        self._thread = threading.Thread(target=self._run, args=(turns, hosts, wait_seconds), daemon=True)
+        self._thread.start()
+        eventually(lambda: turns.asked() > before)
+
+    def _run(self, turns: CommitTurns, hosts: Collection[str], wait_seconds: float) -> None:
+        with turns.on(hosts, wait_seconds=wait_seconds) as self.in_time:
+            self.began.set()
+            assert self._end.wait(LONG)
+
+    def end(self) -> None:
+        assert self.began.wait(LONG)
+        self._end.set()
+        self._thread.join(LONG)
+        assert not self._thread.is_alive()
+
+
+def test_a_commit_waits_for_those_before_it_on_its_hosts_and_for_no_other() -> None:
+    turns = CommitTurns()
+    first = Commit(turns, "h1", "h2")
+    second = Commit(turns, "h2", "h3")
+    elsewhere = Commit(turns, "h4")
+    assert first.began.wait(LONG)
+    assert elsewhere.began.wait(LONG)
+    assert not second.began.is_set()
+
+    first.end()
+
+    second.end()
+    elsewhere.end()
+    assert [first.in_time, second.in_time, elsewhere.in_time] == [True, True, True]
+
+
+def test_nobody_who_asks_later_overtakes_a_commit_of_many_hosts() -> None:
+    turns = CommitTurns()
+    first = Commit(turns, "h1")
+    many = Commit(turns, "h1", "h2")
+    later = Commit(turns, "h2")
+    assert first.began.wait(LONG)
+    assert not later.began.is_set(), "h2 is free, but asked for before"
+
+    first.end()
+    assert many.began.wait(LONG)
+    assert not later.began.is_set()
+    many.end()
+    later.end()
+
+
+def test_a_commit_goes_on_after_a_while_though_it_is_not_its_turn() -> None:
+    turns = CommitTurns()
+    stuck = Commit(turns, "h1")
+    hasty = Commit(turns, "h1", wait_seconds=0.01)
+    hasty.end()
+    assert hasty.in_time is False
+    stuck.end()
+
+
+def test_a_commit_that_fails_gives_its_turn_back() -> None:
+    turns = CommitTurns()
+    try:
+        with turns.on({"h1"}, wait_seconds=LONG):
+            raise ConnectionError
+    except ConnectionError:
+        pass
+    after = Commit(turns, "h1")
+    after.end()
+    assert turns.asked() == 0
