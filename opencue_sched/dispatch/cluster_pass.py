@@ -29,6 +29,7 @@ from opencue_sched.accounting.ledger import BookAnswers, Ledger
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.shares import HostShares
 from opencue_sched.dispatch.bad_rows import BadRowLog
+from opencue_sched.dispatch.cap_waits import CapWaits, waits_of
 from opencue_sched.dispatch.commit import CommitResult, CommittedProc, commit_plan
 from opencue_sched.dispatch.commit_turns import CommitTurns
 from opencue_sched.dispatch.gather import Gathered, gather
@@ -81,6 +82,7 @@ class PassRunner:
     locked: LockedHosts = field(default_factory=LockedHosts)
     turns: CommitTurns = field(default_factory=CommitTurns)
     worked: WorkedLayers = field(default_factory=WorkedLayers)
+    cap_waits: CapWaits = field(default_factory=CapWaits)
     clock: Callable[[], float] = time.monotonic
 
     def run(self, cluster: Cluster, *, alive: Callable[[], bool], wakes: int = 0) -> PassReport:
@@ -115,6 +117,8 @@ class PassRunner:
                 self._carry_out(plan, alive, report)
             if report.ended is PassEnd.NO_JOBS:
                 report.ended = PassEnd.BOOKED if report.frames_booked else PassEnd.SATURATED
+            if report.ended is PassEnd.SATURATED:
+                self.cap_waits.note(cluster.key, waits_of(report.verdicts, gathered.snapshot))
             walk_on(self.rest, report, more=gathered.more)
             return report
         except NotReady as error:

@@ -19,13 +19,16 @@ from opencue_sched.clusters.awake import scan_awake
 from opencue_sched.clusters.discovery import load_clusters, scoped_facilities
 from opencue_sched.clusters.feed import ClusterFeed
 from opencue_sched.coordination.postings import ClusterPostings, Offered
+from opencue_sched.dispatch.cap_waits import CapWaits
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.domain.fence import Fence
 from opencue_sched.settings import Settings
+from opencue_sched.store.cap_room import fetch_room
 from opencue_sched.store.hosts import tags_of_hosts
 
 log = structlog.get_logger(__name__)
 
+_NOTHING = (frozenset[str](), frozenset[str]())
 NAP_SECONDS = 5.0
 """How long a process does without an awake scan when its last one found every cluster at rest, as long as the reference
 naps then. New work, freed hosts and changed caps are told of; this is for what nobody tells."""
@@ -62,6 +65,7 @@ class Sweeper:
         self._engine = engine
         self._settings = settings
         self._postings = postings
+        self.cap_waits = CapWaits(settings.queue.cluster_saturated_sleep)
         self._feed = ClusterFeed(self._load, settings.queue)
         self._active: frozenset[Cluster] = frozenset()
         self._nap_until = float("-inf")
@@ -95,8 +99,9 @@ class Sweeper:
     ) -> SweepReport:
         """Post every cluster with waiting work; under ``fence``, nothing once a later leader was elected (FencedOff).
 
-        Rouse those of ``wake_shows``, and those that could use one of ``wake_hosts``; the latter only so often (see
-        pause_between_rouses). The report says when that held a cluster back: then ask for the same hosts again.
+        Rouse those of ``wake_shows``, and those that could use one of ``wake_hosts`` or wait at a cap under which what
+        ended there made room; the latter only so often (see pause_between_rouses). The report says when that held a
+        cluster back: then ask for the same hosts again.
         ``may_nap``: nobody asked for anything, so a scan may wait while all clusters rest (NAP_SECONDS).
         """
         with self._lock:
@@ -107,11 +112,11 @@ class Sweeper:
     ) -> SweepReport:
         self._withdraw_due |= self._reload(wake_shows)
         napping = may_nap and not self._withdraw_due and time.monotonic() < self._nap_until
-        freed_tags, scanned = (frozenset[str](), None) if napping else self._scan(wake_hosts)
+        (freed_tags, with_room), scanned = (_NOTHING, None) if napping else self._scan(wake_hosts)
         ready = self._feed.ready()
         active = frozenset(ready)
         rouse = {c for c in active if c.show_id in wake_shows} | (active - self._active)
-        reaching = {cluster for cluster in active if not freed_tags.isdisjoint(cluster.tags)}
+        reaching = {c for c in active if c.key in with_room or not freed_tags.isdisjoint(c.tags)}
         pause = pause_between_rouses(len(reaching))
         due = self._due(reaching, pause)
         rouse |= due
@@ -119,6 +124,7 @@ class Sweeper:
         offered += self._postings.offer([c for c in ready if c not in rouse], fence=fence)
         # Not before: a sweep that fails here has roused nobody, and the next one must.
         self._active = active
+        self.cap_waits.forget(cluster.key for cluster in due)
         sleeping = self._postings.sleeping([o.uuid for o in offered])
         if sleeping < len(offered):
             self._nap_until = float("-inf")
@@ -137,15 +143,18 @@ class Sweeper:
             ask_again=pause if due != reaching else 0.0,
         )
 
-    def _scan(self, wake_hosts: Collection[str]) -> tuple[frozenset[str], float]:
-        """Ask PostgreSQL which clusters have work; the tags of these hosts, and how many seconds the scan took."""
+    def _scan(self, wake_hosts: Collection[str]) -> tuple[tuple[frozenset[str], frozenset[str]], float]:
+        """Ask PostgreSQL which clusters have work; the tags of these hosts, the clusters that wait at a cap which has
+        room by now, if something ended, and how many seconds the scan took."""
         self._nap_until = float("-inf")
         began = time.monotonic()
         with self._engine.connect() as connection:
             awake = scan_awake(connection, scoped_facilities(connection, self._settings))
             freed_tags = tags_of_hosts(connection, wake_hosts) if wake_hosts else frozenset[str]()
+            caps = self.cap_waits.caps() if wake_hosts else ()
+            room = fetch_room(connection, caps) if caps else {}
         self._feed.observe(awake)
-        return freed_tags, time.monotonic() - began
+        return (freed_tags, self.cap_waits.with_room(room)), time.monotonic() - began
 
     def _reload(self, wake_shows: frozenset[str]) -> bool:
         """Read the clusters when it is time to, or soon when a show nobody knew has work; whether they were read."""

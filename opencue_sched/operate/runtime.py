@@ -143,6 +143,7 @@ class Runtime:
             shares=HostShares(self.settings.instance, self.membership.router.instances),
             verdicts=self.verdicts,
             counted=self.counted,
+            cap_waits=self.sweeper.cap_waits,
         )
         return Dispatcher(
             self.settings,

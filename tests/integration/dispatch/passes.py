@@ -96,6 +96,7 @@ def passes(engine: Engine, settings: Settings, instance: str = "one") -> Iterato
     changes = HostChanges(client, "cue")
     with engine.connect() as connection:
         facts = check_schema(connection)
+    sweeper = Sweeper(engine, settings, ClusterPostings(client, BoardKeys("cue", "clusters")))
     runner = PassRunner(
         engine,
         settings,
@@ -106,8 +107,8 @@ def passes(engine: Engine, settings: Settings, instance: str = "one") -> Iterato
         facts,
         LayerRest(5.0),
         verdicts=VerdictLog(client, "cue"),
+        cap_waits=sweeper.cap_waits,
     )
-    sweeper = Sweeper(engine, settings, ClusterPostings(client, BoardKeys("cue", "clusters")))
     try:
         yield Passes(engine, client, settings, runner, sweeper)
     finally:
