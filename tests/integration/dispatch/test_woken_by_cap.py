@@ -87,6 +87,7 @@ def test_as_many_clusters_as_there_is_room_for_are_roused_by_a_run_that_ends(
     woken = []
     for proc, _ in procs:
         end(here, proc)
+        assert here.sweeper.sweep().send == (), "a sweep that nobody asked for rouses nobody"
         ((cluster, _),) = here.sweeper.sweep(wake_hosts=[host]).send
         assert here.runner.run(cluster, alive=lambda: True).frames_booked == 1
         woken += cluster.tags
