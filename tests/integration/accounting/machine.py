@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import StoreState, ensure_bootstrapped, server_run_id, store_state
@@ -22,23 +22,18 @@ from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.accounting.sightings import Sightings
-from opencue_sched.accounting.snapshot import read_snapshot
 from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.domain.errors import NotReady
 from opencue_sched.operate.flip import hand_back, hand_over
-from tests.integration.accounting.plots import AFTER, ALL, BEFORE, PLOTS
+from tests.integration.accounting.judging import Judged
+from tests.integration.accounting.plots import AFTER, ALL, BEFORE, DUAL_PLOTS, PLOTS, Plot
 from tests.integration.accounting.stepped_booker import DEADLINE, Attempt, Booker
 from tests.integration.accounting.stepped_cuebot import Cuebot
 from tests.integration.accounting.stepped_farm import CAPS, SteppedFarm
 from tests.integration.accounting.stepped_store import (
-    Seen,
     check_counters,
-    check_room,
-    check_sums,
-    differing,
     grow_older,
     look,
-    sums,
 )
 from tests.integration.accounting.stepping import Actor, Clock, SteppedRedis
 
@@ -52,7 +47,7 @@ Steps = int | str
 pick = st.integers(0, 11)
 few = st.integers(0, 2)
 some_kind: Any = st.runner().flatmap(lambda game: st.sampled_from(game.kinds))
-told_often = st.runner().flatmap(lambda game: st.sampled_from(game.plots))
+told_often = st.runner().flatmap(lambda game: st.sampled_from(game.plots or sorted(game.stories)))
 steps = st.sampled_from([1, 2, 4, BEFORE, BEFORE, AFTER, AFTER, ALL, ALL, ALL])
 bookings: dict[str, Any] = {
     "job": few,
@@ -67,31 +62,11 @@ MEDDLING = ("host", "host", "job", "job", "foreign", "foreign", "flip")
 DISASTERS = ("crash", "crash", "clock", "lost", "stale")
 
 
-class Accounting(RuleBasedStateMachine):
+class Accounting(Judged):
     """Bound to services by ``bind``, which also counts what was done."""
 
-    farm: ClassVar[SteppedFarm]
-    client: ClassVar[SteppedRedis]
-    clock: ClassVar[Clock]
-    done: ClassVar[dict[str, int]]
-    plots: ClassVar[tuple[str, ...]] = tuple(PLOTS)
+    plots: ClassVar[tuple[str, ...]] = ()
     kinds: ClassVar[tuple[str, ...]] = ("plain", "plain", "plain", "plain", "dual", "busy")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.actors: list[Actor] = []
-        self.bookers: list[Booker] = []
-        self.attempts: dict[str, Attempt] = {}
-        self.watched: set[str] = set()
-        self.foreign: set[str] = set()
-        self.buried: set[str] = set()
-        self.releases: list[str] = []
-        self.versions: dict[str, int] = {}
-        self.backup: dict[str, bytes] = {}
-        self.epoch = ""
-        self.ids = self.looked_at = 0
-        self.closed = False
-        self.cuebot: Cuebot | None = None
 
     @initialize(seeded=st.booleans(), kind=some_kind)
     def begin(self, seeded: bool, kind: str) -> None:
@@ -264,8 +239,12 @@ class Accounting(RuleBasedStateMachine):
     @rule(plot=told_often, **bookings)
     def plot(self, plot: str, **how: Any) -> None:
         """A story that is seldom told by chance."""
-        for _ in PLOTS[plot](self, how):
+        for _ in (PLOTS | DUAL_PLOTS)[plot](self, how):
             self._judge()
+
+    @property
+    def stories(self) -> dict[str, Plot]:
+        return DUAL_PLOTS if self.cuebot else PLOTS
 
     def _pass_time(self) -> None:
         self.client.delete(keys.AUDIT)
@@ -277,69 +256,6 @@ class Accounting(RuleBasedStateMachine):
         grow_older(self.client, TICK)
         if self.cuebot:
             self.cuebot.time_passes(TICK)
-
-    # What must hold
-
-    @invariant()
-    def nothing_is_wrong(self) -> None:
-        self.done["steps"] += 1
-        self._judge()
-
-    def _judge(self) -> None:
-        if not hasattr(self, "sightings") or self.client.used == self.looked_at:
-            return
-        seen = look(self.client, self.farm.vertex_keys)
-        if seen.epoch != self.epoch:
-            self.epoch, self.buried, self.versions = seen.epoch, set(), {}
-        fresh = self._news()
-        if self.cuebot:
-            self.cuebot.look_at(seen)
-        if seen.is_open:
-            taken = sums(self._taken(seen) if fresh or self.cuebot else ())
-            for attempt in fresh:
-                check_room(seen, attempt.booking, taken, self.cuebot.lacking if self.cuebot else {})
-            check_sums(seen)
-            if self.cuebot:
-                self.cuebot.check(seen, taken)
-            self._check_counted(seen)
-            ghosts = self.buried & seen.records.keys()
-            assert not ghosts, f"released, and counted again: {ghosts}"
-            for key, version in seen.versions.items():
-                assert version >= self.versions.get(key, 0) or not version, f"older caps replaced newer ones of {key}"
-            self.versions = seen.versions
-        self.looked_at, self.closed = self.client.used, not seen.is_open
-        self.bookers = [booker for booker in self.bookers if any(a.actor and a.actor.alive for a in booker.attempts)]
-
-    def _news(self) -> list[Attempt]:
-        """What was accepted since the last look."""
-        fresh: list[Attempt] = []
-        for booker in self.bookers:
-            self.buried.update(booker.buried)
-            fresh += booker.accepted
-            booker.accepted, booker.buried = [], []
-        self.done["accepted"] += len(fresh)
-        self.watched |= {attempt.booking.proc_id for attempt in fresh}
-        return fresh
-
-    def _check_counted(self, seen: Seen) -> None:
-        """What we committed, or still can, is in the ledger until it ends, or its show is given away."""
-        unseen = self.watched - seen.records.keys() - self.foreign
-        if unseen:
-            pending = {i for i in unseen if self.attempts[i].may_commit(self.clock.now)}
-            missing = unseen & self.farm.live().keys() | pending
-            assert not missing, f"running, or about to, and not counted: {sorted(missing)}"
-            self.watched -= {i for i in unseen if self.attempts[i].decided}
-
-    def _taken(self, seen: Seen) -> list[str]:
-        """What is committed or can still be: by the ledger where it knows of it, else as it was booked.
-
-        Somebody else's procs count from the moment the ledger knows them.
-        """
-        ids = {
-            i for i, attempt in self.attempts.items() if attempt.may_commit(self.clock.now)
-        } | self.farm.live().keys()
-        ours = {i: self.attempts[i].booking.packed() for i in ids & self.attempts.keys() if i not in self.foreign}
-        return [*(ours | {i: seen.records[i].entry for i in ids & seen.records.keys()}).values()]
 
     def teardown(self) -> None:
         """Everybody dies, every message is lost; two recomputes later the ledger is the proc table.
@@ -377,12 +293,6 @@ class Accounting(RuleBasedStateMachine):
             self._recomputes(ledger)
             seen = look(self.client, self.farm.vertex_keys)
         check_counters(seen.counters, seen.ours, "in the end its entries")
-
-    def _off(self) -> tuple[str, ...]:
-        """Where the ledger is not the proc table."""
-        seen = look(self.client, self.farm.vertex_keys)
-        check_sums(seen)
-        return differing(seen, read_snapshot(self.farm.engine).entries)
 
     # How it is done
 

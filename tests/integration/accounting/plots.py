@@ -248,10 +248,19 @@ PLOTS: dict[str, Plot] = {
         lost_before_its_insert,
         filler_that_dies,
         overtaken_filler,
+    )
+}
+DUAL_PLOTS: dict[str, Plot] = {
+    plot.__name__: plot
+    for plot in (
         decremented_before_its_entry_goes,
         decremented_after_its_entry_went,
         ended_during_a_recompute,
         ended_while_another_takes_stock,
         decremented_for_nothing,
+        booked_during_a_recompute,
+        in_flight_during_a_recompute,
+        lost_before_its_commit,
     )
 }
+"""Of games of a dual store."""
