@@ -29,7 +29,7 @@ from celery.signals import (
 from pydantic import ValidationError
 
 from opencue_sched.coordination.broker import broker_settings
-from opencue_sched.domain.errors import InvalidInput, SchedulerError
+from opencue_sched.domain.errors import InvalidInput, NotReady, SchedulerError
 from opencue_sched.operate.celery_commands import asks_for_prefork, guard_flower, is_celery, is_flower, keeps_a_log
 from opencue_sched.operate.children import children_end, kill_children
 from opencue_sched.operate.consumer import bury_unreadable
@@ -108,7 +108,7 @@ class RuntimeStep(bootsteps.StartStopStep):
         try:
             start_worker(app, hostname=parent.hostname, capacity=parent.concurrency, sleep=sleep_unless_stopped)
         except SchedulerError as error:
-            _refuse(error, EX_TEMPFAIL if isinstance(error, StoreAway) else EX_CONFIG)
+            _refuse(error, EX_TEMPFAIL if isinstance(error, StoreAway | NotReady) else EX_CONFIG)
         except SystemExit:
             # Told to stop meanwhile. Celery ends no step of a worker that has not started all.
             stop_worker()

@@ -1,0 +1,40 @@
+"""A worker that cannot start says by its exit status whether starting it again can help."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import NoReturn
+
+import pytest
+
+from opencue_sched.domain.errors import InvalidInput, NotReady, SchedulerError
+from opencue_sched.operate.stores import StoreAway
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (StoreAway("Redis does not answer"), 75),
+        (NotReady("the store was lost, or taken over, while its filler waited"), 75),
+        (InvalidInput("accounting.release_feed differs from the running fleet's"), 78),
+    ],
+    ids=["no answer", "lost while it was filled", "wrong configuration"],
+)
+def test_only_a_wrong_configuration_is_told_as_one(
+    error: SchedulerError, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from opencue_sched import celery
+    from opencue_sched.operate import runtime
+
+    def fails(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    def exits(code: int) -> NoReturn:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(runtime, "start_worker", fails)
+    monkeypatch.setattr(celery.os, "_exit", exits)
+    step = celery.RuntimeStep.__new__(celery.RuntimeStep)
+    with pytest.raises(SystemExit) as ended:
+        step.start(SimpleNamespace(hostname="w@h", concurrency=1))
+    assert ended.value.code == status
