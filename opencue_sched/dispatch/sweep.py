@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import structlog
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from opencue_sched.clusters.awake import scan_awake
 from opencue_sched.clusters.discovery import load_clusters, scoped_facilities
@@ -36,6 +36,8 @@ _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 0.25
 _ROUSED_PER_SECOND = 100
 """In a full farm hosts come free all the time, and each costs every cluster that could use it two passes: a cluster is
 roused for them ten times a second, or less often where many are, four times at least."""
+_COUNTING_SHARE = 0.1
+"""The room under a cap is counted from what runs, for no more than this share of a process's time: it can be much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ class Sweeper:
         self._feed = ClusterFeed(self._load, settings.queue)
         self._active: frozenset[Cluster] = frozenset()
         self._nap_until = float("-inf")
+        self._count_after = float("-inf")
+        self._uncounted = False
         self._shows: frozenset[str] = frozenset()
         self._roused: dict[str, float] = {}
         self._reload_after = 0.0
@@ -140,7 +144,7 @@ class Sweeper:
             sleeping=sleeping,
             active_tags=self._feed.active_tags(),
             scan_seconds=scanned,
-            ask_again=pause if due != reaching else 0.0,
+            ask_again=pause if due != reaching or (wake_hosts and self._uncounted) else 0.0,
         )
 
     def _scan(self, wake_hosts: Collection[str]) -> tuple[tuple[frozenset[str], frozenset[str]], float]:
@@ -151,10 +155,21 @@ class Sweeper:
         with self._engine.connect() as connection:
             awake = scan_awake(connection, scoped_facilities(connection, self._settings))
             freed_tags = tags_of_hosts(connection, wake_hosts) if wake_hosts else frozenset[str]()
-            caps = self.cap_waits.caps() if wake_hosts else ()
-            room = fetch_room(connection, caps) if caps else {}
+            with_room = self._with_room(connection) if wake_hosts else frozenset[str]()
         self._feed.observe(awake)
-        return (freed_tags, self.cap_waits.with_room(room)), time.monotonic() - began
+        return (freed_tags, with_room), time.monotonic() - began
+
+    def _with_room(self, connection: Connection) -> frozenset[str]:
+        """The clusters that wait at a cap which has room by now; none, and to be asked again, so soon after the last
+        count."""
+        caps, began = self.cap_waits.caps(), time.monotonic()
+        self._uncounted = bool(caps) and began < self._count_after
+        if not caps or self._uncounted:
+            return frozenset()
+        room = fetch_room(connection, caps)
+        ended = time.monotonic()
+        self._count_after = ended + max(_SHORTEST_PAUSE_SECONDS, (ended - began) / _COUNTING_SHARE)
+        return self.cap_waits.with_room(room)
 
     def _reload(self, wake_shows: frozenset[str]) -> bool:
         """Read the clusters when it is time to, or soon when a show nobody knew has work; whether they were read."""

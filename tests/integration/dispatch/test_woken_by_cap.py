@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from celery import Celery
 from sqlalchemy import Engine, text
 
 from opencue_sched.accounting.counted_notes import note_counted
+from opencue_sched.dispatch import sweep
+from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
@@ -16,6 +21,7 @@ from opencue_sched.operate.runtime import Runtime
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.accounting import managed_show_versions
 from opencue_sched.store.cap_room import CapKind, Capped, Room, fetch_room
+from tests.polling import eventually
 
 from .passes import Passes, passes
 
@@ -54,6 +60,19 @@ def put_to_rest(here: Passes) -> dict[str, list[Verdict]]:
     return said
 
 
+def woken_by(here: Passes, host: str) -> list[Cluster]:
+    """The clusters that are sent for when something came free on a host, however long ago room was last counted."""
+    sent: list[Cluster] = []
+
+    def counted() -> bool:
+        report = here.sweeper.sweep(wake_hosts=[host])
+        sent.extend(cluster for cluster, _ in report.send)
+        return not report.ask_again
+
+    eventually(counted)
+    return sent
+
+
 def running(engine: Engine) -> list[tuple[str, str]]:
     """What runs: proc and host."""
     with engine.connect() as connection:
@@ -81,18 +100,49 @@ def test_as_many_clusters_as_there_is_room_for_are_roused_by_a_run_that_ends(
     (host,) = {host for _, host in procs}
 
     # when nothing ended under the cap
-    assert here.sweeper.sweep(wake_hosts=[host]).send == ()
+    assert woken_by(here, host) == []
 
     # when one run did, the cluster that waits longest is roused, and the next for the next
     woken = []
     for proc, _ in procs:
         end(here, proc)
         assert here.sweeper.sweep().send == (), "a sweep that nobody asked for rouses nobody"
-        ((cluster, _),) = here.sweeper.sweep(wake_hosts=[host]).send
+        (cluster,) = woken_by(here, host)
         assert here.runner.run(cluster, alive=lambda: True).frames_booked == 1
         woken += cluster.tags
     assert woken == ["tag0", "tag1"]
-    assert here.sweeper.sweep(wake_hosts=[host]).send == ()
+    assert woken_by(here, host) == []
+
+
+def test_room_is_counted_only_so_often_and_what_ended_meanwhile_is_asked_for_again(
+    here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given work that waits at a cap whose use takes long to count
+    plant(here, "folder", clusters=1)
+    put_to_rest(here)
+    (one, host), _ = running(engine)
+    passed, counts = [0.0], []
+
+    def slowly(*given: Any) -> dict[Capped, Room]:
+        counts.append(given)
+        passed[0] += 3
+        return fetch_room(*given)
+
+    monkeypatch.setattr(sweep, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0]))
+    monkeypatch.setattr(sweep, "fetch_room", slowly)
+    assert here.sweeper.sweep(wake_hosts=[host]).ask_again == 0
+
+    # when a run ends and is told of at once
+    end(here, one)
+    report = here.sweeper.sweep(wake_hosts=[host])
+
+    # then nobody counts, and who told is to ask again
+    assert len(counts) == 1
+    assert report.send == ()
+    assert report.ask_again > 0
+    # and after ten times as long as the counting took it is counted
+    passed[0] += 31
+    assert len(here.sweeper.sweep(wake_hosts=[host]).send) == 1
 
 
 def test_a_freed_host_costs_nothing_more_while_nobody_waits_at_a_cap(here: Passes, engine: Engine) -> None:
