@@ -289,8 +289,8 @@ class PassRunner:
             self._roll_back([planned for planned, _ in result.lost])
             log.info("bookings_lost", cluster=report.cluster.key, **Counter(e.reason for _, e in result.lost))
         rests = self.locked.found({lost.host.id for lost, why in result.lost if isinstance(why, HostLocked)})
-        for host_id in {lost.host.id for lost, why in result.lost if why.retriable}:
-            self.hosts.cache.invalidate(host_id, rest_seconds=rests.get(host_id, 0.0))
+        for host_id, why in {lost.host.id: str(why) for lost, why in result.lost if why.retriable}.items():
+            self.hosts.cache.invalidate(host_id, rest_seconds=rests.get(host_id, 0.0), why=why)
         self._reload_caps(result.lowered)
 
     def _reload_caps(self, lowered: Collection[str]) -> None:
@@ -333,7 +333,7 @@ class PassRunner:
             report.losses[undone.error.reason] += 1
             host = undone.planned.host
             rest = FAILED_HOST_REST_SECONDS if host.name in blame.hosts else 0.0
-            self.hosts.cache.invalidate(host.id, rest_seconds=rest)
+            self.hosts.cache.invalidate(host.id, rest_seconds=rest, why=str(undone.error))
         self.hosts.changed({it.planned.host.id for it in committed})
         self._set_aside({**blame.jobs, **{job_of[it.proc_id]: str(it.error) for it in impossible}}, report)
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from opencue_sched.domain.farm import Host, Reservation
@@ -142,13 +142,14 @@ class HostCache:
         with self._lock:
             self._expired_at = self._instant()
 
-    def invalidate(self, host_id: str, *, rest_seconds: float = 0.0) -> None:
+    def invalidate(self, host_id: str, *, rest_seconds: float = 0.0, why: str = "") -> None:
         """Do not hand the host out until a read that begins ``rest_seconds`` from now or later.
 
-        For a host that PostgreSQL or RQD refused. The rest is for what a read cannot show: that its RQD is gone, say.
+        For a host that PostgreSQL or RQD refused, ``why`` being what they said. The rest is for what a read cannot
+        show: that its RQD is gone, say.
         """
         with self._lock:
-            self._hosts.invalidate(host_id, self._instant() + rest_seconds)
+            self._hosts.invalidate(host_id, self._instant() + rest_seconds, why)
 
     def invalidated_ids(self) -> frozenset[str]:
         """Invalidated hosts whose rest is over: read them with the next hosts from the change log."""
@@ -237,7 +238,8 @@ class HostCache:
         self, facility_id: str, tags: Sequence[str], need: Need, allocs: Collection[str] | None = None
     ) -> Survey:
         with self._lock:
-            return self._hosts.groups.survey(facility_id, tags, need, allocs)
+            found = self._hosts.groups.survey(facility_id, tags, need, allocs)
+            return replace(found, refused=tuple(self._hosts.refused(facility_id, tags)))
 
     def settle(self, host_id: str, *, committed: Collection[str], lost: Collection[str]) -> None:
         with self._lock:

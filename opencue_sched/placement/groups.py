@@ -51,11 +51,13 @@ class Survey:
     """Why no host was found: what the hosts with these tags are, and which comes closest right now.
 
     ``builds`` maps each kind of host to how many there are, whether or not they can be booked at the moment;
-    ``roomiest`` is None when none of them can.
+    ``roomiest`` is None when none of them can. ``refused`` has what PostgreSQL or RQD said of each further host, which
+    is left alone for a moment.
     """
 
     builds: Mapping[Build, int]
     roomiest: Host | None
+    refused: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

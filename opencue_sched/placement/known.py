@@ -46,6 +46,15 @@ class _Hold:
     """Nobody has said yet what became of its booking."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """A host that is not to be read before ``until``, as it was last known."""
+
+    until: float
+    host: Host | None
+    why: str
+
+
 @dataclass(slots=True)
 class _Entry:
     """``read`` and ``current`` are None for a host that is gone: a read beginning before ``read_at`` does not count."""
@@ -69,7 +78,7 @@ class KnownHosts:
         self._checkout_seconds = checkout_seconds
         self._entries: dict[str, _Entry] = {}
         self._out: dict[str, tuple[float, float]] = {}
-        self._invalidated: dict[str, float] = {}
+        self._invalidated: dict[str, _Refused] = {}
         self._being_booked: dict[str, int] = {}
         self._version = 0
 
@@ -85,11 +94,19 @@ class KnownHosts:
 
     def invalidated(self, now: float) -> frozenset[str]:
         """Ids of the hosts nobody has read since they were invalidated, and that may be read by now."""
-        return frozenset(host_id for host_id, until in self._invalidated.items() if until <= now)
+        return frozenset(host_id for host_id, refused in self._invalidated.items() if refused.until <= now)
 
     def next_return(self) -> float | None:
         """When the first of the invalidated hosts may be read again; None when there are none."""
-        return min(self._invalidated.values(), default=None)
+        return min((refused.until for refused in self._invalidated.values()), default=None)
+
+    def refused(self, facility_id: str, tags: Collection[str]) -> list[str]:
+        """Why the invalidated hosts of a facility with any of these tags are, one reason each; the latest last."""
+        return [
+            refused.why
+            for refused in self._invalidated.values()
+            if (host := refused.host) and host.facility_id == facility_id and not host.tags.isdisjoint(tags)
+        ]
 
     def reported_at(self, host_id: str) -> float:
         """When the host last reported, by our clock."""
@@ -126,10 +143,11 @@ class KnownHosts:
         self._out.pop(host_id, None)
         self.groups.drop(host_id)
 
-    def invalidate(self, host_id: str, until: float) -> None:
-        """Forget the host until a read that begins at ``until`` or later."""
+    def invalidate(self, host_id: str, until: float, why: str) -> None:
+        """Forget the host until a read that begins at ``until`` or later. Of several reasons the first says most."""
+        before = self._invalidated.get(host_id) or _Refused(until, self.groups.get(host_id), why)
         self.forget(host_id, until)
-        self._invalidated[host_id] = max(until, self._invalidated.get(host_id, until))
+        self._invalidated[host_id] = replace(before, until=max(until, before.until), why=before.why or why)
 
     def take(self, host: Host, now: float) -> bool:
         """Check the host out if it is still as it was when looked up (the optimistic ``last_updated`` test)."""

@@ -37,20 +37,24 @@ def explain_shortage(
 ) -> OverCap:
     """What stands between the layer and the hosts of ``survey``.
 
-    NO_HOST: there are none. NO_FIT: none could take a frame even when idle. OVER_SUBSCRIPTION: those that could are of
-    allocations without headroom. CAPACITY: they are busy.
+    NO_HOST: there are none, or all were refused a moment ago. NO_FIT: none could take a frame even when idle.
+    OVER_SUBSCRIPTION: those that could are of allocations without headroom. CAPACITY: they are busy.
     """
+    refused = _counted(len(survey.refused), "host")
     if not survey.builds:
+        if survey.refused:
+            return OverCap(Verdict.NO_HOST, f"all with its tags, {refused}, {_left_alone(survey)}")
         return OverCap(Verdict.NO_HOST, f"no open host that is up has the tag {' or '.join(sorted(tags))}")
+    more = f"; {refused} more {_left_alone(survey)}" if survey.refused else ""
     refusals: Counter[Dimension] = Counter()
     for build in sorted(survey.builds, key=lambda build: build.alloc_id not in open_allocs):
         answer = reserve(layer, _idle(build), rules, os_name=os_name, job_cores_left=math.inf)
         if isinstance(answer, Reservation):
             if build.alloc_id in open_allocs:
-                return OverCap(Verdict.CAPACITY, _capacity(survey, layer, need))
+                return OverCap(Verdict.CAPACITY, _capacity(survey, layer, need) + more)
             return headroom.closed_alloc(build.alloc_id, need.cores)
         refusals[answer.dimension] += survey.builds[build]
-    return OverCap(Verdict.NO_FIT, _no_fit(survey, layer, need, os_name, refusals))
+    return OverCap(Verdict.NO_FIT, _no_fit(survey, layer, need, os_name, refusals) + more)
 
 
 def describe_need(layer: Layer, need: Need) -> str:
@@ -86,6 +90,11 @@ def _capacity(survey: Survey, layer: Layer, need: Need) -> str:
     cores = _counted(host.idle_cores, "core")
     idle = _amounts(cores, host.idle_memory_kb, host.idle_gpus, host.idle_gpu_memory_kb, gpus_wanted=need)
     return f"{needs}; no host of {_count(survey)} has that idle, the closest ({host.name}) has {idle}"
+
+
+def _left_alone(survey: Survey) -> str:
+    why = next((why for why in reversed(survey.refused) if why), "no reason given")
+    return f"left alone for a moment after a refusal: {why}"
 
 
 def _count(survey: Survey) -> str:

@@ -118,6 +118,12 @@ def test_an_alert_tells_of_frames_that_wait_without_a_reason_anybody_chose():
     assert not {"capacity", "behind"} & verdicts
 
 
+def test_an_alert_sees_that_nothing_was_dispatched_since_the_workers_started():
+    """A counter with labels has no series before it first counts, and the sum of none is no zero."""
+    expression = alerts()["SchedulerNothingDispatchedWithFramesWaiting"]
+    assert "(sum(rate(scheduler_frames_dispatched_total[10m])) or vector(0)) == 0" in expression
+
+
 def test_alerts_and_panels_tell_whether_one_beat_leads():
     dashboard = json.loads((DEPLOY / "grafana" / "dashboards" / "opencue-sched.json").read_text())
     shown = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])

@@ -277,6 +277,21 @@ def test_a_host_whose_rqd_is_gone_is_left_for_another(engine: Engine, settings: 
         assert len(here.rqds.runs()) == len(job.frames)
 
 
+def test_why_a_frame_does_not_run_is_not_that_there_is_no_host_where_its_rqd_refuses(
+    engine: Engine, settings: Settings
+) -> None:
+    with site(engine, settings, [machine("gone", cores=2), machine("away", cores=2)]) as here:
+        here.rqds.crash("gone")
+        here.rqds.crash("away")
+        here.job([LayerSpec(frames=8)])
+        here.passes()
+        (report,) = here.passes()
+    (verdict,) = report.verdicts
+    assert verdict.verdict is Verdict.NO_HOST
+    assert verdict.detail.startswith("all with its tags, 2 hosts, left alone for a moment after a refusal: ")
+    assert "UNAVAILABLE: failed to connect" in verdict.detail
+
+
 def test_a_job_that_every_host_refuses_is_set_aside_and_costs_no_host_its_work(
     engine: Engine, settings: Settings
 ) -> None:

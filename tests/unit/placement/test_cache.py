@@ -549,6 +549,26 @@ class TestGoneAndInvalidated:
         assert cache.invalidated_ids() == frozenset()
         assert cache.back_in() == pytest.approx(1, abs=1e-6)
 
+    def test_a_survey_tells_of_the_hosts_that_were_refused_why_first_and_no_longer_than_until_they_are_read(
+        self, clock: Clock
+    ) -> None:
+        farm = Farm(make_host(), make_host("h2"))
+        cache = make_cache(farm, clock)
+
+        def refused(tag: str = "general") -> tuple[str, ...]:
+            return cache.survey("fac", [tag], make_need()).refused
+
+        cache.invalidate("h1", rest_seconds=5, why="no answer")
+        cache.invalidate("h1", rest_seconds=5, why="not sent: no answer before")
+        cache.invalidate("h2")
+        cache.invalidate("unknown", why="nobody has it")
+        assert refused() == ("no answer", "")
+        assert refused("other") == ()
+
+        clock.advance(6)
+        cache.apply(farm.read("h1"), ["h2"], read_at=clock())
+        assert refused() == ()
+
     def test_a_check_out_of_an_invalidated_host_is_not_valid_any_more(self, clock: Clock) -> None:
         cache = make_cache(Farm(make_host()), clock)
         host = must_check_out(cache)

@@ -13,6 +13,7 @@ from opencue_sched.domain.farm import Caps, Headroom, Host, Job, Layer, Reservat
 from opencue_sched.domain.reservation import Rules
 from opencue_sched.domain.states import ThreadMode
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
+from opencue_sched.placement.groups import Survey
 from opencue_sched.placement.planner import Plan, release_plan
 from opencue_sched.placement.policy import Policy, policy_for
 from opencue_sched.placement.pool import FrozenPool
@@ -461,6 +462,19 @@ class TestVerdicts:
             "a frame needs 16 cores, 64 GiB; no host of the 2 with its tags has that idle, "
             "the closest (host-h2) has 32 cores, 20 GiB"
         )
+
+    def test_hosts_that_were_refused_are_told_of_beside_those_that_are_busy(self) -> None:
+        class Refusing(FrozenPool):
+            def survey(self, *asked: Any, **more: Any) -> Survey:
+                return replace(super().survey(*asked, **more), refused=("gone: no answer", ""))
+
+        def detail(*hosts: Host) -> str:
+            return only_verdict(plan(make_snapshot(make_job(layers=[make_layer(cores=16)])), Refusing(hosts))).detail
+
+        told = "left alone for a moment after a refusal: gone: no answer"
+        assert detail() == f"all with its tags, 2 hosts, {told}"
+        assert detail(make_host(cores=16, idle_centicores=100)).endswith(f"; 2 hosts more {told}")
+        assert detail(make_host(cores=8)).endswith(f"; 2 hosts more {told}")
 
     def test_capacity_is_told_for_the_rest_of_a_layer_that_was_placed_in_part(self) -> None:
         verdict = only_verdict(plan_layer(make_layer(frames=10), make_host(cores=4)))
