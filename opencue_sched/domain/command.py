@@ -48,7 +48,8 @@ _WORDS: Mapping[str, Callable[[FrameWords], str]] = {
 TOKENS: tuple[str, ...] = tuple(_WORDS)
 
 _KNOWN_TOKEN = re.compile("|".join(TOKENS))
-_TOKEN = re.compile(r"#[A-Za-z][A-Za-z0-9_]*#")
+TOKEN = re.compile(r"#[A-Za-z][A-Za-z0-9_]*#")
+"""What looks like a token, whether it is one or not."""
 
 
 def substitute(command: str, words: FrameWords) -> str:
@@ -61,7 +62,7 @@ def substitute(command: str, words: FrameWords) -> str:
 
 def unknown_tokens(command: str) -> tuple[str, ...]:
     """What looks like a token but is none, each once, in order: ``#FRAMES#``, ``#frame#``."""
-    return tuple(dict.fromkeys(_TOKEN.findall(_KNOWN_TOKEN.sub("\0", command))))
+    return tuple(dict.fromkeys(TOKEN.findall(_KNOWN_TOKEN.sub("\0", command))))
 
 
 def command_problems(command: str) -> list[str]:

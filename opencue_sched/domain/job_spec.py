@@ -24,7 +24,7 @@ The file is a mapping (YAML or JSON)::
     depends: [other-job]           # see below
     layers:                        # at least one, in dispatch order
       - name: render               # required, unique in the job
-        command: render #FRAME#    # required; tokens as in OpenCue
+        command: 'render #FRAME#'  # required; tokens as in OpenCue
         range: 1-100x2             # required
         type: render               # render (default), pre or util
         chunk: 1                   # frame numbers one frame renders

@@ -3,19 +3,30 @@
 YAML 1.1 turns ``shot: 0010`` into 8, ``name: no`` into false, ``1:30`` into 90 and ``2026-01-01`` into a date, and of a
 key that is given twice it quietly keeps the second. Here numbers are plain numbers, only true and false are flags,
 everything else is text, and a key given twice is an error.
+
+A ``#`` after a space begins a comment in any YAML, so ``command: render #IFRAME# --out x`` would be ``render``. A
+comment that begins like a token is an error where it cuts a value off.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from contextlib import suppress
 from typing import Any
 
 import yaml
 
+from opencue_sched.domain.command import TOKEN
 from opencue_sched.domain.job_spec import InvalidJobSpec, JobSpec
+
+_CUT_OFF = re.compile(rf"[ \t]+({TOKEN.pattern})")
+_BLOCKS = ("|", ">")
+
+
+class _NotYaml(InvalidJobSpec):
+    """Text that cannot be read as YAML."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -54,21 +65,52 @@ def read_job_file(content: bytes, *, default_user: str | None = None) -> JobSpec
 
 
 def _yaml(text: str) -> object:
+    loader = _Loader(text)
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe loader
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        problems = list(_cut_off(root, text, "", set()))
+        if problems:
+            raise InvalidJobSpec(problems)
+        return loader.construct_document(root)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise InvalidJobSpec([f"{where}not YAML: {error.problem or error}"]) from error
+        raise _NotYaml([f"{where}not YAML: {error.problem or error}"]) from error
     except (yaml.YAMLError, RecursionError) as error:
-        raise InvalidJobSpec([f"not YAML: {str(error).splitlines()[0]}"]) from error
+        raise _NotYaml([f"not YAML: {str(error).splitlines()[0]}"]) from error
+    finally:
+        loader.dispose()
+
+
+def _cut_off(node: yaml.Node, text: str, path: str, seen: set[int]) -> Iterator[str]:
+    """A problem for each value in a node that a comment beginning like a token cuts off. ``seen``: nodes looked at
+    already, which an alias leads to once more."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            name = str(key.value) if isinstance(key, yaml.ScalarNode) else "?"
+            yield from _cut_off(value, text, f"{path}.{name}" if path else name, seen)
+    elif isinstance(node, yaml.SequenceNode):
+        for position, entry in enumerate(node.value):
+            yield from _cut_off(entry, text, f"{path}[{position}]", seen)
+    elif isinstance(node, yaml.ScalarNode) and node.style not in _BLOCKS:
+        comment = _CUT_OFF.match(text, node.end_mark.index)
+        if comment is not None:
+            yield (
+                f"line {node.end_mark.line + 1}: {path}: {comment[1]} and what follows is a comment here; put the text "
+                "in quotes"
+            )
 
 
 def _json(text: str) -> object:
     try:
         return json.loads(text, object_pairs_hook=_without_repeats)
     except json.JSONDecodeError as error:
-        with suppress(InvalidJobSpec):
+        with suppress(_NotYaml):
             return _yaml(text)  # YAML's own {flow: mapping} begins with a brace as well
         raise InvalidJobSpec([f"line {error.lineno}, column {error.colno}: not JSON: {error.msg}"]) from error
     except RecursionError as error:

@@ -40,7 +40,7 @@ depends:
   - {job: demo-sh010-alice_anim, layer: cache}
 layers:
   - name: render
-    command: render -f #ZFRAME# -s #FRAMESPEC#
+    command: 'render -f #ZFRAME# -s #FRAMESPEC#'
     range: -1-100x2, 200
     type: render
     chunk: 4
@@ -57,7 +57,7 @@ layers:
     timeout_llu: 15
     env: {THREADS: "4"}
   - name: comp
-    command: comp #FRAME#
+    command: 'comp #FRAME#'
     range: 1-100
     cores: -1
     memory: 1048576
@@ -108,6 +108,7 @@ def test_a_full_job_file() -> None:
         DependSpec(DependType.JOB_ON_LAYER, "demo-sh010-alice_anim", "cache"),
     )
     render, comp = spec.layers
+    assert (render.command, comp.command) == ("render -f #ZFRAME# -s #FRAMESPEC#", "comp #FRAME#")
     assert render.frame_range.text == "-1-100x2,200"
     assert render.frame_numbers[:3] == (-1, 7, 15)
     assert (render.cores_min_centicores, render.cores_max_centicores, render.threadable) == (450, 800, True)

@@ -17,6 +17,7 @@ from tests.farm import Farm
 from tests.integration.cli.conftest import Cli
 
 Build = Callable[[Callable[[Farm], Any]], Any]
+Rows = Callable[..., list[Any]]
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = sorted((ROOT / "examples").iterdir())
@@ -38,21 +39,41 @@ def demo(build: Build) -> None:
 @pytest.mark.parametrize(
     "example", [path for path in EXAMPLES if path.stem != "after-other-jobs"], ids=lambda p: p.name
 )
-def test_an_example_can_be_submitted(cli: Cli, demo: None, example: Path) -> None:
+def test_an_example_can_be_submitted(cli: Cli, demo: None, rows: Rows, example: Path) -> None:
     ran = cli("submit", str(example), "--json")
     assert (ran.status, ran.err) == (0, "")
     assert ran.json["frames"] > 0
+    assert_tokens_are_kept(rows, example.read_text(encoding="utf-8"))
 
 
-def test_the_example_that_waits_for_others_comes_after_them(
-    cli: Cli, demo: None, monkeypatch: pytest.MonkeyPatch
+def assert_tokens_are_kept(rows: Rows, file: str) -> None:
+    """The commands that were stored hold every token that the file's lines of commands do."""
+    written = [token for line in file.splitlines() if "command" in line for token in re.findall(r"#[A-Z_]+#", line)]
+    stored = rows("SELECT str_cmd FROM layer ORDER BY int_dispatch_order")
+    assert written
+    assert [token for (command,) in stored for token in re.findall(r"#[A-Z_]+#", command)] == written
+
+
+def test_the_example_of_the_guide_is_submitted_with_its_tokens(cli: Cli, demo: None, rows: Rows) -> None:
+    example = re.search(r"```yaml\n(.*?)```", GUIDE, flags=re.DOTALL)
+    assert example is not None
+    assert cli("submit", "-", given=example[1]).status == 0
+    assert_tokens_are_kept(rows, example[1])
+
+
+def test_the_example_that_waits_for_others_comes_after_them_for_anybody(
+    cli: Cli, build: Build, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("LOGNAME", "alice")
-    assert cli("submit", str(ROOT / "examples" / "after-other-jobs.yaml")).status == 1
-    for name in ("animation.yaml", "simulation.yaml", "after-other-jobs.yaml"):
-        ran = cli("submit", str(ROOT / "examples" / name), "--json")
-        assert (ran.status, ran.err) == (0, "")
+    # given an empty farm, and somebody who pastes what the example's head says
+    build(lambda farm: farm.alloc("general"))
+    monkeypatch.setenv("LOGNAME", "somebody")
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "examples" / "after-other-jobs.yaml").read_text(encoding="utf-8")
+    for command in re.findall(r"^#\s+opencue-sched (.*)", text, flags=re.MULTILINE):
+        ran = cli(*command.split(), *(["--json"] if command.startswith("submit") else []))
+        assert (ran.status, ran.err) == (0, ""), command
     (grade,) = ran.json["layers"]
+    assert rows("SELECT str_cmd FROM layer WHERE str_name = 'grade'") == [("grade #FRAMESPEC#",)]
     assert (grade["frames"], grade["waiting"]) == (48, 0)
     waits = {one["on"] for one in cli("job", "depends", "list", ran.json["name"], "--json").json}
     assert waits == {

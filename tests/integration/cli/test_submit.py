@@ -80,7 +80,7 @@ max_gpus: 3
 env: {OCIO: /config.ocio}
 layers:
   - name: render
-    command: render #FRAMESPEC#
+    command: 'render #FRAMESPEC#'
     range: 1-10,20
     chunk: 2
     cores: 2.5
@@ -117,6 +117,7 @@ layers:
     assert (render.int_cores_min, render.int_cores_max, render.int_mem_min) == (250, 400, 2 * 1024**2)
     assert (render.int_gpus_min, render.int_gpu_mem_min, render.str_services) == (1, 1024**2, "maya,arnold")
     assert (render.int_timeout, render.int_timeout_llu, render.str_type) == (90, 15, "RENDER")
+    assert render.str_cmd == "render #FRAMESPEC#"
     assert (comp.str_type, comp.b_threadable, comp.str_cmd) == ("UTIL", False, "comp")
     frames = rows("SELECT * FROM frame ORDER BY int_layer_order, int_dispatch_order")
     assert [(f.str_name, f.int_number, f.int_dispatch_order, f.str_state, f.int_depend_count) for f in frames] == [
@@ -325,6 +326,10 @@ layers:
         ('{"show": "demo",}', "layers: a job needs at least one layer"),
         ('{"show": "demo"', "line 1, column 16: not JSON"),
         ("show: demo\nshow: other\n", "line 2, column 1: not YAML: key 'show' is given twice"),
+        (
+            "show: demo\nshot: #SHOT# is cut off\n",
+            "line 2: shot: #SHOT# and what follows is a comment here",
+        ),
         ("show: !!python/name:os.system\n", "could not determine a constructor"),
     ],
 )

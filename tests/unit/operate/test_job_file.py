@@ -1,0 +1,76 @@
+"""The text of a job file: what YAML would quietly make of it is said."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from opencue_sched.domain import job_spec
+from opencue_sched.domain.job_spec import InvalidJobSpec
+from opencue_sched.operate.job_file import read_job_file
+
+HEAD = "show: demo\nshot: sh010\nuser: alice\nname: cut\n"
+LAYERS = HEAD + "layers:\n  - name: render\n    range: 1-4\n"
+
+
+def problems(text: str) -> tuple[str, ...]:
+    with pytest.raises(InvalidJobSpec) as refused:
+        read_job_file(text.encode())
+    return refused.value.problems
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        (LAYERS + "    command: render --frame #IFRAME# --out x\n", "line 8: layers[0].command: #IFRAME#"),
+        (LAYERS + "    command: render --frame #IFRAM# --out x\n", "line 8: layers[0].command: #IFRAM#"),
+        (LAYERS + "    command: render -s #FRAME_START#-#FRAME_END#\n", "line 8: layers[0].command: #FRAME_START#"),
+        (LAYERS + "    command: render\r\n      --frame #IFRAME# --out x\r\n", "line 9: layers[0].command: #IFRAME#"),
+        (LAYERS + "    command: #FRAME# --out x\n", "line 8: layers[0].command: #FRAME#"),
+        (LAYERS + '    command: "render" #FRAME# --out x\n', "line 8: layers[0].command: #FRAME#"),
+        (LAYERS + "    env: {}\n    command: é #FRAME#\n", "line 9: layers[0].command: #FRAME#"),
+        (LAYERS + "    command: x\n    env:\n      OUT: /o/ #JOB#\n", "line 10: layers[0].env.OUT: #JOB#"),
+        (HEAD + "layers: []\ndepends:\n  - #JOB#\n", "line 7: depends[0]: #JOB#"),
+    ],
+)
+def test_a_value_that_a_comment_cuts_off_at_a_token_is_refused(text: str, where: str) -> None:
+    assert problems(text) == (f"{where} and what follows is a comment here; put the text in quotes",)
+
+
+def test_every_value_that_is_cut_off_is_said_also_in_yaml_that_begins_like_json() -> None:
+    flow = "{show: demo,\nshot: sh010 #SHOT#\n, layers: [{command: render #IFRAME#\n}]}"
+    assert [problem.partition(" and ")[0] for problem in problems(flow)] == [
+        "line 2: shot: #SHOT#",
+        "line 3: layers[0].command: #IFRAME#",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("yaml", "command"),
+    [
+        ("'render #IFRAME#'", "render #IFRAME#"),
+        ('"render #IFRAME#"   # of #IFRAME#', "render #IFRAME#"),
+        ("render --frame=#IFRAME#", "render --frame=#IFRAME#"),
+        ("render # the number is #IFRAME#", "render"),
+        ("render #hashtag", "render"),
+        ("render\n    #IFRAME# is left out", "render"),
+        (">\n      render #IFRAME#\n      --out #ZFRAME#\n    #FRAME#", "render #IFRAME# --out #ZFRAME#"),
+    ],
+)
+def test_quoted_text_and_comments_of_people_are_taken_as_they_are(yaml: str, command: str) -> None:
+    (layer,) = read_job_file(f"{LAYERS}    command: {yaml}\n".encode()).layers
+    assert layer.command == command
+
+
+def test_an_alias_and_a_knot_of_them_end() -> None:
+    text = LAYERS + "    command: &c render #IFRAME#\n    env: &e {A: *c, B: *e}\n"
+    assert len(problems(text)) == 1
+    assert problems("&a [*a, *a]")
+
+
+def test_the_example_in_the_reference_of_the_format_keeps_its_token() -> None:
+    example = re.search(r"::\n\n(.*?)\n\nA layer's", job_spec.__doc__ or "", flags=re.DOTALL)
+    assert example is not None
+    spec = read_job_file(re.sub(r"(?m)^    ", "", example[1]).replace("[comp]", "[]").encode())
+    assert spec.layers[0].command == "render #FRAME#"
