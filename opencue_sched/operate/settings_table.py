@@ -45,6 +45,8 @@ def _fields(model: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[tup
 def _default(path: tuple[str, ...], field: FieldInfo) -> str:
     if path == ("instance",):
         return "host name and process id"
+    if path[:2] == ("queue", "stream"):
+        return "not set (the reference: 3)"
     value: Any = field.get_default(call_default_factory=True, validated_data={})
     if isinstance(value, SecretStr):
         value = value.get_secret_value()
