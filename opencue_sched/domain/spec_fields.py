@@ -19,6 +19,7 @@ INT_MAX = 2**31 - 1
 
 _MOST_KB = 2**40
 _NAME = re.compile(r"^[A-Za-z0-9_.-]+$")
+_VARIABLE = re.compile(r"[^\s=\x00-\x1f]+\Z")
 NAME_CHARACTERS = "letters, digits, '_', '-' and '.'"
 
 
@@ -211,8 +212,8 @@ class Fields:
 
 
 def _variable_problem(name: object, value: object) -> str | None:
-    if not isinstance(name, str) or not name or "=" in name or "\0" in name:
-        return "is not the name of a variable"
+    if not isinstance(name, str) or not _VARIABLE.match(name):
+        return "is not the name of a variable; it has no spaces and no '='"
     if name in RESERVED_VARIABLES:
         return "is set by the scheduler; use another name"
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):

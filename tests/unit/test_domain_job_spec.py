@@ -221,7 +221,10 @@ def test_a_layer_that_is_no_mapping() -> None:
         ({"env": ["A=b"]}, "env: expected a mapping of variables, found a list"),
         ({"env": {"A": None}}, "env.A: expected text, found nothing; put the value in quotes"),
         ({"env": {"A": True}}, "env.A: expected text, found true or false; put the value in quotes"),
-        ({"env": {"A=B": "c"}}, "env.A=B: is not the name of a variable"),
+        *(
+            ({"env": {name: "c"}}, f"env.{name}: is not the name of a variable; it has no spaces and no '='")
+            for name in ("A=B", "MY VAR", " A", "A\n", "", 7)
+        ),
         ({"env": {"CUE_THREADS": "4"}}, "env.CUE_THREADS: is set by the scheduler; use another name"),
         ({"env": {"A": "x" * 2049}}, "env.A: has 2049 characters; 2048 is the most OpenCue stores"),
         ({"depends": [{"layer": "render"}]}, "depends[0]: names no job"),
@@ -331,6 +334,12 @@ def test_a_layer_that_its_own_jobs_cap_would_starve_is_refused() -> None:
 def test_zero_and_negative_caps_of_a_job_are_unlimited(cap: int) -> None:
     spec = JobSpec.parse(job(max_cores=cap, max_gpus=cap, layers=[layer(cores=64, gpus=8)]))
     assert (spec.max_cores_centicores, spec.max_gpus) == (-1, -1)
+
+
+@pytest.mark.parametrize("cores", [0, -1, -200])
+def test_a_frame_may_ask_for_a_whole_host_or_all_but_some_of_its_cores(cores: int) -> None:
+    """All but 200 is what a host of 256 can give; no farm's size is known here."""
+    assert JobSpec.parse(job(layers=[layer(cores=cores)])).layers[0].cores_min_centicores == cores * 100
 
 
 def test_a_priority_may_be_negative_as_cuebot_and_job_priority_take_it() -> None:

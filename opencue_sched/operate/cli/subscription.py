@@ -84,6 +84,7 @@ def create(show: str, alloc: str, size: int, burst: str | None, as_json: bool) -
         size=output.cores(size),
         burst=output.cores(most),
     )
+    _note_burst(size, most)
 
 
 @command.command()
@@ -97,9 +98,10 @@ def size(show: str, alloc: str, number: int) -> None:
     """
     with farm() as (engine, _), engine.begin() as connection:
         show_row, alloc_row = _pair(connection, show, alloc)
-        _existing(connection, show_row, alloc_row)
+        subscription = _existing(connection, show_row, alloc_row)
         admin.set_subscription(connection, show_row.id, alloc_row.id, size=number)
     output.done(f"size of {show_row.name} in {alloc_row.name} is {output.cores(number)} cores")
+    _note_burst(number, subscription.burst_centicores)
 
 
 @command.command()
@@ -117,6 +119,7 @@ def burst(show: str, alloc: str, number: str) -> None:
         most = _burst(number, subscription.size_centicores)
         admin.set_subscription(connection, show_row.id, alloc_row.id, burst=most)
     output.done(f"burst of {show_row.name} in {alloc_row.name} is {output.cores(most)} cores")
+    _note_burst(subscription.size_centicores, most)
     if most < subscription.used_centicores:
         used = output.cores(subscription.used_centicores)
         click.echo(f"note: {used} cores are in use; nothing is booked until fewer are", err=True)
@@ -168,6 +171,15 @@ def _existing(connection: Connection, show: NamedRow, alloc: NamedRow) -> admin.
     if not found:
         raise UnknownName(f"show {show.name} has no subscription for {alloc.name}; `subscription create` makes one")
     return found[0]
+
+
+def _note_burst(size: int, burst: int) -> None:
+    """Cuebot allows a burst below the size. 0 is how bookings are stopped; any other is most often a mistake."""
+    if 0 < burst < size:
+        text = (
+            f"the burst is below the size: {output.cores(burst)} cores are the most it gets of its {output.cores(size)}"
+        )
+        click.echo(f"note: {text}", err=True)
 
 
 def _burst(text: str, size: int) -> int:
