@@ -18,6 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.clusters.discovery import scoped_facilities
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.cluster import Cluster
+from opencue_sched.domain.tags import normalise_tag
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.settings import Settings
 from opencue_sched.store.pending import SchemaColumns, WaitingWork, fetch_waiting_work
@@ -64,7 +65,8 @@ class FramesBehind:
         with self._engine.connect() as connection:
             facilities = scoped_facilities(connection, self._settings)
             work = fetch_waiting_work(connection, facilities, self._facts)
-        behind = frames_behind(self._clusters(), work, self._verdicts.left_waiting())
+        ignored = frozenset(map(normalise_tag, self._settings.scheduler.ignore_tags))
+        behind = frames_behind(self._clusters(), work, self._verdicts.left_waiting(), ignored=ignored)
         self._verdicts.record_behind(self._scope, behind, distinct=sum(it.frames for it in work))
 
     @property
@@ -73,18 +75,25 @@ class FramesBehind:
 
 
 def frames_behind(
-    clusters: Iterable[Cluster], work: Iterable[WaitingWork], judged: Mapping[str, Mapping[str, int]]
+    clusters: Iterable[Cluster],
+    work: Iterable[WaitingWork],
+    judged: Mapping[str, Mapping[str, int]],
+    *,
+    ignored: frozenset[str] = frozenset(),
 ) -> dict[str, int]:
     """Frames by verdict that are in ``work`` and of which the last passes said nothing.
 
     ``judged``: cluster key -> verdict -> frames left waiting. Like those, frames are counted once for each cluster that
-    reaches them: nine of a layer with the tags of two clusters are eighteen.
+    reaches them: nine of a layer with the tags of two clusters are eighteen. Those that no cluster reaches, because no
+    host has such a tag, have no host; but not if their tags are ``ignored``, for somebody else looks after them.
     """
     by_place: defaultdict[tuple[str, str], list[WaitingWork]] = defaultdict(list)
     for it in work:
         by_place[it.facility_id, it.show_id].append(it)
     frames = Counter[str]()
+    reached: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for cluster in clusters:
+        reached[cluster.facility_id, cluster.show_id].update(cluster.tags)
         tags = frozenset(cluster.tags)
         there = Counter[str]()
         for it in by_place.get((cluster.facility_id, cluster.show_id), ()):
@@ -94,4 +103,7 @@ def frames_behind(
         for verdict, count in judged.get(cluster.key, {}).items():
             seen[verdict if verdict in _BY_CAP else Verdict.BEHIND.value] += count
         frames += there - seen
+    for place, waiting in by_place.items():
+        lost = sum(it.frames for it in waiting if it.tags - ignored and it.tags.isdisjoint(reached[place]))
+        frames += Counter({Verdict.NO_HOST.value: lost})
     return dict(frames)

@@ -33,5 +33,14 @@ def test_frames_at_a_cap_of_their_job_or_folder_are_not_called_behind() -> None:
 
 
 def test_frames_count_in_every_cluster_that_reaches_them_and_in_no_other() -> None:
-    both, nobodys, others = work(3, "general", "slow"), work(50, "nowhere"), work(50, show="other")
-    assert frames_behind([ALLOC, MANUAL], [both, nobodys, others], {MANUAL.key: {"capacity": 3}}) == {"behind": 3}
+    both, others = work(3, "general", "slow"), work(50, "general", "nowhere")
+    judged = {MANUAL.key: {"capacity": 3}, ALLOC.key: {"capacity": 50}}
+    assert frames_behind([ALLOC, MANUAL], [both, others], judged) == {"behind": 3}
+
+
+def test_frames_that_no_cluster_reaches_have_no_host_unless_their_tags_are_somebody_elses() -> None:
+    mistyped, elsewhere = work(50, "genral"), work(7, show="other")
+    assert frames_behind([ALLOC, MANUAL], [work(2), mistyped, elsewhere], {}) == {"behind": 2, "no_host": 57}
+    ignored = frozenset({"genral", "gpu"})
+    assert frames_behind([ALLOC], [mistyped, work(9, "gpu", "genral")], {}, ignored=ignored) == {}
+    assert frames_behind([ALLOC], [work(9, "gpu", "genral")], {}, ignored=frozenset({"gpu"})) == {"no_host": 9}
