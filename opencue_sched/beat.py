@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
 import structlog
@@ -32,10 +33,10 @@ from opencue_sched.coordination.ticks import MINUTE, CatchUp, due_ticks, seconds
 from opencue_sched.domain.errors import SchedulerError
 from opencue_sched.operate import fleet_metrics
 from opencue_sched.operate.metrics import serve_metrics
+from opencue_sched.operate.stores import TOLD_AGAIN_SECONDS, Troubles, check_for_beat
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.fences import PersistentFences
-from opencue_sched.store.schema import check_schema, refuse_unmigrated
 
 log = structlog.get_logger(__name__)
 
@@ -43,7 +44,6 @@ CONSERVATIVE_SECONDS = 180.0
 CONSERVATIVE_RETRY_SECONDS = 5.0
 MARK_SECONDS_AT_LEAST = 600.0
 POLL_SECONDS = 0.5
-TOLD_AGAIN_SECONDS = 60.0
 
 
 def make_gate(settings: Settings) -> LeaderGate:
@@ -59,16 +59,6 @@ def make_gate(settings: Settings) -> LeaderGate:
         quiet_seconds=CONSERVATIVE_SECONDS if conservative else 0.0,
         fences=PersistentFences(make_engine(settings, application_name="opencue-sched-beat", pool_size=1)),
     )
-
-
-def _refuse_unmigrated(settings: Settings) -> None:
-    """Raise SchemaMissing, SchemaTooOld or SQLAlchemyError for a database in which no leader could be recorded."""
-    engine = make_engine(settings, application_name="opencue-sched-beat", pool_size=1)
-    try:
-        with engine.connect() as connection:
-            refuse_unmigrated(check_schema(connection))
-    finally:
-        engine.dispose()
 
 
 def announce_beat(settings: Settings, gate: LeaderGate) -> Presence:
@@ -106,23 +96,36 @@ class LeaderScheduler(Scheduler):
         try:
             gate = self._opened()
             leading = gate.renew() is not None
+            trouble: Exception | None = gate.trouble
             self._show(gate)
-            if not leading:
-                fleet_metrics.clocks_apart.set(0)
-                fleet_metrics.ticks_ahead.set(0)
-                return max(0.05, min(gate.next_look, POLL_SECONDS))
-            clocks, last = gate.clocks(), gate.last_ticks()
-            self._look_at_clocks(clocks, last)
-            waits = [self._serve(gate, name, entry, clocks, last) for name, entry in list(self.schedule.items())]
+            wait = self._lead(gate) if leading else self._stand_by(gate)
         except (RedisError, SQLAlchemyError, SchedulerError, KombuError) as error:
-            log.warning("beat_cannot_reach_its_stores", error=str(error))
-            return POLL_SECONDS
+            trouble, wait = error, POLL_SECONDS
+        if trouble is None:
+            self._troubles.met_none()
+        else:
+            self._troubles.met(trouble)
+        return wait
+
+    @cached_property
+    def _troubles(self) -> Troubles:
+        return Troubles(get_settings(), boot_clock)
+
+    def _lead(self, gate: LeaderGate) -> float:
+        clocks, last = gate.clocks(), gate.last_ticks()
+        self._look_at_clocks(clocks, last)
+        waits = [self._serve(gate, name, entry, clocks, last) for name, entry in list(self.schedule.items())]
         return max(0.01, min([*waits, POLL_SECONDS]))
+
+    def _stand_by(self, gate: LeaderGate) -> float:
+        fleet_metrics.clocks_apart.set(0)
+        fleet_metrics.ticks_ahead.set(0)
+        return max(0.05, min(gate.next_look, POLL_SECONDS))
 
     def _opened(self) -> LeaderGate:
         if self.gate is None:
             settings = get_settings()
-            _refuse_unmigrated(settings)
+            check_for_beat(settings)
             self.gate = gate = make_gate(settings)
             fleet_metrics.watch_gate(gate)
             serve_metrics(settings.queue.metrics_host, settings.coordination.beat_metrics_port)

@@ -1,9 +1,9 @@
 """The Celery application that ``celery -A opencue_sched`` finds.
 
 Only wiring lives here: configuration, logs, signals and the start and stop of a worker's runtime. Celery swallows
-exceptions of signal handlers, so what must not fail silently (stores that do not answer, a schema that is too old) is
-checked in a boot step that ends the process with a message and exit status 78 (configuration error: starting again
-would not help), or 75 when a store does not answer and may yet.
+exceptions of signal handlers, so what must not fail silently (stores that do not answer, a schema that is too old)
+ends the process at once, with a message and exit status 78 (configuration error: starting again would not help), or 75
+when a store does not answer and may yet.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import structlog
 from celery import Celery, bootsteps
 from celery.signals import (
+    beat_init,
     setup_logging,
     task_rejected,
     task_unknown,
@@ -30,12 +31,19 @@ from pydantic import ValidationError
 
 from opencue_sched.coordination.broker import broker_settings
 from opencue_sched.domain.errors import InvalidInput, NotReady, SchedulerError
-from opencue_sched.operate.celery_commands import asks_for_prefork, guard_flower, is_celery, is_flower, keeps_a_log
+from opencue_sched.operate.celery_commands import (
+    asks_for_help,
+    asks_for_prefork,
+    guard_flower,
+    is_celery,
+    is_flower,
+    keeps_a_log,
+)
 from opencue_sched.operate.children import children_end, kill_children
 from opencue_sched.operate.consumer import bury_unreadable
 from opencue_sched.operate.consumer_steps import PresenceStep, begin_to_drain, sleep_unless_stopped
 from opencue_sched.operate.setting_names import log_unknown_variables, setting_problems, unknown_variables
-from opencue_sched.operate.stores import StoreAway
+from opencue_sched.operate.stores import StoreAway, check_broker, check_for_beat
 from opencue_sched.settings import get_settings
 
 log = structlog.get_logger(__name__)
@@ -44,8 +52,9 @@ EX_TEMPFAIL = 75
 EX_CONFIG = 78
 
 
-def _refuse(error: Exception, status: int = EX_CONFIG) -> NoReturn:
+def _refuse(error: Exception) -> NoReturn:
     """End this process, whatever Celery would make of an exception."""
+    status = EX_TEMPFAIL if isinstance(error, StoreAway | NotReady) else EX_CONFIG
     reasons = setting_problems(error) if isinstance(error, ValidationError) else [str(error)]
     for reason in reasons:
         print(f"opencue-sched cannot start: {reason}", file=sys.stderr, flush=True)  # noqa: T201
@@ -57,7 +66,9 @@ if is_celery(sys.argv):
         broker_settings(get_settings().redis_dsn)
         if is_flower(sys.argv):
             guard_flower(sys.argv, os.environ)
-    except (ValidationError, InvalidInput) as error:
+            if not asks_for_help(sys.argv):
+                check_broker(get_settings())
+    except (ValidationError, SchedulerError) as error:
         _refuse(error)
     if not keeps_a_log(sys.argv):
         for unknown in unknown_variables(os.environ):
@@ -108,7 +119,7 @@ class RuntimeStep(bootsteps.StartStopStep):
         try:
             start_worker(app, hostname=parent.hostname, capacity=parent.concurrency, sleep=sleep_unless_stopped)
         except SchedulerError as error:
-            _refuse(error, EX_TEMPFAIL if isinstance(error, StoreAway | NotReady) else EX_CONFIG)
+            _refuse(error)
         except SystemExit:
             # Told to stop meanwhile. Celery ends no step of a worker that has not started all.
             stop_worker()
@@ -129,6 +140,15 @@ class RuntimeStep(bootsteps.StartStopStep):
 
     def terminate(self, parent: Any) -> None:
         self.stop(parent)
+
+
+@beat_init.connect
+def _beat_starts(**_: Any) -> None:
+    """As a worker does. What a beat loses later, it waits for."""
+    try:
+        check_for_beat(get_settings())
+    except SchedulerError as error:
+        _refuse(error)
 
 
 @worker_process_init.connect

@@ -119,6 +119,8 @@ class LeaderGate:
         self._last: dict[str, int] = {}
         self._second_clock: float | None = None
         self._unrecorded_since: float | None = None
+        self.trouble: RedisError | SQLAlchemyError | None = None
+        """Why the last campaign or renewal got no answer of a store; None when it had all it asked for."""
 
     @property
     def tick_age(self) -> float:
@@ -142,7 +144,8 @@ class LeaderGate:
         return Lease(self.token, fence)
 
     def renew(self) -> Lease | None:
-        """Campaign or renew if it is time to, and return the lease. Redis errors count as not renewed.
+        """Campaign or renew if it is time to, and return the lease. Redis errors count as not renewed; ``trouble``
+        has them, for a caller to tell of.
 
         Errors of the fence store come through to a candidate, for it cannot lead without. A holder renews without,
         until it could record no tick that was due for the renewal deadline.
@@ -151,10 +154,15 @@ class LeaderGate:
         if now >= self._next_try:
             self._next_try = now + self._retry_seconds()
             leading = self._fence is not None
+            self.trouble = None
             try:
                 self._campaign(now)
             except RedisError as error:
-                log.warning("lease_renewal_failed", role=self.keys.role, error=str(error))
+                self.trouble = error
+                log.debug("lease_renewal_failed", role=self.keys.role, error=str(error))
+            except SQLAlchemyError as error:
+                self.trouble = error
+                raise
             if self._fence is None:
                 if leading:
                     log.warning("leadership_lost", role=self.keys.role)
@@ -197,7 +205,8 @@ class LeaderGate:
             self._hear_second_clock(self._fences)
             return highest <= fence
         except SQLAlchemyError as error:
-            log.warning("fence_store_away", role=self.keys.role, fence=fence, error=str(error))
+            self.trouble = error
+            log.debug("fence_store_away", role=self.keys.role, fence=fence, error=str(error))
             return True
 
     def _ask(self, now: float, what: str, fence: int) -> int | None:
@@ -222,9 +231,10 @@ class LeaderGate:
                 self._last = self._fences.last_ticks(self.keys.name)
                 self._hear_second_clock(self._fences)
                 mine = True
+            else:
+                log.warning("fence_not_recorded", role=self.keys.role, fence=fence)
         finally:
             if not mine:
-                log.warning("fence_not_recorded", role=self.keys.role, fence=fence)
                 self._release()
         return mine
 
@@ -301,11 +311,11 @@ class LeaderGate:
         they may reach it, and this one fires nothing."""
         try:
             answer = fences.claim_tick(self.keys.name, fence, task, tick)
-        except SQLAlchemyError as error:
+        except SQLAlchemyError:
             now = self._clock()
             self._unrecorded_since = now if self._unrecorded_since is None else self._unrecorded_since
             if now - self._unrecorded_since >= self._deadline:
-                log.error("leader_cannot_record_ticks", role=self.keys.role, fence=fence, error=str(error))
+                log.error("leader_cannot_record_ticks", role=self.keys.role, fence=fence)
                 self._unrecorded_since = None
                 self.resign()
                 self._next_try = now + self._retry

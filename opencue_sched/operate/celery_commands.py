@@ -31,6 +31,11 @@ def keeps_a_log(argv: Sequence[str]) -> bool:
     return is_celery(argv) and not {"worker", "beat"}.isdisjoint(argv[1:])
 
 
+def asks_for_help(argv: Sequence[str]) -> bool:
+    """Whether the command only says how it is used."""
+    return "--help" in argv
+
+
 def asks_for_prefork(argv: Sequence[str]) -> bool:
     """Whether the command line asks for the prefork pool.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from celery import Celery
@@ -14,8 +13,7 @@ from structlog.testing import capture_logs
 
 from opencue_sched.beat import LeaderScheduler
 from opencue_sched.settings import Settings
-
-CELERY = Path(sys.executable).parent / "celery"
+from tests.warm_start import ROOT, run
 
 
 def celery(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -25,14 +23,8 @@ def celery(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         "OPENCUE_SCHED_DATABASE_URL": "postgresql://a@127.0.0.1:1/b",
         "OPENCUE_SCHED_REDIS_URL": "redis://127.0.0.1:1/0",
     }
-    return subprocess.run(
-        [CELERY, "-A", "opencue_sched", *words],
-        env={**kept, **stores, **variables},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = [sys.executable, "-m", "celery", "-A", "opencue_sched", *words]
+    return run(command, env={**kept, **stores, **variables}, cwd=ROOT)
 
 
 @pytest.mark.parametrize("role", ["worker", "beat"])
@@ -52,14 +44,37 @@ def test_a_worker_warns_of_a_misspelt_variable_in_its_log() -> None:
     assert '"did_you_mean": "OPENCUE_SCHED_QUEUE__METRICS_HOST"' in warnings[0]
 
 
-def test_a_worker_on_a_database_without_our_tables_says_what_to_run(engine: Engine, settings: Settings) -> None:
+@pytest.mark.parametrize("role", ["beat", "flower"])
+def test_a_process_whose_redis_does_not_answer_says_so_once_and_may_be_started_again(
+    role: str, settings: Settings
+) -> None:
+    dead = "redis://:sesame@127.0.0.1:1/0"
+    ran = celery(role, OPENCUE_SCHED_DATABASE_URL=settings.sqlalchemy_url, OPENCUE_SCHED_REDIS_URL=dead)
+    said = [line for line in ran.stderr.splitlines() if "set OPENCUE_SCHED_REDIS_URL" in line]
+    assert (ran.returncode, len(said)) == (75, 1), ran.stderr
+    assert said[0].startswith("opencue-sched cannot start: Redis at 127.0.0.1:1 does not answer")
+    assert "sesame" not in ran.stdout + ran.stderr
+
+
+def test_a_beat_whose_postgresql_does_not_answer_says_so_once_and_may_be_started_again() -> None:
+    ran = celery("beat", OPENCUE_SCHED_DATABASE_URL="postgresql://a:sesame@127.0.0.1:1/b")
+    said = [line for line in ran.stderr.splitlines() if "set OPENCUE_SCHED_DATABASE_URL" in line]
+    assert (ran.returncode, len(said)) == (75, 1), ran.stderr
+    assert "sesame" not in ran.stdout + ran.stderr
+    assert "Background on this error" not in ran.stderr
+
+
+@pytest.mark.parametrize("words", [("worker", "-P", "solo"), ("beat",)])
+def test_a_process_on_a_database_without_our_tables_says_what_to_run(
+    words: tuple[str, ...], engine: Engine, settings: Settings
+) -> None:
     with engine.begin() as connection:
         connection.execute(text("DROP TABLE opencue_sched_fence"))
     urls = {
         "OPENCUE_SCHED_DATABASE_URL": settings.database_url.get_secret_value(),
         "OPENCUE_SCHED_REDIS_URL": settings.redis_dsn,
     }
-    ran = celery("worker", "-P", "solo", **urls, OPENCUE_SCHED_QUEUE__METRICS_PORT="0")
+    ran = celery(*words, **urls, OPENCUE_SCHED_QUEUE__METRICS_PORT="0")
     assert ran.returncode == 78, ran.stderr
     assert "run `opencue-sched migrate`" in ran.stderr
 
@@ -75,7 +90,8 @@ def test_a_beat_on_a_database_without_our_tables_says_what_to_run_and_goes_on_wh
     try:
         with capture_logs() as logs:
             beat.tick()
-        assert ["opencue-sched migrate" in str(entry.get("error")) for entry in logs] == [True]
+        told = [str(entry.get("error")) for entry in logs if entry["log_level"] != "debug"]
+        assert ["opencue-sched migrate" in error for error in told] == [True]
 
         with engine.begin() as connection:
             connection.execute(text("ALTER TABLE elsewhere RENAME TO opencue_sched_fence"))

@@ -1,0 +1,92 @@
+"""How a beat that runs tells of stores that went away."""
+
+from __future__ import annotations
+
+import pytest
+from celery import Celery
+from kombu.exceptions import OperationalError as BrokerError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from sqlalchemy.exc import OperationalError
+from structlog.testing import capture_logs
+
+from opencue_sched.beat import LeaderScheduler
+from opencue_sched.operate.stores import Troubles, trouble_in_words
+from opencue_sched.settings import Settings
+
+SETTINGS = Settings(
+    database_url="postgresql://cuebot:sesame@db:5432/cuebot", redis_url="redis://:sesame@cache:6379/0?ssl=false"
+)
+DATABASE_AWAY = OperationalError("SELECT 1", {}, Exception("connection refused\n\tIs the server running?"))
+REDIS_AWAY = RedisConnectionError("Error 111 connecting to cache:6379.")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            DATABASE_AWAY,
+            "PostgreSQL at postgresql+psycopg2://cuebot:***@db:5432/cuebot does not answer (connection refused); "
+            "see OPENCUE_SCHED_DATABASE_URL",
+        ),
+        (REDIS_AWAY, "Redis at redis://cache:6379/0 does not answer (Error 111 connecting to cache:6379.); see OPE"),
+        (BrokerError("Error 111"), "Redis at redis://cache:6379/0 does not answer (Error 111); see OPENCUE_SCHED_RE"),
+    ],
+)
+def test_trouble_is_told_in_a_line_that_names_the_variable_and_no_password(error: Exception, words: str) -> None:
+    said = trouble_in_words(error, SETTINGS)
+    assert said.startswith(words)
+    assert "sesame" not in said
+    assert "\n" not in said
+
+
+def test_trouble_is_told_once_then_once_a_minute_and_when_it_is_over() -> None:
+    # given a store that is away for 150 s and was reached once, for a moment
+    now = 0.0
+    troubles = Troubles(SETTINGS, lambda: now)
+    with capture_logs() as logs:
+        while now < 150:
+            (troubles.met_none if now == 80 else lambda: troubles.met(DATABASE_AWAY))()
+            now += 0.5
+        while now < 300:
+            troubles.met_none()
+            now += 0.5
+    told = [(entry["event"], entry.get("seconds", entry.get("after_seconds"))) for entry in logs]
+    assert told == [
+        ("beat_cannot_reach_its_stores", 0.0),
+        ("beat_cannot_reach_its_stores", 60.0),
+        ("beat_cannot_reach_its_stores", 120.0),
+        ("beat_reaches_its_stores_again", 149.5),
+    ]
+
+
+def test_two_stores_are_two_troubles() -> None:
+    troubles = Troubles(SETTINGS, lambda: 0.0)
+    with capture_logs() as logs:
+        for error in (DATABASE_AWAY, REDIS_AWAY, DATABASE_AWAY, REDIS_AWAY):
+            troubles.met(error)
+    assert [str(entry["error"]).rpartition(" ")[2] for entry in logs] == [
+        "OPENCUE_SCHED_DATABASE_URL",
+        "OPENCUE_SCHED_REDIS_URL",
+    ]
+
+
+class CutOff:
+    """A gate that stands by and got no answer to its last campaign."""
+
+    trouble = REDIS_AWAY
+    next_look = 1.0
+
+    def renew(self) -> None:
+        return None
+
+    def resign(self) -> None:
+        return None
+
+
+def test_a_beat_that_got_no_answer_to_its_campaign_says_so_once_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("opencue_sched.beat.get_settings", lambda: SETTINGS)
+    beat = LeaderScheduler(app=Celery(set_as_current=False), lazy=True)
+    beat.gate, beat._refresh_at = CutOff(), float("inf")
+    with capture_logs() as logs:
+        assert [0 < beat.tick() <= 0.5 for _ in range(3)] == [True] * 3
+    assert ["OPENCUE_SCHED_REDIS_URL" in str(entry["error"]) for entry in logs] == [True]
