@@ -5,14 +5,23 @@ The version table is our own (``opencue_sched_version``): a database made by Cue
 
 from __future__ import annotations
 
+import sys
 from logging.config import fileConfig
 
 from alembic import context
+from pydantic import ValidationError
 from sqlalchemy import Connection, create_engine, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
+from opencue_sched.domain.errors import SchedulerError, WrongConfiguration
+from opencue_sched.operate.setting_names import setting_problems
+from opencue_sched.operate.stores import trouble_in_words
 from opencue_sched.settings import get_settings
-from opencue_sched.store.schema import VERSION_TABLE, migration_lock, refuse_too_old
+from opencue_sched.store.schema import VERSION_TABLE, explained, migration_lock, refuse_too_old
+
+EXIT_FAILED = 1
+EXIT_CONFIG = 78
 
 config = context.config
 if config.config_file_name is not None and config.get_section("loggers"):
@@ -40,4 +49,28 @@ def run() -> None:
         _migrate(connection)
 
 
-run()
+def run_for_alembic() -> None:
+    """As ``run``; what an operator can do something about ends Alembic's own command with a line each."""
+    try:
+        with explained():
+            run()
+    except ValidationError as error:
+        _end(EXIT_CONFIG, *setting_problems(error))
+    except WrongConfiguration as error:
+        _end(EXIT_CONFIG, str(error))
+    except SchedulerError as error:
+        _end(EXIT_FAILED, str(error))
+    except OperationalError as error:
+        _end(EXIT_FAILED, trouble_in_words(error, get_settings()))
+
+
+def _end(status: int, *reasons: str) -> None:
+    for reason in reasons:
+        print(f"error: {reason}", file=sys.stderr)  # noqa: T201 - Alembic's command has no other voice
+    raise SystemExit(status)
+
+
+if "url" in config.attributes:
+    run()
+else:
+    run_for_alembic()

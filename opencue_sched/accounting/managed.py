@@ -68,7 +68,7 @@ def check_release_feed(engine: Engine, release_feed: str) -> FeedCheck:
             True,
             managed,
             f"{managed} managed shows, but the trigger that announces deleted procs is not in the database: "
-            "released cores stay booked until the next recompute. Run 'alembic upgrade head'.",
+            "released cores stay booked until the next recompute. Run `opencue-sched migrate`.",
         )
     if release_feed == "recompute-only":
         return FeedCheck(

@@ -87,7 +87,8 @@ def _recorded_tick_age(fences: FenceStore, keys: LeaderKeys) -> float | None:
     try:
         return recorded_tick_age(fences, keys)
     except SQLAlchemyError as error:
-        log.warning("age_of_the_last_tick_not_known", error=str(error))
+        reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+        log.warning("age_of_the_last_tick_not_known", error=reason)
         return None
 
 

@@ -80,6 +80,8 @@ _EQUIVALENT_INDEX = text(
     """
 )
 
+_HOLDINGS = text("SELECT (SELECT count(*) FROM show) AS shows, (SELECT count(*) FROM job) AS jobs")
+
 
 class SchemaMissing(SchedulerError):
     """The database has no OpenCue schema, or not our objects in it."""
@@ -155,7 +157,7 @@ def check_schema(connection: Connection) -> SchemaFacts:
     if not has_cuebot_tables(connection):
         raise SchemaMissing(
             "this database has no OpenCue schema: check that OPENCUE_SCHED_DATABASE_URL names the right database, then "
-            "run `opencue-sched migrate` (or `alembic upgrade head`)"
+            "run `opencue-sched migrate`"
         )
     refuse_too_old(connection)
     facts = connection.execute(_FACTS).one()
@@ -205,7 +207,7 @@ def _alembic(url: str) -> Config:
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def explained() -> Iterator[None]:
     """Turn the refusals of PostgreSQL that an operator can do something about into what to do."""
     try:
         yield
@@ -235,8 +237,24 @@ def upgrade(url: str, revision: str = "head") -> None:
     """
     from alembic import command
 
-    with _explained():
+    with explained():
         command.upgrade(_alembic(url), revision)
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What is lost when the tables go."""
+
+    shows: int
+    jobs: int
+
+
+def holdings(connection: Connection) -> Holdings | None:
+    """What ``downgrade`` to nothing would remove besides objects; None where the tables are not ours, and stay."""
+    if not has_cuebot_tables(connection) or read_origin(connection) != "opencue-sched":
+        return None
+    row = connection.execute(_HOLDINGS).one()
+    return Holdings(int(row.shows), int(row.jobs))
 
 
 def revision_of(connection: Connection) -> str | None:
@@ -250,5 +268,5 @@ def downgrade(url: str, revision: str = "base") -> None:
     """Take ours back: our objects on a database made by Cuebot, everything on one made by us (with all rows)."""
     from alembic import command
 
-    with _explained():
+    with explained():
         command.downgrade(_alembic(url), revision)

@@ -18,6 +18,7 @@ from sqlalchemy.pool import NullPool
 from opencue_sched.domain.errors import SchedulerError, SchemaTooOld
 from opencue_sched.store import schema
 from opencue_sched.store.schema_history import Drained, drain_frame_history
+from tests import warm_start
 from tests.compat.catalog import Catalog, read_catalog
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -138,7 +139,10 @@ def test_a_cuebot_that_is_too_old_is_refused_and_left_alone(cuebot_url: str, mig
 
 
 def test_a_database_without_a_schema_is_told_apart(empty_database_url: str) -> None:
-    with _session(empty_database_url) as connection, pytest.raises(schema.SchemaMissing, match="alembic upgrade head"):
+    with (
+        _session(empty_database_url) as connection,
+        pytest.raises(schema.SchemaMissing, match=r"opencue-sched migrate`$"),
+    ):
         schema.check_schema(connection)
 
 
@@ -225,6 +229,23 @@ def test_alembics_own_command_works_from_a_checkout(empty_database_url: str) -> 
         if arguments == ["current"]:
             assert "0004 (head)" in done.stdout
     assert _our_names(empty_database_url) == set()
+
+
+@pytest.mark.parametrize(
+    ("url", "status", "words"),
+    [
+        ("postgresql://a:sesame@127.0.0.1:1/b", 1, "127.0.0.1:1/b does not answer"),
+        ("sesame", 78, "setting OPENCUE_SCHED_DATABASE_URL: database_url is not a PostgreSQL URL"),
+    ],
+)
+def test_alembics_own_command_says_in_a_line_what_is_wrong_with_the_url(url: str, status: int, words: str) -> None:
+    environment = {"OPENCUE_SCHED_DATABASE_URL": url, "PATH": "/usr/bin:/bin"}
+    done = warm_start.run([sys.executable, "-m", "alembic.config", "upgrade", "head"], env=environment, cwd=_ROOT)
+    assert done.returncode == status, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert words in line
+    assert "OPENCUE_SCHED_DATABASE_URL" in line
+    assert "sesame" not in line
 
 
 def test_migrations_shipped_inside_the_package_are_found(empty_database_url: str, tmp_path: Path) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
 
 from opencue_sched.operate.cli.connect import checked_redis, database
 from opencue_sched.operate.cli.output import duration_text, json_option, show_json, show_rows
 from opencue_sched.operate.fleet_view import fleet_view
+from opencue_sched.operate.stores import trouble_in_words
 from opencue_sched.settings import get_settings
 from opencue_sched.store.fences import PersistentFences
+from opencue_sched.store.schema import check_schema, refuse_unmigrated
 
 
 @click.command("fleet")
@@ -21,6 +25,7 @@ def command(as_json: bool) -> None:
     Example: opencue-sched fleet --json | jq .leader
     """
     with checked_redis() as client, database() as engine:
+        _refuse_unmigrated(engine)
         view = fleet_view(client, get_settings(), PersistentFences(engine))
     if as_json:
         show_json(view)
@@ -46,6 +51,15 @@ def command(as_json: bool) -> None:
     click.echo(f"backlog per worker: {backlog}; unreadable messages: {letters}")
     if view["gone"]:
         click.echo(f"gone lately: {', '.join(sorted({key.rpartition(':')[2] for key in view['gone']}))}")
+
+
+def _refuse_unmigrated(engine: Engine) -> None:
+    """Raises SchedulerError saying what to run. Without PostgreSQL, most of what is known of the fleet is shown."""
+    try:
+        with engine.connect() as connection:
+            refuse_unmigrated(check_schema(connection))
+    except OperationalError as error:
+        click.echo(f"warning: {trouble_in_words(error, get_settings())}", err=True)
 
 
 def _leader_line(leader: dict[str, Any]) -> str:

@@ -63,7 +63,7 @@ def test_a_missing_trigger_is_told_with_what_to_do(engine: Engine, shows: dict[s
         connection.execute(text("DROP TRIGGER opencue_sched_proc_released ON proc"))
     check = check_release_feed(engine, "proc-trigger")
     assert check.misconfigured
-    assert "alembic upgrade head" in check.message
+    assert "opencue-sched migrate" in check.message
     assert not check_release_feed(engine, "cuebot-redis").misconfigured
 
 

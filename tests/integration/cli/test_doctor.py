@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import redis
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, create_engine, make_url, text
+from sqlalchemy.pool import NullPool
 
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
@@ -335,3 +336,39 @@ def test_migrate_says_what_it_did(environment: pytest.MonkeyPatch, cli: Cli, emp
     assert (first.status, again.status) == (0, 0)
     assert "the schema's objects were made (revision " in first.out
     assert "the schema was up to date (revision " in again.out
+
+
+def test_migrate_down_says_that_everything_goes_where_everything_is_ours(
+    environment: pytest.MonkeyPatch, cli: Cli, empty_database_url: str
+) -> None:
+    environment.setenv("OPENCUE_SCHED_DATABASE_URL", empty_database_url)
+    cli("migrate")
+    cli("show", "create", "demo")
+    asked = cli("migrate", "--down", given="n\n")
+    assert asked.status == 130
+    assert f"Everything in database {make_url(empty_database_url).database} at " in asked.out
+    assert "all of it goes: 1 show, 0 jobs, all hosts, frames and history" in asked.out
+    # and on tables that a Cuebot made
+    engine = create_engine(empty_database_url, poolclass=NullPool)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE opencue_sched_origin SET origin = 'cuebot'"))
+    engine.dispose()
+    assert "Remove the scheduler's objects from this database? [y/N]" in cli("migrate", "--down", given="n\n").out
+
+
+def test_fleet_on_a_database_without_our_tables_says_what_to_run(cli: Cli, change: Callable[[str], None]) -> None:
+    change("DROP TABLE opencue_sched_fence")
+    ran = cli("fleet")
+    assert (ran.status, ran.out) == (1, "")
+    assert "run `opencue-sched migrate`" in ran.err
+    assert "relation" not in ran.err
+
+
+def test_fleet_without_postgresql_is_shown_with_a_warning(cli: Cli, no_database: None) -> None:
+    ran = cli("fleet")
+    assert ran.status == 0
+    assert "workers: none alive" in ran.out
+    assert "127.0.0.1:1/farm does not answer" in ran.err
+    assert "see OPENCUE_SCHED_DATABASE_URL" in ran.err
+    assert "sesame" not in ran.err
+    assert "Background on" not in ran.err
