@@ -301,7 +301,7 @@ class Runtime:
         """Everything that must be there. Raises SchedulerError saying what to do."""
         check_stores(self.engine, self.client, self.settings)
         refuse_unmigrated(self.facts)
-        log.info("schema_found", **{name: str(value) for name, value in asdict(self.facts).items()})
+        log.info("schema_found", **asdict(self.facts))
         with self.engine.connect() as connection:
             scoped_facilities(connection, self.settings)
 

@@ -47,6 +47,14 @@ def spoil(engine: Engine, *, last_run: str) -> None:
         )
 
 
+def test_what_was_found_of_the_schema_is_logged_as_what_it_is(runtime: Runtime) -> None:
+    with capture_logs() as logs:
+        runtime.check()
+    (found,) = [entry for entry in logs if entry["event"] == "schema_found"]
+    assert found["has_our_objects"] is True
+    assert found["limit_columns"] == runtime.facts.limit_columns
+
+
 def test_without_a_cuebot_subscriptions_are_recounted(runtime: Runtime, engine: Engine) -> None:
     spoil(engine, last_run="1 minute")
     runtime.__dict__["facts"] = replace(runtime.facts, origin="opencue-sched")
