@@ -42,7 +42,7 @@ class DemoOptions:
 
 def run_demo(options: DemoOptions, console: Console) -> int:
     """Everything; returns the exit status: 0 when the job finished and the audit passed."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    _clean_up_on_signals()
     with stage(
         hosts=options.hosts,
         cores=options.cores_per_host,
@@ -175,5 +175,14 @@ def _show_logs(farm: Stage, console: Console) -> None:
             console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
+def _clean_up_on_signals() -> None:
+    """End as on Ctrl-C when told to stop, and when the terminal is closed (unless ``nohup`` says to go on)."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _interrupt)
+
+
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    # A closed terminal is told by the system and by the shell: the second time must not end the cleaning up.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     raise KeyboardInterrupt
