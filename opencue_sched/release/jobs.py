@@ -79,7 +79,7 @@ class JobControl:
         finished, _ = with_counters(
             self._releasing.engine, lambda connection, wider: self._finish(connection, job_id, wider)
         )
-        _log.warning("job_killed", job=job_id, reason=reason, finished=finished)
+        _log.info("job_killed", job=job_id, reason=reason, finished=finished)
         stopped: list[str] = []
         deferred: list[str] = []
         for _ in range(_ROUNDS):

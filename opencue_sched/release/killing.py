@@ -2,21 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import grpc
 import structlog
 
 from opencue_sched.dispatch.channels import RqdChannels
-from opencue_sched.dispatch.confirm import Fate, RunningFrameRef, Whereabouts, answers, describe, kill, kill_and_confirm
+from opencue_sched.dispatch.confirm import (
+    Confirmation,
+    Fate,
+    RunningFrameRef,
+    Whereabouts,
+    answers,
+    describe,
+    kill,
+    kill_and_confirm,
+)
 from opencue_sched.release.model import KillFate
 
 _log = structlog.get_logger(__name__)
 
 
-class RqdKiller:
-    """Kills through the connections of this process."""
+_WORDS = {
+    Whereabouts.UNREACHABLE: "its RQD does not answer",
+    Whereabouts.OURS: "its RQD took the kill, but still runs it",
+    Whereabouts.ANOTHERS: "its RQD runs it for another proc",
+    Whereabouts.SETTING_UP: "its RQD is setting a frame up, and cannot say which",
+    Whereabouts.ABSENT: "its RQD stopped naming it too late to be asked again",
+}
 
-    def __init__(self, channels: RqdChannels) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Unconfirmed:
+    """A frame whose process could not be confirmed dead: where it runs, and why, in words for a person."""
+
+    frame_id: str
+    host_name: str
+    address: str
+    reason: str
+
+
+class RqdKiller:
+    """Kills through the connections of this process. ``tell`` is told, on any thread, of each frame that was not
+    confirmed dead."""
+
+    def __init__(self, channels: RqdChannels, *, tell: Callable[[Unconfirmed], None] | None = None) -> None:
         self._channels = channels
+        self._tell = tell
 
     def answers(self, host_name: str, seconds: float) -> bool:
         """Whether a host's RQD answers at all within ``seconds``."""
@@ -36,6 +69,14 @@ class RqdKiller:
         confirmation = kill_and_confirm(self._channels, RunningFrameRef(host_name, frame_id, proc_id), reason=reason)
         if confirmation.fate is Fate.NOT_RUNNING:
             return KillFate.NOT_RUNNING
+        if self._tell is not None:
+            self._tell(Unconfirmed(frame_id, host_name, self._channels.address(host_name), _reason(confirmation)))
         if not confirmation.killed and confirmation.detail.startswith(Whereabouts.UNREACHABLE.value):
             return KillFate.UNREACHABLE
         return KillFate.UNCONFIRMED
+
+
+def _reason(confirmation: Confirmation) -> str:
+    place, _, detail = confirmation.detail.partition(": ")
+    words = _WORDS[Whereabouts(place)]
+    return f"{words} ({detail})" if place == Whereabouts.UNREACHABLE else words

@@ -28,7 +28,8 @@ RUNS_PER_TRANSACTION = 50
 
 @dataclass(frozen=True, slots=True)
 class Releasing:
-    """What it takes to end runs: the database, and whom to tell afterwards."""
+    """What it takes to end runs: the database, and whom to tell afterwards. ``asked_for``: a person has them ended, so
+    that nobody need be warned."""
 
     engine: Engine
     policy: ReleasePolicy
@@ -36,6 +37,7 @@ class Releasing:
     changes: HostPublisher | None = None
     counts: EventCounts | None = None
     clock: Callable[[], float] = time.time
+    asked_for: bool = False
 
     def end_lost(self, requests: Sequence[LostRun]) -> list[RunOutcome]:
         """End lost runs. Their processes must be known not to run. A run the database refuses is logged and kept."""
@@ -58,7 +60,7 @@ class Releasing:
         announce(ended, self.ledger, self.changes, self.counts)
         for request, outcome in zip(requests, ended.outcomes, strict=True):
             already_over = outcome.verdict is RunVerdict.STALE
-            (_log.debug if already_over else _log.warning)(
+            (_log.debug if already_over else _log.info if self.asked_for else _log.warning)(
                 "lost_run_ended",
                 proc=request.proc_id,
                 frame=request.frame_id,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import socket
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,7 +24,7 @@ from opencue_sched.operate.cli.output import counted, json_option, show_json, sh
 from opencue_sched.operate.cli.values import Refused, UnknownName, choose, choose_all, frame_range
 from opencue_sched.placement.changes import HostChanges
 from opencue_sched.release.jobs import JobControl
-from opencue_sched.release.killing import RqdKiller
+from opencue_sched.release.killing import RqdKiller, Unconfirmed
 from opencue_sched.release.losing import Releasing
 from opencue_sched.release.model import ReleasePolicy
 from opencue_sched.settings import get_settings
@@ -32,6 +32,7 @@ from opencue_sched.store import jobs
 from opencue_sched.store.naming import Kind, NamedRow
 
 _ANY = "ANY"
+_NAMED = 10
 _STATES = [*(state.value for state in FrameState if state is not FrameState.SETUP), _ANY]
 _COLUMNS = {
     "frame": "Frame",
@@ -134,15 +135,16 @@ def kill(names: tuple[str, ...], yes: bool, reason: str | None, as_json: bool) -
             chosen = choose_all(connection, Kind.JOB, names)
         if not yes:
             click.confirm(f"Kill {', '.join(job.name for job in chosen)}?", abort=True)
-        with _control(engine) as control, output.working("killing what runs, and confirming that it is dead"):
+        with _control(engine) as (control, alive), output.working("killing what runs, and confirming that it is dead"):
             killed = [(job, control.kill_job(job.id, reason=_reason("killed", reason))) for job in chosen]
+        unconfirmed = {job.id: _where(engine, job, result.deferred, alive) for job, result in killed}
     if as_json:
         show_json([{"job": job.name, "id": job.id, **asdict(result)} for job, result in killed])
     for job, result in killed:
         if not as_json:
             verb = "killed" if result.finished else "was finished already:"
             click.echo(f"{verb} {job.name}, {counted(len(result.stopped), 'running frame')} stopped")
-        _say_deferred(job.name, result.deferred)
+        _say_deferred(job.name, unconfirmed[job.id])
     if any(result.deferred for _, result in killed):
         raise click.exceptions.Exit(1)
 
@@ -202,8 +204,12 @@ def _change(
             chosen = list(jobs.choose_frames(connection, job.id, **wanted))
             if not chosen:
                 _refuse_nothing(connection, job, wanted)
-        with _control(engine) as control, output.working("changing frames, and confirming that what ran is dead"):
+        with (
+            _control(engine) as (control, alive),
+            output.working("changing frames, and confirming that what ran is dead"),
+        ):
             result = operation(control, chosen, reason=_reason(verb, reason))
+        unconfirmed = _where(engine, job, result.deferred, alive)
     output.done(
         f"{job.name}: {counted(len(result.changed), 'frame')} {verb}",
         as_json=as_json,
@@ -211,7 +217,7 @@ def _change(
         changed=list(result.changed),
         deferred=list(result.deferred),
     )
-    _say_deferred(job.name, result.deferred)
+    _say_deferred(job.name, unconfirmed)
     if result.deferred:
         raise click.exceptions.Exit(1)
 
@@ -227,16 +233,18 @@ def _refuse_nothing(connection: Connection, job: NamedRow, wanted: dict[str, Any
 
 
 @contextmanager
-def _control(engine: Engine) -> Iterator[JobControl]:
-    """What ends frames, with the ledger and the host caches told."""
+def _control(engine: Engine) -> Iterator[tuple[JobControl, dict[str, Unconfirmed]]]:
+    """What ends frames, with the ledger and the host caches told; and, by frame, what could not be confirmed dead."""
     settings = get_settings()
     policy = ReleasePolicy(satisfy_only_on_frame_success=settings.release.satisfy_only_on_frame_success)
+    alive: dict[str, Unconfirmed] = {}
     with redis_store() as client:
         ledger = make_ledger(engine, client, owner=f"{settings.instance}-cli")
         changes = HostChanges(client, settings.coordination.namespace)
         channels = RqdChannels(settings.rqd)
+        killer = RqdKiller(channels, tell=lambda it: alive.update({it.frame_id: it}))
         try:
-            yield JobControl(Releasing(engine, policy, ledger, changes), RqdKiller(channels))
+            yield JobControl(Releasing(engine, policy, ledger, changes, asked_for=True), killer), alive
         finally:
             channels.close()
 
@@ -249,13 +257,31 @@ def _reason(verb: str, reason: str | None) -> str:
     return f"{verb} by {user} on {socket.gethostname()}" + (f": {reason}" if reason else "")
 
 
-def _say_deferred(job: str, deferred: Collection[str]) -> None:
+def _where(
+    engine: Engine, job: NamedRow, deferred: Collection[str], alive: Mapping[str, Unconfirmed]
+) -> dict[tuple[str, str], list[str]]:
+    """The names of the frames that may still run, by their host with its address, and by the reason."""
+    names: dict[str, str] = {}
     if deferred:
-        click.echo(
-            f"{job}: {counted(len(deferred), 'frame')} could not be confirmed dead and may still run: "
-            f"{', '.join(list(deferred)[:10])}",
-            err=True,
-        )
+        with engine.connect() as connection:
+            names = {frame.id: frame.name for frame in jobs.frames_of(connection, job.id, states=[FrameState.RUNNING])}
+    places: dict[tuple[str, str], list[str]] = {}
+    for frame in sorted(deferred, key=lambda it: names.get(it, it)):
+        place = (f"{alive[frame].host_name} ({alive[frame].address})", alive[frame].reason)
+        places.setdefault(place, []).append(names.get(frame, frame))
+    return places
+
+
+def _say_deferred(job: str, places: Mapping[tuple[str, str], Sequence[str]]) -> None:
+    if not places:
+        return
+    number = sum(map(len, places.values()))
+    click.echo(f"{job}: {counted(number, 'frame')} could not be confirmed dead and may still run:", err=True)
+    for (host, reason), named in list(places.items())[:_NAMED]:
+        more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+        click.echo(f"  on {host}: {', '.join(named[:_NAMED])}{more}: {reason}", err=True)
+    if len(places) > _NAMED:
+        click.echo(f"  and {len(places) - _NAMED} more of these", err=True)
 
 
 def _frame_json(frame: jobs.Frame) -> dict[str, Any]:

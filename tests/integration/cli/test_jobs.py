@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,8 @@ Build = Callable[[Callable[[Farm], Any]], Any]
 Rows = Callable[..., list[Any]]
 
 NAME = "show-sh010-artist_comp"
+COUNTERS_ARE_EMPTY = {"announce_failed"}
+"""The only line of a log that a command here may show: no worker has filled the counters."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +195,7 @@ def test_a_job_is_killed_with_what_runs_of_it(
 ) -> None:
     ran = cli("job", "kill", NAME, "--yes", "--reason", "wrong camera")
     assert (ran.status, ran.out) == (0, f"killed {NAME}, 2 running frames stopped\n")
+    assert set(re.findall(r"^\[\w+ *\] (\w+)", ran.err, re.M)) <= COUNTERS_ARE_EMPTY
     assert rqd.host("render01").frame_ids == frozenset()
     assert rows("SELECT str_state, str_visible_name FROM job") == [("FINISHED", None)]
     assert rows("SELECT count(*) FROM proc") == [(0,)]
@@ -206,7 +210,12 @@ def test_killing_asks_first(cli: Cli, running: Running, nobody: None, rows: Rows
 def test_what_cannot_be_confirmed_dead_is_said(cli: Cli, running: Running, nobody: None, rows: Rows) -> None:
     ran = cli("job", "kill", NAME, "--yes")
     assert ran.status == 1
-    assert "2 frames could not be confirmed dead and may still run" in ran.err
+    said, *where = ran.err.splitlines()
+    assert said == f"{NAME}: 2 frames could not be confirmed dead and may still run:"
+    (line,) = where
+    assert line.startswith(
+        "  on render01 (127.0.0.1:1): 0001-render, 0002-render: its RQD does not answer (UNAVAILABLE: "
+    )
     assert rows("SELECT count(*) FROM proc") == [(2,)]
 
 
@@ -227,6 +236,7 @@ def test_running_frames_are_killed_before_they_are_retried(
 ) -> None:
     ran = cli("job", "retry", NAME, "--layer", "render", "--frames", "1", "--state", "RUNNING", "--json")
     assert (ran.status, ran.json["changed"]) == (0, [rendering.job.frames[0]])
+    assert set(re.findall(r"^\[\w+ *\] (\w+)", ran.err, re.M)) <= COUNTERS_ARE_EMPTY
     assert rqd.host("render01").frame_ids == {rendering.job.frames[1]}
     assert (states()["0001-render"], states()["0002-render"]) == ("WAITING", "RUNNING")
 

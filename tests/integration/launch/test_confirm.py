@@ -12,7 +12,7 @@ from opencue_sched.dispatch.channels import RqdChannels
 from opencue_sched.dispatch.confirm import Fate, Whereabouts, answers, kill, kill_and_confirm, look
 from opencue_sched.dispatch.launch import LaunchRequest, launch_all
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
-from opencue_sched.release.killing import RqdKiller
+from opencue_sched.release.killing import RqdKiller, Unconfirmed
 from opencue_sched.release.model import KillFate
 from opencue_sched.settings import Rqd
 from tests.integration.launch.conftest import for_another_proc, request
@@ -148,12 +148,19 @@ def test_the_killer_tells_a_host_that_is_gone_from_one_that_does_not_confirm(
     eventually(lambda: farm.host("sim0002").listed(running.ref.frame_id))
     farm.crash("sim0001")
     farm.behave("sim0002", kill_seconds=60.0)
-    killer = RqdKiller(channels)
+    told: list[Unconfirmed] = []
+    killer = RqdKiller(channels, tell=told.append)
 
     # then only what is known not to run may be given away
     assert killer.stop("sim0001", "any", "proc", "test") is KillFate.UNREACHABLE
     assert killer.stop("sim0002", running.ref.frame_id, running.ref.proc_id, "test") is KillFate.UNCONFIRMED
     assert killer.stop("sim0002", "any", "proc", "test") is KillFate.NOT_RUNNING
+    # and of the others is told where they run, and why it is not known that they do not
+    assert [(it.host_name, it.address) for it in told] == [
+        (name, farm.addresses[name]) for name in ("sim0001", "sim0002")
+    ]
+    assert told[0].reason.startswith("its RQD does not answer (UNAVAILABLE: ")
+    assert told[1].reason == "its RQD took the kill, but still runs it"
     # and who could not be asked is told apart
     assert not killer.ask("sim0001", "any", "test")
     assert killer.ask("sim0002", running.ref.frame_id, "test")
