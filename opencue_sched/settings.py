@@ -332,24 +332,32 @@ class _FileSource(PydanticBaseSettingsSource):
         return self().get(field_name), field_name, True
 
     def __call__(self) -> dict[str, Any]:
-        name = os.environ.get("OPENCUE_SCHED_CONFIG")
-        if not name:
-            return {}
-        path = Path(name)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            reason = f"OPENCUE_SCHED_CONFIG names {path}, which cannot be read: {error.strerror}"
-            raise WrongConfiguration(reason) from error
-        try:
-            data = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
-        except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
-            raise WrongConfiguration(f"{path}: {' '.join(str(error).split())}") from error
-        if data is None:
-            return {}
-        if not isinstance(data, dict):
-            raise WrongConfiguration(f"{path}: expected a mapping of sections, found {type(data).__name__}")
-        return data
+        path = settings_file()
+        return {} if path is None else read_settings_file(path)
+
+
+def settings_file() -> Path | None:
+    """The file that the settings are read from besides the environment."""
+    name = os.environ.get("OPENCUE_SCHED_CONFIG")
+    return Path(name) if name else None
+
+
+def read_settings_file(path: Path) -> dict[str, Any]:
+    """Its sections. Raises WrongConfiguration."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        reason = f"OPENCUE_SCHED_CONFIG names {path}, which cannot be read: {error.strerror}"
+        raise WrongConfiguration(reason) from error
+    try:
+        data = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+    except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+        raise WrongConfiguration(f"{path}: {' '.join(str(error).split())}") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise WrongConfiguration(f"{path}: expected a mapping of sections, found {type(data).__name__}")
+    return data
 
 
 @lru_cache(maxsize=1)

@@ -1,22 +1,26 @@
-"""Variables that look like settings and are none.
+"""What a wrong setting is called, and variables that look like settings and are none.
 
-A wrong key in a known section (``OPENCUE_SCHED_QUEUE__X``) is refused when the settings are read. A variable that names
-no section is nobody's: whoever starts a process warns of it. It is not refused, because others may use the prefix too:
-Kubernetes gives every pod such variables for a service of the name ``opencue-sched``.
+A wrong key in a known section (``OPENCUE_SCHED_QUEUE__X``, or ``queue.x`` of the file) is refused when the settings are
+read, and named as whoever wrote it did. A variable that names no section is nobody's: whoever starts a process warns of
+it. It is not refused, because others may use the prefix too: Kubernetes gives every pod such variables for a service of
+the name ``opencue-sched``.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import structlog
 from pydantic import BaseModel, ValidationError
 
 from opencue_sched.operate.settings_table import setting_fields
-from opencue_sched.settings import Settings
+from opencue_sched.settings import Settings, read_settings_file, settings_file
 
 log = structlog.get_logger(__name__)
 
@@ -26,6 +30,26 @@ _OF_TESTS = ("OPENCUE_SCHED_TEST_", "OPENCUE_SCHED_COMPAT_", "OPENCUE_SCHED_CHAO
 _HOST_OF_A_SERVICE = "_SERVICE_HOST"
 _OF_A_SERVICE = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)")
 _ALIKE = 0.75
+_ALIKE_IN_A_SECTION = 0.5
+"""Whoever has the section right means one of few."""
+
+_NOT_NEEDED = "that is not needed here"
+_STRATEGY = "queue.host_booking_strategy"
+_ONE_STRATEGY = "that does not exist here: hosts are chosen by core_saturation and memory_saturation"
+_OF_THE_REFERENCE = {
+    "sentry_dsn": f"{_NOT_NEEDED}: errors are in the log",
+    "accounting.recompute_interval": "that is accounting.recompute_interval_seconds here",
+    "accounting.limit_reseed_interval": "that is accounting.limit_reseed_interval_seconds here",
+    "accounting.redis": f"{_NOT_NEEDED}: accounting.redis_url says where Redis is, accounting.redis_pool_size its pool",
+    "database.core_multiplier": f"{_NOT_NEEDED}: a core is 100 centicores",
+    "host_cache.monitoring_interval": f"{_NOT_NEEDED}: the host cache is in the metrics",
+    "queue.monitor_interval": f"{_NOT_NEEDED}: queues are in the metrics",
+    "queue.empty_job_cycles_before_quiting": f"{_NOT_NEEDED}: a worker runs until it is told to stop",
+    f"{_STRATEGY}.type": _ONE_STRATEGY,
+    f"{_STRATEGY}.weights": _ONE_STRATEGY,
+    f"{_STRATEGY}.max_candidates": _ONE_STRATEGY,
+}
+"""Keys of the reference configuration that do not exist here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +65,59 @@ class UnknownVariable:
 
 
 def setting_problems(error: ValidationError) -> list[str]:
-    """What is wrong with the settings: one sentence each, with the variable to change."""
+    """What is wrong with the settings: one sentence each, with the variable, or the key and the file, to change."""
+    file = settings_file()
+    written = {} if file is None else read_settings_file(file)
     problems = []
     for problem in error.errors():
-        name = PREFIX + "__".join(str(part).upper() for part in problem["loc"])
+        path = [str(part) for part in problem["loc"]]
+        in_file = file if _is_written(written, path) and not _is_in_environment(path) else None
         reason = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
-            meant = closest_variable(name)
-            reason = "there is no such setting" + (f"; did you mean {meant}?" if meant else "")
-        problems.append(f"setting {name}: {reason}" if problem["loc"] else reason)
+            reason = _unknown_key(path, in_file)
+        problems.append(f"setting {_as_written(path, in_file)}: {reason}" if path else reason)
     return problems
+
+
+def _as_written(path: Sequence[str], file: Path | None) -> str:
+    return PREFIX + "__".join(path).upper() if file is None else f"{'.'.join(path)} in {file}"
+
+
+def _is_written(sections: Any, path: Sequence[str]) -> bool:
+    """Whether the file has a value at ``path``."""
+    for part in path:
+        if not isinstance(sections, Mapping) or part not in sections:
+            return False
+        sections = sections[part]
+    return bool(path)
+
+
+def _is_in_environment(path: Sequence[str]) -> bool:
+    """Whether a variable sets what is at ``path``, alone or with what is beside it. A whole section's leaves the rest
+    of the section to the file."""
+    given = {name.upper() for name in os.environ}
+    shortest = min(2, len(path))
+    return any(_as_written(path[:end], None) in given for end in range(shortest, len(path) + 1))
+
+
+def _unknown_key(path: Sequence[str], file: Path | None) -> str:
+    key = ".".join(path).lower()
+    for theirs, said in _OF_THE_REFERENCE.items():
+        if key == theirs or key.startswith(f"{theirs}."):
+            return f"a key of the reference scheduler {said}"
+    meant = closest_variable(PREFIX + "__".join(path)) if file is None else ".".join(_closest_setting(path))
+    return "there is no such setting" + (f"; did you mean {meant}?" if meant else "")
+
+
+def _closest_setting(path: Sequence[str]) -> tuple[str, ...]:
+    """The setting or section most like it beside it, else the first of the same name anywhere; empty for none."""
+    *section, name = (part.lower() for part in path)
+    depth = len(section)
+    settings = [setting for setting, _ in setting_fields()]
+    beside = {setting[depth] for setting in settings if list(setting[:depth]) == section}
+    if near := difflib.get_close_matches(name, beside, n=1, cutoff=_ALIKE_IN_A_SECTION):
+        return (*section, near[0])
+    return next((setting for setting in settings if setting[-1] == name), ())
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[UnknownVariable]:
@@ -80,8 +147,10 @@ def closest_variable(name: str) -> str:
     given = name.upper().removeprefix(PREFIX)
     if found := difflib.get_close_matches(given, known, n=1, cutoff=_ALIKE):
         return PREFIX + known[found[0]]
-    sections = [words.partition("__")[0] for words in settings if "__" in words]
+    sections = {words.partition("__")[0] for words in settings if "__" in words}
     section, separator, _ = given.partition("__")
+    if section in sections:
+        return _as_written(closest, None) if (closest := _closest_setting(given.split("__"))) else ""
     near = difflib.get_close_matches(section, sections, n=1, cutoff=_ALIKE) if separator else []
     return f"{PREFIX}{near[0]}__..." if near else ""
 

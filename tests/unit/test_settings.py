@@ -152,13 +152,79 @@ def test_unknown_keys_and_nonsense_are_refused(monkeypatch, tmp_path):
     with pytest.raises(ValidationError) as refusal:
         Settings()
     assert setting_problems(refusal.value) == [
+        f"setting queue.cluster_emty_sleep in {tmp_path / 's.yaml'}: there is no such setting; "
+        "did you mean queue.cluster_empty_sleep?"
+    ]
+    monkeypatch.delenv("OPENCUE_SCHED_CONFIG")
+    monkeypatch.setenv("OPENCUE_SCHED_QUEUE__CLUSTER_EMTY_SLEEP", "3")
+    with pytest.raises(ValidationError) as refusal:
+        Settings()
+    assert setting_problems(refusal.value) == [
         "setting OPENCUE_SCHED_QUEUE__CLUSTER_EMTY_SLEEP: there is no such setting; "
         "did you mean OPENCUE_SCHED_QUEUE__CLUSTER_EMPTY_SLEEP?"
     ]
-    monkeypatch.delenv("OPENCUE_SCHED_CONFIG")
+    monkeypatch.delenv("OPENCUE_SCHED_QUEUE__CLUSTER_EMTY_SLEEP")
     monkeypatch.setenv("OPENCUE_SCHED_QUEUE__CLUSTER_EMPTY_SLEEP", "soon")
     with pytest.raises(ValidationError, match="not a duration"):
         Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "reason"),
+    [
+        ("queue: {workr: 1}", "queue.workr", "there is no such setting; did you mean queue.worker_threads?"),
+        ("rqd: {port: 1}", "rqd.port", "there is no such setting; did you mean rqd.grpc_port?"),
+        ("queue: {facility: x}", "queue.facility", "there is no such setting; did you mean scheduler.facility?"),
+        ("qeueu: {worker_threads: 1}", "qeueu", "there is no such setting; did you mean queue?"),
+        (
+            "queue: {stream: {cluster_bufer: 1}}",
+            "queue.stream.cluster_bufer",
+            "there is no such setting; did you mean queue.stream.cluster_buffer_size?",
+        ),
+        ("queue: {zzz: 1}", "queue.zzz", "there is no such setting"),
+        ("queue: {cluster_empty_sleep: soon}", "queue.cluster_empty_sleep", "'soon' is not a duration; write 30"),
+        ("queue: 3", "queue", "Input should be"),
+        ("rqd: {addresses: {a: 1}}", "rqd.addresses.a", "Input should be a valid string"),
+        ("sentry_dsn: x", "sentry_dsn", "a key of the reference scheduler that is not needed here"),
+        ("queue: {monitor_interval: 5s}", "queue.monitor_interval", "a key of the reference scheduler that is not"),
+        ("queue: {empty_job_cycles_before_quiting: 5}", "queue.empty_job_cycles_before_quiting", "a key of the ref"),
+        ("host_cache: {monitoring_interval: 1s}", "host_cache.monitoring_interval", "a key of the reference"),
+        (
+            "queue: {host_booking_strategy: {type: saturation}}",
+            "queue.host_booking_strategy.type",
+            "a key of the reference scheduler that does not exist here: hosts are chosen by",
+        ),
+        ("database: {core_multiplier: 100}", "database.core_multiplier", "a key of the reference scheduler"),
+        (
+            "accounting: {redis: {host: h, port: 1}}",
+            "accounting.redis",
+            "a key of the reference scheduler that is not needed here: accounting.redis_url says where Redis is",
+        ),
+        (
+            "accounting: {recompute_interval: 15s}",
+            "accounting.recompute_interval",
+            "a key of the reference scheduler that is accounting.recompute_interval_seconds here",
+        ),
+    ],
+)
+def test_a_wrong_key_or_value_of_a_file_is_named_with_the_file(monkeypatch, tmp_path, text, key, reason):
+    file = tmp_path / "s.yaml"
+    file.write_text(text)
+    monkeypatch.setenv("OPENCUE_SCHED_CONFIG", str(file))
+    with pytest.raises(ValidationError) as refusal:
+        Settings()
+    (problem,) = setting_problems(refusal.value)
+    assert problem.startswith(f"setting {key} in {file}: {reason}")
+
+
+def test_what_the_environment_says_in_place_of_a_file_is_named_by_its_variable(monkeypatch, tmp_path):
+    (tmp_path / "s.yaml").write_text("queue:\n  cluster_empty_sleep: 3s\n")
+    monkeypatch.setenv("OPENCUE_SCHED_CONFIG", str(tmp_path / "s.yaml"))
+    monkeypatch.setenv("opencue_sched_queue__cluster_empty_sleep", "soon")
+    with pytest.raises(ValidationError) as refusal:
+        Settings()
+    (problem,) = setting_problems(refusal.value)
+    assert problem.startswith("setting OPENCUE_SCHED_QUEUE__CLUSTER_EMPTY_SLEEP: 'soon' is not a duration")
 
 
 def test_contradictions_are_reported_all_at_once(monkeypatch):

@@ -54,6 +54,15 @@ def test_a_misspelt_variable_is_named_with_the_one_that_was_meant(name: str, mea
     assert str(found) == f"OPENCUE_SCHED_{name} is no setting and has no effect; did you mean OPENCUE_SCHED_{meant}?"
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("QUEUE__WORKR", "QUEUE__WORKER_THREADS"), ("QUEUE__STREAM__JOB_BUFER", "QUEUE__STREAM__JOB_BUFFER_SIZE")],
+)
+def test_a_wrong_variable_of_a_section_gets_the_one_most_like_it_in_that_section(name: str, meant: str) -> None:
+    assert closest_variable(f"OPENCUE_SCHED_{name}") == f"OPENCUE_SCHED_{meant}"
+    assert closest_variable("OPENCUE_SCHED_QUEUE__ZZZ") == ""
+
+
 def test_what_is_like_nothing_gets_no_hint() -> None:
     assert closest_variable("OPENCUE_SCHED_ZZZZZ") == ""
     (found,) = unknown_variables({"OPENCUE_SCHED_ZZZZZ": "1"})
