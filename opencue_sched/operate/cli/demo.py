@@ -30,8 +30,6 @@ def command(frames: int, hosts: int, workers: int, keep: bool, output: Path) -> 
     try:
         from opencue_sched.embedded.demo.run import DemoOptions, run_demo
     except ImportError as error:
-        raise SchedulerError(
-            f"the demo needs the extra 'demo' ({error.name} is missing): pip install 'opencue-sched[demo]'"
-        ) from error
+        raise SchedulerError(f"the demo needs opencue-sched with its extra 'demo'; {error.name} is missing") from error
     options = DemoOptions(frames=frames, hosts=hosts, workers=workers, keep=keep, output=output)
     raise click.exceptions.Exit(run_demo(options, Console()))
