@@ -37,6 +37,8 @@ CLOCK_SECONDS = 2.0
 RQDS_PROBED = 20
 PROBE_SECONDS = 2.0
 
+_LISTENS = "it hears its own machine only, unless OPENCUE_SCHED_RELEASE__HOST says where to listen"
+
 
 class Level(StrEnum):
     OK = "ok"
@@ -194,10 +196,11 @@ def _hosts(hosts: farm_health.Hosts) -> Finding:
         f"{hosts.fresh} of those heard of lately"
     )
     if not hosts.total:
-        remedy = "start `opencue-sched report-service` (or a Cuebot) and point RQDs at it"
+        remedy = f"start `opencue-sched report-service` (or a Cuebot) and point RQDs at it; {_LISTENS}"
         return Finding("hosts", Level.WARN, "no host has ever reported", remedy)
     if not hosts.fresh:
-        return Finding("hosts", Level.WARN, f"{text}; none can be used", "do the RQDs reach the report service?")
+        remedy = f"do the RQDs reach the report service? {_LISTENS}"
+        return Finding("hosts", Level.WARN, f"{text}; none can be used", remedy)
     return Finding("hosts", Level.OK, text)
 
 

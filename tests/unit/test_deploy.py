@@ -140,6 +140,18 @@ def test_labels_no_metric_has_are_found():
     assert unknown_labels("sum by (cause) (rate(scheduler_drift_healed_total[5m]))") == set()
 
 
+DOCUMENTS = {"the operator guide": "operator-guide.md", "docs/coordination.md": "coordination.md"}
+
+
+def test_alerts_send_only_to_passages_that_exist():
+    text = " ".join((DEPLOY / "prometheus" / "rules.yaml").read_text().split())
+    cited = re.findall(r'[Ss]ee "([^"]+)" in (the operator guide|docs/[a-z-]+\.md)', text)
+    assert len(cited) == len(re.findall(r'\b[Ss]ee "', text)) > 1
+    for title, document in cited:
+        passages = (DEPLOY.parent / "docs" / DOCUMENTS[document]).read_text()
+        assert re.search(rf"^(#+ {re.escape(title)}$|\*\*{re.escape(title)}\.\*\*)", passages, re.M), (title, document)
+
+
 def test_the_dashboard_names_only_metrics_that_exist():
     dashboard = json.loads((DEPLOY / "grafana" / "dashboards" / "opencue-sched.json").read_text())
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
@@ -257,6 +269,25 @@ def test_every_unit_starts_a_command_that_exists(path):
     assert unit["Service"]["RestartPreventExitStatus"] == "78"
     environment = unit["Service"].get("EnvironmentFile", "")
     assert not environment or (DEPLOY / "systemd" / Path(environment).name).exists(), environment
+
+
+def test_the_settings_of_units_say_what_listens_for_this_machine_only():
+    """Nothing is opened to the network but by who fills the file in."""
+    lines = (DEPLOY / "systemd" / "opencue-sched.env").read_text().splitlines()
+    assert {"#OPENCUE_SCHED_RELEASE__HOST=0.0.0.0", "#OPENCUE_SCHED_QUEUE__METRICS_HOST=0.0.0.0"} < set(lines)
+    assert Settings().release.host == Settings().queue.metrics_host == "127.0.0.1"
+
+
+def test_the_steps_for_systemd_make_what_the_units_name():
+    steps = (DEPLOY / "README.md").read_text()
+    for path in UNITS:
+        unit = configparser.ConfigParser(interpolation=None, strict=False)
+        unit.read_string(path.read_text())
+        service = unit["Service"]
+        assert f"useradd --system --user-group --shell /usr/sbin/nologin {service['User']}\n" in steps
+        assert f"python3 -m venv {Path(service['ExecStart'].split()[0]).parents[1]}\n" in steps
+        assert f"-t {Path(service['EnvironmentFile']).parent} deploy/systemd/opencue-sched.env\n" in steps
+        assert re.search(rf"systemctl enable .*\b{path.stem}", steps), path.name
 
 
 def test_compose_starts_the_whole_fleet_with_commands_that_exist():

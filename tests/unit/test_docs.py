@@ -38,6 +38,13 @@ def test_every_command_named_exists(document):
         assert name in cli.list_commands(None), f"{document.name}: opencue-sched {name}"
 
 
+def test_workers_are_started_by_names_that_differ_on_one_host():
+    for name in ("README.md", "docs/operator-guide.md"):
+        starts = re.findall(r"celery -A opencue_sched worker\b(.*)", (ROOT / name).read_text())
+        assert starts, name
+        assert all(re.match(r" -n w1@%h\b", start) for start in starts), name
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_make_target_named_exists(document):
     makefile = (ROOT / "Makefile").read_text()

@@ -144,6 +144,8 @@ def test_a_fresh_database_without_a_farm_is_not_broken(cli: Cli) -> None:
     ran = cli("doctor", "--json")
     assert ran.status == 0
     assert (levels(ran)["hosts"], levels(ran)["shows"], levels(ran)["counters"]) == ("warn", "warn", "warn")
+    (hosts,) = [one["remedy"] for one in ran.json["findings"] if one["what"] == "hosts"]
+    assert "unless OPENCUE_SCHED_RELEASE__HOST says where to listen" in hosts
 
 
 def test_jobs_in_quarantine_are_named(cli: Cli, healthy: None, build: Build, engine: Engine) -> None:
