@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from opencue_sched.domain.errors import InvalidInput
-from opencue_sched.operate.celery_commands import asks_for_prefork, guard_flower, is_flower
+from opencue_sched.operate.celery_commands import asks_for_help, asks_for_prefork, guard_flower, is_flower
 
 CELERY = "/venv/bin/celery"
 
@@ -71,3 +71,8 @@ def test_a_socket_file_is_not_on_the_network():
     environment = {}
     guard_flower([CELERY, "flower", "--unix-socket=/run/flower.sock"], environment)
     assert environment == {}
+
+
+def test_who_asks_how_flower_is_used_needs_no_store():
+    assert asks_for_help(["celery", "-A", "opencue_sched", "flower", "--help"])
+    assert not asks_for_help(["celery", "-A", "opencue_sched", "flower"])
