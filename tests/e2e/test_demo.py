@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from opencue_sched.embedded.pictures import read_png
-from tests.polling import eventually, tail_of
+from tests.polling import eventually
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "minimal.json"
 DEMO = [sys.executable, "-c", "from opencue_sched.operate.cli import main; main()", "demo"]
@@ -48,35 +48,6 @@ def environment() -> dict[str, str]:
     return {**inherited, "DEMO_TEST_MARKER": f"marker-{os.getpid()}-{time.monotonic_ns()}"}
 
 
-def test_the_demo_renders_a_picture_and_leaves_nothing_behind(tmp_path, environment):
-    with (tmp_path / "said").open("w+") as said:
-        demo = subprocess.Popen(
-            [*DEMO, "--frames", "4", "--hosts", "2", "--workers", "1", "--output", "out"],
-            env=environment,
-            cwd=tmp_path,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            eventually(lambda: demo.poll() is not None, 60, "the demo's end", told=tail_of(tmp_path / "said"))
-        finally:
-            demo.kill()
-            demo.wait()
-    stdout = (tmp_path / "said").read_text()
-    assert demo.returncode == 0, stdout
-    assert "5 of 5 frames" in stdout
-    assert re.search(r"\d/5 done, \d+ running, \d+ waiting, \d+ depending, \d+ cores booked, [\d.]+ frames/s", stdout)
-    for invariant in ("I1 ", "I2 ", "I4 ", "I6 ", "I7 ", "I8 "):
-        assert any(line.strip().startswith(invariant) and " pass " in line for line in stdout.splitlines())
-    assert re.search(r"^contact sheet +out/contact-sheet\.png$", stdout, re.M)
-    assert re.search(r"^Flower +http://127\.0\.0\.1:\d+ ", stdout, re.M)
-    assert re.search(r"^metrics +http://127\.0\.0\.1:\d+/metrics ", stdout, re.M)
-    picture = read_png(tmp_path / "out" / "contact-sheet.png")
-    assert picture.width > 500
-    assert len(list((tmp_path / "out" / "frames").glob("frame.*.png"))) == 4
-    nothing_is_left(environment)
-
-
 def test_ctrl_c_stops_everything_it_started(tmp_path, environment):
     demo = subprocess.Popen(
         [*DEMO, "--frames", "40", "--hosts", "1", "--workers", "1"],
@@ -87,10 +58,10 @@ def test_ctrl_c_stops_everything_it_started(tmp_path, environment):
         text=True,
         start_new_session=True,
     )
+    progress = r"\d+/41 done, [1-9]\d* running, \d+ waiting, \d+ depending, \d+ cores booked, [\d.]+ frames/s"
     try:
-        for line in demo.stdout:
-            if "submitted" in line:
-                break
+        # when it is told to stop while frames run, of which a line tells where there is no terminal
+        assert any(re.search(progress, line) for line in demo.stdout)
         os.kill(demo.pid, signal.SIGINT)
         demo.stdout.read()
         assert demo.wait(timeout=60) == 130
@@ -101,11 +72,13 @@ def test_ctrl_c_stops_everything_it_started(tmp_path, environment):
     nothing_is_left(environment)
 
 
-def test_on_a_terminal_it_shows_a_table_and_with_keep_the_farm_stays_until_ctrl_c(tmp_path, environment):
+def test_the_demo_renders_a_picture_and_leaves_nothing_behind_when_a_kept_farm_is_no_longer_wanted(
+    tmp_path, environment
+):
     # given a demo on a terminal
     screen, terminal = pty.openpty()
     demo = subprocess.Popen(
-        [*DEMO, "--frames", "2", "--hosts", "1", "--workers", "1", "--keep"],
+        [*DEMO, "--frames", "4", "--hosts", "2", "--workers", "1", "--output", "out", "--keep"],
         env={**environment, "TERM": "xterm", "COLUMNS": "200"},
         cwd=tmp_path,
         stdout=terminal,
@@ -115,10 +88,17 @@ def test_on_a_terminal_it_shows_a_table_and_with_keep_the_farm_stays_until_ctrl_
     os.close(terminal)
     try:
         shown = shown_until(screen, "Press Ctrl-C to stop everything")
-        # then it was told how far the job is, and the farm answers by what is told of it
+        # then it was told how far the job is, the books are right, and there is a picture
         heading = r"waiting +depending +running +done +dead +cores booked +frames/s"
-        assert re.search(heading + r"\s+\d+ +\d+ +\d+ +3 +0 +\d+ +[\d.]+", shown)
-        assert re.search(r"frames done .+ 3/3 ", shown)
+        assert re.search(heading + r"\s+\d+ +\d+ +\d+ +5 +0 +\d+ +[\d.]+", shown)
+        assert re.search(r"frames done .+ 5/5 ", shown)
+        assert "5 of 5 frames" in shown
+        for invariant in ("I1 ", "I2 ", "I4 ", "I6 ", "I7 ", "I8 "):
+            assert any(line.strip().startswith(invariant) and " pass " in line for line in shown.splitlines())
+        assert re.search(r"^contact sheet +out/contact-sheet\.png\s*$", shown, re.M)
+        assert read_png(tmp_path / "out" / "contact-sheet.png").width > 500
+        assert len(list((tmp_path / "out" / "frames").glob("frame.*.png"))) == 4
+        # and the farm answers by what is told of it
         addresses = re.findall(r"(?:Flower|metrics) +http://127\.0\.0\.1:(\d+)(\S*)", shown)
         assert len(addresses) > 1
         for port, path in addresses:
