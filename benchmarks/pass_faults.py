@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from benchmarks.recovery_site import Site
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.ledger import Ledger
-
-if TYPE_CHECKING:
-    from benchmarks.recovery import Site
 
 Inject = Callable[[], Callable[[], bool]]
 """Does something wrong; what it returns says whether it was put right."""

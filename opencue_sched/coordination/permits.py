@@ -1,22 +1,31 @@
 """Layer permits: one pass at a time works on a layer (distributed scheduler reference, "Layer Permit").
 
 A permit is a job of a board of its own, with the layer's id, and there while some pass has it. Its claim lives 2 s per
-frame the pass may book, at least 2 s and at most as long as a cluster claim does unless it is prolonged; at the end of
-the pass it is consumed. It spares work lost to races between passes of overlapping clusters; correctness never depends
-on it. The reference has no upper bound: a process that dies there in a pass over 20 frames keeps everybody off their
-layer for 40 s.
+frame the pass may book, at least 2 s and at most as long as a cluster claim does unless it is prolonged; for what is
+planned it is prolonged until the commit's deadline, and at the end of the pass it is consumed. It spares work lost to
+races between passes of overlapping clusters; correctness never depends on it. The reference has no upper bound: a
+process that dies there in a pass over 20 frames keeps everybody off their layer for 40 s.
+
+A pass reads the frames of its layers before it asks for their permits. Of a layer that another pass worked on meanwhile
+it has read just the frames that the other booked, and could only lose them. So whoever books frames says so in a log of
+the fleet, and whoever has permits looks there for what it has read too early.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import cast
 
 import redis
 
 from opencue_sched.coordination.board_many import ManyJobs
-from opencue_sched.coordination.names import permit_board
+from opencue_sched.coordination.names import layers_booked, permit_board
 
 SECONDS_PER_FRAME = 2.0
+_BOOKINGS_TOLD = 1_000
+"""More than a fleet commits while a pass reads and asks. Who asks later than that loses what others booked, as ever."""
+_BOOKINGS_TOLD_SECONDS = 60
+_BEGINNING = "0-0"
 
 
 class LayerPermits:
@@ -27,7 +36,9 @@ class LayerPermits:
     """
 
     def __init__(self, client: redis.Redis, namespace: str, *, claim_ttl: float) -> None:
+        self._client = client
         self._jobs = ManyJobs(client, permit_board(namespace))
+        self._log = layers_booked(namespace)
         self._claim_ttl = claim_ttl
 
     def take(self, owner: str, frames_by_layer: Mapping[str, int]) -> frozenset[str]:
@@ -37,9 +48,33 @@ class LayerPermits:
         }
         return frozenset(self._jobs.take(*_place_and_token(owner), seconds))
 
+    def keep(self, owner: str, layers: Iterable[str], *, seconds: float) -> None:
+        """Have those of ``layers`` that are ``owner``'s for so long from now. One round trip."""
+        self._jobs.take(*_place_and_token(owner), dict.fromkeys(layers, seconds))
+
     def drop(self, owner: str, layers: Iterable[str]) -> int:
         """Give back those of ``layers`` that are ``owner``'s; returns how many were. One round trip."""
         return self._jobs.consume(*_place_and_token(owner), layers)
+
+    def tell_booked(self, layers: Collection[str]) -> None:
+        """Frames of these layers are booked and committed; to be told before permits are given back. One round trip."""
+        if not layers:
+            return
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.xadd(self._log, dict.fromkeys(layers, ""), maxlen=_BOOKINGS_TOLD, approximate=True)
+        pipeline.expire(self._log, _BOOKINGS_TOLD_SECONDS)
+        pipeline.execute()
+
+    def log_end(self) -> str:
+        """Where the log of bookings ends; to be asked before frames are read. One round trip."""
+        last = cast("list[tuple[str, object]]", self._client.xrevrange(self._log, count=1))
+        return last[0][0] if last else _BEGINNING
+
+    def booked_since(self, log_end: str) -> frozenset[str]:
+        """The layers of which frames were booked that who read then may take for waiting; to be asked when the permits
+        are had. One round trip."""
+        told = cast("list[tuple[str, dict[str, str]]]", self._client.xrange(self._log, f"({log_end}"))
+        return frozenset(layer for _, layers in told for layer in layers)
 
 
 def _place_and_token(owner: str) -> tuple[str, str]:

@@ -44,7 +44,6 @@ from opencue_sched.dispatch.runframe import launch_requests
 from opencue_sched.dispatch.settle import Settlement, booking_of
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.dispatch.walk import walk_on
-from opencue_sched.dispatch.worked_layers import WorkedLayers
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.errors import HostLocked, NotReady
 from opencue_sched.domain.farm import PlannedProc
@@ -81,7 +80,6 @@ class PassRunner:
     refusals: Refusals = field(default_factory=Refusals)
     locked: LockedHosts = field(default_factory=LockedHosts)
     turns: CommitTurns = field(default_factory=CommitTurns)
-    worked: WorkedLayers = field(default_factory=WorkedLayers)
     cap_waits: CapWaits = field(default_factory=CapWaits)
     clock: Callable[[], float] = time.monotonic
 
@@ -111,10 +109,10 @@ class PassRunner:
                 return report
             wanted = {layer.id: len(layer.frames) for job in gathered.snapshot.jobs for layer in job.layers}
             layers = wanted.keys()
-            granted = self.permits.take(owner, wanted) - self.worked.since(report.read_at)
+            granted = self.permits.take(owner, wanted) - self.permits.booked_since(report.log_end)
             plan = self._plan(gathered, cluster, granted, report)
             if plan.procs:
-                self._carry_out(plan, alive, report)
+                self._carry_out(plan, owner, alive, report)
             if report.ended is PassEnd.NO_JOBS:
                 report.ended = PassEnd.BOOKED if report.frames_booked else PassEnd.SATURATED
             if report.ended is PassEnd.SATURATED:
@@ -127,15 +125,16 @@ class PassRunner:
             return report
         finally:
             report.hosts_back_in = self.hosts.cache.back_in()
-            self._drop_permits(owner, layers)
+            self._drop_permits(owner, layers, report.layers_booked)
             if gathered is not None and self.verdicts is not None:
                 self.verdicts.record(report.verdicts, cluster.key, resting=report.resting)
             report.total_seconds = self.clock() - began
             report.log()
 
-    def _drop_permits(self, owner: str, layers: Collection[str]) -> None:
-        """What the pass did is done, whether or not Redis answers now."""
+    def _drop_permits(self, owner: str, layers: Collection[str], booked: Collection[str]) -> None:
+        """What the pass did is done, whether or not Redis answers now. After the launch, which waits for no Redis."""
         try:
+            self.permits.tell_booked(booked)
             self.permits.drop(owner, layers)
         except RedisError as error:
             log.warning("permits_left_to_expire", layers=len(layers), error=str(error))
@@ -151,8 +150,8 @@ class PassRunner:
             report.resting = aside.verdicts
             return aside.left_out
 
+        report.log_end = self.permits.log_end()
         with self.engine.connect() as connection:
-            report.read_at = self.clock()
             gathered = gather(connection, cluster, self.settings, facts=self.facts, backing_off=backing_off)
             connection.rollback()
         report.gathered_at = self.clock()
@@ -195,11 +194,14 @@ class PassRunner:
         report.blocked = plan.blocked
         return plan
 
-    def _carry_out(self, plan: Plan, alive: Callable[[], bool], report: PassReport) -> None:
+    def _carry_out(self, plan: Plan, owner: str, alive: Callable[[], bool], report: PassReport) -> None:
         """Book and commit, tell the pool how that ended, then launch and settle."""
         try:
+            # A commit may have to wait: nobody is to plan frames of these layers until it is over.
+            planned = {proc.layer.id for proc in plan.procs}
+            self.permits.keep(owner, planned, seconds=self.settings.accounting.commit_deadline)
             environments = self._environments(plan.procs, report)
-        except SQLAlchemyError:
+        except (RedisError, SQLAlchemyError):
             self._give_back(plan, CommitResult(), report)
             raise
         result = self._book_and_commit(plan, alive, report)
@@ -266,7 +268,7 @@ class PassRunner:
             clock=self.clock,
             turns=self.turns,
         )
-        self.worked.note({it.planned.layer.id for it in result.committed}, self.clock())
+        report.layers_booked = {it.planned.layer.id for it in result.committed}
         report.commit_seconds = self.clock() - began
         report.statements += result.statements
         report.frames_booked = len(result.committed)

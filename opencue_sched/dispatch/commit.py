@@ -201,9 +201,10 @@ class _Commit:
             self._fail(procs, DatabaseFailure(reason))
 
     def _transaction(self, procs: Sequence[PlannedProc]) -> None:
-        """One transaction, after those of this process that have some of its hosts."""
+        """One transaction, after those of this process that lock some of its hosts, or counters of its jobs."""
         patience = max(0.0, _TURN_BEFORE * self._deadline - self._elapsed())
-        with self._turns.on({proc.host.id for proc in procs}, wait_seconds=patience):
+        locked = {proc.host.id for proc in procs} | {proc.job.id for proc in procs}
+        with self._turns.on(locked, wait_seconds=patience):
             self._check_time(_STATEMENTS_BEFORE)
             self._carry_out(procs)
 

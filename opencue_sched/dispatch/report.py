@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -89,10 +89,12 @@ class PassReport:
     """Seconds until a host that PostgreSQL or an RQD refused may be tried again; None when all may."""
     seconds_to_book: list[float] = field(default_factory=list)
     """Of each frame booked: from its becoming eligible, once more after a retry, to the answer to the COMMIT."""
-    read_at: float = 0.0
-    """When the pass began to read what waits, by the runner's clock."""
+    log_end: str = ""
+    """Where the log of bookings ended when the pass began to read what waits."""
+    layers_booked: Collection[str] = ()
+    """Layers of which frames were committed."""
     gathered_at: float = 0.0
-    """When it had, by the same clock."""
+    """When the pass had read what waits, by the runner's clock."""
     gather_seconds: float = 0.0
     plan_seconds: float = 0.0
     book_seconds: float = 0.0

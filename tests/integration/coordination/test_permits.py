@@ -70,6 +70,18 @@ def test_permits_are_exclusive_and_live_two_seconds_a_frame_but_no_longer_than_a
     assert 3 < permit(board, "a").expires_in() <= 8 < permit(board, "b").expires_in() <= 10
 
 
+def test_who_read_before_a_booking_is_told_of_it_and_who_read_after_it_is_not(redis_client, permits):
+    at_first = permits.log_end()
+    LayerPermits(redis_client, "cue", claim_ttl=3).tell_booked({"a", "b"})
+    between = permits.log_end()
+    permits.tell_booked({"b"})
+    permits.tell_booked(set())
+    assert permits.booked_since(at_first) == {"a", "b"}
+    assert permits.booked_since(between) == {"b"}
+    assert permits.booked_since(permits.log_end()) == frozenset()
+    assert 0 < redis_client.ttl("cue:layers:booked") <= 60, "nobody reads for as long as that"
+
+
 def test_only_the_owner_drops_a_permit(permits):
     permits.take("pass-1", {"a": 1})
     assert permits.drop("pass-2", ["a"]) == 0

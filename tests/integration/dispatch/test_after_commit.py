@@ -97,10 +97,17 @@ def test_a_pause_while_the_commit_is_answered_counts_against_the_launch(one, eng
     assert not run_audit(engine, one.client, one.settings).failed
 
 
-def test_permits_that_cannot_be_given_back_do_not_undo_what_a_pass_says_of_itself(one, engine, farm, show):
+def test_permits_that_cannot_be_given_back_or_told_of_do_not_undo_what_a_pass_says_of_itself(one, engine, farm, show):
+    launched = []
+
     class NoAnswer(LayerPermits):
         def drop(self, owner, layers):
             raise ConnectionError("gone")
 
+        def tell_booked(self, layers):
+            launched.append(len(farm.runs()))
+            raise ConnectionError("gone")
+
     report = run_pass(one, permits=NoAnswer(one.client, "cue", claim_ttl=3))
     assert (report.frames_booked, report.frames_launched) == (FRAMES, FRAMES)
+    assert launched == [FRAMES], "no launch waits for a Redis that does not answer"

@@ -7,10 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from redis.exceptions import ConnectionError
 from sqlalchemy import event, text
 
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.entries import Booking
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.dispatch.report import PassEnd
+from opencue_sched.domain.farm import Vertices
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
@@ -49,6 +53,7 @@ def test_a_farm_with_room_books_every_frame(one, engine):
         farm.jobs([JobSpec(layers=[LayerSpec(frames=4), LayerSpec(frames=4)]) for _ in range(3)])
     reports = one.drain()
     assert sum(report.frames_booked for report in reports) == 24
+    assert sum(report.lazy_seeds for report in reports) == 1 + 1 + 3, "caps of a subscription, a folder and three jobs"
     assert scalar(engine, "SELECT count(*) FROM proc") == 24
     assert scalar(engine, "SELECT count(*) FROM frame WHERE str_state = 'RUNNING'") == 24
     assert_audit(one)
@@ -134,6 +139,34 @@ def test_every_layer_gets_one_verdict_with_its_reason(one, engine):
     assert verdicts[free.layers[0].id].verdict is Verdict.FLOWING
 
 
+def test_a_pass_tells_what_refused(one, engine):
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=8, hostname_tag=False)
+        job = farm.job([LayerSpec(frames=3)])
+        subscription = keys.subscription(farm.default_show().id, farm.default_alloc().id)
+    ((cluster, _),) = one.sweeper.sweep().send
+    one.runner.ledger.load_caps([subscription, keys.folder(job.folder_id), keys.job(job.id)])
+    one.client.hset(subscription, "burst", 1)
+    report = one.runner.run(cluster, alive=lambda: True)
+    assert (report.frames_booked, report.refusals, report.lazy_seeds) == (1, {"subscription": 2}, 0)
+
+
+def test_frames_of_others_under_a_licence_are_counted_again_by_each_pass(one, engine):
+    """A Cuebot has started one since the limits were loaded, and another process of ours is committing one."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        host, limit = farm.host(cores=32, hostname_tag=False), farm.limit("nuke", 3)
+        theirs = farm.job([LayerSpec(limits=[limit])], show=farm.show("theirs", managed=False))
+        ours = farm.job([LayerSpec(frames=3, limits=[limit])])
+        subscription = keys.subscription(farm.default_show().id, farm.default_alloc().id)
+    one.runner.ledger.load_caps([subscription, keys.folder(ours.folder_id), keys.job(ours.id), keys.limit(limit)])
+    one.runner.ledger.force([Booking("committing", Vertices("show", "", "", "", "", "", (limit,)), 1)])
+    with engine.begin() as connection:
+        Farm(connection).run(theirs.frames, host)
+    assert sum(report.frames_booked for report in one.drain()) == 3 - 1 - 1
+
+
 @pytest.mark.parametrize("cores", [True, False])
 @pytest.mark.parametrize("memory", [True, False])
 def test_all_four_strategies_fill_the_farm(engine, dry, cores, memory):
@@ -207,14 +240,13 @@ def test_a_host_somebody_holds_is_left_for_another(one, engine):
     assert_audit(one)
 
 
-def test_passes_of_one_process_that_share_a_host_commit_one_after_the_other(one, engine):
-    """Each takes cores that the other leaves, but only one transaction at a time can have the row."""
-    with engine.begin() as connection:
-        farm = Farm(connection)
-        farm.host(cores=8, tags=["fast"], hostname_tag=False)
-        farm.job(layers=[LayerSpec(frames=2, tags="fast"), LayerSpec(frames=2, tags="general")])
+def run_one_within_the_other(one, engine):
+    """Two clusters' passes in one process, the second started when the first has locked its host.
+
+    Gives their reports, and in which order they locked hosts and committed what was booked there.
+    """
     first, second = (cluster for cluster, _ in one.sweeper.sweep().send)
-    reports = []
+    reports, steps, booking = [], [], threading.local()
 
     def run(cluster):
         reports.append(one.runner.run(cluster, alive=lambda: True))
@@ -222,21 +254,63 @@ def test_passes_of_one_process_that_share_a_host_commit_one_after_the_other(one,
     later = threading.Thread(target=run, args=(second,))
 
     def come_second(_connection, _cursor, statement, *_):
-        if later.ident is None and statement.lstrip().startswith("SAVEPOINT"):  # the host is locked by now
+        if not statement.lstrip().startswith("SAVEPOINT"):
+            return
+        booking.under_way = True
+        steps.append(("locked", threading.current_thread() is later))
+        if later.ident is None:
             later.start()
             eventually(lambda: one.runner.turns.asked() == 2 or not later.is_alive())
-            later.join(timeout=0.2)  # by then it would have lost what it planned
+            later.join(timeout=0.2)  # by then it would have lost what it planned, or waited with locks of its own
+
+    def committed(_connection):
+        if getattr(booking, "under_way", False):
+            booking.under_way = False
+            steps.append(("committed", threading.current_thread() is later))
 
     event.listen(engine, "before_cursor_execute", come_second)
+    event.listen(engine, "commit", committed)
     run(first)
     later.join()
     event.remove(engine, "before_cursor_execute", come_second)
+    event.remove(engine, "commit", committed)
+    return reports, steps
+
+
+ONE_AFTER_THE_OTHER = [("locked", False), ("committed", False), ("locked", True), ("committed", True)]
+
+
+def test_passes_of_one_process_that_share_a_host_commit_one_after_the_other(one, engine):
+    """Each takes cores that the other leaves, but only one transaction at a time can have the row."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=8, tags=["fast"], hostname_tag=False)
+        for tags in ("fast", "general"):
+            farm.job(layers=[LayerSpec(frames=2, tags=tags)])
+
+    reports, steps = run_one_within_the_other(one, engine)
 
     assert [(report.frames_booked, dict(report.losses)) for report in reports] == [(2, {}), (2, {})]
+    assert steps == ONE_AFTER_THE_OTHER
     assert_audit(one)
 
 
-def test_a_pass_plans_no_frames_that_another_booked_since_it_read_them(one, engine):
+def test_passes_of_one_process_that_share_a_job_commit_one_after_the_other(one, engine):
+    """The counters of a job are one row: who waits for it has its own hosts and frames locked, in the way of others."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=8, tags=["fast"], hostname_tag=False, alloc_tag=False)
+        farm.host(cores=8, hostname_tag=False)
+        farm.job(layers=[LayerSpec(frames=2, tags=tags) for tags in ("fast", "general")])
+
+    reports, steps = run_one_within_the_other(one, engine)
+
+    assert [(report.frames_booked, dict(report.losses)) for report in reports] == [(2, {}), (2, {})]
+    assert steps == ONE_AFTER_THE_OTHER
+    assert_audit(one)
+
+
+def test_a_pass_plans_no_frames_that_another_process_booked_since_it_read_them(one, engine, dry):
     """They could only be lost; what is left of the layer comes with the next pass, which reads it anew."""
     with engine.begin() as connection:
         farm = Farm(connection)
@@ -248,15 +322,55 @@ def test_a_pass_plans_no_frames_that_another_booked_since_it_read_them(one, engi
 
     class Late(LayerPermits):
         def take(self, owner, frames_by_layer):
-            others.append(one.runner.run(fast, alive=lambda: True))
+            others.append(two.runner.run(fast, alive=lambda: True))
             return super().take(owner, frames_by_layer)
 
     late = replace(one.runner, permits=Late(one.client, "cue", claim_ttl=3))
-    report = late.run(general, alive=lambda: True)
+    with passes(engine, dry, instance="two") as two:
+        report = late.run(general, alive=lambda: True)
 
     assert [other.frames_booked for other in others] == [3]
     assert (report.frames_booked, dict(report.losses)) == (2, {})
     assert sorted(it.verdict for it in report.verdicts) == [Verdict.FLOWING, Verdict.PERMIT_HELD]
+    assert_audit(one)
+
+
+def test_nobody_gets_the_permits_of_a_layer_that_is_being_committed(one, engine):
+    """However long that takes, with a database that is slow or held up."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=8, hostname_tag=False)
+        layer = farm.job(layers=[LayerSpec(frames=2)]).layers[0]
+    others, granted = LayerPermits(one.client, "cue", claim_ttl=3), []
+
+    def ask(_connection, _cursor, statement, *_):
+        if statement.lstrip().startswith("SAVEPOINT"):
+            granted.append(others.take("other|pass", {layer.id: 2}))
+
+    event.listen(engine, "before_cursor_execute", ask)
+    short = replace(one.runner, permits=LayerPermits(one.client, "cue", claim_ttl=0.001))
+    ((cluster, _),) = one.sweeper.sweep().send
+    report = short.run(cluster, alive=lambda: True)
+    event.remove(engine, "before_cursor_execute", ask)
+
+    assert (report.frames_booked, granted) == (2, [frozenset()])
+    assert others.take("other|pass", {layer.id: 2}) == {layer.id}, "given back at the end"
+
+
+def test_a_pass_whose_permits_cannot_be_prolonged_gives_its_hosts_back(one, engine):
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=2, hostname_tag=False)
+        farm.job(layers=[LayerSpec(frames=2)])
+
+    class NoAnswer(LayerPermits):
+        def keep(self, owner, layers, *, seconds):
+            raise ConnectionError("gone")
+
+    ((cluster, _),) = one.sweeper.sweep().send
+    with pytest.raises(ConnectionError):
+        replace(one.runner, permits=NoAnswer(one.client, "cue", claim_ttl=3)).run(cluster, alive=lambda: True)
+    assert one.runner.run(cluster, alive=lambda: True).frames_booked == 2
     assert_audit(one)
 
 

@@ -1,4 +1,4 @@
-"""Commits on the same hosts wait for each other; commits on other hosts do not."""
+"""Commits that lock the same rows wait for each other; others do not."""
 
 from __future__ import annotations
 

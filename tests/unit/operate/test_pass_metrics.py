@@ -1,13 +1,16 @@
-"""What is counted of a pass."""
+"""What is counted of a pass, and of a recompute."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 import pytest
 from prometheus_client import REGISTRY
 
+from opencue_sched.accounting.recompute import RecomputeReport
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.domain.cluster import Cluster, ClusterKind
-from opencue_sched.operate.metrics import record_pass
+from opencue_sched.operate.metrics import record_pass, record_recompute
 
 
 def sample(name: str, **labels: str) -> float:
@@ -32,3 +35,21 @@ def test_jobs_are_processed_by_a_pass_that_went_all_the_way(planned: bool, ended
     record_pass(report)
     after = sample("scheduler_jobs_queried_total"), sample("scheduler_jobs_processed_total", show_name="whole")
     assert (after[0] - before[0], after[1] - before[1]) == (3, processed)
+
+
+def test_refusals_are_counted_by_what_refused_and_caps_by_how_many_were_loaded() -> None:
+    def counted() -> list[float]:
+        tables = ("subscription", "folder", "folder_gpus", "limit")
+        refused = [sample("scheduler_accounting_limit_exceeded_total", table=table) for table in tables]
+        return [*refused, sample("scheduler_lazy_seeds_total")]
+
+    cluster = Cluster("facility", "show", ClusterKind.ALLOC, ("general",), "alloc")
+    before = counted()
+    record_pass(PassReport(cluster, refusals=Counter(subscription=1, folder=2, limit=4), lazy_seeds=5))
+    assert [after - at_first for after, at_first in zip(counted(), before, strict=True)] == [1, 2, 0, 4, 5]
+
+
+def test_of_a_recompute_is_shown_what_is_in_flight_and_since_when() -> None:
+    record_recompute(RecomputeReport(shows=1, procs=2, entries=9, in_flight=7, oldest_in_flight_seconds=3.5))
+    assert sample("scheduler_ledger_in_flight") == 7
+    assert sample("scheduler_ledger_oldest_in_flight_seconds") == 3.5
