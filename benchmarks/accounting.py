@@ -21,6 +21,7 @@ from benchmarks.figures import Spread, columns, console, show, show_list, write_
 from benchmarks.recompute_cost import LONGEST_SCRIPT_MS, recompute_costs
 from benchmarks.script_cost import script_costs
 from benchmarks.trigger_cost import trigger_costs
+from opencue_sched.embedded.redis_server import PROGRAM_VARIABLE
 from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.settings import Settings
 from opencue_sched.store import schema
@@ -45,7 +46,7 @@ def _database() -> Iterator[tuple[Engine, Settings]]:
 def _first_on_the_processor(client: redis.Redis) -> bool:
     """Let Redis run before everything else here, as on a machine of its own; False where the system does not allow it.
 
-    What SLOWLOG tells of a script is then the time it runs, and not the time for which others were let before it.
+    Times by the clock are then those for which it runs, and seldom those for which others were let before it.
     """
     server: Any = client.info("server")
     try:
@@ -53,6 +54,16 @@ def _first_on_the_processor(client: redis.Redis) -> bool:
     except PermissionError:
         return False
     return True
+
+
+def _tell_of_the_allocator(client: redis.Redis) -> None:
+    """The wheel's Redis is built with libc's, others with jemalloc."""
+    memory: Any = client.info("memory")
+    if memory["mem_allocator"] == "libc":
+        console.print(
+            "this Redis was built with libc's allocator: when much was freed in the background, the next call may have "
+            f"to tidy up for milliseconds. {PROGRAM_VARIABLE} names another, such as redis-server of a distribution"
+        )
 
 
 @click.command()
@@ -66,8 +77,8 @@ def main(
 ) -> None:
     """The cost of a ledgered booking, of scripts, of a recompute, and of our triggers. Medians, least and greatest.
 
-    Exit status 1 if a booking costs more than 1.5 times the reference's, a recompute did not finish, a script ran
-    longer than 10 ms in every round, or took the processor for longer.
+    Exit status 1 if a booking costs more than 1.5 times the reference's, a recompute did not finish, or a single call
+    of a script took 10 ms more of Redis's processor time than the longest booking of its round.
 
     Example: python -m benchmarks accounting --procs 10000 --procs 100000
     """
@@ -77,7 +88,8 @@ def main(
     with EmbeddedRedis() as server:
         client = redis.Redis.from_url(server.url, decode_responses=True)
         if redis_first and not _first_on_the_processor(client):
-            console.print("Redis has to wait for the processor like the others: script times contain that")
+            console.print("Redis has to wait for the processor like the others: times by the clock contain that")
+        _tell_of_the_allocator(client)
         if "booking" in parts:
             booking = booking_cost(client, rounds=rounds)
             figures["booking"] = columns(booking)
@@ -87,7 +99,7 @@ def main(
         if "scripts" in parts:
             scripts = script_costs(client, procs)
             figures["scripts"] = columns(scripts)
-            passed &= scripts[0].milliseconds.median <= LONGEST_SCRIPT_MS
+            passed &= all(cost.milliseconds.greatest <= LONGEST_SCRIPT_MS for cost in scripts)
         if "recompute" in parts:
             costs = []
             for count in procs:

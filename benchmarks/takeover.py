@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import text
 
-from benchmarks.recovery import Recovery, Site, attempt, recovery_of, start_beat, until
+from benchmarks.recovery_site import Recovery, Site, attempt, recovery_of, start_beat, until
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import WAITING_LEASE_SECONDS, StoreState, store_state
 from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board

@@ -29,7 +29,15 @@ from opencue_sched.coordination.clocks import AGREE_SECONDS, Clocks
 from opencue_sched.coordination.leader import LeaderGate, boot_clock
 from opencue_sched.coordination.names import LeaderKeys, beat_role, worker_group
 from opencue_sched.coordination.presence import BEAT_TYPE, REFRESH_SECONDS, InstanceTaken, Presence
-from opencue_sched.coordination.ticks import MINUTE, CatchUp, due_ticks, seconds_to_next, tick_began, tick_series
+from opencue_sched.coordination.ticks import (
+    MINUTE,
+    CatchUp,
+    due_ticks,
+    mark_seconds,
+    seconds_to_next,
+    tick_began,
+    tick_series,
+)
 from opencue_sched.domain.errors import SchedulerError
 from opencue_sched.operate import fleet_metrics
 from opencue_sched.operate.metrics import serve_metrics
@@ -42,7 +50,6 @@ log = structlog.get_logger(__name__)
 
 CONSERVATIVE_SECONDS = 180.0
 CONSERVATIVE_RETRY_SECONDS = 5.0
-MARK_SECONDS_AT_LEAST = 600.0
 POLL_SECONDS = 0.5
 
 
@@ -88,6 +95,7 @@ class LeaderScheduler(Scheduler):
         self.gate: LeaderGate | None = None
         self.presence: Presence | None = None
         self._refresh_at = 0.0
+        self._shown_fence = 0
         self._told: dict[tuple[str, object], float] = {}
         super().__init__(*args, **kwargs)
 
@@ -129,19 +137,20 @@ class LeaderScheduler(Scheduler):
             self.gate = gate = make_gate(settings)
             fleet_metrics.watch_gate(gate)
             serve_metrics(settings.queue.metrics_host, settings.coordination.beat_metrics_port)
+            log.info("beat_started", role=gate.keys.role)
         return self.gate
 
     def _show(self, gate: LeaderGate) -> None:
-        """Refresh the presence every few seconds."""
-        now = boot_clock()
-        if now < self._refresh_at:
+        """Refresh the presence every few seconds, and at once when this beat begins or ceases to lead."""
+        now, lease = boot_clock(), gate.lease
+        fence = 0 if lease is None else lease.fence
+        if now < self._refresh_at and fence == self._shown_fence:
             return
-        self._refresh_at = now + REFRESH_SECONDS
+        self._refresh_at, self._shown_fence = now + REFRESH_SECONDS, fence
         if self.presence is None:
             self.presence = announce_beat(get_settings(), gate)
-        lease = gate.lease
         try:
-            self.presence.refresh(fence=0 if lease is None else lease.fence)
+            self.presence.refresh(fence=fence)
         except InstanceTaken as error:
             log.warning("beat_presence_taken", error=str(error))
             self.presence = None
@@ -180,7 +189,7 @@ class LeaderScheduler(Scheduler):
             last = last_ticks.get(series)
             now = clocks.now(None if last is None else tick_began(series, last))
             for tick in due_ticks(last, now, interval, policy):
-                self._fire(gate, series, entry, tick, now, mark_seconds=max(MARK_SECONDS_AT_LEAST, 3 * interval))
+                self._fire(gate, series, entry, tick, now, marked=mark_seconds(interval, policy))
             return seconds_to_next(now, interval)
         return self._serve_at_due_times(gate, name, entry, clocks, last_ticks.get(name))
 
@@ -198,16 +207,16 @@ class LeaderScheduler(Scheduler):
             entry.last_run_at = max(entry.last_run_at, datetime.fromtimestamp(last * MINUTE, UTC))
         due, wait = entry.is_due()
         if due:
-            self._fire(gate, name, entry, int(now // MINUTE), now, mark_seconds=MARK_SECONDS_AT_LEAST)
+            self._fire(gate, name, entry, int(now // MINUTE), now, marked=mark_seconds(MINUTE, CatchUp.SKIP))
             self.schedule[name] = next(entry)
         return float(wait)
 
     def _fire(
-        self, gate: LeaderGate, series: str, entry: ScheduleEntry, tick: int, now: float, *, mark_seconds: float
+        self, gate: LeaderGate, series: str, entry: ScheduleEntry, tick: int, now: float, *, marked: float
     ) -> None:
         lease = gate.lease
         producer = self.producer  # connects at its first use: not between a tick's claim and its message
-        if lease is None or not gate.may_fire(series, tick, mark_seconds=mark_seconds):
+        if lease is None or not gate.may_fire(series, tick, mark_seconds=marked):
             return
         headers = {"tick": tick, "tick_of": series, "fence": lease.fence, "sent_at": now}
         options = entry.options or {}

@@ -17,9 +17,11 @@ from tests.polling import eventually
 
 @dataclass(frozen=True)
 class WatchedPair:
-    """``url`` names the master by way of the Sentinel, which has its own password. ``first`` leads until it fails."""
+    """``url`` names the master by way of the Sentinel on ``port``, which has its own password. ``first`` leads until it
+    fails."""
 
     url: str
+    port: int
     first: EmbeddedRedis
     second: EmbeddedRedis
 
@@ -49,6 +51,6 @@ def watched_pair(directory: Path) -> Iterator[WatchedPair]:
         sentinel.start()
         try:
             url = f"sentinel://:{password}@127.0.0.1:{port}/farm?sentinel_password=of-the-sentinel"
-            yield WatchedPair(url, first, second)
+            yield WatchedPair(url, port, first, second)
         finally:
             sentinel.stop()

@@ -7,12 +7,13 @@ import select
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import pytest
 import trustme
 
 from opencue_sched.embedded.redis_server import EmbeddedRedis
@@ -33,15 +34,37 @@ class TlsFront:
 @contextmanager
 def tls_front(server: EmbeddedRedis, directory: Path) -> Iterator[TlsFront]:
     """Take TLS connections on a port of 127.0.0.1 and pass on what they say, under a private authority."""
+    context, authority = private_authority(directory)
+    with tls_port(context, server.port) as port:
+        yield TlsFront(f"rediss://:{urlsplit(server.url).password}@127.0.0.1:{port}/0", authority)
+
+
+def private_authority(directory: Path) -> tuple[ssl.SSLContext, Path]:
+    """What a server on 127.0.0.1 needs to speak TLS, and the file with the certificate of who vouches for it."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(directory / "authority.pem"))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(context)
-    behind = urlsplit(server.url)
+    return context, directory / "authority.pem"
+
+
+@contextmanager
+def tls_port(context: ssl.SSLContext, behind: int) -> Iterator[int]:
+    """A port of 127.0.0.1 that takes TLS only, for what listens on the port ``behind``."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        threading.Thread(target=_accept, args=(listening, context, server.port), daemon=True).start()
-        port = listening.getsockname()[1]
-        yield TlsFront(f"rediss://:{behind.password}@127.0.0.1:{port}/0", directory / "authority.pem")
+        threading.Thread(target=_accept, args=(listening, context, behind), daemon=True).start()
+        yield int(listening.getsockname()[1])
+
+
+@contextmanager
+def tls_instead_of(ports: Iterable[int], directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Whoever connects to one of ``ports`` from this process comes to one that takes TLS only, and leads there."""
+    context, authority = private_authority(directory)
+    with contextlib.ExitStack() as stack:
+        fronts = {port: stack.enter_context(tls_port(context, port)) for port in ports}
+        found = socket.getaddrinfo
+        monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, *how: found(host, fronts.get(port, port), *how))
+        yield authority
 
 
 def _accept(listening: socket.socket, context: ssl.SSLContext, port: int) -> None:
@@ -56,10 +79,8 @@ def _accept(listening: socket.socket, context: ssl.SSLContext, port: int) -> Non
 def _serve(plain: socket.socket, context: ssl.SSLContext, port: int) -> None:
     with plain, contextlib.suppress(OSError):
         plain.settimeout(10.0)
-        with (
-            context.wrap_socket(plain, server_side=True) as front,
-            socket.create_connection(("127.0.0.1", port)) as back,
-        ):
+        with context.wrap_socket(plain, server_side=True) as front, socket.socket() as back:
+            back.connect(("127.0.0.1", port))
             front.setblocking(False)
             _pass_on(front, back)
 

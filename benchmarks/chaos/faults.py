@@ -17,7 +17,7 @@ from pathlib import Path
 
 import structlog
 from redis.exceptions import RedisError
-from sqlalchemy import text
+from sqlalchemy import TextClause, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from benchmarks.chaos.load import Cap, Load
@@ -192,13 +192,17 @@ class Faults:
             _send(pid, signal.SIGCONT)
         return f"postgresql for {seconds:.1f} s"
 
-    def _cut_sessions(self) -> str:
-        with self._site.engine.begin() as connection:
-            return f"{connection.execute(_SESSIONS).scalar()} sessions"
+    def _cut_sessions(self) -> str | None:
+        return self._cut(_SESSIONS, "sessions")
 
-    def _cut_listeners(self) -> str:
+    def _cut_listeners(self) -> str | None:
+        return self._cut(_LISTENERS, "listeners")
+
+    def _cut(self, ending: TextClause, what: str) -> str | None:
+        """Where a store was just lost there may be none: then nothing was injected."""
         with self._site.engine.begin() as connection:
-            return f"{connection.execute(_LISTENERS).scalar()} listeners"
+            count = connection.execute(ending).scalar()
+        return f"{count} {what}" if count else None
 
     # Releases and hosts
 

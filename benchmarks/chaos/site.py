@@ -63,7 +63,7 @@ ENVIRONMENT = {
     "OPENCUE_SCHED_RQD__LAUNCH_TIMEOUT": "1s",
     "OPENCUE_SCHED_RQD__KILL_TIMEOUT": "1s",
 }
-_READY = {"worker": "worker_started", "report": "report_service_started", "beat": "beat: Starting"}
+_READY = {"worker": "worker_started", "report": "report_service_started", "beat": "beat_started"}
 _RESTART_SECONDS = 1.0
 
 

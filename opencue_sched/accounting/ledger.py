@@ -156,9 +156,10 @@ class Ledger:
         unseeded = [b for b in bookings if refused_for(answers[b.proc_id]) == UNSEEDED]
         loaded: frozenset[str] = frozenset()
         if unseeded and self.load_caps is not None:
-            loaded = frozenset(str(answers[b.proc_id][2]) for b in unseeded)
+            wanted = _capped_keys(unseeded)
+            loaded = frozenset(wanted) - caps.keys()  # each refusal names only the first in its way
             try:
-                self.load_caps(_capped_keys(unseeded))
+                self.load_caps(wanted)
             except NotReady:
                 raise
             except Exception:

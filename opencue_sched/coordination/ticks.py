@@ -11,6 +11,8 @@ from enum import StrEnum
 
 MINUTE = 60.0
 CATCH_UP_WINDOW_TICKS = 100
+MARK_SPARE_SECONDS = 600.0
+"""By so much clocks may differ, and no tick is taken for one that was not fired."""
 
 
 class CatchUp(StrEnum):
@@ -69,6 +71,12 @@ def due_ticks(last: int | None, now_seconds: float, interval_seconds: float, pol
     if policy is CatchUp.LATEST:
         return [current]
     return list(range(max(last + 1, current - CATCH_UP_WINDOW_TICKS + 1), current + 1))
+
+
+def mark_seconds(interval_seconds: float, policy: CatchUp) -> float:
+    """How long a tick is remembered as fired: for longer than it may be found due."""
+    window = CATCH_UP_WINDOW_TICKS if policy is CatchUp.ALL else 1
+    return MARK_SPARE_SECONDS + window * interval_seconds
 
 
 def seconds_to_next(now_seconds: float, interval_seconds: float) -> float:

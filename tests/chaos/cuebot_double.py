@@ -1,6 +1,6 @@
 """What a Cuebot does to the counters, in a process of its own: it ends runs and says so in one of its two ways.
 
-    python cuebot_double.py FEED DATABASE_URL REDIS_URL
+    python -m tests.chaos.cuebot_double FEED DATABASE_URL REDIS_URL
 
 Each line of standard input is a JSON object ``{"release": so many, "lost": true}``; ``lost`` says nothing of them to
 anybody. The answer is a line with what was ``released``, and the ``violations`` that were ever seen: a vertex above its
@@ -18,14 +18,7 @@ from typing import Any
 import psycopg2
 import redis
 
-# The accounting reference's publisher, after its commit: five pairs of HINCRBY and the sequence number.
-PUBLISH = """
-for i = 1, 5 do
-  redis.call('HINCRBY', KEYS[i], 'int_cores', ARGV[1])
-  redis.call('HINCRBY', KEYS[i], 'int_gpus', ARGV[2])
-end
-return redis.call('INCR', KEYS[6])
-"""
+from tests.cuebot_publish import PUBLISH
 
 VICTIM = """
 SELECT proc.pk_proc, frame.pk_frame, proc.pk_host, proc.pk_show, host.pk_alloc, job.pk_folder, proc.pk_job,

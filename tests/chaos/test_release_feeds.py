@@ -28,6 +28,7 @@ from tests.chaos.conftest import Site
 from tests.farm import Farm, HostSpec, LayerSpec
 from tests.polling import eventually, tail_of
 
+ROOT = Path(__file__).resolve().parents[2]
 BURST, FOLDER = 8, 6
 """Cores. A frame takes one."""
 
@@ -126,9 +127,9 @@ def scene(site: Site, feed: str) -> Iterator[Scene]:
 
 @contextmanager
 def _double(site: Site, feed: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, str(Path(__file__).with_name("cuebot_double.py")), feed]
+    command = [sys.executable, "-m", "tests.chaos.cuebot_double", feed]
     command += [site.settings.sqlalchemy_url, site.server.url]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process
         finally:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
+from benchmarks.chaos import run as chaos_run
+from benchmarks.chaos import verdict
 from benchmarks.chaos.faults import Fault
+from benchmarks.chaos.site import Crew
 from benchmarks.chaos.verdict import (
     ChaosReport,
     figures,
@@ -139,9 +144,64 @@ def test_a_report_passes_without_violations_only_and_can_be_written():
     assert json.loads(json.dumps(report.as_dict()))["passed"] is False
 
 
+@pytest.mark.parametrize(
+    ("what", "wrong"),
+    [
+        ("", {}),
+        ("over a cap", {"violations": ["a vertex"]}),
+        ("only 0.0 samples a second", {"samples": []}),
+        ("lost frames", {"unfinished": ["a frame"]}),
+        ("results", {"results": ["a frame succeeded 2 times"]}),
+        ("processes that fell", {"fell": ["worker1"]}),
+        ("damage to RQD", {"damage": ["a frame that ran twice on a host"]}),
+    ],
+)
+def test_whatever_is_wrong_fails_the_run(what, wrong, tmp_path, monkeypatch):
+    """Each judge's word reaches the report: a chaos run that finds nothing has looked."""
+    monkeypatch.setattr(verdict, "unfinished", lambda _: wrong.get("unfinished", []))
+    monkeypatch.setattr(verdict, "results_counted_wrongly", lambda *_: wrong.get("results", []))
+    farm = SimpleNamespace(runs=lambda: [run("f", 1, 2)], violations=lambda: wrong.get("damage", []))
+    fleet = SimpleNamespace(directory=tmp_path)
+    crew = SimpleNamespace(fleet=fleet, fell=wrong.get("fell", []), starts_failed={})
+    over_caps = wrong.get("violations", [])
+    samples = wrong.get("samples", steady(0, 10, 40))
+    judging = object.__new__(chaos_run._Run)
+    judging._plan = chaos_run.Plan(10, 2)
+    judging._report = ChaosReport(1, 10, 2)
+    judging._site = SimpleNamespace(farms=[farm], crew=crew, engine=MagicMock())
+    judging._faults = SimpleNamespace(injected=[], kinds=frozenset(), flips=0, flips_interrupted=0)
+    judging._load = SimpleNamespace(jobs=1)
+    judging._witness = SimpleNamespace(
+        booked=[],
+        seen=set(),
+        samples=samples,
+        began=0,
+        ended=10,
+        violations=over_caps,
+        straddling=0,
+        latest_straddling=0,
+    )
+    judging.judge()
+    assert [violation.partition(":")[0] for violation in judging._report.violations] == ([what] if what else [])
+
+
 def test_errors_and_tracebacks_in_the_logs_are_counted_by_event(tmp_path):
     (tmp_path / "worker1.log").write_text(
         '{"event": "commit_failed", "level": "error"}\n{"event": "booked", "level": "info"}\nTraceback (most recent)\n'
         '{"event": "commit_failed", "level": "error"}\nnot json "level": "error"\n'
     )
     assert log_errors(tmp_path) == {"commit_failed": 2, "Traceback": 1, "unreadable": 1}
+
+
+@pytest.mark.parametrize(
+    ("said", "fell"),
+    [("beat: Starting...\nopencue-sched cannot start: PostgreSQL does not answer", False), ("beat_started", True)],
+)
+def test_a_beat_falls_only_once_it_has_its_stores(said, fell, tmp_path):
+    """Until then it ends with what its supervisor starts it again for."""
+    log = tmp_path / "beat1.log"
+    log.write_text(f"{said}\n")
+    beat = SimpleNamespace(running=False, log=log, exit_code=75, log_tail=lambda _: said)
+    crew = Crew(SimpleNamespace(processes={"beat1": beat}))
+    crew.tend()
+    assert (bool(crew.fell), dict(crew.starts_failed)) == (fell, {} if fell else {"beat": 1})

@@ -11,6 +11,7 @@ from opencue_sched.coordination.ticks import (
     CatchUp,
     due_ticks,
     last_began,
+    mark_seconds,
     nominal_tick,
     seconds_to_next,
     tick_began,
@@ -39,6 +40,13 @@ def test_no_policy_repeats_a_tick_or_fires_one_of_the_future(last, now, policy):
 )
 def test_after_a_gap_each_policy_does_what_it_says(policy, expected):
     assert due_ticks(5, 950.0, 100.0, policy) == expected
+
+
+@given(now=st.floats(1e6, 1e9), interval=st.floats(0.5, 7200), policy=st.sampled_from(list(CatchUp)))
+def test_a_tick_is_remembered_as_fired_for_longer_than_anybody_finds_it_due(now, interval, policy):
+    due = due_ticks(0, now, interval, policy)
+    longest = max((now - tick * interval for tick in due), default=0.0)
+    assert mark_seconds(interval, policy) >= longest + 600, "and clocks may differ by that"
 
 
 def test_skip_resumes_with_the_next_tick_that_begins():

@@ -15,17 +15,10 @@ import redis
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.entries import Booking, amounts
 from opencue_sched.lua_scripts import load_script
+from tests.cuebot_publish import PUBLISH
 from tests.integration.accounting.stepped_store import Amounts, Seen, check_counters, look, sums
 from tests.integration.accounting.stepping import SteppedRedis
 
-# What a Cuebot of that generation runs after its commit: five pairs of HINCRBY, and the sequence number.
-PUBLISH = """
-for i = 1, 5 do
-  redis.call('HINCRBY', KEYS[i], 'int_cores', ARGV[1])
-  redis.call('HINCRBY', KEYS[i], 'int_gpus', ARGV[2])
-end
-return redis.call('INCR', KEYS[6])
-"""
 _DROPPED_EARLIER = """
 for _, key in ipairs(KEYS) do
   if redis.call('HEXISTS', key, 'dropped_at') == 1 then redis.call('HINCRBY', key, 'dropped_at', -ARGV[1]) end

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import redis
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from opencue_sched.accounting import bootstrap, keys
 from opencue_sched.accounting.bootstrap import (
@@ -23,11 +23,14 @@ from opencue_sched.accounting.bootstrap import (
 )
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.counted_notes import counted_shows
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.scripts import epoch_open_call
+from opencue_sched.accounting.snapshot import Snapshot
 from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.domain.errors import InvalidInput, NotReady
+from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.services import EmbeddedRedis
 from opencue_sched.lua_scripts import call_scripts
 from opencue_sched.settings import Settings
@@ -49,10 +52,22 @@ def newcomer(world: World) -> Ledger:
     return make_ledger(world.engine, world.store.client, owner="newcomer")
 
 
-def test_an_empty_store_is_filled_from_one_snapshot_and_opened(emptied: World) -> None:
+def test_an_empty_store_is_filled_from_one_snapshot_and_opened(emptied: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A show that a Cuebot hands over while it is read is not taken for counted: its procs were not seen."""
+    with emptied.engine.begin() as connection:
+        theirs = Farm(connection).show("theirs", managed=False)
+    read = bootstrap.snapshot_of
+
+    def handed_over(connection: Connection, **how: Any) -> Snapshot:
+        snapshot = read(connection, **how)
+        emptied.sql("UPDATE show SET b_scheduler_managed = true WHERE pk_show = :show", show=theirs.id)
+        return snapshot
+
+    monkeypatch.setattr(bootstrap, "snapshot_of", handed_over)
     assert store_state(emptied.store.client) is StoreState.LOST
     report = ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0)
     assert (report.action, report.procs) == (Action.FILLED, 3)
+    assert counted_shows(emptied.store.client).keys() == {emptied.show.id}
     assert store_state(emptied.store.client) is StoreState.OPEN
     assert emptied.job_cores() == 6
     assert {record.state for record in emptied.ledger.records()} == {"C"}

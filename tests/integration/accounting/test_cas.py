@@ -6,18 +6,11 @@ import pytest
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting import reconcile as reconcile_module
+from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.scripts import reclaim_calls, reseed_cas_calls
+from tests.cuebot_publish import PUBLISH
 from tests.integration.accounting.world import World
-
-# What a Cuebot of that generation runs after its commit: five pairs of HINCRBY, and the sequence number.
-PUBLISH = """
-for i = 1, 5 do
-  redis.call('HINCRBY', KEYS[i], 'int_cores', ARGV[1])
-  redis.call('HINCRBY', KEYS[i], 'int_gpus', ARGV[2])
-end
-return redis.call('INCR', KEYS[6])
-"""
 
 
 @pytest.fixture
@@ -73,6 +66,25 @@ def test_a_lost_publish_is_healed_by_the_swap(dual: World) -> None:
     dual.store.client.hincrby(keys.job(dual.job.id), "ledger_cores", -3)
     dual.recompute()
     assert (dual.job_cores(), foreign(dual)) == (0, 0)
+    dual.exact()
+
+
+@pytest.mark.parametrize("counters", ["kept", "lost"])
+def test_what_was_published_while_no_scheduler_ran_counts_once_when_the_first_worker_starts(
+    dual: World, counters: str
+) -> None:
+    """Also onto counters that are not there any more, which are below 0 then."""
+    ended = dual.run(3)[:2]
+    dual.recompute()
+    booked = [dual.entry(proc) for proc in ended]
+    if counters == "lost":
+        dual.store.client.flushdb()
+    for proc, booking in zip(ended, booked, strict=True):
+        dual.delete(proc)
+        publish(dual, booking)
+    assert dual.job_cores() == (2 if counters == "kept" else -4)
+    ensure_bootstrapped(dual.engine, dual.ledger, fleet_start=True, dual=True, wait_age=0)
+    assert (dual.job_cores(), foreign(dual)) == (2, 0)
     dual.exact()
 
 
@@ -152,13 +164,16 @@ def test_a_publish_within_the_grace_is_matched_to_the_entry_that_was_dropped(
     assert (dual.job_cores(), foreign(dual)) == (0, 0)
 
 
+@pytest.mark.parametrize("somebody_else_takes_stock", [False, True])
 def test_a_decrement_for_nothing_we_know_is_given_back_at_the_second_pass(
-    dual: World, monkeypatch: pytest.MonkeyPatch
+    dual: World, monkeypatch: pytest.MonkeyPatch, somebody_else_takes_stock: bool
 ) -> None:
     (one,) = dual.run()
     dual.recompute()
     publish(dual, dual.entry(one))
     never_quiet(dual, monkeypatch)
+    if somebody_else_takes_stock:
+        dual.store.client.set(keys.AUDIT, "somebody else")
     dual.recompute()
     assert dual.job_cores() == 0
     dual.recompute()
@@ -182,19 +197,6 @@ def test_a_swap_while_somebody_else_takes_stock_leaves_no_vertex_out(dual: World
     assert report.cas is not None
     assert (report.cas.swapped, report.stock_complete) == (True, False)
     assert (dual.job_cores(), foreign(dual)) == (0, 0)
-
-
-def test_a_decrement_for_nothing_is_given_back_while_somebody_else_takes_stock(
-    dual: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (one,) = dual.run()
-    dual.recompute()
-    publish(dual, dual.entry(one))
-    never_quiet(dual, monkeypatch)
-    dual.store.client.set(keys.AUDIT, "somebody else")
-    dual.recompute()
-    dual.recompute()
-    assert (dual.job_cores(), foreign(dual)) == (2, 0)
 
 
 def test_a_licence_that_somebody_wrote_to_is_put_right_in_a_dual_store_too(dual: World) -> None:

@@ -25,6 +25,7 @@ from tests.integration.accounting.conftest import Store
 from tests.integration.accounting.world import World
 from tests.polling import eventually
 from tests.sentinel import WatchedPair, watched_pair
+from tests.tls import tls_instead_of
 
 
 @pytest.mark.parametrize(
@@ -133,9 +134,17 @@ def sentinel(tmp_path: Path) -> Iterator[WatchedPair]:
         yield pair
 
 
-def test_after_a_failover_nobody_books_on_the_replicas_copy(engine: object, sentinel: WatchedPair) -> None:
+@pytest.fixture
+def tls(sentinel: WatchedPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """What the pair's URL has to say besides: all three are reached by TLS only, under a private authority."""
+    ports = (sentinel.port, sentinel.first.port, sentinel.second.port)
+    with tls_instead_of(ports, tmp_path, monkeypatch) as authority:
+        yield f"&ssl=true&ssl_ca_certs={authority}"
+
+
+def test_after_a_failover_nobody_books_on_the_replicas_copy(engine: object, sentinel: WatchedPair, tls: str) -> None:
     first = sentinel.first
-    client = make_redis(sentinel.url, Settings(accounting=Accounting(redis_timeout=1)))
+    client = make_redis(sentinel.url + tls, Settings(accounting=Accounting(redis_timeout=1)))
 
     def answers() -> bool:
         try:

@@ -8,9 +8,13 @@ import pytest
 from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import OperationalError
 
+from opencue_sched.accounting.caps import make_ledger, reseed_limits
+from opencue_sched.accounting.inventory import vertex_keys
+from opencue_sched.accounting.recompute import recompute
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import AllocIds, HostIds, JobIds, LayerSpec, ShowIds
 from opencue_sched.store.accounting_tables import _Table, refresh_tables, would_be_refused
+from tests.integration.accounting.conftest import Store
 
 
 @dataclass
@@ -187,14 +191,21 @@ def test_a_cap_changed_while_it_is_raised_is_never_lost(
     )
 
 
-def test_a_cuebot_that_decrements_the_tables_itself_is_healed(books: Books) -> None:
-    books.run(2)
-    books.refresh()
-    books.sql("UPDATE subscription SET int_cores = int_cores - 200")
-    books.sql("UPDATE job_resource SET int_cores = int_cores - 200")
-    books.sql("UPDATE folder_resource SET int_cores = int_cores - 200")
-    books.refresh()
-    assert set(books.counts().values()) == {(200, 0)}
+def test_a_cuebot_that_decrements_the_tables_itself_is_healed(books: Books, store: Store) -> None:
+    """... and never confuses the ledger, which does not look at them, not even where its caps are read."""
+    books.run(2, 1)
+    ledger = make_ledger(books.engine, store.client, owner="test")
+    tables = recompute(books.engine, ledger).tables
+    counted = {key: store.client.hmget(key, "int_cores", "int_gpus") for key in vertex_keys(ledger)}
+    for table in tables:
+        books.sql(f"UPDATE {table} SET int_cores = int_cores - 200, int_gpus = 0 WHERE int_cores > 0")  # noqa: S608
+    assert set(books.counts().values()) == {(0, 0)}
+    reseed_limits(books.engine, ledger, [books.show.id])
+    report = recompute(books.engine, ledger)
+    assert (report.healed, report.tables) == (0, dict.fromkeys(tables, 1))
+    assert set(books.counts().values()) == {(200, 1)}
+    assert counted == {key: store.client.hmget(key, "int_cores", "int_gpus") for key in counted}
+    assert len(tables) == sum(cores == ["2", "1"] for cores in counted.values()) == 5
 
 
 @pytest.mark.parametrize(

@@ -21,18 +21,10 @@ from opencue_sched.operate import metrics
 from opencue_sched.operate.audit import Outcome, run_audit
 from opencue_sched.operate.runtime import Runtime
 from opencue_sched.settings import Accounting, Coordination, Settings
+from tests.cuebot_publish import PUBLISH
 from tests.polling import eventually
 
 RECENT = 20.0
-
-# What a Cuebot that publishes runs after its commit: five pairs of HINCRBY and the sequence number.
-PUBLISH = """
-for i = 1, 5 do
-  redis.call('HINCRBY', KEYS[i], 'int_cores', ARGV[1])
-  redis.call('HINCRBY', KEYS[i], 'int_gpus', ARGV[2])
-end
-return redis.call('INCR', KEYS[6])
-"""
 
 Start = Callable[..., Runtime]
 
@@ -200,11 +192,18 @@ def test_cuebot_notify_has_one_consumer_that_reconciles_the_show(engine: Engine,
     assert other.events.hints.leads
 
 
-def test_cuebot_notify_makes_up_for_a_lost_connection(engine: Engine, procs: list[str], start: Start):
+def test_cuebot_notify_makes_up_for_a_lost_connection(
+    engine: Engine, procs: list[str], start: Start, monkeypatch: pytest.MonkeyPatch
+):
     without_our_triggers(engine)
     runtime = start("cuebot-notify")
-    eventually(lambda: runtime.events.hints.leads, RECENT, "the consumer")
-    eventually(lambda: not runtime.events.hints._all, RECENT, "its first look")
+    # given a consumer that has ended its first look at everything
+    hints, looks = runtime.events.hints, []
+    look = hints._look_at_all
+    monkeypatch.setattr(hints, "_look_at_all", lambda: (looks.append("begun"), look(), looks.append("ended")))
+    hints.everything()
+    eventually(lambda: looks[-1:] == ["ended"] and not hints._all, RECENT, "its first look")
+    # when its connection is lost, and what is said meanwhile with it
     with engine.begin() as connection:
         ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = :name"
         named = {"name": "opencue-sched-listener"}

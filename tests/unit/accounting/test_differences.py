@@ -79,7 +79,8 @@ def test_a_narrow_pass_judges_only_its_shows() -> None:
 
 
 def test_bookings_in_flight_are_counted_with_the_oldest() -> None:
-    young = record(IN_FLIGHT, booked_at=2000)
-    old = Record("q", IN_FLIGHT, 1500, 3, "me", ENTRY)
-    found = find_differences(MARK, {}, [young, old, record(CONFIRMED, MARK + 1)], too_old=set(), scope=ALL)
-    assert (found.in_flight, found.oldest_in_flight_at) == (2, 1500)
+    young, old, younger = (
+        Record(name, IN_FLIGHT, at, 3, "me", ENTRY) for name, at in zip("pqr", (2000, 1500, 2500), strict=True)
+    )
+    found = find_differences(MARK, {}, [young, old, younger, record(CONFIRMED, MARK + 1)], too_old=set(), scope=ALL)
+    assert (found.in_flight, found.oldest_in_flight_at) == (3, 1500)

@@ -86,7 +86,8 @@ class CutOff:
 def test_a_beat_that_got_no_answer_to_its_campaign_says_so_once_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opencue_sched.beat.get_settings", lambda: SETTINGS)
     beat = LeaderScheduler(app=Celery(set_as_current=False), lazy=True)
-    beat.gate, beat._refresh_at = CutOff(), float("inf")
+    monkeypatch.setattr(beat, "_show", lambda _: None)
+    beat.gate = CutOff()
     with capture_logs() as logs:
         assert [0 < beat.tick() <= 0.5 for _ in range(3)] == [True] * 3
     assert ["OPENCUE_SCHED_REDIS_URL" in str(entry["error"]) for entry in logs] == [True]
