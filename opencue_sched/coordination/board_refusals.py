@@ -28,11 +28,11 @@ def claim_refused(board: str, uuid: str, answer: Sequence[Any]) -> BoardError:
     reason = answer[1]
     if reason == "gone":
         return NotFound(f"job {uuid} is not on board {board!r}")
+    if reason == "trashed":
+        return NotFound(f"job {uuid} is in the trash of board {board!r}")
     if reason == "held":
         return UnclaimableJob(f"job {uuid} is claimed by {answer[2]!r}", owner=str(answer[2]))
-    if reason == "not_yet":
-        return UnclaimableJob(f"job {uuid} is not due for {float(answer[2]) / 1000:.1f} s")
-    return UnclaimableJob(f"job {uuid} is in the trash")
+    return UnclaimableJob(f"job {uuid} is not due for {float(answer[2]) / 1000:.1f} s")
 
 
 def end_refused(uuid: str, who: str, seen: str, how: End, answer: Sequence[Any]) -> BoardError:

@@ -78,12 +78,16 @@ class ControlMessage:
         command = Command.of(data["command"])
         if command is not Command.SLEEP:
             return cls(command)
-        cluster, seconds = data.get("cluster"), data.get("seconds")
-        if not isinstance(cluster, str) or isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
-            raise InvalidInput("sleep needs the key of a cluster and a number of seconds")
-        if not 0 <= seconds < float("inf"):
-            raise InvalidInput(f"sleep needs a finite number of seconds, not {seconds!r}")
-        return cls(command, cluster, float(seconds))
+        return cls(command, *checked_rest(data.get("cluster"), data.get("seconds")))
+
+
+def checked_rest(cluster: object, seconds: object) -> tuple[str, float]:
+    """Which cluster is to rest and how long, in seconds. Raises InvalidInput for what is neither."""
+    if not isinstance(cluster, str) or isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise InvalidInput("sleep needs the key of a cluster and a number of seconds")
+    if not 0 <= seconds < float("inf"):
+        raise InvalidInput(f"sleep needs a finite number of seconds, 0 or more, not {seconds!r}")
+    return cluster, float(seconds)
 
 
 @dataclass(frozen=True, slots=True)

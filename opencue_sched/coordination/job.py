@@ -213,6 +213,13 @@ class Job:
         del delay, delay_multiplier, sleep_func
         return self.board.wait_for(self, timeout, longest=max_delay)
 
+    def __eq__(self, other: object) -> bool:
+        """Handles of one job are equal, whatever each has seen of it."""
+        return self.uuid == other.uuid if isinstance(other, Job) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.uuid)
+
     def __repr__(self) -> str:
         return f"<Job {self.name} {self.uuid} {self.priority.value} #{self.sequence}>"
 

@@ -199,7 +199,7 @@ class JobBoard:
         """Claim a job for ``expiry`` seconds: the board's claim_ttl by default, ``jobboard.NEVER`` for ever.
 
         Raises UnclaimableJob when somebody has it (the same owner too: its claim then lives ``expiry`` anew, if one was
-        given), when it is not due yet or was trashed, NotFound when it is gone, TypeError and ValueError.
+        given) and when it is not due yet, NotFound when it is gone or in the trash, TypeError and ValueError.
         """
         check_owner(who)
         check_expiry(expiry)

@@ -17,12 +17,15 @@ from enum import StrEnum
 
 from opencue_sched.domain.errors import InvalidInput
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
+_N = r"([a-z0-9][a-z0-9_.-]{0,62})"
+_NAME = re.compile(_N)
 _WORK = re.compile(
     r"(?P<ns>[^:]+):q:(?P<family>work|ctl):type:(?P<type>[^:]+)"
     r"(?::group:(?P<group>[^:]+)(?::inst:(?P<instance>[^:]+))?)?(?::prio:(?P<prio>[012]))?"
 )
-_PRESENCE = re.compile(r"(?P<ns>[^:]+):meta:actor:inst:(?P<type>[^:]+):(?P<group>[^:]+):(?P<instance>[^:]+)")
+_PRESENCE = re.compile(f"{_N}:meta:actor:inst:{_N}:{_N}:{_N}")
+_OF_JOB = re.compile(f"{_N}:(?:q:reply|job):{_N}")
+_STATS = re.compile(f"{_N}:meta:queue:stats:{_N}(?::{_N})?")
 
 
 class QueueType(StrEnum):
@@ -144,6 +147,14 @@ def job_hash(ns: str, job: str) -> str:
     return f"{checked_name('namespace', ns)}:job:{checked_name('job', job)}"
 
 
+def parse_job_key(key: str) -> tuple[str, str]:
+    """Namespace and job of a reply queue or a job hash. Raises InvalidInput for anything else."""
+    match = _OF_JOB.fullmatch(key)
+    if match is None:
+        raise InvalidInput(f"{key!r} is not a key of the form ns:q:reply:JOB or ns:job:JOB")
+    return match[1], match[2]
+
+
 def presence_key(ns: str, type_: str, group: str, instance: str) -> str:
     parts = (checked_name("queue type", type_), checked_name("group", group), checked_name("instance", instance))
     return f"{checked_name('namespace', ns)}:meta:actor:inst:{':'.join(parts)}"
@@ -154,7 +165,7 @@ def parse_presence_key(key: str) -> tuple[str, str, str, str]:
     match = _PRESENCE.fullmatch(key)
     if match is None:
         raise InvalidInput(f"{key!r} is not a presence key of the form ns:meta:actor:inst:T:G:I")
-    return match["ns"], match["type"], match["group"], match["instance"]
+    return match[1], match[2], match[3], match[4]
 
 
 def presence_index(ns: str) -> str:
@@ -166,6 +177,14 @@ def queue_stats(ns: str, type_: str, facility: str | None = None) -> str:
     """Hash of the figures of one queue type, in the fleet of a facility or in that of none."""
     key = f"{checked_name('namespace', ns)}:meta:queue:stats:{checked_name('queue type', type_)}"
     return f"{key}:{checked_name('facility', facility.lower())}" if facility else key
+
+
+def parse_queue_stats(key: str) -> tuple[str, str, str | None]:
+    """Namespace, queue type and facility of a statistics key. Raises InvalidInput for anything else."""
+    match = _STATS.fullmatch(key)
+    if match is None:
+        raise InvalidInput(f"{key!r} is not a key of the form ns:meta:queue:stats:T[:FACILITY]")
+    return match[1], match[2], match[3]
 
 
 def dead_letters(ns: str) -> str:
@@ -269,6 +288,11 @@ class BoardKeys:
 def permit_board(ns: str) -> BoardKeys:
     """The board of layer permits, one for the fleets of all facilities. Who listens to clusters hears nothing of it."""
     return BoardKeys(ns, "permits")
+
+
+def layers_booked(ns: str) -> str:
+    """Stream of the layers of which frames were booked a moment ago; who read them before has read too early."""
+    return f"{ns}:layers:booked"
 
 
 @dataclass(frozen=True, slots=True)

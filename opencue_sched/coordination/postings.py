@@ -196,6 +196,19 @@ class ClusterPostings:
         left = {str(uuid): (float(ends_ms) - now_ms) / 1000 for uuid, ends_ms in claims}
         return {uuid: seconds for uuid, seconds in left.items() if seconds <= within_seconds}
 
+    def in_hand(self) -> dict[str, list[str]]:
+        """Who has claimed what: owner -> keys of clusters; the first thousand claims."""
+        uuids = self._client.zrange(self.keys.of("claimed"), 0, LISTED_CLAIMS - 1)
+        with self._client.pipeline(transaction=False) as pipe:
+            for uuid in uuids:
+                pipe.hmget(self.keys.job(str(uuid)), "owner", "name")
+            claims: Any = pipe.execute()
+        found: dict[str, list[str]] = {}
+        for owner, cluster in claims:
+            if owner:
+                found.setdefault(owner, []).append(cluster)
+        return found
+
     def offer_again(self, uuid: str) -> Offered | None:
         """Offer a posting whose claim or rest may be over; None when no message is to be sent for it.
 

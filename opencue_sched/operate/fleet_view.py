@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import redis
@@ -29,11 +31,12 @@ def fleet_view(client: redis.Redis, settings: Settings, fences: FenceStore | Non
     roll = call_roll(client, namespace)
     group = worker_group(facility, settings.coordination.group)
     survey = survey_queues(client, namespace, roll, group=group, facility=facility)
-    counts = ClusterPostings(client, BoardKeys(namespace, cluster_board(facility))).counts()
+    postings = ClusterPostings(client, BoardKeys(namespace, cluster_board(facility)))
+    counts = postings.counts()
     return {
         "namespace": namespace,
         "leader": leader_view(client, LeaderKeys(namespace, beat_role(facility)), roll, fences),
-        "workers": _workers(roll),
+        "workers": _workers(roll, postings.in_hand()),
         "beats": [_person(actor) | {"fence": actor.fence or None} for actor in roll.of(BEAT_TYPE)],
         "gone": list(roll.gone),
         "queues": {
@@ -92,12 +95,17 @@ def _recorded_tick_age(fences: FenceStore, keys: LeaderKeys) -> float | None:
         return None
 
 
-def _workers(roll: Roll) -> list[dict[str, Any]]:
-    """One entry per worker instance, with all its types."""
+def _workers(roll: Roll, in_hand: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    """One entry per worker instance, with all its types.
+
+    It works on what it says, and on what the board says, which knows of the children of a prefork pool. To the board an
+    owner is the name of an instance, so it says nothing of one that two groups have.
+    """
     by_instance: dict[tuple[str, str], list[Actor]] = {}
     for actor in roll.alive:
         if actor.type != BEAT_TYPE:
             by_instance.setdefault((actor.group, actor.instance), []).append(actor)
+    names = Counter(instance for _, instance in by_instance)
     return [
         _person(actors[0])
         | {
@@ -105,9 +113,9 @@ def _workers(roll: Roll) -> list[dict[str, Any]]:
             "state": actors[0].state,
             "in_flight": actors[0].in_flight,
             "capacity": actors[0].capacity,
-            "work": sorted(actors[0].work),
+            "work": sorted({*actors[0].work, *(in_hand.get(instance, ()) if names[instance] == 1 else ())}),
         }
-        for _, actors in sorted(by_instance.items())
+        for (_, instance), actors in sorted(by_instance.items())
     ]
 
 

@@ -13,15 +13,17 @@ import signal
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import click
 import structlog
 from celery.app.control import Control
 from celery.worker.control import control_command, inspect_command
 from kombu.utils.functional import lazy
 
-from opencue_sched.coordination.control import Addressed, Command, ControlMessage, addressees
+from opencue_sched.coordination.control import Addressed, Command, ControlMessage, addressees, checked_rest
 from opencue_sched.coordination.names import QueueName, QueueType, control_exchange
 from opencue_sched.coordination.presence import Roll, call_roll
 from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.setting_values import as_seconds
 from opencue_sched.store.fences import PersistentFences
 
 log = structlog.get_logger(__name__)
@@ -101,18 +103,27 @@ def stop_worker(state: Any, instances: Instances = None) -> dict[str, object]:  
     return {"ok": "stopping"}
 
 
-@control_command(args=[("cluster", str), ("seconds", float)], signature="<cluster> <seconds>")
+def duration(text: str) -> float:
+    """Seconds, of what ``celery control`` was given. Raises BadParameter, which it shows as its own refusals."""
+    try:
+        return float(as_seconds(text))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+@control_command(args=[("cluster", str), ("seconds", duration)], signature="<cluster> <seconds>")
 def sleep_cluster(
     state: Any,  # noqa: ARG001 - celery's signature
     cluster: str,
     seconds: float,
     instances: Instances = None,
 ) -> dict[str, object]:
-    """Let a cluster (by its key) rest for a number of seconds, whatever would wake it; 0 ends its rest."""
+    """Let a cluster (by its key) rest for some seconds, or 10m or 2h, whatever would wake it; 0 ends its rest."""
     if not _meant(instances):
         return {"ok": "not meant"}
     try:
-        return {"ok": _runtime().rest_cluster(str(cluster), float(seconds))}
+        rest = checked_rest(cluster, seconds)
+        return {"ok": _runtime().rest_cluster(*rest)}
     except InvalidInput as error:
         return {"error": str(error)}
 

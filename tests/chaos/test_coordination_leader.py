@@ -16,6 +16,7 @@ import pytest
 from redis.exceptions import RedisError
 
 from opencue_sched.coordination.names import LeaderKeys, QueueName, QueueType, priority_lists
+from opencue_sched.coordination.presence import BEAT_TYPE, call_roll
 from opencue_sched.embedded.processes import GuardedProcess, free_port
 from tests.polling import eventually
 from tests.redis_log import RedisLog
@@ -95,12 +96,20 @@ def _leader(site) -> tuple[str, int] | None:
     return None
 
 
+def presence_of_leader(site) -> str | None:
+    """The token of its presence; none while it has not said that it leads."""
+    _, fence = leader(site)
+    return next((beat.token for beat in call_roll(site.client, "cue").of(BEAT_TYPE) if beat.fence == fence), None)
+
+
 @dataclass(frozen=True)
 class Succession:
     """One leader ended, and the one that stood by followed. Seconds; by what Redis was asked, and its clock."""
 
     lease_left: float
     """What the lease still lived when its holder had ended; below 0 when it was released."""
+    released: bool
+    """Whether anybody gave it up."""
     looks: int
     """How often the other one asked for the lease after it was free, up to the moment it had it."""
     between_looks: float
@@ -125,7 +134,7 @@ def succeed(site, end: str) -> Succession:
         granted = int(site.client.get(KEYS.fence)) - fence
     print(f"{end}: {asked[-1] - (seconds + micros / 1e6):.2f} s to the last look, {granted} granted")
     in_vain = len([at for at in asked if at > free_from]) - granted
-    return Succession(left_ms / 1000, 1 + in_vain, statistics.median(b - a for a, b in pairwise(asked)))
+    return Succession(left_ms / 1000, bool(released), 1 + in_vain, statistics.median(b - a for a, b in pairwise(asked)))
 
 
 def looks(log: RedisLog) -> list[float]:
@@ -158,7 +167,12 @@ def test_after_sigkill_a_standby_takes_over_within_the_ttl_and_a_poll(pair):
 
 
 def test_a_clean_stop_hands_over_within_the_retry_interval(pair):
-    successions = [succeed(pair, "stop") for _ in range(2)]
+    successions = []
+    for _ in range(2):
+        presence = eventually(lambda: presence_of_leader(pair), 30, "the leader's presence")
+        successions.append(succeed(pair, "stop"))
+        assert presence not in {beat.token for beat in call_roll(pair.client, "cue").alive}
+    assert all(succession.released for succession in successions), successions
     assert_followed_at_the_first_look(successions)
     assert set(sent(pair.client).values()) == {1}
 
@@ -331,6 +345,8 @@ def test_a_beat_shows_its_fence_and_the_age_of_the_last_tick(site):
     eventually(lambda: figures()["scheduler_leader_fence"] == leader(site)[1], 30, "its fence")
     assert figures()["scheduler_tick_age_seconds"] < 30
     site.server.pause()
+    age = figures()["scheduler_tick_age_seconds"]
     eventually(lambda: figures()["scheduler_leader_fence"] == 0, 30, "no leadership without Redis")
+    eventually(lambda: figures()["scheduler_tick_age_seconds"] > age, 30, "an age that grows")
     site.server.resume()
     eventually(lambda: figures()["scheduler_leader_fence"] > 0, 60, "leadership again")

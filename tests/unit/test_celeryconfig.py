@@ -157,3 +157,20 @@ def test_a_reap_ends_before_its_message_is_handed_out_again_and_its_turn_before_
     assert longest < celeryconfig.broker_transport_options["visibility_timeout"]
     assert begun < REAP_TURN_SECONDS
     assert celeryconfig.broker_transport_options["visibility_timeout"] > REAP_TURN_SECONDS
+
+
+def test_messages_are_delivered_as_the_page_on_coordination_says() -> None:
+    page = (Path(celeryconfig.__file__).parent / "docs" / "coordination.md").read_text()
+    table = [line.split("|")[1:3] for line in page.split("### Delivery")[1].splitlines() if line.startswith("| ")]
+    says = {name.strip(): value.strip() for name, value in table}
+    broker = celeryconfig.broker_transport_options
+    assert says["visibility time-out"] == f"{broker['visibility_timeout']} s"
+    restored = f"{broker['unacked_restore_interval']} s, throttle {broker['unacked_restore_throttle']}"
+    assert says["restore interval"] == restored
+    assert says["prefetch"].startswith(f"{celeryconfig.worker_prefetch_multiplier} per thread")
+    late = {task.split(".")[1] for task in TASKS if app.tasks[task].acks_late}
+    early = {task.split(".")[1] for task in TASKS if not app.tasks[task].acks_late}
+    assert late.isdisjoint(early)
+    assert says["acknowledgement"] == f"early for {' and '.join(sorted(early, reverse=True))}, late for " + (
+        " and ".join(sorted(late))
+    )

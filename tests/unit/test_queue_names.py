@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from opencue_sched.coordination.names import (
     BoardKeys,
     QueueName,
     consumed_queues,
+    job_hash,
+    parse_job_key,
     parse_presence_key,
+    parse_queue_stats,
     presence_key,
+    priority_lists,
+    queue_stats,
     reply_queue,
 )
 from opencue_sched.domain.errors import InvalidInput
@@ -28,15 +33,30 @@ def test_every_name_that_can_be_built_parses_back(ns, type_, group, instance, pr
         assert QueueName.parse(str(name)) == name
     if group and instance:
         assert parse_presence_key(presence_key(ns, type_, group, instance)) == place
+    assert parse_job_key(reply_queue(ns, type_)) == parse_job_key(job_hash(ns, type_)) == (ns, type_)
+    assert parse_queue_stats(queue_stats(ns, type_, group)) == (ns, type_, group)
 
 
-@given(st.text(max_size=80))
+PARSERS = {
+    QueueName.parse: [str],
+    parse_presence_key: [lambda parts: presence_key(*parts)],
+    parse_job_key: [lambda parts: reply_queue(*parts), lambda parts: job_hash(*parts)],
+    parse_queue_stats: [lambda parts: queue_stats(*parts)],
+}
+words = st.sampled_from(["q", "work", "ctl", "type", "group", "inst", "prio", "reply", "job", "meta", "actor", "queue"])
+
+
+@given(st.text(max_size=80) | st.lists(words | names | st.sampled_from(["stats", "A b", "", "1"])).map(":".join))
+@example("cue:meta:actor:inst:Dispatch:default:1")
+@example("cue:q:reply:a b")
+@example("cue:job:j1\n")
 def test_what_parses_is_what_is_built(text):
-    try:
-        name = QueueName.parse(text)
-    except InvalidInput:
-        return
-    assert str(name) == text
+    for parse, builders in PARSERS.items():
+        try:
+            found = parse(text)
+        except InvalidInput:
+            continue
+        assert text in [build(found) for build in builders]
 
 
 @pytest.mark.parametrize("bad", ["", "Upper", "a:b", "-a", "a" * 64, "a b", "ä"])
@@ -63,6 +83,14 @@ def test_a_worker_consumes_the_most_specific_queue_first():
 
 
 def test_the_other_keys_follow_the_seed():
+    place = ("cue", "dispatch", "spi", "node1")
+    assert str(QueueName(*place, prio=2)) == "cue:q:work:type:dispatch:group:spi:inst:node1:prio:2"
+    assert str(QueueName(*place, family="ctl")) == "cue:q:ctl:type:dispatch:group:spi:inst:node1"
+    assert str(QueueName("cue", "sweep", family="ctl")) == "cue:q:ctl:type:sweep"
+    sweeps = "cue:q:work:type:sweep"
+    assert priority_lists(QueueName("cue", "sweep")) == (sweeps, f"{sweeps}:prio:1", f"{sweeps}:prio:2")
     assert reply_queue("cue", "j1") == "cue:q:reply:j1"
+    assert job_hash("cue", "j1") == "cue:job:j1"
+    assert queue_stats("cue", "dispatch") == "cue:meta:queue:stats:dispatch"
     assert presence_key("cue", "dispatch", "default", "1") == "cue:meta:actor:inst:dispatch:default:1"
     assert BoardKeys("cue", "clusters", clustered=True).of("ready") == "{cue:board:clusters}:ready"

@@ -31,6 +31,7 @@ def command(as_json: bool) -> None:
         show_json(view)
         return
     click.echo(_leader_line(view["leader"]))
+    click.echo(_beats_line(view["beats"]))
     _show_workers(view["workers"])
     click.echo()
     queues = [{"type": name, **figures} for name, figures in view["queues"].items()]
@@ -69,6 +70,11 @@ def _leader_line(leader: dict[str, Any]) -> str:
     age = leader["tick_age_seconds"]
     fired = "no tick fired yet" if age is None else f"last tick {age:.1f}s ago"
     return f"leader: {who}, fence {leader['fence']}, {fired}"
+
+
+def _beats_line(beats: list[dict[str, Any]]) -> str:
+    said = [f"{beat['instance']} on {beat['hostname']} {'leads' if beat['fence'] else 'stands by'}" for beat in beats]
+    return f"beats: {', '.join(said) or 'none alive'}"
 
 
 def _show_workers(workers: list[dict[str, Any]]) -> None:

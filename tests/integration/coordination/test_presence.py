@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import subprocess
 import sys
 
 import pytest
 
+from opencue_sched import __version__
 from opencue_sched.coordination.names import presence_index, presence_key
 from opencue_sched.coordination.presence import TTL_SECONDS, Actor, InstanceTaken, Presence, call_roll
 
@@ -43,10 +46,22 @@ def test_an_announced_instance_is_on_the_roll_under_each_type_until_it_withdraws
 
 
 def test_the_record_has_the_fields_of_the_proposal_and_a_life_of_15_seconds(redis_client):
-    presence(redis_client).announce()
+    moments = iter((100.0, 110.0, 120.0))
+    mine = presence(redis_client, capabilities=("dispatch", "sweep"), clock=lambda: next(moments))
+    mine.announce()
+    mine.refresh(in_flight=2, state="paused", work=("alloc-1",))
     key = presence_key("cue", "dispatch", "default", "w1")
     record = json.loads(redis_client.get(key))
-    assert {"pid", "hostname", "started_at", "version", "capabilities", "last_heartbeat"} <= set(record)
+    who = {"pid": os.getpid(), "hostname": socket.gethostname(), "version": __version__, "node": "w1@localhost"}
+    when = {"started_at": 100.0, "last_heartbeat": 120.0}
+    what = {
+        "in_flight": 2,
+        "capacity": 4,
+        "state": "paused",
+        "work": ["alloc-1"],
+        "capabilities": ["dispatch", "sweep"],
+    }
+    assert {**record, **who, **when, **what} == record
     assert 14_000 < redis_client.pttl(key) <= 15_000
 
 

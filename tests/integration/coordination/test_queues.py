@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from contextlib import closing
@@ -38,6 +39,7 @@ from opencue_sched.coordination.queue_care import FORGET_SECONDS, drain_dead_ins
 from opencue_sched.coordination.routing import Router, rendezvous, warm_key
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.operate.membership import Membership
 from opencue_sched.operate.messages import Messenger
 
 CLUSTER = Cluster("fac", "show", ClusterKind.ALLOC, ("general",), "alloc")
@@ -150,6 +152,22 @@ def test_a_message_somebody_waits_for_goes_before_the_others(sender, redis_clien
     messenger.give_back("posting", 1)
     messenger.ask("posting", reply="somebody")
     assert [redis_client.llen(name) for name in priority_lists(GROUP)] == [1, 2, 0]
+
+
+def test_who_waits_for_a_cluster_in_other_hands_is_asked_for_again_until_nobody_waits(sender, redis_client, settings):
+    messenger = Messenger(sender, Router(redis_client, "cue", "default", fixed=True))
+    membership = Membership(redis_client, settings, lambda: ())
+    job = replies.open_job(redis_client, "cue", "dispatch", waits_seconds=1)
+    held = {"ended": "dropped", "reason": "held", "owner": "another"}
+    membership.answer(job, "posting", held, messenger)
+    (again,) = (json.loads(text) for text in redis_client.lrange(str(GROUP), 0, -1))
+    args, kwargs, _ = json.loads(base64.b64decode(again["body"]))
+    assert (args, kwargs, bool(again["headers"]["eta"])) == (["posting"], {"reply": job}, True)
+    with pytest.raises(replies.NoReply):
+        replies.await_reply(redis_client, "cue", job, timeout_seconds=0)
+    membership.answer(job, "posting", held, messenger)
+    assert redis_client.llen(str(GROUP)) == 1
+    assert json.loads(redis_client.hget(job_hash("cue", job), "output")) == held
 
 
 # Dead instances

@@ -52,10 +52,13 @@ class Beat(LeaderScheduler):
     producer = None
     redis_error = 0.0
 
+    def _show(self, gate: LeaderGate) -> None:
+        """It has no presence."""
+
     def __init__(self, client: Any, engine: Any) -> None:
         self.app = Celery("beats", set_as_current=False)
         self.sent: list[tuple[str, int]] = []
-        self.presence, self._refresh_at = None, float("inf")
+        self.presence = None
         self._told: dict[tuple[str, object], float] = {}
         self.clock, self.fences = Clock(), Fences(engine)
         self.gate = LeaderGate(

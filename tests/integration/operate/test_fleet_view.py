@@ -9,9 +9,12 @@ from sqlalchemy.exc import OperationalError
 
 from opencue_sched.beat import LeaderScheduler, make_gate
 from opencue_sched.celery import app
-from opencue_sched.coordination.names import LeaderKeys, beat_role
-from opencue_sched.coordination.presence import call_roll
+from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board
+from opencue_sched.coordination.postings import ClusterPostings
+from opencue_sched.coordination.presence import Presence, call_roll
+from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.operate.fleet_view import fleet_view, leader_view
+from opencue_sched.operate.membership import Membership
 from opencue_sched.settings import Settings
 from opencue_sched.store.fences import PersistentFences
 
@@ -46,6 +49,48 @@ def test_the_leader_shown_is_that_of_ones_own_facility(scoped, redis_client, fac
     assert (view["role"], view["fence"]) == (keys.role, 1)
     assert view["instance"] == f"beat-{facility}".lower()
     assert fleet_view(redis_client, scoped[facility])["leader"]["instance"] == view["instance"]
+
+
+def test_a_worker_says_what_it_takes_and_what_it_has_in_hand(settings: Settings, redis_client: Redis) -> None:
+    membership = Membership(redis_client, settings, lambda: {"tags-1", "alloc-1"})
+    membership.join("w1@here", types={"sweep", "dispatch"}, capacity=4)
+    membership.duty.pause()
+    with membership.duty.task():
+        membership.heartbeat()
+    (worker,) = fleet_view(redis_client, settings)["workers"]
+    assert (worker["node"], worker["types"], worker["state"]) == ("w1@here", ["dispatch", "sweep"], "paused")
+    assert (worker["in_flight"], worker["capacity"], worker["work"]) == (1, 4, ["alloc-1", "tags-1"])
+    assert {actor.capabilities for actor in call_roll(redis_client, "cue").alive} == {("dispatch", "sweep")}
+
+
+def test_what_the_children_of_a_worker_have_in_hand_is_shown_as_its_own(
+    settings: Settings, redis_client: Redis
+) -> None:
+    """They keep their claims themselves, so the presence of the process that started them knows of none."""
+    postings = ClusterPostings(redis_client, BoardKeys("cue", cluster_board(None)))
+    first, second = (Cluster("f", "s", ClusterKind.ALLOC, ("general",), alloc) for alloc in ("a1", "a2"))
+    for offered, owner in zip(postings.offer([first, second]), ("w1", "twin"), strict=True):
+        assert postings.claim(offered.uuid, owner, ttl_seconds=60)
+    for group, instance in (("default", "w1"), ("default", "twin"), ("big", "twin")):
+        Presence(redis_client, "cue", types=["dispatch"], group=group, instance=instance).announce()
+    workers = fleet_view(redis_client, settings)["workers"]
+    shown = {(worker["group"], worker["instance"]): worker["work"] for worker in workers}
+    assert shown == {("default", "w1"): [first.key], ("default", "twin"): [], ("big", "twin"): []}
+
+
+def test_a_beat_is_shown_as_leader_as_soon_and_as_long_as_it_leads(
+    monkeypatch: pytest.MonkeyPatch, settings: Settings, redis_client: Redis
+) -> None:
+    monkeypatch.setattr("opencue_sched.beat.get_settings", lambda: settings)
+    keys, beat, gate = LeaderKeys("cue", beat_role(None)), LeaderScheduler(app=app, lazy=True), make_gate(settings)
+    beat._show(gate)
+    assert gate.renew() is not None
+    beat._show(gate)
+    view = leader_view(redis_client, keys, call_roll(redis_client, "cue"))
+    assert (view["fence"], view["instance"]) == (1, settings.instance)
+    gate.resign()
+    beat._show(gate)
+    assert [actor.fence for actor in call_roll(redis_client, "cue").of("beat")] == [0]
 
 
 def test_without_a_lease_nobody_is_shown_as_leader(scoped, redis_client):

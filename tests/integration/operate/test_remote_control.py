@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from celery import Celery
+from click import BadParameter
 from kombu import Queue
 
 from opencue_sched.coordination.broker import broker_settings, guard_transports
@@ -17,7 +18,7 @@ from opencue_sched.coordination.duty import Duty, DutyState
 from opencue_sched.coordination.names import QueueName, QueueType, consumed_queues
 from opencue_sched.coordination.presence import Presence, call_roll
 from opencue_sched.operate import remote_control
-from opencue_sched.operate.remote_control import FleetControl, broadcast
+from opencue_sched.operate.remote_control import FleetControl, broadcast, duration
 from tests.polling import eventually
 
 NODE = "celery@here"
@@ -143,6 +144,19 @@ def test_what_is_said_to_another_instance_of_the_same_node_name_is_for_that_one_
     assert (told, membership.duty.state) == ([], before)
     heard(state, *arguments, instances=["w2", "w1"])
     assert told or membership.duty.state is not before
+
+
+@pytest.mark.parametrize("seconds", [-5.0, float("inf"), float("nan"), "60", True])
+def test_no_cluster_rests_for_a_time_that_is_none(monkeypatch, seconds):
+    monkeypatch.setattr(remote_control, "_runtime", lambda: pytest.fail("a rest was ordered"))
+    assert "number of seconds" in remote_control.sleep_cluster(None, "alloc-1", seconds)["error"]
+
+
+@pytest.mark.parametrize("text", ["abc", "-5", "inf", "nan", ""])
+def test_the_command_line_refuses_a_time_that_is_none(text):
+    with pytest.raises(BadParameter, match="not a duration"):
+        duration(text)
+    assert duration("10m") == 600
 
 
 @pytest.mark.parametrize("how", ["pause_dispatch", "drain"])
