@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from types import FrameType
 from typing import Any
 
 import structlog
@@ -78,11 +79,18 @@ def sleep_unless_stopped(seconds: float) -> None:
         time.sleep(min(left, _LOOK_FOR_AN_ORDER_SECONDS))
 
 
-def begin_to_drain(**_: Any) -> None:
+def begin_to_drain(sig: str = "", **_: Any) -> None:
     """At the first signal to stop: take nothing new. A second SIGTERM ends the process at once.
 
     That is safe: claims and presence expire, PostgreSQL rolls back, and Redis bookings without a proc are reconciled.
     """
     if _duty is not None:
         _duty.stop()
-    signal.signal(signal.SIGTERM, lambda signum, _: os._exit(128 + signum))
+    # Celery's own handler was still in place when this one came: two came at once, and one of them has been here.
+    if sig == "SIGTERM" and signal.getsignal(signal.SIGTERM) is _end_at_once:
+        _end_at_once(signal.SIGTERM, None)
+    signal.signal(signal.SIGTERM, _end_at_once)
+
+
+def _end_at_once(signum: int, _: FrameType | None) -> None:
+    os._exit(128 + signum)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
@@ -58,3 +60,31 @@ def test_the_first_signal_to_stop_is_for_good_and_the_second_ends_at_once(monkey
     assert duty.state is DutyState.DRAINING
     handlers[signal.SIGTERM](signal.SIGTERM, None)
     assert ended == [128 + signal.SIGTERM]
+
+
+_TOLD_TWICE = """
+import os, signal
+from celery.apps.worker import install_worker_term_handler
+from celery.signals import worker_shutting_down
+from opencue_sched.operate.consumer_steps import begin_to_drain
+
+told = []
+
+def again(**_):
+    if not told:
+        told.append(True)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+worker_shutting_down.connect(again)
+worker_shutting_down.connect(begin_to_drain)
+class Worker:
+    hostname = "w1@localhost"
+install_worker_term_handler(Worker)
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_a_second_sigterm_counts_while_the_first_is_being_handled() -> None:
+    """Celery says "Warm shutdown" before it tells us: another may come before we have heard of the first."""
+    ended = subprocess.run([sys.executable, "-c", _TOLD_TWICE], timeout=60, check=False, capture_output=True)
+    assert ended.returncode == 128 + signal.SIGTERM, ended.stderr.decode()
