@@ -45,10 +45,10 @@ class RecomputeCost:
     """``rounds`` passes over so many procs. ``skipped`` cycles did not finish, or could not take stock.
 
     Of each round: the call of a script that kept Redis's processor longest (``longest_script_ms``; ``dearest_scripts``
-    are those of all rounds) and the longest booking beside it. A booking does the same forty microseconds of work
-    each time, so what the longest took is taken for what the machine may add to the processor's clock, and
-    ``beyond_booking_ms`` for the script's own. ``slowest_by_clock_ms`` is the longest call by the wall's clock, for
-    ``of_that_waited_ms`` of which something else had the processor. ``ping_*`` are what another client waited.
+    are those of all rounds), and the longest booking beside it, which does the same forty microseconds of work each
+    time: what it took is what the machine adds to the processor's clock. ``slowest_by_clock_ms`` is the longest call by
+    the wall's clock, for ``of_that_waited_ms`` of which something else had the processor. ``ping_*`` are what another
+    client waited.
     ``bookings_per_second`` went on meanwhile: checked, settled and released.
     """
 
@@ -60,7 +60,6 @@ class RecomputeCost:
     longest_script_ms: Spread
     dearest_scripts: str
     longest_booking_ms: Spread | str
-    beyond_booking_ms: Spread
     slowest_by_clock_ms: Spread
     of_that_waited_ms: Spread
     ping_longest_ms: Spread
@@ -70,8 +69,11 @@ class RecomputeCost:
 
     @property
     def passed(self) -> bool:
-        """No cycle is skipped, and no call takes too long of Redis's time, in any round."""
-        return self.skipped == 0 and self.beyond_booking_ms.greatest <= LONGEST_SCRIPT_MS
+        """No cycle is skipped in any round, and no call takes too long of Redis's time in most of them.
+
+        The rounds do the same work, and what a machine adds to one call in a million it does not add in each.
+        """
+        return self.skipped == 0 and self.longest_script_ms.median <= LONGEST_SCRIPT_MS
 
 
 def recompute_costs(engine: Engine, client: redis.Redis, url: str, procs: int, *, rounds: int) -> list[RecomputeCost]:
@@ -186,7 +188,6 @@ def measured(
         Spread.of(scripts, digits=1),
         _dearest(chain.from_iterable(calls)),
         Spread.of(bookings, digits=1) if load else "",
-        Spread.of([max(0.0, script - booking) for script, booking in zip(scripts, bookings, strict=True)], digits=1),
         Spread.of([call.wall_ms for call in slowest], digits=1),
         Spread.of([call.waited_ms for call in slowest], digits=1),
         Spread.of([it.longest_ms for it in pings], digits=1),
