@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import redis
 
@@ -17,7 +17,9 @@ from opencue_sched.coordination.board_errors import NotFound
 from opencue_sched.coordination.jobboard import DEFAULT_CLAIM_SECONDS, JobBoard
 
 GROUP = "opencue_sched.jobboards"
-_CLIENT = ("host", "port", "password", "username", "db", "socket_timeout", "socket_connect_timeout", "ssl")
+_TEXTS = ("host", "password", "username", "unix_socket_path")
+_TLS = ("ssl_keyfile", "ssl_certfile", "ssl_cert_reqs", "ssl_ca_certs")
+_CLIENT = (*_TEXTS, *_TLS, "port", "db", "socket_timeout", "socket_connect_timeout", "ssl")
 _OWN = ("board", "url", "namespace", "claim_ttl", "clustered")
 _TRUE = ("1", "true", "yes", "on")
 
@@ -57,14 +59,15 @@ def open_redis_board(
 
 
 def _client(conf: Mapping[str, Any]) -> redis.Redis:
+    """What a URL says of itself wins over the rest of ``conf``; whether by TLS, only its scheme says."""
+    url = str(conf.get("url") or "")
     options: dict[str, Any] = {"decode_responses": True, "socket_timeout": float(conf.get("socket_timeout", 5.0))}
-    if conf.get("url"):
-        return redis.Redis.from_url(str(conf["url"]), **options)
-    for option, convert in (("port", int), ("db", int), ("socket_connect_timeout", float), ("ssl", _true)):
+    for option, convert in (("port", int), ("db", int), ("socket_connect_timeout", float)):
         if option in conf:
             options[option] = convert(conf[option])
-    options |= {name: conf[name] for name in ("host", "password", "username") if conf.get(name)}
-    return redis.Redis(**options)
+    tls = url.startswith("rediss:") if url else _true(conf.get("ssl", False))
+    options |= {name: conf[name] for name in (*_TEXTS, *(_TLS if tls else ())) if conf.get(name)}
+    return redis.Redis.from_url(url, **options) if url else redis.Redis(ssl=tls, **options)
 
 
 def _from_uri(uri: str) -> dict[str, Any]:
@@ -73,8 +76,8 @@ def _from_uri(uri: str) -> dict[str, Any]:
         raise ValueError(f"{uri!r} is no board URI: it starts with the backend, as in redis://host:6379/0")
     conf: dict[str, Any] = dict(parse_qsl(parts.query))
     conf["board"] = "redis" if parts.scheme in ("redis", "rediss", "unix") else parts.scheme
-    if parts.netloc and conf["board"] == "redis":
-        conf["url"] = urlunsplit(parts._replace(query=""))
+    if conf["board"] == "redis" and (parts.netloc or parts.path):
+        conf["url"] = uri.partition("?")[0]
     return conf
 
 

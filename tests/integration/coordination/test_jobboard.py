@@ -765,6 +765,24 @@ def test_boards_are_fetched_by_configuration_or_uri(redis_client, redis_server):
     by_uri._client.close()
 
 
+@pytest.mark.parametrize(
+    ("conf", "connection"),
+    [
+        ("unix:///run/redis.sock?db=3", {"path": "/run/redis.sock", "db": 3}),
+        ("unix://me:word@/run/redis.sock", {"path": "/run/redis.sock", "username": "me", "password": "word"}),
+        ("redis://redis:6380/2?password=word", {"host": "redis", "port": 6380, "db": 2, "password": "word"}),
+        ("redis://redis/?socket_connect_timeout=3", {"host": "redis", "socket_connect_timeout": 3.0}),
+        ("rediss://redis/?ssl_ca_certs=/ca.pem", {"host": "redis", "ssl_ca_certs": "/ca.pem"}),
+        ({"board": "redis", "ssl": "yes", "ssl_ca_certs": "/ca.pem"}, {"ssl_ca_certs": "/ca.pem"}),
+        ({"board": "redis", "unix_socket_path": "/run/redis.sock"}, {"path": "/run/redis.sock"}),
+        ({"board": "redis", "host": "redis", "port": "6380"}, {"host": "redis", "port": 6380}),
+    ],
+)
+def test_a_board_is_fetched_from_where_its_configuration_says(conf, connection):
+    made = fetch("mine", conf)._client.connection_pool.connection_kwargs
+    assert {name: made.get(name) for name in connection} == connection
+
+
 def test_unknown_backends_and_settings_are_refused(redis_client):
     with pytest.raises(NotFound, match="there are: redis"):
         fetch("mine", {"board": "zookeeper"})
