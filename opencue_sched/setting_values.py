@@ -77,6 +77,17 @@ def _redis_url(value: SecretStr) -> SecretStr:
     return value
 
 
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+_NAME = r"^[a-z0-9][a-z0-9_.-]{0,62}$"
+Name = Annotated[str, Field(pattern=_NAME)]
+"""Part of a queue's name; the grammar is that of coordination/names.py."""
+HostlikeName = Annotated[str, Field(pattern=_NAME), BeforeValidator(_lower)]
+"""As Name, but of what may be a host's name, in which upper case means nothing."""
+FacilityName = Annotated[str, Field(pattern=_NAME.replace("a-z", "A-Za-z"))]
+"""As its row has it; in lower case it is a group's name."""
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
 Texts = Annotated[dict[str, str], NoDecode, BeforeValidator(json_value)]
 Seconds = Annotated[float, BeforeValidator(as_seconds), Field(gt=0)]

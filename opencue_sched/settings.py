@@ -35,7 +35,18 @@ from pydantic_settings import (
 )
 
 from opencue_sched.domain.errors import WrongConfiguration
-from opencue_sched.setting_values import DatabaseUrl, RedisUrl, Seconds, Texts, Words, json_value, with_driver
+from opencue_sched.setting_values import (
+    DatabaseUrl,
+    FacilityName,
+    HostlikeName,
+    Name,
+    RedisUrl,
+    Seconds,
+    Texts,
+    Words,
+    json_value,
+    with_driver,
+)
 
 
 class _Section(BaseModel):
@@ -164,7 +175,7 @@ class HostCacheSettings(_Section):
 
 
 class SchedulerScope(_Section):
-    facility: str | None = Field(None, description="Work only on this facility (by name).")
+    facility: FacilityName | None = Field(None, description="Work only on this facility (by name).")
     ignore_tags: Words = Field((), description="Host tags that never form a cluster.")
 
 
@@ -190,8 +201,8 @@ class Accounting(_Section):
 
 
 class Coordination(_Section):
-    namespace: str = Field("cue", pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$", description="Prefix of board and queue keys.")
-    group: str = Field("default", pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$", description="Worker group of this process.")
+    namespace: Name = Field("cue", description="Prefix of board and queue keys.")
+    group: Name = Field("default", description="Worker group of this process.")
     lease_ttl: Seconds = Field(15.0, description="Life of the leader's lease.")
     renew_deadline: Seconds = Field(10.0, description="A leader that could not renew for this long stops by itself.")
     retry_interval: Seconds = Field(2.0, description="Seconds between campaigns of a standby.")
@@ -254,8 +265,8 @@ class Settings(BaseSettings):
         None, description="postgresql+psycopg2://user:password@host:port/name; wins over database.db_*."
     )
     redis_url: RedisUrl | None = Field(None, description="Short for accounting.redis_url; wins over it.")
-    instance: str = Field(
-        default_factory=lambda: f"{socket.gethostname().split('.')[0].lower()}-{os.getpid()}",
+    instance: HostlikeName = Field(
+        default_factory=lambda: f"{socket.gethostname().split('.')[0].lower()[:50]}-{os.getpid()}",
         description="Name of this process in its group. Default: host name and process id.",
     )
     logging: Logging = Field(default_factory=Logging, description="Logs.")

@@ -271,6 +271,12 @@ def test_every_unit_starts_a_command_that_exists(path):
     assert not environment or (DEPLOY / "systemd" / Path(environment).name).exists(), environment
 
 
+def test_the_units_name_each_worker_as_an_instance_can_be_named():
+    unit = (DEPLOY / "systemd" / "opencue-sched-worker@.service").read_text()
+    (name,) = re.findall(r"^Environment=OPENCUE_SCHED_INSTANCE=(.*)$", unit, re.M)
+    assert Settings(instance=name.replace("%H", "Render01").replace("%i", "2")).instance == "render01-2"
+
+
 def test_the_settings_of_units_say_what_listens_for_this_machine_only():
     """Nothing is opened to the network but by who fills the file in."""
     lines = (DEPLOY / "systemd" / "opencue-sched.env").read_text().splitlines()

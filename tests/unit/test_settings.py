@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from opencue_sched.coordination.names import checked_name
 from opencue_sched.domain.errors import WrongConfiguration
 from opencue_sched.operate.setting_names import setting_problems
 from opencue_sched.operate.settings_table import setting_fields
@@ -115,6 +116,31 @@ def test_what_is_no_list_or_mapping_is_refused_by_the_variables_name(monkeypatch
     (problem,) = setting_problems(refusal.value)
     assert problem.startswith(f"setting OPENCUE_SCHED_{name}: ")
     assert "JSON" in problem
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("INSTANCE", "render 01"),
+        ("INSTANCE", "x" * 64),
+        ("SCHEDULER__FACILITY", "My Farm"),
+        ("SCHEDULER__FACILITY", ""),
+        ("COORDINATION__GROUP", "Default"),
+    ],
+)
+def test_what_cannot_be_part_of_a_queues_name_is_refused_by_the_variables_name(monkeypatch, name, text):
+    monkeypatch.setenv(f"OPENCUE_SCHED_{name}", text)
+    with pytest.raises(ValidationError) as refusal:
+        Settings()
+    (problem,) = setting_problems(refusal.value)
+    assert problem.startswith(f"setting OPENCUE_SCHED_{name}: ")
+
+
+@pytest.mark.parametrize("host", ["Render01", "RENDER-01.Studio.example", "x" * 63])
+def test_an_instance_named_after_its_host_is_usable_in_a_queues_name(monkeypatch, host):
+    monkeypatch.setattr("socket.gethostname", lambda: host)
+    assert checked_name("instance", Settings().instance)
+    assert Settings(instance=f"{host[:60]}-1").instance == f"{host[:60].lower()}-1"
 
 
 def test_a_whole_section_that_is_no_json_is_refused_by_its_name(monkeypatch):
