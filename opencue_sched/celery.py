@@ -20,6 +20,7 @@ import structlog
 from celery import Celery, bootsteps
 from celery.signals import (
     beat_init,
+    import_modules,
     setup_logging,
     task_rejected,
     task_unknown,
@@ -65,7 +66,8 @@ if is_celery(sys.argv):
     try:
         broker_settings(get_settings().redis_dsn)
         if is_flower(sys.argv):
-            guard_flower(sys.argv, os.environ)
+            if not os.environ.get("FLOWER_ADDRESS"):
+                os.environ["FLOWER_ADDRESS"] = "127.0.0.1"
             if not asks_for_help(sys.argv):
                 check_broker(get_settings())
     except (ValidationError, SchedulerError) as error:
@@ -78,6 +80,19 @@ app = Celery("opencue_sched", task_cls="opencue_sched.operate.door:Door")
 app.config_from_object("celeryconfig")
 if is_celery(sys.argv) and asks_for_prefork(sys.argv):
     app.conf.worker_pool = "prefork"
+
+
+@import_modules.connect
+def _flower_starts(**_: Any) -> None:
+    """Flower imports our tasks when it has read its options, and before it listens."""
+    if not is_flower(sys.argv):
+        return
+    from tornado.options import options
+
+    try:
+        guard_flower(options)
+    except (InvalidInput, AttributeError) as error:
+        _refuse(error)
 
 
 @setup_logging.connect

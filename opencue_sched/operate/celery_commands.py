@@ -1,19 +1,18 @@
 """What the command line of Celery is guarded against, before anything starts.
 
 Flower listens on every address by default, and whoever reaches it can stop workers; here it is on loopback unless told
-otherwise, and elsewhere has a password. It reads its options from the command line and from ``FLOWER_*`` variables; a
-configuration file of its own is the operator's word and not looked at.
+otherwise, and elsewhere has a password. It has options from the command line, from ``FLOWER_*`` variables and from a
+file of its own, so what it has made of them all is judged.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from pathlib import PurePath
+from typing import Any
 
 from opencue_sched.domain.errors import InvalidInput
-
-_WAYS_TO_ASK_WHO = ("basic_auth", "auth", "auth_provider")
 
 
 def is_celery(argv: Sequence[str]) -> bool:
@@ -48,25 +47,18 @@ def asks_for_prefork(argv: Sequence[str]) -> bool:
     )
 
 
-def guard_flower(argv: Sequence[str], environment: MutableMapping[str, str]) -> None:
-    """Set the address to loopback if none is given. Raises InvalidInput for another address without a password."""
-    given = {f"flower_{name}".upper(): value for name, value in _options(argv).items()}
-    options = {**environment, **given}
-    if options.get("FLOWER_UNIX_SOCKET"):
+def guard_flower(options: Any) -> None:
+    """Judge the options that Flower has read. Raises InvalidInput for an address off loopback without a password.
+
+    No address means every address. An ``auth_provider`` alone asks nobody: Flower looks at ``auth`` and ``basic_auth``.
+    """
+    asks = options.auth or any(options.basic_auth or ())
+    if asks or options.unix_socket or _is_loopback(options.address):
         return
-    address = options.get("FLOWER_ADDRESS")
-    if not address:
-        environment["FLOWER_ADDRESS"] = "127.0.0.1"
-    elif not _is_loopback(address) and not any(options.get(f"FLOWER_{way}".upper()) for way in _WAYS_TO_ASK_WHO):
-        raise InvalidInput(
-            f"Flower would listen on {address} and let everybody stop workers; set FLOWER_BASIC_AUTH=user:password"
-        )
-
-
-def _options(argv: Sequence[str]) -> dict[str, str]:
-    """``--unix-socket=x`` and ``--unix_socket=x`` as ``{"unix_socket": "x"}``."""
-    pairs = (argument.lstrip("-").partition("=") for argument in argv if argument.startswith("-"))
-    return {name.replace("-", "_"): value for name, _, value in pairs}
+    raise InvalidInput(
+        f"Flower would listen on {options.address or 'every address'} and let everybody stop workers; "
+        "set FLOWER_BASIC_AUTH=user:password"
+    )
 
 
 def _is_loopback(address: str) -> bool:

@@ -327,8 +327,10 @@ def test_flower_shows_its_pages_and_metrics_and_asks_for_a_password_off_loopback
         guarded.communicate(timeout=30)
 
 
-def test_what_cannot_work_says_why_and_ends(site):
+def test_what_cannot_work_says_why_and_ends(site, tmp_path):
     """All started together: each takes its time to load."""
+    opened = tmp_path / "flowerconfig.py"
+    opened.write_text("address = '0.0.0.0'\n")
     solo = ("worker", "-P", "solo")
     url, broker, facility = "OPENCUE_SCHED_DATABASE_URL", "OPENCUE_SCHED_REDIS_URL", "OPENCUE_SCHED_SCHEDULER__FACILITY"
     threads, level = "OPENCUE_SCHED_QUEUE__WORKER_THREADS", "OPENCUE_SCHED_LOGGING__LEVEL"
@@ -338,8 +340,11 @@ def test_what_cannot_work_says_why_and_ends(site):
         (*solo, facility, "nowhere"): (78, "there is no facility named 'nowhere'"),
         ("beat", broker, "sentinel://:secret@127.0.0.1:1"): (78, "a Sentinel URL is"),
         ("beat", threads, "many"): (78, threads),
+        ("beat", "OPENCUE_SCHED_INSTANCE", "render 01"): (78, "OPENCUE_SCHED_INSTANCE"),
         ("beat", level, "loud"): (78, "logging.level 'loud'"),
         ("flower", "--address=0.0.0.0", "FLOWER_BASIC_AUTH", ""): (78, "set FLOWER_BASIC_AUTH"),
+        ("flower", "--address=", "FLOWER_PORT", "0"): (78, "on every address"),
+        ("flower", f"--conf={opened}", "FLOWER_PORT", "0"): (78, "on 0.0.0.0"),
     }
     quiet = {"OPENCUE_SCHED_QUEUE__METRICS_PORT": "0"}
     started = {case: start(site, *case[:-2], **quiet, **{case[-2]: case[-1]}) for case in expected}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from opencue_sched.domain.errors import InvalidInput
@@ -42,35 +44,27 @@ def test_prefork_is_chosen_when_it_is_asked_for(options, prefork):
     assert asks_for_prefork([CELERY, "-A", "opencue_sched", "worker", *options]) is prefork
 
 
-def test_without_an_address_it_is_loopback():
-    environment = {}
-    guard_flower([CELERY, "flower", "--port=5555"], environment)
-    assert environment == {"FLOWER_ADDRESS": "127.0.0.1"}
+def flower(**given):
+    """What Flower has made of its options; those not given as it has them by itself."""
+    return SimpleNamespace(**{"address": "", "unix_socket": "", "basic_auth": [], "auth": "", **given})
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.8.0.1", "::1", "localhost"])
 def test_loopback_needs_no_password(address):
-    typed, given = {}, {"FLOWER_ADDRESS": address}
-    guard_flower([CELERY, "flower", f"--address={address}"], typed)
-    guard_flower([CELERY, "flower"], given)
-    assert (typed, given) == ({}, {"FLOWER_ADDRESS": address})
+    guard_flower(flower(address=address))
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0", "::", "10.0.0.5", "flower.example"])  # noqa: S104
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "10.0.0.5", "flower.example", ""])  # noqa: S104
 def test_elsewhere_it_asks_for_a_password(address):
-    with pytest.raises(InvalidInput, match="FLOWER_BASIC_AUTH"):
-        guard_flower([CELERY, "flower", f"--address={address}"], {"FLOWER_ADDRESS": "127.0.0.1"})
-    with pytest.raises(InvalidInput, match=address):
-        guard_flower([CELERY, "flower"], {"FLOWER_ADDRESS": address, "FLOWER_BASIC_AUTH": ""})
-    for option in ("--basic-auth=a:b", "--basic_auth=a:b", "--auth=.*@example.com", "--auth_provider=x.Y"):
-        guard_flower([CELERY, "flower", f"--address={address}", option], {})
-    guard_flower([CELERY, "flower", f"--address={address}"], {"FLOWER_BASIC_AUTH": "a:b"})
+    for open_to_all in ({}, {"basic_auth": [""]}, {"auth_provider": "flower.views.auth.GithubLoginHandler"}):
+        with pytest.raises(InvalidInput, match=f"on {address or 'every address'} .*FLOWER_BASIC_AUTH"):
+            guard_flower(flower(address=address, **open_to_all))
+    guard_flower(flower(address=address, basic_auth=["artist:secret"]))
+    guard_flower(flower(address=address, auth=".*@example.com"))
 
 
 def test_a_socket_file_is_not_on_the_network():
-    environment = {}
-    guard_flower([CELERY, "flower", "--unix-socket=/run/flower.sock"], environment)
-    assert environment == {}
+    guard_flower(flower(unix_socket="/run/flower.sock"))
 
 
 def test_who_asks_how_flower_is_used_needs_no_store():
