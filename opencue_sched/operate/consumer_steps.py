@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from opencue_sched.coordination.duty import Duty
 from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken
-from opencue_sched.operate.remote_control import obey
+from opencue_sched.operate.remote_control import fleet_figures, obey
 
 log = structlog.get_logger(__name__)
 
@@ -65,6 +65,10 @@ class PresenceStep(bootsteps.StartStopStep):
             self._timer = None
 
     shutdown = stop
+
+    def info(self, obj: Any) -> dict[str, object]:  # type: ignore[override]  # noqa: ARG002 - celery's signature
+        """Celery's ``stats`` has what its steps return here."""
+        return fleet_figures()
 
 
 def sleep_unless_stopped(seconds: float) -> None:

@@ -20,7 +20,7 @@ from opencue_sched.coordination.duty import Duty, DutyState
 from opencue_sched.coordination.leader import boot_clock
 from opencue_sched.coordination.names import QueueName, QueueType, worker_group
 from opencue_sched.coordination.presence import REFRESH_SECONDS, Presence, call_roll
-from opencue_sched.coordination.queue_care import drain_dead_instances, survey_queues
+from opencue_sched.coordination.queue_care import QueueSurvey, drain_dead_instances, survey_queues
 from opencue_sched.coordination.rounds import Rounds
 from opencue_sched.coordination.routing import Router
 from opencue_sched.dispatch.report import LONGEST_ERROR
@@ -62,6 +62,7 @@ class Membership:
         self.presence: Presence | None = None
         self.node = ""
         self._survey_at = 0.0
+        self._survey: QueueSurvey | None = None
         self.in_flight: Callable[[], int] = lambda: self.duty.in_hand
 
     def join(self, node: str, *, types: Collection[str], capacity: int) -> None:
@@ -123,9 +124,23 @@ class Membership:
         if boot_clock() >= self._survey_at:
             self._survey_at = boot_clock() + SURVEY_SECONDS
             facility = self._settings.scheduler.facility
-            survey = survey_queues(self._client, self.namespace, roll, group=self.group, facility=facility)
-            fleet_metrics.record_survey(survey, self.group)
+            self._survey = survey_queues(self._client, self.namespace, roll, group=self.group, facility=facility)
+            fleet_metrics.record_survey(self._survey, self.group)
         return moved
+
+    def as_shown(self) -> dict[str, object]:
+        """What this worker is at, and what waits in the queues as it counted them last."""
+        waiting = {} if self._survey is None else self._survey.by_type
+        return {
+            "instance": self._settings.instance,
+            "group": self.group,
+            "state": self.duty.state.value,
+            "working_on": sorted(self._work()),
+            "waiting": {
+                type_: {"messages": figures.depth, "oldest_seconds": round(figures.oldest_seconds, 1)}
+                for type_, figures in waiting.items()
+            },
+        }
 
     def _refresh(self) -> float:
         if self.presence is not None:

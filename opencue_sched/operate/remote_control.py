@@ -8,6 +8,7 @@ The fleets of different facilities may share a Redis: each hears remote control 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,7 @@ import structlog
 from celery.app.control import Control
 from celery.worker.control import control_command, inspect_command
 from kombu.utils.functional import lazy
+from redis.exceptions import RedisError
 
 from opencue_sched.coordination.control import Addressed, Command, ControlMessage, addressees, checked_rest
 from opencue_sched.coordination.names import QueueName, QueueType, control_exchange
@@ -152,6 +154,21 @@ def accounting_audit(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery'
     mine = _runtime()
     report: dict[str, object] = run_audit(mine.engine, mine.client, mine.settings).as_dict()
     return report
+
+
+def fleet_figures() -> dict[str, object]:
+    """What Celery's ``stats`` of this worker, and so Flower's page of it, say of the fleet beside Celery's own.
+
+    Without the leader while Redis does not answer.
+    """
+    from opencue_sched.operate.fleet_view import leader_view
+
+    mine = _runtime()
+    shown: dict[str, object] = mine.membership.as_shown()
+    with contextlib.suppress(RedisError):
+        roll = call_roll(mine.client, mine.membership.namespace)
+        shown["leader"] = leader_view(mine.client, mine.leader_keys, roll)
+    return shown
 
 
 class FleetControl(Control):

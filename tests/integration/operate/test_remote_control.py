@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 
 import pytest
+import redis
 from celery import Celery
 from click import BadParameter
 from kombu import Queue
@@ -15,10 +16,13 @@ from kombu import Queue
 from opencue_sched.coordination.broker import broker_settings, guard_transports
 from opencue_sched.coordination.control import Command, ControlMessage
 from opencue_sched.coordination.duty import Duty, DutyState
-from opencue_sched.coordination.names import QueueName, QueueType, consumed_queues
+from opencue_sched.coordination.names import LeaderKeys, QueueName, QueueType, consumed_queues
 from opencue_sched.coordination.presence import Presence, call_roll
 from opencue_sched.operate import remote_control
+from opencue_sched.operate.consumer_steps import PresenceStep
+from opencue_sched.operate.membership import Membership
 from opencue_sched.operate.remote_control import FleetControl, broadcast, duration
+from opencue_sched.settings import Settings
 from tests.polling import eventually
 
 NODE = "celery@here"
@@ -175,3 +179,18 @@ def test_what_is_consumed_again_is_so_after_a_reconnect_too(app, monkeypatch, ho
     remote_control.resume_dispatch(state)
     assert set(queues.consume_from) == set(names)
     assert membership.duty.state is DutyState.WORKING
+
+
+def test_the_figures_of_a_worker_name_the_leader_as_long_as_redis_answers(app, redis_client, monkeypatch):
+    """Celery's ``stats``, and with them Flower's page of a worker, are shown without it."""
+    redis_client.set(LeaderKeys("cue", "beat").lease, "token|7", px=60_000)
+    lost = redis.Redis(port=1, socket_connect_timeout=0.1)
+    for client, fence in ((redis_client, 7), (lost, None)):
+        membership = Membership(redis_client, Settings(instance="w1"), lambda: ["alloc-1"])
+        mine = SimpleNamespace(membership=membership, client=client, leader_keys=LeaderKeys("cue", "beat"))
+        monkeypatch.setattr(remote_control, "_runtime", lambda mine=mine: mine)
+        membership.tend()
+        figures = PresenceStep(None).info(None)
+        assert figures["working_on"] == ["alloc-1"]
+        assert figures["waiting"]["dispatch"] == {"messages": 0, "oldest_seconds": 0.0}
+        assert figures.get("leader", {}).get("fence") == fence
