@@ -60,7 +60,7 @@ class LayerPermits:
         """Frames of these layers are booked and committed; to be told before permits are given back. One round trip."""
         if not layers:
             return
-        pipeline = self._client.pipeline(transaction=False)
+        pipeline = self._client.pipeline(transaction=True)  # who dies in between would leave it for good
         pipeline.xadd(self._log, dict.fromkeys(layers, ""), maxlen=_BOOKINGS_TOLD, approximate=True)
         pipeline.expire(self._log, _BOOKINGS_TOLD_SECONDS)
         pipeline.execute()

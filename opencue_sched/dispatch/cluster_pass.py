@@ -8,6 +8,10 @@ Where the process may die, and what holds then:
 - after *commit*, before *launch*: RUNNING frames nobody runs; host reports do not show them, and the release room puts
   them back to WAITING (I6).
 - after *launch*, before *settle*: frames run and are in the database; recompute confirms their ledger entries.
+
+Permits are kept from before *book* until the end, for the commit's deadline at most; after a death anywhere between,
+the next pass of the cluster has them at once, and others after it. A commit that nobody was told of costs others what
+they had read before it, nothing else.
 """
 
 from __future__ import annotations
@@ -84,8 +88,8 @@ class PassRunner:
     clock: Callable[[], float] = time.monotonic
 
     def run(self, cluster: Cluster, *, alive: Callable[[], bool], wakes: int = 0) -> PassReport:
-        """One pass. ``alive`` says whether the claim on the cluster is still held; it is asked before booking.
-        ``wakes``: how often the cluster has been woken so far.
+        """One pass. ``alive`` says whether the claim on the cluster is still held; it is asked before permits are taken
+        or prolonged and before the commit. ``wakes``: how often the cluster has been woken so far.
 
         Raises nothing that concerns one job, host or frame. SQLAlchemyError and RedisError of the stores themselves
         reach the caller after everything taken was given back.
@@ -108,6 +112,9 @@ class PassRunner:
                 log.info("show_not_counted_yet", cluster=cluster.key, show=cluster.show_id)
                 return report
             wanted = {layer.id: len(layer.frames) for job in gathered.snapshot.jobs for layer in job.layers}
+            if not alive():
+                report.ended = PassEnd.CLAIM_LOST
+                return report
             layers = wanted.keys()
             granted = self.permits.take(owner, wanted) - self.permits.booked_since(report.log_end)
             plan = self._plan(gathered, cluster, granted, report)
@@ -197,10 +204,14 @@ class PassRunner:
     def _carry_out(self, plan: Plan, owner: str, alive: Callable[[], bool], report: PassReport) -> None:
         """Book and commit, tell the pool how that ended, then launch and settle."""
         try:
+            environments = self._environments(plan.procs, report)
+            if not alive():  # whoever has the cluster now has these permits
+                report.ended = PassEnd.CLAIM_LOST
+                self._give_back(plan, CommitResult(), report)
+                return
             # A commit may have to wait: nobody is to plan frames of these layers until it is over.
             planned = {proc.layer.id for proc in plan.procs}
             self.permits.keep(owner, planned, seconds=self.settings.accounting.commit_deadline)
-            environments = self._environments(plan.procs, report)
         except (RedisError, SQLAlchemyError):
             self._give_back(plan, CommitResult(), report)
             raise
@@ -268,7 +279,8 @@ class PassRunner:
             clock=self.clock,
             turns=self.turns,
         )
-        report.layers_booked = {it.planned.layer.id for it in result.committed}
+        booked = [it.planned for it in result.committed] + [planned for planned, _ in result.unknown]
+        report.layers_booked = frozenset(planned.layer.id for planned in booked)
         report.commit_seconds = self.clock() - began
         report.statements += result.statements
         report.frames_booked = len(result.committed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -91,8 +91,8 @@ class PassReport:
     """Of each frame booked: from its becoming eligible, once more after a retry, to the answer to the COMMIT."""
     log_end: str = ""
     """Where the log of bookings ended when the pass began to read what waits."""
-    layers_booked: Collection[str] = ()
-    """Layers of which frames were committed."""
+    layers_booked: frozenset[str] = frozenset()
+    """Layers of which frames were committed, or may have been."""
     gathered_at: float = 0.0
     """When the pass had read what waits, by the runner's clock."""
     gather_seconds: float = 0.0

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from psycopg2 import OperationalError
 from redis.exceptions import ConnectionError
 from sqlalchemy import event, text
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.entries import Booking
+from opencue_sched.coordination.names import permit_board
 from opencue_sched.coordination.permits import LayerPermits
+from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
+from opencue_sched.lua_scripts import load_script, lua_directory
 from opencue_sched.operate.audit import run_audit
 from opencue_sched.settings import HostBookingStrategy, Queue, Rqd
+from opencue_sched.store.environment import Environments
 from tests.polling import eventually
 
 from .passes import passes
@@ -59,9 +65,11 @@ def test_a_farm_with_room_books_every_frame(one, engine):
     assert_audit(one)
 
 
-def test_round_trips_do_not_grow_with_jobs_layers_frames_or_hosts(engine, dry):
+def test_round_trips_do_not_grow_with_jobs_layers_frames_or_hosts(engine, dry, redis_client):
     """Constant by construction: the same numbers for 1 frame on 1 host and for 200 frames on 40."""
     costs = []
+    for path in lua_directory().glob("*.lua"):
+        redis_client.script_load(load_script(path.stem).text)
     for jobs, layers, frames, hosts in ((1, 1, 1, 1), (10, 4, 5, 40)):
         with engine.begin() as connection:
             farm = Farm(connection)
@@ -96,17 +104,47 @@ def test_two_processes_never_pass_a_burst_together(engine, dry):
         assert_audit(first)
 
 
-def test_a_lost_claim_books_nothing(one, engine):
+def held_until(looks):
+    """Whether a claim is still held, to who asks: so many times it is."""
+    left = iter([True] * looks)
+    return lambda: next(left, False)
+
+
+@pytest.mark.parametrize("looks", [0, 1, 2], ids=["read", "planned", "booked"])
+def test_a_claim_lost_by_the_time_something_was_done_commits_nothing(one, engine, looks):
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host(hostname_tag=False)
         farm.job()
     ((cluster, _),) = one.sweeper.sweep().send
-    report = one.runner.run(cluster, alive=lambda: False)
+    report = one.runner.run(cluster, alive=held_until(looks))
     assert report.ended is PassEnd.CLAIM_LOST
     assert scalar(engine, "SELECT count(*) FROM proc") == 0
     assert one.client.hlen("acct:ledger") == 0
     assert_audit(one)
+    assert one.runner.run(cluster, alive=held_until(3)).frames_booked == 1, "with the host that was given back"
+
+
+@pytest.mark.parametrize("frozen_after", ["log_end", "booked_since"], ids=["as it read", "as it planned"])
+def test_a_worker_that_goes_on_when_its_cluster_is_anothers_leaves_it_the_permits(one, engine, frozen_after):
+    """It stood still for longer than its claim lived: what the passes of the cluster have is by now the other's."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(hostname_tag=False)
+        layer = farm.job().layers[0].id
+    ((cluster, _),) = one.sweeper.sweep().send
+    successor, taken = f"{cluster.key}|successor", []
+
+    def frozen(*args):
+        answer = getattr(one.runner.permits, frozen_after)(*args)
+        taken.extend(one.runner.permits.take(successor, {layer: 1}))
+        return answer
+
+    permits = LayerPermits(one.client, "cue", claim_ttl=3)
+    setattr(permits, frozen_after, frozen)
+    report = replace(one.runner, permits=permits).run(cluster, alive=lambda: not taken)
+    assert (report.ended, taken) == (PassEnd.CLAIM_LOST, [layer])
+    assert one.runner.permits.drop(successor, [layer]) == 1
 
 
 def test_an_emptied_redis_stops_booking(one, engine):
@@ -335,12 +373,20 @@ def test_a_pass_plans_no_frames_that_another_process_booked_since_it_read_them(o
     assert_audit(one)
 
 
-def test_nobody_gets_the_permits_of_a_layer_that_is_being_committed(one, engine):
-    """However long that takes, with a database that is slow or held up."""
+def test_nobody_gets_the_permits_of_a_layer_that_is_being_committed(one, engine, monkeypatch):
+    """However long that takes, and what is read before it, with a database that is slow or held up."""
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host(cores=8, hostname_tag=False)
         layer = farm.job(layers=[LayerSpec(frames=2)]).layers[0]
+    board = permit_board("cue")
+
+    def slowly(*_):
+        one.client.hset(board.job(layer.id), "expires", 1)
+        one.client.zadd(board.of("claimed"), {layer.id: 1}, xx=True)
+        return Environments()
+
+    monkeypatch.setattr(PassRunner, "_environments", slowly)
     others, granted = LayerPermits(one.client, "cue", claim_ttl=3), []
 
     def ask(_connection, _cursor, statement, *_):
@@ -355,6 +401,32 @@ def test_nobody_gets_the_permits_of_a_layer_that_is_being_committed(one, engine)
 
     assert (report.frames_booked, granted) == (2, [frozenset()])
     assert others.take("other|pass", {layer.id: 2}) == {layer.id}, "given back at the end"
+
+
+def test_what_may_be_committed_is_told_as_booked(one, engine):
+    """The answer to the COMMIT was lost: who read before it would plan frames that are most likely gone."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=8, hostname_tag=False)
+        layer = farm.job(layers=[LayerSpec(frames=2)]).layers[0].id
+    ((cluster, _),) = one.sweeper.sweep().send
+
+    def lose_the_answer(connection):
+        session = connection.connection.driver_connection
+        with session.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM proc")
+            if cursor.fetchone() != (2,):
+                return
+            session.commit()
+            with suppress(OperationalError):
+                cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    event.listen(engine, "commit", lose_the_answer)
+    report = one.runner.run(cluster, alive=lambda: True)
+    event.remove(engine, "commit", lose_the_answer)
+    assert (report.frames_booked, dict(report.losses)) == (0, {"database_failure": 2})
+    assert scalar(engine, "SELECT count(*) FROM proc") == 2
+    assert one.runner.permits.booked_since("0-0") == {layer}
 
 
 def test_a_pass_whose_permits_cannot_be_prolonged_gives_its_hosts_back(one, engine):
