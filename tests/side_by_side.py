@@ -32,6 +32,7 @@ LONGEST_FIRST = (
     "test_coordination_leader.py",
     "test_wheel.py",
     "test_coordination_leader_steps.py",
+    "test_pass_steps.py",
     "test_preloaded_queues_drain_from_the_most_specific_and_first_in_first_out",
     "test_fleets_of_different_facilities_do_not_disturb_each_other",
     "test_cueadmin.py",

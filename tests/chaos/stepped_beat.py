@@ -26,8 +26,9 @@ from opencue_sched import beat
 from opencue_sched.celery import app
 from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.coordination.ticks import CatchUp
-from opencue_sched.lua_scripts import load_script, lua_directory
+from opencue_sched.lua_scripts import load_script
 from opencue_sched.settings import get_settings
+from tests.chaos.wire import SCRIPTS, commands_of
 
 # What a beat would load as it starts: once, before the forks, not after each. None of it looks at the settings.
 for name in (
@@ -63,8 +64,6 @@ READS = {
 NAMED = {-1: ("lease_acquire", 2), -2: ("lease_release", 1), -3: ("presence_drop", 1)}
 """Step: die after this change was made that many times. The second lease_acquire is the renewal."""
 
-SCRIPTS = {load_script(path.stem).sha: path.stem for path in lua_directory().glob("*.lua")}
-
 
 def namespace(step: int) -> str:
     return f"step{step}"
@@ -80,7 +79,7 @@ class Commands:
 
         def watched(connection: AbstractConnection, packed: object, *args: object, **rest: object) -> None:
             send(connection, packed, *args, **rest)
-            names = [name for name in commands_of(packed) if name not in READS]
+            names = [name for name, _ in commands_of(packed) if name not in READS]
             if names:
                 self.changed(names, connection)
 
@@ -95,20 +94,6 @@ class Commands:
             while not connection.can_read(timeout=10):
                 pass
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-def commands_of(packed: object) -> list[str]:
-    """Names of the commands in what goes over the wire; scripts by their own names."""
-    data = packed if isinstance(packed, bytes) else b"".join(packed)  # type: ignore[arg-type]
-    found = []
-    parts = data.split(b"\r\n")
-    while len(parts) > 1 and parts[0].startswith(b"*"):
-        count = int(parts[0][1:])
-        words = parts[2 : 2 * count + 1 : 2]
-        name = words[0].decode().upper()
-        found.append(SCRIPTS[words[1].decode()] if name == "EVALSHA" else name)
-        parts = parts[2 * count + 1 :]
-    return found
 
 
 def live(step: int, out: int, die_after: int | None) -> None:

@@ -1,0 +1,144 @@
+"""Passes that die at a chosen moment: each is a process that is forked here, and killed by SIGKILL.
+
+    python -m tests.chaos.stepped_pass
+
+Each line of standard input is a JSON object ``{"cluster": its payload, "die_after": n}``; the answer is a line with
+what the pass had ``done`` that others can see, in order, and its exit ``status``. The pass dies right after the n-th of
+these things, before it could do anything more; with n = 0 it goes to its end. They are the commands by which it changes
+anything in Redis, one by one also where they are sent together (those of a transaction at its end), the COMMIT of what
+it booked, and its launches. Dying before the next of them leaves nothing else behind: PostgreSQL rolls back what is not
+committed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+import structlog
+from redis.connection import AbstractConnection
+
+from opencue_sched.coordination.postings import decode_cluster
+from opencue_sched.dispatch import cluster_pass
+from opencue_sched.settings import get_settings
+from opencue_sched.store.engine import make_engine
+from tests.chaos.wire import commands_of
+from tests.integration.dispatch.passes import passes
+
+COMMIT, LAUNCH = "COMMIT", "launch"
+READS = {"GET", "HGETALL", "HMGET", "MGET", "TIME", "XRANGE", "XREVRANGE", "ZRANGE"}
+_CARRIED_OUT_SECONDS = 10.0
+_PEEKED_BYTES = 1_000_000
+
+
+class Steps:
+    """What this process has done, told to ``out``; it dies after the n-th."""
+
+    def __init__(self, out: int, die_after: int) -> None:
+        self.out, self.left = out, die_after
+
+    def done(self, what: str) -> None:
+        os.write(self.out, f"{what}\n".encode())
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def watch_redis(self) -> None:
+        send = AbstractConnection.send_packed_command
+        transaction: list[str] | None = None
+
+        def changed(name: str) -> None:
+            nonlocal transaction
+            if name == "MULTI":
+                transaction = []
+            elif name == "EXEC" and transaction is not None:
+                together, transaction = transaction, None
+                if together:
+                    self.done("+".join(together))
+            elif name in READS:
+                pass
+            elif transaction is not None:
+                transaction.append(name)
+            else:
+                self.done(name)
+
+        def watched(connection: Any, packed: Any, *args: Any, **rest: Any) -> None:
+            for name, command in commands_of(packed):
+                answered = _unread(connection)
+                send(connection, [command], *args, **rest)
+                until = time.monotonic() + _CARRIED_OUT_SECONDS
+                while _unread(connection) == answered and time.monotonic() < until:
+                    time.sleep(0.0002)
+                changed(name)
+
+        AbstractConnection.send_packed_command = watched
+
+    def watch_commits(self, dialect: Any) -> None:
+        commit = dialect.do_commit
+
+        def watched(connection: Any) -> None:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT txid_current_if_assigned()")
+                (wrote,) = cursor.fetchone()
+            commit(connection)
+            if wrote is not None:
+                self.done(COMMIT)
+
+        dialect.do_commit = watched
+
+    def watch_launches(self) -> None:
+        launch_all = cluster_pass.launch_all
+
+        def watched(*args: Any, **rest: Any) -> Any:
+            outcomes = launch_all(*args, **rest)
+            self.done(LAUNCH)
+            return outcomes
+
+        cluster_pass.launch_all = watched
+
+
+def _unread(connection: Any) -> int:
+    """Bytes of answers that have come and that nobody has read."""
+    readable, _, _ = select.select([connection._sock], [], [], 0)
+    return len(connection._sock.recv(_PEEKED_BYTES, socket.MSG_PEEK)) if readable else 0
+
+
+def live(cluster: str, out: int, die_after: int) -> None:
+    settings = get_settings()
+    engine = make_engine(settings, application_name="opencue-sched died")
+    with passes(engine, settings, "died") as here:
+        steps = Steps(out, die_after)
+        steps.watch_redis()
+        steps.watch_commits(engine.dialect)
+        steps.watch_launches()
+        here.runner.run(decode_cluster(cluster), alive=lambda: True)
+
+
+def forked(cluster: str, die_after: int) -> dict[str, Any]:
+    readable, writable = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(readable)
+        code = 1
+        try:
+            live(cluster, writable, die_after)
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(writable)
+    with os.fdopen(readable, encoding="utf-8") as lines:
+        done = lines.read().split("\n")[:-1]
+    _, status = os.waitpid(pid, 0)
+    return {"done": done, "status": os.waitstatus_to_exitcode(status)}
+
+
+if __name__ == "__main__":
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    for line in sys.stdin:
+        print(json.dumps(forked(**json.loads(line))), flush=True)

@@ -1,0 +1,265 @@
+"""A pass killed after each single thing it does that others can see, and what follows at once and later.
+
+Two clusters share a layer of FRAMES frames. The host of the first has room for FEWER of them, the show's burst is just
+enough for all. The pass that dies is one over the first cluster, in a process of its own (see stepped_pass.py); then
+the second cluster has its turn, or the first again, in the hands of another worker. Hosts are real gRPC servers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.recompute import recompute
+from opencue_sched.accounting.sightings import Sightings
+from opencue_sched.coordination.jobboard import JobBoard
+from opencue_sched.coordination.names import layers_booked, permit_board
+from opencue_sched.coordination.postings import encode_cluster
+from opencue_sched.dispatch.report import PassReport
+from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.domain.verdicts import Verdict
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
+from opencue_sched.lua_scripts import load_script
+from opencue_sched.operate.audit import run_audit
+from opencue_sched.settings import Rqd
+from tests.chaos.stepped_pass import COMMIT, LAUNCH
+from tests.chaos.wire import SCRIPTS
+from tests.integration.dispatch.passes import Passes, passes
+
+ROOT = Path(__file__).resolve().parents[2]
+FRAMES, FEWER = 5, 3
+CLAIM_SECONDS = 3
+SCENES_AT_MOST = 100
+BOARD, LOG = permit_board("cue"), layers_booked("cue")
+TAKE, GIVE_BACK, BOOK = "board_take_many", "board_consume_many", "book"
+TELL = "XADD+EXPIRE"
+
+
+@dataclass
+class Scene:
+    """A show of its own with a layer that two clusters share; ``done`` is what the pass that died had done."""
+
+    first: Cluster
+    second: Cluster
+    layer: str
+    done: list[str] = field(default_factory=list)
+
+    @property
+    def took(self) -> bool:
+        return TAKE in self.done
+
+    @property
+    def kept(self) -> bool:
+        """Whether it had prolonged its permit, or taken it for the second time."""
+        return self.done.count(TAKE) == 2
+
+    @property
+    def holds(self) -> bool:
+        return self.took and GIVE_BACK not in self.done
+
+    @property
+    def committed(self) -> int:
+        return FEWER if COMMIT in self.done else 0
+
+    @property
+    def told(self) -> bool:
+        return TELL in self.done
+
+
+@dataclass
+class Stage:
+    """Where scenes are played: the stores, the hosts, another worker, and who forks the passes that die."""
+
+    worker: Passes
+    rqds: SimulatedFarm
+    forker: subprocess.Popen[str]
+    scenes: list[Scene] = field(default_factory=list)
+
+    def scene(self) -> Scene:
+        number = len(self.scenes)
+        with self.worker.engine.begin() as connection:
+            farm = Farm(connection)
+            show, alloc, tag = farm.show(f"s{number}"), farm.alloc(f"t{number}"), f"m{number}"
+            farm.subscription(show, alloc, size=FRAMES)
+            fields = {"alloc": alloc, "hostname_tag": False}
+            farm.host(name=f"first{number}", cores=FEWER, tags=[tag], alloc_tag=False, **fields)
+            farm.host(name=f"second{number}", cores=2 * FRAMES, **fields)
+            layer = LayerSpec(frames=FRAMES, tags=f"{tag} | {alloc.tag}")
+            job = farm.job([layer], show=show, name=f"j{number}", os=None)
+            facility = farm.facility()
+        first = Cluster(facility, show.id, ClusterKind.MANUAL, (tag,))
+        second = Cluster(facility, show.id, ClusterKind.ALLOC, (alloc.tag,), alloc.id)
+        self.scenes.append(Scene(first, second, job.layers[0].id))
+        self.worker.client.delete(LOG)
+        return self.scenes[-1]
+
+    def dies(self, scene: Scene, after: int) -> None:
+        """Let a pass over the scene's first cluster do so many things; all if 0."""
+        asked = {"cluster": encode_cluster(scene.first), "die_after": after}
+        print(json.dumps(asked), file=self.forker.stdin, flush=True)
+        answer = json.loads(self.forker.stdout.readline())
+        assert answer["status"] == (-9 if after else 0), answer
+        scene.done = answer["done"]
+
+    def passes_over(self, cluster: Cluster) -> PassReport:
+        """One pass of another worker, which loses nothing that it plans."""
+        report = self.worker.runner.run(cluster, alive=lambda: True)
+        assert not report.losses
+        return report
+
+    def procs(self, scene: Scene) -> list[str]:
+        """The frames that have a proc."""
+        with self.worker.engine.connect() as connection:
+            query = text("SELECT pk_frame FROM proc JOIN frame USING (pk_frame) WHERE frame.pk_layer = :layer")
+            return list(connection.execute(query, {"layer": scene.layer}).scalars())
+
+    def booked(self, scene: Scene) -> int:
+        """Cores of the show on the counters: what is committed, and what somebody may still commit."""
+        subscription = keys.subscription(scene.second.show_id, str(scene.second.alloc_id))
+        return int(self.worker.client.hget(subscription, "int_cores") or 0)
+
+    def permit_left(self, scene: Scene) -> float | None:
+        with JobBoard(self.worker.client, BOARD.ns, name=BOARD.board) as board:
+            permit = board.find(scene.layer)
+            return None if permit is None else permit.expires_in()
+
+    def permit_runs_out(self, scene: Scene) -> None:
+        """As if it had had it for as long as it lives."""
+        if self.worker.client.exists(BOARD.job(scene.layer)):
+            self.worker.client.hset(BOARD.job(scene.layer), "expires", 1)
+        self.worker.client.zadd(BOARD.of("claimed"), {scene.layer: 1}, xx=True)
+
+
+@pytest.fixture
+def stage(engine, settings, database_url, redis_server, redis_client) -> Iterator[Stage]:
+    for name in SCRIPTS.values():
+        redis_client.script_load(load_script(name).text)
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("OPENCUE_SCHED_")}
+    with SimulatedFarm(host_specs(2, cores=1000)) as rqds:
+        served = dict(zip(("first", "second"), rqds.addresses.values(), strict=True))
+        addresses = {f"{name}{number}": at for number in range(SCENES_AT_MOST) for name, at in served.items()}
+        environment = {
+            **inherited,
+            "OPENCUE_SCHED_DATABASE_URL": database_url,
+            "OPENCUE_SCHED_REDIS_URL": redis_server.url,
+            "OPENCUE_SCHED_RQD__ADDRESSES": json.dumps(addresses),
+        }
+        command = [sys.executable, "-m", "tests.chaos.stepped_pass"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        rqd = settings.model_copy(update={"rqd": Rqd(addresses=addresses)})
+        with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as forker, passes(engine, rqd) as worker:
+            yield Stage(worker, rqds, forker)
+
+
+def test_nothing_is_lost_or_booked_twice_wherever_a_pass_dies(stage):
+    whole = stage.scene()
+    stage.dies(whole, 0)
+    assert_in_order(whole.done)
+    assert (stage.permit_left(whole), stage.booked(whole), len(stage.procs(whole))) == (None, FEWER, FEWER)
+
+    deaths = [(after, another_cluster_follows) for after in range(1, whole.done.index(GIVE_BACK) + 2)]
+    deaths += [(after, the_same_cluster_follows) for after, _ in deaths if whole.done[after - 1] != whole.done[after]]
+    for after, follows in deaths:
+        scene = stage.scene()
+        stage.dies(scene, after)
+        assert scene.done == whole.done[:after], "each pass does the same"
+        assert_left_behind(stage, scene)
+        follows(stage, scene)
+        assert len(stage.procs(scene)) <= FRAMES
+        assert stage.booked(scene) <= FRAMES
+
+    forget_bookings_of_the_dead(stage)
+    for scene in stage.scenes:
+        for cluster in (scene.first, scene.second):
+            stage.passes_over(cluster)
+        assert len(stage.procs(scene)) == len({*stage.procs(scene)}) == FRAMES == stage.booked(scene)
+    assert_each_frame_ran_once(stage)
+    report = run_audit(stage.worker.engine, stage.worker.client, stage.worker.settings)
+    assert not report.failed, "\n".join(report.lines())
+    left = {*stage.worker.client.scan_iter(f"{BOARD.prefix}*")}
+    assert left == {BOARD.of("seq"), BOARD.of("events")}, "no permit is there any more"
+
+
+def assert_in_order(done: list[str]) -> None:
+    """What a pass does by which others go: prolong the permit, book, commit, launch, tell, and give it back."""
+    assert done[:2] == [TAKE, TAKE]
+    assert [done.count(what) for what in (TAKE, COMMIT, LAUNCH, TELL, GIVE_BACK)] == [2, 1, 1, 1, 1]
+    after = [done.index(what) for what in (BOOK, COMMIT, LAUNCH, "settle", TELL, GIVE_BACK)]
+    assert after == sorted(after)
+    assert done.count(BOOK) >= FEWER
+
+
+def assert_left_behind(stage: Stage, scene: Scene) -> None:
+    """By who died: a permit for a while, what it committed, what it told, what it launched."""
+    left = stage.permit_left(scene)
+    assert (left is not None) == scene.holds
+    if left is not None:
+        least, most = (CLAIM_SECONDS, stage.worker.settings.accounting.commit_deadline) if scene.kept else (0, 3)
+        assert least < left <= most, "no longer than it was to have it"
+    assert len(stage.procs(scene)) == scene.committed
+    told = stage.worker.runner.permits.booked_since("0-0")
+    assert told == ({scene.layer} if scene.told else set())
+    assert stage.worker.client.ttl(LOG) in (range(1, 61) if scene.told else [-2])
+    assert len(ran(stage, scene)) == (FEWER if LAUNCH in scene.done else 0)
+
+
+def another_cluster_follows(stage: Stage, scene: Scene) -> None:
+    """It has the layer when the permit is over, and not before; of what may still be committed it takes nothing."""
+    room = FRAMES - stage.booked(scene)
+    if scene.holds:
+        report = stage.passes_over(scene.second)
+        assert (report.frames_booked, [it.verdict for it in report.verdicts]) == (0, [Verdict.PERMIT_HELD])
+    stage.permit_runs_out(scene)
+    assert stage.passes_over(scene.second).frames_booked == room
+
+
+def the_same_cluster_follows(stage: Stage, scene: Scene) -> None:
+    """It has the layer at once, and when it has given it back so has the other."""
+    waiting, room = FRAMES - scene.committed, FRAMES - stage.booked(scene)
+    on_its_host = min(FEWER - scene.committed, room)
+    assert stage.passes_over(scene.first).frames_booked == on_its_host
+    assert stage.permit_left(scene) is None
+    assert stage.passes_over(scene.second).frames_booked == min(waiting, room) - on_its_host
+
+
+def forget_bookings_of_the_dead(stage: Stage) -> None:
+    """They are too old by both clocks: Redis' and that of who looks."""
+    client, now = stage.worker.client, 1000.0
+    sightings = Sightings(client, clock=lambda: now, boot="test-boot")
+    ledger, age = stage.worker.runner.ledger, stage.worker.settings.accounting.in_flight_age
+    recompute(stage.worker.engine, ledger, age_seconds=age, sightings=sightings)
+    for record in ledger.records():
+        parts = str(client.hget(keys.LEDGER, record.proc_id)).split("|", 3)
+        parts[2] = str(int(parts[2]) - round(age) - 1)
+        client.hset(keys.LEDGER, record.proc_id, "|".join(parts))
+    now += age + 1
+    report = recompute(stage.worker.engine, ledger, age_seconds=age, sightings=sightings)
+    assert report.causes["crashed_booking"] > 0
+
+
+def ran(stage: Stage, scene: Scene) -> list[str]:
+    """The frames that its hosts were sent, as often as they were."""
+    with stage.worker.engine.connect() as connection:
+        query = text("SELECT pk_frame FROM frame WHERE pk_layer = :layer")
+        frames = set(connection.execute(query, {"layer": scene.layer}).scalars())
+    return [run.frame_id for run in stage.rqds.runs() if run.frame_id in frames]
+
+
+def assert_each_frame_ran_once(stage: Stage) -> None:
+    """But those that were committed and not sent: hosts do not report them, by which they wait again (release)."""
+    for scene in stage.scenes:
+        times = Counter(ran(stage, scene))
+        never = FEWER if scene.committed and LAUNCH not in scene.done else 0
+        assert (len(times), set(times.values())) == (FRAMES - never, {1})
