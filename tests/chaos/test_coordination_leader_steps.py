@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -89,8 +88,12 @@ def check_a_step(client, step: dict) -> None:
     assert len(lost) <= (done[-1:] == ["fire_tick"]), f"lost {lost}"
     assert each.keys() <= marked
 
+    # Whoever stands still for longer than its lease lives, as on a busy machine, is elected anew, and may have claimed
+    # a tick just before: that one is lost too.
+    elected_anew = int(client.get(keys.fence)) - (step["fence"] > 0) - 1
     every = sorted(tick for task, tick in marked if task == SERIES[CatchUp.ALL])
-    assert all(later == earlier + 1 for earlier, later in pairwise(every)), f"ticks never fired: {every}"
+    left_out = {*range(every[0], every[-1])} - {*every}
+    assert len(left_out) <= elected_anew, f"ticks never fired: {left_out}"
     for message in sent:
         if message["tick_of"] != SERIES[CatchUp.ALL]:
             assert message["tick"] == int(message["sent_at"] // INTERVAL_SECONDS), "an old tick, or one of the future"
