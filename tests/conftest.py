@@ -22,6 +22,7 @@ import redis
 from pydantic import SecretStr
 from sqlalchemy import Engine
 
+from opencue_sched.embedded import processes
 from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
@@ -176,4 +177,12 @@ def pytest_configure(config: pytest.Config) -> None:
     # then interrupts as a Ctrl-C does.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    _take_ports_of_our_own()
     config.pluginmanager.register(SuiteTimes(config.rootpath), "suite-times")
+
+
+def _take_ports_of_our_own() -> None:
+    """The port of a server that a test has stopped stays free: no other process of these tests takes it meanwhile."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    processes._PORTS = processes._PORTS[number::count]
