@@ -109,12 +109,12 @@ SLEEPER = """
 
     client = redis.Redis.from_url(sys.argv[1], decode_responses=True)
     with JobBoard(client, "cue", name="chaos") as board:
-        job = board.claim_next("me", 2)
+        job = board.claim_next("me", 60)
         print("ready", flush=True)
         for number in range(10_000_000):
             try:
                 board.record(job, "me", {"by": "paused", "number": number})
-                job.extend_expiry(2)
+                job.extend_expiry(60)
             except JobFailure as error:
                 client.set("refusal", type(error).__name__)
                 sys.exit()
@@ -128,10 +128,13 @@ def test_an_owner_paused_past_its_claim_writes_nothing_afterwards(redis_client, 
         owner = start_script(SLEEPER, "me")
         eventually(lambda: job.result is not None)
         os.kill(owner.pid, signal.SIGSTOP)
+        keys = BoardKeys("cue", "chaos")
+        redis_client.hset(keys.job(job.uuid), "expires", 1)
+        redis_client.zadd(keys.of("claimed"), {job.uuid: 1}, xx=True)
         successor = eventually(lambda: board.claim_next("me", 60))
         board.record(successor, "me", {"by": "successor"})
         os.kill(owner.pid, signal.SIGCONT)
-        assert owner.wait(20) == 0
+        assert owner.wait(60) == 0
         assert redis_client.get("refusal") == ClaimLost.__name__
         assert job.result == {"by": "successor"}
         assert board.find_owner(job) == "me"

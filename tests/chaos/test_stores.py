@@ -229,7 +229,7 @@ def _freeze_in_transaction(here: Site) -> str:
     """A worker frozen while its transaction is open and sound; empty when its lock time-out came first."""
     with a_pass_held_up(here) as name:
         here.crew.freeze(name)
-    states = eventually(lambda: _states(here, name) - {"active"} and _states(here, name), 10, "its statement's end")
+    states = eventually(lambda: (found := _states(here, name)) != {"active"} and (found or {"none"}), 10, "its end")
     if "idle in transaction" in states:
         return name
     here.crew.thaw(name)
