@@ -1,4 +1,4 @@
-"""A database that knows when each transaction was committed."""
+"""A board on which no message is lost by itself, and a database that knows when each transaction was committed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,18 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Engine, create_engine
 
+from opencue_sched.coordination import postings
 from opencue_sched.embedded.services import EmbeddedPostgres
 from opencue_sched.store.schema import upgrade
+
+RESEND_MS = 60_000
+"""When a message counts as lost in these tests: no machine stands still for so long between two calls of a test."""
+
+
+@pytest.fixture(autouse=True)
+def resend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not after the second in which a sweep or a watch sends it again otherwise."""
+    monkeypatch.setattr(postings, "RESEND_SECONDS", RESEND_MS / 1000)
 
 
 @pytest.fixture(scope="module")

@@ -161,12 +161,13 @@ def test_a_restarted_redis_is_empty_and_another_run(own_redis: EmbeddedRedis) ->
 
 
 def test_a_paused_redis_does_not_answer_until_it_is_resumed(own_redis: EmbeddedRedis) -> None:
-    client = redis.Redis.from_url(own_redis.url, socket_timeout=0.3, retry=None)
-    with contextlib.closing(client):
+    client = redis.Redis.from_url(own_redis.url, socket_timeout=60, retry=None)
+    hasty = redis.Redis.from_url(own_redis.url, socket_timeout=0.3, retry=None)
+    with contextlib.closing(client), contextlib.closing(hasty):
         assert client.ping()
         own_redis.pause()
         with pytest.raises(redis.TimeoutError):
-            client.ping()
+            hasty.ping()
         own_redis.resume()
         assert client.ping()
 

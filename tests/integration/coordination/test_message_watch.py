@@ -8,11 +8,11 @@ from opencue_sched.coordination.message_watch import LOOK_SECONDS, MessageWatch
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.postings import RESEND_SECONDS, ClusterPostings, Offered
 from opencue_sched.domain.cluster import Cluster, ClusterKind
+from tests.integration.conftest import RESEND_MS
 from tests.redis_log import RedisLog
 
 KEYS = BoardKeys("cue", "clusters")
 CLUSTER = Cluster("fac", "show", ClusterKind.ALLOC, ("general",), "alloc")
-RESEND_MS = round(1000 * RESEND_SECONDS)
 STRANDED_SECONDS = 3.0
 
 

@@ -12,7 +12,7 @@ from opencue_sched.coordination.board_many import JOBS_PER_CALL, ManyJobs
 from opencue_sched.coordination.job import Job, JobState
 from opencue_sched.coordination.jobboard import JobBoard
 from opencue_sched.coordination.names import BoardKeys, permit_board
-from opencue_sched.coordination.permits import LayerPermits
+from opencue_sched.coordination.permits import SECONDS_PER_FRAME, LayerPermits
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from tests.redis_log import RedisLog
@@ -21,9 +21,15 @@ KEYS = permit_board("cue")
 HOUR_MS = 3_600_000
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred times as long as they live elsewhere: longer than any machine stands still."""
+    monkeypatch.setattr("opencue_sched.coordination.permits.SECONDS_PER_FRAME", 100 * SECONDS_PER_FRAME)
+
+
 @pytest.fixture
 def permits(redis_client: redis.Redis) -> LayerPermits:
-    return LayerPermits(redis_client, "cue", claim_ttl=3)
+    return LayerPermits(redis_client, "cue", claim_ttl=300)
 
 
 @pytest.fixture
@@ -55,24 +61,25 @@ def left(client: redis.Redis) -> set[str]:
 def test_permits_are_exclusive_and_live_two_seconds_a_frame_but_no_longer_than_a_claim(redis_client, permits, board):
     assert permits.take("pass-1", {"a": 1000, "b": 0}) == {"a", "b"}
     assert permits.take("pass-2", {"a": 1, "c": 1}) == {"c"}
-    assert 2 < permit(board, "a").expires_in() <= 3
-    assert 1 < permit(board, "b").expires_in() <= 2
+    assert SECONDS_PER_FRAME == 2
+    assert 250 < permit(board, "a").expires_in() <= 300
+    assert 150 < permit(board, "b").expires_in() <= 200
     for layer in "ab":
         assert float(redis_client.hget(KEYS.job(layer), "expires")) == redis_client.zscore(KEYS.of("claimed"), layer)
     # and who asks again has it anew, not for what was left of the first time
-    redis_client.zincrby(KEYS.of("claimed"), -2500, "a")
-    assert permit(board, "a").expires_in() < 1
+    redis_client.zincrby(KEYS.of("claimed"), -250_000, "a")
+    assert permit(board, "a").expires_in() < 100
     assert permits.take("pass-1", {"a": 1000}) == {"a"}
-    assert permit(board, "a").expires_in() > 2
+    assert permit(board, "a").expires_in() > 200
     # where claims live longer, so do permits
-    longer = LayerPermits(redis_client, "cue", claim_ttl=10)
+    longer = LayerPermits(redis_client, "cue", claim_ttl=1000)
     longer.take("pass-1", {"a": 4, "b": 1000})
-    assert 3 < permit(board, "a").expires_in() <= 8 < permit(board, "b").expires_in() <= 10
+    assert 300 < permit(board, "a").expires_in() <= 800 < permit(board, "b").expires_in() <= 1000
 
 
 def test_who_read_before_a_booking_is_told_of_it_and_who_read_after_it_is_not(redis_client, permits):
     at_first = permits.log_end()
-    LayerPermits(redis_client, "cue", claim_ttl=3).tell_booked({"a", "b"})
+    LayerPermits(redis_client, "cue", claim_ttl=300).tell_booked({"a", "b"})
     between = permits.log_end()
     permits.tell_booked({"b"})
     permits.tell_booked(set())
@@ -193,7 +200,7 @@ def test_all_layers_of_a_pass_are_one_call_and_of_a_long_one_two_in_one_round_tr
 
 
 def test_a_pass_has_the_permits_whose_answer_was_lost(proxy, proxied, board):
-    permits = LayerPermits(proxied, "cue", claim_ttl=3)
+    permits = LayerPermits(proxied, "cue", claim_ttl=300)
     permits.take("warm|1", {"warm": 1})
     permits.drop("warm|1", ["warm"])
     proxy.lose("EVALSHA")

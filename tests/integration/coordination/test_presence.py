@@ -62,7 +62,7 @@ def test_the_record_has_the_fields_of_the_proposal_and_a_life_of_15_seconds(redi
         "capabilities": ["dispatch", "sweep"],
     }
     assert {**record, **who, **when, **what} == record
-    assert 14_000 < redis_client.pttl(key) <= 15_000
+    assert 5_000 < redis_client.pttl(key) <= 15_000
 
 
 def test_a_second_process_of_the_same_name_is_refused_while_the_first_lives(redis_client):

@@ -44,7 +44,7 @@ def rests(postings) -> Iterator[Rests]:
 
 def put_to_rest(postings: ClusterPostings, seconds: float) -> str:
     (offered,) = postings.offer([CLUSTER])
-    claim = postings.claim(offered.uuid, "w1", ttl_seconds=3, ticket=offered.ticket)
+    claim = postings.claim(offered.uuid, "w1", ttl_seconds=60, ticket=offered.ticket)
     assert claim is not None
     assert postings.end(claim, "sleep", delay_seconds=seconds) == 0
     return offered.uuid
@@ -60,7 +60,7 @@ def test_a_message_is_sent_when_the_rest_is_over_and_once(postings, rests):
     assert rests.look() is None
     (sent,) = rests.sent
     assert not sent.again, "to the instance with the warm host cache"
-    assert postings.claim(posting, "w2", ttl_seconds=3, ticket=sent.ticket)
+    assert postings.claim(posting, "w2", ttl_seconds=60, ticket=sent.ticket)
     assert rests.look() is None
     assert len(rests.sent) == 1
 
@@ -84,7 +84,7 @@ def test_one_that_nobody_can_read_keeps_no_other_from_being_sent(postings, redis
     odd = put_to_rest(postings, 0.0)
     redis_client.hset(KEYS.job(odd), "details", "no json")
     (other,) = postings.offer([Cluster("fac", "other", ClusterKind.ALLOC, ("general",), "alloc")])
-    claim = postings.claim(other.uuid, "w1", ttl_seconds=3, ticket=other.ticket)
+    claim = postings.claim(other.uuid, "w1", ttl_seconds=60, ticket=other.ticket)
     postings.end(claim, "sleep", delay_seconds=0.0)
     for posting in (odd, other.uuid):
         rests.ends_in(posting, 0.0)

@@ -16,6 +16,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.coordination.names import permit_board
 from opencue_sched.coordination.permits import LayerPermits
+from opencue_sched.dispatch import locked_hosts
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.domain.farm import Vertices
@@ -261,8 +262,10 @@ def test_a_layer_whose_limit_was_deleted_is_not_held_back_for_ever(one, engine):
     assert_audit(one)
 
 
-def test_a_host_somebody_holds_is_left_for_another(one, engine):
+def test_a_host_somebody_holds_is_left_for_another(one, engine, monkeypatch):
     """Retriable: nothing is waited for, the host is read anew before it is used again, the frames go elsewhere."""
+    monkeypatch.setattr(locked_hosts, "FIRST_REST_SECONDS", 60.0)
+    monkeypatch.setattr(locked_hosts, "LONGEST_REST_SECONDS", 60.0)
     with engine.begin() as connection:
         farm = Farm(connection)
         tight, roomy = (farm.host(cores=cores, hostname_tag=False) for cores in (2, 8))

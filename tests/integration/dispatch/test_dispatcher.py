@@ -57,12 +57,10 @@ def a_posting(here: Passes) -> str:
 
 
 def rests(here: Passes, posting: str) -> float:
-    """Seconds until the posting may be claimed again."""
+    """Seconds from the end of its last claim until the posting may be claimed again."""
     due = here.client.zscore("cue:board:clusters:delayed", posting)
-    if due is None:
-        return 0.0
-    seconds, micros = here.client.time()
-    return float(due) / 1000 - seconds - micros / 1e6
+    ended = here.client.hget(f"cue:board:clusters:job:{posting}", "modified")
+    return 0.0 if due is None else (due - float(str(ended))) / 1000
 
 
 def sent_for_at_its_end(here: Passes, posting: str) -> bool:

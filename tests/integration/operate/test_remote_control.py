@@ -66,7 +66,7 @@ def listening(app: Celery, client, facility: str | None, heard: list[dict]) -> I
     thread = threading.Thread(target=listen)
     thread.start()
     try:
-        eventually(lambda: client.pubsub_numpat() > before, 2, "a subscription")
+        eventually(lambda: client.pubsub_numpat() > before, 10, "a subscription")
         yield
     finally:
         ended.set()
@@ -98,7 +98,7 @@ def start(app, redis_client) -> Iterator[Start]:
 def say(app, client, group: str | None, message: ControlMessage, instance: str | None = None) -> list[dict]:
     """The answers, without the node's name."""
     queue = QueueName("cue", "dispatch", group, instance, family="ctl")
-    replies = broadcast(app, queue, message, roll=call_roll(client, "cue"), wait_seconds=3)
+    replies = broadcast(app, queue, message, roll=call_roll(client, "cue"), wait_seconds=60)
     return [answer for reply in replies for answer in reply.values()]
 
 
@@ -117,7 +117,7 @@ def test_what_is_said_to_a_type_is_for_fleets_of_no_facility(app, redis_client, 
     alpha, other = start("w1", "Alpha", "alpha"), start("w1", None, "default")
     assert say(app, redis_client, None, message) == [{"ok": None}]
     assert (len(alpha), len(other)) == (0, 1)
-    FleetControl(app, "cue", None).broadcast(PAUSE.command.value, reply=True, timeout=3, limit=1)
+    FleetControl(app, "cue", None).broadcast(PAUSE.command.value, reply=True, timeout=60, limit=1)
     assert (len(alpha), len(other)) == (0, 2), "as `celery control` says it, to everybody"
 
 

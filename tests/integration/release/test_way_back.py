@@ -86,7 +86,7 @@ class Site:
                 resource_id=proc, frame_id=frame, job_id=job.id, layer_id=job.layers[0].id, num_cores=100, command="x"
             )
             with self.channels.stub(host_name) as stub:
-                stub.LaunchFrame(rqd_pb2.RqdStaticLaunchFrameRequest(run_frame=run), timeout=5)
+                stub.LaunchFrame(rqd_pb2.RqdStaticLaunchFrameRequest(run_frame=run), timeout=60)
         return procs
 
     def booked(self) -> set[str]:
@@ -269,7 +269,7 @@ def test_a_frame_that_does_not_die_keeps_its_proc(site: Site, engine: Engine) ->
     # given a host that takes longer to kill than we wait
     job = site.job(1)
     site.launch(job, job.frames, "sim1")
-    site.rqds.behave(kill_seconds=6.0)
+    site.rqds.behave(kill_seconds=600.0)
     control = JobControl(Releasing(engine, ReleasePolicy(), site.ledger), site.killer)
     assert control.retry_frames(job.frames, reason="test").deferred == job.frames
     assert site.view.states(job.frames) == ["RUNNING"]
