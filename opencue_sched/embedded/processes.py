@@ -21,7 +21,7 @@ from typing import Self
 from opencue_sched.domain.errors import SchedulerError
 
 _GUARD = Path(__file__).with_name("guard.py")
-_START_SECONDS = 20.0
+_START_SECONDS = 60.0
 # Below the range from which Linux picks the local ports of outgoing connections (32768 and up): a port of ours that is
 # free for a moment, during a restart, is not taken by a client's connection.
 _PORTS = range(20_000, 32_000)

@@ -30,7 +30,7 @@ RQD_REQUIREMENT = "opencue-rqd==1.37.0"
 _NOT_NEEDED = frozenset({"pynput"})
 """Only for nimby, which is off; it needs a compiler to install."""
 _STAMP = "installed.txt"
-_START_SECONDS = 30.0
+_START_SECONDS = 60.0
 _LAUNCHER = Path(__file__).with_name("rqd_launcher.py")
 _LIST_REQUIREMENTS = """
 import importlib.metadata

@@ -23,7 +23,7 @@ from opencue_sched.embedded.processes import (
     remove_directory,
 )
 
-_START_SECONDS = 20.0
+_START_SECONDS = 60.0
 _PORT_ATTEMPTS = 5
 
 PROGRAM_VARIABLE = "OPENCUE_SCHED_EMBEDDED_REDIS"

@@ -32,6 +32,8 @@ from tests.chaos.wire import commands_of
 from tests.integration.dispatch.passes import passes
 
 COMMIT, LAUNCH = "COMMIT", "launch"
+CLAIM_SECONDS = 30
+"""With this a permit lives for 2 s a frame: longer than any machine stands still."""
 READS = {"GET", "HGETALL", "HMGET", "MGET", "TIME", "XRANGE", "XREVRANGE", "ZRANGE"}
 _CARRIED_OUT_SECONDS = 10.0
 _PEEKED_BYTES = 1_000_000
@@ -112,7 +114,7 @@ def _unread(connection: Any) -> int:
 def live(cluster: str, out: int, die_after: int) -> None:
     settings = get_settings()
     engine = make_engine(settings, application_name="opencue-sched died")
-    with passes(engine, settings, "died") as here:
+    with passes(engine, settings, "died", claim_ttl=CLAIM_SECONDS) as here:
         steps = Steps(out, die_after)
         steps.watch_redis()
         steps.watch_commits(engine.dialect)

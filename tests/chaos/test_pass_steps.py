@@ -34,14 +34,14 @@ from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
 from opencue_sched.lua_scripts import load_script
 from opencue_sched.operate.audit import run_audit
 from opencue_sched.settings import Rqd
-from tests.chaos.stepped_pass import COMMIT, LAUNCH
+from tests.chaos.stepped_pass import CLAIM_SECONDS, COMMIT, LAUNCH
 from tests.chaos.wire import SCRIPTS
 from tests.integration.dispatch.passes import Passes, passes
 
 ROOT = Path(__file__).resolve().parents[2]
 FRAMES, FEWER = 5, 3
-CLAIM_SECONDS = 3
 SCENES_AT_MOST = 100
+PATIENT = {"commit_deadline": 100.0, "in_flight_age": 300.0}
 BOARD, LOG = permit_board("cue"), layers_booked("cue")
 TAKE, GIVE_BACK, BOOK = "board_take_many", "board_consume_many", "book"
 TELL = "XADD+EXPIRE"
@@ -155,11 +155,17 @@ def stage(engine, settings, database_url, redis_server, redis_client) -> Iterato
             "OPENCUE_SCHED_DATABASE_URL": database_url,
             "OPENCUE_SCHED_REDIS_URL": redis_server.url,
             "OPENCUE_SCHED_RQD__ADDRESSES": json.dumps(addresses),
+            **{f"OPENCUE_SCHED_ACCOUNTING__{name.upper()}": str(seconds) for name, seconds in PATIENT.items()},
+            "OPENCUE_SCHED_HOST_CACHE__CHECKOUT_TIMEOUT": "110",
         }
         command = [sys.executable, "-m", "tests.chaos.stepped_pass"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        rqd = settings.model_copy(update={"rqd": Rqd(addresses=addresses)})
-        with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as forker, passes(engine, rqd) as worker:
+        patient = settings.accounting.model_copy(update=PATIENT)
+        ours = settings.model_copy(update={"rqd": Rqd(addresses=addresses), "accounting": patient})
+        with (
+            subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as forker,
+            passes(engine, ours, claim_ttl=CLAIM_SECONDS) as worker,
+        ):
             yield Stage(worker, rqds, forker)
 
 
@@ -206,7 +212,8 @@ def assert_left_behind(stage: Stage, scene: Scene) -> None:
     left = stage.permit_left(scene)
     assert (left is not None) == scene.holds
     if left is not None:
-        least, most = (CLAIM_SECONDS, stage.worker.settings.accounting.commit_deadline) if scene.kept else (0, 3)
+        deadline = stage.worker.settings.accounting.commit_deadline
+        least, most = (CLAIM_SECONDS, deadline) if scene.kept else (0, CLAIM_SECONDS)
         assert least < left <= most, "no longer than it was to have it"
     assert len(stage.procs(scene)) == scene.committed
     told = stage.worker.runner.permits.booked_since("0-0")

@@ -30,6 +30,8 @@ SHORT_TIMES = {
     "OPENCUE_SCHED_QUEUE__METRICS_PORT": "0",
     "OPENCUE_SCHED_RELEASE__LOST_COMPLETION_GRACE": "2s",
 }
+NONE_IS_LOST = {"OPENCUE_SCHED_RELEASE__LOST_COMPLETION_GRACE": "60s"}
+"""Where each frame is to run once: a report service that stands still hears of ends late, and of hosts without them."""
 
 
 @dataclass

@@ -12,7 +12,7 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.embedded.simulated_host import Behaviour
 
-from .fleets import FleetOnTest, fleet_on
+from .fleets import NONE_IS_LOST, FleetOnTest, fleet_on
 
 CUEADMIN = Path(sys.executable).with_name("cueadmin")
 PYCUE = """
@@ -69,7 +69,7 @@ def test_cueadmin_and_pycue_flip_a_show_whose_frames_run(settings, engine, redis
         Farm(connection).default_show()
     options = {
         "behaviour": Behaviour(run_seconds=(2.0, 4.0)),  # so that they do not end before a slow machine runs cueadmin
-        "environment": {"OPENCUE_SCHED_ACCOUNTING__MANAGED_SHOWS_TTL": "1s"},
+        "environment": {"OPENCUE_SCHED_ACCOUNTING__MANAGED_SHOWS_TTL": "1s", **NONE_IS_LOST},
     }
     with fleet_on(settings, engine, redis_client, tmp_path, **options) as fleet:
         # given a show of ours with frames running and more waiting

@@ -6,13 +6,13 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.embedded.simulated_host import Behaviour
 
-from .fleets import fleet_on
+from .fleets import NONE_IS_LOST, fleet_on
 
 
 def test_a_job_with_a_dependent_layer_runs_to_its_end(settings, engine, redis_client, tmp_path):
     with engine.begin() as connection:
         Farm(connection).default_show()
-    with fleet_on(settings, engine, redis_client, tmp_path, workers=2) as fleet:
+    with fleet_on(settings, engine, redis_client, tmp_path, workers=2, environment=NONE_IS_LOST) as fleet:
         with engine.begin() as connection:
             farm = Farm(connection)
             show = farm.show("second")

@@ -84,7 +84,7 @@ class Passes:
 
 
 @contextmanager
-def passes(engine: Engine, settings: Settings, instance: str = "one") -> Iterator[Passes]:
+def passes(engine: Engine, settings: Settings, instance: str = "one", *, claim_ttl: float = 3) -> Iterator[Passes]:
     """Collaborators of one process, in dry run, on an open (empty) store."""
     pool = redis.ConnectionPool.from_url(
         settings.redis_dsn, decode_responses=True, connection_class=CountingConnection, socket_timeout=10
@@ -102,7 +102,7 @@ def passes(engine: Engine, settings: Settings, instance: str = "one") -> Iterato
         settings,
         ledger,
         HostFeed(engine, changes, settings.host_cache, instance=instance),
-        LayerPermits(client, "cue", claim_ttl=3),
+        LayerPermits(client, "cue", claim_ttl=claim_ttl),
         Settlement(engine, ledger, changes, channels, compensate),
         facts,
         LayerRest(5.0),
