@@ -24,6 +24,7 @@ from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.coordination.names import LeaderKeys, LookKeys
 from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.domain.errors import NotReady
+from opencue_sched.operate.flip import follow_handed_back
 from opencue_sched.operate.missed_news import MissedNews
 from opencue_sched.operate.release_hints import ROLE, ReleaseHints
 from opencue_sched.operate.waker import SweepFor, Waker
@@ -73,6 +74,7 @@ class Events:
             on_release=self._released,
             on_caps=self._caps_changed,
             on_work=self._waker.shows,
+            on_handed_back=self._handed_back,
             on_cuebot_release=None if self.hints is None else self._cuebot_released,
             on_cuebot_caps=None if self.hints is None else self._cuebot_caps,
             on_reconnect=self._missed.everything if self.hints is None else self.hints.everything,
@@ -144,6 +146,13 @@ class Events:
             return subscribed
         with self._engine.connect() as connection:
             return subscribed | shows_under(connection, folders=ids["folder"], jobs=ids["job"], limits=ids["limit"])
+
+    def _handed_back(self, shows: Sequence[str]) -> None:
+        """By whomever; our own command leaves little to do."""
+        try:
+            follow_handed_back(self._engine, self._ledger, age_seconds=self._settings.accounting.in_flight_age)
+        except (NotReady, RedisError, SQLAlchemyError) as error:
+            log.warning("handed_back_left_to_recompute", shows=list(shows), error=str(error))
 
     def _cuebot_released(self, payload: Mapping[str, Any]) -> None:
         """Cuebot names no proc: reconcile that show now."""

@@ -160,6 +160,21 @@ def notice_flips(engine: Engine, client: redis.Redis) -> list[str]:
     return gone
 
 
+def follow_handed_back(engine: Engine, ledger: Ledger, *, age_seconds: float) -> list[str]:
+    """What hand_back() does with the flag, for shows of which a Cuebot has just changed the flag and nothing else.
+
+    Until then their tables are as old as the last recompute, and Cuebot books by them. Of all processes that hear of it
+    one finds a show gone. Of a commit of ours that had read the flag before, look_after_handed_back() takes care.
+    Raises NotReady, RedisError and SQLAlchemy's errors; what is left undone the next recompute does.
+    """
+    gone = notice_flips(engine, ledger.client)
+    if gone:
+        rows = sum(refresh_tables(engine, gone, managed=False).values())
+        retired = recompute(engine, ledger, gone, age_seconds=age_seconds, write_tables=False).healed
+        log.info("shows_handed_back", shows=gone, rows=rows, retired=retired)
+    return gone
+
+
 def look_after_handed_back(engine: Engine, client: redis.Redis) -> int:
     """Bring the tables of shows given back to Cuebot up to date, once every Cuebot knows; returns the rows written.
 

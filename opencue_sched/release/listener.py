@@ -1,4 +1,4 @@
-"""PostgreSQL notifications: releases, cap changes and new work, as they are committed by whoever commits them.
+"""PostgreSQL notifications: releases, cap changes, new work and shows given back, as whoever does it commits them.
 
 A notification is a hint. One that is missed while the connection is away is made up for by the recompute, the reseed
 and the sweep; after a reconnection ``on_reconnect`` lets them run at once.
@@ -24,6 +24,7 @@ from opencue_sched.settings import Settings
 _log = structlog.get_logger(__name__)
 
 RELEASE_CHANNEL, CAPS_CHANNEL, WORK_CHANNEL = "opencue_sched_release", "opencue_sched_caps", "opencue_sched_work"
+HANDED_BACK_CHANNEL = "opencue_sched_handed_back"
 CUEBOT_RELEASE_CHANNEL, CUEBOT_CAPS_CHANNEL = "acct_release", "acct_limit_change"
 
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.2, 10.0
@@ -35,13 +36,14 @@ _POLL_SECONDS = 0.5
 class Handlers:
     """Called in the listener's thread; keep them short. None: the channel is not listened to.
 
-    ``on_release(proc ids, host ids)``, ``on_caps(vertex keys)``, ``on_work(show ids)``; Cuebot's two channels give the
-    payload as it is; ``on_reconnect()`` after notifications may have been missed.
+    ``on_release(proc ids, host ids)``, ``on_caps(vertex keys)``, ``on_work(show ids)``, ``on_handed_back(show ids)``;
+    Cuebot's two channels give the payload as it is; ``on_reconnect()`` after notifications may have been missed.
     """
 
     on_release: Callable[[Sequence[str], Sequence[str]], object] | None = None
     on_caps: Callable[[Sequence[str]], object] | None = None
     on_work: Callable[[Sequence[str]], object] | None = None
+    on_handed_back: Callable[[Sequence[str]], object] | None = None
     on_cuebot_release: Callable[[Mapping[str, Any]], object] | None = None
     on_cuebot_caps: Callable[[Mapping[str, Any]], object] | None = None
     on_reconnect: Callable[[], object] | None = None
@@ -64,7 +66,9 @@ class NotificationListener:
         if handlers.on_caps is not None:
             self._dispatch[CAPS_CHANNEL] = self._caps
         if handlers.on_work is not None:
-            self._dispatch[WORK_CHANNEL] = self._work
+            self._dispatch[WORK_CHANNEL] = self._shows(handlers.on_work)
+        if handlers.on_handed_back is not None:
+            self._dispatch[HANDED_BACK_CHANNEL] = self._shows(handlers.on_handed_back)
         if handlers.on_cuebot_release is not None:
             self._dispatch[CUEBOT_RELEASE_CHANNEL] = self._cuebot(handlers.on_cuebot_release)
         if handlers.on_cuebot_caps is not None:
@@ -187,10 +191,12 @@ class NotificationListener:
         if self._handlers.on_caps is not None:
             self._handlers.on_caps(keys)
 
-    def _work(self, content: Any) -> None:
-        shows = _ids(content.get("shows", []) if isinstance(content, dict) else content)
-        if self._handlers.on_work is not None:
-            self._handlers.on_work(shows)
+    @staticmethod
+    def _shows(handler: Callable[[Sequence[str]], object]) -> Callable[[Any], None]:
+        def pass_on(content: Any) -> None:
+            handler(_ids(content.get("shows", []) if isinstance(content, dict) else content))
+
+        return pass_on
 
     @staticmethod
     def _cuebot(handler: Callable[[Mapping[str, Any]], object]) -> Callable[[Any], None]:

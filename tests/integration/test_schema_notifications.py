@@ -1,4 +1,4 @@
-"""What our triggers tell listeners: releases, cap changes and new work, on our schema and on Cuebot's."""
+"""What our triggers tell listeners: releases, cap changes, new work and flips, on our schema and on Cuebot's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sqlalchemy import Engine, make_url, text
 
 from tests.farm import Farm, LayerSpec
 
-_CHANNELS = ("opencue_sched_release", "opencue_sched_caps", "opencue_sched_work")
+_CHANNELS = ("opencue_sched_release", "opencue_sched_caps", "opencue_sched_work", "opencue_sched_handed_back")
 _PAYLOAD_LIMIT_BYTES = 7900
 
 
@@ -274,5 +274,6 @@ def test_a_show_that_may_be_booked_again_is_told_and_one_that_may_not_is_not(
     assert heard_after("str_name = 'renamed'") == {}
     assert heard_after("b_paused = true") == {}
     assert heard_after("b_paused = false") == told
+    assert heard_after("b_scheduler_managed = false") == {"handed_back": [{"shows": [show.id]}]}
     assert heard_after("b_scheduler_managed = false") == {}
     assert heard_after("b_scheduler_managed = true") == told

@@ -1,4 +1,4 @@
-"""A show given back to Cuebot while a Cuebot still believes, for up to 30 s, that it is ours."""
+"""A show given back to Cuebot: by one that changes the flag alone, or while one still believes that it is ours."""
 # ruff: noqa: S608 - the statements are put together from constants of this module only
 
 from __future__ import annotations
@@ -8,13 +8,20 @@ from dataclasses import dataclass
 
 import pytest
 import redis
+from celery import Celery
 from sqlalchemy import Connection, Engine, text
 
+from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.operate.flip import CUEBOT_CACHE_SECONDS, HANDED_BACK, hand_back, look_after_handed_back
+from opencue_sched.operate.runtime import Runtime
+from opencue_sched.settings import Settings
+from tests.polling import eventually
+
+RECENT = 20.0
 
 # Rows of the one show that has procs: a schema made by Cuebot comes with another.
 OF_SHOW = "SELECT pk_show FROM job"
@@ -110,3 +117,33 @@ def test_a_show_that_was_taken_again_is_left_to_its_recompute(show: GivenBack):
     show.cuebots_know()
     assert show.look_after() == 0
     assert show.used() == {600}
+
+
+@pytest.fixture
+def worker(settings: Settings, engine: Engine, redis_client: redis.Redis) -> Iterator[Runtime]:
+    """It listens and recomputes nothing by itself. Three procs of two cores run, which the tables do not know yet."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.default_show()
+        farm.run(farm.job([LayerSpec(frames=3)]).frames, farm.host(cores=64), cores=2)
+        for table in TABLES:
+            connection.execute(text(f"UPDATE {table} SET int_cores = 0"))
+    app = Celery("handed-back", broker="memory://", set_as_current=False)
+    made = Runtime(settings, app)
+    made.bootstrap(fleet_start=True)
+    made.events.start()
+    assert made.events.listener.wait_connected(RECENT)
+    yield made
+    made.close()
+    app.close()
+
+
+def test_the_tables_of_a_show_that_a_cuebot_gives_back_are_right_before_any_recompute(worker: Runtime):
+    given = GivenBack(worker.engine, worker.client, "", [])
+    assert given.used() == {0}
+    assert worker.client.hlen(keys.LEDGER) == 3
+    with worker.engine.begin() as cuebot:
+        cuebot.execute(text("UPDATE show SET b_scheduler_managed = false"))
+    eventually(lambda: given.used() == {600}, RECENT, "tables that know what runs")
+    eventually(lambda: worker.client.hlen(keys.LEDGER) == 0, RECENT, "a ledger without the show")
+    assert worker.client.zcard(HANDED_BACK) == 1, "for what Cuebots do who have not heard yet"
