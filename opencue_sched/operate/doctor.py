@@ -109,18 +109,21 @@ def _database(engine: Engine, settings: Settings, clock: Callable[[], float]) ->
 
 
 def _server(connection: Connection, engine: Engine, clock: Callable[[], float]) -> Iterator[Finding]:
+    asked = clock()
     server = farm_health.server(connection)
+    answered = clock()
     where = engine.url.render_as_string(hide_password=True)
     version = f"{server.version // 10_000}.{server.version % 10_000}"
     if server.version < OLDEST_POSTGRESQL:
         yield Finding("PostgreSQL", Level.FAIL, f"{where} is version {version}", "PostgreSQL 13 or newer is needed")
     else:
         yield Finding("PostgreSQL", Level.OK, f"{where} answers, version {version}")
-    yield _clock("PostgreSQL", server.now.timestamp() - clock())
+    yield _clock("PostgreSQL", server.now.timestamp(), asked, answered)
 
 
-def _clock(whose: str, ahead: float) -> Finding:
-    what = f"clock of {whose}"
+def _clock(whose: str, told: float, asked: float, answered: float) -> Finding:
+    """An answer that took long says no more than that it was given in between."""
+    what, ahead = f"clock of {whose}", max(0.0, told - answered) + min(0.0, told - asked)
     if abs(ahead) > CLOCK_SECONDS:
         side = "ahead of" if ahead > 0 else "behind"
         text = f"{abs(ahead):.1f} s {side} this machine's"
@@ -281,7 +284,9 @@ def _redis(client: redis.Redis, settings: Settings, clock: Callable[[], float]) 
     try:
         check_redis(client, settings)
         info: Any = client.info()
+        asked = clock()
         seconds, microseconds = client.time()
+        answered = clock()
         state = store_state(client)
         roll = call_roll(client, settings.coordination.namespace)
     except (SchedulerError, redis.RedisError) as error:
@@ -294,7 +299,7 @@ def _redis(client: redis.Redis, settings: Settings, clock: Callable[[], float]) 
     if info.get("role") not in (None, "master"):
         remedy = "name the master, or Sentinels, in OPENCUE_SCHED_REDIS_URL"
         yield Finding("Redis", Level.FAIL, f"is a {info.get('role')}: nothing can be written", remedy)
-    yield _clock("Redis", int(seconds) + int(microseconds) / 1e6 - clock())
+    yield _clock("Redis", int(seconds) + int(microseconds) / 1e6, asked, answered)
     if state is StoreState.OPEN:
         yield Finding("counters", Level.OK, "open for booking")
     else:

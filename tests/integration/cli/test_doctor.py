@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.embedded.simulated_host import HostSpec as SimulatedSpec
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
+from opencue_sched.operate.doctor import Level, diagnose
+from opencue_sched.settings import get_settings
 from opencue_sched.store.quarantine import quarantine_jobs
 from opencue_sched.store.schema import check_schema
 from tests.farm import Farm
@@ -209,15 +213,16 @@ def test_a_redis_that_evicts_is_refused(cli: Cli, healthy: None, evicting: None)
 
 
 def test_clocks_that_disagree_are_said(cli: Cli, healthy: None, engine: Engine, redis_client: redis.Redis) -> None:
-    import time
-
-    from opencue_sched.operate.doctor import Level, diagnose
-    from opencue_sched.settings import get_settings
-
     found = diagnose(engine, redis_client, get_settings(), clock=lambda: time.time() - 60).findings
     clocks = [one for one in found if one.what == "clocks"]
     assert [one.level for one in clocks] == [Level.WARN, Level.WARN]
     assert all("ahead of this machine's" in one.text and "NTP" in one.remedy for one in clocks)
+
+
+def test_an_answer_that_took_long_is_no_wrong_clock(healthy: None, engine: Engine, redis_client: redis.Redis) -> None:
+    took = cycle((0.0, 10.0))
+    found = diagnose(engine, redis_client, get_settings(), clock=lambda: time.time() + next(took)).findings
+    assert [one.level for one in found if one.what == "clocks"] == [Level.OK, Level.OK]
 
 
 # Stores that are not there
