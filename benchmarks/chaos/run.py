@@ -102,9 +102,10 @@ class _Run:
         self._until(lambda: len(self._witness.booked) > 20, _READY_SECONDS, "the first bookings")
 
     def break_things(self, seconds: float) -> None:
+        """For so long, and on a slow machine up to half as long again, until every kind has had its turn."""
         end = time.monotonic() + seconds
         pauses = SHORT_PAUSE_SECONDS if seconds < _SHORT_RUN_SECONDS else PAUSE_SECONDS
-        while time.monotonic() < end:
+        while (late := time.monotonic() - end) < 0 or (late < seconds / 2 and self._missing()):
             self._until(lambda: False, self._chance.uniform(*pauses), "")
             fault = self._faults.inject()
             if fault is not None:
@@ -147,7 +148,7 @@ class _Run:
         known = sorted(value for values in found.values() for value in values if value is not None)
         report.by_kind = verdict.figures(found)
         report.faults = len(self._faults.injected)
-        report.kinds_not_injected = sorted(self._faults.kinds - found.keys())
+        report.kinds_not_injected = self._missing()
         report.flips, report.flips_interrupted = self._faults.flips, self._faults.flips_interrupted
         if known:
             report.recovery_median, report.recovery_longest = round(known[len(known) // 2], 2), round(known[-1], 2)
@@ -256,6 +257,10 @@ class _Run:
     def _audit_lines(self) -> str:
         report = run_audit(self._site.engine, self._site.client, self._site.settings)
         return "\n".join(line for line in report.lines() if "not shown" not in line)
+
+    def _missing(self) -> list[str]:
+        """The kinds of faults that have not had their turn."""
+        return sorted(self._faults.kinds - {fault.kind for fault in self._faults.injected})
 
     def _left(self) -> int:
         with self._site.engine.connect() as connection:
