@@ -15,7 +15,9 @@ from sqlalchemy import create_engine, make_url
 
 from opencue_sched.accounting import bootstrap
 from opencue_sched.lua_scripts import load_script, lua_directory
+from opencue_sched.store import proc_snapshot
 from tests.integration.accounting.machine import Accounting, bind
+from tests.integration.accounting.stepped_disk import SteppedDisk
 from tests.integration.accounting.stepped_farm import SteppedFarm
 from tests.integration.accounting.stepping import Clock, SteppedRedis, step_statements
 
@@ -34,16 +36,18 @@ def machine_on(database_url: str, redis_url: str) -> Iterator[type[Accounting]]:
     clock = Clock()
     engine = create_engine(make_url(database_url).set(drivername="postgresql+psycopg2"), pool_size=20)
     client = SteppedRedis.from_url(redis_url, decode_responses=True)
-    farm = SteppedFarm(engine)
+    farm, disk = SteppedFarm(engine), SteppedDisk(engine, clock)
     step_statements(engine)
     for script in lua_directory().glob("*.lua"):
         client.script_load(load_script(script.stem).text)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
-        with patch.object(bootstrap, "time", clock):
-            yield bind(farm, client, clock)
+        commits = patch.object(proc_snapshot, "unfinished_commits", disk.unfinished_commits)
+        with patch.object(bootstrap, "time", clock), commits:
+            yield bind(farm, disk, client, clock)
     finally:
         structlog.reset_defaults()
+        disk.close()
         farm.close()
         client.close()
         engine.dispose()

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant
 from opencue_sched.accounting.snapshot import read_snapshot
 from tests.integration.accounting.stepped_booker import Attempt, Booker
 from tests.integration.accounting.stepped_cuebot import Cuebot
+from tests.integration.accounting.stepped_disk import SteppedDisk
 from tests.integration.accounting.stepped_farm import SteppedFarm
 from tests.integration.accounting.stepped_store import Seen, check_room, check_sums, differing, look, sums
 from tests.integration.accounting.stepping import Actor, Clock, SteppedRedis
@@ -19,6 +20,7 @@ class Judged(RuleBasedStateMachine):
     that were released; ``cuebot``: the other program of a dual store. ``done`` counts what was played."""
 
     farm: ClassVar[SteppedFarm]
+    disk: ClassVar[SteppedDisk]
     client: ClassVar[SteppedRedis]
     clock: ClassVar[Clock]
     done: ClassVar[dict[str, int]]

@@ -2,9 +2,10 @@
 
 Bookers, recomputes, fillers and loaders of caps run production code as actors (stepping.py). Time is the test's own: a
 tick is longer than an age, so it makes entries older in Redis, moves the boot clock and ends open transactions, which
-is what the server does to a booker that was stopped. Rules come in their own number: what is there several times
-happens more often. Some games are of a *dual* store, into which a Cuebot publishes plain decrements of what it has
-ended (stepped_cuebot.py); in some of those something moves before every swap, so that none succeeds.
+is what the server does to a booker that was stopped; but it lets a COMMIT take as long as the disk does
+(stepped_disk.py). Rules come in their own number: what is there several times happens more often. Some games are of a
+*dual* store, into which a Cuebot publishes plain decrements of what it has ended (stepped_cuebot.py); in some of those
+something moves before every swap, so that none succeeds.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tests.integration.accounting.judging import Judged
 from tests.integration.accounting.plots import AFTER, ALL, BEFORE, DUAL_PLOTS, PLOTS, Plot
 from tests.integration.accounting.stepped_booker import DEADLINE, Attempt, Booker
 from tests.integration.accounting.stepped_cuebot import Cuebot
+from tests.integration.accounting.stepped_disk import SteppedDisk
 from tests.integration.accounting.stepped_farm import CAPS, SteppedFarm
 from tests.integration.accounting.stepped_store import (
     check_counters,
@@ -59,7 +61,7 @@ bookings: dict[str, Any] = {
 somebody = precondition(lambda self: any(actor.alive for actor in self.actors))
 booked = precondition(lambda self: self.attempts or self.foreign)
 MEDDLING = ("host", "host", "job", "job", "foreign", "foreign", "flip")
-DISASTERS = ("crash", "crash", "clock", "lost", "stale")
+DISASTERS = ("crash", "crash", "clock", "lost", "stale", "disk")
 
 
 class Accounting(Judged):
@@ -203,15 +205,18 @@ class Accounting(Judged):
         elif what == "foreign":
             self.foreign.add(self._new_id())
             self.farm.insert_foreign(f"p{self.ids}", a, b % 2, 1)
-        else:
+        elif not self.disk.slow:
             self._flip()
 
     @rule(what=st.sampled_from(DISASTERS), who=pick)
     def disaster(self, what: str, who: int) -> None:
-        """A process is killed, Redis TIME is set forward, Redis restarts empty or as it was at the last tick."""
+        """A process is killed, Redis TIME is set forward, Redis restarts empty or as it was at the last tick, the disk
+        is slow for the next COMMIT or is no more."""
         if what == "crash":
             for actor in self._picked(who):
                 actor.kill()
+        elif what == "disk":
+            self.disk.change(self.newest("booker"), self.attempts.values())
         elif what == "clock":
             self._grow_older()
         else:
@@ -265,6 +270,7 @@ class Accounting(Judged):
         """
         for actor in self.actors:
             actor.kill()
+        self.disk.answer()
         if not hasattr(self, "sightings"):
             return
         self._judge()
@@ -383,8 +389,9 @@ class Accounting(Judged):
             return dict(zip(found, pipe.execute(), strict=True))
 
 
-def bind(farm: SteppedFarm, client: SteppedRedis, clock: Clock) -> type[Accounting]:
+def bind(farm: SteppedFarm, disk: SteppedDisk, client: SteppedRedis, clock: Clock) -> type[Accounting]:
     """The machine on these services."""
     done = dict.fromkeys(("games", "steps", "accepted"), 0)
-    bound = type("BoundAccounting", (Accounting,), {"farm": farm, "client": client, "clock": clock, "done": done})
+    services = {"farm": farm, "disk": disk, "client": client, "clock": clock}
+    bound = type("BoundAccounting", (Accounting,), {**services, "done": done})
     return cast("type[Accounting]", bound)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tests.integration.accounting.machine import Accounting
+    from tests.integration.accounting.stepping import Actor
 
 ALL = 99
 BEFORE, AFTER = "before COMMIT", "after COMMIT"
@@ -113,6 +114,42 @@ def committed_without_an_answer(game: Accounting, how: dict[str, Any]) -> Iterat
         booker.deaf = True
     game.go_on(booker)
     yield
+
+
+def commit_that_hangs(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
+    """PostgreSQL does not finish a COMMIT for longer than an age. Some bookers do not live to see that it does."""
+    booker = _hanging(game, how)
+    yield
+    game.recompute(None, ALL)
+    game.tick(stalled=False)
+    game.recompute(None, ALL)
+    yield
+    game.go_on(booker)
+    yield
+
+
+def lost_while_a_commit_hangs(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
+    """Redis loses everything meanwhile, and is filled."""
+    booker = _hanging(game, how)
+    yield
+    game.disaster("lost", 0)
+    game.bootstrap(ALL)
+    game.tick(stalled=False)
+    yield
+    game.go_on(booker)
+    game.tick(stalled=False)
+    yield
+
+
+def _hanging(game: Accounting, how: dict[str, Any]) -> Actor | None:
+    game.book(**how, steps=BEFORE)
+    booker = game.newest("booker")
+    if not game.disk.slow:
+        game.disaster("disk", 0)
+    game.go_on(booker, AFTER)
+    if booker is not None and how["many"] == 2:
+        booker.kill()
+    return booker
 
 
 def lost_before_its_commit(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
@@ -244,6 +281,8 @@ PLOTS: dict[str, Plot] = {
         released_twice,
         stopped_before_its_commit,
         committed_without_an_answer,
+        commit_that_hangs,
+        lost_while_a_commit_hangs,
         lost_before_its_commit,
         lost_before_its_insert,
         filler_that_dies,

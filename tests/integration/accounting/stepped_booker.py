@@ -25,7 +25,8 @@ DEADLINE = 10.0
 
 @dataclass(eq=False)
 class Attempt:
-    """One booking and how far it came. ``backend``: PostgreSQL's process of its open transaction, 0 for none."""
+    """One booking and how far it came. ``backend``: PostgreSQL's process of its open transaction, 0 for none;
+    ``hanging``: its COMMIT is PostgreSQL's, whoever sent it."""
 
     booking: Booking
     frame: str
@@ -34,12 +35,13 @@ class Attempt:
     accepted: bool = False
     decided: bool = False
     backend: int = 0
+    hanging: bool = False
     actor: Actor | None = None
 
     def may_commit(self, now: float) -> bool:
         """Accepted, and its COMMIT can still come."""
         alive = self.actor is not None and self.actor.alive
-        return self.accepted and not self.decided and alive and now - self.at < DEADLINE
+        return self.accepted and not self.decided and (self.hanging or (alive and now - self.at < DEADLINE))
 
     def planned(self) -> PlannedProc:
         """As much of a planned proc as the comparison of caps asks for."""
@@ -114,4 +116,4 @@ class Booker:
 
 def _ended(attempts: Sequence[Attempt]) -> None:
     for attempt in attempts:
-        attempt.backend, attempt.decided = 0, True
+        attempt.backend, attempt.decided = 0, not attempt.hanging

@@ -26,9 +26,9 @@ class Killed(BaseException):
 class Actor:
     """One process under test. ``boundary`` is what it does next, None when it is over.
 
-    ``asleep_until`` is a moment of the test's clock before which it does not go on. Two flags wait for their
+    ``asleep_until`` is a moment of the test's clock before which it does not go on. Some things wait for their
     occasion: ``twice`` sends the next script calls twice, as after a lost answer; ``deaf`` loses the answer to the next
-    COMMIT.
+    COMMIT; ``committing`` is called when that is to be sent.
     """
 
     def __init__(self, name: str, work: Callable[[], object]) -> None:
@@ -37,6 +37,7 @@ class Actor:
         self.asleep_until = float("-inf")
         self.twice = False
         self.deaf = False
+        self.committing: Callable[[Connection], None] | None = None
         self.killed = False
         self.result: object = None
         self._work = work
@@ -184,6 +185,10 @@ def step_statements(engine: Engine) -> None:
     def before_commit(connection: Connection) -> None:
         try:
             boundary("COMMIT")
+            actor = current()
+            if actor is not None and actor.committing is not None:
+                actor.committing, send = None, actor.committing
+                send(connection)
         except Killed:
             connection.invalidate()
             raise

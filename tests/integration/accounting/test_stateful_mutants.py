@@ -110,6 +110,15 @@ MUTANTS = {
     "deadline that the client keeps": Mutant(
         SteppedFarm.end_transactions, "end_sessions(self._at_once, pids)", "pass", plots.stopped_before_its_commit
     ),
+    "COMMIT that hangs and is not asked for": Mutant(
+        reconcile.reconcile, "frozenset[str]() if stalled else old", "old", plots.commit_that_hangs
+    ),
+    "bootstrap that does not wait for a COMMIT that hangs": Mutant(
+        bootstrap._Filler._wait,
+        "while may_still_commit(self._engine, self._age):",
+        "while False:",
+        plots.lost_while_a_commit_hangs,
+    ),
     "booking that never grows too old": Mutant(
         sightings.is_too_old,
         "return mark_seconds - record.booked_at >= age_seconds and ",
