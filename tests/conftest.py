@@ -28,9 +28,13 @@ from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
 from tests.databases import Databases, PostgresServer
 
-# Machines that run these tests are shared and slow at times: no test fails for the time an example takes.
+# Machines that run these tests are shared and slow at times: no test fails for the time an example takes. And each run
+# tries the same examples, so that a change is not told of what others left; OPENCUE_SCHED_TEST_DEEP tries others.
 hypothesis.settings.register_profile(
-    "opencue-sched", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "opencue-sched",
+    deadline=None,
+    derandomize=not os.environ.get("OPENCUE_SCHED_TEST_DEEP"),
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("opencue-sched")
 

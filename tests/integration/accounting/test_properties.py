@@ -123,7 +123,10 @@ def reconcile(store: Store, model: Model, proc_id: str, wanted: Booking | None, 
 
 @given(steps=st.lists(operations, max_size=25), dual=st.booleans())
 @hypothesis_settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], print_blob=True
+    max_examples=80,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    print_blob=True,
 )
 def test_counters_are_the_sum_of_their_entries_whatever_happens(
     redis_client: redis.Redis, steps: list[tuple[str, object]], dual: bool

@@ -1,5 +1,8 @@
-"""Random games: no frame waits that a scheduler without a memory would place, and no host goes to a job while one of a
-higher priority would have it."""
+"""Games: no frame waits that a scheduler without a memory would place, and no host goes to a job while one of a
+higher priority would have it.
+
+Always the same games, unless OPENCUE_SCHED_TEST_GAMES says how many others are to be played.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from opencue_sched.settings import Rqd, Settings
 from .farm_game import WINDOW, Game, a_game, covers, process
 from .passes import Passes, passes
 
+ANEW = "OPENCUE_SCHED_TEST_GAMES" in os.environ
 GAMES = int(os.environ.get("OPENCUE_SCHED_TEST_GAMES", "4"))
 HOSTS_AT_FIRST, JOBS_AT_FIRST, ROUNDS = 3, 8, 8
 BETWEEN_ROUNDS_SECONDS = 2 * rest.PAUSE_SECONDS
@@ -35,8 +39,8 @@ def test_nothing_waits_that_could_run(
     """In order, nothing runs before what is more urgent, either; without, those behind have their turns."""
     if in_order:
         monkeypatch.setattr(rest, "PASSES_BEFORE_A_TURN", 1_000_000)
-    for _ in range(GAMES):
-        play(a_game(here, engine, Random()), in_order=in_order)
+    for number in range(GAMES):
+        play(a_game(here, engine, Random(None if ANEW else number)), in_order=in_order)
 
 
 def play(game: Game, *, in_order: bool) -> None:
