@@ -11,6 +11,19 @@ import click
 from benchmarks.accounting import main as accounting
 from benchmarks.figures import console, show, write_json
 
+RECOVERY_PARTS = ("events", "passes", "stores", "takeover")
+
+
+def _counts(_: click.Context, __: click.Parameter, text: str) -> list[int]:
+    """``"1,2,4"`` as numbers."""
+    try:
+        counts = [int(count) for count in text.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise click.BadParameter(f"{text!r} is not numbers of workers with commas, such as 1,2,4")
+    return counts
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def cli() -> None:
@@ -44,12 +57,18 @@ def stress(workers: int, scale: float, database_url: str | None, json_path: Path
 
 
 @cli.command()
-@click.option("--workers", default="1,2,4", show_default=True, help="Celery workers, several numbers with commas.")
+@click.option(
+    "--workers",
+    default="1,2,4",
+    show_default=True,
+    callback=_counts,
+    help="Celery workers, several numbers with commas.",
+)
 @click.option("--rounds", default=3, show_default=True, help="Drains with each number of workers.")
 @click.option("--scale", default=1.0, show_default=True, help="Size of the farm; 1 is OpenCue's own stress suite.")
 @click.option("--database-url", help="Use this database (empty, ours, or Cuebot's) instead of one from a wheel.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
-def scale(workers: str, rounds: int, scale: float, database_url: str | None, json_path: Path | None) -> None:
+def scale(workers: list[int], rounds: int, scale: float, database_url: str | None, json_path: Path | None) -> None:
     """What another worker adds, and how many matches workers take from each other.
 
     Exit status 1 if a drain falls short, an audit fails, or two workers waste more than 5 % of their matches.
@@ -58,8 +77,7 @@ def scale(workers: str, rounds: int, scale: float, database_url: str | None, jso
     """
     from benchmarks.scale import run_scale
 
-    counts = [int(count) for count in workers.split(",")]
-    found = run_scale(counts, rounds=rounds, scale=scale, database_url=database_url, console=console)
+    found = run_scale(workers, rounds=rounds, scale=scale, database_url=database_url, console=console)
     results = [result.as_dict() for result in found]
     show(results, "scale")
     write_json(json_path, results)
@@ -95,9 +113,11 @@ def chaos(minutes: float, workers: int, seed: int, json_path: Path | None, logs:
 
 @cli.command()
 @click.option("--rounds", default=50, show_default=True, help="Waits measured for each question.")
-@click.option("--workers", default="1,2", show_default=True, help="Celery workers, several numbers with commas.")
+@click.option(
+    "--workers", default="1,2", show_default=True, callback=_counts, help="Celery workers, several numbers with commas."
+)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
-def latency(rounds: int, workers: str, json_path: Path | None) -> None:
+def latency(rounds: int, workers: list[int], json_path: Path | None) -> None:
     """How long a new job waits on an idle farm, and a freed core for its next frame; defaults, simulated RQDs.
 
     Exit status 1 unless every median is at most 150 ms and every 99th percentile at most 600 ms.
@@ -106,8 +126,7 @@ def latency(rounds: int, workers: str, json_path: Path | None) -> None:
     """
     from benchmarks.latency import run_latency
 
-    counts = [int(count) for count in workers.split(",")]
-    results = [it.as_dict() for count in counts for it in run_latency(workers=count, rounds=rounds, console=console)]
+    results = [it.as_dict() for count in workers for it in run_latency(workers=count, rounds=rounds, console=console)]
     show(results, "latency")
     write_json(json_path, results)
     if not all(result["passed"] for result in results):
@@ -131,7 +150,9 @@ def idle(clusters: int, seconds: float, json_path: Path | None) -> None:
 
 
 @cli.command()
-@click.option("--part", "parts", multiple=True, default=("events", "passes", "stores", "takeover"), show_default=True)
+@click.option(
+    "--part", "parts", multiple=True, type=click.Choice(RECOVERY_PARTS), default=RECOVERY_PARTS, show_default=True
+)
 @click.option("--rounds", default=3, show_default=True, help="Times each fault is made.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
 def recovery(parts: tuple[str, ...], rounds: int, json_path: Path | None) -> None:

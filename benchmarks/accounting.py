@@ -77,8 +77,9 @@ def main(
 ) -> None:
     """The cost of a ledgered booking, of scripts, of a recompute, and of our triggers. Medians, least and greatest.
 
-    Exit status 1 if a booking costs more than 1.5 times the reference's, a recompute did not finish, or a single call
-    of a script took 10 ms more of Redis's processor time than the longest booking of its round.
+    Exit status 1 if a booking costs more than 1.5 times the reference's, a cycle of the recompute was skipped, or a
+    script took more than 10 ms of Redis's processor time in its largest call or, beside a recompute, in the longest
+    call of a round, by the median of the rounds.
 
     Example: python -m benchmarks accounting --procs 10000 --procs 100000
     """

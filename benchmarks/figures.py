@@ -59,8 +59,9 @@ def show_list(rows: Sequence[dict[str, Any]], title: str) -> None:
 
 
 def write_json(path: Path | None, value: Any) -> None:
-    """Write the same figures as JSON."""
+    """Write the same figures as JSON; a run of minutes is not lost for want of a directory."""
     if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(value, indent=2, default=_plain) + "\n", encoding="utf-8")
         console.print(f"written to {path}")
 

@@ -1,0 +1,34 @@
+"""``python -m benchmarks``: each command helps, writes JSON, and refuses what it cannot read before it begins."""
+
+from __future__ import annotations
+
+import json
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.__main__ import cli
+from benchmarks.figures import write_json
+
+
+@pytest.mark.parametrize("name", sorted(cli.commands))
+def test_each_benchmark_helps_with_an_example_and_writes_json(name: str) -> None:
+    command = cli.commands[name]
+    text = command.get_help(click.Context(command, terminal_width=200, max_content_width=200))
+    assert f"Example: python -m benchmarks {name}" in " ".join(text.split())
+    assert any("--json" in parameter.opts for parameter in command.params)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["scale --workers 1,two", "latency --workers 0", "recovery --part nothing", "accounting --part nothing"],
+)
+def test_what_no_benchmark_can_read_is_wrong_usage(words: str) -> None:
+    ran = CliRunner().invoke(cli, words.split())
+    assert ran.exit_code == 2, ran.output
+
+
+def test_figures_are_written_where_there_is_no_directory_yet(tmp_path) -> None:
+    write_json(tmp_path / "of" / "today" / "figures.json", [{"phase": "drain"}])
+    assert json.loads((tmp_path / "of" / "today" / "figures.json").read_text()) == [{"phase": "drain"}]
