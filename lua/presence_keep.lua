@@ -9,7 +9,8 @@ local last = #ARGV - 2
 for i = 2, last do
   local held = redis.call('GET', KEYS[i])
   if held then
-    local token = cjson.decode(held).token
+    local readable, record = pcall(cjson.decode, held)
+    local token = readable and type(record) == 'table' and record.token
     if token ~= ARGV[1] and (ARGV[3] == '' or token ~= ARGV[3]) then
       return {0, KEYS[i], held}
     end

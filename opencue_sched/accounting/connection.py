@@ -19,7 +19,7 @@ from redis.sentinel import Sentinel
 from opencue_sched.accounting.keys import EPOCH
 from opencue_sched.accounting.store_epoch import run_id_of
 from opencue_sched.domain.errors import InvalidInput
-from opencue_sched.domain.redis_url import read_sentinel_url
+from opencue_sched.domain.redis_url import UNDECODABLE, read_sentinel_url
 from opencue_sched.settings import Settings
 
 _RETRIES = 1
@@ -39,6 +39,7 @@ def make_redis(url: str | None, settings: Settings) -> redis.Redis:
     url = url or settings.redis_dsn
     options: dict[str, Any] = {
         "decode_responses": True,
+        "encoding_errors": UNDECODABLE,
         "socket_timeout": settings.accounting.redis_timeout,
         "socket_connect_timeout": settings.accounting.redis_timeout,
         "socket_keepalive": True,

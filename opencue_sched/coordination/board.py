@@ -15,6 +15,7 @@ from redis.sentinel import SentinelConnectionPool
 
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.domain.fence import Fence
+from opencue_sched.domain.redis_url import UNDECODABLE
 from opencue_sched.lua_scripts import ScriptCall, call_script, call_scripts, check_fence, under_fence
 
 NEVER = math.inf
@@ -48,7 +49,7 @@ def decoding(client: redis.Redis) -> redis.Redis:
     pool = getattr(client, "connection_pool", None)
     if not isinstance(pool, redis.ConnectionPool) or isinstance(pool, SentinelConnectionPool):
         raise ValueError("the client of a board must be made with decode_responses=True")
-    options = {**pool.connection_kwargs, "decode_responses": True}
+    options = {**pool.connection_kwargs, "decode_responses": True, "encoding_errors": UNDECODABLE}
     return redis.Redis.from_pool(redis.ConnectionPool(connection_class=pool.connection_class, **options))
 
 

@@ -15,6 +15,7 @@ import redis
 
 from opencue_sched.coordination.board_errors import NotFound
 from opencue_sched.coordination.jobboard import DEFAULT_CLAIM_SECONDS, JobBoard
+from opencue_sched.domain.redis_url import UNDECODABLE
 
 GROUP = "opencue_sched.jobboards"
 _TEXTS = ("host", "password", "username", "unix_socket_path")
@@ -61,7 +62,8 @@ def open_redis_board(
 def _client(conf: Mapping[str, Any]) -> redis.Redis:
     """What a URL says of itself wins over the rest of ``conf``; whether by TLS, only its scheme says."""
     url = str(conf.get("url") or "")
-    options: dict[str, Any] = {"decode_responses": True, "socket_timeout": float(conf.get("socket_timeout", 5.0))}
+    options: dict[str, Any] = {"decode_responses": True, "encoding_errors": UNDECODABLE}
+    options["socket_timeout"] = float(conf.get("socket_timeout", 5.0))
     for option, convert in (("port", int), ("db", int), ("socket_connect_timeout", float)):
         if option in conf:
             options[option] = convert(conf[option])

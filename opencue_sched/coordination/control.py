@@ -71,7 +71,7 @@ class ControlMessage:
         """Raises InvalidInput saying what is wrong."""
         try:
             data = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidInput(f"not JSON: {error}") from error
         if not isinstance(data, dict) or not isinstance(data.get("command"), str):
             raise InvalidInput("a control message is an object with a command")

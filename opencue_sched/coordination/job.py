@@ -12,6 +12,7 @@ from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any
 
 from opencue_sched.coordination.board import Listing
+from opencue_sched.coordination.board_errors import JobFailure
 
 if TYPE_CHECKING:
     from opencue_sched.coordination.jobboard import JobBoard
@@ -80,7 +81,7 @@ class LogBook:
     meta: Mapping[str, Any] = field(default_factory=dict)
 
 
-class UnreadableJob(ValueError):
+class UnreadableJob(JobFailure, ValueError):
     """A posting whose payload nobody can read."""
 
 
@@ -109,9 +110,9 @@ class Payload:
             if not isinstance(details, dict):
                 raise UnreadableJob("details are no object")
             return cls(details, None if book is None else LogBook(book["name"], book["uuid"], book.get("meta") or {}))
-        except (ValueError, TypeError, KeyError) as error:
-            if isinstance(error, UnreadableJob):
-                raise
+        except UnreadableJob:
+            raise
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise UnreadableJob(f"{type(error).__name__}: {error}") from error
 
 

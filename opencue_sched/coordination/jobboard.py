@@ -123,12 +123,13 @@ class JobBoard:
         """Post a job. ``key`` makes it idempotent: while a job of that key is on the board (or in the trash), posting
         again returns that job. ``delay`` seconds pass before anybody gets it.
 
-        Raises ValueError for a bad priority, JobFailure for details or a book that JSON cannot hold.
+        Raises ValueError for a bad priority, JobFailure for details or a book that JSON cannot hold, or when nobody
+        can read the job that has the key.
         """
         rank = JobPriority.convert(priority).rank
         try:
             payload = Payload(dict(details or {}), book).encode()
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise JobFailure(f"job {name!r} cannot be posted: {error}") from error
         uuid = str(uuids.uuid4())
         with self._answering():
@@ -138,7 +139,7 @@ class JobBoard:
     # Looking
 
     def find(self, uuid: str) -> Job | None:
-        """The job of this id; None when it is gone."""
+        """The job of this id; None when it is gone. Raises JobFailure for one that nobody can read."""
         listing = self.listing(uuid)
         return None if listing is None else Job(self, listing)
 

@@ -107,7 +107,7 @@ def decode_cluster(text: str) -> Cluster:
         if data["v"] != 1:
             raise InvalidInput(f"a cluster posting of version {data['v']!r}; this process reads version 1")
         return Cluster(data["facility"], data["show"], ClusterKind(data["kind"]), tuple(data["tags"]), data["alloc"])
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise InvalidInput(f"not a cluster posting: {text[:200]!r}") from error
 
 

@@ -82,7 +82,7 @@ class Actor:
             known["capabilities"] = tuple(known.get("capabilities", ()))
             known["work"] = tuple(known.get("work", ()))
             return cls(**known)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             log.warning("presence_unreadable", record=text[:200])
             return None
 

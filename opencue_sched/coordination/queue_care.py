@@ -175,5 +175,5 @@ def sent_at(message: str | None) -> float | None:
         return None
     try:
         return float(json.loads(message)["headers"]["sent_at"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None

@@ -16,6 +16,9 @@ from urllib.parse import parse_qs, unquote, urlencode, urlsplit, urlunsplit
 from opencue_sched.domain.errors import InvalidInput
 
 SENTINEL_PORT = 26379
+UNDECODABLE = "backslashreplace"
+"""How clients show bytes that are no text, which anybody may have written: that value then makes no sense, and not the
+call that read it, which may have taken others away with it."""
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "redis": (),
     "rediss": (),

@@ -586,7 +586,10 @@ def test_delayed_jobs_are_each_handed_out_once_whoever_dies(board):
     assert sorted(done) == sorted(uuids)
 
 
-@pytest.mark.parametrize("payload", ["", "no json", "[]", '{"v": 99}', '{"v": 1, "details": 3}'])
+NESTED = '{"v": 1, "details": ' + "[" * 100_000 + "]" * 100_000 + "}"
+
+
+@pytest.mark.parametrize("payload", ["", "no json", "[]", '{"v": 99}', '{"v": 1, "details": 3}', NESTED])
 def test_poison_is_put_aside_and_iteration_goes_on(board, payload):
     """JB9."""
     poison, good = board.post("poison"), board.post("good")
@@ -598,6 +601,23 @@ def test_poison_is_put_aside_and_iteration_goes_on(board, payload):
     board._client.hset(board._keys.job(good.uuid), "details", payload)
     assert board.claim_next("me") is None
     assert len(list(board.trashed())) == 2
+
+
+def test_poison_that_is_no_text_is_put_aside_too(redis_server, redis_client):
+    with redis.Redis.from_url(redis_server.url) as plain, JobBoard(plain, "cue") as board:
+        poison, good = board.post("poison"), board.post("good")
+        plain.hset(board._keys.job(poison.uuid), "details", b"\xff")
+        assert [job.uuid for job in board.iterjobs()] == [good.uuid]
+        assert [uuid for uuid, _ in board.trashed()] == [poison.uuid]
+
+
+def test_poison_that_is_asked_for_by_name_is_a_job_failure(board):
+    """By its key or its id; who posts under that key is not told that the job is there as it should be."""
+    poison = board.post("poison", key="one")
+    board._client.hset(board._keys.job(poison.uuid), "details", "no json")
+    for ask in (lambda: board.post("poison", key="one"), lambda: board.find(poison.uuid)):
+        with pytest.raises(JobFailure, match="JSONDecodeError"):
+            ask()
 
 
 # Waiting

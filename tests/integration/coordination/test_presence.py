@@ -149,11 +149,14 @@ def test_an_emptied_redis_learns_who_is_present_at_the_next_refresh(redis_client
     assert call_roll(redis_client, "cue").alive == ()
 
 
-def test_an_unreadable_record_is_skipped(redis_client):
-    mine = presence(redis_client)
-    mine.announce()
-    redis_client.set(presence_key("cue", "sweep", "default", "w1"), "not json")
+@pytest.mark.parametrize("record", ["not json", "3", "[" * 100_000], ids=["text", "number", "nested"])
+def test_an_unreadable_record_is_skipped_and_its_name_is_not_free(redis_client, record):
+    for instance in ("w1", "w2"):
+        presence(redis_client, instance, types=("dispatch",)).announce()
+    redis_client.set(presence_key("cue", "dispatch", "default", "w2"), record)
     redis_client.zadd(presence_index("cue"), {"nonsense": 1})
     roll = call_roll(redis_client, "cue")
-    assert [actor.type for actor in roll.alive] == ["dispatch"]
+    assert [actor.instance for actor in roll.alive] == ["w1"]
     assert roll.gone == ()
+    with pytest.raises(InstanceTaken):
+        presence(redis_client, "w2", types=("dispatch",)).announce(patience_seconds=0)

@@ -11,6 +11,7 @@ import pytest
 from celery import Celery
 
 import celeryconfig
+from opencue_sched.accounting.connection import make_redis
 from opencue_sched.coordination import replies
 from opencue_sched.coordination.broker import broker_settings, guard_transports
 from opencue_sched.coordination.control import (
@@ -41,6 +42,7 @@ from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.operate.membership import Membership
 from opencue_sched.operate.messages import Messenger
+from opencue_sched.settings import Settings
 
 CLUSTER = Cluster("fac", "show", ClusterKind.ALLOC, ("general",), "alloc")
 TYPE, GROUP = QueueName("cue", "dispatch"), QueueName("cue", "dispatch", "default")
@@ -346,6 +348,8 @@ def test_a_late_reader_finds_the_answer_in_the_hash(redis_client):
     job = replies.open_job(redis_client, "cue", "dispatch", waits_seconds=1)
     replies.answer(redis_client, "cue", job, {"booked": 3})
     assert 0 < redis_client.ttl(reply_queue("cue", job)) <= 3600
+    unanswered = replies.open_job(redis_client, "cue", "dispatch", waits_seconds=1)
+    assert 3600 <= redis_client.ttl(job_hash("cue", unanswered)) <= 3601
     redis_client.delete(reply_queue("cue", job))
     assert replies.await_reply(redis_client, "cue", job, timeout_seconds=1) == {"booked": 3}
 
@@ -467,6 +471,34 @@ def test_what_we_leave_on_a_control_queue_does_not_stay(redis_client):
     queue = QueueName("cue", "dispatch", "default", family="ctl")
     push_control_message(redis_client, queue, ControlMessage(Command.STOP))
     assert 0 < redis_client.ttl(str(queue)) <= LIFE_SECONDS
+
+
+NO_TEXT = [b"\xff\xfe", b"[" * 100_000, b"null", b'{"headers": {"sent_at": []}}']
+
+
+@pytest.fixture
+def client(redis_server, redis_client):
+    """As a worker's own: what anybody may have written comes to that."""
+    settings = Settings(redis_url=redis_server.url)
+    with closing(make_redis(None, settings)) as made:
+        yield made
+
+
+@pytest.mark.parametrize("value", NO_TEXT, ids=["bytes", "nested", "null", "odd"])
+def test_a_control_message_nobody_can_read_is_put_aside_and_takes_no_other_with_it(client, value):
+    present(client, "a")
+    client.rpush(control(), value, STOP)
+    assert commands(client, "a") == 1
+    (letter,) = read_dead_letters(client, "cue")
+    assert letter.queue == control()
+
+
+@pytest.mark.parametrize("value", NO_TEXT, ids=["bytes", "nested", "null", "odd"])
+def test_what_is_no_message_is_counted_like_any_that_waits(client, value):
+    present(client, "a")
+    client.lpush(priority_lists(GROUP)[1], value)
+    survey = survey_queues(client, "cue", call_roll(client, "cue"), group="default")
+    assert (survey.by_type["dispatch"].depth, survey.by_type["dispatch"].oldest_seconds) == (1, 0)
 
 
 def test_the_newest_dead_letters_are_kept(redis_client):
