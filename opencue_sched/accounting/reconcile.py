@@ -10,6 +10,7 @@ from sqlalchemy import Engine
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import load_caps
 from opencue_sched.accounting.differences import Cause, Differences, Scope, find_differences
+from opencue_sched.accounting.entries import amounts
 from opencue_sched.accounting.inventory import Stock, take_stock
 from opencue_sched.accounting.ledger import Applied, Ledger, Mark
 from opencue_sched.accounting.scripts import Change
@@ -81,6 +82,7 @@ def _lend_before_retiring(engine: Engine, ledger: Ledger, stock: Stock, found: D
     The other way round somebody who read the limits while the show was managed could book its licences again.
     """
     retired = [proc_id for proc_id, cause in found.cause_of.items() if cause is Cause.RETIRED]
-    limits = {limit for proc_id in retired for limit in stock.records[proc_id].booking.vertices.limit_ids}
+    moved = (key for proc_id in retired for key, _, _ in amounts(stock.records[proc_id].entry))
+    limits = {key for key in moved if key.startswith(keys.LIMIT_PREFIX)}
     if limits:
-        load_caps(engine, ledger, sorted(map(keys.limit, limits)))
+        load_caps(engine, ledger, sorted(limits))

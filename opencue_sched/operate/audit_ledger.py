@@ -138,7 +138,10 @@ class _Sides:
         if proc is None:
             young = record.state is EntryState.IN_FLIGHT and self.now - record.booked_at < age
             return None if young else f"ledger entry {proc_id} has no proc"
-        held = record.booking.cores, record.booking.gpus
+        try:
+            held = record.booking.cores, record.booking.gpus
+        except InvalidInput as error:
+            return str(error)
         return None if held == proc else f"proc {proc_id} holds {proc} cores and GPUs, its ledger entry {held}"
 
     def said(self, proc_id: str) -> object:

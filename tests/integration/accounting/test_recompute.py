@@ -19,6 +19,7 @@ from opencue_sched.accounting.snapshot import Snapshot, may_still_commit, read_s
 from opencue_sched.accounting.store_view import look_at_store
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.operate.audit_ledger import compare_procs
 from opencue_sched.settings import Accounting, Settings
 from opencue_sched.store import proc_snapshot
 from tests.integration.accounting.world import AGE, World
@@ -354,6 +355,32 @@ class TestDrift:
         world.exact()
         assert len(world.ledger.book([Booking("again", vertices, 1)]).accepted) == 1
         assert drift(take_stock(world.ledger)) == {}
+
+    @pytest.mark.parametrize("spoilt", ["", "garbage", b"\xff", "amount", "vertex"])
+    def test_an_entry_that_somebody_spoilt_is_written_anew(self, world: World, spoilt: str | bytes) -> None:
+        (proc, _) = world.run(2)
+        world.recompute()
+        client = world.store.client
+        parts = str(client.hget(keys.LEDGER, proc)).split("|")
+        if spoilt == "amount":
+            parts[5] = "two"
+        elif spoilt == "vertex":
+            parts[8] = "elsewhere"
+        client.hset(keys.LEDGER, proc, "|".join(parts) if spoilt in ("amount", "vertex") else spoilt)
+        world.recompute()
+        world.exact()
+
+    def test_a_spoilt_entry_is_told_by_the_audit_and_retired_with_its_show(self, world: World) -> None:
+        (proc, _) = world.run(2)
+        world.recompute()
+        parts = str(world.store.client.hget(keys.LEDGER, proc)).split("|")
+        parts[5] = "two"
+        world.store.client.hset(keys.LEDGER, proc, "|".join(parts))
+        (told,) = compare_procs(world.engine, world.ledger, age_seconds=AGE).compared.wrong
+        assert f"{proc} is not understood" in told
+        world.sql("UPDATE show SET b_scheduler_managed = false")
+        assert world.recompute().causes == {"retired": 2}
+        world.exact()
 
     def test_what_somebody_who_died_taking_stock_has_logged_is_forgotten(self, world: World) -> None:
         (proc,) = world.run()
