@@ -44,7 +44,7 @@ def test_a_round_is_made_at_once_then_when_wanted_or_when_the_last_one_said(make
 
 def test_what_is_wanted_while_it_gathers_shares_a_round(make: Make):
     made: list[int] = []
-    rounds = make(lambda: made.append(1), gather_seconds=0.2)
+    rounds = make(lambda: made.append(1), gather_seconds=1.0)
     for _ in range(1000):
         rounds.want()
     eventually(lambda: made)
