@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -47,6 +48,7 @@ def test_what_is_wanted_while_it_gathers_shares_a_round(make: Make):
     rounds = make(lambda: made.append(1), gather_seconds=1.0)
     for _ in range(1000):
         rounds.want()
+        time.sleep(0)  # lets the other thread go on
     eventually(lambda: made)
     rounds.stop()
     assert len(made) == 1
