@@ -42,7 +42,12 @@ from opencue_sched.operate.celery_commands import (
 )
 from opencue_sched.operate.children import children_end, kill_children
 from opencue_sched.operate.consumer import bury_unreadable
-from opencue_sched.operate.consumer_steps import PresenceStep, begin_to_drain, sleep_unless_stopped
+from opencue_sched.operate.consumer_steps import (
+    PresenceStep,
+    begin_to_drain,
+    end_at_a_second_sigterm,
+    sleep_unless_stopped,
+)
 from opencue_sched.operate.setting_names import log_unknown_variables, setting_problems, unknown_variables
 from opencue_sched.operate.stores import StoreAway, check_broker, check_for_beat
 from opencue_sched.settings import get_settings
@@ -131,6 +136,7 @@ class RuntimeStep(bootsteps.StartStopStep):
         from opencue_sched.operate.logs import install_level_signals
         from opencue_sched.operate.runtime import start_worker, stop_worker
 
+        end_at_a_second_sigterm()
         try:
             start_worker(app, hostname=parent.hostname, capacity=parent.concurrency, sleep=sleep_unless_stopped)
         except SchedulerError as error:

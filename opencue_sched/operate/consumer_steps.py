@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from itertools import count
 from types import FrameType
 from typing import Any
 
@@ -83,18 +84,25 @@ def sleep_unless_stopped(seconds: float) -> None:
         time.sleep(min(left, _LOOK_FOR_AN_ORDER_SECONDS))
 
 
-def begin_to_drain(sig: str = "", **_: Any) -> None:
-    """At the first signal to stop: take nothing new. A second SIGTERM ends the process at once.
-
-    That is safe: claims and presence expire, PostgreSQL rolls back, and Redis bookings without a proc are reconciled.
-    """
+def begin_to_drain(**_: Any) -> None:
+    """At the first signal to stop: take nothing new."""
     if _duty is not None:
         _duty.stop()
-    # Celery's own handler was still in place when this one came: two came at once, and one of them has been here.
-    if sig == "SIGTERM" and signal.getsignal(signal.SIGTERM) is _end_at_once:
-        _end_at_once(signal.SIGTERM, None)
-    signal.signal(signal.SIGTERM, _end_at_once)
 
 
-def _end_at_once(signum: int, _: FrameType | None) -> None:
-    os._exit(128 + signum)
+def end_at_a_second_sigterm() -> None:
+    """Leave the first SIGTERM to Celery, which tells begin_to_drain; a second one ends the process at once.
+
+    That is safe: claims and presence expire, PostgreSQL rolls back, and Redis bookings without a proc are reconciled.
+    It never enters Celery's handler, which may be at work for the first one, with a lock that it would wait for.
+    """
+    drain: Any = signal.getsignal(signal.SIGTERM)
+    orders = count()
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        if next(orders):  # one step: no other signal comes within
+            os._exit(128 + signum)
+        drain(signum, frame)
+
+    if callable(drain):
+        signal.signal(signal.SIGTERM, handle)
