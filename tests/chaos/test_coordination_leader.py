@@ -10,7 +10,7 @@ import time
 import urllib.request
 from collections import Counter
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import accumulate, count, pairwise
 
 import pytest
 from redis.exceptions import RedisError
@@ -48,6 +48,28 @@ def fences(client) -> list[int]:
     for name in priority_lists(QueueName("cue", "sweep")):
         found += [json.loads(text)["headers"]["fence"] for text in reversed(client.lrange(name, 0, -1))]
     return found
+
+
+def assert_one_leader_at_a_time(client) -> None:
+    """By the order of messages. A leader that stood still between its claim of a tick and the message, as on a busy
+    machine, sends that one after those of the next; whoever gets it sees by the fence that it is late."""
+    order = fences(client)
+    newest = list(accumulate(order, max))
+    late = Counter(fence for fence, seen in zip(order, newest, strict=True) if fence < seen)
+    assert set(late.values()) <= {1}, order
+
+
+def freeze_between_ticks(site) -> tuple[GuardedProcess, int]:
+    """Freeze the leader while no tick is claimed that was not sent; its process and its fence."""
+    for _ in range(20):
+        name, fence = leader(site)
+        process = site.fleet.processes[name]
+        process.pause()
+        marks = list(site.client.scan_iter(f"{KEYS.fired('', 0).removesuffix(':0')}*"))
+        if len(marks) == len(sent(site.client)):
+            return process, fence
+        process.resume()
+    raise AssertionError("a claimed tick that nobody sends")
 
 
 def holder(client) -> str | None:
@@ -168,8 +190,7 @@ def test_after_sigkill_a_standby_takes_over_within_the_ttl_and_a_poll(pair):
     fired = sweeps(pair.client)
     eventually(lambda: sweeps(pair.client) > fired, 30, "next tick")
     assert set(sent(pair.client).values()) == {1}
-    order = fences(pair.client)
-    assert order == sorted(order)
+    assert_one_leader_at_a_time(pair.client)
 
 
 def test_a_clean_stop_hands_over_within_the_retry_interval(pair):
@@ -185,16 +206,15 @@ def test_a_clean_stop_hands_over_within_the_retry_interval(pair):
 
 def test_a_frozen_leader_fires_nothing_after_it_goes_on(pair):
     """L2: SIGSTOP past the TTL, SIGCONT."""
-    name, old_fence = leader(pair)
-    first = pair.fleet.processes[name]
-    first.pause()
+    first, old_fence = freeze_between_ticks(pair)
+    fired = fences(pair.client).count(old_fence)
     eventually(lambda: int((holder(pair.client) or "|0").rpartition("|")[2]) > old_fence, 30, "take-over")
     eventually(lambda: fences(pair.client)[-1] > old_fence, 30, "a tick of the successor")
     first.resume()
     seen = len(fences(pair.client))
     eventually(lambda: len(fences(pair.client)) >= seen + 2, 30, "two more ticks")
-    order = fences(pair.client)
-    assert order == sorted(order)
+    assert fences(pair.client).count(old_fence) == fired
+    assert_one_leader_at_a_time(pair.client)
     assert set(sent(pair.client).values()) == {1}
     assert first.running
 
