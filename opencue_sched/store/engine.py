@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import Engine, ExceptionContext, create_engine, event
 
 from opencue_sched.settings import Settings
@@ -41,9 +43,22 @@ def make_engine(settings: Settings, *, application_name: str = "opencue-sched", 
         },
     )
     event.listen(engine, "handle_error", _leave_a_standby)
+    event.listen(engine, "checkin", _forget_isolation)
     return engine
 
 
 def _leave_a_standby(context: ExceptionContext) -> None:
     if getattr(context.original_exception, "pgcode", None) == _TAKES_NO_WRITES:
         context.is_disconnect = True
+
+
+def _forget_isolation(connection: Any, _record: object) -> None:
+    """Leave the isolation level to the server, as a new connection does.
+
+    SQLAlchemy sets one when a connection that had another is given back, and from then on psycopg2 resets the session
+    whenever it leaves autocommit: at every ping, and after every use with AUTOCOMMIT. Those are round trips for
+    nothing, and what fails in the latter reaches whoever had the connection as an error of the driver itself, and costs
+    the pool a place.
+    """
+    if connection is not None and not connection.closed:
+        connection.isolation_level = None

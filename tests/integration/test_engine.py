@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import InternalError, ProgrammingError
 
 from opencue_sched.dispatch.store_trouble import is_trouble
@@ -61,3 +62,24 @@ def test_an_error_of_the_work_costs_no_connection(settings: Settings) -> None:
     with engine.connect() as connection:
         assert connection.execute(PID).scalar_one() == before
     engine.dispose()
+
+
+def test_a_server_lost_after_the_last_answer_is_no_error_of_whoever_had_it(engine: Engine, settings: Settings) -> None:
+    """Nothing is sent when a connection is given back. A beat ended when something was: no caller looks for errors of
+    the driver itself, and the pool passes them on."""
+    lone = make_engine(settings, pool_size=1)
+    fences = PersistentFences(lone)
+
+    def lose_the_server(connection: Any, *_: Any) -> None:
+        lost.append(connection.info.backend_pid)
+        with engine.begin() as other:
+            assert other.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": lost[-1]}).scalar_one()
+
+    lost: list[int] = []
+    for _ in range(2):
+        assert fences.claim("cue:beat", 1 + fences.highest("cue:beat"))
+    event.listen(lone, "reset", lose_the_server)
+    for _ in range(2):
+        assert fences.time() > 0
+    assert len(set(lost)) == 2
+    lone.dispose()
