@@ -121,6 +121,13 @@ def in_flight(here: Site, owner: str) -> set[str]:
     return {it.proc_id for it in records if it.state is EntryState.IN_FLIGHT and it.owner == owner}
 
 
+def uncommitted(here: Site, owner: str) -> set[str]:
+    """Those of them whose commit did not come to be. Only while the hosts are locked: no proc can be released then."""
+    booked = in_flight(here, owner)
+    with here.engine.connect() as connection:
+        return booked - set(connection.execute(text("SELECT pk_proc FROM proc")).scalars())
+
+
 def is_open(here: Site) -> bool:
     try:
         return store_state(here.client) is StoreState.OPEN
@@ -196,7 +203,7 @@ def test_a_worker_killed_in_mid_pass_leaves_nothing_behind(here, witness, work):
     while not left:  # a pass waits for a lock but for a moment: it may give up before it is killed
         with a_pass_held_up(here) as name:
             here.crew.kill(name, down_seconds=0.0)
-            left = in_flight(here, name)
+            left = uncommitted(here, name)
         here.crew.tend()
     eventually(lambda: not (left & in_flight(here, name)), 30, "the end of what it had booked")
     assert scalar(here, "SELECT count(*) FROM proc WHERE pk_proc = ANY(:ids)", ids=list(left)) == 0
@@ -207,11 +214,9 @@ def test_a_worker_killed_in_mid_pass_leaves_nothing_behind(here, witness, work):
 def test_a_worker_frozen_in_its_commit_commits_nothing_late(here, witness, work):
     """Stopped between a statement and COMMIT until claim, commit deadline and age are over: the server ended it."""
     work.goes_on()
-    name = ""
-    while not name:
-        name = _freeze_in_transaction(here)
-    booked = in_flight(here, name)
-    assert booked
+    name, booked = "", set()
+    while not booked:
+        name, booked = _freeze_in_transaction(here)
     frozen_until = time.monotonic() + here.settings.accounting.in_flight_age + 1.0
     eventually(lambda: not (booked & in_flight(here, name)), 30, "the end of what it had booked")
     eventually(lambda: time.monotonic() > frozen_until, 30)
@@ -225,15 +230,17 @@ def test_a_worker_frozen_in_its_commit_commits_nothing_late(here, witness, work)
     assert not booked & {run.proc_id for farm in here.farms for run in farm.runs()}
 
 
-def _freeze_in_transaction(here: Site) -> str:
-    """A worker frozen while its transaction is open and sound; empty when its lock time-out came first."""
+def _freeze_in_transaction(here: Site) -> tuple[str, set[str]]:
+    """A worker frozen while its transaction is open and sound, and what it had booked for it; nothing when its lock
+    time-out came first."""
     with a_pass_held_up(here) as name:
         here.crew.freeze(name)
+        booked = uncommitted(here, name)
     states = eventually(lambda: (found := _states(here, name)) != {"active"} and (found or {"none"}), 10, "its end")
-    if "idle in transaction" in states:
-        return name
+    if booked and "idle in transaction" in states:
+        return name, booked
     here.crew.thaw(name)
-    return ""
+    return "", set()
 
 
 def _states(here: Site, name: str) -> set[str]:
