@@ -43,6 +43,10 @@ guard_transports()
 broker_url = _broker.url
 broker_use_ssl = _broker.use_ssl or False
 broker_connection_retry_on_startup = True
+# However long Redis is away; or it answers and refuses: as a replica, being full, or with a disk it cannot write to.
+# Celery's own defaults end a worker after three quarters of an hour of the one, and at once for the other.
+broker_connection_max_retries = None
+broker_channel_error_retry = True
 broker_transport_options = {
     **_broker.options,
     "queue_order_strategy": "opencue_sched.coordination.queue_order:AgedOrder",

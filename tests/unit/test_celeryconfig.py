@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib
 import json
 import runpy
+import socket
 import subprocess
 import sys
 from importlib.metadata import entry_points
+from itertools import count
 from pathlib import Path
 
 import pytest
-from kombu import Queue
+from kombu import Connection, Queue
 
 import celeryconfig
 from opencue_sched.beat import LeaderScheduler
@@ -65,6 +67,24 @@ def test_every_type_of_queue_has_a_task() -> None:
 def test_nothing_but_json_is_written_or_read() -> None:
     assert app.conf.accept_content == ["json"]
     assert {app.conf.task_serializer, app.conf.result_serializer, app.conf.event_serializer} == {"json"}
+
+
+def test_a_broker_that_stays_away_is_waited_for_without_end() -> None:
+    """Celery gives up after a hundred tries otherwise, and the worker ends."""
+
+    class Enough(Exception):
+        pass
+
+    def tried(_error: Exception, _interval: float) -> None:
+        if next(tries) > 300:
+            raise Enough
+
+    tries = count()
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        address = f"redis://127.0.0.1:{reserved.getsockname()[1]}/0"
+    pauses = {"interval_start": 0, "interval_step": 0, "interval_max": 0}
+    with Connection(address) as connection, pytest.raises(Enough):
+        connection.ensure_connection(tried, app.conf.broker_connection_max_retries, **pauses)
 
 
 def test_periodic_tasks_exist_and_come_as_often_as_the_settings_say() -> None:
