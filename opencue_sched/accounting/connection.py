@@ -50,6 +50,8 @@ def make_redis(url: str | None, settings: Settings) -> redis.Redis:
     }
     if url.startswith("sentinel://"):
         return _sentinel_master(url, options)
+    if url.startswith("unix://"):
+        del options["socket_keepalive"]  # such a connection takes no option of TCP, and raises TypeError for one
     try:
         pool = redis.BlockingConnectionPool.from_url(url, timeout=settings.accounting.redis_timeout, **options)
     except ValueError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from opencue_sched.accounting import keys
@@ -19,6 +21,8 @@ from opencue_sched.accounting.connection import make_redis
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.domain.errors import InvalidInput, NotReady
+from opencue_sched.embedded.processes import GuardedProcess
+from opencue_sched.embedded.redis_server import bundled_redis
 from opencue_sched.embedded.services import EmbeddedRedis
 from opencue_sched.settings import Accounting, Settings
 from tests.integration.accounting.conftest import Store
@@ -59,6 +63,22 @@ def test_sentinel_urls_name_every_sentinel_and_the_database() -> None:
         4,
         "secret",
     )
+
+
+def test_a_unix_socket_is_connected_to_and_its_loss_is_an_error_of_redis(tmp_path: Path) -> None:
+    # A socket's path may have a hundred bytes or so: pytest's own directories are longer in some places.
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "redis.sock"
+        options = ["--port", "0", "--unixsocket", path, "--save", ""]
+        client = make_redis(f"unix://{path}?db=1", Settings())
+        with GuardedProcess([bundled_redis(), *options], log=tmp_path / "redis.log") as server:
+            eventually(path.exists, what="the socket")
+            client.set("key", "value")
+            assert client.get("key") == "value"
+            server.kill()
+            with pytest.raises(RedisConnectionError):
+                client.get("key")
+        client.close()
 
 
 def test_a_redis_that_hangs_is_given_up_within_the_time_out() -> None:
