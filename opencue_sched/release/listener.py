@@ -20,6 +20,7 @@ from sqlalchemy import make_url
 
 from opencue_sched.release.model import EventCounts
 from opencue_sched.settings import Settings
+from opencue_sched.store.engine import connect
 
 _log = structlog.get_logger(__name__)
 
@@ -130,7 +131,7 @@ class NotificationListener:
             "keepalives_count": 3,
             "tcp_user_timeout": 20_000,
         }
-        connection = psycopg2.connect(**{**self._address, **ours})
+        connection = connect(**{**self._address, **ours})
         try:
             connection.set_isolation_level(ISOLATION_LEVEL_AUTOCOMMIT)
             with connection.cursor() as cursor:
@@ -143,9 +144,11 @@ class NotificationListener:
 
     def _listen(self, connection: Any) -> None:
         idle = 0.0
+        # select() knows no file above 1023, and a process with a connection to each of many hosts has more.
+        news = select.poll()
+        news.register(connection, select.POLLIN)
         while not self._stop.is_set():
-            ready, _, _ = select.select([connection], [], [], _POLL_SECONDS)
-            if ready:
+            if news.poll(1000 * _POLL_SECONDS):
                 connection.poll()
                 idle = 0.0
             else:

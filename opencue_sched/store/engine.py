@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import psycopg2
 from sqlalchemy import Engine, ExceptionContext, create_engine, event
 
 from opencue_sched.settings import Settings
@@ -42,9 +43,22 @@ def make_engine(settings: Settings, *, application_name: str = "opencue-sched", 
             "tcp_user_timeout": 1000 * _UNANSWERED_SECONDS,
         },
     )
+    event.listen(engine, "do_connect", lambda _dialect, _record, given, named: connect(*given, **named))
     event.listen(engine, "handle_error", _leave_a_standby)
     event.listen(engine, "checkin", _forget_isolation)
     return engine
+
+
+def connect(*given: Any, **named: Any) -> Any:
+    """psycopg2.connect, whose failure is always an error of the driver.
+
+    A server that refuses a connection - it is about to start or to stop, or has too many - says so in its own language
+    and encoding. The driver reads UTF-8, and raises UnicodeDecodeError for anything else.
+    """
+    try:
+        return psycopg2.connect(*given, **named)
+    except UnicodeDecodeError as error:
+        raise psycopg2.OperationalError(error.object.decode(errors="backslashreplace")) from error
 
 
 def _leave_a_standby(context: ExceptionContext) -> None:

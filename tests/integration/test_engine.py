@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, event, text
-from sqlalchemy.exc import InternalError, ProgrammingError
+from sqlalchemy.exc import InternalError, OperationalError, ProgrammingError
 
 from opencue_sched.dispatch.store_trouble import is_trouble
+from opencue_sched.operate.stores import StoreAway, check_for_beat
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.fences import PersistentFences
+from tests.refusing_postgres import refusing_postgres
 
 WRITE = text("INSERT INTO opencue_sched_fence (name, fence) VALUES ('a', 1)")
 PID = text("SELECT pg_backend_pid()")
@@ -83,3 +85,15 @@ def test_a_server_lost_after_the_last_answer_is_no_error_of_whoever_had_it(engin
         assert fences.time() > 0
     assert len(set(lost)) == 2
     lone.dispose()
+
+
+def test_a_refusal_in_an_encoding_of_the_servers_own_is_an_error_of_the_database(settings: Settings) -> None:
+    """The driver raises UnicodeDecodeError, which nobody looks for: it ended a beat."""
+    with refusing_postgres(settings, "Das Datenbanksystem f\u00e4hrt herunter".encode("latin-1")) as elsewhere:
+        engine = make_engine(elsewhere)
+        with pytest.raises(OperationalError, match=r"f\\xe4hrt herunter") as refusal, engine.connect():
+            pass
+        assert is_trouble(refusal.value)
+        with pytest.raises(StoreAway, match="herunter"):
+            check_for_beat(elsewhere)
+        engine.dispose()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +20,7 @@ from opencue_sched.settings import Settings
 from tests.farm import LayerSpec
 from tests.integration.release.runs import FarmView, start
 from tests.polling import eventually
+from tests.refusing_postgres import refusing_postgres
 
 
 @dataclass
@@ -100,6 +104,26 @@ def test_a_malformed_payload_is_counted_and_the_next_one_heard(
     assert listener.counts["notification_malformed"] == 1
 
 
+def test_a_process_with_more_than_a_thousand_open_files_hears_as_any_other(
+    engine: Engine, settings: Settings, heard: Heard
+) -> None:
+    """A worker has a connection to each RQD it talks to."""
+    with ExitStack() as files:
+        most, possible = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(most, min(possible, 4096)), possible))
+        files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (most, possible))
+        number = 0
+        while number < 1024:
+            number = os.open(os.devnull, os.O_RDONLY)
+            files.callback(os.close, number)
+        listener = NotificationListener(settings, Handlers(on_work=heard.shows.extend))
+        listener.start()
+        files.callback(listener.stop)
+        assert listener.wait_connected(20)
+        notify(engine, "opencue_sched_work", '["show-1"]')
+        eventually(lambda: heard.shows == ["show-1"])
+
+
 def test_a_failing_handler_costs_one_notification(engine: Engine, settings: Settings) -> None:
     seen: list[Sequence[str]] = []
 
@@ -163,3 +187,11 @@ def test_a_database_that_does_not_answer_is_tried_until_stopped(settings: Settin
     assert not listener.connected
     listener.stop()
     assert heard.reconnects == 0
+
+
+def test_a_database_that_refuses_in_an_encoding_of_its_own_is_tried_until_stopped(settings: Settings) -> None:
+    with refusing_postgres(settings, "Das Datenbanksystem f\u00e4hrt herunter".encode("latin-1")) as elsewhere:
+        listener = NotificationListener(elsewhere, Handlers(on_work=lambda _: None))
+        listener.start()
+        eventually(lambda: listener.counts["listener_connect_failed"] >= 2)
+        listener.stop()
