@@ -179,8 +179,6 @@ class _Run:
         report.samples, report.samples_per_second = seen.count, round(seen.per_second, 1)
         report.median_gap_between_samples = round(seen.median_gap, 4)
         report.longest_gap_between_samples = round(seen.longest_gap, 2)
-        report.bookings_straddling_a_lowered_cap = witness.straddling
-        report.latest_straddling = round(witness.latest_straddling, 3)
         if seen.per_second < self._plan.samples_per_second:
             report.violations.append(f"only {seen.per_second:.1f} samples a second")
 

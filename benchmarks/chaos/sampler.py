@@ -1,10 +1,9 @@
 """The independent witness: what the proc table holds against every cap, many times a second, on its own connection.
 
 A sample is one statement, so it sees one moment: every proc with the caps of its vertices, and when the transaction
-that wrote each began and was committed (track_commit_timestamp). A booking is a violation when, at its commit, a vertex
-held more than every cap that was in force at any time since its transaction began. A cap that is lowered *while* a
-booking is being committed is told apart ("straddling"): the transaction read the caps before, and is before the change
-in any serial order; how late such a commit was is reported.
+that wrote each was committed (track_commit_timestamp). A booking is a violation when, at its commit, a vertex held more
+than the cap in force. The row of a cap may have been written again since its cap was changed, so a cap that was raised
+since the sample before counts from then on.
 
 As a program (``python -m benchmarks.chaos.sampler``) it reads the database URL from its environment, writes a JSON line
 every half second, and ends when its standard input is closed.
@@ -36,8 +35,7 @@ WITH procs AS (
     SELECT p.pk_proc, p.int_cores_reserved AS cores, p.int_gpus_reserved AS gpus, p.pk_show, h.pk_alloc, j.pk_folder,
            p.pk_job,
            ARRAY(SELECT pk_limit_record FROM layer_limit ll WHERE ll.pk_layer = p.pk_layer) AS limits,
-           extract(epoch FROM p.ts_booked)::float8 AS began,
-           extract(epoch FROM pg_xact_commit_timestamp(p.xmin))::float8 AS committed
+           extract(epoch FROM coalesce(pg_xact_commit_timestamp(p.xmin), p.ts_booked))::float8 AS committed
     FROM proc p JOIN host h USING (pk_host) JOIN job j USING (pk_job)
 ), caps AS (
     SELECT 'sub:' || pk_show || ':' || pk_alloc AS vertex, int_burst AS cap, pg_xact_commit_timestamp(xmin) AS at
@@ -68,12 +66,10 @@ _NONE = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A proc: what it takes of each vertex (centicores, or GPUs, or of a limit frames), and its transaction's begin
-    and commit."""
+    """A proc: what it takes of each vertex (centicores, or GPUs, or of a limit frames), and when it was committed."""
 
     id: str
     takes: Mapping[str, int]
-    began: float
     committed: float
 
     @classmethod
@@ -86,7 +82,7 @@ class Held:
             **({f"folder_gpus:{row['pk_folder']}": gpus, f"job_gpus:{row['pk_job']}": gpus} if gpus else {}),
             **{f"limit:{limit}": 1 for limit in row["limits"]},
         }
-        return cls(row["pk_proc"], takes, float(row["began"]), float(row["committed"] or row["began"]))
+        return cls(row["pk_proc"], takes, float(row["committed"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +104,12 @@ class CapHistory:
 
     changes: list[tuple[float, Cap]] = field(default_factory=list)
 
-    def note(self, value: Cap, at: float) -> None:
-        if not self.changes:
-            self.changes.append((float("-inf"), value))
-        elif self.changes[-1][1] != value:
-            self.changes.append((at, value))
-
-    def most_allowed(self, since: float) -> Cap:
-        """The highest value in force at any time from ``since`` on."""
-        before = [value for at, value in self.changes if at <= since]
-        after = [value for at, value in self.changes if at > since]
-        return max([before[-1], *after] if before else after)
+    def note(self, value: Cap, at: float) -> bool:
+        """Whether the cap is another than before."""
+        if self.changes and self.changes[-1][1] == value:
+            return False
+        self.changes.append((at if self.changes else float("-inf"), value))
+        return True
 
     def at(self, moment: float) -> tuple[float, Cap]:
         """(since, value) of the cap in force at ``moment``."""
@@ -132,32 +123,28 @@ class Judge:
         self._caps: dict[str, CapHistory] = defaultdict(CapHistory)
         self._known: dict[str, Held] = {}
         self.violations: list[Excess] = []
-        self.straddling: list[Excess] = []
 
     def look(self, procs: Iterable[Held], caps: Iterable[tuple[str, Cap, float]]) -> list[Held]:
         """Judge the bookings that are new in this sample; returns them."""
-        for vertex, value, at in caps:
-            self._caps[vertex].note(value, at)
+        changed = {vertex: value for vertex, value, at in caps if self._caps[vertex].note(value, at)}
         now = {proc.id: self._known.get(proc.id, proc) for proc in procs}
         new = sorted((proc for proc in now.values() if proc.id not in self._known), key=lambda proc: proc.committed)
         self._known = now
         for proc in new:
             for vertex in proc.takes:
-                self._judge(proc, vertex)
+                self._judge(proc, vertex, changed.get(vertex, 0.0))
         return new
 
-    def _judge(self, proc: Held, vertex: str) -> None:
+    def _judge(self, proc: Held, vertex: str, changed: Cap) -> None:
         """What is there now and was committed no later was there at the commit too: a lower bound that never errs."""
         history = self._caps.get(vertex)
         if history is None:
             return
         held = sum(it.takes.get(vertex, 0) for it in self._known.values() if it.committed <= proc.committed)
         since, cap = history.at(proc.committed)
-        if held <= cap:
-            return
-        allowed = history.most_allowed(proc.began)
-        excess = Excess(vertex, proc.id, held, cap, proc.committed - since, proc.committed)
-        (self.violations if held > allowed else self.straddling).append(excess)
+        if held > max(cap, changed):
+            late = proc.committed - since
+            self.violations.append(Excess(vertex, proc.id, held, cap, late, proc.committed))
 
 
 def _take_sample(cursor: Any) -> tuple[list[Held], list[tuple[str, Cap, float]]]:
@@ -197,8 +184,6 @@ class _Told:
             "procs": self.procs,
             "centicores": self.centicores,
             "violations": [asdict(excess) for excess in judge.violations[self.violations_told :]],
-            "straddling": len(judge.straddling),
-            "latest": max((excess.late for excess in judge.straddling), default=0.0),
         }
         self.violations_told = len(judge.violations)
         self.samples, self.booked, self.ids = [], [], []

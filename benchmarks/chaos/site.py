@@ -160,8 +160,6 @@ class Witness:
         self.booked: list[float] = []
         self.seen: set[str] = set()
         self.violations: list[dict[str, Any]] = []
-        self.straddling = 0
-        self.latest_straddling = 0.0
         self.procs = self.centicores = 0
         self.began = self.ended = time.time()
         url = database_url.replace("+psycopg2", "")
@@ -186,7 +184,6 @@ class Witness:
             self.booked += said["booked"]
             self.seen.update(said["ids"])
             self.violations += said["violations"]
-            self.straddling, self.latest_straddling = said["straddling"], said["latest"]
             self.procs, self.centicores = said["procs"], said["centicores"]
 
     @property

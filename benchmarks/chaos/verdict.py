@@ -115,8 +115,6 @@ class ChaosReport:
     median_gap_between_samples: float = 0.0
     longest_gap_between_samples: float = 0.0
     runs_the_sampler_missed: int = 0
-    bookings_straddling_a_lowered_cap: int = 0
-    latest_straddling: float = 0.0
     frames_rendered_twice: int = 0
     overlapping_runs: int = 0
     longest_overlap: float = 0.0

@@ -11,7 +11,14 @@ from sqlalchemy import Connection
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import VertexKind
 from opencue_sched.accounting.vertex_caps import VertexCaps
-from opencue_sched.domain.errors import AllocationOverBurst, BookingError, CapExceeded, HostExhausted, HostLocked
+from opencue_sched.domain.errors import (
+    AllocationOverBurst,
+    BookingError,
+    CapChanging,
+    CapExceeded,
+    HostExhausted,
+    HostLocked,
+)
 from opencue_sched.domain.farm import PlannedProc
 from opencue_sched.domain.reservation import burst_cap, cores_cap, gpus_cap
 from opencue_sched.domain.units import centicores
@@ -70,17 +77,19 @@ def _at(proc: PlannedProc, error: type[BookingError], text: str) -> BookingError
 
 @dataclass(frozen=True, slots=True)
 class _CapNow:
-    """A vertex's caps in PostgreSQL, in the units of VertexCaps (cores, GPUs, frames)."""
+    """A vertex's caps in PostgreSQL, in the units of VertexCaps (cores, GPUs, frames); not ``steady`` while somebody
+    changes them."""
 
     cores: float = _INFINITY
     gpus: float = _INFINITY
     frames: float = _INFINITY
+    steady: bool = True
 
 
 def fit_caps(
     procs: Sequence[PlannedProc], booked_under: Mapping[str, VertexCaps], now: Iterable[CapRow]
 ) -> tuple[list[PlannedProc], list[Lost], frozenset[str]]:
-    """Drop what no longer fits a cap as it is now.
+    """Drop what no longer fits a cap as it is now, and all under one that is being changed.
 
     Dropped from the end of the plan, and only as much as the counter was over the cap right after the booking, so that
     a lowered cap which still has room stops nothing. Redis may have learnt of the lower cap between the booking and
@@ -98,6 +107,9 @@ def fit_caps(
     for key, members in by_vertex.items():
         caps = booked_under.get(key)
         cap_now = current.get(key, _gone(key))
+        if not cap_now.steady:
+            for proc in members:
+                errors[proc.proc_id] = _at(proc, CapChanging, f"somebody is changing the cap of {key}")
         if caps is None:
             continue
         if _lower(caps, cap_now):
@@ -111,12 +123,13 @@ def _current(rows: Iterable[CapRow]) -> dict[str, _CapNow]:
     current = {}
     for row in rows:
         if row.kind == VertexKind.SUBSCRIPTION:
-            current[keys.subscription(row.id, row.id2)] = _CapNow(cores=burst_cap(row.cores))
+            current[keys.subscription(row.id, row.id2 or "")] = _CapNow(burst_cap(row.cores), steady=row.steady)
         elif row.kind == VertexKind.LIMIT:
-            current[keys.limit(row.id)] = _CapNow(frames=max(0, row.cores))
+            current[keys.limit(row.id)] = _CapNow(frames=max(0, row.cores), steady=row.steady)
         else:
             key = keys.folder(row.id) if row.kind == VertexKind.FOLDER else keys.job(row.id)
-            current[key] = _CapNow(cores=_or_infinity(cores_cap(row.cores)), gpus=_or_infinity(gpus_cap(row.gpus)))
+            cores, gpus = _or_infinity(cores_cap(row.cores)), _or_infinity(gpus_cap(row.gpus))
+            current[key] = _CapNow(cores, gpus, steady=row.steady)
     return current
 
 
@@ -178,7 +191,7 @@ def _or_infinity(cap: float | None) -> float:
 
 
 def read_current_caps(connection: Connection, procs: Collection[PlannedProc]) -> list[CapRow]:
-    """The caps of every vertex of these procs as PostgreSQL has them now, in one statement."""
+    """The caps of every vertex of these procs as PostgreSQL has them now, and keeps them until COMMIT."""
     vertices = [proc.vertices for proc in procs]
     return read_caps(
         connection,

@@ -62,6 +62,12 @@ class CapExceeded(BookingError):
         self.limit = limit
 
 
+class CapChanging(BookingError):
+    """Another transaction is changing a cap of the frame's; it is booked under the new one, when that is committed."""
+
+    reason = "cap_changing"
+
+
 class FrameLost(BookingError):
     """Somebody else started, changed, paused or took over the frame between gather and commit."""
 

@@ -21,8 +21,8 @@ _ROWS_PER_TRANSACTION = 500
 _WANTED = (
     "unnest(CAST(:ids AS varchar[]), CAST(:cores AS bigint[]), CAST(:gpus AS bigint[])) AS wanted(id, cores, gpus)"
 )
-# Our trigger on caps would announce the raise and the restoration as changes.
-_QUIET = text("SET LOCAL opencue_sched.quiet_caps = 'on'")
+# Our triggers on caps would announce the raise and the restoration as changes, and keep bookings from these vertices.
+_QUIET = text("SET LOCAL opencue_sched.quiet_caps = 'on'; SET LOCAL opencue_sched.lifts_caps = 'on'")
 # Any value other than the present one keeps the trigger from comparing.
 _RAISED = "CASE WHEN {cap} = 2147483647 THEN 2147483646 ELSE 2147483647 END"
 

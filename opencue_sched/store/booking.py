@@ -67,21 +67,29 @@ _LOCK_HOSTS = text(
     """
 )
 
+# Two statements in one message: the second sees what was committed before the first had its locks. Locks are asked for,
+# not waited for: whoever changes a cap has its vertex for itself (revision 0006).
 _CAPS = text(
     """
-    SELECT 'sub' AS kind, sub.pk_show AS id, sub.pk_alloc AS id2,
-           CAST(sub.int_burst AS bigint) AS cores, CAST(-1 AS bigint) AS gpus
-    FROM unnest(CAST(:shows AS varchar[]), CAST(:allocs AS varchar[])) AS wanted(pk_show, pk_alloc)
-    JOIN subscription sub ON sub.pk_show = wanted.pk_show AND sub.pk_alloc = wanted.pk_alloc
-    UNION ALL
-    SELECT 'folder', pk_folder, '', int_max_cores, int_max_gpus
-    FROM folder_resource WHERE pk_folder = ANY(CAST(:folders AS varchar[]))
-    UNION ALL
-    SELECT 'job', pk_job, '', int_max_cores, int_max_gpus
-    FROM job_resource WHERE pk_job = ANY(CAST(:jobs AS varchar[]))
-    UNION ALL
-    SELECT 'limit', pk_limit_record, '', COALESCE(int_max_value, 0), -1
-    FROM limit_record WHERE pk_limit_record = ANY(CAST(:limits AS varchar[]))
+    SELECT set_config('opencue_sched.caps_changing', CAST(coalesce(array_agg(name), '{}') AS text), true)
+    FROM unnest(CAST(:vertices AS varchar[])) AS name
+    WHERE NOT pg_try_advisory_xact_lock_shared(hashtextextended(name, 0));
+    SELECT kind, id, id2, cores, gpus, concat_ws(':', kind, id, id2) <> ALL(changing.names) AS steady
+    FROM (SELECT CAST(current_setting('opencue_sched.caps_changing') AS varchar[])) AS changing(names), (
+        SELECT 'sub' AS kind, sub.pk_show AS id, sub.pk_alloc AS id2,
+               CAST(sub.int_burst AS bigint) AS cores, CAST(-1 AS bigint) AS gpus
+        FROM unnest(CAST(:shows AS varchar[]), CAST(:allocs AS varchar[])) AS wanted(pk_show, pk_alloc)
+        JOIN subscription sub ON sub.pk_show = wanted.pk_show AND sub.pk_alloc = wanted.pk_alloc
+        UNION ALL
+        SELECT 'folder', pk_folder, NULL, int_max_cores, int_max_gpus
+        FROM folder_resource WHERE pk_folder = ANY(CAST(:folders AS varchar[]))
+        UNION ALL
+        SELECT 'job', pk_job, NULL, int_max_cores, int_max_gpus
+        FROM job_resource WHERE pk_job = ANY(CAST(:jobs AS varchar[]))
+        UNION ALL
+        SELECT 'limit', pk_limit_record, NULL, COALESCE(int_max_value, 0), -1
+        FROM limit_record WHERE pk_limit_record = ANY(CAST(:limits AS varchar[]))
+    ) caps
     """
 )
 
@@ -186,13 +194,17 @@ class LockedHost:
 
 
 class CapRow(NamedTuple):
-    """A cap as PostgreSQL has it now. ``cores`` in centicores (of a limit: frames); kind: sub, folder, job, limit."""
+    """A cap as PostgreSQL has it now. ``cores`` in centicores (of a limit: frames); kind: sub, folder, job, limit.
+
+    ``steady``: it stays so until this transaction ends. Otherwise somebody is changing it.
+    """
 
     kind: str
     id: str
-    id2: str
+    id2: str | None
     cores: int
     gpus: int
+    steady: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,15 +265,24 @@ def read_caps(
     jobs: Collection[str],
     limits: Collection[str],
 ) -> list[CapRow]:
-    """The caps of these vertices as they are now; one that no longer exists has no row. (show, alloc) pairs."""
+    """The caps of these vertices as they are now, kept from changing until the transaction ends, in one message.
+
+    One that no longer exists has no row. (show, alloc) pairs.
+    """
     parameters = {
+        "vertices": [
+            *(f"sub:{show}:{alloc}" for show, alloc in subscriptions),
+            *(f"folder:{folder}" for folder in folders),
+            *(f"job:{job}" for job in jobs),
+            *(f"limit:{limit}" for limit in limits),
+        ],
         "shows": [show for show, _ in subscriptions],
         "allocs": [alloc for _, alloc in subscriptions],
         "folders": list(folders),
         "jobs": list(jobs),
         "limits": list(limits),
     }
-    return [CapRow(row.kind, row.id, row.id2, row.cores, row.gpus) for row in connection.execute(_CAPS, parameters)]
+    return [CapRow(*row) for row in connection.execute(_CAPS, parameters)]
 
 
 def lock_stats(connection: Connection, layer_ids: Collection[str], job_ids: Collection[str]) -> None:

@@ -178,8 +178,6 @@ def test_whatever_is_wrong_fails_the_run(what, wrong, tmp_path, monkeypatch):
         began=0,
         ended=10,
         violations=over_caps,
-        straddling=0,
-        latest_straddling=0,
     )
     judging.judge()
     assert [violation.partition(":")[0] for violation in judging._report.violations] == ([what] if what else [])

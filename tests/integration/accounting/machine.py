@@ -118,7 +118,7 @@ class Accounting(Judged):
     @rule(kind=st.sampled_from(sorted(CAPS)), which=few, choice=pick, announced=st.booleans(), steps=steps)
     def change_cap(self, kind: str, which: int, choice: int, announced: bool, steps: Steps) -> None:
         worker, key = self._worker(), self.farm.change_cap(kind, which, CAPS[kind][choice % len(CAPS[kind])])
-        if announced:
+        if announced and key is not None:
             self._advance(self._start("caps", lambda: load_caps(self.farm.engine, worker, [key])), steps)
 
     @rule(steps=steps)

@@ -7,7 +7,9 @@ import select
 from collections.abc import Collection
 
 import psycopg2
+from psycopg2.errors import LockNotAvailable
 from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.exc import OperationalError
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.entries import Booking, unpack_entry
@@ -141,8 +143,11 @@ class SteppedFarm:
 
     # What is done to it
 
-    def change_cap(self, kind: str, which: int, cap: int) -> str:
-        """Set a cap in PostgreSQL, as SQL by hand would; returns the key of its vertex."""
+    def change_cap(self, kind: str, which: int, cap: int) -> str | None:
+        """Set a cap in PostgreSQL, as SQL by hand would; returns the key of its vertex.
+
+        None, and nothing changed, while a booking that has read the cap is not over: whoever changes it waits for that.
+        """
         a, b, key = "", "", keys.limit(self.limit)
         if kind == "burst":
             show, alloc = ((0, 0), (0, 1), (1, 0))[which % 3]
@@ -156,7 +161,15 @@ class SteppedFarm:
             key = keys.job(a)
         else:
             a = self.limit
-        self.sql(_CAP_CHANGES[kind], cap=cap, a=a, b=b)
+        with self._at_once.connect() as connection:
+            connection.execute(text("SET lock_timeout = '5ms'"))
+            try:
+                connection.execute(text(_CAP_CHANGES[kind]), {"cap": cap, "a": a, "b": b})
+            except OperationalError as error:
+                assert isinstance(error.orig, LockNotAvailable), error
+                return None
+            finally:
+                connection.execute(text("RESET lock_timeout"))
         return key
 
     def insert_foreign(self, proc_id: str, job: int, host: int, cores: int) -> None:

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import OperationalError
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import VertexKind
 from opencue_sched.accounting.vertex_caps import VertexCaps
-from opencue_sched.domain.errors import AllocationOverBurst, CapExceeded, HostExhausted, HostLocked
+from opencue_sched.dispatch.trim import read_current_caps
+from opencue_sched.domain.errors import AllocationOverBurst, CapChanging, CapExceeded, HostExhausted, HostLocked
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
 from opencue_sched.settings import Settings
@@ -249,3 +251,75 @@ def test_a_lowered_cap_of_one_job_leaves_the_others(engine: Engine, settings: Se
 
     assert sorted(c.planned.job.id for c in result.committed) == sorted([jobs[0].id, jobs[1].id, jobs[1].id])
     assert result.lowered == {key}
+
+
+CAP_CHANGES = [
+    "UPDATE subscription SET int_burst = 500",
+    "DELETE FROM subscription",
+    "UPDATE folder_resource SET int_max_cores = 400",
+    "UPDATE folder_resource SET int_max_gpus = 3",
+    "UPDATE job_resource SET int_max_cores = 50",
+    "UPDATE job_resource SET int_max_gpus = 1",
+    "UPDATE limit_record SET int_max_value = 3",
+]
+
+
+@pytest.mark.parametrize("statement", CAP_CHANGES)
+def test_while_somebody_changes_a_cap_nothing_is_booked_under_it(
+    engine: Engine, settings: Settings, statement: str
+) -> None:
+    """Nor is it waited for: the transaction may be a person's."""
+    farm = CapFarm(engine, settings)
+    with engine.begin() as other:
+        other.execute(text(statement))
+        result = commit(engine, farm.procs, settings, farm.caps())
+        other.rollback()
+    assert [type(error) for _, error in result.lost] == [CapChanging] * 4
+    assert result.lowered == frozenset(), "there is nothing to load yet"
+    assert_consistent(engine)
+    assert len(commit(engine, farm.procs, settings, farm.caps()).committed) == 4
+
+
+def test_a_change_of_one_jobs_cap_leaves_the_others(engine: Engine, settings: Settings) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=32)
+        jobs = farm.jobs([JobSpec([LayerSpec(frames=2)]) for _ in range(2)])
+        procs = plan(farm, settings, cores=2)
+    with engine.begin() as other:
+        other.execute(text("UPDATE job_resource SET int_max_cores = 300 WHERE pk_job = :j"), {"j": jobs[0].id})
+        result = commit(engine, procs, settings)
+    assert {c.planned.job.id for c in result.committed} == {jobs[1].id}
+    assert reasons(result) == ["cap_changing"] * 2
+
+
+@pytest.mark.parametrize("statement", CAP_CHANGES)
+def test_a_cap_changes_only_when_the_commits_that_read_it_are_over(
+    engine: Engine, settings: Settings, statement: str
+) -> None:
+    farm = CapFarm(engine, settings)
+    with engine.begin() as booking:
+        assert all(row.steady for row in read_current_caps(booking, farm.procs))
+        with pytest.raises(OperationalError, match="lock timeout"), engine.begin() as other:
+            other.execute(text("SET LOCAL lock_timeout = '20ms'"))
+            other.execute(text(statement))
+    with engine.begin() as other:
+        other.execute(text("SET LOCAL lock_timeout = '20ms'"))
+        other.execute(text(statement))
+
+
+def test_what_only_counts_beside_a_cap_waits_for_no_commit(engine: Engine, settings: Settings) -> None:
+    """Cuebot's counters are in the same rows; and who lifts a cap puts it back in the same transaction."""
+    farm = CapFarm(engine, settings)
+    with engine.begin() as booking:
+        read_current_caps(booking, farm.procs)
+        with engine.begin() as other:
+            other.execute(text("SET LOCAL lock_timeout = '20ms'"))
+            for table in ("subscription", "folder_resource", "job_resource"):
+                other.execute(text(f"UPDATE {table} SET int_cores = int_cores + 100"))  # noqa: S608
+            other.execute(text("SET LOCAL opencue_sched.lifts_caps = 'on'"))
+            other.execute(text("UPDATE subscription SET int_burst = 2147483647"))
+            other.rollback()
+        with engine.begin() as other:
+            other.execute(text("UPDATE job_resource SET int_cores = int_cores + 100"))
+            assert all(row.steady for row in read_current_caps(booking, farm.procs))
