@@ -37,6 +37,7 @@ log = structlog.get_logger(__name__)
 SLOW_ANSWER_SECONDS = 1.0
 LONGEST_LEASE_SECONDS = 180.0
 """Of any leader, whatever its settings: that of the conservative hand-over."""
+_BEYOND_ANY_TICK = 2**63
 
 
 def boot_clock() -> float:
@@ -351,9 +352,11 @@ class LeaderGate:
     def last_ticks(self) -> dict[str, int]:
         """The nominal tick fired last of every task, by any leader, as Redis and the fence store know.
 
-        Without those that this leader asked for and got no answer: they may be marked, but nobody fired them.
+        Without those that this leader asked for and got no answer: they may be marked, but nobody fired them. And
+        without what is no tick, which somebody else wrote there: it is as if Redis had forgotten, until the next one.
         """
-        last = {str(task): int(str(tick)) for task, tick in self._client.hgetall(self.keys.last_ticks).items()}
+        found = {str(task): _tick(str(text)) for task, text in self._client.hgetall(self.keys.last_ticks).items()}
+        last = {task: tick for task, tick in found.items() if tick is not None}
         for task, tick in self._last.items():
             last[task] = max(last.get(task, tick), tick)
         for task, asked in self._unanswered.items():
@@ -363,6 +366,15 @@ class LeaderGate:
 
     def _demote(self) -> None:
         self._fence = None
+
+
+def _tick(text: str) -> int | None:
+    """None for what is no number, or one that no fence store could keep."""
+    try:
+        tick = int(text)
+    except ValueError:
+        return None
+    return tick if abs(tick) < _BEYOND_ANY_TICK else None
 
 
 def recorded_tick_age(fences: FenceStore, keys: LeaderKeys) -> float | None:

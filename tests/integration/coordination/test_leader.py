@@ -150,6 +150,19 @@ def test_a_tick_fires_once_across_a_change_of_leader(redis_client, keys):
     assert redis_client.hget(keys.last_ticks, "recompute") == "8"
 
 
+@pytest.mark.parametrize("nonsense", ["soon", "", "1.5", "9" * 400, "1" + "0" * 5000])
+def test_a_last_tick_that_is_none_ends_no_beat_and_is_written_anew(redis_client, keys, engine, nonsense):
+    """Every beat of a fleet reads it, one after the other."""
+    leader = gate(redis_client, keys, fences=PersistentFences(engine))
+    leader.renew()
+    assert leader.may_fire("recompute", 7, mark_seconds=60)
+    redis_client.hset(keys.last_ticks, mapping={"recompute": nonsense, "a stranger's": nonsense})
+    assert leader.last_ticks() == {"recompute": 7}, "as PostgreSQL has it"
+    assert leader.may_fire("recompute", 8, mark_seconds=60)
+    assert leader.last_ticks() == {"recompute": 8}
+    assert redis_client.hget(keys.last_ticks, "recompute") == "8"
+
+
 def test_resigning_releases_only_ones_own_lease(redis_client, keys):
     first, second = gate(redis_client, keys), gate(redis_client, keys)
     first.renew()
