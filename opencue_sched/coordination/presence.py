@@ -13,7 +13,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -81,10 +81,22 @@ class Actor:
             known = {name: data[name] for name in cls.__slots__ if name in data}
             known["capabilities"] = tuple(known.get("capabilities", ()))
             known["work"] = tuple(known.get("work", ()))
-            return cls(**known)
+            actor = cls(**known)
+            actor._check_kinds()
+            return actor
         except (ValueError, TypeError, RecursionError):
             log.warning("presence_unreadable", record=text[:200])
             return None
+
+    def _check_kinds(self) -> None:
+        """Raise TypeError for a value of another kind: one such record, put in order with the others or counted
+        together with them, would keep everybody from the whole roll."""
+        kinds: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "float": (int, float)}
+        for it in fields(self):
+            value = getattr(self, it.name)
+            values, kind = (value, str) if isinstance(value, tuple) else ((value,), kinds.get(str(it.type), tuple))
+            if not all(isinstance(one, kind) for one in values):
+                raise TypeError(f"{it.name}: {value!r:.100}")
 
 
 class Presence:

@@ -149,7 +149,21 @@ def test_an_emptied_redis_learns_who_is_present_at_the_next_refresh(redis_client
     assert call_roll(redis_client, "cue").alive == ()
 
 
-@pytest.mark.parametrize("record", ["not json", "3", "[" * 100_000], ids=["text", "number", "nested"])
+OF_W2 = {"type": "dispatch", "group": "default", "instance": "w2"}
+UNREADABLE = {
+    "text": "not json",
+    "number": "3",
+    "nested": "[" * 100_000,
+    "type": json.dumps({**OF_W2, "type": None}),
+    "group": json.dumps({**OF_W2, "group": ["default"]}),
+    "in hand": json.dumps({**OF_W2, "in_flight": "some"}),
+    "capacity": json.dumps({**OF_W2, "capacity": None}),
+    "heartbeat": json.dumps({**OF_W2, "last_heartbeat": "now"}),
+    "work": json.dumps({**OF_W2, "work": [1]}),
+}
+
+
+@pytest.mark.parametrize("record", UNREADABLE.values(), ids=UNREADABLE)
 def test_an_unreadable_record_is_skipped_and_its_name_is_not_free(redis_client, record):
     for instance in ("w1", "w2"):
         presence(redis_client, instance, types=("dispatch",)).announce()
