@@ -5,7 +5,7 @@ producer - is popped, raises inside the event loop and takes the worker down; th
 dead-letter list and the worker goes on.
 
 The same goes for what has the form of an envelope and still cannot be delivered; what Celery then cannot make a task of
-is met with in operate/consumer.py.
+is met with in operate/consumer.py. A broadcast of that kind is told of and forgotten.
 
 A push whose answer was lost is made again by Celery; here the message is on the queue once for all that.
 
@@ -19,6 +19,7 @@ from __future__ import annotations
 from typing import Any
 
 import redis
+import structlog
 from kombu.transport import redis as kombu_redis
 from kombu.utils.json import dumps, loads
 from redis.exceptions import DataError
@@ -27,6 +28,8 @@ from opencue_sched.coordination.dead_letters import bury, readable
 from opencue_sched.coordination.names import put_mark
 from opencue_sched.lua_scripts import call_script
 from opencue_sched.settings import get_settings
+
+log = structlog.get_logger(__name__)
 
 MISSHAPEN = (ValueError, LookupError, TypeError, AttributeError, RecursionError, DataError)
 """What kombu and Celery stumble with over a message that is not as they expect. Trouble of the broker is none of it."""
@@ -150,6 +153,14 @@ class _Guarded:
                     reason=reason,
                     body=readable(body),
                 )
+            return True
+
+    def _receive(self) -> Any:
+        """A broadcast that is none is only told of: every worker hears it, and Redis keeps it nowhere."""
+        try:
+            return super()._receive()  # type: ignore[misc]
+        except MISSHAPEN as error:
+            log.error("broadcast_unreadable", error=f"{type(error).__name__}: {error}")
             return True
 
 

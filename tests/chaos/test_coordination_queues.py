@@ -9,6 +9,7 @@ import textwrap
 import time
 from itertools import count
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -17,7 +18,7 @@ from kombu import Queue
 
 from opencue_sched.coordination.broker import broker_settings
 from opencue_sched.coordination.dead_letters import read_dead_letters
-from opencue_sched.coordination.names import consumed_queues
+from opencue_sched.coordination.names import consumed_queues, control_exchange
 from opencue_sched.embedded.processes import GuardedProcess
 from tests.polling import all_but_one_soon, eventually
 from tests.warm_start import WarmProcess
@@ -270,6 +271,19 @@ def test_what_is_no_message_goes_to_the_dead_letters_and_the_worker_lives(redis_
     assert {letter.queue for letter in letters} == {INSTANCE, GROUP, TYPE}
     assert all(letter.reason for letter in letters)
     eventually(lambda: not redis_client.exists("unacked"), 30, "acknowledgements")
+    assert worker.running
+
+
+def test_a_broadcast_that_is_none_ends_no_worker(redis_server, redis_client, sender, start_worker):
+    """Each of these would end all workers that hear it, which is all there are."""
+    worker = start_worker("threads")
+    sender(TYPE, "before")
+    eventually(lambda: order(redis_client) == ["before"], 60, "the message before")
+    channel = f"/{urlsplit(redis_server.url).path.strip('/') or 0}.{control_exchange('cue', None)}.pidbox"
+    for value in ("[]", '"text"', "{}", "[" * 100_000, "no json", '{"properties": {}}', envelope(None)):
+        eventually(lambda value=value: redis_client.publish(channel, value), 60, "a worker that hears it")
+    sender(TYPE, "after")
+    eventually(lambda: not worker.running or "after" in order(redis_client), 60, "the message after")
     assert worker.running
 
 
