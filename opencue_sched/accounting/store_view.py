@@ -30,7 +30,10 @@ def look_at_store(client: redis.Redis) -> StoreView:
         pipe.get(keys.RECOMPUTED_AT)
         pipe.time()
         stored, recomputed_at, (seconds, _) = pipe.execute()
-    age = None if recomputed_at is None else max(0.0, float(seconds) - float(recomputed_at))
+    try:
+        age = None if recomputed_at is None else max(0.0, float(seconds) - float(recomputed_at))
+    except ValueError:  # somebody else wrote it; the next recompute writes over it
+        age = None
     return StoreView(generation_of(Epoch.parse(stored)), age)
 
 

@@ -55,6 +55,9 @@ class PresenceStep(bootsteps.StartStopStep):
                 state.should_stop = EX_CONFIG  # type: ignore[assignment]
             except RedisError as error:
                 log.warning("beat_of_the_worker_failed", error=str(error))
+            except Exception:
+                # As the timer does with the others: the first one would end the worker, at each reconnection.
+                log.exception("beat_of_the_worker_failed")
 
         # The subscription to remote control begins with the event loop: what is passed on before, nobody here hears.
         beat(listens=False)

@@ -49,6 +49,22 @@ def test_what_a_worker_holds_that_stops_at_its_start_is_given_back(monkeypatch: 
     assert given_back == [True]
 
 
+def test_a_first_look_that_fails_ends_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made before the event loop runs: what the timer of that tells of and survives ended the worker here."""
+
+    def show_waiting() -> None:
+        raise ValueError("what somebody wrote there")
+
+    membership = SimpleNamespace(duty=Duty(), heartbeat=lambda: None)
+    mine = SimpleNamespace(membership=membership, show_waiting=show_waiting)
+    monkeypatch.setattr(runtime, "runtime", lambda: mine)
+    monkeypatch.setattr(consumer_steps, "_duty", None)
+    again: list[float] = []
+    timer = SimpleNamespace(call_repeatedly=lambda seconds, _: again.append(seconds))
+    consumer_steps.PresenceStep(None).start(SimpleNamespace(timer=timer))
+    assert again == [consumer_steps.REFRESH_SECONDS]
+
+
 def test_the_first_signal_to_stop_is_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     duty = Duty()
     monkeypatch.setattr(consumer_steps, "_duty", duty)
