@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -306,6 +307,41 @@ def test_a_cap_changes_only_when_the_commits_that_read_it_are_over(
     with engine.begin() as other:
         other.execute(text("SET LOCAL lock_timeout = '20ms'"))
         other.execute(text(statement))
+
+
+LOCKS = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()")
+
+
+def test_the_caps_of_very_many_jobs_change_at_once(engine: Engine) -> None:
+    """As when a folder's default is changed: two who do so wait for each other in no circle, and neither fills the
+    server's table of locks."""
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        jobs = [job.id for job in farm.jobs([JobSpec([LayerSpec(frames=1)]) for _ in range(1200)])]
+
+    def change(half: int) -> list[int]:
+        locks = []
+        for cap in (1000, 2000, 3000):
+            with engine.begin() as connection:
+                statement = "UPDATE job_resource SET int_max_cores = :cap WHERE pk_job = ANY(:jobs)"
+                connection.execute(text(statement), {"cap": cap, "jobs": jobs[half::2]})
+                locks.append(int(connection.scalar(LOCKS)))
+        return locks
+
+    with ThreadPoolExecutor(2) as threads:
+        for locks in threads.map(change, range(2)):
+            assert all(300 < count <= 1024 for count in locks)
+
+
+def test_the_caps_of_a_job_that_is_being_launched_keep_nobody_waiting(engine: Engine) -> None:
+    """A launch may take long, and a lock is shared by many jobs."""
+    with engine.begin() as connection:
+        Farm(connection).jobs([JobSpec([LayerSpec(frames=1)], activate=False)])
+        connection.execute(text("UPDATE job_resource SET int_max_cores = 4200"))
+        assert connection.scalar(LOCKS) == 0
+        connection.execute(text("UPDATE job SET str_state = 'PENDING'"))
+        connection.execute(text("UPDATE job_resource SET int_max_cores = 4300"))
+        assert connection.scalar(LOCKS) == 1
 
 
 def test_what_only_counts_beside_a_cap_waits_for_no_commit(engine: Engine, settings: Settings) -> None:
