@@ -16,10 +16,12 @@ So is a task that outlives the connection its message came by: it is acknowledge
 
 from __future__ import annotations
 
+from queue import Empty
 from typing import Any
 
 import redis
 import structlog
+from kombu.exceptions import KombuError
 from kombu.transport import redis as kombu_redis
 from kombu.utils.json import dumps, loads
 from redis.exceptions import DataError
@@ -155,13 +157,16 @@ class _Guarded:
                 )
             return True
 
-    def _receive(self) -> Any:
-        """A broadcast that is none is only told of: every worker hears it, and Redis keeps it nowhere."""
+    def _receive_one(self, subscribed: Any) -> Any:
+        """A broadcast that is none, or one of a program of others, in a format that is not read here, is only told of:
+        every worker hears it, and Redis keeps it nowhere. What came with it is read at once all the same."""
         try:
-            return super()._receive()  # type: ignore[misc]
-        except MISSHAPEN as error:
+            return super()._receive_one(subscribed)  # type: ignore[misc]
+        except Empty:  # kombu has told of it
+            return False
+        except (KombuError, *MISSHAPEN) as error:
             log.error("broadcast_unreadable", error=f"{type(error).__name__}: {error}")
-            return True
+            return False
 
 
 class Channel(_Guarded, kombu_redis.Channel):

@@ -275,16 +275,20 @@ def test_what_is_no_message_goes_to_the_dead_letters_and_the_worker_lives(redis_
 
 
 def test_a_broadcast_that_is_none_ends_no_worker(redis_server, redis_client, sender, start_worker):
-    """Each of these would end all workers that hear it, which is all there are."""
+    """Each of these would end all workers that hear it, which is all there are: by remote control, and as an event,
+    which any program that uses Celery may send here."""
     worker = start_worker("threads")
     sender(TYPE, "before")
     eventually(lambda: order(redis_client) == ["before"], 60, "the message before")
-    channel = f"/{urlsplit(redis_server.url).path.strip('/') or 0}.{control_exchange('cue', None)}.pidbox"
-    for value in ("[]", '"text"', "{}", "[" * 100_000, "no json", '{"properties": {}}', envelope(None)):
-        eventually(lambda value=value: redis_client.publish(channel, value), 60, "a worker that hears it")
-    sender(TYPE, "after")
-    eventually(lambda: not worker.running or "after" in order(redis_client), 60, "the message after")
-    assert worker.running
+    channels = (f"{control_exchange('cue', None)}.pidbox", "celeryev/worker.heartbeat")
+    of_others = (envelope(body="{not json"), envelope(**{"content-type": "application/x-python-serialize"}))
+    for value in ("[]", '"text"', "{}", "[" * 100_000, "no json", '{"properties": {}}', envelope(None), *of_others):
+        for channel in (f"/{urlsplit(redis_server.url).path.strip('/') or 0}.{name}" for name in channels):
+            eventually(lambda told=(channel, value): redis_client.publish(*told), 60, "a worker that hears it")
+    for tag in ("after", "and after that"):  # what was heard before the first is looked at before the second
+        sender(TYPE, tag)
+        eventually(lambda tag=tag: not worker.running or tag in order(redis_client), 60, "the message after")
+        assert worker.running
 
 
 @pytest.mark.parametrize("pool", ["solo", "threads"])
