@@ -26,6 +26,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "sentinel": ("db", "sentinel_username", "sentinel_password"),
 }
 """What the query may say, besides ``ssl...``. Celery takes no more than this for options of its own."""
+_NO_HOST = "accounting.redis_url: its host is no name: between two dots are 1 to 63 characters"
 _TRUE = ("1", "true", "yes")
 _WITHOUT = ("0", "false", "no")
 
@@ -69,6 +70,8 @@ def check_redis_url(url: str) -> None:
             "accounting.redis_url cannot be read: redis://user:password@host:port/db, with / @ and : in the password "
             "as %2F %40 and %3A, and a port from 1 to 65535"
         )
+    if not _is_host(parts.hostname or ""):
+        raise InvalidInput(_NO_HOST)
     database = _query(parts.query).get("db", "" if parts.scheme == "unix" else parts.path.strip("/"))
     if database and not database.isdigit():
         raise InvalidInput("accounting.redis_url: the database, after the last /, must be a number")
@@ -121,6 +124,8 @@ def read_sentinel_url(url: str) -> SentinelUrl:
     query = _query(parts.query)
     if not service or not all(host and port.isdigit() for host, _, port in nodes):
         raise InvalidInput("accounting.redis_url: a Sentinel URL is sentinel://host:port[,host:port]/service?db=0")
+    if not all(_is_host(host) for host, _, _ in nodes):
+        raise InvalidInput(_NO_HOST)
     try:
         database = int(query.get("db", "0"))
     except ValueError as error:
@@ -135,6 +140,15 @@ def read_sentinel_url(url: str) -> SentinelUrl:
         sentinel_password=query.get("sentinel_password"),
         tls=tls_options(url),
     )
+
+
+def _is_host(name: str) -> bool:
+    """Whether Python would look the name up: for another it raises an error that is none of the network."""
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def _query(text: str) -> dict[str, str]:
