@@ -26,6 +26,21 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "sentinel": ("db", "sentinel_username", "sentinel_password"),
 }
 """What the query may say, besides ``ssl...``. Celery takes no more than this for options of its own."""
+_TLS_OPTIONS = frozenset(
+    f"ssl_{name}"
+    for name in (
+        "ca_certs",
+        "ca_data",
+        "ca_path",
+        "cert_reqs",
+        "certfile",
+        "check_hostname",
+        "ciphers",
+        "keyfile",
+        "password",
+    )
+)
+"""Those of redis-py that are text, or read here. It raises TypeError for others, when it first connects."""
 _NO_HOST = "accounting.redis_url: its host is no name: between two dots are 1 to 63 characters"
 _TRUE = ("1", "true", "yes")
 _WITHOUT = ("0", "false", "no")
@@ -98,6 +113,8 @@ def tls_options(url: str) -> dict[str, str | bool] | None:
     given = {name: value for name, value in query.items() if name.startswith("ssl_")}
     if parts.scheme != "rediss" and query.get("ssl", "").lower() not in _TRUE:
         return None
+    if unknown := sorted(given.keys() - _TLS_OPTIONS):
+        raise InvalidInput(f"accounting.redis_url: no option of TLS is {unknown[0]}: {', '.join(sorted(_TLS_OPTIONS))}")
     options: dict[str, str | bool] = {"ssl_cert_reqs": "required", **given}
     if options["ssl_cert_reqs"] not in ("required", "optional", "none"):
         raise InvalidInput("accounting.redis_url: ssl_cert_reqs is required, optional or none")

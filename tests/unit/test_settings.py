@@ -328,6 +328,8 @@ def test_what_is_no_database_url_is_refused_by_the_variables_name(monkeypatch, u
         ("redis://h?db=2", "the database stands after the last /"),
         ("sentinel://h/main?password=hush", "are db, sentinel_username, sentinel_password, ssl_..."),
         ("unix://", "the path of a socket"),
+        ("rediss://h/0?ssl_cafile=hush", "no option of TLS is ssl_cafile"),
+        ("sentinel://h/main?ssl=true&ssl_cafile=hush", "no option of TLS is ssl_cafile"),
         ("rediss://:hush@h/0?ssl_cert_reqs=maybe", "ssl_cert_reqs is required, optional or none"),
         ("sentinel://:hush@h", "a Sentinel URL is sentinel://"),
     ],
