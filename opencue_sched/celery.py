@@ -29,6 +29,8 @@ from celery.signals import (
     worker_shutting_down,
 )
 from pydantic import ValidationError
+from redis.exceptions import RedisError
+from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.coordination.broker import broker_settings
 from opencue_sched.domain.errors import InvalidInput, NotReady, SchedulerError
@@ -49,7 +51,7 @@ from opencue_sched.operate.consumer_steps import (
     sleep_unless_stopped,
 )
 from opencue_sched.operate.setting_names import log_unknown_variables, setting_problems, unknown_variables
-from opencue_sched.operate.stores import StoreAway, check_broker, check_for_beat
+from opencue_sched.operate.stores import StoreAway, check_broker, check_for_beat, trouble_in_words
 from opencue_sched.settings import get_settings
 
 log = structlog.get_logger(__name__)
@@ -133,6 +135,7 @@ class RuntimeStep(bootsteps.StartStopStep):
         self.prefork = "prefork" in str(getattr(parent, "pool_cls", ""))
 
     def start(self, parent: Any) -> None:
+        from opencue_sched.dispatch.store_trouble import is_trouble
         from opencue_sched.operate.logs import install_level_signals
         from opencue_sched.operate.runtime import start_worker, stop_worker
 
@@ -141,6 +144,10 @@ class RuntimeStep(bootsteps.StartStopStep):
             start_worker(app, hostname=parent.hostname, capacity=parent.concurrency, sleep=sleep_unless_stopped)
         except SchedulerError as error:
             _refuse(error)
+        except (RedisError, SQLAlchemyError) as error:
+            if not is_trouble(error):
+                raise
+            _refuse(StoreAway(trouble_in_words(error, get_settings())))
         except SystemExit:
             # Told to stop meanwhile. Celery ends no step of a worker that has not started all.
             stop_worker()

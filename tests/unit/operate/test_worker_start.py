@@ -5,9 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import NoReturn
 
+import psycopg2
 import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+from sqlalchemy.exc import OperationalError
 
-from opencue_sched.domain.errors import InvalidInput, NotReady, SchedulerError
+from opencue_sched.domain.errors import InvalidInput, NotReady
 from opencue_sched.operate.stores import StoreAway
 
 
@@ -16,12 +19,14 @@ from opencue_sched.operate.stores import StoreAway
     [
         (StoreAway("Redis does not answer"), 75),
         (NotReady("the store was lost, or taken over, while its filler waited"), 75),
+        (RedisConnectionError("Connection closed by server."), 75),
+        (OperationalError("SELECT 1", {}, psycopg2.OperationalError("server closed the connection unexpectedly")), 75),
         (InvalidInput("accounting.release_feed differs from the running fleet's"), 78),
     ],
-    ids=["no answer", "lost while it was filled", "wrong configuration"],
+    ids=["no answer", "lost while it was filled", "Redis lost", "PostgreSQL lost", "wrong configuration"],
 )
 def test_only_a_wrong_configuration_is_told_as_one(
-    error: SchedulerError, status: int, monkeypatch: pytest.MonkeyPatch
+    error: Exception, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from opencue_sched import celery
     from opencue_sched.operate import runtime
