@@ -23,7 +23,7 @@ redis.call('SET', KEYS[4], string.format('%.0f', tonumber(t[1]) * 1000 + math.fl
 if tonumber(ARGV[6]) > 0 then
   redis.call('PEXPIRE', KEYS[1], ARGV[6])
 end
-local last = tonumber(redis.call('HGET', KEYS[3], ARGV[4]) or '') or -1
+local last = tonumber(string.match(redis.call('HGET', KEYS[3], ARGV[4]) or '', '^%-?%d+$') or '') or -1
 if tonumber(ARGV[5]) > last or last >= 2 ^ 63 then
   redis.call('HSET', KEYS[3], ARGV[4], ARGV[5])
 end

@@ -2,8 +2,10 @@
 
 A sample is one statement, so it sees one moment: every proc with the caps of its vertices, and when the transaction
 that wrote each was committed (track_commit_timestamp). A booking is a violation when, at its commit, a vertex held more
-than the cap in force. The row of a cap may have been written again since its cap was changed, so a cap that was raised
-since the sample before counts from then on.
+than the cap in force. A row may have been written again before anybody looked, and then does not say when. So of a proc
+that a host has reported already the beginning of its booking counts, of a cap that was raised since the sample before
+the higher value, and of one that was lowered the time at which its row was written last. What that leaves out is a
+booking of these few milliseconds.
 
 As a program (``python -m benchmarks.chaos.sampler``) it reads the database URL from its environment, writes a JSON line
 every half second, and ends when its standard input is closed.
@@ -35,7 +37,9 @@ WITH procs AS (
     SELECT p.pk_proc, p.int_cores_reserved AS cores, p.int_gpus_reserved AS gpus, p.pk_show, h.pk_alloc, j.pk_folder,
            p.pk_job,
            ARRAY(SELECT pk_limit_record FROM layer_limit ll WHERE ll.pk_layer = p.pk_layer) AS limits,
-           extract(epoch FROM coalesce(pg_xact_commit_timestamp(p.xmin), p.ts_booked))::float8 AS committed
+           extract(epoch FROM coalesce(
+               CASE WHEN p.ts_ping = p.ts_booked AND p.int_mem_reserved = p.int_mem_pre_reserved
+                    THEN pg_xact_commit_timestamp(p.xmin) END, p.ts_booked))::float8 AS committed
     FROM proc p JOIN host h USING (pk_host) JOIN job j USING (pk_job)
 ), caps AS (
     SELECT 'sub:' || pk_show || ':' || pk_alloc AS vertex, int_burst AS cap, pg_xact_commit_timestamp(xmin) AS at
@@ -136,7 +140,7 @@ class Judge:
         return new
 
     def _judge(self, proc: Held, vertex: str, changed: Cap) -> None:
-        """What is there now and was committed no later was there at the commit too: a lower bound that never errs."""
+        """What is there now and was committed no later was there at the commit too: a lower bound."""
         history = self._caps.get(vertex)
         if history is None:
             return

@@ -187,6 +187,10 @@ class Witness:
             self.procs, self.centicores = said["procs"], said["centicores"]
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def running(self) -> bool:
         return self._process.poll() is None
 

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any, cast
 
@@ -84,7 +85,7 @@ class Actor:
             actor = cls(**known)
             actor._check_kinds()
             return actor
-        except (ValueError, TypeError, RecursionError):
+        except (ValueError, TypeError, RecursionError, OverflowError):
             log.warning("presence_unreadable", record=text[:200])
             return None
 
@@ -95,7 +96,7 @@ class Actor:
         for it in fields(self):
             value = getattr(self, it.name)
             values, kind = (value, str) if isinstance(value, tuple) else ((value,), kinds.get(str(it.type), tuple))
-            if not all(isinstance(one, kind) for one in values):
+            if not all(isinstance(one, kind) for one in values) or (it.type == "float" and not isfinite(value)):
                 raise TypeError(f"{it.name}: {value!r:.100}")
 
 

@@ -28,7 +28,7 @@ from opencue_sched.settings import Settings
 from opencue_sched.store import farm_health, waiting
 from opencue_sched.store.limits import holds_of_limits, limits_meant_otherwise
 from opencue_sched.store.quarantine import quarantined_jobs
-from opencue_sched.store.schema import SchemaFacts, check_schema
+from opencue_sched.store.schema import SchemaFacts, check_schema, newest_revision, revision_of
 
 OLDEST_POSTGRESQL = 130_000
 CLOCK_SECONDS = 2.0
@@ -99,7 +99,7 @@ def _database(engine: Engine, settings: Settings, clock: Callable[[], float]) ->
         except SchedulerError as error:
             yield Finding("schema", Level.FAIL, str(error))
             return
-        yield _schema(facts)
+        yield _schema(connection, facts)
         yield from _limits(connection, facts)
         yield from _farm(connection, settings)
         if facts.has_our_objects:
@@ -131,7 +131,7 @@ def _clock(whose: str, told: float, asked: float, answered: float) -> Finding:
     return Finding("clocks", Level.OK, f"{what} agrees with this machine's")
 
 
-def _schema(facts: SchemaFacts) -> Finding:
+def _schema(connection: Connection, facts: SchemaFacts) -> Finding:
     made = "made by this scheduler" if facts.origin == "opencue-sched" else "made by Cuebot"
     extra = [
         word
@@ -148,6 +148,10 @@ def _schema(facts: SchemaFacts) -> Finding:
         return Finding(
             "schema", Level.FAIL, f"{text}; our tables and triggers are missing", "run `opencue-sched migrate`"
         )
+    there, ours = revision_of(connection), newest_revision()
+    if there != ours:
+        text += f"; our tables and triggers are of revision {there}, and this program is of {ours}"
+        return Finding("schema", Level.WARN, text, "run `opencue-sched migrate` of the newest version you run")
     return Finding("schema", Level.OK, f"{text}; our tables and triggers are there")
 
 

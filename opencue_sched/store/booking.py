@@ -73,8 +73,9 @@ _CAPS = text(
     """
     SELECT set_config('opencue_sched.caps_changing', CAST(coalesce(array_agg(name), '{}') AS text), true)
     FROM unnest(CAST(:vertices AS varchar[])) AS name
-    WHERE NOT pg_try_advisory_xact_lock_shared(
-        hashtext('opencue_sched_caps:' || split_part(name, ':', 1)), hashtext(name) & 1023);
+    WHERE NOT pg_try_advisory_xact_lock_shared(hashtextextended('opencue_sched_caps:' || name, 0))
+       OR NOT pg_try_advisory_xact_lock_shared(
+              hashtext('opencue_sched_caps:' || split_part(name, ':', 1)), hashtext(name) & 1023);
     SELECT kind, id, id2, cores, gpus, concat_ws(':', kind, id, id2) <> ALL(changing.names) AS steady
     FROM (SELECT CAST(current_setting('opencue_sched.caps_changing') AS varchar[])) AS changing(names), (
         SELECT 'sub' AS kind, sub.pk_show AS id, sub.pk_alloc AS id2,

@@ -171,7 +171,8 @@ _DROP_CHECKPOINTS = text(
      WHERE pk_frame = ANY(CAST(:frames AS varchar[])) AND str_state = 'CHECKPOINT'
     """
 )
-_RECALCULATE_SUBS = text("SELECT recalculate_subs()")
+# It lifts a burst and puts it back: a change of no cap, for which no booking has to wait.
+_RECALCULATE_SUBS = text("SET LOCAL opencue_sched.lifts_caps = 'on'; SELECT recalculate_subs()")
 # A Cuebot stamps the lock of each of its periodic tasks; this one runs every two hours.
 _CUEBOT_RECALCULATES = text(
     """

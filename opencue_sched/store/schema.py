@@ -264,6 +264,13 @@ def revision_of(connection: Connection) -> str | None:
     return connection.execute(text("SELECT version_num FROM opencue_sched_version")).scalar()
 
 
+def newest_revision() -> str | None:
+    """The revision that this program's ``upgrade`` leads to."""
+    from alembic.script import ScriptDirectory
+
+    return ScriptDirectory.from_config(_alembic("")).get_current_head()
+
+
 def downgrade(url: str, revision: str = "base") -> None:
     """Take ours back: our objects on a database made by Cuebot, everything on one made by us (with all rows)."""
     from alembic import command

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from sqlalchemy import Engine, text
@@ -123,6 +126,28 @@ def test_a_cap_that_is_lowered_before_the_commit_of_a_booking_binds_it(bookings,
     late = bookings.book(meanwhile=("sub", 1))
     witness.stop()
     assert [violation["proc_id"] for violation in witness.violations] == [late]
+
+
+def test_a_booking_that_its_host_reported_before_anybody_looked_is_judged_by_its_own_time(engine, bookings, witness):
+    look_again(witness)
+    with frozen(witness):
+        bookings.book()
+        bookings.cap("sub", 0)
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE proc SET ts_ping = current_timestamp"))
+    look_again(witness)
+    witness.stop()
+    assert witness.violations == []
+    assert len(witness.booked) == 1
+
+
+@contextmanager
+def frozen(witness: Witness) -> Iterator[None]:
+    os.kill(witness.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(witness.pid, signal.SIGCONT)
 
 
 def test_bookings_within_raised_caps_are_no_violation(bookings, witness):

@@ -1,18 +1,24 @@
 -- Wait until no commit of bookings is under way that has read the caps of these vertices, and keep others from it: a cap
--- changes between commits. Whoever commits bookings shares these locks (store/booking.py). They are taken in one order,
--- for whoever changes many; and are 1,024 of a kind, for a transaction may change the caps of all jobs, and the server's
--- table of locks is small. Nobody books frames of a job that is not pending, and launching one may take long.
+-- changes between commits. Whoever commits bookings shares both kinds of locks (store/booking.py): one for each vertex,
+-- which is what a person's change takes; and 1,024 for all of a table, for a statement may change the caps of all jobs,
+-- and the server's table of locks is small. A statement takes its locks in one order, as another like it does. Nobody
+-- books frames of a job that is not pending, and launching one may take long.
 CREATE FUNCTION opencue_sched_settle_caps(vertices text[]) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    booked text[];
 BEGIN
-    PERFORM pg_advisory_xact_lock(kind, slot)
-    FROM (
-        SELECT DISTINCT hashtext('opencue_sched_caps:' || split_part(name, ':', 1)) AS kind,
-                        hashtext(name) & 1023 AS slot
-        FROM unnest(vertices) AS name
-        WHERE name NOT LIKE 'job:%'
-           OR EXISTS (SELECT FROM job WHERE pk_job = substr(name, 5) AND str_state = 'PENDING')
-        ORDER BY 1, 2
-    ) locks;
+    SELECT array_agg(DISTINCT name) INTO booked FROM unnest(vertices) AS name
+    WHERE name NOT LIKE 'job:%' OR EXISTS (SELECT FROM job WHERE pk_job = substr(name, 5) AND str_state = 'PENDING');
+    IF cardinality(booked) <= 64 THEN
+        PERFORM pg_advisory_xact_lock(vertex)
+        FROM (SELECT hashtextextended('opencue_sched_caps:' || name, 0) AS vertex FROM unnest(booked) AS name
+              ORDER BY 1) locks;
+    ELSE
+        PERFORM pg_advisory_xact_lock(kind, slot)
+        FROM (SELECT DISTINCT hashtext('opencue_sched_caps:' || split_part(name, ':', 1)) AS kind,
+                              hashtext(name) & 1023 AS slot
+              FROM unnest(booked) AS name ORDER BY 1, 2) locks;
+    END IF;
 END
 $$;
 

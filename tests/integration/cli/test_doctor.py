@@ -205,6 +205,14 @@ def test_missing_triggers_must_be_put_right(cli: Cli, healthy: None, change: Cal
     assert "-> run `opencue-sched migrate`" in cli("doctor").out
 
 
+def test_triggers_of_another_version_are_said(cli: Cli, healthy: None, change: Callable[[str], None]) -> None:
+    assert levels(cli("doctor", "--json"))["schema"] == "ok"
+    change("UPDATE opencue_sched_version SET version_num = '0005'")
+    ran = cli("doctor", "--json")
+    assert levels(ran)["schema"] == "warn"
+    assert [one for one in ran.json["findings"] if "of revision 0005, and" in one["text"]]
+
+
 def test_a_redis_that_evicts_is_refused(cli: Cli, healthy: None, evicting: None) -> None:
     ran = cli("doctor", "--json")
     assert (ran.status, finding(ran, "FAIL")["what"]) == (1, "Redis")

@@ -150,7 +150,7 @@ def test_a_tick_fires_once_across_a_change_of_leader(redis_client, keys):
     assert redis_client.hget(keys.last_ticks, "recompute") == "8"
 
 
-@pytest.mark.parametrize("nonsense", ["soon", "", "1.5", "9" * 400, "1" + "0" * 5000])
+@pytest.mark.parametrize("nonsense", ["soon", "", "1.5", "nan", "1e18", "0x7fffffffffff", "9" * 400, "1" + "0" * 5000])
 def test_a_last_tick_that_is_none_ends_no_beat_and_is_written_anew(redis_client, keys, engine, nonsense):
     """Every beat of a fleet reads it, one after the other."""
     leader = gate(redis_client, keys, fences=PersistentFences(engine))

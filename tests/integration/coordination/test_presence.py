@@ -158,6 +158,8 @@ UNREADABLE = {
     "group": json.dumps({**OF_W2, "group": ["default"]}),
     "in hand": json.dumps({**OF_W2, "in_flight": "some"}),
     "capacity": json.dumps({**OF_W2, "capacity": None}),
+    "started_at": json.dumps({**OF_W2, "started_at": 10**400}),
+    "last_heartbeat": json.dumps({**OF_W2, "last_heartbeat": float("nan")}),
     "heartbeat": json.dumps({**OF_W2, "last_heartbeat": "now"}),
     "work": json.dumps({**OF_W2, "work": [1]}),
 }
