@@ -309,6 +309,20 @@ def test_a_cap_changes_only_when_the_commits_that_read_it_are_over(
         other.execute(text(statement))
 
 
+def test_a_commit_that_dies_after_it_read_the_caps_lets_them_change(engine: Engine, settings: Settings) -> None:
+    farm = CapFarm(engine, settings)
+    booking = engine.connect()
+    read_current_caps(booking, farm.procs)
+    pid = booking.connection.dbapi_connection.info.backend_pid  # type: ignore[union-attr]
+    with engine.begin() as other:
+        assert other.scalar(text("SELECT pg_terminate_backend(:pid, 60000)"), {"pid": pid})
+        other.execute(text("SET LOCAL lock_timeout = '20ms'"))
+        other.execute(text("UPDATE subscription SET int_burst = 500"))
+    booking.invalidate()
+    booking.close()
+    assert len(commit(engine, farm.procs, settings, farm.caps()).committed) == 2, "of 5 cores, by twos"
+
+
 LOCKS = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()")
 
 
