@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from pydantic import SecretStr
 
@@ -24,7 +24,8 @@ def refusing_postgres(settings: Settings, message: bytes, *, state: bytes = b"57
                 client, _ = listener.accept()
             except OSError:
                 return
-            with client:
+            # Whoever gave up waiting has closed its side.
+            with client, suppress(OSError):
                 if client.recv(8192)[4:8] == _ASKS_FOR_TLS:
                     client.sendall(b"N")
                     client.recv(8192)

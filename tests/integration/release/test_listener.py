@@ -110,7 +110,8 @@ def test_a_process_with_more_than_a_thousand_open_files_hears_as_any_other(
     """A worker has a connection to each RQD it talks to."""
     with ExitStack() as files:
         most, possible = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(most, min(possible, 4096)), possible))
+        wanted = 4096 if possible == resource.RLIM_INFINITY else min(possible, 4096)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(most, wanted), possible))
         files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (most, possible))
         number = 0
         while number < 1024:
