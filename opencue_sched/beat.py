@@ -48,7 +48,6 @@ from opencue_sched.store.fences import PersistentFences
 
 log = structlog.get_logger(__name__)
 
-CONSERVATIVE_SECONDS = 180.0
 CONSERVATIVE_RETRY_SECONDS = 5.0
 POLL_SECONDS = 0.5
 
@@ -56,14 +55,14 @@ POLL_SECONDS = 0.5
 def make_gate(settings: Settings) -> LeaderGate:
     """The leader gate of a beat process, with its fence kept in PostgreSQL."""
     coordination = settings.coordination
-    conservative = coordination.handover == "conservative"
+    conservative, wait = coordination.handover == "conservative", coordination.handover_wait
     return LeaderGate(
         make_redis(settings.redis_dsn, settings),
         LeaderKeys(coordination.namespace, beat_role(settings.scheduler.facility)),
-        ttl_seconds=CONSERVATIVE_SECONDS if conservative else coordination.lease_ttl,
-        renew_deadline_seconds=CONSERVATIVE_SECONDS * 0.9 if conservative else coordination.renew_deadline,
+        ttl_seconds=wait if conservative else coordination.lease_ttl,
+        renew_deadline_seconds=wait * 0.9 if conservative else coordination.renew_deadline,
         retry_seconds=CONSERVATIVE_RETRY_SECONDS if conservative else coordination.retry_interval,
-        quiet_seconds=CONSERVATIVE_SECONDS if conservative else 0.0,
+        quiet_seconds=wait if conservative else 0.0,
         fences=PersistentFences(make_engine(settings, application_name="opencue-sched-beat", pool_size=1)),
     )
 

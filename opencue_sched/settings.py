@@ -208,7 +208,10 @@ class Coordination(_Section):
     retry_interval: Seconds = Field(2.0, description="Seconds between campaigns of a standby.")
     handover: Literal["fenced", "conservative"] = Field(
         "fenced",
-        description="fenced: take over at once. conservative: fire nothing for 180 s after a change of leader.",
+        description="fenced: take over at once. conservative: fire nothing for a while after a change of leader.",
+    )
+    handover_wait: Seconds = Field(
+        180.0, ge=30, description="How long a conservative hand-over waits, of all beats the same; life of its lease."
     )
     claim_ttl: Seconds = Field(
         3.0, description="Life of a cluster claim; renewed at a third. Shorter: a dead worker's cluster is free sooner."

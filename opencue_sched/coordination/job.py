@@ -6,10 +6,11 @@ import json
 import time
 import uuid as uuids
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum, StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from opencue_sched.coordination.board import Listing
 from opencue_sched.coordination.board_errors import JobFailure
@@ -81,6 +82,13 @@ class LogBook:
     meta: Mapping[str, Any] = field(default_factory=dict)
 
 
+@runtime_checkable
+class Backend(Protocol):
+    """What a TaskFlow persistence backend has: connections that load logbooks and are closed."""
+
+    def get_connection(self) -> Any: ...
+
+
 class UnreadableJob(JobFailure, ValueError):
     """A posting whose payload nobody can read."""
 
@@ -138,12 +146,15 @@ class Job:
         self.owner_seen = fields.get("owner", "")
 
     @property
-    def book(self) -> LogBook | None:
+    def book(self) -> Any:
         """The logbook: from the board's persistence if it has one, else as it was when posted; None without one."""
-        if self._book is None or self.board.persistence is None:
+        persistence = self.board.persistence
+        if self._book is None or persistence is None:
             return self._book
-        loaded: LogBook = self.board.persistence(self._book.uuid)
-        return loaded
+        if isinstance(persistence, Backend):
+            with closing(persistence.get_connection()) as connection:
+                return connection.get_logbook(self._book.uuid)
+        return persistence(self._book.uuid)
 
     @property
     def book_uuid(self) -> str | None:

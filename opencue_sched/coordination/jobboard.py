@@ -39,6 +39,7 @@ from opencue_sched.coordination.board_store import check_store
 from opencue_sched.coordination.entities import Entities, Entity
 from opencue_sched.coordination.job import (
     STATES,
+    Backend,
     Job,
     JobPriority,
     JobState,
@@ -58,7 +59,8 @@ _LONGEST_LOOK_SECONDS = 1.0
 class JobBoard:
     """A board in a namespace. ``claim_ttl`` is the life in seconds of claims made without an expiry of their own.
 
-    ``persistence`` maps the uuid of a logbook to the logbook. ``clustered`` gives all keys one hash tag, for Redis
+    ``persistence`` maps the uuid of a logbook to the logbook, or is a backend as TaskFlow's: an object whose
+    ``get_connection()`` has ``get_logbook(uuid)`` and ``close()``. ``clustered`` gives all keys one hash tag, for Redis
     Cluster. The client stays the caller's; from one that does not decode responses another is made. Thread-safe.
     """
 
@@ -70,7 +72,7 @@ class JobBoard:
         name: str = "jobs",
         claim_ttl: float = DEFAULT_CLAIM_SECONDS,
         clustered: bool = False,
-        persistence: Callable[[str], LogBook] | None = None,
+        persistence: Callable[[str], Any] | Backend | None = None,
     ) -> None:
         self.name = name
         self.persistence = persistence

@@ -36,7 +36,7 @@ log = structlog.get_logger(__name__)
 
 SLOW_ANSWER_SECONDS = 1.0
 LONGEST_LEASE_SECONDS = 180.0
-"""Of any leader, whatever its settings: that of the conservative hand-over."""
+"""Of any leader, unless this one's own is longer: that of the conservative hand-over by default."""
 _BEYOND_ANY_TICK = 2**63
 
 
@@ -212,11 +212,12 @@ class LeaderGate:
 
     def _ask(self, now: float, what: str, fence: int) -> int | None:
         """The fence under which this process holds the lease in Redis, if it does."""
+        longest = max(LONGEST_LEASE_SECONDS, self._ttl)
         taken, held, _, fired_ms_ago, fired_at = call_script(
             self._client,
             "lease_acquire",
             [self.keys.lease, self.keys.fence, self.keys.fired_at, self.keys.quiet],
-            [self.token, int(self._ttl * 1000), what, fence, self._quiet_ms, int(LONGEST_LEASE_SECONDS * 1000)],
+            [self.token, int(self._ttl * 1000), what, fence, self._quiet_ms, int(longest * 1000)],
         )
         if fired_at >= 0 and fired_at != self._fired_at:
             self._fired, self._fired_at = now - fired_ms_ago / 1000, fired_at

@@ -9,7 +9,7 @@ import click
 
 from opencue_sched.coordination.control import Command, ControlMessage, push_control_message
 from opencue_sched.coordination.names import QueueName, QueueType, worker_group
-from opencue_sched.coordination.presence import call_roll
+from opencue_sched.coordination.presence import BEAT_TYPE, Roll, call_roll
 from opencue_sched.domain.errors import InvalidInput, SchedulerError
 from opencue_sched.operate.cli.connect import checked_redis
 from opencue_sched.operate.cli.output import json_option, show_json
@@ -24,7 +24,7 @@ def _addressed(function: Callable[..., None]) -> Callable[..., None]:
     for option in (
         json_option,
         click.option("--queued", is_flag=True, help="Leave it on the control queue; workers look every few seconds."),
-        click.option("--instance", help="Only this instance; needs --group if it is in another group than oneself."),
+        click.option("--instance", help="Only this instance; with --group if several groups have one of the name."),
         click.option("--group", help="Only workers of this group. Default: of all; with a facility set, its own."),
         click.option(
             "--type",
@@ -113,16 +113,18 @@ def _say(
     from opencue_sched.celery import app
 
     settings = get_settings()
-    facility = settings.scheduler.facility
-    if group is None and (facility is not None or instance is not None):
-        group = worker_group(facility, settings.coordination.group)
-    queue = QueueName(settings.coordination.namespace, type_, group, instance, family="ctl")
+    namespace, facility = settings.coordination.namespace, settings.scheduler.facility
     with checked_redis() as client:
+        roll = call_roll(client, namespace)
+        if group is None and instance is not None:
+            type_, group = _place_of(roll, facility, instance, type_)
+        if group is None and (facility is not None or instance is not None):
+            group = worker_group(facility, settings.coordination.group)
+        queue = QueueName(namespace, type_, group, instance, family="ctl")
         if queued:
             push_control_message(client, queue, message)
             click.echo(f"left on {queue}; workers look every few seconds")
             return
-        roll = call_roll(client, queue.ns)
     answers = broadcast(app, queue, message, roll=roll, wait_seconds=WAIT_SECONDS)
     rows = {node: answer for reply in answers for node, answer in reply.items()}
     if as_json:
@@ -134,3 +136,17 @@ def _say(
         raise SchedulerError(f"no live worker answered for {queue}; see: opencue-sched fleet")
     if any("error" in answer for answer in rows.values()):
         raise click.exceptions.Exit(1)
+
+
+def _place_of(roll: Roll, facility: str | None, instance: str, type_: str) -> tuple[str, str | None]:
+    """A type that the live instance of this name consumes, ``type_`` if it does, and its group; None without one.
+
+    Raises InvalidInput when several groups of the fleet have an instance of this name.
+    """
+    fleet = (facility or "").lower()
+    found = [it for it in roll.alive if (it.instance, it.facility) == (instance, fleet) and it.type != BEAT_TYPE]
+    groups = sorted({actor.group for actor in found})
+    if len(groups) > 1:
+        raise InvalidInput(f"several groups have an instance {instance!r}: {', '.join(groups)}; say which by --group")
+    types = {actor.type for actor in found}
+    return (min(types - {type_}) if types and type_ not in types else type_), (groups[0] if groups else None)

@@ -226,6 +226,28 @@ def test_a_boards_persistence_loads_the_book(redis_client):
         assert board.post("render", LogBook("film", "u1")).book is loaded
 
 
+def test_a_boards_persistence_is_a_backend_with_connections_too(redis_server):
+    """As in the reference: ``fetch(..., persistence=backend)``, a book per connection, and the connection closed."""
+    loaded, closed = LogBook("film", "u1", {"fresh": True}), []
+
+    class Connection:
+        def get_logbook(self, uuid):
+            return {"u1": loaded}[uuid]
+
+        def close(self):
+            closed.append(self)
+
+    class Backend:
+        def get_connection(self):
+            return Connection()
+
+    conf = {"board": "redis", "url": redis_server.url, "namespace": "cue"}
+    with fetch("films", conf, persistence=Backend()) as board:
+        assert board.post("render", LogBook("film", "u1")).book is loaded
+        assert board.post("render").book is None
+    assert len(closed) == 1
+
+
 @pytest.mark.parametrize(("text", "priority"), [("very_low", "VERY_LOW"), ("Normal", "NORMAL"), ("HIGH", "HIGH")])
 def test_priorities_are_named_in_any_case(board, text, priority):
     assert board.post("render", priority=text).priority.value == priority

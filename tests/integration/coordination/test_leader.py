@@ -484,6 +484,21 @@ def test_the_conservative_setting_is_the_proposals_rule_and_the_other_is_not(set
         assert redis_client.exists(keys.quiet) == (handover == "conservative")
 
 
+@pytest.mark.parametrize("wait", [60.0, 600.0])
+def test_how_long_the_conservative_hand_over_waits_is_a_setting(settings, redis_client, keys, wait):
+    coordination = settings.coordination.model_copy(update={"handover": "conservative", "handover_wait": wait})
+    chosen = settings.model_copy(update={"coordination": coordination})
+    first, looking_on, second = make_gate(chosen), make_gate(chosen), make_gate(chosen)
+    assert first.renew() is not None
+    assert first.may_fire("recompute", 7, mark_seconds=600)
+    assert looking_on.renew() is None
+    assert wait * 900 < redis_client.pttl(keys.lease) <= wait * 1000
+    first.resign()
+    assert second.renew() is not None
+    assert not second.may_fire("recompute", 8, mark_seconds=600)
+    assert wait * 900 < redis_client.pttl(keys.quiet) <= wait * 1000
+
+
 def test_no_tick_is_fired_twice_though_redis_was_emptied(redis_client, keys, engine):
     clock, fences = Clock(), PersistentFences(engine)
     leader = gate(redis_client, keys, clock=clock, fences=fences)
