@@ -35,7 +35,6 @@ LONGEST_FIRST = (
     "test_pass_steps.py",
     "test_preloaded_queues_drain_from_the_most_specific_and_first_in_first_out",
     "test_fleets_of_different_facilities_do_not_disturb_each_other",
-    "test_cueadmin.py",
     "test_real_rqd.py",
     "test_a_worker_killed_in_mid_pass_is_followed_by_another",
     "test_fleet.py",

@@ -34,7 +34,7 @@ from opencue_sched.accounting.recompute import recompute
 from opencue_sched.accounting.snapshot import snapshot_of
 from opencue_sched.domain.errors import NotReady, SchedulerError
 from opencue_sched.settings import Settings
-from opencue_sched.store import admin, flips
+from opencue_sched.store import admin
 from opencue_sched.store.accounting import managed_show_ids, show_version
 from opencue_sched.store.accounting_tables import refresh_tables
 
@@ -208,7 +208,7 @@ def flip_show(
 
         def wait(seconds: float) -> None:
             sleep(seconds)
-            flips.keep_flip_lock(lock)
+            admin.keep_flip_lock(lock)
 
         with engine.connect() as connection:
             (show,) = admin.list_shows(connection, show_id)
@@ -232,13 +232,13 @@ def _only_flip(engine: Engine, show_id: str) -> Iterator[Connection]:
     connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
     connection.detach()
     with contextlib.closing(connection):
-        if not flips.lock_flip(connection, show_id):
+        if not admin.lock_flip(connection, show_id):
             raise FlipUnderWay("the show is being handed over or back by somebody else; try again in half a minute")
         try:
             yield connection
         finally:
             try:
-                flips.unlock_flip(connection, show_id)
+                admin.unlock_flip(connection, show_id)
             except SQLAlchemyError as error:
                 log.info("flip_lock_went_with_its_session", show=show_id, error=str(error).partition("\n")[0])
 

@@ -53,14 +53,12 @@ _REPEAT_REFUSAL_SECONDS = 600.0
 _LONGEST_ID = 36
 _DATABASE_AWAY_SECONDS = 0.5
 
-AddServicer = Callable[[grpc.Server], None]
-
 
 class ReportService:
     """A gRPC server for RqdReportInterface with everything behind it.
 
-    ``add_servicers`` are further interfaces to serve on the same port. ``counts`` has an entry for every kind of event
-    (completion_applied, report_refused, process_killed, lost_completion, ...); doors turn them into metrics.
+    ``counts`` has an entry for every kind of event (completion_applied, report_refused, process_killed,
+    lost_completion, ...); doors turn them into metrics.
     """
 
     def __init__(
@@ -72,7 +70,6 @@ class ReportService:
         killer: FrameKiller,
         *,
         counts: EventCounts | None = None,
-        add_servicers: Sequence[AddServicer] = (),
     ) -> None:
         self._settings = settings.release
         self.counts = counts or EventCounts()
@@ -87,7 +84,6 @@ class ReportService:
             engine, self._settings, killer=killer, ledger=ledger, changes=changes, counts=self.counts
         )
         self._workers: list[threading.Thread] = []
-        self._add_servicers = add_servicers
         self._server: grpc.Server | None = None
         self._refusals: dict[str, float] = {}
         self.port = 0
@@ -103,8 +99,6 @@ class ReportService:
             ],
         )
         report_pb2_grpc.add_RqdReportInterfaceServicer_to_server(_Servicer(self), server)
-        for add in self._add_servicers:
-            add(server)
         address = f"{self._settings.host}:{self._settings.port}"
         try:
             self.port = server.add_insecure_port(address)
@@ -253,7 +247,7 @@ def _wrong_ids(report: CompletedFrame) -> str:
     return ""
 
 
-def serve(settings: Settings, *, counts: EventCounts | None = None, add_servicers: Sequence[AddServicer] = ()) -> int:
+def serve(settings: Settings, *, counts: EventCounts | None = None) -> int:
     """Run a report service with its own connections until SIGTERM or SIGINT. Returns a process exit status.
 
     Call it from the main thread. 1 means that completions had to be given up when it was stopped.
@@ -282,7 +276,6 @@ def serve(settings: Settings, *, counts: EventCounts | None = None, add_servicer
                 HostChanges(client, settings.coordination.namespace),
                 RqdKiller(channels),
                 counts=counts,
-                add_servicers=add_servicers,
             )
             service.start()
             while not stopping.wait(1.0):

@@ -27,6 +27,10 @@ _SHOWS = text(
      ORDER BY show.str_name
     """
 )
+# The lock of a show's flip is one of the session: it ends with the process that holds it, however that ends.
+_LOCK_FLIP = text("SELECT pg_try_advisory_lock(hashtextextended('opencue-sched flip ' || CAST(:show AS varchar), 0))")
+_UNLOCK_FLIP = text("SELECT pg_advisory_unlock(hashtextextended('opencue-sched flip ' || CAST(:show AS varchar), 0))")
+_STILL_THERE = text("SELECT 1")
 _INSERT_SHOW = text(
     """
     INSERT INTO show (pk_show, str_name, b_scheduler_managed, int_default_min_cores, int_default_max_cores)
@@ -244,6 +248,21 @@ def set_show_flag(connection: Connection, show_id: str, flag: str, value: bool) 
 def set_show_number(connection: Connection, show_id: str, column: str, value: int) -> None:
     """Set int_default_min_cores or int_default_max_cores of a show."""
     connection.execute(_SHOW_NUMBERS[column], {"show": show_id, "value": value})
+
+
+def lock_flip(connection: Connection, show_id: str) -> bool:
+    """Become the only one who flips this show, until unlock_flip() or the session's end; False: somebody else is."""
+    return bool(connection.execute(_LOCK_FLIP, {"show": show_id}).scalar_one())
+
+
+def keep_flip_lock(connection: Connection) -> None:
+    """Raises SQLAlchemy's errors when the session, and with it the lock, is gone."""
+    connection.execute(_STILL_THERE)
+
+
+def unlock_flip(connection: Connection, show_id: str) -> None:
+    """Let others flip the show."""
+    connection.execute(_UNLOCK_FLIP, {"show": show_id})
 
 
 def list_allocations(connection: Connection) -> list[Allocation]:

@@ -10,7 +10,6 @@ from opencue_sched.operate import metrics
 from opencue_sched.operate.cli.connect import database, redis_store
 from opencue_sched.operate.logs import configure_logging, install_level_signals
 from opencue_sched.operate.setting_names import log_unknown_variables
-from opencue_sched.operate.show_interface import show_interface
 from opencue_sched.operate.stores import check_stores
 from opencue_sched.release.model import EventCounts
 from opencue_sched.release.service import serve
@@ -23,8 +22,7 @@ def command() -> None:
     """Run the service that RQDs report to, where there is no Cuebot.
 
     Takes boot, status and completion reports on OPENCUE_SCHED_RELEASE__HOST and __PORT (127.0.0.1:8443). Several may
-    run side by side. On the same port `cueadmin -server HOST:PORT -scheduler-managed SHOW on|off` hands a show over or
-    back. Ends on SIGTERM or Ctrl-C, once the completions it has are applied.
+    run side by side. Ends on SIGTERM or Ctrl-C, once the completions it has are applied.
 
     Example: OPENCUE_SCHED_RELEASE__HOST=0.0.0.0 opencue-sched report-service
     """
@@ -34,8 +32,7 @@ def command() -> None:
     with database() as engine, redis_store() as client:
         check_stores(engine, client, settings)
         with engine.connect() as connection:
-            facts = check_schema(connection)
+            check_schema(connection)
     install_level_signals()
     metrics.serve_metrics(settings.queue.metrics_host, settings.queue.metrics_port)
-    with show_interface(settings, cuebots=facts.origin == "cuebot") as shows:
-        raise click.exceptions.Exit(serve(settings, counts=EventCounts(metrics.record_event), add_servicers=[shows]))
+    raise click.exceptions.Exit(serve(settings, counts=EventCounts(metrics.record_event)))
