@@ -15,9 +15,11 @@ from typing import Any
 
 import redis
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.bootstrap import StoreState, store_state
 from opencue_sched.accounting.managed import check_release_feed
+from opencue_sched.clusters.discovery import scoped_facilities
 from opencue_sched.coordination.names import QueueType
 from opencue_sched.coordination.presence import call_roll
 from opencue_sched.dispatch.channels import RqdChannels
@@ -27,6 +29,7 @@ from opencue_sched.operate.waiting_words import listed
 from opencue_sched.settings import Settings
 from opencue_sched.store import farm_health, waiting
 from opencue_sched.store.limits import holds_of_limits, limits_meant_otherwise
+from opencue_sched.store.pending import fetch_waiting_work
 from opencue_sched.store.quarantine import quarantined_jobs
 from opencue_sched.store.schema import SchemaFacts, check_schema, newest_revision, revision_of
 
@@ -82,7 +85,7 @@ def diagnose(
     engine: Engine, client: redis.Redis, settings: Settings, *, clock: Callable[[], float] = time.time
 ) -> Diagnosis:
     """Look at everything once. Never raises for what is wrong with the farm; what cannot be asked is a finding."""
-    findings = [*_database(engine, settings, clock), *_redis(client, settings, clock)]
+    findings = [*_database(engine, settings, clock), *_redis(client, engine, settings, clock)]
     return Diagnosis(tuple(findings))
 
 
@@ -284,7 +287,7 @@ def _release_feed(engine: Engine, settings: Settings, facts: SchemaFacts) -> Ite
         yield Finding("release feed", Level.OK, check.message)
 
 
-def _redis(client: redis.Redis, settings: Settings, clock: Callable[[], float]) -> Iterator[Finding]:
+def _redis(client: redis.Redis, engine: Engine, settings: Settings, clock: Callable[[], float]) -> Iterator[Finding]:
     try:
         check_redis(client, settings)
         info: Any = client.info()
@@ -310,7 +313,24 @@ def _redis(client: redis.Redis, settings: Settings, clock: Callable[[], float]) 
         text = f"{state.value}: nothing is booked before a worker has filled them from PostgreSQL"
         yield Finding("counters", Level.WARN, text, "start a worker: `celery -A opencue_sched worker`")
     workers = roll.of(QueueType.DISPATCH.value)
-    if not workers:
-        yield Finding("workers", Level.WARN, "none is alive", "`celery -A opencue_sched worker` and `... beat`")
-    else:
+    if workers:
         yield Finding("workers", Level.OK, f"{len(workers)} alive; `opencue-sched fleet` says more")
+        return
+    remedy = "`celery -A opencue_sched worker` and `... beat`"
+    frames = _waiting_frames(engine, settings)
+    if frames:
+        text = f"none is alive, and {frames} frames of managed shows wait"
+        yield Finding("workers", Level.FAIL, text, remedy)
+    else:
+        yield Finding("workers", Level.WARN, "none is alive", remedy)
+
+
+def _waiting_frames(engine: Engine, settings: Settings) -> int:
+    """Frames that wait and may be booked; 0 where that cannot be asked, which is a finding about the database."""
+    try:
+        with engine.connect() as connection:
+            facts = check_schema(connection)
+            work = fetch_waiting_work(connection, scoped_facilities(connection, settings), facts)
+    except (SchedulerError, SQLAlchemyError):
+        return 0
+    return sum(one.frames for one in work)

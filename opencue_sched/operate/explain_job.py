@@ -94,14 +94,23 @@ def _of_subscriptions(situation: Situation, subscriptions: Sequence[Subscribed])
         return [Reason("no_subscription", text, decides=True)]
     usable = [one for one in here if one.burst_centicores >= CENTICORES_PER_CORE]
     if not usable:
-        names = listed([one.allocation for one in here])
-        return [Reason("burst_zero", f"the burst of show {show} is 0 in {names}", decides=True)]
+        return [Reason("burst_zero", f"the burst of show {show} is {_small_bursts(here)}", decides=True)]
     if all(one.cores >= one.burst_centicores // CENTICORES_PER_CORE for one in usable):
-        full = listed(
-            [f"{one.allocation} ({one.cores} of {one.burst_centicores // CENTICORES_PER_CORE} cores)" for one in usable]
-        )
+        full = listed([f"{one.allocation} ({one.cores} of {_burst(one)} cores)" for one in usable])
         return [Reason("burst", f"show {show} is at its burst in {full}", decides=True)]
     return []
+
+
+def _small_bursts(subscriptions: Sequence[Subscribed]) -> str:
+    """Bursts that have no room for one core, and where."""
+    if all(one.burst_centicores <= 0 for one in subscriptions):
+        return f"0 in {listed([one.allocation for one in subscriptions])}"
+    return f"below one core in {listed([f'{one.allocation} ({_burst(one)} cores)' for one in subscriptions])}"
+
+
+def _burst(subscription: Subscribed) -> str:
+    """In cores."""
+    return f"{subscription.burst_centicores / CENTICORES_PER_CORE:g}"
 
 
 def _of_caps(situation: Situation) -> list[Reason]:

@@ -15,13 +15,14 @@ from sqlalchemy.pool import NullPool
 
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.coordination.presence import Presence
 from opencue_sched.embedded.simulated_host import HostSpec as SimulatedSpec
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
 from opencue_sched.operate.doctor import Level, diagnose
 from opencue_sched.settings import get_settings
 from opencue_sched.store.quarantine import quarantine_jobs
 from opencue_sched.store.schema import check_schema
-from tests.farm import Farm
+from tests.farm import Farm, LayerSpec
 from tests.integration.cli.conftest import Cli, Ran
 
 Build = Callable[[Callable[[Farm], Any]], Any]
@@ -107,6 +108,24 @@ def test_a_farm_that_could_render_is_well_but_for_workers(cli: Cli, healthy: Non
     assert "ok    RQD            1 of 1 hosts that are up accept connections" in lines
     assert "warn  workers        none is alive" in lines
     assert lines[-1].startswith("                     -> `celery -A opencue_sched worker`")
+
+
+def test_frames_that_wait_while_no_worker_lives_must_be_put_right(
+    cli: Cli, healthy: None, build: Build, redis_client: redis.Redis, change: Callable[[str], None]
+) -> None:
+    # given three frames that wait, and no worker
+    build(lambda farm: farm.job([LayerSpec(frames=3)]))
+    ran = cli("doctor", "--json")
+    assert (ran.status, finding(ran, "FAIL")["what"]) == (1, "workers")
+    assert finding(ran, "FAIL")["text"] == "none is alive, and 3 frames of managed shows wait"
+    # when somebody pauses their job, or a worker comes
+    change("UPDATE job SET b_paused = true")
+    assert cli("doctor").status == 0
+    change("UPDATE job SET b_paused = false")
+    worker = Presence(redis_client, "cue", types=["dispatch"], group="default", instance="one")
+    worker.announce()
+    # then nothing has to be done
+    assert (cli("doctor").status, levels(cli("doctor", "--json"))["workers"]) == (0, "ok")
 
 
 def test_what_a_newer_cuebot_says_of_limits_and_is_not_followed_is_told(

@@ -81,6 +81,11 @@ def reasons(cli: Cli, layer: int = 0) -> list[str]:
         ("UPDATE show SET b_paused = true", "show_paused", "show demo is paused"),
         ("DELETE FROM subscription", "no_subscription", "show demo has no subscription; `opencue-sched subscription"),
         ("UPDATE subscription SET int_burst = 0", "burst_zero", "the burst of show demo is 0 in local.general"),
+        (
+            "UPDATE subscription SET int_burst = 8",
+            "burst_zero",
+            "the burst of show demo is below one core in local.general (0.08 cores)",
+        ),
         ("UPDATE host SET str_lock_state = 'LOCKED'", "hosts_unavailable", "can be used: 1 locked"),
         ("UPDATE host SET str_lock_state = 'NIMBY_LOCKED'", "hosts_unavailable", "can be used: 1 nimby locked"),
         ("UPDATE host_stat SET str_state = 'DOWN'", "hosts_unavailable", "general can be used: 1 down"),
