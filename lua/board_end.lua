@@ -1,13 +1,13 @@
 -- board_end: end a claim.
 -- ARGV[2] uuid   ARGV[3] owner   ARGV[4] fence   ARGV[5] token   ARGV[6] how   ARGV[7] delay in ms
--- ARGV[8] wake seen at the claim   ARGV[9] failures allowed in a row   ARGV[10] error text
+-- ARGV[8] wake seen at the claim   ARGV[9] why it failed, one line   ARGV[10] error text
 -- ARGV[11] key that remembers what this very call answered
 -- how: 'again'   ready at once, a message is to be sent
 --      'abandon' ready at once, no message (somebody else may take it)
 --      'sleep'   not before now + delay; ready at once instead if it was woken during the claim
 --      'idle'    like sleep, but no message is to be sent at the end of the rest: there was nothing to do
 --      'put_off' like sleep, but nothing was learnt about the job: its failures in a row stay as they are
---      'fail'    like sleep, counting the failure; after the allowed number of them, trash with the error text
+--      'fail'    not before now + delay, whatever wakes it; the failure is counted and kept with why and the error text
 --      'consume' done: the job is gone
 --      'trash'   kept aside with the error text
 -- Returns {1, ticket of the message to send or 0, new state}; {0, 'gone'}; {0, 'unclaimed'}; {0, 'other', owner};
@@ -39,9 +39,12 @@ redis.call('ZREM', CLAIMED, uuid)
 redis.call('HSET', job, 'modified', format(now))
 
 if how == 'fail' then
-  local failures = redis.call('HINCRBY', job, 'failures', 1)
-  redis.call('HSET', job, 'error', error_text)
-  how = failures >= tonumber(ARGV[9]) and 'trash' or 'sleep'
+  if redis.call('HINCRBY', job, 'failures', 1) == 1 then
+    redis.call('HSET', job, 'failing', format(now))
+  end
+  local rest = math.max(tonumber(read[6]), now + delay)
+  redis.call('HSET', job, 'error', error_text, 'reason', ARGV[9], 'rest', format(rest))
+  read[6], how = rest, 'sleep'
 elseif how == 'put_off' then
   how = 'sleep'
 elseif how ~= 'abandon' then

@@ -216,7 +216,6 @@ class Coordination(_Section):
     claim_ttl: Seconds = Field(
         3.0, description="Life of a cluster claim; renewed at a third. Shorter: a dead worker's cluster is free sooner."
     )
-    max_failures: int = Field(5, ge=1, description="Failures in a row after which a cluster's posting is trashed.")
     drain_grace: Seconds = Field(
         25.0, description="Seconds a worker told to stop waits for what it has in hand. Less than what kills it then."
     )

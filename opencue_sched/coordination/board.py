@@ -150,13 +150,13 @@ class BoardScripts:
         *,
         delay_seconds: float = 0.0,
         wake: int = 0,
-        failures_allowed: int = 1,
+        reason: str = "",
         error: str = "",
     ) -> list[Any]:
         delay = round(delay_seconds * 1000)
         text = error[-ERROR_CHARACTERS:]
         call = self.keys.call(new_token())
-        return list(self.call("board_end", uuid, owner, fence, token, how, delay, wake, failures_allowed, text, call))
+        return list(self.call("board_end", uuid, owner, fence, token, how, delay, wake, reason, text, call))
 
     def steer(self, uuid: str, how: Steering, value: str | int = "", *, force: bool = False) -> list[Any]:
         return list(self.call("board_steer", uuid, how, value, int(force), self.keys.call(new_token())))

@@ -8,7 +8,7 @@ has answered since it was sent is stale, so copies of a message change nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,9 @@ LISTED_CLAIMS = 1000
 """More than the threads of a fleet that may die at once: a claim that nobody saw before its end waits for the sweep."""
 LISTED_MESSAGES = 200
 """More than are lost at once. With more than that overdue, a farm is short of workers, not of messages."""
+FAILURE_KINDS = ("postgresql", "redis", "program")
+"""What the error came from that failed a pass."""
+_OF_A_COOLDOWN = ("name", "details", "failures", "failing", "rest", "reason")
 POSTING_PRIORITY = JobPriority.NORMAL
 """Of every cluster: strict priority is among jobs, within a pass, and no rule puts one show before another."""
 
@@ -79,8 +82,35 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterCooldown:
+    """A cluster whose passes have failed ``failures`` times in a row since ``since``: it is not dispatched before
+    ``until``, whatever wakes it. Both in epoch seconds of Redis. ``kind`` is one of FAILURE_KINDS, ``reason`` one line.
+
+    ``until`` is over while the cluster is tried again. ``cluster`` is None for a posting that cannot be read.
+    """
+
+    key: str
+    cluster: Cluster | None
+    since: float
+    until: float
+    failures: int
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrashedPosting:
+    """A posting that a person put aside ``at`` that epoch second, and why."""
+
+    key: str
+    at: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a posting was not claimed: ``gone``, ``held`` (by ``owner``), ``not_yet``, ``trashed`` or ``stale``."""
+    """Why a posting was not claimed: ``gone``, ``held`` (by ``owner``), ``not_yet``, ``trashed``, ``stale`` or
+    ``unreadable``."""
 
     reason: str
     owner: str = ""
@@ -161,6 +191,33 @@ class ClusterPostings:
         """A posting as it is now."""
         return self.scripts.job(uuid)
 
+    def cooldowns(self) -> list[ClusterCooldown]:
+        """The clusters whose last pass failed, those that are left alone for longest first. Two round trips."""
+        read = self._fields(self.posted().values(), *_OF_A_COOLDOWN)
+        found = [_cooldown(fields) for fields in read if int(fields["failures"] or 0) > 0]
+        return sorted(found, key=lambda it: it.until, reverse=True)
+
+    def trashed(self) -> list[TrashedPosting]:
+        """The postings in the trash, the oldest first. Two round trips."""
+        trash: Any = self._client.zrange(self.keys.of("trash"), 0, -1, withscores=True)
+        read = self._fields([uuid for uuid, _ in trash], "name", "error")
+        return [
+            TrashedPosting(fields["name"], float(at) / 1000, fields["error"])
+            for (_, at), fields in zip(trash, read, strict=True)
+        ]
+
+    def failures(self, claim: Claim) -> int:
+        """How many passes over the claimed cluster have failed in a row before this one."""
+        return int(self._client.hget(self.keys.job(claim.uuid), "failures") or 0)
+
+    def _fields(self, uuids: Iterable[str], *names: str) -> list[dict[str, str]]:
+        """These fields of postings, '' for one that is not there."""
+        with self._client.pipeline(transaction=False) as pipe:
+            for uuid in uuids:
+                pipe.hmget(self.keys.job(uuid), *names)
+            rows: Any = pipe.execute()
+        return [{name: value or "" for name, value in zip(names, row, strict=True)} for row in rows]
+
     def counts(self) -> Counts:
         return self.scripts.counts()
 
@@ -170,7 +227,8 @@ class ClusterPostings:
         return answer if isinstance(answer, Claim) else None
 
     def try_claim(self, uuid: str, owner: str, *, ttl_seconds: float, ticket: int | None = None) -> Claim | Refused:
-        """Claim a posting, or why not. One whose payload nobody can read is trashed: poison must not go round."""
+        """Claim a posting, or why not. One whose payload cannot be read is taken down: the next sweep that finds work
+        in its cluster posts it anew."""
         token = new_token()
         answer = self.scripts.claim(uuid, owner, token, life=ttl_seconds, ticket=ticket)
         if not answer[0]:
@@ -180,8 +238,8 @@ class ClusterPostings:
             return Claim(uuid, owner, int(fence), int(wake), decode_cluster(details), token)
         except InvalidInput as error:
             log.error("posting_unreadable", posting=uuid, error=str(error))
-            self.scripts.end(uuid, owner, int(fence), token, "trash", error=str(error))
-            return Refused("trashed")
+            self.scripts.end(uuid, owner, int(fence), token, "consume")
+            return Refused("unreadable")
 
     def ending(self, within_seconds: float) -> dict[str, float]:
         """The claims that end within this time unless they are prolonged: posting -> seconds left, below 0 when over.
@@ -248,10 +306,10 @@ class ClusterPostings:
         answers = self.scripts.call_each("board_extend", calls)
         return [claim for claim, held in zip(claims, answers, strict=True) if held == 1]
 
-    def end(
-        self, claim: Claim, how: End, *, delay_seconds: float = 0.0, failures_allowed: int = 1, error: str = ""
-    ) -> int:
+    def end(self, claim: Claim, how: End, *, delay_seconds: float = 0.0, reason: str = "", error: str = "") -> int:
         """End a claim (see lua/board_end.lua). The ticket of the message to send for the posting at once, or 0.
+
+        ``reason`` of a failure: its kind (FAILURE_KINDS), a colon and one line; ``error`` is all of it.
 
         A claim lost meanwhile is somebody else's: nothing is changed, and 0 is returned.
         """
@@ -263,15 +321,30 @@ class ClusterPostings:
             how,
             delay_seconds=delay_seconds,
             wake=claim.wake,
-            failures_allowed=failures_allowed,
+            reason=reason,
             error=error,
         )
         if not answer[0]:
             log.warning("claim_lost", posting=claim.uuid, cluster=claim.cluster.key, fence=claim.fence, how=how)
             return 0
-        if answer[2] == "trash":
-            log.error("posting_trashed", posting=claim.uuid, cluster=claim.cluster.key, error=error[-500:])
         return int(answer[1])
+
+
+def _cooldown(fields: Mapping[str, str]) -> ClusterCooldown:
+    try:
+        cluster = decode_cluster(fields["details"])
+    except InvalidInput:
+        cluster = None
+    kind, _, reason = fields["reason"].partition(": ")
+    return ClusterCooldown(
+        fields["name"],
+        cluster,
+        float(fields["failing"] or 0) / 1000,
+        float(fields["rest"] or 0) / 1000,
+        int(fields["failures"]),
+        kind if kind in FAILURE_KINDS else FAILURE_KINDS[-1],
+        reason,
+    )
 
 
 def _offer_args(clusters: Sequence[Cluster], wake: bool) -> list[str | int | float]:

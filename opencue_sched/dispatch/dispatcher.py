@@ -14,8 +14,10 @@ from opencue_sched.coordination.board import End
 from opencue_sched.coordination.leader import boot_clock
 from opencue_sched.coordination.postings import Claim, ClaimKeeper, ClusterPostings, Offered, Refused
 from opencue_sched.dispatch.cluster_pass import PassRunner
+from opencue_sched.dispatch.cooldown import cooldown_seconds
+from opencue_sched.dispatch.failures import describe
 from opencue_sched.dispatch.locked_hosts import FIRST_REST_SECONDS
-from opencue_sched.dispatch.report import PassEnd, PassReport
+from opencue_sched.dispatch.report import LONGEST_ERROR, PassEnd, PassReport
 from opencue_sched.dispatch.store_trouble import is_trouble
 from opencue_sched.domain.errors import HostLocked
 from opencue_sched.domain.verdicts import Verdict
@@ -25,7 +27,6 @@ log = structlog.get_logger(__name__)
 
 CONTENDED_SLEEP_SECONDS = 0.5
 NOT_READY_SLEEP_SECONDS = 1.0
-FAILED_SLEEP_SECONDS = 2.0
 _SAYS_NOTHING_OF_THE_CLUSTER = (PassEnd.QUERY_ERROR, PassEnd.NOT_READY, PassEnd.CLAIM_LOST)
 
 
@@ -46,8 +47,8 @@ class Dispatcher:
         """One pass over the posted cluster; Refused when it is gone, somebody else's, asleep or trashed, or when the
         message's ``ticket`` was answered before.
 
-        An error of a pass ends the claim as failed, and the posting is trashed when that happened too often in a row;
-        it goes to the caller unless it is a store's. A store in trouble says nothing of the cluster.
+        A cluster whose pass fails is cooled down, for longer each time it fails again; the error goes to the caller
+        unless it is a store's. A store in trouble says nothing of the cluster.
         """
         ttl = self.settings.coordination.claim_ttl
         before = boot_clock()
@@ -63,9 +64,9 @@ class Dispatcher:
                 log.error("pass_failed_in_a_store", cluster=claim.cluster.key, error=str(error))
                 self._end(claim, report)
             else:
-                self._fail(claim, traceback.format_exc(), rest_seconds=self._rest(report))
-        except Exception:
-            self._fail(claim, traceback.format_exc(), rest_seconds=FAILED_SLEEP_SECONDS)
+                self._fail(claim, error)
+        except Exception as error:
+            self._fail(claim, error)
             raise
         else:
             self._end(claim, report)
@@ -108,16 +109,21 @@ class Dispatcher:
             soon.append(max(FIRST_REST_SECONDS, report.hosts_back_in))
         return min([queue.cluster_saturated_sleep, *soon])
 
-    def _fail(self, claim: Claim, error: str, *, rest_seconds: float) -> None:
-        log.error("pass_crashed", cluster=claim.cluster.key, error=error)
+    def _fail(self, claim: Claim, error: Exception) -> None:
+        log.error("pass_crashed", cluster=claim.cluster.key, error=traceback.format_exc())
         try:
-            # Woken meanwhile, it is left to the next sweep: what fails at once must not run busily into the trash.
+            seconds = cooldown_seconds(self.postings.failures(claim) + 1)
             self.postings.end(
-                claim,
-                "fail",
-                delay_seconds=rest_seconds,
-                failures_allowed=self.settings.coordination.max_failures,
-                error=error,
+                claim, "fail", delay_seconds=seconds, reason=failure_reason(error), error=traceback.format_exc()
             )
+            log.warning("cluster_cooled_down", cluster=claim.cluster.key, seconds=seconds, reason=failure_reason(error))
         except RedisError as problem:
             log.warning("claim_left_to_expire", cluster=claim.cluster.key, error=str(problem))
+
+
+def failure_reason(error: Exception) -> str:
+    """Why a pass failed, in one line after its kind: ``postgresql: integer out of range (SQLSTATE 22003)``."""
+    kind = "redis" if isinstance(error, RedisError) else "program"
+    if isinstance(error, SQLAlchemyError):
+        kind = "postgresql"
+    return f"{kind}: {type(error).__name__}: {describe(error)}"[:LONGEST_ERROR]

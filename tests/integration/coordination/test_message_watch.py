@@ -84,7 +84,7 @@ def test_a_rest_at_whose_end_nobody_sent_a_message_is_followed_by_one_of_many(po
     if how == "told to rest while at work":
         postings.scripts.steer(offered.uuid, "rest", 60_000)
     ends = {"told to rest": "idle", "told to rest while at work": "sleep"}
-    postings.end(claim, ends.get(how, how), delay_seconds=60, failures_allowed=5)
+    postings.end(claim, ends.get(how, how), delay_seconds=60)
     if how == "told to rest":
         postings.scripts.steer(offered.uuid, "rest", 60_000)
     watches = [Watch(postings) for _ in range(3)]

@@ -178,19 +178,43 @@ def test_for_an_abandoned_posting_the_next_sweep_sends(postings):
     assert not sent.again, "none was sent in vain"
 
 
-def test_a_poison_cluster_is_trashed_with_its_traceback(postings, redis_client):
-    (offered,) = postings.offer([CLUSTER])
-    for attempt in range(3):
+def test_a_failed_cluster_is_woken_by_nothing_and_listed_with_its_reason_until_it_works(postings, redis_client):
+    offered, _ = postings.offer([CLUSTER, OTHER])
+    for attempt in range(12):
         claim = eventually(lambda: postings.claim(offered.uuid, "w1", ttl_seconds=10))
-        postings.end(claim, "fail", delay_seconds=0.0, failures_allowed=3, error=f"Traceback {attempt}")
-    assert states(redis_client)["trash"] == 1
-    assert redis_client.hget(f"cue:board:clusters:job:{offered.uuid}", "error") == "Traceback 2"
-    assert postings.claim(offered.uuid, "w1", ttl_seconds=10) is None
-    # restored, it has all its tries again
-    assert postings.scripts.steer(offered.uuid, "restore")[0] == 1
-    claim = postings.claim(offered.uuid, "w1", ttl_seconds=10)
-    postings.end(claim, "fail", delay_seconds=0.0, failures_allowed=3, error="Traceback 3")
+        assert postings.failures(claim) == attempt
+        postings.offer([CLUSTER], wake=True)
+        seconds = 600 if attempt == 11 else 0.001
+        postings.end(claim, "fail", delay_seconds=seconds, reason=f"redis: no {attempt}", error=f"Traceback {attempt}")
+
+    # given a cluster that failed again and again, when it is woken
+    assert not any(it.send for it in postings.offer([CLUSTER], wake=True))
+
+    # then it goes on resting, and whoever looks is told why
+    assert postings.try_claim(offered.uuid, "w1", ttl_seconds=10).reason == "not_yet"
+    assert redis_client.hget(f"cue:board:clusters:job:{offered.uuid}", "error") == "Traceback 11"
+    (cooldown,) = postings.cooldowns()
+    assert (cooldown.key, cooldown.cluster, cooldown.failures) == (CLUSTER.key, CLUSTER, 12)
+    assert (cooldown.kind, cooldown.reason) == ("redis", "no 11")
+    assert cooldown.since + 599 < cooldown.until <= float(redis_client.time()[0]) + 601
+
+    # when a person ends the cooldown and the pass works, then it has failed no more
+    postings.scripts.steer(offered.uuid, "rest", 0)
+    postings.end(postings.claim(offered.uuid, "w1", ttl_seconds=10), "sleep", delay_seconds=10)
+    assert postings.cooldowns() == []
     assert states(redis_client)["trash"] == 0
+
+
+def test_the_trash_is_listed_with_its_reasons(postings, redis_client):
+    offered = postings.offer([CLUSTER, OTHER])
+    assert postings.trashed() == []
+    for number, it in enumerate(offered):
+        postings.scripts.steer(it.uuid, "trash", f"odd {number}")
+        redis_client.zadd("cue:board:clusters:trash", {it.uuid: 1000 + number})
+    assert [(it.key, it.at, it.reason) for it in postings.trashed()] == [
+        (CLUSTER.key, 1.0, "odd 0"),
+        (OTHER.key, 1.001, "odd 1"),
+    ]
 
 
 def test_claims_that_run_out_trash_nothing_however_often(postings, redis_client):
@@ -315,11 +339,14 @@ def test_a_cluster_that_was_told_to_rest_and_trashed_rests_no_more_when_restored
     assert postings.end(postings.claim(offered.uuid, "w1", ttl_seconds=10), "again") > 0
 
 
-def test_an_unreadable_posting_is_trashed_instead_of_going_round(postings, redis_client):
+def test_an_unreadable_posting_is_taken_down_and_posted_anew(postings, redis_client):
     (offered,) = postings.offer([CLUSTER])
     redis_client.hset(f"cue:board:clusters:job:{offered.uuid}", "details", '{"v": 7}')
-    assert postings.try_claim(offered.uuid, "w1", ttl_seconds=10).reason == "trashed"
-    assert states(redis_client)["trash"] == 1
+    assert postings.try_claim(offered.uuid, "w1", ttl_seconds=10).reason == "unreadable"
+    assert not any(states(redis_client).values())
+    (again,) = postings.offer([CLUSTER])
+    assert again.send
+    assert postings.claim(again.uuid, "w1", ttl_seconds=10).cluster == CLUSTER
 
 
 def test_trash_ends_after_its_retention(postings, redis_client):

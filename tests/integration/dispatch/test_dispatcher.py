@@ -226,40 +226,54 @@ POISON = ProgrammingError("SELECT", {}, Exception("a row that no query can read"
 
 
 def one_pass(here: Passes, dispatcher: Dispatcher, posting: str) -> dict[str, str]:
-    """Rouse the cluster, if it can be, and pass over it; its posting afterwards."""
+    """End the cluster's cooldown, rouse it and pass over it; its posting afterwards."""
     for posted in here.sweeper._postings.posted().values():
-        here.client.hset(f"cue:board:clusters:job:{posted}", "sent", 0)
+        here.client.hset(f"cue:board:clusters:job:{posted}", mapping={"sent": 0, "rest": 0})
     here.sweeper._active = frozenset()
     here.sweeper.sweep()
     dispatcher.dispatch(posting)
     return cast("dict[str, str]", here.client.hgetall(f"cue:board:clusters:job:{posting}"))
 
 
-def test_a_cluster_whose_queries_always_fail_is_trashed_with_the_traceback(
+def test_a_cluster_whose_passes_fail_is_cooled_down_longer_and_longer_whatever_wakes_it(
     here: Passes, dispatcher: Dispatcher, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(engine, frames=1)
     posting = a_posting(here)
-    failing(here, monkeypatch, POISON)
-    most = here.settings.coordination.max_failures
-    states = [one_pass(here, dispatcher, posting)["state"] for _ in range(most)]
-    assert states == ["delayed"] * (most - 1) + ["trash"]
+    shows = [here.sweeper.clusters()[0].show_id]
+    cooled: list[float] = []
+    with monkeypatch.context() as broken:
+        # given a cluster whose passes fail ten times in a row
+        for _ in range(10):
+            failing(here, broken, ProgrammingError("SELECT", {}, Exception("a row that no query can read")))
+            one_pass(here, dispatcher, posting)
+            cooled.append(rests(here, posting))
+            # when something wakes it, then nobody looks at it
+            assert here.sweeper.sweep(wake_shows=shows).send == ()
+            assert isinstance(dispatcher.dispatch(posting), Refused)
+            end_cooldown(here, posting)
+
+    # then it is left alone for longer each time, to a bound, and sent for at the end
+    assert cooled == pytest.approx([2, 4, 8, 16, 32, 64, 128, 256, 300, 300], abs=0.1)
+    (cooldown,) = here.sweeper._postings.cooldowns()
+    assert (cooldown.failures, cooldown.kind) == (10, "postgresql")
+    assert cooldown.reason == "ProgrammingError: a row that no query can read"
     error = here.client.hget(f"cue:board:clusters:job:{posting}", "error") or ""
     assert error.startswith("Traceback (most recent call last)")
     assert "a row that no query can read" in error
-    assert isinstance(dispatcher.dispatch(posting), Refused)
 
-
-def test_a_failed_query_leaves_its_cluster_alone_for_as_long_as_an_empty_one(
-    here: Passes, dispatcher: Dispatcher, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plant(engine, frames=1)
-    posting = a_posting(here)
-    failing(here, monkeypatch, POISON)
+    # when the cause is gone, then it books, and begins anew
     report = dispatcher.dispatch(posting)
     assert isinstance(report, PassReport)
-    assert report.ended is PassEnd.QUERY_ERROR
-    assert rests(here, posting) == pytest.approx(here.settings.queue.cluster_empty_sleep, abs=1)
+    assert report.frames_booked == 1
+    assert here.sweeper._postings.cooldowns() == []
+
+
+def end_cooldown(here: Passes, posting: str) -> None:
+    """Let the time of a cooldown pass: any worker sends a message for the posting then."""
+    assert sent_for_at_its_end(here, posting)
+    here.client.hset(f"cue:board:clusters:job:{posting}", "rest", 0)
+    here.client.zadd("cue:board:clusters:delayed", {posting: 1})
 
 
 def test_a_store_that_is_away_neither_counts_against_a_cluster_nor_acquits_it(
