@@ -202,6 +202,11 @@ def beat_role(facility: str | None) -> str:
     return f"beat.{facility.lower()}" if facility else "beat"
 
 
+def reap_turn(facility: str | None) -> str:
+    """The turn of reaping for one facility scope: a fleet reaps nothing of another's facility."""
+    return f"reap.{facility.lower()}" if facility else "reap"
+
+
 def worker_group(facility: str | None, group: str) -> str:
     """The group of a worker: a fleet scoped to a facility is a group of that name."""
     return checked_name("group", facility.lower()) if facility else group

@@ -53,7 +53,7 @@ from opencue_sched.operate.flip import look_after_handed_back, notice_flips
 from opencue_sched.operate.membership import Membership, consumed_types
 from opencue_sched.operate.messages import Messenger
 from opencue_sched.operate.stores import check_stores
-from opencue_sched.operate.upkeep import Upkeep
+from opencue_sched.operate.upkeep import Upkeep, upkeep_scope
 from opencue_sched.placement.changes import HostChanges
 from opencue_sched.release.killing import RqdKiller
 from opencue_sched.release.model import EventCounts
@@ -160,16 +160,18 @@ class Runtime:
         def stopping() -> bool:
             return self.membership.duty.state is DutyState.DRAINING
 
+        scope = upkeep_scope(self.settings, self.facts)
         reaper = Reaper(
             self.engine,
             self.settings.release,
             killer=RqdKiller(self.channels),
+            scope=scope,
             ledger=self.ledger,
             changes=self.changes,
             counts=self.counts,
             stopping=stopping,
         )
-        return Upkeep(self.engine, self.client, self.settings, self.facts, reaper, stopping=stopping)
+        return Upkeep(self.engine, self.client, self.settings, self.facts, reaper, scope=scope, stopping=stopping)
 
     @cached_property
     def events(self) -> Events:

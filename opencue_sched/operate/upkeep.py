@@ -8,6 +8,7 @@ from dataclasses import asdict
 import redis
 from sqlalchemy import Engine
 
+from opencue_sched.coordination.names import reap_turn
 from opencue_sched.coordination.turns import turn
 from opencue_sched.operate import metrics
 from opencue_sched.release.history import HistoryReport, drain_history
@@ -15,6 +16,7 @@ from opencue_sched.release.model import ReleasePolicy
 from opencue_sched.release.reaper import Reaper
 from opencue_sched.release.recovery import recover_depends
 from opencue_sched.settings import Settings
+from opencue_sched.store.lost import UpkeepScope
 from opencue_sched.store.quarantine import forget_ended_quarantines
 from opencue_sched.store.release import cuebot_recalculates_subs, recalculate_subs
 from opencue_sched.store.schema import SchemaFacts
@@ -23,10 +25,16 @@ REAP_TURN_SECONDS = 60.0
 """A reap begins nothing that late. When its process dies in it, the fleet's next is up to this much later."""
 
 
+def upkeep_scope(settings: Settings, facts: SchemaFacts) -> UpkeepScope:
+    """The fleet's facility; on a database made by Cuebot, managed shows alone: a Cuebot looks after the others."""
+    return UpkeepScope(settings.scheduler.facility, managed_only=facts.origin == "cuebot")
+
+
 class Upkeep:
     """Thread-safe. Whatever a process that dies in it leaves undone, the next message does.
 
-    ``stopping`` says whether the process is to end: then no longer part of a reap is begun.
+    ``scope`` is whose rows the reaper and the recovery touch (see ``upkeep_scope``). ``stopping`` says whether the
+    process is to end: then no longer part of a reap is begun.
     """
 
     def __init__(
@@ -37,6 +45,7 @@ class Upkeep:
         facts: SchemaFacts,
         reaper: Reaper,
         *,
+        scope: UpkeepScope,
         stopping: Callable[[], bool],
     ) -> None:
         self._engine = engine
@@ -44,6 +53,7 @@ class Upkeep:
         self._settings = settings
         self._facts = facts
         self._reaper = reaper
+        self._scope = scope
         self._stopping = stopping
 
     def recalculate_subs(self) -> dict[str, object]:
@@ -56,7 +66,8 @@ class Upkeep:
 
     def reap(self) -> dict[str, object]:
         """Put right what hosts and processes left behind, unless another process of the fleet is at it."""
-        with turn(self._client, self._settings.coordination.namespace, "reap", seconds=REAP_TURN_SECONDS) as mine:
+        work = reap_turn(self._settings.scheduler.facility)
+        with turn(self._client, self._settings.coordination.namespace, work, seconds=REAP_TURN_SECONDS) as mine:
             return self._reap() if mine else {"reaped": False}
 
     def _reap(self) -> dict[str, object]:
@@ -81,4 +92,5 @@ class Upkeep:
     def recover_depends(self) -> dict[str, object]:
         """Finish what a process that died after a completion left undone."""
         policy = ReleasePolicy(self._settings.release.satisfy_only_on_frame_success)
-        return {name: str(value) for name, value in asdict(recover_depends(self._engine, policy)).items()}
+        recovery = recover_depends(self._engine, policy, scope=self._scope)
+        return {name: str(value) for name, value in asdict(recovery).items()}

@@ -36,7 +36,7 @@ from opencue_sched.release.model import (
 )
 from opencue_sched.settings import Release
 from opencue_sched.store import lost
-from opencue_sched.store.lost import LostProc, OrphanFrame, Why
+from opencue_sched.store.lost import EVERYTHING, LostProc, OrphanFrame, UpkeepScope, Why
 
 _log = structlog.get_logger(__name__)
 
@@ -113,7 +113,8 @@ class _Reap:
 class Reaper:
     """One reap at a time in a process; any number of processes may reap, each run is ended once.
 
-    ``stopping`` says whether the process is to end, which ends the reap as its time does.
+    Nothing outside ``scope`` is judged. ``stopping`` says whether the process is to end, which ends the reap as its
+    time does.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class Reaper:
         settings: Release,
         *,
         killer: FrameKiller,
+        scope: UpkeepScope = EVERYTHING,
         ledger: LedgerRelease | None = None,
         changes: HostPublisher | None = None,
         counts: EventCounts | None = None,
@@ -134,6 +136,7 @@ class Reaper:
         self._engine = engine
         self._settings = settings
         self._killer = killer
+        self._scope = scope
         policy = ReleasePolicy(settings.satisfy_only_on_frame_success)
         self._releasing = Releasing(engine, policy, ledger, changes, counts, clock)
         self._batch = batch
@@ -166,8 +169,11 @@ class Reaper:
                 frameless_after=FRAMELESS_SECONDS,
                 limit=self._batch,
                 but=reap.procs,
+                scope=self._scope,
             )
-            frames = lost.orphan_frames(connection, silent_after=ORPHAN_SECONDS, limit=self._batch, but=reap.frames)
+            frames = lost.orphan_frames(
+                connection, silent_after=ORPHAN_SECONDS, limit=self._batch, but=reap.frames, scope=self._scope
+            )
         reap.procs.update(proc.proc_id for proc in procs)
         reap.frames.update(frame.frame_id for frame in frames)
         return procs, frames
@@ -176,13 +182,13 @@ class Reaper:
         """Hosts that stopped reporting. Not right after PostgreSQL was away, and late if nearly all went silent."""
         after = self._settings.host_down_after
         with self._engine.begin() as connection:
-            heard = lost.hearing(connection, silent_after=after)
+            heard = lost.hearing(connection, silent_after=after, scope=self._scope)
             if not heard.silent or heard.database_age < after:
                 return []
             if heard.silent > max(1, heard.up // 2):
                 _log.warning("most_hosts_silent", silent=heard.silent, up=heard.up)
                 after *= DEAF_FACTOR
-            down = lost.mark_hosts_down(connection, silent_after=after)
+            down = lost.mark_hosts_down(connection, silent_after=after, scope=self._scope)
         if down:
             _log.warning("hosts_down", hosts=down)
             publish_hosts(down, self._releasing.changes, self._releasing.counts)

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine
 from opencue_sched.domain.states import FrameState
 from opencue_sched.release.model import ReleasePolicy
 from opencue_sched.store import depends, release
+from opencue_sched.store.lost import EVERYTHING, UpkeepScope
 
 _log = structlog.get_logger(__name__)
 
@@ -36,19 +37,23 @@ class Recovery:
         return bool(self.depends or self.freed_frames or self.finished_jobs or self.checkpoints)
 
 
-def recover_depends(engine: Engine, policy: ReleasePolicy, *, batch: int = BATCH) -> Recovery:
+def recover_depends(
+    engine: Engine, policy: ReleasePolicy, *, scope: UpkeepScope = EVERYTHING, batch: int = BATCH
+) -> Recovery:
     """One bounded pass over jobs, dependencies, frames and checkpoints, a transaction each. Safe at any time, anywhere.
+
+    Of a dependency it is the job that waits which has to be in ``scope``.
 
     What is found is looked at again once its counters are locked, so a frame retried meanwhile is left alone.
     """
     with engine.begin() as connection:
-        finished = _finish_jobs(connection, batch)
+        finished = _finish_jobs(connection, scope, batch)
     with engine.begin() as connection:
-        met = _meet_stale_depends(connection, policy, batch)
+        met = _meet_stale_depends(connection, policy, scope, batch)
     with engine.begin() as connection:
-        freed = _free_stuck_frames(connection, batch)
+        freed = _free_stuck_frames(connection, scope, batch)
     with engine.begin() as connection:
-        checkpoints = _drop_stale_checkpoints(connection, batch)
+        checkpoints = _drop_stale_checkpoints(connection, scope, batch)
     recovery = Recovery(met.depends, len(met.freed_frames) + freed, finished, checkpoints)
     if recovery.found_anything:
         _log.warning(
@@ -61,40 +66,42 @@ def recover_depends(engine: Engine, policy: ReleasePolicy, *, batch: int = BATCH
     return recovery
 
 
-def _finish_jobs(connection: Connection, batch: int) -> int:
+def _finish_jobs(connection: Connection, scope: UpkeepScope, batch: int) -> int:
     """Job-level dependencies are met by the next step, which sees the jobs as finished."""
-    jobs = depends.find_unfinished_jobs(connection, limit=batch)
+    jobs = depends.find_unfinished_jobs(connection, limit=batch, scope=scope)
     if not jobs:
         return 0
     release.lock_counters(connection, release.Counters(jobs=frozenset(jobs)))
-    return len(depends.finish_jobs(connection, depends.find_unfinished_jobs(connection, limit=batch, among=jobs)))
+    still = depends.find_unfinished_jobs(connection, limit=batch, scope=scope, among=jobs)
+    return len(depends.finish_jobs(connection, still))
 
 
-def _meet_stale_depends(connection: Connection, policy: ReleasePolicy, batch: int) -> depends.Satisfied:
+def _meet_stale_depends(
+    connection: Connection, policy: ReleasePolicy, scope: UpkeepScope, batch: int
+) -> depends.Satisfied:
     done = [FrameState.SUCCEEDED]
     if not policy.satisfy_only_on_frame_success:
         done.append(FrameState.EATEN)
-    found = depends.find_stale_depends(connection, done=done, limit=batch)
+    found = depends.find_stale_depends(connection, done=done, limit=batch, scope=scope)
     if not found:
         return depends.Satisfied(0, {})
     affected = depends.counters_of_dependents(connection, found)
     release.lock_counters(connection, affected)
-    return depends.satisfy_depends(
-        connection, depends.find_stale_depends(connection, done=done, limit=batch, among=found)
-    )
+    still = depends.find_stale_depends(connection, done=done, limit=batch, scope=scope, among=found)
+    return depends.satisfy_depends(connection, still)
 
 
-def _free_stuck_frames(connection: Connection, batch: int) -> int:
-    frames, affected = depends.find_stuck_frames(connection, limit=batch)
+def _free_stuck_frames(connection: Connection, scope: UpkeepScope, batch: int) -> int:
+    frames, affected = depends.find_stuck_frames(connection, limit=batch, scope=scope)
     if not frames:
         return 0
     release.lock_counters(connection, affected)
-    still, _ = depends.find_stuck_frames(connection, limit=batch, among=frames)
+    still, _ = depends.find_stuck_frames(connection, limit=batch, scope=scope, among=frames)
     return depends.free_stuck_frames(connection, still)
 
 
-def _drop_stale_checkpoints(connection: Connection, batch: int) -> int:
-    frames, affected = release.find_stale_checkpoints(connection, limit=batch)
+def _drop_stale_checkpoints(connection: Connection, scope: UpkeepScope, batch: int) -> int:
+    frames, affected = release.find_stale_checkpoints(connection, limit=batch, scope=scope)
     if not frames:
         return 0
     release.lock_counters(connection, affected)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, text
 
 from opencue_sched.domain.states import FrameState
+from opencue_sched.store.lost import EVERYTHING, UpkeepScope, job_in_scope
 from opencue_sched.store.release import Counters, counters_of
 
 _FIND_DEPENDS = text(
@@ -139,10 +140,12 @@ _REACTIVATED_AFFECTS = text(
     """
 )
 
+_WAITS_IN_SCOPE = job_in_scope("pk_job_depend_er")
 _STALE_DEPENDS = text(
-    """
+    f"""
     (SELECT pk_depend FROM depend JOIN job ON job.pk_job = pk_job_depend_on AND job.str_state = 'FINISHED'
       WHERE b_active AND NOT b_composite AND str_type IN ('JOB_ON_JOB', 'LAYER_ON_JOB', 'FRAME_ON_JOB')
+        AND {_WAITS_IN_SCOPE}
         AND (CAST(:depends AS varchar[]) IS NULL OR pk_depend = ANY(CAST(:depends AS varchar[])))
         AND NOT EXISTS (SELECT FROM frame WHERE frame.pk_job = pk_job_depend_on
                            AND frame.str_state <> ALL(CAST(:done AS varchar[])))
@@ -150,6 +153,7 @@ _STALE_DEPENDS = text(
     UNION ALL
     (SELECT pk_depend FROM depend
       WHERE b_active AND NOT b_composite AND str_type IN ('JOB_ON_LAYER', 'LAYER_ON_LAYER', 'FRAME_ON_LAYER')
+        AND {_WAITS_IN_SCOPE}
         AND (CAST(:depends AS varchar[]) IS NULL OR pk_depend = ANY(CAST(:depends AS varchar[])))
         AND (NOT EXISTS (SELECT FROM frame WHERE frame.pk_layer = pk_layer_depend_on
                             AND frame.str_state <> ALL(CAST(:done AS varchar[])))
@@ -161,15 +165,17 @@ _STALE_DEPENDS = text(
     (SELECT pk_depend FROM depend JOIN frame ON frame.pk_frame = pk_frame_depend_on
       WHERE b_active AND NOT b_composite
         AND str_type IN ('JOB_ON_FRAME', 'LAYER_ON_FRAME', 'FRAME_ON_FRAME', 'LAYER_ON_SIM_FRAME')
+        AND {_WAITS_IN_SCOPE}
         AND (CAST(:depends AS varchar[]) IS NULL OR pk_depend = ANY(CAST(:depends AS varchar[])))
         AND frame.str_state = ANY(CAST(:done AS varchar[]))
       LIMIT :limit)
-    """
+    """  # noqa: S608
 )
 _STUCK_FRAMES = text(
-    """
+    f"""
     SELECT frame.pk_frame, frame.pk_layer, frame.pk_job FROM frame JOIN job ON job.pk_job = frame.pk_job
      WHERE frame.str_state = 'DEPEND' AND frame.int_depend_count > 0 AND job.str_state = 'PENDING'
+       AND {job_in_scope("frame.pk_job")}
        AND (CAST(:frames AS varchar[]) IS NULL OR frame.pk_frame = ANY(CAST(:frames AS varchar[])))
        AND NOT EXISTS (SELECT FROM depend WHERE b_active AND pk_job_depend_er = frame.pk_job
                           AND pk_frame_depend_er = frame.pk_frame)
@@ -179,7 +185,7 @@ _STUCK_FRAMES = text(
        AND NOT EXISTS (SELECT FROM depend WHERE b_active AND pk_job_depend_er = frame.pk_job
                           AND pk_layer_depend_er IS NULL AND pk_frame_depend_er IS NULL)
      LIMIT :limit
-    """
+    """  # noqa: S608
 )
 _FREE_STUCK_FRAMES = text(
     """
@@ -189,15 +195,16 @@ _FREE_STUCK_FRAMES = text(
     """
 )
 _UNFINISHED_JOBS = text(
-    """
+    f"""
     SELECT job.pk_job FROM job JOIN job_stat ON job_stat.pk_job = job.pk_job
      WHERE job.str_state = 'PENDING' AND job.ts_started < current_timestamp - interval '60 seconds'
+       AND {job_in_scope("job.pk_job")}
        AND int_waiting_count + int_running_count + int_dead_count + int_depend_count + int_checkpoint_count = 0
        AND (CAST(:jobs AS varchar[]) IS NULL OR job.pk_job = ANY(CAST(:jobs AS varchar[])))
        AND NOT EXISTS (SELECT FROM frame WHERE frame.pk_job = job.pk_job
                           AND frame.str_state NOT IN ('SUCCEEDED', 'EATEN'))
      LIMIT :limit
-    """
+    """  # noqa: S608
 )
 
 
@@ -294,7 +301,12 @@ def reactivate_depends(connection: Connection, frames: Collection[str], layers: 
 
 
 def find_stale_depends(
-    connection: Connection, *, done: Collection[FrameState], limit: int, among: Collection[str] | None = None
+    connection: Connection,
+    *,
+    done: Collection[FrameState],
+    limit: int,
+    scope: UpkeepScope = EVERYTHING,
+    among: Collection[str] | None = None,
 ) -> list[str]:
     """Active dependencies whose target is over: a process died between a frame's end and their satisfaction.
 
@@ -302,15 +314,15 @@ def find_stale_depends(
     """
     depends = None if among is None else list(among)
     parameters = {"done": [state.value for state in done], "limit": limit, "depends": depends}
-    return [row.pk_depend for row in connection.execute(_STALE_DEPENDS, parameters)]
+    return [row.pk_depend for row in connection.execute(_STALE_DEPENDS, parameters | scope.parameters())]
 
 
 def find_stuck_frames(
-    connection: Connection, *, limit: int, among: Collection[str] | None = None
+    connection: Connection, *, limit: int, scope: UpkeepScope = EVERYTHING, among: Collection[str] | None = None
 ) -> tuple[list[str], Counters]:
     """DEPEND frames of pending jobs that no active dependency holds, and the counters freeing them will change."""
     frames = None if among is None else list(among)
-    rows = connection.execute(_STUCK_FRAMES, {"limit": limit, "frames": frames}).all()
+    rows = connection.execute(_STUCK_FRAMES, {"limit": limit, "frames": frames, **scope.parameters()}).all()
     return [row.pk_frame for row in rows], counters_of(rows)
 
 
@@ -319,7 +331,10 @@ def free_stuck_frames(connection: Connection, frame_ids: Collection[str]) -> int
     return len(connection.execute(_FREE_STUCK_FRAMES, {"frames": list(frame_ids)}).all())
 
 
-def find_unfinished_jobs(connection: Connection, *, limit: int, among: Collection[str] | None = None) -> list[str]:
+def find_unfinished_jobs(
+    connection: Connection, *, limit: int, scope: UpkeepScope = EVERYTHING, among: Collection[str] | None = None
+) -> list[str]:
     """Jobs a minute old or more whose every frame is SUCCEEDED or EATEN, yet PENDING."""
     jobs = None if among is None else list(among)
-    return [row.pk_job for row in connection.execute(_UNFINISHED_JOBS, {"limit": limit, "jobs": jobs})]
+    parameters = {"limit": limit, "jobs": jobs, **scope.parameters()}
+    return [row.pk_job for row in connection.execute(_UNFINISHED_JOBS, parameters)]

@@ -9,27 +9,59 @@ from enum import StrEnum
 
 from sqlalchemy import Connection, text
 
-_HEARING = text(
+
+@dataclass(frozen=True, slots=True)
+class UpkeepScope:
+    """Whose rows a fleet's upkeep may touch. ``facility``: those of the facility of that name, None for all.
+    ``managed_only``: those of managed shows; the others' upkeep is the Cuebot's beside which the fleet runs.
     """
+
+    facility: str | None = None
+    managed_only: bool = False
+
+    def parameters(self) -> dict[str, object]:
+        """What ``job_in_scope``, ``SHOW_IN_SCOPE`` and ``HOST_IN_SCOPE`` are bound to."""
+        return {"facility": self.facility, "managed_only": self.managed_only}
+
+
+EVERYTHING = UpkeepScope()
+
+SHOW_IN_SCOPE = "(show.b_scheduler_managed OR NOT CAST(:managed_only AS boolean))"
+_OF_FACILITY = """(CAST(:facility AS varchar) IS NULL OR EXISTS (
+              SELECT FROM facility WHERE facility.pk_facility = {}.pk_facility AND facility.str_name = :facility))"""
+HOST_IN_SCOPE = f"""EXISTS (
+           SELECT FROM alloc WHERE alloc.pk_alloc = host.pk_alloc AND {_OF_FACILITY.format("alloc")})"""
+
+
+def job_in_scope(column: str) -> str:
+    """The condition that the job named by ``column`` is in the scope."""
+    return f"""EXISTS (
+           SELECT FROM job scoped JOIN show ON show.pk_show = scoped.pk_show
+            WHERE scoped.pk_job = {column} AND {SHOW_IN_SCOPE} AND {_OF_FACILITY.format("scoped")})"""
+
+
+_HEARING = text(
+    f"""
     SELECT count(*) AS up,
            count(*) FILTER (WHERE ts_ping < current_timestamp - CAST(:after AS float8) * interval '1 second') AS silent,
            CAST(extract(epoch FROM current_timestamp - pg_postmaster_start_time()) AS float8) AS database_age
-      FROM host_stat WHERE str_state = 'UP'
-    """
+      FROM host_stat JOIN host ON host.pk_host = host_stat.pk_host WHERE str_state = 'UP' AND {HOST_IN_SCOPE}
+    """  # noqa: S608
 )
 _MARK_DOWN = text(
-    """
+    f"""
     WITH silent AS (
-        SELECT pk_host FROM host_stat
+        SELECT host_stat.pk_host FROM host_stat JOIN host ON host.pk_host = host_stat.pk_host
          WHERE str_state = 'UP' AND ts_ping < current_timestamp - CAST(:after AS float8) * interval '1 second'
-         ORDER BY pk_host FOR NO KEY UPDATE SKIP LOCKED)
+           AND {HOST_IN_SCOPE}
+         ORDER BY host_stat.pk_host FOR NO KEY UPDATE OF host_stat SKIP LOCKED)
     UPDATE host_stat SET str_state = 'DOWN' FROM silent WHERE host_stat.pk_host = silent.pk_host
     RETURNING host_stat.pk_host
-    """
+    """  # noqa: S608
 )
 # In random order, so that runs which cannot be ended now never keep the others out of a bounded batch.
 _LOST_PROCS = text(
-    """
+    f"""
     SELECT proc.pk_proc, proc.pk_frame, proc.ts_ping, host.str_name, host_stat.str_state,
            CAST(extract(epoch FROM current_timestamp - proc.ts_ping) AS float8) AS silent_for,
            host_stat.ts_booted > proc.ts_dispatched + interval '300 seconds' AS rebooted,
@@ -39,29 +71,30 @@ _LOST_PROCS = text(
       FROM proc
       JOIN host ON host.pk_host = proc.pk_host
       JOIN host_stat ON host_stat.pk_host = proc.pk_host
+      LEFT JOIN show ON show.pk_show = proc.pk_show
       LEFT JOIN job ON job.pk_job = proc.pk_job
-     WHERE NOT proc.b_local
+     WHERE NOT proc.b_local AND {SHOW_IN_SCOPE} AND {HOST_IN_SCOPE}
        AND (host_stat.str_state = 'DOWN' OR job.str_state = 'FINISHED'
             OR proc.ts_ping < current_timestamp - CAST(:silent AS float8) * interval '1 second'
             OR (proc.pk_frame IS NULL
                 AND proc.ts_ping < current_timestamp - CAST(:frameless AS float8) * interval '1 second'))
        AND proc.pk_proc <> ALL (CAST(:but AS varchar[]))
      ORDER BY random() LIMIT :limit
-    """
+    """  # noqa: S608
 )
 _ORPHAN_FRAMES = text(
-    """
+    f"""
     SELECT frame.pk_frame, frame.str_host, host_stat.str_state,
            CAST(extract(epoch FROM current_timestamp - frame.ts_updated) AS float8) AS silent_for
       FROM frame
       LEFT JOIN host ON host.str_name = frame.str_host
       LEFT JOIN host_stat ON host_stat.pk_host = host.pk_host
-     WHERE frame.str_state = 'RUNNING'
+     WHERE frame.str_state = 'RUNNING' AND {job_in_scope("frame.pk_job")}
        AND frame.ts_updated < current_timestamp - CAST(:silent AS float8) * interval '1 second'
        AND NOT EXISTS (SELECT FROM proc WHERE proc.pk_frame = frame.pk_frame)
        AND frame.pk_frame <> ALL (CAST(:but AS varchar[]))
      ORDER BY random() LIMIT :limit
-    """
+    """  # noqa: S608
 )
 
 
@@ -108,24 +141,30 @@ class OrphanFrame:
     silent_for: float
 
 
-def hearing(connection: Connection, *, silent_after: float) -> Hearing:
+def hearing(connection: Connection, *, silent_after: float, scope: UpkeepScope = EVERYTHING) -> Hearing:
     """Whether it is the hosts that are silent, or we who are deaf."""
-    row = connection.execute(_HEARING, {"after": silent_after}).one()
+    row = connection.execute(_HEARING, {"after": silent_after, **scope.parameters()}).one()
     return Hearing(row.up, row.silent, row.database_age)
 
 
-def mark_hosts_down(connection: Connection, *, silent_after: float) -> list[str]:
+def mark_hosts_down(connection: Connection, *, silent_after: float, scope: UpkeepScope = EVERYTHING) -> list[str]:
     """UP hosts silent for that many seconds become DOWN; returns their ids."""
-    return [row.pk_host for row in connection.execute(_MARK_DOWN, {"after": silent_after})]
+    return [row.pk_host for row in connection.execute(_MARK_DOWN, {"after": silent_after, **scope.parameters()})]
 
 
 def lost_procs(
-    connection: Connection, *, silent_after: float, frameless_after: float, limit: int, but: Collection[str] = ()
+    connection: Connection,
+    *,
+    silent_after: float,
+    frameless_after: float,
+    limit: int,
+    but: Collection[str] = (),
+    scope: UpkeepScope = EVERYTHING,
 ) -> list[LostProc]:
     """Procs on DOWN hosts, of finished jobs, silent, or without a frame; at most ``limit`` of them, at random, and none
     of ``but``."""
     parameters = {"silent": silent_after, "frameless": frameless_after, "limit": limit, "but": list(but)}
-    rows = connection.execute(_LOST_PROCS, parameters)
+    rows = connection.execute(_LOST_PROCS, parameters | scope.parameters())
     return [
         LostProc(
             row.pk_proc,
@@ -142,9 +181,15 @@ def lost_procs(
 
 
 def orphan_frames(
-    connection: Connection, *, silent_after: float, limit: int, but: Collection[str] = ()
+    connection: Connection,
+    *,
+    silent_after: float,
+    limit: int,
+    but: Collection[str] = (),
+    scope: UpkeepScope = EVERYTHING,
 ) -> list[OrphanFrame]:
     """Frames that have been RUNNING without a proc for that many seconds; at most ``limit`` of them, at random, and
     none of ``but``."""
-    rows = connection.execute(_ORPHAN_FRAMES, {"silent": silent_after, "limit": limit, "but": list(but)})
+    parameters = {"silent": silent_after, "limit": limit, "but": list(but)}
+    rows = connection.execute(_ORPHAN_FRAMES, parameters | scope.parameters())
     return [OrphanFrame(row.pk_frame, row.str_host, row.str_state, row.silent_for) for row in rows]

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.exit_decision import MEMORY_FLOOR_KB, MEMORY_INCREASE_KB
 from opencue_sched.domain.states import FrameState
+from opencue_sched.store.lost import EVERYTHING, UpkeepScope, job_in_scope
 
 _INT4_MAX = 2_147_483_647
 
@@ -159,10 +160,12 @@ _SET_FRAME_STATES = text(
     """
 )
 _STALE_CHECKPOINTS = text(
-    """
+    f"""
     SELECT pk_frame, pk_layer, pk_job FROM frame
-     WHERE str_state = 'CHECKPOINT' AND ts_updated < current_timestamp - interval '300 seconds' LIMIT :limit
-    """
+     WHERE str_state = 'CHECKPOINT' AND ts_updated < current_timestamp - interval '300 seconds'
+       AND {job_in_scope("frame.pk_job")}
+     LIMIT :limit
+    """  # noqa: S608
 )
 _DROP_CHECKPOINTS = text(
     """
@@ -351,9 +354,11 @@ def raise_layer_memory(connection: Connection, reserved_kb: Mapping[str, int]) -
     return {row.pk_layer: row.int_mem_min for row in connection.execute(_RAISE_LAYER_MEMORY, parameters)}
 
 
-def find_stale_checkpoints(connection: Connection, *, limit: int) -> tuple[list[str], Counters]:
+def find_stale_checkpoints(
+    connection: Connection, *, limit: int, scope: UpkeepScope = EVERYTHING
+) -> tuple[list[str], Counters]:
     """Frames in CHECKPOINT for 300 s (nobody copies theirs), and the counters that dropping them changes."""
-    rows = connection.execute(_STALE_CHECKPOINTS, {"limit": limit}).all()
+    rows = connection.execute(_STALE_CHECKPOINTS, {"limit": limit, **scope.parameters()}).all()
     return [row.pk_frame for row in rows], counters_of(rows)
 
 

@@ -68,8 +68,8 @@ def test_when_most_hosts_are_silent_it_waits_longer(
     engine: Engine, view: FarmView, killer: ScriptedKiller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given a PostgreSQL that has run for long, and a farm whose three hosts are all silent (our service was away)
-    def hearing(connection: Connection, *, silent_after: float) -> lost.Hearing:
-        return replace(heard(connection, silent_after=silent_after), database_age=1e6)
+    def hearing(connection: Connection, *, silent_after: float, scope: lost.UpkeepScope) -> lost.Hearing:
+        return replace(heard(connection, silent_after=silent_after, scope=scope), database_age=1e6)
 
     heard = lost.hearing
     monkeypatch.setattr(lost, "hearing", hearing)

@@ -1,0 +1,126 @@
+"""Whose rows a fleet's upkeep touches: beside a Cuebot those of managed shows, and those of the fleet's facility."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from celery import Celery
+from sqlalchemy import Engine, text
+
+from opencue_sched.coordination.turns import turn
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.operate.runtime import Runtime
+from opencue_sched.settings import Settings
+from opencue_sched.store.schema import Origin
+from tests.farm import JobIds, LayerSpec
+from tests.integration.release.runs import FarmView
+
+
+@pytest.fixture
+def view(engine: Engine) -> FarmView:
+    return FarmView(engine)
+
+
+@pytest.fixture
+def start(settings: Settings) -> Iterator[Callable[..., Runtime]]:
+    """``start(origin, facility)``: a process of the fleet of that facility, on a database made by ``origin``."""
+    made: list[Runtime] = []
+
+    def start(origin: Origin, facility: str | None = None) -> Runtime:
+        scheduler = settings.scheduler.model_copy(update={"facility": facility})
+        release = settings.release.model_copy(update={"host_down_after": 0.5})
+        app = Celery("upkeep", broker="memory://", set_as_current=False)
+        runtime = Runtime(settings.model_copy(update={"scheduler": scheduler, "release": release}), app)
+        runtime.__dict__["facts"] = replace(runtime.facts, origin=origin)
+        made.append(runtime)
+        return runtime
+
+    yield start
+    for runtime in made:
+        runtime.close()
+        runtime.app.close()
+
+
+@dataclass(frozen=True)
+class Mess:
+    """A silent host, a proc of five minutes ago without a frame, a job whose frames are over, one that waits for it and
+    one with a frame at its checkpoint and one that runs on no proc."""
+
+    host_id: str
+    over: JobIds
+    waits: JobIds
+    stuck: JobIds
+
+    def put_right(self, view: FarmView) -> list[bool]:
+        """Of each of them, whether it has been."""
+        silent = view.rows("SELECT FROM host_stat WHERE pk_host = :h AND str_state = 'UP'", h=self.host_id)
+        procs = view.rows("SELECT FROM proc WHERE pk_host = :h", h=self.host_id)
+        rest = [view.states(frames) == ["WAITING"] * 2 for frames in (self.waits.frames, self.stuck.frames)]
+        return [not silent, not procs, view.job_state(self.over) == "FINISHED", *rest]
+
+
+def mess(farm: Farm, *, managed: bool = True, facility: str = "local") -> Mess:
+    show = farm.show(managed=managed)
+    place: dict[str, Any] = {"show": show, "facility_id": farm.facility(facility)}
+    host = farm.host(alloc=farm.alloc(facility=facility), ping_age=600)
+    over, waits, stuck = (farm.job([LayerSpec(frames=2)], **place) for _ in range(3))
+    (proc,) = farm.run([farm.job(**place).frames[0]], host)
+    farm.job_on_job(waits, over)
+    named = {"proc": proc, "over": over.id, "copies": stuck.frames[0], "orphan": stuck.frames[1]}
+    for sql in (
+        "UPDATE proc SET pk_frame = NULL, ts_ping = now() - interval '5 minutes' WHERE pk_proc = :proc",
+        "UPDATE frame SET str_state = 'SUCCEEDED' WHERE pk_job = :over",
+        "UPDATE job SET ts_started = now() - interval '5 minutes' WHERE pk_job = :over",
+        "UPDATE frame SET str_state = 'CHECKPOINT', ts_updated = now() - interval '6 minutes' WHERE pk_frame = :copies",
+        "UPDATE frame SET str_state = 'RUNNING', ts_updated = now() - interval '6 minutes' WHERE pk_frame = :orphan",
+    ):
+        farm.connection.execute(text(sql), named)
+    return Mess(host.id, over, waits, stuck)
+
+
+def upkeep(runtime: Runtime) -> None:
+    """Everything beat has a fleet do, until nothing is left of it."""
+    assert runtime.upkeep.reap()["reaped"]
+    runtime.upkeep.recover_depends()
+    runtime.upkeep.recover_depends()
+
+
+@pytest.mark.parametrize("origin", ["cuebot", "opencue-sched"])
+def test_beside_a_cuebot_the_upkeep_of_unmanaged_shows_is_cuebots(
+    start: Callable[..., Runtime], view: FarmView, origin: Origin
+) -> None:
+    # given the same mess in a managed show and in one that was never handed over
+    with view.farm() as farm:
+        ours, theirs = mess(farm), mess(farm, managed=False)
+
+    # when a fleet has passed over it
+    upkeep(start(origin))
+
+    # then it has put right what is its own; hosts belong to no show
+    assert ours.put_right(view) == [True] * 5
+    assert theirs.put_right(view) == [True, *[origin == "opencue-sched"] * 4]
+
+
+def test_a_fleet_of_one_facility_leaves_the_others_alone(
+    start: Callable[..., Runtime], view: FarmView, settings: Settings
+) -> None:
+    # given the same mess in two facilities, and a reap under way in the fleet of the other
+    with view.farm() as farm:
+        here, there = mess(farm), mess(farm, facility="far")
+    far, near = start("opencue-sched", "far"), start("opencue-sched", "local")
+    far.upkeep.recover_depends()
+    assert there.put_right(view) == [False, False, True, True, False]
+    with turn(far.client, settings.coordination.namespace, "reap.far", seconds=60.0):
+        assert not far.upkeep.reap()["reaped"]
+
+        # when the fleet of this one passes, then it puts right what is in its own
+        upkeep(near)
+    assert here.put_right(view) == [True] * 5
+    assert there.put_right(view) == [False, False, True, True, False]
+
+    # and the other one the rest
+    upkeep(far)
+    assert there.put_right(view) == [True] * 5
