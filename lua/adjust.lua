@@ -14,10 +14,10 @@ if corrected and by ~= ARGV[2] and tonumber(corrected) > tonumber(ARGV[4])
 end
 for i = 5, #ARGV, 3 do
   if string.sub(ARGV[i], 1, 11) == 'acct:limit:' then
-    call('HINCRBY', ARGV[i], 'int_running', ARGV[i + 1])
+    add(ARGV[i], 'int_running', ARGV[i + 1])
   else
-    call('HINCRBY', ARGV[i], 'int_cores', ARGV[i + 1])
-    call('HINCRBY', ARGV[i], 'int_gpus', ARGV[i + 2])
+    add(ARGV[i], 'int_cores', ARGV[i + 1])
+    add(ARGV[i], 'int_gpus', ARGV[i + 2])
   end
 end
 local seq = call('INCR', SEQ)

@@ -60,12 +60,12 @@ end
 
 -- Move one vertex. A GPU count of 0 is written only to a vertex that has none yet.
 local function count(key, more_cores, more_gpus)
-  if call('HINCRBY', key, 'int_cores', more_cores) == cores or gpus ~= 0 then
-    call('HINCRBY', key, 'int_gpus', more_gpus)
+  if add(key, 'int_cores', more_cores) == cores or gpus ~= 0 then
+    add(key, 'int_gpus', more_gpus)
   end
   if DUAL then
-    call('HINCRBY', key, 'ledger_cores', more_cores)
-    call('HINCRBY', key, 'ledger_gpus', more_gpus)
+    add(key, 'ledger_cores', more_cores)
+    add(key, 'ledger_gpus', more_gpus)
   end
 end
 
@@ -77,7 +77,7 @@ local function count_all(more_cores, more_gpus, show, alloc, folder, job, layer,
   if dept ~= '' then count('acct:point:' .. dept .. ':' .. show, more_cores, more_gpus) end
   if limits == '' then return end
   for limit in string.gmatch(limits, '[^,]+') do
-    call('HINCRBY', 'acct:limit:' .. limit, 'int_running', frames)
+    add('acct:limit:' .. limit, 'int_running', frames)
   end
 end
 

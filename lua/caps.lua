@@ -21,10 +21,10 @@ while i <= #ARGV do
     end
     call('HSET', key, unpack(fields))
     if string.sub(key, 1, 11) == 'acct:limit:' then
-      call('HINCRBY', key, 'int_running', 0)
+      add(key, 'int_running', 0)
     else
-      call('HINCRBY', key, 'int_cores', 0)
-      call('HINCRBY', key, 'int_gpus', 0)
+      add(key, 'int_cores', 0)
+      add(key, 'int_gpus', 0)
     end
     written = written + 1
   end

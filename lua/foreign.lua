@@ -27,7 +27,7 @@ for i = 4, #ARGV do
       call('HSET', key, 'foreign_' .. unit, math.min(0, delta + back))
     end
     if back ~= 0 then
-      call('HINCRBY', key, 'int_' .. unit, back)
+      add(key, 'int_' .. unit, back)
       changed = true
     end
   end

@@ -99,12 +99,17 @@ def call_script(client: redis.Redis, name: str, keys: Sequence[str], args: Seque
 
 
 def call_scripts(
-    client: redis.Redis, calls: Sequence[ScriptCall], *, reads: Sequence[Sequence[str | int]] = ()
+    client: redis.Redis,
+    calls: Sequence[ScriptCall],
+    *,
+    reads: Sequence[Sequence[str | int]] = (),
+    raising: bool = True,
 ) -> tuple[list[Any], list[Any]]:
     """Run many scripts, then the plain commands ``reads``, in one round trip, in order, not as a transaction.
 
     Returns the answers of both. An error of one call does not keep the others from running; the first error is raised
-    when all have been read. Scripts the server did not know are loaded and called in a second round trip.
+    when all have been read, or with ``raising`` False each stands among the answers. Scripts the server did not know
+    are loaded and called in a second round trip.
     """
     answers = _pipelined(client, calls, reads)
     unknown = [i for i, answer in enumerate(answers[: len(calls)]) if isinstance(answer, NoScriptError)]
@@ -116,7 +121,7 @@ def call_scripts(
             answers[i] = answer
         answers[len(calls) :] = again[len(unknown) :]
     for answer in answers:
-        if isinstance(answer, Exception):
+        if raising and isinstance(answer, Exception):
             raise answer
     return answers[: len(calls)], answers[len(calls) :]
 

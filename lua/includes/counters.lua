@@ -1,9 +1,7 @@
--- Reads counters of a vertex, also one that somebody spoilt: what is no whole number would end every script that counts
--- there in the midst of its work. Needs includes/ledger.
-local SPOILT = '1000000000000'
+-- Reads counters of a vertex, also one that somebody spoilt. Needs includes/ledger.
 
--- The fields as numbers, 0 for one that is not there. A spoilt one becomes SPOILT: more than any cap, so that nothing is
--- booked until whoever takes stock has corrected it. A key of another type goes, and is seeded when it is booked.
+-- The fields as numbers, 0 for one that is not there. A spoilt one becomes SPOILT. A key of another type goes, and is
+-- seeded when it is booked.
 local function counters(key, ...)
   local read = redis.pcall('HMGET', key, ...)
   if read.err then

@@ -40,6 +40,19 @@ if KEYS[5] then
   end
 end
 
+-- Add to a counter. HINCRBY would end a script in the midst of its work where somebody wrote what is no whole number, or
+-- a key of another type: that counter becomes SPOILT, more than any cap, so that nothing is booked there until whoever
+-- takes stock has corrected it.
+local SPOILT = '1000000000000'
+local function add(key, field, more)
+  local sum = redis.pcall('HINCRBY', key, field, more)
+  if type(sum) == 'table' then
+    if call('TYPE', key).ok ~= 'hash' then call('UNLINK', key) end
+    call('HSET', key, field, SPOILT)
+  end
+  return sum
+end
+
 -- Seconds of Redis TIME as text, and the tombstone bucket of now.
 local function clock()
   local now = call('TIME')[1]

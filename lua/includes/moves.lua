@@ -52,13 +52,13 @@ local function apply_moves(seq)
   local now = DUAL and call('TIME')[1]
   for key, sum in pairs(moves) do
     if string.sub(key, 1, 11) == 'acct:limit:' then
-      call('HINCRBY', key, 'int_running', sum[1] + 0)
+      add(key, 'int_running', sum[1] + 0)
     else
-      call('HINCRBY', key, 'int_cores', sum[1] + 0)
-      call('HINCRBY', key, 'int_gpus', sum[2] + 0)
+      add(key, 'int_cores', sum[1] + 0)
+      add(key, 'int_gpus', sum[2] + 0)
       if DUAL then
-        call('HINCRBY', key, 'ledger_cores', sum[3] + 0)
-        call('HINCRBY', key, 'ledger_gpus', sum[4] + 0)
+        add(key, 'ledger_cores', sum[3] + 0)
+        add(key, 'ledger_gpus', sum[4] + 0)
       end
       if sum.dropped then
         call('HSET', key, 'dropped_at', now)

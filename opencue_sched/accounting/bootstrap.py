@@ -91,7 +91,7 @@ class BootstrapReport:
 def store_state(client: redis.Redis) -> StoreState:
     """Whether the store may be booked in. Raises NotReady when Redis does not answer."""
     with answering():
-        stored = cast("str | None", client.get(keys.EPOCH))
+        (stored,) = cast("list[str | None]", client.mget(keys.EPOCH))
         if stored is None:
             return StoreState.LOST
         epoch = Epoch.parse(stored)

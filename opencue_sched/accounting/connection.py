@@ -111,7 +111,7 @@ def guard_epoch(connection: Connection) -> None:
 
 def _delete_foreign_epoch(connection: Connection) -> None:
     run_id = _ask(connection, "INFO", "server")
-    stored = _ask(connection, "GET", EPOCH)
+    (stored,) = _ask(connection, "MGET", EPOCH)
     if not stored or run_id_of(_text(stored)) == _server_run_id(_text(run_id)):
         return
     try:

@@ -25,6 +25,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.connection import takes_no_write
 from opencue_sched.accounting.entries import Booking, Record, unpack
 from opencue_sched.accounting.scripts import (
+    ERROR,
     NOT_READY,
     UNSEEDED,
     Change,
@@ -54,8 +55,9 @@ _RELEASED_PER_ROUND_TRIP = 200
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a booking was not taken. ``table``: subscription, folder, job, folder_gpus, job_gpus, limit, tombstoned or
-    unseeded; ``current`` and ``limit`` in cores, GPUs or frames; ``vertex`` is the key that refused."""
+    """Why a booking was not taken. ``table``: subscription, folder, job, folder_gpus, job_gpus, limit, tombstoned,
+    unseeded or error; ``current`` and ``limit`` in cores, GPUs or frames; ``vertex`` is the key that refused, or of an
+    error what Redis said."""
 
     table: str
     current: float
@@ -130,12 +132,11 @@ class Ledger:
     def learn_epoch(self) -> Epoch:
         """Read the epoch of the store again. Raises NotReady."""
         with answering():
-            stored = Epoch.parse(cast("str | None", self.client.get(keys.EPOCH)))
-        if stored is None:
-            self._epoch = None
+            (stored,) = cast("list[str | None]", self.client.mget(keys.EPOCH))
+        self._epoch = Epoch.parse(stored)
+        if self._epoch is None:
             raise NotReady("the counters in Redis are not filled; waiting for the bootstrap")
-        self._epoch = stored
-        return stored
+        return self._epoch
 
     def adopt(self, epoch: Epoch) -> None:
         """Work under ``epoch`` from now on (bootstrap only: it fills a store that is not open yet)."""
@@ -150,7 +151,8 @@ class Ledger:
     def book(self, bookings: Sequence[Booking]) -> BookAnswers:
         """Book each, or say why not: one round trip, a second one only for vertices whose caps had to be loaded.
 
-        When those cannot be loaded, what was accepted by then is rolled back before the error goes on.
+        An error of one script refuses its own booking. When caps cannot be loaded, or Redis forbids a command, what was
+        accepted by then is rolled back before the error goes on.
         """
         answers, caps = self._book(bookings)
         unseeded = [b for b in bookings if refused_for(answers[b.proc_id]) == UNSEEDED]
@@ -173,16 +175,26 @@ class Ledger:
             for b in bookings
             if refused_for(answers[b.proc_id]) is not None
         }
+        failed = [(b, refusals[b.proc_id].vertex) for b in bookings if refused_for(answers[b.proc_id]) == ERROR]
+        if failed:
+            jobs = sorted({b.vertices.job_id for b, _ in failed})
+            log.error("bookings_not_understood", bookings=len(failed), jobs=jobs[:20], error=failed[0][1])
         taken = [b.proc_id for b in bookings if b.proc_id not in refusals]
         already = frozenset(proc_id for proc_id in taken if not _newly_taken(answers[proc_id]))
         return BookAnswers(frozenset(taken), refusals, caps, already, loaded)
 
-    def _book(self, bookings: Sequence[Booking]) -> tuple[dict[str, list[Any]], dict[str, VertexCaps]]:
+    def _book(self, bookings: Sequence[Booking]) -> tuple[dict[str, Any], dict[str, VertexCaps]]:
         vertices = _capped_keys(bookings)
         answers, reads = self._call(
             lambda epoch: [book_call(epoch, "check", b, self.owner) for b in bookings],
             reads=[("HMGET", key, *cap_fields(key)) for key in vertices],
+            raising=False,
         )
+        fatal = next((it for it in (*answers, *reads) if isinstance(it, Exception) and not _of_one_key(it)), None)
+        if fatal is not None:
+            self._take_back([b for b, answer in zip(bookings, answers, strict=True) if _newly_taken(answer)])
+            with answering():
+                raise fatal
         caps = {key: read for key, values in zip(vertices, reads, strict=True) if (read := read_caps(key, values))}
         return {b.proc_id: a for b, a in zip(bookings, answers, strict=True)}, caps
 
@@ -226,10 +238,9 @@ class Ledger:
         """This moment: the sequence number every earlier change is at or below, and Redis TIME."""
         epoch = self.epoch()
         with answering(), self.client.pipeline(transaction=True) as pipe:
-            pipe.get(keys.EPOCH)
-            pipe.get(keys.SEQ)
+            pipe.mget(keys.EPOCH, keys.SEQ)
             pipe.time()
-            stored, seq, (seconds, _) = pipe.execute()
+            (stored, seq), (seconds, _) = pipe.execute()
         if stored != epoch.text:
             self.learn_epoch()
             return self.mark()
@@ -270,14 +281,21 @@ class Ledger:
                     log.error("ledger_entry_not_understood", proc_id=proc_id, error=str(error))
 
     def _call(
-        self, calls: Callable[[str], Sequence[ScriptCall]], *, reads: Sequence[Sequence[str]] = ()
+        self,
+        calls: Callable[[str], Sequence[ScriptCall]],
+        *,
+        reads: Sequence[Sequence[str]] = (),
+        raising: bool = True,
     ) -> tuple[list[Any], list[Any]]:
-        """Make the calls; those refused for the epoch are made once more if the store has a new one by now."""
+        """Make the calls; those refused for the epoch are made once more if the store has a new one by now.
+
+        ``raising`` False: errors of Redis stand among the answers.
+        """
         epoch = self.epoch()
         made = calls(epoch.text)
         if not made and not reads:
             return [], []
-        answers, values = self._send(made, reads)
+        answers, values = self._send(made, reads, raising=raising)
         stale = [i for i, answer in enumerate(answers) if refused_for(answer) == NOT_READY]
         if stale:
             fresh = self.learn_epoch()
@@ -285,7 +303,7 @@ class Ledger:
             if list(map(_size, again)) != list(map(_size, made)):
                 # Cut otherwise, for a store of the other kind: all are made again, and nothing counts twice.
                 stale, answers = list(range(len(again))), [None] * len(again)
-            retried, values = self._send([again[i] for i in stale], reads)
+            retried, values = self._send([again[i] for i in stale], reads, raising=raising)
             if any(refused_for(answer) == NOT_READY for answer in retried):
                 self.forget_epoch()
                 raise NotReady("the counters in Redis are being filled; waiting for the bootstrap")
@@ -300,10 +318,13 @@ class Ledger:
             raise NotReady("the counters in Redis were lost, or filled anew, in the middle of an operation")
         return answers
 
-    def _send(self, calls: Sequence[ScriptCall], reads: Sequence[Sequence[str]]) -> tuple[list[Any], list[Any]]:
+    def _send(
+        self, calls: Sequence[ScriptCall], reads: Sequence[Sequence[str]], *, raising: bool = True
+    ) -> tuple[list[Any], list[Any]]:
         fence = self._fence
+        fenced = under_fence(fence, calls) if fence else calls
         with answering():
-            answers, values = call_scripts(self.client, under_fence(fence, calls) if fence else calls, reads=reads)
+            answers, values = call_scripts(self.client, fenced, reads=reads, raising=raising)
         if fence is not None:
             check_fence(fence, answers)
         return answers, values
@@ -330,12 +351,19 @@ def _size(call: ScriptCall) -> int:
     return len(call.args)
 
 
-def _newly_taken(answer: Sequence[Any]) -> bool:
+def _of_one_key(error: Exception) -> bool:
+    """Whether an error says that somebody spoilt a key, and not that Redis refuses whatever it is sent."""
+    return type(error) is ResponseError and not takes_no_write(error)
+
+
+def _newly_taken(answer: Any) -> bool:
     """Whether this call has booked it: neither refused nor booked before (which may be committed)."""
     return refused_for(answer) is None and len(answer) == 2
 
 
-def _refused(booking: Booking, answer: Sequence[Any], caps: Mapping[str, VertexCaps]) -> Refused:
+def _refused(booking: Booking, answer: Any, caps: Mapping[str, VertexCaps]) -> Refused:
+    if isinstance(answer, Exception):
+        return Refused(ERROR, 0.0, 0.0, str(answer))
     table, v = str(answer[1]), booking.vertices
     if table == UNSEEDED:
         return Refused(table, 0.0, 0.0, str(answer[2]))

@@ -20,6 +20,7 @@ processor in the midst of it. lua/includes/moves.lua has the same number."""
 
 NOT_READY = "not_ready"
 UNSEEDED = "unseeded"
+ERROR = "error"
 
 Mode: TypeAlias = Literal["check", "force"]
 Phase: TypeAlias = Literal["before", "after"]
@@ -203,6 +204,8 @@ def chunks(items: Sequence[_T], size: int) -> list[Sequence[_T]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
-def refused_for(answer: Sequence[Any]) -> str | None:
+def refused_for(answer: Sequence[Any] | Exception) -> str | None:
     """The table (or reason) of a refusal, None for a success."""
+    if isinstance(answer, Exception):
+        return ERROR
     return None if int(answer[0]) == 1 else str(answer[1])

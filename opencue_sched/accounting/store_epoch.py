@@ -4,6 +4,9 @@
 id is the server's own: after a restart or a failover it is another, and the connection that notices deletes the epoch,
 which closes the store for everybody at once (accounting.connection). ``|dual`` behind either says that another program
 publishes plain decrements (release_feed cuebot-redis), so the scripts keep what the ledger accounts for apart.
+
+It is read by MGET, here and in the scripts, which says nothing of a key of another type where GET raises an error: such
+an epoch is none, and whoever fills the store writes over it.
 """
 
 from __future__ import annotations

@@ -26,10 +26,9 @@ class StoreView:
 def look_at_store(client: redis.Redis) -> StoreView:
     """One round trip. Raises RedisError."""
     with client.pipeline(transaction=False) as pipe:
-        pipe.get(keys.EPOCH)
-        pipe.get(keys.RECOMPUTED_AT)
+        pipe.mget(keys.EPOCH, keys.RECOMPUTED_AT)
         pipe.time()
-        stored, recomputed_at, (seconds, _) = pipe.execute()
+        (stored, recomputed_at), (seconds, _) = pipe.execute()
     try:
         age = None if recomputed_at is None else max(0.0, float(seconds) - float(recomputed_at))
     except ValueError:  # somebody else wrote it; the next recompute writes over it

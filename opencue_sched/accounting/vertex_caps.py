@@ -58,8 +58,15 @@ def cap_fields(key: str) -> tuple[str, ...]:
     return _CAP_FIELDS[ref.kind]
 
 
-def read_caps(key: str, values: Sequence[str | None]) -> VertexCaps | None:
-    """The caps from an HMGET of ``cap_fields(key)``; None while the vertex is not seeded."""
+def read_caps(key: str, values: Sequence[str | None] | Exception) -> VertexCaps | None:
+    """The caps from an HMGET of ``cap_fields(key)``; None while the vertex is not seeded, and for a spoilt one."""
+    try:
+        return None if isinstance(values, Exception) else _read(key, values)
+    except ValueError:
+        return None
+
+
+def _read(key: str, values: Sequence[str | None]) -> VertexCaps | None:
     ref = parse(key)
     if ref is None or any(value is None for value in values[2:]):
         return None

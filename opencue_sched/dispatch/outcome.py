@@ -23,6 +23,7 @@ _BY_TABLE = {
     "job_gpus": Verdict.OVER_JOB_GPUS,
     "limit": Verdict.OVER_LIMIT,
     "unseeded": Verdict.FAILED,
+    "error": Verdict.FAILED,
 }
 
 
@@ -90,6 +91,8 @@ def _judged(
 def _refusal(refused: Refused) -> str:
     if refused.table == "unseeded":
         return f"PostgreSQL has no row with the caps of {refused.vertex}"
+    if refused.table == "error":
+        return f"its counters in Redis are spoilt, and put right by the next recompute: {refused.vertex}"
     if refused.table not in _BY_TABLE:
         return "its booking was taken back before it was made; tried again"
     of = refused.table.removesuffix("_gpus")

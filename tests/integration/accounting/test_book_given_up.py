@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from redis.exceptions import NoPermissionError
 from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
+from opencue_sched import lua_scripts
 from opencue_sched.accounting import keys
+from opencue_sched.accounting.inventory import correct, drift, take_stock
 from opencue_sched.domain.errors import NotReady
+from opencue_sched.lua_scripts import ScriptCall
 from tests.integration.accounting.conftest import Store, booking
 
 SUB = keys.subscription("show", "alloc")
@@ -68,3 +72,68 @@ def test_a_store_that_is_lost_meanwhile_is_not_asked_once_more(store: Store) -> 
     with capture_logs() as said, pytest.raises(NotReady):
         store.ledger.book([booking(4), booking(1, job_id="new")])
     assert said == []
+
+
+@pytest.mark.parametrize("spoil", ["no number", "another type"])
+@pytest.mark.parametrize("vertex", ["job", "layer"])
+def test_a_spoilt_counter_stops_only_the_bookings_that_it_would_decide(store: Store, spoil: str, vertex: str) -> None:
+    # given a job with a cap whose counter, or layer's, somebody has spoilt, in a plan with another job
+    store.seed(job=100)
+    key = keys.job("job") if vertex == "job" else keys.layer("layer")
+    store.caps(keys.job("other"), int_max_cores=-1, int_max_gpus=-1)
+    if spoil == "no number":
+        store.client.hset(key, "int_cores", "abc")
+    else:
+        store.client.delete(key)
+        store.client.set(key, "abc")
+    plan = [booking(1, proc_id="ours"), booking(2, proc_id="theirs", job_id="other", layer_id="else")]
+
+    # when the plan is booked
+    with capture_logs() as said:
+        answers = store.ledger.book(plan)
+
+    # then the other job is booked, and a job's own counter refuses; what a layer counts decides nothing
+    refused = {"ours"} if vertex == "job" else set()
+    assert answers.refusals.keys() == refused
+    assert answers.accepted == store.ids() == {"ours", "theirs"} - refused
+    assert {refusal.table for refusal in answers.refusals.values()} == ({"error"} if refused else set())
+    assert [line["bookings"] for line in said if line["event"] == "bookings_not_understood"] == [1] * len(refused)
+    assert store.counter(keys.job("other")) == (2, 0)
+
+    # and stock-taking puts the counter right, after which the job is booked
+    heal(store)
+    assert drift(take_stock(store.ledger)) == {}
+    store.caps(keys.job("job"), int_max_cores=-1, int_max_gpus=-1)
+    assert store.ledger.book([booking(4, proc_id="later")]).accepted == {"later"}
+
+
+def test_a_release_beside_a_spoilt_counter_takes_off_all_others(store: Store) -> None:
+    store.caps(keys.job("other"), int_max_cores=-1, int_max_gpus=-1)
+    store.ledger.book([booking(1, proc_id="ours"), booking(2, proc_id="theirs", job_id="other")])
+    store.client.hset(keys.job("job"), "int_cores", "abc")
+    assert store.ledger.release(["ours", "theirs"]) == 2
+    assert (store.ids(), store.counter(keys.job("other")), store.counter(SUB)) == (set(), (0, 0), (0, 0))
+    heal(store)
+    assert store.counter(keys.job("job")) == (0, 0)
+
+
+def test_what_was_accepted_is_taken_out_again_when_redis_forbids_the_next(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = lua_scripts._pipelined
+
+    def forbidden(client: object, calls: Sequence[ScriptCall], reads: object) -> list[object]:
+        answers = send(client, calls, reads)  # type: ignore[arg-type]
+        return [NoPermissionError("may not"), *answers[1:]] if len(calls) == 2 else answers
+
+    monkeypatch.setattr(lua_scripts, "_pipelined", forbidden)
+    with pytest.raises(NoPermissionError):
+        store.ledger.book([booking(1, proc_id="first"), booking(2, proc_id="second")])
+    assert "second" not in store.ids()
+
+
+def heal(store: Store) -> None:
+    """As a recompute does."""
+    stock = take_stock(store.ledger)
+    if differing := drift(stock):
+        correct(store.ledger, stock, differing)

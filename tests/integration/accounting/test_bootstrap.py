@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import redis
 from sqlalchemy import Connection, Engine
+from structlog.testing import capture_logs
 
 from opencue_sched.accounting import bootstrap, keys
 from opencue_sched.accounting.bootstrap import (
@@ -29,12 +30,13 @@ from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.scripts import epoch_open_call
 from opencue_sched.accounting.snapshot import Snapshot
 from opencue_sched.accounting.store_epoch import Epoch
+from opencue_sched.accounting.store_view import look_at_store
 from opencue_sched.domain.errors import InvalidInput, NotReady
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.services import EmbeddedRedis
 from opencue_sched.lua_scripts import call_scripts
 from opencue_sched.settings import Settings
-from tests.integration.accounting.conftest import Store
+from tests.integration.accounting.conftest import VERTICES, Store
 from tests.integration.accounting.stepping import Actor, SteppedRedis
 from tests.integration.accounting.world import World
 
@@ -148,6 +150,25 @@ def test_what_a_restarted_redis_still_holds_is_thrown_away(world: World) -> None
     report = ensure_bootstrapped(world.engine, newcomer(world), wait_age=0)
     assert report.action is Action.FILLED
     assert world.job_cores() == 2
+    world.exact()
+
+
+def test_an_epoch_of_another_type_closes_the_store_and_is_written_over(world: World, settings_url: str) -> None:
+    world.run(1)
+    client, newcomer = world.store.client, make_redis(settings_url, Settings())
+    world.ledger.epoch()
+    client.delete(keys.EPOCH)
+    client.rpush(keys.EPOCH, "somebody", "else")
+    with contextlib.closing(newcomer):
+        assert (store_state(newcomer), store_state(client)) == (StoreState.LOST, StoreState.LOST)
+        assert look_at_store(newcomer).generation == 0
+        for attempt in (world.ledger.mark, lambda: world.ledger.book([Booking("p", VERTICES, 1)])):
+            with pytest.raises(NotReady):
+                attempt()
+        with capture_logs() as said:
+            report = ensure_bootstrapped(world.engine, make_ledger(world.engine, newcomer, owner="new"), wait_age=0)
+    assert report.action is Action.FILLED
+    assert [line["log_level"] for line in said if line["event"] == "store_closed"] == ["warning"]
     world.exact()
 
 
