@@ -38,6 +38,8 @@ def end_completed(report: CompletedFrame, run: RunRow, *, now: float) -> Ending:
     proc, frame = run.proc, run.frame
     if proc is None:
         return _end_without_proc(report, frame, now=now)
+    if _short(proc.host_name) != _short(report.host_name):
+        return Ending(RunVerdict.WRONG_HOST)
     if proc.frame_id is None:
         return Ending(RunVerdict.RELEASED, release=proc)
     if proc.frame_id != report.frame_id or frame is None:

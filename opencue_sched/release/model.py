@@ -93,6 +93,8 @@ class RunVerdict(StrEnum):
     """The proc's frame had been taken off it, or was stopped by somebody else; the proc was released."""
     SUPERSEDED = "superseded"
     """Another proc, or another frame of this proc, has taken over: nothing was changed."""
+    WRONG_HOST = "wrong_host"
+    """Another host than the proc's reported its end. Nothing was changed."""
     STALE = "stale"
     """The run was over already: a duplicate or late report. Nothing was changed."""
     UNKNOWN = "unknown"

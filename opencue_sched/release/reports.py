@@ -14,7 +14,13 @@ from sqlalchemy import Connection, Engine
 from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.domain.states import ExitStatus, HardwareState, TagType
 from opencue_sched.release.ending import publish_hosts
-from opencue_sched.release.hosts import ReportedHost, next_hardware_state, next_lock_state, read_host
+from opencue_sched.release.hosts import (
+    ReportedHost,
+    check_frames,
+    next_hardware_state,
+    next_lock_state,
+    read_host,
+)
 from opencue_sched.release.losing import Releasing
 from opencue_sched.release.model import (
     EventCounts,
@@ -100,6 +106,7 @@ class HostReports:
     def status(self, report: report_pb2.HostReport, *, age: float = 0.0) -> HostReportResult:
         """A host's regular report, which waited ``age`` seconds to be handled. Raises InvalidInput as `boot`."""
         host = read_host(report.host)
+        check_frames(report.frames, host.name)
         result = self._host(host, boot=False)
         seen = self._verify(report, result.host_id)
         self._write_usage(seen, result.host_id, host)
@@ -119,7 +126,7 @@ class HostReports:
             if row is None:
                 row = self._create(connection, host)
             changed = self._refresh(connection, row, host, boot=boot) or created
-        if host.refused_tags:
+        if host.refused_tags and (boot or created):
             _log.warning("host_tags_refused", host=host.name, tags=host.refused_tags)
         if created:
             _log.info("host_created", host=host.name, cores=host.size.centicores / 100, alloc_tag=row.alloc_tag)
@@ -133,7 +140,7 @@ class HostReports:
         alloc = reports.find_alloc(connection, facility, host.tags, self._settings.default_alloc_tag)
         if alloc is None:
             raise InvalidInput(
-                f"host {host.full_name}: no allocation for facility {facility!r} and tags {list(host.tags)},"
+                f"host {host.full_name}: no allocation for facility {facility[:60]!r} and tags {list(host.tags[:20])},"
                 f" no allocation tagged {self._settings.default_alloc_tag!r} there and no default allocation"
             )
         alloc_id, alloc_tag, _ = alloc

@@ -26,7 +26,7 @@ from opencue_sched.domain.errors import InvalidInput, SchedulerError
 from opencue_sched.release.batching import CompletionBatcher, NotAccepting
 from opencue_sched.release.completion import complete_frames
 from opencue_sched.release.ending import database_away
-from opencue_sched.release.hosts import LONGEST_FULL_NAME
+from opencue_sched.release.hosts import LONGEST_FULL_NAME, MOST_KB, check_bounds, wrong_id
 from opencue_sched.release.inbox import HostInbox, HostMail
 from opencue_sched.release.model import (
     CompletedFrame,
@@ -42,15 +42,15 @@ from opencue_sched.settings import Settings
 
 _log = structlog.get_logger(__name__)
 
-LARGEST_REPORT_BYTES = 8 * 1024 * 1024
-"""A report of a host with hundreds of running frames and their child processes; more is refused by gRPC."""
+LARGEST_REPORT_BYTES = 2 * 1024 * 1024
+"""A report of a host with hundreds of running frames and their child processes is smaller; more is refused by gRPC."""
 
 MOST_CALLS = 4_000
 _CALL_THREADS = 64
 _ANSWER_SECONDS = 20.0
 _STOP_SECONDS = 10.0
 _REPEAT_REFUSAL_SECONDS = 600.0
-_LONGEST_ID = 36
+_LONGEST_LABEL = 300
 _DATABASE_AWAY_SECONDS = 0.5
 
 
@@ -183,7 +183,7 @@ class _Servicer(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore[mis
         self, request: report_pb2.RqdReportRunningFrameCompletionRequest, context: Any
     ) -> report_pb2.RqdReportRunningFrameCompletionResponse:
         report = read_completion(request.frame_complete_report)
-        wrong = _wrong_ids(report)
+        wrong = _what_is_wrong(report)
         if wrong:
             self._service.counts.add("report_refused")
             self._service.log_refusal(report.host_name, wrong)
@@ -202,48 +202,53 @@ class _Servicer(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore[mis
         self, request: report_pb2.RqdReportStatusRequest, context: Any
     ) -> report_pb2.RqdReportStatusResponse:
         report = request.host_report
-        self._accept(report.host.name, self._service.inbox.put_status, report, context)
+        self._accept(report, self._service.inbox.put_status, context)
         return report_pb2.RqdReportStatusResponse()
 
     def ReportRqdStartup(  # noqa: N802
         self, request: report_pb2.RqdReportRqdStartupRequest, context: Any
     ) -> report_pb2.RqdReportRqdStartupResponse:
         report = request.boot_report
-        self._accept(report.host.name, self._service.inbox.put_boot, report, context)
+        self._accept(report, self._service.inbox.put_boot, context)
         return report_pb2.RqdReportRqdStartupResponse()
 
-    def _accept(self, host_name: str, put: Callable[[str, Any], bool], report: Any, context: Any) -> None:
-        if not host_name.strip() or "\0" in host_name:
+    def _accept(self, report: Any, put: Callable[[str, Any], bool], context: Any) -> None:
+        try:
+            check_bounds(report)
+        except InvalidInput as refusal:
             self._service.counts.add("report_refused")
-            self._service.log_refusal(host_name, "host.name: a report needs the name of its host")
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "host.name: a report needs the name of its host")
-        if not put(host_name, report):
+            self._service.log_refusal(report.host.name, str(refusal))
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal))
+        if not put(report.host.name, report):
             self._service.counts.add("report_queue_full")
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many host reports wait; report again later")
 
 
 def read_completion(report: report_pb2.FrameCompleteReport) -> CompletedFrame:
-    """The wire message as a value."""
+    """The wire message as a value; names, which go to the logs, are cut."""
     frame = report.frame
     return CompletedFrame(
         proc_id=frame.resource_id,
         frame_id=frame.frame_id,
-        host_name=report.host.name,
+        host_name=report.host.name[:LONGEST_FULL_NAME],
         exit_status=report.exit_status,
         exit_signal=report.exit_signal,
         run_time=max(0, report.run_time),
-        max_rss_kb=max(0, min(frame.max_rss, 2**62)),
+        max_rss_kb=max(0, frame.max_rss),
         llu_time=max(0, frame.llu_time),
         nimby_locked=report.host.nimby_locked,
-        name=f"{frame.job_name}/{frame.frame_name}",
+        name=f"{frame.job_name}/{frame.frame_name}"[:_LONGEST_LABEL],
     )
 
 
-def _wrong_ids(report: CompletedFrame) -> str:
-    """What is wrong with a completion's ids; empty when nothing is."""
+def _what_is_wrong(report: CompletedFrame) -> str:
+    """Why a completion cannot be one, by field; empty when nothing is wrong with it."""
     for field, value in (("frame.resource_id", report.proc_id), ("frame.frame_id", report.frame_id)):
-        if not value or len(value) > _LONGEST_ID or not value.isprintable():
-            return f"{field}: {value[:60]!r} is not an id"
+        wrong = wrong_id(value) or ("" if value else "'' is not an id")
+        if wrong:
+            return f"{field}: {wrong}"
+    if report.max_rss_kb > MOST_KB:
+        return f"frame.max_rss: {report.max_rss_kb} KB is more than any host has"
     return ""
 
 

@@ -311,6 +311,15 @@ def test_a_report_nobody_knows_is_answered_and_ignored(engine: Engine, view: Far
     assert view.procs() == list(run.procs)
 
 
+def test_a_report_of_another_host_than_the_procs_changes_nothing(engine: Engine, view: FarmView) -> None:
+    run = start(view)
+    elsewhere = replace(run.report(), host_name="another.studio.example")
+    assert complete_frame(engine, elsewhere).verdict is RunVerdict.WRONG_HOST
+    assert (view.states(run.frames), view.procs()) == (["RUNNING"], list(run.procs))
+    with_domain = replace(run.report(), host_name=f"{run.host.name}.studio.example")
+    assert complete_frame(engine, with_domain).verdict is RunVerdict.APPLIED
+
+
 def test_an_exit_status_too_wide_for_the_history_is_still_recorded(engine: Engine, view: FarmView) -> None:
     # given an exit status as Windows gives them, which frame_history (smallint) cannot hold
     run = start(view)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -130,6 +131,38 @@ def test_a_completion_without_ids_is_refused_by_field(stub: Any, field: str, val
     assert [(line["host"], field in line["reason"]) for line in said if line["event"] == "report_refused"] == [
         ("node7", True)
     ]
+
+
+def test_a_completion_with_more_memory_than_any_host_has_is_refused(view: FarmView, stub: Any) -> None:
+    run = start(view)
+    request = completion(run)
+    request.frame_complete_report.frame.max_rss = 2**62
+    with pytest.raises(grpc.RpcError, match=r"frame\.max_rss") as error:
+        stub.ReportRunningFrameCompletion(request, timeout=20)
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert view.states(run.frames) == ["RUNNING"]
+
+
+@pytest.mark.parametrize(
+    "host",
+    [{"name": "a\0b"}, {"name": "n" * 1_000_000}, {"tags": ["tag"] * 100_000}, {"facility": "\0"}],
+    ids=["NUL in the name", "long name", "many tags", "NUL in the facility"],
+)
+def test_nonsense_of_a_host_is_said_once_and_never_as_a_traceback(
+    view: FarmView, stub: Any, service: ReportService, host: dict[str, Any]
+) -> None:
+    # given a host that reports nonsense again and again
+    with view.farm() as farm:
+        farm.alloc()
+    with capture_logs() as said:
+        for sent in range(3):
+            with contextlib.suppress(grpc.RpcError):
+                stub.ReportStatus(status(**{"name": "node7", **host}), timeout=10)
+            eventually(lambda sent=sent: service.counts["report_refused"] == sent + 1)
+    # then it is said once, briefly, and no row is written
+    assert [line["event"] for line in said] == ["report_refused"]
+    assert len(str(said[0])) < 1_000
+    assert view.rows("SELECT str_name FROM host") == []
 
 
 def test_hosts_boot_and_report(view: FarmView, stub: Any, service: ReportService) -> None:

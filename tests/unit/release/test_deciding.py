@@ -48,6 +48,8 @@ LOST_ORPHAN = replace(LOST, proc_id="")
         (RunRow(replace(PROC, frame_id=None), WAITING), RunVerdict.RELEASED, False, True),
         (RunRow(replace(PROC, frame_id="f2"), FRAME), RunVerdict.SUPERSEDED, False, False),
         (RunRow(PROC, None), RunVerdict.SUPERSEDED, False, False),
+        (RunRow(replace(PROC, host_name="node2"), FRAME), RunVerdict.WRONG_HOST, False, False),
+        (RunRow(replace(PROC, host_name="node2", frame_id=None), WAITING), RunVerdict.WRONG_HOST, False, False),
         (RunRow(PROC, replace(FRAME, state=FrameState.EATEN)), RunVerdict.RELEASED, False, True),
         (RunRow(None, None), RunVerdict.UNKNOWN, False, False),
         (RunRow(None, WAITING), RunVerdict.STALE, False, False),

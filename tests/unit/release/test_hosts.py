@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from opencue_proto import host_pb2, report_pb2
 
 from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.domain.states import HardwareState, LockState, ThreadMode
-from opencue_sched.release.hosts import bookable_memory_kb, next_hardware_state, next_lock_state, read_host, short_name
+from opencue_sched.release.hosts import (
+    bookable_memory_kb,
+    check_bounds,
+    check_frames,
+    next_hardware_state,
+    next_lock_state,
+    read_host,
+    short_name,
+)
 
 GB = 1024 * 1024
 
@@ -64,11 +74,55 @@ def test_numbers_that_cannot_be_are_brought_to_what_can() -> None:
         ({"name": "my node"}, "without spaces"),
         ({"name": "n" * 46}, "45 are possible"),
         ({"name": "node." + "x" * 140}, "128 are possible"),
+        ({"name": ".."}, "begins with a dot"),
+        ({"name": ".node1"}, "begins with a dot"),
+        ({"name": "a\0b"}, "without spaces"),
+        ({"facility": "a\0b"}, "facility 'a.x00b' has a NUL"),
+        ({"attributes": {"SP_OS": "a\0b"}}, "SP_OS 'a.x00b' has a NUL"),
+        ({"total_mem": 2**62}, "total_mem .* more than any host"),
+        ({"total_swap": 2**62}, "total_swap .* more than any host"),
+        ({"total_gpu_mem": 2**62}, "total_gpu_mem .* more than any host"),
+        ({"num_gpus": 2**31 - 1}, "num_gpus .* more than any host"),
     ],
 )
 def test_nonsense_is_refused_by_name(fields: dict[str, object], named: str) -> None:
     with pytest.raises(InvalidInput, match=named):
         read_host(render_host(**fields))
+
+
+@pytest.mark.parametrize(
+    ("frame", "named"),
+    [
+        ({"frame_id": "a\0b"}, "frame_id 'a.x00b' is not an id"),
+        ({"frame_id": "f" * 37}, "frame_id 'f+' is not an id"),
+        ({"resource_id": "a\0b"}, "resource_id 'a.x00b' is not an id"),
+        ({"rss": 2**62}, "rss .* more than any host"),
+        ({"max_rss": 2**62}, "max_rss .* more than any host"),
+        ({"max_pss": 2**62}, "max_pss .* more than any host"),
+        ({"max_used_gpu_memory": 2**62}, "max_used_gpu_memory .* more than any host"),
+    ],
+)
+def test_a_running_frame_that_cannot_be_is_refused_by_field(frame: dict[str, object], named: str) -> None:
+    good = report_pb2.RunningFrameInfo(resource_id="p", frame_id="f", rss=500 * GB, max_vsize=2**62)
+    check_frames([good], "node1")
+    with pytest.raises(InvalidInput, match=f"host node1: {named}"):
+        check_frames([good, report_pb2.RunningFrameInfo(**frame)], "node1")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("report", "named"),
+    [
+        (report_pb2.HostReport(host=render_host(name=" ")), "name of its host"),
+        (report_pb2.HostReport(host=render_host(name="a\0b")), "'a.x00b' has a NUL"),
+        (report_pb2.BootReport(host=render_host(name="n" * 7_000_000)), "7000000 characters"),
+        (report_pb2.BootReport(host=render_host(tags=[str(number) for number in range(600_000)])), "600000 tags"),
+        (report_pb2.HostReport(host=render_host(), frames=[report_pb2.RunningFrameInfo()] * 5_001), "5001 frames"),
+    ],
+)
+def test_what_no_host_sends_is_refused_before_it_is_kept(report: Any, named: str) -> None:
+    with pytest.raises(InvalidInput, match=named) as refused:
+        check_bounds(report)
+    assert len(str(refused.value)) < 300
 
 
 def test_a_tag_over_length_is_left_out_and_the_host_kept() -> None:

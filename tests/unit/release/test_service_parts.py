@@ -38,8 +38,10 @@ def test_a_completion_is_read_field_by_field() -> None:
     report = report_pb2.FrameCompleteReport(frame=frame, run_time=-1)
     read = read_completion(report)
     assert (read.max_rss_kb, read.llu_time, read.run_time) == (0, 0, 0)
-    frame.max_rss = 2**63 - 1
-    assert read_completion(report_pb2.FrameCompleteReport(frame=frame)).max_rss_kb == 2**62
+    report = report_pb2.FrameCompleteReport(
+        frame=report_pb2.RunningFrameInfo(job_name="j" * 7_000_000), host=report_pb2.RenderHost(name="n" * 7_000_000)
+    )
+    assert (len(read_completion(report).host_name), len(read_completion(report).name)) == (128, 300)
 
 
 def test_the_policy_of_the_settings_is_that_of_completions(
