@@ -15,22 +15,22 @@ local fence, wake, name, details = taken_before(uuid, ARGV[7])
 if fence then
   return {1, fence, wake, name, details}
 end
-local read = redis.call('HMGET', PREFIX .. uuid, 'state', 'owner', 'done')
-local state = read[1]
-if not state then
+local job = whole(uuid)
+if not job then
+  scrap(uuid)
   return {0, 'gone'}
-elseif ARGV[5] ~= '' and tonumber(ARGV[5]) <= tonumber(read[3]) then
+elseif ARGV[5] ~= '' and tonumber(ARGV[5]) <= job.done then
   return {0, 'stale'}
-elseif state == 'claimed' then
-  if ARGV[6] ~= '' and read[2] == owner then
+elseif job.state == 'claimed' then
+  if ARGV[6] ~= '' and job.owner == owner then
     local expires = tonumber(ARGV[6]) > 0 and format(now + tonumber(ARGV[6])) or '+inf'
     redis.call('ZADD', CLAIMED, expires, uuid)
     redis.call('HSET', PREFIX .. uuid, 'expires', expires)
   end
-  return {0, 'held', read[2]}
-elseif state == 'delayed' then
-  return {0, 'not_yet', tonumber(redis.call('ZSCORE', DELAYED, uuid)) - now}
-elseif state == 'trash' then
+  return {0, 'held', job.owner}
+elseif job.state == 'delayed' then
+  return {0, 'not_yet', (tonumber(redis.call('ZSCORE', DELAYED, uuid) or now)) - now}
+elseif job.state == 'trash' then
   return {0, 'trashed'}
 end
 return {1, take(uuid, owner, tonumber(ARGV[4]), now, ARGV[7])}

@@ -24,7 +24,7 @@ if before then
 end
 local uuid, how, delay, error_text = ARGV[2], ARGV[6], tonumber(ARGV[7]), ARGV[10]
 local job = PREFIX .. uuid
-local read = redis.call('HMGET', job, 'state', 'owner', 'fence', 'claim', 'wake', 'rest', 'name')
+local read = fields_now(uuid, 'state', 'owner', 'fence', 'claim', 'wake', 'rest', 'name')
 if not read[1] then
   return {0, 'gone'}
 elseif read[1] ~= 'claimed' then

@@ -3,7 +3,7 @@
 --@include board
 local now = now_ms()
 promote(now)
-local fields = redis.call('HGETALL', PREFIX .. ARGV[2])
+local fields = whole(ARGV[2]) and redis.call('HGETALL', PREFIX .. ARGV[2]) or {}
 local left = -2
 local expires = redis.call('ZSCORE', CLAIMED, ARGV[2])
 if expires then

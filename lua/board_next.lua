@@ -14,10 +14,15 @@ if before then
     return {1, before, fence, wake, name, details}
   end
 end
-local found = redis.call('ZRANGEBYSCORE', READY, format(tonumber(ARGV[4]) * 1e12),
-  '(' .. format((tonumber(ARGV[5]) + 1) * 1e12), 'LIMIT', 0, 1)
-if not found[1] then
-  return {0}
+for _ = 1, PROMOTED_PER_CALL do
+  local uuid = redis.call('ZRANGEBYSCORE', READY, format(tonumber(ARGV[4]) * 1e12),
+    '(' .. format((tonumber(ARGV[5]) + 1) * 1e12), 'LIMIT', 0, 1)[1]
+  if uuid and whole(uuid) then
+    redis.call('SET', ARGV[7], uuid, 'PX', CALLS_KEPT_MS)
+    return {1, uuid, take(uuid, ARGV[2], tonumber(ARGV[3]), now, ARGV[6])}
+  elseif not uuid then
+    break
+  end
+  scrap(uuid)
 end
-redis.call('SET', ARGV[7], found[1], 'PX', CALLS_KEPT_MS)
-return {1, found[1], take(found[1], ARGV[2], tonumber(ARGV[3]), now, ARGV[6])}
+return {0}

@@ -5,7 +5,7 @@
 local now = now_ms()
 promote(now)
 local job = PREFIX .. ARGV[2]
-local read = redis.call('HMGET', job, 'state', 'owner', 'fence', 'claim')
+local read = fields_now(ARGV[2], 'state', 'owner', 'fence', 'claim')
 if read[1] ~= 'claimed' then
   return 0
 elseif read[2] ~= ARGV[3] or not is_claim(read, ARGV[4], ARGV[5]) then

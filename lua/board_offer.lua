@@ -5,8 +5,14 @@
 -- Returns for each group: uuid, ticket of the message to send (0: none), 1 if a message was sent before in vain else 0.
 -- Invariants: one job per name, however often it is offered; a wake is never lost: it either makes the job ready or
 -- moves `wake`, which the present claim compares when it ends; a job told to rest is not roused; nothing waits because the
--- clock was put back.
+-- clock was put back; whatever of a job or of the board's own keys was lost or spoilt, the job is ready, and sent for.
 --@include board
+for i, kind in ipairs({'zset', 'zset', 'zset', 'hash', 'string', 'stream', 'zset', 'zset', 'zset'}) do
+  local type = redis.call('TYPE', KEYS[i]).ok
+  if type ~= kind and type ~= 'none' then
+    redis.call('DEL', KEYS[i])
+  end
+end
 local now = now_ms()
 promote(now)
 empty_trash(now, tonumber(ARGV[3]))
@@ -20,25 +26,40 @@ local function live_anew(uuid, now, made, expires)
   end
 end
 
+local PLACES = {ready = READY, delayed = DELAYED, claimed = CLAIMED, trash = TRASH}
+-- What every job has, of one that can be read and is where its state says; nil for any other.
+local function readable(uuid, details)
+  local job = whole(uuid)
+  local place = job and PLACES[job.state]
+  if not (place and redis.call('ZSCORE', place, uuid)) then
+    return nil
+  end
+  local decoded, payload = true, {}
+  if job.details ~= details then
+    decoded, payload = pcall(cjson.decode, job.details)
+  end
+  return decoded and type(payload) == 'table' and job or nil
+end
+
 local resend = tonumber(ARGV[2])
 local answer = {}
 for i = 4, #ARGV, 4 do
   local name, details, prio, wake = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3] == '1'
   local uuid = redis.call('HGET', NAMES, name)
+  local job = uuid and readable(uuid, details)
   local send, again = false, 0
-  if uuid then
-    local read = redis.call('HMGET', PREFIX .. uuid, 'state', 'sent', 'rest', 'tries', 'modified', 'expires')
-    local state, sent, modified = read[1], tonumber(read[2]), tonumber(read[5]) or 0
+  if job then
+    local state, sent, modified = job.state, job.sent, tonumber(job.modified) or 0
     if wake then
       redis.call('HINCRBY', PREFIX .. uuid, 'wake', 1)
     end
-    if state == 'delayed' and (wake or modified > now) and tonumber(read[3]) <= now then
+    if state == 'delayed' and (wake or modified > now) and job.rest <= now then
       redis.call('ZREM', DELAYED, uuid)
       make_ready(uuid)
       send = true
     elseif state == 'claimed' and modified > now then
-      live_anew(uuid, now, modified, tonumber(read[6]))
-    elseif state == 'ready' and is_overdue(sent, tonumber(read[4]), resend, now) then
+      live_anew(uuid, now, modified, job.expires)
+    elseif state == 'ready' and is_overdue(sent, job.tries, resend, now) then
       send = true
       if sent > 0 then
         again = 1
@@ -46,6 +67,9 @@ for i = 4, #ARGV, 4 do
       end
     end
   else
+    if uuid then
+      scrap(uuid)
+    end
     uuid = redis.sha1hex(PREFIX .. name .. ':' .. redis.call('INCR', SEQ) .. ':' .. now)
     create(uuid, name, name, details, prio, now)
     make_ready(uuid)

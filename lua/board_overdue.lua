@@ -9,18 +9,19 @@ local now, resend = now_ms(), tonumber(ARGV[2])
 promote(now)
 local answer = {}
 for _, uuid in ipairs(redis.call('ZRANGEBYSCORE', AWAITED, '-inf', now - resend, 'LIMIT', 0, ARGV[3])) do
-  local read = redis.call('HMGET', PREFIX .. uuid, 'state', 'sent', 'tries', 'details')
-  local sent = tonumber(read[2]) or 0
-  if read[1] ~= 'ready' then
+  local job = whole(uuid)
+  if not job then
+    scrap(uuid)
+  elseif job.state ~= 'ready' then
     redis.call('ZREM', AWAITED, uuid)
-  elseif is_overdue(sent, tonumber(read[3]), resend, now) then
-    if sent > 0 then
+  elseif is_overdue(job.sent, job.tries, resend, now) then
+    if job.sent > 0 then
       redis.call('HINCRBY', PREFIX .. uuid, 'tries', 1)
     end
     answer[#answer + 1] = uuid
-    answer[#answer + 1] = read[4]
+    answer[#answer + 1] = job.details
     answer[#answer + 1] = next_ticket(uuid, now)
-    answer[#answer + 1] = sent > 0 and 1 or 0
+    answer[#answer + 1] = job.sent > 0 and 1 or 0
   end
 end
 return answer

@@ -1,7 +1,7 @@
 -- board_page: a page of jobs, by priority and then age.
 -- ARGV[2] which: 'ready', 'listed' or 'trash'   ARGV[3] score after which to start ('-inf' for the first page)
 -- ARGV[4] jobs a page, and as many more as share the score of its last
--- Returns a list of {uuid, score, {the job's fields and values}}. With promotion first, so the page is of this moment.
+-- Returns a list of {uuid, score, {the job's fields and values, not all if some were lost}}. With promotion first, so the page is of this moment.
 --@include board
 promote(now_ms())
 local set = ({ready = READY, listed = LISTED, trash = TRASH})[ARGV[2]]
@@ -20,6 +20,7 @@ if #found == 2 * tonumber(ARGV[4]) then
 end
 local answer = {}
 for i = 1, #found, 2 do
-  answer[#answer + 1] = {found[i], found[i + 1], redis.call('HGETALL', PREFIX .. found[i])}
+  local fields = redis.pcall('HGETALL', PREFIX .. found[i])
+  answer[#answer + 1] = {found[i], found[i + 1], fields.err and {} or fields}
 end
 return answer

@@ -24,7 +24,9 @@ if before then
 end
 if key ~= '' then
   local existing = redis.call('HGET', NAMES, key)
-  if existing then
+  if existing and not whole(existing) then
+    scrap(existing)
+  elseif existing then
     return {0, existing, redis.call('HGETALL', PREFIX .. existing)}
   end
 end

@@ -17,11 +17,11 @@ if before then
 end
 local uuid, how = ARGV[2], ARGV[3]
 local job = PREFIX .. uuid
-local read = redis.call('HMGET', job, 'state', 'owner', 'name')
-local state = read[1]
-if not state then
+local read = whole(uuid)
+if not read then
   return {0, 'gone'}
 end
+local state = read.state
 if how == 'restore' or how == 'delete' then
   if state ~= 'trash' then
     return {0, 'not_trashed'}
@@ -29,11 +29,10 @@ if how == 'restore' or how == 'delete' then
   redis.call('ZREM', TRASH, uuid)
   if how == 'delete' then
     forget(uuid)
-    emit('REMOVED', uuid, read[3])
+    emit('REMOVED', uuid, read.name)
     return remember(ARGV[6], {1, 'complete'})
   end
-  local place = redis.call('HMGET', job, 'prio', 'seq')
-  redis.call('ZADD', LISTED, rank(place[1], place[2]), uuid)
+  redis.call('ZADD', LISTED, rank(read.prio, read.seq), uuid)
   redis.call('HSET', job, 'failures', 0, 'error', '', 'sent', 0, 'rest', 0)
   make_ready(uuid)
   await_message(uuid, now)
@@ -44,22 +43,22 @@ if state == 'trash' then
 end
 if how == 'trash' then
   if state == 'claimed' and ARGV[5] ~= '1' then
-    return {0, 'held', read[2]}
+    return {0, 'held', read.owner}
   end
   redis.call('ZREM', READY, uuid)
   redis.call('ZREM', DELAYED, uuid)
   redis.call('ZREM', CLAIMED, uuid)
-  shelve(uuid, read[3], ARGV[4], now)
+  shelve(uuid, read.name, ARGV[4], now)
   return remember(ARGV[6], {1, 'trash'})
 end
 if how == 'withdraw' then
   if state == 'claimed' then
-    return {0, 'held', read[2]}
+    return {0, 'held', read.owner}
   end
   redis.call('ZREM', READY, uuid)
   redis.call('ZREM', DELAYED, uuid)
   forget(uuid)
-  emit('REMOVED', uuid, read[3])
+  emit('REMOVED', uuid, read.name)
   return remember(ARGV[6], {1, 'complete'})
 end
 local until_ms = tonumber(ARGV[4]) > 0 and now + tonumber(ARGV[4]) or 0

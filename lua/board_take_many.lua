@@ -15,10 +15,9 @@ local owner, token, details, prio = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 promote(now)
 empty_trash(now, tonumber(ARGV[6]))
 for _, uuid in ipairs(redis.call('ZRANGE', READY, 0, FORGOTTEN_PER_CALL - 1)) do
-  local name = redis.call('HGET', PREFIX .. uuid, 'name')
   redis.call('ZREM', READY, uuid)
   forget(uuid)
-  emit('REMOVED', uuid, name)
+  emit('REMOVED', uuid, uuid)
 end
 
 local function take_posted(uuid, life)
@@ -70,9 +69,13 @@ local some_posted = redis.call('EXISTS', unpack(jobs)) > 0
 local fences, new = {}, {}
 for i, it in ipairs(wanted) do
   it.seq = seq + i
-  if some_posted and redis.call('EXISTS', jobs[i]) == 1 then
+  local posted = some_posted and redis.call('EXISTS', jobs[i]) == 1
+  if posted and whole(it.uuid) then
     fences[i] = take_posted(it.uuid, it.life)
   else
+    if posted then
+      scrap(it.uuid)
+    end
     fences[i] = it.seq
     new[#new + 1] = it
   end

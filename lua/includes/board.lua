@@ -92,6 +92,38 @@ local function is_overdue(sent, tries, resend, now)
   return sent > now or now - sent >= resend * 2 ^ math.min(4, tries)
 end
 
+-- Fields of a job; none when its key was made one of another type.
+local function fields_now(uuid, ...)
+  local read = redis.pcall('HMGET', PREFIX .. uuid, ...)
+  return read.err and {} or read
+end
+
+local EACH_HAS = {'state', 'name', 'key', 'details', 'owner', 'modified', 'prio', 'seq', 'fence', 'expires', 'wake', 'sent',
+  'failures', 'ticket', 'done', 'tries', 'rest'}
+local TEXTS = 6
+
+-- What every job has, the first of them as text, the others as numbers; nil for one that is gone, of which a part was
+-- lost, or whose name another job has got since.
+local function whole(uuid)
+  local read, job = fields_now(uuid, unpack(EACH_HAS)), {}
+  for i, field in ipairs(EACH_HAS) do
+    job[field] = read[i] and (i <= TEXTS and read[i] or tonumber(read[i]))
+    if not job[field] then
+      return nil
+    end
+  end
+  local named = job.key ~= '' and redis.call('HGET', NAMES, job.key)
+  return (not named or named == uuid) and job or nil
+end
+
+-- What is left of a job that is not whole goes. Whoever offers it posts it anew.
+local function scrap(uuid)
+  redis.call('DEL', PREFIX .. uuid)
+  for _, index in ipairs({READY, DELAYED, CLAIMED, TRASH, LISTED, AWAITED}) do
+    redis.call('ZREM', index, uuid)
+  end
+end
+
 -- What a job's hash has from the beginning.
 local function fields_of(name, key, details, prio, seq, now)
   return {'name', name, 'key', key, 'details', details, 'prio', prio, 'created', format(now), 'modified', '', 'seq', seq,
@@ -111,7 +143,7 @@ local function create(uuid, name, key, details, prio, now)
 end
 
 local function forget(uuid)
-  local key = redis.call('HGET', PREFIX .. uuid, 'key')
+  local key = fields_now(uuid, 'key')[1]
   if key and key ~= '' then
     redis.call('HDEL', NAMES, key)
   end
@@ -160,7 +192,7 @@ end
 -- What take() answered, for a call that made its claim before but whose answer was lost; nil when there is no such
 -- claim. A wake-up since then came before the work begins, so it is no news.
 local function taken_before(uuid, token)
-  local read = redis.call('HMGET', PREFIX .. uuid, 'state', 'claim', 'fence', 'wake', 'name', 'details')
+  local read = fields_now(uuid, 'state', 'claim', 'fence', 'wake', 'name', 'details')
   if read[1] ~= 'claimed' or read[2] ~= token then
     return nil
   end
@@ -170,15 +202,24 @@ end
 -- Jobs whose not-before has come, and claims that ran out, become ready. Bounded; what is left waits for the next call.
 local function promote(now)
   for _, uuid in ipairs(redis.call('ZRANGEBYSCORE', DELAYED, '-inf', now, 'LIMIT', 0, PROMOTED_PER_CALL)) do
-    redis.call('ZREM', DELAYED, uuid)
-    make_ready(uuid)
+    if whole(uuid) then
+      redis.call('ZREM', DELAYED, uuid)
+      make_ready(uuid)
+    else
+      scrap(uuid)
+    end
   end
   for _, uuid in ipairs(redis.call('ZRANGEBYSCORE', CLAIMED, '-inf', now, 'LIMIT', 0, PROMOTED_PER_CALL)) do
-    redis.call('ZREM', CLAIMED, uuid)
-    -- Sent in vain, as far as anybody knows: the next message is due at once, and must not go to the same owner.
-    redis.call('HSET', PREFIX .. uuid, 'sent', 1)
-    redis.call('ZADD', AWAITED, 1, uuid)
-    emit('EXPIRED', uuid, redis.call('HGET', PREFIX .. uuid, 'name'))
-    make_ready(uuid)
+    local job = whole(uuid)
+    if job then
+      redis.call('ZREM', CLAIMED, uuid)
+      -- Sent in vain, as far as anybody knows: the next message is due at once, and must not go to the same owner.
+      redis.call('HSET', PREFIX .. uuid, 'sent', 1)
+      redis.call('ZADD', AWAITED, 1, uuid)
+      emit('EXPIRED', uuid, job.name)
+      make_ready(uuid)
+    else
+      scrap(uuid)
+    end
   end
 end

@@ -132,13 +132,16 @@ class Job:
 
     def __init__(self, board: JobBoard, listing: Listing) -> None:
         fields = listing.fields
-        payload = Payload.decode(fields["details"])
         self.board = board
         self.uuid = listing.uuid
-        self.name = fields["name"]
-        self.sequence = int(fields["seq"])
-        self.priority = JobPriority.of_rank(int(fields["prio"]))
-        self.created_on = _moment(fields["created"])
+        try:
+            payload = Payload.decode(fields["details"])
+            self.name = fields["name"]
+            self.sequence = int(fields["seq"])
+            self.priority = JobPriority.of_rank(int(fields["prio"]))
+            self.created_on = _moment(fields["created"])
+        except KeyError as error:
+            raise UnreadableJob(f"it has lost its {error}") from error
         self.details = payload.details
         self._book = payload.book
         self.fence = listing.fence

@@ -349,6 +349,111 @@ def test_an_unreadable_posting_is_taken_down_and_posted_anew(postings, redis_cli
     assert postings.claim(again.uuid, "w1", ttl_seconds=10).cluster == CLUSTER
 
 
+def lost(client, key, uuid):
+    client.delete(key)
+
+
+def lost_and_woken(client, key, uuid):
+    client.delete(key)
+    client.hset(key, "wake", 1)
+
+
+def of_another_type(client, key, uuid):
+    client.delete(key)
+    client.rpush(key, "no posting")
+
+
+def without_a_field(client, key, uuid):
+    client.hdel(key, "prio")
+
+
+def of_no_number(client, key, uuid):
+    client.hset(key, "sent", "yesterday")
+
+
+def of_no_cluster(client, key, uuid):
+    client.hset(key, "details", "{")
+
+
+def on_no_list(client, key, uuid):
+    for part in ("ready", "delayed", "claimed", "trash"):
+        client.zrem(f"cue:board:clusters:{part}", uuid)
+
+
+@pytest.mark.parametrize("wake", [False, True])
+@pytest.mark.parametrize("state", ["ready", "delayed", "claimed", "trash"])
+@pytest.mark.parametrize(
+    "spoil", [lost, lost_and_woken, of_another_type, without_a_field, of_no_number, of_no_cluster, on_no_list]
+)
+def test_a_posting_that_nobody_can_read_is_replaced_by_the_next_offer(postings, redis_client, spoil, state, wake):
+    # given a posting in some state, of which somebody spoilt what the board keeps
+    (offered, other) = postings.offer([CLUSTER, OTHER])
+    if state != "ready":
+        claim = postings.claim(offered.uuid, "w1", ttl_seconds=60)
+        if state != "claimed":
+            postings.end(claim, "sleep" if state == "delayed" else "trash", delay_seconds=60, error="poison")
+    spoil(redis_client, f"cue:board:clusters:job:{offered.uuid}", offered.uuid)
+
+    # when it is offered again, then there is a new one in its place, with a message to send
+    (anew, _) = postings.offer([CLUSTER, OTHER], wake=wake)
+    assert anew.send
+    assert anew.uuid != offered.uuid
+    assert postings.posted() == {CLUSTER.key: anew.uuid, OTHER.key: other.uuid}
+    assert states(redis_client) == {"ready": 2, "delayed": 0, "claimed": 0, "trash": 0}
+    assert not redis_client.exists(f"cue:board:clusters:job:{offered.uuid}")
+
+    # and it is dispatched like any other
+    claim = postings.claim(anew.uuid, "w2", ttl_seconds=60, ticket=anew.ticket)
+    assert claim.cluster == CLUSTER
+    postings.end(claim, "again")
+    assert not postings.offer([CLUSTER])[0].send
+
+
+@pytest.mark.parametrize("state", ["delayed", "claimed"])
+@pytest.mark.parametrize("spoil", [lost, lost_and_woken, of_another_type, without_a_field])
+def test_a_posting_that_nobody_can_read_stops_no_other(postings, redis_client, spoil, state):
+    # given two postings that rest or are claimed, one of which is spoilt, and both are over
+    bad, good = (offered.uuid for offered in postings.offer([CLUSTER, OTHER]))
+    for uuid in (bad, good):
+        claim = postings.claim(uuid, "w1", ttl_seconds=60)
+        if state == "delayed":
+            postings.end(claim, "sleep", delay_seconds=60)
+    redis_client.zadd(f"cue:board:clusters:{state}", {bad: 1, good: 1})
+    spoil(redis_client, f"cue:board:clusters:job:{bad}", bad)
+
+    # then every look at the board goes on, and the other is claimed
+    assert postings.counts().ready == 1
+    assert postings.offer_again(bad) is None
+    assert postings.try_claim(bad, "w2", ttl_seconds=60).reason == "gone"
+    assert postings.claim(good, "w2", ttl_seconds=60).cluster == OTHER
+
+
+@pytest.mark.parametrize(
+    "part", ["ready", "delayed", "claimed", "names", "seq", "events", "trash", "listed", "awaited"]
+)
+@pytest.mark.parametrize("gone", [True, False], ids=["gone", "another_type"])
+def test_no_lost_key_of_the_board_stops_a_cluster(postings, redis_client, part, gone):
+    # given a ready, a resting and a claimed posting, and a key of the board that somebody deleted or made another
+    third = Cluster("fac", "show", ClusterKind.MANUAL, ("c",))
+    _, resting, claimed = postings.offer([CLUSTER, OTHER, third])
+    postings.end(postings.claim(resting.uuid, "w1", ttl_seconds=60), "sleep", delay_seconds=60)
+    postings.claim(claimed.uuid, "w1", ttl_seconds=0.05)
+    key = f"cue:board:clusters:{part}"
+    assert redis_client.exists(key) or part == "trash"
+    redis_client.delete(key)
+    if not gone:
+        (redis_client.sadd if part != "events" else redis_client.set)(key, "nonsense")
+
+    # when all are offered again, and woken, then each can be claimed
+    for cluster in (CLUSTER, OTHER, third):
+        eventually(lambda cluster=cluster: claim_offered(postings, cluster))
+
+
+def claim_offered(postings, cluster):
+    (offered,) = postings.offer([cluster], wake=True)
+    return postings.claim(offered.uuid, "w2", ttl_seconds=60)
+
+
 def test_trash_ends_after_its_retention(postings, redis_client):
     (offered,) = postings.offer([CLUSTER])
     postings.scripts.steer(offered.uuid, "trash", "odd")

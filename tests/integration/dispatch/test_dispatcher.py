@@ -191,6 +191,19 @@ def failing(here: Passes, monkeypatch: pytest.MonkeyPatch, error: Exception) -> 
     monkeypatch.setattr(PassRunner, "_gather", fail)
 
 
+def test_an_epoch_of_a_wrong_type_does_not_count_against_the_cluster(
+    here: Passes, dispatcher: Dispatcher, engine: Engine
+) -> None:
+    plant(engine, frames=1)
+    posting = a_posting(here)
+    here.client.delete("acct:epoch")
+    here.client.hset("acct:epoch", "not", "an epoch")
+    report = dispatcher.dispatch(posting)
+    assert isinstance(report, PassReport)
+    assert report.ended is PassEnd.NOT_READY
+    assert here.client.hget(f"cue:board:clusters:job:{posting}", "failures") == "0"
+
+
 def test_a_query_that_fails_costs_a_rest_and_not_the_scheduler(
     here: Passes, dispatcher: Dispatcher, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
