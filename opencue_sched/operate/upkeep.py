@@ -27,7 +27,7 @@ REAP_TURN_SECONDS = 60.0
 
 def upkeep_scope(settings: Settings, facts: SchemaFacts) -> UpkeepScope:
     """The fleet's facility; on a database made by Cuebot, managed shows alone: a Cuebot looks after the others."""
-    return UpkeepScope(settings.scheduler.facility, managed_only=facts.origin == "cuebot")
+    return UpkeepScope(settings.scheduler.facility, beside_cuebot=facts.origin == "cuebot")
 
 
 class Upkeep:

@@ -66,11 +66,20 @@ class RqdKiller:
 
     def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> KillFate:
         """Kill a frame and wait until RQD confirms that it does not run (at most rqd.kill_timeout)."""
-        confirmation = kill_and_confirm(self._channels, RunningFrameRef(host_name, frame_id, proc_id), reason=reason)
-        if confirmation.fate is Fate.NOT_RUNNING:
-            return KillFate.NOT_RUNNING
+        return self._fate(RunningFrameRef(host_name, frame_id, proc_id), reason=reason, adopt=False)
+
+    def confirm_gone(self, host_name: str, frame_id: str, proc_id: str) -> KillFate:
+        """Whether RQD confirms that a frame does not run; one that runs for this proc is left alone."""
+        reason = "another proc has its frame"
+        return self._fate(RunningFrameRef(host_name, frame_id, proc_id), reason=reason, adopt=True)
+
+    def _fate(self, ref: RunningFrameRef, *, reason: str, adopt: bool) -> KillFate:
+        confirmation = kill_and_confirm(self._channels, ref, reason=reason, adopt=adopt)
+        if confirmation.fate is not Fate.UNCONFIRMED:
+            return KillFate(confirmation.fate.value)
         if self._tell is not None:
-            self._tell(Unconfirmed(frame_id, host_name, self._channels.address(host_name), _reason(confirmation)))
+            address = self._channels.address(ref.host_name)
+            self._tell(Unconfirmed(ref.frame_id, ref.host_name, address, _reason(confirmation)))
         if not confirmation.killed and confirmation.detail.startswith(Whereabouts.UNREACHABLE.value):
             return KillFate.UNREACHABLE
         return KillFate.UNCONFIRMED

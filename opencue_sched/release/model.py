@@ -28,9 +28,11 @@ class HostPublisher(Protocol):
 
 
 class KillFate(StrEnum):
-    """What is known of a process after trying to end it. Only NOT_RUNNING allows its frame to be given away."""
+    """What is known of a process after trying to end it, or asking about it. Only NOT_RUNNING allows its frame to be
+    given away."""
 
     NOT_RUNNING = "not_running"
+    RUNNING = "running"
     UNCONFIRMED = "unconfirmed"
     UNREACHABLE = "unreachable"
 
@@ -46,6 +48,9 @@ class FrameKiller(Protocol):
 
     def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> KillFate:
         """Kill a frame and wait, for a few seconds, until RQD confirms that it does not run."""
+
+    def confirm_gone(self, host_name: str, frame_id: str, proc_id: str) -> KillFate:
+        """Ask RQD, for a few seconds, whether a frame is gone; RUNNING, and left alone, if it runs for this proc."""
 
 
 @dataclass(frozen=True, slots=True)

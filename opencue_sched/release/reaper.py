@@ -1,4 +1,5 @@
-"""Ends the runs nobody will report the end of: on hosts that are down, of finished jobs, silent or ownerless ones.
+"""Ends the runs nobody will report the end of: on hosts that are down, of finished jobs, silent or ownerless ones, and
+beside a Cuebot those whose completion it did not live to handle.
 
 Always in this order: kill, have RQD confirm that the process does not run, and only then give its frame away. A host
 that cannot be asked keeps its frames until it is DOWN, has rebooted, or has been out of reach so long that a person
@@ -55,6 +56,10 @@ ORPHAN_SECONDS = 300.0
 FRAMELESS_SECONDS = 60.0
 """A proc whose frame was taken off it (eaten, killed) is released after this long, if no completion does it."""
 
+UNNAMED_SECONDS = 30.0
+"""RQD reports every 30 s or oftener, so a proc last named so long before its host's last report is missing from two.
+Beside a Cuebot its RQD is asked then; where there is none, the report service asks."""
+
 GIVE_UP_SECONDS = 1200.0
 """A silent proc whose host can be reached but does not confirm, or cannot be reached and is not DOWN: its frame is
 DEAD after this long."""
@@ -93,7 +98,8 @@ class ReaperReport:
 
 @dataclass(slots=True)
 class _Host:
-    """What is to be killed on a host: (frame, proc or empty, reason). ``gone``: it is DOWN, or not in the database."""
+    """What is to be killed on a host: (frame, proc or empty, reason); without a reason it is only asked about.
+    ``gone``: the host is DOWN, or not in the database."""
 
     name: str
     gone: bool = False
@@ -154,7 +160,8 @@ class Reaper:
             fates = self._kill(procs, frames, reap)
             requests = [request for proc in procs if (request := _end_proc(proc, fates)) is not None]
             requests += [request for frame in frames if (request := _end_frame(frame, fates)) is not None]
-            report = report.with_batch(self._releasing.end_lost(requests), len(procs) + len(frames))
+            alive = sum(fate is KillFate.RUNNING for fate in fates.values())
+            report = report.with_batch(self._releasing.end_lost(requests), len(procs) + len(frames) - alive)
             more = max(len(procs), len(frames)) == self._batch and self._goes_on(reap)
         return report
 
@@ -167,6 +174,8 @@ class Reaper:
                 connection,
                 silent_after=ORPHAN_SECONDS,
                 frameless_after=FRAMELESS_SECONDS,
+                unnamed_after=UNNAMED_SECONDS,
+                grace=self._settings.lost_completion_grace,
                 limit=self._batch,
                 but=reap.procs,
                 scope=self._scope,
@@ -216,7 +225,10 @@ class Reaper:
             if not reachable:
                 fates[frame_id] = KillFate.UNREACHABLE
             elif self._goes_on(reap):
-                fates[frame_id] = self._killer.stop(host.name, frame_id, proc_id, reason)
+                if reason:
+                    fates[frame_id] = self._killer.stop(host.name, frame_id, proc_id, reason)
+                else:
+                    fates[frame_id] = self._killer.confirm_gone(host.name, frame_id, proc_id)
                 reachable = fates[frame_id] is not KillFate.UNREACHABLE
         return fates
 
@@ -226,7 +238,8 @@ def _by_host(procs: Sequence[LostProc], frames: Sequence[OrphanFrame]) -> list[_
     for proc in procs:
         if proc.frame_id is not None:
             host = hosts.setdefault(proc.host_name, _Host(proc.host_name, proc.host_state == HardwareState.DOWN))
-            host.runs.append((proc.frame_id, proc.proc_id, f"{proc.why.value}: it is lost"))
+            reason = "" if proc.why is Why.UNNAMED else f"{proc.why.value}: it is lost"
+            host.runs.append((proc.frame_id, proc.proc_id, reason))
     for frame in frames:
         if frame.host_name:
             host = hosts.setdefault(frame.host_name, _Host(frame.host_name, _host_gone(frame)))
@@ -244,13 +257,14 @@ _STATUSES = {
     Why.JOB_FINISHED: ExitStatus.FRAME_CLEARED,
     Why.NO_FRAME: ExitStatus.FRAME_CLEARED,
     Why.SILENT: ExitStatus.FRAME_ORPHAN,
+    Why.UNNAMED: ExitStatus.FRAME_ORPHAN,
 }
 
 
 def _end_proc(proc: LostProc, fates: dict[str, KillFate]) -> LostRun | None:
     """The request that ends a lost proc, or None to try again in the next reap."""
     fate = KillFate.NOT_RUNNING if proc.frame_id is None else fates.get(proc.frame_id)
-    if fate is None:
+    if fate is None or fate is KillFate.RUNNING:
         return None
     down = proc.host_state == HardwareState.DOWN
     state = FrameState.WAITING

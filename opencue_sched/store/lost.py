@@ -13,20 +13,20 @@ from sqlalchemy import Connection, text
 @dataclass(frozen=True, slots=True)
 class UpkeepScope:
     """Whose rows a fleet's upkeep may touch. ``facility``: those of the facility of that name, None for all.
-    ``managed_only``: those of managed shows; the others' upkeep is the Cuebot's beside which the fleet runs.
+    ``beside_cuebot``: those of managed shows; a Cuebot looks after the others, and takes the reports of RQDs.
     """
 
     facility: str | None = None
-    managed_only: bool = False
+    beside_cuebot: bool = False
 
     def parameters(self) -> dict[str, object]:
         """What ``job_in_scope``, ``SHOW_IN_SCOPE`` and ``HOST_IN_SCOPE`` are bound to."""
-        return {"facility": self.facility, "managed_only": self.managed_only}
+        return {"facility": self.facility, "beside_cuebot": self.beside_cuebot}
 
 
 EVERYTHING = UpkeepScope()
 
-SHOW_IN_SCOPE = "(show.b_scheduler_managed OR NOT CAST(:managed_only AS boolean))"
+SHOW_IN_SCOPE = "(show.b_scheduler_managed OR NOT CAST(:beside_cuebot AS boolean))"
 _OF_FACILITY = """(CAST(:facility AS varchar) IS NULL OR EXISTS (
               SELECT FROM facility WHERE facility.pk_facility = {}.pk_facility AND facility.str_name = :facility))"""
 HOST_IN_SCOPE = f"""EXISTS (
@@ -67,7 +67,9 @@ _LOST_PROCS = text(
            host_stat.ts_booted > proc.ts_dispatched + interval '300 seconds' AS rebooted,
            CASE WHEN host_stat.str_state = 'DOWN' THEN 'host_down'
                 WHEN job.str_state = 'FINISHED' THEN 'job_finished'
-                WHEN proc.pk_frame IS NULL THEN 'no_frame' ELSE 'silent' END AS why
+                WHEN proc.pk_frame IS NULL THEN 'no_frame'
+                WHEN proc.ts_ping < current_timestamp - CAST(:silent AS float8) * interval '1 second' THEN 'silent'
+                ELSE 'unnamed' END AS why
       FROM proc
       JOIN host ON host.pk_host = proc.pk_host
       JOIN host_stat ON host_stat.pk_host = proc.pk_host
@@ -77,7 +79,10 @@ _LOST_PROCS = text(
        AND (host_stat.str_state = 'DOWN' OR job.str_state = 'FINISHED'
             OR proc.ts_ping < current_timestamp - CAST(:silent AS float8) * interval '1 second'
             OR (proc.pk_frame IS NULL
-                AND proc.ts_ping < current_timestamp - CAST(:frameless AS float8) * interval '1 second'))
+                AND proc.ts_ping < current_timestamp - CAST(:frameless AS float8) * interval '1 second')
+            OR (CAST(:beside_cuebot AS boolean) AND proc.pk_frame IS NOT NULL
+                AND proc.ts_ping <= host_stat.ts_ping - CAST(:unnamed AS float8) * interval '1 second'
+                AND proc.ts_dispatched < current_timestamp - CAST(:grace AS float8) * interval '1 second'))
        AND proc.pk_proc <> ALL (CAST(:but AS varchar[]))
      ORDER BY random() LIMIT :limit
     """  # noqa: S608
@@ -105,6 +110,7 @@ class Why(StrEnum):
     JOB_FINISHED = "job_finished"
     NO_FRAME = "no_frame"
     SILENT = "silent"
+    UNNAMED = "unnamed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +163,23 @@ def lost_procs(
     *,
     silent_after: float,
     frameless_after: float,
+    unnamed_after: float,
+    grace: float,
     limit: int,
     but: Collection[str] = (),
     scope: UpkeepScope = EVERYTHING,
 ) -> list[LostProc]:
-    """Procs on DOWN hosts, of finished jobs, silent, or without a frame; at most ``limit`` of them, at random, and none
-    of ``but``."""
-    parameters = {"silent": silent_after, "frameless": frameless_after, "limit": limit, "but": list(but)}
+    """Procs on DOWN hosts, of finished jobs, silent, without a frame, or, beside a Cuebot, dispatched ``grace`` seconds
+    ago or more and last named ``unnamed_after`` seconds before the host's last report; at most ``limit`` of them, at
+    random, and none of ``but``."""
+    parameters = {
+        "silent": silent_after,
+        "frameless": frameless_after,
+        "unnamed": unnamed_after,
+        "grace": grace,
+        "limit": limit,
+        "but": list(but),
+    }
     rows = connection.execute(_LOST_PROCS, parameters | scope.parameters())
     return [
         LostProc(

@@ -153,6 +153,7 @@ class ScriptedKiller:
     stopped: list[tuple[str, str]] = field(default_factory=list)
     asked: list[tuple[str, str]] = field(default_factory=list)
     probed: list[str] = field(default_factory=list)
+    looked_for: list[str] = field(default_factory=list)
 
     def answers(self, host_name: str, seconds: float) -> bool:
         self.probed.append(host_name)
@@ -164,6 +165,10 @@ class ScriptedKiller:
 
     def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> KillFate:
         self.stopped.append((host_name, frame_id))
+        return self.fates.get(host_name, self.fate)
+
+    def confirm_gone(self, host_name: str, frame_id: str, proc_id: str) -> KillFate:
+        self.looked_for.append(frame_id)
         return self.fates.get(host_name, self.fate)
 
 

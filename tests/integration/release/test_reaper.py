@@ -11,6 +11,7 @@ from opencue_sched.release.model import KillFate
 from opencue_sched.release.reaper import Reaper
 from opencue_sched.settings import Release
 from opencue_sched.store import lost
+from opencue_sched.store.lost import UpkeepScope
 from tests.farm import LayerSpec
 from tests.integration.release.runs import (
     FarmView,
@@ -20,6 +21,8 @@ from tests.integration.release.runs import (
     ScriptedKiller,
     start,
 )
+
+BESIDE_A_CUEBOT = UpkeepScope(beside_cuebot=True)
 
 
 @pytest.fixture
@@ -239,6 +242,62 @@ def test_an_orphan_frame_of_a_host_that_is_gone_waits_again(
     killer.fate = KillFate.UNREACHABLE
     reaper.run_once()
     assert view.states(run.frames) == ["WAITING"]
+
+
+@pytest.mark.parametrize(
+    ("named", "dispatched", "scope", "managed", "judged"),
+    [
+        (40, 100, BESIDE_A_CUEBOT, True, True),
+        pytest.param(25, 100, BESIDE_A_CUEBOT, True, False, id="perhaps only one report has not named it"),
+        pytest.param(40, 20, BESIDE_A_CUEBOT, True, False, id="its launch may be under way"),
+        pytest.param(40, 100, BESIDE_A_CUEBOT, False, False, id="its show is Cuebot's"),
+        pytest.param(40, 100, UpkeepScope(), True, False, id="the report service looks after it"),
+    ],
+)
+def test_beside_a_cuebot_rqd_is_asked_about_a_proc_that_two_reports_have_not_named(
+    engine: Engine,
+    view: FarmView,
+    killer: ScriptedKiller,
+    ledger: RecordedLedger,
+    named: int,
+    dispatched: int,
+    scope: UpkeepScope,
+    managed: bool,
+    judged: bool,
+) -> None:
+    # given a proc that the last of its host's reports do not name: its completion went to a Cuebot that was killed
+    run = start(view)
+    view.run_sql("UPDATE show SET b_scheduler_managed = :m", m=managed)
+    view.run_sql(
+        "UPDATE proc SET ts_ping = now() - :n * interval '1 s', ts_dispatched = now() - :d * interval '1 s'",
+        n=named,
+        d=dispatched,
+    )
+    view.run_sql("UPDATE host_stat SET ts_ping = now() - interval '1 s'")
+
+    # when its RQD says that it does not run the frame
+    Reaper(engine, Release(), killer=killer, scope=scope, ledger=ledger).run_once()
+
+    # then the run is over, long before it counts as an orphan, and nothing was killed
+    assert killer.looked_for == (list(run.frames) if judged else [])
+    assert killer.stopped == []
+    assert view.states(run.frames) == ["WAITING" if judged else "RUNNING"]
+    assert ledger.released == (list(run.procs) if judged else [])
+    view.assert_consistent()
+
+
+@pytest.mark.parametrize("fate", [KillFate.RUNNING, KillFate.UNCONFIRMED, KillFate.UNREACHABLE])
+def test_a_proc_that_reports_do_not_name_is_left_alone_unless_its_rqd_says_that_it_is_gone(
+    engine: Engine, view: FarmView, killer: ScriptedKiller, fate: KillFate
+) -> None:
+    run = start(view)
+    view.run_sql("UPDATE proc SET ts_ping = now() - interval '290 s', ts_dispatched = now() - interval '1 day'")
+    view.run_sql("UPDATE host_stat SET ts_ping = now()")
+    killer.fate = fate
+    report = Reaper(engine, Release(), killer=killer, scope=BESIDE_A_CUEBOT).run_once()
+    assert (report.procs_released, report.deferred) == (0, fate is not KillFate.RUNNING)
+    assert (len(killer.looked_for), killer.stopped) == (1, [])
+    assert view.states(run.frames) == ["RUNNING"]
 
 
 def on_hosts(view: FarmView, state: str, *, hosts: int, frames: int) -> None:

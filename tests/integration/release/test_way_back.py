@@ -29,7 +29,8 @@ from opencue_sched.release.losing import Releasing
 from opencue_sched.release.model import KillFate, ReleasePolicy
 from opencue_sched.release.reaper import Reaper
 from opencue_sched.release.service import ReportService
-from opencue_sched.settings import Rqd, Settings
+from opencue_sched.settings import Release, Rqd, Settings
+from opencue_sched.store.lost import UpkeepScope
 from tests.farm import HostIds, JobIds, LayerSpec
 from tests.integration.release.runs import FarmView
 from tests.polling import eventually
@@ -52,6 +53,10 @@ class LateKiller:
     def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> KillFate:
         assert self.real is not None
         return self.real.stop(host_name, frame_id, proc_id, reason)
+
+    def confirm_gone(self, host_name: str, frame_id: str, proc_id: str) -> KillFate:
+        assert self.real is not None
+        return self.real.confirm_gone(host_name, frame_id, proc_id)
 
 
 @dataclass
@@ -176,6 +181,27 @@ def test_a_completion_that_is_never_sent_is_found(site: Site) -> None:
     site.view.assert_consistent()
 
 
+def test_completions_that_went_to_a_killed_cuebot_free_the_cores(site: Site, engine: Engine) -> None:
+    # given three frames of which two have ended while nobody heard it, and a host that has reported twice since
+    site.rqds.behave(completions_lost=True)
+    job = site.job(3)
+    site.launch(job, job.frames, "sim1")
+    for frame in job.frames[:2]:
+        site.rqds.finish("sim1", frame)
+    eventually(lambda: len(site.rqds.running()) == 1)
+    site.view.run_sql("UPDATE proc SET ts_ping = now() - interval '40 s', ts_dispatched = now() - interval '60 s'")
+
+    # when a worker beside the Cuebot reaps
+    killer, scope = RqdKiller(site.channels), UpkeepScope(beside_cuebot=True)
+    report = Reaper(engine, Release(), killer=killer, scope=scope, ledger=site.ledger).run_once()
+
+    # then those two wait again, and the one that runs does so undisturbed
+    assert (report.frames_waiting, report.deferred) == (2, 0)
+    assert site.view.states(job.frames) == ["WAITING", "WAITING", "RUNNING"]
+    assert len(site.booked()) == len(site.rqds.running()) == 1
+    site.view.assert_consistent()
+
+
 def test_a_process_without_a_proc_is_dead_within_two_reports(site: Site) -> None:
     # given a process whose proc was deleted by somebody
     job = site.job(1)
@@ -226,17 +252,12 @@ def test_killing_a_job_ends_its_processes(site: Site, engine: Engine) -> None:
     site.view.assert_consistent()
 
 
-class _SlowToConfirm:
+class _SlowToConfirm(LateKiller):
     """An RQD killer whose answer comes after the completion of the frame was applied."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
-
-    def answers(self, host_name: str, seconds: float) -> bool:
-        return self._site.killer.answers(host_name, seconds)
-
-    def ask(self, host_name: str, frame_id: str, reason: str) -> bool:
-        return self._site.killer.ask(host_name, frame_id, reason)
+        self.real = site.killer.real
 
     def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> KillFate:
         fate = self._site.killer.stop(host_name, frame_id, proc_id, reason)
