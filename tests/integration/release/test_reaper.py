@@ -106,7 +106,7 @@ def test_one_silent_host_of_many_goes_down_at_once(engine: Engine, view: FarmVie
         " WHERE pk_host = (SELECT pk_host FROM host WHERE str_name = 'a')"
     )
     view.run_sql("UPDATE proc SET b_local = true")
-    report = Reaper(engine, Release(host_down_after=1), killer=killer).run_once()
+    report = Reaper(engine, Release(host_down_after=0.5), killer=killer).run_once()
     assert report.hosts_down == (run.host.id,)
     assert view.procs() == list(run.procs)
 
