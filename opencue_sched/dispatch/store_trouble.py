@@ -17,8 +17,10 @@ from sqlalchemy.exc import (
     TimeoutError,
 )
 
-_TROUBLE_CLASSES = frozenset({"08", "40", "53", "55", "57", "58"})
-"""SQLSTATE: connections, other transactions, resources, locks, operators and time-outs, the system."""
+_TROUBLE_CLASSES = frozenset({"08", "0A", "3F", "40", "42", "53", "55", "57", "58"})
+"""SQLSTATE: connections, other transactions, resources, locks, operators and time-outs, the system. And what our
+statements name but cannot use: schemas, tables, columns, functions. The statements are constant, so all clusters meet it.
+"""
 _TROUBLE_STATES = frozenset({"25006", "25P03"})
 """A server that takes no writes, as after a failover; a transaction that was idle for too long."""
 _TOO_LARGE_CLASS = "54"

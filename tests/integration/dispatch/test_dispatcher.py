@@ -306,6 +306,26 @@ def test_a_store_that_is_away_neither_counts_against_a_cluster_nor_acquits_it(
     assert failures == ["1", "1", "1", "2", "2", "0"]
 
 
+def test_a_table_that_is_away_counts_against_no_cluster(here: Passes, dispatcher: Dispatcher, engine: Engine) -> None:
+    plant(engine, frames=1)
+    posting = a_posting(here)
+
+    # given our tables away, as between `migrate --down` and `migrate` beside workers
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE opencue_sched_quarantine RENAME TO away"))
+    for _ in range(6):
+        one_pass(here, dispatcher, posting)
+    assert here.sweeper._postings.cooldowns() == []
+    assert sent_for_at_its_end(here, posting), "the worker tries again by itself"
+
+    # when they are back and the cluster is woken, then it books
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE away RENAME TO opencue_sched_quarantine"))
+    one_pass(here, dispatcher, posting)
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT count(*) FROM proc")) == 1
+
+
 def test_a_posting_that_is_gone_is_refused(dispatcher: Dispatcher) -> None:
     assert isinstance(dispatcher.dispatch("0" * 40), Refused)
 

@@ -44,11 +44,14 @@ def test_a_store_that_is_away_or_busy_says_nothing_of_a_cluster(kind):
     assert is_trouble(of_driver(kind))
 
 
-@pytest.mark.parametrize(
-    "kind", [errors.UndefinedColumn, errors.NumericValueOutOfRange, errors.RaiseException, errors.DataCorrupted]
-)
+@pytest.mark.parametrize("kind", [errors.NumericValueOutOfRange, errors.RaiseException, errors.DataCorrupted])
 def test_what_fails_again_with_the_same_rows_is_the_clusters(kind):
     assert not is_trouble(of_driver(kind))
+
+
+@pytest.mark.parametrize("state", ["42P01", "42703", "42883", "42501", "3F000"])
+def test_what_constant_statements_cannot_use_is_missing_for_all_clusters(state):
+    assert is_trouble(exc.ProgrammingError("SELECT", {}, Coded(state)))
 
 
 @pytest.mark.parametrize(("state", "trouble"), [("25006", True), ("25P03", True), ("25P02", False), ("57P01", True)])
