@@ -21,6 +21,7 @@ from opencue_sched.domain.farm import BadRow, Caps, Frame, Headroom, Job, Layer,
 from opencue_sched.domain.frame_range import check_frame_range
 from opencue_sched.domain.reservation import burst_cap, cores_cap, gpus_cap
 from opencue_sched.domain.tags import normalise_tags
+from opencue_sched.domain.units import MOST_CENTICORES, MOST_GPUS, MOST_KB
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.settings import Settings
 from opencue_sched.store.limits import Limit, fetch_limits
@@ -33,6 +34,14 @@ from opencue_sched.store.pending import (
     fetch_subscriptions,
     fetch_waiting_layers,
 )
+
+_MOST = {
+    "int_cores_min": MOST_CENTICORES,
+    "int_mem_min": MOST_KB,
+    "int_gpus_min": MOST_GPUS,
+    "int_gpu_mem_min": MOST_KB,
+}
+"""What a frame can ask for at most, by column; the other numbers of a layer fit into any counter."""
 
 BackingOff = Callable[[Mapping[str, float]], LeftOut]
 """``backing_off(room)``: what is left out when the show's subscriptions have ``room`` (allocation id -> cores) left."""
@@ -192,6 +201,9 @@ def _layer(row: Row[Any]) -> Layer:
         raise InvalidInput(f"layer {row.pk_layer}: int_chunk_size is {row.int_chunk_size}, it must be 1 or more")
     if not row.str_cmd.strip():
         raise InvalidInput(f"layer {row.pk_layer}: str_cmd is empty")
+    for column, most in _MOST.items():
+        if (getattr(row, column) or 0) > most:
+            raise InvalidInput(f"layer {row.pk_layer}: {column} is {getattr(row, column)}, more than there can be")
     check_frame_range(row.str_range)
     check_ids(row.pk_layer, *row.limit_ids)
     return Layer(

@@ -19,8 +19,7 @@ from sqlalchemy.exc import (
 
 _TROUBLE_CLASSES = frozenset({"08", "0A", "3F", "40", "42", "53", "55", "57", "58"})
 """SQLSTATE: connections, other transactions, resources, locks, operators and time-outs, the system. And what our
-statements name but cannot use: schemas, tables, columns, functions. The statements are constant, so all clusters meet it.
-"""
+statements name but cannot use: a schema, table, column or function. They are constant, so all clusters meet that."""
 _TROUBLE_STATES = frozenset({"25006", "25P03"})
 """A server that takes no writes, as after a failover; a transaction that was idle for too long."""
 _TOO_LARGE_CLASS = "54"

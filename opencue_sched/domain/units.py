@@ -8,6 +8,11 @@ from __future__ import annotations
 
 CENTICORES_PER_CORE = 100
 UNLIMITED = -1
+MOST_CENTICORES = 2**31 - 1
+"""What the columns of caps hold. A layer that asks for more, or a host that has more, is a mistake."""
+MOST_GPUS = MOST_CENTICORES
+MOST_KB = 2**50
+"""2^60 bytes: no machine has as much memory."""
 
 
 def centicores(cores: int) -> int:

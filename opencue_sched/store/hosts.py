@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.farm import BadRow, Host
 from opencue_sched.domain.states import ThreadMode
+from opencue_sched.domain.units import MOST_CENTICORES, MOST_GPUS, MOST_KB
 
 OnBadRow = Callable[[BadRow], object]
 """Told each row that makes no sense and is left out."""
@@ -94,6 +95,8 @@ def _hosts(rows: Iterable[Row[Any]], on_bad: OnBadRow) -> Iterable[FetchedHost]:
 def _host(row: Row[Any]) -> Host:
     if row.int_cores <= 0 or row.int_mem <= 0:
         raise ValueError(f"the host has {row.int_cores} centicores and {row.int_mem} KB")
+    if row.int_cores > MOST_CENTICORES or max(row.int_mem, row.int_gpu_mem) > MOST_KB or row.int_gpus > MOST_GPUS:
+        raise ValueError(f"the host has more than there can be: {row.int_cores} centicores, {row.int_mem} KB")
     return Host(
         id=row.pk_host,
         name=row.str_name,

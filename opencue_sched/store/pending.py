@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy import Connection, Row, TextClause, bindparam, text
 
+from opencue_sched.domain.units import MOST_CENTICORES, MOST_GPUS
+
 
 class SchemaColumns(Protocol):
     """What differs between the schemas the SQL runs on (``store.schema.SchemaFacts``)."""
@@ -87,10 +89,10 @@ _NOT_QUARANTINED = (
 _MAY_BE_BOOKED = """j.str_state = 'PENDING' AND j.b_paused = false AND j.b_auto_book
           AND s.b_active AND s.b_scheduler_managed AND s.b_booking_enabled AND s.b_dispatch_enabled AND NOT s.b_paused
           AND EXISTS (SELECT 1 FROM subscription sub WHERE sub.pk_show = j.pk_show AND sub.int_burst > 0)"""
-# domain.reservation.smallest_need
+# domain.reservation.smallest_need. No sum that could pass the largest bigint: it would fail the pass, not the layer.
 _LEAST_CORES = """CASE WHEN NOT l.b_threadable OR l.int_cores_min < 100 THEN 1
-                        WHEN l.int_cores_max > 0 THEN (LEAST(l.int_cores_min, l.int_cores_max) + 99) / 100
-                        ELSE (l.int_cores_min + 99) / 100 END"""
+                        WHEN l.int_cores_max > 0 THEN (LEAST(l.int_cores_min, l.int_cores_max) - 1) / 100 + 1
+                        ELSE (l.int_cores_min - 1) / 100 + 1 END"""
 
 _SUBSCRIPTIONS = text(
     """
@@ -172,14 +174,16 @@ _PENDING_JOBS = """
                    GREATEST(l.int_gpus_min, 0) AS gpus
         ) need
         WHERE l.pk_job = c.pk_job AND {layer_tags} && CAST(:tags AS text[]) {started}
-          AND (COALESCE(c.int_max_cores, 0) <= 0 OR need.cores <= c.int_max_cores / 100 - used.cores)
-          AND (COALESCE(c.int_max_gpus, 0) <= 0 OR need.gpus = 0 OR need.gpus <= c.int_max_gpus - used.gpus)
-          AND (COALESCE(c.folder_max_cores, 0) <= 0
-               OR need.cores <= c.folder_max_cores / 100 - COALESCE(folder.cores, 0))
-          AND (COALESCE(c.folder_max_gpus, 0) <= 0 OR need.gpus = 0
-               OR need.gpus <= c.folder_max_gpus - COALESCE(folder.gpus, 0))
-          AND (need.cores <= :least_room OR EXISTS (
-              SELECT 1 FROM reach WHERE reach.tag = ANY({layer_tags}) AND need.cores <= reach.cores
+          AND (GREATEST(l.int_cores_min, l.int_gpus_min) > {most} OR (
+              (COALESCE(c.int_max_cores, 0) <= 0 OR need.cores <= c.int_max_cores / 100 - used.cores)
+              AND (COALESCE(c.int_max_gpus, 0) <= 0 OR need.gpus = 0 OR need.gpus <= c.int_max_gpus - used.gpus)
+              AND (COALESCE(c.folder_max_cores, 0) <= 0
+                   OR need.cores <= c.folder_max_cores / 100 - COALESCE(folder.cores, 0))
+              AND (COALESCE(c.folder_max_gpus, 0) <= 0 OR need.gpus = 0
+                   OR need.gpus <= c.folder_max_gpus - COALESCE(folder.gpus, 0))
+              AND (need.cores <= :least_room OR EXISTS (
+                  SELECT 1 FROM reach WHERE reach.tag = ANY({layer_tags}) AND need.cores <= reach.cores
+              ))
           ))
           AND {not_left_out}
           AND NOT EXISTS (
@@ -300,6 +304,7 @@ def _pending_jobs(has_start_after: bool, has_quarantine: bool) -> TextClause:
         may_be_booked=_MAY_BE_BOOKED,
         least_cores=_LEAST_CORES,
         layer_tags=_LAYER_TAGS,
+        most=min(MOST_CENTICORES, MOST_GPUS),
         not_left_out=_NOT_LEFT_OUT.format(os="c.str_os"),
         started=_STARTED if has_start_after else "",
         not_quarantined=_NOT_QUARANTINED if has_quarantine else "",
@@ -334,7 +339,8 @@ def fetch_pending_jobs(connection: Connection, selection: JobSelection, columns:
     """The first jobs that may book something now: priority first, then the oldest, then the id.
 
     A job, or its folder, at its cap by live usage is passed over, as is one whose waiting layers all want more than
-    what is left of any cap. Caps below one core refuse everything; 0 and below are no cap (of a burst: no room).
+    what is left of any cap, unless one wants more than there can be: that is a bad row. Caps below one core refuse
+    everything; 0 and below are no cap (of a burst: no room).
     """
     statement = _pending_jobs(columns.has_start_after, columns.has_our_objects)
     parameters: Mapping[str, Any] = {

@@ -12,6 +12,7 @@ from opencue_sched.domain.farm import Layer
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
 from opencue_sched.settings import Settings
+from opencue_sched.store.pending import fetch_waiting_work
 from opencue_sched.store.schema import check_schema
 from tests.integration.dispatch.gathering import cluster_of, counted_statements, gathered, job_ids, with_start_times
 
@@ -204,6 +205,29 @@ def test_a_job_with_a_bad_row_is_skipped_and_named_and_the_others_go_on(engine: 
     assert "str_cmd" in reasons[command.id]
     assert "'7..' does not parse" in reasons[range_.id]
     assert found.snapshot.job_caps.keys() == {good.id}
+
+
+@pytest.mark.parametrize("column", ["int_cores_min", "int_mem_min", "int_gpus_min", "int_gpu_mem_min"])
+@pytest.mark.parametrize("value", [2**63 - 1, 2**55])
+def test_a_layer_that_asks_for_more_than_there_can_be_is_one_bad_row(
+    engine: Engine, settings: Settings, column: str, value: int
+) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        odd, good = farm.job(), farm.job()
+        connection.execute(
+            text(f"UPDATE layer SET {column} = :value WHERE pk_layer = :layer"),  # noqa: S608 - our own constants
+            {"value": value, "layer": odd.layers[0].id},
+        )
+
+        found = gathered(connection, cluster_of(farm), settings)
+        counted = fetch_waiting_work(connection, None, check_schema(connection))
+
+    assert job_ids(found) == [good.id]
+    (bad,) = found.bad_rows
+    assert (bad.table, bad.id) == ("job", odd.id)
+    assert bad.reason == f"layer {odd.layers[0].id}: {column} is {value}, more than there can be"
+    assert sum(it.frames for it in counted) == 2
 
 
 IDS_OF = {

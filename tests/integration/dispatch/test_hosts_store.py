@@ -123,7 +123,8 @@ def test_upstream_bug_lagging_subscription_columns_hide_no_host(engine: Engine) 
 def test_a_host_whose_rows_make_no_sense_is_skipped_and_named(engine: Engine) -> None:
     with engine.begin() as connection, structlog.testing.capture_logs() as logs:
         farm = Farm(connection)
-        mode, cores, good = farm.host(), farm.host(), farm.host()
+        mode, cores, good, huge = farm.host(), farm.host(), farm.host(), farm.host()
+        connection.execute(text("UPDATE host SET int_cores = 9e18 WHERE pk_host = :h"), {"h": huge.id})
         connection.execute(text("UPDATE host SET int_thread_mode = 9 WHERE pk_host = :h"), {"h": mode.id})
         connection.execute(
             text("UPDATE host SET int_cores = 0, int_cores_idle = 0 WHERE pk_host = :h"), {"h": cores.id}
@@ -132,4 +133,4 @@ def test_a_host_whose_rows_make_no_sense_is_skipped_and_named(engine: Engine) ->
         group = hosts_tagged(connection, farm, "general")
 
     assert [fetched.host.id for fetched in group] == [good.id]
-    assert {entry["id"] for entry in logs if entry["event"] == "host_skipped"} == {mode.id, cores.id}
+    assert {entry["id"] for entry in logs if entry["event"] == "host_skipped"} == {mode.id, cores.id, huge.id}
