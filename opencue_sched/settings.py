@@ -195,7 +195,7 @@ class Accounting(_Section):
     in_flight_age: Seconds = Field(
         40.0, description="Seconds after which a booking without a proc row is a crash. Several commit deadlines."
     )
-    release_feed: Literal["proc-trigger", "cuebot-redis", "cuebot-notify", "recompute-only"] = Field(
+    release_feed: Literal["proc-trigger", "cuebot-redis", "recompute-only"] = Field(
         "proc-trigger", description="How releases reach the ledger."
     )
 

@@ -63,11 +63,6 @@ def limit(limit_id: str) -> str:
     return f"acct:limit:{limit_id}"
 
 
-def announced(vertex: str) -> str:
-    """The key of a vertex as our database trigger names it (``sub:{show}:{alloc}``, ``folder:{id}``, ...)."""
-    return f"acct:{vertex}"
-
-
 def pattern(kind: VertexKind) -> str:
     """A SCAN pattern for all vertices of one kind."""
     return f"acct:{kind.value}:*"

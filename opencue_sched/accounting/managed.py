@@ -55,8 +55,8 @@ class FeedCheck:
 def check_release_feed(engine: Engine, release_feed: str) -> FeedCheck:
     """Managed shows exist, but can what deletes their procs tell us? Warn loudly; never refuse to start.
 
-    ``release_feed`` is accounting.release_feed. ``cuebot-redis`` and ``cuebot-notify`` are taken at their word: whether
-    every Cuebot publishes cannot be seen from here.
+    ``release_feed`` is accounting.release_feed. ``cuebot-redis`` is taken at its word: whether every
+    Cuebot publishes cannot be seen from here.
     """
     with engine.begin() as connection:
         managed = len(store.managed_show_ids(connection))

@@ -24,8 +24,6 @@ _WORK = re.compile(
     r"(?::group:(?P<group>[^:]+)(?::inst:(?P<instance>[^:]+))?)?(?::prio:(?P<prio>[012]))?"
 )
 _PRESENCE = re.compile(f"{_N}:meta:actor:inst:{_N}:{_N}:{_N}")
-_OF_JOB = re.compile(f"{_N}:(?:q:reply|job):{_N}")
-_STATS = re.compile(f"{_N}:meta:queue:stats:{_N}(?::{_N})?")
 
 
 class QueueType(StrEnum):
@@ -147,14 +145,6 @@ def job_hash(ns: str, job: str) -> str:
     return f"{checked_name('namespace', ns)}:job:{checked_name('job', job)}"
 
 
-def parse_job_key(key: str) -> tuple[str, str]:
-    """Namespace and job of a reply queue or a job hash. Raises InvalidInput for anything else."""
-    match = _OF_JOB.fullmatch(key)
-    if match is None:
-        raise InvalidInput(f"{key!r} is not a key of the form ns:q:reply:JOB or ns:job:JOB")
-    return match[1], match[2]
-
-
 def presence_key(ns: str, type_: str, group: str, instance: str) -> str:
     parts = (checked_name("queue type", type_), checked_name("group", group), checked_name("instance", instance))
     return f"{checked_name('namespace', ns)}:meta:actor:inst:{':'.join(parts)}"
@@ -177,14 +167,6 @@ def queue_stats(ns: str, type_: str, facility: str | None = None) -> str:
     """Hash of the figures of one queue type, in the fleet of a facility or in that of none."""
     key = f"{checked_name('namespace', ns)}:meta:queue:stats:{checked_name('queue type', type_)}"
     return f"{key}:{checked_name('facility', facility.lower())}" if facility else key
-
-
-def parse_queue_stats(key: str) -> tuple[str, str, str | None]:
-    """Namespace, queue type and facility of a statistics key. Raises InvalidInput for anything else."""
-    match = _STATS.fullmatch(key)
-    if match is None:
-        raise InvalidInput(f"{key!r} is not a key of the form ns:meta:queue:stats:T[:FACILITY]")
-    return match[1], match[2], match[3]
 
 
 def dead_letters(ns: str) -> str:

@@ -66,11 +66,6 @@ class Actor:
     facility: str = ""
     token: str = field(default="", repr=False)
 
-    @property
-    def saturated(self) -> bool:
-        """Whether it has as much in hand as it can work on at once."""
-        return self.in_flight >= self.capacity
-
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -280,7 +280,7 @@ def _release_feed(engine: Engine, settings: Settings, facts: SchemaFacts) -> Ite
     if check.misconfigured:
         remedy = "`opencue-sched migrate` adds the trigger; then OPENCUE_SCHED_ACCOUNTING__RELEASE_FEED=proc-trigger"
         yield Finding("release feed", Level.FAIL, check.message, remedy)
-    elif feed in ("cuebot-redis", "cuebot-notify") and facts.origin == "opencue-sched":
+    elif feed == "cuebot-redis" and facts.origin == "opencue-sched":
         text = f"{feed}, but this database was made by this scheduler: no Cuebot publishes anything"
         yield Finding("release feed", Level.FAIL, text, "leave OPENCUE_SCHED_ACCOUNTING__RELEASE_FEED out")
     else:

@@ -1,16 +1,14 @@
-"""What a worker does when PostgreSQL tells it something (design 4, "Release feeds").
+"""What a worker does when PostgreSQL notifies it of something (design 4, "Release feeds").
 
 Every worker listens: releasing twice, loading caps twice and waking twice are harmless, and no worker depends on
-another. Only Cuebot's own notifications, which name no proc, have one consumer (release_hints). After a lost connection
-one worker looks at everything for all (missed_news); what is lost otherwise is made up for by the recompute, the reseed
-and the sweep.
+another. After a lost connection one worker looks at everything for all (missed_news); what is lost otherwise is made up
+for by the recompute, the reseed and the sweep.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
 
 import structlog
 from redis.exceptions import RedisError
@@ -20,13 +18,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.accounting.caps import load_caps, reseed_limits
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.recompute import RecomputeReport, recompute
-from opencue_sched.coordination.leader import LeaderGate
-from opencue_sched.coordination.names import LeaderKeys, LookKeys
+from opencue_sched.coordination.names import LookKeys
 from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.domain.errors import NotReady
 from opencue_sched.operate.flip import follow_handed_back
 from opencue_sched.operate.missed_news import MissedNews
-from opencue_sched.operate.release_hints import ROLE, ReleaseHints
 from opencue_sched.operate.waker import SweepFor, Waker
 from opencue_sched.release.listener import Handlers, NotificationListener
 from opencue_sched.release.model import EventCounts
@@ -60,7 +56,6 @@ class Events:
         self._recomputed = recomputed
         self._waker = Waker(wake)
         self._by_id = settings.accounting.release_feed == "proc-trigger"
-        self.hints = self._release_hints() if settings.accounting.release_feed == "cuebot-notify" else None
         self._missed = MissedNews(
             ledger.client,
             LookKeys(settings.coordination.namespace, settings.scheduler.facility),
@@ -75,41 +70,17 @@ class Events:
             on_caps=self._caps_changed,
             on_work=self._waker.shows,
             on_handed_back=self._handed_back,
-            on_cuebot_release=None if self.hints is None else self._cuebot_released,
-            on_cuebot_caps=None if self.hints is None else self._cuebot_caps,
-            on_reconnect=self._missed.everything if self.hints is None else self.hints.everything,
-        )
-
-    def _release_hints(self) -> ReleaseHints:
-        """The election only saves work, so its fence is kept in Redis alone: nothing that is done carries it.
-
-        Two that follow the hints at once, as after a failover of Redis, reconcile a show twice, which changes nothing;
-        who did not lead all the while looks at everything first.
-        """
-        coordination = self._settings.coordination
-        gate = LeaderGate(
-            self._ledger.client,
-            LeaderKeys(coordination.namespace, ROLE),
-            ttl_seconds=coordination.lease_ttl,
-            renew_deadline_seconds=coordination.renew_deadline,
-            retry_seconds=coordination.retry_interval,
-        )
-        return ReleaseHints(
-            gate, reconcile=self._reconcile_shows, load_caps=self._follow_caps, look_at_all=self._look_at_all
+            on_reconnect=self._missed.everything,
         )
 
     def start(self) -> None:
         self._waker.start()
-        if self.hints is not None:
-            self.hints.start()
         self._missed.start()
         self.listener.start()
 
     def stop(self) -> None:
         self.listener.stop()
         self._missed.stop()
-        if self.hints is not None:
-            self.hints.stop()
         self._waker.stop()
 
     def _released(self, procs: Sequence[str], hosts: Sequence[str]) -> None:
@@ -153,31 +124,6 @@ class Events:
             follow_handed_back(self._engine, self._ledger, age_seconds=self._settings.accounting.in_flight_age)
         except (NotReady, RedisError, SQLAlchemyError) as error:
             log.warning("handed_back_left_to_recompute", shows=list(shows), error=str(error))
-
-    def _cuebot_released(self, payload: Mapping[str, Any]) -> None:
-        """Cuebot names no proc: reconcile that show now."""
-        show = str(payload.get("show", ""))
-        if not show:
-            log.warning("cuebot_release_without_show", payload=dict(payload))
-        elif self.hints is not None:
-            self.hints.show(show)
-
-    def _reconcile_shows(self, shows: Collection[str]) -> None:
-        age = self._settings.accounting.in_flight_age
-        self._recomputed(recompute(self._engine, self._ledger, shows, age_seconds=age, write_tables=False))
-        self._waker.shows(shows)
-
-    def _cuebot_caps(self, payload: Mapping[str, Any]) -> None:
-        vertex = str(payload.get("vertex", ""))
-        if vertex == "sub":
-            key = f"sub:{payload.get('show', '')}:{payload.get('alloc', '')}"
-        elif vertex in ("folder", "job"):
-            key = f"{vertex}:{payload.get('id', '')}"
-        else:
-            log.warning("cuebot_cap_change_not_understood", payload=dict(payload))
-            return
-        if self.hints is not None:
-            self.hints.vertex(key)
 
     def _look_at_all(self) -> None:
         """What was released and which caps changed while nobody heard: as the next recompute and reseed would."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import select
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,6 @@ _log = structlog.get_logger(__name__)
 
 RELEASE_CHANNEL, CAPS_CHANNEL, WORK_CHANNEL = "opencue_sched_release", "opencue_sched_caps", "opencue_sched_work"
 HANDED_BACK_CHANNEL = "opencue_sched_handed_back"
-CUEBOT_RELEASE_CHANNEL, CUEBOT_CAPS_CHANNEL = "acct_release", "acct_limit_change"
 
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.2, 10.0
 _PROBE_SECONDS = 10.0
@@ -38,15 +37,13 @@ class Handlers:
     """Called in the listener's thread; keep them short. None: the channel is not listened to.
 
     ``on_release(proc ids, host ids)``, ``on_caps(vertex keys)``, ``on_work(show ids)``, ``on_handed_back(show ids)``;
-    Cuebot's two channels give the payload as it is; ``on_reconnect()`` after notifications may have been missed.
+    ``on_reconnect()`` after notifications may have been missed.
     """
 
     on_release: Callable[[Sequence[str], Sequence[str]], object] | None = None
     on_caps: Callable[[Sequence[str]], object] | None = None
     on_work: Callable[[Sequence[str]], object] | None = None
     on_handed_back: Callable[[Sequence[str]], object] | None = None
-    on_cuebot_release: Callable[[Mapping[str, Any]], object] | None = None
-    on_cuebot_caps: Callable[[Mapping[str, Any]], object] | None = None
     on_reconnect: Callable[[], object] | None = None
 
 
@@ -70,10 +67,6 @@ class NotificationListener:
             self._dispatch[WORK_CHANNEL] = self._shows(handlers.on_work)
         if handlers.on_handed_back is not None:
             self._dispatch[HANDED_BACK_CHANNEL] = self._shows(handlers.on_handed_back)
-        if handlers.on_cuebot_release is not None:
-            self._dispatch[CUEBOT_RELEASE_CHANNEL] = self._cuebot(handlers.on_cuebot_release)
-        if handlers.on_cuebot_caps is not None:
-            self._dispatch[CUEBOT_CAPS_CHANNEL] = self._cuebot(handlers.on_cuebot_caps)
 
     def start(self) -> None:
         """Start listening, now or as soon as PostgreSQL can be reached."""
@@ -198,15 +191,6 @@ class NotificationListener:
     def _shows(handler: Callable[[Sequence[str]], object]) -> Callable[[Any], None]:
         def pass_on(content: Any) -> None:
             handler(_ids(content.get("shows", []) if isinstance(content, dict) else content))
-
-        return pass_on
-
-    @staticmethod
-    def _cuebot(handler: Callable[[Mapping[str, Any]], object]) -> Callable[[Any], None]:
-        def pass_on(content: Any) -> None:
-            if not isinstance(content, dict):
-                raise TypeError("expected an object")
-            handler(content)
 
         return pass_on
 

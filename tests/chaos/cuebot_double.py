@@ -1,6 +1,6 @@
-"""What a Cuebot does to the counters, in a process of its own: it ends runs and says so in one of its two ways.
+"""What a Cuebot does to the counters, in a process of its own: it ends runs and publishes what they gave back.
 
-    python -m tests.chaos.cuebot_double FEED DATABASE_URL REDIS_URL
+    python -m tests.chaos.cuebot_double DATABASE_URL REDIS_URL
 
 Each line of standard input is a JSON object ``{"release": so many, "lost": true}``; ``lost`` says nothing of them to
 anybody. The answer is a line with what was ``released``, and the ``violations`` that were ever seen: a vertex above its
@@ -46,10 +46,9 @@ PATIENCE_SECONDS = 60.0
 
 
 class Double:
-    """``feed``: cuebot-redis or cuebot-notify."""
+    """Publishes decrements, as the feed cuebot-redis expects."""
 
-    def __init__(self, feed: str, database_url: str, redis_url: str) -> None:
-        self.feed = feed
+    def __init__(self, database_url: str, redis_url: str) -> None:
         self.connection = psycopg2.connect(database_url.replace("+psycopg2", ""))
         self.client = redis.Redis.from_url(redis_url)
         self.held: dict[str, int] = {}
@@ -77,20 +76,13 @@ class Double:
             cursor.execute(RESTORE, (centicores, memory, host))
             cursor.execute(SUCCEED, (frame,))
             self.held = {vertex: held - centicores for vertex, held in self.held.items()}
-            if self.feed == "cuebot-notify" and not lost:
-                self.notify(cursor, *vertices, cores, gpus)
-        if self.feed == "cuebot-redis" and not lost:
+        if not lost:
             self.publish(*vertices, cores, gpus)
         return True
 
     def publish(self, show: str, alloc: str, folder: str, job: str, layer: str, dept: str, *amounts: int) -> None:
         keys = [f"sub:{show}:{alloc}", f"folder:{folder}", f"job:{job}", f"layer:{layer}", f"point:{dept}:{show}"]
         self.client.eval(PUBLISH, 6, *(f"acct:{key}" for key in (*keys, "seq")), *(-amount for amount in amounts))
-
-    def notify(self, cursor: Any, *release: Any) -> None:
-        names = ("show", "alloc", "folder", "job", "layer", "dept", "cores", "gpus")
-        told = dict(zip(names, (*release[:6], -release[6], -release[7]), strict=True))
-        cursor.execute("SELECT pg_notify('acct_release', %s)", (json.dumps(told),))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The two feeds of a Cuebot, between real processes: two workers that book, and a double that ends what they start.
+"""The feed cuebot-redis, between real processes: two workers that book, and a double that ends what they start.
 
 Who ends runs is the only one who takes from what is booked, so it sees every booking that passes a cap.
 """
@@ -28,6 +28,7 @@ from tests.chaos.conftest import Site
 from tests.farm import Farm, HostSpec, LayerSpec
 from tests.polling import eventually, tail_of
 
+FEED = "cuebot-redis"
 ROOT = Path(__file__).resolve().parents[2]
 BURST, FOLDER = 8, 6
 """Cores. A frame takes one."""
@@ -37,7 +38,7 @@ TRIGGERS = {"proc": ["opencue_sched_proc_released"], "subscription": ["opencue_s
 
 
 class Scene:
-    """Two workers under one feed, the double, and a show with more frames than room."""
+    """Two workers, the double, and a show with more frames than room."""
 
     def __init__(self, site: Site, app: Celery, double: subprocess.Popen[str], folder: str) -> None:
         self.site, self.app, self.double = site, app, double
@@ -99,11 +100,11 @@ class Scene:
 
 
 @contextmanager
-def scene(site: Site, feed: str) -> Iterator[Scene]:
+def scene(site: Site) -> Iterator[Scene]:
     """Both workers book, and all that may run does."""
-    open_counters(site.client, dual=feed == "cuebot-redis")
+    open_counters(site.client, dual=True)
     site.settings = site.settings.model_copy(
-        update={"accounting": site.settings.accounting.model_copy(update={"release_feed": feed})}
+        update={"accounting": site.settings.accounting.model_copy(update={"release_feed": FEED})}
     )
     with site.engine.begin() as connection:
         farm = Farm(connection)
@@ -113,22 +114,21 @@ def scene(site: Site, feed: str) -> Iterator[Scene]:
         folder = farm.folder(show, "capped", max_cores=FOLDER)
         farm.job([LayerSpec(frames=400, threadable=False)], show=show, folder_id=folder)
     with ThreadPoolExecutor() as threads:
-        options = {"OPENCUE_SCHED_ACCOUNTING__RELEASE_FEED": feed}
+        options = {"OPENCUE_SCHED_ACCOUNTING__RELEASE_FEED": FEED}
         for started in [threads.submit(site.fleet.worker, name, "--concurrency", "2", **options) for name in WORKERS]:
             started.result()
     with ExitStack() as stack:
         app = Celery("sender", broker=broker_settings(site.server.url).url, set_as_current=False)
         stack.enter_context(closing(app))
         app.conf.update(broker_transport_options={"sep": ":prio:"})
-        found = Scene(site, app, stack.enter_context(_double(site, feed)), folder)
+        found = Scene(site, app, stack.enter_context(_double(site)), folder)
         found.until(FOLDER)
         yield found
 
 
 @contextmanager
-def _double(site: Site, feed: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.chaos.cuebot_double", feed]
-    command += [site.settings.sqlalchemy_url, site.server.url]
+def _double(site: Site) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "tests.chaos.cuebot_double", site.settings.sqlalchemy_url, site.server.url]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process
@@ -137,8 +137,7 @@ def _double(site: Site, feed: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_what_a_cuebot_takes_off_the_counters_makes_room_and_what_it_forgets_is_found(site: Site) -> None:
-    """cuebot-redis."""
-    with scene(site, "cuebot-redis") as here:
+    with scene(site) as here:
         # when a Cuebot ends runs and takes them off the counters, then others start at once
         here.release(40)
         here.until(FOLDER)
@@ -153,58 +152,3 @@ def test_what_a_cuebot_takes_off_the_counters_makes_room_and_what_it_forgets_is_
         here.release(10)
         here.until(FOLDER)
         here.is_true()
-
-
-def without_our_triggers(site: Site) -> None:
-    """As on a database where none may be added."""
-    with site.engine.begin() as connection:
-        for table, triggers in TRIGGERS.items():
-            for trigger in triggers:
-                connection.execute(text(f"DROP TRIGGER {trigger} ON {table}"))
-
-
-def consumer(site: Site) -> str:
-    """The worker that was elected last to follow the notifications."""
-    elected: dict[str, str] = {}
-    for name in WORKERS:
-        for line in site.fleet.log(name).read_text().splitlines():
-            if '"leadership_taken"' in line and '"release-feed"' in line:
-                elected[json.loads(line)["timestamp"]] = name
-    return elected[max(elected)] if elected else ""
-
-
-def test_what_a_cuebot_notifies_of_makes_room_also_when_the_consumer_is_killed(site: Site) -> None:
-    """cuebot-notify: one consumer by the leader gate; what is said while there is none is found by the next."""
-    without_our_triggers(site)
-    with scene(site, "cuebot-notify") as here:
-        first = eventually(lambda: consumer(site), 30, "a consumer")
-        here.release(30)
-        here.until(FOLDER)
-
-        # when the consumer is killed and nobody hears what is said
-        site.fleet.processes[first].kill()
-        here.release(FOLDER)
-        eventually(lambda: consumer(site) not in ("", first), 30, "another consumer")
-        here.until(FOLDER)
-        here.release(10)
-
-        # then it is as it was; a lowered cap is heard of too
-        here.until(FOLDER)
-        here.release(0)
-        lower_burst(here, cores=3)
-        here.release(FOLDER)
-        here.until(3)
-        here.release(10)
-        here.until(3)
-        here.is_true()
-
-
-def lower_burst(here: Scene, *, cores: int) -> None:
-    """An administrator's change, as a Cuebot of that kind announces it; until it is heard of."""
-    with here.site.engine.begin() as connection:
-        update = "UPDATE subscription SET int_burst = :burst RETURNING pk_show, pk_alloc"
-        show, alloc = connection.execute(text(update), {"burst": cores * 100}).one()
-        told = json.dumps({"vertex": "sub", "show": show, "alloc": alloc, "burst": cores})
-        connection.execute(text("SELECT pg_notify('acct_limit_change', :told)"), {"told": told})
-    key = keys.subscription(show, alloc)
-    eventually(lambda: here.site.client.hget(key, "burst") == str(cores), 30, "the lowered burst")

@@ -11,9 +11,7 @@ from opencue_sched.coordination.names import (
     QueueName,
     consumed_queues,
     job_hash,
-    parse_job_key,
     parse_presence_key,
-    parse_queue_stats,
     presence_key,
     priority_lists,
     queue_stats,
@@ -33,15 +31,11 @@ def test_every_name_that_can_be_built_parses_back(ns, type_, group, instance, pr
         assert QueueName.parse(str(name)) == name
     if group and instance:
         assert parse_presence_key(presence_key(ns, type_, group, instance)) == place
-    assert parse_job_key(reply_queue(ns, type_)) == parse_job_key(job_hash(ns, type_)) == (ns, type_)
-    assert parse_queue_stats(queue_stats(ns, type_, group)) == (ns, type_, group)
 
 
 PARSERS = {
     QueueName.parse: [str],
     parse_presence_key: [lambda parts: presence_key(*parts)],
-    parse_job_key: [lambda parts: reply_queue(*parts), lambda parts: job_hash(*parts)],
-    parse_queue_stats: [lambda parts: queue_stats(*parts)],
 }
 words = st.sampled_from(["q", "work", "ctl", "type", "group", "inst", "prio", "reply", "job", "meta", "actor", "queue"])
 

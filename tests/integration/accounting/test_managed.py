@@ -49,7 +49,7 @@ def test_a_flip_of_our_own_is_seen_at_once(engine: Engine, shows: dict[str, str]
 
 @pytest.mark.parametrize(
     ("feed", "misconfigured"),
-    [("proc-trigger", False), ("cuebot-redis", False), ("cuebot-notify", False), ("recompute-only", True)],
+    [("proc-trigger", False), ("cuebot-redis", False), ("recompute-only", True)],
 )
 def test_a_feed_that_cannot_deliver_releases_is_told(
     engine: Engine, shows: dict[str, str], feed: str, misconfigured: bool

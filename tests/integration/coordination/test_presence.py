@@ -38,7 +38,6 @@ def test_an_announced_instance_is_on_the_roll_under_each_type_until_it_withdraws
         ("sweep", "w1", 2),
     ]
     assert roll.alive[0].work == ("alloc-1",)
-    assert not roll.alive[0].saturated
     mine.withdraw()
     roll = call_roll(redis_client, "cue")
     assert roll.alive == ()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -14,7 +13,6 @@ from structlog.testing import capture_logs
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.entries import Booking
-from opencue_sched.accounting.recompute import RecomputeReport
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.operate import metrics
@@ -64,12 +62,10 @@ def procs(engine: Engine) -> list[str]:
         return farm.run(farm.job([LayerSpec(frames=6)]).frames, host, cores=2)
 
 
-def delete(engine: Engine, proc_id: str, *, channel: str | None = None, **payload: object) -> None:
-    """Somebody deletes a proc, and says so in the same transaction."""
+def delete(engine: Engine, proc_id: str) -> None:
+    """Somebody deletes a proc."""
     with engine.begin() as connection:
         connection.execute(text("DELETE FROM proc WHERE pk_proc = :id"), {"id": proc_id})
-        if channel is not None:
-            connection.execute(text("SELECT pg_notify(:c, :p)"), {"c": channel, "p": json.dumps(payload)})
 
 
 def without_our_triggers(engine: Engine) -> None:
@@ -153,78 +149,6 @@ def test_cuebot_redis_takes_plain_decrements(engine: Engine, procs: list[str], s
     assert runtime.client.hget(job, "int_cores") == "8"
     assert ids(runtime) == set(procs[2:])
     exact(runtime)
-
-
-@contextmanager
-def recomputes(*runtimes: Runtime) -> Iterator[dict[str, list[RecomputeReport]]]:
-    """The reports each worker makes meanwhile."""
-    made: dict[str, list[RecomputeReport]] = {runtime.settings.instance: [] for runtime in runtimes}
-    before = {runtime: runtime.events._recomputed for runtime in runtimes}
-    for runtime in runtimes:
-        runtime.events._recomputed = made[runtime.settings.instance].append
-    yield made
-    for runtime, recomputed in before.items():
-        runtime.events._recomputed = recomputed
-
-
-def test_cuebot_notify_has_one_consumer_that_reconciles_the_show(engine: Engine, procs: list[str], start: Start):
-    without_our_triggers(engine)
-    first, second = start("cuebot-notify"), start("cuebot-notify", "two", fleet_start=False)
-    leader = eventually(lambda: next((r for r in (first, second) if r.events.hints.leads), None), RECENT, "a leader")
-    other = second if leader is first else first
-    where = show_and_alloc(engine)
-    with recomputes(first, second) as made:
-        delete(engine, procs[0], channel="acct_release", **where, cores=-2, gpus=0)
-        eventually(lambda: ids(first) == set(procs[1:]), RECENT, "the release")
-        eventually(lambda: made[leader.settings.instance], RECENT, "the end of its pass")
-    assert made[other.settings.instance] == []
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE subscription SET int_burst = 400"))
-        told = json.dumps({"vertex": "sub", **where, "burst": 4})
-        connection.execute(text("SELECT pg_notify('acct_limit_change', :told)"), {"told": told})
-    eventually(lambda: burst(first) == "4", RECENT, "the cap")
-    exact(first)
-
-    # when the consumer leaves, the other takes over, and finds what was said to nobody
-    leader.events.stop()
-    delete(engine, procs[1], channel="acct_release", **where, cores=-2, gpus=0)
-    eventually(lambda: ids(first) == set(procs[2:]), RECENT, "the release nobody heard")
-    assert other.events.hints.leads
-
-
-def test_cuebot_notify_makes_up_for_a_lost_connection(
-    engine: Engine, procs: list[str], start: Start, monkeypatch: pytest.MonkeyPatch
-):
-    without_our_triggers(engine)
-    runtime = start("cuebot-notify")
-    # given a consumer that has ended its first look at everything
-    hints, looks = runtime.events.hints, []
-    look = hints._look_at_all
-    monkeypatch.setattr(hints, "_look_at_all", lambda: (looks.append("begun"), look(), looks.append("ended")))
-    hints.everything()
-    eventually(lambda: looks[-1:] == ["ended"] and not hints._all, RECENT, "its first look")
-    # when its connection is lost, and with it what was said a moment before
-    with engine.begin() as connection:
-        connection.execute(text("DELETE FROM proc WHERE pk_proc = :id"), {"id": procs[0]})
-        connection.execute(text("UPDATE subscription SET int_burst = 300"))
-    with engine.begin() as connection:
-        ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = :name"
-        named = {"name": "opencue-sched-listener"}
-        connection.execute(text(f"{ended} AND datname = current_database()"), named)
-    eventually(lambda: ids(runtime) == set(procs[1:]), RECENT, "the release nobody heard")
-    eventually(lambda: burst(runtime) == "3", RECENT, "the cap nobody heard")
-
-
-@pytest.mark.parametrize("payload", [{"alloc": "a"}, {"vertex": "layer", "id": "x"}])
-def test_a_hint_that_makes_no_sense_costs_nothing(engine: Engine, procs: list[str], start: Start, payload):
-    without_our_triggers(engine)
-    runtime = start("cuebot-notify")
-    eventually(lambda: runtime.events.hints.leads, RECENT, "the consumer")
-    for channel in ("acct_release", "acct_limit_change"):
-        with engine.begin() as connection:
-            connection.execute(text("SELECT pg_notify(:c, :p)"), {"c": channel, "p": json.dumps(payload)})
-    delete(engine, procs[0], channel="acct_release", **show_and_alloc(engine))
-    eventually(lambda: ids(runtime) == set(procs[1:]), RECENT, "the next release")
 
 
 def test_recompute_only_waits_for_the_recompute_and_is_told_of(engine: Engine, procs: list[str], start: Start):
