@@ -1,8 +1,11 @@
-"""Ending processes on render hosts through their RQDs: the FrameKiller that is used outside tests."""
+"""Ending processes on render hosts through their RQDs: the FrameKiller that is used outside tests, and the threads that
+the report service uses it in."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import grpc
@@ -19,10 +22,13 @@ from opencue_sched.dispatch.confirm import (
     kill,
     kill_and_confirm,
 )
+from opencue_sched.release.ending import database_away
 from opencue_sched.release.model import KillFate
 
 _log = structlog.get_logger(__name__)
 
+KILL_THREADS = 8
+MOST_HOSTS_WITH_KILLS = 2_000
 
 _WORDS = {
     Whereabouts.UNREACHABLE: "its RQD does not answer",
@@ -89,3 +95,41 @@ def _reason(confirmation: Confirmation) -> str:
     place, _, detail = confirmation.detail.partition(": ")
     words = _WORDS[Whereabouts(place)]
     return f"{words} ({detail})" if place == Whereabouts.UNREACHABLE else words
+
+
+class KillPool:
+    """Threads in which processes are ended, so that no host report waits for an RQD. Thread-safe.
+
+    A host has one job at a time; what a job leaves undone is found again by the next report of its host.
+    """
+
+    def __init__(self, *, threads: int = KILL_THREADS, most_hosts: int = MOST_HOSTS_WITH_KILLS) -> None:
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kills")
+        self._most_hosts = most_hosts
+        self._lock = threading.Lock()
+        self._hosts: set[str] = set()
+        self._closed = False
+
+    def submit(self, host_id: str, work: Callable[[], None]) -> bool:
+        """Have ``work`` done for a host; False when that host's last is not, too many wait, or the pool is closed."""
+        with self._lock:
+            if self._closed or host_id in self._hosts or len(self._hosts) >= self._most_hosts:
+                return False
+            self._hosts.add(host_id)
+            self._threads.submit(self._run, host_id, work)
+            return True
+
+    def close(self) -> None:
+        """Drop what waits; what is under way ends by itself (rqd.kill_timeout)."""
+        with self._lock:
+            self._closed = True
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self, host_id: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            (_log.warning if database_away(error) else _log.exception)("kills_failed", host=host_id, error=str(error))
+        finally:
+            with self._lock:
+                self._hosts.discard(host_id)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 
 import structlog
 from opencue_proto import report_pb2
@@ -50,7 +51,8 @@ OLDEST_FOR_VERIFICATION_SECONDS = SETTLED_SECONDS - 1.0
 LONGEST_SETUP_SECONDS = 120.0
 """RQD lists a frame once its log is open, which takes ten seconds when the directory does not answer."""
 
-_RELEASED = (RunVerdict.APPLIED, RunVerdict.RELEASED)
+Background = Callable[[str, Callable[[], None]], bool]
+"""Has work done for a host (by id), one at a time, without being waited for; False: not now. `KillPool.submit`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,6 @@ class HostReportResult:
     created: bool = False
     changed: bool = False
     running: int = 0
-    killed: tuple[str, ...] = ()
-    lost: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -74,7 +74,10 @@ class _Seen:
 
 
 class HostReports:
-    """Handles the reports of every host. Thread-safe as long as one host's reports come one at a time."""
+    """Handles the reports of every host. Thread-safe as long as one host's reports come one at a time.
+
+    Whatever waits for an RQD is done in the ``background``.
+    """
 
     def __init__(
         self,
@@ -82,6 +85,7 @@ class HostReports:
         settings: Release,
         *,
         killer: FrameKiller,
+        background: Background,
         ledger: LedgerRelease | None = None,
         changes: HostPublisher | None = None,
         counts: EventCounts | None = None,
@@ -90,6 +94,7 @@ class HostReports:
         self._engine = engine
         self._settings = settings
         self._killer = killer
+        self._background = background
         self._changes = changes
         self._counts = counts or EventCounts()
         policy = ReleasePolicy(settings.satisfy_only_on_frame_success)
@@ -105,19 +110,19 @@ class HostReports:
 
     def status(self, report: report_pb2.HostReport, *, age: float = 0.0) -> HostReportResult:
         """A host's regular report, which waited ``age`` seconds to be handled. Raises InvalidInput as `boot`."""
+        fresh_until = monotonic() + OLDEST_FOR_VERIFICATION_SECONDS - age
         host = read_host(report.host)
         check_frames(report.frames, host.name)
         result = self._host(host, boot=False)
         seen = self._verify(report, result.host_id)
         self._write_usage(seen, result.host_id, host)
-        killed: list[str] = []
-        lost: tuple[str, ...] = ()
         if age <= OLDEST_FOR_VERIFICATION_SECONDS:
-            killed = [frame for frame, reason in seen.kills if self._kill(host.name, frame, reason)]
-            lost = self._end_lost(report, result.host_id, host.name)
+            missing = self._missing(report, result.host_id)
+            if seen.kills or missing:
+                self._background(result.host_id, lambda: self._end(host.name, seen.kills, missing, fresh_until))
         reconciled = self._reconcile(result.host_id, host.name)
         changed = result.changed or reconciled
-        return HostReportResult(result.host_id, result.created, changed, len(seen.owned), tuple(killed), lost)
+        return HostReportResult(result.host_id, result.created, changed, len(seen.owned))
 
     def _host(self, host: ReportedHost, *, boot: bool) -> HostReportResult:
         with self._engine.begin() as connection:
@@ -242,16 +247,50 @@ class HostReports:
             short = {proc: kb for proc, kb in growing.items() if proc not in grown}
             _log.info("memory_over_reservation", host=host.name, procs=short)
 
-    def _kill(self, host_name: str, frame_id: str, reason: str) -> bool:
+    def _end(
+        self,
+        host_name: str,
+        kills: Sequence[tuple[str, str]],
+        missing: Sequence[UnreportedProc],
+        fresh_until: float,
+    ) -> None:
+        """Kill what no proc owns, and end the runs that RQD confirms not to run. In the background.
+
+        Only while the report is fresh: an older one could name a frame that has been booked here again since, and an
+        RQD that does not answer would keep the thread for a time-out a frame. The next report names what is left, of
+        the missing in another order, so that one that is never confirmed does not keep the others.
+        """
+        for frame_id, reason in kills:
+            if monotonic() > fresh_until:
+                break
+            self._kill(host_name, frame_id, reason)
+        gone: list[LostRun] = []
+        for proc in random.sample(missing, len(missing)):
+            if monotonic() > fresh_until:
+                break
+            if self._confirm_gone(proc, host_name):
+                gone.append(
+                    LostRun(
+                        proc.proc_id,
+                        proc.frame_id,
+                        exit_status=ExitStatus.FRAME_ORPHAN,
+                        pinged_at=proc.pinged_at,
+                        reason="its host no longer reports it",
+                    )
+                )
+        ended = self._releasing.end_lost(gone)
+        self._counts.add("lost_completion", sum(run.verdict is RunVerdict.APPLIED for run in ended))
+
+    def _kill(self, host_name: str, frame_id: str, reason: str) -> None:
         if not self._throttle.allows(host_name, frame_id):
             self._counts.add("kill_throttled")
-            return False
+            return
         _log.warning("process_killed", host=host_name, frame=frame_id, reason=reason)
         self._counts.add("process_killed")
-        return self._killer.ask(host_name, frame_id, reason)
+        self._killer.ask(host_name, frame_id, reason)
 
-    def _end_lost(self, report: report_pb2.HostReport, host_id: str, host_name: str) -> tuple[str, ...]:
-        """End the runs this host has not named in two reports, once RQD confirms that they do not run.
+    def _missing(self, report: report_pb2.HostReport, host_id: str) -> list[UnreportedProc]:
+        """The procs this host has not named in two reports.
 
         While RQD has booked more cores than its frames have, it is still setting one up: a young proc is not missing.
         """
@@ -267,20 +306,7 @@ class HostReports:
                 unseen=SETTLED_SECONDS,
             )
         missing = set(self._absences.missing(host_id, [proc.proc_id for proc in unreported]))
-        requests = [
-            LostRun(
-                proc.proc_id,
-                proc.frame_id,
-                exit_status=ExitStatus.FRAME_ORPHAN,
-                pinged_at=proc.pinged_at,
-                reason="its host no longer reports it",
-            )
-            for proc in unreported
-            if proc.proc_id in missing and self._confirm_gone(proc, host_name)
-        ]
-        ended = [run for run in self._releasing.end_lost(requests) if run.verdict in _RELEASED]
-        self._counts.add("lost_completion", sum(run.verdict is RunVerdict.APPLIED for run in ended))
-        return tuple(run.proc_id for run in ended)
+        return [proc for proc in unreported if proc.proc_id in missing]
 
     def _confirm_gone(self, proc: UnreportedProc, host_name: str) -> bool:
         if proc.frame_id is None:

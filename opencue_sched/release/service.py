@@ -28,6 +28,7 @@ from opencue_sched.release.completion import complete_frames
 from opencue_sched.release.ending import database_away
 from opencue_sched.release.hosts import LONGEST_FULL_NAME, MOST_KB, check_bounds, wrong_id
 from opencue_sched.release.inbox import HostInbox, HostMail
+from opencue_sched.release.killing import KillPool, RqdKiller
 from opencue_sched.release.model import (
     CompletedFrame,
     CompletionOutcome,
@@ -80,8 +81,15 @@ class ReportService:
 
         self.completions = CompletionBatcher(apply, counts=self.counts)
         self.inbox = HostInbox()
+        self._kills = KillPool()
         self._reports = HostReports(
-            engine, self._settings, killer=killer, ledger=ledger, changes=changes, counts=self.counts
+            engine,
+            self._settings,
+            killer=killer,
+            background=self._kills.submit,
+            ledger=ledger,
+            changes=changes,
+            counts=self.counts,
         )
         self._workers: list[threading.Thread] = []
         self._server: grpc.Server | None = None
@@ -124,6 +132,7 @@ class ReportService:
             stopped = server.stop(grace=_STOP_SECONDS)
         abandoned = self.completions.stop(_STOP_SECONDS) if server is not None else 0
         self.inbox.close()
+        self._kills.close()
         for worker in self._workers:
             worker.join(timeout=_STOP_SECONDS)
         if server is not None:
@@ -261,7 +270,6 @@ def serve(settings: Settings, *, counts: EventCounts | None = None) -> int:
     from opencue_sched.accounting.ledger import Ledger
     from opencue_sched.dispatch.channels import RqdChannels
     from opencue_sched.placement.changes import HostChanges
-    from opencue_sched.release.killing import RqdKiller
     from opencue_sched.store.engine import make_engine
 
     stopping = threading.Event()

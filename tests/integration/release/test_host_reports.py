@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from opencue_proto import host_pb2, report_pb2
 from sqlalchemy import Engine
 
 from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.domain.states import HardwareState
+from opencue_sched.release import reports as reports_module
 from opencue_sched.release.model import EventCounts, KillFate
 from opencue_sched.release.reports import RECONCILE_SECONDS, HostReports
 from opencue_sched.settings import Release
@@ -47,9 +50,14 @@ class Desk:
             killer=self.killer,
             ledger=self.ledger,
             changes=self.changes,
+            background=self.at_once,
             counts=self.counts,
             clock=self.clock,
         )
+
+    def at_once(self, _host_id: str, work: Callable[[], None]) -> bool:
+        work()
+        return True
 
     def boot(self, **host: object) -> str:
         return self.reports.boot(report_pb2.BootReport(host=render_host(**host))).host_id
@@ -285,11 +293,10 @@ def test_a_process_no_proc_owns_is_killed(view: FarmView, desk: Desk) -> None:
     desk.reports.status(running_report(run))
     assert desk.killer.asked == []
     view.run_sql("UPDATE frame SET ts_updated = now() - interval '5 seconds'")
-    result = desk.reports.status(running_report(run))
+    desk.reports.status(running_report(run))
 
     # then the second kills it
     assert desk.killer.asked == [(run.host.name, run.frames[0])]
-    assert result.killed == (run.frames[0],)
     # and those that follow, three times in all
     for _ in range(4):
         desk.reports.status(running_report(run))
@@ -302,13 +309,36 @@ def test_a_process_of_a_frame_that_runs_elsewhere_is_killed_at_once(view: FarmVi
         other = farm.host(name="elsewhere")
     view.run_sql("UPDATE proc SET pk_host = :other", other=other.id)
     report = running_report(run, resource_id="another-proc")
-    assert desk.reports.status(report).killed == (run.frames[0],)
+    desk.reports.status(report)
+    assert desk.killer.asked == [(run.host.name, run.frames[0])]
+
+
+def test_kills_go_on_only_while_their_report_is_fresh(
+    view: FarmView, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a host with three processes nobody owns, whose RQD takes 2 s to answer each kill
+    run = start(view)
+    now = [0.0]
+
+    class Slow(ScriptedKiller):
+        def ask(self, host_name: str, frame_id: str, reason: str) -> bool:
+            now[0] += 2.0
+            return super().ask(host_name, frame_id, reason)
+
+    monkeypatch.setattr(reports_module, "monotonic", lambda: now[0])
+    desk.reports._killer = desk.killer = Slow()
+    report = empty_report(run)
+    report.frames.extend(report_pb2.RunningFrameInfo(frame_id=name) for name in "abc")
+    # when it reports, then what is not killed within the age of a report that is believed waits for the next one
+    desk.reports.status(report)
+    assert [frame for _, frame in desk.killer.asked] == ["a", "b"]
 
 
 def test_a_process_over_its_time_limit_is_killed(view: FarmView, desk: Desk) -> None:
     run = start(view, LayerSpec(timeout=10))
     report = running_report(run, start_time=int((desk.clock.now - 3600) * 1000))
-    assert desk.reports.status(report).killed == (run.frames[0],)
+    desk.reports.status(report)
+    assert desk.killer.asked == [(run.host.name, run.frames[0])]
 
 
 def test_a_completion_that_never_came_is_found_by_two_reports(view: FarmView, desk: Desk) -> None:
@@ -317,13 +347,13 @@ def test_a_completion_that_never_came_is_found_by_two_reports(view: FarmView, de
     age_procs(view)
 
     # when two reports do not name it
-    assert desk.reports.status(empty_report(run)).lost == ()
+    desk.reports.status(empty_report(run))
+    assert desk.killer.stopped == []
     assert view.states(run.frames) == ["RUNNING"]
-    result = desk.reports.status(empty_report(run))
+    desk.reports.status(empty_report(run))
 
     # then RQD was asked to make sure, the frame waits again and everything is given back
     assert desk.killer.stopped == [(run.host.name, run.frames[0])]
-    assert result.lost == run.procs
     frame = view.frame(run.frames[0])
     assert (frame.str_state, frame.int_exit_status) == ("WAITING", 301)
     assert view.procs() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,10 +32,12 @@ from tests.unit.release.test_hosts import GB, render_host
 
 
 @contextmanager
-def running_service(settings: Settings, engine: Engine, ledger: RecordedLedger) -> Iterator[ReportService]:
+def running_service(
+    settings: Settings, engine: Engine, ledger: RecordedLedger, killer: ScriptedKiller | None = None
+) -> Iterator[ReportService]:
     release = settings.release.model_copy(update={"port": 0, "workers": 2})
     service = ReportService(
-        settings.model_copy(update={"release": release}), engine, ledger, RecordedChanges(), ScriptedKiller()
+        settings.model_copy(update={"release": release}), engine, ledger, RecordedChanges(), killer or ScriptedKiller()
     )
     service.start()
     try:
@@ -195,6 +198,37 @@ def test_a_bad_report_harms_no_other(view: FarmView, stub: Any, service: ReportS
     assert [row.str_name for row in view.rows("SELECT str_name FROM host")] == ["good"]
     assert unnamed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert huge.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_no_report_waits_for_an_rqd_that_does_not_answer(
+    view: FarmView, settings: Settings, engine: Engine, ledger: RecordedLedger
+) -> None:
+    # given more hosts than threads, each with 500 processes nobody owns and an RQD that never answers a kill
+    with view.farm() as farm:
+        farm.alloc()
+    over = threading.Event()
+
+    class Hanging(ScriptedKiller):
+        def ask(self, host_name: str, frame_id: str, reason: str) -> bool:
+            super().ask(host_name, frame_id, reason)
+            return over.wait(60)
+
+    killer = Hanging()
+    with running_service(settings, engine, ledger, killer) as service, stub_of(service) as stub:
+        try:
+            for number in range(8):
+                request = status(f"bad{number}")
+                names = (f"{number}-{frame}" for frame in range(500))
+                request.host_report.frames.extend(report_pb2.RunningFrameInfo(frame_id=name) for name in names)
+                stub.ReportStatus(request, timeout=10)
+            # when another host reports, again and again
+            for sent in range(3):
+                stub.ReportStatus(status("good"), timeout=10)
+                # then each report is handled
+                eventually(lambda sent=sent: service.counts["host_report"] >= 9 + sent)
+            assert len(killer.asked) <= 8
+        finally:
+            over.set()
 
 
 def test_a_completion_survives_the_absence_of_the_database(
