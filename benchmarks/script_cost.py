@@ -92,7 +92,7 @@ def _work(client: redis.Redis, epoch: Epoch) -> Iterator[tuple[str, list[ScriptC
     yield "release", scripts.release_calls(epoch.text, [it.proc_id for it in booked])
     vertices = [key for it in booked for key in keys.counted(it.vertices)][:PROCS]
     caps = ["int_max_cores", "1"] * _FIELDS_OF_CAPS
-    yield "caps", scripts.caps_calls(epoch.text, 1, [(key, caps) for key in vertices])
+    yield "caps", scripts.caps_calls(epoch.text, "server|1", [(key, caps) for key in vertices])
     yield "inventory", scripts.inventory_calls(epoch.text, vertices)
     seq = int(str(client.get(keys.SEQ)))
     yield "adjust", scripts.adjust_calls(epoch.text, [(key, 1, 0) for key in vertices], read_at=seq)

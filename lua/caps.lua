@@ -1,18 +1,24 @@
 -- caps: write caps read from PostgreSQL, unless newer ones are there.
 -- KEYS    1 acct:seq, 2 acct:ledger, 3 acct:epoch, 4 acct:audit
--- ARGV    1 epoch, 2 version: database clock before the caps were read, in microseconds,
+-- ARGV    1 epoch, 2 version: server|number of the snapshot the caps were read in,
 --         then per vertex (at most 250): key, number of field names and values, those
 -- Returns {1, written, passed over because newer caps are there}, or {0, 'not_ready', stored epoch, '0'}.
--- Invariants: booked counters are not touched, only created as 0; an older read never replaces a newer one, except one
---         that claims to come from more than 10 minutes ahead (the database clock was set back).
+-- Invariants: booked counters are not touched, only created as 0; an older read never replaces a newer one of the same
+--         server. Another server's numbers say nothing of this one's.
 --@include ledger
-local AHEAD = 600 * 1000000
-local version, written, newer = tonumber(ARGV[2]), 0, 0
+local server, number = string.match(ARGV[2], '^(.*|)(%d+)$')
+local written, newer = 0, 0
 local i = 3
 while i <= #ARGV do
   local key, count = ARGV[i], tonumber(ARGV[i + 1])
-  local stored = tonumber(call('HGET', key, 'caps_at')) or 0
-  if stored > version and stored - version < AHEAD then
+  if string.sub(key, 1, 11) == 'acct:limit:' then
+    add(key, 'int_running', 0)
+  else
+    add(key, 'int_cores', 0)
+    add(key, 'int_gpus', 0)
+  end
+  local of, stored = string.match(call('HGET', key, 'caps_at') or '', '^(.*|)(%d+)$')
+  if of == server and tonumber(stored) > tonumber(number) then
     newer = newer + 1
   else
     local fields = {'caps_at', ARGV[2]}
@@ -20,12 +26,6 @@ while i <= #ARGV do
       fields[#fields + 1] = ARGV[j]
     end
     call('HSET', key, unpack(fields))
-    if string.sub(key, 1, 11) == 'acct:limit:' then
-      add(key, 'int_running', 0)
-    else
-      add(key, 'int_cores', 0)
-      add(key, 'int_gpus', 0)
-    end
     written = written + 1
   end
   i = i + 2 + count

@@ -7,7 +7,7 @@
 --
 -- Keyspace (whole cores; GPUs and frames are units):
 --   acct:sub:{show}:{alloc}, acct:folder:{folder}, acct:job:{job}, acct:layer:{layer}, acct:point:{dept}:{show}
---     hashes: the caps of the seed, caps_at (their version), int_cores, int_gpus. In a dual store (below) also
+--     hashes: the caps of the seed, caps_at (their version: server|number), int_cores, int_gpus. In a dual store (below) also
 --     ledger_cores, ledger_gpus: what the ledger alone accounts for; somebody else's plain HINCRBY moves only int_*;
 --     foreign_cores, foreign_gpus, dropped_at: see foreign
 --   acct:limit:{limit}   hash: int_max_value, int_foreign, caps_at, int_running (frames)

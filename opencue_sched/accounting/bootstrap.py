@@ -213,7 +213,7 @@ class _Filler:
         self._wait(filling, waited_ms / 1000)
         self._wipe(filling)
         with repeatable_read(self._engine) as connection:
-            version = store.clock_us(connection)
+            version = store.caps_version(connection)
             snapshot = snapshot_of(connection, meanwhile=self._renew)
             counted = store.managed_show_versions(connection)
             rows = cap_rows_of_shows(connection, snapshot.managed, counted)

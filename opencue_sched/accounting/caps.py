@@ -1,7 +1,7 @@
 """Caps on their way from PostgreSQL to Redis: single vertices on demand, whole shows every five minutes.
 
 Written without compare-and-swap (the reference's CAS made upstream skip cap reloads under load): every write carries
-the database's clock from before the read, and an older one never replaces a newer one.
+the version of the snapshot it was read in, and an older one of the same server never replaces a newer one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.counted_notes import counted_shows
 from opencue_sched.accounting.keys import VertexKind, VertexRef
 from opencue_sched.accounting.ledger import Ledger, answering
+from opencue_sched.accounting.snapshot import repeatable_read
 from opencue_sched.domain.units import UNLIMITED, cap_cores
 from opencue_sched.store import accounting as store
 
@@ -61,8 +62,8 @@ def load_caps(engine: Engine, ledger: Ledger, vertex_keys: Collection[str]) -> C
     started = time.monotonic()
     wanted = _by_vertex_kind(vertex_keys)
     counted = counted_shows(ledger.client) if VertexKind.LIMIT in wanted else {}
-    with engine.begin() as connection:
-        version = store.clock_us(connection)
+    with repeatable_read(engine) as connection:
+        version = store.caps_version(connection)
         rows = _rows_of(connection, wanted, counted)
     written, kept = ledger.write_caps(version, rows)
     found = {key for key, _ in rows}
@@ -75,8 +76,8 @@ def reseed_limits(engine: Engine, ledger: Ledger, show_ids: Collection[str]) -> 
     started = time.monotonic()
     stored = _stored_subscriptions(ledger.client, show_ids)
     counted = counted_shows(ledger.client)
-    with engine.begin() as connection:
-        version = store.clock_us(connection)
+    with repeatable_read(engine) as connection:
+        version = store.caps_version(connection)
         rows = cap_rows_of_shows(connection, show_ids, counted)
     found = {key for key, _ in rows}
     rows += [(key, _NO_SUBSCRIPTION) for key in stored if key not in found]

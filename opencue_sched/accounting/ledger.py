@@ -258,13 +258,13 @@ class Ledger:
         return Applied(applied, tuple(passed), tuple(seqs))
 
     def write_caps(
-        self, version_us: int, rows: Sequence[tuple[str, Sequence[str]]], *, epoch: Epoch | None = None
+        self, version: str, rows: Sequence[tuple[str, Sequence[str]]], *, epoch: Epoch | None = None
     ) -> tuple[int, int]:
-        """Write caps read at ``version_us`` (database clock); returns how many, and how many newer ones were kept."""
+        """Write caps of ``version`` (store.caps_version); returns how many, and how many newer ones were kept."""
         if epoch is None:
-            answers, _ = self._call(lambda epoch: caps_calls(epoch, version_us, rows))
+            answers, _ = self._call(lambda epoch: caps_calls(epoch, version, rows))
         else:
-            answers = self.call_under(caps_calls(epoch.text, version_us, rows))
+            answers = self.call_under(caps_calls(epoch.text, version, rows))
         return sum(int(a[1]) for a in answers), sum(int(a[2]) for a in answers)
 
     def records(self) -> Iterator[Record]:

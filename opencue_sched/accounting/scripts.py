@@ -103,10 +103,10 @@ def _change(change: Change) -> tuple[str, str, str, str]:
     )
 
 
-def caps_calls(epoch: str, version_us: int, rows: Sequence[tuple[str, Sequence[str]]]) -> list[ScriptCall]:
+def caps_calls(epoch: str, version: str, rows: Sequence[tuple[str, Sequence[str]]]) -> list[ScriptCall]:
     """``rows``: vertex key and its fields, each name before its value. To make a hash is more work than to find one."""
     return [
-        ScriptCall("caps", LEDGER_KEYS, (epoch, version_us, *(text for row in part for text in _caps(row))))
+        ScriptCall("caps", LEDGER_KEYS, (epoch, version, *(text for row in part for text in _caps(row))))
         for part in portions(rows, lambda row: 8 + len(row[1]))
     ]
 

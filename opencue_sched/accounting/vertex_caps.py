@@ -11,10 +11,10 @@ from opencue_sched.domain.errors import InvalidInput
 _INFINITY = float("inf")
 
 _CAP_FIELDS = {
-    VertexKind.SUBSCRIPTION: ("int_cores", "int_gpus", "caps_at", "burst"),
-    VertexKind.FOLDER: ("int_cores", "int_gpus", "caps_at", "int_max_cores", "int_max_gpus"),
-    VertexKind.JOB: ("int_cores", "int_gpus", "caps_at", "int_max_cores", "int_max_gpus"),
-    VertexKind.LIMIT: ("int_running", "int_foreign", "caps_at", "int_max_value"),
+    VertexKind.SUBSCRIPTION: ("int_cores", "int_gpus", "burst"),
+    VertexKind.FOLDER: ("int_cores", "int_gpus", "int_max_cores", "int_max_gpus"),
+    VertexKind.JOB: ("int_cores", "int_gpus", "int_max_cores", "int_max_gpus"),
+    VertexKind.LIMIT: ("int_running", "int_foreign", "int_max_value"),
 }
 
 
@@ -23,14 +23,12 @@ class VertexCaps:
     """Caps and use of one vertex. Cores are whole (a cap may be the fraction of one core), None is unlimited.
 
     A limit counts frames: ``max_frames`` is its value less the frames of unmanaged shows (``foreign_frames``).
-    ``version_us`` is the database clock before the caps were read.
     """
 
     key: str
     kind: VertexKind
     cores: int
     gpus: int
-    version_us: int
     max_cores: float | None = None
     max_gpus: float | None = None
     frames: int = 0
@@ -70,19 +68,14 @@ def _read(key: str, values: Sequence[str | None]) -> VertexCaps | None:
     ref = parse(key)
     if ref is None or any(value is None for value in values[2:]):
         return None
-    version = int(values[2] or 0)
     if ref.kind is VertexKind.LIMIT:
         foreign = int(values[1] or 0)
-        cap = float(values[3] or 0) - foreign
-        return VertexCaps(
-            key, ref.kind, 0, 0, version, frames=int(values[0] or 0), max_frames=cap, foreign_frames=foreign
-        )
+        cap = float(values[2] or 0) - foreign
+        return VertexCaps(key, ref.kind, 0, 0, frames=int(values[0] or 0), max_frames=cap, foreign_frames=foreign)
     cores, gpus = int(values[0] or 0), int(values[1] or 0)
     if ref.kind is VertexKind.SUBSCRIPTION:
-        return VertexCaps(key, ref.kind, cores, gpus, version, max_cores=float(values[3] or 0))
-    return VertexCaps(
-        key, ref.kind, cores, gpus, version, max_cores=_positive(values[3]), max_gpus=_positive(values[4])
-    )
+        return VertexCaps(key, ref.kind, cores, gpus, max_cores=float(values[2] or 0))
+    return VertexCaps(key, ref.kind, cores, gpus, max_cores=_positive(values[2]), max_gpus=_positive(values[3]))
 
 
 def _positive(value: str | None) -> float | None:

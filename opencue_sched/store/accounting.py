@@ -10,7 +10,16 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
-_CLOCK = text("SELECT CAST(extract(epoch FROM now()) * 1000000 AS bigint)")
+# Of two snapshots of one server the one that sees more commits has a higher xmax, or the same and fewer transactions in
+# progress below it. A clock cannot tell: it is read before its snapshot is taken, or after.
+_CAPS_VERSION = text(
+    """
+    SELECT CAST(extract(epoch FROM pg_postmaster_start_time()) * 1000000 AS bigint) || '|' ||
+           (CAST(CAST(pg_snapshot_xmax(seen) AS text) AS bigint) * 8192
+            - least(8191, (SELECT count(*) FROM pg_snapshot_xip(seen))))
+      FROM pg_current_snapshot() AS seen
+    """
+)
 _MANAGED_SHOWS = text("SELECT pk_show FROM show WHERE b_scheduler_managed")
 _SHOW_VERSION = text("SELECT CAST(xmin AS text) FROM show WHERE pk_show = :show")
 _MANAGED_VERSIONS = text("SELECT pk_show, CAST(xmin AS text) AS version FROM show WHERE b_scheduler_managed")
@@ -122,9 +131,12 @@ class LimitRow:
     foreign_running: int
 
 
-def clock_us(connection: Connection) -> int:
-    """Start of this transaction by the database's clock, microseconds: before anything the transaction can read."""
-    return int(connection.execute(_CLOCK).scalar_one())
+def caps_version(connection: Connection) -> str:
+    """What a REPEATABLE READ transaction sees, as ``server|number``: a snapshot with more commits has a higher number.
+
+    ``server`` is the start of the server's process: another one, after a fail-over or a restart, begins anew.
+    """
+    return str(connection.execute(_CAPS_VERSION).scalar_one())
 
 
 def managed_show_ids(connection: Connection) -> frozenset[str]:

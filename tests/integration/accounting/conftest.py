@@ -49,7 +49,8 @@ class Store:
 
     def caps(self, key: str, **fields: object) -> None:
         self._version += 1
-        self.ledger.write_caps(self._version, [(key, [str(text) for pair in fields.items() for text in pair])])
+        row = (key, [str(text) for pair in fields.items() for text in pair])
+        self.ledger.write_caps(f"test|{self._version}", [row])
 
     def seed(self, *, burst: object = 1000, folder: object = -1, job: object = -1, **gpus: object) -> None:
         """Caps of VERTICES. GPUs: ``folder_gpus``, ``job_gpus``."""

@@ -52,7 +52,7 @@ def look(client: redis.Redis, vertices: Sequence[str]) -> Seen:
     for key, (cores, gpus, running, version, our_cores, our_gpus, *fields) in zip(vertices, found, strict=True):
         counters[key] = int(running or cores or 0), int(gpus or 0)
         ours[key] = int(our_cores or 0), int(our_gpus or 0)
-        versions[key] = int(version or 0)
+        versions[key] = int((version or "0").rpartition("|")[2])
         caps[key] = fields
     fields = list(ledger)  # an empty table of Lua is an object of JSON
     records = {i: unpack(i, record) for i, record in zip(fields[::2], fields[1::2], strict=True)}

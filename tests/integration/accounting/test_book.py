@@ -294,7 +294,7 @@ class TestReadiness:
             lambda: store.ledger.settle([once]),
             lambda: store.ledger.rollback([once]),
             lambda: store.ledger.release([once.proc_id]),
-            lambda: store.ledger.write_caps(10**9, [(SUB, ["burst", "1"])]),
+            lambda: store.ledger.write_caps("test|1", [(SUB, ["burst", "1"])]),
             store.ledger.mark,
         ):
             with pytest.raises(NotReady):

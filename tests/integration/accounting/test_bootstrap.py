@@ -283,7 +283,7 @@ def test_a_filler_that_was_overtaken_in_a_pause_cannot_open_or_write(emptied: Wo
     answers, _ = call_scripts(client, [epoch_open_call(mine.text, Epoch.new("x").text)])
     assert answers == [0]
     with pytest.raises(NotReady):
-        emptied.ledger.write_caps(1, [(keys.job("j"), ["int_max_cores", "1"])], epoch=mine)
+        emptied.ledger.write_caps("test|1", [(keys.job("j"), ["int_max_cores", "1"])], epoch=mine)
     assert store_state(client) is StoreState.OPEN
 
 

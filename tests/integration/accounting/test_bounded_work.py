@@ -152,7 +152,7 @@ def test_a_release_of_many_ids_is_whole(store: Store, epoch: Epoch, send: Sender
 def test_caps_counters_and_keys(store: Store, epoch: Epoch, send: Sender) -> None:
     settle(send, epoch)
     row = [text for i in range(12) for text in (f"field{i}", "1")]
-    send(scripts.caps_calls(epoch.text, 7, [(key, row) for key in VERTICES]))
+    send(scripts.caps_calls(epoch.text, "test|7", [(key, row) for key in VERTICES]))
     hierarchy = [key for key in VERTICES if not key.startswith(keys.LIMIT_PREFIX)]
     read = send(scripts.inventory_calls(epoch.text, VERTICES))
     assert sum(len(answer) - 2 for answer in read) == 2 * len(VERTICES)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from opencue_sched.accounting import keys
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from opencue_sched.accounting import caps, keys
 from opencue_sched.accounting.caps import load_caps, make_ledger, reseed_limits
 from opencue_sched.accounting.counted_notes import note_counted
 from opencue_sched.accounting.entries import Booking
+from opencue_sched.accounting.snapshot import repeatable_read
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
@@ -33,7 +39,7 @@ def test_a_reseed_writes_the_fields_of_the_reference_in_whole_cores(world: World
         "job": fields(world, keys.job(world.job.id)),
         "point": fields(world, keys.point(world.show.dept_id, world.show.id)),
     }
-    assert all(int(vertex.pop("caps_at")) > 0 for vertex in read.values())
+    assert all(int(vertex.pop("caps_at").rpartition("|")[2]) > 0 for vertex in read.values())
     assert read["sub"] == {"size": "50", "burst": "100", **counters}
     assert read["folder"] == {
         "int_min_cores": "1",
@@ -55,25 +61,77 @@ def test_a_reseed_leaves_booked_counters_alone(world: World) -> None:
     world.exact()
 
 
+def test_a_read_that_began_late_is_not_taken_for_an_older_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two read a cap while it changes: what was written first is not replaced by what was read before it."""
+    key = keys.job(world.job.id)
+    world.sql("UPDATE job_resource SET int_max_cores = 900")
+    late = make_ledger(world.engine, world.store.client, owner="late")
+    kept: list[Any] = []
+    monkeypatch.setattr(late, "write_caps", lambda *read: kept.append(read) or (0, 0))
+    read = caps._rows_of
+
+    def interrupted(*args: Any) -> Any:
+        monkeypatch.setattr(caps, "_rows_of", read)
+        load_caps(world.engine, late, [key])
+        world.sql("UPDATE job_resource SET int_max_cores = 500")
+        return read(*args)
+
+    monkeypatch.setattr(caps, "_rows_of", interrupted)
+    load_caps(world.engine, world.ledger, [key])
+    written = fields(world, key)["int_max_cores"]
+    world.ledger.write_caps(*kept[0])
+    assert fields(world, key)["int_max_cores"] == written
+
+    load_caps(world.engine, world.ledger, [key])
+    assert world.ledger.write_caps(*kept[0]) == (0, 1)
+    assert fields(world, key)["int_max_cores"] == "5"
+
+
 def test_an_older_read_never_replaces_newer_caps(world: World) -> None:
     key = keys.job("j")
     write = world.ledger.write_caps
-    assert write(2_000_000, [(key, ["int_max_cores", "5"])]) == (1, 0)
-    assert write(1_000_000, [(key, ["int_max_cores", "9"])]) == (0, 1)
+    assert write("server|2000", [(key, ["int_max_cores", "5"])]) == (1, 0)
+    assert write("server|999", [(key, ["int_max_cores", "9"])]) == (0, 1)
     assert fields(world, key)["int_max_cores"] == "5"
-    assert write(2_000_000, [(key, ["int_max_cores", "6"])]) == (1, 0)
+    assert write("server|2000", [(key, ["int_max_cores", "6"])]) == (1, 0)
 
 
-def test_caps_from_a_clock_that_was_set_back_for_long_are_taken(world: World) -> None:
-    key = keys.job("j")
-    world.ledger.write_caps(10**15, [(key, ["int_max_cores", "5"])])
-    assert world.ledger.write_caps(10**15 - 3600 * 10**6, [(key, ["int_max_cores", "9"])]) == (1, 0)
+def test_caps_of_a_server_that_took_over_are_taken_whatever_its_numbers_and_clock(world: World) -> None:
+    key = keys.job(world.job.id)
+    world.ledger.write_caps(f"the server before|{10**15}", [(key, ["int_max_cores", "1"])])
+    assert load_caps(world.engine, world.ledger, [key]).written == 1
+
+
+def test_a_snapshot_with_a_commit_more_is_newer_whatever_number_its_transaction_has(world: World) -> None:
+    def version() -> int:
+        with repeatable_read(world.engine) as connection:
+            return int(store.caps_version(connection).rpartition("|")[2])
+
+    with world.engine.begin() as slow:
+        slow.execute(text("UPDATE job_resource SET int_max_cores = 500"))
+        seen = [version()]
+        for statement in ("UPDATE folder_resource SET int_max_cores = 500", "SELECT 1"):
+            world.sql(statement)
+            seen.append(version())
+    seen.append(version())
+    assert seen[0] < seen[1] == seen[2] < seen[3]
+
+
+@pytest.mark.parametrize("spoil", ["no number", "another type"])
+def test_a_spoilt_vertex_keeps_no_other_from_its_caps(world: World, spoil: str) -> None:
+    key, other = keys.folder(world.show.folder_id), keys.job(world.job.id)
+    if spoil == "no number":
+        world.store.client.hset(key, "int_cores", "abc")
+    else:
+        world.store.client.set(key, "abc")
+    assert load_caps(world.engine, world.ledger, [key, other]).written == 2
+    assert int(fields(world, key)["int_cores"]) > 10**9, "nobody books there before it is put right"
 
 
 def test_a_version_that_somebody_spoilt_is_none(world: World) -> None:
     key = keys.job("j")
     world.store.client.hset(key, "caps_at", "today")
-    assert world.ledger.write_caps(1, [(key, ["int_max_cores", "9"])]) == (1, 0)
+    assert world.ledger.write_caps("server|1", [(key, ["int_max_cores", "9"])]) == (1, 0)
 
 
 def test_a_job_that_was_never_seeded_is_loaded_when_it_is_booked(world: World) -> None:

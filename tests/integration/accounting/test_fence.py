@@ -46,7 +46,9 @@ def elect(client: redis.Redis) -> Fence:
 
 CALLS: dict[str, Callable[[str], list[ScriptCall]]] = {
     "reconcile": lambda epoch: scripts.reconcile_calls(epoch, [Change("q", None, booking(2).packed())], "me"),
-    "caps": lambda epoch: scripts.caps_calls(epoch, 10**18, [(keys.folder("folder"), ("int_max_cores", "7"))]),
+    "caps": lambda epoch: scripts.caps_calls(
+        epoch, f"test|{10**18}", [(keys.folder("folder"), ("int_max_cores", "7"))]
+    ),
     "adjust": lambda epoch: scripts.adjust_calls(
         epoch, [(keys.job("job"), 5, 0), (keys.folder("folder"), 1, 1)], read_at=0
     ),

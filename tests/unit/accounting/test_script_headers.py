@@ -20,7 +20,7 @@ CALLS: dict[str, tuple[ScriptCall, int]] = {
     "settle": (scripts.settle_calls("e", [BOOKING] * 2, "me")[0], 2),
     "release": (scripts.release_calls("e", ["p", "q"])[0], 1),
     "reconcile": (scripts.reconcile_calls("e", [Change("p", None, "x"), Change("q", 3, None)], "me")[0], 4),
-    "caps": (scripts.caps_calls("e", 7, [("k", ("burst", "1")), ("l", ("burst", "2"))])[0], 4),
+    "caps": (scripts.caps_calls("e", "s|7", [("k", ("burst", "1")), ("l", ("burst", "2"))])[0], 4),
     "inventory": (scripts.inventory_calls("e", ["k", "l"])[0], 1),
     "adjust": (scripts.adjust_calls("e", [("k", 1, 0), ("l", -1, 0)], read_at=7)[0], 3),
     "reclaim": (scripts.reclaim_calls("e", ["k", "l"])[0], 1),

@@ -109,21 +109,21 @@ class TestEpochs:
 
 class TestCaps:
     def test_missing_fields_mean_unseeded(self) -> None:
-        assert read_caps("acct:sub:s:a", ["3", "0", None, None]) is None
-        assert read_caps("acct:job:j", ["3", "0", "7", "5", None]) is None
+        assert read_caps("acct:sub:s:a", ["3", "0", None]) is None
+        assert read_caps("acct:job:j", ["3", "0", "5", None]) is None
 
     def test_a_burst_is_a_cap_even_when_it_is_zero(self) -> None:
-        caps = read_caps("acct:sub:s:a", ["3", "1", "7", "0"])
+        caps = read_caps("acct:sub:s:a", ["3", "1", "0"])
         assert caps is not None
-        assert (caps.max_cores, caps.max_gpus, caps.left_cores, caps.version_us) == (0, None, -3, 7)
+        assert (caps.max_cores, caps.max_gpus, caps.left_cores) == (0, None, -3)
 
     def test_folder_and_job_caps_of_zero_and_below_are_unlimited(self) -> None:
-        caps = read_caps("acct:folder:f", [None, None, "7", "-1", "0"])
+        caps = read_caps("acct:folder:f", [None, None, "-1", "0"])
         assert caps is not None
         assert (caps.left_cores, caps.left_gpus) == (float("inf"), float("inf"))
 
     def test_a_limit_is_lowered_by_foreign_frames(self) -> None:
-        caps = read_caps("acct:limit:n", ["2", "3", "7", "10"])
+        caps = read_caps("acct:limit:n", ["2", "3", "10"])
         assert caps is not None
         assert (caps.max_frames, caps.left_frames, caps.left_cores) == (7, 5, float("inf"))
 
