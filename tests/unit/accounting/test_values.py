@@ -10,7 +10,6 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.cas import counters, is_undisturbed
 from opencue_sched.accounting.entries import Booking, EntryState, Record, amounts, show_of, unpack, unpack_entry
 from opencue_sched.accounting.inventory import Event, Reading, Stock, drift, entry_at, parse_event
-from opencue_sched.accounting.keys import VertexKind, VertexRef
 from opencue_sched.accounting.sightings import first_sighting, is_too_old
 from opencue_sched.accounting.store_epoch import Epoch, run_id_of
 from opencue_sched.accounting.vertex_caps import cap_fields, read_caps
@@ -47,9 +46,6 @@ class TestKeys:
     )
     def test_other_keys_are_no_vertices(self, key: str) -> None:
         assert keys.parse(key) is None
-
-    def test_a_vertex_announced_by_the_database_is_found(self) -> None:
-        assert keys.parse(keys.announced("sub:s:a")) == VertexRef(VertexKind.SUBSCRIPTION, ("s", "a"))
 
 
 class TestEntries:
