@@ -100,9 +100,10 @@ class ClusterCooldown:
 
 @dataclass(frozen=True, slots=True)
 class TrashedPosting:
-    """A posting that a person put aside ``at`` that epoch second, and why."""
+    """A posting that a person put aside ``at`` that epoch second, and why. ``cluster`` as in ClusterCooldown."""
 
     key: str
+    cluster: Cluster | None
     at: float
     reason: str
 
@@ -200,9 +201,9 @@ class ClusterPostings:
     def trashed(self) -> list[TrashedPosting]:
         """The postings in the trash, the oldest first. Two round trips."""
         trash: Any = self._client.zrange(self.keys.of("trash"), 0, -1, withscores=True)
-        read = self._fields([uuid for uuid, _ in trash], "name", "error")
+        read = self._fields([uuid for uuid, _ in trash], "name", "details", "error")
         return [
-            TrashedPosting(fields["name"], float(at) / 1000, fields["error"])
+            TrashedPosting(fields["name"], _cluster(fields["details"]), float(at) / 1000, fields["error"])
             for (_, at), fields in zip(trash, read, strict=True)
         ]
 
@@ -330,15 +331,18 @@ class ClusterPostings:
         return int(answer[1])
 
 
-def _cooldown(fields: Mapping[str, str]) -> ClusterCooldown:
+def _cluster(details: str) -> Cluster | None:
     try:
-        cluster = decode_cluster(fields["details"])
+        return decode_cluster(details)
     except InvalidInput:
-        cluster = None
+        return None
+
+
+def _cooldown(fields: Mapping[str, str]) -> ClusterCooldown:
     kind, _, reason = fields["reason"].partition(": ")
     return ClusterCooldown(
         fields["name"],
-        cluster,
+        _cluster(fields["details"]),
         float(fields["failing"] or 0) / 1000,
         float(fields["rest"] or 0) / 1000,
         int(fields["failures"]),

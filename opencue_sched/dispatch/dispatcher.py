@@ -111,6 +111,8 @@ class Dispatcher:
 
     def _fail(self, claim: Claim, error: Exception) -> None:
         log.error("pass_crashed", cluster=claim.cluster.key, error=traceback.format_exc())
+        if self.runner.verdicts is not None:
+            self.runner.verdicts.record((), claim.cluster.key)  # what its last good pass said holds no more
         try:
             seconds = cooldown_seconds(self.postings.failures(claim) + 1)
             self.postings.end(

@@ -20,9 +20,12 @@ class Verdict(StrEnum):
     PERMIT_HELD = "permit_held"
     BACKING_OFF = "backing_off"
     QUARANTINED = "quarantined"
+    """Of frames of a job that is left alone, because booking or launching it failed; never given by a pass."""
     FAILED = "failed"
     BEHIND = "behind"
     """Of frames that no pass has looked at; never given by one."""
+    COOLED_DOWN = "cooled_down"
+    """Of frames that no pass looks at now, because those over their cluster fail; never given by one."""
 
 
 @dataclass(frozen=True, slots=True)

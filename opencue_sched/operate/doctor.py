@@ -20,10 +20,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.accounting.bootstrap import StoreState, store_state
 from opencue_sched.accounting.managed import check_release_feed
 from opencue_sched.clusters.discovery import scoped_facilities
-from opencue_sched.coordination.names import QueueType
+from opencue_sched.coordination.names import BoardKeys, QueueType, cluster_board
+from opencue_sched.coordination.postings import ClusterCooldown, ClusterPostings, TrashedPosting
 from opencue_sched.coordination.presence import call_roll
 from opencue_sched.dispatch.channels import RqdChannels
 from opencue_sched.domain.errors import SchedulerError
+from opencue_sched.operate.explain import cluster_words
 from opencue_sched.operate.stores import check_postgresql, check_redis
 from opencue_sched.operate.waiting_words import listed
 from opencue_sched.settings import Settings
@@ -296,6 +298,10 @@ def _redis(client: redis.Redis, engine: Engine, settings: Settings, clock: Calla
         answered = clock()
         state = store_state(client)
         roll = call_roll(client, settings.coordination.namespace)
+        postings = ClusterPostings(
+            client, BoardKeys(settings.coordination.namespace, cluster_board(settings.scheduler.facility))
+        )
+        held: list[ClusterCooldown | TrashedPosting] = [*postings.cooldowns(), *postings.trashed()]
     except (SchedulerError, redis.RedisError) as error:
         yield Finding("Redis", Level.FAIL, str(error))
         return
@@ -312,6 +318,8 @@ def _redis(client: redis.Redis, engine: Engine, settings: Settings, clock: Calla
     else:
         text = f"{state.value}: nothing is booked before a worker has filled them from PostgreSQL"
         yield Finding("counters", Level.WARN, text, "start a worker: `celery -A opencue_sched worker`")
+    for it in held:
+        yield Finding("clusters", Level.WARN, cluster_words(it))
     workers = roll.of(QueueType.DISPATCH.value)
     if workers:
         yield Finding("workers", Level.OK, f"{len(workers)} alive; `opencue-sched fleet` says more")

@@ -9,9 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from sqlalchemy import Connection
 
+from opencue_sched.coordination.postings import ClusterCooldown, TrashedPosting
 from opencue_sched.dispatch.verdicts import RecordedVerdict
 from opencue_sched.domain.tags import normalise_tags
 from opencue_sched.domain.verdicts import Verdict
@@ -46,6 +48,7 @@ _TELLING = (
     Verdict.BACKING_OFF,
     Verdict.PERMIT_HELD,
     Verdict.BEHIND,
+    Verdict.COOLED_DOWN,
 )
 """Of the verdicts of several clusters the first of these says most: hosts of one tag are busy, those of the other do
 not exist."""
@@ -89,10 +92,12 @@ def explain_job(
     settings: Settings,
     facts: SchemaFacts,
     verdicts: Mapping[str, Sequence[RecordedVerdict]],
+    held: Sequence[ClusterCooldown | TrashedPosting] = (),
     *,
     clock: Callable[[], float] = time.time,
 ) -> Explanation:
-    """Explain a job. ``verdicts`` are those of its layers (VerdictLog.of_job); empty when Redis does not answer."""
+    """Explain a job. ``verdicts`` are those of its layers (VerdictLog.of_job), ``held`` the clusters that no pass looks
+    at now; both are empty when Redis does not answer."""
     situation = waiting.situation(connection, job_id)
     subscriptions = waiting.subscriptions(connection, situation.show_id)
     whole = job_reasons(
@@ -116,7 +121,8 @@ def explain_job(
     behind = _behind_reasons(waiting.jobs_ahead(connection, job_id), settings) if unseen else []
     explained = []
     for layer in layers:
-        found = _start_reasons(layer, situation) + _limit_reasons(layer, limits)
+        found = _cluster_reasons(layer, situation, held)
+        found += _start_reasons(layer, situation) + _limit_reasons(layer, limits)
         found += host_reasons(layer, situation, hosts, subscriptions, settings, known_tags)
         own = tuple(found if layer.waiting else ())
         own += tuple(behind) if layer.waiting and layer.id in unseen else ()
@@ -197,6 +203,38 @@ def _behind_reasons(ahead: int, settings: Settings) -> list[Reason]:
         f"{ahead} jobs of its show with waiting frames come before it (priority, then age); a pass looks at {window}"
     )
     return [Reason("behind", words)]
+
+
+def _cluster_reasons(
+    layer: jobs.Layer, situation: waiting.Situation, held: Sequence[ClusterCooldown | TrashedPosting]
+) -> list[Reason]:
+    """The clusters of the layer that no pass looks at. They decide when they have all of its tags."""
+    tags, left = frozenset(normalise_tags(layer.tags)), set(normalise_tags(layer.tags))
+    here = []
+    for it in held:
+        cluster = it.cluster
+        if cluster is None or (cluster.facility_id, cluster.show_id) != (situation.facility_id, situation.show_id):
+            continue
+        if not tags.isdisjoint(cluster.tags):
+            left.difference_update(cluster.tags)
+            here.append(it)
+    return [
+        Reason("cooled_down" if isinstance(it, ClusterCooldown) else "trashed", cluster_words(it), decides=not left)
+        for it in here
+    ]
+
+
+def cluster_words(held: ClusterCooldown | TrashedPosting) -> str:
+    """Why no pass looks at a cluster, and what to do."""
+    key = held.key
+    if isinstance(held, TrashedPosting):
+        return f"cluster {key} was put into the trash ({held.reason}); `opencue-sched board restore {key}`"
+    again = datetime.fromtimestamp(held.until).astimezone().strftime("%H:%M:%S")
+    times = "the last pass" if held.failures == 1 else f"the last {held.failures} passes"
+    return (
+        f"{times} over cluster {key} failed ({held.reason}), the next one comes at {again}; "
+        f"`opencue-sched board show {key}` has the traceback"
+    )
 
 
 def _start_reasons(layer: jobs.Layer, situation: waiting.Situation) -> list[Reason]:

@@ -114,7 +114,14 @@ class Runtime:
 
     @cached_property
     def behind(self) -> FramesBehind:
-        return FramesBehind(self.engine, self.settings, self.verdicts, self.facts, self.sweeper.clusters)
+        return FramesBehind(
+            self.engine,
+            self.settings,
+            self.verdicts,
+            self.facts,
+            self.sweeper.clusters,
+            self.postings.cooldowns,
+        )
 
     @cached_property
     def counted(self) -> CountedShows:

@@ -82,9 +82,8 @@ _NOT_LEFT_OUT = f"""(l.pk_layer, {_VERSION}) NOT IN (
           )
           AND {_KIND} NOT IN (SELECT unnest(CAST(:left_out_kinds AS text[])))"""  # noqa: S608 - only our own constants
 _STARTED = "AND (l.ts_start_after IS NULL OR l.ts_start_after <= now())"
-_NOT_QUARANTINED = (
-    "AND NOT EXISTS (SELECT 1 FROM opencue_sched_quarantine q WHERE q.pk_job = j.pk_job AND q.until > now())"
-)
+_QUARANTINED = "EXISTS (SELECT 1 FROM opencue_sched_quarantine q WHERE q.pk_job = j.pk_job AND q.until > now())"
+_NOT_QUARANTINED = f"AND NOT {_QUARANTINED}"
 
 _MAY_BE_BOOKED = """j.str_state = 'PENDING' AND j.b_paused = false AND j.b_auto_book
           AND s.b_active AND s.b_scheduler_managed AND s.b_booking_enabled AND s.b_dispatch_enabled AND NOT s.b_paused
@@ -242,7 +241,8 @@ _WAITING_WORK = """
     SELECT pk_facility, pk_show, tags, why, sum(frames) AS frames
     FROM (
         SELECT j.pk_facility, j.pk_show, replace(l.str_tags, ' ', '') AS tags, ls.int_waiting_count AS frames,
-               CASE WHEN r.int_max_cores > 0
+               CASE {quarantined}
+                    WHEN r.int_max_cores > 0
                          AND {least_cores} > r.int_max_cores / 100 - COALESCE(used.cores, 0) THEN 'over_job'
                     WHEN f.int_max_cores > 0
                          AND {least_cores} > f.int_max_cores / 100 - COALESCE(folder_used.cores, 0) THEN 'over_folder'
@@ -255,7 +255,7 @@ _WAITING_WORK = """
         LEFT JOIN folder_resource f ON f.pk_folder = j.pk_folder
         LEFT JOIN used ON used.pk_job = j.pk_job
         LEFT JOIN folder_used ON folder_used.pk_folder = j.pk_folder
-        WHERE ls.int_waiting_count > 0 AND {may_be_booked} {started} {not_quarantined}
+        WHERE ls.int_waiting_count > 0 AND {may_be_booked} {started}
           AND (CAST(:facility_ids AS varchar[]) IS NULL OR j.pk_facility = ANY(CAST(:facility_ids AS varchar[])))
     ) waiting
     GROUP BY pk_facility, pk_show, tags, why
@@ -264,8 +264,8 @@ _WAITING_WORK = """
 
 @dataclass(frozen=True, slots=True)
 class WaitingWork:
-    """``frames`` that wait and may be booked, of layers with these tags. ``why``: over_job or over_folder when that cap
-    has no room for one of them, else behind."""
+    """``frames`` that wait and may be booked, of layers with these tags. ``why``: quarantined, else over_job or
+    over_folder when that cap has no room for one of them, else behind."""
 
     facility_id: str
     show_id: str
@@ -281,7 +281,7 @@ def _waiting_work(has_start_after: bool, has_quarantine: bool) -> TextClause:
             may_be_booked=_MAY_BE_BOOKED,
             least_cores=_LEAST_CORES,
             started=_STARTED if has_start_after else "",
-            not_quarantined=_NOT_QUARANTINED if has_quarantine else "",
+            quarantined=f"WHEN {_QUARANTINED} THEN 'quarantined'" if has_quarantine else "",
         )
     )
 

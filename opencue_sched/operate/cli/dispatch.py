@@ -29,7 +29,7 @@ def command(key: str, wait: bool, timeout: float, as_json: bool) -> None:
 
     Exit status with --wait: 0 when the pass did its work (booked, saturated or no_jobs); 1 when it did not, or nobody
     answered in time, with the reason on standard error. Without: 0 once the cluster is up for a worker to take; 1 when
-    it is in the trash or was told to rest.
+    it is in the trash, cooled down or was told to rest.
 
     Example: opencue-sched dispatch --cluster alloc-0f3a9c1d2b4e5f60 --wait
     """
@@ -60,6 +60,10 @@ def _check_takeable(postings: ClusterPostings, offered: Offered) -> None:
     key = offered.cluster.key
     if state == "trash":
         raise SchedulerError(f"{key} is in the trash; to take it out: opencue-sched board restore {key}")
+    if state == "delayed" and job is not None and int(job.fields["failures"]) > 0:
+        why = job.fields.get("reason", "")
+        end = f"to try at once: opencue-sched ctl sleep --cluster {key} --for 0"
+        raise SchedulerError(f"{key} is cooled down, because its passes fail ({why}); {end}")
     if state == "delayed":
         raise SchedulerError(f"{key} was told to rest; to end that: opencue-sched ctl sleep --cluster {key} --for 0")
 

@@ -11,7 +11,7 @@ from opencue_sched.domain.spec_fields import near
 from opencue_sched.operate.cli.connect import farm
 from opencue_sched.operate.cli.output import json_option, show_json
 from opencue_sched.operate.cli.values import UnknownName, choose
-from opencue_sched.operate.cli.verdict_lines import recorded_verdicts
+from opencue_sched.operate.cli.verdict_lines import held_clusters, recorded_verdicts
 from opencue_sched.operate.explain import Explanation, LayerExplanation, explain_job
 from opencue_sched.settings import get_settings
 from opencue_sched.store.naming import Kind
@@ -31,7 +31,7 @@ def command(name: str, layer: str | None, as_json: bool) -> None:
     """
     with farm() as (engine, facts), engine.connect() as connection:
         job = choose(connection, Kind.JOB, name)
-        explanation = explain_job(connection, job.id, get_settings(), facts, recorded_verdicts(job.id))
+        explanation = explain_job(connection, job.id, get_settings(), facts, recorded_verdicts(job.id), held_clusters())
     chosen = [one for one in explanation.layers if layer is None or one.name == layer]
     if layer is not None and not chosen:
         names = [one.name for one in explanation.layers]

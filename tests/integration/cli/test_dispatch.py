@@ -82,6 +82,21 @@ def test_without_wait_only_the_message_matters(cli: Cli, cluster: str, monkeypat
     assert (ran.status, ran.json["cluster"], ran.json["sent"]) == (0, cluster, True)
 
 
+def test_without_wait_a_cooled_down_cluster_is_told_of_with_the_reason(
+    cli: Cli, cluster: str, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Messenger, "send", lambda *_: None)
+    assert cli("dispatch", "--cluster", cluster).status == 0
+    postings = ClusterPostings(redis_client, BoardKeys("cue", "clusters"))
+    claim = postings.claim(postings.find(cluster) or "", "w1", ttl_seconds=10)
+    assert claim is not None
+    postings.end(claim, "fail", delay_seconds=60, reason="program: KeyError: x")
+    ran = cli("dispatch", "--cluster", cluster)
+    assert (ran.status, ran.out) == (1, "")
+    assert "is cooled down, because its passes fail (program: KeyError: x)" in ran.err
+    assert f"ctl sleep --cluster {cluster} --for 0" in ran.err
+
+
 @pytest.mark.parametrize(("how", "way_out"), [("trash", "board restore"), ("rest", "ctl sleep --cluster")])
 def test_without_wait_a_cluster_that_no_worker_takes_is_told_of(
     cli: Cli, cluster: str, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, how: Steering, way_out: str

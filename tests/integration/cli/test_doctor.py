@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from itertools import cycle
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -15,7 +15,11 @@ from sqlalchemy.pool import NullPool
 
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.coordination.board import End
+from opencue_sched.coordination.names import BoardKeys
+from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.coordination.presence import Presence
+from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.embedded.simulated_host import HostSpec as SimulatedSpec
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
 from opencue_sched.operate.doctor import Level, diagnose
@@ -176,6 +180,23 @@ def test_jobs_in_quarantine_are_named(cli: Cli, healthy: None, build: Build, eng
     with engine.begin() as connection:
         quarantine_jobs(connection, {job.id: "broken"}, 600)
     assert "jobs left alone for a while: show-s-u_bad" in cli("doctor").out
+
+
+def test_clusters_that_no_pass_looks_at_are_named_with_the_reason(
+    cli: Cli, healthy: None, redis_client: redis.Redis
+) -> None:
+    postings = ClusterPostings(redis_client, BoardKeys("cue", "clusters"))
+    cooled, trashed = (Cluster("fac", "show", ClusterKind.MANUAL, (tag,)) for tag in ("cooled", "trashed"))
+    for cluster, how in ((cooled, "fail"), (trashed, "trash")):
+        (offered,) = postings.offer([cluster])
+        claim = postings.claim(offered.uuid, "w1", ttl_seconds=10)
+        assert claim is not None
+        postings.end(claim, cast(End, how), delay_seconds=60, reason="program: KeyError: x", error="bad hosts")
+    ran = cli("doctor", "--json")
+    told = [it for it in ran.json["findings"] if it["what"] == "clusters"]
+    assert [it["level"] for it in told] == ["warn", "warn"]
+    assert told[0]["text"].startswith(f"the last pass over cluster {cooled.key} failed (KeyError: x), the next one")
+    assert told[1]["text"].startswith(f"cluster {trashed.key} was put into the trash (bad hosts)")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,11 @@ import pytest
 import redis
 from sqlalchemy import Engine, text
 
+from opencue_sched.coordination.board import End
+from opencue_sched.coordination.names import BoardKeys
+from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.dispatch.verdicts import VerdictLog
+from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.store.quarantine import quarantine_jobs
 from tests.farm import Farm, JobIds, JobSpec, LayerSpec, ShowIds
@@ -214,6 +218,45 @@ def test_a_job_in_quarantine(cli: Cli, work: Work, engine: Engine) -> None:
         quarantine_jobs(connection, {work.job.id: "value too long for column x"}, 600)
     assert reasons(cli) == ["quarantined"]
     assert "because booking it failed: value too long for column x" in cli("explain", NAME).out
+
+
+@pytest.fixture
+def postings(redis_client: redis.Redis) -> ClusterPostings:
+    return ClusterPostings(redis_client, BoardKeys("cue", "clusters"))
+
+
+def hold(postings: ClusterPostings, cluster: Cluster, how: End) -> None:
+    (offered,) = postings.offer([cluster])
+    claim = postings.claim(offered.uuid, "w1", ttl_seconds=10)
+    assert claim is not None
+    reason = "postgresql: integer out of range"
+    postings.end(claim, how, delay_seconds=60, reason=reason, error="bad hosts")
+
+
+def test_a_cluster_that_no_pass_looks_at(
+    cli: Cli, work: Work, postings: ClusterPostings, engine: Engine, change: Callable[..., None]
+) -> None:
+    with engine.connect() as connection:
+        facility = str(connection.scalar(text("SELECT pk_facility FROM job")))
+    general, gpu, other = (
+        Cluster(facility, work.show.id, ClusterKind.MANUAL, (tag,)) for tag in ("general", "gpu", "other")
+    )
+    change("UPDATE layer SET str_tags = 'general | gpu'")
+    change("INSERT INTO host_tag (pk_host_tag, pk_host, str_tag) SELECT 'gpu', pk_host, 'gpu' FROM host")
+    hold(postings, general, "fail")
+    hold(postings, other, "fail")
+    assert reasons(cli) == ["not_seen", "cooled_down"]
+    assert (
+        f"cluster {general.key} failed (integer out of range), the next one comes at"
+        in cli("explain", NAME, "--layer", "render").out
+    )
+    # when no cluster of the layer is left
+    hold(postings, gpu, "trash")
+    assert reasons(cli) == ["cooled_down", "trashed"]
+    assert (
+        "was put into the trash (bad hosts); `opencue-sched board restore"
+        in cli("explain", NAME, "--layer", "render").out
+    )
 
 
 def test_the_reason_that_explains_most_comes_first(cli: Cli, work: Work, change: Callable[..., None]) -> None:

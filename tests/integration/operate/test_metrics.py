@@ -224,9 +224,32 @@ def test_waiting_frames_that_no_pass_had_a_turn_for_are_counted_too(runtime: Run
 
     # then the others are there too; the next pass comes to them, and not to the job at its cap
     waiting = 21 * 3 - 7
-    assert shown() == {"over_job": 7, "capacity": waiting - 2 * 3, "behind": 2 * 3}
+    assert shown() == {"over_job": 7, "capacity": waiting - 2 * 3, "behind": 2 * 3, "quarantined": 100}
     assert run_passes(runtime) == ["saturated"]
-    assert shown() == {"over_job": 7, "capacity": waiting}
+    assert shown() == {"over_job": 7, "capacity": waiting, "quarantined": 100}
+
+
+def test_waiting_frames_of_a_cluster_whose_passes_fail_are_shown_as_cooled_down(
+    runtime: Runtime, engine: Engine, monkeypatch: pytest.MonkeyPatch
+):
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(cores=2, hostname_tag=False)
+        farm.job([LayerSpec(frames=9, cores=16)])
+    assert run_passes(runtime) == ["saturated"]
+
+    def fail(*_: object, **__: object) -> None:
+        raise KeyError("nobody thought of this")
+
+    monkeypatch.setattr("opencue_sched.dispatch.cluster_pass.gather", fail)
+    (posting,) = runtime.postings.posted().values()
+    runtime.postings.scripts.steer(posting, "rest", 0)
+    with pytest.raises(KeyError):
+        runtime.dispatch(posting)
+    runtime.behind.count()
+    runtime.show_waiting()
+    assert sample("scheduler_waiting_frames", verdict="cooled_down") == 9
+    assert shown_waiting(runtime) == (9, 9)
 
 
 def test_frames_behind_are_counted_by_one_process_now_and_then_and_hold_up_no_message(

@@ -32,6 +32,17 @@ def test_frames_at_a_cap_of_their_job_or_folder_are_not_called_behind() -> None:
     assert frames_behind([ALLOC], waiting, seen) == {"over_job": 1, "over_folder": 6}
 
 
+def test_frames_of_quarantined_jobs_and_cooled_down_clusters_are_called_that() -> None:
+    waiting = [work(5, why="quarantined"), work(20), work(3, "slow")]
+    assert frames_behind([ALLOC, MANUAL], waiting, {}) == {"quarantined": 5, "behind": 23}
+    cooled = {ALLOC.key}
+    assert frames_behind([ALLOC, MANUAL], waiting, {ALLOC.key: {"capacity": 4}}, cooled_down=cooled) == {
+        "quarantined": 5,
+        "cooled_down": 16,
+        "behind": 3,
+    }
+
+
 def test_frames_count_in_every_cluster_that_reaches_them_and_in_no_other() -> None:
     both, others = work(3, "general", "slow"), work(50, "general", "nowhere")
     judged = {MANUAL.key: {"capacity": 3}, ALLOC.key: {"capacity": 50}}
