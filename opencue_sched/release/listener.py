@@ -1,4 +1,5 @@
-"""PostgreSQL notifications: releases, cap changes, new work and shows given back, as whoever does it commits them.
+"""PostgreSQL notifications: releases, changed hosts and caps, new work and shows given back, as whoever does it commits
+them.
 
 A notification is a hint. One that is missed while the connection is away is made up for by the recompute, the reseed
 and the sweep; after a reconnection ``on_reconnect`` lets them run at once.
@@ -36,8 +37,8 @@ _POLL_SECONDS = 0.5
 class Handlers:
     """Called in the listener's thread; keep them short. None: the channel is not listened to.
 
-    ``on_release(proc ids, host ids)``, ``on_caps(vertex keys)``, ``on_work(show ids)``, ``on_handed_back(show ids)``;
-    ``on_reconnect()`` after notifications may have been missed.
+    ``on_release(released procs, changed hosts)``, ``on_caps(vertex keys)``, ``on_work(show ids)`` and
+    ``on_handed_back(show ids)``; ``on_reconnect()`` after notifications may have been missed.
     """
 
     on_release: Callable[[Sequence[str], Sequence[str]], object] | None = None

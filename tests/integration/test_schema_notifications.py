@@ -277,3 +277,38 @@ def test_a_show_that_may_be_booked_again_is_told_and_one_that_may_not_is_not(
     assert heard_after("b_scheduler_managed = false") == {"handed_back": [{"shows": [show.id]}]}
     assert heard_after("b_scheduler_managed = false") == {}
     assert heard_after("b_scheduler_managed = true") == told
+
+
+def test_hosts_whose_lock_state_or_hardware_changed_are_told_and_reports_and_bookings_are_not(
+    engine: Engine, listener: Listener
+) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        host = farm.host()
+        farm.host()
+    listener.heard(engine)
+    # What bookings and host reports write of a host is not news, nor is what is written again as it was,
+    same = [
+        "UPDATE host SET int_cores_idle = int_cores_idle - 100, int_mem_idle = int_mem_idle - 1, int_gpus_idle = 0",
+        "UPDATE host SET str_lock_state = str_lock_state, int_cores = int_cores, str_lock_source = 'me'",
+        "UPDATE host_stat SET ts_ping = now(), int_load = 3, int_mem_free = 1, str_state = str_state, str_os = 'x'",
+    ]
+    with engine.begin() as connection:
+        for statement in same:
+            connection.execute(text(statement))
+    assert listener.heard(engine) == {}
+    # these are.
+    changes = [
+        "UPDATE host SET str_lock_state = 'LOCKED' WHERE pk_host = :host",
+        "UPDATE host SET str_lock_state = 'OPEN' WHERE pk_host = :host",
+        "UPDATE host SET int_cores = int_cores + 100 WHERE pk_host = :host",
+        "UPDATE host SET int_mem = int_mem + 1 WHERE pk_host = :host",
+        "UPDATE host SET int_gpus = int_gpus + 1 WHERE pk_host = :host",
+        "UPDATE host SET int_gpu_mem = int_gpu_mem + 1 WHERE pk_host = :host",
+        "UPDATE host_stat SET str_state = 'DOWN' WHERE pk_host = :host",
+        "UPDATE host_stat SET str_state = 'UP' WHERE pk_host = :host",
+    ]
+    for statement in changes:
+        with engine.begin() as connection:
+            connection.execute(text(statement), {"host": host.id})
+        assert listener.heard(engine) == {"release": [{"hosts": [host.id]}]}, statement

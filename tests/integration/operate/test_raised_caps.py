@@ -1,4 +1,5 @@
-"""A cap that somebody raises wakes the clusters it kept back, however long they would have slept."""
+"""Whatever gives work room wakes its clusters, however long they would have slept: a cap that is raised, a host that is
+unlocked, comes up or has more hardware than it had."""
 
 from __future__ import annotations
 
@@ -84,3 +85,44 @@ def test_a_cap_that_is_raised_wakes_the_clusters_of_its_work(runtime: Runtime, e
     with engine.connect() as connection:
         procs = connection.execute(text("SELECT count(*) FROM proc WHERE pk_job = :job"), {"job": job.id})
         assert procs.scalar_one() == 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE host SET str_lock_state = 'OPEN' WHERE str_lock_state = 'LOCKED'",
+        "UPDATE host_stat SET str_state = 'UP' WHERE str_state = 'REPAIR'",
+        "UPDATE host SET int_cores = 800, int_cores_idle = 800",
+    ],
+)
+def test_a_host_that_may_take_frames_now_wakes_the_clusters_that_can_use_it(
+    runtime: Runtime, engine: Engine, change: str
+) -> None:
+    # given work for which the only host has no core, or that may take none
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(
+            lock="LOCKED" if "lock_state" in change else "OPEN",
+            state="REPAIR" if "host_stat" in change else "UP",
+            cores=2 if "int_cores" in change else 8,
+            hostname_tag=False,
+        )
+        # another one is too small, so that the cluster exists as it does on a farm at work
+        farm.host(cores=1, hostname_tag=False)
+        show = farm.job([LayerSpec(frames=1, cores=4)], show=farm.default_show()).show
+    runtime.sweep(wake_shows=[show.id])
+    (cluster,) = (it for it in runtime.sweeper._feed.clusters() if it.show_id == show.id)
+    posting = eventually(lambda: runtime.postings.find(cluster.key), RECENT, "a posting")
+
+    def ended() -> object:
+        return runtime.dispatch(posting)["ended"]
+
+    eventually(lambda: ended() == "saturated", RECENT, "a cluster without a host")
+    eventually(lambda: ended() == "dropped", RECENT, "a cluster at rest")
+
+    # when that changes, whoever does it
+    with engine.begin() as connection:
+        connection.execute(text(change))
+
+    # then the work is booked
+    eventually(lambda: ended() == "booked", RECENT, "a cluster that is awake")
