@@ -3,7 +3,8 @@
 Delivery: messages are hints, the board decides. So acknowledgements are early for sweeps and passes (a lost message is
 sent again within three seconds by the sweep) and late for accounting and maintenance (done again if the worker dies;
 each is idempotent). Nothing has an expiry by the clock: the sender's and the receiver's may differ. A dispatch message
-is stale when a claim has answered its ticket; a periodic one is dropped when a later tick was fired.
+is stale when a claim has answered its ticket; a periodic one takes the place of the one before it that still waits in
+its queue, and is dropped when a later tick was fired.
 
 Redis hands a reserved message out again when its worker has not acknowledged it for the visibility time-out. That is
 two minutes here, more than any task takes; whoever looks does so every 5 s. A shorter one would run a slow recompute

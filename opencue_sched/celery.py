@@ -22,8 +22,6 @@ from celery.signals import (
     beat_init,
     import_modules,
     setup_logging,
-    task_rejected,
-    task_unknown,
     worker_process_init,
     worker_process_shutdown,
     worker_shutting_down,
@@ -43,7 +41,6 @@ from opencue_sched.operate.celery_commands import (
     keeps_a_log,
 )
 from opencue_sched.operate.children import children_end, kill_children
-from opencue_sched.operate.consumer import bury_unreadable
 from opencue_sched.operate.consumer_steps import (
     PresenceStep,
     begin_to_drain,
@@ -132,6 +129,10 @@ class RuntimeStep(bootsteps.StartStopStep):
         # Loaded before the pool starts, so that its children share it.
         importlib.import_module("opencue_sched.operate.runtime")
         _collect_less_often()
+        if getattr(parent, "autoscale", None) and not hasattr(parent.pool_cls, "grow"):
+            pool = parent.pool_cls.__module__.rpartition(".")[2]
+            reason = f"the {pool} pool has a fixed size; leave --autoscale out, or choose --pool prefork"
+            _refuse(InvalidInput(reason))
         self.prefork = "prefork" in str(getattr(parent, "pool_cls", ""))
 
     def start(self, parent: Any) -> None:
@@ -199,5 +200,3 @@ def _child_stopped(pid: int | None = None, **_: Any) -> None:
 app.steps["worker"].add(RuntimeStep)
 app.steps["consumer"].add(PresenceStep)
 worker_shutting_down.connect(begin_to_drain)
-task_unknown.connect(bury_unreadable)
-task_rejected.connect(bury_unreadable)

@@ -2,7 +2,7 @@
 
 The control queues of the naming proposal are the way in for whoever has no Celery: JSON objects such as
 ``{"command": "pause"}`` pushed on ``{ns}:q:ctl:type:T[:group:G[:inst:I]]``. A worker that finds one at its heartbeat
-passes it on, by Celery's remote control, to all it is meant for. What cannot be read goes to the dead letters.
+passes it on, by Celery's remote control, to all it is meant for. What cannot be read is counted, logged and dropped.
 
 A fleet scoped to a facility is spoken to by its group; the queues of a type are those of all other fleets.
 
@@ -21,9 +21,9 @@ from typing import cast
 import redis
 import structlog
 
-from opencue_sched.coordination.dead_letters import bury
 from opencue_sched.coordination.names import QueueName
 from opencue_sched.coordination.presence import Actor, Roll
+from opencue_sched.coordination.transport import note_unreadable
 from opencue_sched.domain.errors import InvalidInput
 
 log = structlog.get_logger(__name__)
@@ -133,7 +133,7 @@ def take_control_messages(
             try:
                 found.append(Addressed(queue, ControlMessage.decode(text)))
             except InvalidInput as error:
-                bury(client, namespace, queue=str(queue), reason=str(error), body=text)
+                note_unreadable("control message", "malformed", queue=str(queue), reason=str(error), message=text)
     return found
 
 

@@ -169,9 +169,9 @@ def queue_stats(ns: str, type_: str, facility: str | None = None) -> str:
     return f"{key}:{checked_name('facility', facility.lower())}" if facility else key
 
 
-def dead_letters(ns: str) -> str:
-    """List of messages nobody could read, newest first."""
-    return f"{checked_name('namespace', ns)}:q:dead"
+def waiting_ticks(ns: str) -> str:
+    """Hash of the message of the latest tick put on each list for each series of periodic ticks."""
+    return f"{checked_name('namespace', ns)}:q:ticks"
 
 
 def put_mark(ns: str, queue: str, message: str) -> str:

@@ -1,13 +1,13 @@
 """kombu's Redis transport, made to survive what is not a message, and a Redis that is gone.
 
 With the plain transport, a value that is not one of kombu's envelopes - pushed by a script, a person, an older
-producer - is popped, raises inside the event loop and takes the worker down; the value is lost. Here it goes to the
-dead-letter list and the worker goes on.
+producer - is popped, raises inside the event loop and takes the worker down. Here each value is checked before kombu
+sees it: a message is only a hint, so one that cannot be read is counted, logged once by kind and dropped. What the
+envelope holds is checked in operate/consumer.py. A broadcast that cannot be read is logged and dropped.
 
-The same goes for what has the form of an envelope and still cannot be delivered; what Celery then cannot make a task of
-is met with in operate/consumer.py. A broadcast of that kind is told of and forgotten.
-
-A push whose answer was lost is made again by Celery; here the message is on the queue once for all that.
+A push whose answer was lost is made again by Celery; here the message is on the queue once for all that. A periodic
+message takes the place of the one before it that still waits, so that a queue holds one of each however long no worker
+lives.
 
 And when Redis is lost while two channels hold unacknowledged messages, the plain transport gives up closing the second
 one, finds it open when the connection is closed for good, and raises for want of a connection: another way to end.
@@ -16,6 +16,8 @@ So is a task that outlives the connection its message came by: it is acknowledge
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Callable
 from queue import Empty
 from typing import Any
 
@@ -26,50 +28,85 @@ from kombu.transport import redis as kombu_redis
 from kombu.utils.json import dumps, loads
 from redis.exceptions import DataError
 
-from opencue_sched.coordination.dead_letters import bury, readable
-from opencue_sched.coordination.names import put_mark
+from opencue_sched.coordination.names import put_mark, waiting_ticks
+from opencue_sched.coordination.ticks import CatchUp
 from opencue_sched.lua_scripts import call_script
 from opencue_sched.settings import get_settings
 
 log = structlog.get_logger(__name__)
 
 MISSHAPEN = (ValueError, LookupError, TypeError, AttributeError, RecursionError, DataError)
-"""What kombu and Celery stumble with over a message that is not as they expect. Trouble of the broker is none of it."""
+"""What kombu stumbles with over a broadcast that is not as it expects. Trouble of the broker is none of it."""
+
+_listeners: list[Callable[[], None]] = []
+_logged: set[tuple[str, str]] = set()
+
+
+def count_unreadable_with(listener: Callable[[], None]) -> None:
+    """Call ``listener`` for each message that this process drops from now on because it cannot be read."""
+    _listeners.append(listener)
+
+
+def note_unreadable(what: str, kind: str, **details: str) -> None:
+    """Count a message that cannot be read and is dropped. The first of each kind (of ``what`` it was to be, and what is
+    wrong) is logged with ``details``, cut to 200 characters each; what follows is only counted."""
+    for listener in _listeners:
+        listener()
+    if (what, kind) not in _logged:
+        _logged.add((what, kind))
+        shown = {name: text[:200].encode(errors="backslashreplace").decode() for name, text in details.items()}
+        log.error("message_unreadable", what=what, kind=kind, **shown)
 
 
 def unreadable(value: str | bytes) -> str:
-    """Why ``value`` has not the form of a message that kombu can deliver to Celery; empty when it has."""
+    """Why ``value`` is not an envelope that kombu can make a message of; empty when it is one."""
     try:
         envelope = loads(value)
-    except MISSHAPEN as error:
-        return f"not JSON: {error}"
+    except Exception:
+        return "not JSON"
     if not isinstance(envelope, dict):
-        return f"a JSON {type(envelope).__name__} instead of an envelope"
+        return "no envelope"
     properties = envelope.get("properties")
-    if not isinstance(properties, dict) or "delivery_tag" not in properties:
+    if not isinstance(properties, dict) or not isinstance(properties.get("delivery_tag"), str):
         return "an envelope without properties.delivery_tag"
-    if not isinstance(properties["delivery_tag"], str):
-        return "an envelope whose properties.delivery_tag is no string"
-    delivery_info = properties.get("delivery_info")
-    if not isinstance(delivery_info, dict) or not delivery_info.keys() >= {"exchange", "routing_key"}:
+    place = properties.get("delivery_info")
+    if not isinstance(place, dict) or not all(isinstance(place.get(name), str) for name in ("exchange", "routing_key")):
         return "an envelope without properties.delivery_info, or without its exchange and routing_key"
     if not isinstance(envelope.get("headers", {}), dict):
         return "an envelope whose headers are no object"
-    if not isinstance(envelope.get("body"), str):
+    if not isinstance(body := envelope.get("body"), str):
         return "an envelope without a body"
+    return _wrong_encoding(body, properties.get("body_encoding"))
+
+
+def _wrong_encoding(body: str, encoding: object) -> str:
+    try:
+        if encoding == "base64":
+            base64.b64decode(body.encode())
+        elif encoding is not None:
+            return "an envelope whose properties.body_encoding is not base64"
+        else:
+            body.encode()
+    except ValueError:
+        return "an envelope whose body cannot be decoded"
     return ""
 
 
-class _RememberingClient(redis.Redis):
-    """Keeps the last answer of BRPOP, which the transport throws away when it cannot read it."""
-
-    last_popped: Any = None
+class _CheckingClient(redis.Redis):
+    """Gives the transport what can be read, and else an empty answer, as that of a queue on which nothing waits."""
 
     def parse_response(self, connection: Any, command_name: Any, **options: Any) -> Any:
         answer = super().parse_response(connection, command_name, **options)  # type: ignore[no-untyped-call]
-        if command_name == "BRPOP":
-            self.last_popped = answer
+        if command_name == "BRPOP" and answer:
+            queue, value = answer
+            if problem := unreadable(value):
+                note_unreadable("envelope", problem, queue=_text(queue), message=_text(value))
+                return None
         return answer
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
 
 
 class _Unacknowledged(kombu_redis.QoS):
@@ -113,19 +150,22 @@ def sending(message: dict[str, Any]) -> str:
     return str(properties["delivery_tag"])
 
 
+def replacing_tick(message: dict[str, Any]) -> tuple[str, int]:
+    """Series and tick of a periodic message that makes the one before it needless; an empty series for any other."""
+    headers = message.get("headers") or {}
+    if not headers.get("tick_of") or headers.get("catch_up") == CatchUp.ALL:
+        return "", 0
+    return str(headers["tick_of"]), int(headers["tick"])
+
+
 class _Guarded:
     """Mixed into a channel of kombu's."""
 
     QoS: Any = _Unacknowledged
     client: Any
 
-    @property
-    def popped(self) -> tuple[Any, Any]:
-        """The list and the value of the last message taken; both empty before there was one."""
-        return getattr(self.client, "last_popped", None) or ("", "")
-
     def _get_client(self) -> Any:
-        return _RememberingClient
+        return _CheckingClient
 
     def _put(self, queue: str, message: Any, **options: Any) -> None:
         """Put a message on a queue, in one call. Kombu's own batches, and queues that expire, are left to it."""
@@ -135,31 +175,14 @@ class _Guarded:
             return
         priority = self._get_message_priority(message, reverse=False)  # type: ignore[attr-defined]
         name = self._q_for_pri(queue, priority)  # type: ignore[attr-defined]
-        mark = put_mark(get_settings().coordination.namespace, name, sending(message))
+        namespace = get_settings().coordination.namespace
+        keys = [name, put_mark(namespace, name, sending(message)), waiting_ticks(namespace)]
         with self.conn_or_acquire() as client:  # type: ignore[attr-defined]
-            call_script(client, "queue_put", [name, mark], [dumps(message), PUT_REMEMBERED_MS])
-
-    def _brpop_read(self, **options: Any) -> Any:
-        try:
-            return super()._brpop_read(**options)  # type: ignore[misc]
-        except MISSHAPEN as error:
-            queue, body = self.popped
-            if not queue:
-                raise
-            reason = unreadable(body) or f"cannot be delivered: {type(error).__name__}: {error}"
-            with self.conn_or_acquire() as client:  # type: ignore[attr-defined]
-                bury(
-                    client,
-                    get_settings().coordination.namespace,
-                    queue=readable(queue),
-                    reason=reason,
-                    body=readable(body),
-                )
-            return True
+            call_script(client, "queue_put", keys, [dumps(message), PUT_REMEMBERED_MS, *replacing_tick(message)])
 
     def _receive_one(self, subscribed: Any) -> Any:
-        """A broadcast that is none, or one of a program of others, in a format that is not read here, is only told of:
-        every worker hears it, and Redis keeps it nowhere. What came with it is read at once all the same."""
+        """Log and drop a broadcast that is none, or one of a program of others in a format that is not read here. What
+        came with it is read at once all the same."""
         try:
             return super()._receive_one(subscribed)  # type: ignore[misc]
         except Empty:  # kombu has told of it

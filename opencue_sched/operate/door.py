@@ -1,5 +1,5 @@
-"""What every task does first: count itself, put aside what is no message for it, and drop what a former leader sent or
-a later tick overtook.
+"""What every task does first: count itself, reject a message without its arguments, and drop what a former leader sent
+or a later tick overtook.
 
 A task may be held up after that. So what it changes in the counters carries the fence, and is refused by the scripts
 once there is a newer leader.
@@ -8,7 +8,6 @@ once there is a newer leader.
 from __future__ import annotations
 
 import inspect
-import json
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -16,9 +15,9 @@ import structlog
 from celery import Task
 from pydantic import TypeAdapter, ValidationError
 
-from opencue_sched.coordination.dead_letters import bury
 from opencue_sched.coordination.standing import Standing, tick_standing
 from opencue_sched.coordination.ticks import CatchUp
+from opencue_sched.coordination.transport import note_unreadable
 from opencue_sched.domain.errors import FencedOff, InvalidInput
 from opencue_sched.operate import fleet_metrics
 from opencue_sched.store.fences import PersistentFences
@@ -31,7 +30,7 @@ log = structlog.get_logger(__name__)
 FENCED_OFF = "fenced_off"
 """The reason for which a task ends whose leader was succeeded while it ran."""
 MALFORMED = "malformed"
-"""The reason for which a message is put aside that has not the arguments of its task, or headers nobody can read."""
+"""The reason for which a message is rejected that has not the arguments of its task, or headers nobody can read."""
 _OF_A_LEADER: dict[str, TypeAdapter[Any]] = {
     "fence": TypeAdapter(int),
     "tick": TypeAdapter(int),
@@ -48,7 +47,7 @@ class Door(Task):  # type: ignore[type-arg]
         mine = runtime()
         with mine.membership.duty.task():
             if misfit := self._misfit(args, kwargs) or self._odd_header():
-                self._put_aside(mine, misfit, args, kwargs)
+                self._reject(mine, misfit, args, kwargs)
                 return {"dropped": MALFORMED}
             standing = self._standing(mine)
             if standing is not Standing.CURRENT:
@@ -96,11 +95,9 @@ class Door(Task):  # type: ignore[type-arg]
                 return f"header {name} {value!r:.200}: {error.errors()[0]['msg']}"
         return ""
 
-    def _put_aside(self, mine: Runtime, misfit: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep a message for people to look at, and tell who waits for what it asked."""
-        queue = str((self.request.delivery_info or {}).get("routing_key", ""))
-        body = json.dumps([args, kwargs], default=repr)
-        bury(mine.client, mine.membership.namespace, queue=queue, reason=f"{self.name}: {misfit}", body=body)
+    def _reject(self, mine: Runtime, misfit: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count a message that the task cannot be run with, and answer whoever waits for what it asked."""
+        note_unreadable(str(self.name), MALFORMED, reason=misfit, message=repr((args, kwargs)))
         given = {**dict(zip(self._signature.parameters, args, strict=False)), **kwargs}
         if isinstance(reply := given.get("reply"), str):
             mine.membership.answer_failed(reply, str(given.get("posting", "")), InvalidInput(misfit))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge
 
-from opencue_sched.coordination.dead_letters import count_with
 from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.coordination.queue_care import QueueSurvey
+from opencue_sched.coordination.transport import count_unreadable_with
 
 leader_fence = Gauge(
     "scheduler_leader_fence", "Fence of this beat's leadership; 0 while it stands by.", multiprocess_mode="max"
@@ -49,8 +49,10 @@ messages_dropped = Counter(
     "Messages that changed nothing: stale copies, clusters held or asleep, messages of a former leader.",
     ["reason"],
 )
-dead_letters = Counter("scheduler_dead_letters_total", "Messages nobody could read, put aside.")
-count_with(dead_letters.inc)
+messages_unreadable = Counter(
+    "scheduler_messages_unreadable_total", "Messages that could not be read, and were dropped."
+)
+count_unreadable_with(messages_unreadable.inc)
 messages_moved = Counter("scheduler_messages_moved_total", "Messages moved from a dead instance's queue to its group.")
 
 

@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.coordination.clocks import AGREE_SECONDS
 from opencue_sched.coordination.leader import FenceStore, recorded_tick_age
-from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board, dead_letters, worker_group
+from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board, worker_group
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Roll, call_roll
 from opencue_sched.coordination.queue_care import survey_queues
@@ -54,7 +54,6 @@ def fleet_view(client: redis.Redis, settings: Settings, fences: FenceStore | Non
             "claimed": counts.claimed,
             "trash": counts.trash,
         },
-        "dead_letters": int(client.llen(dead_letters(namespace))),
     }
 
 

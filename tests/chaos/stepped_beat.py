@@ -26,6 +26,7 @@ from redis.connection import AbstractConnection
 
 from opencue_sched import beat
 from opencue_sched.celery import app
+from opencue_sched.coordination import transport
 from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.coordination.ticks import CatchUp
 from opencue_sched.lua_scripts import load_script
@@ -117,6 +118,8 @@ def live(step: int, out: int, die_after: int | None) -> None:
     """A beat, from its start to its clean end, once it fired every task twice and renewed its lease."""
     os.environ["OPENCUE_SCHED_COORDINATION__NAMESPACE"] = namespace(step)
     get_settings.cache_clear()
+    # As if a worker took each message before the next one of its task is sent: none takes the place of another.
+    transport.replacing_tick = lambda _message: ("", 0)
     app.conf.beat_schedule = {
         policy.value: {
             "task": "opencue_sched.sweep.sweep_clusters",

@@ -6,13 +6,17 @@ import json
 import statistics
 import sys
 import textwrap
+import threading
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count, pairwise
 
 import pytest
+import redis
 from redis.exceptions import RedisError
 
 from opencue_sched.coordination.names import LeaderKeys, QueueName, QueueType, priority_lists
@@ -26,8 +30,44 @@ TTL_SECONDS, RETRY_SECONDS = 3.0, 0.5
 NUMBERS = count()
 
 
+@contextmanager
+def taking(site) -> Iterator[None]:
+    """Take each message from its queue as a worker does, at once, and keep it: the next one of its task takes the
+    place of one that waits."""
+    over = threading.Event()
+
+    def take() -> None:
+        with redis.Redis.from_url(site.server.url, socket_timeout=1.0) as client:
+            while not over.wait(0.02):
+                with suppress(RedisError):
+                    for type_ in QueueType:
+                        for name in priority_lists(QueueName("cue", type_.value)):
+                            while client.lmove(name, f"taken:{name}", "RIGHT", "LEFT"):
+                                pass
+
+    taker = threading.Thread(target=take)
+    taker.start()
+    try:
+        yield
+    finally:
+        over.set()
+        taker.join()
+
+
+@pytest.fixture
+def site(site):
+    with taking(site):
+        yield site
+
+
+@pytest.fixture(scope="module")
+def shared_site(shared_site):
+    with taking(shared_site):
+        yield shared_site
+
+
 def sent(client, *, then_flush: bool = False) -> Counter:
-    """(task, tick) of every periodic message that was sent; nobody consumes them in these tests.
+    """(task, tick) of every periodic message that was sent.
 
     With ``then_flush`` Redis is emptied in the same moment.
     """
@@ -35,6 +75,7 @@ def sent(client, *, then_flush: bool = False) -> Counter:
         for type_ in QueueType:
             for name in priority_lists(QueueName("cue", type_.value)):
                 pipe.lrange(name, 0, -1)
+                pipe.lrange(f"taken:{name}", 0, -1)
         if then_flush:
             pipe.flushall()
         lists = [answer for answer in pipe.execute() if isinstance(answer, list)]
@@ -44,19 +85,23 @@ def sent(client, *, then_flush: bool = False) -> Counter:
 
 def fences(client) -> list[int]:
     """Fences of all messages, oldest first in each queue."""
+    return [headers["fence"] for headers in sweep_headers(client)]
+
+
+def sweep_headers(client) -> list[dict]:
+    """Headers of all sweep messages, oldest first in each queue."""
     found = []
     for name in priority_lists(QueueName("cue", "sweep")):
-        found += [json.loads(text)["headers"]["fence"] for text in reversed(client.lrange(name, 0, -1))]
+        with client.pipeline(transaction=True) as pipe:
+            waiting, taken = pipe.lrange(name, 0, -1).lrange(f"taken:{name}", 0, -1).execute()
+        found += [json.loads(text)["headers"] for text in reversed([*waiting, *taken])]
     return found
 
 
 def assert_one_leader_at_a_time(client) -> None:
     """By when ticks were claimed. A leader that stood still between its claim and the message, as on a busy machine,
     sends that one after those of the next; whoever gets it sees by the fence that it is late."""
-    claims = []
-    for name in priority_lists(QueueName("cue", "sweep")):
-        headers = [json.loads(text)["headers"] for text in client.lrange(name, 0, -1)]
-        claims += [(header["sent_at"], header["fence"]) for header in headers]
+    claims = [(headers["sent_at"], headers["fence"]) for headers in sweep_headers(client)]
     order = [fence for _, fence in sorted(claims)]
     assert order == sorted(order), claims
 

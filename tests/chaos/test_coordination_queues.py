@@ -16,8 +16,7 @@ import redis
 from celery import Celery
 from kombu import Queue
 
-from opencue_sched.coordination.broker import broker_settings
-from opencue_sched.coordination.dead_letters import read_dead_letters
+from opencue_sched.coordination.broker import broker_settings, guard_transports
 from opencue_sched.coordination.names import consumed_queues, control_exchange
 from opencue_sched.embedded.processes import GuardedProcess
 from tests.polling import all_but_one_soon, eventually
@@ -25,6 +24,8 @@ from tests.warm_start import WarmProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 TASK = "opencue_sched.dispatch.dispatch_cluster"
+LATE_TASK = "opencue_sched.accounting.recompute"
+"""One that is acknowledged when it has ended."""
 INSTANCE, GROUP, TYPE = consumed_queues("cue", "dispatch", "default", "one")
 
 # The configuration a real worker has; only the task is another.
@@ -34,15 +35,13 @@ RECORDER = """
     import celeryconfig
     from opencue_sched.settings import get_settings
 
-    from celery.signals import task_rejected, task_unknown
-    from opencue_sched.operate.consumer import bury_unreadable
+    from opencue_sched.coordination.transport import count_unreadable_with
 
     celeryconfig.imports = ()
-    task_unknown.connect(bury_unreadable)
-    task_rejected.connect(bury_unreadable)
     app = Celery("recorder")
     app.config_from_object(celeryconfig)
     client = redis.Redis.from_url(get_settings().redis_dsn)
+    count_unreadable_with(lambda: client.incr("unreadable"))
 
     @app.task(name="opencue_sched.dispatch.dispatch_cluster")
     def record(tag):
@@ -50,6 +49,10 @@ RECORDER = """
         if tag == "again":
             from kombu import Queue
             record.apply_async(("again",), queue=Queue("cue:q:work:type:dispatch:group:default:inst:one"), declare=[])
+
+    @app.task(name="opencue_sched.accounting.recompute", acks_late=True)
+    def record_late(tag):
+        client.rpush("order", tag)
 
     if __name__ == "__main__":
         app.Worker(pool_cls="solo", without_mingle=True).start()
@@ -229,34 +232,45 @@ GARBAGE = [
     envelope(headers={"sent": {"__type__": "datetime", "__value__": "soon"}}),
 ]
 
-# What kombu takes for one, and Celery cannot make a task of: body as it is told of, and words of the reason.
+# What kombu takes for one, and Celery cannot make a task of: the kind it is logged as.
 MISFITS = {
-    "not json": (envelope("a", body="{not json"), "{not json", "Expecting property name"),
-    "not utf-8": (envelope("b", body=b"\x80abc\x95"), r"\x80abc\x95", ""),
-    "nothing": (envelope("c", body=""), "", ""),
-    "too little": (envelope("d", body="[1]"), "[1]", "unpack"),
-    "a number": (envelope("e", body="7"), "7", ""),
+    "not json": (envelope("a", body="{not json"), "a body that cannot be decoded"),
+    "not utf-8": (envelope("b", body=b"\x80abc\x95"), "a body that cannot be decoded"),
+    "nothing": (envelope("c", body=""), "a body that cannot be decoded"),
+    "too little": (envelope("d", body="[1]"), "a body that is not arguments"),
+    "a number": (envelope("e", body="7"), "a body that is not arguments"),
+    "of an old protocol": (
+        envelope("s", body='{"task": "x", "args": [], "kwargs": {}}'),
+        "a body that is not arguments",
+    ),
     "a format we do not read": (
         envelope("f", **{"content-type": "application/x-python-serialize"}),
-        BODY,
-        "untrusted",
+        "a body that cannot be decoded: ContentDisallowed",
     ),
-    "a format that is none": (envelope("g", **{"content-type": ["x"]}), BODY, ""),
-    "an encoding that is none": (envelope("h", **{"content-encoding": 5}), BODY, ""),
-    "compressed by nothing": (envelope("i", headers={"compression": "none"}), BODY, ""),
-    "without an id": (envelope("j", headers={"id": None}), BODY, ""),
-    "no task of ours": (envelope("k", headers={"task": "a.stranger"}), BODY, "a.stranger"),
-    "a task of another kind": (envelope("l", headers={"task": ["x"]}), BODY, ""),
-    "at no time": (envelope("m", headers={"eta": "soon"}), BODY, "soon"),
-    "arguments that are none": (envelope("o", body='["x", {}, {}]'), '["x", {}, {}]', "arguments"),
-    "keywords that are none": (envelope("p", body='[["x"], 5, {}]'), '[["x"], 5, {}]', "keywords"),
-    "options that are none": (envelope("q", body='[["x"], {}, 7]'), '[["x"], {}, 7]', "options"),
-    "without options": (envelope("r", body='[["x"], {}, null]'), '[["x"], {}, null]', "options"),
-    "no text": (envelope("n", body="\ud800", properties={"body_encoding": None}), r"\ud800", "surrogates"),
+    "a format that is none": (envelope("g", **{"content-type": ["x"]}), "a body that cannot be decoded"),
+    "an encoding that is none": (envelope("h", **{"content-encoding": 5}), "a body that cannot be decoded"),
+    "compressed by nothing": (envelope("i", headers={"compression": "none"}), "cannot be decoded"),
+    "without an id": (envelope("j", headers={"id": None}), "no task and id"),
+    "no task of ours": (envelope("k", headers={"task": "a.stranger"}), "no task of ours"),
+    "a task of celery's own": (envelope("t", headers={"task": "celery.map"}), "no task of ours"),
+    "a task of another kind": (envelope("l", headers={"task": ["x"]}), "no task and id"),
+    "at no time": (envelope("m", headers={"eta": "soon"}), "no time"),
+    "at a time of another kind": (envelope("u", headers={"eta": 0}), "no time"),
+    "a parent that is none": (envelope("v", headers={"parent_id": {}}), "a header that is no text"),
+    "arguments that are none": (envelope("o", body='["x", {}, {}]'), "of another kind"),
+    "keywords that are none": (envelope("p", body='[["x"], 5, {}]'), "of another kind"),
+    "options that are none": (envelope("q", body='[["x"], {}, 7]'), "of another kind"),
+    "without options": (envelope("r", body='[["x"], {}, null]'), "of another kind"),
 }
+ODD_HEADERS = {"timelimit": "x", "retries": {}, "group": [], "stamps": 7, "get": 1, "update": None, "shadow": ["x"]}
 
 
-def test_what_is_no_message_goes_to_the_dead_letters_and_the_worker_lives(redis_client, sender, start_worker):
+def logged_kinds(worker: GuardedProcess) -> list[str]:
+    """The lines of a worker's log that tell of an unreadable message."""
+    return [line for line in worker.log.read_text(errors="replace").splitlines() if "message_unreadable" in line]
+
+
+def test_what_is_no_message_is_counted_and_logged_by_kind_and_the_worker_lives(redis_client, sender, start_worker):
     """Q8."""
     for queue in (INSTANCE, GROUP, TYPE):
         for value in GARBAGE:
@@ -265,11 +279,8 @@ def test_what_is_no_message_goes_to_the_dead_letters_and_the_worker_lives(redis_
     worker = start_worker()
     eventually(lambda: order(redis_client) == ["good"], 60, "the message behind the garbage")
     # A queue that has waited for long is asked before others: the good one may come before the last of the garbage.
-    eventually(lambda: len(read_dead_letters(redis_client, "cue")) == 3 * len(GARBAGE), 30, "the dead letters")
-    letters = read_dead_letters(redis_client, "cue")
-    assert sorted(letter.body for letter in letters) == sorted(GARBAGE * 3)
-    assert {letter.queue for letter in letters} == {INSTANCE, GROUP, TYPE}
-    assert all(letter.reason for letter in letters)
+    eventually(lambda: int(redis_client.get("unreadable")) == 3 * len(GARBAGE), 30, "the count")
+    assert 5 <= len(logged_kinds(worker)) <= len(GARBAGE)
     eventually(lambda: not redis_client.exists("unacked"), 30, "acknowledgements")
     assert worker.running
 
@@ -291,24 +302,94 @@ def test_a_broadcast_that_is_none_ends_no_worker(redis_server, redis_client, sen
         assert worker.running
 
 
+EMBEDS = {
+    "a chain of no signature": {"chain": [5]},
+    "a chain of an unknown task": {"chain": [{"task": 7, "args": 3}]},
+    "a chain that is no list": {"chain": {"task": TASK}},
+    "a chord of none": {"chord": "x"},
+    "callbacks that are none": {"callbacks": [None]},
+    "errbacks that are none": {"errbacks": ["x", 3]},
+    "an option of another kind": {"get": 1, "delivery_info": None},
+}
+
+
 @pytest.mark.parametrize("pool", ["solo", "threads"])
-def test_a_message_that_is_no_task_is_told_of_with_body_reason_time_and_queue(redis_client, sender, start_worker, pool):
-    """Q8, past the transport: kombu's decode errors, and what Celery refuses or stumbles over. More than there are
-    threads, so what is not given back for one would stop the worker."""
-    for message, _, _ in MISFITS.values():
-        redis_client.lpush(f"{GROUP}:prio:1", message)
+def test_malformed_signatures_in_a_message_take_no_slot_of_a_worker(redis_client, sender, start_worker, pool):
+    """Five times as many as there are slots: each that is kept would leave the worker deaf to the good one."""
+    for number in range(5 * 4):
+        for name, embed in EMBEDS.items():
+            body = json.dumps([["never"], {}, embed])
+            message = envelope(f"{name} {number}", body=body, headers={"task": LATE_TASK})
+            redis_client.lpush(f"{GROUP}:prio:1", message)
     sender(GROUP, "good")
-    began = time.time()
-    worker = start_worker(pool=pool)
-    eventually(lambda: order(redis_client) == ["good"], 60, "the message behind the misfits")
-    letters = eventually(
-        lambda: len(found := read_dead_letters(redis_client, "cue")) >= len(MISFITS) and found, 30, "the dead letters"
-    )
-    for letter, (name, (_, body, words)) in zip(reversed(letters), MISFITS.items(), strict=True):
-        assert letter.body == body, name
-        assert letter.reason and words in letter.reason, name
-        assert letter.queue == f"{GROUP}:prio:1", name
-        assert began - 1 <= letter.at <= time.time() + 1, name
+    worker = start_worker(pool, OPENCUE_SCHED_QUEUE__WORKER_THREADS="4")
+    eventually(lambda: "good" in order(redis_client), 60, "the message behind the malformed ones")
     eventually(lambda: not redis_client.exists("unacked"), 30, "acknowledgements")
     assert order(redis_client) == ["good"]
     assert worker.running
+
+
+@pytest.mark.parametrize("pool", ["solo", "threads"])
+def test_a_message_that_is_no_task_is_counted_and_logged_once_by_kind(redis_client, sender, start_worker, pool):
+    """Q8, past the transport. More than there are threads, so what is not given back for one would stop the worker."""
+    for message, _ in [*MISFITS.values(), *MISFITS.values()]:
+        redis_client.lpush(f"{GROUP}:prio:1", message)
+    sender(GROUP, "good")
+    worker = start_worker(pool=pool)
+    eventually(lambda: order(redis_client) == ["good"], 60, "the message behind the misfits")
+    assert int(redis_client.get("unreadable")) == 2 * len(MISFITS)
+    kinds = logged_kinds(worker)
+    for name, (_, words) in MISFITS.items():
+        assert any(words in line for line in kinds), name
+    assert len(kinds) == len({line.partition("kind=")[2].partition(" message=")[0] for line in kinds}) < len(MISFITS)
+    eventually(lambda: not redis_client.exists("unacked"), 30, "acknowledgements")
+    assert order(redis_client) == ["good"]
+    assert worker.running
+
+
+@pytest.mark.parametrize("pool", ["solo", "threads"])
+def test_headers_that_are_not_ours_change_nothing(redis_client, sender, start_worker, pool):
+    """Celery reads each of these without looking at its kind."""
+    for name, value in ODD_HEADERS.items():
+        for task in (TASK, LATE_TASK):
+            body = json.dumps([[name], {}, {"chain": None}])
+            message = envelope(f"{task} {name}", headers={"task": task, name: value}, body=body)
+            redis_client.lpush(f"{GROUP}:prio:1", message)
+    sender(GROUP, "good")
+    start_worker(pool, OPENCUE_SCHED_QUEUE__WORKER_THREADS="2")
+    eventually(lambda: sorted(order(redis_client)) == sorted([*ODD_HEADERS, *ODD_HEADERS, "good"]), 60, "all messages")
+    eventually(lambda: not redis_client.exists("unacked"), 30, "acknowledgements")
+
+
+def test_a_periodic_message_takes_the_place_of_the_one_before_it_that_waits(redis_client, redis_server):
+    """A day of sweeps while no worker lives, of two series on one queue, and one whose every tick is wanted."""
+    broker = broker_settings(redis_server.url)
+    guard_transports()
+    app = Celery("beat", broker=broker.url, set_as_current=False)
+    app.conf.update(
+        broker_transport_options={"priority_steps": [0, 1, 2], "sep": ":prio:"},
+        task_default_priority=1,
+    )
+
+    def tick(number: int, series: str, catch_up: str) -> None:
+        headers = {"tick": number, "tick_of": series, "fence": 1, "catch_up": catch_up}
+        app.send_task(TASK, args=(f"{series} {number}",), queue=Queue(TYPE), declare=[], priority=1, headers=headers)
+
+    # given 100 ticks that nobody takes
+    for number in range(100):
+        tick(number, "sweep@2", "skip")
+        tick(number, "reap@30", "latest")
+    for number in range(3):
+        tick(number, "every@60", "all")
+    # then the last of each waits, and what a former leader sends late takes no place from it
+    tick(98, "sweep@2", "skip")
+    waiting = [json.loads(text)["headers"] for text in redis_client.lrange(f"{TYPE}:prio:1", 0, -1)]
+    assert sorted((headers["tick_of"], headers["tick"]) for headers in waiting) == [
+        ("every@60", 0),
+        ("every@60", 1),
+        ("every@60", 2),
+        ("reap@30", 99),
+        ("sweep@2", 98),
+        ("sweep@2", 99),
+    ]
+    app.close()

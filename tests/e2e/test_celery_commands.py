@@ -23,7 +23,6 @@ import pytest
 import redis
 from sqlalchemy import Engine, create_engine, text
 
-from opencue_sched.coordination.dead_letters import read_dead_letters
 from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec, ShowIds
@@ -261,16 +260,17 @@ def test_a_malformed_message_harms_nothing(site, task, body):
     assert site.fleet.processes["one"].running
 
 
-def test_what_is_no_task_of_ours_is_put_aside_and_other_formats_than_json_are_never_read(site):
-    before = len(read_dead_letters(site.client, "cue"))
+def test_what_is_no_task_of_ours_is_dropped_and_other_formats_than_json_are_never_read(site):
+    port = site.metrics_port("one")
+    before = scrape(port)["scheduler_messages_unreadable_total"]
     send_raw(site, "cue:q:work:type:dispatch", [[], {}, {}], task="a.stranger")
     marker = Path(f"/tmp/opencue-sched-{os.getpid()}-pickle-ran")  # noqa: S108 - must not appear
     pickled = b"cos\nsystem\n(S'touch " + str(marker).encode() + b"'\ntR."
     send_raw(site, "cue:q:work:type:dispatch", pickled, task=DISPATCH, content_type="application/x-python-serialize")
-    eventually(lambda: len(read_dead_letters(site.client, "cue")) >= before + 1, 60, "a dead letter")
+    eventually(lambda: scrape(port)["scheduler_messages_unreadable_total"] == before + 2, 60, "both counted")
     site.books(1)
     assert not marker.exists()
-    assert any("a.stranger" in letter.reason for letter in read_dead_letters(site.client, "cue"))
+    assert any(line["kind"] == "no task of ours" for line in site.events("one", "message_unreadable"))
 
 
 def get(port: int, path: str, *, password: str = "") -> tuple[int, str]:
@@ -346,6 +346,10 @@ def test_what_cannot_work_says_why_and_ends(site, tmp_path):
     expected = {
         (*solo, url, "postgresql://u:secret@127.0.0.1:1/x"): (75, f"set {url}"),
         (*solo, broker, "redis://:secret@127.0.0.1:1/0"): (75, f"set {broker}"),
+        ("worker", "--autoscale", "8,2", level, "info"): (
+            78,
+            "the thread pool has a fixed size; leave --autoscale out",
+        ),
         (*solo, facility, "nowhere"): (78, "there is no facility named 'nowhere'"),
         ("beat", broker, "sentinel://:secret@127.0.0.1:1"): (78, "a Sentinel URL is"),
         ("beat", threads, "many"): (78, threads),

@@ -26,7 +26,6 @@ _COMMANDS = {
     "audit": "Check the invariants against PostgreSQL and Redis.",
     "board": "List, show, trash and restore cluster postings.",
     "ctl": "Pause, resume, drain and stop workers; let a cluster rest.",
-    "dead-letters": "List and delete the messages that nobody could read.",
     "demo": "Render a real job on real RQDs, on this machine.",
     "dispatch": "Dispatch one cluster now, and wait for the result if asked to.",
     "doctor": "Say whether everything a scheduler needs is there.",

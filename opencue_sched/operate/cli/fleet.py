@@ -48,8 +48,7 @@ def command(as_json: bool) -> None:
         f"{postings['trash']} trashed (opencue-sched board list)"
     )
     backlog = ", ".join(f"{group} {number:g}" for group, number in view["backlog_per_worker"].items())
-    letters = f"{view['dead_letters']}{' (opencue-sched dead-letters list)' if view['dead_letters'] else ''}"
-    click.echo(f"backlog per worker: {backlog}; unreadable messages: {letters}")
+    click.echo(f"backlog per worker: {backlog}")
     if view["gone"]:
         click.echo(f"gone lately: {', '.join(sorted({key.rpartition(':')[2] for key in view['gone']}))}")
 

@@ -1,4 +1,4 @@
-"""Routing, draining, depths, replies and dead letters on real Redis."""
+"""Routing, draining, depths, replies and control messages on real Redis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery import Celery
 
 import celeryconfig
 from opencue_sched.accounting.connection import make_redis
-from opencue_sched.coordination import replies
+from opencue_sched.coordination import replies, transport
 from opencue_sched.coordination.broker import broker_settings, guard_transports
 from opencue_sched.coordination.control import (
     LIFE_SECONDS,
@@ -21,12 +21,10 @@ from opencue_sched.coordination.control import (
     push_control_message,
     take_control_messages,
 )
-from opencue_sched.coordination.dead_letters import KEPT, bury, read_dead_letters
 from opencue_sched.coordination.names import (
     PRIORITY_SEPARATOR,
     QUEUE_PRIORITIES,
     QueueName,
-    dead_letters,
     job_hash,
     presence_index,
     presence_key,
@@ -366,7 +364,7 @@ def test_the_first_answer_stands_and_no_answer_is_told(redis_client):
     assert not replies.is_waiting(redis_client, "cue", silent)
 
 
-# Control queues and dead letters
+# Control queues
 
 
 def test_control_messages_are_taken_once_by_those_they_are_for(redis_client):
@@ -485,12 +483,13 @@ def client(redis_server, redis_client):
 
 
 @pytest.mark.parametrize("value", NO_TEXT, ids=["bytes", "nested", "null", "odd"])
-def test_a_control_message_nobody_can_read_is_put_aside_and_takes_no_other_with_it(client, value):
+def test_a_control_message_nobody_can_read_is_counted_and_takes_no_other_with_it(client, monkeypatch, value):
     present(client, "a")
     client.rpush(control(), value, STOP)
+    counted: list[int] = []
+    monkeypatch.setattr(transport, "_listeners", [lambda: counted.append(1)])
     assert commands(client, "a") == 1
-    (letter,) = read_dead_letters(client, "cue")
-    assert letter.queue == control()
+    assert counted == [1]
 
 
 @pytest.mark.parametrize("value", NO_TEXT, ids=["bytes", "nested", "null", "odd"])
@@ -499,12 +498,3 @@ def test_what_is_no_message_is_counted_like_any_that_waits(client, value):
     client.lpush(priority_lists(GROUP)[1], value)
     survey = survey_queues(client, "cue", call_roll(client, "cue"), group="default")
     assert (survey.by_type["dispatch"].depth, survey.by_type["dispatch"].oldest_seconds) == (1, 0)
-
-
-def test_the_newest_dead_letters_are_kept(redis_client):
-    for number in range(KEPT + 5):
-        bury(redis_client, "cue", queue="q", reason="odd", body=str(number))
-    assert redis_client.llen(dead_letters("cue")) == KEPT
-    assert read_dead_letters(redis_client, "cue", 1)[0].body == str(KEPT + 4)
-    bury(redis_client, "cue", queue="q", reason="long", body="x" * 100_000)
-    assert len(read_dead_letters(redis_client, "cue", 1)[0].body) == 10_000

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
 import pytest
 from celery import Celery
+from prometheus_client import REGISTRY
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from sqlalchemy.exc import OperationalError
@@ -17,8 +17,7 @@ from structlog.testing import capture_logs
 
 import celeryconfig
 from opencue_sched.celery import app as real_app
-from opencue_sched.coordination import replies
-from opencue_sched.coordination.dead_letters import read_dead_letters
+from opencue_sched.coordination import replies, transport
 from opencue_sched.coordination.job import JobPriority
 from opencue_sched.coordination.names import job_hash, reply_queue
 from opencue_sched.dispatch.cluster_pass import PassRunner
@@ -49,6 +48,21 @@ def runtime(settings: Settings, redis_client: Redis, monkeypatch: pytest.MonkeyP
     app.close()
 
 
+def unreadable_messages() -> float:
+    """How many this process has counted."""
+    return REGISTRY.get_sample_value("scheduler_messages_unreadable_total") or 0.0
+
+
+@contextmanager
+def rejected(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Why the messages were rejected, as the log says it of the first of each kind."""
+    monkeypatch.setattr(transport, "_logged", set())
+    reasons: list[str] = []
+    with capture_logs() as logged:
+        yield reasons
+    reasons += [f"{line['what']}: {line['reason']}" for line in logged if line["event"] == "message_unreadable"]
+
+
 @pytest.mark.parametrize(
     ("task", "args", "kwargs", "words"),
     [
@@ -63,13 +77,15 @@ def runtime(settings: Settings, redis_client: Redis, monkeypatch: pytest.MonkeyP
         *((DISPATCH, [it], {}, "posting: Input should be a valid string") for it in (None, 7, ["a"])),
     ],
 )
-def test_a_message_without_the_arguments_of_its_task_is_put_aside(redis_client, task, args, kwargs, words):
-    """Its sender is no version of ours; nobody else will look at the logs of one worker."""
-    assert real_app.tasks[task](*args, **kwargs) == {"dropped": "malformed"}
-    (letter,) = read_dead_letters(redis_client, "cue")
-    assert words in letter.reason
-    assert letter.reason.startswith(f"{task}: ")
-    assert json.loads(letter.body) == [args, kwargs]
+def test_a_message_without_the_arguments_of_its_task_is_rejected(monkeypatch, task, args, kwargs, words):
+    before = unreadable_messages()
+    with rejected(monkeypatch) as reasons:
+        for _ in range(2):
+            assert real_app.tasks[task](*args, **kwargs) == {"dropped": "malformed"}
+    (reason,) = reasons
+    assert reason.startswith(f"{task}: ")
+    assert words in reason
+    assert unreadable_messages() - before == 2
 
 
 @pytest.mark.parametrize(
@@ -84,13 +100,13 @@ def test_a_message_without_the_arguments_of_its_task_is_put_aside(redis_client, 
         ({"headers": {"fence": "x" * 5000}}, "header fence 'xxx"),
     ],
 )
-def test_a_message_whose_fence_or_tick_nobody_can_read_is_put_aside(redis_client, headers, words):
+def test_a_message_whose_fence_or_tick_nobody_can_read_is_rejected(monkeypatch, headers, words):
     """A task that fails at it would be a line in the log of one worker, as often as the message comes."""
-    with message_of(SWEEP, **headers) as run:
+    with rejected(monkeypatch) as reasons, message_of(SWEEP, **headers) as run:
         assert run() == {"dropped": "malformed"}
-    (letter,) = read_dead_letters(redis_client, "cue")
-    assert letter.reason.startswith(f"{SWEEP}: {words}")
-    assert len(letter.reason) < 400
+    (reason,) = reasons
+    assert reason.startswith(f"{SWEEP}: {words}")
+    assert len(reason) < 400
 
 
 def test_a_periodic_sweep_of_a_farm_with_nothing_to_do_naps(runtime):
@@ -231,14 +247,15 @@ def test_a_pass_that_a_store_ended_says_why(redis_client, posting, waiter, monke
 
 
 @pytest.mark.parametrize("how", ["by name", "by place", "to nobody"])
-def test_who_waits_for_a_message_that_is_put_aside_is_told(redis_client, waiter, how):
+def test_who_waits_for_a_message_that_is_rejected_is_told(redis_client, waiter, how):
+    before = unreadable_messages()
     if how == "by name":
         real_app.tasks[DISPATCH]("no posting", reply=waiter)
     elif how == "by place":
         real_app.tasks[DISPATCH]("no posting", None, waiter, "one too many")
     else:
         real_app.tasks[DISPATCH]("no posting", reply="../" + waiter)
-    assert len(read_dead_letters(redis_client, "cue")) == 1
+    assert unreadable_messages() - before == 1
     if how != "to nobody":
         answer = replies.await_reply(redis_client, "cue", waiter, timeout_seconds=1)
         assert (answer["posting"], answer["ended"]) == ("no posting", "failed")

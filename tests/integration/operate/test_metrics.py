@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import redis
@@ -26,6 +25,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.coordination.presence import Presence
+from opencue_sched.coordination.transport import note_unreadable
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.behind import COUNTED_SECONDS
 from opencue_sched.dispatch.report import PassReport
@@ -36,7 +36,6 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
 from opencue_sched.embedded.processes import free_port
 from opencue_sched.operate import fleet_metrics, metrics
-from opencue_sched.operate.consumer import bury_unreadable
 from opencue_sched.operate.runtime import Runtime
 from opencue_sched.placement.cache import CacheStats
 from opencue_sched.release.completion import complete_frames
@@ -485,10 +484,7 @@ def _fleet(runtime: Runtime, client: redis.Redis) -> None:
     runtime.membership.join("one@here", types=["dispatch"], capacity=2)
     runtime.membership.heartbeat()
     assert runtime.dispatch("0" * 40)["ended"] == "dropped"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("opencue_sched.operate.runtime.runtime", lambda: runtime)
-        channel = SimpleNamespace(popped=("cue:q:work:type:dispatch", "?"))
-        bury_unreadable(SimpleNamespace(channel=channel, body=b"?"))
+    note_unreadable("task", "no task of ours")
 
 
 def _pause_before_commit(runtime: Runtime, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
