@@ -12,7 +12,7 @@ from itertools import cycle
 from time import perf_counter
 
 import psycopg2
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, create_engine, text
 
 from benchmarks.figures import Spread
 from benchmarks.recompute_cost import seed_farm
@@ -35,8 +35,10 @@ _OURS = text(
     "SELECT tgname, CAST(tgrelid AS regclass)::text AS of FROM pg_trigger WHERE tgname LIKE 'opencue\\_sched\\_%'"
     " AND NOT tgisinternal ORDER BY 2, 1"
 )
-_KEEP = text("CREATE TABLE kept_procs AS SELECT * FROM proc")
+_KEEP = text("CREATE TABLE kept_procs AS SELECT * FROM proc; CREATE UNIQUE INDEX ON kept_procs (pk_proc)")
 _RESTORE = text("INSERT INTO proc SELECT * FROM kept_procs")
+_INSERT_ONE = text("INSERT INTO proc SELECT * FROM kept_procs WHERE pk_proc = :id")
+_MANAGED = text("UPDATE show SET b_scheduler_managed = :managed")
 _DELETE_ALL = text("DELETE FROM proc")
 _DELETE_ONE = text("DELETE FROM proc WHERE pk_proc = :id")
 _IDS = text("SELECT pk_proc FROM kept_procs ORDER BY pk_proc LIMIT :count")
@@ -79,6 +81,7 @@ def trigger_costs(engine: Engine, settings: Settings, *, procs: int, rounds: int
         return [
             _compared(engine, "bulk delete", procs, rounds, lambda: _bulk_delete(engine)),
             _compared(engine, "single deletes", _RELEASES, rounds, lambda: _single_deletes(engine, ids)),
+            _compared(engine, "a Cuebot's bookings", _RELEASES, rounds, lambda: _foreign_inserts(engine, ids)),
             _compared(engine, "five-table updates", _RELEASES, rounds, lambda: _five_tables(engine)),
             _compared(engine, "bookings", _PLAN, rounds, lambda: _booking(engine, settings, facts)[0]),
             _compared(engine, "completions", _PLAN, rounds, lambda: _completions(engine, settings, facts)),
@@ -124,6 +127,25 @@ def _single_deletes(engine: Engine, ids: Sequence[str]) -> float:
         with engine.begin() as connection:
             connection.execute(_DELETE_ONE, {"id": proc_id})
     seconds = perf_counter() - began
+    _restore(engine)
+    return seconds
+
+
+def _foreign_inserts(engine: Engine, ids: Sequence[str]) -> float:
+    """Procs of a show that is not managed, one transaction each, by sessions that are not ours."""
+    with engine.begin() as connection:
+        connection.execute(_MANAGED, {"managed": False})
+        connection.execute(_DELETE_ALL)
+    cuebot = create_engine(engine.url, connect_args={"application_name": "a Cuebot"})
+    cuebot.connect().close()
+    began = perf_counter()
+    for proc_id in ids:
+        with cuebot.begin() as connection:
+            connection.execute(_INSERT_ONE, {"id": proc_id})
+    seconds = perf_counter() - began
+    cuebot.dispose()
+    with engine.begin() as connection:
+        connection.execute(_MANAGED, {"managed": True})
     _restore(engine)
     return seconds
 

@@ -30,6 +30,7 @@ from opencue_sched.operate.stores import check_postgresql, check_redis
 from opencue_sched.operate.waiting_words import listed
 from opencue_sched.settings import Settings
 from opencue_sched.store import farm_health, waiting
+from opencue_sched.store.engine import OURS
 from opencue_sched.store.limits import holds_of_limits, limits_meant_otherwise
 from opencue_sched.store.pending import fetch_waiting_work
 from opencue_sched.store.quarantine import quarantined_jobs
@@ -105,6 +106,10 @@ def _database(engine: Engine, settings: Settings, clock: Callable[[], float]) ->
             yield Finding("schema", Level.FAIL, str(error))
             return
         yield _schema(connection, facts)
+        if facts.has_our_objects and not facts.has_guard:
+            text = "our triggers on proc are missing or disabled: a Cuebot's retries and redirects book managed shows"
+            remedy = "`opencue-sched migrate`; if they are disabled, ALTER TABLE proc ENABLE TRIGGER"
+            yield Finding("guard", Level.WARN, text, remedy)
         yield from _limits(connection, facts)
         yield from _farm(connection, settings)
         if facts.has_our_objects:
@@ -123,6 +128,10 @@ def _server(connection: Connection, engine: Engine, clock: Callable[[], float]) 
         yield Finding("PostgreSQL", Level.FAIL, f"{where} is version {version}", "PostgreSQL 13 or newer is needed")
     else:
         yield Finding("PostgreSQL", Level.OK, f"{where} answers, version {version}")
+    if not server.client.startswith(OURS):
+        text = f"knows this program as {server.client!r}: the guard on procs would refuse every booking"
+        remedy = f"the connection pool in between must pass on an application_name that begins with {OURS}"
+        yield Finding("PostgreSQL", Level.FAIL, text, remedy)
     yield _clock("PostgreSQL", server.now.timestamp(), asked, answered)
 
 

@@ -12,14 +12,18 @@ from opencue_sched.settings import Settings
 _TAKES_NO_WRITES = "25006"
 """SQLSTATE read_only_sql_transaction: what a server answers to a write after it became a standby."""
 
+OURS = "opencue-sched"
+"""How the name of every session of ours begins: the guard on procs knows by it who may book frames of managed shows."""
+
 _UNANSWERED_SECONDS = 25
 """Of a server that vanished: what is sent and not acknowledged, and what is waited for, both end by then."""
 
 
-def make_engine(settings: Settings, *, application_name: str = "opencue-sched", pool_size: int | None = None) -> Engine:
+def make_engine(settings: Settings, *, application_name: str = OURS, pool_size: int | None = None) -> Engine:
     """An engine whose connections have a connect time-out, a statement time-out and keep-alives.
 
-    READ COMMITTED is the default isolation; a caller that needs another says so per connection.
+    READ COMMITTED is the default isolation; a caller that needs another says so per connection. ``application_name``
+    begins with OURS; whatever the URL or PGAPPNAME says, sessions bear it, and connection poolers pass it on.
 
     A connection whose server takes no writes is not used again, nor are those made before it: behind a proxy, or an
     address that moves, the one that does is behind a new connection only, and a standby answers to every pre-ping.

@@ -7,7 +7,12 @@ from datetime import datetime
 
 from sqlalchemy import Connection, text
 
-_SERVER = text("SELECT CAST(current_setting('server_version_num') AS int) AS version, clock_timestamp() AS now")
+_SERVER = text(
+    """
+    SELECT CAST(current_setting('server_version_num') AS int) AS version, clock_timestamp() AS now,
+           current_setting('application_name') AS client
+    """
+)
 _SHOWS = text(
     """
     SELECT show.str_name, show.b_active AND show.b_booking_enabled AND show.b_dispatch_enabled AND NOT show.b_paused,
@@ -42,10 +47,11 @@ _UNKNOWN_HOSTS = text(
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """PostgreSQL's version (150004) and clock."""
+    """PostgreSQL's version (150004) and clock, and the name it knows our session by."""
 
     version: int
     now: datetime
+    client: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,9 @@ _FACTS = text(
            to_regclass('opencue_sched_quarantine') IS NOT NULL
                AND to_regclass('opencue_sched_fence') IS NOT NULL AS has_our_tables,
            EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass('proc')
-                           AND tgname = 'opencue_sched_proc_released' AND tgenabled <> 'D') AS has_our_trigger
+                           AND tgname = 'opencue_sched_proc_released' AND tgenabled <> 'D') AS has_our_trigger,
+           (SELECT count(*) FROM pg_trigger WHERE tgrelid = to_regclass('proc') AND tgenabled <> 'D'
+               AND tgname IN ('opencue_sched_guard_insert', 'opencue_sched_guard_update')) = 2 AS has_guard
     """
 )
 
@@ -96,6 +98,8 @@ class SchemaFacts:
     """Leaders record their fences and ticks in them; without them no beat leads."""
     has_our_objects: bool
     """Our triggers are there as well: releases and cap changes arrive by notification."""
+    has_guard: bool
+    """Our triggers are there that let nobody else assign frames of managed shows."""
     has_start_after: bool
     """layer.ts_start_after exists (V47)."""
     has_frame_history_queue: bool
@@ -165,6 +169,7 @@ def check_schema(connection: Connection) -> SchemaFacts:
         origin=read_origin(connection),
         has_our_tables=facts.has_our_tables,
         has_our_objects=facts.has_our_tables and facts.has_our_trigger,
+        has_guard=facts.has_guard,
         has_start_after=facts.has_start_after,
         has_frame_history_queue=facts.has_frame_history_queue,
         has_slots=facts.has_slots,

@@ -115,6 +115,7 @@ def test_columns_of_newer_cuebots_are_recognised(cuebot_url: str) -> None:
         plain,
         has_our_tables=True,
         has_our_objects=True,
+        has_guard=True,
         has_frame_history_queue=True,
         has_slots=True,
         has_text_ranges=True,

@@ -16,6 +16,7 @@ from sqlalchemy import create_engine, make_url
 from opencue_sched.accounting import bootstrap
 from opencue_sched.lua_scripts import load_script, lua_directory
 from opencue_sched.store import proc_snapshot
+from opencue_sched.store.engine import OURS
 from tests.integration.accounting.machine import Accounting, bind
 from tests.integration.accounting.stepped_disk import SteppedDisk
 from tests.integration.accounting.stepped_farm import SteppedFarm
@@ -34,7 +35,8 @@ GENERATED = (Phase.generate,)
 def machine_on(database_url: str, redis_url: str) -> Iterator[type[Accounting]]:
     """The machine, on an empty database with our schema and a Redis, with a clock of its own."""
     clock = Clock()
-    engine = create_engine(make_url(database_url).set(drivername="postgresql+psycopg2"), pool_size=20)
+    url = make_url(database_url).set(drivername="postgresql+psycopg2")
+    engine = create_engine(url.update_query_dict({"application_name": f"{OURS}-game"}), pool_size=20)
     client = SteppedRedis.from_url(redis_url, decode_responses=True)
     farm, disk = SteppedFarm(engine), SteppedDisk(engine, clock)
     step_statements(engine)

@@ -23,7 +23,7 @@ from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.embedded.simulated_host import HostSpec as SimulatedSpec
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
 from opencue_sched.operate.doctor import Level, diagnose
-from opencue_sched.settings import get_settings
+from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.quarantine import quarantine_jobs
 from opencue_sched.store.schema import check_schema
 from tests.farm import Farm, LayerSpec
@@ -155,6 +155,12 @@ def test_what_a_newer_cuebot_says_of_limits_and_is_not_followed_is_told(
         ("UPDATE show SET b_booking_enabled = false", "shows", "warn", "demo is managed, but paused, not active or"),
         ("UPDATE host SET str_lock_state = 'LOCKED'", "hosts", "warn", "none can be used"),
         ("UPDATE host_stat SET ts_ping = now() - interval '1 h'", "hosts", "warn", "0 of those heard of lately; none"),
+        (
+            "DROP TRIGGER opencue_sched_guard_update ON proc",
+            "guard",
+            "warn",
+            "triggers on proc are missing or disabled",
+        ),
     ],
 )
 def test_what_somebody_probably_did_not_mean_is_a_warning(
@@ -173,6 +179,15 @@ def test_a_fresh_database_without_a_farm_is_not_broken(cli: Cli) -> None:
     assert (levels(ran)["hosts"], levels(ran)["shows"], levels(ran)["counters"]) == ("warn", "warn", "warn")
     (hosts,) = [one["remedy"] for one in ran.json["findings"] if one["what"] == "hosts"]
     assert "unless OPENCUE_SCHED_RELEASE__HOST says where to listen" in hosts
+
+
+def test_a_pool_that_hides_who_we_are_from_the_guard_is_said(
+    database_url: str, redis_client: redis.Redis, settings: Settings
+) -> None:
+    renamed = create_engine(database_url, connect_args={"application_name": "pooler"})
+    told = [finding for finding in diagnose(renamed, redis_client, settings).findings if "'pooler'" in finding.text]
+    renamed.dispose()
+    assert [(finding.what, finding.level) for finding in told] == [("PostgreSQL", Level.FAIL)]
 
 
 def test_jobs_in_quarantine_are_named(cli: Cli, healthy: None, build: Build, engine: Engine) -> None:

@@ -255,7 +255,7 @@ def test_a_pass_needs_one_connection_at_a_time(engine: Engine, settings: Setting
     """Upstream needed two a dispatch, and with as many dispatches as connections they waited for each other."""
     one = make_engine(
         settings.model_copy(update={"database": settings.database.model_copy(update={"pool_size": 1})}),
-        application_name="one connection",
+        application_name="opencue-sched one connection",
     )
     with site(engine, settings, [machine("one")]) as here:
         here.job([LayerSpec(frames=3)])
