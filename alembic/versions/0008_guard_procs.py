@@ -10,8 +10,8 @@ from alembic import op
 
 from opencue_sched.store.schema import TABLE_LOCK_SECONDS
 
-revision = "0007"
-down_revision = "0006"
+revision = "0008"
+down_revision = "0007"
 branch_labels = None
 depends_on = None
 
