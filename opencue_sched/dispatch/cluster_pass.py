@@ -40,7 +40,7 @@ from opencue_sched.dispatch.gather import Gathered, gather
 from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.dispatch.launch import launch_all
 from opencue_sched.dispatch.locked_hosts import LockedHosts
-from opencue_sched.dispatch.outcome import after_booking, given_back
+from opencue_sched.dispatch.outcome import after_booking, after_refusals, given_back
 from opencue_sched.dispatch.refusals import Refusals
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.dispatch.rest import LayerRest
@@ -174,17 +174,21 @@ class PassRunner:
             report.show_name = gathered.snapshot.jobs[0].show_name
         return gathered
 
-    def _policy(self, show_name: str) -> Policy:
+    def _policy(self, show_name: str, apart: Mapping[tuple[str, str], str]) -> Policy:
         first = None if self.shares is None else self.shares.first()
-        return replace(policy_for(self.settings.queue, show_name), first=first)
+        policy = replace(policy_for(self.settings.queue, show_name), first=first)
+        if not apart:
+            return policy
+        return replace(policy, admit=lambda _job, layer, host: (layer.id, host.name) not in apart)
 
     def _plan(self, gathered: Gathered, cluster: Cluster, granted: Collection[str], report: PassReport) -> Plan:
         began = self.clock()
+        apart = self.refusals.apart()
         plan = plan_pass(
             gathered.snapshot,
             cluster,
             self.hosts.cache,
-            self._policy(report.show_name),
+            self._policy(report.show_name, apart),
             granted_layers=granted,
             new_id=lambda: str(uuid.uuid4()),
             limit_names={key: limit.name for key, limit in gathered.limits.items()},
@@ -195,7 +199,7 @@ class PassRunner:
         report.attempts, report.scores = tuple(plan.attempts.values()), plan.scores
         report.wasted_attempts = plan.wasted_attempts
         report.cache_hits, report.cache_misses = plan.cache_hits, plan.cache_misses
-        report.verdicts = (*gathered.bad_layers, *plan.verdicts)
+        report.verdicts = (*gathered.bad_layers, *after_refusals(plan, apart))
         placed = {proc.layer.kind for proc in plan.procs}
         self.rest.rest(cluster.key, plan.blocked, roused=report.roused, placed=placed)
         report.blocked = plan.blocked
@@ -342,7 +346,7 @@ class PassRunner:
         report.launch_seconds = self.clock() - began
         report.frames_launched = len(settled.launched)
         job_of = {proc.proc_id: proc.job.id for proc in procs}
-        blame = self.refusals.blame(outcomes, job_of)
+        blame = self.refusals.blame(outcomes, job_of, {proc.proc_id: proc.layer.id for proc in procs})
         for undone in (*settled.compensated, *settled.left_unknown):
             report.losses[undone.error.reason] += 1
             host = undone.planned.host

@@ -14,6 +14,7 @@ from opencue_sched.accounting.ledger import Refused
 from opencue_sched.domain.errors import BookingError
 from opencue_sched.domain.farm import Host, PlannedProc
 from opencue_sched.domain.verdicts import LayerVerdict, Verdict
+from opencue_sched.placement.planner import Plan
 
 _BY_TABLE = {
     "subscription": Verdict.OVER_SUBSCRIPTION,
@@ -59,6 +60,26 @@ def after_booking(
         frozenset(refused),
         frozenset(it.layer_id for it in judged if it.layer_id in lost and it.layer_id not in refused and not it.frames),
     )
+
+
+def after_refusals(plan: Plan, apart: Mapping[tuple[str, str], str]) -> tuple[LayerVerdict, ...]:
+    """The verdicts of a plan, in RQD's words where the only hosts left are kept ``apart`` from a layer: its id
+    and the host's name -> what was said."""
+    said: dict[str, dict[str, str]] = {}
+    for (layer, host), words in apart.items():
+        said.setdefault(layer, {})[host] = words
+    blocked = {it.verdict.layer_id for it in plan.blocked}
+    return tuple(
+        replace(it, verdict=Verdict.BACKING_OFF, detail=_said(said[it.layer_id]))
+        if it.verdict is Verdict.CAPACITY and it.layer_id in said.keys() - blocked
+        else it
+        for it in plan.verdicts
+    )
+
+
+def _said(words: Mapping[str, str]) -> str:
+    hosts = "1 host" if len(words) == 1 else f"{len(words)} hosts"
+    return f"{hosts} refused its frames and will be tried again: {next(iter(words.values()))}"
 
 
 def given_back(procs: Iterable[PlannedProc], kept: Collection[str]) -> tuple[Host, ...]:

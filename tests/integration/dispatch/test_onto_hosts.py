@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from opencue_proto import rqd_pb2
 from sqlalchemy import Engine, text
 
@@ -19,8 +20,9 @@ from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, JobIds, LayerSpec, ShowIds
-from opencue_sched.embedded.simulated_host import Behaviour
+from opencue_sched.embedded.simulated_host import Behaviour, FrameRun, SimulatedHost
 from opencue_sched.embedded.simulated_host import HostSpec as Machine
+from opencue_sched.embedded.simulated_host import Refused as SimulatedRefusal
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
 from opencue_sched.operate.audit import run_audit
 from opencue_sched.settings import Rqd, Settings
@@ -307,6 +309,35 @@ def test_a_job_that_every_host_refuses_is_set_aside_and_costs_no_host_its_work(
         assert job == bad.id
         assert "will not run frame as uid=0" in reason
         assert {frame.job_id for _, frame in here.sent()} == {good.id}
+
+
+def test_a_job_that_the_hosts_refuse_keeps_none_of_them_from_other_jobs(
+    engine: Engine, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "Not launching, insufficient hyperthreading cores available"
+    bad_jobs: set[str] = set()
+    launch = SimulatedHost.launch
+
+    def refuse(self: SimulatedHost, frame: rqd_pb2.RunFrame) -> FrameRun:
+        if frame.job_id in bad_jobs:
+            raise SimulatedRefusal(words)
+        return launch(self, frame)
+
+    monkeypatch.setattr(SimulatedHost, "launch", refuse)
+    # given a job of high priority that both hosts refuse, and one of low priority
+    with site(engine, settings, [machine(f"h{n}", cores=4) for n in range(2)]) as here:
+        bad = here.job([LayerSpec(frames=24)], priority=300)
+        good = here.job([LayerSpec(frames=24)])
+        bad_jobs.add(bad.id)
+        first, second = (here.passes()[0] for _ in range(2))
+
+        # then the hosts work for the other one at once, and the verdict has the words of the RQDs
+        assert (first.losses["rqd_failure"], first.frames_launched, second.frames_launched) == (8, 0, 8)
+        assert {frame.job_id for _, frame in here.sent()} == {good.id}
+        (refused,) = [it for it in second.verdicts if it.job_id == bad.id]
+        assert refused.verdict is Verdict.BACKING_OFF
+        assert refused.detail.startswith("2 hosts refused its frames and will be tried again: ")
+        assert words in refused.detail
 
 
 def test_such_a_job_rests_where_there_is_no_table_to_write_it_down_in(engine: Engine, settings: Settings) -> None:
