@@ -56,7 +56,7 @@ from opencue_sched.placement.planner import Plan, plan_pass, release_plan
 from opencue_sched.placement.policy import Policy, policy_for
 from opencue_sched.settings import Settings
 from opencue_sched.store.environment import Environments, fetch_environments
-from opencue_sched.store.pending import LeftOut, SchemaColumns
+from opencue_sched.store.pending import LeftOut, SchemaColumns, fetch_next_start
 from opencue_sched.store.quarantine import quarantine_jobs
 
 log = structlog.get_logger(__name__)
@@ -105,7 +105,7 @@ class PassRunner:
             if not gathered.snapshot.jobs:
                 waits = gathered.held_back or gathered.bad_layers
                 report.ended = PassEnd.SATURATED if waits else PassEnd.NO_JOBS
-                walk_on(self.rest, report, more=gathered.more)
+                self._look_ahead(report, gathered, began)
                 return report
             if self.counted is not None and not self.counted.admits(cluster.show_id):
                 report.ended = PassEnd.SATURATED
@@ -124,7 +124,7 @@ class PassRunner:
                 report.ended = PassEnd.BOOKED if report.frames_booked else PassEnd.SATURATED
             if report.ended is PassEnd.SATURATED:
                 self.cap_waits.note(cluster.key, waits_of(report.verdicts, gathered.snapshot))
-            walk_on(self.rest, report, more=gathered.more)
+            self._look_ahead(report, gathered, began)
             return report
         except NotReady as error:
             report.ended, report.error = PassEnd.NOT_READY, str(error)
@@ -137,6 +137,27 @@ class PassRunner:
                 self.verdicts.record(report.verdicts, cluster.key, resting=report.resting)
             report.total_seconds = self.clock() - began
             report.log()
+
+    def _look_ahead(self, report: PassReport, gathered: Gathered, began: float) -> None:
+        """Choose what the next pass skips, and find out when the next layer may start, should the cluster rest now.
+
+        A layer whose time came while the pass read what waits was not seen by it: it counts as one that starts now.
+        """
+        walk_on(self.rest, report, more=gathered.more)
+        if report.frames_booked or report.go_on or not self.facts.has_start_after:
+            return
+        cluster, queue = report.cluster, self.settings.queue
+        longest = max(queue.cluster_empty_sleep, queue.cluster_saturated_sleep)
+        report.statements += 1
+        with self.engine.connect() as connection:
+            report.next_start = fetch_next_start(
+                connection,
+                cluster.show_id,
+                cluster.facility_id,
+                cluster.tags,
+                since=self.clock() - began,
+                within=longest,
+            )
 
     def _drop_permits(self, owner: str, layers: Collection[str], booked: Collection[str]) -> None:
         """What the pass did is done, whether or not Redis answers now. After the launch, which waits for no Redis."""

@@ -26,6 +26,7 @@ from opencue_sched.settings import Settings
 log = structlog.get_logger(__name__)
 
 CONTENDED_SLEEP_SECONDS = 0.5
+SHORTEST_SLEEP_SECONDS = 0.05
 NOT_READY_SLEEP_SECONDS = 1.0
 _SAYS_NOTHING_OF_THE_CLUSTER = (PassEnd.QUERY_ERROR, PassEnd.NOT_READY, PassEnd.CLAIM_LOST)
 
@@ -77,7 +78,7 @@ class Dispatcher:
     def _end(self, claim: Claim, report: PassReport) -> None:
         delay = self._rest(report)
         # Of a cluster without work a sweep or an event tells when it has some: none is sent for until then.
-        rest: End = "idle" if report.ended is PassEnd.NO_JOBS else "sleep"
+        rest: End = "idle" if report.ended is PassEnd.NO_JOBS and report.next_start is None else "sleep"
         if report.ended in _SAYS_NOTHING_OF_THE_CLUSTER:
             rest = "put_off"
         try:
@@ -94,8 +95,10 @@ class Dispatcher:
         queue = self.settings.queue
         if report.frames_booked or report.go_on:
             return 0.0
+        # Nobody tells when a layer may start.
+        soon = [] if report.next_start is None else [max(SHORTEST_SLEEP_SECONDS, report.next_start)]
         if report.ended is PassEnd.NO_JOBS:
-            return queue.cluster_empty_sleep
+            return min([queue.cluster_empty_sleep, *soon])
         if report.ended is PassEnd.NOT_READY:
             return NOT_READY_SLEEP_SECONDS
         if report.ended is PassEnd.QUERY_ERROR:
@@ -104,7 +107,8 @@ class Dispatcher:
         if permit_held or report.losses.keys() - {HostLocked.reason}:
             return min(CONTENDED_SLEEP_SECONDS, queue.cluster_saturated_sleep)
         # Nobody tells when a pause ends, or when a host that was set aside for a moment may be tried again.
-        soon = [] if report.look_again is None else [report.look_again]
+        if report.look_again is not None:
+            soon.append(report.look_again)
         if report.hosts_back_in is not None:
             soon.append(max(FIRST_REST_SECONDS, report.hosts_back_in))
         return min([queue.cluster_saturated_sleep, *soon])

@@ -85,6 +85,8 @@ class PassReport:
     """How often the cluster had been woken when the pass began."""
     roused: int = 0
     """How often hosts had changed when this pass looked at them."""
+    next_start: float | None = None
+    """Seconds until a layer of the cluster that may not start yet may; None when none does soon."""
     hosts_back_in: float | None = None
     """Seconds until a host that PostgreSQL or an RQD refused may be tried again; None when all may."""
     seconds_to_book: list[float] = field(default_factory=list)

@@ -262,6 +262,21 @@ _WAITING_WORK = """
 """
 
 
+_NEXT_START = text(
+    f"""
+    SELECT CAST(extract(epoch FROM min(l.ts_start_after) - now()) AS double precision)
+    FROM layer l
+    JOIN layer_stat ls ON ls.pk_layer = l.pk_layer AND ls.int_waiting_count > 0
+    JOIN job j ON j.pk_job = l.pk_job
+    JOIN show s ON s.pk_show = j.pk_show
+    WHERE l.ts_start_after BETWEEN now() - CAST(:since AS double precision) * interval '1 second'
+                               AND now() + CAST(:within AS double precision) * interval '1 second'
+      AND j.pk_show = :show_id AND j.pk_facility = :facility_id AND {_LAYER_TAGS} && CAST(:tags AS text[])
+      AND {_MAY_BE_BOOKED}
+    """  # noqa: S608 - only our own constants
+)
+
+
 @dataclass(frozen=True, slots=True)
 class WaitingWork:
     """``frames`` that wait and may be booked, of layers with these tags. ``why``: quarantined, else over_job or
@@ -356,6 +371,21 @@ def fetch_pending_jobs(connection: Connection, selection: JobSelection, columns:
         "max_jobs": selection.max_jobs,
     }
     return connection.execute(statement, parameters).all()
+
+
+def fetch_next_start(
+    connection: Connection, show_id: str, facility_id: str, tags: Sequence[str], *, since: float, within: float
+) -> float | None:
+    """Seconds until the first layer with waiting frames for these tags may start, of those that may between ``since``
+    seconds ago and ``within`` seconds from now; below 0 when it has come. Needs ``has_start_after``."""
+    parameters = {
+        "show_id": show_id,
+        "facility_id": facility_id,
+        "tags": list(tags),
+        "since": since,
+        "within": within,
+    }
+    return connection.execute(_NEXT_START, parameters).scalar()
 
 
 def fetch_waiting_layers(
