@@ -174,6 +174,23 @@ def recovery(parts: tuple[str, ...], rounds: int, json_path: Path | None) -> Non
     write_json(json_path, results)
 
 
+@cli.command()
+@click.option("--hosts", default=1200, show_default=True, help="RQDs, each with a connection of its own.")
+@click.option("--rounds", default=3, show_default=True, help="Times that every question is asked.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
+def reports(hosts: int, rounds: int, json_path: Path | None) -> None:
+    """What one report service carries: status reports and completions, flat out, of many connected RQDs.
+
+    Example: python -m benchmarks reports --hosts 1200
+    """
+    from benchmarks.figures import columns
+    from benchmarks.reports import run_reports
+
+    results = columns(run_reports(hosts=hosts, rounds=rounds, console=console))
+    show(results, "reports")
+    write_json(json_path, results)
+
+
 cli.add_command(accounting, "accounting")
 
 if __name__ == "__main__":

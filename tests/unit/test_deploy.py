@@ -87,6 +87,8 @@ def metrics_port(command: list[str], environment: dict[str, str]) -> int:
 
 
 def check_command(words: list[str]) -> None:
+    if words[:2] == ["sh", "-c"]:
+        words = words[2].partition("; exec ")[2].split()
     program = Path(words[0]).name
     if program == "celery":
         assert words[1:3] == ["-A", "opencue_sched"]
@@ -269,6 +271,19 @@ def test_every_unit_starts_a_command_that_exists(path):
     assert unit["Service"]["RestartPreventExitStatus"] == "78"
     environment = unit["Service"].get("EnvironmentFile", "")
     assert not environment or (DEPLOY / "systemd" / Path(environment).name).exists(), environment
+
+
+def test_what_connects_to_every_rqd_may_have_a_descriptor_for_each():
+    """The default of 1,024 is used up by 1,014 RQDs; the others' connections are accepted and never answered."""
+    for role in ("report-service", "worker@"):
+        unit = (DEPLOY / "systemd" / f"opencue-sched-{role}.service").read_text()
+        assert re.findall(r"^LimitNOFILE=(\d+)$", unit, re.M) == ["65536"], role
+    services = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())["services"]
+    for role in ("report-service", "worker"):
+        assert services[role]["ulimits"] == {"nofile": 65536}, role
+    pods, _ = yaml.safe_load_all((DEPLOY / "k8s" / "worker.yaml").read_text())
+    (container,) = pods["spec"]["template"]["spec"]["containers"]
+    assert container["command"][2].startswith("ulimit -n 65536; exec ")
 
 
 def test_the_units_name_each_worker_as_an_instance_can_be_named():
