@@ -40,6 +40,7 @@ from opencue_sched.coordination.ticks import (
 )
 from opencue_sched.domain.errors import SchedulerError
 from opencue_sched.operate import fleet_metrics
+from opencue_sched.operate.fleet_metrics import FleetSurvey
 from opencue_sched.operate.metrics import serve_metrics
 from opencue_sched.operate.stores import TOLD_AGAIN_SECONDS, Troubles, check_for_beat
 from opencue_sched.settings import Settings, get_settings
@@ -93,6 +94,7 @@ class LeaderScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.gate: LeaderGate | None = None
         self.presence: Presence | None = None
+        self.survey: FleetSurvey | None = None
         self._refresh_at = 0.0
         self._shown_fence = 0
         self._told: dict[tuple[str, object], float] = {}
@@ -135,7 +137,9 @@ class LeaderScheduler(Scheduler):
             check_for_beat(settings)
             self.gate = gate = make_gate(settings)
             fleet_metrics.watch_gate(gate)
-            serve_metrics(settings.queue.metrics_host, settings.coordination.beat_metrics_port)
+            serve_metrics(settings.queue.metrics_host, settings.coordination.beat_metrics_port, fleet_metrics.BEAT)
+            self.survey = FleetSurvey(settings, lambda: gate.lease is not None)
+            self.survey.thread.start()
             log.info("beat_started", role=gate.keys.role)
         return self.gate
 
@@ -145,6 +149,8 @@ class LeaderScheduler(Scheduler):
         fence = 0 if lease is None else lease.fence
         if now < self._refresh_at and fence == self._shown_fence:
             return
+        if self.survey is not None and fence and fence != self._shown_fence:
+            self.survey.thread.want()
         self._refresh_at, self._shown_fence = now + REFRESH_SECONDS, fence
         if self.presence is None:
             self.presence = announce_beat(get_settings(), gate)
@@ -233,6 +239,8 @@ class LeaderScheduler(Scheduler):
                 self.presence.withdraw()
             except RedisError as error:
                 log.warning("presence_left_to_expire", error=str(error))
+        if self.survey is not None:
+            self.survey.close()
         super().close()
 
 

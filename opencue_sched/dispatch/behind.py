@@ -7,17 +7,12 @@ the difference to all there is, cluster by cluster. Both are from different mome
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-import structlog
-from redis.exceptions import RedisError
 from sqlalchemy import Engine
-from sqlalchemy.exc import SQLAlchemyError
 
-from opencue_sched.clusters.discovery import scoped_facilities
-from opencue_sched.coordination.postings import ClusterCooldown
+from opencue_sched.clusters.discovery import load_clusters, scoped_facilities
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.tags import normalise_tag
@@ -25,59 +20,22 @@ from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.settings import Settings
 from opencue_sched.store.pending import SchemaColumns, WaitingWork, fetch_waiting_work
 
-log = structlog.get_logger(__name__)
-
-COUNTED_SECONDS = 15.0
-"""How often they are counted, in the whole fleet of a facility scope."""
 _BY_CAP = (Verdict.OVER_JOB.value, Verdict.OVER_FOLDER.value)
 
 
-class FramesBehind:
-    """Counts them, on behalf of all processes of the facility scope. ``clusters()`` are those there are."""
+def count_frames_behind(
+    engine: Engine, settings: Settings, verdicts: VerdictLog, facts: SchemaColumns, *, cooled_down: Collection[str]
+) -> None:
+    """Count them in the facility scope, and keep the figures with the verdicts. ``cooled_down`` are keys of clusters.
 
-    def __init__(
-        self,
-        engine: Engine,
-        settings: Settings,
-        verdicts: VerdictLog,
-        facts: SchemaColumns,
-        clusters: Callable[[], Iterable[Cluster]],
-        cooled_down: Callable[[], Iterable[ClusterCooldown]],
-    ) -> None:
-        self._engine = engine
-        self._settings = settings
-        self._verdicts = verdicts
-        self._facts = facts
-        self._clusters = clusters
-        self._cooled_down = cooled_down
-        self._count_at = 0.0
-
-    def count_if_due(self) -> None:
-        """Count them unless this or another process did a moment ago. A failure is logged."""
-        now = time.monotonic()
-        if now < self._count_at:
-            return
-        self._count_at = now + COUNTED_SECONDS
-        try:
-            if self._verdicts.behind_age(self._scope) >= COUNTED_SECONDS:
-                self.count()
-        except (SQLAlchemyError, RedisError) as error:
-            log.warning("frames_behind_not_counted", error=str(error))
-
-    def count(self) -> None:
-        """Count them now. Raises SQLAlchemyError and RedisError."""
-        with self._engine.connect() as connection:
-            facilities = scoped_facilities(connection, self._settings)
-            work = fetch_waiting_work(connection, facilities, self._facts)
-        ignored = frozenset(map(normalise_tag, self._settings.scheduler.ignore_tags))
-        cooled = {it.key for it in self._cooled_down()}
-        judged = self._verdicts.left_waiting()
-        behind = frames_behind(self._clusters(), work, judged, ignored=ignored, cooled_down=cooled)
-        self._verdicts.record_behind(self._scope, behind, distinct=sum(it.frames for it in work))
-
-    @property
-    def _scope(self) -> str:
-        return self._settings.scheduler.facility or ""
+    Raises SQLAlchemyError, RedisError, and InvalidInput where the facility does not exist.
+    """
+    with engine.connect() as connection:
+        clusters = load_clusters(connection, settings)
+        work = fetch_waiting_work(connection, scoped_facilities(connection, settings), facts)
+    ignored = frozenset(map(normalise_tag, settings.scheduler.ignore_tags))
+    behind = frames_behind(clusters, work, verdicts.left_waiting(), ignored=ignored, cooled_down=cooled_down)
+    verdicts.record_behind(settings.scheduler.facility or "", behind, distinct=sum(it.frames for it in work))
 
 
 def frames_behind(

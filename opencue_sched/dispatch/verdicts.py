@@ -3,7 +3,7 @@
 One hash a job, ``{namespace}:verdicts:{job id}``. A layer may be looked at by several clusters, one for each kind of
 tag it names, so a field is ``{layer id}|{cluster}`` and its value the verdict as JSON. The hash of a job that no pass
 looks at any more expires after a day, so nothing is left of jobs that are gone. How many frames each cluster's last
-pass left waiting is in one more hash, ``{namespace}:waiting``, of which every instance shows the sum: frames that
+pass left waiting is in one more hash, ``{namespace}:waiting``, of which the leading beat shows the sum: frames that
 several clusters reach are in it once for each. Beside the clusters it has a field for the frames that no pass looked at
 (dispatch.behind), and for all that wait, each once; one for each facility scope.
 """
@@ -11,7 +11,6 @@ several clusters reach are in it once for each. Beside the clusters it has a fie
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -44,10 +43,10 @@ class RecordedVerdict:
 
 @dataclass(frozen=True, slots=True)
 class WaitingFrames:
-    """``by_verdict``: once for each cluster that reaches them. ``distinct``: each once; None when nobody counted."""
+    """``by_verdict``: once for each cluster that reaches them. ``distinct``: each once, as counted lately."""
 
     by_verdict: Counter[str]
-    distinct: int | None
+    distinct: int
 
 
 class VerdictLog:
@@ -115,12 +114,6 @@ class VerdictLog:
         decoded = {key: _decoded_waiting(text) for key, text in fields.items() if not key.startswith(_BEHIND)}
         return {cluster: left[1] for cluster, left in decoded.items() if left is not None}
 
-    def behind_age(self, scope: str) -> float:
-        """Seconds since frames behind were last counted in this scope; infinity for never. Raises RedisError."""
-        text = cast("str | None", self._client.hget(self.waiting_key, _BEHIND + scope))
-        counted = None if text is None else _decoded_waiting(text)
-        return math.inf if counted is None else self._clock() - counted[0]
-
     def record_behind(self, scope: str, frames: Mapping[str, int], *, distinct: int) -> None:
         """Keep how many frames no pass looked at, by verdict, and how many wait at all. Raises RedisError."""
         entry = {"at": self._clock(), "frames": dict(frames), "distinct": distinct}
@@ -146,7 +139,7 @@ class VerdictLog:
                 distinct += _decoded_distinct(text)
         if gone:
             self._client.hdel(self.waiting_key, *gone)
-        return WaitingFrames(frames, sum(distinct) if distinct else None)
+        return WaitingFrames(frames, sum(distinct))
 
 
 def _decoded_waiting(text: str) -> tuple[float, dict[str, int]] | None:

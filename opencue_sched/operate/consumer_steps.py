@@ -48,7 +48,6 @@ class PresenceStep(bootsteps.StartStopStep):
                 membership.heartbeat()
                 if listens:
                     obey(parent, membership.control_messages())
-                runtime().show_waiting()
                 runtime().show_store()
             except InstanceTaken as error:
                 log.error("worker_stops", reason=str(error))

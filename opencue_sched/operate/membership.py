@@ -1,7 +1,7 @@
 """This process's membership in the fleet: its presence, what it has in hand, and the care of the queues.
 
 The heartbeat comes from a step of Celery's consumer, so it goes on after the broker was away. It refreshes the
-presence, moves the messages of dead instances to their groups, obeys control messages and shows what waits.
+presence, moves the messages of dead instances to their groups and obeys control messages.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from redis.exceptions import RedisError
 from opencue_sched.coordination import replies
 from opencue_sched.coordination.control import Addressed, take_control_messages
 from opencue_sched.coordination.duty import Duty, DutyState
-from opencue_sched.coordination.leader import boot_clock
 from opencue_sched.coordination.names import QueueName, QueueType, worker_group
 from opencue_sched.coordination.presence import REFRESH_SECONDS, Presence, call_roll
-from opencue_sched.coordination.queue_care import QueueSurvey, drain_dead_instances, survey_queues
+from opencue_sched.coordination.queue_care import QueueFigures, drain_dead_instances, survey_queues
 from opencue_sched.coordination.rounds import Rounds
 from opencue_sched.coordination.routing import Router
 from opencue_sched.dispatch.report import LONGEST_ERROR
@@ -34,7 +33,6 @@ log = structlog.get_logger(__name__)
 ASK_AGAIN_SECONDS = 0.25
 FAILED = "failed"
 """How a pass ended that raised, in the answer to who waits for it and in its job hash."""
-SURVEY_SECONDS = 10.0
 
 
 def consumed_types(app: Celery) -> list[str]:
@@ -61,8 +59,6 @@ class Membership:
         self.router = Router(client, self.namespace, self.group, fixed=settings.scheduler.facility is not None)
         self.presence: Presence | None = None
         self.node = ""
-        self._survey_at = 0.0
-        self._survey: QueueSurvey | None = None
         self.in_flight: Callable[[], int] = lambda: self.duty.in_hand
 
     def join(self, node: str, *, types: Collection[str], capacity: int) -> None:
@@ -121,16 +117,10 @@ class Membership:
         moved = drain_dead_instances(self._client, self.namespace, roll)
         if moved:
             fleet_metrics.messages_moved.inc(moved)
-        if boot_clock() >= self._survey_at:
-            self._survey_at = boot_clock() + SURVEY_SECONDS
-            facility = self._settings.scheduler.facility
-            self._survey = survey_queues(self._client, self.namespace, roll, group=self.group, facility=facility)
-            fleet_metrics.record_survey(self._survey, self.group)
         return moved
 
     def as_shown(self) -> dict[str, object]:
-        """What this worker is at, and what waits in the queues as it counted them last."""
-        waiting = {} if self._survey is None else self._survey.by_type
+        """What this worker is at, and what waits in the queues; nothing waits while Redis does not answer."""
         return {
             "instance": self._settings.instance,
             "group": self.group,
@@ -138,9 +128,17 @@ class Membership:
             "working_on": sorted(self._work()),
             "waiting": {
                 type_: {"messages": figures.depth, "oldest_seconds": round(figures.oldest_seconds, 1)}
-                for type_, figures in waiting.items()
+                for type_, figures in self._waiting().items()
             },
         }
+
+    def _waiting(self) -> dict[str, QueueFigures]:
+        try:
+            roll = call_roll(self._client, self.namespace)
+            facility = self._settings.scheduler.facility
+            return survey_queues(self._client, self.namespace, roll, group=self.group, facility=facility).by_type
+        except RedisError:
+            return {}
 
     def _refresh(self) -> float:
         if self.presence is not None:

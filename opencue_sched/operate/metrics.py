@@ -17,6 +17,9 @@ from wsgiref.simple_server import WSGIServer
 
 import structlog
 from prometheus_client import (
+    GC_COLLECTOR,
+    PLATFORM_COLLECTOR,
+    PROCESS_COLLECTOR,
     REGISTRY,
     CollectorRegistry,
     Counter,
@@ -32,7 +35,6 @@ from opencue_sched.accounting.recompute import RecomputeReport
 from opencue_sched.accounting.store_view import StoreView
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.dispatch.sweep import SweepReport
-from opencue_sched.dispatch.verdicts import WaitingFrames
 from opencue_sched.domain.cluster import ClusterKind
 from opencue_sched.domain.errors import SchedulerError
 from opencue_sched.domain.verdicts import Verdict
@@ -105,20 +107,6 @@ placement_score = Histogram(
     "Scores of the hosts chosen, for shows whose placement scores hosts (lower is better).",
     buckets=(0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64),
 )
-waiting_frames = Gauge(
-    "scheduler_waiting_frames",
-    "Frames of the whole fleet that the last passes left waiting, or had no turn for, once for each cluster that "
-    "reaches them: where several do, the sum is above the number of frames. Every instance shows the same: take the "
-    "maximum.",
-    ["verdict"],
-    multiprocess_mode=LATEST,
-)
-waiting_frames_distinct = Gauge(
-    "scheduler_waiting_frames_distinct",
-    "Frames of the whole fleet that wait and may be booked, each once, counted every 15 seconds; not a number while "
-    "nobody counts. Every instance shows the same: take the maximum.",
-    multiprocess_mode=LATEST,
-)
 recompute_duration = Histogram(
     "scheduler_recompute_cycle_duration_seconds", "One recompute.", buckets=(*_SECONDS, 60, 120)
 )
@@ -147,7 +135,6 @@ store_epoch = Gauge(
     multiprocess_mode=LATEST,
 )
 if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-    waiting_frames_distinct.set(math.nan)
     recompute_age.set(math.nan)
     store_epoch.set(math.nan)
 ledger_in_flight = Gauge("scheduler_ledger_in_flight", "Bookings not confirmed yet.", multiprocess_mode=LATEST)
@@ -156,7 +143,7 @@ ledger_oldest_in_flight = Gauge(
 )
 store_ready = Gauge(
     "scheduler_store_ready",
-    "1 when the counters may be booked against, as this worker saw them last; not a number elsewhere.",
+    "1 when the counters may be booked against, as this worker saw them last; not a number before it has.",
     multiprocess_mode=LATEST,
 )
 if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
@@ -168,6 +155,21 @@ publish_misconfigured = Gauge(
 )
 release_events = Counter("scheduler_release_events_total", "Reports, completions, kills and notifications.", ["event"])
 reaped = Counter("scheduler_reaped_total", "Procs and frames put right by the reaper.", ["cause"])
+
+
+def single_process_registry(*series: Collector) -> CollectorRegistry:
+    """A registry of a role that is always one process: its /metrics shows ``series`` and the process itself.
+
+    A beat and a report service have one each, so that they export nothing that only workers feed. What is registered
+    nowhere else is the workers'.
+    """
+    made = CollectorRegistry()
+    for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR, *series):
+        made.register(collector)
+    return made
+
+
+REPORT_SERVICE = single_process_registry(release_events)
 
 _lock = threading.Lock()
 _given_up = 0
@@ -226,13 +228,6 @@ def _record_verdicts(report: PassReport) -> None:
             job_cap_precheck_skip.inc()
 
 
-def record_waiting(waiting: WaitingFrames) -> None:
-    """Show the fleet's waiting frames, by verdict and each once."""
-    for verdict in Verdict:
-        waiting_frames.labels(verdict.value).set(waiting.by_verdict.get(verdict.value, 0))
-    waiting_frames_distinct.set(math.nan if waiting.distinct is None else waiting.distinct)
-
-
 def record_sweep(report: SweepReport) -> None:
     """Show one sweep."""
     for kind in ClusterKind:
@@ -286,8 +281,8 @@ def record_cache(stats: CacheStats) -> None:
         placement_retries_exhausted.inc(more)
 
 
-def registry() -> CollectorRegistry:
-    """What /metrics shows: all processes of a prefork worker together, or this process."""
+def worker_registry() -> CollectorRegistry:
+    """What a worker's /metrics shows: all its processes together, with a prefork pool, or this process."""
     if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
         return REGISTRY
     combined = CollectorRegistry()
@@ -296,14 +291,19 @@ def registry() -> CollectorRegistry:
 
 
 class _AllProcesses(Collector):
-    """The files of this worker's processes, without the gauges of those that were killed and could not say so."""
+    """The files of this worker's processes, without the gauges of those that were killed and could not say so.
+
+    Every metric of this program has a place in the files; only those of a worker are shown.
+    """
 
     def collect(self) -> Iterable[Metric]:
         for path in Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).glob("gauge_*_*.db"):
             pid = int(path.stem.rpartition("_")[2])
             if not _is_alive(pid):
                 process_ended(pid)
-        return MultiProcessCollector(None).collect()  # type: ignore[no-untyped-call,no-any-return]
+        ours = {metric.name for metric in REGISTRY.collect()}
+        together: Iterable[Metric] = MultiProcessCollector(None).collect()  # type: ignore[no-untyped-call]
+        return [metric for metric in together if metric.name in ours]
 
 
 def _is_alive(pid: int) -> bool:
@@ -322,8 +322,8 @@ def process_ended(pid: int) -> None:
         mark_process_dead(pid)  # type: ignore[no-untyped-call]
 
 
-def serve_metrics(host: str, first_port: int) -> tuple[WSGIServer, int] | None:
-    """Serve /metrics on the first free port from ``first_port`` on; None when the port is 0 (off).
+def serve_metrics(host: str, first_port: int, registry: CollectorRegistry) -> tuple[WSGIServer, int] | None:
+    """Serve ``registry`` as /metrics on the first free port from ``first_port`` on; None when the port is 0 (off).
 
     Raises SchedulerError when none of 100 ports is free.
     """
@@ -331,7 +331,7 @@ def serve_metrics(host: str, first_port: int) -> tuple[WSGIServer, int] | None:
         return None
     for port in range(first_port, first_port + PORTS_TRIED):
         try:
-            server, _ = start_http_server(port, addr=host, registry=registry())
+            server, _ = start_http_server(port, addr=host, registry=registry)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise SchedulerError(f"cannot serve metrics on {host}:{port}: {error.strerror}") from error

@@ -33,7 +33,6 @@ from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import ClaimKeeper, ClusterPostings, Refused
 from opencue_sched.coordination.shares import HostShares
 from opencue_sched.coordination.short_rests import ShortRests
-from opencue_sched.dispatch.behind import FramesBehind
 from opencue_sched.dispatch.channels import RqdChannels
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.commit import compensate
@@ -111,17 +110,6 @@ class Runtime:
     @cached_property
     def sweeper(self) -> Sweeper:
         return Sweeper(self.engine, self.settings, self.postings)
-
-    @cached_property
-    def behind(self) -> FramesBehind:
-        return FramesBehind(
-            self.engine,
-            self.settings,
-            self.verdicts,
-            self.facts,
-            self.sweeper.clusters,
-            self.postings.cooldowns,
-        )
 
     @cached_property
     def counted(self) -> CountedShows:
@@ -220,8 +208,6 @@ class Runtime:
         for _, offered in report.send:
             self.messenger.send(offered)
         metrics.record_sweep(report)
-        if not (wake_shows or wake_hosts):
-            self.behind.count_if_due()
         return report
 
     def dispatch(self, posting: str, *, ticket: int | None = None, reply: str | None = None) -> dict[str, object]:
@@ -250,14 +236,6 @@ class Runtime:
         if report.ended is PassEnd.NOT_READY:
             self._bootstrap_in_background()
         return report.summary()
-
-    def show_waiting(self) -> None:
-        """Show what waits in the whole fleet. Raises RedisError.
-
-        A cluster with work is passed over at least once in the longest rest of a cluster.
-        """
-        longest = max(self.settings.queue.cluster_empty_sleep, self.settings.queue.cluster_saturated_sleep)
-        metrics.record_waiting(self.verdicts.waiting(believed_seconds=max(60.0, 3 * longest)))
 
     def show_store(self) -> None:
         """Show the generation of the counters and the age of the last recompute; have them filled if they are not,
@@ -380,7 +358,8 @@ def forget_runtime() -> None:
 def start_worker(app: Celery, *, hostname: str, capacity: int, sleep: Callable[[float], None] = time.sleep) -> None:
     """What a worker does before it takes messages. Raises SchedulerError, and what ``sleep`` raises to end that."""
     mine = runtime()
-    served = metrics.serve_metrics(mine.settings.queue.metrics_host, mine.settings.queue.metrics_port)
+    queue = mine.settings.queue
+    served = metrics.serve_metrics(queue.metrics_host, queue.metrics_port, metrics.worker_registry())
     mine.check()
     mine.membership.join(hostname, types=consumed_types(app), capacity=capacity)
     mine.prepare(sleep=sleep)

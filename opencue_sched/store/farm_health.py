@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -29,6 +30,13 @@ _HOSTS = text(
                               AND ts_ping > clock_timestamp() - CAST(:staleness AS double precision) * interval '1 s'),
            (SELECT count(*) FROM alloc WHERE coalesce(b_enabled, true)), (SELECT count(*) FROM subscription)
       FROM host JOIN host_stat ON host_stat.pk_host = host.pk_host
+    """
+)
+_NEWEST_REPORT = text(
+    """
+    SELECT CAST(extract(epoch FROM clock_timestamp() - max(ts_ping)) AS double precision)
+      FROM host_stat JOIN host ON host.pk_host = host_stat.pk_host JOIN alloc ON alloc.pk_alloc = host.pk_alloc
+     WHERE CAST(:facilities AS varchar[]) IS NULL OR alloc.pk_facility = ANY(CAST(:facilities AS varchar[]))
     """
 )
 _RECENT_HOSTS = text(
@@ -88,6 +96,13 @@ def managed_shows(connection: Connection) -> list[ManagedShow]:
 def hosts(connection: Connection, *, staleness: float) -> Hosts:
     """Counts of hosts; ``staleness``: seconds after which a report is too old."""
     return Hosts(*connection.execute(_HOSTS, {"staleness": staleness}).one())
+
+
+def newest_report_age(connection: Connection, facilities: Sequence[str] | None) -> float | None:
+    """Seconds since any host of ``facilities``, or of all, last reported; None when there is no host."""
+    asked = {"facilities": None if facilities is None else list(facilities)}
+    age: float | None = connection.execute(_NEWEST_REPORT, asked).scalar_one()
+    return age
 
 
 def recent_hosts(connection: Connection, most: int) -> list[str]:

@@ -114,6 +114,13 @@ class CountingScheduler(beat.LeaderScheduler):
         return all(self.fired[policy.value] >= times for policy in CatchUp)
 
 
+class NoSurvey(beat.FleetSurvey):
+    """The survey is a thread of its own, which would make changes between those that are counted here."""
+
+    def _survey(self) -> float:
+        return 3600.0
+
+
 def live(step: int, out: int, die_after: int | None) -> None:
     """A beat, from its start to its clean end, once it fired every task twice and renewed its lease."""
     os.environ["OPENCUE_SCHED_COORDINATION__NAMESPACE"] = namespace(step)
@@ -128,6 +135,7 @@ def live(step: int, out: int, die_after: int | None) -> None:
         }
         for policy in CatchUp
     }
+    beat.FleetSurvey = NoSurvey
     if die_after == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     commands = Commands(out, die_after)

@@ -404,15 +404,42 @@ def test_who_never_knew_of_a_predecessor_fires_at_once_and_who_lost_the_record_w
     assert 170_000 < redis_client.pttl(KEYS.quiet) <= 180_000
 
 
+def figures_of(port: int) -> dict[str, float]:
+    """What a beat shows of this program, by series."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return {line.split()[0]: float(line.split()[1]) for line in lines if line.startswith(("scheduler_", "cuebot_"))}
+
+
+def test_only_the_leading_beat_shows_what_waits_while_no_worker_lives(site):
+    # given a beat that leads, one that stands by, and nobody who takes their messages
+    first, second = free_port(), free_port()
+    site.fleet.beat("b1", OPENCUE_SCHED_COORDINATION__BEAT_METRICS_PORT=str(first))
+    eventually(lambda: sent(site.client), 60, "first tick")
+    site.fleet.beat("b2", OPENCUE_SCHED_COORDINATION__BEAT_METRICS_PORT=str(second))
+    eventually(lambda: 'scheduler_queue_depth{type="sweep"}' in figures_of(first), 60, "a survey")
+    eventually(lambda: figures_of(first)['scheduler_queue_depth{type="sweep"}'] > 0, 60, "a message that waits")
+    assert figures_of(first)["scheduler_workers_alive"] == 0
+    of_a_standby = {
+        "scheduler_leader_fence",
+        "scheduler_tick_age_seconds",
+        "scheduler_store_clocks_apart_seconds",
+        "scheduler_ticks_ahead_seconds",
+    }
+    assert eventually(lambda: figures_of(second), 60, "the standby's figures").keys() == of_a_standby
+    # when the leader ends
+    site.fleet.processes["b1"].kill()
+    # then the other one shows them
+    eventually(lambda: figures_of(second).get("scheduler_workers_alive") == 0, 60, "another leader's survey")
+
+
 def test_a_beat_shows_its_fence_and_the_age_of_the_last_tick(site):
     port = free_port()
     site.fleet.beat("b1", OPENCUE_SCHED_COORDINATION__BEAT_METRICS_PORT=str(port))
     eventually(lambda: sent(site.client), 60, "first tick")
 
     def figures() -> dict[str, float]:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-            lines = answer.read().decode().splitlines()
-        return {line.split()[0]: float(line.split()[1]) for line in lines if line.startswith("scheduler_")}
+        return figures_of(port)
 
     eventually(lambda: figures()["scheduler_leader_fence"] == leader(site)[1], 30, "its fence")
     assert figures()["scheduler_tick_age_seconds"] < 30

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import configparser
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -30,9 +32,9 @@ METRICS_PORT = "OPENCUE_SCHED_QUEUE__METRICS_PORT"
 
 
 def known_metrics() -> set[str]:
-    assert metrics.jobs_queried is not None
+    of_leader = (fleet_metrics.of_queues.registry, fleet_metrics.of_farm.registry)
     names = set()
-    for family in REGISTRY.collect():
+    for family in (it for registry in (REGISTRY, fleet_metrics.BEAT, *of_leader) for it in registry.collect()):
         names.add(family.name)
         names |= {family.name + suffix for suffix in ("_total", "_bucket", "_sum", "_count", "_created")}
     return names
@@ -114,10 +116,39 @@ def test_alerts_name_only_metrics_that_exist():
 
 
 def test_an_alert_tells_of_frames_that_wait_without_a_reason_anybody_chose():
-    verdicts = matched_verdicts(alerts()["SchedulerNothingDispatchedWithFramesWaiting"])
+    could_run = matched_verdicts(alerts()["SchedulerNothingDispatchedWithFramesWaiting"])
+    cannot_run = matched_verdicts(alerts()["SchedulerFramesCannotRun"])
+    verdicts = could_run | cannot_run
     assert verdicts >= {"flowing", "no_host", "no_fit", "permit_held", "backing_off", "quarantined", "failed"}
     assert not {verdict for verdict in verdicts if verdict.startswith("over_")}
     assert not {"capacity", "behind"} & verdicts
+    # and nobody is woken for what nothing can run
+    assert not could_run & {"no_host", "no_fit", "quarantined", "failed"}
+    assert {verdict.value for verdict in Verdict} - verdicts == {
+        verdict.value for verdict in Verdict if re.fullmatch("capacity|behind|over_.*", verdict.value)
+    }
+
+
+def test_alerts_fire_when_they_should_and_not_otherwise():
+    """deploy/prometheus/rules_test.yaml, by Prometheus' own tool: Debian's package prometheus has it."""
+    promtool = shutil.which("promtool")
+    if promtool is None and not os.environ.get("CI"):
+        pytest.skip("promtool is not installed: apt-get install prometheus")
+    assert promtool is not None, "CI needs promtool: apt-get install prometheus"
+    ran = subprocess.run(
+        [promtool, "test", "rules", "rules_test.yaml"],
+        cwd=DEPLOY / "prometheus",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_every_alert_has_a_case():
+    cases = (DEPLOY / "prometheus" / "rules_test.yaml").read_text()
+    missing = [name for name in alerts() if name not in cases]
+    assert missing == []
 
 
 def test_an_alert_sees_that_nothing_was_dispatched_since_the_workers_started():

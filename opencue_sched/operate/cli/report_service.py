@@ -34,5 +34,5 @@ def command() -> None:
         with engine.connect() as connection:
             check_schema(connection)
     install_level_signals()
-    metrics.serve_metrics(settings.queue.metrics_host, settings.queue.metrics_port)
+    metrics.serve_metrics(settings.queue.metrics_host, settings.queue.metrics_port, metrics.REPORT_SERVICE)
     raise click.exceptions.Exit(serve(settings, counts=EventCounts(metrics.record_event)))

@@ -17,17 +17,19 @@ from pathlib import Path
 import pytest
 import redis
 from celery import Celery
-from prometheus_client import REGISTRY, Gauge
+from prometheus_client import REGISTRY, CollectorRegistry, Gauge
 from prometheus_client.metrics import MetricWrapperBase
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, text
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.store_epoch import Epoch
+from opencue_sched.coordination.leader import boot_clock
+from opencue_sched.coordination.names import presence_index
+from opencue_sched.coordination.postings import FAILURE_KINDS
 from opencue_sched.coordination.presence import Presence
 from opencue_sched.coordination.transport import note_unreadable
 from opencue_sched.dispatch import cluster_pass
-from opencue_sched.dispatch.behind import COUNTED_SECONDS
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.errors import SchedulerError
 from opencue_sched.domain.farm import Vertices
@@ -36,6 +38,7 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
 from opencue_sched.embedded.processes import free_port
 from opencue_sched.operate import fleet_metrics, metrics
+from opencue_sched.operate.fleet_metrics import FleetSurvey
 from opencue_sched.operate.runtime import Runtime
 from opencue_sched.placement.cache import CacheStats
 from opencue_sched.release.completion import complete_frames
@@ -100,7 +103,9 @@ def values() -> dict[str, dict[tuple[object, ...], float]]:
 
 
 def sample(name: str, **labels: str) -> float:
-    return REGISTRY.get_sample_value(name, labels) or 0.0
+    """A value that a worker or a beat shows; 0 where neither does."""
+    found = (registry.get_sample_value(name, labels) for registry in (REGISTRY, fleet_metrics.BEAT))
+    return next((value for value in found if value is not None), 0.0)
 
 
 @contextmanager
@@ -132,6 +137,15 @@ def runtime(settings: Settings, redis_client, app: Celery) -> Iterator[Runtime]:
     made = Runtime(changed, app)
     yield made
     made.close()
+
+
+@pytest.fixture
+def survey(runtime: Runtime) -> Iterator[FleetSurvey]:
+    """What the leading beat has, in this process."""
+    made = FleetSurvey(runtime.settings, lambda: True)
+    yield made
+    made._client.close()
+    made._engine.dispose()
 
 
 def run_passes(runtime: Runtime) -> list[str]:
@@ -174,32 +188,36 @@ def test_a_pass_is_counted(runtime: Runtime, engine: Engine):
     assert sample("scheduler_host_cache_size") == 2
 
 
-def test_waiting_frames_are_the_fleets_and_forget_what_is_gone(runtime: Runtime, engine: Engine, redis_client):
+def test_waiting_frames_are_the_fleets_and_forget_what_is_gone(
+    runtime: Runtime, survey: FleetSurvey, engine: Engine, redis_client
+):
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host(cores=2, hostname_tag=False)
         farm.job([LayerSpec(frames=4, cores=16)])
         farm.job([LayerSpec(frames=5)], priority=200)
     run_passes(runtime)
-    runtime.show_waiting()
+    survey.look_at_farm()
     assert sample("scheduler_waiting_frames", verdict="no_fit") == 4
     assert sample("scheduler_waiting_frames", verdict="capacity") == 3
     # when a pass leaves out the layer that found no host a moment ago, its frames wait all the same
     run_passes(runtime)
-    runtime.show_waiting()
+    survey.look_at_farm()
     assert sample("scheduler_waiting_frames", verdict="no_fit") == 4
     # when nobody passes over a cluster any more, because its jobs are paused, its frames are forgotten
     with engine.begin() as connection:
         connection.execute(text("UPDATE job SET b_paused = true"))
     for cluster, entry in redis_client.hgetall(runtime.verdicts.waiting_key).items():
         redis_client.hset(runtime.verdicts.waiting_key, cluster, entry.replace('"at": 1', '"at": 0.1'))
-    runtime.show_waiting()
+    survey.look_at_farm()
     assert sample("scheduler_waiting_frames", verdict="no_fit") == 0
     assert sample("scheduler_waiting_frames", verdict="capacity") == 0
-    assert not redis_client.exists(runtime.verdicts.waiting_key)
+    assert redis_client.hkeys(runtime.verdicts.waiting_key) == ["behind:"]
 
 
-def test_waiting_frames_that_no_pass_had_a_turn_for_are_counted_too(runtime: Runtime, engine: Engine):
+def test_waiting_frames_that_no_pass_had_a_turn_for_are_counted_too(
+    runtime: Runtime, survey: FleetSurvey, engine: Engine
+):
     # given two jobs more than a pass looks at, one at its own cap, and some that somebody holds back
     with engine.begin() as connection:
         farm = Farm(connection)
@@ -213,8 +231,7 @@ def test_waiting_frames_that_no_pass_had_a_turn_for_are_counted_too(runtime: Run
         connection.execute(text("UPDATE job SET b_auto_book = false WHERE pk_job = :job"), {"job": later.id})
 
     def shown() -> dict[str, float]:
-        runtime.behind.count()
-        runtime.show_waiting()
+        survey.look_at_farm()
         found = {verdict.value: sample("scheduler_waiting_frames", verdict=verdict.value) for verdict in Verdict}
         return {verdict: frames for verdict, frames in found.items() if frames}
 
@@ -229,7 +246,7 @@ def test_waiting_frames_that_no_pass_had_a_turn_for_are_counted_too(runtime: Run
 
 
 def test_waiting_frames_of_a_cluster_whose_passes_fail_are_shown_as_cooled_down(
-    runtime: Runtime, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, survey: FleetSurvey, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ):
     with engine.begin() as connection:
         farm = Farm(connection)
@@ -245,70 +262,32 @@ def test_waiting_frames_of_a_cluster_whose_passes_fail_are_shown_as_cooled_down(
     runtime.postings.scripts.steer(posting, "rest", 0)
     with pytest.raises(KeyError):
         runtime.dispatch(posting)
-    runtime.behind.count()
-    runtime.show_waiting()
+    assert shown_waiting(survey) == (9, 9)
     assert sample("scheduler_waiting_frames", verdict="cooled_down") == 9
-    assert shown_waiting(runtime) == (9, 9)
 
 
-def test_frames_behind_are_counted_by_one_process_now_and_then_and_hold_up_no_message(
-    runtime: Runtime, engine: Engine, monkeypatch: pytest.MonkeyPatch
-):
-    with engine.begin() as connection:
-        farm = Farm(connection)
-        farm.host()
-        one, two = farm.show("one"), farm.show("two")
-        for show in (one, two):
-            farm.subscription(show, farm.default_alloc())
-            farm.job([LayerSpec(frames=3)], show=show, paused=show is two)
-    done: list[str] = []
-    monkeypatch.setattr(runtime.messenger, "send", lambda _: done.append("sent"))
-
-    @event.listens_for(runtime.engine, "before_cursor_execute")
-    def heard(*arguments: object) -> None:
-        if "GROUP BY pk_facility, pk_show, tags, why" in str(arguments[2]):
-            done.append("counted")
-
-    # when a notification wakes the process, and when beat has it sweep
-    runtime.sweep(wake_shows=[one.id])
-    assert done == ["sent"]
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE job SET b_paused = false"))
-    runtime.sweep()
-
-    # then only beat's counts them, once its messages are away; other processes and later sweeps leave them alone
-    assert done == ["sent", "sent", "counted"]
-    assert 0 <= runtime.verdicts.behind_age("") < COUNTED_SECONDS
-    runtime.sweep()
-    runtime.behind._count_at = 0.0
-    runtime.sweep()
-    assert done.count("counted") == 1
-
-
-def shown_waiting(runtime: Runtime) -> tuple[float, float]:
+def shown_waiting(survey: FleetSurvey) -> tuple[float, float]:
     """Frames waiting by any verdict, and each once."""
-    runtime.show_waiting()
+    survey.look_at_farm()
     by_verdict = sum(sample("scheduler_waiting_frames", verdict=verdict.value) for verdict in Verdict)
     return by_verdict, sample("scheduler_waiting_frames_distinct")
 
 
-def test_a_frame_that_two_clusters_reach_waits_in_each_and_is_one_frame(runtime: Runtime, engine: Engine):
+def test_a_frame_that_two_clusters_reach_waits_in_each_and_is_one_frame(
+    runtime: Runtime, survey: FleetSurvey, engine: Engine
+):
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host(cores=2, tags=["big"], hostname_tag=False)
         farm.job([LayerSpec(frames=9, cores=16, tags="general | big")])
     # when no pass has looked yet, and when both clusters' passes have
     runtime.sweep()
-    assert shown_waiting(runtime) == (18, 9)
+    assert shown_waiting(survey) == (18, 9)
     assert run_passes(runtime) == ["saturated"] * 2
-    runtime.behind.count()
-    assert shown_waiting(runtime) == (18, 9)
+    assert shown_waiting(survey) == (18, 9)
     # then the help of the one says so, and the other counts it once
-    assert "once for each cluster that reaches them" in metrics.waiting_frames._documentation
-    assert "each once" in metrics.waiting_frames_distinct._documentation
-    # and it is not a number where nobody has counted for long
-    runtime.client.delete(runtime.verdicts.waiting_key)
-    assert math.isnan(shown_waiting(runtime)[1])
+    assert "once for each cluster that reaches them" in fleet_metrics.waiting_frames._documentation
+    assert "each once" in fleet_metrics.waiting_frames_distinct._documentation
 
 
 def test_clusters_that_rest_are_counted_while_they_have_work(runtime: Runtime, engine: Engine):
@@ -383,7 +362,7 @@ OF_BEATS = [
 ]
 
 
-def test_every_metric_of_ours_moves(runtime: Runtime, engine: Engine, redis_client, monkeypatch):
+def test_every_metric_of_ours_moves(runtime: Runtime, survey: FleetSurvey, engine: Engine, redis_client, monkeypatch):
     """One walk through everything a fleet does; afterwards no metric is as it was all the time."""
     _forget_gauges()
     runtime.sweep()
@@ -399,11 +378,12 @@ def test_every_metric_of_ours_moves(runtime: Runtime, engine: Engine, redis_clie
         connection.execute(text("UPDATE layer SET int_chunk_size = 0 WHERE pk_job = :job"), {"job": bad.id})
 
     _fleet(runtime, redis_client)
+    survey.look_at_queues()
     runtime.sweeper.reload()
     walk.look()
     run_passes(runtime)
     run_passes(runtime)
-    runtime.show_waiting()
+    survey.look_at_farm()
     assert sample("scheduler_job_cap_precheck_skip_total") > 0, full
     walk.look()
 
@@ -446,6 +426,8 @@ def test_every_metric_of_ours_moves(runtime: Runtime, engine: Engine, redis_clie
     metrics.record_cache(CacheStats(size=1, groups=1, hits=0, misses=0, checked_out=0, given_up=metrics._given_up + 1))
     runtime.rest_cluster(cluster.key, 60)
     runtime.sweep()
+    _fail_and_trash(runtime, cluster.key)
+    survey.look_at_queues()
     short = Accounting(commit_deadline=0.1, in_flight_age=0.3)
     runtime.settings = runtime.settings.model_copy(update={"accounting": short})
     redis_client.flushdb()
@@ -485,6 +467,18 @@ def _fleet(runtime: Runtime, client: redis.Redis) -> None:
     runtime.membership.heartbeat()
     assert runtime.dispatch("0" * 40)["ended"] == "dropped"
     note_unreadable("task", "no task of ours")
+
+
+def _fail_and_trash(runtime: Runtime, *clusters: str) -> None:
+    """A pass over each cluster fails; the first of them somebody takes off the board."""
+    for key in clusters:
+        posting = runtime.postings.find(key)
+        assert posting is not None
+        runtime.postings.scripts.steer(posting, "rest", 0)
+        claim = runtime.postings.claim(posting, "test", ttl_seconds=60)
+        assert claim is not None
+        runtime.postings.end(claim, "fail", delay_seconds=60, reason="postgresql: DataError: out of range", error="")
+    runtime.postings.scripts.steer(str(runtime.postings.find(clusters[0])), "trash", "bad hosts")
 
 
 def _pause_before_commit(runtime: Runtime, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -543,8 +537,8 @@ def _hosts_go_down(runtime: Runtime, engine: Engine) -> None:
 
 def test_a_second_process_serves_the_next_free_port_and_none_serves_none():
     port = free_port()
-    first = metrics.serve_metrics("127.0.0.1", port)
-    second = metrics.serve_metrics("127.0.0.1", port)
+    first = metrics.serve_metrics("127.0.0.1", port, REGISTRY)
+    second = metrics.serve_metrics("127.0.0.1", port, REGISTRY)
     assert first is not None
     assert second is not None
     try:
@@ -556,19 +550,19 @@ def test_a_second_process_serves_the_next_free_port_and_none_serves_none():
         for server in (first[0], second[0]):
             server.shutdown()
             server.server_close()
-    assert metrics.serve_metrics("127.0.0.1", 0) is None
+    assert metrics.serve_metrics("127.0.0.1", 0, REGISTRY) is None
 
 
 def test_an_address_of_another_machine_is_a_clear_error():
     with pytest.raises(SchedulerError, match=r"cannot serve metrics on 192\.0\.2\.1:"):
-        metrics.serve_metrics("192.0.2.1", free_port())
+        metrics.serve_metrics("192.0.2.1", free_port(), REGISTRY)
 
 
 def test_processes_of_a_prefork_worker_are_shown_together_and_the_dead_forgotten(tmp_path):
     """In a process of its own: the client library decides at import whether it counts in files."""
     script = """
 import os
-from opencue_sched.operate import metrics
+from opencue_sched.operate import fleet_metrics, metrics
 
 for jobs, ready in ((3, 0), (4, 1)):
     child = os.fork()
@@ -576,15 +570,100 @@ for jobs, ready in ((3, 0), (4, 1)):
         metrics.jobs_queried.inc(jobs)
         metrics.store_ready.set(ready)
         metrics.host_cache_size.set(5)
+        fleet_metrics.ticks_ahead.set(6)
+        fleet_metrics.workers_alive.set(7)
         os._exit(0)
     os.waitpid(child, 0)
-for metric in metrics.registry().collect():
-    for sample in metric.samples:
-        print(sample.name, sample.value)
+for registry in (metrics.worker_registry(), fleet_metrics.BEAT):
+    for metric in registry.collect():
+        for sample in metric.samples:
+            print(sample.name, sample.value)
+    print("and the beat")
 """
     environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    shown = done.stdout.splitlines()
+    shown, of_beat = (text.splitlines() for text in done.stdout.split("and the beat\n")[:2])
     assert "scheduler_jobs_queried_total 7.0" in shown
     assert "scheduler_store_ready 1.0" in shown
     assert "scheduler_host_cache_size 5.0" not in shown
+    # and only what workers feed, by these; a beat is one process, and shows its own
+    assert not {line.partition(" ")[0] for line in shown} & of_beats(leading=True)
+    assert {line.split()[0] for line in of_beat if line.startswith("scheduler_")} == of_beats(leading=False)
+
+
+def of_beats(*, leading: bool) -> set[str]:
+    groups = (fleet_metrics.of_queues.registry, fleet_metrics.of_farm.registry) if leading else ()
+    standby = {"leader_fence", "tick_age_seconds", "store_clocks_apart_seconds", "ticks_ahead_seconds"}
+    return {f"scheduler_{name}" for name in standby} | {metric.name for group in groups for metric in group.collect()}
+
+
+def test_each_process_shows_only_the_series_that_it_feeds(survey: FleetSurvey, monkeypatch):
+    def names(registry: CollectorRegistry) -> set[str]:
+        found = {metric.name for metric in registry.collect()}
+        return {name for name in found if name.startswith(("scheduler_", "cuebot_"))}
+
+    assert names(metrics.REPORT_SERVICE) == {"scheduler_release_events"}
+    assert not names(REGISTRY) & of_beats(leading=True)
+    assert "scheduler_jobs_queried" in names(REGISTRY)
+    # when a beat leads and has looked at the fleet, when it leads no more, and when no survey went well for a minute
+    survey.look_at_queues()
+    survey.look_at_farm()
+    assert names(fleet_metrics.BEAT) == of_beats(leading=True)
+    with monkeypatch.context() as patch:
+        for figures in (fleet_metrics.of_queues, fleet_metrics.of_farm):
+            patch.setattr(figures, "shown", lambda: False)
+        assert names(fleet_metrics.BEAT) == of_beats(leading=False)
+    later = boot_clock() + 61
+    monkeypatch.setattr(fleet_metrics, "boot_clock", lambda: later)
+    assert names(fleet_metrics.BEAT) == of_beats(leading=False)
+
+
+def test_what_waits_is_known_when_no_worker_lives(runtime: Runtime, survey: FleetSurvey, engine: Engine, redis_client):
+    # given three frames that wait, a message that nobody takes, and a host that reported an hour ago
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(hostname_tag=False)
+        farm.job([LayerSpec(frames=3)])
+        connection.execute(text("UPDATE host_stat SET ts_ping = now() - interval '1 hour'"))
+    message = json.dumps({"headers": {"sent_at": time.time() - 900}, "body": ""})
+    redis_client.lpush("cue:q:work:type:dispatch", message)
+    # when the leading beat looks at the fleet
+    survey.look_at_queues()
+    survey.look_at_farm()
+    # then it says so
+    assert fleet_metrics.BEAT.get_sample_value("scheduler_workers_alive") == 0
+    assert sample("scheduler_queue_depth", type="dispatch") == 1
+    assert sample("scheduler_queue_oldest_seconds", type="dispatch") >= 900
+    assert sample("scheduler_waiting_frames", verdict="behind") == 3
+    assert sample("scheduler_waiting_frames_distinct") == 3
+    assert 3600 <= sample("scheduler_host_report_age_seconds") < 3700
+
+
+def test_clusters_that_failed_and_those_off_the_board_are_known(runtime: Runtime, survey: FleetSurvey, engine: Engine):
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.host(tags=["big"], hostname_tag=False)
+        farm.job([LayerSpec(frames=9, tags="general | big")])
+    runtime.sweep()
+    one, other = runtime.postings.posted()
+    survey.look_at_queues()
+    assert sample("scheduler_clusters_cooled_down", reason="postgresql") == sample("scheduler_postings_trashed") == 0
+    # when the passes of both fail, and somebody takes one of them off the board
+    _fail_and_trash(runtime, one, other)
+    survey.look_at_queues()
+    # then each is known by its state, and the failed one by what failed
+    failed = {kind: sample("scheduler_clusters_cooled_down", reason=kind) for kind in FAILURE_KINDS}
+    assert failed == {"postgresql": 1, "redis": 0, "program": 0}
+    assert sample("scheduler_postings_trashed") == 1
+
+
+def test_a_group_that_is_gone_has_no_backlog_any_more(survey: FleetSurvey, redis_client):
+    worker = Presence(redis_client, "cue", types=["dispatch"], group="old", instance="one")
+    worker.announce()
+    survey.look_at_queues()
+    assert fleet_metrics.BEAT.get_sample_value("scheduler_backlog_per_worker", {"group": "old"}) == 0
+    # when it is gone, and forgotten
+    worker.withdraw()
+    redis_client.delete(presence_index("cue"))
+    survey.look_at_queues()
+    assert fleet_metrics.BEAT.get_sample_value("scheduler_backlog_per_worker", {"group": "old"}) is None

@@ -52,11 +52,11 @@ def test_what_a_worker_holds_that_stops_at_its_start_is_given_back(monkeypatch: 
 def test_a_first_look_that_fails_ends_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is made before the event loop runs: what the timer of that tells of and survives ended the worker here."""
 
-    def show_waiting() -> None:
+    def show_store() -> None:
         raise ValueError("what somebody wrote there")
 
     membership = SimpleNamespace(duty=Duty(), heartbeat=lambda: None)
-    mine = SimpleNamespace(membership=membership, show_waiting=show_waiting)
+    mine = SimpleNamespace(membership=membership, show_store=show_store)
     monkeypatch.setattr(runtime, "runtime", lambda: mine)
     monkeypatch.setattr(consumer_steps, "_duty", None)
     again: list[float] = []
