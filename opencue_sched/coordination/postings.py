@@ -110,8 +110,8 @@ class TrashedPosting:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a posting was not claimed: ``gone``, ``held`` (by ``owner``), ``not_yet``, ``trashed``, ``stale`` or
-    ``unreadable``."""
+    """Why a posting was not claimed: ``gone``, ``held`` (by ``owner``), ``not_yet``, ``trashed``, ``stale``,
+    ``unreadable``, or ``no_database``: a pass of this worker hangs in PostgreSQL, and it does not answer."""
 
     reason: str
     owner: str = ""

@@ -71,17 +71,27 @@ class RqdChannels:
                 pooled.borrowers -= 1
                 pooled.last_used = self._clock()
 
-    def each(self, function: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
+    def each(
+        self,
+        function: Callable[[_Item], _Result],
+        items: Iterable[_Item],
+        *,
+        progress: Callable[[], None] = lambda: None,
+    ) -> list[_Result]:
         """``function`` of every item, up to ``rqd.launch_concurrency`` at once, in the order of the items.
 
-        The first exception is raised once all have ended.
+        ``progress`` is called as they end. The first exception is raised once all have ended.
         """
         with self._lock:
             self._check_usable()
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(self.settings.launch_concurrency, thread_name_prefix="rqd")
             futures = [self._threads.submit(function, item) for item in items]
-        errors = [error for future in futures if (error := future.exception()) is not None]
+        errors = []
+        for future in futures:
+            if (error := future.exception()) is not None:
+                errors.append(error)
+            progress()
         if errors:
             raise errors[0]
         return [future.result() for future in futures]

@@ -87,9 +87,17 @@ class PassRunner:
     cap_waits: CapWaits = field(default_factory=CapWaits)
     clock: Callable[[], float] = time.monotonic
 
-    def run(self, cluster: Cluster, *, alive: Callable[[], bool], wakes: int = 0) -> PassReport:
+    def run(
+        self,
+        cluster: Cluster,
+        *,
+        alive: Callable[[], bool],
+        progress: Callable[[], None] = lambda: None,
+        wakes: int = 0,
+    ) -> PassReport:
         """One pass. ``alive`` says whether the claim on the cluster is still held; it is asked before permits are taken
-        or prolonged and before the commit. ``wakes``: how often the cluster has been woken so far.
+        or prolonged and before the commit. ``progress`` is told of each step, none of which takes longer than a commit
+        may. ``wakes``: how often the cluster has been woken so far.
 
         Raises nothing that concerns one job, host or frame. SQLAlchemyError and RedisError of the stores themselves
         reach the caller after everything taken was given back.
@@ -101,7 +109,7 @@ class PassRunner:
         layers: Collection[str] = ()
         gathered: Gathered | None = None
         try:
-            gathered = self._gather(cluster, report)
+            gathered = self._gather(cluster, report, progress)
             if not gathered.snapshot.jobs:
                 waits = gathered.held_back or gathered.bad_layers
                 report.ended = PassEnd.SATURATED if waits else PassEnd.NO_JOBS
@@ -117,9 +125,11 @@ class PassRunner:
                 return report
             layers = wanted.keys()
             granted = self.permits.take(owner, wanted) - self.permits.booked_since(report.log_end)
+            progress()
             plan = self._plan(gathered, cluster, granted, report)
+            progress()
             if plan.procs:
-                self._carry_out(plan, owner, alive, report)
+                self._carry_out(plan, owner, alive, progress, report)
             if report.ended is PassEnd.NO_JOBS:
                 report.ended = PassEnd.BOOKED if report.frames_booked else PassEnd.SATURATED
             if report.ended is PassEnd.SATURATED:
@@ -167,13 +177,16 @@ class PassRunner:
         except RedisError as error:
             log.warning("permits_left_to_expire", layers=len(layers), error=str(error))
 
-    def _gather(self, cluster: Cluster, report: PassReport) -> Gathered:
+    def _gather(self, cluster: Cluster, report: PassReport, progress: Callable[[], None]) -> Gathered:
         began = self.clock()
         self.rest.hosts_changed(self.hosts.follow())
+        progress()
         self.rest.hosts_changed(self.hosts.refresh(cluster))
+        progress()
         report.roused = self.rest.roused
 
         def backing_off(room: Mapping[str, float]) -> LeftOut:
+            progress()
             aside = self.rest.aside(cluster.key, room)
             report.resting = aside.verdicts
             return aside.left_out
@@ -182,6 +195,7 @@ class PassRunner:
         with self.engine.connect() as connection:
             gathered = gather(connection, cluster, self.settings, facts=self.facts, backing_off=backing_off)
             connection.rollback()
+        progress()
         report.gathered_at = self.clock()
         report.gather_seconds = report.gathered_at - began
         report.statements += gathered.statements
@@ -226,10 +240,13 @@ class PassRunner:
         report.blocked = plan.blocked
         return plan
 
-    def _carry_out(self, plan: Plan, owner: str, alive: Callable[[], bool], report: PassReport) -> None:
+    def _carry_out(
+        self, plan: Plan, owner: str, alive: Callable[[], bool], progress: Callable[[], None], report: PassReport
+    ) -> None:
         """Book and commit, tell the pool how that ended, then launch and settle."""
         try:
             environments = self._environments(plan.procs, report)
+            progress()
             if not alive():  # whoever has the cluster now has these permits
                 report.ended = PassEnd.CLAIM_LOST
                 self._give_back(plan, CommitResult(), report)
@@ -237,12 +254,13 @@ class PassRunner:
             # A commit may have to wait: nobody is to plan frames of these layers until it is over.
             planned = {proc.layer.id for proc in plan.procs}
             self.permits.keep(owner, planned, seconds=self.settings.accounting.commit_deadline)
+            progress()
         except (RedisError, SQLAlchemyError):
             self._give_back(plan, CommitResult(), report)
             raise
-        result = self._book_and_commit(plan, alive, report)
+        result = self._book_and_commit(plan, alive, progress, report)
         if result.committed:
-            self._launch(result.committed, environments, result.sent_at, report)
+            self._launch(result.committed, environments, result.sent_at, progress, report)
 
     def _give_back(self, plan: Plan, result: CommitResult, report: PassReport) -> None:
         """Tell the pool what became of the plan's hosts. What was not committed is idle again, and layers may rest for
@@ -258,11 +276,14 @@ class PassRunner:
         booked = after_booking(report.verdicts, plan.procs, answers.refusals, losses)
         report.verdicts, report.refused, report.lost = booked.verdicts, booked.refused, booked.lost
 
-    def _book_and_commit(self, plan: Plan, alive: Callable[[], bool], report: PassReport) -> CommitResult:
+    def _book_and_commit(
+        self, plan: Plan, alive: Callable[[], bool], progress: Callable[[], None], report: PassReport
+    ) -> CommitResult:
         result = CommitResult()
         try:
             booked_at = self.clock()
             answers = self._book(plan, report)
+            progress()
             accepted = [proc for proc in plan.procs if proc.proc_id in answers.accepted]
             if not accepted:
                 self._judge_again(plan, answers, result, report)
@@ -272,6 +293,7 @@ class PassRunner:
                 self._roll_back(accepted)
                 return result
             result = self._commit(accepted, answers, booked_at, report)
+            progress()
             self._judge_again(plan, answers, result, report)
             self._after_commit(result, report)
             return result
@@ -354,6 +376,7 @@ class PassRunner:
         committed: Sequence[CommittedProc],
         environments: Environments,
         committed_at: float | None,
+        progress: Callable[[], None],
         report: PassReport,
     ) -> None:
         """A process that was stopped since the commit sends nothing late: what it does not send is undone."""
@@ -362,8 +385,9 @@ class PassRunner:
         procs = [it.planned for it in committed]
         requests, impossible = launch_requests(procs, environments, self.settings)
         send_within = self.settings.rqd.launch_timeout - (self.clock() - committed_at)
-        outcomes = [*impossible, *launch_all(self.settlement.channels, requests, send_within=send_within)]
-        settled = self.settlement.settle(committed, outcomes)
+        launched = launch_all(self.settlement.channels, requests, send_within=send_within, progress=progress)
+        outcomes = [*impossible, *launched]
+        settled = self.settlement.settle(committed, outcomes, progress=progress)
         report.launch_seconds = self.clock() - began
         report.frames_launched = len(settled.launched)
         job_of = {proc.proc_id: proc.job.id for proc in procs}

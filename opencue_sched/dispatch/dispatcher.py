@@ -22,6 +22,7 @@ from opencue_sched.dispatch.store_trouble import is_trouble
 from opencue_sched.domain.errors import HostLocked
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.settings import Settings
+from opencue_sched.store.fences import PersistentFences
 
 log = structlog.get_logger(__name__)
 
@@ -51,6 +52,8 @@ class Dispatcher:
         A cluster whose pass fails is cooled down, for longer each time it fails again; the error goes to the caller
         unless it is a store's. A store in trouble says nothing of the cluster.
         """
+        if self.keeper.hangs and not self._database_answers():
+            return Refused("no_database")
         ttl = self.settings.coordination.claim_ttl
         before = boot_clock()
         claim = self.postings.try_claim(posting, self.owner, ttl_seconds=ttl, ticket=ticket)
@@ -58,7 +61,12 @@ class Dispatcher:
             return claim
         self.keeper.keep(claim, claimed_at=before)
         try:
-            report = self.runner.run(claim.cluster, alive=lambda: self.keeper.alive(claim), wakes=claim.wake)
+            report = self.runner.run(
+                claim.cluster,
+                alive=lambda: self.keeper.alive(claim),
+                progress=lambda: self.keeper.progress(claim),
+                wakes=claim.wake,
+            )
         except (SQLAlchemyError, RedisError) as error:
             report = PassReport(claim.cluster, ended=PassEnd.QUERY_ERROR, error=str(error))
             if is_trouble(error):
@@ -74,6 +82,16 @@ class Dispatcher:
         finally:
             self.keeper.drop(claim)
         return report
+
+    def _database_answers(self) -> bool:
+        """Whether PostgreSQL answers, asked before a claim: who hangs in this holds no cluster up, for the message is
+        sent again to others."""
+        try:
+            PersistentFences(self.runner.engine).time()
+        except SQLAlchemyError as error:
+            log.warning("database_away", error=str(error))
+            return False
+        return True
 
     def _end(self, claim: Claim, report: PassReport) -> None:
         delay = self._rest(report)

@@ -112,6 +112,7 @@ def launch_all(
     requests: Sequence[LaunchRequest],
     *,
     send_within: float | None = None,
+    progress: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[LaunchOutcome]:
     """Launch frames on many hosts at once; one outcome per request, in their order. Never raises for an RQD.
@@ -119,7 +120,7 @@ def launch_all(
     Hosts are served side by side (``rqd.launch_concurrency``), the frames of one host one after the other, so a host
     that hangs delays nobody else. A frame whose turn has not come ``send_within`` seconds after the call (default
     ``rqd.launch_timeout``) is not sent; nor are the remaining frames of a host that did not answer. Both are FAILED.
-    With ``rqd.dry_run_mode`` nothing is sent and everything counts as launched.
+    With ``rqd.dry_run_mode`` nothing is sent and everything counts as launched. ``progress`` is called as hosts end.
     """
     if channels.settings.dry_run_mode:
         return [_outcome(request, LaunchState.LAUNCHED, 0) for request in requests]
@@ -131,7 +132,7 @@ def launch_all(
     def serve(indexes: list[int]) -> list[tuple[int, LaunchOutcome]]:
         return _launch_on_host(channels, [(index, requests[index]) for index in indexes], not_after, clock)
 
-    outcomes = dict(pair for pairs in channels.each(serve, by_host.values()) for pair in pairs)
+    outcomes = dict(pair for pairs in channels.each(serve, by_host.values(), progress=progress) for pair in pairs)
     return [outcomes[index] for index in range(len(requests))]
 
 

@@ -81,8 +81,15 @@ class Settlement:
     channels: RqdChannels
     compensate: Callable[[Connection, Sequence[CommittedProc]], Collection[str]]
 
-    def settle(self, committed: Sequence[CommittedProc], outcomes: Sequence[LaunchOutcome]) -> SettleReport:
-        """Settle committed procs, given the outcome of each one's launch (one per proc, in any order)."""
+    def settle(
+        self,
+        committed: Sequence[CommittedProc],
+        outcomes: Sequence[LaunchOutcome],
+        *,
+        progress: Callable[[], None] = lambda: None,
+    ) -> SettleReport:
+        """Settle committed procs, given the outcome of each one's launch (one per proc, in any order). ``progress`` is
+        called as RQDs are asked."""
         by_id = {it.planned.proc_id: it for it in committed}
         launched = [it.proc_id for it in outcomes if it.state is LaunchState.LAUNCHED]
         to_undo = {it.proc_id: _error(it) for it in outcomes if it.state is LaunchState.FAILED}
@@ -90,7 +97,8 @@ class Settlement:
         unsure, left = self._still_ours(unsure, to_undo)
 
         adopted = 0
-        for outcome, confirmation in zip(unsure, self.channels.each(self._confirm(by_id), unsure), strict=True):
+        confirmations = self.channels.each(self._confirm(by_id), unsure, progress=progress)
+        for outcome, confirmation in zip(unsure, confirmations, strict=True):
             error = _error(outcome)
             if confirmation.fate is Fate.RUNNING:
                 launched.append(outcome.proc_id)

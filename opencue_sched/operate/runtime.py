@@ -86,7 +86,13 @@ class Runtime:
         self.verdicts = VerdictLog(self.client, settings.coordination.namespace)
         self._background = Background()
         self.counts = EventCounts(metrics.record_event)
-        self.keeper = ClaimKeeper(self.postings, ttl_seconds=settings.coordination.claim_ttl)
+        self.keeper = ClaimKeeper(
+            self.postings,
+            ttl_seconds=settings.coordination.claim_ttl,
+            # No step of a pass takes longer, unless PostgreSQL is so slow that some statement does.
+            patience_seconds=settings.accounting.commit_deadline,
+            longest_patience_seconds=settings.database.statement_timeout,
+        )
         self.membership = Membership(self.client, settings, lambda: {claim.cluster.key for claim in self.keeper.held()})
         self.messenger = Messenger(app, self.membership.router, legacy_queues=settings.coordination.legacy_queues)
         send = self.messenger.send

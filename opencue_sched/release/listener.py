@@ -21,7 +21,7 @@ from sqlalchemy import make_url
 
 from opencue_sched.release.model import EventCounts
 from opencue_sched.settings import Settings
-from opencue_sched.store.engine import connect
+from opencue_sched.store.engine import DEAD_CONNECTION, connect
 
 _log = structlog.get_logger(__name__)
 
@@ -119,11 +119,7 @@ class NotificationListener:
             "connect_timeout": self._connect_timeout,
             "application_name": "opencue-sched-listener",
             "options": "-c statement_timeout=5000",
-            "keepalives": 1,
-            "keepalives_idle": 10,
-            "keepalives_interval": 5,
-            "keepalives_count": 3,
-            "tcp_user_timeout": 20_000,
+            **DEAD_CONNECTION,
         }
         connection = connect(**{**self._address, **ours})
         try:

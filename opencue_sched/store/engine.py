@@ -15,8 +15,15 @@ _TAKES_NO_WRITES = "25006"
 OURS = "opencue-sched"
 """How the name of every session of ours begins: the guard on procs knows by it who may book frames of managed shows."""
 
-_UNANSWERED_SECONDS = 25
-"""Of a server that vanished: what is sent and not acknowledged, and what is waited for, both end by then."""
+DEAD_CONNECTION = {
+    "keepalives": 1,
+    "keepalives_idle": 3,
+    "keepalives_interval": 1,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 6000,
+}
+"""When a connection counts as dead whose server vanished: what is sent and not acknowledged, and what is waited for,
+both end after 6 s. A server, or a proxy, that acknowledges and answers nothing is not found out by TCP."""
 
 
 def make_engine(settings: Settings, *, application_name: str = OURS, pool_size: int | None = None) -> Engine:
@@ -40,11 +47,7 @@ def make_engine(settings: Settings, *, application_name: str = OURS, pool_size: 
             "connect_timeout": max(1, round(database.connect_timeout)),
             "application_name": application_name,
             "options": f"-c statement_timeout={int(database.statement_timeout * 1000)} -c timezone=UTC",
-            "keepalives": 1,
-            "keepalives_idle": 10,
-            "keepalives_interval": 5,
-            "keepalives_count": 3,
-            "tcp_user_timeout": 1000 * _UNANSWERED_SECONDS,
+            **DEAD_CONNECTION,
         },
     )
     event.listen(engine, "do_connect", lambda _dialect, _record, given, named: connect(*given, **named))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,6 +55,27 @@ def test_the_fences_of_a_beat_are_recorded_at_the_second_try(pooled: Engine) -> 
     with pytest.raises(InternalError):
         fences.claim("cue:beat", 1)
     assert fences.claim("cue:beat", 1)
+
+
+def test_a_connection_whose_server_vanished_is_dead_within_seconds(settings: Settings) -> None:
+    engine = make_engine(settings, pool_size=1)
+    with engine.connect() as connection:
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        with socket.socket(fileno=os.dup(driver.fileno())) as wire:
+            idle, interval, count, unanswered = (
+                wire.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (
+                    socket.TCP_KEEPIDLE,
+                    socket.TCP_KEEPINTVL,
+                    socket.TCP_KEEPCNT,
+                    socket.TCP_USER_TIMEOUT,
+                )
+            )
+            assert wire.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert 0 < idle + count * interval <= 6
+    assert 0 < unanswered <= 6000
+    engine.dispose()
 
 
 def test_an_error_of_the_work_costs_no_connection(settings: Settings) -> None:

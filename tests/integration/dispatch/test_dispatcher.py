@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime, timedelta
+from threading import Thread
 from typing import Any, cast
 
 import pytest
+from pydantic import SecretStr
 from redis.exceptions import ConnectionError as RedisConnectionError
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, make_url, text
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
+from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.coordination.leader import boot_clock
+from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import ClaimKeeper, Offered, Refused
-from opencue_sched.dispatch import locked_hosts, sweep
+from opencue_sched.dispatch import cluster_pass, gather, locked_hosts, sweep
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.dispatcher import Dispatcher
+from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.dispatch.sweep import pause_between_rouses
 from opencue_sched.domain.errors import NotReady
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Rqd, Settings
+from opencue_sched.store.engine import make_engine
+from tests.integration.coordination.conftest import LossyProxy
 from tests.polling import eventually
 
 from .gathering import with_start_times
@@ -249,6 +258,96 @@ def test_an_epoch_of_a_wrong_type_does_not_count_against_the_cluster(
     assert isinstance(report, PassReport)
     assert report.ended is PassEnd.NOT_READY
     assert here.client.hget(f"cue:board:clusters:job:{posting}", "failures") == "0"
+
+
+def test_a_pass_that_hangs_in_postgresql_loses_its_cluster_to_a_healthy_worker(
+    engine: Engine, settings: Settings
+) -> None:
+    """Its connection is a proxy's that still acknowledges what it gets; Redis answers."""
+    plant(engine, frames=1)
+    dry = settings.model_copy(update={"rqd": Rqd(dry_run_mode=True)})
+    url = make_url(settings.sqlalchemy_url)
+    assert url.host is not None and url.port is not None
+    reports: list[PassReport | Refused] = []
+    with ExitStack() as stack:
+        # given a worker whose PostgreSQL falls silent in the midst of a pass
+        proxy = stack.enter_context(closing(LossyProxy(url.host, url.port)))
+        through = url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
+        behind = make_engine(dry.model_copy(update={"database_url": SecretStr(through)}))
+        stack.callback(behind.dispose)
+        sick, well = (stack.enter_context(passes(it, dry, name)) for it, name in ((behind, "sick"), (engine, "well")))
+        hung, healthy = (stack.enter_context(dispatching(it, patience=0.5)) for it in (sick, well))
+        posting = a_posting(well)
+        proxy.hold("SELECT")
+        threads = [Thread(target=lambda: reports.append(hung.dispatch(posting))) for _ in range(2)]
+        threads[0].start()
+        assert proxy.holds.wait(30)
+
+        # then it is given up, and what it is sent for next claims nothing either
+        eventually(lambda: hung.keeper.hangs, 30)
+        threads[1].start()
+        report = eventually(lambda: isinstance(it := healthy.dispatch(posting), PassReport) and it, 30)
+        assert (report.ended, report.frames_booked) == (PassEnd.BOOKED, 1)
+
+        # and does nothing when it goes on
+        proxy.let_go()
+        for thread in threads:
+            thread.join(30)
+        assert [it.frames_booked for it in reports if isinstance(it, PassReport)] in ([0], [0, 0])
+        assert not hung.keeper.hangs
+        with engine.connect() as connection:
+            assert connection.execute(text("SELECT count(*) FROM proc")).scalar_one() == 1
+
+
+def test_a_pass_that_takes_long_keeps_its_cluster_while_each_step_is_short(
+    here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a pass, each step of which takes almost as long as one may
+    plant(engine, frames=1)
+    posting = a_posting(here)
+    now, steps = [1000.0], []
+    with dispatching(here, patience=10.0, clock=lambda: now[0]) as slow:
+        prolonged: list[int] = []
+        extend = slow.postings.extend
+        monkeypatch.setattr(slow.postings, "extend", lambda *a, **k: prolonged.append(1) or extend(*a, **k))
+
+        def slowly(function: Callable[..., Any]) -> Callable[..., Any]:
+            def step(*args: Any, **how: Any) -> Any:
+                steps.append(function)
+                answer = function(*args, **how)
+                now[0] += 9.0
+                prolonged.clear()
+                eventually(lambda: len(prolonged) > 1 or not slow.keeper.held(), 30)
+                return answer
+
+            return step
+
+        for place, names in {
+            HostFeed: ("follow", "refresh"),
+            gather: ("fetch_subscriptions", "fetch_waiting_layers"),
+            LayerPermits: ("take", "keep"),
+            Ledger: ("book",),
+            cluster_pass: ("plan_pass", "commit_plan", "launch_all"),
+        }.items():
+            for name in names:
+                monkeypatch.setattr(place, name, slowly(getattr(place, name)))
+
+        # then it does its work
+        report = slow.dispatch(posting)
+    assert isinstance(report, PassReport)
+    assert (report.ended, report.frames_booked) == (PassEnd.BOOKED, 1)
+    assert len(steps) >= 9
+
+
+@contextmanager
+def dispatching(here: Passes, *, patience: float, clock: Callable[[], float] = boot_clock) -> Iterator[Dispatcher]:
+    postings = here.sweeper._postings
+    keeper = ClaimKeeper(postings, ttl_seconds=0.9, patience_seconds=patience, clock=clock)
+    settings = here.settings.model_copy(
+        update={"coordination": here.settings.coordination.model_copy(update={"claim_ttl": 0.9})}
+    )
+    yield Dispatcher(settings, postings, keeper, here.runner, "one", SENT.append, lambda *_: None)
+    keeper.stop()
 
 
 def test_a_query_that_fails_costs_a_rest_and_not_the_scheduler(

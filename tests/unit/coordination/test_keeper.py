@@ -27,10 +27,12 @@ class Board:
         self.asked: list[float] = []
         self.before_answer: Callable[[], None] = lambda: None
         self.refused: set[Claim] = set()
+        self.prolonged: list[Claim] = []
 
     def extend(self, claims: Sequence[Claim], *, ttl_seconds: float) -> list[Claim]:
         self.asked.append(time.monotonic())
         self.before_answer()
+        self.prolonged = list(claims)
         return [claim for claim in claims if claim not in self.refused]
 
 
@@ -56,8 +58,8 @@ def clock() -> Clock:
 def make_keeper(board, clock):
     made: list[Keeper[Claim]] = []
 
-    def make(ttl_seconds: float) -> Keeper[Claim]:
-        made.append(Keeper(board, ttl_seconds=ttl_seconds, clock=clock))
+    def make(ttl_seconds: float, **how: float) -> Keeper[Claim]:
+        made.append(Keeper(board, ttl_seconds=ttl_seconds, clock=clock, **how))
         return made[-1]
 
     yield make
@@ -130,3 +132,58 @@ def test_an_answer_that_makes_no_sense_ends_no_later_prolongation(board, clock, 
     keeper.keep(Claim("one"), claimed_at=clock.now)
     eventually(lambda: len(board.asked) >= 3)
     assert keeper.alive(Claim("one"))
+
+
+def test_a_claim_whose_work_makes_no_step_is_given_up(board, clock, make_keeper):
+    # given two claims, and the work under one of them stands still
+    keeper, hung, busy = make_keeper(0.15, patience_seconds=10.0), Claim("hung"), Claim("busy")
+    for claim in (hung, busy):
+        keeper.keep(claim, claimed_at=clock.now)
+    clock.now += 9.0
+    keeper.progress(busy)
+    clock.now += 2.0
+
+    # then that one is prolonged no more, and the other is
+    eventually(lambda: board.prolonged == [busy])
+    assert not keeper.alive(hung)
+    assert keeper.held() == [busy]
+    assert keeper.hangs
+
+    # nor is it when the work goes on
+    keeper.progress(hung)
+    asked = len(board.asked)
+    eventually(lambda: len(board.asked) > asked + 1)
+    assert board.prolonged == [busy]
+    assert not keeper.alive(hung)
+    keeper.drop(hung)
+    assert not keeper.hangs
+
+
+def test_a_claim_is_kept_however_long_its_work_takes_while_each_step_is_short(board, clock, make_keeper):
+    keeper, claim = make_keeper(0.15, patience_seconds=10.0), Claim("one")
+    keeper.keep(claim, claimed_at=clock.now)
+    for _ in range(5):
+        clock.now += 9.0
+        board.asked.clear()
+        eventually(lambda: len(board.asked) > 1)
+        assert keeper.alive(claim)
+        keeper.progress(claim)
+
+
+def test_steps_may_take_as_long_as_one_that_was_slow_and_ended(board, clock, make_keeper):
+    # given a claim that was given up in the midst of a step of 14 seconds
+    keeper = make_keeper(0.15, patience_seconds=10.0, longest_patience_seconds=30.0)
+    keeper.keep(Claim("slow"), claimed_at=clock.now)
+    clock.now += 14.0
+    eventually(lambda: keeper.hangs)
+    keeper.progress(Claim("slow"))
+    assert not keeper.hangs
+
+    # then the next one is kept through such a step, and not for ever
+    keeper.keep(Claim("next"), claimed_at=clock.now)
+    clock.now += 20.0
+    board.asked.clear()
+    eventually(lambda: len(board.asked) > 1)
+    assert keeper.alive(Claim("next"))
+    clock.now += 2.0
+    eventually(lambda: keeper.hangs)
