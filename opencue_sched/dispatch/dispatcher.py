@@ -18,7 +18,7 @@ from opencue_sched.dispatch.cooldown import cooldown_seconds
 from opencue_sched.dispatch.failures import describe
 from opencue_sched.dispatch.locked_hosts import FIRST_REST_SECONDS
 from opencue_sched.dispatch.report import LONGEST_ERROR, PassEnd, PassReport
-from opencue_sched.dispatch.store_trouble import is_trouble
+from opencue_sched.dispatch.store_trouble import is_missing, is_trouble
 from opencue_sched.domain.errors import HostLocked
 from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.settings import Settings
@@ -71,7 +71,7 @@ class Dispatcher:
             report = PassReport(claim.cluster, ended=PassEnd.QUERY_ERROR, error=str(error))
             if is_trouble(error):
                 log.error("pass_failed_in_a_store", cluster=claim.cluster.key, error=str(error))
-                self._end(claim, report)
+                self._end(claim, report, self.settings.queue.cluster_saturated_sleep if is_missing(error) else None)
             else:
                 self._fail(claim, error)
         except Exception as error:
@@ -93,8 +93,8 @@ class Dispatcher:
             return False
         return True
 
-    def _end(self, claim: Claim, report: PassReport) -> None:
-        delay = self._rest(report)
+    def _end(self, claim: Claim, report: PassReport, delay: float | None = None) -> None:
+        delay = self._rest(report) if delay is None else delay
         # Of a cluster without work a sweep or an event tells when it has some: none is sent for until then.
         rest: End = "idle" if report.ended is PassEnd.NO_JOBS and report.next_start is None else "sleep"
         if report.ended in _SAYS_NOTHING_OF_THE_CLUSTER:

@@ -17,9 +17,11 @@ from sqlalchemy.exc import (
     TimeoutError,
 )
 
-_TROUBLE_CLASSES = frozenset({"08", "0A", "3F", "40", "42", "53", "55", "57", "58"})
-"""SQLSTATE: connections, other transactions, resources, locks, operators and time-outs, the system. And what our
-statements name but cannot use: a schema, table, column or function. They are constant, so all clusters meet that."""
+_MISSING_CLASSES = frozenset({"0A", "3F", "42"})
+"""SQLSTATE of what our statements name but cannot use: a schema, table, column or function. They are constant, so all
+clusters meet that."""
+_TROUBLE_CLASSES = frozenset({"08", "40", "53", "55", "57", "58"}) | _MISSING_CLASSES
+"""The others: connections, other transactions, resources, locks, operators and time-outs, the system."""
 _TROUBLE_STATES = frozenset({"25006", "25P03"})
 """A server that takes no writes, as after a failover; a transaction that was idle for too long."""
 _TOO_LARGE_CLASS = "54"
@@ -33,6 +35,11 @@ def is_trouble(error: Exception) -> bool:
     if isinstance(error, RedisError):
         return _is_trouble_of_redis(error)
     return isinstance(error, SQLAlchemyError) and _is_trouble_of_postgresql(error)
+
+
+def is_missing(error: Exception) -> bool:
+    """Whether PostgreSQL answers and only lacks what ``migrate`` or a GRANT brings back; nothing tells when."""
+    return isinstance(error, DBAPIError) and (getattr(error.orig, "pgcode", None) or "")[:2] in _MISSING_CLASSES
 
 
 def _is_trouble_of_redis(error: RedisError) -> bool:

@@ -463,6 +463,7 @@ def test_a_table_that_is_away_counts_against_no_cluster(here: Passes, dispatcher
         one_pass(here, dispatcher, posting)
     assert here.sweeper._postings.cooldowns() == []
     assert sent_for_at_its_end(here, posting), "the worker tries again by itself"
+    assert 4 < rests(here, posting) <= 5, "soon: nothing tells when they are back"
 
     # when they are back and the cluster is woken, then it books
     with engine.begin() as connection:
