@@ -178,8 +178,9 @@ class HostReports:
         lock = next_lock_state(row.lock_state, nimby_locked=host.nimby_locked)
         if lock is not row.lock_state:
             changed |= reports.set_lock_state(connection, row.id, row.lock_state, lock, "NIMBY")
-        if boot:
+        if boot or (row.size != host.size and not row.busy):
             changed |= reports.resize_host(connection, row.id, host.size)
+        if boot:
             changed |= self._tag(connection, row.id, row.alloc_tag, host)
         state = next_hardware_state(row.state, host.state, boot=boot, temp_full=host.temp_full, marked=row.marked)
         if state is not row.state:

@@ -17,6 +17,8 @@ from opencue_sched.domain.states import HardwareState, LockState, TagType
 _FIND_HOST = text(
     """
     SELECT host.pk_host, host.str_name, host.str_fqdn, host.str_lock_state, host_stat.str_state, alloc.str_tag,
+           int_procs, int_cores, int_mem, int_gpus, int_gpu_mem, b_nimby,
+           EXISTS (SELECT FROM proc WHERE proc.pk_host = host.pk_host) AS busy,
            EXISTS (SELECT FROM comments WHERE comments.pk_host = host.pk_host AND str_user = :user
                       AND str_subject = :subject) AS marked
       FROM host JOIN host_stat ON host_stat.pk_host = host.pk_host JOIN alloc ON alloc.pk_alloc = host.pk_alloc
@@ -139,13 +141,16 @@ _FULL_TEMP_USER, _FULL_TEMP_SUBJECT = "opencue-sched", "temporary directory full
 
 @dataclass(frozen=True, slots=True)
 class HostRow:
-    """A host as the database has it. ``marked``: it is in REPAIR because its temporary directory was full."""
+    """A host as the database has it. ``busy``: it has procs. ``marked``: it is in REPAIR, because its temporary
+    directory was full."""
 
     id: str
     name: str
     lock_state: LockState
     state: HardwareState
     alloc_tag: str
+    size: HostSize
+    busy: bool
     marked: bool
 
 
@@ -235,7 +240,8 @@ def set_lock_state(connection: Connection, host_id: str, old: LockState, new: Lo
 
 
 def resize_host(connection: Connection, host_id: str, size: HostSize) -> bool:
-    """After a boot: new totals, all idle. Only while the host has no proc. Returns whether anything changed.
+    """After a boot, or when the procs left then are gone: new totals, all idle. Only while the host has no proc.
+    Returns whether anything changed.
 
     The row is locked first: a booking that commits meanwhile would otherwise not be seen by the check for procs.
     """
@@ -288,6 +294,14 @@ def _size(size: HostSize) -> dict[str, Any]:
 
 
 def _host_row(row: Row[Any]) -> HostRow:
+    size = HostSize(row.int_procs, row.int_cores, row.int_mem, row.int_gpus, row.int_gpu_mem, row.b_nimby)
     return HostRow(
-        row.pk_host, row.str_name, LockState(row.str_lock_state), HardwareState(row.str_state), row.str_tag, row.marked
+        row.pk_host,
+        row.str_name,
+        LockState(row.str_lock_state),
+        HardwareState(row.str_state),
+        row.str_tag,
+        size,
+        row.busy,
+        row.marked,
     )

@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.domain.states import HardwareState
 from opencue_sched.release import reports as reports_module
+from opencue_sched.release.completion import complete_frame
 from opencue_sched.release.model import EventCounts, KillFate
 from opencue_sched.release.reports import RECONCILE_SECONDS, HostReports
 from opencue_sched.settings import Release
@@ -186,6 +187,28 @@ def test_a_boot_does_not_resize_a_host_that_still_has_procs(view: FarmView, desk
     run = start(view)
     desk.boot(name=run.host.name, cores_per_proc=3200, total_mem=128 * GB)
     assert view.host(run.host).int_cores == 1600
+    view.assert_consistent()
+
+
+def test_a_host_that_booted_with_other_hardware_is_resized_when_its_old_procs_are_gone(
+    view: FarmView, desk: Desk
+) -> None:
+    # given a host that booted with twice its cores while procs were left on it
+    run = start(view)
+    hardware = {"name": run.host.name, "cores_per_proc": 3200, "total_mem": 128 * GB}
+    desk.boot(**hardware)
+    report = report_pb2.HostReport(host=render_host(**hardware))
+    assert not desk.reports.status(report).changed
+    assert view.host(run.host).int_cores == 1600
+
+    # when they are gone
+    complete_frame(view.engine, run.report())
+
+    # then the next report resizes it, and those after it change nothing
+    assert desk.reports.status(report).changed
+    assert view.host(run.host).int_cores == view.host(run.host).int_cores_idle == 3200
+    assert run.host.id in desk.changes.published
+    assert not desk.reports.status(report).changed
     view.assert_consistent()
 
 

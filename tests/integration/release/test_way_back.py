@@ -175,8 +175,8 @@ def test_a_completion_that_is_never_sent_is_found(site: Site) -> None:
     site.report("sim1")
 
     # then that frame waits again and the other runs on
-    assert site.view.states(job.frames) == ["WAITING", "RUNNING"]
-    assert len(site.booked()) == 1
+    eventually(lambda: site.view.states(job.frames) == ["WAITING", "RUNNING"])
+    eventually(lambda: len(site.booked()) == 1)
     assert len(site.rqds.running()) == 1
     site.view.assert_consistent()
 
