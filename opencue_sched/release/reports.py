@@ -258,13 +258,13 @@ class HostReports:
         """Kill what no proc owns, and end the runs that RQD confirms not to run. In the background.
 
         Only while the report is fresh: an older one could name a frame that has been booked here again since, and an
-        RQD that does not answer would keep the thread for a time-out a frame. The next report names what is left, of
-        the missing in another order, so that one that is never confirmed does not keep the others.
+        RQD that does not answer would keep the thread for a time-out a frame. One that could not be asked is not asked
+        again. The next report names what is left, of the missing in another order, so that one that is never confirmed
+        does not keep the others.
         """
         for frame_id, reason in kills:
-            if monotonic() > fresh_until:
+            if monotonic() > fresh_until or not self._kill(host_name, frame_id, reason):
                 break
-            self._kill(host_name, frame_id, reason)
         gone: list[LostRun] = []
         for proc in random.sample(missing, len(missing)):
             if monotonic() > fresh_until:
@@ -282,13 +282,14 @@ class HostReports:
         ended = self._releasing.end_lost(gone)
         self._counts.add("lost_completion", sum(run.verdict is RunVerdict.APPLIED for run in ended))
 
-    def _kill(self, host_name: str, frame_id: str, reason: str) -> None:
+    def _kill(self, host_name: str, frame_id: str, reason: str) -> bool:
+        """False: RQD could not be asked."""
         if not self._throttle.allows(host_name, frame_id):
             self._counts.add("kill_throttled")
-            return
+            return True
         _log.warning("process_killed", host=host_name, frame=frame_id, reason=reason)
         self._counts.add("process_killed")
-        self._killer.ask(host_name, frame_id, reason)
+        return self._killer.ask(host_name, frame_id, reason)
 
     def _missing(self, report: report_pb2.HostReport, host_id: str) -> list[UnreportedProc]:
         """The procs this host has not named in two reports.

@@ -43,7 +43,7 @@ from opencue_sched.settings import Settings
 
 _log = structlog.get_logger(__name__)
 
-LARGEST_REPORT_BYTES = 2 * 1024 * 1024
+LARGEST_REPORT_BYTES = 1024 * 1024
 """A report of a host with hundreds of running frames and their child processes is smaller; more is refused by gRPC."""
 
 MOST_CALLS = 4_000

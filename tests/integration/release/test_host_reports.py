@@ -357,6 +357,18 @@ def test_kills_go_on_only_while_their_report_is_fresh(
     assert [frame for _, frame in desk.killer.asked] == ["a", "b"]
 
 
+def test_an_rqd_that_cannot_be_asked_is_asked_once_a_report(view: FarmView, desk: Desk) -> None:
+    # given a host with three processes nobody owns, whose RQD does not answer
+    run = start(view)
+    desk.killer.fate = KillFate.UNREACHABLE
+    report = empty_report(run)
+    report.frames.extend(report_pb2.RunningFrameInfo(frame_id=name) for name in "abc")
+    # when it reports, then one of them is tried; after three times it is another one's turn
+    for _ in range(4):
+        desk.reports.status(report)
+    assert [frame for _, frame in desk.killer.asked] == ["a", "a", "a", "b"]
+
+
 def test_a_process_over_its_time_limit_is_killed(view: FarmView, desk: Desk) -> None:
     run = start(view, LayerSpec(timeout=10))
     report = running_report(run, start_time=int((desk.clock.now - 3600) * 1000))

@@ -8,6 +8,7 @@ import pytest
 from opencue_proto import report_pb2
 
 from opencue_sched.release.inbox import HostInbox
+from tests.unit.release.test_hosts import render_host
 
 
 def status(load: int) -> report_pb2.HostReport:
@@ -68,6 +69,24 @@ def test_it_is_bounded() -> None:
     assert inbox.put_status("a", status(1))
     assert not inbox.put_status("b", status(1))
     assert inbox.put_status("a", status(2))
+
+
+def test_the_bytes_that_wait_are_bounded() -> None:
+    # given room for two reports
+    size = status(1).ByteSize()
+    inbox = HostInbox(most_bytes=2 * size)
+    assert inbox.put_status("a", status(1))
+    assert inbox.put_status("b", status(1))
+    # when there are more, then only one that takes the place of another is kept
+    assert not inbox.put_status("c", status(1))
+    assert not inbox.put_boot("a", report_pb2.BootReport(host=render_host()))
+    assert inbox.put_status("a", status(2))
+    # and what is served makes room
+    mail = inbox.take()
+    assert mail is not None
+    assert mail.boot is None
+    assert inbox.put_status("c", status(1))
+    assert not inbox.put_status("d", status(1))
 
 
 def test_the_age_of_mail_is_since_it_came() -> None:
