@@ -5,7 +5,7 @@
 --         somebody else's or the store is open.
 -- Invariants: an open store of this server is closed only on purpose; who filled before is fenced off by the new value;
 --         a wait counts only if the store is as its filler left it: closed, of this server, under the epoch it noted.
-local read = redis.call('MGET', KEYS[1], KEYS[2], KEYS[3])
+local read = redis.call('MGET', KEYS[1], KEYS[2])
 if read[2] ~= ARGV[1] then
   return {0, 0}
 end
@@ -14,7 +14,7 @@ local state, run_id = string.match(stored, '^(%a+)|[^|]*|([^|]*)')
 if state == 'open' and run_id == ARGV[3] and ARGV[4] ~= '1' then
   return {0, 0}
 end
-local waited, noted = string.match(read[3] or '', '^(%d+)|(.*)$')
+local waited, noted = string.match(redis.call('MGET', KEYS[3])[1] or '', '^(%d+)|(.*)$')
 if state ~= 'filling' or run_id ~= ARGV[3] or noted ~= stored then
   waited = '0'
 end
