@@ -1,7 +1,7 @@
 -- reconcile: apply differences between the ledger and the proc table, entry by entry.
 -- KEYS    1 acct:seq, 2 acct:ledger, 3 acct:epoch, 4 acct:audit
 -- ARGV    1 epoch, 2 owner of what is added, then fours (at most 250): pk_proc,
---         expected changed seq ('' expects no entry), state ('F', 'C', or '' to remove), entry ('' to remove)
+--         expected changed seq ('' expects no entry, or one nobody can read), state ('F', 'C', or '' to remove), entry ('' to remove)
 -- Returns {1, seq, applied, ids passed over...}, or {0, 'not_ready', stored epoch, '0'}.
 --         Passed over: the entry changed since it was read, or the id to be added is there by now or is tombstoned.
 -- Invariants: nothing is decided here about an entry other than the one the caller saw, so the call commutes with
@@ -29,8 +29,10 @@ for i, id in ipairs(ids) do
   local _, booked, changed, owner, old
   if known[i] then
     _, booked, changed, owner, old = string.match(known[i], RECORD)
+    if changed and #changed > 15 then changed, old = nil, nil end
   end
-  if (changed or '') ~= expected or (not old and (state == '' or tombstoned(id, bucket))) then
+  if (changed or '') ~= expected or (not known[i] and state == '')
+    or (not old and state ~= '' and tombstoned(id, bucket)) then
     answer[#answer + 1] = id
   else
     seq = seq or call('INCR', SEQ)

@@ -19,11 +19,12 @@
 --   acct:seq             moved by every mutation
 --
 -- An entry is  cores|gpus|show|alloc|folder|job|layer|dept|limit,limit  (an empty id: no such vertex);
--- a record is  1|state|booked at, seconds|changed seq|owner|entry  with state F (in flight) or C (confirmed).
+-- a record is  1|state|booked at, seconds|changed seq|owner|entry  with state F (in flight) or C (confirmed). What does
+-- not match RECORD nobody can read (as in opencue_sched/accounting/entries.py): it counts for nothing.
 local SEQ, LEDGER, EPOCH, AUDIT = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local AUDIT_LOG = 'acct:audit:log'
 local TOMB_WIDTH = 120
-local RECORD = '^1|(%a)|(%d+)|(%d+)|([^|]*)|(.*)$'
+local RECORD = '^1|([FC])|(%d+)|(%d+)|([^|]*)|([^|]*' .. string.rep('|[^|]*', 8) .. ')$'
 local ENTRY = '^(%-?%d+)|(%-?%d+)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)$'
 local DUAL = string.sub(ARGV[1], -5) == '|dual'
 local call = redis.call

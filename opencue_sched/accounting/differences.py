@@ -25,6 +25,7 @@ class Cause(StrEnum):
     MISSING = "missing"  # a proc without entry
     MOVED = "moved"  # job, host or amounts changed since the booking
     LATE_SETTLE = "late_settle"  # committed, but whoever booked it died before settling
+    UNREADABLE = "unreadable"  # somebody spoilt the entry, and it has no proc
     FOREIGN_WRITE = "foreign_write"  # no entry at all: somebody else wrote to a counter (accounting.inventory)
 
 
@@ -60,6 +61,12 @@ class Differences:
     def add(self, cause: Cause, change: Change) -> None:
         self.changes.append(change)
         self.cause_of[change.proc_id] = cause
+
+    def add_unreadable(self, proc_ids: Iterable[str]) -> None:
+        """Entries nobody can read: those of procs that were found missing are written over, the others are removed."""
+        for proc_id in proc_ids:
+            if proc_id not in self.cause_of:
+                self.add(Cause.UNREADABLE, Change(proc_id, None, None))
 
     def add_missing(self, changes: Iterable[Change]) -> None:
         """Procs of ``absent`` that a fresh read has found again."""

@@ -6,6 +6,7 @@ that two entries say the same exactly when they are the same text. A *record* is
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -17,8 +18,8 @@ RECORD_VERSION = "1"
 SEPARATORS = "|,:"
 """What no id in an entry, or in a vertex's key, may contain."""
 
-_FIELDS_OF_A_RECORD = 6
 _FIELDS_OF_AN_ENTRY = 9
+_RECORD = re.compile(rf"{RECORD_VERSION}\|([FC])\|([0-9]+)\|([0-9]{{1,15}})\|([^|]*)\|([^|]*(?:\|[^|]*){{8}})")
 
 
 class EntryState(StrEnum):
@@ -84,14 +85,11 @@ class Record:
 
 def unpack(proc_id: str, record: str) -> Record:
     """Read a ledger record. Raises InvalidInput when it is of another version or was tampered with."""
-    parts = record.split("|", _FIELDS_OF_A_RECORD - 1)
-    try:
-        version, state, booked_at, changed, owner, entry = parts
-        if version == RECORD_VERSION and entry.count("|") == _FIELDS_OF_AN_ENTRY - 1:
-            return Record(proc_id, EntryState(state), int(booked_at), int(changed), owner, entry)
-    except ValueError:
-        pass
-    raise InvalidInput(f"ledger entry of proc {proc_id} is not understood: {record!r}")
+    read = _RECORD.fullmatch(record)
+    if read is None:
+        raise InvalidInput(f"ledger entry of proc {proc_id} is not understood: {record!r}")
+    state, booked_at, changed, owner, entry = read.groups()
+    return Record(proc_id, EntryState(state), int(booked_at), int(changed), owner, entry)
 
 
 def unpack_entry(proc_id: str, entry: str) -> Booking:

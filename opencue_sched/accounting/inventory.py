@@ -60,7 +60,8 @@ class Reading:
 class Stock:
     """The ledger as scanned, the counters as read, and what happened meanwhile.
 
-    ``complete`` is False when somebody else was taking stock, or it took too long: then only ``records`` are valid.
+    ``complete`` is False when somebody else was taking stock, or it took too long: then only ``records`` are valid, and
+    ``unreadable``, the ids of the entries that nobody can read.
     """
 
     epoch: Epoch
@@ -68,6 +69,7 @@ class Stock:
     readings: Mapping[str, Reading]
     events: Sequence[Event]
     complete: bool
+    unreadable: Sequence[str] = ()
 
 
 def take_stock(ledger: Ledger, epoch: Epoch | None = None) -> Stock:
@@ -78,18 +80,17 @@ def take_stock(ledger: Ledger, epoch: Epoch | None = None) -> Stock:
     (begun,) = ledger.call_under([audit_begin_call(epoch.text, token, _LIFE_MS)])
     mine = int(begun[1]) == 1
     try:
-        records = {record.proc_id: record for record in ledger.records()}
+        unreadable: list[str] = []
+        records = {record.proc_id: record for record in ledger.records(unreadable)}
         entries = {record.entry for record in records.values()}
         vertices = vertex_keys(ledger) | {key for entry in entries for key, _, _ in amounts(entry)}
         readings = read_counters(ledger, epoch, sorted(vertices)) if mine else {}
         events = _read_log(ledger) if mine else []
-        with answering():
-            complete = mine and client.get(keys.AUDIT) == token
-        return Stock(epoch, records, readings, events, complete)
     finally:
         if mine:
             with answering():
-                call_scripts(client, [token_drop_call((keys.AUDIT, keys.AUDIT_LOG), token)])
+                (dropped,), _ = call_scripts(client, [token_drop_call((keys.AUDIT, keys.AUDIT_LOG), token)])
+    return Stock(epoch, records, readings, events, mine and int(dropped) == 1, unreadable)
 
 
 def vertex_keys(ledger: Ledger) -> set[str]:

@@ -16,6 +16,7 @@ LEDGER = "acct:ledger"
 EPOCH = "acct:epoch"
 AUDIT = "acct:audit"
 AUDIT_LOG = "acct:audit:log"
+CORRECTED = "acct:corrected"
 BOOTSTRAP_LEASE = "acct:bootstrap"
 FILLERS_WAITED = "acct:waited"
 RECOMPUTED_AT = "acct:recomputed"
@@ -24,6 +25,9 @@ SIGHTINGS_PREFIX = "acct:seen:"
 TOMBSTONE_PREFIX = "acct:tomb:"
 LIMIT_PREFIX = "acct:limit:"
 EVERYTHING = "acct:*"
+
+TOMBSTONE_SECONDS = 120
+"""Of Redis TIME, for each of the keys with TOMBSTONE_PREFIX (lua/includes/ledger.lua)."""
 
 LEDGER_KEYS = (SEQ, LEDGER, EPOCH, AUDIT)
 

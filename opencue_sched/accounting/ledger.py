@@ -244,7 +244,41 @@ class Ledger:
         if stored != epoch.text:
             self.learn_epoch()
             return self.mark()
-        return Mark(epoch, int(seq or 0), int(seconds))
+        return Mark(epoch, _number(seq) or 0, int(seconds))
+
+    def drop_misfits(self, mark: Mark, *hashes: str) -> None:
+        """Drop keys of a type that no script can use: tombstones, notes, the token of who takes stock, the sequence
+        number and these ``hashes`` are written anew. A ledger cannot be, for nobody knows what was in flight: then the
+        store is closed, for the bootstrap to fill it, and NotReady raised."""
+        bucket = mark.seconds // keys.TOMBSTONE_SECONDS
+        types = dict.fromkeys((keys.SEQ, keys.AUDIT, keys.CORRECTED), "string")
+        types |= dict.fromkeys((keys.LEDGER, keys.COUNTED, *hashes), "hash")
+        types |= dict.fromkeys((f"{keys.TOMBSTONE_PREFIX}{bucket + ahead}" for ahead in range(3)), "set")
+        with answering(), self.client.pipeline(transaction=False) as pipe:
+            for key in types:
+                pipe.type(key)
+            found = zip(types, pipe.execute(), strict=True)
+            misfits = [key for key, kind in found if kind not in ("none", types[key])]
+            if not misfits:
+                return
+            log.error("keys_of_another_type", keys=misfits)
+            self.client.unlink(*(keys.EPOCH if key == keys.LEDGER else key for key in misfits))
+        if keys.LEDGER in misfits:
+            raise NotReady("the ledger in Redis was overwritten by another program; waiting for the bootstrap")
+
+    def catch_up(self, seen: int) -> bool:
+        """Raise acct:seq to the highest number ``seen``, if somebody has set it back; whether it was."""
+        with answering():
+            stored, corrected = cast("list[str | None]", self.client.mget(keys.SEQ, keys.CORRECTED))
+            least = max(seen, _number((corrected or "").partition("|")[0]) or 0)
+            seq = _number(stored)
+            if (seq or 0) >= least:
+                return False
+            log.error("sequence_set_back", was=stored, raised_to=least)
+            if seq is None:
+                self.client.unlink(keys.SEQ)
+            self.client.incrby(keys.SEQ, least - (seq or 0))
+        return True
 
     def apply(self, changes: Sequence[Change], *, epoch: Epoch) -> Applied:
         """Apply differences that were found under ``epoch``."""
@@ -267,8 +301,11 @@ class Ledger:
             answers = self.call_under(caps_calls(epoch.text, version, rows))
         return sum(int(a[1]) for a in answers), sum(int(a[2]) for a in answers)
 
-    def records(self) -> Iterator[Record]:
-        """Every entry, by HSCAN: bounded work a call; one that comes or goes meanwhile may or may not be seen."""
+    def records(self, unreadable: list[str] | None = None) -> Iterator[Record]:
+        """Every entry, by HSCAN: bounded work a call; one that comes or goes meanwhile may or may not be seen.
+
+        ``unreadable`` gets the ids of the entries nobody can read, which a recompute removes.
+        """
         seen: set[str] = set()
         with answering():
             for proc_id, text in self.client.hscan_iter(keys.LEDGER, count=_SCAN_COUNT):
@@ -277,8 +314,9 @@ class Ledger:
                 seen.add(proc_id)
                 try:
                     yield unpack(proc_id, text)
-                except InvalidInput as error:
-                    log.error("ledger_entry_not_understood", proc_id=proc_id, error=str(error))
+                except InvalidInput:
+                    if unreadable is not None:
+                        unreadable.append(proc_id)
 
     def _call(
         self,
@@ -349,6 +387,11 @@ def _capped_keys(bookings: Iterable[Booking]) -> list[str]:
 
 def _size(call: ScriptCall) -> int:
     return len(call.args)
+
+
+def _number(text: str | None) -> int | None:
+    """A sequence number as it stands in the store; None where there is none that the scripts could go on from."""
+    return int(text) if text and text.isascii() and text.isdigit() else None
 
 
 def _of_one_key(error: Exception) -> bool:

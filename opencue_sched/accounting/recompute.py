@@ -8,6 +8,7 @@ younger than the mark. The same pass takes stock (I1), frees the keys of finishe
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,6 +33,14 @@ log = structlog.get_logger(__name__)
 DEFAULT_AGE_SECONDS = 40.0
 _IDS_PER_STATEMENT = 5000
 _KEYS_PER_ROUND_TRIP = 2000
+_OWNERS: Mapping[VertexKind, tuple[proc_snapshot.Owner, int]] = {
+    VertexKind.JOB: ("job", 0),
+    VertexKind.LAYER: ("layer", 0),
+    VertexKind.FOLDER: ("folder", 0),
+    VertexKind.SUBSCRIPTION: ("show", 0),
+    VertexKind.POINT: ("show", 1),
+}
+"""The table that says whether a vertex may be freed, and which of the ids in its key is the row's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +110,8 @@ def recompute(
     def one_pass() -> Pass:
         return reconcile(engine, ledger, only, age_seconds=age_seconds, sightings=eyes)
 
-    epoch = ledger.mark().epoch
-    if epoch.dual:
+    if ledger.epoch().dual:
+        epoch = ledger.mark().epoch  # the store may have been filled since it was learnt
         done, cas = reseed_booked(ledger, epoch, one_pass, max_retries=cas_max_retries, grace_seconds=publish_grace)
     else:
         done = one_pass()
@@ -155,18 +164,21 @@ def _heal_drift(ledger: Ledger, mark: Mark, stock: Stock) -> dict[VertexKind, in
 
 
 def reclaim_orphans(engine: Engine, ledger: Ledger, mark: Mark, stock: Stock) -> int:
-    """Free the keys of jobs and layers that are finished or gone and count nothing; returns how many."""
-    refs = {key: ref for key in stock.readings if (ref := keys.parse(key)) is not None}
-    jobs = {ref.ids[0]: key for key, ref in refs.items() if ref.kind is VertexKind.JOB}
-    layers = {ref.ids[0]: key for key, ref in refs.items() if ref.kind is VertexKind.LAYER}
-    alive: set[str] = set()
-    for part in chunks(list(jobs), _IDS_PER_STATEMENT):
-        with engine.begin() as connection:
-            alive |= proc_snapshot.unfinished_jobs(connection, part)
-    for part in chunks(list(layers), _IDS_PER_STATEMENT):
-        with engine.begin() as connection:
-            alive |= proc_snapshot.unfinished_layers(connection, part)
-    orphans = [key for row_id, key in (*jobs.items(), *layers.items()) if row_id not in alive]
+    """Free the keys of jobs and layers that are finished or gone, and of folders and shows that are gone, if they count
+    nothing; returns how many."""
+    rows: dict[proc_snapshot.Owner, dict[str, str]] = defaultdict(dict)
+    for key in stock.readings:
+        ref = keys.parse(key)
+        if ref is not None and ref.kind in _OWNERS:
+            table, place = _OWNERS[ref.kind]
+            rows[table][key] = ref.ids[place]
+    orphans: list[str] = []
+    for table, row_of in rows.items():
+        alive: set[str] = set()
+        for part in chunks(sorted(set(row_of.values())), _IDS_PER_STATEMENT):
+            with engine.begin() as connection:
+                alive |= proc_snapshot.alive(connection, table, part)
+        orphans += [key for key, row_id in row_of.items() if row_id not in alive]
     freed = 0
     for part in chunks(orphans, _KEYS_PER_ROUND_TRIP):
         freed += sum(int(answer[1]) for answer in ledger.call_under(reclaim_calls(mark.epoch.text, part)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import structlog
 from sqlalchemy import Engine
 
 from opencue_sched.accounting import keys
@@ -16,6 +17,8 @@ from opencue_sched.accounting.ledger import Applied, Ledger, Mark
 from opencue_sched.accounting.scripts import Change
 from opencue_sched.accounting.sightings import Sightings
 from opencue_sched.accounting.snapshot import Snapshot, fresh_additions, may_still_commit, read_snapshot
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +54,21 @@ def reconcile(
     """Bring the ledger to what the proc table says, as far as it can be said for certain now."""
     marked_at = sightings.clock()
     mark = ledger.mark()
+    ledger.drop_misfits(mark, sightings.key)
     stalled = may_still_commit(engine, age_seconds)
     snapshot = read_snapshot(engine, only)
     stock = take_stock(ledger, mark.epoch)
+    if ledger.catch_up(max((mark.seq, *(record.changed_seq for record in stock.records.values())))):
+        # The mark may be too low, or numbers of before it given again after it: what was read under them is read anew.
+        return reconcile(engine, ledger, only, age_seconds=age_seconds, sightings=sightings)
     old = sightings.too_old(stock.records.values(), mark, marked_at, age_seconds=age_seconds)
     too_old = frozenset[str]() if stalled else old
     scope = Scope(snapshot.managed, only)
     found = find_differences(mark.seq, snapshot.entries, stock.records.values(), too_old=too_old, scope=scope)
     found.add_missing(fresh_additions(engine, found.absent))
+    if only is None and stock.unreadable:
+        log.error("ledger_entries_not_understood", entries=len(stock.unreadable), procs=stock.unreadable[:20])
+        found.add_unreadable(stock.unreadable)
     _lend_before_retiring(engine, ledger, stock, found)
     return Pass(mark, snapshot, stock, found, ledger.apply(found.changes, epoch=mark.epoch))
 

@@ -35,7 +35,8 @@ _USUAL_VERTICES = 6
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference to apply: the entry as it was seen (``expected_seq`` None: absent), and as it should be.
+    """One difference to apply: the entry as it was seen (``expected_seq`` None: absent, or nobody can read it), and as
+    it should be.
 
     ``entry`` None removes it; ``state`` counts only with an entry. ``before`` is the entry as it was seen: how much
     work it is to take it out.

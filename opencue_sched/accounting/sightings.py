@@ -40,13 +40,13 @@ def boot_id() -> str:
 
 
 class Sightings:
-    """When this machine first saw each in-flight entry. ``clock`` is in seconds and never jumps."""
+    """When this machine first saw each in-flight entry, in the hash ``key``. ``clock`` is in seconds, never jumps."""
 
     def __init__(
         self, client: redis.Redis, *, clock: Callable[[], float] = boot_clock, boot: str | None = None
     ) -> None:
         self._client = client
-        self._key = keys.SIGHTINGS_PREFIX + (boot or boot_id())
+        self.key = keys.SIGHTINGS_PREFIX + (boot or boot_id())
         self.clock = clock
 
     def too_old(self, records: Iterable[Record], mark: Mark, marked_at: float, *, age_seconds: float) -> frozenset[str]:
@@ -55,7 +55,7 @@ class Sightings:
         Remembers those seen for the first time, forgets those that are gone.
         """
         with answering():
-            stored = dict(cast("Iterable[tuple[str, str]]", self._client.hscan_iter(self._key, count=_AT_ONCE)))
+            stored = dict(cast("Iterable[tuple[str, str]]", self._client.hscan_iter(self.key, count=_AT_ONCE)))
         in_flight = [r for r in records if r.state is EntryState.IN_FLIGHT and r.changed_seq <= mark.seq]
         seen = {r.proc_id: first_sighting(stored.get(r.proc_id), r, marked_at) for r in in_flight}
         self._remember({r.proc_id: f"{r.changed_seq}|{seen[r.proc_id]!r}" for r in in_flight}, stored)
@@ -72,10 +72,10 @@ class Sightings:
         new = [pair for pair in seen.items() if stored.get(pair[0]) != pair[1]]
         with answering(), self._client.pipeline(transaction=False) as pipe:
             for part in chunks(gone, _AT_ONCE):
-                pipe.hdel(self._key, *part)
+                pipe.hdel(self.key, *part)
             for piece in chunks(new, _AT_ONCE):
-                pipe.hset(self._key, mapping=dict(piece))
-            pipe.expire(self._key, _KEPT_SECONDS)
+                pipe.hset(self.key, mapping=dict(piece))
+            pipe.expire(self.key, _KEPT_SECONDS)
             pipe.execute()
 
 

@@ -6,8 +6,9 @@ exclude it there only); the vertices are those of the job's folder and departmen
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from sqlalchemy import Connection, TextClause, text
 
@@ -26,10 +27,15 @@ _PROCS = """
 _ALL = text(_PROCS)
 _OF_SHOWS = text(f"{_PROCS} WHERE proc.pk_show = ANY(:shows)")
 _BY_ID = text(f"{_PROCS} WHERE proc.pk_proc = ANY(:ids)")
-_UNFINISHED_JOBS = text("SELECT pk_job FROM job WHERE pk_job = ANY(:ids) AND str_state <> 'FINISHED'")
-_UNFINISHED_LAYERS = text(
-    "SELECT pk_layer FROM layer JOIN job USING (pk_job) WHERE pk_layer = ANY(:ids) AND job.str_state <> 'FINISHED'"
-)
+Owner: TypeAlias = Literal["job", "layer", "folder", "show"]
+_ALIVE: Mapping[Owner, TextClause] = {
+    "job": text("SELECT pk_job FROM job WHERE pk_job = ANY(:ids) AND str_state <> 'FINISHED'"),
+    "layer": text(
+        "SELECT pk_layer FROM layer JOIN job USING (pk_job) WHERE pk_layer = ANY(:ids) AND job.str_state <> 'FINISHED'"
+    ),
+    "folder": text("SELECT pk_folder FROM folder WHERE pk_folder = ANY(:ids)"),
+    "show": text("SELECT pk_show FROM show WHERE pk_show = ANY(:ids)"),
+}
 _UNFINISHED_COMMITS = text(
     """
     SELECT count(*) FROM pg_stat_activity
@@ -68,14 +74,9 @@ def procs_by_id(connection: Connection, proc_ids: Collection[str]) -> Iterator[P
     return _rows(connection, _BY_ID, {"ids": list(proc_ids)})
 
 
-def unfinished_jobs(connection: Connection, job_ids: Collection[str]) -> frozenset[str]:
-    """Those of these jobs that exist and are not FINISHED."""
-    return frozenset(connection.execute(_UNFINISHED_JOBS, {"ids": list(job_ids)}).scalars())
-
-
-def unfinished_layers(connection: Connection, layer_ids: Collection[str]) -> frozenset[str]:
-    """Those of these layers whose job exists and is not FINISHED."""
-    return frozenset(connection.execute(_UNFINISHED_LAYERS, {"ids": list(layer_ids)}).scalars())
+def alive(connection: Connection, table: Owner, ids: Collection[str]) -> set[str]:
+    """Those of these ids that exist; jobs that are not FINISHED, and layers of such jobs."""
+    return set(connection.execute(_ALIVE[table], {"ids": list(ids)}).scalars())
 
 
 def unfinished_commits(connection: Connection, seconds: float) -> int:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from opencue_sched.accounting import scripts
+from opencue_sched.accounting import keys, scripts
 from opencue_sched.accounting.entries import Booking, EntryState
 from opencue_sched.accounting.scripts import Change
 from opencue_sched.domain.farm import Vertices
@@ -104,6 +104,10 @@ def test_python_and_lua_agree_on_the_work_of_a_call() -> None:
     text = load_script("release").text
     numbers = scripts.WORK_PER_CALL, scripts._WORK_OF_AN_ID, scripts._WORK_OF_A_DUAL_VERTEX, scripts._WORK_OF_A_VERTEX
     assert "WORK, WORK_OF_AN_ID, WORK_OF_A_VERTEX = {}, {}, DUAL and {} or {}\n".format(*numbers) in text
+
+
+def test_python_and_lua_agree_on_how_long_a_released_id_is_remembered() -> None:
+    assert f"local TOMB_WIDTH = {keys.TOMBSTONE_SECONDS}\n" in load_script("release").text
 
 
 def test_a_change_says_remove_add_and_move() -> None:
