@@ -12,6 +12,7 @@ import psycopg2
 import pytest
 from sqlalchemy import Engine, make_url, text
 
+from opencue_sched.store.schema import check_schema
 from tests.farm import Farm, LayerSpec
 
 _CHANNELS = ("opencue_sched_release", "opencue_sched_caps", "opencue_sched_work", "opencue_sched_handed_back")
@@ -240,6 +241,22 @@ def test_new_work_of_managed_shows_is_told_once(engine: Engine, listener: Listen
     with engine.begin() as connection:
         connection.execute(change, {"state": "WAITING", "frame": paused.frames[0]})
     assert listener.heard(engine) == {"work": [{"shows": [managed.id]}]}
+
+
+def test_a_start_time_that_is_set_anew_is_new_work(engine: Engine, listener: Listener) -> None:
+    with engine.begin() as connection:
+        if not check_schema(connection).has_start_after:
+            pytest.skip("a Cuebot before V47 knows no start times")
+        job = Farm(connection).job()
+    listener.heard(engine)
+    for change in ("now() + interval '12 s'", "NULL"):
+        with engine.begin() as connection:
+            connection.execute(text(f"UPDATE layer SET ts_start_after = {change}"))  # noqa: S608
+        assert listener.heard(engine) == {"work": [{"shows": [job.show.id]}]}
+    # the same again is not, nor is anything else that is written to a layer
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE layer SET ts_start_after = NULL, int_mem_min = 5"))
+    assert listener.heard(engine) == {}
 
 
 def test_a_satisfied_dependency_is_new_work(engine: Engine, listener: Listener) -> None:
