@@ -84,10 +84,6 @@ class Sweeper:
         with self._engine.connect() as connection:
             return load_clusters(connection, self._settings)
 
-    def clusters(self) -> list[Cluster]:
-        """All clusters there are, as this process last read them."""
-        return self._feed.clusters()
-
     def reload(self) -> None:
         """Read the clusters anew now, without waiting for the interval."""
         with self._lock:

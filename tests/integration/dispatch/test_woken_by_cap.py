@@ -153,7 +153,7 @@ def test_a_freed_host_costs_nothing_more_while_nobody_waits_at_a_cap(here: Passe
     here.sweeper.sweep()
     with here.counted() as before:
         here.sweeper.sweep(wake_hosts=[host.id])
-    (cluster,) = here.sweeper.clusters()
+    (cluster,) = here.sweeper._feed.clusters()
     while here.runner.run(cluster, alive=lambda: True).frames_booked:
         continue
     with here.counted() as after:

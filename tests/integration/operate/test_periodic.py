@@ -135,7 +135,7 @@ def test_workers_audit_and_read_the_clusters_anew_by_remote_control(
     said = json.loads(json.dumps(remote_control.accounting_audit(None)))
     assert said["failed"], "the counters were never filled"
     assert len(said["checks"]) > 1
-    assert runtime.sweeper.clusters() == []
+    assert runtime.sweeper._feed.clusters() == []
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host()
