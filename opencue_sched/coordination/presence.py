@@ -43,8 +43,9 @@ class Actor:
     """One instance in its role of one queue type (or ``beat``). Times are seconds since the epoch.
 
     ``machine`` tells processes of one process table from all others; ``node`` is Celery's name of the worker;
-    ``work`` names what it has in hand; ``fence`` is that of a leading beat, else 0; ``facility`` is the scope of a
-    fleet of one facility, in lower case, and empty for all others.
+    ``capabilities`` of a worker are the names of the queues that it consumes; ``work`` names what it has in hand;
+    ``fence`` is that of a leading beat, else 0; ``facility`` is the scope of a fleet of one facility, in lower case,
+    and empty for all others.
     """
 
     type: str
@@ -172,15 +173,31 @@ class Presence:
             sleep(_POLL_SECONDS)
         self._announced = True
 
-    def refresh(self, *, in_flight: int = 0, state: str = "working", work: Sequence[str] = (), fence: int = 0) -> None:
+    def refresh(
+        self,
+        *,
+        in_flight: int = 0,
+        state: str = "working",
+        work: Sequence[str] = (),
+        fence: int = 0,
+        capabilities: Sequence[str] | None = None,
+    ) -> None:
         """Say that this process is alive and what it is at. Raises InstanceTaken if the name went to another one.
 
-        Does nothing before announce() or after withdraw().
+        ``capabilities`` replace those of before. Does nothing before announce() or after withdraw().
         """
         if not self._announced:
             return
         self._actors = [
-            replace(actor, in_flight=in_flight, state=state, work=tuple(work), fence=fence) for actor in self._actors
+            replace(
+                actor,
+                in_flight=in_flight,
+                state=state,
+                work=tuple(work),
+                fence=fence,
+                capabilities=actor.capabilities if capabilities is None else tuple(capabilities),
+            )
+            for actor in self._actors
         ]
         holder = self._keep()
         if holder is not None:

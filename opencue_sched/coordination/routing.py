@@ -2,7 +2,8 @@
 
 The instance is found by rendezvous hashing of the cluster's hosts (facility and allocation, or tags) over the live
 instances of the group: every sender comes to the same answer, and when an instance comes or goes only its own clusters
-move. A saturated instance is passed over, and a message sent again never waits for one instance.
+move. A saturated instance is passed over, and a message sent again waits for one instance only where none consumes
+another queue. A message goes to no queue that no live worker announces, while another is announced.
 """
 
 from __future__ import annotations
@@ -61,40 +62,54 @@ class Router:
         self._clock = clock
         self._lock = threading.Lock()
         self._read_at = float("-inf")
+        self._consumed: set[str] = set()
+        self._working: frozenset[str] = frozenset()
         self._live: dict[str, Actor] = {}
         self._load: Counter[str] = Counter()
 
     def queue_of_all(self) -> QueueName:
-        """Where to send what any worker may do: to the group; without anybody at work in it, to all groups."""
+        """Where to send what any worker may do: to the group; without anybody there that consumes its queue, to all
+        groups."""
         with self._lock:
             self._look()
-            return self._group_queue if self._live or self._fixed else self._type_queue
+            return self._shared()
 
     def queue_for(self, cluster: Cluster, *, again: bool = False) -> QueueName:
         """Where to send a message for ``cluster``; ``again`` when one was sent before and nobody took it."""
         with self._lock:
             self._look()
-            if not self._live:
-                return self._group_queue if self._fixed else self._type_queue
             instance = rendezvous(warm_key(cluster), sorted(self._live))
-            if again or instance is None or self._load[instance] >= self._live[instance].capacity:
-                return self._group_queue
+            shared = self._shared()
+            if instance is None:
+                return shared
+            full = self._load[instance] >= self._live[instance].capacity
+            if (again or full) and str(shared) in self._consumed:
+                return shared
             self._load[instance] += 1
             return self._instance_queue(instance)
 
     def instances(self) -> frozenset[str]:
-        """The instances of the group that take work."""
+        """The instances of the group that take work, by whatever queue."""
         with self._lock:
             self._look()
-            return frozenset(self._live)
+            return self._working
+
+    def _shared(self) -> QueueName:
+        """The queue of the group if anybody consumes it, else that of the type."""
+        return self._group_queue if self._fixed or str(self._group_queue) in self._consumed else self._type_queue
 
     def _look(self) -> None:
         now = self._clock()
         if now - self._read_at < REMEMBERED_SECONDS:
             return
         roll = call_roll(self._client, self._type_queue.ns)
-        actors = roll.of(QueueType.DISPATCH.value, self._group)
-        self._live = {actor.instance: actor for actor in actors if actor.state == DutyState.WORKING}
+        working = [actor for actor in roll.of(QueueType.DISPATCH.value) if actor.state == DutyState.WORKING]
+        self._consumed = {name for actor in working for name in actor.capabilities}
+        mine = [actor for actor in working if actor.group == self._group]
+        self._working = frozenset(actor.instance for actor in mine)
+        self._live = {
+            actor.instance: actor for actor in mine if str(self._instance_queue(actor.instance)) in self._consumed
+        }
         waiting = self._waiting(sorted(self._live))
         self._load = Counter({name: actor.in_flight + waiting[name] for name, actor in self._live.items()})
         self._read_at = now

@@ -35,14 +35,21 @@ FAILED = "failed"
 """How a pass ended that raised, in the answer to who waits for it and in its job hash."""
 
 
-def consumed_types(app: Celery) -> list[str]:
-    """The queue types that a worker of ``app`` takes messages from (all, unless started with ``-Q``)."""
+def consumed_by(app: Celery) -> list[str]:
+    """The names of the queues that a worker of ``app`` takes messages from (all of its own, unless started with
+    ``-Q``)."""
+    return sorted(app.amqp.queues.consume_from)
+
+
+def types_of(queues: Collection[str]) -> list[str]:
+    """The queue types of ``queues``. Those of an older naming get dispatch messages, see Messenger."""
     types = set()
-    for name in app.amqp.queues.consume_from:
+    for name in queues:
         try:
             types.add(QueueName.parse(name).type)
         except InvalidInput:
             log.info("legacy_queue_consumed", queue=name)
+            types.add(QueueType.DISPATCH.value)
     return sorted(types)
 
 
@@ -59,20 +66,24 @@ class Membership:
         self.router = Router(client, self.namespace, self.group, fixed=settings.scheduler.facility is not None)
         self.presence: Presence | None = None
         self.node = ""
+        self._queues: Callable[[], Collection[str]] = tuple
         self.in_flight: Callable[[], int] = lambda: self.duty.in_hand
 
-    def join(self, node: str, *, types: Collection[str], capacity: int) -> None:
-        """Take this instance's name. Raises InstanceTaken when a live process has it."""
+    def join(self, node: str, *, queues: Callable[[], Collection[str]], capacity: int) -> None:
+        """Take this instance's name, for the types of ``queues``. Each heartbeat announces what these are then: Celery
+        may be told to consume others. Raises InstanceTaken when a live process has the name."""
         self.node = node
+        self._queues = queues
+        consumed = queues()
         self.presence = Presence(
             self._client,
             self.namespace,
-            types=sorted(types),
+            types=types_of(consumed),
             group=self.group,
             instance=self._settings.instance,
             node=node,
             capacity=capacity,
-            capabilities=sorted(types),
+            capabilities=sorted(consumed),
             facility=self._settings.scheduler.facility,
         )
         self.presence.announce()
@@ -142,7 +153,12 @@ class Membership:
 
     def _refresh(self) -> float:
         if self.presence is not None:
-            self.presence.refresh(in_flight=self.in_flight(), state=self.duty.state.value, work=sorted(self._work()))
+            self.presence.refresh(
+                in_flight=self.in_flight(),
+                state=self.duty.state.value,
+                work=sorted(self._work()),
+                capabilities=sorted(self._queues()),
+            )
         return REFRESH_SECONDS
 
     def answer(self, reply: str, posting: str, summary: dict[str, object], messenger: Messenger) -> None:

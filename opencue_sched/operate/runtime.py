@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 
 import structlog
 from celery import Celery
@@ -49,7 +49,7 @@ from opencue_sched.operate import fleet_metrics, metrics
 from opencue_sched.operate.background import Background
 from opencue_sched.operate.events import Events
 from opencue_sched.operate.flip import look_after_handed_back, notice_flips
-from opencue_sched.operate.membership import Membership, consumed_types
+from opencue_sched.operate.membership import Membership, consumed_by
 from opencue_sched.operate.messages import Messenger
 from opencue_sched.operate.stores import check_stores
 from opencue_sched.operate.upkeep import Upkeep, upkeep_scope
@@ -367,7 +367,7 @@ def start_worker(app: Celery, *, hostname: str, capacity: int, sleep: Callable[[
     queue = mine.settings.queue
     served = metrics.serve_metrics(queue.metrics_host, queue.metrics_port, metrics.worker_registry())
     mine.check()
-    mine.membership.join(hostname, types=consumed_types(app), capacity=capacity)
+    mine.membership.join(hostname, queues=partial(consumed_by, app), capacity=capacity)
     mine.prepare(sleep=sleep)
     mine.events.start()
     for watch in mine.watches:

@@ -517,6 +517,24 @@ def test_copies_of_a_message_are_dropped_and_counted(site):
     assert not site.client.llen("cue.dispatch.old:prio:1")
 
 
+@pytest.mark.parametrize("asked", ["types alone", "an old queue alone", "own instance alone"])
+def test_a_worker_that_consumes_a_part_of_the_queues_gets_its_work_by_these(site, asked):
+    """What it consumes is what it announces, so nothing is sent where nobody takes it."""
+    plant(site)
+    site.fleet.environment["OPENCUE_SCHED_COORDINATION__LEGACY_QUEUES"] = '["farm.old.q"]'
+    queue = {
+        "types alone": str(QueueName("cue", "dispatch")),
+        "an old queue alone": "farm.old.q",
+        "own instance alone": str(QueueName("cue", "dispatch", "default", "w1")),
+    }[asked]
+    site.fleet.worker("w1", "-Q", queue)
+    site.fleet.worker("w2", "-Q", str(QueueName("cue", "sweep")))
+    site.fleet.beat()
+    eventually(lambda: booked(site) == 4, 30, "all frames")
+    (actor,) = call_roll(site.client, "cue").of("dispatch")
+    assert (actor.instance, actor.capabilities) == ("w1", (queue,))
+
+
 @contextmanager
 def sender(site: Site):
     """A Celery client that sends to our queues."""

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from opencue_sched.coordination.names import BoardKeys
+from opencue_sched.coordination.names import BoardKeys, consumed_queues
 from opencue_sched.coordination.postings import ClaimKeeper, ClusterPostings
 from opencue_sched.coordination.presence import Presence
 from opencue_sched.coordination.routing import Router
@@ -131,7 +131,16 @@ def test_sleeping_postings_are_not_sent_until_their_time(postings, redis_client)
 
 def test_a_posting_that_rested_goes_to_its_warm_instance_when_it_is_due(postings, redis_client):
     """Nothing was sent in vain: its message was answered, by the claim that let it rest."""
-    presence = Presence(redis_client, "cue", types=("dispatch",), group="default", instance="warm", capacity=2)
+    consumed = consumed_queues("cue", "dispatch", "default", "warm")
+    presence = Presence(
+        redis_client,
+        "cue",
+        types=("dispatch",),
+        group="default",
+        instance="warm",
+        capacity=2,
+        capabilities=consumed,
+    )
     presence.announce()
     router = Router(redis_client, "cue", "default")
     (first,) = postings.offer([CLUSTER])

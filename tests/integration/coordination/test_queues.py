@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import threading
+from collections.abc import Sequence
 from contextlib import closing
 
 import pytest
@@ -25,6 +26,7 @@ from opencue_sched.coordination.names import (
     PRIORITY_SEPARATOR,
     QUEUE_PRIORITIES,
     QueueName,
+    consumed_queues,
     job_hash,
     presence_index,
     presence_key,
@@ -44,6 +46,7 @@ from opencue_sched.settings import Settings
 
 CLUSTER = Cluster("fac", "show", ClusterKind.ALLOC, ("general",), "alloc")
 TYPE, GROUP = QueueName("cue", "dispatch"), QueueName("cue", "dispatch", "default")
+OWN = QueueName("cue", "dispatch", "default", "a")
 
 
 class Clock:
@@ -55,8 +58,16 @@ class Clock:
 
 
 def present(
-    client, instance: str, *, capacity: int = 2, group: str = "default", facility: str | None = None, **state
+    client,
+    instance: str,
+    *,
+    capacity: int = 2,
+    group: str = "default",
+    facility: str | None = None,
+    consumes: Sequence[str] | None = None,
+    **state,
 ) -> Presence:
+    """Announce an instance that consumes all of its queues, or these."""
     presence = Presence(
         client,
         "cue",
@@ -65,6 +76,7 @@ def present(
         instance=instance,
         capacity=capacity,
         facility=facility,
+        capabilities=consumed_queues("cue", "dispatch", group, instance) if consumes is None else consumes,
     )
     presence.announce()
     presence.refresh(**state)
@@ -108,6 +120,24 @@ def test_without_anybody_in_the_group_the_type_queue_is_left_unless_the_group_is
     present(redis_client, "elsewhere", group="other")
     assert Router(redis_client, "cue", "default").queue_for(CLUSTER) == TYPE
     assert Router(redis_client, "cue", "default", fixed=True).queue_for(CLUSTER) == GROUP
+
+
+@pytest.mark.parametrize(
+    ("consumed", "first", "again", "of_all"),
+    [
+        ((TYPE,), TYPE, TYPE, TYPE),
+        ((GROUP, TYPE), GROUP, GROUP, GROUP),
+        ((OWN, TYPE), OWN, TYPE, TYPE),
+        ((OWN, GROUP), OWN, GROUP, GROUP),
+        ((OWN,), OWN, OWN, TYPE),
+        (("farm.old.q",), TYPE, TYPE, TYPE),
+    ],
+)
+def test_a_message_goes_where_somebody_consumes(redis_client, consumed, first, again, of_all):
+    present(redis_client, "a", consumes=[str(queue) for queue in consumed])
+    router = Router(redis_client, "cue", "default")
+    assert (router.queue_for(CLUSTER), router.queue_for(CLUSTER, again=True)) == (first, again)
+    assert router.queue_of_all() == of_all
 
 
 def test_a_dead_instance_is_passed_over_within_a_second_of_its_end(redis_client):

@@ -18,6 +18,7 @@ from opencue_sched.operate.membership import Membership
 from opencue_sched.settings import Settings
 from opencue_sched.store.fences import PersistentFences
 
+QUEUES = ("cue:q:work:type:dispatch", "cue:q:work:type:sweep")
 FACILITIES = ("alpha", "beta", None)
 
 
@@ -53,14 +54,14 @@ def test_the_leader_shown_is_that_of_ones_own_facility(scoped, redis_client, fac
 
 def test_a_worker_says_what_it_takes_and_what_it_has_in_hand(settings: Settings, redis_client: Redis) -> None:
     membership = Membership(redis_client, settings, lambda: {"tags-1", "alloc-1"})
-    membership.join("w1@here", types={"sweep", "dispatch"}, capacity=4)
+    membership.join("w1@here", queues=lambda: QUEUES, capacity=4)
     membership.duty.pause()
     with membership.duty.task():
         membership.heartbeat()
     (worker,) = fleet_view(redis_client, settings)["workers"]
     assert (worker["node"], worker["types"], worker["state"]) == ("w1@here", ["dispatch", "sweep"], "paused")
     assert (worker["in_flight"], worker["capacity"], worker["work"]) == (1, 4, ["alloc-1", "tags-1"])
-    assert {actor.capabilities for actor in call_roll(redis_client, "cue").alive} == {("dispatch", "sweep")}
+    assert {actor.capabilities for actor in call_roll(redis_client, "cue").alive} == {QUEUES}
 
 
 def test_what_the_children_of_a_worker_have_in_hand_is_shown_as_its_own(

@@ -463,7 +463,7 @@ def _fleet(runtime: Runtime, client: redis.Redis) -> None:
     gone.announce()
     for key in client.keys("cue:meta:actor:inst:dispatch:default:gone"):
         client.delete(key)
-    runtime.membership.join("one@here", types=["dispatch"], capacity=2)
+    runtime.membership.join("one@here", queues=lambda: ["cue:q:work:type:dispatch"], capacity=2)
     runtime.membership.heartbeat()
     assert runtime.dispatch("0" * 40)["ended"] == "dropped"
     note_unreadable("task", "no task of ours")
