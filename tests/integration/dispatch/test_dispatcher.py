@@ -399,7 +399,7 @@ def test_a_cluster_whose_passes_fail_is_cooled_down_longer_and_longer_whatever_w
 ) -> None:
     plant(engine, frames=1)
     posting = a_posting(here)
-    shows = [here.sweeper.clusters()[0].show_id]
+    shows = [here.sweeper._feed.clusters()[0].show_id]
     cooled: list[float] = []
     with monkeypatch.context() as broken:
         # given a cluster whose passes fail ten times in a row
