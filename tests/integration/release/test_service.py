@@ -211,7 +211,8 @@ def test_no_report_waits_for_an_rqd_that_does_not_answer(
     class Hanging(ScriptedKiller):
         def ask(self, host_name: str, frame_id: str, reason: str) -> bool:
             super().ask(host_name, frame_id, reason)
-            return over.wait(60)
+            over.wait(60)
+            return False
 
     killer = Hanging()
     with running_service(settings, engine, ledger, killer) as service, stub_of(service) as stub:
