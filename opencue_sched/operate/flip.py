@@ -135,7 +135,7 @@ def hand_back(
         sleep(settle_seconds)
     with engine.begin() as connection:
         admin.lock_show(connection, show_id)
-        refresh_tables(engine, [show_id])
+        refresh_tables(engine, [show_id], as_cuebot=True)
         admin.set_show_flag(connection, show_id, "b_scheduler_managed", False)
         admin.set_show_flag(connection, show_id, "b_booking_enabled", booking)
     _remember_handed_back(ledger.client, show_id)
@@ -169,7 +169,7 @@ def follow_handed_back(engine: Engine, ledger: Ledger, *, age_seconds: float) ->
     """
     gone = notice_flips(engine, ledger.client)
     if gone:
-        rows = sum(refresh_tables(engine, gone, managed=False).values())
+        rows = sum(refresh_tables(engine, gone, managed=False, as_cuebot=True).values())
         retired = recompute(engine, ledger, gone, age_seconds=age_seconds, write_tables=False).healed
         log.info("shows_handed_back", shows=gone, rows=rows, retired=retired)
     return gone
@@ -184,7 +184,7 @@ def look_after_handed_back(engine: Engine, client: redis.Redis) -> int:
     due = [str(show) for show in client.zrange(HANDED_BACK, "-inf", str(now), byscore=True)]
     if not due:
         return 0
-    written = sum(refresh_tables(engine, due, managed=False).values())
+    written = sum(refresh_tables(engine, due, managed=False, as_cuebot=True).values())
     client.zremrangebyscore(HANDED_BACK, "-inf", now - _LOOKED_AFTER_SECONDS)
     log.info("tables_of_handed_back_shows", shows=len(due), rows=written)
     return written

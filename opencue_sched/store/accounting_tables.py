@@ -32,7 +32,9 @@ class _Table:
     """One table: its name and the column that identifies a row, how its rows find their show, and its sums.
 
     ``owner`` joins ``row`` to ``show``. ``sums`` groups procs by ``summed_by``, the expression that equals ``key``.
-    ``caps`` are the columns the triggers compare cores and GPUs with (NULL: not compared).
+    ``caps`` are the columns the triggers compare cores and GPUs with (NULL: not compared). ``local_of_ours`` and
+    ``local_of_theirs``: whether local procs count, in a show of ours, and in one of Cuebot's. Those are what Cuebot
+    takes off its tables when such a proc ends.
     """
 
     name: str
@@ -41,13 +43,18 @@ class _Table:
     summed_from: str
     summed_by: str
     caps: tuple[str, str] | None = None
-    local_too: bool = True
+    local_of_ours: bool = True
+    local_of_theirs: bool = False
+
+    def local(self, as_cuebot: bool) -> bool:
+        """Whether local procs count."""
+        return self.local_of_theirs if as_cuebot else self.local_of_ours
 
     def sums(self, condition: str) -> str:
-        local = "" if self.local_too else " AND NOT proc.b_local"
         return f"""SELECT {self.summed_by} AS id, CAST(sum(proc.int_cores_reserved) AS bigint) AS cores,
                           CAST(sum(proc.int_gpus_reserved) AS bigint) AS gpus
-                     FROM {self.summed_from} WHERE {condition}{local} GROUP BY {self.summed_by}"""
+                     FROM {self.summed_from} WHERE {condition} AND (:local OR NOT proc.b_local)
+                    GROUP BY {self.summed_by}"""
 
     def differing(self) -> TextClause:
         return text(
@@ -87,29 +94,35 @@ class _Table:
         return [cap for cap in self.caps or () if cap != "NULL"]
 
 
-def refresh_tables(engine: Engine, show_ids: Collection[str], *, managed: bool = True) -> dict[str, int]:
+def refresh_tables(
+    engine: Engine, show_ids: Collection[str], *, managed: bool = True, as_cuebot: bool = False
+) -> dict[str, int]:
     """Refresh the five tables for those of ``show_ids`` that are managed; returns the rows written per table.
 
     ``managed`` False: for those that are not (any more). That is right beside a Cuebot that keeps their books, because
-    it changes proc and tables in one transaction, and rows are summed under their locks.
+    it changes proc and tables in one transaction, and rows are summed under their locks. ``as_cuebot``: count local
+    procs as it does, for shows that are Cuebot's or are about to be.
     """
     shows = list(show_ids)
-    return {table.name: _refresh(engine, table, shows, managed) if shows else 0 for table in _TABLES}
+    return {table.name: _refresh(engine, table, shows, managed, as_cuebot) if shows else 0 for table in _TABLES}
 
 
-def _refresh(engine: Engine, table: _Table, shows: Sequence[str], managed: bool) -> int:
+def _refresh(engine: Engine, table: _Table, shows: Sequence[str], managed: bool, as_cuebot: bool) -> int:
+    local = table.local(as_cuebot)
+    wanted = {"shows": shows, "managed": managed, "local": local}
     with engine.begin() as connection:
-        differing = list(connection.execute(table.differing(), {"shows": shows, "managed": managed}).scalars())
+        differing = list(connection.execute(table.differing(), wanted).scalars())
     written = 0
     for start in range(0, len(differing), _ROWS_PER_TRANSACTION):
         with engine.begin() as connection:
-            written += _write(connection, table, differing[start : start + _ROWS_PER_TRANSACTION])
+            written += _write(connection, table, differing[start : start + _ROWS_PER_TRANSACTION], local)
     return written
 
 
-def _write(connection: Connection, table: _Table, ids: Sequence[str]) -> int:
+def _write(connection: Connection, table: _Table, ids: Sequence[str], local: bool) -> int:
     locked = {row[0]: row for row in connection.execute(table.lock(), {"ids": list(ids)})}
-    used = {row.id: (row.cores, row.gpus) for row in connection.execute(table.sums_of_rows(), {"ids": list(locked)})}
+    sums = connection.execute(table.sums_of_rows(), {"ids": list(locked), "local": local})
+    used = {row.id: (row.cores, row.gpus) for row in sums}
     changed = {
         row_id: used.get(row_id, (0, 0))
         for row_id, row in locked.items()
@@ -152,6 +165,7 @@ _TABLES = (
         owner="JOIN job USING (pk_job) JOIN show USING (pk_show)",
         summed_from="proc",
         summed_by="proc.pk_layer",
+        local_of_theirs=True,
     ),
     _Table(
         "job_resource",
@@ -187,6 +201,6 @@ _TABLES = (
         ),
         summed_by="subscription.pk_subscription",
         caps=("int_burst", "NULL"),
-        local_too=False,
+        local_of_ours=False,
     ),
 )

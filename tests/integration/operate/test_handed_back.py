@@ -14,11 +14,19 @@ from sqlalchemy import Connection, Engine, text
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.accounting.counted_notes import note_counted
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
-from opencue_sched.operate.flip import CUEBOT_CACHE_SECONDS, HANDED_BACK, hand_back, look_after_handed_back
+from opencue_sched.operate.flip import (
+    CUEBOT_CACHE_SECONDS,
+    HANDED_BACK,
+    follow_handed_back,
+    hand_back,
+    look_after_handed_back,
+)
 from opencue_sched.operate.runtime import Runtime
 from opencue_sched.settings import Settings
+from opencue_sched.store.accounting_tables import refresh_tables
 from tests.polling import eventually
 
 RECENT = 20.0
@@ -117,6 +125,36 @@ def test_a_show_that_was_taken_again_is_left_to_its_recompute(show: GivenBack):
     show.cuebots_know()
     assert show.look_after() == 0
     assert show.used() == {600}
+
+
+@pytest.mark.parametrize("by_our_command", [True, False])
+def test_a_local_proc_that_ends_after_its_show_was_handed_back_leaves_no_cores_behind(
+    engine: Engine, redis_client: redis.Redis, by_our_command: bool
+) -> None:
+    # given a show of ours with a local proc, in tables that a recompute has written
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        show = farm.default_show()
+        (proc,) = farm.run(farm.job([LayerSpec(frames=1)]).frames, farm.host(cores=64), cores=2)
+        connection.execute(text("UPDATE proc SET b_local = true"))
+    ledger = make_ledger(engine, redis_client, owner="test")
+    ensure_bootstrapped(engine, ledger, wait_age=0)
+    refresh_tables(engine, [show.id])
+
+    # when it is given back, and a Cuebot ends the proc: it takes local cores off the layer only
+    if by_our_command:
+        hand_back(engine, ledger, show.id, settle_seconds=0, age_seconds=40)
+    else:
+        note_counted(redis_client, {show.id: "0"})
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE show SET b_scheduler_managed = false"))
+        follow_handed_back(engine, ledger, age_seconds=40)
+    with engine.begin() as connection:
+        delete(connection, proc)
+        connection.execute(text("UPDATE layer_resource SET int_cores = int_cores - 200"))
+
+    # then nothing is left anywhere
+    assert GivenBack(engine, redis_client, show.id, [proc]).used() == {0}
 
 
 @pytest.fixture
