@@ -208,6 +208,8 @@ class _Filler:
             )
         if int(closed) != 1:
             return None
+        with self._engine.begin() as connection:
+            known = store.managed_show_versions(connection)
         left = max(0.0, self._age - waited_ms / 1000)
         log.warning("store_closed", reason="its counters are filled from PostgreSQL", waits_seconds=left)
         self._wait(filling, waited_ms / 1000)
@@ -230,7 +232,8 @@ class _Filler:
         self._ledger.adopt(opened)
         with answering():
             self._client.set(keys.RECOMPUTED_AT, self._client.time()[0])
-        note_counted(self._client, counted)
+        # One handed over meanwhile a Cuebot may still take for its own: it is left to whoever would book there.
+        note_counted(self._client, {show: version for show, version in counted.items() if known.get(show) == version})
         seconds = time.monotonic() - started
         return BootstrapReport(Action.FILLED, opened, len(snapshot.entries), len(rows), seconds=seconds)
 

@@ -2,10 +2,10 @@
 
 Our own flip counts first. But a Cuebot hands a show over by changing its flag and nothing else: then the ledger knows
 nothing of the procs that run, and bookings would fill a cap a second time. So a show that is not noted here is counted
-by whoever would book there first. If any of its procs ran and Cuebots may be there, it is left alone for as long as one
-may believe that the show is still its own, and counted again. The note has the version of the show's row: when somebody
-has changed the row since (the show may have been away and back), it is counted once more; and left alone as well if
-that finds procs that somebody else has booked.
+by whoever would book there first. If Cuebots may be there, it is left alone for as long as one may believe that it is
+still its own, whether anything runs there or not, and counted again. The note has the version of the show's row: when
+somebody has changed the row since (the show may have been away and back), it is counted once more; and left alone as
+well if that finds procs that somebody else has booked.
 """
 
 from __future__ import annotations
@@ -96,17 +96,18 @@ class CountedShows:
     def _next(self, show_id: str, note: Note | None, version: str, now: float) -> Note:
         """What to note next; counts the show unless it was counted, or has to wait."""
         if note is None:
-            return self._noted(version, now, theirs=self._count(show_id).procs)
+            self._count(show_id)
+            return self._noted(version, now, theirs=True)
         if note.due > now:
             return note
         if note.version != version:
-            return self._noted(version, now, theirs=self._count(show_id).causes.get(Cause.MISSING, 0))
+            return self._noted(version, now, theirs=Cause.MISSING in self._count(show_id).causes)
         if note.due:
             self._count(show_id)
         return Note(version)
 
-    def _noted(self, version: str, now: float, *, theirs: int) -> Note:
-        """The note of a show that was counted and has so many procs that a Cuebot may have booked."""
+    def _noted(self, version: str, now: float, *, theirs: bool) -> Note:
+        """The note of a show that was counted; ``theirs``: a Cuebot may still take it for its own."""
         return Note(version, now + CUEBOT_CACHE_SECONDS if theirs and self._cuebots else 0.0)
 
     def _count(self, show_id: str) -> RecomputeReport:

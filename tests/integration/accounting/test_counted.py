@@ -69,15 +69,26 @@ def test_what_cuebot_runs_is_counted_twice_with_a_pause_before_anything_is_booke
     assert world.ledger.book(booked).accepted == {"new-0"}
 
 
-def test_without_a_cuebot_or_without_procs_there_is_no_pause(world: World) -> None:
-    assert counted(world).admits(world.show.id)
+def test_without_a_cuebot_there_is_no_pause(world: World) -> None:
     world.run(2)
-    world.store.client.delete(keys.COUNTED)
     assert counted(world, cuebots=False).admits(world.show.id)
     assert world.job_cores() == 4
 
 
+def test_beside_a_cuebot_a_show_is_left_alone_although_nothing_of_it_ran(world: World) -> None:
+    flag(world, False)
+    flag(world, True)
+    shows = counted(world)
+    assert not shows.admits(world.show.id)
+    assert not counted(world).admits(world.show.id)
+    world.run(1)
+    pause_is_over(world)
+    assert shows.admits(world.show.id)
+    assert world.job_cores() == 2
+
+
 def test_a_show_whose_row_was_changed_is_counted_again_without_a_pause(world: World) -> None:
+    note(world)
     shows = counted(world)
     assert shows.admits(world.show.id)
     flag(world, False)
@@ -88,6 +99,7 @@ def test_a_show_whose_row_was_changed_is_counted_again_without_a_pause(world: Wo
 def test_a_show_that_was_away_and_is_back_is_counted_again_and_left_alone_if_cuebots_booked_there(
     world: World,
 ) -> None:
+    note(world)
     shows = counted(world)
     assert shows.admits(world.show.id)
     flag(world, False)
@@ -156,6 +168,7 @@ def test_a_show_that_was_away_since_the_store_was_filled_is_counted_before_it_is
 
 
 def test_a_show_that_is_counted_costs_nothing_more(world: World) -> None:
+    note(world)
     shows = counted(world)
     assert shows.admits(world.show.id)
     commands = world.store.client.info("stats")["total_commands_processed"]
@@ -172,7 +185,15 @@ def test_flips_of_ours_and_a_filled_store_have_counted(world: World) -> None:
     assert counted(world).admits(world.show.id)
 
 
+def test_a_show_switched_on_while_the_store_is_filled_is_left_alone_like_any_other(world: World) -> None:
+    world.store.client.flushdb()
+    flag(world, False)
+    ensure_bootstrapped(world.engine, world.ledger, wait_age=0.1, sleep=lambda _: flag(world, True))
+    assert not counted(world).admits(world.show.id)
+
+
 def test_a_store_that_is_lost_admits_nobody(world: World) -> None:
+    note(world)
     shows = counted(world)
     assert shows.admits(world.show.id)
     world.store.client.flushdb()
@@ -206,7 +227,7 @@ def shared(world: World) -> str:
             text("INSERT INTO layer_limit (pk_layer_limit, pk_layer, pk_limit_record) VALUES (:id, :layer, :limit)"),
             {"id": "shared-limit", "layer": world.job.layers[0].id, "limit": limit},
         )
-    assert counted(world).admits(show.id)
+    assert counted(world, cuebots=False).admits(show.id)
     return job.id
 
 
@@ -257,7 +278,7 @@ def test_a_licence_is_not_lent_twice_while_nobody_has_counted_a_show_that_a_cueb
 def test_frames_that_ran_while_a_show_was_away_hold_their_licence_before_it_is_counted_again(
     world: World, shared: str
 ) -> None:
-    assert counted(world).admits(world.show.id)
+    assert counted(world, cuebots=False).admits(world.show.id)
     flag(world, False)
     world.run(3)
     flag(world, True)
