@@ -13,7 +13,9 @@ from redis.exceptions import ConnectionError
 from sqlalchemy import event, text
 
 from opencue_sched.accounting import keys
+from opencue_sched.accounting.caps import reseed_limits
 from opencue_sched.accounting.entries import Booking
+from opencue_sched.accounting.recompute import recompute
 from opencue_sched.coordination.names import permit_board
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.dispatch import locked_hosts
@@ -63,6 +65,30 @@ def test_a_farm_with_room_books_every_frame(one, engine):
     assert sum(report.lazy_seeds for report in reports) == 1 + 1 + 3, "caps of a subscription, a folder and three jobs"
     assert scalar(engine, "SELECT count(*) FROM proc") == 24
     assert scalar(engine, "SELECT count(*) FROM frame WHERE str_state = 'RUNNING'") == 24
+    assert_audit(one)
+
+
+def test_a_job_whose_counter_somebody_spoilt_keeps_no_other_from_its_frames(one, engine, dry):
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        farm.hosts([HostSpec(cores=8) for _ in range(4)])
+        spoilt, other = farm.jobs([JobSpec(layers=[LayerSpec(frames=4)]) for _ in range(2)])
+        connection.execute(text("UPDATE job_resource SET int_max_cores = 2000"))
+    reseed_limits(engine, one.runner.ledger, [scalar(engine, "SELECT pk_show FROM show WHERE b_scheduler_managed")])
+    one.client.hset(keys.job(spoilt.id), "int_cores", "abc")
+    booked = text("SELECT pk_job, count(*) FROM proc GROUP BY pk_job")
+
+    reports = one.drain()
+    with engine.connect() as connection:
+        assert connection.execute(booked).all() == [(other.id, 4)]
+    assert {v.verdict for v in reports[0].verdicts if v.job_id == spoilt.id} == {Verdict.FAILED}
+
+    recompute(engine, one.runner.ledger)
+    with passes(engine, dry, "two") as two:
+        two.clusters = one.clusters
+        two.drain()
+    with engine.connect() as connection:
+        assert {tuple(row) for row in connection.execute(booked)} == {(spoilt.id, 4), (other.id, 4)}
     assert_audit(one)
 
 
