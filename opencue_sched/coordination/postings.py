@@ -100,7 +100,7 @@ class ClusterCooldown:
 
 @dataclass(frozen=True, slots=True)
 class TrashedPosting:
-    """A posting that a person put aside ``at`` that epoch second, and why. ``cluster`` as in ClusterCooldown."""
+    """A posting that was put aside ``at`` that epoch second, and why: one line. ``cluster`` as in ClusterCooldown."""
 
     key: str
     cluster: Cluster | None
@@ -203,7 +203,12 @@ class ClusterPostings:
         trash: Any = self._client.zrange(self.keys.of("trash"), 0, -1, withscores=True)
         read = self._fields([uuid for uuid, _ in trash], "name", "details", "error")
         return [
-            TrashedPosting(fields["name"], _cluster(fields["details"]), float(at) / 1000, fields["error"])
+            TrashedPosting(
+                fields["name"],
+                _cluster(fields["details"]),
+                float(at) / 1000,
+                fields["error"].strip().rpartition("\n")[2],
+            )
             for (_, at), fields in zip(trash, read, strict=True)
         ]
 

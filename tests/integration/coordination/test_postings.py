@@ -218,7 +218,7 @@ def test_the_trash_is_listed_with_its_reasons(postings, redis_client):
     offered = postings.offer([CLUSTER, OTHER])
     assert postings.trashed() == []
     for number, it in enumerate(offered):
-        postings.scripts.steer(it.uuid, "trash", f"odd {number}")
+        postings.scripts.steer(it.uuid, "trash", f"Traceback\nodd {number}\n")
         redis_client.zadd("cue:board:clusters:trash", {it.uuid: 1000 + number})
     assert [(it.key, it.at, it.reason) for it in postings.trashed()] == [
         (CLUSTER.key, 1.0, "odd 0"),
