@@ -44,7 +44,7 @@ LISTED_MESSAGES = 200
 """More than are lost at once. With more than that overdue, a farm is short of workers, not of messages."""
 FAILURE_KINDS = ("postgresql", "redis", "program")
 """What the error came from that failed a pass."""
-_OF_A_COOLDOWN = ("name", "details", "failures", "failing", "rest", "reason")
+_OF_A_COOLDOWN = ("state", "name", "details", "failures", "failing", "rest", "reason")
 POSTING_PRIORITY = JobPriority.NORMAL
 """Of every cluster: strict priority is among jobs, within a pass, and no rule puts one show before another."""
 
@@ -195,7 +195,7 @@ class ClusterPostings:
     def cooldowns(self) -> list[ClusterCooldown]:
         """The clusters whose last pass failed, those that are left alone for longest first. Two round trips."""
         read = self._fields(self.posted().values(), *_OF_A_COOLDOWN)
-        found = [_cooldown(fields) for fields in read if int(fields["failures"] or 0) > 0]
+        found = [_cooldown(it) for it in read if int(it["failures"] or 0) > 0 and it["state"] != "trash"]
         return sorted(found, key=lambda it: it.until, reverse=True)
 
     def trashed(self) -> list[TrashedPosting]:

@@ -207,8 +207,10 @@ def test_a_failed_cluster_is_woken_by_nothing_and_listed_with_its_reason_until_i
     assert (cooldown.kind, cooldown.reason) == ("redis", "no 11")
     assert cooldown.since + 599 < cooldown.until <= float(redis_client.time()[0]) + 601
 
-    # when a person ends the cooldown and the pass works, then it has failed no more
-    postings.scripts.steer(offered.uuid, "rest", 0)
+    # when a person puts it into the trash and back, and the pass works, then it has failed no more
+    postings.scripts.steer(offered.uuid, "trash", "odd")
+    assert postings.cooldowns() == [], "it is in the trash instead"
+    postings.scripts.steer(offered.uuid, "restore")
     postings.end(postings.claim(offered.uuid, "w1", ttl_seconds=10), "sleep", delay_seconds=10)
     assert postings.cooldowns() == []
     assert states(redis_client)["trash"] == 0
