@@ -26,7 +26,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.coordination.clocks import AGREE_SECONDS, Clocks
-from opencue_sched.coordination.leader import LeaderGate, boot_clock
+from opencue_sched.coordination.leader import ONE_REDIS, LeaderGate, boot_clock
 from opencue_sched.coordination.names import LeaderKeys, beat_role, worker_group
 from opencue_sched.coordination.presence import BEAT_TYPE, REFRESH_SECONDS, InstanceTaken, Presence
 from opencue_sched.coordination.ticks import (
@@ -127,6 +127,8 @@ class LeaderScheduler(Scheduler):
         return max(0.01, min([*waits, POLL_SECONDS]))
 
     def _stand_by(self, gate: LeaderGate) -> float:
+        if gate.led_elsewhere:
+            self._tell("two_redis_under_one_database", namespace=gate.keys.ns, role=gate.keys.role, cure=ONE_REDIS)
         fleet_metrics.clocks_apart.set(0)
         fleet_metrics.ticks_ahead.set(0)
         return max(0.05, min(gate.next_look, POLL_SECONDS))

@@ -9,12 +9,16 @@ Redis may forget: be emptied, or go on from an older state. So fences and ticks 
 (PostgreSQL), each at most once. A leader dies between what it does in one store and in the other: then a fence is left
 out, or a tick is lost, but neither is given twice.
 
+Beats of two Redis under one database and name would succeed each other without end, each by the lease of its own. So a
+leader notes its Redis in the fence store at each renewal, and a beat of another one stands by while it does.
+
 With ``quiet_seconds`` (the conservative hand-over) the lease's life also restarts at each fire, and a new leader fires
 nothing until that long after the last fire of the one before, by the clock of Redis.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
 import time
 import uuid
@@ -30,6 +34,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.coordination.clocks import Clocks
 from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.coordination.ticks import last_began
+from opencue_sched.domain.fence import LeaderNote
 from opencue_sched.lua_scripts import call_script
 
 log = structlog.get_logger(__name__)
@@ -37,6 +42,7 @@ log = structlog.get_logger(__name__)
 SLOW_ANSWER_SECONDS = 1.0
 LONGEST_LEASE_SECONDS = 180.0
 """Of any leader, unless this one's own is longer: that of the conservative hand-over by default."""
+ONE_REDIS = "set OPENCUE_SCHED_REDIS_URL to one Redis for every beat and worker of this database and namespace"
 _BEYOND_ANY_TICK = 2**63
 
 
@@ -62,6 +68,14 @@ class FenceStore(Protocol):
     def last_ticks(self, name: str) -> dict[str, int]: ...
 
     def time(self) -> float: ...
+
+    def note_leader(self, name: str, fence: int, *, store: int, process: int) -> None: ...
+
+    def leader(self, name: str) -> LeaderNote | None: ...
+
+    def note_other_redis(self, name: str) -> None: ...
+
+    def two_redis(self, name: str) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +134,9 @@ class LeaderGate:
         self._last: dict[str, int] = {}
         self._second_clock: float | None = None
         self._unrecorded_since: float | None = None
+        self._elsewhere: LeaderNote | None = None
+        self.led_elsewhere = False
+        """Whether a leader of another Redis was seen to renew while this process stood by for it."""
         self.trouble: RedisError | SQLAlchemyError | None = None
         """Why the last campaign or renewal got no answer of a store; None when it had all it asked for."""
 
@@ -187,6 +204,8 @@ class LeaderGate:
             return
         # A lease that is gone may have been another's in between, or the store lost everything: as any candidate.
         self._demote()
+        if self._fences is not None and self._stands_by_for_another_redis(self._fences):
+            return
         floor = self._fences.highest(self.keys.name) if self._fences is not None else 0
         fence = self._ask(now, "take", floor)
         if self._fired is None and self._fences is not None:
@@ -197,6 +216,31 @@ class LeaderGate:
             self._confirmed = now
             self._fence = fence
 
+    def _stands_by_for_another_redis(self, fences: FenceStore) -> bool:
+        """Whether a leader of another Redis noted itself within the life of a lease. After a failover that is the last
+        sign of a leader of before; one that goes on renewing says that two Redis are in use at the same time."""
+        noted, before = fences.leader(self.keys.name), self._elsewhere
+        self._elsewhere = None
+        if noted is not None and 0 <= noted.age_seconds < self._ttl and noted.process != self._process:
+            self._elsewhere = noted if noted.store != self._store() else None
+        if self._elsewhere is None:
+            self.led_elsewhere = False
+        elif before is not None and before.store == self._elsewhere.store and before.seen != self._elsewhere.seen:
+            self.led_elsewhere = True
+        if self.led_elsewhere:
+            fences.note_other_redis(self.keys.name)
+        return self._elsewhere is not None
+
+    def _store(self) -> int:
+        """A number of the Redis process and the database in it that this client uses now. An emptied one keeps it."""
+        run_id = cast("dict[str, object]", self._client.info("server"))["run_id"]
+        database = self._client.connection_pool.connection_kwargs.get("db") or 0
+        return int(hashlib.sha256(f"{run_id}/{database}".encode()).hexdigest()[:15], 16)
+
+    @property
+    def _process(self) -> int:
+        return int(self.token[:15], 16)
+
     def _still_highest(self, fence: int) -> bool:
         """Whether nobody was elected since, as far as can be known: Redis may have forgotten it."""
         if self._fences is None:
@@ -204,6 +248,7 @@ class LeaderGate:
         try:
             highest = self._fences.highest(self.keys.name)
             self._hear_second_clock(self._fences)
+            self._fences.note_leader(self.keys.name, fence, store=self._store(), process=self._process)
             return highest <= fence
         except SQLAlchemyError as error:
             self.trouble = error
@@ -232,6 +277,7 @@ class LeaderGate:
             elif self._fences.claim(self.keys.name, fence):
                 self._last = self._fences.last_ticks(self.keys.name)
                 self._hear_second_clock(self._fences)
+                self._fences.note_leader(self.keys.name, fence, store=self._store(), process=self._process)
                 mine = True
             else:
                 log.warning("fence_not_recorded", role=self.keys.role, fence=fence)

@@ -20,7 +20,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.accounting.bootstrap import StoreState, store_state
 from opencue_sched.accounting.managed import check_release_feed
 from opencue_sched.clusters.discovery import scoped_facilities
-from opencue_sched.coordination.names import BoardKeys, QueueType, cluster_board
+from opencue_sched.coordination.leader import ONE_REDIS
+from opencue_sched.coordination.names import BoardKeys, LeaderKeys, QueueType, beat_role, cluster_board
 from opencue_sched.coordination.postings import ClusterCooldown, ClusterPostings, TrashedPosting
 from opencue_sched.coordination.presence import call_roll
 from opencue_sched.dispatch.channels import RqdChannels
@@ -31,6 +32,7 @@ from opencue_sched.operate.waiting_words import listed
 from opencue_sched.settings import Settings
 from opencue_sched.store import farm_health, waiting
 from opencue_sched.store.engine import OURS
+from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.limits import holds_of_limits, limits_meant_otherwise
 from opencue_sched.store.pending import fetch_waiting_work
 from opencue_sched.store.quarantine import quarantined_jobs
@@ -114,6 +116,7 @@ def _database(engine: Engine, settings: Settings, clock: Callable[[], float]) ->
         yield from _farm(connection, settings)
         if facts.has_our_objects:
             yield from _quarantine(connection)
+            yield from _two_redis(engine, settings)
         yield from _rqds(connection, settings)
     yield from _release_feed(engine, settings, facts)
 
@@ -231,6 +234,13 @@ def _quarantine(connection: Connection) -> Iterator[Finding]:
         names = listed([job.job_name or job.job_id for job in jobs])
         remedy = "`opencue-sched explain JOB` says why; they are tried again by themselves"
         yield Finding("quarantine", Level.WARN, f"jobs left alone for a while: {names}", remedy)
+
+
+def _two_redis(engine: Engine, settings: Settings) -> Iterator[Finding]:
+    keys = LeaderKeys(settings.coordination.namespace, beat_role(settings.scheduler.facility))
+    if PersistentFences(engine).two_redis(keys.name):
+        text = f"beats of two Redis want to lead in this database and namespace {keys.ns!r}; one stands by"
+        yield Finding("beats", Level.FAIL, text, ONE_REDIS)
 
 
 def _rqds(connection: Connection, settings: Settings) -> Iterator[Finding]:

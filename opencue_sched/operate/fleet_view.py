@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import redis
 import structlog
@@ -20,6 +20,8 @@ from opencue_sched.coordination.queue_care import survey_queues
 from opencue_sched.settings import Settings
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 
 def fleet_view(client: redis.Redis, settings: Settings, fences: FenceStore | None = None) -> dict[str, Any]:
@@ -60,7 +62,8 @@ def fleet_view(client: redis.Redis, settings: Settings, fences: FenceStore | Non
 def leader_view(client: redis.Redis, keys: LeaderKeys, roll: Roll, fences: FenceStore | None = None) -> dict[str, Any]:
     """The leader of the beats: its instance if it is on the roll, fence, and seconds since a tick was fired.
 
-    Those are asked of ``fences`` where Redis does not know, or names a moment that is still to come.
+    Those are asked of ``fences`` where Redis does not know, or names a moment that is still to come. ``two_redis``:
+    beats of two Redis wanted to lead lately, so one stands by; None when ``fences`` cannot say.
     """
     with client.pipeline(transaction=False) as pipe:
         pipe.get(keys.lease)
@@ -70,7 +73,7 @@ def leader_view(client: redis.Redis, keys: LeaderKeys, roll: Roll, fences: Fence
         lease, left_ms, fired_at, (seconds, micros) = pipe.execute()
     age = None if fired_at is None else float(seconds) + float(micros) / 1e6 - float(fired_at) / 1000
     if (age is None or age < -AGREE_SECONDS) and fences is not None:
-        age = _recorded_tick_age(fences, keys)
+        age = _asked(lambda: recorded_tick_age(fences, keys))
     fence = None if lease is None else int(str(lease).rpartition("|")[2])
     # Leaders of other roles count fences of their own: the same number says nothing.
     beats = [actor for actor in roll.of(BEAT_TYPE) if actor.fence == fence and keys.role in actor.capabilities]
@@ -82,15 +85,17 @@ def leader_view(client: redis.Redis, keys: LeaderKeys, roll: Roll, fences: Fence
         "fence": fence,
         "lease_seconds_left": None if lease is None else round(left_ms / 1000, 1),
         "tick_age_seconds": None if age is None else round(max(0.0, age), 1),
+        "two_redis": None if fences is None else _asked(lambda: fences.two_redis(keys.name)),
     }
 
 
-def _recorded_tick_age(fences: FenceStore, keys: LeaderKeys) -> float | None:
+def _asked(ask: Callable[[], T | None]) -> T | None:
+    """What the fence store answers; None without an answer."""
     try:
-        return recorded_tick_age(fences, keys)
+        return ask()
     except SQLAlchemyError as error:
         reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-        log.warning("age_of_the_last_tick_not_known", error=reason)
+        log.warning("leader_record_not_read", error=reason)
         return None
 
 

@@ -8,6 +8,7 @@ import click
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
+from opencue_sched.coordination.leader import ONE_REDIS
 from opencue_sched.operate.cli.connect import checked_redis, database
 from opencue_sched.operate.cli.output import duration_text, json_option, show_json, show_rows
 from opencue_sched.operate.fleet_view import fleet_view
@@ -31,6 +32,8 @@ def command(as_json: bool) -> None:
         show_json(view)
         return
     click.echo(_leader_line(view["leader"]))
+    if view["leader"]["two_redis"]:
+        click.echo(f"warning: beats of two Redis want to lead, so one stands by; {ONE_REDIS}")
     click.echo(_beats_line(view["beats"]))
     _show_workers(view["workers"])
     click.echo()

@@ -7,17 +7,22 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from urllib.parse import urlsplit
 
 import pytest
 import redis
+from celery import Celery
 from sqlalchemy.exc import OperationalError
+from structlog.testing import capture_logs
 
-from opencue_sched.beat import make_gate
+from opencue_sched.beat import LeaderScheduler, make_gate
 from opencue_sched.coordination.keeper import Keeper
 from opencue_sched.coordination.leader import LeaderGate, boot_clock
 from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.coordination.standing import Standing, tick_standing
+from opencue_sched.domain.fence import LeaderNote
 from opencue_sched.store.fences import PersistentFences
+from tests.polling import eventually
 
 
 class Clock:
@@ -560,6 +565,94 @@ def test_of_two_leaders_on_two_sides_of_a_split_redis_each_tick_is_fired_by_one(
     assert not cut_off.may_fire("recompute", 7, mark_seconds=60)
     assert cut_off.lease is None
     assert elected.may_fire("recompute", 7, mark_seconds=60)
+
+
+@pytest.fixture
+def other_redis(redis_server):
+    """Another Redis for the same namespace: another database of the server is one, to whoever has its URL."""
+    client = redis.Redis.from_url(urlsplit(redis_server.url)._replace(path="/5").geturl(), decode_responses=True)
+    client.flushdb()
+    yield client
+    client.flushdb()
+    client.close()
+
+
+def test_of_two_redis_under_one_database_the_beat_of_one_leads_and_the_other_says_so_and_stands_by(
+    redis_client, other_redis, keys, engine
+):
+    # given a leader, and a beat that has the database and the namespace in common with it, and not the Redis
+    clock, fences = Clock(), PersistentFences(engine)
+    here, there = (gate(client, keys, clock=clock, fences=fences) for client in (redis_client, other_redis))
+    assert here.renew().fence == 1
+    for tick in range(5):
+        assert there.renew() is None
+        clock.now += 5.1
+        assert here.renew().fence == 1
+        assert here.may_fire("recompute", tick, mark_seconds=60)
+
+    # then the leader stays, and the other knows why it does not lead; so does whoever looks
+    assert there.led_elsewhere
+    assert not here.led_elsewhere
+    beat = LeaderScheduler(app=Celery(set_as_current=False), lazy=True)
+    with capture_logs() as logs:
+        for _ in range(3):
+            beat._stand_by(there)
+    (said,) = logs
+    assert (said["event"], said["log_level"]) == ("two_redis_under_one_database", "error")
+    assert "OPENCUE_SCHED_REDIS_URL" in said["cure"]
+    assert fences.highest(keys.name) == 1
+    assert fences.two_redis(keys.name)
+    assert not fences.two_redis("cue:beat.alpha")
+
+
+def test_two_beats_of_two_redis_that_led_at_once_do_not_take_turns(redis_client, other_redis, keys, engine):
+    clock, fences = Clock(), PersistentFences(engine)
+
+    class Early(PersistentFences):
+        """Looked before the other was recorded."""
+
+        def leader(self, name: str) -> LeaderNote | None:
+            return None
+
+    here, there = (
+        gate(redis_client, keys, clock=clock, fences=fences),
+        gate(other_redis, keys, clock=clock, fences=Early(engine)),
+    )
+    assert here.renew().fence == 1
+    assert there.renew().fence == 2
+    fired = {here: 0, there: 0}
+    for tick in range(6):
+        for beat in (here, there):
+            fired[beat] += beat.renew() is not None and beat.may_fire("recompute", tick, mark_seconds=60)
+        clock.now += 5.1
+    assert fired == {here: 0, there: 6}
+    assert fences.highest(keys.name) == 2
+
+
+def test_a_beat_of_another_redis_leads_when_the_leader_is_no_more(redis_client, other_redis, keys, engine):
+    clock, fences = Clock(), PersistentFences(engine)
+    here, there = (
+        gate(client, keys, clock=clock, fences=fences, ttl=1.5, deadline=1.0) for client in (redis_client, other_redis)
+    )
+    assert here.renew() is not None
+    assert there.renew() is None
+    eventually(lambda: there.renew(), 30)
+    assert not there.led_elsewhere
+    assert not fences.two_redis(keys.name), "a Redis that was succeeded by another is one"
+
+
+def test_a_leader_whose_redis_was_succeeded_by_another_leads_on(redis_client, other_redis, keys, engine):
+    clock, fences = Clock(), PersistentFences(engine)
+    leader, standby = (gate(redis_client, keys, clock=clock, fences=fences) for _ in range(2))
+    assert leader.renew().fence == 1
+    leader._client = standby._client = other_redis
+    assert standby.renew() is None
+    clock.now += 5.1
+    assert leader.renew().fence == 2
+    clock.now += 5.1
+    assert standby.renew() is None
+    assert not standby.led_elsewhere
+    assert not fences.two_redis(keys.name)
 
 
 def careful(client, keys, engine) -> LeaderGate:
