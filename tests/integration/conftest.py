@@ -9,6 +9,7 @@ from sqlalchemy import Engine, create_engine
 
 from opencue_sched.coordination import postings
 from opencue_sched.embedded.services import EmbeddedPostgres
+from opencue_sched.store.engine import OURS
 from opencue_sched.store.schema import upgrade
 
 RESEND_MS = 60_000
@@ -26,6 +27,6 @@ def engine_with_commit_times() -> Iterator[Engine]:
     """A migrated database of a server that keeps commit timestamps, as those of the benchmarks do."""
     with EmbeddedPostgres(configuration={"track_commit_timestamp": "on"}, in_memory=True) as server:
         upgrade(server.url)
-        engine = create_engine(server.url)
+        engine = create_engine(server.url, connect_args={"application_name": f"{OURS}-test"})
         yield engine
         engine.dispose()

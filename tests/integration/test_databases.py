@@ -11,6 +11,7 @@ from sqlalchemy.pool import NullPool
 
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.store.engine import OURS
 from tests.databases import Databases, PostgresServer
 
 _TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY tablename"
@@ -53,7 +54,8 @@ def _taken_after(databases: Databases, used: str) -> list[str]:
 def test_a_database_is_as_new_when_it_is_used_again(databases: Databases) -> None:
     used = databases.take()
     new = _contents(used)
-    with create_engine(used, poolclass=NullPool).begin() as connection:
+    ours = create_engine(used, poolclass=NullPool, connect_args={"application_name": f"{OURS}-test"})
+    with ours.begin() as connection:
         farm = Farm(connection)
         farm.run(farm.job([LayerSpec(frames=3)]).frames, farm.host(cores=4))
     _execute(
