@@ -11,12 +11,10 @@ from __future__ import annotations
 import os
 import re
 import socket
-import tomllib
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -47,6 +45,7 @@ from opencue_sched.setting_values import (
     json_value,
     with_driver,
 )
+from opencue_sched.text_file import UnreadableFile, read_text, read_toml, read_yaml
 
 
 class _Section(BaseModel):
@@ -358,14 +357,15 @@ def settings_file() -> Path | None:
 def read_settings_file(path: Path) -> dict[str, Any]:
     """Its sections. Raises WrongConfiguration."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        reason = f"OPENCUE_SCHED_CONFIG names {path}, which cannot be read: {error.strerror}"
+        with path.open("rb") as file:
+            text = read_text(file)
+        data = read_toml(text) if path.suffix == ".toml" else read_yaml(text)
+    except (OSError, ValueError) as error:
+        said = error.strerror if isinstance(error, OSError) else error
+        reason = f"OPENCUE_SCHED_CONFIG names {path}, which cannot be read: {said}"
         raise WrongConfiguration(reason) from error
-    try:
-        data = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
-    except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
-        raise WrongConfiguration(f"{path}: {' '.join(str(error).split())}") from error
+    except UnreadableFile as error:
+        raise WrongConfiguration(f"{path}: {'; '.join(error.problems)}") from error
     if data is None:
         return {}
     if not isinstance(data, dict):

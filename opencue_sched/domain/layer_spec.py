@@ -228,7 +228,7 @@ def _type(fields: Fields) -> str:
 
 
 def _command(fields: Fields) -> str:
-    command: Any = fields.text("command", width=INT_MAX, required=True)
+    command: Any = fields.text("command", width=INT_MAX, required=True, lines=True)
     if command is None:
         return ""
     for problem in command_problems(command):

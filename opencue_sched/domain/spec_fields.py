@@ -18,14 +18,17 @@ INT_MAX = 2**31 - 1
 """The most OpenCue's integer columns hold."""
 
 _MOST_KB = 2**40
-_NAME = re.compile(r"^[A-Za-z0-9_.-]+$")
+_NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.-]+\Z")
 _VARIABLE = re.compile(r"[^\s=\x00-\x1f]+\Z")
+_LONGEST = 500
+"""Characters of a path, and of what is said of it: a value may have millions."""
+_LINE_OR_TAB = re.compile(r"[\t\n\r]")
 NAME_CHARACTERS = "letters, digits, '_', '-' and '.'"
 
 
 def near(word: str, words: Iterable[str]) -> str:
     """``; did you mean x?`` for a mistyped word, or nothing."""
-    close = difflib.get_close_matches(word, list(words), n=1)
+    close = difflib.get_close_matches(word[:64], list(words), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
@@ -52,7 +55,7 @@ class Fields:
         return f"{self.path}.{key}" if self.path else key
 
     def wrong(self, key: str, problem: str) -> None:
-        self.problems.append(f"{self.at(key)}: {problem}")
+        self.problems.append(f"{self.at(key)[:_LONGEST]}: {problem[:_LONGEST]}")
 
     def given(self, key: str) -> Any:
         """The raw value; None when the key is absent or empty."""
@@ -67,8 +70,11 @@ class Fields:
             if key not in self._asked:
                 self.wrong(str(key), f"unknown key{near(str(key), self._asked)}")
 
-    def text(self, key: str, *, width: int, default: str | None = None, required: bool = False) -> str | None:
-        """Text of at most ``width`` characters, the most its column holds. Whole numbers are taken as text."""
+    def text(
+        self, key: str, *, width: int, default: str | None = None, required: bool = False, lines: bool = False
+    ) -> str | None:
+        """Text of at most ``width`` characters, the most its column holds, on one line unless it may have ``lines``.
+        Whole numbers are taken as text."""
         value = self.given(key)
         if value is None:
             if required and default is None and self._readable:
@@ -84,6 +90,8 @@ class Fields:
             self.wrong(key, "is empty")
         elif "\0" in value:
             self.wrong(key, "contains a NUL character")
+        elif not lines and _LINE_OR_TAB.search(value):
+            self.wrong(key, "contains a line break or a tab")
         elif len(value) > width:
             self.wrong(key, f"has {len(value)} characters; {width} is the most OpenCue stores")
         else:

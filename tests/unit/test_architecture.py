@@ -23,7 +23,8 @@ COMPOSERS = {"dispatch", "release"}
 ALLOWED: dict[str, set[str]] = {
     "domain": set(),
     "setting_values": {"domain"},
-    "settings": {"domain", "setting_values"},
+    "text_file": {"domain"},
+    "settings": {"domain", "setting_values", "text_file"},
     "lua_scripts": {"domain"},
     "store": FOUNDATION,
     "accounting": {*FOUNDATION, "store", "lua_scripts"},
@@ -33,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "dispatch": {*FOUNDATION, *KEEPERS},
     "release": {*FOUNDATION, *KEEPERS, "dispatch"},
     "embedded": {*FOUNDATION, *KEEPERS, *COMPOSERS, "operate"},
-    "operate": {*FOUNDATION, *KEEPERS, *COMPOSERS, "embedded", "lua_scripts", "setting_values", "celery"},
+    "operate": {*FOUNDATION, *KEEPERS, *COMPOSERS, "embedded", "lua_scripts", "setting_values", "text_file", "celery"},
     "beat": {*FOUNDATION, *KEEPERS, "operate"},
     "celery": {*FOUNDATION, *KEEPERS, *COMPOSERS, "operate", "beat"},
     "tasks": {*FOUNDATION, *KEEPERS, *COMPOSERS, "operate", "celery"},

@@ -30,7 +30,7 @@ def command(file: BinaryIO, paused: bool, dry_run: bool, as_json: bool) -> None:
     Example: opencue-sched submit examples/animation.yaml --paused
     """
     try:
-        spec = read_job_file(file.read(), default_user=_current_user())
+        spec = read_job_file(file, default_user=_current_user())
         with farm() as (engine, _), working(f"submitting {spec.name}"):
             submitted = submit_job(engine, spec, get_settings(), paused=paused, dry_run=dry_run)
     except InvalidJobSpec as error:

@@ -330,7 +330,7 @@ layers:
             "show: demo\nshot: #SHOT# is cut off\n",
             "line 2: shot: #SHOT# and what follows is a comment here",
         ),
-        ("show: !!python/name:os.system\n", "could not determine a constructor"),
+        ("show: !!python/name:os.system\n", "line 1: show: the tag tag:yaml.org,2002:python/name:os.system"),
     ],
 )
 def test_a_file_that_is_no_job_is_refused(cli: Cli, demo: Any, file: str, problem: str) -> None:

@@ -1,0 +1,254 @@
+"""Job and settings files that nobody meant: each is refused by file and field, in bounded time and memory."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from opencue_sched.domain.errors import InvalidInput, WrongConfiguration
+from opencue_sched.domain.job_spec import InvalidJobSpec, JobSpec
+from opencue_sched.operate.job_file import read_job_file
+from opencue_sched.settings import Settings
+from opencue_sched.text_file import MOST_BYTES
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB = """\
+show: demo
+shot: sh010
+user: alice
+name: comp
+layers:
+  - name: render
+    command: 'render #FRAME#'
+    range: 1-10
+    memory: 4GiB
+    env: {THREADS: "4"}
+"""
+SETTINGS_YAML = """\
+logging: {level: info, format: console}
+queue:
+  active_scan_interval: 2s
+  worker_threads: 4
+  metrics_port: 9090
+database: {db_host: localhost, db_port: 5432, pool_size: 10}
+scheduler: {facility: local}
+accounting: {commit_deadline: 10, release_feed: proc-trigger}
+"""
+SETTINGS_TOML = """\
+instance = "one"
+[queue]
+active_scan_interval = "2s"
+worker_threads = 4
+[database]
+pool_size = 10
+[accounting]
+commit_deadline = 10.0
+"""
+PIECES = [
+    *(
+        "!!timestamp x",
+        "!!int abc",
+        "!!float x",
+        "!!bool x",
+        "!!binary x",
+        "!!set [a]",
+        "!!omap x",
+        "!!python/name:os.x",
+    ),
+    *("\x00", "\x07", "\x1b[2J", "\x85", '"\\x07"', '"\\ud800"', '"\\UFFFFFFFF"', "\ud800", "\ufeff", "\r", "\t"),
+    *("9" * 5000, "-" + "9" * 5000, "1e999", "1.0e999", "NaN", "-Infinity", "0x10", ".inf", "1_0", "0o17"),
+    *("..", ".", "../..", "~", "null", "[]", "{}", "[", "]", "{", "}", ":", "- ", "? ", "&a ", "*a", "<<: ", "|", ">"),
+    *("a" * 300, "#IFRAME#", " #FRAME# ", "'", '"', "%", "@", "`", "---", "...", "2026-01-01", "1:30", "\n", "  "),
+]
+
+
+def refused(content: bytes | str) -> tuple[str, ...]:
+    with pytest.raises(InvalidJobSpec) as caught:
+        read_job_file(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
+    assert all(len(problem) < 1100 for problem in caught.value.problems)
+    return caught.value.problems
+
+
+def job(**fields: object) -> str:
+    """The job with other text for the values of these keys."""
+    text = JOB
+    for key, value in fields.items():
+        line = next(line for line in JOB.splitlines() if line.strip().startswith(f"{key}:"))
+        text = text.replace(line, f"{line.partition(':')[0]}: {value}")
+    return text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (job(shot=".."), "shot: '..' may contain only"),
+        (job(shot='"sh\\n"'), None),
+        (job(shot='"s\\ud800"'), "shot: has the character U+D800"),
+        (job(command='"a\\x07b"'), "layers[0].command: has the character U+0007"),
+        (job(command='"a\\0b"'), "layers[0].command: has the character U+0000"),
+        (job(env='{"A\\x1b": x}'), "layers[0].env.A\\x1b: the key has the character U+001B"),
+        (job(env='{A: "\\ud800"}'), "layers[0].env.A: has the character U+D800"),
+        (job(show="de\x07mo"), "line 1: not YAML: character U+0007"),
+        (job(memory="!!timestamp x"), "line 9: layers[0].memory: the tag tag:yaml.org,2002:timestamp"),
+        (job(memory="!!int abc"), "line 9: layers[0].memory: 'abc' is not what its tag !!int says"),
+        (job(memory="!!set {a}"), "line 9: layers[0].memory: the tag"),
+        (job(memory="9" * 5000), "line 9: layers[0].memory: a number of more than 18 digits"),
+        (job(memory="[" * 40 + "]" * 40), "line 9: nested more than 32 deep"),
+        (job(memory="[" * 100_000), "nested more than 32 deep"),
+        (job(memory="&a [*a]"), "line 9: nested more than 32 deep"),
+        (job(name='"a\\tb"'), "name: contains a line break or a tab"),
+        (json.dumps({"show": "de\ud800mo"}), "show: has the character U+D800"),
+        ('{"priority": ' + "9" * 5000 + "}", "priority: a number of more than 18 digits"),
+        ('{"priority": NaN}', "priority: is no finite number"),
+        ('{"layers": ' + "[" * 100_000, "nested more than 32 deep"),
+        ('{"layers": ' + "[" * 100 + "]" * 100 + "}", "nested more than 32 deep"),
+        ("#" * (MOST_BYTES + 1), "has more than 2 MiB"),
+    ],
+)
+def test_an_odd_job_file_is_refused_by_its_field(text, words):
+    if words is None:
+        assert read_job_file(text.encode()).shot == "sh"
+    else:
+        assert any(words in problem for problem in refused(text)), refused(text)
+
+
+def test_a_job_file_of_more_values_than_are_read_in_bounded_time_is_refused(monkeypatch):
+    monkeypatch.setattr("opencue_sched.text_file.MOST_VALUES", 1000)
+    assert read_job_file(JOB.encode())
+    (problem,) = refused("show: [" + "a," * 1000 + "]")
+    assert problem.startswith("line 1, column ")
+    assert problem.endswith(": not YAML: more than 1,000 values")
+
+
+def bomb(levels: int, width: int) -> str:
+    """Aliases of aliases: ``width`` to the ``levels`` texts in a few lines."""
+    lists = (f"x{level}: &x{level} [{', '.join([f'*x{level - 1}'] * width)}]" for level in range(1, levels + 1))
+    return "\n".join(["x0: &x0 lol", *lists])
+
+
+@pytest.mark.parametrize(("levels", "width"), [(9, 10), (20, 2), (28, 9), (100, 2)])
+def test_an_alias_bomb_is_refused_before_it_is_written_out(tmp_path, monkeypatch, levels, width):
+    text = bomb(levels, width)
+    assert any("aliases" in problem or "deep" in problem for problem in refused(f"{text}\n{job(memory=f'*x{levels}')}"))
+    with pytest.raises(WrongConfiguration, match=r"settings\.yaml: line \d+: "):
+        settings_of(text, tmp_path / "settings.yaml", monkeypatch)
+
+
+def test_an_alias_that_stands_for_little_is_read():
+    text = "x: &common {A: b}\n"
+    with pytest.raises(InvalidJobSpec, match=r"\Ax: unknown key\Z"):
+        read_job_file(f"{text}{job(env='*common')}".encode())
+
+
+def test_a_file_without_an_end_is_refused(tmp_path, monkeypatch):
+    with Path("/dev/zero").open("rb") as endless, pytest.raises(InvalidJobSpec, match="more than 2 MiB"):
+        read_job_file(endless)
+    endless_settings = tmp_path / "settings.yaml"
+    endless_settings.symlink_to("/dev/zero")
+    monkeypatch.setenv("OPENCUE_SCHED_CONFIG", str(endless_settings))
+    with pytest.raises(WrongConfiguration, match=r"settings\.yaml: has more than 2 MiB"):
+        Settings()
+
+
+def settings_of(content: str | bytes, file: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    file.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
+    monkeypatch.setenv("OPENCUE_SCHED_CONFIG", str(file))
+    return Settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("s.yaml", b"\xff\xfe", "not UTF-8"),
+        ("s.yaml", "queue: {worker_threads: !!timestamp x}", "queue.worker_threads: the tag"),
+        ("s.yaml", f"queue: {{worker_threads: {'9' * 5000}}}", "queue.worker_threads: a number of more"),
+        ("s.yaml", 'instance: "a\\x07"', "instance: has the character U+0007"),
+        ("s.toml", f"[queue]\nworker_threads = {'9' * 5000}", "not TOML"),
+        ("s.toml", "x = " + "[" * 5000, "not TOML"),
+        ("s.toml", "x = " + "[" * 50 + "]" * 50, "nested more than 32 deep"),
+    ],
+)
+def test_an_odd_settings_file_is_refused_by_file_and_field(tmp_path, monkeypatch, name, content, words):
+    with pytest.raises(WrongConfiguration) as caught:
+        settings_of(content, tmp_path / name, monkeypatch)
+    assert str(caught.value).startswith(str(tmp_path / name))
+    assert words in str(caught.value)
+
+
+def mutated(text: str, chance: random.Random, *, most: int = 4) -> str:
+    """The text with one to ``most`` pieces put in, cut out, doubled or put in the place of a value."""
+    for _ in range(chance.randint(1, most)):
+        at = chance.randrange(len(text) + 1)
+        match chance.randrange(4):
+            case 0:
+                text = text[:at] + chance.choice(PIECES) + text[at:]
+            case 1:
+                text = text[:at] + text[at + chance.randint(1, 20) :]
+            case 2:
+                text = text[:at] + text[at : at + 60] + text[at:]
+            case _:
+                start = text.find(": ", at)
+                end = text.find("\n", start)
+                if start >= 0 <= end:
+                    text = text[: start + 2] + chance.choice(PIECES) + text[end:]
+    return text
+
+
+def test_no_mutated_job_file_ends_in_a_traceback():
+    """Three thousand, the same each time."""
+    chance, ends = random.Random(1), {True: 0, False: 0}
+    as_json = json.dumps(
+        {"show": "s", "shot": "x", "user": "u", "name": "n", "layers": [{"name": "l", "range": "1-9"}]}
+    )
+    originals = [JOB, as_json, *((ROOT / "examples" / name).read_text() for name in ("animation.yaml", "minimal.json"))]
+    for number in range(3000):
+        content = mutated(originals[number % len(originals)], chance).encode("utf-8", "surrogatepass")
+        try:
+            spec = read_job_file(content, default_user="alice")
+        except InvalidJobSpec as error:
+            assert error.problems
+            assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", str(error))
+            ends[False] += 1
+        else:
+            assert_storable(spec)
+            ends[True] += 1
+    assert min(ends.values()) > 100, ends
+
+
+def texts_in(value: object) -> Iterator[str]:
+    """Every text in a value, however deep."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from texts_in([*value, *value.values()])
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from texts_in(each)
+
+
+def assert_storable(spec: JobSpec) -> None:
+    """PostgreSQL takes each text: it is UTF-8 and has no NUL."""
+    for text in texts_in(asdict(spec)):
+        assert "\0" not in text
+        text.encode()
+    assert {spec.show, spec.shot, spec.user}.isdisjoint({".", ".."})
+
+
+def test_no_mutated_settings_file_ends_in_a_traceback(tmp_path, monkeypatch):
+    chance, ends = random.Random(2), {True: 0, False: 0}
+    for number in range(1000):
+        name, text = (("s.yaml", SETTINGS_YAML), ("s.toml", SETTINGS_TOML))[number % 2]
+        try:
+            settings_of(mutated(text, chance, most=2), tmp_path / name, monkeypatch)
+        except (InvalidInput, ValidationError):
+            ends[False] += 1
+        else:
+            ends[True] += 1
+    assert min(ends.values()) > 50, ends
