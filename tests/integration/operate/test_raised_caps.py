@@ -10,11 +10,13 @@ import redis
 from celery import Celery
 from sqlalchemy import Engine, text
 
+from opencue_sched.accounting.counted_notes import note_counted
 from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.operate.runtime import Runtime
 from opencue_sched.settings import Rqd, Settings
+from opencue_sched.store.accounting import managed_show_versions
 from tests.polling import eventually
 
 RECENT = 20.0
@@ -41,6 +43,12 @@ def runtime(settings: Settings, engine: Engine, redis_client: redis.Redis) -> It
     app.close()
 
 
+def known(runtime: Runtime) -> None:
+    """Nobody waits until every Cuebot knows whose the shows are, as on a Cuebot's schema."""
+    with runtime.engine.begin() as connection:
+        note_counted(runtime.client, managed_show_versions(connection))
+
+
 @pytest.mark.parametrize(
     "raised",
     [
@@ -65,6 +73,7 @@ def test_a_cap_that_is_raised_wakes_the_clusters_of_its_work(runtime: Runtime, e
             folder_id=folder,
             max_cores=1 if "job_resource" in raised else -1,
         )
+    known(runtime)
     runtime.sweep(wake_shows=[show.id])
     (cluster,) = (it for it in runtime.sweeper._feed.clusters() if it.show_id == show.id)
     posting = eventually(lambda: runtime.postings.find(cluster.key), RECENT, "a posting")
@@ -110,6 +119,7 @@ def test_a_host_that_may_take_frames_now_wakes_the_clusters_that_can_use_it(
         # another one is too small, so that the cluster exists as it does on a farm at work
         farm.host(cores=1, hostname_tag=False)
         show = farm.job([LayerSpec(frames=1, cores=4)], show=farm.default_show()).show
+    known(runtime)
     runtime.sweep(wake_shows=[show.id])
     (cluster,) = (it for it in runtime.sweeper._feed.clusters() if it.show_id == show.id)
     posting = eventually(lambda: runtime.postings.find(cluster.key), RECENT, "a posting")
