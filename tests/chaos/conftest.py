@@ -44,10 +44,16 @@ QUICK = {
 
 
 @pytest.fixture
-def site(database_url: str, engine: Engine, tmp_path: Path) -> Iterator[Site]:
+def idle_site(database_url: str, engine: Engine, tmp_path: Path) -> Iterator[Site]:
     """An empty fleet with short leases, on a database and a Redis of this test's own."""
     with site_on(database_url, engine, tmp_path) as found:
         yield found
+
+
+@pytest.fixture
+def site(idle_site: Site) -> Site:
+    """The same, for files that add to it."""
+    return idle_site
 
 
 @pytest.fixture(scope="module")

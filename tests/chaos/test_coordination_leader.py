@@ -55,9 +55,9 @@ def taking(site) -> Iterator[None]:
 
 
 @pytest.fixture
-def site(site):
-    with taking(site):
-        yield site
+def site(idle_site):
+    with taking(idle_site):
+        yield idle_site
 
 
 @pytest.fixture(scope="module")
@@ -411,12 +411,12 @@ def figures_of(port: int) -> dict[str, float]:
     return {line.split()[0]: float(line.split()[1]) for line in lines if line.startswith(("scheduler_", "cuebot_"))}
 
 
-def test_only_the_leading_beat_shows_what_waits_while_no_worker_lives(site):
+def test_only_the_leading_beat_shows_what_waits_while_no_worker_lives(idle_site):
     # given a beat that leads, one that stands by, and nobody who takes their messages
     first, second = free_port(), free_port()
-    site.fleet.beat("b1", OPENCUE_SCHED_COORDINATION__BEAT_METRICS_PORT=str(first))
-    eventually(lambda: sent(site.client), 60, "first tick")
-    site.fleet.beat("b2", OPENCUE_SCHED_COORDINATION__BEAT_METRICS_PORT=str(second))
+    idle_site.fleet.beat("b1", OPENCUE_SCHED_COORDINATION__BEAT_METRICS_PORT=str(first))
+    eventually(lambda: sent(idle_site.client), 60, "first tick")
+    idle_site.fleet.beat("b2", OPENCUE_SCHED_COORDINATION__BEAT_METRICS_PORT=str(second))
     eventually(lambda: 'scheduler_queue_depth{type="sweep"}' in figures_of(first), 60, "a survey")
     eventually(lambda: figures_of(first)['scheduler_queue_depth{type="sweep"}'] > 0, 60, "a message that waits")
     assert figures_of(first)["scheduler_workers_alive"] == 0
@@ -428,7 +428,7 @@ def test_only_the_leading_beat_shows_what_waits_while_no_worker_lives(site):
     }
     assert eventually(lambda: figures_of(second), 60, "the standby's figures").keys() == of_a_standby
     # when the leader ends
-    site.fleet.processes["b1"].kill()
+    idle_site.fleet.processes["b1"].kill()
     # then the other one shows them
     eventually(lambda: figures_of(second).get("scheduler_workers_alive") == 0, 60, "another leader's survey")
 

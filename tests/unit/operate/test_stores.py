@@ -75,6 +75,7 @@ class CutOff:
 
     trouble = REDIS_AWAY
     next_look = 1.0
+    led_elsewhere = False
 
     def renew(self) -> None:
         return None
