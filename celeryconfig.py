@@ -11,7 +11,7 @@ two minutes here, more than any task takes; whoever looks does so every 5 s. A s
 twice at once. With one message prefetched per thread, a killed worker takes few with it, and the board does not wait
 for them.
 
-Queues: a worker asks its instance's queue, then its group's, then the type's; but see coordination/queue_order.py.
+Queues: a worker asks its instance's queue, then its group's, then the type's; but see coordination/queues.py.
 Fleets scoped to a facility are groups of their own and leave the shared type queues alone. What beats send goes to the
 queue of all groups: any worker may do it, and a beat need not know which groups have one.
 """
@@ -21,7 +21,6 @@ from __future__ import annotations
 from kombu import Exchange, Queue
 
 from opencue_sched.coordination import names
-from opencue_sched.coordination.broker import broker_settings, guard_transports
 from opencue_sched.coordination.names import (
     PRIORITY_SEPARATOR,
     QUEUE_PRIORITIES,
@@ -30,6 +29,7 @@ from opencue_sched.coordination.names import (
     consumed_queues,
     worker_group,
 )
+from opencue_sched.coordination.queues import broker_settings, guard_transports
 from opencue_sched.settings import get_settings
 
 _settings = get_settings()
@@ -50,7 +50,7 @@ broker_connection_max_retries = None
 broker_channel_error_retry = True
 broker_transport_options = {
     **_broker.options,
-    "queue_order_strategy": "opencue_sched.coordination.queue_order:AgedOrder",
+    "queue_order_strategy": "opencue_sched.coordination.queues:AgedOrder",
     "priority_steps": list(QUEUE_PRIORITIES),
     "sep": PRIORITY_SEPARATOR,
     "visibility_timeout": 120,
@@ -73,7 +73,7 @@ enable_utc = True
 imports = ("tasks.sweep", "tasks.dispatch", "tasks.accounting", "tasks.maintenance")
 
 worker_pool = "threads"
-worker_consumer = "opencue_sched.operate.consumer:TolerantConsumer"
+worker_consumer = "opencue_sched.worker.consumer:TolerantConsumer"
 worker_concurrency = _settings.queue.stream.clusters_at_once or _settings.queue.worker_threads
 worker_prefetch_multiplier = _settings.queue.stream.messages_per_thread or 1
 worker_send_task_events = True

@@ -16,10 +16,10 @@ import redis
 from benchmarks.figures import Spread
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import server_run_id
+from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.scripts import book_call
-from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.lua_scripts import load_script
 

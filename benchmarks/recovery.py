@@ -18,9 +18,9 @@ from benchmarks.recovery_site import BURST, WAIT_SECONDS, Recovery, Site, attemp
 from benchmarks.takeover import fillers_killed, takeover
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import StoreState, store_state
-from opencue_sched.accounting.counted import CUEBOT_CACHE_SECONDS, CountedShows
 from opencue_sched.accounting.recompute import recompute
-from opencue_sched.operate.flip import flip_show
+from opencue_sched.accounting.show_import import CUEBOT_CACHE_SECONDS, CountedShows
+from opencue_sched.worker.flip import flip_show
 
 _STREAM_FRAMES = 600
 _STREAM_SECONDS = 3.0

@@ -25,14 +25,14 @@ from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.snapshot import entries_of
-from opencue_sched.domain.errors import NotReady
+from opencue_sched.accounting.reconcile import entries_of
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec, ShowIds
 from opencue_sched.embedded.fleet import Fleet
 from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
+from opencue_sched.errors import NotReady
 from opencue_sched.settings import Settings
-from opencue_sched.store import proc_snapshot
+from opencue_sched.store import accounting
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.schema import upgrade
 
@@ -134,7 +134,7 @@ class Site:
     def booking(self) -> Booking:
         """One like those that run, under a new id."""
         with self.engine.connect() as connection:
-            entry = next(iter(proc_snapshot.procs_by_id(connection, self.procs[:1])))
+            entry = next(iter(accounting.procs_by_id(connection, self.procs[:1])))
         packed = entries_of([entry])[entry.proc_id]
         record = next(r for r in self.ledger.records() if r.entry == packed)
         return Booking(str(uuid.uuid4()), record.booking.vertices, record.booking.cores)

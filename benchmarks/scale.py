@@ -14,8 +14,8 @@ from sqlalchemy import text
 
 from benchmarks.stress import ACTIVATE, ENVIRONMENT, PhaseResult, drained, run_phase
 from benchmarks.workbench import workbench
-from opencue_sched.domain.errors import FrameLost, HostExhausted, HostLocked
 from opencue_sched.embedded.stress_farms import drain_farm, remove_stress_farms
+from opencue_sched.errors import FrameLost, HostExhausted, HostLocked
 
 MOST_WASTED_BY_TWO_PERCENT = 5.0
 

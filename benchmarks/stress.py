@@ -16,7 +16,7 @@ from sqlalchemy import Engine, text
 
 from benchmarks.workbench import Workbench
 from opencue_sched.embedded.stress_farms import StressFarm, drain_farm, saturation_farm
-from opencue_sched.operate.audit import run_audit
+from opencue_sched.insight.audit import run_audit
 
 STALL_SECONDS = 10.0
 POLL_SECONDS = 0.05

@@ -20,7 +20,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import WAITING_LEASE_SECONDS, StoreState, store_state
 from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board
 from opencue_sched.coordination.presence import call_roll
-from opencue_sched.operate.fleet_view import leader_view
+from opencue_sched.insight.fleet import leader_view
 
 _WAITS = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'host'::regclass"
 

@@ -22,8 +22,8 @@ from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.domain.farm import PlannedProc, Reservation, Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, LayerSpec
-from opencue_sched.release.completion import complete_frames
-from opencue_sched.release.model import CompletedFrame
+from opencue_sched.farm.completion import complete_frames
+from opencue_sched.farm.model import CompletedFrame
 from opencue_sched.settings import Queue, Settings
 from opencue_sched.store.hosts import fetch_hosts_by_id
 from opencue_sched.store.schema import SchemaFacts, check_schema

@@ -1,7 +1,7 @@
 """Redundant beats: run as many ``celery -A opencue_sched beat`` as you like, one fires.
 
 ``LeaderScheduler`` is the scheduler class (set in celeryconfig.py, and an entry point). A standby does nothing but
-campaign. The leader names each tick by its nominal time by the clocks of the stores (coordination/clocks.py), checks
+campaign. The leader names each tick by its nominal time by the clocks of the stores (coordination/leader.py), checks
 its fence and marks the tick as fired in one Lua call, and only then sends the message. The message carries the fence,
 and who acts on it looks again.
 
@@ -25,27 +25,30 @@ from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.connection import make_redis
-from opencue_sched.coordination.clocks import AGREE_SECONDS, Clocks
-from opencue_sched.coordination.leader import ONE_REDIS, LeaderGate, boot_clock
-from opencue_sched.coordination.names import LeaderKeys, beat_role, worker_group
-from opencue_sched.coordination.presence import BEAT_TYPE, REFRESH_SECONDS, InstanceTaken, Presence
-from opencue_sched.coordination.ticks import (
+from opencue_sched.coordination.leader import (
+    AGREE_SECONDS,
     MINUTE,
+    ONE_REDIS,
     CatchUp,
+    Clocks,
+    LeaderGate,
+    boot_clock,
     due_ticks,
     mark_seconds,
     seconds_to_next,
     tick_began,
     tick_series,
 )
-from opencue_sched.domain.errors import SchedulerError
-from opencue_sched.operate import fleet_metrics
-from opencue_sched.operate.fleet_metrics import FleetSurvey
-from opencue_sched.operate.metrics import serve_metrics
-from opencue_sched.operate.stores import TOLD_AGAIN_SECONDS, Troubles, check_for_beat
+from opencue_sched.coordination.names import LeaderKeys, beat_role, worker_group
+from opencue_sched.coordination.presence import BEAT_TYPE, REFRESH_SECONDS, InstanceTaken, Presence
+from opencue_sched.errors import SchedulerError
+from opencue_sched.insight.stores import TOLD_AGAIN_SECONDS, Troubles, check_for_beat
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.fences import PersistentFences
+from opencue_sched.worker import fleet_metrics
+from opencue_sched.worker.fleet_metrics import FleetSurvey
+from opencue_sched.worker.metrics import serve_metrics
 
 log = structlog.get_logger(__name__)
 

@@ -30,9 +30,19 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
-from opencue_sched.coordination.broker import broker_settings
-from opencue_sched.domain.errors import InvalidInput, NotReady, SchedulerError
-from opencue_sched.operate.celery_commands import (
+from opencue_sched.coordination.queues import broker_settings
+from opencue_sched.errors import InvalidInput, NotReady, SchedulerError
+from opencue_sched.insight.stores import StoreAway, check_broker, check_for_beat, trouble_in_words
+from opencue_sched.settings import get_settings
+from opencue_sched.worker.consumer import (
+    PresenceStep,
+    begin_to_drain,
+    children_end,
+    end_at_a_second_sigterm,
+    kill_children,
+    sleep_unless_stopped,
+)
+from opencue_sched.worker.control import (
     asks_for_help,
     asks_for_prefork,
     guard_flower,
@@ -40,16 +50,7 @@ from opencue_sched.operate.celery_commands import (
     is_flower,
     keeps_a_log,
 )
-from opencue_sched.operate.children import children_end, kill_children
-from opencue_sched.operate.consumer_steps import (
-    PresenceStep,
-    begin_to_drain,
-    end_at_a_second_sigterm,
-    sleep_unless_stopped,
-)
-from opencue_sched.operate.setting_names import log_unknown_variables, setting_problems, unknown_variables
-from opencue_sched.operate.stores import StoreAway, check_broker, check_for_beat, trouble_in_words
-from opencue_sched.settings import get_settings
+from opencue_sched.worker.setting_names import log_unknown_variables, setting_problems, unknown_variables
 
 log = structlog.get_logger(__name__)
 
@@ -80,7 +81,7 @@ if is_celery(sys.argv):
         for unknown in unknown_variables(os.environ):
             print(f"warning: {unknown}", file=sys.stderr, flush=True)  # noqa: T201
 
-app = Celery("opencue_sched", task_cls="opencue_sched.operate.door:Door")
+app = Celery("opencue_sched", task_cls="opencue_sched.worker.task:Door")
 app.config_from_object("celeryconfig")
 if is_celery(sys.argv) and asks_for_prefork(sys.argv):
     app.conf.worker_pool = "prefork"
@@ -101,7 +102,7 @@ def _flower_starts(**_: Any) -> None:
 
 @setup_logging.connect
 def _logging(**_: Any) -> None:
-    from opencue_sched.operate.logs import configure_logging
+    from opencue_sched.worker.logs import configure_logging
 
     try:
         configure_logging(get_settings().logging)
@@ -127,7 +128,7 @@ class RuntimeStep(bootsteps.StartStopStep):
 
     def __init__(self, parent: Any, **_: Any) -> None:
         # Loaded before the pool starts, so that its children share it.
-        importlib.import_module("opencue_sched.operate.runtime")
+        importlib.import_module("opencue_sched.worker.runtime")
         _collect_less_often()
         if getattr(parent, "autoscale", None) and not hasattr(parent.pool_cls, "grow"):
             pool = parent.pool_cls.__module__.rpartition(".")[2]
@@ -136,9 +137,9 @@ class RuntimeStep(bootsteps.StartStopStep):
         self.prefork = "prefork" in str(getattr(parent, "pool_cls", ""))
 
     def start(self, parent: Any) -> None:
-        from opencue_sched.dispatch.store_trouble import is_trouble
-        from opencue_sched.operate.logs import install_level_signals
-        from opencue_sched.operate.runtime import start_worker, stop_worker
+        from opencue_sched.dispatch.failures import is_trouble
+        from opencue_sched.worker.logs import install_level_signals
+        from opencue_sched.worker.runtime import start_worker, stop_worker
 
         end_at_a_second_sigterm()
         try:
@@ -158,7 +159,7 @@ class RuntimeStep(bootsteps.StartStopStep):
             log.warning("metrics_of_children_not_shown", set="PROMETHEUS_MULTIPROC_DIR")
 
     def stop(self, parent: Any) -> None:
-        from opencue_sched.operate.runtime import stop_worker
+        from opencue_sched.worker.runtime import stop_worker
 
         if not stop_worker(partial(children_end, parent.pool) if self.prefork else None):
             # Celery would wait for its threads or children without end. As safe as a second SIGTERM.
@@ -183,8 +184,8 @@ def _beat_starts(**_: Any) -> None:
 @worker_process_init.connect
 def _child_started(**_: Any) -> None:
     """A prefork child: forget whatever the parent had open, and follow its log level."""
-    from opencue_sched.operate.logs import follow_level_signals
-    from opencue_sched.operate.runtime import forget_runtime
+    from opencue_sched.worker.logs import follow_level_signals
+    from opencue_sched.worker.runtime import forget_runtime
 
     forget_runtime()
     follow_level_signals()
@@ -192,7 +193,7 @@ def _child_started(**_: Any) -> None:
 
 @worker_process_shutdown.connect
 def _child_stopped(pid: int | None = None, **_: Any) -> None:
-    from opencue_sched.operate.metrics import process_ended
+    from opencue_sched.worker.metrics import process_ended
 
     process_ended(pid or os.getpid())
 

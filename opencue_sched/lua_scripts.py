@@ -18,8 +18,8 @@ from typing import Any
 import redis
 from redis.exceptions import NoScriptError
 
-from opencue_sched.domain.errors import FencedOff, SchedulerError
-from opencue_sched.domain.fence import Fence
+from opencue_sched.domain.cluster import Fence
+from opencue_sched.errors import FencedOff, SchedulerError
 
 _INCLUDE = re.compile(r"^--@include ([a-z0-9_]+)\s*$", re.MULTILINE)
 _PACKAGE = Path(__file__).resolve().parent

@@ -8,14 +8,18 @@ scheduler and accounting references; durations take ``30``, ``"30s"``, ``"2m"``,
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
+import sys
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ByteSize,
@@ -24,6 +28,7 @@ from pydantic import (
     SecretStr,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -32,20 +37,92 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from opencue_sched.domain.errors import WrongConfiguration
-from opencue_sched.setting_values import (
-    DatabaseUrl,
-    FacilityName,
-    HostlikeName,
-    Name,
-    RedisUrl,
-    Seconds,
-    Texts,
-    Words,
-    json_value,
-    with_driver,
-)
+from opencue_sched.domain.redis_url import check_redis_url
+from opencue_sched.errors import InvalidInput, WrongConfiguration
 from opencue_sched.text_file import UnreadableFile, read_text, read_toml, read_yaml
+
+# What a value of a setting may look like: durations, lists, mappings and the URLs of the two stores.
+#
+# The refusals name no value that may hold a password; who shows them names the variable.
+
+_DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*$")
+_SECONDS = {"ms": 0.001, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_POSTGRESQL = re.compile(r"^postgres(ql)?(\+\w+)?://")
+
+
+def as_seconds(value: Any) -> Any:
+    """``"2m"`` as 120.0; what is no text is left as it is. Raises ValueError."""
+    if isinstance(value, str):
+        match = _DURATION.match(value)
+        if match is None:
+            raise ValueError(f"{value!r} is not a duration; write 30, '30s', '2m' or '3h'")
+        return float(match.group(1)) * _SECONDS[match.group(2)]
+    return value
+
+
+def json_value(value: Any) -> Any:
+    """A mapping, or a list in brackets, from the environment. Raises ValueError."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{value!r} is not JSON ({error})") from error
+
+
+def _words(value: Any) -> Any:
+    if isinstance(value, str) and not value.lstrip().startswith("["):
+        return tuple(word for part in value.split(",") if (word := part.strip()))
+    return json_value(value)
+
+
+def with_driver(database_url: str) -> str:
+    """The URL with the driver named that we use, whichever it names."""
+    return _POSTGRESQL.sub("postgresql+psycopg2://", database_url)
+
+
+def _database_url(value: SecretStr) -> SecretStr:
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    url = value.get_secret_value()
+    if not _POSTGRESQL.match(url):
+        raise ValueError("database_url is not a PostgreSQL URL: postgresql://user:password@host:port/name")
+    try:
+        make_url(url)
+    except (ArgumentError, ValueError):
+        # Not even as the cause: SQLAlchemy shows what it could not read, which may be part of a password.
+        raise ValueError(
+            "database_url cannot be read: postgresql://user:password@host:port/name, with / @ and : in the password "
+            "as %2F %40 and %3A, and a port that is a number"
+        ) from None
+    return value
+
+
+def _redis_url(value: SecretStr) -> SecretStr:
+    try:
+        check_redis_url(value.get_secret_value())
+    except InvalidInput as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+_NAME = r"^[a-z0-9][a-z0-9_.-]{0,62}$"
+Name = Annotated[str, Field(pattern=_NAME)]
+"""Part of a queue's name; the grammar is that of coordination/names.py."""
+HostlikeName = Annotated[str, Field(pattern=_NAME), BeforeValidator(_lower)]
+"""As Name, but of what may be a host's name, in which upper case means nothing."""
+FacilityName = Annotated[str, Field(pattern=_NAME.replace("a-z", "A-Za-z"))]
+"""As its row has it; in lower case it is a group's name."""
+Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
+Texts = Annotated[dict[str, str], NoDecode, BeforeValidator(json_value)]
+Seconds = Annotated[float, BeforeValidator(as_seconds), Field(gt=0)]
+DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
+RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
 
 
 class _Section(BaseModel):
@@ -382,3 +459,65 @@ def get_settings() -> Settings:
         field = re.search(r'field "(\w+)"', str(error))
         section = f"OPENCUE_SCHED_{field.group(1).upper()}" if field else "OPENCUE_SCHED_..."
         raise WrongConfiguration(f"{section} is not JSON; set its keys one by one, as {section}__KEY") from error
+
+
+# The settings, as the table of the operator guide.
+#
+# ``python -m opencue_sched.settings`` prints it; given a file, it is written between the markers there.
+
+BEGIN = "<!-- settings: begin (generated, see opencue_sched/settings.py) -->"
+END = "<!-- settings: end -->"
+
+
+def table() -> str:
+    """One row a setting: its key in a file, its environment variable, its default and what it does."""
+    lines = ["| key | environment | default | meaning |", "|---|---|---|---|"]
+    for path, field in setting_fields():
+        key, variable = ".".join(path), "OPENCUE_SCHED_" + "__".join(path).upper()
+        lines.append(f"| `{key}` | `{variable}` | {_default(path, field)} | {field.description} |")
+    return "\n".join(lines)
+
+
+def setting_fields() -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
+    """Every setting, by the names from its section down."""
+    return _fields(Settings, ())
+
+
+def _fields(model: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _fields(kind, (*path, name))
+        else:
+            yield (*path, name), field
+
+
+def _default(path: tuple[str, ...], field: FieldInfo) -> str:
+    if path == ("instance",):
+        return "host name and process id"
+    if path[:2] == ("queue", "stream"):
+        return "not set (the reference: 3)"
+    value: Any = field.get_default(call_default_factory=True, validated_data={})
+    if isinstance(value, SecretStr):
+        value = value.get_secret_value()
+    if value is None or value in ((), {}, ""):
+        return "-"
+    if isinstance(value, ByteSize):
+        return f"{value.human_readable()}"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else f"{value}"
+
+
+def write_into(document: Path) -> None:
+    """Replace what stands between the markers."""
+    text = document.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    document.write_text(f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        write_into(Path(sys.argv[1]))
+    else:
+        print(table())  # noqa: T201

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 import yaml
 
-from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.errors import InvalidInput
 
 MOST_BYTES = 2 * 1024**2
 MOST_VALUES = 100_000

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from opencue_sched.celery import app
-from opencue_sched.operate.door import runtime
+from opencue_sched.worker.task import runtime
 
 PostingId = Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
 ReplyId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opencue_sched.celery import app
-from opencue_sched.operate.door import runtime
+from opencue_sched.worker.task import runtime
 
 
 @app.task(name="opencue_sched.maintenance.recalculate_subs", acks_late=True)

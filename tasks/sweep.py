@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opencue_sched.celery import app
-from opencue_sched.operate.door import fence_of, runtime
+from opencue_sched.worker.task import fence_of, runtime
 
 
 @app.task(name="opencue_sched.sweep.sweep_clusters")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import redis
 
+from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.keys import EPOCH
-from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.embedded.fleet import Fleet
 from tests.warm_start import WarmProcess
 

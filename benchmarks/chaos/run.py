@@ -18,7 +18,7 @@ from benchmarks.chaos.load import WAITING_FRAMES, Load
 from benchmarks.chaos.site import REPORT_SECONDS, Site, Witness, site
 from benchmarks.chaos.verdict import NAMED, ChaosReport
 from opencue_sched.embedded.fleet import Fleet
-from opencue_sched.operate.audit import run_audit
+from opencue_sched.insight.audit import run_audit
 
 LEAST_SAMPLES_PER_SECOND = 20.0
 PROGRESS_SECONDS = 5.0

@@ -26,10 +26,11 @@ from sqlalchemy import Engine
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import cap_rows_of_shows, reseed_limits
-from opencue_sched.accounting.counted_notes import note_counted
-from opencue_sched.accounting.differences import additions
+from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.ledger import Ledger, answering
+from opencue_sched.accounting.managed import note_counted
 from opencue_sched.accounting.recompute import DEFAULT_AGE_SECONDS, RecomputeReport, recompute
+from opencue_sched.accounting.reconcile import additions, may_still_commit, snapshot_of
 from opencue_sched.accounting.scripts import (
     chunks,
     epoch_fill_call,
@@ -39,11 +40,10 @@ from opencue_sched.accounting.scripts import (
     token_extend_call,
     wipe_calls,
 )
-from opencue_sched.accounting.snapshot import may_still_commit, repeatable_read, snapshot_of
-from opencue_sched.accounting.store_epoch import Epoch
-from opencue_sched.domain.errors import InvalidInput, NotReady
+from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.lua_scripts import ScriptCall, call_scripts
 from opencue_sched.store import accounting as store
+from opencue_sched.store.engine import repeatable_read
 
 log = structlog.get_logger(__name__)
 

@@ -18,12 +18,12 @@ import structlog
 from sqlalchemy import Connection, Engine
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.counted_notes import counted_shows
 from opencue_sched.accounting.keys import VertexKind, VertexRef
 from opencue_sched.accounting.ledger import Ledger, answering
-from opencue_sched.accounting.snapshot import repeatable_read
+from opencue_sched.accounting.managed import counted_shows
 from opencue_sched.domain.units import UNLIMITED, cap_cores
 from opencue_sched.store import accounting as store
+from opencue_sched.store.engine import repeatable_read
 
 log = structlog.get_logger(__name__)
 

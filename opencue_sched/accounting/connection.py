@@ -5,6 +5,8 @@ What a URL may say is in domain/redis_url.py.
 
 from __future__ import annotations
 
+import uuid
+from dataclasses import dataclass
 from typing import Any
 
 import redis
@@ -16,11 +18,61 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
+from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import EPOCH
-from opencue_sched.accounting.store_epoch import run_id_of
-from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.domain.redis_url import UNDECODABLE, read_sentinel_url
+from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Settings
+
+# The generation of the store: set by the bootstrap, passed to every script, and tied to one Redis process.
+#
+# ``acct:epoch`` holds ``open|{generation}|{run id}``, or ``filling|{token}|{run id}`` while a bootstrap writes. The run
+# id is the server's own: after a restart or a failover it is another, and the connection that notices deletes the
+# epoch, which closes the store for everybody at once (accounting.connection). ``|dual`` behind either says that another
+# program publishes plain decrements (release_feed cuebot-redis), so the scripts keep what the ledger accounts for
+# apart.
+#
+# It is read by MGET, here and in the scripts, which says nothing of a key of another type where GET raises an error:
+# such an epoch is none, and whoever fills the store writes over it.
+
+_DUAL = "|dual"
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """An epoch as it stands in the store."""
+
+    text: str
+
+    @property
+    def run_id(self) -> str:
+        return run_id_of(self.text)
+
+    @property
+    def dual(self) -> bool:
+        return self.text.endswith(_DUAL)
+
+    @classmethod
+    def new(cls, run_id: str, *, dual: bool = False) -> Epoch:
+        """An open generation that no store ever had before (a counter would restart from 1 in an emptied Redis)."""
+        return cls(f"open|{uuid.uuid4().hex}|{run_id}{_DUAL if dual else ''}")
+
+    @classmethod
+    def filling(cls, run_id: str, *, dual: bool = False) -> Epoch:
+        """The state of a store under bootstrap: only who has this value may write, and nobody may book."""
+        return cls(f"filling|{uuid.uuid4().hex}|{run_id}{_DUAL if dual else ''}")
+
+    @classmethod
+    def parse(cls, text: str | None) -> Epoch | None:
+        """An open epoch; None for an absent one, or a store that is still being filled."""
+        return cls(text) if text and text.startswith("open|") and run_id_of(text) else None
+
+
+def run_id_of(text: str) -> str:
+    """The Redis process an epoch belongs to; empty for text that is no epoch."""
+    parts = text.split("|")
+    return parts[2] if len(parts) > 2 else ""
+
 
 _RETRIES = 1
 _NO_WRITE_ERRORS = (ReadOnlyError, MasterDownError, OutOfMemoryError)
@@ -146,3 +198,42 @@ def _text(answer: Any) -> str:
 
 def _server_run_id(info: str) -> str:
     return next((line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("run_id:")), "")
+
+
+# What a look at the store tells people: its generation, and how old the last recompute is.
+
+_GENERATION_DIGITS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class StoreView:
+    """``generation``: a number made from the epoch, 0 while the store is not open.
+
+    ``recompute_age_seconds``: since the mark of the last whole recompute, or the filling; None when there was none.
+    """
+
+    generation: int
+    recompute_age_seconds: float | None
+
+
+def look_at_store(client: redis.Redis) -> StoreView:
+    """One round trip. Raises RedisError."""
+    with client.pipeline(transaction=False) as pipe:
+        pipe.mget(keys.EPOCH, keys.RECOMPUTED_AT)
+        pipe.time()
+        (stored, recomputed_at), (seconds, _) = pipe.execute()
+    try:
+        age = None if recomputed_at is None else max(0.0, float(seconds) - float(recomputed_at))
+    except ValueError:  # somebody else wrote it; the next recompute writes over it
+        age = None
+    return StoreView(generation_of(Epoch.parse(stored)), age)
+
+
+def generation_of(epoch: Epoch | None) -> int:
+    """Small enough to be exact as a floating-point number."""
+    if epoch is None:
+        return 0
+    try:
+        return int(epoch.text.split("|")[1][:_GENERATION_DIGITS], 16)
+    except ValueError:
+        return 0

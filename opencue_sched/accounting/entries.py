@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from opencue_sched.accounting import keys
-from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.domain.farm import Vertices
+from opencue_sched.errors import InvalidInput
 
 RECORD_VERSION = "1"
 SEPARATORS = "|,:"

@@ -16,17 +16,11 @@ from dataclasses import dataclass
 from typing import cast
 
 from opencue_sched.accounting import keys
+from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.entries import Record, amounts
 from opencue_sched.accounting.keys import VertexKind
 from opencue_sched.accounting.ledger import Ledger, answering
-from opencue_sched.accounting.scripts import (
-    adjust_calls,
-    audit_begin_call,
-    chunks,
-    inventory_calls,
-    token_drop_call,
-)
-from opencue_sched.accounting.store_epoch import Epoch
+from opencue_sched.accounting.scripts import adjust_calls, audit_begin_call, chunks, inventory_calls, token_drop_call
 from opencue_sched.lua_scripts import call_scripts
 
 Amounts = tuple[int, int]

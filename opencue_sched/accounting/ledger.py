@@ -22,8 +22,9 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.connection import takes_no_write
+from opencue_sched.accounting.connection import Epoch, takes_no_write
 from opencue_sched.accounting.entries import Booking, Record, unpack
+from opencue_sched.accounting.keys import VertexCaps, cap_fields, read_caps
 from opencue_sched.accounting.scripts import (
     ERROR,
     NOT_READY,
@@ -38,10 +39,8 @@ from opencue_sched.accounting.scripts import (
     rollback_call,
     settle_calls,
 )
-from opencue_sched.accounting.store_epoch import Epoch
-from opencue_sched.accounting.vertex_caps import VertexCaps, cap_fields, read_caps
-from opencue_sched.domain.errors import InvalidInput, NotReady
-from opencue_sched.domain.fence import Fence
+from opencue_sched.domain.cluster import Fence
+from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.lua_scripts import ScriptCall, call_scripts, check_fence, under_fence
 
 log = structlog.get_logger(__name__)

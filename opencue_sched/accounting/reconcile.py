@@ -2,23 +2,314 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+import time
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import cast
 
+import redis
 import structlog
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import load_caps
-from opencue_sched.accounting.differences import Cause, Differences, Scope, find_differences
-from opencue_sched.accounting.entries import amounts
-from opencue_sched.accounting.inventory import Stock, take_stock
-from opencue_sched.accounting.ledger import Applied, Ledger, Mark
-from opencue_sched.accounting.scripts import Change
-from opencue_sched.accounting.sightings import Sightings
-from opencue_sched.accounting.snapshot import Snapshot, fresh_additions, may_still_commit, read_snapshot
+from opencue_sched.accounting.entries import SEPARATORS, Booking, EntryState, Record, amounts, show_of
+from opencue_sched.accounting.inventory import Stock, count_by_kind, take_stock
+from opencue_sched.accounting.keys import VertexKind
+from opencue_sched.accounting.ledger import Applied, Ledger, Mark, answering
+from opencue_sched.accounting.scripts import Change, chunks
+from opencue_sched.domain.farm import Vertices
+from opencue_sched.domain.units import booked_cores
+from opencue_sched.store import accounting
+from opencue_sched.store import accounting as store
+from opencue_sched.store.engine import repeatable_read
+
+# What to change so that the ledger says what the proc table says: pure decisions (design section 4, "Recompute").
+#
+# Three readings are compared, taken in this order: the mark (a sequence number), a snapshot of the proc table, the
+# ledger. Everything that happens meanwhile shows as a sequence number above the mark, or as an entry that changed
+# before it could be touched, and is left for the next pass.
+
+
+class Cause(StrEnum):
+    """Why an entry differs from the proc table."""
+
+    MISSED_RELEASE = "missed_release"  # confirmed, and its proc is gone: nobody told us
+    CRASHED_BOOKING = "crashed_booking"  # never confirmed, no proc, too old to be committed still
+    RETIRED = "retired"  # the show is not managed any more
+    MISSING = "missing"  # a proc without entry
+    MOVED = "moved"  # job, host or amounts changed since the booking
+    LATE_SETTLE = "late_settle"  # committed, but whoever booked it died before settling
+    UNREADABLE = "unreadable"  # somebody spoilt the entry, and it has no proc
+    FOREIGN_WRITE = "foreign_write"  # no entry at all: somebody else wrote to a counter (accounting.inventory)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The shows a pass may judge. ``managed`` is what the snapshot saw; ``only`` narrows a pass to these shows."""
+
+    managed: frozenset[str]
+    only: frozenset[str] | None = None
+
+    def covers(self, show_id: str) -> bool:
+        return self.only is None or show_id in self.only
+
+
+@dataclass(slots=True)
+class Differences:
+    """``changes`` can be applied at once; ``absent`` are procs without an entry, to be read again first.
+
+    ``cause_of`` has the cause of each change by proc id.
+    """
+
+    changes: list[Change] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+    cause_of: dict[str, Cause] = field(default_factory=dict)
+    in_flight: int = 0
+    oldest_in_flight_at: int | None = None
+
+    @property
+    def causes(self) -> Counter[Cause]:
+        """How many entries differ for which cause."""
+        return Counter(self.cause_of.values())
+
+    def add(self, cause: Cause, change: Change) -> None:
+        self.changes.append(change)
+        self.cause_of[change.proc_id] = cause
+
+    def add_unreadable(self, proc_ids: Iterable[str]) -> None:
+        """Entries nobody can read: those of procs that were found missing are written over, the others are removed."""
+        for proc_id in proc_ids:
+            if proc_id not in self.cause_of:
+                self.add(Cause.UNREADABLE, Change(proc_id, None, None))
+
+    def add_missing(self, changes: Iterable[Change]) -> None:
+        """Procs of ``absent`` that a fresh read has found again."""
+        for change in changes:
+            self.add(Cause.MISSING, change)
+
+
+def find_differences(
+    mark_seq: int,
+    snapshot: Mapping[str, str],
+    ledger: Iterable[Record],
+    *,
+    too_old: Collection[str],
+    scope: Scope,
+) -> Differences:
+    """Compare ``snapshot`` (proc id to entry, of managed shows) with the ledger.
+
+    ``too_old`` are in-flight ids that no commit can belong to any more, as judged *at the mark*. An entry is judged by
+    what it was at the mark: judging it by its state when the change is applied loses a live booking.
+    """
+    found = Differences()
+    known: set[str] = set()
+    for record in ledger:
+        known.add(record.proc_id)
+        if record.state is EntryState.IN_FLIGHT:
+            found.in_flight += 1
+            found.oldest_in_flight_at = min(found.oldest_in_flight_at or record.booked_at, record.booked_at)
+        if not scope.covers(record.show_id):
+            continue
+        judged = _judge(record, snapshot.get(record.proc_id), mark_seq, record.proc_id in too_old, scope)
+        if judged is not None:
+            found.add(*judged)
+    found.absent = [
+        proc_id for proc_id, entry in snapshot.items() if proc_id not in known and scope.covers(show_of(entry))
+    ]
+    return found
+
+
+def _judge(
+    record: Record, actual: str | None, mark_seq: int, too_old: bool, scope: Scope
+) -> tuple[Cause, Change] | None:
+    in_flight = record.state is EntryState.IN_FLIGHT
+    before_mark = record.changed_seq <= mark_seq
+    settled_before_mark = not in_flight and before_mark
+    if actual is None:
+        if not (settled_before_mark or (in_flight and too_old)):
+            return None
+        cause = Cause.CRASHED_BOOKING if in_flight else Cause.MISSED_RELEASE
+        if record.show_id not in scope.managed:
+            cause = Cause.RETIRED
+        return cause, Change(record.proc_id, record.changed_seq, None, before=record.entry)
+    state = EntryState.CONFIRMED if too_old else record.state
+    if actual != record.entry:
+        if not before_mark:  # a newer snapshot may have moved it
+            return None
+        return Cause.MOVED, Change(record.proc_id, record.changed_seq, actual, state, before=record.entry)
+    if in_flight and too_old:
+        return Cause.LATE_SETTLE, Change(record.proc_id, record.changed_seq, actual, state, before=record.entry)
+    return None
+
+
+def additions(fresh: Mapping[str, str]) -> list[Change]:
+    """Changes that add the procs of a fresh read. The script still refuses an id that is tombstoned by then."""
+    return [Change(proc_id, None, entry) for proc_id, entry in fresh.items()]
+
+
+# The proc table as ledger entries, at one moment.
 
 log = structlog.get_logger(__name__)
+
+_IDS_PER_STATEMENT = 5000
+_ROWS_BETWEEN_PAUSES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The proc table at one moment: managed shows, and the entry of each of their procs."""
+
+    managed: frozenset[str]
+    entries: Mapping[str, str]
+
+
+def read_snapshot(engine: Engine, only: Collection[str] | None = None) -> Snapshot:
+    """Managed shows and their procs in one transaction that sees one moment."""
+    with repeatable_read(engine) as connection:
+        return snapshot_of(connection, only)
+
+
+def snapshot_of(
+    connection: Connection, only: Collection[str] | None = None, *, meanwhile: Callable[[], object] | None = None
+) -> Snapshot:
+    """The snapshot a transaction sees; ``meanwhile`` is called now and then while it is read."""
+    managed = store.managed_show_ids(connection)
+    procs = accounting.procs(connection, only)
+    return Snapshot(managed, entries_of(procs if meanwhile is None else _with_pauses(procs, meanwhile)))
+
+
+def _with_pauses(rows: Iterable[accounting.ProcRow], pause: Callable[[], object]) -> Iterator[accounting.ProcRow]:
+    for number, row in enumerate(rows):
+        if number % _ROWS_BETWEEN_PAUSES == 0:
+            pause()
+        yield row
+
+
+def entries_of(rows: Iterable[accounting.ProcRow]) -> dict[str, str]:
+    """Procs as ledger entries: cores rounded up per proc."""
+    return {row.proc_id: _booking(row).packed() for row in rows if _countable(row.show_id)}
+
+
+def _booking(row: accounting.ProcRow) -> Booking:
+    alloc, folder, job, layer, dept = (
+        vertex_id if _countable(vertex_id) else ""
+        for vertex_id in (row.alloc_id, row.folder_id, row.job_id, row.layer_id, row.dept_id)
+    )
+    limits = tuple(filter(_countable, row.limit_ids))
+    vertices = Vertices(row.show_id, alloc, folder, job, layer, dept, limits)
+    return Booking(row.proc_id, vertices, booked_cores(row.centicores), row.gpus)
+
+
+def _countable(vertex_id: str) -> bool:
+    """Whether an id can be counted by. One that cannot is left out: nothing can be booked there either, and whatever
+    else the proc takes has to count."""
+    if not any(separator in vertex_id for separator in SEPARATORS):
+        return True
+    log.error("vertex_cannot_be_counted", id=vertex_id)
+    return False
+
+
+def may_still_commit(engine: Engine, age_seconds: float) -> bool:
+    """Whether what was booked an age ago may still be committed, because PostgreSQL has not ended with its COMMIT.
+
+    That was sent within a commit deadline, at most a third of an age. To be asked before the snapshot is taken: what
+    has ended by then is in it.
+    """
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        stalled = accounting.unfinished_commits(connection, age_seconds / 3)
+    if stalled:
+        log.warning("commits_are_stalled", commits=stalled, seconds=age_seconds / 3)
+    return stalled > 0
+
+
+def fresh_additions(engine: Engine, proc_ids: Collection[str]) -> list[Change]:
+    """Procs the ledger lacks, as they are now: one that is gone meanwhile is not added."""
+    changes: list[Change] = []
+    for part in chunks(list(proc_ids), _IDS_PER_STATEMENT):
+        with engine.begin() as connection:
+            changes += additions(entries_of(accounting.procs_by_id(connection, part)))
+    return changes
+
+
+# Since when an in-flight booking has been seen in flight, by a clock that cannot jump.
+#
+# Redis TIME alone may not decide that a booking is too old: it can be set forward, and a booking that is just being
+# committed would be thrown away. So an age must also have passed on this machine's boot clock since this machine first
+# saw the entry at a mark. Sightings are kept in Redis, apart for each boot of each machine, so that any process of the
+# machine can go on where another stopped; losing them only postpones a judgement.
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_KEPT_SECONDS = 24 * 3600
+_AT_ONCE = 500
+
+
+def boot_clock() -> float:
+    """Seconds since boot, suspend included where the system can say so."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def boot_id() -> str:
+    """A name for this boot of this machine; for this process alone where the system gives none."""
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return f"process-{uuid.getnode():x}-{time.time_ns():x}"
+
+
+class Sightings:
+    """When this machine first saw each in-flight entry, in the hash ``key``. ``clock`` is in seconds, never jumps."""
+
+    def __init__(
+        self, client: redis.Redis, *, clock: Callable[[], float] = boot_clock, boot: str | None = None
+    ) -> None:
+        self._client = client
+        self.key = keys.SIGHTINGS_PREFIX + (boot or boot_id())
+        self.clock = clock
+
+    def too_old(self, records: Iterable[Record], mark: Mark, marked_at: float, *, age_seconds: float) -> frozenset[str]:
+        """In-flight ids that were too old at ``mark``, which was taken at ``marked_at`` on the boot clock.
+
+        Remembers those seen for the first time, forgets those that are gone.
+        """
+        with answering():
+            stored = dict(cast("Iterable[tuple[str, str]]", self._client.hscan_iter(self.key, count=_AT_ONCE)))
+        in_flight = [r for r in records if r.state is EntryState.IN_FLIGHT and r.changed_seq <= mark.seq]
+        seen = {r.proc_id: first_sighting(stored.get(r.proc_id), r, marked_at) for r in in_flight}
+        self._remember({r.proc_id: f"{r.changed_seq}|{seen[r.proc_id]!r}" for r in in_flight}, stored)
+        return frozenset(
+            r.proc_id
+            for r in in_flight
+            if is_too_old(r, seen[r.proc_id], mark.seconds, marked_at, age_seconds=age_seconds)
+        )
+
+    def _remember(self, seen: Mapping[str, str], stored: Mapping[str, str]) -> None:
+        if seen == stored:
+            return
+        gone = [proc_id for proc_id in stored if proc_id not in seen]
+        new = [pair for pair in seen.items() if stored.get(pair[0]) != pair[1]]
+        with answering(), self._client.pipeline(transaction=False) as pipe:
+            for part in chunks(gone, _AT_ONCE):
+                pipe.hdel(self.key, *part)
+            for piece in chunks(new, _AT_ONCE):
+                pipe.hset(self.key, mapping=dict(piece))
+            pipe.expire(self.key, _KEPT_SECONDS)
+            pipe.execute()
+
+
+def first_sighting(stored: str | None, record: Record, marked_at: float) -> float:
+    """When the entry was first seen as it is now; this mark, when it never was."""
+    changed, _, seen = (stored or "").partition("|")
+    return float(seen) if changed == str(record.changed_seq) else marked_at
+
+
+def is_too_old(record: Record, first_seen: float, mark_seconds: int, marked_at: float, *, age_seconds: float) -> bool:
+    """Both clocks say that an age has passed: Redis TIME since the booking, the boot clock since the first sighting."""
+    return mark_seconds - record.booked_at >= age_seconds and marked_at - first_seen >= age_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +387,35 @@ def _lend_before_retiring(engine: Engine, ledger: Ledger, stock: Stock, found: D
     limits = {key for key in moved if key.startswith(keys.LIMIT_PREFIX)}
     if limits:
         load_caps(engine, ledger, sorted(limits))
+
+
+# Which counters a pass found off, and put right: by kind of vertex and cause, for people and their metrics.
+
+Drift = Mapping[tuple[VertexKind, Cause], int]
+"""How many vertices of a kind were off for a cause."""
+
+
+def drift_of_entries(
+    stock: Stock, changes: Iterable[Change], cause_of: Mapping[str, Cause], *, without: Collection[str] = ()
+) -> dict[tuple[VertexKind, Cause], int]:
+    """Vertices whose counters these changes of entries move, ``without`` those of some procs.
+
+    A vertex counts once for each cause. An entry that only becomes confirmed moves none.
+    """
+    touched: dict[Cause, set[str]] = defaultdict(set)
+    for change in changes:
+        if change.proc_id in without:
+            continue
+        known = stock.records.get(change.proc_id)
+        before = set() if known is None else set(amounts(known.entry))
+        after = set() if change.entry is None else set(amounts(change.entry))
+        touched[cause_of[change.proc_id]] |= {key for key, _, _ in before ^ after}
+    return {(kind, cause): count for cause, keys in touched.items() for kind, count in count_by_kind(keys).items()}
+
+
+def by_kind(drift: Drift) -> dict[str, int]:
+    """The same without causes, by the kind's name in the keys."""
+    sums: Counter[str] = Counter()
+    for (kind, _), count in drift.items():
+        sums[kind.value] += count
+    return dict(sums)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.entries import Booking, EntryState, most_vertices
 from opencue_sched.accounting.keys import BOOTSTRAP_LEASE, EPOCH, FILLERS_WAITED, LEDGER_KEYS, SEQ
-from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.lua_scripts import ScriptCall
 
 MAX_IDS_PER_CALL = 250

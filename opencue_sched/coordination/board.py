@@ -14,7 +14,7 @@ import redis
 from redis.sentinel import SentinelConnectionPool
 
 from opencue_sched.coordination.names import BoardKeys
-from opencue_sched.domain.fence import Fence
+from opencue_sched.domain.cluster import Fence
 from opencue_sched.domain.redis_url import UNDECODABLE
 from opencue_sched.lua_scripts import ScriptCall, call_script, call_scripts, check_fence, under_fence
 

@@ -7,49 +7,156 @@ own and aware of their zone; the trash can be listed and restored; waiting is by
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from opencue_sched.coordination.board import Listing, Pages
+from opencue_sched.coordination.job import Job, UnreadableJob
+
+if TYPE_CHECKING:
+    pass
 import json
 import time
 import uuid as uuids
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.metadata import entry_points
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import redis
 import structlog
 from redis.exceptions import RedisError
 
-from opencue_sched.coordination.board import (
-    NEVER as NEVER,
-)
-from opencue_sched.coordination.board import (
-    BoardScripts,
-    End,
-    Listing,
-    Pages,
-    Steering,
-    decoding,
-    life_ms,
-    new_token,
-)
-from opencue_sched.coordination.board_errors import BoardClosed, ClaimLost, JobFailure, NotFound, UnclaimableJob
-from opencue_sched.coordination.board_events import EventReader, Notifier
-from opencue_sched.coordination.board_iteration import JobIterator
-from opencue_sched.coordination.board_refusals import check_expiry, check_owner, claim_refused, end_refused
-from opencue_sched.coordination.board_store import check_store
-from opencue_sched.coordination.entities import Entities, Entity
+from opencue_sched.coordination.board import NEVER, BoardScripts, End, Steering, decoding, life_ms, new_token
 from opencue_sched.coordination.job import (
     STATES,
     Backend,
-    Job,
+    BoardClosed,
+    BoardError,
+    ClaimLost,
+    Entities,
+    Entity,
+    EventReader,
+    JobFailure,
     JobPriority,
     JobState,
     LogBook,
+    NotFound,
+    Notifier,
     Payload,
-    UnreadableJob,
+    UnclaimableJob,
 )
 from opencue_sched.coordination.names import BoardKeys
+from opencue_sched.domain.redis_url import UNDECODABLE
+
+# Iteration over a board, in pages.
+
+
+class JobIterator:
+    """Jobs of a board, read in pages as it goes on. Jobs that nobody can read are put aside and passed over."""
+
+    def __init__(self, board: JobBoard, *, only_unclaimed: bool, ensure_fresh: bool) -> None:
+        self.board = board
+        self.only_unclaimed = only_unclaimed
+        self.ensure_fresh = ensure_fresh
+        self._which: Pages = "ready" if only_unclaimed else "listed"
+        self._after = "-inf"
+        self._page: list[Listing] = []
+        self._ended = False
+
+    def __iter__(self) -> JobIterator:
+        return self
+
+    def __next__(self) -> Job:
+        while True:
+            if not self._page and not self._ended:
+                self._page = self.board.page(self._which, self._after)
+                self._ended = not self._page
+                self._after = self._page[-1].score if self._page else self._after
+                self._page.reverse()
+            if not self._page:
+                raise StopIteration
+            job = self._job(self._page.pop())
+            if job is not None:
+                return job
+
+    def _job(self, listing: Listing) -> Job | None:
+        now: Listing | None = listing
+        if self.only_unclaimed or self.ensure_fresh:
+            now = self.board.listing(listing.uuid)
+        if now is None or (self.only_unclaimed and now.fields["state"] != "ready"):
+            return None
+        try:
+            return Job(self.board, now)
+        except UnreadableJob as error:
+            self.board.quarantine(listing, error)
+            return None
+
+
+# What a board refuses before it asks Redis, and what Redis' refusals mean to the caller.
+
+
+def check_owner(who: str) -> None:
+    """Raises TypeError or ValueError for what names nobody."""
+    if not isinstance(who, str):
+        raise TypeError(f"an owner is named by a string, not by {type(who).__name__}")
+    if not who:
+        raise ValueError("an owner needs a name")
+
+
+def check_expiry(expiry: float | None) -> None:
+    """Raises ValueError for a life that is none."""
+    if expiry is not None and not (expiry > 0 or expiry == NEVER):
+        raise ValueError(f"a claim's expiry must be above 0 seconds, not {expiry!r}")
+
+
+def claim_refused(board: str, uuid: str, answer: Sequence[Any]) -> BoardError:
+    """Why a job was not claimed, from the answer of lua/board_claim.lua."""
+    reason = answer[1]
+    if reason == "gone":
+        return NotFound(f"job {uuid} is not on board {board!r}")
+    if reason == "trashed":
+        return NotFound(f"job {uuid} is in the trash of board {board!r}")
+    if reason == "held":
+        return UnclaimableJob(f"job {uuid} is claimed by {answer[2]!r}", owner=str(answer[2]))
+    return UnclaimableJob(f"job {uuid} is not due for {float(answer[2]) / 1000:.1f} s")
+
+
+def end_refused(uuid: str, who: str, seen: str, how: End, answer: Sequence[Any]) -> BoardError:
+    """Why a claim was not ended, from the answer of lua/board_end.lua; ``seen`` is the owner that the handle knows."""
+    reason = answer[1]
+    if reason in ("gone", "unclaimed"):
+        return NotFound(f"job {uuid} is {'gone' if reason == 'gone' else 'claimed by nobody'}; cannot {how} it")
+    if reason == "other" and seen != who:
+        return JobFailure(f"job {uuid} is claimed by {answer[2]!r}, not by {who!r}; cannot {how} it")
+    return ClaimLost(f"job {uuid} was claimed again since; cannot {how} it")
+
+
+# Whether a Redis is fit to keep a jobboard.
 
 log = structlog.get_logger(__name__)
+
+OLDEST_REDIS = (6, 2)
+
+
+def check_store(client: redis.Redis, board: str) -> None:
+    """Raises JobFailure when Redis does not answer, is too old or evicts jobs; warns when it may evict entities."""
+    try:
+        client.ping()
+        version = str(client.info("server").get("redis_version", "0.0"))
+        policy = str(client.info("memory").get("maxmemory_policy", "noeviction"))
+    except RedisError as error:
+        raise JobFailure(f"board {board!r}: Redis does not answer: {error}") from error
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_REDIS:
+        raise JobFailure(f"board {board!r}: Redis {version} is too old; 6.2 or newer is needed")
+    if policy.startswith("allkeys"):
+        raise JobFailure(
+            f"board {board!r}: Redis may evict jobs and claims (maxmemory-policy {policy}); "
+            "set maxmemory-policy to noeviction"
+        )
+    if policy != "noeviction":
+        log.warning("board_may_lose_entities", policy=policy, cure="set maxmemory-policy to noeviction")
+
 
 DEFAULT_CLAIM_SECONDS = 60.0
 PAGE = 100
@@ -393,3 +500,78 @@ class JobBoard:
             yield
         except RedisError as error:
             raise JobFailure(f"board {self.name!r}: Redis does not answer: {error}") from error
+
+
+# Opens a board by name and configuration, through the entry points ``opencue_sched.jobboards``.
+#
+# ``fetch("mine", {"board": "redis", "host": "redis", "namespace": "cue"})``, or the same as a URI:
+# ``fetch("mine", "redis://redis:6379/0?namespace=cue&claim_ttl=30")``.
+
+GROUP = "opencue_sched.jobboards"
+_TEXTS = ("host", "password", "username", "unix_socket_path")
+_TLS = ("ssl_keyfile", "ssl_certfile", "ssl_cert_reqs", "ssl_ca_certs")
+_CLIENT = (*_TEXTS, *_TLS, "port", "db", "socket_timeout", "socket_connect_timeout", "ssl")
+_OWN = ("board", "url", "namespace", "claim_ttl", "clustered")
+_TRUE = ("1", "true", "yes", "on")
+
+
+def fetch(name: str, conf: Mapping[str, Any] | str, namespace: str = GROUP, **kwargs: Any) -> Any:
+    """The board ``name``. ``conf`` names the backend in ``board``, or is a URI whose scheme does; ``kwargs`` (such as
+    ``client`` and ``persistence``) go to the backend. ``namespace`` is the group of entry points.
+
+    Raises NotFound for a backend that is not installed, ValueError for a configuration that makes no sense.
+    """
+    settings = _from_uri(conf) if isinstance(conf, str) else dict(conf)
+    kind = settings.get("board")
+    if not kind:
+        raise ValueError("the configuration of a board names its backend: {'board': 'redis', ...}")
+    found = list(entry_points(group=namespace, name=str(kind)))
+    if not found:
+        known = sorted({entry.name for entry in entry_points(group=namespace)})
+        raise NotFound(f"no board backend {kind!r} in {namespace}; there are: {', '.join(known) or 'none'}")
+    return found[0].load()(name, settings, **kwargs)
+
+
+def open_redis_board(
+    name: str, conf: Mapping[str, Any], *, client: redis.Redis | None = None, **kwargs: Any
+) -> JobBoard:
+    """The entry point ``redis``."""
+    unknown = set(conf) - {*_CLIENT, *_OWN}
+    if unknown:
+        raise ValueError(f"a redis board has no settings {', '.join(sorted(unknown))}")
+    return JobBoard(
+        client if client is not None else _client(conf),
+        str(conf.get("namespace", "cue")),
+        name=name,
+        claim_ttl=float(conf.get("claim_ttl", DEFAULT_CLAIM_SECONDS)),
+        clustered=_true(conf.get("clustered", False)),
+        **kwargs,
+    )
+
+
+def _client(conf: Mapping[str, Any]) -> redis.Redis:
+    """What a URL says of itself wins over the rest of ``conf``; whether by TLS, only its scheme says."""
+    url = str(conf.get("url") or "")
+    options: dict[str, Any] = {"decode_responses": True, "encoding_errors": UNDECODABLE}
+    options["socket_timeout"] = float(conf.get("socket_timeout", 5.0))
+    for option, convert in (("port", int), ("db", int), ("socket_connect_timeout", float)):
+        if option in conf:
+            options[option] = convert(conf[option])
+    tls = url.startswith("rediss:") if url else _true(conf.get("ssl", False))
+    options |= {name: conf[name] for name in (*_TEXTS, *(_TLS if tls else ())) if conf.get(name)}
+    return redis.Redis.from_url(url, **options) if url else redis.Redis(ssl=tls, **options)
+
+
+def _from_uri(uri: str) -> dict[str, Any]:
+    parts = urlsplit(uri)
+    if not parts.scheme:
+        raise ValueError(f"{uri!r} is no board URI: it starts with the backend, as in redis://host:6379/0")
+    conf: dict[str, Any] = dict(parse_qsl(parts.query))
+    conf["board"] = "redis" if parts.scheme in ("redis", "rediss", "unix") else parts.scheme
+    if conf["board"] == "redis" and (parts.netloc or parts.path):
+        conf["url"] = uri.partition("?")[0]
+    return conf
+
+
+def _true(value: Any) -> bool:
+    return value if isinstance(value, bool) else str(value).lower() in _TRUE

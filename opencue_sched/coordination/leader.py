@@ -22,8 +22,10 @@ import hashlib
 import random
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol, cast
 
 import redis
@@ -31,11 +33,129 @@ import structlog
 from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
-from opencue_sched.coordination.clocks import Clocks
-from opencue_sched.coordination.names import LeaderKeys
-from opencue_sched.coordination.ticks import last_began
-from opencue_sched.domain.fence import LeaderNote
+from opencue_sched.coordination.names import LeaderKeys, turn_key
+from opencue_sched.domain.cluster import LeaderNote
 from opencue_sched.lua_scripts import call_script
+
+# Nominal ticks of periodic tasks, and what to do with those missed while nobody led.
+#
+# A tick is the number of whole intervals since the epoch, by Redis TIME, so every beat gives the same name to the same
+# moment whatever its own clock says.
+
+MINUTE = 60.0
+CATCH_UP_WINDOW_TICKS = 100
+MARK_SPARE_SECONDS = 600.0
+"""By so much clocks may differ, and no tick is taken for one that was not fired."""
+
+
+class CatchUp(StrEnum):
+    """What a new leader does with the ticks it finds unfired."""
+
+    SKIP = "skip"
+    LATEST = "latest"
+    ALL = "all"
+
+
+def tick_series(task: str, interval_seconds: float) -> str:
+    """The name under which the ticks of ``task`` are counted and remembered.
+
+    With another interval the same number means another moment: after a change from 1 s to 2 s, the last tick of before
+    would lie decades ahead, and the task would never fire again.
+    """
+    return f"{task}@{interval_seconds:.10g}"
+
+
+def tick_began(series: str, tick: int) -> float:
+    """When a tick of this series began, seconds since the epoch; those of schedules without interval are minutes."""
+    _, _, interval = series.rpartition("@")
+    try:
+        return tick * float(interval)
+    except ValueError:
+        return tick * MINUTE
+
+
+def last_began(ticks: Mapping[str, int], now_seconds: float) -> float | None:
+    """When the latest of these ticks began, those that are still to come left out; None when there is none."""
+    began = [tick_began(series, tick) for series, tick in ticks.items()]
+    return max((moment for moment in began if moment <= now_seconds), default=None)
+
+
+def nominal_tick(now_seconds: float, interval_seconds: float) -> int:
+    """The tick that ``now`` belongs to."""
+    return int(now_seconds // interval_seconds)
+
+
+def due_ticks(last: int | None, now_seconds: float, interval_seconds: float, policy: CatchUp) -> list[int]:
+    """The ticks to fire now, oldest first.
+
+    ``last`` is the tick fired last by anybody. A task that never fired fires at once, and SKIP differs from LATEST
+    only after a gap: LATEST fires the newest tick at once, SKIP waits for the next one to begin.
+    """
+    current = nominal_tick(now_seconds, interval_seconds)
+    if last is None:
+        return [current]
+    if current <= last:
+        return []
+    if current == last + 1:
+        return [current]
+    if policy is CatchUp.SKIP:
+        into_tick = now_seconds - current * interval_seconds
+        return [current] if into_tick < min(interval_seconds, 1.0) else []
+    if policy is CatchUp.LATEST:
+        return [current]
+    return list(range(max(last + 1, current - CATCH_UP_WINDOW_TICKS + 1), current + 1))
+
+
+def mark_seconds(interval_seconds: float, policy: CatchUp) -> float:
+    """How long a tick is remembered as fired: for longer than it may be found due."""
+    window = CATCH_UP_WINDOW_TICKS if policy is CatchUp.ALL else 1
+    return MARK_SPARE_SECONDS + window * interval_seconds
+
+
+def seconds_to_next(now_seconds: float, interval_seconds: float) -> float:
+    """Seconds until the next tick begins."""
+    return (nominal_tick(now_seconds, interval_seconds) + 1) * interval_seconds - now_seconds
+
+
+# By which clock ticks are named: Redis's, unless PostgreSQL's contradicts it.
+#
+# Neither is to be trusted alone. A tick that is named by a clock that runs ahead is recorded as fired, for good: when
+# the clock is put right its task waits until the time gets there. One that is named by a clock that was put back comes
+# before what was fired already, and its task waits as well.
+
+AGREE_SECONDS = 5.0
+"""Clocks this close are taken for the same: the rest is their drift, and the way of an answer on a slow machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """One moment by both clocks, seconds since the epoch. ``postgresql`` is None where nothing is recorded there."""
+
+    redis: float
+    postgresql: float | None = None
+
+    @property
+    def apart(self) -> float:
+        """How far Redis is ahead of PostgreSQL, in seconds; below 0 when it is behind."""
+        return 0.0 if self.postgresql is None else self.redis - self.postgresql
+
+    @property
+    def agree(self) -> bool:
+        return abs(self.apart) <= AGREE_SECONDS
+
+    def now(self, last_fired: float | None) -> float:
+        """The time for a task whose last tick began at ``last_fired``.
+
+        Of two clocks that disagree the earlier: nothing is named that is still to come by either. Unless that one is
+        behind what was fired already, for then it is the one that is wrong. As long as one of the two is right, this is
+        never ahead of it by more than AGREE_SECONDS; nor behind the last tick by more than twice that, for that one may
+        have been named by a clock that was ahead, and this is said by one that is behind, both as far as they may be.
+        """
+        if self.postgresql is None or self.agree:
+            return self.redis
+        earlier, later = sorted((self.redis, self.postgresql))
+        return later if last_fired is not None and earlier < last_fired - AGREE_SECONDS else earlier
+
 
 log = structlog.get_logger(__name__)
 
@@ -429,3 +549,69 @@ def recorded_tick_age(fences: FenceStore, keys: LeaderKeys) -> float | None:
     now = fences.time()
     began = last_began(fences.last_ticks(keys.name), now)
     return None if began is None else now - began
+
+
+# What a periodic message is worth: its leader may have been paused between its check and its message.
+
+
+class Standing(StrEnum):
+    """What a periodic message is worth when it is acted on."""
+
+    CURRENT = "current"
+    FORMER_LEADER = "former_leader"
+    OVERTAKEN = "overtaken"
+
+
+def tick_standing(
+    client: redis.Redis,
+    keys: LeaderKeys,
+    fence: int,
+    task: str | None = None,
+    tick: int = 0,
+    *,
+    fences: FenceStore | None = None,
+) -> Standing:
+    """Whether a message was sent by the latest leader, and no later tick of the same task has been fired since.
+
+    Not by age: the sender's clock and the receiver's may differ by more than the interval. A Redis that was emptied
+    knows of no leader: then the fence store is asked. Raises RedisError, and SQLAlchemyError of that.
+    """
+    with client.pipeline(transaction=False) as pipe:
+        pipe.get(keys.fence)
+        pipe.hget(keys.last_ticks, task or "")
+        highest, last = pipe.execute()
+    if highest is None and fences is not None:
+        highest = fences.highest(keys.name)
+        last = fences.last_ticks(keys.name).get(task or "")
+    if highest is not None and int(highest) > fence:
+        return Standing.FORMER_LEADER
+    if task is not None and last is not None and int(last) > tick:
+        return Standing.OVERTAKEN
+    return Standing.CURRENT
+
+
+# Work that one process of the fleet does at a time.
+#
+# A turn ends by itself, should its process die, and is given back as soon as it is done. It spares doing the same side
+# by side; correctness must not depend on it, for one that outlives its turn goes on beside the next.
+
+
+@contextmanager
+def turn(client: redis.Redis, namespace: str, work: str, *, seconds: float) -> Iterator[bool]:
+    """Whether it is this caller's turn, for as long as the block takes and at most ``seconds``. Raises RedisError if
+    that cannot be asked."""
+    keys, token = [turn_key(namespace, work)], uuid.uuid4().hex
+    mine = bool(call_script(client, "turn_take", keys, [token, round(1000 * seconds)]))
+    try:
+        yield mine
+    finally:
+        if mine:
+            _give_back(client, work, keys, token)
+
+
+def _give_back(client: redis.Redis, work: str, keys: list[str], token: str) -> None:
+    """The work is done: that its turn could not be given back is no failure of it."""
+    try:
+        call_script(client, "token_drop", keys, [token])
+    except RedisError as error:
+        log.warning("turn_not_given_back", work=work, error=str(error))

@@ -1,4 +1,4 @@
-"""Every Redis key and queue name under the namespace, built and parsed in one place (but see placement/changes.py).
+"""Every Redis key and queue name under the namespace, built and parsed in one place (but see placement/host_groups.py).
 
 Grammar (queue naming proposal, with our types)::
 
@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.errors import InvalidInput
 
 _N = r"([a-z0-9][a-z0-9_.-]{0,62})"
 _NAME = re.compile(_N)

@@ -7,31 +7,173 @@ has answered since it was sent is stale, so copies of a message change nothing.
 
 from __future__ import annotations
 
+import heapq
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import redis
 import structlog
 
-from opencue_sched.coordination.board import (
-    TRASH_KEPT_SECONDS,
-    BoardScripts,
-    Counts,
-    End,
-    Listing,
-    life_ms,
-    new_token,
-)
+from opencue_sched.coordination.board import TRASH_KEPT_SECONDS, BoardScripts, Counts, End, Listing, life_ms, new_token
 from opencue_sched.coordination.job import JobPriority
-from opencue_sched.coordination.keeper import Keeper
+from opencue_sched.coordination.leader import boot_clock
 from opencue_sched.coordination.names import BoardKeys
-from opencue_sched.domain.cluster import Cluster, ClusterKind
-from opencue_sched.domain.errors import InvalidInput
-from opencue_sched.domain.fence import Fence
+from opencue_sched.coordination.rounds import Rounds
+from opencue_sched.domain.cluster import Cluster, ClusterKind, Fence
+from opencue_sched.errors import InvalidInput
+
+# Prolongs claims while their work goes on, and says when they can no longer be relied on.
 
 log = structlog.get_logger(__name__)
+
+
+class Held(Protocol):
+    """A claim: a job's id, and the fence and the token it was claimed under."""
+
+    @property
+    def uuid(self) -> str: ...
+
+    @property
+    def fence(self) -> int: ...
+
+    @property
+    def token(self) -> str: ...
+
+
+C = TypeVar("C", bound=Held)
+_Key = tuple[str, int, str]
+
+
+def _key(claim: Held) -> _Key:
+    return claim.uuid, claim.fence, claim.token
+
+
+class Prolongs(Protocol[C]):
+    """What can prolong claims; returns those still held."""
+
+    def extend(self, claims: Sequence[C], *, ttl_seconds: float) -> list[C]: ...
+
+
+class Keeper(Generic[C]):
+    """Prolongs this process's claims from one thread, at a third of their life.
+
+    A claim that was not prolonged in time counts as lost (``alive`` is False) from ``ttl - ttl / 4`` after the last
+    success on, by this process's own clock: before anybody else can have it.
+
+    A claim of which no ``progress`` was told for longer than ``patience_seconds``, or never, is given up: whoever works
+    on it hangs, and others are to have it. A step that ended after all was slow: the next ones may take half as long
+    again, up to ``longest_patience_seconds``. Without patience every claim is prolonged until it is dropped.
+    """
+
+    def __init__(
+        self,
+        board: Prolongs[C],
+        *,
+        ttl_seconds: float,
+        patience_seconds: float = math.inf,
+        longest_patience_seconds: float = 0.0,
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
+        self._board = board
+        self._ttl = ttl_seconds
+        self._patience = patience_seconds
+        self._longest_patience = longest_patience_seconds
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._held: dict[_Key, tuple[C, float]] = {}
+        self._stepped: dict[_Key, float] = {}
+        self._given_up: dict[_Key, float] = {}
+        self._rounds = Rounds(
+            "claim-keeper", self._prolong, failed="claims_not_prolonged", retry_seconds=ttl_seconds / 3
+        )
+        self._begun = False
+
+    def keep(self, claim: C, *, claimed_at: float) -> None:
+        """Start prolonging ``claim``; ``claimed_at`` is the clock before the claim was asked for."""
+        with self._lock:
+            self._held[_key(claim)] = (claim, claimed_at)
+            self._stepped[_key(claim)] = self._clock()
+            if not self._begun:
+                self._begun = True
+                self._rounds.start()
+        self._rounds.want()
+
+    def progress(self, claim: C) -> None:
+        """The work under ``claim`` has done a step. One that was given up stays so."""
+        key = _key(claim)
+        with self._lock:
+            if key in self._stepped:
+                self._stepped[key] = self._clock()
+            elif key in self._given_up:
+                took = self._clock() - self._given_up.pop(key)
+                self._patience = max(self._patience, min(1.5 * took, self._longest_patience))
+                log.warning("step_was_slow", job=key[0], seconds=round(took, 1), patience_seconds=self._patience)
+
+    def drop(self, claim: C) -> None:
+        """Stop prolonging ``claim``."""
+        with self._lock:
+            self._forget(_key(claim))
+            self._given_up.pop(_key(claim), None)
+
+    @property
+    def hangs(self) -> bool:
+        """Whether work of this process hangs: a claim was given up, and neither did a step nor was dropped since."""
+        return bool(self._given_up)
+
+    def _forget(self, key: _Key) -> None:
+        self._held.pop(key, None)
+        self._stepped.pop(key, None)
+
+    def held(self) -> list[C]:
+        """The claims kept at this moment."""
+        with self._lock:
+            return [claim for claim, _ in self._held.values()]
+
+    def alive(self, claim: C) -> bool:
+        """Whether ``claim`` is certainly still this process's."""
+        with self._lock:
+            held = self._held.get(_key(claim))
+        return held is not None and self._clock() - held[1] < self._ttl * 0.75
+
+    def stop(self) -> None:
+        """End the thread; what is held is left to expire."""
+        self._rounds.stop(self._ttl)
+
+    def _give_up(self) -> None:
+        """Let go of the claims whose work hangs: this thread sees only that Redis answers."""
+        with self._lock:
+            now = self._clock()
+            for key, stepped in list(self._stepped.items()):
+                if now - stepped > self._patience:
+                    log.error(
+                        "claim_given_up", job=key[0], fence=key[1], seconds_without_progress=round(now - stepped, 1)
+                    )
+                    self._forget(key)
+                    self._given_up[key] = stepped
+
+    def _prolong(self) -> float | None:
+        self._give_up()
+        claims = self.held()
+        if not claims:
+            return None
+        now = self._clock()
+        held = {_key(claim) for claim in self._board.extend(claims, ttl_seconds=self._ttl)}
+        with self._lock:
+            for claim in claims:
+                key = _key(claim)
+                if key in held and key in self._held:
+                    self._held[key] = (claim, now)
+                else:
+                    self._forget(key)
+        # Not as the wait for the next round: that ends with each claim that is made.
+        self._rounds.pause(self._ttl / 3)
+        return 0.0
+
 
 AFTER_THE_END_SECONDS = 0.002
 """The board counts in milliseconds: so long after the end of a claim or a rest, it is over by its clock as well."""
@@ -365,3 +507,120 @@ def _offer_args(clusters: Sequence[Cluster], wake: bool) -> list[str | int | flo
 
 class ClaimKeeper(Keeper[Claim]):
     """Prolongs this process's claims on cluster postings."""
+
+
+# Watches for claims on cluster postings that nobody prolongs any more, and has their work go on the moment they end.
+#
+# A sweep finds them too, but at its next tick, and only while a beat leads: a machine that takes a worker and the
+# leading beat with it would keep the worker's clusters waiting for the election. So every worker watches. It costs two
+# commands a third of a claim's life, and one while nothing is claimed; a claim is looked at more closely only when its
+# holder has missed its time to prolong it. The board gives the ticket of the message to one of those who ask.
+
+
+class ClaimWatch(Rounds):
+    """One thread. ``send`` puts a message for a posting on a dispatch queue."""
+
+    def __init__(self, postings: ClusterPostings, *, ttl_seconds: float, send: Callable[[Offered], None]) -> None:
+        super().__init__("claim-watch", self.look, failed="claims_not_watched", retry_seconds=ttl_seconds / 3)
+        self._postings = postings
+        self._ttl = ttl_seconds
+        self._send = send
+        self._overdue: frozenset[str] = frozenset()
+
+    def look(self) -> float:
+        """Send a message for every posting whose claim ran out. Seconds until the next look. Raises RedisError.
+
+        A claim that is prolonged at a third of its life has two thirds left at least. One that has less is remembered:
+        whoever uses the board after its end makes the posting ready, and then it is on no list of claims.
+        """
+        left = self._postings.ending(self._ttl * 2 / 3)
+        over = {uuid for uuid, seconds in left.items() if seconds <= 0} | (self._overdue - left.keys())
+        self._overdue |= left.keys()
+        for uuid in over:
+            if offered := self._postings.offer_again(uuid):
+                log.warning("claim_ran_out", posting=uuid, cluster=offered.cluster.key)
+                self._send(offered)
+        self._overdue = frozenset(left.keys() - over)
+        nearest = min((left[uuid] for uuid in self._overdue), default=self._ttl)
+        return min(self._ttl / 3, nearest + AFTER_THE_END_SECONDS)
+
+
+# Watches for cluster postings that should have been worked on by now, and sends messages for them: those whose message
+# nobody took, and those for which nobody sent one when their rest was over.
+#
+# A sweep does, too, but only while a beat leads: what was lost with the leader's machine, or falls due while none is
+# elected, would wait for the election. So every worker watches. It costs one command every two seconds while no message
+# is waited for and nothing rests but clusters without work, and two else. The board gives the ticket of the next
+# message to one of those who ask.
+
+LOOK_SECONDS = 2.0
+"""With the time after which a message is overdue, less than the 3 s that a cluster may be stranded."""
+
+
+class MessageWatch(Rounds):
+    """One thread. ``send`` puts a message for a posting on a dispatch queue."""
+
+    def __init__(self, postings: ClusterPostings, *, send: Callable[[Offered], None]) -> None:
+        super().__init__("message-watch", self.look, failed="messages_not_watched", retry_seconds=LOOK_SECONDS)
+        self._postings = postings
+        self._send = send
+
+    def look(self) -> float:
+        """Send a message for every posting for which one is overdue. Seconds until the next look. Raises RedisError."""
+        for offered in self._postings.overdue():
+            log.debug("message_overdue", posting=offered.uuid, cluster=offered.cluster.key, again=offered.again)
+            self._send(offered)
+        return LOOK_SECONDS
+
+
+# Has a cluster that rests for a moment gone on with at the end of it, and not at the next sweep, two seconds later.
+#
+# The worker that ended the pass remembers the rest. If it dies, or Redis does not answer at the end, a sweep or another
+# worker's message watch finds the posting ready; the board gives the ticket of the message to one of those who ask.
+
+SHORT_SECONDS = 2.0
+"""What rests longer is left to the sweeps and the message watches."""
+_RETRY_SECONDS = 0.1
+
+
+class ShortRests(Rounds):
+    """One thread, which runs as soon as something rests. ``send`` puts a message for a posting on a dispatch queue."""
+
+    def __init__(
+        self,
+        postings: ClusterPostings,
+        *,
+        send: Callable[[Offered], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__("short-rests", self.look, failed="short_rest_left_to_a_sweep", retry_seconds=_RETRY_SECONDS)
+        self._postings = postings
+        self._send = send
+        self._clock = clock
+        self._ends: list[tuple[float, str]] = []
+        self._lock = threading.Lock()
+        self._begun = False
+
+    def ends_in(self, uuid: str, seconds: float) -> None:
+        """The posting rests from now on for so many seconds."""
+        if seconds > SHORT_SECONDS:
+            return
+        with self._lock:
+            heapq.heappush(self._ends, (self._clock() + seconds + AFTER_THE_END_SECONDS, uuid))
+            begin, self._begun = not self._begun, True
+        if begin:
+            self.start()
+        self.want()
+
+    def look(self) -> float | None:
+        """Send a message for every posting whose rest is over. Seconds until the next one is; None: none rests. Raises
+        RedisError, and leaves the one in hand to the sweeps."""
+        while uuid := self._next():
+            if offered := self._postings.offer_again(uuid):
+                self._send(offered)
+        with self._lock:
+            return max(0.0, self._ends[0][0] - self._clock()) if self._ends else None
+
+    def _next(self) -> str | None:
+        with self._lock:
+            return heapq.heappop(self._ends)[1] if self._ends and self._ends[0][0] <= self._clock() else None

@@ -9,7 +9,7 @@ import structlog
 from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
-from opencue_sched.domain.errors import SchedulerError
+from opencue_sched.errors import SchedulerError
 
 log = structlog.get_logger(__name__)
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -28,36 +28,168 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.counted import CountedShows
-from opencue_sched.accounting.ledger import BookAnswers, Ledger
+from opencue_sched.accounting.ledger import BookAnswers, Ledger, Refused
+from opencue_sched.accounting.show_import import CountedShows
 from opencue_sched.coordination.permits import LayerPermits
-from opencue_sched.coordination.shares import HostShares
-from opencue_sched.dispatch.bad_rows import BadRowLog
-from opencue_sched.dispatch.cap_waits import CapWaits, waits_of
-from opencue_sched.dispatch.commit import CommitResult, CommittedProc, commit_plan
-from opencue_sched.dispatch.commit_turns import CommitTurns
-from opencue_sched.dispatch.gather import Gathered, gather
+from opencue_sched.coordination.queues import HostShares
+from opencue_sched.dispatch.commit import CommitResult, CommittedProc, CommitTurns, commit_plan
+from opencue_sched.dispatch.cooldown import CapWaits, LayerRest, LockedHosts, waits_of
+from opencue_sched.dispatch.gather import BadRowLog, Gathered, gather
 from opencue_sched.dispatch.hosts import HostFeed
-from opencue_sched.dispatch.launch import launch_all
-from opencue_sched.dispatch.locked_hosts import LockedHosts
-from opencue_sched.dispatch.outcome import after_booking, after_refusals, given_back
-from opencue_sched.dispatch.refusals import Refusals
+from opencue_sched.dispatch.launch import launch_all, launch_requests
 from opencue_sched.dispatch.report import PassEnd, PassReport
-from opencue_sched.dispatch.rest import LayerRest
-from opencue_sched.dispatch.runframe import launch_requests
-from opencue_sched.dispatch.settle import Settlement, booking_of
+from opencue_sched.dispatch.settle import Refusals, Settlement, booking_of
 from opencue_sched.dispatch.verdicts import VerdictLog
-from opencue_sched.dispatch.walk import walk_on
-from opencue_sched.domain.cluster import Cluster
-from opencue_sched.domain.errors import HostLocked, NotReady
-from opencue_sched.domain.farm import PlannedProc
-from opencue_sched.domain.verdicts import Verdict
+from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict
+from opencue_sched.domain.farm import Host, PlannedProc
+from opencue_sched.errors import BookingError, HostLocked, NotReady
 from opencue_sched.placement.planner import Plan, plan_pass, release_plan
 from opencue_sched.placement.policy import Policy, policy_for
 from opencue_sched.settings import Settings
-from opencue_sched.store.environment import Environments, fetch_environments
+from opencue_sched.store.jobs import Environments, fetch_environments, quarantine_jobs
 from opencue_sched.store.pending import LeftOut, SchemaColumns, fetch_next_start
-from opencue_sched.store.quarantine import quarantine_jobs
+
+# What becomes of a plan's verdicts when not all of it is booked.
+#
+# The planner says why frames wait before anybody was asked. The ledger may refuse what the snapshot had room for,
+# because its counters are ahead or its caps are older, and the commit loses what others took meanwhile.
+
+_BY_TABLE = {
+    "subscription": Verdict.OVER_SUBSCRIPTION,
+    "folder": Verdict.OVER_FOLDER,
+    "folder_gpus": Verdict.OVER_FOLDER_GPUS,
+    "job": Verdict.OVER_JOB,
+    "job_gpus": Verdict.OVER_JOB_GPUS,
+    "limit": Verdict.OVER_LIMIT,
+    "unseeded": Verdict.FAILED,
+    "error": Verdict.FAILED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Booked:
+    """Verdicts after a booking. ``refused`` are the layers of which the ledger refused frames, ``lost`` those of which
+    every frame that it took went to somebody else before the commit."""
+
+    verdicts: tuple[LayerVerdict, ...]
+    refused: frozenset[str]
+    lost: frozenset[str]
+
+
+def after_booking(
+    verdicts: Iterable[LayerVerdict],
+    procs: Iterable[PlannedProc],
+    refusals: Mapping[str, Refused],
+    losses: Mapping[str, BookingError],
+) -> Booked:
+    """Take from each verdict the frames that were refused or lost, both by proc id, and say why they wait."""
+    refused: dict[str, list[Refused]] = {}
+    lost: dict[str, list[BookingError]] = {}
+    for proc in procs:
+        if proc.proc_id in refusals:
+            refused.setdefault(proc.layer.id, []).append(refusals[proc.proc_id])
+        elif proc.proc_id in losses:
+            lost.setdefault(proc.layer.id, []).append(losses[proc.proc_id])
+    judged = tuple(
+        _judged(verdict, refused.get(verdict.layer_id, ()), lost.get(verdict.layer_id, ())) for verdict in verdicts
+    )
+    return Booked(
+        judged,
+        frozenset(refused),
+        frozenset(it.layer_id for it in judged if it.layer_id in lost and it.layer_id not in refused and not it.frames),
+    )
+
+
+def after_refusals(plan: Plan, apart: Mapping[tuple[str, str], str]) -> tuple[LayerVerdict, ...]:
+    """The verdicts of a plan, in RQD's words where the only hosts left are kept ``apart`` from a layer: its id
+    and the host's name -> what was said."""
+    said: dict[str, dict[str, str]] = {}
+    for (layer, host), words in apart.items():
+        said.setdefault(layer, {})[host] = words
+    blocked = {it.verdict.layer_id for it in plan.blocked}
+    return tuple(
+        replace(it, verdict=Verdict.BACKING_OFF, detail=_said(said[it.layer_id]))
+        if it.verdict is Verdict.CAPACITY and it.layer_id in said.keys() - blocked
+        else it
+        for it in plan.verdicts
+    )
+
+
+def _said(words: Mapping[str, str]) -> str:
+    hosts = "1 host" if len(words) == 1 else f"{len(words)} hosts"
+    return f"{hosts} refused its frames and will be tried again: {next(iter(words.values()))}"
+
+
+def given_back(procs: Iterable[PlannedProc], kept: Collection[str]) -> tuple[Host, ...]:
+    """The hosts of those procs of a plan, in its order, that are not ``kept`` (by id), as they are without them."""
+    hosts: dict[str, Host] = {}
+    some_back = set()
+    for proc in procs:
+        host = hosts.setdefault(proc.host.id, proc.host)
+        if proc.proc_id in kept:
+            hosts[host.id] = host.less(proc.reservation, last_updated=host.last_updated)
+        else:
+            some_back.add(host.id)
+    return tuple(host for host in hosts.values() if host.id in some_back)
+
+
+def _judged(
+    verdict: LayerVerdict, refused: list[Refused] | tuple[()], lost: list[BookingError] | tuple[()]
+) -> LayerVerdict:
+    gone = len(refused) + len(lost)
+    if not gone:
+        return verdict
+    left = replace(verdict, frames=verdict.frames - gone, waiting=verdict.waiting + gone)
+    if refused:
+        last = refused[-1]
+        return replace(left, verdict=_BY_TABLE.get(last.table, Verdict.FLOWING), detail=_refusal(last))
+    reasons = ", ".join(sorted(Counter(error.reason for error in lost)))
+    return replace(left, detail=f"{gone} of its frames were lost before they were booked ({reasons}); tried again")
+
+
+def _refusal(refused: Refused) -> str:
+    if refused.table == "unseeded":
+        return f"PostgreSQL has no row with the caps of {refused.vertex}"
+    if refused.table == "error":
+        return f"its counters in Redis are spoilt, and put right by the next recompute: {refused.vertex}"
+    if refused.table not in _BY_TABLE:
+        return "its booking was taken back before it was made; tried again"
+    of = refused.table.removesuffix("_gpus")
+    return f"the counters have {refused.current:g} of {refused.limit:g} in use under the cap of its {of}"
+
+
+# Whether a cluster goes on at once with the jobs behind those that a pass could not place (see dispatch.rest).
+
+
+def walk_on(rest: LayerRest, report: PassReport, *, more: bool) -> None:
+    """Decide it for a pass that is done, and what the next one leaves out. ``more``: there may be jobs behind.
+
+    Frames that were lost to somebody else may be had a moment later, so their layers have their turn once more before
+    the walk goes on; those that lose all of them again are passed over like the others, or twenty of them would keep
+    everybody waiting. Those without a host are not: they rest, and a host that changes for one of them is for them
+    first. Nor are those without a host only because frames that were then refused or lost had it in the plan: there is
+    one for them, and they are next.
+
+    Whatever woke the cluster in the middle of a walk, or since another process ended it, may be for those that were
+    passed over: then they have their turn at once.
+    """
+    key = report.cluster.key
+    once = report.lost - rest.lost_before(key, report.lost)
+    next_ones = rest.given_back(key, report.given_back)
+    blocked = [it for it in report.blocked if it.kind not in next_ones]
+    hostless = {it.verdict.layer_id for it in report.blocked}
+    in_vain = [it for it in report.verdicts if it.layer_id not in once and report.in_vain(it)]
+    passed_over = [report.as_is(it) for it in in_vain if it.layer_id not in hostless]
+    more = more or bool(next_ones)
+    if report.frames_booked or not more or not (in_vain or once):
+        woken = rest.walk_ends(key, report.wakes)
+        report.go_on = woken and not report.frames_booked
+    elif passed_over or blocked:
+        rest.walk_on(key, passed_over, report.wakes)
+        report.go_on = True
+    rest.count_pass(key, blocked, passed_over, full=more)
+    report.look_again = rest.look_again(key)
+
 
 log = structlog.get_logger(__name__)
 

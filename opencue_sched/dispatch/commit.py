@@ -9,26 +9,77 @@ job until that job is alone; it is quarantined and everything else is committed.
 from __future__ import annotations
 
 import random
+import threading
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import structlog
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from opencue_sched.accounting.vertex_caps import VertexCaps
-from opencue_sched.dispatch.commit_turns import CommitTurns
+from opencue_sched.accounting.keys import VertexCaps
 from opencue_sched.dispatch.failures import Failure, classify, describe, in_doubt, waited_in_vain
 from opencue_sched.dispatch.trim import Lost, fit_caps, fit_hosts, read_current_caps
-from opencue_sched.domain.errors import DatabaseFailure, FrameLost, HostExhausted
 from opencue_sched.domain.farm import PlannedProc
 from opencue_sched.domain.units import centicores
+from opencue_sched.errors import DatabaseFailure, FrameLost, HostExhausted
 from opencue_sched.settings import Settings
 from opencue_sched.store import booking as store
-from opencue_sched.store.compensation import StartedFrame, undo_bookings
+from opencue_sched.store.jobs import quarantine_jobs
 from opencue_sched.store.pending import SchemaColumns
-from opencue_sched.store.quarantine import quarantine_jobs
+from opencue_sched.store.release import StartedFrame, undo_bookings
+
+# Commits of one process that lock the same rows follow each other.
+#
+# Passes of a process plan on what the others leave of a host, so two plans may book on one host at the same time
+# without taking anything from each other. Their transactions cannot: who finds a host locked loses what it planned
+# there. And plans of different clusters meet in the counters of a job with layers in both, where the triggers on frames
+# make each wait for the other's COMMIT while it holds rows that a third waits for, until somebody's time is over. Here
+# the second waits for the first, which it knows of, before it holds anything. Other processes, and whoever ends runs,
+# are met at the row as before.
+
+
+class CommitTurns:
+    """Of one process. Thread-safe; who holds a turn asks for no second one."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._asked: dict[object, frozenset[str]] = {}
+
+    def asked(self) -> int:
+        """How many are at work or wait for their turn."""
+        with self._changed:
+            return len(self._asked)
+
+    @contextmanager
+    def on(self, ids: Collection[str], *, wait_seconds: float) -> Iterator[bool]:
+        """Wait until all who asked before for one of these ids of hosts and jobs are done, but not for longer than
+        ``wait_seconds``; whether they were in time.
+
+        In the order in which they asked: nobody waits in a circle, and a plan of many hosts is not overtaken for ever.
+        """
+        ticket, rows = object(), frozenset(ids)
+        with self._changed:
+            self._asked[ticket] = rows
+        try:
+            with self._changed:
+                mine = self._changed.wait_for(lambda: self._is_next(ticket, rows), timeout=wait_seconds)
+            yield mine
+        finally:
+            with self._changed:
+                del self._asked[ticket]
+                self._changed.notify_all()
+
+    def _is_next(self, ticket: object, rows: frozenset[str]) -> bool:
+        for asked, wanted in self._asked.items():
+            if asked is ticket:
+                break
+            if not rows.isdisjoint(wanted):
+                return False
+        return True
+
 
 log = structlog.get_logger(__name__)
 

@@ -14,13 +14,11 @@ from opencue_sched.coordination.board import End
 from opencue_sched.coordination.leader import boot_clock
 from opencue_sched.coordination.postings import Claim, ClaimKeeper, ClusterPostings, Offered, Refused
 from opencue_sched.dispatch.cluster_pass import PassRunner
-from opencue_sched.dispatch.cooldown import cooldown_seconds
-from opencue_sched.dispatch.failures import describe
-from opencue_sched.dispatch.locked_hosts import FIRST_REST_SECONDS
+from opencue_sched.dispatch.cooldown import FIRST_REST_SECONDS, cooldown_seconds
+from opencue_sched.dispatch.failures import describe, is_missing, is_trouble
 from opencue_sched.dispatch.report import LONGEST_ERROR, PassEnd, PassReport
-from opencue_sched.dispatch.store_trouble import is_missing, is_trouble
-from opencue_sched.domain.errors import HostLocked
-from opencue_sched.domain.verdicts import Verdict
+from opencue_sched.domain.cluster import Verdict
+from opencue_sched.errors import HostLocked
 from opencue_sched.settings import Settings
 from opencue_sched.store.fences import PersistentFences
 

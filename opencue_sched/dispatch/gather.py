@@ -7,29 +7,30 @@ can be booked. Rows that make no sense cost their job its place in this pass and
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any
 
+import structlog
 from sqlalchemy import Connection, Row
 
 from opencue_sched.accounting.entries import check_ids
-from opencue_sched.domain.cluster import Cluster
-from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict, normalise_tags
 from opencue_sched.domain.farm import BadRow, Caps, Frame, Headroom, Job, Layer, Snapshot
 from opencue_sched.domain.frame_range import check_frame_range
 from opencue_sched.domain.reservation import burst_cap, cores_cap, gpus_cap
-from opencue_sched.domain.tags import normalise_tags
 from opencue_sched.domain.units import MOST_CENTICORES, MOST_GPUS, MOST_KB
-from opencue_sched.domain.verdicts import LayerVerdict, Verdict
+from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Settings
-from opencue_sched.store.limits import Limit, fetch_limits
 from opencue_sched.store.pending import (
     JobSelection,
     LeftOut,
+    Limit,
     SchemaColumns,
     SubscriptionRow,
+    fetch_limits,
     fetch_pending_jobs,
     fetch_subscriptions,
     fetch_waiting_layers,
@@ -263,3 +264,41 @@ def _job_caps(row: Row[Any]) -> Caps:
 
 def _limit_headroom(limit: Limit) -> Headroom:
     return Headroom(limit.max_value, limit.running)
+
+
+# Rows that make no sense: each is logged once with its id, counted every time, and skipped.
+
+log = structlog.get_logger(__name__)
+
+_REMEMBERED = 10_000
+
+
+class BadRowLog:
+    """Logs each bad row once, however often it is met. Remembers the latest 10,000. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[BadRow, None] = OrderedDict()
+        self._met: Counter[str] = Counter()
+        self._lock = Lock()
+
+    def report(self, rows: Iterable[BadRow]) -> int:
+        """Count these rows and log those that are new; how many were."""
+        return sum(self._report(row) for row in rows)
+
+    def taken_counts(self) -> Counter[str]:
+        """How many bad rows were met since the last call, by table."""
+        with self._lock:
+            met, self._met = self._met, Counter()
+            return met
+
+    def _report(self, row: BadRow) -> bool:
+        with self._lock:
+            self._met[row.table] += 1
+            if row in self._seen:
+                self._seen.move_to_end(row)
+                return False
+            self._seen[row] = None
+            if len(self._seen) > _REMEMBERED:
+                self._seen.popitem(last=False)
+        log.warning(f"{row.table}_skipped", id=row.id, name=row.name, reason=row.reason)
+        return True

@@ -10,13 +10,12 @@ import structlog
 from redis.exceptions import RedisError
 from sqlalchemy import Engine
 
-from opencue_sched.dispatch.bad_rows import BadRowLog
-from opencue_sched.dispatch.rest import HostNews
+from opencue_sched.dispatch.cooldown import HostNews
+from opencue_sched.dispatch.gather import BadRowLog
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.farm import BadRow
-from opencue_sched.placement.cache import HostCache
-from opencue_sched.placement.changes import HostChanges
-from opencue_sched.placement.known import HostReading
+from opencue_sched.placement.host_cache import HostCache, HostReading
+from opencue_sched.placement.host_groups import HostChanges
 from opencue_sched.settings import HostCacheSettings
 from opencue_sched.store.hosts import fetch_groups, fetch_hosts_by_id
 

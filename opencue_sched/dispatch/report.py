@@ -10,10 +10,9 @@ from enum import StrEnum
 
 import structlog
 
-from opencue_sched.dispatch.rest import Resting
-from opencue_sched.domain.cluster import Cluster
+from opencue_sched.dispatch.cooldown import Resting
+from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict
 from opencue_sched.domain.farm import Host
-from opencue_sched.domain.verdicts import LayerVerdict, Verdict
 from opencue_sched.placement.planner import Blocked
 
 log = structlog.get_logger(__name__)

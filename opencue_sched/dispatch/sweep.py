@@ -15,16 +15,13 @@ from dataclasses import dataclass
 import structlog
 from sqlalchemy import Connection, Engine
 
-from opencue_sched.clusters.awake import scan_awake
-from opencue_sched.clusters.discovery import load_clusters, scoped_facilities
-from opencue_sched.clusters.feed import ClusterFeed
 from opencue_sched.coordination.postings import ClusterPostings, Offered
-from opencue_sched.dispatch.cap_waits import CapWaits
-from opencue_sched.domain.cluster import Cluster, ClusterKind
-from opencue_sched.domain.fence import Fence
+from opencue_sched.dispatch.clusters import ClusterFeed, load_clusters, scan_awake, scoped_facilities
+from opencue_sched.dispatch.cooldown import CapWaits
+from opencue_sched.domain.cluster import Cluster, ClusterKind, Fence
 from opencue_sched.settings import Settings
-from opencue_sched.store.cap_room import fetch_room
 from opencue_sched.store.hosts import tags_of_hosts
+from opencue_sched.store.pending import fetch_room
 
 log = structlog.get_logger(__name__)
 

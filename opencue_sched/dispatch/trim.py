@@ -9,19 +9,11 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.keys import VertexKind
-from opencue_sched.accounting.vertex_caps import VertexCaps
-from opencue_sched.domain.errors import (
-    AllocationOverBurst,
-    BookingError,
-    CapChanging,
-    CapExceeded,
-    HostExhausted,
-    HostLocked,
-)
+from opencue_sched.accounting.keys import VertexCaps, VertexKind
 from opencue_sched.domain.farm import PlannedProc
 from opencue_sched.domain.reservation import burst_cap, cores_cap, gpus_cap
 from opencue_sched.domain.units import centicores
+from opencue_sched.errors import AllocationOverBurst, BookingError, CapChanging, CapExceeded, HostExhausted, HostLocked
 from opencue_sched.store.booking import CapRow, LockedHost, read_caps
 
 Lost = tuple[PlannedProc, BookingError]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -29,3 +30,100 @@ class Cluster:
         """A short stable name, safe in a queue message, a Redis key and a metric: ``kind-<16 hex digits>``."""
         text = "\x1f".join((self.facility_id, self.show_id, self.kind.value, self.alloc_id or "", *self.tags))
         return f"{self.kind.value}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+# Tags: how layers name the hosts they may run on.
+#
+# Layer tags are one text column, ``a|b`` or ``a | b`` (Cuebot writes the second). OpenCue's queries compare them with
+# every space removed and split on the bar (facts C; trap I-7: a name with spaces inside collapses, ``my tag`` is
+# ``mytag``). Host tags come one a row of ``host_tag``.
+
+
+def normalise_tag(tag: str) -> str:
+    """One tag as the queries compare it: without spaces, wherever they are."""
+    return tag.replace(" ", "")
+
+
+def normalise_tags(text: str | None) -> frozenset[str]:
+    """``layer.str_tags`` in any spelling of the separator, as a set. Empty and NULL give the empty set.
+
+    Removes spaces and splits on ``|``, exactly as the SQL does, so that a layer the query finds also matches here.
+    """
+    return frozenset(tag for tag in normalise_tag(text or "").split("|") if tag)
+
+
+def join_tags(tags: Iterable[str]) -> str:
+    """Tags for ``layer.str_tags``, in the order given (sets: sorted), joined as Cuebot joins them.
+
+    The spaces around the bar matter: Cuebot's own host queries use the column as a regular expression that skips them.
+    """
+    ordered = sorted(tags) if isinstance(tags, (set, frozenset)) else tags
+    return " | ".join(dict.fromkeys(tag for tag in map(normalise_tag, ordered) if tag))
+
+
+def chunk_tags(tags: Iterable[str], size: int) -> list[tuple[str, ...]]:
+    """Tags in chunks of ``size``, sorted, so that the same tags always give the same chunks (facts C)."""
+    if size < 1:
+        raise ValueError(f"a chunk of {size} tags is not possible")
+    ordered: Sequence[str] = sorted(set(tags))
+    return [tuple(ordered[start : start + size]) for start in range(0, len(ordered), size)]
+
+
+# What a periodic task acts under.
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The fence of the leader that sent a periodic task, and the Redis key under which the newest one is recorded."""
+
+    key: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderNote:
+    """Who leads, as it notes itself at each renewal: numbers of its Redis (see LeaderGate) and its process, and when,
+    in microseconds by the clock of the fence store. ``age_seconds`` of that, below 0 when the clock was put back since.
+    """
+
+    store: int
+    process: int
+    seen: int
+    age_seconds: float
+
+
+# Why a layer did, or did not, get a host in a pass. Every layer looked at ends with exactly one verdict.
+
+
+class Verdict(StrEnum):
+    FLOWING = "flowing"
+    CAPACITY = "capacity"
+    NO_FIT = "no_fit"
+    NO_HOST = "no_host"
+    OVER_SUBSCRIPTION = "over_subscription"
+    OVER_FOLDER = "over_folder"
+    OVER_JOB = "over_job"
+    OVER_FOLDER_GPUS = "over_folder_gpus"
+    OVER_JOB_GPUS = "over_job_gpus"
+    OVER_LIMIT = "over_limit"
+    PERMIT_HELD = "permit_held"
+    BACKING_OFF = "backing_off"
+    QUARANTINED = "quarantined"
+    """Of frames of a job that is left alone, because booking or launching it failed; never given by a pass."""
+    FAILED = "failed"
+    BEHIND = "behind"
+    """Of frames that no pass has looked at; never given by one."""
+    COOLED_DOWN = "cooled_down"
+    """Of frames that no pass looks at now, because those over their cluster fail; never given by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerVerdict:
+    """``detail`` is one sentence for an operator; ``frames`` is how many were placed, ``waiting`` how many were not."""
+
+    job_id: str
+    layer_id: str
+    verdict: Verdict
+    frames: int
+    waiting: int
+    detail: str = ""

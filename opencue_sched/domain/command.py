@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.domain.farm import PlannedProc
 from opencue_sched.domain.frame_range import FrameRange, frame_spec
-from opencue_sched.domain.names import COMMAND_WIDTH
+from opencue_sched.domain.units import COMMAND_WIDTH
+from opencue_sched.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
 
-from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.errors import InvalidInput
 
 MAX_NUMBERS = 1_000_000
 """Numbers one range may have. Ten times the frames OpenCue allows a job, since a chunk makes one frame of many."""

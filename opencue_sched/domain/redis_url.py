@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs, unquote, urlencode, urlsplit, urlunsplit
 
-from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.errors import InvalidInput
 
 SENTINEL_PORT = 26379
 UNDECODABLE = "backslashreplace"

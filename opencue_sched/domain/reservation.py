@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from opencue_sched.domain.farm import Host, Layer, Reservation
-from opencue_sched.domain.states import ThreadMode
+from opencue_sched.domain.farm import Host, Layer, Reservation, ThreadMode
 from opencue_sched.domain.units import CENTICORES_PER_CORE, booked_cores, cap_cores
 
 VARIABLE_MODE_LEAST_CORES = 2

@@ -113,4 +113,4 @@ def _celery() -> list[str]:
 
 
 def _command() -> list[str]:
-    return [sys.executable, "-c", "from opencue_sched.operate.cli import main; main()"]
+    return [sys.executable, "-c", "from opencue_sched.cli import main; main()"]

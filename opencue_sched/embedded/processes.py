@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from opencue_sched.domain.errors import SchedulerError
+from opencue_sched.errors import SchedulerError
 
 _GUARD = Path(__file__).with_name("guard.py")
 _START_SECONDS = 60.0

@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import Caps, Headroom, Job, Layer, Reservation, Snapshot
 from opencue_sched.domain.reservation import Need
-from opencue_sched.domain.verdicts import Verdict
 
 _UNLIMITED = Caps(cores=Headroom(None, 0), gpus=Headroom(None, 0))
 _NO_LIMIT = Headroom(None, 0)

@@ -14,7 +14,7 @@ from sortedcontainers import SortedDict
 
 from opencue_sched.domain.farm import Host
 from opencue_sched.domain.reservation import Need
-from opencue_sched.placement.strategy import Fit, Strategy
+from opencue_sched.placement.policy import Fit, Strategy
 
 Rank = tuple[int, int, int, str]
 """A host's place in the order of a strategy (GPU level, cores, bucket, tie); smaller first, no two hosts share one."""

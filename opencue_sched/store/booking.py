@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, TextClause, text
 
-from opencue_sched.domain.exit_decision import STATUSES_NOT_COUNTED_AS_RETRY
+from opencue_sched.domain.exit_rules import STATUSES_NOT_COUNTED_AS_RETRY
 from opencue_sched.store.pending import SchemaColumns
 
 FIRST_MEMORY_USED_KB = 262_144

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
-from opencue_sched.domain.states import FrameState
-from opencue_sched.store.lost import EVERYTHING, UpkeepScope, job_in_scope
+from opencue_sched.domain.farm import FrameState
+from opencue_sched.store.procs import EVERYTHING, UpkeepScope, job_in_scope
 from opencue_sched.store.release import Counters, counters_of
 
 _FIND_DEPENDS = text(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg2
-from sqlalchemy import Engine, ExceptionContext, create_engine, event
+from sqlalchemy import Connection, Engine, ExceptionContext, create_engine, event
 
 from opencue_sched.settings import Settings
 
@@ -83,3 +85,10 @@ def _forget_isolation(connection: Any, _record: object) -> None:
     """
     if connection is not None and not connection.closed:
         connection.isolation_level = None
+
+
+@contextmanager
+def repeatable_read(engine: Engine) -> Iterator[Connection]:
+    """A transaction whose statements all see the same moment."""
+    with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection, connection.begin():
+        yield connection

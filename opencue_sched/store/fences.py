@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sqlalchemy import Engine, text
 
-from opencue_sched.domain.fence import LeaderNote
+from opencue_sched.domain.cluster import LeaderNote
 
 _HIGHEST = text("SELECT fence FROM opencue_sched_fence WHERE name = :name")
 _CLAIM = text(

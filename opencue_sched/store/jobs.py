@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 
 from sqlalchemy import Connection, TextClause, text
 
-from opencue_sched.domain.states import FrameState
+from opencue_sched.domain.farm import FrameState, JobState
+from opencue_sched.domain.units import booked_cores
+from opencue_sched.errors import InvalidInput
 
 _JOBS = text(
     """
@@ -293,3 +296,214 @@ def _wanted(
         "numbers": None if numbers is None else list(numbers),
         "states": None if states is None else [state.value for state in states],
     }
+
+
+# What a person changes about jobs and frames that may be running.
+
+_RUNNING = text(
+    """
+    SELECT proc.pk_proc, proc.pk_frame, host.str_name FROM proc JOIN host ON host.pk_host = proc.pk_host
+     WHERE proc.pk_frame IS NOT NULL AND NOT proc.b_local
+       AND (proc.pk_frame = ANY(CAST(:frames AS varchar[])) OR proc.pk_job = ANY(CAST(:jobs AS varchar[])))
+     ORDER BY host.str_name, proc.pk_proc
+    """
+)
+_SET_PAUSED = text(
+    """
+    WITH locked AS (
+        SELECT pk_job FROM job
+         WHERE pk_job = ANY(CAST(:jobs AS varchar[])) AND str_state <> 'FINISHED' AND b_paused <> :paused
+         ORDER BY pk_job FOR NO KEY UPDATE)
+    UPDATE job SET b_paused = :paused, ts_updated = current_timestamp
+      FROM locked WHERE job.pk_job = locked.pk_job RETURNING job.pk_job
+    """
+)
+_REOPEN = text(
+    """
+    WITH locked AS (
+        SELECT pk_job FROM job WHERE pk_job = ANY(CAST(:jobs AS varchar[])) AND str_state = 'FINISHED'
+         ORDER BY pk_job FOR UPDATE)
+    UPDATE job
+       SET str_state = 'PENDING', ts_stopped = NULL, ts_updated = current_timestamp,
+           str_visible_name = CASE WHEN EXISTS (SELECT FROM job named WHERE named.str_visible_name = job.str_name)
+                                   THEN NULL ELSE job.str_name END
+      FROM locked WHERE job.pk_job = locked.pk_job RETURNING job.pk_job
+    """
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningFrame:
+    """A frame with the proc that has it, and where."""
+
+    proc_id: str
+    frame_id: str
+    host_name: str
+
+
+def running_frames(
+    connection: Connection, *, frame_ids: Collection[str] = (), job_ids: Collection[str] = ()
+) -> list[RunningFrame]:
+    """Which of these frames, or of these jobs' frames, a proc has. Locally dispatched procs are Cuebot's."""
+    rows = connection.execute(_RUNNING, {"frames": list(frame_ids), "jobs": list(job_ids)})
+    return [RunningFrame(row.pk_proc, row.pk_frame, row.str_name) for row in rows]
+
+
+def set_paused(connection: Connection, job_ids: Collection[str], *, paused: bool) -> list[str]:
+    """Pause or unpause jobs; returns those that changed. What runs goes on."""
+    return [row.pk_job for row in connection.execute(_SET_PAUSED, {"jobs": list(job_ids), "paused": paused})]
+
+
+def reopen_jobs(connection: Connection, job_ids: Collection[str]) -> list[str]:
+    """FINISHED to PENDING, with the name the job had unless another job has it now; returns those that changed."""
+    return [row.pk_job for row in connection.execute(_REOPEN, {"jobs": list(job_ids)})]
+
+
+# How far a job is.
+
+_PROGRESS = text(
+    """
+    SELECT j.str_state, j.int_frame_count, s.int_waiting_count, s.int_running_count, s.int_dead_count,
+           s.int_depend_count, s.int_eaten_count, s.int_succeeded_count,
+           (SELECT coalesce(sum(p.int_cores_reserved), 0) FROM proc p WHERE p.pk_job = j.pk_job) AS centicores
+    FROM job j JOIN job_stat s ON s.pk_job = j.pk_job
+    WHERE j.pk_job = :job
+    """
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JobProgress:
+    """Frames by state, and whole cores booked. ``done`` are succeeded or eaten."""
+
+    state: str
+    total: int
+    waiting: int
+    depending: int
+    running: int
+    done: int
+    dead: int
+    cores: int
+
+    @property
+    def finished(self) -> bool:
+        return self.state == JobState.FINISHED
+
+
+def read_progress(connection: Connection, job_id: str) -> JobProgress:
+    """Progress of one job. Raises InvalidInput when there is none of this id."""
+    row = connection.execute(_PROGRESS, {"job": job_id}).one_or_none()
+    if row is None:
+        raise InvalidInput(f"there is no job {job_id}")
+    return JobProgress(
+        state=row.str_state,
+        total=row.int_frame_count,
+        waiting=row.int_waiting_count,
+        depending=row.int_depend_count,
+        running=row.int_running_count,
+        done=row.int_succeeded_count + row.int_eaten_count,
+        dead=row.int_dead_count,
+        cores=booked_cores(int(row.centicores)),
+    )
+
+
+# What users put into a frame's environment: job_env, overridden by layer_env (facts E).
+
+# The key decides between two rows of one variable, so that the same rows always give the same environment.
+_JOB_ENV = text(
+    """
+    SELECT pk_job AS owner, str_key, str_value FROM job_env
+    WHERE pk_job = ANY(CAST(:ids AS varchar[])) AND str_key <> '' ORDER BY pk_job_env
+    """
+)
+_LAYER_ENV = text(
+    """
+    SELECT pk_layer AS owner, str_key, str_value FROM layer_env
+    WHERE pk_layer = ANY(CAST(:ids AS varchar[])) AND str_key <> '' ORDER BY pk_layer_env
+    """
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Environments:
+    """The variables of jobs and of layers, by id."""
+
+    jobs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    layers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def of(self, job_id: str, layer_id: str) -> dict[str, str]:
+        """The environment of a layer's frames, without the CUE_ variables."""
+        return {**self.jobs.get(job_id, {}), **self.layers.get(layer_id, {})}
+
+
+def fetch_environments(connection: Connection, job_ids: Collection[str], layer_ids: Collection[str]) -> Environments:
+    """The environments of these jobs and layers, in two statements. A dry run has no use for them."""
+    environments: list[dict[str, dict[str, str]]] = []
+    for statement, ids in ((_JOB_ENV, job_ids), (_LAYER_ENV, layer_ids)):
+        found: dict[str, dict[str, str]] = defaultdict(dict)
+        for row in connection.execute(statement, {"ids": sorted(ids)}):
+            found[row.owner][row.str_key] = row.str_value or ""
+        environments.append(dict(found))
+    return Environments(jobs=environments[0], layers=environments[1])
+
+
+# Jobs whose rows made a booking fail, left alone for a while (our table ``opencue_sched_quarantine``).
+
+_MAX_REASON = 1000
+
+_QUARANTINE = text(
+    """
+    INSERT INTO opencue_sched_quarantine (pk_job, reason, ts, until)
+    SELECT job, reason, clock_timestamp(),
+           clock_timestamp() + CAST(:seconds AS double precision) * interval '1 second'
+    FROM unnest(CAST(:jobs AS varchar[]), CAST(:reasons AS text[])) AS bad(job, reason)
+    ON CONFLICT (pk_job) DO UPDATE SET reason = excluded.reason, ts = excluded.ts, until = excluded.until
+    """
+)
+_LIST = text(
+    """
+    SELECT q.pk_job, j.str_name, q.reason, q.ts, q.until
+    FROM opencue_sched_quarantine q
+    LEFT JOIN job j ON j.pk_job = q.pk_job
+    WHERE q.until > clock_timestamp()
+    ORDER BY q.until, q.pk_job
+    """
+)
+_FORGET_ENDED = text(
+    """
+    DELETE FROM opencue_sched_quarantine
+     WHERE pk_job IN (SELECT pk_job FROM opencue_sched_quarantine WHERE until <= clock_timestamp()
+                         FOR UPDATE SKIP LOCKED)
+    """
+)
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedJob:
+    """``job_name`` is empty for a job that was deleted meanwhile."""
+
+    job_id: str
+    job_name: str
+    reason: str
+    since: datetime
+    until: datetime
+
+
+def quarantine_jobs(connection: Connection, reasons: Mapping[str, str], seconds: float) -> None:
+    """Leave these jobs (id -> reason) alone for ``seconds`` from now."""
+    jobs = sorted(reasons)
+    parameters = {"jobs": jobs, "reasons": [reasons[job][:_MAX_REASON] for job in jobs], "seconds": seconds}
+    connection.execute(_QUARANTINE, parameters)
+
+
+def quarantined_jobs(connection: Connection) -> list[QuarantinedJob]:
+    """Who is left alone now, the first to come back first."""
+    return [
+        QuarantinedJob(row.pk_job, row.str_name or "", row.reason, row.ts, row.until)
+        for row in connection.execute(_LIST)
+    ]
+
+
+def forget_ended_quarantines(connection: Connection) -> None:
+    """Delete rows whose time is over."""
+    connection.execute(_FORGET_ENDED)

@@ -7,13 +7,17 @@ rewritten only every two minutes for managed shows, and the view ``vs_waiting`` 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum, auto
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy import Connection, Row, TextClause, bindparam, text
 
+from opencue_sched.domain.farm import Headroom, TagType
+from opencue_sched.domain.reservation import cores_cap, gpus_cap
 from opencue_sched.domain.units import MOST_CENTICORES, MOST_GPUS
 
 
@@ -416,3 +420,262 @@ def _left_out(left_out: LeftOut) -> dict[str, list[str]]:
         "left_out_versions": list(left_out.rows.values()),
         "left_out_kinds": list(left_out.kinds),
     }
+
+
+# What clusters are made of: host tags, subscriptions, and which tags have work waiting (facts C).
+#
+# A cluster is a show's right to a tag, so it starts from the tags of hosts and reaches the show through the host's own
+# allocation. (Upstream joins allocation tags by their text instead, which gives a show subscribed to one ``general``
+# clusters of another allocation that happens to be called the same.)
+
+_FACILITY_IDS = text("SELECT pk_facility FROM facility WHERE str_name = :name ORDER BY pk_facility")
+
+_TAGS_OF_ALLOCATIONS = text(
+    """
+    SELECT DISTINCT a.pk_facility, h.pk_alloc, upper(t.str_tag_type) AS tag_type, replace(t.str_tag, ' ', '') AS tag
+    FROM host_tag t
+    JOIN host h ON h.pk_host = t.pk_host
+    JOIN alloc a ON a.pk_alloc = h.pk_alloc
+    WHERE CAST(:facility_ids AS varchar[]) IS NULL OR a.pk_facility = ANY(CAST(:facility_ids AS varchar[]))
+    """
+)
+
+_MANAGED_SUBSCRIPTIONS = text(
+    """
+    SELECT sub.pk_show, sub.pk_alloc
+    FROM subscription sub
+    JOIN show s ON s.pk_show = sub.pk_show
+    WHERE s.b_active AND s.b_scheduler_managed
+    """
+)
+
+# Exactly the conditions of the pending-jobs query that do not change while frames run, and no others: a condition
+# added here and not there would let work wait unseen. Tags are unnested after DISTINCT: many layers, few spellings.
+_WAITING_TAGS = text(
+    """
+    SELECT DISTINCT w.pk_facility, w.pk_show, tag
+    FROM (
+        SELECT DISTINCT j.pk_facility, j.pk_show, l.str_tags
+        FROM job j
+        JOIN show s ON s.pk_show = j.pk_show
+        JOIN layer_stat ls ON ls.pk_job = j.pk_job AND ls.int_waiting_count > 0
+        JOIN layer l ON l.pk_layer = ls.pk_layer
+        WHERE j.str_state = 'PENDING' AND j.b_paused = false
+          AND s.b_active AND s.b_scheduler_managed
+          AND EXISTS (SELECT 1 FROM subscription sub WHERE sub.pk_show = j.pk_show AND sub.int_burst > 0)
+          AND (CAST(:facility_ids AS varchar[]) IS NULL OR j.pk_facility = ANY(CAST(:facility_ids AS varchar[])))
+    ) w
+    CROSS JOIN LATERAL unnest(string_to_array(replace(w.str_tags, ' ', ''), '|')) AS tag
+    WHERE tag <> ''
+    """
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationTag:
+    """A tag, without spaces, that at least one host of an allocation carries. ``tag_type`` is a TagType, or unknown."""
+
+    facility_id: str
+    alloc_id: str
+    tag_type: str
+    tag: str
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class WaitingTag:
+    """A tag that a layer with waiting frames asks for, in one facility and show."""
+
+    facility_id: str
+    show_id: str
+    tag: str
+
+
+def facility_ids(connection: Connection, name: str) -> tuple[str, ...]:
+    """The ids of the facilities of exactly this name; empty when there is none."""
+    return tuple(connection.execute(_FACILITY_IDS, {"name": name}).scalars())
+
+
+def tags_of_allocations(connection: Connection, facilities: Sequence[str] | None) -> list[AllocationTag]:
+    """Every distinct tag of every allocation's hosts, in ``facilities`` or everywhere."""
+    rows = connection.execute(_TAGS_OF_ALLOCATIONS, {"facility_ids": _ids(facilities)})
+    return [AllocationTag(row.pk_facility, row.pk_alloc, row.tag_type or TagType.HARDWARE, row.tag) for row in rows]
+
+
+def managed_subscriptions(connection: Connection) -> list[tuple[str, str]]:
+    """(show id, allocation id) of every subscription of an active show that this scheduler manages."""
+    return [(row.pk_show, row.pk_alloc) for row in connection.execute(_MANAGED_SUBSCRIPTIONS)]
+
+
+def waiting_tags(connection: Connection, facilities: Sequence[str] | None) -> frozenset[WaitingTag]:
+    """Where work waits: a superset of what ``store.pending`` can return for any cluster."""
+    rows = connection.execute(_WAITING_TAGS, {"facility_ids": _ids(facilities)})
+    return frozenset(WaitingTag(row.pk_facility, row.pk_show, row.tag) for row in rows)
+
+
+def _ids(ids: Sequence[str] | None) -> list[str] | None:
+    return None if ids is None else list(ids)
+
+
+# Limits (licences and the like): how many frames may run at once under a name, and how many do.
+#
+# Cuebots after V47 give a limit a type (frames or hosts) and say how strictly it is meant (enforced, advisory,
+# disabled). No limit is taken otherwise here than before: it bounds running frames, always. Hosts are never more than
+# the frames on them, so that errs on the side of the licence, whatever those columns are called and say; they are told
+# to people.
+
+# Counted from the procs, which are few and live, rather than from the layers sharing a limit, most of which finished
+# long ago. A layer listed twice under one limit counts once.
+_LIMITS = text(
+    """
+    SELECT r.pk_limit_record, r.str_name, r.int_max_value, COALESCE(u.running, 0) AS running
+    FROM limit_record r
+    LEFT JOIN (
+        SELECT once.pk_limit_record, sum(once.running) AS running
+        FROM (
+            SELECT DISTINCT ll.pk_limit_record, p.pk_layer, p.running
+            FROM (
+                SELECT pk_layer, count(*) AS running
+                FROM proc
+                WHERE EXISTS (SELECT 1 FROM limit_record)
+                GROUP BY pk_layer
+            ) p
+            JOIN layer_limit ll ON ll.pk_layer = p.pk_layer
+        ) once
+        GROUP BY once.pk_limit_record
+    ) u ON u.pk_limit_record = r.pk_limit_record
+    """
+)
+
+_ROWS = text("SELECT str_name, to_jsonb(limit_record) FROM limit_record ORDER BY str_name")
+_HOLDS = text("SELECT name, to_regclass(name) IS NOT NULL FROM unnest(ARRAY['limit_host', 'limit_usage']) AS name")
+_AS_HERE = ("frame", "enforced")
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One limit_record. ``running`` counts the procs of every layer under it, of managed and unmanaged shows alike.
+
+    ``max_value`` is never negative: a limit without a value or below zero admits nothing, as in Cuebot, whose
+    comparison with it is never true.
+    """
+
+    id: str
+    name: str
+    max_value: int
+    running: int
+
+    @property
+    def full(self) -> bool:
+        return self.running >= self.max_value
+
+
+@dataclass(frozen=True, slots=True)
+class OtherwiseMeant:
+    """A limit of which a newer Cuebot says something that this scheduler does not follow: column -> what it says."""
+
+    name: str
+    says: Mapping[str, str]
+
+
+def limits_meant_otherwise(connection: Connection, columns: Collection[str]) -> list[OtherwiseMeant]:
+    """Limits of which one of ``columns`` (SchemaFacts.limit_columns) says something else than that frames are counted
+    and the limit is enforced. Only words are looked at: numbers and times do not say what a limit is."""
+    found = []
+    for name, row in connection.execute(_ROWS):
+        words = {column: row[column] for column in columns if isinstance(row.get(column), str)}
+        says = {
+            column: word
+            for column, word in words.items()
+            if column.startswith("str_") and word and word.lower() not in _AS_HERE
+        }
+        if says:
+            found.append(OtherwiseMeant(name, says))
+    return found
+
+
+def holds_of_limits(connection: Connection) -> list[str]:
+    """The tables in which a newer Cuebot notes who holds a limit, as far as they are there."""
+    return [name for name, there in connection.execute(_HOLDS) if there]
+
+
+def fetch_limits(connection: Connection) -> Mapping[str, Limit]:
+    """Every limit by id, in one statement."""
+    return {
+        row.pk_limit_record: Limit(row.pk_limit_record, row.str_name, max(0, row.int_max_value or 0), int(row.running))
+        for row in connection.execute(_LIMITS)
+    }
+
+
+# How much room some folders, jobs and limits have under their caps now, by live use.
+
+_ROOM = text(
+    """
+    SELECT 'folder' AS kind, r.pk_folder AS id, r.int_max_cores, r.int_max_gpus, used.cores, used.gpus
+    FROM folder_resource r
+    CROSS JOIN LATERAL (
+        SELECT COALESCE(sum((p.int_cores_reserved + 99) / 100), 0) AS cores,
+               COALESCE(sum(p.int_gpus_reserved), 0) AS gpus
+        FROM job j JOIN proc p ON p.pk_job = j.pk_job
+        WHERE j.pk_folder = r.pk_folder
+    ) used
+    WHERE r.pk_folder = ANY(CAST(:folders AS varchar[]))
+    UNION ALL
+    SELECT 'job', r.pk_job, r.int_max_cores, r.int_max_gpus, used.cores, used.gpus
+    FROM job_resource r
+    CROSS JOIN LATERAL (
+        SELECT COALESCE(sum((p.int_cores_reserved + 99) / 100), 0) AS cores,
+               COALESCE(sum(p.int_gpus_reserved), 0) AS gpus
+        FROM proc p
+        WHERE p.pk_job = r.pk_job
+    ) used
+    WHERE r.pk_job = ANY(CAST(:jobs AS varchar[]))
+    """
+)
+
+
+class CapKind(StrEnum):
+    """What has a cap under which runs of any tags are counted."""
+
+    FOLDER = auto()
+    JOB = auto()
+    LIMIT = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Capped:
+    """One of them, by its id."""
+
+    kind: CapKind
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Whole cores (of a limit: running frames) and GPUs."""
+
+    cores: float
+    gpus: float
+
+    def covers(self, other: Room) -> bool:
+        return self.cores >= other.cores and self.gpus >= other.gpus
+
+    def less(self, other: Room) -> Room:
+        return Room(self.cores - other.cores, self.gpus - other.gpus)
+
+
+def fetch_room(connection: Connection, caps: Collection[Capped]) -> dict[Capped, Room]:
+    """What each has left; none for one that is gone. A statement for folders and jobs, and one for limits."""
+    ids = defaultdict[CapKind, list[str]](list)
+    for capped in caps:
+        ids[capped.kind].append(capped.id)
+    room = {}
+    if ids[CapKind.FOLDER] or ids[CapKind.JOB]:
+        for row in connection.execute(_ROOM, {"folders": ids[CapKind.FOLDER], "jobs": ids[CapKind.JOB]}):
+            cores = Headroom(cores_cap(row.int_max_cores or 0), int(row.cores)).left
+            gpus = Headroom(gpus_cap(row.int_max_gpus or 0), int(row.gpus)).left
+            room[Capped(CapKind(row.kind), row.id)] = Room(cores, gpus)
+    if ids[CapKind.LIMIT]:
+        limits = fetch_limits(connection)
+        for key in limits.keys() & ids[CapKind.LIMIT]:
+            room[Capped(CapKind.LIMIT, key)] = Room(max(0, limits[key].max_value - limits[key].running), 0)
+    return room

@@ -27,8 +27,8 @@ from redis.connection import AbstractConnection
 from opencue_sched import beat
 from opencue_sched.celery import app
 from opencue_sched.coordination import transport
+from opencue_sched.coordination.leader import CatchUp
 from opencue_sched.coordination.names import LeaderKeys
-from opencue_sched.coordination.ticks import CatchUp
 from opencue_sched.lua_scripts import load_script
 from opencue_sched.settings import get_settings
 from tests.chaos.wire import SCRIPTS, commands_of
@@ -38,9 +38,9 @@ for name in (
     "celery.app.amqp",
     "celery.events",
     "celery.loaders.app",
-    "opencue_sched.coordination.queue_order",
-    "opencue_sched.coordination.standing",
-    "opencue_sched.operate.door",
+    "opencue_sched.coordination.queues",
+    "opencue_sched.coordination.leader",
+    "opencue_sched.worker.task",
     "psycopg2.extras",
     "sqlalchemy.dialects.postgresql.psycopg2",
 ):

@@ -16,8 +16,8 @@ import redis
 from celery import Celery
 from kombu import Queue
 
-from opencue_sched.coordination.broker import broker_settings, guard_transports
 from opencue_sched.coordination.names import consumed_queues, control_exchange
+from opencue_sched.coordination.queues import broker_settings, guard_transports
 from opencue_sched.embedded.processes import GuardedProcess
 from tests.polling import all_but_one_soon, eventually
 from tests.warm_start import WarmProcess

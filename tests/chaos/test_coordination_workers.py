@@ -19,8 +19,7 @@ from sqlalchemy import text
 
 from opencue_sched.accounting.entries import unpack, unpack_entry
 from opencue_sched.accounting.keys import LEDGER
-from opencue_sched.coordination.broker import broker_settings
-from opencue_sched.coordination.message_watch import LOOK_SECONDS
+from opencue_sched.coordination.leader import tick_series
 from opencue_sched.coordination.names import (
     BoardKeys,
     LeaderKeys,
@@ -29,11 +28,11 @@ from opencue_sched.coordination.names import (
     presence_key,
     priority_lists,
 )
-from opencue_sched.coordination.postings import RESEND_SECONDS, Claim, ClusterPostings
+from opencue_sched.coordination.postings import LOOK_SECONDS, RESEND_SECONDS, Claim, ClusterPostings
 from opencue_sched.coordination.presence import REFRESH_SECONDS, TTL_SECONDS, call_roll
-from opencue_sched.coordination.ticks import tick_series
+from opencue_sched.coordination.queues import broker_settings
 from opencue_sched.embedded.processes import ServiceFailed, free_port
-from opencue_sched.operate.audit import run_audit
+from opencue_sched.insight.audit import run_audit
 from tests import warm_start
 from tests.chaos.conftest import Site
 from tests.farm import Farm, HostSpec, LayerSpec
@@ -44,7 +43,7 @@ BOARD = BoardKeys("cue", "clusters")
 STRANDED_SECONDS = 3.0
 GOAL_SECONDS = 6.0
 CLAIM_SECONDS = 1.0
-PROGRAM = [sys.executable, "-c", "from opencue_sched.operate.cli import main; main()"]
+PROGRAM = [sys.executable, "-c", "from opencue_sched.cli import main; main()"]
 
 
 def opencue_sched(site: Site, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -307,7 +306,7 @@ def _pass_under_way(site: Site):
 
 
 def _cluster_key(site: Site) -> str:
-    from opencue_sched.clusters.discovery import load_clusters
+    from opencue_sched.dispatch.clusters import load_clusters
 
     with site.engine.connect() as connection:
         (cluster,) = [c for c in load_clusters(connection, site.settings) if c.kind.value == "alloc"]

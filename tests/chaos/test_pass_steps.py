@@ -21,18 +21,17 @@ from sqlalchemy import text
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.recompute import recompute
-from opencue_sched.accounting.sightings import Sightings
+from opencue_sched.accounting.reconcile import Sightings
 from opencue_sched.coordination.jobboard import JobBoard
 from opencue_sched.coordination.names import layers_booked, permit_board
 from opencue_sched.coordination.postings import encode_cluster
 from opencue_sched.dispatch.report import PassReport
-from opencue_sched.domain.cluster import Cluster, ClusterKind
-from opencue_sched.domain.verdicts import Verdict
+from opencue_sched.domain.cluster import Cluster, ClusterKind, Verdict
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
+from opencue_sched.insight.audit import run_audit
 from opencue_sched.lua_scripts import load_script
-from opencue_sched.operate.audit import run_audit
 from opencue_sched.settings import Rqd
 from tests.chaos.stepped_pass import CLAIM_SECONDS, COMMIT, LAUNCH
 from tests.chaos.wire import SCRIPTS

@@ -19,7 +19,7 @@ from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.coordination.presence import call_roll
 from opencue_sched.embedded.processes import free_port
 from opencue_sched.embedded.services import EmbeddedRedis
-from opencue_sched.operate.audit import run_audit
+from opencue_sched.insight.audit import run_audit
 from opencue_sched.settings import Settings
 from opencue_sched.store.fences import PersistentFences
 from tests.brief_fleet import WarmFleet, brief_fleet, open_counters

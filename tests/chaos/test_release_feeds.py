@@ -20,9 +20,9 @@ from kombu import Queue
 from sqlalchemy import text
 
 from opencue_sched.accounting import keys
-from opencue_sched.coordination.broker import broker_settings
 from opencue_sched.coordination.names import QueueName
-from opencue_sched.operate.audit import run_audit
+from opencue_sched.coordination.queues import broker_settings
+from opencue_sched.insight.audit import run_audit
 from tests.brief_fleet import open_counters
 from tests.chaos.conftest import Site
 from tests.farm import Farm, HostSpec, LayerSpec

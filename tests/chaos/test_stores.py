@@ -20,8 +20,8 @@ from benchmarks.chaos.verdict import results_counted_wrongly, unfinished
 from opencue_sched.accounting.bootstrap import StoreState, store_state
 from opencue_sched.accounting.entries import EntryState
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.domain.errors import NotReady
-from opencue_sched.operate.audit import run_audit
+from opencue_sched.errors import NotReady
+from opencue_sched.insight.audit import run_audit
 from tests.brief_fleet import WarmFleet
 from tests.farm import Farm, LayerSpec, ShowIds
 from tests.polling import eventually

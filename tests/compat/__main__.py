@@ -22,7 +22,7 @@ from pathlib import Path
 from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.pool import NullPool
 
-from opencue_sched.domain.errors import SchedulerError
+from opencue_sched.errors import SchedulerError
 from opencue_sched.store import schema
 from tests.compat.catalog import Catalog, read_catalog
 from tests.compat.cuebot import BadMigrations, Migration, add_first_rows, apply_migrations, find_migrations

@@ -29,7 +29,7 @@ from opencue_sched.embedded.farm_specs import LayerSpec, ShowIds
 from opencue_sched.embedded.fleet import Fleet
 from opencue_sched.embedded.processes import free_port
 from opencue_sched.embedded.services import EmbeddedRedis
-from opencue_sched.operate.audit import run_audit
+from opencue_sched.insight.audit import run_audit
 from opencue_sched.settings import Settings
 from tests.brief_fleet import brief_fleet
 from tests.polling import eventually, tail_of

@@ -19,7 +19,7 @@ from opencue_sched.embedded.pictures import read_png
 from tests.polling import eventually
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "minimal.json"
-DEMO = [sys.executable, "-c", "from opencue_sched.operate.cli import main; main()", "demo"]
+DEMO = [sys.executable, "-c", "from opencue_sched.cli import main; main()", "demo"]
 
 
 def processes_mentioning(marker: str) -> list[str]:

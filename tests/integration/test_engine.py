@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import InternalError, OperationalError, ProgrammingError
 
-from opencue_sched.dispatch.store_trouble import is_trouble
-from opencue_sched.operate.stores import StoreAway, check_for_beat
+from opencue_sched.dispatch.failures import is_trouble
+from opencue_sched.insight.stores import StoreAway, check_for_beat
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.fences import PersistentFences

@@ -10,10 +10,9 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.domain.farm import Reservation
 from opencue_sched.domain.reservation import Need
-from opencue_sched.placement.cache import HostCache
-from opencue_sched.placement.changes import HostChanges
-from opencue_sched.placement.known import HostReading
-from opencue_sched.placement.strategy import Strategy
+from opencue_sched.placement.host_cache import HostCache, HostReading
+from opencue_sched.placement.host_groups import HostChanges
+from opencue_sched.placement.policy import Strategy
 from opencue_sched.settings import HostCacheSettings
 from opencue_sched.store.hosts import fetch_groups, fetch_hosts_by_id
 from tests.farm import Farm

@@ -15,9 +15,9 @@ import pytest
 from sqlalchemy import Connection, create_engine, make_url, text
 from sqlalchemy.pool import NullPool
 
-from opencue_sched.domain.errors import SchedulerError, SchemaTooOld
+from opencue_sched.errors import SchedulerError, SchemaTooOld
 from opencue_sched.store import schema
-from opencue_sched.store.schema_history import Drained, drain_frame_history
+from opencue_sched.store.schema import Drained, drain_frame_history
 from tests import warm_start
 from tests.compat.catalog import Catalog, read_catalog
 

@@ -1,4 +1,4 @@
-"""The rooms of the house: who may import whom, where SQL lives, how large a module gets."""
+"""The packages of the house: who may import whom, where SQL lives, how large a module gets."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# What each room may import of ours, besides itself. Nobody imports a room that is not listed for it.
-FOUNDATION = {"domain", "settings"}
-KEEPERS = {"store", "accounting", "placement", "coordination", "clusters"}
-COMPOSERS = {"dispatch", "release"}
+# What each package may import of ours, besides itself. Nobody imports a package that is not listed for it.
+FOUNDATION = {"errors", "domain", "settings"}
+KEEPERS = {"store", "accounting", "placement", "coordination"}
 ALLOWED: dict[str, set[str]] = {
-    "domain": set(),
-    "setting_values": {"domain"},
-    "text_file": {"domain"},
-    "settings": {"domain", "setting_values", "text_file"},
-    "lua_scripts": {"domain"},
+    "errors": set(),
+    "domain": {"errors"},
+    "text_file": {"errors", "domain"},
+    "settings": {"errors", "domain", "text_file"},
+    "lua_scripts": {"errors", "domain"},
     "store": FOUNDATION,
     "accounting": {*FOUNDATION, "store", "lua_scripts"},
     "placement": {*FOUNDATION, "store"},
     "coordination": {*FOUNDATION, "store", "lua_scripts"},
-    "clusters": {*FOUNDATION, "store"},
     "dispatch": {*FOUNDATION, *KEEPERS},
-    "release": {*FOUNDATION, *KEEPERS, "dispatch"},
-    "embedded": {*FOUNDATION, *KEEPERS, *COMPOSERS, "operate"},
-    "operate": {*FOUNDATION, *KEEPERS, *COMPOSERS, "embedded", "lua_scripts", "setting_values", "text_file", "celery"},
-    "beat": {*FOUNDATION, *KEEPERS, "operate"},
-    "celery": {*FOUNDATION, *KEEPERS, *COMPOSERS, "operate", "beat"},
-    "tasks": {*FOUNDATION, *KEEPERS, *COMPOSERS, "operate", "celery"},
-    "celeryconfig": {*FOUNDATION, "coordination", "operate", "celery"},
+    "farm": {*FOUNDATION, *KEEPERS, "dispatch", "text_file"},
+    "insight": {*FOUNDATION, *KEEPERS, "dispatch", "lua_scripts"},
+    "worker": {*FOUNDATION, *KEEPERS, "dispatch", "farm", "insight", "lua_scripts", "celery"},
+    "embedded": {*FOUNDATION, *KEEPERS, "dispatch", "farm", "worker", "insight"},
+    "cli": {*FOUNDATION, *KEEPERS, "dispatch", "farm", "worker", "insight", "embedded", "lua_scripts", "celery"},
+    "beat": {*FOUNDATION, *KEEPERS, "insight", "worker"},
+    "celery": {*FOUNDATION, *KEEPERS, "dispatch", "farm", "insight", "worker", "beat"},
+    "tasks": {*FOUNDATION, *KEEPERS, "dispatch", "farm", "worker", "insight", "celery"},
+    "celeryconfig": {*FOUNDATION, "coordination", "worker", "celery"},
 }
 # Imported by us, and always installed with something we declare (celery, celery, flower, opencue-proto).
 COME_WITH_A_DEPENDENCY = {"kombu", "billiard", "tornado", "protobuf"}
 # rqd_launcher.py is a script run by the Python of opencue-rqd's own environment.
 OF_ANOTHER_ENVIRONMENT = {"rqd"}
 # LISTEN needs the driver's own connection; it reads no table.
-LISTENS = "opencue_sched/release/listener.py"
+LISTENS = "opencue_sched/worker/events.py"
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "manager", "common", "misc"}
-MOST_LINES_OF_A_MODULE = 450
+MOST_LINES_OF_A_MODULE = 800
 MOST_LINES_OF_A_FUNCTION = 75
 
 
@@ -121,7 +121,7 @@ def test_a_room_imports_only_what_is_below_it(module: Module) -> None:
 
 
 def test_the_rules_have_no_cycle_below_the_doors() -> None:
-    lower = {room: seen for room, seen in ALLOWED.items() if room not in {"embedded", "operate"}}
+    lower = {room: seen for room, seen in ALLOWED.items() if room not in {"embedded", "worker", "cli"}}
     order: list[str] = []
     while remaining := set(lower) - set(order):
         ready = sorted(room for room in remaining if not (lower[room] & remaining - {room}))

@@ -19,10 +19,9 @@ import celeryconfig
 from opencue_sched.beat import LeaderScheduler
 from opencue_sched.celery import app
 from opencue_sched.coordination.names import QueueName, QueueType, common_queue, consumed_queues
-from opencue_sched.operate.upkeep import REAP_TURN_SECONDS
-from opencue_sched.release.history import HISTORY_SECONDS
-from opencue_sched.release.reaper import REAP_SECONDS
+from opencue_sched.farm.reaper import HISTORY_SECONDS, REAP_SECONDS
 from opencue_sched.settings import Database, Rqd, Settings, get_settings
+from opencue_sched.worker.upkeep import REAP_TURN_SECONDS
 
 TASKS = {
     "opencue_sched.sweep.sweep_clusters",
@@ -154,7 +153,7 @@ import json, sys
 import opencue_sched.beat
 from opencue_sched.celery import RuntimeStep, app
 app.loader.import_default_modules()
-rooms = ("grpc", "opencue_sched.dispatch.dispatcher", "opencue_sched.operate.runtime")
+rooms = ("grpc", "opencue_sched.dispatch.dispatcher", "opencue_sched.worker.runtime")
 of_a_beat = sorted(set(rooms) & sys.modules.keys())
 RuntimeStep(None)
 print(json.dumps([sorted(app.tasks), of_a_beat, sorted(set(rooms) & sys.modules.keys())]))
@@ -168,7 +167,7 @@ def test_a_beat_knows_the_tasks_without_loading_what_runs_them_and_a_worker_load
     tasks, of_a_beat, of_a_worker = json.loads(ran.stdout.splitlines()[-1])
     assert set(tasks) >= TASKS
     assert of_a_beat == []
-    assert "opencue_sched.operate.runtime" in of_a_worker
+    assert "opencue_sched.worker.runtime" in of_a_worker
 
 
 def test_a_reap_ends_before_its_message_is_handed_out_again_and_its_turn_before_that() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from opencue_sched.coordination.clocks import AGREE_SECONDS, Clocks
+from opencue_sched.coordination.leader import AGREE_SECONDS, Clocks
 
 NOON = 1_700_000_000.0
 HOUR = 3600.0

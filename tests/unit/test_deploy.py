@@ -17,10 +17,10 @@ import yaml
 from prometheus_client import REGISTRY
 from prometheus_client.metrics import MetricWrapperBase
 
-from opencue_sched.domain.verdicts import Verdict
-from opencue_sched.operate import fleet_metrics, metrics
-from opencue_sched.operate.cli import cli
+from opencue_sched.cli import cli
+from opencue_sched.domain.cluster import Verdict
 from opencue_sched.settings import Settings
+from opencue_sched.worker import fleet_metrics, metrics
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from opencue_sched.operate.cli import cli
-from opencue_sched.operate.settings_table import BEGIN, END, table
+from opencue_sched.cli import cli
+from opencue_sched.settings import BEGIN, END, table
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "deploy" / "README.md"]
@@ -19,7 +19,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / 
 def test_the_settings_table_is_the_codes():
     guide = (ROOT / "docs" / "operator-guide.md").read_text()
     assert guide.partition(BEGIN)[2].partition(END)[0].strip() == table(), (
-        "run: python -m opencue_sched.operate.settings_table docs/operator-guide.md"
+        "run: python -m opencue_sched.settings docs/operator-guide.md"
     )
 
 

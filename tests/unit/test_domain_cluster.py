@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencue_sched.domain.cluster import Cluster, ClusterKind
-from opencue_sched.domain.errors import (
+from opencue_sched.domain.farm import Headroom, Host, Reservation, ThreadMode
+from opencue_sched.errors import (
     AllocationOverBurst,
     BookingError,
     CapExceeded,
@@ -20,8 +21,6 @@ from opencue_sched.domain.errors import (
     HostLocked,
     RqdFailure,
 )
-from opencue_sched.domain.farm import Headroom, Host, Reservation
-from opencue_sched.domain.states import ThreadMode
 
 ids = st.text(alphabet="0123456789abcdef-", min_size=1, max_size=36)
 clusters = st.builds(

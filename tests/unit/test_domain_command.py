@@ -19,9 +19,8 @@ from opencue_sched.domain.command import (
     substitute,
     unknown_tokens,
 )
-from opencue_sched.domain.errors import InvalidInput
-from opencue_sched.domain.farm import Frame, Host, Job, Layer, PlannedProc, Reservation, Vertices
-from opencue_sched.domain.states import ThreadMode
+from opencue_sched.domain.farm import Frame, Host, Job, Layer, PlannedProc, Reservation, ThreadMode, Vertices
+from opencue_sched.errors import InvalidInput
 
 WORDS = FrameWords(
     numbers=(11, 13, 15), chunk_size=3, frame_name="0011-render", layer_name="render", job_name="show-shot-user_test"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.domain.exit_decision import (
+from opencue_sched.domain.exit_rules import (
     NO_RETRY_RUN_TIME_SECONDS,
     STATUSES_NOT_COUNTED_AS_RETRY,
     Completion,
@@ -16,7 +16,7 @@ from opencue_sched.domain.exit_decision import (
     decide,
     satisfies_depends,
 )
-from opencue_sched.domain.states import FrameState
+from opencue_sched.domain.farm import FrameState
 
 FAILED = Completion(frame_state=FrameState.RUNNING, retries=0, max_retries=3, exit_status=1)
 LAST_TRY = replace(FAILED, retries=3)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.domain.frame_range import MAX_NUMBERS, FrameRange, check_frame_range, frame_spec
-from opencue_sched.domain.names import frame_name, os_names
+from opencue_sched.domain.units import frame_name, os_names
+from opencue_sched.errors import InvalidInput
 
 
 @pytest.mark.parametrize(

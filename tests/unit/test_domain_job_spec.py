@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencue_sched.domain.depends import DependType
-from opencue_sched.domain.job_spec import InvalidJobSpec, JobSpec
-from opencue_sched.domain.layer_spec import DependSpec
-from opencue_sched.domain.spec_fields import size_kb
+from opencue_sched.domain.job_spec import DependSpec, InvalidJobSpec, JobSpec, size_kb
 
 FULL = """
 show: demo

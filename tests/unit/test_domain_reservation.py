@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from opencue_sched.domain.farm import Host, Layer, Reservation
+from opencue_sched.domain.farm import Host, Layer, Reservation, ThreadMode
 from opencue_sched.domain.reservation import (
     Dimension,
     Need,
@@ -22,7 +22,6 @@ from opencue_sched.domain.reservation import (
     reserve,
     smallest_need,
 )
-from opencue_sched.domain.states import ThreadMode
 
 GIB = 1024 * 1024  # in KB
 RULES = Rules(memory_stranded_threshold_kb=2 * GIB)

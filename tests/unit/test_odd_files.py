@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from opencue_sched.domain.errors import InvalidInput, WrongConfiguration
 from opencue_sched.domain.job_spec import InvalidJobSpec, JobSpec
-from opencue_sched.operate.job_file import read_job_file
+from opencue_sched.errors import InvalidInput, WrongConfiguration
+from opencue_sched.farm.job_file import read_job_file
 from opencue_sched.settings import Settings
 from opencue_sched.text_file import MOST_BYTES
 

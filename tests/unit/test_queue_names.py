@@ -17,7 +17,7 @@ from opencue_sched.coordination.names import (
     queue_stats,
     reply_queue,
 )
-from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.errors import InvalidInput
 
 names = st.from_regex(r"[a-z0-9][a-z0-9_.-]{0,62}", fullmatch=True)
 

@@ -9,10 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from opencue_sched.coordination.names import checked_name
-from opencue_sched.domain.errors import WrongConfiguration
-from opencue_sched.operate.setting_names import setting_problems
-from opencue_sched.operate.settings_table import setting_fields
-from opencue_sched.settings import Settings, get_settings
+from opencue_sched.errors import WrongConfiguration
+from opencue_sched.settings import Settings, get_settings, setting_fields
+from opencue_sched.worker.setting_names import setting_problems
 
 ROOT = Path(__file__).resolve().parents[2]
 # Read by a property of Settings itself, checked by its validator, or documented as Celery's job.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.coordination.ticks import (
+from opencue_sched.coordination.leader import (
     CATCH_UP_WINDOW_TICKS,
     CatchUp,
     due_ticks,

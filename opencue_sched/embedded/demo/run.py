@@ -19,7 +19,7 @@ from opencue_sched.embedded import renderer
 from opencue_sched.embedded.demo.stage import SHOW, Stage, stage
 from opencue_sched.embedded.demo.watch import Outcome, watch_job
 from opencue_sched.embedded.processes import ServiceFailed
-from opencue_sched.operate.audit import AuditReport, run_audit
+from opencue_sched.insight.audit import AuditReport, run_audit
 from opencue_sched.settings import Accounting, Settings
 
 CONTACT_SHEET = "contact-sheet.png"

@@ -39,7 +39,7 @@ class Stage:
     def command(self, *arguments: str) -> str:
         """Run ``opencue-sched ARGUMENTS`` as a user would; its output. Raises ServiceFailed with what it said."""
         ended = subprocess.run(
-            [sys.executable, "-c", "from opencue_sched.operate.cli import main; main()", *arguments],
+            [sys.executable, "-c", "from opencue_sched.cli import main; main()", *arguments],
             env=self.fleet.environment,
             cwd=self.directory,
             capture_output=True,

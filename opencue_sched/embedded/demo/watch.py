@@ -13,7 +13,7 @@ from rich.table import Table
 from sqlalchemy import Engine
 
 from opencue_sched.embedded.processes import ServiceFailed
-from opencue_sched.store.progress import JobProgress, read_progress
+from opencue_sched.store.jobs import JobProgress, read_progress
 
 POLL_SECONDS = 0.25
 PLAIN_LINE_SECONDS = 2.0

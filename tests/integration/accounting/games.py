@@ -15,7 +15,7 @@ from sqlalchemy import create_engine, make_url
 
 from opencue_sched.accounting import bootstrap
 from opencue_sched.lua_scripts import load_script, lua_directory
-from opencue_sched.store import proc_snapshot
+from opencue_sched.store import accounting
 from opencue_sched.store.engine import OURS
 from tests.integration.accounting.machine import Accounting, bind
 from tests.integration.accounting.stepped_disk import SteppedDisk
@@ -44,7 +44,7 @@ def machine_on(database_url: str, redis_url: str) -> Iterator[type[Accounting]]:
         client.script_load(load_script(script.stem).text)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
-        commits = patch.object(proc_snapshot, "unfinished_commits", disk.unfinished_commits)
+        commits = patch.object(accounting, "unfinished_commits", disk.unfinished_commits)
         with patch.object(bootstrap, "time", clock), commits:
             yield bind(farm, disk, client, clock)
     finally:

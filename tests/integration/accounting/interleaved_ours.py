@@ -17,31 +17,30 @@ from opencue_sched.accounting import caps as caps_module
 from opencue_sched.accounting import recompute as recompute_module
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped, server_run_id
 from opencue_sched.accounting.caps import make_ledger, reseed_limits
-from opencue_sched.accounting.counted_notes import note_counted
+from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.inventory import drift, take_stock
 from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.accounting.managed import note_counted
 from opencue_sched.accounting.recompute import recompute
-from opencue_sched.accounting.sightings import Sightings
-from opencue_sched.accounting.snapshot import read_snapshot
-from opencue_sched.accounting.store_epoch import Epoch
+from opencue_sched.accounting.reconcile import Sightings, read_snapshot
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.dispatch import cluster_pass
-from opencue_sched.dispatch.channels import RqdChannels
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.commit import CommittedProc, compensate
+from opencue_sched.dispatch.cooldown import LayerRest
 from opencue_sched.dispatch.hosts import HostFeed
-from opencue_sched.dispatch.rest import LayerRest
+from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.dispatch.settle import Settlement
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
-from opencue_sched.operate.flip import hand_back, hand_over
-from opencue_sched.placement.changes import HostChanges
+from opencue_sched.placement.host_groups import HostChanges
 from opencue_sched.settings import Settings
 from opencue_sched.store.accounting import managed_show_versions
 from opencue_sched.store.schema import check_schema
+from opencue_sched.worker.flip import hand_back, hand_over
 from tests.integration.accounting.interleaved import (
     AGE,
     BOOK,

@@ -19,13 +19,13 @@ from hypothesis.stateful import initialize, precondition, rule
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import StoreState, ensure_bootstrapped, server_run_id, store_state
 from opencue_sched.accounting.caps import load_caps, make_ledger, reseed_limits
+from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.recompute import recompute
-from opencue_sched.accounting.sightings import Sightings
-from opencue_sched.accounting.store_epoch import Epoch
-from opencue_sched.domain.errors import NotReady
-from opencue_sched.operate.flip import hand_back, hand_over
+from opencue_sched.accounting.reconcile import Sightings
+from opencue_sched.errors import NotReady
+from opencue_sched.worker.flip import hand_back, hand_over
 from tests.integration.accounting.judging import Judged
 from tests.integration.accounting.plots import AFTER, ALL, BEFORE, DUAL_PLOTS, PLOTS, Plot
 from tests.integration.accounting.stepped_booker import DEADLINE, Attempt, Booker

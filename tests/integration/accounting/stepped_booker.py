@@ -11,8 +11,8 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from opencue_sched.accounting.entries import Booking
+from opencue_sched.accounting.keys import VertexCaps
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.vertex_caps import VertexCaps
 from opencue_sched.dispatch.failures import in_doubt
 from opencue_sched.dispatch.trim import fit_caps, read_current_caps
 from opencue_sched.domain.farm import PlannedProc, Reservation

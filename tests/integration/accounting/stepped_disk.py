@@ -17,7 +17,7 @@ from typing import Any
 import psycopg2
 from sqlalchemy import Connection, Engine, create_engine, text
 
-from opencue_sched.store import proc_snapshot
+from opencue_sched.store import accounting
 from tests.integration.accounting.stepped_booker import Attempt
 from tests.integration.accounting.stepping import Actor, Clock, Killed, boundary
 from tests.polling import eventually
@@ -37,7 +37,7 @@ _INSTALL = """
 _WAITS = text("SELECT 1 FROM pg_locks WHERE pid = :pid AND locktype = 'advisory' AND NOT granted")
 _THERE = text("SELECT 1 FROM pg_stat_activity WHERE pid = :pid")
 _AT_WORK = text("SELECT 1 FROM pg_stat_activity WHERE pid = :pid AND state = 'active'")
-_unfinished_commits = proc_snapshot.unfinished_commits
+_unfinished_commits = accounting.unfinished_commits
 
 
 @dataclass(eq=False)

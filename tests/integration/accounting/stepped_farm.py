@@ -13,11 +13,11 @@ from sqlalchemy.exc import OperationalError
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.entries import Booking, unpack_entry
-from opencue_sched.accounting.snapshot import entries_of
+from opencue_sched.accounting.reconcile import entries_of
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import AllocIds, JobIds, LayerSpec, ShowIds
-from opencue_sched.store import proc_snapshot
+from opencue_sched.store import accounting
 from tests.sessions import end_sessions
 
 FRAMES = 64
@@ -127,7 +127,7 @@ class SteppedFarm:
     def booking(self, proc_id: str) -> Booking | None:
         """A proc as whoever ends it now knows it; None of a show that is not managed."""
         with self.engine.begin() as connection:
-            entries = entries_of(proc_snapshot.procs_by_id(connection, [proc_id]))
+            entries = entries_of(accounting.procs_by_id(connection, [proc_id]))
         return unpack_entry(proc_id, entries[proc_id]) if entries else None
 
     def managed(self, show: int) -> bool:

@@ -7,12 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.connection import Epoch, make_redis
 from opencue_sched.accounting.inventory import drift, take_stock
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.scripts import Change, Phase, adjust_calls, foreign_calls
-from opencue_sched.accounting.store_epoch import Epoch
-from opencue_sched.domain.errors import InvalidInput, NotReady
+from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.lua_scripts import call_scripts
 from opencue_sched.settings import Settings
 from tests.integration.accounting.conftest import VERTICES, Store, booking

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from opencue_sched import lua_scripts
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.inventory import correct, drift, take_stock
-from opencue_sched.domain.errors import NotReady
+from opencue_sched.errors import NotReady
 from opencue_sched.lua_scripts import ScriptCall
 from tests.integration.accounting.conftest import Store, booking
 

@@ -23,17 +23,15 @@ from opencue_sched.accounting.bootstrap import (
     store_state,
 )
 from opencue_sched.accounting.caps import make_ledger
-from opencue_sched.accounting.connection import make_redis
-from opencue_sched.accounting.counted_notes import counted_shows
+from opencue_sched.accounting.connection import Epoch, look_at_store, make_redis
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.accounting.managed import counted_shows
+from opencue_sched.accounting.reconcile import Snapshot
 from opencue_sched.accounting.scripts import epoch_open_call
-from opencue_sched.accounting.snapshot import Snapshot
-from opencue_sched.accounting.store_epoch import Epoch
-from opencue_sched.accounting.store_view import look_at_store
-from opencue_sched.domain.errors import InvalidInput, NotReady
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.services import EmbeddedRedis
+from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.lua_scripts import call_scripts
 from opencue_sched.settings import Settings
 from tests.integration.accounting.conftest import VERTICES, Store

@@ -12,10 +12,10 @@ import pytest
 import redis
 
 from opencue_sched.accounting import keys, scripts
+from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.entries import Booking, EntryState
 from opencue_sched.accounting.inventory import drift, take_stock
 from opencue_sched.accounting.scripts import MAX_IDS_PER_CALL, WORK_PER_CALL, Change
-from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.lua_scripts import ScriptCall, call_scripts
 from tests.integration.accounting.conftest import Store, booking

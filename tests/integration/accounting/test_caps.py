@@ -9,13 +9,13 @@ from sqlalchemy import text
 
 from opencue_sched.accounting import caps, keys
 from opencue_sched.accounting.caps import load_caps, make_ledger, reseed_limits
-from opencue_sched.accounting.counted_notes import note_counted
 from opencue_sched.accounting.entries import Booking
-from opencue_sched.accounting.snapshot import repeatable_read
+from opencue_sched.accounting.managed import note_counted
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.store import accounting as store
+from opencue_sched.store.engine import repeatable_read
 from tests.integration.accounting.world import World
 
 

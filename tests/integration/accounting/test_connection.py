@@ -17,13 +17,12 @@ from redis.exceptions import RedisError
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import Action, StoreState, ensure_bootstrapped, server_run_id, store_state
 from opencue_sched.accounting.caps import make_ledger
-from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.connection import Epoch, make_redis
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.store_epoch import Epoch
-from opencue_sched.domain.errors import InvalidInput, NotReady
 from opencue_sched.embedded.processes import GuardedProcess
 from opencue_sched.embedded.redis_server import bundled_redis
 from opencue_sched.embedded.services import EmbeddedRedis
+from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.settings import Accounting, Settings
 from tests.integration.accounting.conftest import Store
 from tests.integration.accounting.world import World

@@ -6,21 +6,21 @@ import pytest
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DataError, OperationalError
 
-from opencue_sched.accounting import counted as counted_module
 from opencue_sched.accounting import keys
+from opencue_sched.accounting import show_import as counted_module
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import load_caps
-from opencue_sched.accounting.counted import CountedShows
-from opencue_sched.accounting.counted_notes import Note, counted_shows, note_counted
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.ledger import NotReady
-from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.accounting.managed import Note, counted_shows, note_counted
+from opencue_sched.accounting.show_import import CountedShows
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
-from opencue_sched.operate import flip as flip_module
-from opencue_sched.operate.flip import HANDED_BACK, hand_over, notice_flips
+from opencue_sched.errors import InvalidInput
 from opencue_sched.store import accounting as store
+from opencue_sched.worker import flip as flip_module
+from opencue_sched.worker.flip import HANDED_BACK, hand_over, notice_flips
 from tests.integration.accounting.world import AGE, World
 
 

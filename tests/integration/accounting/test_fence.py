@@ -18,8 +18,8 @@ from opencue_sched.accounting.recompute import recompute
 from opencue_sched.accounting.scripts import Change
 from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.coordination.names import LeaderKeys
-from opencue_sched.domain.errors import FencedOff
-from opencue_sched.domain.fence import Fence
+from opencue_sched.domain.cluster import Fence
+from opencue_sched.errors import FencedOff
 from opencue_sched.lua_scripts import ScriptCall
 from tests.integration.accounting.conftest import Store, booking
 from tests.integration.accounting.world import AGE, World

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from opencue_sched.accounting import differences
-from opencue_sched.accounting.differences import Cause, Scope
+from opencue_sched.accounting import reconcile
 from opencue_sched.accounting.entries import Record
+from opencue_sched.accounting.reconcile import Cause, Scope
 from opencue_sched.accounting.scripts import Change
 from tests.integration.accounting.interleaved import BOOK, BOOKED, BURST, SNAPSHOT, Side, finish, until
 from tests.integration.accounting.interleaved_ours import Ours
@@ -29,7 +29,7 @@ def _absent_is_gone(
 @pytest.fixture(params=[True, False], ids=["ours", "absent is gone"])
 def ruled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     if not request.param:
-        monkeypatch.setattr(differences, "_judge", _absent_is_gone)
+        monkeypatch.setattr(reconcile, "_judge", _absent_is_gone)
     return bool(request.param)
 
 

@@ -13,7 +13,7 @@ import pytest
 from opencue_sched.accounting import caps as caps_module
 from opencue_sched.accounting import inventory as inventory_module
 from opencue_sched.accounting import reconcile as reconcile_module
-from opencue_sched.operate import flip as flip_module
+from opencue_sched.worker import flip as flip_module
 from tests.integration.accounting.interleaved import (
     BOOK,
     BOOKED,

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from opencue_sched.accounting import recompute as recompute_module
-from opencue_sched.accounting.counted_notes import counted_shows
-from opencue_sched.accounting.snapshot import read_snapshot
+from opencue_sched.accounting.managed import counted_shows
+from opencue_sched.accounting.reconcile import read_snapshot
 from tests.integration.accounting.interleaved import COMMIT, JUDGED, SNAPSHOT, Side, finish, until
 from tests.integration.accounting.interleaved_ours import Ours, SharedLicence
 from tests.integration.accounting.stepping import Actor

@@ -16,20 +16,20 @@ from opencue_sched.accounting import inventory as inventory_module
 from opencue_sched.accounting import keys
 from opencue_sched.accounting import reconcile as reconcile_module
 from opencue_sched.accounting.bootstrap import StoreState, ensure_bootstrapped, store_state
+from opencue_sched.accounting.connection import look_at_store
 from opencue_sched.accounting.entries import EntryState
 from opencue_sched.accounting.inventory import drift, take_stock
 from opencue_sched.accounting.ledger import Booking
 from opencue_sched.accounting.recompute import recompute
+from opencue_sched.accounting.reconcile import Snapshot, may_still_commit, read_snapshot
 from opencue_sched.accounting.scripts import MAX_IDS_PER_CALL, Change
-from opencue_sched.accounting.snapshot import Snapshot, may_still_commit, read_snapshot
-from opencue_sched.accounting.store_view import look_at_store
-from opencue_sched.domain.errors import NotReady
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
-from opencue_sched.operate.audit_ledger import compare_procs
+from opencue_sched.errors import NotReady
+from opencue_sched.insight.audit import compare_procs
 from opencue_sched.settings import Accounting, Settings
-from opencue_sched.store import proc_snapshot
+from opencue_sched.store import accounting
 from tests.integration.accounting.world import AGE, World
 
 
@@ -135,7 +135,7 @@ def test_a_commit_sent_at_the_last_moment_is_asked_for_before_its_booking_is_too
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[float] = []
-    monkeypatch.setattr(proc_snapshot, "unfinished_commits", lambda _, seconds: asked.append(seconds) or 0)
+    monkeypatch.setattr(accounting, "unfinished_commits", lambda _, seconds: asked.append(seconds) or 0)
     age, longest_deadline = 30.0, 10.0
     may_still_commit(world.engine, age)
     Settings(accounting=Accounting(in_flight_age=age, commit_deadline=longest_deadline))

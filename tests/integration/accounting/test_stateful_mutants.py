@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from opencue_sched import lua_scripts
-from opencue_sched.accounting import bootstrap, cas, differences, reconcile, sightings
+from opencue_sched.accounting import bootstrap, recompute, reconcile
 from opencue_sched.lua_scripts import load_script, lua_directory
 from tests.integration.accounting import plots
 from tests.integration.accounting.games import GENERATED, machine_on, play
@@ -59,7 +59,7 @@ MUTANTS = {
         GHOST,
     ),
     "no in-flight carry": Mutant(
-        differences._judge, "(in_flight and too_old)", "in_flight", plots.in_flight_during_a_recompute
+        reconcile._judge, "(in_flight and too_old)", "in_flight", plots.in_flight_during_a_recompute
     ),
     "age judged by the clock at apply time": Mutant(
         reconcile.reconcile,
@@ -68,13 +68,13 @@ MUTANTS = {
         plots.recompute_that_stalls,
     ),
     "what was confirmed after the mark is removed": Mutant(
-        differences._judge,
+        reconcile._judge,
         "record.changed_seq <= mark_seq",
         "True",
         plots.booked_during_a_recompute,
     ),
     "anything absent is removed": Mutant(
-        differences._judge,
+        reconcile._judge,
         "if not (settled_before_mark or (in_flight and too_old)):",
         "if False:",
         plots.booked_during_a_recompute,
@@ -99,7 +99,7 @@ MUTANTS = {
         bootstrap._Filler.fill, "self._wait(filling, waited_ms / 1000)", "None", plots.lost_before_its_commit
     ),
     "age judged by Redis TIME alone": Mutant(
-        sightings.is_too_old, " and marked_at - first_seen >= age_seconds", "", plots.clock_set_forward
+        reconcile.is_too_old, " and marked_at - first_seen >= age_seconds", "", plots.clock_set_forward
     ),
     "unknown COMMIT rolled back": Mutant(
         Booker.work,
@@ -120,7 +120,7 @@ MUTANTS = {
         plots.lost_while_a_commit_hangs,
     ),
     "booking that never grows too old": Mutant(
-        sightings.is_too_old,
+        reconcile.is_too_old,
         "return mark_seconds - record.booked_at >= age_seconds and ",
         "return False and ",
         plots.in_flight_during_a_recompute,
@@ -147,7 +147,7 @@ MUTANTS = {
         "dual",
     ),
     "swap that leaves out what another takes stock of": Mutant(
-        cas._stored,
+        recompute._stored,
         "stock.readings if stock.complete else vertex_keys(ledger)",
         "stock.readings",
         plots.ended_while_another_takes_stock,

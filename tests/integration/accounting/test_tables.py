@@ -13,7 +13,7 @@ from opencue_sched.accounting.inventory import vertex_keys
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import AllocIds, HostIds, JobIds, LayerSpec, ShowIds
-from opencue_sched.store.accounting_tables import _Table, refresh_tables, would_be_refused
+from opencue_sched.store.accounting import _Table, refresh_tables, would_be_refused
 from tests.integration.accounting.conftest import Store
 
 

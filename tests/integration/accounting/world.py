@@ -14,8 +14,7 @@ from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.entries import Booking, unpack_entry
 from opencue_sched.accounting.inventory import drift, take_stock
 from opencue_sched.accounting.recompute import RecomputeReport, recompute
-from opencue_sched.accounting.sightings import Sightings
-from opencue_sched.accounting.snapshot import may_still_commit, read_snapshot, snapshot_of
+from opencue_sched.accounting.reconcile import Sightings, may_still_commit, read_snapshot, snapshot_of
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostIds, JobIds, LayerSpec, ShowIds
 from tests.integration.accounting.conftest import Store

@@ -13,7 +13,7 @@ import pytest
 import structlog
 from sqlalchemy import Engine, text
 
-from opencue_sched.operate.cli import main
+from opencue_sched.cli import main
 from opencue_sched.settings import Settings, get_settings
 from tests.farm import Farm
 

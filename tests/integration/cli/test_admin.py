@@ -13,9 +13,9 @@ from sqlalchemy import Engine
 
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
-from opencue_sched.operate.flip import hand_back, hand_over
-from opencue_sched.placement.changes import HostChanges
+from opencue_sched.placement.host_groups import HostChanges
 from opencue_sched.settings import Settings
+from opencue_sched.worker.flip import hand_back, hand_over
 from tests.farm import Farm, LayerSpec
 from tests.integration.cli.conftest import Cli
 
@@ -346,7 +346,7 @@ def test_the_real_program_runs_and_refuses_by_exit_status(settings: Settings) ->
     import sys
 
     variables = {"OPENCUE_SCHED_DATABASE_URL": settings.sqlalchemy_url, "OPENCUE_SCHED_REDIS_URL": settings.redis_dsn}
-    program = [sys.executable, "-c", "from opencue_sched.operate.cli import main; main()"]
+    program = [sys.executable, "-c", "from opencue_sched.cli import main; main()"]
     environment = {**os.environ, **variables}
     create = [*program, "show", "create", "demo", "--managed"]
     made = subprocess.run(create, env=environment, capture_output=True, text=True)

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import redis
 
-from opencue_sched.clusters.discovery import load_clusters
-from opencue_sched.coordination import replies
+from opencue_sched.coordination import control
 from opencue_sched.coordination.board import Steering
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
+from opencue_sched.dispatch.clusters import load_clusters
 from opencue_sched.dispatch.report import PassEnd
-from opencue_sched.operate.messages import Messenger
 from opencue_sched.settings import Settings
+from opencue_sched.worker.task import Messenger
 from tests.farm import Farm
 
 from .conftest import Cli
@@ -42,7 +42,7 @@ def worker(monkeypatch: pytest.MonkeyPatch, redis_client: redis.Redis) -> Callab
     def answers(**summary: object) -> None:
         def ask(_: Messenger, posting: str, *, reply: str, delay_seconds: float = 0.0) -> None:
             assert (len(posting), delay_seconds) == (40, 0)
-            replies.answer(redis_client, "cue", reply, summary)
+            control.answer(redis_client, "cue", reply, summary)
 
         monkeypatch.setattr(Messenger, "ask", ask)
 

@@ -22,10 +22,10 @@ from opencue_sched.coordination.presence import Presence
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.embedded.simulated_host import HostSpec as SimulatedSpec
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
-from opencue_sched.operate.doctor import Level, diagnose
+from opencue_sched.insight.doctor import Level, diagnose
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.fences import PersistentFences
-from opencue_sched.store.quarantine import quarantine_jobs
+from opencue_sched.store.jobs import quarantine_jobs
 from opencue_sched.store.schema import check_schema
 from tests.farm import Farm, LayerSpec
 from tests.integration.cli.conftest import Cli, Ran

@@ -17,9 +17,8 @@ from opencue_sched.coordination.board import End
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.dispatch.verdicts import VerdictLog
-from opencue_sched.domain.cluster import Cluster, ClusterKind
-from opencue_sched.domain.verdicts import LayerVerdict, Verdict
-from opencue_sched.store.quarantine import quarantine_jobs
+from opencue_sched.domain.cluster import Cluster, ClusterKind, LayerVerdict, Verdict
+from opencue_sched.store.jobs import quarantine_jobs
 from tests.farm import Farm, JobIds, JobSpec, LayerSpec, ShowIds
 from tests.integration.cli.conftest import Cli
 

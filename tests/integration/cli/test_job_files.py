@@ -12,7 +12,7 @@ import pytest
 from opencue_sched.domain import job_spec
 from opencue_sched.domain.command import TOKENS
 from opencue_sched.domain.frame_range import FrameRange
-from opencue_sched.operate.job_file import read_job_file
+from opencue_sched.farm.job_file import read_job_file
 from tests.farm import Farm
 from tests.integration.cli.conftest import Cli
 

@@ -12,8 +12,8 @@ import pytest
 from opencue_proto import rqd_pb2
 from sqlalchemy import Engine
 
-from opencue_sched.dispatch.channels import RqdChannels
 from opencue_sched.dispatch.launch import LaunchRequest, LaunchState, launch_all
+from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.embedded.simulated_host import Behaviour
 from opencue_sched.embedded.simulated_host import HostSpec as SimulatedSpec
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine, event
 
 from opencue_sched.domain.job_spec import InvalidJobSpec, JobSpec
-from opencue_sched.operate.submit import submit_job
+from opencue_sched.farm.submission import submit_job
 from opencue_sched.settings import Settings
 from opencue_sched.store.audit import wrong_counts
 from tests.farm import Farm, LayerSpec

@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy import Engine, event
 
 from opencue_sched.domain.job_spec import InvalidJobSpec, JobSpec
-from opencue_sched.operate.submit import Submitted, submit_job
-from opencue_sched.release.completion import complete_frames
-from opencue_sched.release.model import CompletedFrame
+from opencue_sched.farm.completion import complete_frames
+from opencue_sched.farm.model import CompletedFrame
+from opencue_sched.farm.submission import Submitted, submit_job
 from opencue_sched.settings import Settings
 from opencue_sched.store.audit import wrong_counts
 from tests.farm import Farm

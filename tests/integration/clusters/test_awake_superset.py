@@ -10,8 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, text
 
-from opencue_sched.clusters.awake import scan_awake
-from opencue_sched.clusters.discovery import load_clusters
+from opencue_sched.dispatch.clusters import load_clusters, scan_awake
 from opencue_sched.dispatch.gather import gather
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec

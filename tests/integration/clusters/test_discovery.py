@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event, text
 
-from opencue_sched.clusters.awake import scan_awake
-from opencue_sched.clusters.discovery import load_clusters, scoped_facilities
+from opencue_sched.dispatch.clusters import load_clusters, scan_awake, scoped_facilities
 from opencue_sched.domain.cluster import Cluster, ClusterKind
-from opencue_sched.domain.errors import InvalidInput
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
+from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Queue, SchedulerScope, Settings
 
 

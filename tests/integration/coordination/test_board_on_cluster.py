@@ -8,11 +8,10 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from opencue_sched.coordination.board_many import JOBS_PER_CALL, ManyJobs
-from opencue_sched.coordination.entities import RegisteredEntity
-from opencue_sched.coordination.job import JobState
+from opencue_sched.coordination.job import JobState, RegisteredEntity
 from opencue_sched.coordination.jobboard import JobBoard
 from opencue_sched.coordination.names import BoardKeys
+from opencue_sched.coordination.permits import JOBS_PER_CALL, ManyJobs
 from opencue_sched.embedded.processes import GuardedProcess, free_port
 from opencue_sched.embedded.redis_server import bundled_redis
 from tests.polling import eventually

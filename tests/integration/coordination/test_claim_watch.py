@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from opencue_sched.coordination.claim_watch import ClaimWatch
 from opencue_sched.coordination.names import BoardKeys
-from opencue_sched.coordination.postings import Claim, ClusterPostings, Offered
+from opencue_sched.coordination.postings import Claim, ClaimWatch, ClusterPostings, Offered
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from tests.polling import eventually
 

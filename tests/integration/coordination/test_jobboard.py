@@ -15,13 +15,24 @@ import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from opencue_sched.coordination.board import NEVER
-from opencue_sched.coordination.board_errors import BoardClosed, ClaimLost, JobFailure, NotFound, UnclaimableJob
-from opencue_sched.coordination.board_events import RESYNC, EventReader
-from opencue_sched.coordination.board_fetch import fetch
-from opencue_sched.coordination.entities import RegisteredEntity
-from opencue_sched.coordination.job import DOES_NOT_EXPIRE, NO_CLAIM, Job, JobPriority, JobState, LogBook
-from opencue_sched.coordination.jobboard import PAGE, JobBoard
-from opencue_sched.operate.stores import StoreUnusable, check_redis
+from opencue_sched.coordination.job import (
+    DOES_NOT_EXPIRE,
+    NO_CLAIM,
+    RESYNC,
+    BoardClosed,
+    ClaimLost,
+    EventReader,
+    Job,
+    JobFailure,
+    JobPriority,
+    JobState,
+    LogBook,
+    NotFound,
+    RegisteredEntity,
+    UnclaimableJob,
+)
+from opencue_sched.coordination.jobboard import PAGE, JobBoard, fetch
+from opencue_sched.insight.stores import StoreUnusable, check_redis
 from tests.polling import eventually
 
 

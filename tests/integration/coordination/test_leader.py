@@ -16,11 +16,10 @@ from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
 from opencue_sched.beat import LeaderScheduler, make_gate
-from opencue_sched.coordination.keeper import Keeper
-from opencue_sched.coordination.leader import LeaderGate, boot_clock
+from opencue_sched.coordination.leader import LeaderGate, Standing, boot_clock, tick_standing
 from opencue_sched.coordination.names import LeaderKeys
-from opencue_sched.coordination.standing import Standing, tick_standing
-from opencue_sched.domain.fence import LeaderNote
+from opencue_sched.coordination.postings import Keeper
+from opencue_sched.domain.cluster import LeaderNote
 from opencue_sched.store.fences import PersistentFences
 from tests.polling import eventually
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from opencue_sched.coordination.board import NEVER
-from opencue_sched.coordination.board_errors import JobFailure, NotFound
-from opencue_sched.coordination.job import Job, JobState
+from opencue_sched.coordination.job import Job, JobFailure, JobState, NotFound
 from opencue_sched.coordination.jobboard import JobBoard
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.postings import Claim, ClusterPostings

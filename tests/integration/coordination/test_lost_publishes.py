@@ -9,13 +9,12 @@ from urllib.parse import urlsplit
 import pytest
 from celery import Celery
 
-from opencue_sched.coordination.broker import broker_settings, guard_transports
 from opencue_sched.coordination.names import PRIORITY_SEPARATOR, QUEUE_PRIORITIES, QueueName, priority_lists, put_mark
 from opencue_sched.coordination.postings import Offered
-from opencue_sched.coordination.routing import Router
+from opencue_sched.coordination.queues import Router, broker_settings, guard_transports
 from opencue_sched.coordination.transport import sending
 from opencue_sched.domain.cluster import Cluster, ClusterKind
-from opencue_sched.operate.messages import Messenger
+from opencue_sched.worker.task import Messenger
 
 CLUSTER = Cluster("fac", "show", ClusterKind.ALLOC, ("general",), "alloc")
 GROUP = QueueName("cue", "dispatch", "default")

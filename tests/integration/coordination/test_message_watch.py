@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from opencue_sched.coordination.message_watch import LOOK_SECONDS, MessageWatch
 from opencue_sched.coordination.names import BoardKeys
-from opencue_sched.coordination.postings import RESEND_SECONDS, ClusterPostings, Offered
+from opencue_sched.coordination.postings import LOOK_SECONDS, RESEND_SECONDS, ClusterPostings, MessageWatch, Offered
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from tests.integration.conftest import RESEND_MS
 from tests.redis_log import RedisLog

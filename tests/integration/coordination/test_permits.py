@@ -8,11 +8,10 @@ import pytest
 import redis
 
 from opencue_sched.coordination.board import BoardScripts
-from opencue_sched.coordination.board_many import JOBS_PER_CALL, ManyJobs
 from opencue_sched.coordination.job import Job, JobState
 from opencue_sched.coordination.jobboard import JobBoard
 from opencue_sched.coordination.names import BoardKeys, permit_board
-from opencue_sched.coordination.permits import SECONDS_PER_FRAME, LayerPermits
+from opencue_sched.coordination.permits import JOBS_PER_CALL, SECONDS_PER_FRAME, LayerPermits, ManyJobs
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from tests.redis_log import RedisLog

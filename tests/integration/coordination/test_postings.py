@@ -9,7 +9,7 @@ import pytest
 from opencue_sched.coordination.names import BoardKeys, consumed_queues
 from opencue_sched.coordination.postings import ClaimKeeper, ClusterPostings
 from opencue_sched.coordination.presence import Presence
-from opencue_sched.coordination.routing import Router
+from opencue_sched.coordination.queues import Router
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from tests.integration.conftest import RESEND_MS
 from tests.polling import eventually

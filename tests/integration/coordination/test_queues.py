@@ -13,8 +13,8 @@ from celery import Celery
 
 import celeryconfig
 from opencue_sched.accounting.connection import make_redis
-from opencue_sched.coordination import replies, transport
-from opencue_sched.coordination.broker import broker_settings, guard_transports
+from opencue_sched.coordination import control as replies
+from opencue_sched.coordination import transport
 from opencue_sched.coordination.control import (
     LIFE_SECONDS,
     Command,
@@ -36,13 +36,21 @@ from opencue_sched.coordination.names import (
 )
 from opencue_sched.coordination.postings import Offered
 from opencue_sched.coordination.presence import InstanceTaken, Presence, call_roll
-from opencue_sched.coordination.queue_care import FORGET_SECONDS, drain_dead_instances, survey_queues
-from opencue_sched.coordination.routing import Router, rendezvous, warm_key
+from opencue_sched.coordination.queues import (
+    FORGET_SECONDS,
+    Router,
+    broker_settings,
+    drain_dead_instances,
+    guard_transports,
+    rendezvous,
+    survey_queues,
+    warm_key,
+)
 from opencue_sched.domain.cluster import Cluster, ClusterKind
-from opencue_sched.domain.errors import InvalidInput
-from opencue_sched.operate.membership import Membership
-from opencue_sched.operate.messages import Messenger
+from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Settings
+from opencue_sched.worker.membership import Membership
+from opencue_sched.worker.task import Messenger
 
 CLUSTER = Cluster("fac", "show", ClusterKind.ALLOC, ("general",), "alloc")
 TYPE, GROUP = QueueName("cue", "dispatch"), QueueName("cue", "dispatch", "default")
@@ -232,7 +240,7 @@ def test_a_dead_instances_messages_move_once_in_order_to_the_consuming_end(redis
 
 
 def test_a_long_queue_moves_in_parts_and_in_order(redis_client, monkeypatch):
-    monkeypatch.setattr("opencue_sched.coordination.queue_care.MOVED_PER_CALL", 1500)
+    monkeypatch.setattr("opencue_sched.coordination.queues.MOVED_PER_CALL", 1500)
     present(redis_client, "a").withdraw()
     source = priority_lists(QueueName("cue", "dispatch", "default", "a"))[1]
     redis_client.lpush(source, *range(4000))

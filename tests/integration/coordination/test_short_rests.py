@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from opencue_sched.coordination import short_rests
+from opencue_sched.coordination import postings as short_rests
 from opencue_sched.coordination.names import BoardKeys
-from opencue_sched.coordination.postings import ClusterPostings, Offered
-from opencue_sched.coordination.short_rests import SHORT_SECONDS, ShortRests
+from opencue_sched.coordination.postings import SHORT_SECONDS, ClusterPostings, Offered, ShortRests
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from tests.polling import eventually
 

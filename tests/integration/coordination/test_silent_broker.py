@@ -19,10 +19,9 @@ from sqlalchemy import Engine
 
 from opencue_sched.beat import LeaderScheduler
 from opencue_sched.coordination import transport
-from opencue_sched.coordination.broker import broker_settings, guard_transports
-from opencue_sched.coordination.leader import LeaderGate
+from opencue_sched.coordination.leader import LeaderGate, Standing, tick_standing
 from opencue_sched.coordination.names import LeaderKeys, QueueName, priority_lists
-from opencue_sched.coordination.standing import Standing, tick_standing
+from opencue_sched.coordination.queues import broker_settings, guard_transports
 from opencue_sched.store.fences import PersistentFences
 from tests.polling import eventually
 

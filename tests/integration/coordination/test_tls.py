@@ -8,7 +8,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from opencue_sched.accounting.connection import make_redis
-from opencue_sched.coordination.broker import broker_settings
+from opencue_sched.coordination.queues import broker_settings
 from opencue_sched.coordination.transport import Transport
 from opencue_sched.embedded.services import EmbeddedRedis
 from opencue_sched.settings import Settings

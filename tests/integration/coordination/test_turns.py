@@ -6,8 +6,8 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
+from opencue_sched.coordination.leader import turn
 from opencue_sched.coordination.names import turn_key
-from opencue_sched.coordination.turns import turn
 
 from .conftest import LossyProxy
 

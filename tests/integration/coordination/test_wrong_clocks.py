@@ -15,8 +15,8 @@ from structlog.testing import capture_logs
 from opencue_sched.beat import LeaderScheduler
 from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.coordination.names import LeaderKeys
-from opencue_sched.operate import fleet_metrics
 from opencue_sched.store.fences import PersistentFences
+from opencue_sched.worker import fleet_metrics
 
 KEYS = LeaderKeys("cue", "beat")
 HOUR = 3600.0

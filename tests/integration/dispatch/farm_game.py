@@ -18,17 +18,16 @@ from sqlalchemy import Engine, text
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.dispatch.cluster_pass import PassRunner
+from opencue_sched.dispatch.cooldown import LayerRest, LockedHosts
 from opencue_sched.dispatch.dispatcher import CONTENDED_SLEEP_SECONDS
 from opencue_sched.dispatch.hosts import HostFeed
-from opencue_sched.dispatch.locked_hosts import LockedHosts
 from opencue_sched.dispatch.report import PassReport
-from opencue_sched.dispatch.rest import LayerRest
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import AllocIds, HostSpec, JobSpec, LayerSpec, ShowIds
-from opencue_sched.placement.changes import HostChanges
-from opencue_sched.release.completion import complete_frame
-from opencue_sched.release.model import CompletedFrame
+from opencue_sched.farm.completion import complete_frame
+from opencue_sched.farm.model import CompletedFrame
+from opencue_sched.placement.host_groups import HostChanges
 
 from .passes import Passes
 

@@ -10,21 +10,21 @@ import redis
 from sqlalchemy import Engine, event
 
 from opencue_sched.accounting.caps import make_ledger
-from opencue_sched.accounting.store_epoch import Epoch
+from opencue_sched.accounting.connection import Epoch
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import ClusterPostings
-from opencue_sched.dispatch.channels import RqdChannels
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.commit import compensate
+from opencue_sched.dispatch.cooldown import LayerRest
 from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.dispatch.report import PassReport
-from opencue_sched.dispatch.rest import LayerRest
+from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.dispatch.settle import Settlement
 from opencue_sched.dispatch.sweep import Sweeper
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.cluster import Cluster
-from opencue_sched.placement.changes import HostChanges
+from opencue_sched.placement.host_groups import HostChanges
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import check_schema
 

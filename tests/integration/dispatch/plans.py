@@ -8,7 +8,7 @@ from itertools import cycle
 
 from sqlalchemy import Connection, Engine, text
 
-from opencue_sched.accounting.vertex_caps import VertexCaps
+from opencue_sched.accounting.keys import VertexCaps
 from opencue_sched.dispatch.commit import CommitResult, commit_plan
 from opencue_sched.domain.farm import Host, Job, Layer, PlannedProc, Reservation, Vertices
 from opencue_sched.embedded.farm import Farm

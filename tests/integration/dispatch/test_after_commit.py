@@ -11,11 +11,11 @@ from sqlalchemy import event, text
 
 from opencue_sched.accounting import keys
 from opencue_sched.coordination.permits import LayerPermits
-from opencue_sched.domain.errors import NotReady
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
-from opencue_sched.operate.audit import run_audit
+from opencue_sched.errors import NotReady
+from opencue_sched.insight.audit import run_audit
 from opencue_sched.settings import Rqd
 
 from .passes import passes

@@ -11,11 +11,10 @@ from sqlalchemy import Connection, Engine, text
 
 from opencue_sched.accounting import keys
 from opencue_sched.coordination.postings import ClaimKeeper, Offered
+from opencue_sched.dispatch.cooldown import PASSES_BEFORE_A_TURN
 from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.report import PassReport
-from opencue_sched.dispatch.rest import PASSES_BEFORE_A_TURN
-from opencue_sched.domain.cluster import Cluster, ClusterKind
-from opencue_sched.domain.verdicts import Verdict
+from opencue_sched.domain.cluster import Cluster, ClusterKind, Verdict
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
 from opencue_sched.settings import Rqd, Settings

@@ -18,17 +18,17 @@ from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.coordination.names import permit_board
 from opencue_sched.coordination.permits import LayerPermits
-from opencue_sched.dispatch import locked_hosts
+from opencue_sched.dispatch import cooldown
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.report import PassEnd
+from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import Vertices
-from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
+from opencue_sched.insight.audit import run_audit
 from opencue_sched.lua_scripts import load_script, lua_directory
-from opencue_sched.operate.audit import run_audit
 from opencue_sched.settings import HostBookingStrategy, Queue, Rqd
-from opencue_sched.store.environment import Environments
+from opencue_sched.store.jobs import Environments
 from tests.polling import eventually
 
 from .passes import passes
@@ -290,8 +290,8 @@ def test_a_layer_whose_limit_was_deleted_is_not_held_back_for_ever(one, engine):
 
 def test_a_host_somebody_holds_is_left_for_another(one, engine, monkeypatch):
     """Retriable: nothing is waited for, the host is read anew before it is used again, the frames go elsewhere."""
-    monkeypatch.setattr(locked_hosts, "FIRST_REST_SECONDS", 60.0)
-    monkeypatch.setattr(locked_hosts, "LONGEST_REST_SECONDS", 60.0)
+    monkeypatch.setattr(cooldown, "FIRST_REST_SECONDS", 60.0)
+    monkeypatch.setattr(cooldown, "LONGEST_REST_SECONDS", 60.0)
     with engine.begin() as connection:
         farm = Farm(connection)
         tight, roomy = (farm.host(cores=cores, hostname_tag=False) for cores in (2, 8))

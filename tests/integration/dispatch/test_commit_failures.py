@@ -11,13 +11,11 @@ import pytest
 from sqlalchemy import Engine, create_engine, event, text
 
 from opencue_sched.dispatch.commit import commit_plan
-from opencue_sched.domain.errors import DatabaseFailure, HostExhausted
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
+from opencue_sched.errors import DatabaseFailure, HostExhausted
 from opencue_sched.settings import Settings
-from opencue_sched.store.quarantine import (
-    quarantined_jobs,
-)
+from opencue_sched.store.jobs import quarantined_jobs
 from opencue_sched.store.schema import check_schema
 from tests.integration.dispatch.gathering import cluster_of, counted_statements, gathered, job_ids
 from tests.integration.dispatch.plans import assert_consistent, commit, plan, reasons

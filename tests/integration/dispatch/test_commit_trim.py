@@ -10,12 +10,11 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.keys import VertexKind
-from opencue_sched.accounting.vertex_caps import VertexCaps
+from opencue_sched.accounting.keys import VertexCaps, VertexKind
 from opencue_sched.dispatch.trim import read_current_caps
-from opencue_sched.domain.errors import AllocationOverBurst, CapChanging, CapExceeded, HostExhausted, HostLocked
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
+from opencue_sched.errors import AllocationOverBurst, CapChanging, CapExceeded, HostExhausted, HostLocked
 from opencue_sched.settings import Settings
 from tests.integration.dispatch.plans import KB_PER_GB, assert_consistent, commit, plan, reasons
 

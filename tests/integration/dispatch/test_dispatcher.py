@@ -18,15 +18,16 @@ from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.coordination.leader import boot_clock
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import ClaimKeeper, Offered, Refused
-from opencue_sched.dispatch import cluster_pass, gather, locked_hosts, sweep
+from opencue_sched.dispatch import cluster_pass, gather, sweep
+from opencue_sched.dispatch import cooldown as locked_hosts
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.dispatch.sweep import pause_between_rouses
-from opencue_sched.domain.errors import NotReady
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.errors import NotReady
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.engine import make_engine
 from tests.integration.coordination.conftest import LossyProxy

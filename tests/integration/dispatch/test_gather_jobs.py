@@ -10,8 +10,8 @@ from sqlalchemy import Engine, text
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
 from opencue_sched.settings import Settings
+from opencue_sched.store.jobs import quarantine_jobs
 from opencue_sched.store.pending import LeftOut
-from opencue_sched.store.quarantine import quarantine_jobs
 from opencue_sched.store.schema import check_schema
 from tests.integration.dispatch.gathering import cluster_of, gathered, job_ids
 

@@ -6,8 +6,7 @@ import pytest
 import structlog
 from sqlalchemy import Engine, text
 
-from opencue_sched.dispatch.bad_rows import BadRowLog
-from opencue_sched.dispatch.gather import gather
+from opencue_sched.dispatch.gather import BadRowLog, gather
 from opencue_sched.domain.farm import Layer
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec

@@ -6,7 +6,7 @@ import pytest
 import structlog
 from sqlalchemy import Connection, Engine, text
 
-from opencue_sched.domain.states import ThreadMode
+from opencue_sched.domain.farm import ThreadMode
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.store.hosts import FetchedHost, fetch_groups, fetch_hosts_by_id
 from tests.integration.dispatch.gathering import counted_statements

@@ -14,17 +14,17 @@ import pytest
 from opencue_proto import rqd_pb2
 from sqlalchemy import Engine, text
 
-from opencue_sched.accounting.counted_notes import note_counted
-from opencue_sched.clusters.discovery import load_clusters
+from opencue_sched.accounting.managed import note_counted
+from opencue_sched.dispatch.clusters import load_clusters
 from opencue_sched.dispatch.report import PassReport
-from opencue_sched.domain.verdicts import Verdict
+from opencue_sched.domain.cluster import Verdict
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, JobIds, LayerSpec, ShowIds
 from opencue_sched.embedded.simulated_host import Behaviour, FrameRun, SimulatedHost
 from opencue_sched.embedded.simulated_host import HostSpec as Machine
 from opencue_sched.embedded.simulated_host import Refused as SimulatedRefusal
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
-from opencue_sched.operate.audit import run_audit
+from opencue_sched.insight.audit import run_audit
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.accounting import managed_show_versions
 from opencue_sched.store.engine import make_engine

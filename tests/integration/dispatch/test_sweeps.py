@@ -10,10 +10,10 @@ from sqlalchemy import Engine, event, text
 
 from opencue_sched.dispatch import sweep
 from opencue_sched.dispatch.sweep import SweepReport
-from opencue_sched.domain.errors import FencedOff
-from opencue_sched.domain.fence import Fence
+from opencue_sched.domain.cluster import Fence
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.errors import FencedOff
 from opencue_sched.settings import Rqd, Settings
 from tests.polling import eventually
 

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from opencue_sched.dispatch.verdicts import KEPT_SECONDS, LONGEST_DETAIL, VerdictLog
-from opencue_sched.domain.verdicts import LayerVerdict, Verdict
+from opencue_sched.domain.cluster import LayerVerdict, Verdict
 
 
 class Clock:

@@ -11,16 +11,15 @@ import pytest
 from celery import Celery
 from sqlalchemy import Engine, text
 
-from opencue_sched.accounting.counted_notes import note_counted
+from opencue_sched.accounting.managed import note_counted
 from opencue_sched.dispatch import sweep
-from opencue_sched.domain.cluster import Cluster
-from opencue_sched.domain.verdicts import Verdict
+from opencue_sched.domain.cluster import Cluster, Verdict
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
-from opencue_sched.operate.runtime import Runtime
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.accounting import managed_show_versions
-from opencue_sched.store.cap_room import CapKind, Capped, Room, fetch_room
+from opencue_sched.store.pending import CapKind, Capped, Room, fetch_room
+from opencue_sched.worker.runtime import Runtime
 from tests.polling import eventually
 
 from .passes import Passes, passes

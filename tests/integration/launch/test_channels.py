@@ -8,15 +8,14 @@ from collections.abc import Callable
 
 import pytest
 
-from opencue_sched.dispatch.channels import RqdChannels
-from opencue_sched.dispatch.confirm import Whereabouts, look
+from opencue_sched.dispatch.rqd import RqdChannels, Whereabouts, look
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
 from opencue_sched.settings import Rqd
 from tests.integration.launch.conftest import request
 
 _USE_AFTER_FORK = """
 import os
-from opencue_sched.dispatch.channels import RqdChannels
+from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.settings import Rqd
 channels = RqdChannels(Rqd())
 child = os.fork()

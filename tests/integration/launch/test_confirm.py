@@ -8,12 +8,11 @@ from collections.abc import Callable
 import grpc
 import pytest
 
-from opencue_sched.dispatch.channels import RqdChannels
-from opencue_sched.dispatch.confirm import Fate, Whereabouts, answers, kill, kill_and_confirm, look
 from opencue_sched.dispatch.launch import LaunchRequest, launch_all
+from opencue_sched.dispatch.rqd import Fate, RqdChannels, Whereabouts, answers, kill, kill_and_confirm, look
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
-from opencue_sched.release.killing import RqdKiller, Unconfirmed
-from opencue_sched.release.model import KillFate
+from opencue_sched.farm.model import KillFate
+from opencue_sched.farm.service import RqdKiller, Unconfirmed
 from opencue_sched.settings import Rqd
 from tests.integration.launch.conftest import for_another_proc, request
 from tests.polling import eventually

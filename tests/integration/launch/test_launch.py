@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from opencue_sched.dispatch import launch
-from opencue_sched.dispatch.channels import RqdChannels
 from opencue_sched.dispatch.launch import LaunchOutcome, LaunchState, launch_all
+from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.embedded.simulated_host import Answer
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
 from opencue_sched.settings import Rqd

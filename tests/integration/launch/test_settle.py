@@ -14,26 +14,22 @@ from sqlalchemy.exc import OperationalError
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import make_ledger
-from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.connection import Epoch, make_redis
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.store_epoch import Epoch
-from opencue_sched.dispatch.channels import RqdChannels
 from opencue_sched.dispatch.commit import CommittedProc, commit_plan, compensate
-from opencue_sched.dispatch.confirm import RunningFrameRef, Whereabouts, look
 from opencue_sched.dispatch.gather import gather
-from opencue_sched.dispatch.launch import LaunchState, launch_all
-from opencue_sched.dispatch.runframe import launch_requests
+from opencue_sched.dispatch.launch import LaunchState, launch_all, launch_requests
+from opencue_sched.dispatch.rqd import RqdChannels, RunningFrameRef, Whereabouts, look
 from opencue_sched.dispatch.settle import Settlement, SettleReport, booking_of
 from opencue_sched.domain.cluster import Cluster, ClusterKind
-from opencue_sched.domain.farm import Host, PlannedProc, Reservation, Vertices
-from opencue_sched.domain.states import ThreadMode
+from opencue_sched.domain.farm import Host, PlannedProc, Reservation, ThreadMode, Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostIds, LayerSpec
 from opencue_sched.embedded.simulated_host import Answer
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
-from opencue_sched.placement.changes import HostChanges
+from opencue_sched.placement.host_groups import HostChanges
 from opencue_sched.settings import Settings
-from opencue_sched.store.environment import Environments
+from opencue_sched.store.jobs import Environments
 from opencue_sched.store.schema import check_schema
 from tests.polling import eventually
 

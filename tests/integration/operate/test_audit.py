@@ -14,11 +14,11 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.entries import Booking
+from opencue_sched.cli import cli
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
-from opencue_sched.operate.audit import AuditReport, Check, Outcome, run_audit
-from opencue_sched.operate.cli import cli
+from opencue_sched.insight.audit import AuditReport, Check, Outcome, run_audit
 from opencue_sched.settings import Rqd, Settings, get_settings
 from tests.integration.dispatch.passes import Passes, passes
 
@@ -202,7 +202,7 @@ def test_a_booking_under_way_is_told_and_no_failure(world):
 
 
 def test_the_command_ends_with_1_and_names_the_offender(world, monkeypatch, capsys):
-    from opencue_sched.operate.cli import main
+    from opencue_sched.cli import main
 
     settings = world.passes.settings
     monkeypatch.setenv("OPENCUE_SCHED_DATABASE_URL", settings.sqlalchemy_url)
@@ -228,7 +228,7 @@ def test_the_command_ends_with_1_and_names_the_offender(world, monkeypatch, caps
         assert failed["invariant"] == "I7"
         assert len(failed["offenders"]) == 1
         undecided = AuditReport((Check("I1", Outcome.UNDECIDED, "counters"),))
-        monkeypatch.setattr("opencue_sched.operate.cli.audit.run_audit", lambda *_: undecided)
+        monkeypatch.setattr("opencue_sched.cli.checks.run_audit", lambda *_: undecided)
         status, answer = run()
         assert (status, answer["failed"], answer["undecided"]) == (3, False, True)
     finally:

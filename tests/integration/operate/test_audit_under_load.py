@@ -16,8 +16,8 @@ from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.domain.farm import Vertices
-from opencue_sched.operate import audit_ledger
-from opencue_sched.operate.audit import AuditReport, Outcome, run_audit
+from opencue_sched.insight import audit as audit_ledger
+from opencue_sched.insight.audit import AuditReport, Outcome, run_audit
 from opencue_sched.settings import Settings
 from tests.integration.accounting.conftest import Store, settings_url, store  # noqa: F401 - fixtures
 from tests.integration.accounting.world import World

@@ -17,19 +17,18 @@ from structlog.testing import capture_logs
 
 import celeryconfig
 from opencue_sched.celery import app as real_app
-from opencue_sched.coordination import replies, transport
+from opencue_sched.coordination import control, transport
 from opencue_sched.coordination.job import JobPriority
 from opencue_sched.coordination.names import job_hash, reply_queue
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.domain.cluster import Cluster, ClusterKind
-from opencue_sched.domain.errors import FencedOff
 from opencue_sched.embedded.farm import Farm
-from opencue_sched.operate.door import Door
-from opencue_sched.operate.messages import SOMEBODY_WAITS
-from opencue_sched.operate.runtime import Runtime
+from opencue_sched.errors import FencedOff
 from opencue_sched.settings import Settings
 from opencue_sched.store.fences import PersistentFences
+from opencue_sched.worker.runtime import Runtime
+from opencue_sched.worker.task import SOMEBODY_WAITS, Door
 from tests.brief_fleet import open_counters
 
 DISPATCH = "opencue_sched.dispatch.dispatch_cluster"
@@ -42,7 +41,7 @@ def runtime(settings: Settings, redis_client: Redis, monkeypatch: pytest.MonkeyP
         importlib.import_module(name)
     app = Celery("door", broker="memory://", set_as_current=False)
     made = Runtime(settings, app)
-    monkeypatch.setattr("opencue_sched.operate.runtime.runtime", lambda: made)
+    monkeypatch.setattr("opencue_sched.worker.runtime.runtime", lambda: made)
     yield made
     made.close()
     app.close()
@@ -212,7 +211,7 @@ def posting(runtime: Runtime) -> str:
 
 @pytest.fixture
 def waiter(redis_client: Redis) -> str:
-    return replies.open_job(redis_client, "cue", "dispatch", waits_seconds=10)
+    return control.open_job(redis_client, "cue", "dispatch", waits_seconds=10)
 
 
 class Dropped(Exception):
@@ -230,7 +229,7 @@ def test_a_pass_that_crashes_tells_who_waits_for_it(redis_client, posting, waite
         real_app.tasks[DISPATCH](posting, reply=waiter)
     if popped:  # by somebody else: the hash says the same
         assert redis_client.lpop(reply_queue("cue", waiter))
-    answer = replies.await_reply(redis_client, "cue", waiter, timeout_seconds=1)
+    answer = control.await_reply(redis_client, "cue", waiter, timeout_seconds=1)
     assert answer == {"posting": posting, "ended": "failed", "error": "Dropped: no such column"}
     assert redis_client.hget(job_hash("cue", waiter), "status") == "failed"
 
@@ -241,7 +240,7 @@ def test_a_pass_that_a_store_ended_says_why(redis_client, posting, waiter, monke
 
     monkeypatch.setattr(PassRunner, "run", lose_connection)
     real_app.tasks[DISPATCH](posting, reply=waiter)
-    answer = replies.await_reply(redis_client, "cue", waiter, timeout_seconds=1)
+    answer = control.await_reply(redis_client, "cue", waiter, timeout_seconds=1)
     assert answer["ended"] == "query_error"
     assert "the server closed the connection" in answer["error"]
 
@@ -257,7 +256,7 @@ def test_who_waits_for_a_message_that_is_rejected_is_told(redis_client, waiter, 
         real_app.tasks[DISPATCH]("no posting", reply="../" + waiter)
     assert unreadable_messages() - before == 1
     if how != "to nobody":
-        answer = replies.await_reply(redis_client, "cue", waiter, timeout_seconds=1)
+        answer = control.await_reply(redis_client, "cue", waiter, timeout_seconds=1)
         assert (answer["posting"], answer["ended"]) == ("no posting", "failed")
         assert answer["error"].startswith("InvalidInput: ")
 
@@ -267,7 +266,7 @@ def test_a_crash_is_told_by_its_own_error_though_the_answer_cannot_be_given(post
         raise RedisConnectionError("Redis is away")
 
     monkeypatch.setattr(PassRunner, "run", break_off)
-    monkeypatch.setattr(replies, "answer", away)
+    monkeypatch.setattr(control, "answer", away)
     with capture_logs() as said, pytest.raises(Dropped):
         real_app.tasks[DISPATCH](posting, reply=waiter)
     assert [line["log_level"] for line in said if line["event"] == "waiter_not_told"] == ["warning"]
@@ -279,7 +278,7 @@ def test_a_message_given_back_is_answered_by_who_takes_it_next(runtime, redis_cl
     monkeypatch.setattr(runtime.messenger, "_send", lambda *args, **kwargs: sent.append((args, kwargs)))
     runtime.membership.duty.pause()
     assert real_app.tasks[DISPATCH](posting, ticket=3, reply=waiter) == {"ended": "given back"}
-    assert replies.is_waiting(redis_client, "cue", waiter)
+    assert control.is_waiting(redis_client, "cue", waiter)
     # when another one takes the message
     ((_, message),) = sent
     assert (message["args"], message["kwargs"]) == ((posting,), {"ticket": 3, "reply": waiter})
@@ -287,7 +286,7 @@ def test_a_message_given_back_is_answered_by_who_takes_it_next(runtime, redis_cl
     runtime.membership.duty.resume()
     real_app.tasks[DISPATCH](*message["args"], reply=message["kwargs"]["reply"])
     # then the answer comes
-    assert replies.await_reply(redis_client, "cue", waiter, timeout_seconds=1)["ended"] in list(PassEnd)
+    assert control.await_reply(redis_client, "cue", waiter, timeout_seconds=1)["ended"] in list(PassEnd)
 
 
 def test_a_message_that_nobody_waits_for_is_given_back_as_it_came(runtime, posting, monkeypatch):

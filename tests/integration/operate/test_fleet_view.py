@@ -13,10 +13,10 @@ from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, c
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.coordination.presence import Presence, call_roll
 from opencue_sched.domain.cluster import Cluster, ClusterKind
-from opencue_sched.operate.fleet_view import fleet_view, leader_view
-from opencue_sched.operate.membership import Membership
+from opencue_sched.insight.fleet import fleet_view, leader_view
 from opencue_sched.settings import Settings
 from opencue_sched.store.fences import PersistentFences
+from opencue_sched.worker.membership import Membership
 
 QUEUES = ("cue:q:work:type:dispatch", "cue:q:work:type:sweep")
 FACILITIES = ("alpha", "beta", None)

@@ -14,19 +14,19 @@ from sqlalchemy import Connection, Engine, text
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
-from opencue_sched.accounting.counted_notes import note_counted
+from opencue_sched.accounting.managed import note_counted
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
-from opencue_sched.operate.flip import (
+from opencue_sched.settings import Settings
+from opencue_sched.store.accounting import refresh_tables
+from opencue_sched.worker.flip import (
     CUEBOT_CACHE_SECONDS,
     HANDED_BACK,
     follow_handed_back,
     hand_back,
     look_after_handed_back,
 )
-from opencue_sched.operate.runtime import Runtime
-from opencue_sched.settings import Settings
-from opencue_sched.store.accounting_tables import refresh_tables
+from opencue_sched.worker.runtime import Runtime
 from tests.polling import eventually
 
 RECENT = 20.0

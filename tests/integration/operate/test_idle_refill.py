@@ -13,13 +13,12 @@ from sqlalchemy import Engine
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import StoreState, ensure_bootstrapped, store_state
 from opencue_sched.accounting.caps import make_ledger
-from opencue_sched.accounting.store_epoch import Epoch
-from opencue_sched.accounting.store_view import look_at_store
-from opencue_sched.domain.errors import NotReady
+from opencue_sched.accounting.connection import Epoch, look_at_store
 from opencue_sched.embedded.farm import Farm
-from opencue_sched.operate import metrics
-from opencue_sched.operate.runtime import Runtime
+from opencue_sched.errors import NotReady
 from opencue_sched.settings import Accounting, Settings
+from opencue_sched.worker import metrics
+from opencue_sched.worker.runtime import Runtime
 from tests.polling import eventually
 
 

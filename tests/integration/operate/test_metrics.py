@@ -22,8 +22,8 @@ from prometheus_client.metrics import MetricWrapperBase
 from sqlalchemy import Engine, text
 
 from opencue_sched.accounting import keys
+from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.entries import Booking
-from opencue_sched.accounting.store_epoch import Epoch
 from opencue_sched.coordination.leader import boot_clock
 from opencue_sched.coordination.names import presence_index
 from opencue_sched.coordination.postings import FAILURE_KINDS
@@ -31,20 +31,20 @@ from opencue_sched.coordination.presence import Presence
 from opencue_sched.coordination.transport import note_unreadable
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.report import PassReport
-from opencue_sched.domain.errors import SchedulerError
+from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import Vertices
-from opencue_sched.domain.verdicts import Verdict
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
 from opencue_sched.embedded.processes import free_port
-from opencue_sched.operate import fleet_metrics, metrics
-from opencue_sched.operate.fleet_metrics import FleetSurvey
-from opencue_sched.operate.runtime import Runtime
-from opencue_sched.placement.cache import CacheStats
-from opencue_sched.release.completion import complete_frames
-from opencue_sched.release.model import CompletedFrame
+from opencue_sched.errors import SchedulerError
+from opencue_sched.farm.completion import complete_frames
+from opencue_sched.farm.model import CompletedFrame
+from opencue_sched.placement.host_cache import CacheStats
 from opencue_sched.settings import Accounting, HostCacheSettings, Rqd, Settings
-from opencue_sched.store.quarantine import quarantine_jobs
+from opencue_sched.store.jobs import quarantine_jobs
+from opencue_sched.worker import fleet_metrics, metrics
+from opencue_sched.worker.fleet_metrics import FleetSurvey
+from opencue_sched.worker.runtime import Runtime
 from tests.polling import eventually
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -562,7 +562,7 @@ def test_processes_of_a_prefork_worker_are_shown_together_and_the_dead_forgotten
     """In a process of its own: the client library decides at import whether it counts in files."""
     script = """
 import os
-from opencue_sched.operate import fleet_metrics, metrics
+from opencue_sched.worker import fleet_metrics, metrics
 
 for jobs, ready in ((3, 0), (4, 1)):
     child = os.fork()

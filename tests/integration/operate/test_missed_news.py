@@ -17,10 +17,10 @@ from opencue_sched.accounting import keys
 from opencue_sched.coordination.names import LookKeys
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
-from opencue_sched.operate import events as events_module
-from opencue_sched.operate.missed_news import MissedNews
-from opencue_sched.operate.runtime import Runtime
 from opencue_sched.settings import Accounting, Settings
+from opencue_sched.worker import events as events_module
+from opencue_sched.worker.events import MissedNews
+from opencue_sched.worker.runtime import Runtime
 from tests.polling import eventually
 
 RECENT = 20.0

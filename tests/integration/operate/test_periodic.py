@@ -11,13 +11,13 @@ from celery import Celery
 from sqlalchemy import Engine, text
 from structlog.testing import capture_logs
 
+from opencue_sched.coordination.leader import turn
 from opencue_sched.coordination.presence import Presence
-from opencue_sched.coordination.turns import turn
 from opencue_sched.embedded.farm import Farm
-from opencue_sched.operate import remote_control
-from opencue_sched.operate.runtime import Runtime
 from opencue_sched.settings import Settings
-from opencue_sched.store.quarantine import quarantine_jobs
+from opencue_sched.store.jobs import quarantine_jobs
+from opencue_sched.worker import control
+from opencue_sched.worker.runtime import Runtime
 from tests.polling import eventually
 
 
@@ -130,9 +130,9 @@ def test_the_first_worker_of_a_fleet_is_the_one_before_which_none_is_at_work(
 def test_workers_audit_and_read_the_clusters_anew_by_remote_control(
     runtime: Runtime, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_control, "_runtime", lambda: runtime)
+    monkeypatch.setattr(control, "_runtime", lambda: runtime)
     monkeypatch.setattr(runtime.messenger, "send", lambda _: None)
-    said = json.loads(json.dumps(remote_control.accounting_audit(None)))
+    said = json.loads(json.dumps(control.accounting_audit(None)))
     assert said["failed"], "the counters were never filled"
     assert len(said["checks"]) > 1
     assert runtime.sweeper._feed.clusters() == []
@@ -140,5 +140,5 @@ def test_workers_audit_and_read_the_clusters_anew_by_remote_control(
         farm = Farm(connection)
         farm.host()
         farm.job()
-    assert remote_control.reload_clusters(None) == {"ok": "reloading"}
+    assert control.reload_clusters(None) == {"ok": "reloading"}
     eventually(runtime.postings.posted, what="the posting of the new cluster")

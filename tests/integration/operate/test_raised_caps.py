@@ -10,13 +10,13 @@ import redis
 from celery import Celery
 from sqlalchemy import Engine, text
 
-from opencue_sched.accounting.counted_notes import note_counted
-from opencue_sched.accounting.store_epoch import Epoch
+from opencue_sched.accounting.connection import Epoch
+from opencue_sched.accounting.managed import note_counted
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
-from opencue_sched.operate.runtime import Runtime
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.accounting import managed_show_versions
+from opencue_sched.worker.runtime import Runtime
 from tests.polling import eventually
 
 RECENT = 20.0

@@ -15,10 +15,10 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
-from opencue_sched.operate import metrics
-from opencue_sched.operate.audit import Outcome, run_audit
-from opencue_sched.operate.runtime import Runtime
+from opencue_sched.insight.audit import Outcome, run_audit
 from opencue_sched.settings import Accounting, Coordination, Settings
+from opencue_sched.worker import metrics
+from opencue_sched.worker.runtime import Runtime
 from tests.cuebot_publish import PUBLISH
 from tests.polling import eventually
 

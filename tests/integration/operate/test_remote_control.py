@@ -13,16 +13,15 @@ from celery import Celery
 from click import BadParameter
 from kombu import Queue
 
-from opencue_sched.coordination.broker import broker_settings, guard_transports
 from opencue_sched.coordination.control import Command, ControlMessage
-from opencue_sched.coordination.duty import Duty, DutyState
 from opencue_sched.coordination.names import LeaderKeys, QueueName, QueueType, consumed_queues
-from opencue_sched.coordination.presence import Presence, call_roll
-from opencue_sched.operate import remote_control
-from opencue_sched.operate.consumer_steps import PresenceStep
-from opencue_sched.operate.membership import Membership
-from opencue_sched.operate.remote_control import FleetControl, broadcast, duration
+from opencue_sched.coordination.presence import Duty, DutyState, Presence, call_roll
+from opencue_sched.coordination.queues import broker_settings, guard_transports
 from opencue_sched.settings import Settings
+from opencue_sched.worker import control
+from opencue_sched.worker.consumer import PresenceStep
+from opencue_sched.worker.control import FleetControl, broadcast, duration
+from opencue_sched.worker.membership import Membership
 from tests.polling import eventually
 
 NODE = "celery@here"
@@ -137,11 +136,11 @@ def test_what_is_said_to_another_instance_of_the_same_node_name_is_for_that_one_
         settings=SimpleNamespace(instance="w1"),
         rest_cluster=lambda *_: told.append("rest"),
     )
-    monkeypatch.setattr(remote_control, "_runtime", lambda: mine)
+    monkeypatch.setattr(control, "_runtime", lambda: mine)
     monkeypatch.setattr("os.kill", lambda *_: told.append("kill"))
     app.conf.task_queues = []
     arguments = ("alloc-1", 60.0) if command is Command.SLEEP else ()
-    heard = getattr(remote_control, command.value)
+    heard = getattr(control, command.value)
     before = membership.duty.state
     state = SimpleNamespace(app=app, consumer=None)
     assert heard(state, *arguments, instances=["w2", "w3"]) == {"ok": "not meant"}
@@ -152,8 +151,8 @@ def test_what_is_said_to_another_instance_of_the_same_node_name_is_for_that_one_
 
 @pytest.mark.parametrize("seconds", [-5.0, float("inf"), float("nan"), "60", True])
 def test_no_cluster_rests_for_a_time_that_is_none(monkeypatch, seconds):
-    monkeypatch.setattr(remote_control, "_runtime", lambda: pytest.fail("a rest was ordered"))
-    assert "number of seconds" in remote_control.sleep_cluster(None, "alloc-1", seconds)["error"]
+    monkeypatch.setattr(control, "_runtime", lambda: pytest.fail("a rest was ordered"))
+    assert "number of seconds" in control.sleep_cluster(None, "alloc-1", seconds)["error"]
 
 
 @pytest.mark.parametrize("text", ["abc", "-5", "inf", "nan", ""])
@@ -172,11 +171,11 @@ def test_what_is_consumed_again_is_so_after_a_reconnect_too(app, monkeypatch, ho
     consumer = SimpleNamespace(cancel_task_queue=queues.deselect, add_task_queue=lambda _: None)
     state = SimpleNamespace(app=app, consumer=consumer)
     membership = SimpleNamespace(duty=Duty(), in_flight=lambda: 0)
-    monkeypatch.setattr(remote_control, "_runtime", lambda: SimpleNamespace(membership=membership))
-    getattr(remote_control, how)(state)
+    monkeypatch.setattr(control, "_runtime", lambda: SimpleNamespace(membership=membership))
+    getattr(control, how)(state)
     left = set(queues.consume_from)
     assert left == ({name for name in names if ":dispatch:" not in f"{name}:"} if how == "pause_dispatch" else set())
-    remote_control.resume_dispatch(state)
+    control.resume_dispatch(state)
     assert set(queues.consume_from) == set(names)
     assert membership.duty.state is DutyState.WORKING
 
@@ -188,7 +187,7 @@ def test_the_figures_of_a_worker_name_the_leader_as_long_as_redis_answers(app, r
     for client, fence in ((redis_client, 7), (lost, None)):
         membership = Membership(redis_client, Settings(instance="w1"), lambda: ["alloc-1"])
         mine = SimpleNamespace(membership=membership, client=client, leader_keys=LeaderKeys("cue", "beat"))
-        monkeypatch.setattr(remote_control, "_runtime", lambda mine=mine: mine)
+        monkeypatch.setattr(control, "_runtime", lambda mine=mine: mine)
         membership.tend()
         figures = PresenceStep(None).info(None)
         assert figures["working_on"] == ["alloc-1"]

@@ -10,11 +10,11 @@ import pytest
 from celery import Celery
 from sqlalchemy import Engine, text
 
-from opencue_sched.coordination.turns import turn
+from opencue_sched.coordination.leader import turn
 from opencue_sched.embedded.farm import Farm
-from opencue_sched.operate.runtime import Runtime
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import Origin
+from opencue_sched.worker.runtime import Runtime
 from tests.farm import JobIds, LayerSpec
 from tests.integration.release.runs import FarmView
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Engine, text
 
-from opencue_sched.release.model import CompletedFrame, KillFate
+from opencue_sched.farm.model import CompletedFrame, KillFate
 from tests.farm import Farm, HostIds, JobIds, LayerSpec
 from tests.polling import eventually
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import Connection, Engine, event, text
 
-from opencue_sched.domain.states import FrameState
-from opencue_sched.release.completion import complete_frame, complete_frames
-from opencue_sched.release.model import CompletedFrame, EventCounts, RunOutcome, RunVerdict
+from opencue_sched.domain.farm import FrameState
+from opencue_sched.farm.completion import complete_frame, complete_frames
+from opencue_sched.farm.model import CompletedFrame, EventCounts, RunOutcome, RunVerdict
 from opencue_sched.store.release import FrameStop, stop_frames
 from tests.farm import LayerSpec
 from tests.integration.release.runs import FarmView, RecordedChanges, RecordedLedger, start

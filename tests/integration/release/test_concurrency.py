@@ -11,9 +11,8 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
 
-from opencue_sched.release.completion import complete_frame, complete_frames
-from opencue_sched.release.ending import WiderLocks, end_runs, with_counters
-from opencue_sched.release.model import CompletedFrame, ReleasePolicy, RunVerdict
+from opencue_sched.farm.completion import WiderLocks, complete_frame, complete_frames, end_runs, with_counters
+from opencue_sched.farm.model import CompletedFrame, ReleasePolicy, RunVerdict
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.release import Counters

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from opencue_sched.release.completion import complete_frame, complete_frames
-from opencue_sched.release.model import CompletedFrame, ReleasePolicy
-from opencue_sched.release.recovery import recover_depends
+from opencue_sched.farm.completion import complete_frame, complete_frames
+from opencue_sched.farm.model import CompletedFrame, ReleasePolicy
+from opencue_sched.farm.reaper import recover_depends
 from tests.farm import Farm, HostIds, JobIds, LayerSpec
 from tests.integration.release.runs import FarmView
 

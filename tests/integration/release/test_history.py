@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import Engine, text
 from structlog.testing import capture_logs
 
-from opencue_sched.release.history import HistoryReport, drain_history
+from opencue_sched.farm.reaper import HistoryReport, drain_history
 
 # Stands for OpenCue's function, with its parameters and results: an event whose status does not fit is refused.
 _QUEUE = """

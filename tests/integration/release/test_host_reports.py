@@ -8,12 +8,12 @@ import pytest
 from opencue_proto import host_pb2, report_pb2
 from sqlalchemy import Engine
 
-from opencue_sched.domain.errors import InvalidInput
-from opencue_sched.domain.states import HardwareState
-from opencue_sched.release import reports as reports_module
-from opencue_sched.release.completion import complete_frame
-from opencue_sched.release.model import EventCounts, KillFate
-from opencue_sched.release.reports import RECONCILE_SECONDS, HostReports
+from opencue_sched.domain.farm import HardwareState
+from opencue_sched.errors import InvalidInput
+from opencue_sched.farm import reports as reports_module
+from opencue_sched.farm.completion import complete_frame
+from opencue_sched.farm.model import EventCounts, KillFate
+from opencue_sched.farm.reports import RECONCILE_SECONDS, HostReports
 from opencue_sched.settings import Release
 from opencue_sched.store.reports import set_hardware_state
 from tests.farm import LayerSpec

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
-from opencue_sched.release.completion import complete_frame
-from opencue_sched.release.jobs import JobControl
-from opencue_sched.release.losing import Releasing
-from opencue_sched.release.model import KillFate, ReleasePolicy, RunVerdict
+from opencue_sched.farm.completion import Releasing, complete_frame
+from opencue_sched.farm.jobs import JobControl
+from opencue_sched.farm.model import KillFate, ReleasePolicy, RunVerdict
 from tests.farm import LayerSpec
 from tests.integration.release.runs import FarmView, RecordedLedger, Running, ScriptedKiller, start
 

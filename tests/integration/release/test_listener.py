@@ -13,9 +13,9 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import Engine, text
 
-from opencue_sched.release.completion import complete_frame
-from opencue_sched.release.listener import Handlers, NotificationListener
+from opencue_sched.farm.completion import complete_frame
 from opencue_sched.settings import Settings
+from opencue_sched.worker.events import Handlers, NotificationListener
 from tests.farm import LayerSpec
 from tests.integration.release.runs import FarmView, start
 from tests.polling import eventually
@@ -162,8 +162,8 @@ def test_a_connection_that_hears_nothing_is_tried_now_and_then(
     engine: Engine, settings: Settings, view: FarmView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One whose other end vanished would hear nothing for ever."""
-    monkeypatch.setattr("opencue_sched.release.listener._PROBE_SECONDS", 0.1)
-    monkeypatch.setattr("opencue_sched.release.listener._POLL_SECONDS", 0.1)
+    monkeypatch.setattr("opencue_sched.worker.events._PROBE_SECONDS", 0.1)
+    monkeypatch.setattr("opencue_sched.worker.events._POLL_SECONDS", 0.1)
     listener = NotificationListener(settings, Handlers(on_work=lambda _: None))
     listener.start()
     last = "SELECT query FROM pg_stat_activity WHERE application_name = 'opencue-sched-listener'"

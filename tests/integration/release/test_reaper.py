@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import Connection, Engine
 
-from opencue_sched.release.model import KillFate
-from opencue_sched.release.reaper import Reaper
+from opencue_sched.farm.model import KillFate
+from opencue_sched.farm.reaper import Reaper
 from opencue_sched.settings import Release
-from opencue_sched.store import lost
-from opencue_sched.store.lost import UpkeepScope
+from opencue_sched.store import procs
+from opencue_sched.store.procs import UpkeepScope
 from tests.farm import LayerSpec
 from tests.integration.release.runs import (
     FarmView,
@@ -71,11 +71,11 @@ def test_when_most_hosts_are_silent_it_waits_longer(
     engine: Engine, view: FarmView, killer: ScriptedKiller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given a PostgreSQL that has run for long, and a farm whose three hosts are all silent (our service was away)
-    def hearing(connection: Connection, *, silent_after: float, scope: lost.UpkeepScope) -> lost.Hearing:
+    def hearing(connection: Connection, *, silent_after: float, scope: procs.UpkeepScope) -> procs.Hearing:
         return replace(heard(connection, silent_after=silent_after, scope=scope), database_age=1e6)
 
-    heard = lost.hearing
-    monkeypatch.setattr(lost, "hearing", hearing)
+    heard = procs.hearing
+    monkeypatch.setattr(procs, "hearing", hearing)
     run = start(view)
     with view.farm() as farm:
         for name in ("a", "b"):

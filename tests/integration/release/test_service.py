@@ -14,9 +14,9 @@ from opencue_proto import report_pb2, report_pb2_grpc
 from sqlalchemy import Engine, text
 from structlog.testing import capture_logs
 
-from opencue_sched.domain.errors import SchedulerError
-from opencue_sched.release.model import EventCounts
-from opencue_sched.release.service import LARGEST_REPORT_BYTES, ReportService
+from opencue_sched.errors import SchedulerError
+from opencue_sched.farm.model import EventCounts
+from opencue_sched.farm.service import LARGEST_REPORT_BYTES, ReportService
 from opencue_sched.settings import Settings
 from tests.farm import LayerSpec
 from tests.integration.release.runs import (

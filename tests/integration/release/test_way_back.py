@@ -18,19 +18,18 @@ from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.dispatch.channels import RqdChannels
+from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.simulated_host import HostSpec
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
-from opencue_sched.placement.changes import HostChanges
-from opencue_sched.release.jobs import JobControl
-from opencue_sched.release.killing import RqdKiller
-from opencue_sched.release.losing import Releasing
-from opencue_sched.release.model import KillFate, ReleasePolicy
-from opencue_sched.release.reaper import Reaper
-from opencue_sched.release.service import ReportService
+from opencue_sched.farm.completion import Releasing
+from opencue_sched.farm.jobs import JobControl
+from opencue_sched.farm.model import KillFate, ReleasePolicy
+from opencue_sched.farm.reaper import Reaper
+from opencue_sched.farm.service import ReportService, RqdKiller
+from opencue_sched.placement.host_groups import HostChanges
 from opencue_sched.settings import Release, Rqd, Settings
-from opencue_sched.store.lost import UpkeepScope
+from opencue_sched.store.procs import UpkeepScope
 from tests.farm import HostIds, JobIds, LayerSpec
 from tests.integration.release.runs import FarmView
 from tests.polling import eventually

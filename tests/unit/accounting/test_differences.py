@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from opencue_sched.accounting.differences import Cause, Differences, Scope, additions, find_differences
 from opencue_sched.accounting.entries import EntryState, Record
+from opencue_sched.accounting.reconcile import Cause, Differences, Scope, additions, find_differences
 from opencue_sched.accounting.scripts import Change
 
 MARK = 100

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.cas import counters, is_undisturbed
+from opencue_sched.accounting.connection import Epoch, run_id_of
 from opencue_sched.accounting.entries import Booking, EntryState, Record, amounts, show_of, unpack, unpack_entry
 from opencue_sched.accounting.inventory import Event, Reading, Stock, drift, entry_at, parse_event
-from opencue_sched.accounting.sightings import first_sighting, is_too_old
-from opencue_sched.accounting.store_epoch import Epoch, run_id_of
-from opencue_sched.accounting.vertex_caps import cap_fields, read_caps
-from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.accounting.keys import cap_fields, read_caps
+from opencue_sched.accounting.recompute import counters, is_undisturbed
+from opencue_sched.accounting.reconcile import first_sighting, is_too_old
 from opencue_sched.domain.farm import Vertices
+from opencue_sched.errors import InvalidInput
 
 VERTICES = Vertices("s", "a", "f", "j", "l", "d", ("n2", "n1"))
 ENTRY = "4|1|s|a|f|j|l|d|n1,n2"

@@ -1,10 +1,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.clusters.discovery import build_clusters
+from opencue_sched.dispatch.clusters import build_clusters
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.settings import Queue
-from opencue_sched.store.clusters import AllocationTag
+from opencue_sched.store.pending import AllocationTag
 
 QUEUE = Queue(manual_tags_chunk_size=2, hostname_tags_chunk_size=3)
 

@@ -3,11 +3,10 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
-from opencue_sched.clusters.awake import AwakeSet
-from opencue_sched.clusters.feed import ClusterFeed
+from opencue_sched.dispatch.clusters import AwakeSet, ClusterFeed
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.settings import Queue
-from opencue_sched.store.clusters import WaitingTag
+from opencue_sched.store.pending import WaitingTag
 
 QUEUE = Queue(cluster_empty_sleep=30, cluster_saturated_sleep=5, cluster_reload_interval=120, active_scan_interval=2)
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu import Connection
 
-from opencue_sched.coordination.broker import broker_settings, guard_transports
+from opencue_sched.coordination.queues import broker_settings, guard_transports
 from opencue_sched.coordination.transport import SentinelTransport, Transport, unreadable
-from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.errors import InvalidInput
 
 
 @pytest.mark.parametrize(

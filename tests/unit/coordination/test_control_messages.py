@@ -7,7 +7,7 @@ import pytest
 from opencue_sched.coordination.control import Command, ControlMessage, addressees
 from opencue_sched.coordination.names import QueueName
 from opencue_sched.coordination.presence import Actor, Roll
-from opencue_sched.domain.errors import InvalidInput
+from opencue_sched.errors import InvalidInput
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from celery.schedules import crontab, schedule
 from kombu.exceptions import OperationalError
 
 from opencue_sched.beat import LeaderScheduler
-from opencue_sched.coordination.clocks import Clocks
+from opencue_sched.coordination.leader import Clocks
 
 HOURLY = "hourly"
 OFTEN = "often"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from opencue_sched.coordination.duty import Duty, DutyState
+from opencue_sched.coordination.presence import Duty, DutyState
 
 
 def test_a_process_takes_work_unless_told_not_to():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from opencue_sched.coordination.keeper import Keeper
+from opencue_sched.coordination.postings import Keeper
 from tests.polling import eventually
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.coordination.queue_order import AgedOrder
+from opencue_sched.coordination.queues import AgedOrder
 
 QUEUES = ["instance", "group", "type"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opencue_sched.dispatch.behind import frames_behind
+from opencue_sched.dispatch.verdicts import frames_behind
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.store.pending import WaitingWork
 

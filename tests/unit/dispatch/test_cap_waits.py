@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from opencue_sched.dispatch.cap_waits import MOST_CLUSTERS, WAITS_OF_A_CLUSTER, CapWait, CapWaits, waits_of
+from opencue_sched.dispatch.cooldown import MOST_CLUSTERS, WAITS_OF_A_CLUSTER, CapWait, CapWaits, waits_of
+from opencue_sched.domain.cluster import LayerVerdict, Verdict
 from opencue_sched.domain.farm import Caps, Headroom
-from opencue_sched.domain.verdicts import LayerVerdict, Verdict
-from opencue_sched.store.cap_room import CapKind, Capped, Room
+from opencue_sched.store.pending import CapKind, Capped, Room
 from tests.unit.placement.values import make_caps, make_job, make_layer, make_snapshot
 
 SEAT = Room(1, 0)

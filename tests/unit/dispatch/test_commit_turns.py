@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection
 
-from opencue_sched.dispatch.commit_turns import CommitTurns
+from opencue_sched.dispatch.commit import CommitTurns
 from tests.polling import eventually
 
 LONG = 30.0

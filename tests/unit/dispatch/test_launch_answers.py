@@ -6,8 +6,8 @@ import grpc
 import pytest
 from opencue_proto import report_pb2
 
-from opencue_sched.dispatch.confirm import RunningFrameRef, Whereabouts, sighting
 from opencue_sched.dispatch.launch import Answer, classify
+from opencue_sched.dispatch.rqd import RunningFrameRef, Whereabouts, sighting
 
 CODE = grpc.StatusCode
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from opencue_sched.dispatch.locked_hosts import FIRST_REST_SECONDS, LONGEST_REST_SECONDS, LockedHosts
+from opencue_sched.dispatch.cooldown import FIRST_REST_SECONDS, LONGEST_REST_SECONDS, LockedHosts
 
 
 class Clock:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from opencue_sched.accounting.ledger import Refused
-from opencue_sched.dispatch.outcome import after_booking, given_back
-from opencue_sched.domain.errors import FrameLost
+from opencue_sched.dispatch.cluster_pass import after_booking, given_back
+from opencue_sched.domain.cluster import LayerVerdict, Verdict
 from opencue_sched.domain.farm import PlannedProc, Reservation, Vertices
-from opencue_sched.domain.verdicts import LayerVerdict, Verdict
+from opencue_sched.errors import FrameLost
 from tests.unit.placement.values import make_host, make_job, make_layer
 
 LAYER = make_layer(frames=5)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from opencue_sched.dispatch.launch import LaunchOutcome, LaunchState
-from opencue_sched.dispatch.refusals import Refusals
-from opencue_sched.domain.errors import RqdFailure
+from opencue_sched.dispatch.settle import Refusals
+from opencue_sched.errors import RqdFailure
 
 UID = "Not launching, will not run frame as uid=0"
 JOBS = {f"{job}{number}": job for job in "abcd" for number in range(10)}

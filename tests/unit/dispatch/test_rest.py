@@ -6,13 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from opencue_sched.dispatch.rest import PASSES_BEFORE_A_TURN, PAUSE_SECONDS, HostNews, LayerRest, Resting
-from opencue_sched.domain.farm import Host
+from opencue_sched.dispatch.cooldown import PASSES_BEFORE_A_TURN, PAUSE_SECONDS, HostNews, LayerRest, Resting
+from opencue_sched.domain.cluster import LayerVerdict, Verdict
+from opencue_sched.domain.farm import Host, ThreadMode
 from opencue_sched.domain.reservation import Need
-from opencue_sched.domain.states import ThreadMode
-from opencue_sched.domain.verdicts import LayerVerdict, Verdict
-from opencue_sched.placement.planner import Blocked
-from opencue_sched.placement.searches import Search
+from opencue_sched.placement.planner import Blocked, Search
 from opencue_sched.store.pending import LeftOut
 
 GIB = 1024 * 1024

@@ -7,13 +7,11 @@ from dataclasses import replace
 import pytest
 from opencue_proto import rqd_pb2
 
-from opencue_sched.dispatch.launch import LaunchState
-from opencue_sched.dispatch.runframe import build_run_frame, launch_requests
-from opencue_sched.domain.errors import InvalidInput
-from opencue_sched.domain.farm import Frame, Host, Job, Layer, PlannedProc, Reservation, Vertices
-from opencue_sched.domain.states import ThreadMode
+from opencue_sched.dispatch.launch import LaunchState, build_run_frame, launch_requests
+from opencue_sched.domain.farm import Frame, Host, Job, Layer, PlannedProc, Reservation, ThreadMode, Vertices
+from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Queue, Settings
-from opencue_sched.store.environment import Environments
+from opencue_sched.store.jobs import Environments
 
 FRAME = Frame(id="F-1", name="0011-beauty", number=11, version=4)
 LAYER = Layer(

@@ -10,7 +10,7 @@ import pytest
 from redis.exceptions import RedisError
 from structlog.testing import capture_logs
 
-from opencue_sched.operate.background import Background
+from opencue_sched.worker.runtime import Background
 
 MOST_SECONDS = 10.0
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from opencue_sched.domain.errors import InvalidInput
-from opencue_sched.operate.celery_commands import asks_for_help, asks_for_prefork, guard_flower, is_flower
+from opencue_sched.errors import InvalidInput
+from opencue_sched.worker.control import asks_for_help, asks_for_prefork, guard_flower, is_flower
 
 CELERY = "/venv/bin/celery"
 

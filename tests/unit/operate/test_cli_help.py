@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from opencue_sched.operate.cli import cli
+from opencue_sched.cli import cli
 
 # These set one thing and say so in a line, or run until they are stopped.
 WITHOUT_JSON = re.compile(

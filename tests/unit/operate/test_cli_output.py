@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from opencue_sched.operate.cli.output import working
+from opencue_sched.cli.output import working
 
 
 class Terminal(io.StringIO):

@@ -13,9 +13,9 @@ from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.worker import state
 
 from opencue_sched.celery import RuntimeStep
-from opencue_sched.coordination.duty import Duty, DutyState
-from opencue_sched.operate import consumer_steps, runtime
-from opencue_sched.operate.consumer_steps import sleep_unless_stopped
+from opencue_sched.coordination.presence import Duty, DutyState
+from opencue_sched.worker import consumer, runtime
+from opencue_sched.worker.consumer import sleep_unless_stopped
 
 
 def test_a_wait_takes_its_time_when_nobody_says_stop() -> None:
@@ -58,17 +58,17 @@ def test_a_first_look_that_fails_ends_no_worker(monkeypatch: pytest.MonkeyPatch)
     membership = SimpleNamespace(duty=Duty(), heartbeat=lambda: None)
     mine = SimpleNamespace(membership=membership, show_store=show_store)
     monkeypatch.setattr(runtime, "runtime", lambda: mine)
-    monkeypatch.setattr(consumer_steps, "_duty", None)
+    monkeypatch.setattr(consumer, "_duty", None)
     again: list[float] = []
     timer = SimpleNamespace(call_repeatedly=lambda seconds, _: again.append(seconds))
-    consumer_steps.PresenceStep(None).start(SimpleNamespace(timer=timer))
-    assert again == [consumer_steps.REFRESH_SECONDS]
+    consumer.PresenceStep(None).start(SimpleNamespace(timer=timer))
+    assert again == [consumer.REFRESH_SECONDS]
 
 
 def test_the_first_signal_to_stop_is_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     duty = Duty()
-    monkeypatch.setattr(consumer_steps, "_duty", duty)
-    consumer_steps.begin_to_drain()
+    monkeypatch.setattr(consumer, "_duty", duty)
+    consumer.begin_to_drain()
     duty.resume()
     assert duty.state is DutyState.DRAINING
 
@@ -77,7 +77,7 @@ _TOLD_TWICE = """
 import os, signal, sys, threading
 from celery.apps.worker import install_worker_term_handler
 from celery.signals import worker_shutting_down
-from opencue_sched.operate.consumer_steps import end_at_a_second_sigterm
+from opencue_sched.worker.consumer import end_at_a_second_sigterm
 
 def again(**_):
     signal.raise_signal(signal.SIGTERM)

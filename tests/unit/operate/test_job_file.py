@@ -8,7 +8,7 @@ import pytest
 
 from opencue_sched.domain import job_spec
 from opencue_sched.domain.job_spec import InvalidJobSpec
-from opencue_sched.operate.job_file import read_job_file
+from opencue_sched.farm.job_file import read_job_file
 
 HEAD = "show: demo\nshot: sh010\nuser: alice\nname: cut\n"
 LAYERS = HEAD + "layers:\n  - name: render\n    range: 1-4\n"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from opencue_sched.operate.setting_names import closest_variable, unknown_variables
-from opencue_sched.operate.settings_table import setting_fields
+from opencue_sched.settings import setting_fields
+from opencue_sched.worker.setting_names import closest_variable, unknown_variables
 
 
 def unknown(*names: str) -> list[str]:

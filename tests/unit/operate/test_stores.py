@@ -10,7 +10,7 @@ from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
 from opencue_sched.beat import LeaderScheduler
-from opencue_sched.operate.stores import Troubles, trouble_in_words
+from opencue_sched.insight.stores import Troubles, trouble_in_words
 from opencue_sched.settings import Settings
 
 SETTINGS = Settings(

@@ -7,7 +7,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from structlog.testing import capture_logs
 
-from opencue_sched.operate.waker import Waker
+from opencue_sched.worker.events import Waker
 from tests.polling import eventually
 
 

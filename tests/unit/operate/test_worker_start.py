@@ -10,8 +10,8 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from sqlalchemy.exc import OperationalError
 
-from opencue_sched.domain.errors import InvalidInput, NotReady
-from opencue_sched.operate.stores import StoreAway
+from opencue_sched.errors import InvalidInput, NotReady
+from opencue_sched.insight.stores import StoreAway
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_only_a_wrong_configuration_is_told_as_one(
     error: Exception, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from opencue_sched import celery
-    from opencue_sched.operate import runtime
+    from opencue_sched.worker import runtime
 
     def fails(*_: object, **__: object) -> NoReturn:
         raise error

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from opencue_sched.domain.farm import Host
-from opencue_sched.placement.cache import HostCache
-from opencue_sched.placement.pool import Preference
-from opencue_sched.placement.strategy import Strategy
+from opencue_sched.placement.host_cache import HostCache
+from opencue_sched.placement.host_groups import Preference
+from opencue_sched.placement.policy import Strategy
 from opencue_sched.settings import HostCacheSettings
 from tests.polling import eventually
 from tests.unit.placement.values import GIB, Reading, make_host, make_need, take

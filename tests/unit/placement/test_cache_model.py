@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opencue_sched.domain.farm import Host
-from opencue_sched.placement.cache import HostCache
-from opencue_sched.placement.strategy import Strategy
+from opencue_sched.placement.host_cache import HostCache
+from opencue_sched.placement.policy import Strategy
 from opencue_sched.settings import HostCacheSettings
 from tests.unit.placement.values import Reading, make_host, make_need, take
 

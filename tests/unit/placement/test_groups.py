@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencue_sched.domain.farm import Host
-from opencue_sched.placement.groups import Build, HostGroups
-from opencue_sched.placement.strategy import Fit, Strategy
+from opencue_sched.placement.host_groups import Build, HostGroups
+from opencue_sched.placement.policy import Fit, Strategy
 from tests.unit.placement.values import GIB, make_host, make_need
 
 TAGS = ["a", "b", "c"]

@@ -9,15 +9,12 @@ from typing import Any
 
 import pytest
 
-from opencue_sched.domain.farm import Caps, Headroom, Host, Job, Layer, Reservation
+from opencue_sched.domain.cluster import LayerVerdict, Verdict
+from opencue_sched.domain.farm import Caps, Headroom, Host, Job, Layer, Reservation, ThreadMode
 from opencue_sched.domain.reservation import Rules
-from opencue_sched.domain.states import ThreadMode
-from opencue_sched.domain.verdicts import LayerVerdict, Verdict
-from opencue_sched.placement.groups import Survey
+from opencue_sched.placement.host_groups import FrozenPool, Survey
 from opencue_sched.placement.planner import Plan, release_plan
-from opencue_sched.placement.policy import Policy, policy_for
-from opencue_sched.placement.pool import FrozenPool
-from opencue_sched.placement.strategy import Fit, Strategy
+from opencue_sched.placement.policy import Fit, Policy, Strategy, policy_for
 from opencue_sched.settings import Queue
 from tests.unit.placement.values import (
     GIB,

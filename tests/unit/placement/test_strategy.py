@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from opencue_sched.placement.strategy import Fit, Strategy, strategy_for
+from opencue_sched.placement.policy import Fit, Strategy, strategy_for
 from opencue_sched.settings import HostBookingStrategy, Queue
 
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from opencue_sched.domain.cluster import Cluster, ClusterKind
-from opencue_sched.domain.farm import Caps, Frame, Headroom, Host, Job, Layer, Reservation, Snapshot
+from opencue_sched.domain.farm import Caps, Frame, Headroom, Host, Job, Layer, Reservation, Snapshot, ThreadMode
 from opencue_sched.domain.reservation import Need, Rules
-from opencue_sched.domain.states import ThreadMode
+from opencue_sched.placement.host_groups import HostPool
 from opencue_sched.placement.planner import Plan, plan_pass
 from opencue_sched.placement.policy import Policy
-from opencue_sched.placement.pool import HostPool
 
 GIB = 1024 * 1024
 """KB in a GiB."""

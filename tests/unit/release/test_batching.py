@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from opencue_sched.release.batching import CompletionBatcher, NotAccepting
-from opencue_sched.release.model import CompletedFrame, EventCounts, RunOutcome, RunVerdict
+from opencue_sched.farm.completion import CompletionBatcher, NotAccepting
+from opencue_sched.farm.model import CompletedFrame, EventCounts, RunOutcome, RunVerdict
 from tests.polling import eventually
 
 

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from opencue_sched.domain.states import ExitStatus, FrameState, JobState
-from opencue_sched.release.deciding import end_completed, end_lost, storable_exit_status
-from opencue_sched.release.model import CompletedFrame, LostRun, RunVerdict
+from opencue_sched.domain.farm import ExitStatus, FrameState, JobState
+from opencue_sched.farm.completion import end_completed, end_lost, storable_exit_status
+from opencue_sched.farm.model import CompletedFrame, LostRun, RunVerdict
 from opencue_sched.store.procs import FrameRow, ProcRow, RunRow
 
 PINGED = datetime(2026, 1, 1, tzinfo=UTC)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from opencue_proto import host_pb2, report_pb2
 
-from opencue_sched.domain.errors import InvalidInput
-from opencue_sched.domain.states import HardwareState, LockState, ThreadMode
-from opencue_sched.release.hosts import (
+from opencue_sched.domain.farm import HardwareState, LockState, ThreadMode
+from opencue_sched.errors import InvalidInput
+from opencue_sched.farm.reports import (
     bookable_memory_kb,
     check_bounds,
     check_frames,

@@ -7,7 +7,7 @@ import threading
 import pytest
 from opencue_proto import report_pb2
 
-from opencue_sched.release.inbox import HostInbox
+from opencue_sched.farm.service import HostInbox
 from tests.unit.release.test_hosts import render_host
 
 

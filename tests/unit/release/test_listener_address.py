@@ -6,8 +6,8 @@ import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 from pydantic import SecretStr
 
-from opencue_sched.release.listener import database_address
 from opencue_sched.settings import Settings
+from opencue_sched.worker.events import database_address
 
 
 @pytest.mark.parametrize(

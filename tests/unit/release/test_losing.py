@@ -10,15 +10,15 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DataError, OperationalError
 from structlog.testing import capture_logs
 
-from opencue_sched.release import losing
-from opencue_sched.release.losing import RUNS_PER_TRANSACTION, Releasing
-from opencue_sched.release.model import LostRun, ReleasePolicy, RunOutcome, RunsEnded, RunVerdict
+from opencue_sched.farm import completion
+from opencue_sched.farm.completion import RUNS_PER_TRANSACTION, Releasing
+from opencue_sched.farm.model import LostRun, ReleasePolicy, RunOutcome, RunsEnded, RunVerdict
 
 EndRuns = Callable[..., RunsEnded]
 
 
 def releasing(monkeypatch: pytest.MonkeyPatch, end_runs: EndRuns) -> Releasing:
-    monkeypatch.setattr(losing, "end_runs", end_runs)
+    monkeypatch.setattr(completion, "end_runs", end_runs)
     return Releasing(cast(Engine, None), ReleasePolicy())
 
 

@@ -11,10 +11,9 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DataError, OperationalError
 from structlog.testing import capture_logs
 
-from opencue_sched.release import service as service_module
-from opencue_sched.release.inbox import HostMail
-from opencue_sched.release.model import CompletedFrame, FrameKiller, ReleasePolicy
-from opencue_sched.release.service import ReportService, read_completion
+from opencue_sched.farm import service as service_module
+from opencue_sched.farm.model import CompletedFrame, FrameKiller, ReleasePolicy
+from opencue_sched.farm.service import HostMail, ReportService, read_completion
 from opencue_sched.settings import Release, Settings
 
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from opencue_proto import report_pb2
 
-from opencue_sched.domain.states import FrameState, JobState
-from opencue_sched.release.verify import Absences, KillThrottle, Standing, overdue, usage, verify
-from opencue_sched.store.reported_runs import ReportedRun
+from opencue_sched.domain.farm import FrameState, JobState
+from opencue_sched.farm.reports import Absences, KillThrottle, Standing, overdue, usage, verify
+from opencue_sched.store.reports import ReportedRun
 
 OWNED = ReportedRun(
     proc_id="p1",

@@ -1,0 +1,193 @@
+"""``opencue-sched board``: cluster postings, and the permits of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+import redis
+
+from opencue_sched.cli.connect import checked_redis
+from opencue_sched.cli.output import age_text, done, json_option, show_fields, show_json, show_rows
+from opencue_sched.coordination.board import BoardScripts, Listing, Pages
+from opencue_sched.coordination.names import BoardKeys, cluster_board, permit_board
+from opencue_sched.coordination.postings import ClusterPostings, decode_cluster
+from opencue_sched.errors import InvalidInput, SchedulerError
+from opencue_sched.settings import get_settings
+
+_PAGE = 200
+_COLUMNS = {
+    "cluster": "Cluster",
+    "state": "State",
+    "owner": "Owner",
+    "failures": "Failures",
+    "posted": "Posted",
+    "modified": "Last worked on",
+    "show": "Show",
+    "tags": "Tags",
+}
+_PERMIT_COLUMNS = {"layer": "Layer", "state": "State", "cluster": "Cluster", "fence": "Fence", "taken": "Taken"}
+
+
+@click.group("board")
+def command() -> None:
+    """List, show, trash and restore cluster postings; list the permits of layers.
+
+    Example: opencue-sched board list --state trash
+    """
+
+
+@command.command("list")
+@click.option(
+    "--state", type=click.Choice(["ready", "delayed", "claimed", "trash"]), help="Only postings in this state."
+)
+@click.option("--permits", is_flag=True, help="Which cluster's pass has which layer, instead of postings.")
+@json_option
+def list_(state: str | None, permits: bool, as_json: bool) -> None:
+    """List postings: what waits, what is worked on, what rests, what was put aside.
+
+    With --permits, the layers that passes have now. A pass that has ended left none; one that nobody has ran out.
+
+    Example: opencue-sched board list --json
+    """
+    with checked_redis() as client:
+        row, scripts = _permit_row, BoardScripts(client, permit_board(get_settings().coordination.namespace))
+        if not permits:
+            row, scripts = _row, _postings_of(client).scripts
+        rows = [
+            row(listing)
+            for which in _sets(state)
+            for listing in _all(scripts, which)
+            if state in (None, listing.fields.get("state"))
+        ]
+    form = {name: lambda moment: f"{age_text(moment)} ago" for name in ("posted", "modified", "taken")}
+    show_rows(rows, _PERMIT_COLUMNS if permits else _COLUMNS, as_json=as_json, formats=form)
+
+
+@command.command()
+@click.argument("cluster")
+@json_option
+def show(cluster: str, as_json: bool) -> None:
+    """Show one posting, by its cluster's key or its id; with the traceback of its last failure.
+
+    Example: opencue-sched board show alloc-0f3a9c1d2b4e5f60
+    """
+    with _postings() as postings:
+        listing = _found(postings, cluster)
+    row = _row(listing) | {"error": listing.fields.get("error", ""), "fence": listing.fence}
+    if as_json:
+        show_json(row)
+        return
+    show_fields({name: "" if value is None else str(value) for name, value in row.items()})
+
+
+@command.command()
+@click.argument("cluster")
+@click.option("--reason", default="trashed by an operator", show_default=True, help="Kept with the posting.")
+@click.option("--force", is_flag=True, help="Even while a worker has it; that worker then loses its claim.")
+@json_option
+def trash(cluster: str, reason: str, force: bool, as_json: bool) -> None:
+    """Put a posting aside: nobody dispatches that cluster until it is restored.
+
+    Example: opencue-sched board trash alloc-0f3a9c1d2b4e5f60 --reason "bad hosts"
+    """
+    with _postings() as postings:
+        listing = _found(postings, cluster)
+        answer = postings.scripts.steer(listing.uuid, "trash", reason, force=force)
+    if not answer[0]:
+        raise SchedulerError(_refusal(cluster, answer))
+    done(f"{cluster} is in the trash", as_json=as_json, cluster=cluster, state="trash")
+
+
+@command.command()
+@click.argument("cluster")
+@json_option
+def restore(cluster: str, as_json: bool) -> None:
+    """Take a posting out of the trash; a sweep or a worker sends a message for it within seconds.
+
+    Example: opencue-sched board restore alloc-0f3a9c1d2b4e5f60
+    """
+    with _postings() as postings:
+        listing = _found(postings, cluster)
+        answer = postings.scripts.steer(listing.uuid, "restore")
+    if not answer[0]:
+        raise SchedulerError(_refusal(cluster, answer))
+    done(f"{cluster} is on the board again", as_json=as_json, cluster=cluster, state="ready")
+
+
+@contextmanager
+def _postings() -> Iterator[ClusterPostings]:
+    with checked_redis() as client:
+        yield _postings_of(client)
+
+
+def _postings_of(client: redis.Redis) -> ClusterPostings:
+    settings = get_settings()
+    keys = BoardKeys(settings.coordination.namespace, cluster_board(settings.scheduler.facility))
+    return ClusterPostings(client, keys)
+
+
+def _sets(state: str | None) -> list[Pages]:
+    if state == "trash":
+        return ["trash"]
+    return ["listed"] if state else ["listed", "trash"]
+
+
+def _all(scripts: BoardScripts, which: Pages) -> Iterator[Listing]:
+    after = "-inf"
+    while page := scripts.page(which, after, _PAGE):
+        yield from page
+        after = page[-1].score
+
+
+def _found(postings: ClusterPostings, cluster: str) -> Listing:
+    listing = postings.job(postings.find(cluster) or cluster)
+    if listing is None:
+        raise InvalidInput(f"no posting of a cluster {cluster!r}; see: opencue-sched board list")
+    return listing
+
+
+def _refusal(cluster: str, answer: list[Any]) -> str:
+    return {
+        "held": f"{cluster} is worked on by {answer[-1]}; wait, or say --force",
+        "not_trashed": f"{cluster} is not in the trash",
+        "trashed": f"{cluster} is in the trash already",
+    }.get(str(answer[1]), f"{cluster} is gone")
+
+
+def _row(listing: Listing) -> dict[str, Any]:
+    fields = listing.fields
+    row = {
+        "cluster": fields.get("name"),
+        "posting": listing.uuid,
+        "state": fields.get("state"),
+        "owner": fields.get("owner") or None,
+        "failures": int(fields.get("failures", "0")),
+        "posted": _moment(fields.get("created")),
+        "modified": _moment(fields.get("modified")),
+        "show": None,
+        "tags": "unreadable",
+    }
+    try:
+        cluster = decode_cluster(fields.get("details", ""))
+    except InvalidInput:
+        return row
+    return row | {"show": cluster.show_id, "facility": cluster.facility_id, "tags": " ".join(cluster.tags)}
+
+
+def _permit_row(listing: Listing) -> dict[str, Any]:
+    fields = listing.fields
+    return {
+        "layer": listing.uuid,
+        "state": fields.get("state"),
+        "cluster": fields.get("owner") or None,
+        "fence": listing.fence,
+        "taken": _moment(fields.get("modified")),
+    }
+
+
+def _moment(milliseconds: str | None) -> datetime | None:
+    return datetime.fromtimestamp(int(milliseconds) / 1000, UTC) if milliseconds else None

@@ -1,0 +1,190 @@
+"""``opencue-sched explain``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import click
+import redis
+
+from opencue_sched.cli.connect import database, farm, redis_store
+from opencue_sched.cli.output import json_option, show_json, working
+from opencue_sched.cli.values import UnknownName, choose
+from opencue_sched.coordination.names import BoardKeys, cluster_board
+from opencue_sched.coordination.postings import ClusterCooldown, ClusterPostings, TrashedPosting
+from opencue_sched.dispatch.verdicts import RecordedVerdict, VerdictLog
+from opencue_sched.domain.job_spec import near
+from opencue_sched.insight.audit import run_audit
+from opencue_sched.insight.doctor import diagnose
+from opencue_sched.insight.explain import Explanation, LayerExplanation, explain_job, most_telling, verdict_words
+from opencue_sched.settings import get_settings
+from opencue_sched.store.shows import Kind
+
+# ``opencue-sched audit``.
+
+UNDECIDED_STATUS = 3
+
+
+@click.command("audit")
+@json_option
+def audit_command(as_json: bool) -> None:
+    """Check the invariants against PostgreSQL and Redis.
+
+    One line each, with figures, of a farm at rest or at work. Exit status 1 if any fails; 3 if none fails but something
+    changed each time it was looked at (undecided: run it again). What state cannot show names the test that shows it.
+
+    Example: opencue-sched audit --json | jq .failed
+    """
+    with farm() as (engine, _), redis_store() as client, working("checking the invariants"):
+        report = run_audit(engine, client, get_settings())
+    if as_json:
+        show_json(report.as_dict())
+    else:
+        click.echo("\n".join(report.lines()))
+    if report.failed:
+        raise click.exceptions.Exit(1)
+    if report.undecided:
+        raise click.exceptions.Exit(UNDECIDED_STATUS)
+
+
+# ``opencue-sched doctor``.
+
+
+@click.command("doctor")
+@json_option
+def doctor_command(as_json: bool) -> None:
+    """Say whether everything a scheduler needs is there, and what to do about what is not.
+
+    Looks at PostgreSQL, the schema, Redis, clocks, shows, hosts, RQDs, the release feed and the workers. Exit status 1
+    if something must be put right; warnings alone exit 0.
+
+    Example: opencue-sched doctor --json | jq '.findings[] | select(.level == "FAIL")'
+    """
+    with database() as engine, redis_store() as client:
+        diagnosis = diagnose(engine, client, get_settings())
+    if as_json:
+        show_json(diagnosis.as_dict())
+    else:
+        click.echo("\n".join(diagnosis.lines()))
+    if diagnosis.failed:
+        raise click.exceptions.Exit(1)
+
+
+# The last verdicts on a job's layers and the clusters no pass looks at, as far as Redis can be asked for them.
+
+
+def recorded_verdicts(job_id: str) -> Mapping[str, Sequence[RecordedVerdict]]:
+    """By layer id. Without Redis there are none, and a note on standard error says so."""
+    settings = get_settings()
+    try:
+        with redis_store() as client:
+            return VerdictLog(client, settings.coordination.namespace).of_job(job_id)
+    except redis.RedisError as error:
+        click.echo(f"note: Redis does not answer ({error}), so the last verdicts are not known", err=True)
+        return {}
+
+
+def held_clusters() -> list[ClusterCooldown | TrashedPosting]:
+    """The clusters that are cooled down or in the trash. Without Redis none; ``recorded_verdicts`` has a note of it."""
+    settings = get_settings()
+    keys = BoardKeys(settings.coordination.namespace, cluster_board(settings.scheduler.facility))
+    try:
+        with redis_store() as client:
+            postings = ClusterPostings(client, keys)
+            return [*postings.cooldowns(), *postings.trashed()]
+    except redis.RedisError:
+        return []
+
+
+def last_verdicts(job_id: str) -> dict[str, str]:
+    """The most telling one of each layer, in words."""
+    now = time.time()
+    return {
+        layer: verdict_words(best, now)
+        for layer, recorded in recorded_verdicts(job_id).items()
+        if (best := most_telling(recorded)) is not None
+    }
+
+
+@click.command("explain")
+@click.argument("name", metavar="JOB")
+@click.option("--layer", metavar="NAME", help="Only this layer, with every reason found.")
+@json_option
+def explain_command(name: str, layer: str | None, as_json: bool) -> None:
+    """Say why a job's frames are waiting.
+
+    One line for each layer with something left to do: what the database says holds it back, else the verdict of the
+    last pass that looked at it. With --layer, or as JSON, every reason, the one that explains most first.
+
+    Example: opencue-sched explain demo-sh010-alice_comp_v001 --layer render
+    """
+    with farm() as (engine, facts), engine.connect() as connection:
+        job = choose(connection, Kind.JOB, name)
+        explanation = explain_job(connection, job.id, get_settings(), facts, recorded_verdicts(job.id), held_clusters())
+    chosen = [one for one in explanation.layers if layer is None or one.name == layer]
+    if layer is not None and not chosen:
+        names = [one.name for one in explanation.layers]
+        raise UnknownName(f"job {job.name} has no layer {layer!r}{near(layer, names)}")
+    if as_json:
+        show_json(_as_dict(explanation, chosen))
+    else:
+        click.echo("\n".join(_lines(explanation, chosen, every_reason=layer is not None)))
+
+
+def _lines(explanation: Explanation, layers: list[LayerExplanation], *, every_reason: bool) -> list[str]:
+    unfinished = layers if every_reason else [one for one in layers if one.open or one.running]
+    if not unfinished:
+        return [f"nothing of {explanation.job} waits: it is {explanation.state}"]
+    lines = []
+    for one in unfinished:
+        reasons = one.reasons if every_reason else one.reasons[:1]
+        lines.append(f"{one.name} ({_counts(one)}): {reasons[0].text}")
+        lines += [f"  also: {reason.text}" for reason in reasons[1:]]
+    return lines
+
+
+def _counts(layer: LayerExplanation) -> str:
+    counts = {
+        "waiting": layer.waiting,
+        "running": layer.running,
+        "depend": layer.depend,
+        "dead": layer.dead,
+        "done": layer.done,
+    }
+    return ", ".join(f"{number} {word}" for word, number in counts.items() if number) or "no frames"
+
+
+def _as_dict(explanation: Explanation, layers: list[LayerExplanation]) -> dict[str, Any]:
+    return {
+        "job": explanation.job,
+        "id": explanation.job_id,
+        "state": explanation.state,
+        "reasons": [asdict(reason) for reason in explanation.reasons],
+        "layers": [
+            {
+                "layer": one.name,
+                "id": one.id,
+                "frames": one.total,
+                "waiting": one.waiting,
+                "running": one.running,
+                "depend": one.depend,
+                "dead": one.dead,
+                "done": one.done,
+                "reasons": [asdict(reason) for reason in one.reasons],
+                "verdict": None
+                if one.verdict is None
+                else {
+                    "verdict": one.verdict.verdict.verdict.value,
+                    "detail": one.verdict.verdict.detail,
+                    "placed": one.verdict.verdict.frames,
+                    "waiting": one.verdict.verdict.waiting,
+                    "cluster": one.verdict.cluster,
+                    "at": one.verdict.at,
+                },
+            }
+            for one in layers
+        ],
+    }

@@ -1,0 +1,345 @@
+"""``opencue-sched host``."""
+
+from __future__ import annotations
+
+import getpass
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from sqlalchemy import Connection
+
+from opencue_sched.cli import output
+from opencue_sched.cli.connect import farm, tell_hosts_changed
+from opencue_sched.cli.output import age_text, cores, json_option, memory_text, show_fields, show_json, show_rows
+from opencue_sched.cli.values import Refused, choose, choose_all, new_name
+from opencue_sched.domain.farm import HardwareState, LockState, TagType, ThreadMode
+from opencue_sched.domain.units import HOST_TAG_WIDTH
+from opencue_sched.store import hosts
+from opencue_sched.store.hosts import HostView
+from opencue_sched.store.shows import Kind, NamedRow
+
+_COLUMNS = {
+    "host": "Host",
+    "state": "State",
+    "lock": "Lock",
+    "allocation": "Alloc",
+    "idle_cores": "Idle Cores",
+    "cores": "Cores",
+    "idle_memory_kb": "Idle Mem",
+    "memory_kb": "Mem",
+    "idle_gpus": "Idle GPUs",
+    "gpus": "GPUs",
+    "frames": "Frames",
+    "load": "Load",
+    "nimby": "NIMBY",
+    "os": "OS",
+    "thread_mode": "Thread",
+    "pinged": "Ping",
+    "tags": "Tags",
+}
+_PROC_COLUMNS = {
+    "job": "Job",
+    "frame": "Frame",
+    "cores": "Cores",
+    "memory": "Memory",
+    "gpus": "GPUs",
+    "started": "Start",
+    "runtime": "Runtime",
+}
+_MEMORY = {"idle_memory_kb": memory_text, "memory_kb": memory_text}
+_TAG_ORIGIN = {
+    TagType.ALLOC.value: "comes with its allocation",
+    TagType.HOSTNAME.value: "is its name",
+    TagType.HARDWARE.value: "is reported by its RQD",
+    TagType.MANUAL.value: "is constant",
+}
+
+
+@click.group("host")
+def command() -> None:
+    """List, lock, unlock, tag and move hosts. A host is named by its name or its id.
+
+    Example: opencue-sched host list --alloc local.general
+    """
+
+
+@command.command("list")
+@click.option("--alloc", metavar="NAME", help="Only of this allocation.")
+@click.option("--lock", type=click.Choice([lock.value for lock in LockState], case_sensitive=False))
+@click.option("--state", type=click.Choice([state.value for state in HardwareState], case_sensitive=False))
+@click.option("--tag", metavar="TAG", help="Only with this tag.")
+@click.option("--name", "part", metavar="PART", help="Only with this in their name.")
+@click.option("--most", type=click.IntRange(1), default=1000, show_default=True, help="List no more than this many.")
+@json_option
+def list_(
+    alloc: str | None,
+    lock: str | None,
+    state: str | None,
+    tag: str | None,
+    part: str | None,
+    most: int,
+    as_json: bool,
+) -> None:
+    """List hosts with what is idle on them. Ping is how long ago the last report came.
+
+    Example: opencue-sched host list --tag gpu --lock OPEN --state UP
+    """
+    with farm() as (engine, _), engine.connect() as connection:
+        alloc_id = None if alloc is None else choose(connection, Kind.ALLOCATION, alloc).id
+        found = hosts.list_hosts(
+            connection, alloc_id=alloc_id, lock=lock, state=state, tag=tag, part=part, most=most + 1
+        )
+    rows = [_row(host) for host in found[:most]]
+    if not as_json:
+        for row, host in zip(rows, found, strict=False):
+            row |= {"pinged": age_text(host.pinged), "tags": " ".join(host.tags), "load": host.load / 100}
+    show_rows(rows, _COLUMNS, as_json=as_json, formats=_MEMORY)
+    if len(found) > most:
+        click.echo(f"note: there are more than {most}; --most lists more", err=True)
+
+
+@command.command()
+@click.argument("name", metavar="HOST")
+@json_option
+def info(name: str, as_json: bool) -> None:
+    """Show one host and what runs on it.
+
+    Example: opencue-sched host info render01
+    """
+    with farm() as (engine, _), engine.connect() as connection:
+        (host,) = hosts.list_hosts(connection, host_ids=[choose(connection, Kind.HOST, name).id])
+        procs = hosts.procs_of(connection, host.id)
+    if as_json:
+        show_json({**_row(host), "procs": [_proc_json(proc) for proc in procs]})
+        return
+    show_fields(_fields(host))
+    if procs:
+        click.echo()
+        show_rows([_proc_row(proc) for proc in procs], _PROC_COLUMNS, as_json=False)
+
+
+@command.command()
+@click.argument("names", nargs=-1, required=True, metavar="HOST...")
+def lock(names: tuple[str, ...]) -> None:
+    """Lock hosts: nothing more is booked on them; what runs goes on.
+
+    Example: opencue-sched host lock render01 render02
+    """
+    _set_lock(names, LockState.LOCKED, [LockState.OPEN, LockState.NIMBY_LOCKED], "locked")
+
+
+@command.command()
+@click.argument("names", nargs=-1, required=True, metavar="HOST...")
+def unlock(names: tuple[str, ...]) -> None:
+    """Open locked hosts. One that its user took back (NIMBY_LOCKED) opens by itself when the user is gone.
+
+    Example: opencue-sched host unlock render01
+    """
+    _set_lock(names, LockState.OPEN, [LockState.LOCKED], "open")
+
+
+@command.group()
+def tags() -> None:
+    """Add or remove manual tags.
+
+    Example: opencue-sched host tags add render01 bigmem
+    """
+
+
+@tags.command()
+@click.argument("name", metavar="HOST")
+@click.argument("words", nargs=-1, required=True, metavar="TAG...")
+def add(name: str, words: tuple[str, ...]) -> None:
+    """Give a host manual tags.
+
+    Example: opencue-sched host tags add render01 bigmem ssd
+    """
+    wanted = [new_name("tag", word, width=HOST_TAG_WIDTH) for word in words]
+    with farm() as (engine, _):
+        with engine.begin() as connection:
+            host = choose(connection, Kind.HOST, name)
+            new_ids = [str(uuid.uuid4()) for _ in wanted]
+            changed = hosts.add_tags(connection, [host.id], wanted, new_ids)
+            tags_now = _tags(connection, host)
+        tell_hosts_changed(list(changed))
+    output.done(f"{host.name} has the tags {tags_now}")
+
+
+@tags.command()
+@click.argument("name", metavar="HOST")
+@click.argument("words", nargs=-1, required=True, metavar="TAG...")
+def remove(name: str, words: tuple[str, ...]) -> None:
+    """Take manual tags from a host.
+
+    Example: opencue-sched host tags remove render01 bigmem
+    """
+    with farm() as (engine, _):
+        with engine.begin() as connection:
+            host = choose(connection, Kind.HOST, name)
+            changed = hosts.remove_tags(connection, [host.id], words)
+            left = hosts.kinds_of_tags(connection, [host.id], words)
+            tags_now = _tags(connection, host)
+            if left:
+                tag, kind = next(iter(left.items()))
+                why = _TAG_ORIGIN.get(kind, "is not a manual one")
+                raise Refused(f"tag {tag} of {host.name} {why}; nothing was removed")
+        tell_hosts_changed(list(changed))
+    output.done(f"{host.name} has the tags {tags_now}" + ("" if changed else " (it had none of those)"))
+
+
+@command.command()
+@click.argument("names", nargs=-1, required=True, metavar="HOST...")
+@click.argument("alloc", metavar="ALLOC")
+@click.option("--force", is_flag=True, help="Even while frames run there; they count for the new allocation then.")
+def move(names: tuple[str, ...], alloc: str, force: bool) -> None:
+    """Put hosts into another allocation.
+
+    Example: opencue-sched host move render01 render02 local.desktop
+    """
+    with farm() as (engine, _):
+        with engine.begin() as connection:
+            chosen = choose_all(connection, Kind.HOST, names)
+            target = choose(connection, Kind.ALLOCATION, alloc)
+            ids = [host.id for host in chosen]
+            running = hosts.lock_hosts(connection, ids)
+            if running and not force:
+                raise Refused(f"frames running there: {running}; lock the hosts and wait, or use --force")
+            hosts.move_hosts(connection, ids, target.id, [str(uuid.uuid4()) for _ in ids])
+        tell_hosts_changed(ids)
+    output.done(f"{', '.join(host.name for host in chosen)} in {target.name} now")
+
+
+@command.command()
+@click.argument("name", metavar="HOST")
+def delete(name: str) -> None:
+    """Delete a host that is down and runs nothing. It comes back when its RQD reports again.
+
+    Example: opencue-sched host delete render01
+    """
+    with farm() as (engine, _):
+        with engine.begin() as connection:
+            host = choose(connection, Kind.HOST, name)
+            running = hosts.lock_hosts(connection, [host.id])
+            state = hosts.hardware_state(connection, host.id)
+            if state != HardwareState.DOWN.value:
+                raise Refused(f"{host.name} is {state}; only a host that is DOWN can be deleted")
+            if running:
+                raise Refused(f"frames of {host.name} that are not released yet: {running}")
+            hosts.delete_host(connection, host.id)
+        tell_hosts_changed([host.id])
+    output.done(f"deleted {host.name}")
+
+
+def _set_lock(names: Sequence[str], new: LockState, old: Sequence[LockState], word: str) -> None:
+    with farm() as (engine, _):
+        with engine.begin() as connection:
+            chosen = choose_all(connection, Kind.HOST, names)
+            changed = hosts.set_lock(
+                connection,
+                [host.id for host in chosen],
+                old=[state.value for state in old],
+                new=new.value,
+                source=_user(),
+            )
+            states = {it.id: it.lock_state for it in hosts.list_hosts(connection, host_ids=[h.id for h in chosen])}
+        tell_hosts_changed(changed)
+    for host in chosen:
+        click.echo(f"{host.name} is {word} now" if host.id in changed else f"{host.name} is {states[host.id]}")
+
+
+def _tags(connection: Connection, host: NamedRow) -> str:
+    (row,) = hosts.list_hosts(connection, host_ids=[host.id])
+    return " ".join(row.tags) or "none"
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "opencue-sched"
+
+
+def _row(host: HostView) -> dict[str, Any]:
+    return {
+        "host": host.name,
+        "id": host.id,
+        "state": host.state,
+        "lock": host.lock_state,
+        "lock_source": host.lock_source,
+        "allocation": host.allocation,
+        "facility": host.facility,
+        "idle_cores": cores(host.idle_centicores),
+        "cores": cores(host.centicores),
+        "idle_memory_kb": host.idle_memory_kb,
+        "free_memory_kb": host.free_kb,
+        "memory_kb": host.memory_kb,
+        "idle_gpus": host.idle_gpus,
+        "gpus": host.gpus,
+        "idle_gpu_memory_kb": host.idle_gpu_memory_kb,
+        "gpu_memory_kb": host.gpu_memory_kb,
+        "frames": host.procs,
+        "load": host.load,
+        "nimby": host.nimby,
+        "os": host.os,
+        "thread_mode": _thread_mode(host.thread_mode),
+        "pinged": host.pinged,
+        "booted": host.booted,
+        "tags": list(host.tags),
+    }
+
+
+def _thread_mode(number: int) -> str:
+    return ThreadMode(number).name if number in list(ThreadMode) else str(number)
+
+
+def _fields(host: HostView) -> dict[str, str]:
+    lock = host.lock_state + (f" by {host.lock_source}" if host.lock_source and host.lock_state != "OPEN" else "")
+    gpu_memory = f"{memory_text(host.idle_gpu_memory_kb)} of {memory_text(host.gpu_memory_kb)}"
+    return {
+        "Host": host.name,
+        "Id": host.id,
+        "State": host.state,
+        "Lock": lock,
+        "Allocation": host.allocation,
+        "Facility": host.facility,
+        "Idle Cores": f"{cores(host.idle_centicores)} of {cores(host.centicores)}",
+        "Idle Memory": f"{memory_text(host.idle_memory_kb)} of {memory_text(host.memory_kb)}, "
+        f"{memory_text(host.free_kb)} free",
+        "Idle GPUs": f"{host.idle_gpus} of {host.gpus}" if host.gpus else "",
+        "Idle GPU Memory": gpu_memory if host.gpu_memory_kb else "",
+        "Load": f"{host.load / 100:g}",
+        "NIMBY": output.yes_no(host.nimby),
+        "OS": host.os,
+        "Thread Mode": _thread_mode(host.thread_mode),
+        "Tags": " ".join(host.tags),
+        "Last Ping": f"{age_text(host.pinged)} ago",
+        "Uptime": age_text(host.booted),
+    }
+
+
+def _proc_json(proc: hosts.RunningProc) -> dict[str, Any]:
+    return {
+        "id": proc.id,
+        "job": proc.job,
+        "frame": proc.frame,
+        "cores": cores(proc.centicores),
+        "memory_kb": proc.memory_kb,
+        "used_memory_kb": proc.used_kb,
+        "gpus": proc.gpus,
+        "dispatched": proc.dispatched,
+        "local": proc.local,
+    }
+
+
+def _proc_row(proc: hosts.RunningProc) -> dict[str, Any]:
+    return {
+        "job": proc.job,
+        "frame": proc.frame or "(being unbooked)",
+        "cores": cores(proc.centicores),
+        "memory": f"{memory_text(proc.used_kb)} / {memory_text(proc.memory_kb)}",
+        "gpus": proc.gpus,
+        "started": output.time_text(proc.dispatched),
+        "runtime": age_text(proc.dispatched),
+    }

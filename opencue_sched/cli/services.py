@@ -1,0 +1,122 @@
+"""``opencue-sched migrate``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+from rich.console import Console
+from sqlalchemy import Engine
+
+from opencue_sched.cli.connect import database, redis_store
+from opencue_sched.cli.output import counted, working
+from opencue_sched.errors import SchedulerError
+from opencue_sched.farm.model import EventCounts
+from opencue_sched.farm.service import serve
+from opencue_sched.insight.stores import check_stores
+from opencue_sched.settings import get_settings
+from opencue_sched.store.schema import check_schema, downgrade, holdings, revision_of, upgrade
+from opencue_sched.worker import metrics
+from opencue_sched.worker.logs import configure_logging, install_level_signals
+from opencue_sched.worker.setting_names import log_unknown_variables
+
+
+@click.command("migrate")
+@click.option("--down", is_flag=True, help="Remove our own objects again; on a schema of ours, everything.")
+@click.option("--yes", is_flag=True, help="Do not ask before --down.")
+def migrate_command(down: bool, yes: bool) -> None:
+    """Create or upgrade the database schema.
+
+    On an empty database everything is created. On a database made by Cuebot (V45 or newer) only objects of our own are
+    added, named opencue_sched_*; Cuebot's tables and history are not touched.
+
+    Example: OPENCUE_SCHED_DATABASE_URL=postgresql://cuebot@db/cuebot opencue-sched migrate
+    """
+    url = get_settings().sqlalchemy_url
+    with database() as engine:
+        if down:
+            if not yes:
+                click.confirm(_question(engine), abort=True)
+            with working("removing"):
+                downgrade(url, "base")
+            click.echo("removed")
+            return
+        with engine.connect() as connection:
+            before = revision_of(connection)
+        with working("migrating the schema"):
+            upgrade(url)
+        with engine.connect() as connection:
+            after = revision_of(connection)
+    if after == before:
+        click.echo(f"the schema was up to date (revision {after})")
+    elif before is None:
+        click.echo(f"the schema's objects were made (revision {after})")
+    else:
+        click.echo(f"the schema was brought from revision {before} to {after}")
+
+
+def _question(engine: Engine) -> str:
+    """What goes, before it goes."""
+    with engine.connect() as connection:
+        lost = holdings(connection)
+    if lost is None:
+        return "Remove the scheduler's objects from this database?"
+    where = f"{engine.url.database} at {engine.url.host}" if engine.url.host else str(engine.url.database)
+    return (
+        f"Everything in database {where} was made by opencue-sched, and all of it goes: "
+        f"{counted(lost.shows, 'show')}, {counted(lost.jobs, 'job')}, all hosts, frames and history. "
+        "There is no way back but a backup. Remove everything?"
+    )
+
+
+# ``opencue-sched report-service``.
+
+
+@click.command("report-service")
+def report_service_command() -> None:
+    """Run the service that RQDs report to, where there is no Cuebot.
+
+    Takes boot, status and completion reports on OPENCUE_SCHED_RELEASE__HOST and __PORT (127.0.0.1:8443). Several may
+    run side by side. Ends on SIGTERM or Ctrl-C, once the completions it has are applied.
+
+    Example: OPENCUE_SCHED_RELEASE__HOST=0.0.0.0 opencue-sched report-service
+    """
+    settings = get_settings()
+    configure_logging(settings.logging)
+    log_unknown_variables(os.environ)
+    with database() as engine, redis_store() as client:
+        check_stores(engine, client, settings)
+        with engine.connect() as connection:
+            check_schema(connection)
+    install_level_signals()
+    metrics.serve_metrics(settings.queue.metrics_host, settings.queue.metrics_port, metrics.REPORT_SERVICE)
+    raise click.exceptions.Exit(serve(settings, counts=EventCounts(metrics.record_event)))
+
+
+# ``opencue-sched demo``.
+
+
+@click.command("demo")
+@click.option("--frames", default=48, show_default=True, type=click.IntRange(1, 999), help="Frames of the animation.")
+@click.option("--hosts", default=3, show_default=True, type=click.IntRange(1, 20), help="Real RQD processes.")
+@click.option("--workers", default=2, show_default=True, type=click.IntRange(1, 8), help="Celery workers.")
+@click.option("--keep", is_flag=True, help="Leave the farm up until Ctrl-C.")
+@click.option(
+    "--output", type=click.Path(path_type=Path, file_okay=False), default=Path("demo-output"), show_default=True
+)
+def demo_command(frames: int, hosts: int, workers: int, keep: bool, output: Path) -> None:
+    """Render a real job on real RQDs, on this machine.
+
+    Starts PostgreSQL and Redis from wheels on free ports, three real RQDs, the report service, two workers, beat and
+    Flower; submits an animation and a contact sheet that depends on it; ends with the audit. Everything it started is
+    stopped at the end, on failure and on Ctrl-C.
+
+    Example: opencue-sched demo --keep
+    """
+    try:
+        from opencue_sched.embedded.demo.run import DemoOptions, run_demo
+    except ImportError as error:
+        raise SchedulerError(f"the demo needs opencue-sched with its extra 'demo'; {error.name} is missing") from error
+    options = DemoOptions(frames=frames, hosts=hosts, workers=workers, keep=keep, output=output)
+    raise click.exceptions.Exit(run_demo(options, Console()))

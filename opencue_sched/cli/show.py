@@ -1,0 +1,256 @@
+"""``opencue-sched show``."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import asdict
+from typing import Any
+
+import click
+from sqlalchemy import Connection, Engine
+
+from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.cli import output
+from opencue_sched.cli.connect import farm, redis_store
+from opencue_sched.cli.output import json_option, show_fields, show_json, show_rows
+from opencue_sched.cli.subscription import subscription_row
+from opencue_sched.cli.values import NEGATIVE_NUMBERS, Refused, choose, core_cap, cores, new_name, switch
+from opencue_sched.domain.units import SHOW_NAME_WIDTH
+from opencue_sched.settings import get_settings
+from opencue_sched.store import shows
+from opencue_sched.store.shows import Kind
+from opencue_sched.worker.flip import Flip, flip_show, wait_of
+
+_COLUMNS = {
+    "show": "Show",
+    "active": "Active",
+    "managed": "Managed",
+    "booking": "Booking",
+    "reserved_cores": "Reserved Cores",
+    "running_frames": "Running Frames",
+    "waiting_frames": "Waiting Frames",
+    "pending_jobs": "Pending Jobs",
+}
+
+
+@click.group("show")
+def command() -> None:
+    """List, create and change shows.
+
+    Example: opencue-sched show create demo --managed
+    """
+
+
+@command.command("list")
+@json_option
+def list_(as_json: bool) -> None:
+    """List shows and what they are doing.
+
+    Example: opencue-sched show list
+    """
+    with farm() as (engine, _), engine.connect() as connection:
+        rows = [_row(show) for show in shows.list_shows(connection)]
+    show_rows(rows, _COLUMNS, as_json=as_json)
+
+
+@command.command()
+@click.argument("name")
+@json_option
+def info(name: str, as_json: bool) -> None:
+    """Show one show with its subscriptions.
+
+    Example: opencue-sched show info demo
+    """
+    with farm() as (engine, _), engine.connect() as connection:
+        (show,) = shows.list_shows(connection, choose(connection, Kind.SHOW, name).id)
+        subscriptions = [subscription_row(row) for row in shows.list_subscriptions(connection, show_id=show.id)]
+    if as_json:
+        show_json({**_row(show), "subscriptions": subscriptions})
+        return
+    show_fields(
+        {
+            "Show": show.name,
+            "Id": show.id,
+            "Active": output.yes_no(show.active),
+            "Managed by this scheduler": output.yes_no(show.managed),
+            "Booking": output.yes_no(show.booking and show.dispatch and not show.paused),
+            "Paused": "yes" if show.paused else "",
+            "Default min cores of a job": f"{output.cores(show.default_min_cores)}",
+            "Default max cores of a job": output.cap_text(output.cores(show.default_max_cores)),
+            "Reserved cores": f"{output.cores(show.centicores)}",
+            "Reserved GPUs": str(show.gpus) if show.gpus else "",
+            "Frames": f"{show.running_frames} running, {show.waiting_frames} waiting",
+            "Pending jobs": str(show.pending_jobs),
+            "Subscriptions": ", ".join(
+                f"{row['allocation']} (size {row['size']}, burst {row['burst']}, used {row['used']})"
+                for row in subscriptions
+            )
+            or "none: nothing can be booked",
+        }
+    )
+
+
+@command.command()
+@click.argument("name")
+@click.option("--managed/--unmanaged", default=None, help="Whether this scheduler books it. Default: without a Cuebot.")
+@click.option("--min-cores", type=cores, metavar="CORES", help="Default of its jobs' min_cores (1).")
+@click.option("--max-cores", type=core_cap, metavar="CORES", help="Default of its jobs' max_cores (100).")
+@json_option
+def create(name: str, managed: bool | None, min_cores: int | None, max_cores: int | None, as_json: bool) -> None:
+    """Create a show with its root folder.
+
+    Nothing is booked before it has a subscription.
+
+    Example: opencue-sched show create demo --managed --max-cores 200
+    """
+    new_name("show", name, width=SHOW_NAME_WIDTH)
+    with farm() as (engine, facts), engine.begin() as connection:
+        if shows.find_row(connection, Kind.SHOW, name) is not None:
+            raise Refused(f"there is a show {name!r} already")
+        dept = shows.default_dept(connection)
+        if dept is None:
+            raise Refused("the database has no department; was it made by `opencue-sched migrate` or a Cuebot?")
+        ids = {key: str(uuid.uuid4()) for key in ("show_id", "folder_id", "point_id")}
+        managed = managed if managed is not None else facts.origin == "opencue-sched"
+        shows.insert_show(
+            connection, name=name, dept_id=dept, managed=managed, min_cores=min_cores, max_cores=max_cores, **ids
+        )
+    text = f"created show {name}" + ("" if managed else ", not managed by this scheduler")
+    output.done(text, as_json=as_json, show=name, id=ids["show_id"], managed=managed)
+
+
+@command.command()
+@click.argument("name")
+@click.argument("state", type=switch, metavar="on|off")
+def active(name: str, state: bool) -> None:
+    """Make a show active or not. Jobs of a show that is not active are not booked, and none can be submitted.
+
+    Example: opencue-sched show active demo off
+    """
+    _set_flag(name, "b_active", state, "active")
+
+
+@command.command()
+@click.argument("name")
+@click.argument("state", type=switch, metavar="on|off")
+def booking(name: str, state: bool) -> None:
+    """Let a show's frames be booked or not. What runs goes on.
+
+    Example: opencue-sched show booking demo off
+    """
+    _set_flag(name, "b_booking_enabled", state, "booking")
+
+
+@command.command()
+@click.argument("name")
+@click.argument("state", type=switch, metavar="on|off")
+@click.option("--wait", type=click.FloatRange(min=0), metavar="SECONDS", help="Time without booking in between.")
+@json_option
+def managed(name: str, state: bool, wait: float | None, as_json: bool) -> None:
+    """Hand a show to this scheduler (on), or back to Cuebot (off).
+
+    On: booking stops, what runs is counted and the caps are loaded, and booking goes on after 30 s, when every Cuebot
+    knows (at once where there is no Cuebot). Off: booking stops until all commits are over, then OpenCue's accounting
+    tables are brought up to date together with the flag.
+
+    Example: opencue-sched show managed demo on
+    """
+    settings = get_settings()
+    with farm() as (engine, facts), redis_store() as client:
+        show_id = _find(engine, name)
+        ledger = make_ledger(engine, client, owner=f"{settings.instance}-cli")
+        age = settings.accounting.in_flight_age
+        seconds = wait_of(settings, managed=state, cuebots=facts.origin == "cuebot") if wait is None else wait
+        _announce_wait(seconds)
+        with output.working(f"handing {name} {'over' if state else 'back'}"):
+            flip = flip_show(engine, ledger, show_id, managed=state, wait_seconds=seconds, age_seconds=age)
+    text = "\n".join(_flip_lines(name, state, flip))
+    output.done(text, as_json=as_json, show=name, managed=state, **asdict(flip))
+
+
+@command.command("default-min-cores")
+@click.argument("name")
+@click.argument("number", type=cores, metavar="CORES")
+def default_min_cores(name: str, number: int) -> None:
+    """Set the min_cores of jobs that do not say.
+
+    Example: opencue-sched show default-min-cores demo 1
+    """
+    _set_number(name, "int_default_min_cores", number)
+    output.done(f"jobs of {name} have {output.cores(number)} min cores unless they say otherwise")
+
+
+@command.command("default-max-cores", context_settings=NEGATIVE_NUMBERS)
+@click.argument("name")
+@click.argument("number", type=core_cap, metavar="CORES")
+def default_max_cores(name: str, number: int) -> None:
+    """Set the max_cores of jobs that do not say; -1 is no cap.
+
+    Example: opencue-sched show default-max-cores demo 200
+    """
+    _set_number(name, "int_default_max_cores", number)
+    cap = "no cap" if number <= 0 else f"{output.cores(number)} max cores"
+    output.done(f"jobs of {name} have {cap} unless they say otherwise")
+
+
+def _row(show: shows.Show) -> dict[str, Any]:
+    return {
+        "show": show.name,
+        "id": show.id,
+        "active": show.active,
+        "managed": show.managed,
+        "booking": show.booking and show.dispatch,
+        "paused": show.paused,
+        "reserved_cores": output.cores(show.centicores),
+        "reserved_gpus": show.gpus,
+        "running_frames": show.running_frames,
+        "waiting_frames": show.waiting_frames,
+        "pending_jobs": show.pending_jobs,
+        "default_min_cores": output.cores(show.default_min_cores),
+        "default_max_cores": output.cores(show.default_max_cores),
+    }
+
+
+def _set_flag(name: str, flag: str, value: bool, word: str) -> None:
+    with farm() as (engine, _), engine.begin() as connection:
+        show = choose(connection, Kind.SHOW, name)
+        changed = shows.set_show_flag(connection, show.id, flag, value)
+    state = "on" if value else "off"
+    output.done(f"{word} of {show.name} is {state}" + ("" if changed else " (it was)"))
+
+
+def _set_number(name: str, column: str, value: int) -> None:
+    with farm() as (engine, _), engine.begin() as connection:
+        shows.set_show_number(connection, choose(connection, Kind.SHOW, name).id, column, value)
+
+
+def _find(engine: Engine, name: str) -> str:
+    with engine.connect() as connection:
+        return _id_of(connection, name)
+
+
+def _id_of(connection: Connection, name: str) -> str:
+    return choose(connection, Kind.SHOW, name).id
+
+
+def _announce_wait(seconds: float) -> None:
+    if seconds > 0:
+        click.echo(
+            f"its booking is off for {seconds:g} s, and stays off if this is interrupted: then say it again",
+            err=True,
+        )
+
+
+def _flip_lines(name: str, state: bool, flip: Flip) -> list[str]:
+    if not flip.changed:
+        word = "is" if state else "is not"
+        lines = [f"show {name} {word} managed by this scheduler already"]
+    elif state:
+        lines = [f"show {name} is managed by this scheduler now"]
+    else:
+        lines = [f"show {name} is not managed by this scheduler any more"]
+    if not flip.booking:
+        lines.append(f"its booking is off: `opencue-sched show booking {name} on` lets it book")
+    if not flip.store_ready:
+        lines.append("Redis is not open for booking yet; the first worker counts what runs before it books")
+    return lines

@@ -1,0 +1,91 @@
+"""``opencue-sched submit``."""
+
+from __future__ import annotations
+
+import getpass
+from dataclasses import asdict
+from typing import BinaryIO
+
+import click
+
+from opencue_sched.cli.connect import farm
+from opencue_sched.cli.output import counted, json_option, show_json, working
+from opencue_sched.domain.job_spec import InvalidJobSpec
+from opencue_sched.farm.job_file import read_job_file
+from opencue_sched.farm.submission import Submitted, submit_job
+from opencue_sched.settings import get_settings
+
+
+@click.command("submit")
+@click.argument("file", type=click.File("rb"))
+@click.option("--paused", is_flag=True, help="Submit it paused, whatever the file says.")
+@click.option("--dry-run", is_flag=True, help="Check everything and show what would go in, but leave nothing.")
+@json_option
+def command(file: BinaryIO, paused: bool, dry_run: bool, as_json: bool) -> None:
+    """Submit a job file, YAML or JSON; - reads standard input.
+
+    The format is described in docs/job-file.md. Everything that is wrong with the file is said at once, by field, and
+    then nothing is stored. Exit status: 0 submitted, 1 refused.
+
+    Example: opencue-sched submit examples/animation.yaml --paused
+    """
+    try:
+        spec = read_job_file(file, default_user=_current_user())
+        with farm() as (engine, _), working(f"submitting {spec.name}"):
+            submitted = submit_job(engine, spec, get_settings(), paused=paused, dry_run=dry_run)
+    except InvalidJobSpec as error:
+        _refuse(getattr(file, "name", "<stdin>"), error.problems, as_json=as_json)
+        raise click.exceptions.Exit(1) from error
+    if as_json:
+        show_json(_as_dict(submitted))
+    else:
+        click.echo("\n".join(_lines(submitted)))
+
+
+def _current_user() -> str | None:
+    """Who submits; None for a user id without a name (a container's, say): then the file must say."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return None
+
+
+def _refuse(name: str, problems: tuple[str, ...], *, as_json: bool) -> None:
+    if as_json:
+        show_json({"submitted": False, "problems": list(problems)})
+    for problem in problems:
+        click.echo(f"{name}: {problem}", err=True)
+    click.echo(f"not submitted: {counted(len(problems), 'problem')}", err=True)
+
+
+def _as_dict(submitted: Submitted) -> dict[str, object]:
+    return {
+        "submitted": not submitted.dry_run,
+        "dry_run": submitted.dry_run,
+        "job": submitted.job_id,
+        "name": submitted.name,
+        "show": submitted.show,
+        "folder": submitted.folder,
+        "facility": submitted.facility,
+        "paused": submitted.paused,
+        "frames": submitted.frames,
+        "depends": submitted.depends,
+        "log_dir": submitted.log_dir,
+        "layers": [asdict(layer) for layer in submitted.layers],
+        "notes": list(submitted.notes),
+    }
+
+
+def _lines(submitted: Submitted) -> list[str]:
+    verb = "would submit" if submitted.dry_run else "submitted"
+    paused = ", paused" if submitted.paused else ""
+    lines = [f"{verb} {submitted.name} ({counted(submitted.frames, 'frame')}{paused})"]
+    if not submitted.dry_run:
+        lines.append(f"  id      {submitted.job_id}")
+    lines.append(f"  logs    {submitted.log_dir}")
+    for layer in submitted.layers:
+        held = layer.frames - layer.waiting
+        waits = "" if not held else f", {held if layer.waiting else 'all'} waiting for other frames"
+        lines.append(f"  layer   {layer.name}: {counted(layer.frames, 'frame')}{waits}")
+    lines += [f"note: {note}" for note in submitted.notes]
+    return lines

@@ -1,0 +1,199 @@
+"""``opencue-sched subscription``."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import click
+from sqlalchemy import Connection
+
+from opencue_sched.cli import output
+from opencue_sched.cli.connect import farm
+from opencue_sched.cli.output import json_option, show_rows
+from opencue_sched.cli.values import Refused, UnknownName, choose, cores
+from opencue_sched.store import shows
+from opencue_sched.store.shows import Kind, NamedRow
+
+_COLUMNS = {
+    "show": "Show",
+    "allocation": "Allocation",
+    "size": "Size",
+    "burst": "Burst",
+    "used": "Used",
+    "percent": "Used %",
+    "left": "Left",
+    "idle_cores": "Idle Cores",
+}
+
+
+@click.group("subscription")
+def command() -> None:
+    """List, create and change subscriptions: what a show may use of an allocation, in cores.
+
+    Size is what it is promised, burst the most it may use; burst 0 books nothing.
+
+    Example: opencue-sched subscription create demo local.general 100 150
+    """
+
+
+@command.command("list")
+@click.argument("show", required=False)
+@click.option("--alloc", metavar="NAME", help="Only of this allocation.")
+@json_option
+def list_(show: str | None, alloc: str | None, as_json: bool) -> None:
+    """List subscriptions, or those of one show.
+
+    Used is what runs now, in percent of the size; Left is up to the burst; Idle Cores are what the allocation's hosts
+    that are up and open have left.
+
+    Example: opencue-sched subscription list demo
+    """
+    with farm() as (engine, _), engine.connect() as connection:
+        show_id = None if show is None else choose(connection, Kind.SHOW, show).id
+        alloc_id = None if alloc is None else choose(connection, Kind.ALLOCATION, alloc).id
+        found = shows.list_subscriptions(connection, show_id=show_id, alloc_id=alloc_id)
+    show_rows([subscription_row(row) for row in found], _COLUMNS, as_json=as_json, formats={"percent": _percent})
+
+
+@command.command()
+@click.argument("show")
+@click.argument("alloc")
+@click.argument("size", type=cores, metavar="SIZE")
+@click.argument("burst", required=False, metavar="[BURST]")
+@json_option
+def create(show: str, alloc: str, size: int, burst: str | None, as_json: bool) -> None:
+    """Let a show use an allocation. BURST is like SIZE unless given, in cores or as a percentage of it.
+
+    Example: opencue-sched subscription create demo local.general 100 150%
+    """
+    most = size if burst is None else _burst(burst, size)
+    with farm() as (engine, _), engine.begin() as connection:
+        show_row, alloc_row = _pair(connection, show, alloc)
+        made = shows.insert_subscription(
+            connection, str(uuid.uuid4()), show_row.id, alloc_row.id, size=size, burst=most
+        )
+        if not made:
+            raise Refused(f"show {show_row.name} has a subscription for {alloc_row.name} already")
+    text = f"{show_row.name} may use {output.cores(size)} cores of {alloc_row.name}, {output.cores(most)} at most"
+    output.done(
+        text,
+        as_json=as_json,
+        show=show_row.name,
+        allocation=alloc_row.name,
+        size=output.cores(size),
+        burst=output.cores(most),
+    )
+    _note_burst(size, most)
+
+
+@command.command()
+@click.argument("show")
+@click.argument("alloc")
+@click.argument("number", type=cores, metavar="CORES")
+def size(show: str, alloc: str, number: int) -> None:
+    """Set what a show is promised of an allocation.
+
+    Example: opencue-sched subscription size demo local.general 200
+    """
+    with farm() as (engine, _), engine.begin() as connection:
+        show_row, alloc_row = _pair(connection, show, alloc)
+        subscription = _existing(connection, show_row, alloc_row)
+        shows.set_subscription(connection, show_row.id, alloc_row.id, size=number)
+    output.done(f"size of {show_row.name} in {alloc_row.name} is {output.cores(number)} cores")
+    _note_burst(number, subscription.burst_centicores)
+
+
+@command.command()
+@click.argument("show")
+@click.argument("alloc")
+@click.argument("number", metavar="CORES|PERCENT%")
+def burst(show: str, alloc: str, number: str) -> None:
+    """Set the most a show may use of an allocation, in cores or as a percentage of its size.
+
+    Example: opencue-sched subscription burst demo local.general 150%
+    """
+    with farm() as (engine, _), engine.begin() as connection:
+        show_row, alloc_row = _pair(connection, show, alloc)
+        subscription = _existing(connection, show_row, alloc_row)
+        most = _burst(number, subscription.size_centicores)
+        shows.set_subscription(connection, show_row.id, alloc_row.id, burst=most)
+    output.done(f"burst of {show_row.name} in {alloc_row.name} is {output.cores(most)} cores")
+    _note_burst(subscription.size_centicores, most)
+    if most < subscription.used_centicores:
+        used = output.cores(subscription.used_centicores)
+        click.echo(f"note: {used} cores are in use; nothing is booked until fewer are", err=True)
+
+
+@command.command()
+@click.argument("show")
+@click.argument("alloc")
+@click.option("--force", is_flag=True, help="Even while frames run under it; they go on.")
+def delete(show: str, alloc: str, force: bool) -> None:
+    """Take an allocation away from a show.
+
+    Example: opencue-sched subscription delete demo local.general
+    """
+    with farm() as (engine, _), engine.begin() as connection:
+        show_row, alloc_row = _pair(connection, show, alloc)
+        subscription = _existing(connection, show_row, alloc_row)
+        if subscription.procs and not force:
+            running = f"frames of {show_row.name} running in {alloc_row.name}: {subscription.procs}"
+            raise Refused(f"{running}; set burst 0 and wait, or use --force")
+        shows.delete_subscription(connection, show_row.id, alloc_row.id)
+    output.done(f"{show_row.name} may not use {alloc_row.name} any more")
+
+
+def subscription_row(subscription: shows.Subscription) -> dict[str, Any]:
+    """A subscription in cores. ``percent`` is of the size; None without one."""
+    size, used = subscription.size_centicores, subscription.used_centicores
+    return {
+        "show": subscription.show,
+        "allocation": subscription.allocation,
+        "id": subscription.id,
+        "size": output.cores(size),
+        "burst": output.cores(subscription.burst_centicores),
+        "used": output.cores(used),
+        "used_gpus": subscription.used_gpus,
+        "percent": round(100 * used / size, 2) if size > 0 else None,
+        "left": output.cores(max(0, subscription.burst_centicores - used)),
+        "running_frames": subscription.procs,
+        "idle_cores": output.cores(subscription.idle_centicores),
+    }
+
+
+def _pair(connection: Connection, show: str, alloc: str) -> tuple[NamedRow, NamedRow]:
+    return choose(connection, Kind.SHOW, show), choose(connection, Kind.ALLOCATION, alloc)
+
+
+def _existing(connection: Connection, show: NamedRow, alloc: NamedRow) -> shows.Subscription:
+    found = shows.list_subscriptions(connection, show_id=show.id, alloc_id=alloc.id)
+    if not found:
+        raise UnknownName(f"show {show.name} has no subscription for {alloc.name}; `subscription create` makes one")
+    return found[0]
+
+
+def _note_burst(size: int, burst: int) -> None:
+    """Cuebot allows a burst below the size. 0 is how bookings are stopped; any other is most often a mistake."""
+    if 0 < burst < size:
+        text = (
+            f"the burst is below the size: {output.cores(burst)} cores are the most it gets of its {output.cores(size)}"
+        )
+        click.echo(f"note: {text}", err=True)
+
+
+def _burst(text: str, size: int) -> int:
+    """Cores, or a percentage of the size, as centicores."""
+    if not text.endswith("%"):
+        return cores(text)
+    try:
+        percent = float(text[:-1])
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is not a percentage") from error
+    if not 0 <= percent <= 100_000:
+        raise click.BadParameter(f"{text} is not a percentage of a size")
+    return round(size * percent / 100)
+
+
+def _percent(value: float) -> str:
+    return f"{value:.0f}%"

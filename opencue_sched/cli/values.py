@@ -1,0 +1,124 @@
+"""What people type after a verb: cores, switches, frame ranges, names of things."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+import click
+from sqlalchemy import Connection
+
+from opencue_sched.domain.frame_range import FrameRange
+from opencue_sched.domain.job_spec import INT_MAX, NAME_CHARACTERS, near
+from opencue_sched.domain.units import CENTICORES_PER_CORE, UNLIMITED
+from opencue_sched.errors import InvalidInput
+from opencue_sched.store import shows
+from opencue_sched.store.shows import Kind, NamedRow
+
+_NAME = re.compile(r"^[A-Za-z0-9_.-]+$")
+
+
+class UnknownName(InvalidInput):
+    """Something was asked for by a name that nothing has."""
+
+
+class Refused(InvalidInput):
+    """What was asked for may not be done now; the message says why and what would help."""
+
+
+def choose(connection: Connection, kind: Kind, name_or_id: str) -> NamedRow:
+    """The row of this name or id. Raises UnknownName with the name that was probably meant."""
+    row = shows.find_row(connection, kind, name_or_id)
+    if row is None:
+        hint = near(name_or_id, shows.similar_names(connection, kind, name_or_id))
+        raise UnknownName(f"there is no {kind.value} {name_or_id!r}{hint}")
+    return row
+
+
+def choose_all(connection: Connection, kind: Kind, names: Sequence[str]) -> list[NamedRow]:
+    """The rows of these names or ids, each once. All unknown names are said at once."""
+    rows: dict[str, NamedRow] = {}
+    unknown = []
+    for name in names:
+        try:
+            row = choose(connection, kind, name)
+        except UnknownName as error:
+            unknown.append(str(error))
+        else:
+            rows[row.id] = row
+    if unknown:
+        raise UnknownName("\n".join(unknown))
+    return list(rows.values())
+
+
+def new_name(what: str, name: str, *, width: int) -> str:
+    """A name for something new. Raises InvalidInput for one that would not fit or would break paths and commands."""
+    if not _NAME.match(name):
+        raise InvalidInput(f"{what} {name!r} may contain only {NAME_CHARACTERS}")
+    if len(name) > width:
+        raise InvalidInput(f"{what} {name!r} has {len(name)} characters; {width} is the most OpenCue stores")
+    return name
+
+
+def cores(value: str) -> int:
+    """A number of cores, which may have a fraction, as centicores."""
+    centicores = _centicores(value)
+    if centicores < 0:
+        raise click.BadParameter(f"{value} is negative")
+    return centicores
+
+
+def core_cap(value: str) -> int:
+    """The same as a cap: 0 and -1 are no cap, and what is below one core would let nothing run."""
+    centicores = _centicores(value)
+    if centicores in (0, -CENTICORES_PER_CORE):
+        return UNLIMITED
+    if centicores < 0:
+        raise click.BadParameter(f"{value} is negative; 0 or -1 is no cap")
+    if centicores < CENTICORES_PER_CORE:
+        raise click.BadParameter(f"{value} is less than one core, so nothing could ever run; 0 or -1 is no cap")
+    return centicores
+
+
+def gpu_cap(value: str) -> int:
+    """A number of GPUs as a cap: 0 and -1 are no cap."""
+    try:
+        gpus = int(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is not a number of GPUs") from error
+    if not UNLIMITED <= gpus <= INT_MAX:
+        raise click.BadParameter(f"{value} is not a number of GPUs; 0 or -1 is no cap")
+    return gpus or UNLIMITED
+
+
+def frame_range(value: str) -> FrameRange:
+    """A frame range."""
+    try:
+        return FrameRange.parse(value)
+    except InvalidInput as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def switch(value: str) -> bool:
+    """``on`` or ``off``."""
+    if value.lower() not in ("on", "off"):
+        raise click.BadParameter(f"{value!r} is neither on nor off")
+    return value.lower() == "on"
+
+
+def _centicores(value: str) -> int:
+    try:
+        number = float(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is not a number of cores") from error
+    if not math.isfinite(number) or abs(number) > INT_MAX / CENTICORES_PER_CORE:
+        raise click.BadParameter(f"{value!r} is not a number of cores")
+    centicores = round(number * CENTICORES_PER_CORE)
+    if number != 0 and centicores == 0:
+        raise click.BadParameter(f"{value} is less than a hundredth of a core, the least OpenCue counts")
+    return centicores
+
+
+NEGATIVE_NUMBERS = {"ignore_unknown_options": True}
+"""Context settings of a command that takes -1 as a value rather than for an option."""

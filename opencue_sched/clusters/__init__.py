@@ -1,1 +1,0 @@
-"""Which clusters exist, and which have work."""

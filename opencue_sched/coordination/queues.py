@@ -1,0 +1,432 @@
+"""Which queue a cluster's message goes to: the instance whose host cache is warm for it, else its group, else the type.
+
+The instance is found by rendezvous hashing of the cluster's hosts (facility and allocation, or tags) over the live
+instances of the group: every sender comes to the same answer, and when an instance comes or goes only its own clusters
+move. A saturated instance is passed over, and a message sent again waits for one instance only where none consumes
+another queue. A message goes to no queue that no live worker announces, while another is announced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import redis
+import structlog
+from kombu.transport import TRANSPORT_ALIASES
+
+from opencue_sched.coordination.leader import boot_clock
+from opencue_sched.coordination.names import (
+    QueueName,
+    QueueType,
+    parse_presence_key,
+    presence_index,
+    priority_lists,
+    queue_stats,
+)
+from opencue_sched.coordination.presence import BEAT_TYPE, Actor, DutyState, Roll, call_roll
+from opencue_sched.domain.cluster import Cluster
+from opencue_sched.domain.redis_url import read_sentinel_url, tls_options, without_tls_options
+from opencue_sched.errors import InvalidInput
+from opencue_sched.lua_scripts import ScriptCall, call_scripts
+from opencue_sched.settings import get_settings
+
+REMEMBERED_SECONDS = 1.0
+
+
+def warm_key(cluster: Cluster) -> str:
+    """What a host cache is warm for: the hosts of an allocation, or those with these tags, in a facility."""
+    return "\x1f".join((cluster.facility_id, cluster.alloc_id or "", *(() if cluster.alloc_id else cluster.tags)))
+
+
+def rendezvous(key: str, instances: list[str]) -> str | None:
+    """The instance that everybody picks for ``key``; None without instances."""
+
+    def score(instance: str) -> bytes:
+        return hashlib.blake2b(f"{instance}\x1f{key}".encode(), digest_size=8).digest()
+
+    return max(instances, key=score, default=None)
+
+
+class Router:
+    """Routes of one group. ``fixed`` groups (a fleet of one facility) never use the queue shared by all groups.
+
+    Presence and the depth of instance queues are read at most once a second; what was sent meanwhile is counted here.
+    """
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        namespace: str,
+        group: str,
+        *,
+        fixed: bool = False,
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
+        self._client = client
+        self._type_queue = QueueName(namespace, QueueType.DISPATCH.value)
+        self._group_queue = QueueName(namespace, QueueType.DISPATCH.value, group)
+        self._group = group
+        self._fixed = fixed
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._read_at = float("-inf")
+        self._consumed: set[str] = set()
+        self._working: frozenset[str] = frozenset()
+        self._live: dict[str, Actor] = {}
+        self._load: Counter[str] = Counter()
+
+    def queue_of_all(self) -> QueueName:
+        """Where to send what any worker may do: to the group; without anybody there that consumes its queue, to all
+        groups."""
+        with self._lock:
+            self._look()
+            return self._shared()
+
+    def queue_for(self, cluster: Cluster, *, again: bool = False) -> QueueName:
+        """Where to send a message for ``cluster``; ``again`` when one was sent before and nobody took it."""
+        with self._lock:
+            self._look()
+            instance = rendezvous(warm_key(cluster), sorted(self._live))
+            shared = self._shared()
+            if instance is None:
+                return shared
+            full = self._load[instance] >= self._live[instance].capacity
+            if (again or full) and str(shared) in self._consumed:
+                return shared
+            self._load[instance] += 1
+            return self._instance_queue(instance)
+
+    def instances(self) -> frozenset[str]:
+        """The instances of the group that take work, by whatever queue."""
+        with self._lock:
+            self._look()
+            return self._working
+
+    def _shared(self) -> QueueName:
+        """The queue of the group if anybody consumes it, else that of the type."""
+        return self._group_queue if self._fixed or str(self._group_queue) in self._consumed else self._type_queue
+
+    def _look(self) -> None:
+        now = self._clock()
+        if now - self._read_at < REMEMBERED_SECONDS:
+            return
+        roll = call_roll(self._client, self._type_queue.ns)
+        working = [actor for actor in roll.of(QueueType.DISPATCH.value) if actor.state == DutyState.WORKING]
+        self._consumed = {name for actor in working for name in actor.capabilities}
+        mine = [actor for actor in working if actor.group == self._group]
+        self._working = frozenset(actor.instance for actor in mine)
+        self._live = {
+            actor.instance: actor for actor in mine if str(self._instance_queue(actor.instance)) in self._consumed
+        }
+        waiting = self._waiting(sorted(self._live))
+        self._load = Counter({name: actor.in_flight + waiting[name] for name, actor in self._live.items()})
+        self._read_at = now
+
+    def _waiting(self, instances: list[str]) -> Counter[str]:
+        if not instances:
+            return Counter()
+        with self._client.pipeline(transaction=False) as pipe:
+            for instance in instances:
+                for name in priority_lists(self._instance_queue(instance)):
+                    pipe.llen(name)
+            lengths = cast("list[int]", pipe.execute())
+        per_instance = len(lengths) // len(instances)
+        return Counter(
+            {name: sum(lengths[i * per_instance : (i + 1) * per_instance]) for i, name in enumerate(instances)}
+        )
+
+    def _instance_queue(self, instance: str) -> QueueName:
+        return QueueName(self._group_queue.ns, self._group_queue.type, self._group, instance)
+
+
+# Care of the queues: depths and ages, and the messages of instances that are gone.
+
+log = structlog.get_logger(__name__)
+
+MOVED_PER_CALL = 5000
+# Longer than the broker's visibility time-out: what a killed worker had reserved comes back to its queue by then.
+FORGET_SECONDS = 600.0
+STATS_LIFE_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFigures:
+    """What waits for one queue type, over all its queues and priorities. ``oldest_seconds`` 0 when nothing waits."""
+
+    depth: int
+    oldest_seconds: float
+    queues: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSurvey:
+    """The queues of one fleet at one moment. ``workers`` are its live dispatch instances.
+
+    ``backlog_per_worker`` is, of each group, its dispatch messages waiting or in hand per live worker of the group (all
+    of them, while none is alive), and a worker's share of what waits in the queue shared by all groups.
+    """
+
+    by_type: dict[str, QueueFigures]
+    workers: int
+    backlog_per_worker: dict[str, float]
+
+
+def drain_dead_instances(client: redis.Redis, namespace: str, roll: Roll) -> int:
+    """Move what waits for instances that are gone to their groups; returns how many messages were moved.
+
+    What was said to them on their control queues is dropped.
+
+    Any process may do this, several may at once: each step is one script that looks at the presence again.
+    """
+    calls, keys = [], []
+    for key in roll.gone:
+        _, type_, group, instance = parse_presence_key(key)
+        forget_after = 0.0 if type_ == BEAT_TYPE else FORGET_SECONDS
+        source = priority_lists(QueueName(namespace, type_, group, instance))
+        target = priority_lists(QueueName(namespace, type_, group))
+        control = str(QueueName(namespace, type_, group, instance, family="ctl"))
+        calls.append(
+            ScriptCall(
+                "queue_drain",
+                [key, presence_index(namespace), *source, *target, control],
+                [MOVED_PER_CALL, int(forget_after * 1000)],
+            )
+        )
+        keys.append(key)
+    if not calls:
+        return 0
+    answers, _ = call_scripts(client, calls)
+    if dropped := sum(int(answer[2]) for answer in answers):
+        log.warning("control_messages_of_dead_instances_dropped", messages=dropped)
+    moved_of = {key: int(answer[0]) for key, answer in zip(keys, answers, strict=True) if answer[0] > 0}
+    for key, moved in moved_of.items():
+        log.warning("dead_instance_drained", presence=key, messages=moved)
+    return sum(moved_of.values())
+
+
+def survey_queues(
+    client: redis.Redis,
+    namespace: str,
+    roll: Roll,
+    *,
+    group: str,
+    facility: str | None = None,
+    clock: Callable[[], float] = time.time,
+) -> QueueSurvey:
+    """Depth and oldest age of every queue type in one fleet, also written to the statistics keys. Two round trips.
+
+    The fleet of a ``facility`` is its ``group``. That of none is ``group``, all others on the roll that are no
+    facility's, and the queues that they share.
+    """
+    queues = _queues(namespace, roll, group, facility)
+    with client.pipeline(transaction=False) as pipe:
+        for queue in queues:
+            for name in priority_lists(queue):
+                pipe.llen(name)
+                pipe.lindex(name, -1)
+        answers = pipe.execute()
+    per_queue = len(priority_lists(queues[0])) * 2
+    now = clock()
+    by_type: dict[str, QueueFigures] = {}
+    for type_ in QueueType:
+        depths: dict[str, int] = {}
+        oldest = 0.0
+        for i, queue in enumerate(queues):
+            if queue.type == type_.value:
+                part = answers[i * per_queue : (i + 1) * per_queue]
+                depths[str(queue)] = sum(int(length) for length in part[::2])
+                oldest = max([oldest, *(now - at for at in map(sent_at, part[1::2]) if at is not None)])
+        by_type[type_.value] = QueueFigures(sum(depths.values()), max(0.0, oldest), depths)
+    dispatchers = roll.of_fleet(QueueType.DISPATCH.value, facility)
+    waiting = by_type[QueueType.DISPATCH.value].queues
+    survey = QueueSurvey(by_type, len(dispatchers), _backlogs(waiting, dispatchers, group))
+    _write(client, namespace, facility, survey, now)
+    return survey
+
+
+def _backlogs(waiting: Mapping[str, int], dispatchers: Sequence[Actor], group: str) -> dict[str, float]:
+    """Of each group: see QueueSurvey. ``waiting`` is the depth of each dispatch queue."""
+    workers = Counter(actor.group for actor in dispatchers)
+    load = Counter({group: 0, **dict.fromkeys(workers, 0)})
+    shared = 0
+    for name, depth in waiting.items():
+        of_group = QueueName.parse(name).group
+        if of_group is None:
+            shared += depth
+        else:
+            load[of_group] += depth
+    for actor in dispatchers:
+        load[actor.group] += actor.in_flight
+    share = shared / max(1, len(dispatchers))
+    return {name: load[name] / max(1, workers[name]) + share for name in sorted(load)}
+
+
+def _queues(namespace: str, roll: Roll, group: str, facility: str | None) -> list[QueueName]:
+    """The work queues of a fleet. Whose fleet those were that are gone, only their group says."""
+    scope = (facility or "").lower()
+    others = {actor.group for actor in roll.alive if actor.facility != scope}
+    places = [(actor.type, actor.group, actor.instance) for actor in roll.alive]
+    places += [parse_presence_key(key)[1:] for key in roll.gone]
+    found = {QueueName(namespace, type_.value, group) for type_ in QueueType}
+    if not scope:
+        found |= {QueueName(namespace, type_.value) for type_ in QueueType}
+    for type_name, of_group, instance in places:
+        ours = of_group == group if scope else of_group not in others
+        if type_name != BEAT_TYPE and ours:
+            found |= {QueueName(namespace, type_name, of_group), QueueName(namespace, type_name, of_group, instance)}
+    return sorted(found, key=str)
+
+
+def _write(client: redis.Redis, namespace: str, facility: str | None, survey: QueueSurvey, now: float) -> None:
+    with client.pipeline(transaction=False) as pipe:
+        for type_, figures in survey.by_type.items():
+            key = queue_stats(namespace, type_, facility)
+            values = {"depth": figures.depth, "oldest_seconds": round(figures.oldest_seconds, 3), "at": round(now, 3)}
+            pipe.hset(key, mapping=cast("dict[Any, Any]", values))
+            pipe.expire(key, STATS_LIFE_SECONDS)
+        pipe.execute()
+
+
+def sent_at(message: str | None) -> float | None:
+    """When a waiting message was sent, seconds since the epoch; None for none, or one that does not say."""
+    if message is None:
+        return None
+    try:
+        return float(json.loads(message)["headers"]["sent_at"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+# The order in which a worker asks its queues, for kombu's ``queue_order_strategy``.
+#
+# As declared - instance, group, type - so that targeted messages are taken first; but a queue that has been passed over
+# for ``queue_age`` seconds is asked first once. So the message at the end of any queue waits no longer than that for
+# each message before it, however busy the more specific queues are.
+
+
+class AgedOrder:
+    """kombu's queue cycle: ``update`` sets the queues, ``consume`` lists them, ``rotate`` says which gave one."""
+
+    def __init__(
+        self,
+        it: Iterable[str] | None = None,
+        *,
+        age_seconds: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.items: list[str] = []
+        self._age = get_settings().coordination.queue_age if age_seconds is None else age_seconds
+        self._clock = clock
+        self._asked: dict[str, float] = {}
+        self.update(it or ())
+
+    def update(self, it: Iterable[str]) -> None:
+        """These are the queues now, in their order."""
+        self.items = list(it)
+        now = self._clock()
+        self._asked = {name: self._asked.get(name, now) for name in self.items}
+
+    def consume(self, n: int) -> list[str]:
+        """The first ``n`` queues, in the order to ask them."""
+        order = self.items[:n]
+        if not order:
+            return order
+        now = self._clock()
+        longest = min(order, key=self._asked.__getitem__)
+        if now - self._asked[longest] >= self._age:
+            order = [longest, *(name for name in order if name != longest)]
+        self._asked[order[0]] = now
+        return order
+
+    def rotate(self, last_used: str) -> str:
+        """``last_used`` gave a message."""
+        if last_used in self._asked:
+            self._asked[last_used] = self._clock()
+        return last_used
+
+
+# The broker as Celery wants it named, from the one Redis URL of the settings.
+
+_TRANSPORT = "opencue_sched.coordination.transport:Transport"
+_GUARDED = {
+    "redis": _TRANSPORT,
+    "rediss": _TRANSPORT,
+    "sentinel": "opencue_sched.coordination.transport:SentinelTransport",
+}
+
+
+def guard_transports() -> None:
+    """Have kombu use our transports for Redis in this process. The URL keeps its scheme, which Flower looks at."""
+    TRANSPORT_ALIASES.update(_GUARDED)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """``url`` may contain a password: never log it. ``use_ssl`` is Celery's ``broker_use_ssl``, None without TLS."""
+
+    url: str = field(repr=False)
+    options: dict[str, object] = field(default_factory=dict, repr=False)
+    use_ssl: dict[str, str | bool] | None = None
+
+
+def broker_settings(url: str) -> BrokerSettings:
+    """Celery's broker settings for the URLs of domain/redis_url.py. Raises InvalidInput.
+
+    TLS is given apart from the URL: kombu verifies no certificate for a ``rediss://`` that says nothing of it.
+    """
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return BrokerSettings(url.replace("unix://", "redis+socket://", 1))
+    if parts.scheme not in _GUARDED:
+        raise InvalidInput("accounting.redis_url is not a Redis URL: redis://, rediss://, unix:// or sentinel://")
+    if parts.scheme != "sentinel":
+        return BrokerSettings(without_tls_options(url), use_ssl=tls_options(url))
+    named = read_sentinel_url(url)
+    credentials, at, _ = parts.netloc.rpartition("@")
+    urls = [f"sentinel://{credentials}{at}{host}:{port}/{named.database}" for host, port in named.nodes]
+    asking: dict[str, object] = {"username": named.sentinel_username, "password": named.sentinel_password}
+    if named.tls is not None:
+        asking |= {"ssl": True, **named.tls}
+    options: dict[str, object] = {"master_name": named.service, "sentinel_kwargs": asking}
+    return BrokerSettings(";".join(urls), options, named.tls)
+
+
+# Which hosts an instance tries first, so that two instances rarely plan the same ones.
+#
+# By rendezvous hashing over the live instances: no agreement is needed, and an instance that comes or goes moves only
+# its own share. A share is a preference, never a right: a layer that finds nothing in it looks at every host.
+
+
+class HostShares:
+    """The share of ``instance``. ``live`` names the live instances; it is asked once a pass."""
+
+    def __init__(self, instance: str, live: Callable[[], frozenset[str]]) -> None:
+        self._instance = instance
+        self._live = live
+        self._peers: frozenset[str] = frozenset()
+        self._mine: dict[str, bool] = {}
+
+    def first(self) -> Callable[[str], bool] | None:
+        """Whether a host (by id) is to be tried first; None for an instance that is alone, or not known as live."""
+        peers = self._live()
+        if self._instance not in peers or len(peers) < 2:
+            return None
+        if peers != self._peers:
+            self._peers, self._mine = peers, {}
+        names, mine = sorted(peers), self._mine
+
+        def is_mine(host_id: str) -> bool:
+            known = mine.get(host_id)
+            if known is None:
+                known = mine[host_id] = rendezvous(host_id, names) == self._instance
+            return known
+
+        return is_mine

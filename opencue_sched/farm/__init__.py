@@ -1,0 +1,1 @@
+"""What Cuebot does where there is none: reports, completions, the reaper, submission, administration of jobs."""

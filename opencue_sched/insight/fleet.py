@@ -1,0 +1,136 @@
+"""The fleet at one moment: who is alive, who leads, what each is at, what waits."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import redis
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from opencue_sched.coordination.leader import AGREE_SECONDS, FenceStore, recorded_tick_age
+from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board, worker_group
+from opencue_sched.coordination.postings import ClusterPostings
+from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Roll, call_roll
+from opencue_sched.coordination.queues import survey_queues
+from opencue_sched.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+
+def fleet_view(client: redis.Redis, settings: Settings, fences: FenceStore | None = None) -> dict[str, Any]:
+    """Everything ``opencue-sched fleet`` shows, JSON-able. Seconds throughout. ``fences`` as for leader_view.
+
+    Everybody on this Redis and namespace; but the leader, queues, backlog and postings of one's own facility scope.
+    """
+    namespace, facility = settings.coordination.namespace, settings.scheduler.facility
+    roll = call_roll(client, namespace)
+    group = worker_group(facility, settings.coordination.group)
+    survey = survey_queues(client, namespace, roll, group=group, facility=facility)
+    postings = ClusterPostings(client, BoardKeys(namespace, cluster_board(facility)))
+    counts = postings.counts()
+    return {
+        "namespace": namespace,
+        "leader": leader_view(client, LeaderKeys(namespace, beat_role(facility)), roll, fences),
+        "workers": _workers(roll, postings.in_hand()),
+        "beats": [_person(actor) | {"fence": actor.fence or None} for actor in roll.of(BEAT_TYPE)],
+        "gone": list(roll.gone),
+        "queues": {
+            type_: {
+                "depth": figures.depth,
+                "oldest_seconds": round(figures.oldest_seconds, 1),
+                "queues": {name: depth for name, depth in figures.queues.items() if depth},
+            }
+            for type_, figures in survey.by_type.items()
+        },
+        "backlog_per_worker": {name: round(backlog, 2) for name, backlog in survey.backlog_per_worker.items()},
+        "postings": {
+            "ready": counts.ready,
+            "resting": counts.delayed,
+            "claimed": counts.claimed,
+            "trash": counts.trash,
+        },
+    }
+
+
+def leader_view(client: redis.Redis, keys: LeaderKeys, roll: Roll, fences: FenceStore | None = None) -> dict[str, Any]:
+    """The leader of the beats: its instance if it is on the roll, fence, and seconds since a tick was fired.
+
+    Those are asked of ``fences`` where Redis does not know, or names a moment that is still to come. ``two_redis``:
+    beats of two Redis wanted to lead lately, so one stands by; None when ``fences`` cannot say.
+    """
+    with client.pipeline(transaction=False) as pipe:
+        pipe.get(keys.lease)
+        pipe.pttl(keys.lease)
+        pipe.get(keys.fired_at)
+        pipe.time()
+        lease, left_ms, fired_at, (seconds, micros) = pipe.execute()
+    age = None if fired_at is None else float(seconds) + float(micros) / 1e6 - float(fired_at) / 1000
+    if (age is None or age < -AGREE_SECONDS) and fences is not None:
+        age = _asked(lambda: recorded_tick_age(fences, keys))
+    fence = None if lease is None else int(str(lease).rpartition("|")[2])
+    # Leaders of other roles count fences of their own: the same number says nothing.
+    beats = [actor for actor in roll.of(BEAT_TYPE) if actor.fence == fence and keys.role in actor.capabilities]
+    return {
+        "role": keys.role,
+        "instance": beats[0].instance if beats else None,
+        "hostname": beats[0].hostname if beats else None,
+        "pid": beats[0].pid if beats else None,
+        "fence": fence,
+        "lease_seconds_left": None if lease is None else round(left_ms / 1000, 1),
+        "tick_age_seconds": None if age is None else round(max(0.0, age), 1),
+        "two_redis": None if fences is None else _asked(lambda: fences.two_redis(keys.name)),
+    }
+
+
+def _asked(ask: Callable[[], T | None]) -> T | None:
+    """What the fence store answers; None without an answer."""
+    try:
+        return ask()
+    except SQLAlchemyError as error:
+        reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+        log.warning("leader_record_not_read", error=reason)
+        return None
+
+
+def _workers(roll: Roll, in_hand: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    """One entry per worker instance, with all its types.
+
+    It works on what it says, and on what the board says, which knows of the children of a prefork pool. To the board an
+    owner is the name of an instance, so it says nothing of one that two groups have.
+    """
+    by_instance: dict[tuple[str, str], list[Actor]] = {}
+    for actor in roll.alive:
+        if actor.type != BEAT_TYPE:
+            by_instance.setdefault((actor.group, actor.instance), []).append(actor)
+    names = Counter(instance for _, instance in by_instance)
+    return [
+        _person(actors[0])
+        | {
+            "types": sorted(actor.type for actor in actors),
+            "state": actors[0].state,
+            "in_flight": actors[0].in_flight,
+            "capacity": actors[0].capacity,
+            "work": sorted({*actors[0].work, *(in_hand.get(instance, ()) if names[instance] == 1 else ())}),
+        }
+        for (_, instance), actors in sorted(by_instance.items())
+    ]
+
+
+def _person(actor: Actor) -> dict[str, Any]:
+    now = time.time()
+    return {
+        "group": actor.group,
+        "instance": actor.instance,
+        "node": actor.node,
+        "hostname": actor.hostname,
+        "pid": actor.pid,
+        "version": actor.version,
+        "up_seconds": round(max(0.0, now - actor.started_at), 1),
+        "heartbeat_seconds_ago": round(max(0.0, now - actor.last_heartbeat), 1),
+    }

@@ -1,0 +1,157 @@
+"""Are PostgreSQL and Redis there and fit for use? Every answer names the setting to change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+
+import redis
+import structlog
+from redis.exceptions import AuthenticationError, RedisError
+from sqlalchemy import Engine
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import OperationalError, ProgrammingError, SQLAlchemyError
+
+from opencue_sched.accounting.connection import make_redis
+from opencue_sched.errors import SchedulerError
+from opencue_sched.settings import Settings
+from opencue_sched.store.engine import make_engine
+from opencue_sched.store.schema import check_schema, refuse_unmigrated
+
+log = structlog.get_logger(__name__)
+
+OLDEST_REDIS = (6, 2)
+TOLD_AGAIN_SECONDS = 60.0
+QUIET_SECONDS = 10.0
+"""Trouble that was not met for this long is over: longer than a beat waits between two looks at a store."""
+
+
+class StoreUnusable(SchedulerError):
+    """A store does not answer, or may not be used; the message says which and what to set."""
+
+
+class StoreAway(StoreUnusable):
+    """A store does not answer: perhaps a wrong URL, perhaps one that is only just starting."""
+
+
+def check_stores(engine: Engine, client: redis.Redis, settings: Settings) -> None:
+    """Raises StoreUnusable for a store that does not answer, is too old, or may evict keys."""
+    check_postgresql(engine)
+    check_redis(client, settings)
+
+
+def check_postgresql(engine: Engine) -> None:
+    """One connection. The password never appears in the message."""
+    try:
+        with engine.connect():
+            log.debug("postgresql_usable")
+    except OperationalError as error:
+        where = engine.url.render_as_string(hide_password=True)
+        raise StoreAway(
+            f"PostgreSQL at {where} does not answer ({_reason(error)}); set OPENCUE_SCHED_DATABASE_URL"
+        ) from error
+    except ProgrammingError as error:
+        raise StoreUnusable(f"PostgreSQL cannot be asked ({_reason(error)}); set OPENCUE_SCHED_DATABASE_URL") from error
+
+
+def check_redis(client: redis.Redis, settings: Settings) -> None:
+    """Version and eviction policy. A Redis that may evict would lose counters, claims or messages without a sound."""
+    address = client.connection_pool.connection_kwargs
+    where = f"{address.get('host', address.get('path', '?'))}:{address.get('port', '')}"
+    try:
+        info = client.info("server")
+        policy = client.info("memory").get("maxmemory_policy", "noeviction")
+    except AuthenticationError as error:
+        raise StoreUnusable(f"Redis at {where} refuses the password; set OPENCUE_SCHED_REDIS_URL") from error
+    except RedisError as error:
+        raise StoreAway(f"Redis at {where} does not answer ({error}); set OPENCUE_SCHED_REDIS_URL") from error
+    version = tuple(int(part) for part in str(info.get("redis_version", "0.0")).split(".")[:2])
+    if version < OLDEST_REDIS:
+        raise StoreUnusable(f"Redis at {where} is {info['redis_version']}; 6.2 or newer (or Valkey) is needed")
+    if policy != "noeviction":
+        raise StoreUnusable(
+            f"Redis at {where} may evict keys (maxmemory-policy {policy}): counters and claims would vanish. "
+            "Set maxmemory-policy to noeviction"
+        )
+    log.debug("redis_usable", where=where, version=info.get("redis_version"), instance=settings.instance)
+
+
+def check_broker(settings: Settings) -> None:
+    """The Redis of the settings, for who needs nothing else. Raises StoreUnusable."""
+    with closing(make_redis(settings.redis_dsn, settings)) as client:
+        check_redis(client, settings)
+
+
+def check_for_beat(settings: Settings) -> None:
+    """Both stores and the tables in which leaders are recorded. Raises SchedulerError saying what to do."""
+    engine = make_engine(settings, application_name="opencue-sched-beat", pool_size=1)
+    try:
+        check_postgresql(engine)
+        with engine.connect() as connection:
+            refuse_unmigrated(check_schema(connection))
+    except SQLAlchemyError as error:
+        raise StoreAway(trouble_in_words(error, settings)) from error
+    finally:
+        engine.dispose()
+    check_broker(settings)
+
+
+def trouble_in_words(error: Exception, settings: Settings) -> str:
+    """What a store's error says, in a line, with the store, the variable that names it, and no password."""
+    if isinstance(error, SchedulerError):
+        return str(error)
+    if isinstance(error, SQLAlchemyError):
+        where = make_url(settings.sqlalchemy_url).render_as_string(hide_password=True)
+        what = "does not answer" if isinstance(error, OperationalError) else "refuses"
+        return f"PostgreSQL at {where} {what} ({_reason(error)}); see OPENCUE_SCHED_DATABASE_URL"
+    return f"Redis at {_without_password(settings.redis_dsn)} does not answer ({error}); see OPENCUE_SCHED_REDIS_URL"
+
+
+class Troubles:
+    """Tells of each store's trouble once, once a minute while it lasts, and once when it is over.
+
+    What comes again within seconds is the same trouble. ``clock`` in seconds.
+    """
+
+    def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
+        self._settings, self._clock = settings, clock
+        self._began: dict[str, float] = {}
+        self._told: dict[str, float] = {}
+        self._met = float("-inf")
+
+    def met(self, error: Exception) -> None:
+        """Something could not be done for it."""
+        now = self._met = self._clock()
+        store = _store_of(error)
+        self._began.setdefault(store, now)
+        if now - self._told.get(store, float("-inf")) >= TOLD_AGAIN_SECONDS:
+            self._told[store] = now
+            seconds = round(now - self._began[store], 1)
+            log.warning("beat_cannot_reach_its_stores", error=trouble_in_words(error, self._settings), seconds=seconds)
+
+    def met_none(self) -> None:
+        """Everything that was to be done was done."""
+        if self._began and self._clock() - self._met >= QUIET_SECONDS:
+            for store, began in self._began.items():
+                log.info("beat_reaches_its_stores_again", was=store, after_seconds=round(self._met - began, 1))
+            self._began.clear()
+            self._told.clear()
+
+
+def _store_of(error: Exception) -> str:
+    if isinstance(error, StoreAway) and isinstance(error.__cause__, Exception):
+        return _store_of(error.__cause__)
+    if isinstance(error, SQLAlchemyError):
+        return "PostgreSQL"
+    return type(error).__name__ if isinstance(error, SchedulerError) else "Redis"
+
+
+def _reason(error: SQLAlchemyError) -> str:
+    """The first line of what the server or the driver said: the rest is the statement, and a link."""
+    return str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+
+
+def _without_password(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}://{authority.rpartition('@')[2]}{slash}{path.partition('?')[0]}"

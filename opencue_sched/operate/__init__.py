@@ -1,1 +1,0 @@
-"""What people touch: command line, audit, metrics, logs."""

@@ -1,1 +1,0 @@
-"""The way back: completion, host reports, dependencies, reaper, report service."""

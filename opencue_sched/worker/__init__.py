@@ -1,0 +1,1 @@
+"""What one process is: its connections, Celery tasks and consumer, events, logs, metrics."""

@@ -1,0 +1,231 @@
+"""Celery's consumer behind one guard: what is no task of ours never reaches Celery.
+
+A message is only a hint. With the plain consumer, one whose headers or body are not of the form that Celery expects
+raises inside the event loop and takes the worker down, or raises in a thread of the pool, which then neither
+acknowledges the message nor takes another in its place. Here a message is read completely before Celery sees it: one
+that is not a task of ours is counted, logged once by kind and acknowledged. What Celery raises afterwards is no
+message's fault and is not caught here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from itertools import count
+from types import FrameType
+from typing import Any
+
+import structlog
+from celery import bootsteps
+from celery.utils.time import maybe_iso8601
+from celery.worker import state
+from celery.worker.consumer import Consumer
+from redis.exceptions import RedisError
+
+from opencue_sched.coordination.presence import REFRESH_SECONDS, Duty, InstanceTaken
+from opencue_sched.coordination.transport import note_unreadable
+from opencue_sched.worker.control import fleet_figures, obey
+
+_log = logging.getLogger(__name__)
+
+_TEXTS = ("task", "id")
+_TEXTS_OR_NONE = ("root_id", "parent_id", "argsrepr", "kwargsrepr", "origin")
+_TIMES = ("eta", "expires")
+_OURS = ("sent_at", "fence", "tick", "tick_of", "catch_up")
+"""Headers of our own messages. worker/task.py checks those that it reads."""
+_SIGNATURES = {"callbacks", "errbacks", "chain", "chord"}
+
+
+class TolerantConsumer(Consumer):
+    """The consumer of our workers (``worker_consumer``)."""
+
+    strategies: dict[str, Any]
+    connection_errors: tuple[type[BaseException], ...]
+
+    def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+        """What is called with each message."""
+        handle = super().create_task_handler(*args, **kwargs)
+
+        def on_task_received(message: Any) -> Any:
+            if problem := problem_of(message, self.strategies):
+                return self._drop(message, problem)
+            message.headers = readable_headers(message.headers)
+            return handle(message)
+
+        return on_task_received
+
+    def on_decode_error(self, message: Any, exc: Exception) -> None:
+        """A message that kombu itself cannot decompress or decode."""
+        self._drop(message, f"cannot be decoded: {type(exc).__name__}")
+
+    def _drop(self, message: Any, problem: str) -> None:
+        note_unreadable(
+            "task",
+            problem,
+            task=repr((message.headers or {}).get("task")),
+            queue=str((message.delivery_info or {}).get("routing_key")),
+            message=repr(message.body),
+        )
+        message.ack_log_error(_log, self.connection_errors)
+
+
+def problem_of(message: Any, tasks: Collection[str]) -> str:
+    """Why ``message`` is none of ``tasks``; empty when it is one. The words name a kind of mistake, never a value.
+
+    Callbacks, chains and chords are refused whether they are well formed or not: no task of ours has any, and Celery
+    reads them in the thread that runs the task, where a malformed one would keep the thread's slot.
+    """
+    headers = message.headers
+    if not all(isinstance(headers.get(name), str) for name in _TEXTS):
+        return "no task and id in its headers"
+    if headers["task"] not in tasks or headers["task"].startswith("celery."):
+        return "no task of ours"
+    if not all(isinstance(headers.get(name), str | None) for name in _TEXTS_OR_NONE):
+        return "a header that is no text"
+    if not all(map(_is_time_or_none, map(headers.get, _TIMES))):
+        return "eta or expires is no time"
+    try:
+        payload = message.payload
+    except Exception as error:  # a codec may raise anything over a body, and nothing but the codec runs here
+        return f"a body that cannot be decoded: {type(error).__name__}"
+    if not isinstance(payload, list) or len(payload) != 3:
+        return "a body that is not arguments, keywords and options"
+    args, kwargs, options = payload
+    if not (isinstance(args, list) and isinstance(kwargs, dict) and isinstance(options, dict)):
+        return "arguments, keywords or options of another kind"
+    if options.keys() - _SIGNATURES or any(options.values()):
+        return "callbacks, a chain, a chord or unknown options"
+    return ""
+
+
+def _is_time_or_none(value: object) -> bool:
+    if not isinstance(value, str):
+        return value is None
+    try:
+        return maybe_iso8601(value) is not None
+    except (ValueError, OverflowError):
+        return False
+
+
+def readable_headers(headers: dict[str, Any]) -> dict[str, Any]:
+    """The headers that were checked and our own, without any other: Celery makes attributes of the task's request of
+    them all, and reads limits, stamps and groups without looking at their kind. No task of ours has a result."""
+    names = (*_TEXTS, *_TEXTS_OR_NONE, *_TIMES, *_OURS)
+    return {name: headers[name] for name in names if name in headers} | {"ignore_result": True}
+
+
+# Steps of Celery's consumer: the heartbeat of this worker's presence, started anew after each reconnect.
+
+log = structlog.get_logger(__name__)
+
+EX_CONFIG = 78
+_LOOK_FOR_AN_ORDER_SECONDS = 0.2
+# Of this process, for the signal handler: it must not wait for a lock that the interrupted code holds.
+_duty: Duty | None = None
+
+
+class PresenceStep(bootsteps.StartStopStep):
+    """Refreshes the presence every few seconds from the consumer's timer."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, parent: Any, **_: Any) -> None:  # noqa: ARG002 - celery's signature
+        self._timer: Any = None
+
+    def start(self, parent: Any) -> None:
+        from opencue_sched.worker.runtime import runtime
+
+        global _duty
+        membership = runtime().membership
+        _duty = membership.duty
+        membership.in_flight = lambda: len(state.reserved_requests)
+        membership.duty.begin()
+
+        def beat(*, listens: bool = True) -> None:
+            try:
+                membership.heartbeat()
+                if listens:
+                    obey(parent, membership.control_messages())
+                runtime().show_store()
+            except InstanceTaken as error:
+                log.error("worker_stops", reason=str(error))
+                state.should_stop = EX_CONFIG  # type: ignore[assignment]
+            except RedisError as error:
+                log.warning("beat_of_the_worker_failed", error=str(error))
+            except Exception:
+                # As the timer does with the others: the first one would end the worker, at each reconnection.
+                log.exception("beat_of_the_worker_failed")
+
+        # The subscription to remote control begins with the event loop: what is passed on before, nobody here hears.
+        beat(listens=False)
+        self._timer = parent.timer.call_repeatedly(REFRESH_SECONDS, beat)
+
+    def stop(self, parent: Any) -> None:  # noqa: ARG002 - celery's signature
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    shutdown = stop
+
+    def info(self, obj: Any) -> dict[str, object]:  # type: ignore[override]  # noqa: ARG002 - celery's signature
+        """Celery's ``stats`` has what its steps return here."""
+        return fleet_figures()
+
+
+def sleep_unless_stopped(seconds: float) -> None:
+    """What a worker calls to wait before its consumer runs, which looks for the order to stop: here that is raised
+    (WorkerShutdown or WorkerTerminate)."""
+    deadline = time.monotonic() + seconds
+    while True:
+        state.maybe_shutdown()
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return
+        time.sleep(min(left, _LOOK_FOR_AN_ORDER_SECONDS))
+
+
+def begin_to_drain(**_: Any) -> None:
+    """At the first signal to stop: take nothing new."""
+    if _duty is not None:
+        _duty.stop()
+
+
+def end_at_a_second_sigterm() -> None:
+    """Leave the first SIGTERM to Celery, which tells begin_to_drain; a second one ends the process at once.
+
+    That is safe: claims and presence expire, PostgreSQL rolls back, and Redis bookings without a proc are reconciled.
+    It never enters Celery's handler, which may be at work for the first one, with a lock that it would wait for.
+    """
+    drain: Any = signal.getsignal(signal.SIGTERM)
+    orders = count()
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        if next(orders):  # one step: no other signal comes within
+            os._exit(128 + signum)
+        drain(signum, frame)
+
+    if callable(drain):
+        signal.signal(signal.SIGTERM, handle)
+
+
+# The end of the children of Celery's prefork pool, which waits for what they have in hand without end.
+
+
+def children_end(pool: Any, seconds: float) -> bool:
+    """Have the children end when they have done what is in hand; whether all have within ``seconds``."""
+    stopping = threading.Thread(target=pool.stop, name="pool-stop", daemon=True)
+    stopping.start()
+    stopping.join(seconds)
+    return not stopping.is_alive()
+
+
+def kill_children(pool: Any) -> None:
+    """End them at once, whatever they are at."""
+    for pid in pool.info["processes"]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,284 @@
+"""Our commands of Celery's remote control: ``celery -A opencue_sched control drain`` and so on.
+
+They run in the worker's main process. ``instances`` narrows a command to workers of these instance names, because
+Celery's node names need not be unique. Pausing is done by not consuming, so it holds for every kind of pool.
+
+The fleets of different facilities may share a Redis: each hears remote control by an exchange of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import signal
+from collections.abc import Iterable, Sequence
+from pathlib import PurePath
+from typing import Any
+
+import click
+import structlog
+from celery.app.control import Control
+from celery.worker.control import control_command, inspect_command
+from kombu.utils.functional import lazy
+from redis.exceptions import RedisError
+
+from opencue_sched.coordination.control import Addressed, Command, ControlMessage, addressees, checked_rest
+from opencue_sched.coordination.names import QueueName, QueueType, control_exchange
+from opencue_sched.coordination.presence import Roll, call_roll
+from opencue_sched.errors import InvalidInput
+from opencue_sched.settings import as_seconds
+from opencue_sched.store.fences import PersistentFences
+
+log = structlog.get_logger(__name__)
+
+Instances = Sequence[str] | None
+
+
+def _runtime() -> Any:
+    from opencue_sched.worker.runtime import runtime
+
+    return runtime()
+
+
+def _meant(instances: Instances) -> bool:
+    return not instances or _runtime().settings.instance in instances
+
+
+def _work_queues(state: Any, types: Iterable[str]) -> list[str]:
+    """The work queues this worker was started with, of these types, in order."""
+    wanted = set(types)
+    found = []
+    for name in state.app.conf.task_queues:
+        try:
+            queue = QueueName.parse(name.name)
+        except InvalidInput:
+            continue
+        if queue.type in wanted:
+            found.append(name.name)
+    return found
+
+
+def _stop_consuming(state: Any, types: Iterable[str]) -> None:
+    for name in _work_queues(state, types):
+        state.consumer.cancel_task_queue(name)
+
+
+@control_command()
+def pause_dispatch(state: Any, instances: Instances = None) -> dict[str, object]:
+    """Take no more dispatch messages until resume_dispatch; other work goes on."""
+    if not _meant(instances):
+        return {"ok": "not meant"}
+    _runtime().membership.duty.pause()
+    _stop_consuming(state, [QueueType.DISPATCH.value])
+    return {"ok": "paused"}
+
+
+@control_command()
+def drain(state: Any, instances: Instances = None) -> dict[str, object]:
+    """Take no more messages of any type until resume_dispatch; what is in hand is finished."""
+    if not _meant(instances):
+        return {"ok": "not meant"}
+    _runtime().membership.duty.drain()
+    _stop_consuming(state, [type_.value for type_ in QueueType])
+    return {"ok": "draining", "in_hand": _runtime().membership.in_flight()}
+
+
+@control_command()
+def resume_dispatch(state: Any, instances: Instances = None) -> dict[str, object]:
+    """Take messages again after pause_dispatch or drain."""
+    if not _meant(instances):
+        return {"ok": "not meant"}
+    _runtime().membership.duty.resume()
+    queues = state.app.amqp.queues
+    for name in _work_queues(state, [type_.value for type_ in QueueType]):
+        # Celery 5.6 consumes what was cancelled and added only until its next reconnect.
+        queues.select_add(queues[name])
+        state.consumer.add_task_queue(name)
+    return {"ok": "working"}
+
+
+@control_command()
+def stop_worker(state: Any, instances: Instances = None) -> dict[str, object]:  # noqa: ARG001 - celery's signature
+    """Finish what is in hand and end this worker, as SIGTERM does."""
+    if not _meant(instances):
+        return {"ok": "not meant"}
+    os.kill(os.getpid(), signal.SIGTERM)
+    return {"ok": "stopping"}
+
+
+def duration(text: str) -> float:
+    """Seconds, of what ``celery control`` was given. Raises BadParameter, which it shows as its own refusals."""
+    try:
+        return float(as_seconds(text))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+@control_command(args=[("cluster", str), ("seconds", duration)], signature="<cluster> <seconds>")
+def sleep_cluster(
+    state: Any,  # noqa: ARG001 - celery's signature
+    cluster: str,
+    seconds: float,
+    instances: Instances = None,
+) -> dict[str, object]:
+    """Let a cluster (by its key) rest for some seconds, or 10m or 2h, whatever would wake it; 0 ends its rest."""
+    if not _meant(instances):
+        return {"ok": "not meant"}
+    try:
+        rest = checked_rest(cluster, seconds)
+        return {"ok": _runtime().rest_cluster(*rest)}
+    except InvalidInput as error:
+        return {"error": str(error)}
+
+
+@control_command()
+def reload_clusters(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery's signature
+    """Read the set of clusters anew and sweep, in the background."""
+    return {"ok": "reloading" if _runtime().reload_clusters() else "reloading already"}
+
+
+@inspect_command()
+def leader_status(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery's signature
+    """Who leads the beats, with which fence, and how long ago a tick was fired."""
+    from opencue_sched.insight.fleet import leader_view
+
+    mine = _runtime()
+    roll = call_roll(mine.client, mine.membership.namespace)
+    return leader_view(mine.client, mine.leader_keys, roll, PersistentFences(mine.engine))
+
+
+@inspect_command()
+def accounting_audit(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery's signature
+    """The invariants, checked against PostgreSQL and Redis."""
+    from opencue_sched.insight.audit import run_audit
+
+    mine = _runtime()
+    report: dict[str, object] = run_audit(mine.engine, mine.client, mine.settings).as_dict()
+    return report
+
+
+def fleet_figures() -> dict[str, object]:
+    """What Celery's ``stats`` of this worker, and so Flower's page of it, say of the fleet beside Celery's own.
+
+    Without the leader while Redis does not answer.
+    """
+    from opencue_sched.insight.fleet import leader_view
+
+    mine = _runtime()
+    shown: dict[str, object] = mine.membership.as_shown()
+    with contextlib.suppress(RedisError):
+        roll = call_roll(mine.client, mine.membership.namespace)
+        shown["leader"] = leader_view(mine.client, mine.leader_keys, roll)
+    return shown
+
+
+class FleetControl(Control):
+    """Celery's remote control of the workers of one facility scope; of ``celery control`` it is that of one's own."""
+
+    def __init__(self, app: Any, namespace: str, facility: str | None) -> None:
+        super().__init__(app)
+        self.mailbox = self.Mailbox(
+            control_exchange(namespace, facility),
+            type="fanout",
+            accept=app.conf.accept_content,
+            serializer=app.conf.task_serializer,
+            producer_pool=lazy(lambda: app.amqp.producer_pool),
+            queue_ttl=app.conf.control_queue_ttl,
+            queue_expires=app.conf.control_queue_expires,
+            reply_queue_ttl=app.conf.control_queue_ttl,
+            reply_queue_expires=app.conf.control_queue_expires,
+        )
+
+
+def broadcast(
+    app: Any, queue: QueueName, message: ControlMessage, *, roll: Roll, wait_seconds: float | None
+) -> list[Any]:
+    """Tell every live instance that ``queue`` speaks to; their replies if ``wait_seconds`` says how long to wait."""
+    actors = addressees(roll, queue)
+    arguments: dict[str, object] = {}
+    if message.command is Command.SLEEP:
+        # The board is told once, by whichever worker comes first.
+        actors = actors[:1]
+        arguments = {"cluster": message.cluster, "seconds": message.seconds}
+    replies: list[Any] = []
+    for facility in sorted({actor.facility for actor in actors}):
+        meant = [actor for actor in actors if actor.facility == facility]
+        answers = FleetControl(app, queue.ns, facility).broadcast(
+            message.command.value,
+            arguments={"instances": [actor.instance for actor in meant], **arguments},
+            destination=sorted({actor.node for actor in meant}),
+            reply=wait_seconds is not None,
+            timeout=wait_seconds or 1.0,
+            limit=len(meant) if wait_seconds is not None else None,
+        )
+        replies += answers or ()
+    return replies
+
+
+def obey(consumer: Any, messages: Iterable[Addressed]) -> None:
+    """Pass control messages from the control queues on to all they are meant for."""
+    for addressed in messages:
+        roll = call_roll(_runtime().client, addressed.queue.ns)
+        log.info("control_message", queue=str(addressed.queue), command=addressed.message.command.value)
+        broadcast(consumer.app, addressed.queue, addressed.message, roll=roll, wait_seconds=None)
+
+
+# What the command line of Celery is guarded against, before anything starts.
+#
+# Flower listens on every address by default, and whoever reaches it can stop workers; here it is on loopback unless
+# told otherwise, and elsewhere has a password. It has options from the command line, from ``FLOWER_*`` variables and
+# from a file of its own, so what it has made of them all is judged.
+
+
+def is_celery(argv: Sequence[str]) -> bool:
+    """Whether this is a process of the command ``celery``, also as ``python -m celery``."""
+    return bool(argv) and "celery" in PurePath(argv[0]).parts[-2:]
+
+
+def is_flower(argv: Sequence[str]) -> bool:
+    """Whether this is the process of ``celery ... flower``."""
+    return is_celery(argv) and "flower" in argv[1:]
+
+
+def keeps_a_log(argv: Sequence[str]) -> bool:
+    """Whether this is a worker or a beat, which log as our settings say."""
+    return is_celery(argv) and not {"worker", "beat"}.isdisjoint(argv[1:])
+
+
+def asks_for_help(argv: Sequence[str]) -> bool:
+    """Whether the command only says how it is used."""
+    return "--help" in argv
+
+
+def asks_for_prefork(argv: Sequence[str]) -> bool:
+    """Whether the command line asks for the prefork pool.
+
+    Celery takes ``--pool prefork`` for its default, and so for less than the pool of our configuration.
+    """
+    pairs = zip(argv, [*argv[1:], ""], strict=True)
+    return any(
+        option in ("-Pprefork", "--pool=prefork") or (option in ("-P", "--pool") and value == "prefork")
+        for option, value in pairs
+    )
+
+
+def guard_flower(options: Any) -> None:
+    """Judge the options that Flower has read. Raises InvalidInput for an address off loopback without a password.
+
+    No address means every address. An ``auth_provider`` alone asks nobody: Flower looks at ``auth`` and ``basic_auth``.
+    """
+    asks = options.auth or any(options.basic_auth or ())
+    if asks or options.unix_socket or _is_loopback(options.address):
+        return
+    raise InvalidInput(
+        f"Flower would listen on {options.address or 'every address'} and let everybody stop workers; "
+        "set FLOWER_BASIC_AUTH=user:password"
+    )
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"

@@ -1,0 +1,503 @@
+"""What a worker does when PostgreSQL notifies it of something (design 4, "Release feeds").
+
+Every worker listens: releasing twice, loading caps twice and waking twice are harmless, and no worker depends on
+another. After a lost connection one worker looks at everything for all (missed_news); what is lost otherwise is made up
+for by the recompute, the reseed and the sweep.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import threading
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg2
+import redis
+import structlog
+from psycopg2.extensions import ISOLATION_LEVEL_AUTOCOMMIT, quote_ident
+from redis.exceptions import RedisError
+from sqlalchemy import Engine, make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from opencue_sched.accounting.caps import load_caps, reseed_limits
+from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.accounting.recompute import RecomputeReport, recompute
+from opencue_sched.accounting.scripts import token_drop_call
+from opencue_sched.coordination.names import LookKeys
+from opencue_sched.coordination.rounds import Rounds
+from opencue_sched.dispatch.failures import is_trouble
+from opencue_sched.dispatch.hosts import HostFeed
+from opencue_sched.errors import NotReady
+from opencue_sched.farm.model import EventCounts
+from opencue_sched.lua_scripts import call_scripts
+from opencue_sched.settings import Settings
+from opencue_sched.store.accounting import managed_show_ids
+from opencue_sched.store.engine import DEAD_CONNECTION, connect
+from opencue_sched.store.shows import shows_under
+from opencue_sched.worker.flip import follow_handed_back
+
+# PostgreSQL notifications: releases, changed hosts and caps, new work and shows given back, as whoever does it commits
+# them.
+#
+# A notification is a hint. One that is missed while the connection is away is made up for by the recompute, the reseed
+# and the sweep; after a reconnection ``on_reconnect`` lets them run at once.
+
+_log = structlog.get_logger(__name__)
+
+RELEASE_CHANNEL, CAPS_CHANNEL, WORK_CHANNEL = "opencue_sched_release", "opencue_sched_caps", "opencue_sched_work"
+HANDED_BACK_CHANNEL = "opencue_sched_handed_back"
+
+_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.2, 10.0
+_PROBE_SECONDS = 10.0
+_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Handlers:
+    """Called in the listener's thread; keep them short. None: the channel is not listened to.
+
+    ``on_release(released procs, changed hosts)``, ``on_caps(vertex keys)``, ``on_work(show ids)`` and
+    ``on_handed_back(show ids)``; ``on_reconnect()`` after notifications may have been missed.
+    """
+
+    on_release: Callable[[Sequence[str], Sequence[str]], object] | None = None
+    on_caps: Callable[[Sequence[str]], object] | None = None
+    on_work: Callable[[Sequence[str]], object] | None = None
+    on_handed_back: Callable[[Sequence[str]], object] | None = None
+    on_reconnect: Callable[[], object] | None = None
+
+
+class NotificationListener:
+    """A thread with a connection of its own, reopened with growing pauses when it is lost."""
+
+    def __init__(self, settings: Settings, handlers: Handlers, *, counts: EventCounts | None = None) -> None:
+        self._address = database_address(settings.sqlalchemy_url)
+        self._connect_timeout = max(1, round(settings.database.connect_timeout))
+        self._handlers = handlers
+        self.counts = counts or EventCounts()
+        self._stop = threading.Event()
+        self._connected = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="notifications", daemon=True)
+        self._dispatch: dict[str, Callable[[Any], None]] = {}
+        if handlers.on_release is not None:
+            self._dispatch[RELEASE_CHANNEL] = self._release
+        if handlers.on_caps is not None:
+            self._dispatch[CAPS_CHANNEL] = self._caps
+        if handlers.on_work is not None:
+            self._dispatch[WORK_CHANNEL] = self._shows(handlers.on_work)
+        if handlers.on_handed_back is not None:
+            self._dispatch[HANDED_BACK_CHANNEL] = self._shows(handlers.on_handed_back)
+
+    def start(self) -> None:
+        """Start listening, now or as soon as PostgreSQL can be reached."""
+        self._thread.start()
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """End the thread and its connection."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    def wait_connected(self, timeout: float) -> bool:
+        """Whether it listens, waiting at most ``timeout`` seconds for it."""
+        return self._connected.wait(timeout)
+
+    @property
+    def connected(self) -> bool:
+        """Whether it listens now."""
+        return self._connected.is_set()
+
+    def _run(self) -> None:
+        retry_after = _FIRST_RETRY_SECONDS
+        before = False
+        while not self._stop.is_set():
+            try:
+                connection = self._connect()
+            except psycopg2.Error as error:
+                self.counts.add("listener_connect_failed")
+                _log.warning("listener_cannot_connect", error=str(error).strip(), retry_in=retry_after)
+                self._stop.wait(retry_after)
+                retry_after = min(retry_after * 2, _LONGEST_RETRY_SECONDS)
+                continue
+            try:
+                self._connected.set()
+                if before and self._handlers.on_reconnect is not None:
+                    self._call("reconnect", self._handlers.on_reconnect)
+                before, retry_after = True, _FIRST_RETRY_SECONDS
+                self._listen(connection)
+            except (psycopg2.Error, OSError) as error:
+                self.counts.add("listener_lost")
+                _log.warning("listener_lost_connection", error=str(error).strip())
+                self._stop.wait(retry_after)
+            finally:
+                self._connected.clear()
+                connection.close()
+
+    def _connect(self) -> Any:
+        ours = {
+            "connect_timeout": self._connect_timeout,
+            "application_name": "opencue-sched-listener",
+            "options": "-c statement_timeout=5000",
+            **DEAD_CONNECTION,
+        }
+        connection = connect(**{**self._address, **ours})
+        try:
+            connection.set_isolation_level(ISOLATION_LEVEL_AUTOCOMMIT)
+            with connection.cursor() as cursor:
+                for channel in self._dispatch:
+                    cursor.execute(f"LISTEN {quote_ident(channel, cursor)}")
+        except psycopg2.Error:
+            connection.close()
+            raise
+        return connection
+
+    def _listen(self, connection: Any) -> None:
+        idle = 0.0
+        # select() knows no file above 1023, and a process with a connection to each of many hosts has more.
+        news = select.poll()
+        news.register(connection, select.POLLIN)
+        while not self._stop.is_set():
+            if news.poll(1000 * _POLL_SECONDS):
+                connection.poll()
+                idle = 0.0
+            else:
+                idle += _POLL_SECONDS
+                if idle >= _PROBE_SECONDS:
+                    with connection.cursor() as cursor:
+                        cursor.execute("SELECT 1")
+                    idle = 0.0
+            while connection.notifies:
+                notification = connection.notifies.pop(0)
+                self._handle(notification.channel, notification.payload)
+
+    def _handle(self, channel: str, payload: str) -> None:
+        """A payload that makes no sense, or a handler that fails, costs this notification only."""
+        try:
+            content = json.loads(payload)
+            self._dispatch[channel](content)
+        except (ValueError, KeyError, TypeError) as error:
+            self.counts.add("notification_malformed")
+            _log.warning("notification_malformed", channel=channel, payload=payload[:200], error=str(error))
+        except Exception:
+            self.counts.add("notification_failed")
+            _log.exception("notification_failed", channel=channel)
+        else:
+            self.counts.add(f"notification_{channel}")
+
+    def _call(self, name: str, handler: Callable[[], object]) -> None:
+        try:
+            handler()
+        except Exception:
+            self.counts.add("notification_failed")
+            _log.exception("notification_failed", channel=name)
+
+    def _release(self, content: Any) -> None:
+        if not isinstance(content, dict):
+            raise TypeError("expected an object with procs and hosts")
+        procs, hosts = _ids(content.get("procs", [])), _ids(content.get("hosts", []))
+        if self._handlers.on_release is not None:
+            self._handlers.on_release(procs, hosts)
+
+    def _caps(self, content: Any) -> None:
+        keys = _ids(content.get("vertices", []) if isinstance(content, dict) else content)
+        if self._handlers.on_caps is not None:
+            self._handlers.on_caps(keys)
+
+    @staticmethod
+    def _shows(handler: Callable[[Sequence[str]], object]) -> Callable[[Any], None]:
+        def pass_on(content: Any) -> None:
+            handler(_ids(content.get("shows", []) if isinstance(content, dict) else content))
+
+        return pass_on
+
+
+def database_address(url: str) -> dict[str, Any]:
+    """The arguments that SQLAlchemy's engine would connect with. It reads characters in a password that end the address
+    for PostgreSQL's own library."""
+    parsed = make_url(url)
+    _, arguments = parsed.get_dialect()().create_connect_args(parsed)
+    return dict(arguments)
+
+
+def _ids(value: Any) -> list[str]:
+    """A JSON list of ids; anything else raises TypeError."""
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise TypeError("expected a list of ids")
+    return value
+
+
+# Makes up for what PostgreSQL told while nobody heard it, or when it could not be followed.
+#
+# After a restart of PostgreSQL every listener has missed the same. A look at everything serves all whose listener was
+# back before it began, so one process of a facility scope looks and the others wait for it. Should it fail or die,
+# another one does. Nothing depends on the election: two that look at once read the same twice.
+
+SETTLE_SECONDS = 0.25
+"""The other listeners come back about now; a look that begins after that serves them too."""
+LOOK_LIFE_SECONDS = 30.0
+"""After which a look counts as given up. One that takes longer is only joined by another."""
+ASK_AGAIN_SECONDS = 0.25
+FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.5, 10.0
+
+_BEGUN, _ENDED = "begun", "ended"
+"""Of the looks so far: the number of the one that began last, and that of one that ended well."""
+
+FollowCaps = Callable[[frozenset[str]], object]
+
+
+class MissedNews(Rounds):
+    """One thread. ``everything`` and ``caps`` may be called from any.
+
+    ``look_at_all()`` reads everything again, ``follow_caps(vertex names)`` the caps of these; both may raise.
+    """
+
+    def __init__(
+        self, client: redis.Redis, keys: LookKeys, *, look_at_all: Callable[[], object], follow_caps: FollowCaps
+    ) -> None:
+        super().__init__(
+            "missed-news",
+            self._make_up_for,
+            failed="missed_news_left_for_later",
+            retry_seconds=FIRST_RETRY_SECONDS,
+            longest_retry_seconds=LONGEST_RETRY_SECONDS,
+        )
+        self._client = client
+        self._keys = keys
+        self._look_at_all = look_at_all
+        self._follow_caps = follow_caps
+        self._lock = threading.Lock()
+        self._all = False
+        self._vertices: set[str] = set()
+        self.busy = False
+        """Whether anything is left to be made up for."""
+
+    def everything(self) -> None:
+        """Any notification may have been missed until now."""
+        with self._lock:
+            self.busy = self._all = True
+        self.want()
+
+    def caps(self, vertices: Collection[str]) -> None:
+        """These caps changed, and could not be followed."""
+        with self._lock:
+            self.busy = True
+            self._vertices.update(vertices)
+        self.want()
+
+    def _make_up_for(self) -> None:
+        """All that was missed by now; what could not be made up for is kept."""
+        with self._lock:
+            look, vertices = self._all, frozenset(self._vertices)
+            self._all = False
+            self._vertices.clear()
+        try:
+            if look:
+                self._have_looked()
+                look = False
+            if vertices:
+                self._follow_caps(vertices)
+        except Exception:
+            with self._lock:
+                self._all |= look
+                self._vertices |= vertices
+            raise
+        with self._lock:
+            self.busy = self._all or bool(self._vertices)
+
+    def _have_looked(self) -> None:
+        """Return when a look that began after this call has ended well: another process's, or this one's."""
+        begun = int(self._client.hget(self._keys.counts, _BEGUN) or 0)
+        token = uuid.uuid4().hex
+        pause = SETTLE_SECONDS
+        while not self.pause(pause):
+            pause = ASK_AGAIN_SECONDS
+            mine = self._client.set(self._keys.lock, token, nx=True, px=round(1000 * LOOK_LIFE_SECONDS))
+            try:
+                if int(self._client.hget(self._keys.counts, _ENDED) or 0) > begun:
+                    return
+                if mine:
+                    number = self._client.hincrby(self._keys.counts, _BEGUN, 1)
+                    self._look_at_all()
+                    self._client.hset(self._keys.counts, _ENDED, number)
+                    return
+            finally:
+                if mine:
+                    call_scripts(self._client, [token_drop_call((self._keys.lock,), token)])
+
+
+# Turns notifications into sweeps: new work, freed hosts, changed caps - a few milliseconds after their commit.
+#
+# Everything that arrives while a sweep runs goes into the next one, so a burst of ten thousand notifications costs two
+# sweeps. When a store is in trouble, what arrived is kept for the next try. Sweeps by beat remain the safety net.
+
+DEBOUNCE_SECONDS = 0.01
+_AFTER_AN_ERROR_SECONDS = 0.25
+_LONGEST_WAKE_RETRY_SECONDS = 2.0
+
+SweepFor = Callable[[frozenset[str], frozenset[str]], float]
+"""``sweep(show ids, host ids)`` returns after how many seconds it wants to hear of the same hosts again; 0: never."""
+
+
+class Waker(Rounds):
+    """One thread; ``shows`` and ``hosts`` may be called from any."""
+
+    def __init__(self, sweep: SweepFor) -> None:
+        super().__init__(
+            "waker",
+            self._wake,
+            failed="wake_up_left_for_later",
+            retry_seconds=_AFTER_AN_ERROR_SECONDS,
+            longest_retry_seconds=_LONGEST_WAKE_RETRY_SECONDS,
+            gather_seconds=DEBOUNCE_SECONDS,
+        )
+        self._sweep = sweep
+        self._lock = threading.Lock()
+        self._shows: set[str] = set()
+        self._hosts: set[str] = set()
+
+    def shows(self, ids: Collection[str]) -> None:
+        """These shows have new work, or more room."""
+        self._note(self._shows, ids)
+
+    def hosts(self, ids: Collection[str]) -> None:
+        """Something was given back on these hosts."""
+        self._note(self._hosts, ids)
+
+    def _note(self, into: set[str], ids: Collection[str]) -> None:
+        with self._lock:
+            into.update(ids)
+        self.want()
+
+    def _wake(self) -> float | None:
+        with self._lock:
+            shows, hosts = frozenset(self._shows), frozenset(self._hosts)
+            self._shows.clear()
+            self._hosts.clear()
+        if not (shows or hosts):
+            return None
+        try:
+            again = self._sweep(shows, hosts)
+        except (SQLAlchemyError, RedisError) as error:
+            # A plain sweep does not rouse what rests. What can never be asked for must not keep the others from it.
+            if is_trouble(error):
+                self._keep(shows, hosts)
+            raise
+        if again <= 0:
+            return None
+        self._keep(frozenset(), hosts)
+        return again
+
+    def _keep(self, shows: frozenset[str], hosts: frozenset[str]) -> None:
+        with self._lock:
+            self._shows |= shows
+            self._hosts |= hosts
+
+
+log = structlog.get_logger(__name__)
+
+Recomputed = Callable[[RecomputeReport], object]
+
+
+class Events:
+    """Listener and waker of one process. ``wake(show ids, host ids)`` sweeps; ``recomputed`` gets each report."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        ledger: Ledger,
+        hosts: HostFeed,
+        wake: SweepFor,
+        counts: EventCounts,
+        *,
+        recomputed: Recomputed,
+    ) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._ledger = ledger
+        self._hosts = hosts
+        self._recomputed = recomputed
+        self._waker = Waker(wake)
+        self._by_id = settings.accounting.release_feed == "proc-trigger"
+        self._missed = MissedNews(
+            ledger.client,
+            LookKeys(settings.coordination.namespace, settings.scheduler.facility),
+            look_at_all=self._look_at_all,
+            follow_caps=self._follow_caps,
+        )
+        self.listener = NotificationListener(settings, self._handlers(), counts=counts)
+
+    def _handlers(self) -> Handlers:
+        return Handlers(
+            on_release=self._released,
+            on_caps=self._caps_changed,
+            on_work=self._waker.shows,
+            on_handed_back=self._handed_back,
+            on_reconnect=self._missed.everything,
+        )
+
+    def start(self) -> None:
+        self._waker.start()
+        self._missed.start()
+        self.listener.start()
+
+    def stop(self) -> None:
+        self.listener.stop()
+        self._missed.stop()
+        self._waker.stop()
+
+    def _released(self, procs: Sequence[str], hosts: Sequence[str]) -> None:
+        """Our trigger is in the database. With another feed, releases reach the ledger by that."""
+        self._hosts.note(hosts)
+        self._waker.hosts(hosts)
+        if not self._by_id:
+            return
+        try:
+            self._ledger.release(procs)
+        except (NotReady, RedisError) as error:
+            log.warning("release_left_to_recompute", procs=len(procs), error=str(error))
+
+    def _caps_changed(self, vertices: Collection[str]) -> None:
+        """Vertices as our triggers name them: ``sub:{show}:{alloc}``, ``folder:{id}``, ``job:{id}``, ``limit:{id}``."""
+        try:
+            self._follow_caps(vertices)
+        except (NotReady, RedisError, SQLAlchemyError) as error:
+            log.warning("caps_left_for_a_moment", vertices=len(vertices), error=str(error))
+            self._missed.caps(vertices)
+
+    def _follow_caps(self, vertices: Collection[str]) -> None:
+        load_caps(self._engine, self._ledger, [f"acct:{vertex}" for vertex in vertices])
+        self._waker.shows(self._shows_under(vertices))
+
+    def _shows_under(self, vertices: Collection[str]) -> frozenset[str]:
+        """The shows whose work may go on now that these caps have changed."""
+        ids = defaultdict[str, list[str]](list)
+        for vertex in vertices:
+            kind, _, id_ = vertex.partition(":")
+            ids[kind].append(id_)
+        subscribed = frozenset(pair.partition(":")[0] for pair in ids["sub"])
+        if not (ids["folder"] or ids["job"] or ids["limit"]):
+            return subscribed
+        with self._engine.connect() as connection:
+            return subscribed | shows_under(connection, folders=ids["folder"], jobs=ids["job"], limits=ids["limit"])
+
+    def _handed_back(self, shows: Sequence[str]) -> None:
+        """By whomever; our own command leaves little to do."""
+        try:
+            follow_handed_back(self._engine, self._ledger, age_seconds=self._settings.accounting.in_flight_age)
+        except (NotReady, RedisError, SQLAlchemyError) as error:
+            log.warning("handed_back_left_to_recompute", shows=list(shows), error=str(error))
+
+    def _look_at_all(self) -> None:
+        """What was released and which caps changed while nobody heard: as the next recompute and reseed would."""
+        age = self._settings.accounting.in_flight_age
+        self._recomputed(recompute(self._engine, self._ledger, age_seconds=age, write_tables=False))
+        with self._engine.begin() as connection:
+            shows = managed_show_ids(connection)
+        reseed_limits(self._engine, self._ledger, shows)
+        self._waker.shows(shows)

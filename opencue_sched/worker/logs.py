@@ -1,0 +1,137 @@
+"""Structured logs, and the signals that change their level on a running process.
+
+SIGUSR1 toggles info and debug without the SQL logger, SIGUSR2 with it (scheduler reference, "Enable Debug Logging").
+Celery has its own uses for SIGUSR1 (stack dumps in the parent, soft time limits in pool children), so the handlers are
+set in the parent only and call whatever handler was there before. Children are told by SIGUSR2, which is free there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from types import FrameType
+from typing import Any
+
+import structlog
+
+from opencue_sched.errors import InvalidInput
+from opencue_sched.settings import Logging
+
+SQL_LOGGER = "sqlalchemy.engine"
+_SEVERAL_LINES_A_TASK = ("celery.worker.strategy", "celery.app.trace", "kombu", "celery.redirected")
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def configure_logging(settings: Logging) -> None:
+    """Send structlog and the standard library's records to standard error, and to a file if asked to."""
+    level = _LEVELS.get(settings.level.lower())
+    if level is None:
+        raise InvalidInput(f"logging.level {settings.level!r} is none of {', '.join(_LEVELS)}")
+    shared: list[Any] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    renderer: Any = (
+        structlog.processors.JSONRenderer()
+        if settings.format == "json"
+        else structlog.dev.ConsoleRenderer(colors=False)
+    )
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer]
+    )
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    if settings.file_appender:
+        if settings.path is None:
+            raise InvalidInput("logging.file_appender is on but logging.path names no file")
+        handlers.append(logging.FileHandler(settings.path))
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    for handler in handlers:
+        handler.setFormatter(formatter)
+        root.addHandler(handler)
+    root.setLevel(level)
+    _hush(level > logging.DEBUG)
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+
+
+def _hush(hush: bool) -> None:
+    """Keep to their warnings those who log several lines a task, except at the debug level."""
+    for noisy in _SEVERAL_LINES_A_TASK:
+        logging.getLogger(noisy).setLevel(logging.WARNING if hush else logging.NOTSET)
+
+
+class Level(IntEnum):
+    """What the signals switch between. ``AS_STARTED``: no signal has come yet."""
+
+    AS_STARTED = 0
+    INFO = 1
+    DEBUG = 2
+    DEBUG_WITH_SQL = 3
+
+
+_chosen = mmap.mmap(-1, 1)
+"""The level, in memory that a worker shares with the children of its pool."""
+
+
+def toggle_debug(*, sql: bool) -> Level:
+    """Switch between info and debug; ``sql`` takes the SQL logger along. Returns the new level."""
+    debug = logging.getLogger().level != logging.DEBUG
+    level = (Level.DEBUG_WITH_SQL if sql else Level.DEBUG) if debug else Level.INFO
+    _chosen[0] = level
+    _apply(level)
+    return level
+
+
+def _apply(level: Level) -> None:
+    if level is Level.AS_STARTED:
+        return
+    debug = level is not Level.INFO
+    logging.getLogger().setLevel(logging.DEBUG if debug else logging.INFO)
+    _hush(not debug)
+    logging.getLogger(SQL_LOGGER).setLevel(logging.INFO if level is Level.DEBUG_WITH_SQL else logging.WARNING)
+
+
+def install_level_signals(children: Callable[[], Sequence[int]] = tuple) -> None:
+    """SIGUSR1 and SIGUSR2 toggle the level here and in ``children``, then the handler that was there before runs."""
+    owner = os.getpid()
+    for number, sql in ((signal.SIGUSR1, False), (signal.SIGUSR2, True)):
+        before = signal.getsignal(number)
+
+        def handle(signum: int, frame: FrameType | None, *, sql: bool = sql, before: Any = before) -> None:
+            if os.getpid() != owner:  # a child that was forked a moment ago
+                _apply(Level(_chosen[0]))
+                return
+            level = toggle_debug(sql=sql)
+            structlog.get_logger(__name__).info("log_level_changed", to=level.name.lower())
+            for pid in children():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGUSR2)
+            if callable(before):
+                before(signum, frame)
+
+        signal.signal(number, handle)
+
+
+def follow_level_signals() -> None:
+    """In a child of the pool: take over the parent's level, now and at each SIGUSR2 from it. SIGUSR1 is Celery's."""
+    signal.signal(signal.SIGUSR2, lambda *_: _apply(Level(_chosen[0])))
+    _apply(Level(_chosen[0]))

@@ -1,0 +1,193 @@
+"""This process's membership in the fleet: its presence, what it has in hand, and the care of the queues.
+
+The heartbeat comes from a step of Celery's consumer, so it goes on after the broker was away. It refreshes the
+presence, moves the messages of dead instances to their groups and obeys control messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+
+import redis
+import structlog
+from celery import Celery
+from redis.exceptions import RedisError
+
+from opencue_sched.coordination import control
+from opencue_sched.coordination.control import Addressed, take_control_messages
+from opencue_sched.coordination.names import QueueName, QueueType, worker_group
+from opencue_sched.coordination.presence import REFRESH_SECONDS, Duty, DutyState, Presence, call_roll
+from opencue_sched.coordination.queues import QueueFigures, Router, drain_dead_instances, survey_queues
+from opencue_sched.coordination.rounds import Rounds
+from opencue_sched.dispatch.report import LONGEST_ERROR
+from opencue_sched.errors import InvalidInput
+from opencue_sched.settings import Settings
+from opencue_sched.worker import fleet_metrics
+from opencue_sched.worker.task import Messenger
+
+log = structlog.get_logger(__name__)
+
+ASK_AGAIN_SECONDS = 0.25
+FAILED = "failed"
+"""How a pass ended that raised, in the answer to who waits for it and in its job hash."""
+
+
+def consumed_by(app: Celery) -> list[str]:
+    """The names of the queues that a worker of ``app`` takes messages from (all of its own, unless started with
+    ``-Q``)."""
+    return sorted(app.amqp.queues.consume_from)
+
+
+def types_of(queues: Collection[str]) -> list[str]:
+    """The queue types of ``queues``. Those of an older naming get dispatch messages, see Messenger."""
+    types = set()
+    for name in queues:
+        try:
+            types.add(QueueName.parse(name).type)
+        except InvalidInput:
+            log.info("legacy_queue_consumed", queue=name)
+            types.add(QueueType.DISPATCH.value)
+    return sorted(types)
+
+
+class Membership:
+    """One per process. ``work`` names what it is at, for the presence record."""
+
+    def __init__(self, client: redis.Redis, settings: Settings, work: Callable[[], Collection[str]]) -> None:
+        self._client = client
+        self._settings = settings
+        self._work = work
+        self.namespace = settings.coordination.namespace
+        self.group = worker_group(settings.scheduler.facility, settings.coordination.group)
+        self.duty = Duty()
+        self.router = Router(client, self.namespace, self.group, fixed=settings.scheduler.facility is not None)
+        self.presence: Presence | None = None
+        self.node = ""
+        self._queues: Callable[[], Collection[str]] = tuple
+        self.in_flight: Callable[[], int] = lambda: self.duty.in_hand
+
+    def join(self, node: str, *, queues: Callable[[], Collection[str]], capacity: int) -> None:
+        """Take this instance's name, for the types of ``queues``. Each heartbeat announces what these are then: Celery
+        may be told to consume others. Raises InstanceTaken when a live process has the name."""
+        self.node = node
+        self._queues = queues
+        consumed = queues()
+        self.presence = Presence(
+            self._client,
+            self.namespace,
+            types=types_of(consumed),
+            group=self.group,
+            instance=self._settings.instance,
+            node=node,
+            capacity=capacity,
+            capabilities=sorted(consumed),
+            facility=self._settings.scheduler.facility,
+        )
+        self.presence.announce()
+
+    def is_first(self) -> bool:
+        """Whether no other worker of any group is at work yet: then this one checks the counters before it books."""
+        mine = None if self.presence is None else self.presence.token
+        return not any(
+            actor.token != mine and actor.state != DutyState.STARTING
+            for actor in call_roll(self._client, self.namespace).of(QueueType.DISPATCH.value)
+        )
+
+    @contextmanager
+    def present(self) -> Iterator[None]:
+        """Keep up the presence from a thread, while no consumer step does."""
+        rounds = Rounds("presence", self._refresh, failed="presence_not_refreshed", retry_seconds=REFRESH_SECONDS)
+        rounds.start()
+        try:
+            yield
+        finally:
+            rounds.stop()
+
+    def control_messages(self) -> list[Addressed]:
+        """Control messages that wait for this instance, its group or its types; taken from their queues."""
+        types = () if self.presence is None else self.presence.types
+        scoped = self._settings.scheduler.facility is not None
+        return take_control_messages(
+            self._client, self.namespace, types, self.group, self._settings.instance, scoped=scoped
+        )
+
+    def heartbeat(self) -> None:
+        """Refresh the presence and look after the queues. Raises InstanceTaken when another process took the name."""
+        try:
+            self._refresh()
+            self.tend()
+        except RedisError as error:
+            log.warning("heartbeat_failed", error=str(error))
+
+    def tend(self) -> int:
+        """Look after the queues; returns how many messages of dead instances were moved."""
+        roll = call_roll(self._client, self.namespace)
+        moved = drain_dead_instances(self._client, self.namespace, roll)
+        if moved:
+            fleet_metrics.messages_moved.inc(moved)
+        return moved
+
+    def as_shown(self) -> dict[str, object]:
+        """What this worker is at, and what waits in the queues; nothing waits while Redis does not answer."""
+        return {
+            "instance": self._settings.instance,
+            "group": self.group,
+            "state": self.duty.state.value,
+            "working_on": sorted(self._work()),
+            "waiting": {
+                type_: {"messages": figures.depth, "oldest_seconds": round(figures.oldest_seconds, 1)}
+                for type_, figures in self._waiting().items()
+            },
+        }
+
+    def _waiting(self) -> dict[str, QueueFigures]:
+        try:
+            roll = call_roll(self._client, self.namespace)
+            facility = self._settings.scheduler.facility
+            return survey_queues(self._client, self.namespace, roll, group=self.group, facility=facility).by_type
+        except RedisError:
+            return {}
+
+    def _refresh(self) -> float:
+        if self.presence is not None:
+            self.presence.refresh(
+                in_flight=self.in_flight(),
+                state=self.duty.state.value,
+                work=sorted(self._work()),
+                capabilities=sorted(self._queues()),
+            )
+        return REFRESH_SECONDS
+
+    def answer(self, reply: str, posting: str, summary: dict[str, object], messenger: Messenger) -> None:
+        """Report a pass to who waits for it; while the cluster is in other hands, ask again in a moment."""
+        if summary.get("reason") == "held" and control.is_waiting(self._client, self.namespace, reply):
+            messenger.ask(posting, reply=reply, delay_seconds=ASK_AGAIN_SECONDS)
+            return
+        control.answer(self._client, self.namespace, reply, summary)
+
+    def answer_failed(self, reply: str, posting: str, error: Exception) -> None:
+        """Tell who waits for a pass that it ended in an error. A waiter that cannot be told is left to its time-out."""
+        text = f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
+        output = {"posting": posting, "ended": FAILED, "error": text}
+        try:
+            control.answer(self._client, self.namespace, reply, output, status=FAILED)
+        except (RedisError, InvalidInput) as problem:
+            log.warning("waiter_not_told", posting=posting, error=str(problem))
+
+    def leave(self, wait: Callable[[float], bool] | None = None) -> bool:
+        """Wait for what is in hand, within the grace, then take the presence away; whether all of it has ended.
+
+        ``wait(seconds)`` returns whether it did, where tasks run elsewhere than in this process.
+        """
+        self.duty.stop()
+        with self.present():
+            idle = (wait or self.duty.wait_until_idle)(self._settings.coordination.drain_grace)
+        if not idle:
+            log.warning("left_with_work_in_hand", tasks=self.in_flight(), clusters=sorted(self._work()))
+        if self.presence is not None:
+            try:
+                self.presence.withdraw()
+            except RedisError as error:
+                log.warning("presence_left_to_expire", error=str(error))
+        return idle

@@ -1,0 +1,343 @@
+"""Prometheus metrics: the scheduler reference's ``scheduler_*`` names, and ours.
+
+Rooms below return reports; the doors hand them to the ``record_*`` functions here. Works in one process per instance
+(threads pool) and in prefork (``PROMETHEUS_MULTIPROC_DIR``): every gauge says how processes combine.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+from wsgiref.simple_server import WSGIServer
+
+import structlog
+from prometheus_client import (
+    GC_COLLECTOR,
+    PLATFORM_COLLECTOR,
+    PROCESS_COLLECTOR,
+    REGISTRY,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    start_http_server,
+)
+from prometheus_client.core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.registry import Collector
+
+from opencue_sched.accounting.connection import StoreView
+from opencue_sched.accounting.recompute import RecomputeReport
+from opencue_sched.dispatch.report import PassReport
+from opencue_sched.dispatch.sweep import SweepReport
+from opencue_sched.domain.cluster import ClusterKind, Verdict
+from opencue_sched.errors import SchedulerError
+from opencue_sched.farm.reaper import ReaperReport
+from opencue_sched.placement.host_cache import CacheStats
+
+log = structlog.get_logger(__name__)
+
+PORTS_TRIED = 100
+LATEST: Literal["mostrecent"] = "mostrecent"
+"""Of the processes of a prefork worker, the one that set a gauge last is right: any may sweep or recompute."""
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+jobs_queried = Counter("scheduler_jobs_queried_total", "Jobs read from the database by cluster passes.")
+jobs_processed = Counter("scheduler_jobs_processed_total", "Jobs that went through a whole pass.", ["show_name"])
+frames_dispatched = Counter("scheduler_frames_dispatched_total", "Frames booked and launched.", ["show_name"])
+no_candidate_iterations = Counter("scheduler_no_candidate_iterations_total", "Layers that found no host in a pass.")
+candidates_per_layer = Histogram(
+    "scheduler_candidates_per_layer", "Hosts tried per layer that got to try any.", buckets=(1, 5, 10, 20, 50, 100)
+)
+bad_rows = Counter("scheduler_bad_rows_total", "Rows that make no sense, each time they were skipped.", ["table"])
+hosts_attempted = Counter("scheduler_hosts_attempted_total", "Hosts taken from the cache to place frames on.")
+wasted_attempts = Counter("scheduler_wasted_attempts_total", "Hosts taken from the cache in vain.")
+time_to_book = Histogram(
+    "scheduler_time_to_book_seconds",
+    "From a frame becoming eligible (again, after a retry) to its booking.",
+    buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300),
+)
+sql_statements = Counter("scheduler_sql_statements_total", "Statements that cluster passes sent to PostgreSQL.")
+limit_exceeded = Counter("scheduler_accounting_limit_exceeded_total", "Bookings refused by the counters.", ["table"])
+bookings_lost = Counter("scheduler_bookings_lost_total", "Bookings dropped between plan and launch.", ["reason"])
+job_cap_precheck_skip = Counter(
+    "scheduler_job_cap_precheck_skip_total", "Layers left, at once or half-way, because the job is at its cap."
+)
+job_query_duration = Histogram("scheduler_job_query_duration_seconds", "Reading a pass's jobs.", buckets=_SECONDS)
+plan_duration = Histogram("scheduler_plan_duration_seconds", "Planning one pass.", buckets=_SECONDS)
+book_duration = Histogram("scheduler_book_duration_seconds", "Booking one plan in Redis.", buckets=_SECONDS)
+commit_duration = Histogram("scheduler_commit_duration_seconds", "Committing one plan.", buckets=_SECONDS)
+launch_duration = Histogram("scheduler_launch_duration_seconds", "Launching one plan.", buckets=_SECONDS)
+cluster_round_trip = Histogram(
+    "scheduler_cluster_round_trip_seconds", "One pass over a cluster.", ["cluster_type"], buckets=_SECONDS
+)
+frames_per_pass = Histogram(
+    "scheduler_frames_dispatched_per_pass",
+    "Frames booked by a pass.",
+    ["cluster_type"],
+    buckets=(0, 1, 5, 10, 25, 50, 100, 250, 500, 1000),
+)
+pass_terminated = Counter("scheduler_pass_terminated_reason_total", "Why passes ended.", ["reason"])
+checkout_outcome = Counter(
+    "scheduler_checkout_outcome_total",
+    "Searches for a host: booked, no_progress (nothing placed on it), no_match (none found); and bookings on them that "
+    "were lost: dispatch_error.",
+    ["outcome"],
+)
+clusters_total = Gauge("scheduler_clusters_total", "Clusters known.", ["cluster_type"], multiprocess_mode=LATEST)
+clusters_active = Gauge("scheduler_clusters_active", "Clusters with waiting work.", multiprocess_mode=LATEST)
+clusters_sleeping = Gauge("scheduler_clusters_sleeping", "Clusters with work that rest.", multiprocess_mode=LATEST)
+active_tags = Gauge("scheduler_active_tags", "(facility, show, tag) with waiting work.", multiprocess_mode=LATEST)
+active_scan_duration = Histogram("scheduler_active_scan_duration_seconds", "The awake scan.", buckets=_SECONDS)
+host_cache_size = Gauge("scheduler_host_cache_size", "Hosts in the cache.", multiprocess_mode="liveall")
+host_cache_hits = Counter("scheduler_host_cache_hits_total", "Searches of the host cache that found a host.")
+host_cache_misses = Counter("scheduler_host_cache_misses_total", "Searches of the host cache that found none.")
+placement_retries_exhausted = Counter(
+    "scheduler_placement_inner_retries_exhausted_total",
+    "Searches given up after being repeated because other passes held or took the hosts.",
+)
+placement_score = Histogram(
+    "scheduler_placement_score_chosen",
+    "Scores of the hosts chosen, for shows whose placement scores hosts (lower is better).",
+    buckets=(0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64),
+)
+recompute_duration = Histogram(
+    "scheduler_recompute_cycle_duration_seconds", "One recompute.", buckets=(*_SECONDS, 60, 120)
+)
+recompute_age = Gauge(
+    "scheduler_recompute_age_seconds",
+    "Seconds since the last recompute of all shows, whoever did it; not a number while none is known.",
+    multiprocess_mode=LATEST,
+)
+drift_found = Counter(
+    "scheduler_drift_found_total", "Vertices whose counters a recompute found off the truth.", ["kind", "cause"]
+)
+drift_healed = Counter(
+    "scheduler_drift_healed_total",
+    "Vertices whose counters a recompute put right. What had changed by then is left to the next, and not counted.",
+    ["kind", "cause"],
+)
+entries_healed = Counter(
+    "scheduler_ledger_entries_healed_total", "Ledger entries that a recompute found unlike their procs.", ["cause"]
+)
+lazy_seeds = Counter(
+    "scheduler_lazy_seeds_total", "Vertices whose caps were loaded when they were first booked, not before."
+)
+store_epoch = Gauge(
+    "scheduler_store_epoch",
+    "The generation of the counters: one number for all workers, another after each filling; 0 while they are closed.",
+    multiprocess_mode=LATEST,
+)
+if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+    recompute_age.set(math.nan)
+    store_epoch.set(math.nan)
+ledger_in_flight = Gauge("scheduler_ledger_in_flight", "Bookings not confirmed yet.", multiprocess_mode=LATEST)
+ledger_oldest_in_flight = Gauge(
+    "scheduler_ledger_oldest_in_flight_seconds", "Age of the oldest unconfirmed booking.", multiprocess_mode=LATEST
+)
+store_ready = Gauge(
+    "scheduler_store_ready",
+    "1 when the counters may be booked against, as this worker saw them last; not a number before it has.",
+    multiprocess_mode=LATEST,
+)
+if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+    store_ready.set(math.nan)
+publish_misconfigured = Gauge(
+    "cuebot_redis_publish_misconfigured",
+    "1 when managed shows exist but the configured release feed cannot deliver their releases.",
+    multiprocess_mode=LATEST,
+)
+release_events = Counter("scheduler_release_events_total", "Reports, completions, kills and notifications.", ["event"])
+reaped = Counter("scheduler_reaped_total", "Procs and frames put right by the reaper.", ["cause"])
+
+
+def single_process_registry(*series: Collector) -> CollectorRegistry:
+    """A registry of a role that is always one process: its /metrics shows ``series`` and the process itself.
+
+    A beat and a report service have one each, so that they export nothing that only workers feed. What is registered
+    nowhere else is the workers'.
+    """
+    made = CollectorRegistry()
+    for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR, *series):
+        made.register(collector)
+    return made
+
+
+REPORT_SERVICE = single_process_registry(release_events)
+
+_lock = threading.Lock()
+_given_up = 0
+
+
+def record_pass(report: PassReport) -> None:
+    """Count one cluster pass."""
+    kind = report.cluster.kind.value
+    jobs_queried.inc(report.jobs)
+    if report.jobs_processed:
+        jobs_processed.labels(report.show_name).inc(report.jobs_processed)
+    if report.frames_launched:
+        frames_dispatched.labels(report.show_name).inc(report.frames_launched)
+    for attempts in report.attempts:
+        candidates_per_layer.observe(attempts)
+    for score in report.scores:
+        placement_score.observe(score)
+    for table, count in report.bad_rows.items():
+        bad_rows.labels(table).inc(count)
+    hosts_attempted.inc(report.hosts_attempted)
+    wasted_attempts.inc(report.wasted_attempts)
+    sql_statements.inc(report.statements)
+    host_cache_hits.inc(report.cache_hits)
+    host_cache_misses.inc(report.cache_misses)
+    checkout_outcome.labels("booked").inc(report.hosts_attempted - report.wasted_attempts)
+    checkout_outcome.labels("no_progress").inc(report.wasted_attempts)
+    checkout_outcome.labels("no_match").inc(report.cache_misses)
+    checkout_outcome.labels("dispatch_error").inc(report.losses.total())
+    for table, count in report.refusals.items():
+        limit_exceeded.labels(table).inc(count)
+    lazy_seeds.inc(report.lazy_seeds)
+    for reason, count in report.losses.items():
+        bookings_lost.labels(reason).inc(count)
+    for seconds in report.seconds_to_book:
+        time_to_book.observe(seconds)
+    _record_verdicts(report)
+    for histogram, seconds in (
+        (job_query_duration, report.gather_seconds),
+        (plan_duration, report.plan_seconds),
+        (book_duration, report.book_seconds),
+        (commit_duration, report.commit_seconds),
+        (launch_duration, report.launch_seconds),
+    ):
+        if seconds:
+            histogram.observe(seconds)
+    cluster_round_trip.labels(kind).observe(report.total_seconds)
+    frames_per_pass.labels(kind).observe(report.frames_booked)
+    pass_terminated.labels(report.ended.value).inc()
+
+
+def _record_verdicts(report: PassReport) -> None:
+    for verdict in report.verdicts:
+        if verdict.verdict in (Verdict.NO_HOST, Verdict.NO_FIT, Verdict.CAPACITY):
+            no_candidate_iterations.inc()
+        if verdict.verdict is Verdict.OVER_JOB and verdict.layer_id not in report.refused:
+            job_cap_precheck_skip.inc()
+
+
+def record_sweep(report: SweepReport) -> None:
+    """Show one sweep."""
+    for kind in ClusterKind:
+        clusters_total.labels(kind.value).set(report.clusters.get(kind, 0))
+    clusters_active.set(report.active)
+    clusters_sleeping.set(report.sleeping)
+    active_tags.set(report.active_tags)
+    if report.scan_seconds is not None:
+        active_scan_duration.observe(report.scan_seconds)
+
+
+def record_recompute(report: RecomputeReport) -> None:
+    """Count what a recompute found."""
+    recompute_duration.observe(report.seconds)
+    for cause, count in report.causes.items():
+        entries_healed.labels(cause).inc(count)
+    for counter, drift in ((drift_found, report.found), (drift_healed, report.healed_vertices)):
+        for (kind, why), count in drift.items():
+            counter.labels(kind.value, why.value).inc(count)
+    ledger_in_flight.set(report.in_flight)
+    ledger_oldest_in_flight.set(report.oldest_in_flight_seconds)
+
+
+def record_store(view: StoreView) -> None:
+    """Show whether the counters are open, whoever filled them, their generation, and how old the last recompute is."""
+    store_ready.set(int(view.generation > 0))
+    store_epoch.set(view.generation)
+    recompute_age.set(math.nan if view.recompute_age_seconds is None else view.recompute_age_seconds)
+
+
+def record_reaped(report: ReaperReport) -> None:
+    """Count what the reaper put right."""
+    reaped.labels("host_down").inc(len(report.hosts_down))
+    reaped.labels("proc_released").inc(report.procs_released)
+    reaped.labels("frame_waiting").inc(report.frames_waiting)
+    reaped.labels("frame_dead").inc(report.frames_dead)
+
+
+def record_event(event: str, amount: int) -> None:
+    """Count one event of the release room, by its name there."""
+    release_events.labels(event).inc(amount)
+
+
+def record_cache(stats: CacheStats) -> None:
+    """Show the size of the host cache, and count the searches given up since the last call."""
+    global _given_up
+    host_cache_size.set(stats.size)
+    with _lock:
+        more, _given_up = stats.given_up - _given_up, max(_given_up, stats.given_up)
+    if more > 0:
+        placement_retries_exhausted.inc(more)
+
+
+def worker_registry() -> CollectorRegistry:
+    """What a worker's /metrics shows: all its processes together, with a prefork pool, or this process."""
+    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+        return REGISTRY
+    combined = CollectorRegistry()
+    combined.register(_AllProcesses())
+    return combined
+
+
+class _AllProcesses(Collector):
+    """The files of this worker's processes, without the gauges of those that were killed and could not say so.
+
+    Every metric of this program has a place in the files; only those of a worker are shown.
+    """
+
+    def collect(self) -> Iterable[Metric]:
+        for path in Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).glob("gauge_*_*.db"):
+            pid = int(path.stem.rpartition("_")[2])
+            if not _is_alive(pid):
+                process_ended(pid)
+        ours = {metric.name for metric in REGISTRY.collect()}
+        together: Iterable[Metric] = MultiProcessCollector(None).collect()  # type: ignore[no-untyped-call]
+        return [metric for metric in together if metric.name in ours]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def process_ended(pid: int) -> None:
+    """Take a dead prefork child's gauges out of the sums."""
+    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        mark_process_dead(pid)  # type: ignore[no-untyped-call]
+
+
+def serve_metrics(host: str, first_port: int, registry: CollectorRegistry) -> tuple[WSGIServer, int] | None:
+    """Serve ``registry`` as /metrics on the first free port from ``first_port`` on; None when the port is 0 (off).
+
+    Raises SchedulerError when none of 100 ports is free.
+    """
+    if first_port == 0:
+        return None
+    for port in range(first_port, first_port + PORTS_TRIED):
+        try:
+            server, _ = start_http_server(port, addr=host, registry=registry)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise SchedulerError(f"cannot serve metrics on {host}:{port}: {error.strerror}") from error
+            continue
+        log.info("metrics_served", address=f"http://{host}:{port}/metrics", wanted_port=first_port)
+        return server, port
+    raise SchedulerError(
+        f"no free port for metrics from {first_port} to {first_port + PORTS_TRIED - 1} on {host}; "
+        "set OPENCUE_SCHED_QUEUE__METRICS_PORT (0 turns metrics off)"
+    )

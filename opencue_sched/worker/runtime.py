@@ -1,0 +1,456 @@
+"""Everything one process has open: engine, Redis, ledger, caches, channels. Made on first use, after any fork.
+
+The doors in ``tasks/`` call the methods here; these compose the rooms and record the metrics.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import asdict
+from functools import cached_property, partial
+
+import structlog
+from celery import Celery
+from redis.exceptions import RedisError
+from sqlalchemy.exc import SQLAlchemyError
+
+from opencue_sched.accounting.bootstrap import ensure_bootstrapped
+from opencue_sched.accounting.caps import make_ledger, reseed_limits
+from opencue_sched.accounting.connection import look_at_store, make_redis
+from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.accounting.managed import ManagedShows, check_release_feed
+from opencue_sched.accounting.recompute import recompute
+from opencue_sched.accounting.reconcile import Sightings
+from opencue_sched.accounting.show_import import CountedShows
+from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board
+from opencue_sched.coordination.permits import LayerPermits
+from opencue_sched.coordination.postings import (
+    ClaimKeeper,
+    ClaimWatch,
+    ClusterPostings,
+    MessageWatch,
+    Refused,
+    ShortRests,
+)
+from opencue_sched.coordination.presence import DutyState
+from opencue_sched.coordination.queues import HostShares
+from opencue_sched.dispatch.cluster_pass import PassRunner
+from opencue_sched.dispatch.clusters import scoped_facilities
+from opencue_sched.dispatch.commit import compensate
+from opencue_sched.dispatch.cooldown import LayerRest
+from opencue_sched.dispatch.dispatcher import Dispatcher
+from opencue_sched.dispatch.hosts import HostFeed
+from opencue_sched.dispatch.report import PassEnd
+from opencue_sched.dispatch.rqd import RqdChannels
+from opencue_sched.dispatch.settle import Settlement
+from opencue_sched.dispatch.sweep import Sweeper, SweepReport
+from opencue_sched.dispatch.verdicts import VerdictLog
+from opencue_sched.domain.cluster import Fence
+from opencue_sched.errors import InvalidInput, SchedulerError
+from opencue_sched.farm.model import EventCounts
+from opencue_sched.farm.reaper import Reaper
+from opencue_sched.farm.service import RqdKiller
+from opencue_sched.insight.stores import check_stores
+from opencue_sched.placement.host_groups import HostChanges
+from opencue_sched.settings import Settings, get_settings
+from opencue_sched.store.engine import make_engine
+from opencue_sched.store.schema import SchemaFacts, check_schema, refuse_unmigrated
+from opencue_sched.worker import fleet_metrics, metrics
+from opencue_sched.worker.events import Events
+from opencue_sched.worker.flip import look_after_handed_back, notice_flips
+from opencue_sched.worker.membership import Membership, consumed_by
+from opencue_sched.worker.task import Messenger
+from opencue_sched.worker.upkeep import Upkeep, upkeep_scope
+
+# Work beside the tasks: on threads that say why they failed, and that end before what they use is closed.
+
+log = structlog.get_logger(__name__)
+
+STOP_SECONDS = 10.0
+
+
+class Closing(SchedulerError):
+    """The process is ending: what waits in the background gives up."""
+
+
+class Background:
+    """The background work of one process. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._running: dict[str, threading.Thread] = {}
+
+    def start(self, name: str, work: Callable[[], object]) -> bool:
+        """Run ``work`` on a thread, unless the work of this name still runs or the process ends; whether it began.
+
+        Whoever starts it has to start it again if it fails: here a failure is only told.
+        """
+        with self._lock:
+            if self._closed.is_set() or name in self._running:
+                return False
+            thread = self._running[name] = threading.Thread(target=self._run, args=(name, work), name=name, daemon=True)
+            thread.start()
+            return True
+
+    def sleep(self, seconds: float) -> None:
+        """What background work calls to wait. Raises Closing as soon as the process ends."""
+        if self._closed.wait(seconds):
+            raise Closing("the process is ending")
+
+    def close(self, timeout: float = STOP_SECONDS) -> None:
+        """Begin nothing more, wake what sleeps, and wait for the threads, each for up to ``timeout`` seconds."""
+        with self._lock:
+            self._closed.set()
+            running = dict(self._running)
+        for name, thread in running.items():
+            thread.join(timeout)
+            if thread.is_alive():
+                log.warning("background_work_abandoned", work=name, waited_seconds=timeout)
+
+    def _run(self, name: str, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Closing:
+            log.info("background_work_given_up", work=name, reason="the process is ending")
+        except (SchedulerError, SQLAlchemyError, RedisError) as error:
+            log.warning("background_work_failed", work=name, error=str(error))
+        except Exception:
+            log.exception("background_work_failed", work=name)
+        finally:
+            with self._lock:
+                del self._running[name]
+
+
+SLEEPS_A_LAYER_RESTS = 2
+"""A layer that finds no host rests longer than its cluster sleeps, so that the jobs behind it have their turn."""
+
+
+class Runtime:
+    """The collaborators of one process. Thread-safe: several tasks of a threads pool share it."""
+
+    def __init__(self, settings: Settings, app: Celery) -> None:
+        self.settings = settings
+        self.app = app
+        self.engine = make_engine(settings, application_name=f"opencue-sched {settings.instance}"[:63])
+        self.client = make_redis(settings.redis_dsn, settings)
+        self.ledger = make_ledger(self.engine, self.client, owner=settings.instance)
+        self.managed = ManagedShows(self.engine, settings.accounting.managed_shows_ttl)
+        self.changes = HostChanges(self.client, settings.coordination.namespace)
+        self.channels = RqdChannels(settings.rqd)
+        self.postings = ClusterPostings(
+            self.client, BoardKeys(settings.coordination.namespace, cluster_board(settings.scheduler.facility))
+        )
+        self.sightings = Sightings(self.client)
+        self.verdicts = VerdictLog(self.client, settings.coordination.namespace)
+        self._background = Background()
+        self.counts = EventCounts(metrics.record_event)
+        self.keeper = ClaimKeeper(
+            self.postings,
+            ttl_seconds=settings.coordination.claim_ttl,
+            # No step of a pass takes longer, unless PostgreSQL is so slow that some statement does.
+            patience_seconds=settings.accounting.commit_deadline,
+            longest_patience_seconds=settings.database.statement_timeout,
+        )
+        self.membership = Membership(self.client, settings, lambda: {claim.cluster.key for claim in self.keeper.held()})
+        self.messenger = Messenger(app, self.membership.router, legacy_queues=settings.coordination.legacy_queues)
+        send = self.messenger.send
+        self.watches = (
+            ClaimWatch(self.postings, ttl_seconds=settings.coordination.claim_ttl, send=send),
+            MessageWatch(self.postings, send=send),
+        )
+        self.rests = ShortRests(self.postings, send=send)
+        self.leader_keys = LeaderKeys(settings.coordination.namespace, beat_role(settings.scheduler.facility))
+
+    @cached_property
+    def facts(self) -> SchemaFacts:
+        """What the database schema has. Raises SchemaMissing or SchemaTooOld."""
+        with self.engine.connect() as connection:
+            return check_schema(connection)
+
+    @cached_property
+    def hosts(self) -> HostFeed:
+        return HostFeed(self.engine, self.changes, self.settings.host_cache, instance=self.settings.instance)
+
+    @cached_property
+    def sweeper(self) -> Sweeper:
+        return Sweeper(self.engine, self.settings, self.postings)
+
+    @cached_property
+    def counted(self) -> CountedShows:
+        return CountedShows(
+            self.engine,
+            self.ledger,
+            cuebots=self.facts.origin == "cuebot",
+            age_seconds=self.settings.accounting.in_flight_age,
+        )
+
+    @cached_property
+    def dispatcher(self) -> Dispatcher:
+        runner = PassRunner(
+            engine=self.engine,
+            settings=self.settings,
+            ledger=self.ledger,
+            hosts=self.hosts,
+            permits=LayerPermits(
+                self.client,
+                self.settings.coordination.namespace,
+                claim_ttl=self.settings.coordination.claim_ttl,
+            ),
+            settlement=Settlement(self.engine, self.ledger, self.changes, self.channels, compensate),
+            facts=self.facts,
+            rest=LayerRest(SLEEPS_A_LAYER_RESTS * self.settings.queue.cluster_saturated_sleep),
+            shares=HostShares(self.settings.instance, self.membership.router.instances),
+            verdicts=self.verdicts,
+            counted=self.counted,
+            cap_waits=self.sweeper.cap_waits,
+        )
+        return Dispatcher(
+            self.settings,
+            self.postings,
+            self.keeper,
+            runner,
+            self.settings.instance,
+            self.messenger.send,
+            self.rests.ends_in,
+        )
+
+    @cached_property
+    def upkeep(self) -> Upkeep:
+        def stopping() -> bool:
+            return self.membership.duty.state is DutyState.DRAINING
+
+        scope = upkeep_scope(self.settings, self.facts)
+        reaper = Reaper(
+            self.engine,
+            self.settings.release,
+            killer=RqdKiller(self.channels),
+            scope=scope,
+            ledger=self.ledger,
+            changes=self.changes,
+            counts=self.counts,
+            stopping=stopping,
+        )
+        return Upkeep(self.engine, self.client, self.settings, self.facts, reaper, scope=scope, stopping=stopping)
+
+    @cached_property
+    def events(self) -> Events:
+        """The notifications of PostgreSQL, and what they set in motion."""
+        return Events(
+            self.settings,
+            self.engine,
+            self.ledger,
+            self.hosts,
+            self._wake,
+            self.counts,
+            recomputed=metrics.record_recompute,
+        )
+
+    def _wake(self, shows: Collection[str], hosts: Collection[str]) -> float:
+        return self.sweep(wake_shows=shows, wake_hosts=hosts).ask_again
+
+    # What the doors call
+
+    def reload_clusters(self) -> bool:
+        """Read the set of clusters anew and sweep, in the background; False while that is under way already."""
+        return self._background.start("reload-clusters", self._reload_clusters)
+
+    def _reload_clusters(self) -> None:
+        self.sweeper.reload()
+        self.sweep()
+
+    def sweep(
+        self,
+        *,
+        wake_shows: Collection[str] = (),
+        wake_hosts: Collection[str] = (),
+        may_nap: bool = False,
+        fence: int | None = None,
+    ) -> SweepReport:
+        """Post clusters with work and send their messages. Raises FencedOff as recompute() does."""
+        fenced = self._fence(fence)
+        report = self.sweeper.sweep(wake_shows=wake_shows, wake_hosts=wake_hosts, may_nap=may_nap, fence=fenced)
+        for _, offered in report.send:
+            self.messenger.send(offered)
+        metrics.record_sweep(report)
+        return report
+
+    def dispatch(self, posting: str, *, ticket: int | None = None, reply: str | None = None) -> dict[str, object]:
+        """One pass for a message, unless this worker is told to take no work. Who waits at ``reply`` is also told of
+        an error, which goes to the caller."""
+        if not self.membership.duty.takes_work:
+            self.messenger.give_back(posting, ticket, reply=reply)
+            return {"ended": "given back"}
+        try:
+            summary = self._dispatch(posting, ticket)
+        except Exception as error:
+            if reply is not None:
+                self.membership.answer_failed(reply, posting, error)
+            raise
+        if reply is not None:
+            self.membership.answer(reply, posting, summary, self.messenger)
+        return summary
+
+    def _dispatch(self, posting: str, ticket: int | None) -> dict[str, object]:
+        report = self.dispatcher.dispatch(posting, ticket)
+        if isinstance(report, Refused):
+            fleet_metrics.messages_dropped.labels(report.reason).inc()
+            return {"ended": "dropped", "reason": report.reason, "owner": report.owner}
+        metrics.record_pass(report)
+        metrics.record_cache(self.hosts.cache.stats())
+        if report.ended is PassEnd.NOT_READY:
+            self._bootstrap_in_background()
+        return report.summary()
+
+    def show_store(self) -> None:
+        """Show the generation of the counters and the age of the last recompute; have them filled if they are not,
+        so that the first work after a quiet time does not wait for that. Raises RedisError."""
+        view = look_at_store(self.client)
+        metrics.record_store(view)
+        if not view.generation:
+            self._bootstrap_in_background()
+
+    def rest_cluster(self, key: str, seconds: float) -> str:
+        """Let a cluster rest, whatever would wake it; 0 ends its rest. Raises InvalidInput for an unknown cluster."""
+        posting = self.postings.find(key)
+        answer = [0, "gone"] if posting is None else self.postings.scripts.steer(posting, "rest", round(seconds * 1000))
+        if not answer[0]:
+            raise InvalidInput(f"cluster {key!r} cannot rest: its posting is {answer[1]}")
+        return f"{key} rests for {seconds:g} s" if seconds else f"{key} rests no more"
+
+    def recompute(self, *, fence: int | None = None) -> dict[str, object]:
+        """Reconcile the ledger with proc. Raises FencedOff when a leader after that of ``fence`` was elected."""
+        accounting = self.settings.accounting
+        report = recompute(
+            self.engine,
+            self._ledger_under(fence),
+            age_seconds=accounting.in_flight_age,
+            sightings=self.sightings,
+            cas_max_retries=accounting.cas_max_retries,
+        )
+        metrics.record_recompute(report)
+        notice_flips(self.engine, self.client)
+        self.counted.count_the_rest()
+        look_after_handed_back(self.engine, self.client)
+        self._check_feed()
+        self.show_store()
+        return {"shows": report.shows, "procs": report.procs, "healed": report.healed, "in_flight": report.in_flight}
+
+    def reseed_limits(self, *, fence: int | None = None) -> dict[str, object]:
+        """Copy caps from PostgreSQL. Raises FencedOff as recompute()."""
+        report = reseed_limits(self.engine, self._ledger_under(fence), self.managed.ids())
+        return {"written": report.written, "kept": report.kept}
+
+    def _ledger_under(self, fence: int | None) -> Ledger:
+        return self.ledger.under(self._fence(fence))
+
+    def _fence(self, number: int | None) -> Fence | None:
+        return None if number is None else Fence(self.leader_keys.fence, number)
+
+    # Start and stop
+
+    def check(self) -> None:
+        """Everything that must be there. Raises SchedulerError saying what to do."""
+        check_stores(self.engine, self.client, self.settings)
+        refuse_unmigrated(self.facts)
+        log.info("schema_found", **asdict(self.facts))
+        with self.engine.connect() as connection:
+            scoped_facilities(connection, self.settings)
+
+    def prepare(self, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Everything that must hold before the first booking. Raises SchedulerError saying what to do."""
+        self._check_feed()
+        with self.membership.present():
+            self.bootstrap(fleet_start=self.membership.is_first(), sleep=sleep)
+
+    def bootstrap(self, *, fleet_start: bool = False, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Fill the counters unless they are filled; blocks until this or another process has done it."""
+        accounting = self.settings.accounting
+        ensure_bootstrapped(
+            self.engine,
+            self.ledger,
+            fleet_start=fleet_start,
+            dual=accounting.release_feed == "cuebot-redis",
+            wait_age=accounting.in_flight_age,
+            sleep=sleep,
+        )
+        metrics.store_ready.set(1)
+
+    def _bootstrap_in_background(self) -> None:
+        metrics.store_ready.set(0)
+        self._background.start("bootstrap", lambda: self.bootstrap(sleep=self._background.sleep))
+
+    def _check_feed(self) -> None:
+        check = check_release_feed(self.engine, self.settings.accounting.release_feed)
+        metrics.publish_misconfigured.set(int(check.misconfigured))
+        (log.warning if check.misconfigured else log.info)("release_feed", message=check.message)
+
+    def close(self) -> None:
+        """Give everything back. Claims not ended expire by themselves."""
+        if "events" in self.__dict__:
+            self.events.stop()
+        for watch in (*self.watches, self.rests):
+            watch.stop()
+        self._background.close()
+        self.keeper.stop()
+        self.channels.close()
+        self.client.close()
+        self.engine.dispose()
+
+
+_lock = threading.Lock()
+_runtime: Runtime | None = None
+_pid = 0
+
+
+def runtime() -> Runtime:
+    """The runtime of this process, made on first use and again after a fork."""
+    global _runtime, _pid
+    with _lock:
+        if _runtime is None or _pid != os.getpid():
+            from opencue_sched.celery import app
+
+            _runtime, _pid = Runtime(get_settings(), app), os.getpid()
+        return _runtime
+
+
+def forget_runtime() -> None:
+    """Drop the parent's runtime after a fork, without closing what the parent still uses."""
+    global _runtime
+    _runtime = None
+
+
+def start_worker(app: Celery, *, hostname: str, capacity: int, sleep: Callable[[float], None] = time.sleep) -> None:
+    """What a worker does before it takes messages. Raises SchedulerError, and what ``sleep`` raises to end that."""
+    mine = runtime()
+    queue = mine.settings.queue
+    served = metrics.serve_metrics(queue.metrics_host, queue.metrics_port, metrics.worker_registry())
+    mine.check()
+    mine.membership.join(hostname, queues=partial(consumed_by, app), capacity=capacity)
+    mine.prepare(sleep=sleep)
+    mine.events.start()
+    for watch in mine.watches:
+        watch.start()
+    log.info(
+        "worker_started",
+        worker=hostname,
+        instance=mine.settings.instance,
+        metrics_port=None if served is None else served[1],
+        tasks=len([name for name in app.tasks if name.startswith("opencue_sched.")]),
+    )
+
+
+def stop_worker(wait: Callable[[float], bool] | None = None) -> bool:
+    """Let what is in hand end, within the grace, and give back what the worker holds; whether all of it has ended.
+
+    If it has not, nothing more is waited for. ``wait`` as for Membership.leave().
+    """
+    if _runtime is None or _pid != os.getpid():
+        return True
+    idle = _runtime.membership.leave(wait)
+    if idle:
+        _runtime.close()
+    return idle

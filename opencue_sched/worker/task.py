@@ -1,0 +1,207 @@
+"""What every task does first: count itself, reject a message without its arguments, and drop what a former leader sent
+or a later tick overtook.
+
+A task may be held up after that. So what it changes in the counters carries the fence, and is refused by the scripts
+once there is a newer leader.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+import structlog
+from celery import Task
+from pydantic import TypeAdapter, ValidationError
+
+from opencue_sched.coordination.leader import CatchUp, Standing, tick_standing
+from opencue_sched.coordination.transport import note_unreadable
+from opencue_sched.errors import FencedOff, InvalidInput
+from opencue_sched.store.fences import PersistentFences
+from opencue_sched.worker import fleet_metrics
+
+if TYPE_CHECKING:
+    from opencue_sched.worker.runtime import Runtime
+import time
+from collections.abc import Sequence
+
+from celery import Celery
+from kombu import Queue
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
+
+from opencue_sched.coordination.job import JobPriority
+from opencue_sched.coordination.postings import POSTING_PRIORITY, Offered
+from opencue_sched.coordination.queues import Router
+
+log = structlog.get_logger(__name__)
+
+FENCED_OFF = "fenced_off"
+"""The reason for which a task ends whose leader was succeeded while it ran."""
+MALFORMED = "malformed"
+"""The reason for which a message is rejected that has not the arguments of its task, or headers nobody can read."""
+_OF_A_LEADER: dict[str, TypeAdapter[Any]] = {
+    "fence": TypeAdapter(int),
+    "tick": TypeAdapter(int),
+    "tick_of": TypeAdapter(str),
+}
+"""What a leader writes on its messages."""
+
+
+class Door(Task):  # type: ignore[type-arg]
+    """Base of our tasks (``Celery(task_cls=...)``)."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the task, unless its message carries the fence of a leader that was succeeded, or not its arguments."""
+        mine = runtime()
+        with mine.membership.duty.task():
+            if misfit := self._misfit(args, kwargs) or self._odd_header():
+                self._reject(mine, misfit, args, kwargs)
+                return {"dropped": MALFORMED}
+            standing = self._standing(mine)
+            if standing is not Standing.CURRENT:
+                fleet_metrics.messages_dropped.labels(standing.value).inc()
+                log.warning("periodic_message_dropped", task=self.name, reason=standing.value)
+                return {"dropped": standing.value}
+            try:
+                return self.run(*args, **kwargs)
+            except FencedOff as error:
+                fleet_metrics.messages_dropped.labels(FENCED_OFF).inc()
+                log.warning("periodic_task_fenced_off", task=self.name, error=str(error))
+                return {"dropped": FENCED_OFF}
+
+    @cached_property
+    def _signature(self) -> inspect.Signature:
+        return inspect.signature(self.run)
+
+    @cached_property
+    def _types(self) -> dict[str, TypeAdapter[Any]]:
+        """Of the arguments, by name, as they are annotated."""
+        hints = get_type_hints(self.run, include_extras=True)
+        return {name: TypeAdapter(hint) for name, hint in hints.items() if name != "return"}
+
+    def _misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Why the task cannot be called with these arguments; empty when it can."""
+        try:
+            given = self._signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            return str(error)
+        for name in given.keys() & self._types.keys():
+            try:
+                self._types[name].validate_python(given[name], strict=True)
+            except ValidationError as error:
+                return f"{name}: {error.errors()[0]['msg']}"
+        return ""
+
+    def _odd_header(self) -> str:
+        """Why nobody can read what a leader wrote on this message; empty when it can be read, or no leader did."""
+        for name, adapter in _OF_A_LEADER.items():
+            value = _header(self, name)
+            try:
+                if value is not None:
+                    adapter.validate_python(value, strict=True)
+            except ValidationError as error:
+                return f"header {name} {value!r:.200}: {error.errors()[0]['msg']}"
+        return ""
+
+    def _reject(self, mine: Runtime, misfit: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count a message that the task cannot be run with, and answer whoever waits for what it asked."""
+        note_unreadable(str(self.name), MALFORMED, reason=misfit, message=repr((args, kwargs)))
+        given = {**dict(zip(self._signature.parameters, args, strict=False)), **kwargs}
+        if isinstance(reply := given.get("reply"), str):
+            mine.membership.answer_failed(reply, str(given.get("posting", "")), InvalidInput(misfit))
+
+    def _standing(self, mine: Runtime) -> Standing:
+        """What this message is worth. Messages that no leader sent always count."""
+        fence = fence_of(self)
+        if fence is None:
+            return Standing.CURRENT
+        repeats = _header(self, "catch_up") == CatchUp.ALL
+        task = None if repeats else _header(self, "tick_of")
+        tick, fences = int(_header(self, "tick") or 0), PersistentFences(mine.engine)
+        return tick_standing(mine.client, mine.leader_keys, fence, task, tick, fences=fences)
+
+
+def runtime() -> Runtime:
+    """This process's runtime, loaded when a task is run: beats and clients know the tasks and never run one."""
+    from opencue_sched.worker import runtime
+
+    return runtime.runtime()
+
+
+def fence_of(task: Task | None) -> int | None:  # type: ignore[type-arg]
+    """The fence of the leader that sent the message this task is run for; None when no leader did."""
+    fence = None if task is None else _header(task, "fence")
+    return None if fence is None else int(fence)
+
+
+def _header(task: Task, name: str) -> Any:  # type: ignore[type-arg]
+    value = task.request.get(name)
+    return value if value is not None else (task.request.headers or {}).get(name)
+
+
+# Sends the messages that say where there is work. A message is a hint: the posting it names decides.
+
+DISPATCH_TASK = "opencue_sched.dispatch.dispatch_cluster"
+SOMEBODY_WAITS = JobPriority.HIGH
+
+
+class Messenger:
+    """Dispatch messages of one process. Safe to share between threads.
+
+    ``legacy_queues`` get a copy of each message while queues are renamed; the ticket keeps copies from doing anything.
+    """
+
+    def __init__(self, app: Celery, router: Router, *, legacy_queues: Sequence[str] = ()) -> None:
+        # A queue may be given by name or as itself; the types say only the first. By name, Celery would add it to the
+        # queues this worker consumes after its next reconnect.
+        self._send: Any = app.send_task
+        self._router = router
+        self._legacy = tuple(legacy_queues)
+
+    def send(self, offered: Offered) -> None:
+        """Send a message for a posting to the best place. One that cannot be sent is left to the next sweep."""
+        try:
+            queue = self._router.queue_for(offered.cluster, again=offered.again)
+            self._put(str(queue), offered.uuid, ticket=offered.ticket)
+            for name in self._legacy:
+                self._put(name, offered.uuid, ticket=offered.ticket)
+        except (OperationalError, RedisError) as error:
+            log.warning("message_left_to_the_next_sweep", cluster=offered.cluster.key, error=str(error))
+
+    def give_back(self, posting: str, ticket: int | None, *, reply: str | None = None) -> None:
+        """Hand a message that this process does not work on to the others; who takes it answers."""
+        priority = POSTING_PRIORITY if reply is None else SOMEBODY_WAITS
+        self._put(str(self._router.queue_of_all()), posting, ticket=ticket, reply=reply, priority=priority)
+
+    def ask(self, posting: str, *, reply: str, delay_seconds: float = 0.0) -> None:
+        """Send a message whose pass is to be reported to the reply queue ``reply``."""
+        queue = str(self._router.queue_of_all())
+        self._put(queue, posting, reply=reply, countdown=delay_seconds, priority=SOMEBODY_WAITS)
+
+    def _put(
+        self,
+        queue: str,
+        posting: str,
+        *,
+        ticket: int | None = None,
+        reply: str | None = None,
+        countdown: float = 0.0,
+        priority: JobPriority = POSTING_PRIORITY,
+    ) -> None:
+        # Neither declared nor bound: the anonymous exchange leads straight to the list, in one command.
+        self._send(
+            DISPATCH_TASK,
+            args=(posting,),
+            kwargs={name: value for name, value in (("ticket", ticket), ("reply", reply)) if value is not None},
+            queue=Queue(queue),
+            declare=[],
+            priority=priority.queue_priority,
+            countdown=countdown or None,
+            headers=_headers(),
+        )
+
+
+def _headers() -> dict[str, float]:
+    return {"sent_at": round(time.time(), 3)}
