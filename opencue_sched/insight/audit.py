@@ -277,8 +277,8 @@ _BY_TEST = {
     "I3": "that a recompute completes under any load: tests/integration/accounting/test_interleavings.py"
     "::test_a_recompute_completes_while_something_moves_in_every_window",
     "I5": "that only the owning proc's completion counts, and a process without a proc is killed within two host "
-    "reports: tests/integration/release/test_completion.py::test_a_duplicate_report_changes_nothing, "
-    "tests/integration/release/test_way_back.py::test_a_process_without_a_proc_is_dead_within_two_reports",
+    "reports: tests/integration/farm/test_completion.py::test_a_duplicate_report_changes_nothing, "
+    "tests/integration/farm/test_way_back.py::test_a_process_without_a_proc_is_dead_within_two_reports",
     "I9": "that dispatch stops and recovers with PostgreSQL: "
     "tests/chaos/test_stores.py::test_postgresql_restarts_and_the_fleet_goes_on",
     "I10": "that a paused ex-leader's writes are refused: "
@@ -286,7 +286,7 @@ _BY_TEST = {
     "tests/chaos/test_coordination_leader.py::test_a_frozen_leader_fires_nothing_after_it_goes_on",
     "I11": "that no tick fires twice: "
     "tests/integration/coordination/test_leader.py::test_a_tick_fires_once_across_a_change_of_leader",
-    "I12": "that malformed input harms nothing else: tests/integration/release/test_service.py"
+    "I12": "that malformed input harms nothing else: tests/integration/farm/test_service.py"
     "::test_a_bad_report_harms_no_other, tests/e2e/test_celery_commands.py::test_a_malformed_message_harms_nothing",
 }
 """What state cannot show, and the tests that show it."""

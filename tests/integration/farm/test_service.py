@@ -19,7 +19,7 @@ from opencue_sched.farm.model import EventCounts
 from opencue_sched.farm.service import LARGEST_REPORT_BYTES, ReportService
 from opencue_sched.settings import Settings
 from tests.farm import LayerSpec
-from tests.integration.release.runs import (
+from tests.integration.farm.runs import (
     FarmView,
     RecordedChanges,
     RecordedLedger,
@@ -28,7 +28,7 @@ from tests.integration.release.runs import (
     start,
 )
 from tests.polling import eventually
-from tests.unit.release.test_hosts import GB, render_host
+from tests.unit.farm.test_hosts import GB, render_host
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from opencue_sched.farm.reports import RECONCILE_SECONDS, HostReports
 from opencue_sched.settings import Release
 from opencue_sched.store.reports import set_hardware_state
 from tests.farm import LayerSpec
-from tests.integration.release.runs import (
+from tests.integration.farm.runs import (
     FarmView,
     RecordedChanges,
     RecordedLedger,
@@ -25,7 +25,7 @@ from tests.integration.release.runs import (
     ScriptedKiller,
     start,
 )
-from tests.unit.release.test_hosts import GB, render_host
+from tests.unit.farm.test_hosts import GB, render_host
 
 
 class Clock:

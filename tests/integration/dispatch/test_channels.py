@@ -11,7 +11,7 @@ import pytest
 from opencue_sched.dispatch.rqd import RqdChannels, Whereabouts, look
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
 from opencue_sched.settings import Rqd
-from tests.integration.launch.conftest import request
+from tests.integration.dispatch.conftest import request
 
 _USE_AFTER_FORK = """
 import os

@@ -13,7 +13,7 @@ from opencue_sched.settings import Release
 from opencue_sched.store import procs
 from opencue_sched.store.procs import UpkeepScope
 from tests.farm import LayerSpec
-from tests.integration.release.runs import (
+from tests.integration.farm.runs import (
     FarmView,
     RecordedChanges,
     RecordedLedger,

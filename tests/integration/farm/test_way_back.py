@@ -31,7 +31,7 @@ from opencue_sched.placement.host_groups import HostChanges
 from opencue_sched.settings import Release, Rqd, Settings
 from opencue_sched.store.procs import UpkeepScope
 from tests.farm import HostIds, JobIds, LayerSpec
-from tests.integration.release.runs import FarmView
+from tests.integration.farm.runs import FarmView
 from tests.polling import eventually
 
 

@@ -8,7 +8,7 @@ import pytest
 from opencue_proto import report_pb2
 
 from opencue_sched.farm.service import HostInbox
-from tests.unit.release.test_hosts import render_host
+from tests.unit.farm.test_hosts import render_host
 
 
 def status(load: int) -> report_pb2.HostReport:

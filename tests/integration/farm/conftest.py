@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import Engine
 
-from tests.integration.release.runs import FarmView, RecordedChanges, RecordedLedger, ScriptedKiller
+from tests.integration.farm.runs import FarmView, RecordedChanges, RecordedLedger, ScriptedKiller
 
 
 @pytest.fixture

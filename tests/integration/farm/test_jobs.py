@@ -11,7 +11,7 @@ from opencue_sched.farm.completion import Releasing, complete_frame
 from opencue_sched.farm.jobs import JobControl
 from opencue_sched.farm.model import KillFate, ReleasePolicy, RunVerdict
 from tests.farm import LayerSpec
-from tests.integration.release.runs import FarmView, RecordedLedger, Running, ScriptedKiller, start
+from tests.integration.farm.runs import FarmView, RecordedLedger, Running, ScriptedKiller, start
 
 
 @pytest.fixture

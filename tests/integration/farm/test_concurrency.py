@@ -17,7 +17,7 @@ from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.release import Counters
 from tests.farm import Farm, LayerSpec
-from tests.integration.release.runs import FarmView, RecordedLedger, start
+from tests.integration.farm.runs import FarmView, RecordedLedger, start
 
 
 def together(work: Sequence[Callable[[], object]]) -> list[object]:

@@ -17,7 +17,7 @@ from opencue_sched.farm.completion import complete_frame
 from opencue_sched.settings import Settings
 from opencue_sched.worker.events import Handlers, NotificationListener
 from tests.farm import LayerSpec
-from tests.integration.release.runs import FarmView, start
+from tests.integration.farm.runs import FarmView, start
 from tests.polling import eventually
 from tests.refusing_postgres import refusing_postgres
 

@@ -19,7 +19,7 @@ from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.embedded.processes import free_port
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
 from opencue_sched.settings import Rqd
-from tests.integration.launch.conftest import request
+from tests.integration.dispatch.conftest import request
 from tests.polling import eventually
 
 

@@ -16,7 +16,7 @@ from opencue_sched.settings import Settings
 from opencue_sched.store.schema import Origin
 from opencue_sched.worker.runtime import Runtime
 from tests.farm import JobIds, LayerSpec
-from tests.integration.release.runs import FarmView
+from tests.integration.farm.runs import FarmView
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from opencue_sched.embedded.simulated_rqd import SimulatedFarm
 from opencue_sched.farm.model import KillFate
 from opencue_sched.farm.service import RqdKiller, Unconfirmed
 from opencue_sched.settings import Rqd
-from tests.integration.launch.conftest import for_another_proc, request
+from tests.integration.dispatch.conftest import for_another_proc, request
 from tests.polling import eventually
 
 

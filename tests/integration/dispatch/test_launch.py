@@ -13,7 +13,7 @@ from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.embedded.simulated_host import Answer
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
 from opencue_sched.settings import Rqd
-from tests.integration.launch.conftest import for_another_proc, request
+from tests.integration.dispatch.conftest import for_another_proc, request
 from tests.polling import eventually
 
 LAUNCHED, FAILED, UNKNOWN = LaunchState.LAUNCHED, LaunchState.FAILED, LaunchState.UNKNOWN

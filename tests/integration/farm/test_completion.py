@@ -13,7 +13,7 @@ from opencue_sched.farm.completion import complete_frame, complete_frames
 from opencue_sched.farm.model import CompletedFrame, EventCounts, RunOutcome, RunVerdict
 from opencue_sched.store.release import FrameStop, stop_frames
 from tests.farm import LayerSpec
-from tests.integration.release.runs import FarmView, RecordedChanges, RecordedLedger, start
+from tests.integration.farm.runs import FarmView, RecordedChanges, RecordedLedger, start
 
 
 @pytest.mark.parametrize(

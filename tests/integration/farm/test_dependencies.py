@@ -12,7 +12,7 @@ from opencue_sched.farm.completion import complete_frame, complete_frames
 from opencue_sched.farm.model import CompletedFrame, ReleasePolicy
 from opencue_sched.farm.reaper import recover_depends
 from tests.farm import Farm, HostIds, JobIds, LayerSpec
-from tests.integration.release.runs import FarmView
+from tests.integration.farm.runs import FarmView
 
 
 def run_and_complete(
