@@ -155,7 +155,7 @@ class LeaderScheduler(Scheduler):
         if now < self._refresh_at and fence == self._shown_fence:
             return
         if self.survey is not None and fence and fence != self._shown_fence:
-            self.survey.thread.want()
+            self.survey.thread.wake()
         self._refresh_at, self._shown_fence = now + REFRESH_SECONDS, fence
         if self.presence is None:
             self.presence = announce_beat(get_settings(), gate)

@@ -96,7 +96,7 @@ def trash(cluster: str, reason: str, force: bool, as_json: bool) -> None:
     """
     with _postings() as postings:
         listing = _found(postings, cluster)
-        answer = postings.scripts.steer(listing.uuid, "trash", reason, force=force)
+        answer = postings.scripts.update(listing.uuid, "trash", reason, force=force)
     if not answer[0]:
         raise SchedulerError(_refusal(cluster, answer))
     done(f"{cluster} is in the trash", as_json=as_json, cluster=cluster, state="trash")
@@ -112,7 +112,7 @@ def restore(cluster: str, as_json: bool) -> None:
     """
     with _postings() as postings:
         listing = _found(postings, cluster)
-        answer = postings.scripts.steer(listing.uuid, "restore")
+        answer = postings.scripts.update(listing.uuid, "restore")
     if not answer[0]:
         raise SchedulerError(_refusal(cluster, answer))
     done(f"{cluster} is on the board again", as_json=as_json, cluster=cluster, state="ready")

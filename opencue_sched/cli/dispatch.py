@@ -9,7 +9,7 @@ from opencue_sched.cli.connect import checked_redis, database
 from opencue_sched.cli.output import json_option, show_json, working
 from opencue_sched.coordination import control
 from opencue_sched.coordination.names import BoardKeys, cluster_board, worker_group
-from opencue_sched.coordination.postings import ClusterPostings, Offered
+from opencue_sched.coordination.postings import ClusterPostings, Enqueued
 from opencue_sched.coordination.queues import Router
 from opencue_sched.dispatch.clusters import load_clusters
 from opencue_sched.dispatch.report import PassEnd
@@ -53,11 +53,11 @@ def _cluster(settings: Settings, key: str) -> Cluster:
     return clusters[key]
 
 
-def _check_takeable(postings: ClusterPostings, offered: Offered) -> None:
+def _check_takeable(postings: ClusterPostings, enqueued: Enqueued) -> None:
     """Raise SchedulerError for a cluster that no worker takes now, though it was woken."""
-    job = postings.job(offered.uuid)
+    job = postings.job(enqueued.uuid)
     state = "" if job is None else job.fields["state"]
-    key = offered.cluster.key
+    key = enqueued.cluster.key
     if state == "trash":
         raise SchedulerError(f"{key} is in the trash; to take it out: opencue-sched board restore {key}")
     if state == "delayed" and job is not None and int(job.fields["failures"]) > 0:
@@ -76,15 +76,15 @@ def _dispatch(client: redis.Redis, settings: Settings, cluster: Cluster, timeout
     group = worker_group(facility, settings.coordination.group)
     router = Router(client, namespace, group, fixed=facility is not None)
     messenger = Messenger(app, router, legacy_queues=settings.coordination.legacy_queues)
-    (offered,) = postings.offer([cluster], wake=True)
+    (enqueued,) = postings.enqueue([cluster], wake=True)
     if timeout is None:
-        if offered.send:
-            messenger.send(offered)
+        if enqueued.send:
+            messenger.send(enqueued)
         else:
-            _check_takeable(postings, offered)
-        return {"cluster": cluster.key, "posting": offered.uuid, "sent": offered.send}
+            _check_takeable(postings, enqueued)
+        return {"cluster": cluster.key, "posting": enqueued.uuid, "sent": enqueued.send}
     job = control.open_job(client, namespace, f"dispatch {cluster.key}", waits_seconds=timeout)
-    messenger.ask(offered.uuid, reply=job)
+    messenger.ask(enqueued.uuid, reply=job)
     try:
         with working(f"waiting for a pass over {cluster.key}"):
             return control.await_reply(client, namespace, job, timeout_seconds=timeout)

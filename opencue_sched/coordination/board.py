@@ -25,7 +25,7 @@ ERROR_CHARACTERS = 4000
 TRASH_KEPT_SECONDS = 7 * 86400.0
 
 End = Literal["again", "abandon", "sleep", "idle", "put_off", "fail", "consume", "trash"]
-Steering = Literal["trash", "restore", "rest", "delete"]
+Update = Literal["trash", "restore", "rest", "delete"]
 Pages = Literal["ready", "listed", "trash"]
 
 
@@ -86,7 +86,7 @@ class Counts:
 class BoardScripts:
     """The scripts on one board's keys.
 
-    Redis clients make a call again whose answer was lost. Claims, ends and steering carry a token of the call, so that
+    Redis clients make a call again whose answer was lost. Claims, ends and updates carry a token of the call, so that
     the second gets the answer of the first; whoever means it a second time makes another call.
     """
 
@@ -158,8 +158,8 @@ class BoardScripts:
         call = self.keys.call(new_token())
         return list(self.call("board_end", uuid, owner, fence, token, how, delay, wake, reason, text, call))
 
-    def steer(self, uuid: str, how: Steering, value: str | int = "", *, force: bool = False) -> list[Any]:
-        return list(self.call("board_steer", uuid, how, value, int(force), self.keys.call(new_token())))
+    def update(self, uuid: str, how: Update, value: str | int = "", *, force: bool = False) -> list[Any]:
+        return list(self.call("board_update", uuid, how, value, int(force), self.keys.call(new_token())))
 
     def job(self, uuid: str) -> Listing | None:
         """One job now; None when it is gone."""

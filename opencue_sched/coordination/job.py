@@ -26,7 +26,7 @@ import redis
 import structlog
 
 from opencue_sched.coordination.names import BoardKeys
-from opencue_sched.coordination.rounds import Rounds
+from opencue_sched.coordination.periodic import PeriodicThread
 
 # What can go wrong with a job on a board. Names and meanings are TaskFlow's; ClaimLost and BoardClosed are ours.
 
@@ -354,7 +354,7 @@ _START = "0-0"
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class BoardEvent:
     """``kind`` RESYNC: events were lost (trimmed, or Redis was emptied); look at the board again."""
 
     kind: str
@@ -370,7 +370,7 @@ class EventReader:
         self._stream = stream
         self._position = self._newest()
 
-    def read(self, seconds: float) -> list[Event]:
+    def read(self, seconds: float) -> list[BoardEvent]:
         """The events since the last call, waiting up to ``seconds`` for one. Raises RedisError."""
         block = max(1, round(min(seconds, self._longest_block()) * 1000))
         newest = self._newest()
@@ -378,13 +378,13 @@ class EventReader:
         trimmed = self._position != _START and _before(self._position, self._oldest())
         if emptied or trimmed:
             self._position = newest
-            return [Event(RESYNC)]
+            return [BoardEvent(RESYNC)]
         answer = cast("list[Any]", self._client.xread({self._stream: self._position}, block=block, count=1000))
         if not answer:
             return []
         entries = answer[0][1]
         self._position = entries[-1][0]
-        return [Event(fields["kind"], fields["job"], fields["name"]) for _, fields in entries]
+        return [BoardEvent(fields["kind"], fields["job"], fields["name"]) for _, fields in entries]
 
     def _longest_block(self) -> float:
         time_out = self._client.get_connection_kwargs().get("socket_timeout")
@@ -420,14 +420,14 @@ class Notifier:
         self._open = open_reader
         self._lock = threading.Lock()
         self._callbacks: dict[str, list[Callback]] = defaultdict(list)
-        self._rounds: Rounds | None = None
+        self._rounds: PeriodicThread | None = None
 
     def register(self, kind: str, callback: Callback) -> None:
         """Call ``callback(kind, {"job": uuid, "name": name})`` for each event of ``kind`` from now on (ANY: each)."""
         with self._lock:
             self._callbacks[kind].append(callback)
             if self._rounds is None:
-                self._rounds = Rounds(
+                self._rounds = PeriodicThread(
                     "board-events",
                     partial(self._pass_on, self._open()),
                     failed="board_events_unreadable",
@@ -453,7 +453,7 @@ class Notifier:
             self._call(event)
         return 0.0
 
-    def _call(self, event: Event) -> None:
+    def _call(self, event: BoardEvent) -> None:
         with self._lock:
             if event.kind == RESYNC:
                 called = [callback for callbacks in self._callbacks.values() for callback in callbacks]

@@ -27,7 +27,7 @@ import redis
 import structlog
 from redis.exceptions import RedisError
 
-from opencue_sched.coordination.board import NEVER, BoardScripts, End, Steering, decoding, life_ms, new_token
+from opencue_sched.coordination.board import NEVER, BoardScripts, End, Update, decoding, life_ms, new_token
 from opencue_sched.coordination.job import (
     STATES,
     Backend,
@@ -373,7 +373,7 @@ class JobBoard:
         return bool(answer)
 
     def extend(self, claims: Sequence[Job], *, ttl_seconds: float) -> list[Job]:
-        """Prolong the claims of these handles; those still held. For coordination.keeper.Keeper."""
+        """Prolong the claims of these handles; those still held. For coordination.renewer.ClaimRenewer."""
         calls = [(job.uuid, job.owner_seen, job.fence, job.token, life_ms(ttl_seconds)) for job in claims]
         with self._answering():
             answers = self._scripts.call_each("board_extend", calls)
@@ -429,7 +429,7 @@ class JobBoard:
 
     def restore(self, uuid: str) -> Job:
         """Put a trashed job back on the board. Raises NotFound for one that is not in the trash."""
-        self._steer(uuid, "restore")
+        self._update(uuid, "restore")
         job = self.find(uuid)
         if job is None:
             raise NotFound(f"job {uuid} is gone")
@@ -437,11 +437,11 @@ class JobBoard:
 
     def delete(self, uuid: str) -> None:
         """Delete a trashed job for good. Raises NotFound for one that is not in the trash."""
-        self._steer(uuid, "delete")
+        self._update(uuid, "delete")
 
-    def _steer(self, uuid: str, how: Steering) -> None:
+    def _update(self, uuid: str, how: Update) -> None:
         with self._answering():
-            answer = self._scripts.steer(uuid, how)
+            answer = self._scripts.update(uuid, how)
         if not answer[0]:
             raise NotFound(f"job {uuid} is not in the trash of board {self.name!r}")
 
@@ -466,7 +466,7 @@ class JobBoard:
     def _quarantine(self, uuid: str, name: str, error: UnreadableJob) -> None:
         log.error("job_unreadable", board=self.name, job=uuid, name=name, error=str(error))
         with self._answering():
-            self._scripts.steer(uuid, "trash", f"unreadable: {error}", force=True)
+            self._scripts.update(uuid, "trash", f"unreadable: {error}", force=True)
 
     def _reader(self) -> EventReader:
         with self._answering():

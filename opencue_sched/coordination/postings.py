@@ -23,7 +23,7 @@ from opencue_sched.coordination.board import TRASH_KEPT_SECONDS, BoardScripts, C
 from opencue_sched.coordination.job import JobPriority
 from opencue_sched.coordination.leader import boot_clock
 from opencue_sched.coordination.names import BoardKeys
-from opencue_sched.coordination.rounds import Rounds
+from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.domain.cluster import Cluster, ClusterKind, Fence
 from opencue_sched.errors import InvalidInput
 
@@ -59,7 +59,7 @@ class Prolongs(Protocol[C]):
     def extend(self, claims: Sequence[C], *, ttl_seconds: float) -> list[C]: ...
 
 
-class Keeper(Generic[C]):
+class ClaimRenewer(Generic[C]):
     """Prolongs this process's claims from one thread, at a third of their life.
 
     A claim that was not prolonged in time counts as lost (``alive`` is False) from ``ttl - ttl / 4`` after the last
@@ -88,8 +88,8 @@ class Keeper(Generic[C]):
         self._held: dict[_Key, tuple[C, float]] = {}
         self._stepped: dict[_Key, float] = {}
         self._given_up: dict[_Key, float] = {}
-        self._rounds = Rounds(
-            "claim-keeper", self._prolong, failed="claims_not_prolonged", retry_seconds=ttl_seconds / 3
+        self._rounds = PeriodicThread(
+            "claim-renewer", self._prolong, failed="claims_not_prolonged", retry_seconds=ttl_seconds / 3
         )
         self._begun = False
 
@@ -101,7 +101,7 @@ class Keeper(Generic[C]):
             if not self._begun:
                 self._begun = True
                 self._rounds.start()
-        self._rounds.want()
+        self._rounds.wake()
 
     def progress(self, claim: C) -> None:
         """The work under ``claim`` has done a step. One that was given up stays so."""
@@ -179,7 +179,7 @@ AFTER_THE_END_SECONDS = 0.002
 """The board counts in milliseconds: so long after the end of a claim or a rest, it is over by its clock as well."""
 RESEND_SECONDS = 0.8
 """So long after it was sent, a message counts as lost; so long after the end of a rest, nobody has sent one in time."""
-OFFERS_PER_CALL = 50
+ENQUEUED_PER_CALL = 50
 LISTED_CLAIMS = 1000
 """More than the threads of a fleet that may die at once: a claim that nobody saw before its end waits for the sweep."""
 LISTED_MESSAGES = 200
@@ -192,7 +192,7 @@ POSTING_PRIORITY = JobPriority.NORMAL
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class Enqueued:
     """A cluster's posting. ``ticket`` of the message to send for it now, 0 for none; ``again`` when one was sent
     before and nobody took it.
     """
@@ -251,7 +251,7 @@ class TrashedPosting:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class ClaimRefused:
     """Why a posting was not claimed: ``gone``, ``held`` (by ``owner``), ``not_yet``, ``trashed``, ``stale``,
     ``unreadable``, or ``no_database``: a pass of this worker hangs in PostgreSQL, and it does not answer."""
 
@@ -292,27 +292,27 @@ class ClusterPostings:
         self.keys = keys
         self.scripts = BoardScripts(client, keys)
 
-    def offer(self, clusters: Iterable[Cluster], *, wake: bool = False, fence: Fence | None = None) -> list[Offered]:
+    def enqueue(self, clusters: Iterable[Cluster], *, wake: bool = False, fence: Fence | None = None) -> list[Enqueued]:
         """Post each cluster unless it is posted; with ``wake``, also rouse sleeping ones. One round trip.
 
         Raises FencedOff, and posts nothing more, when a leader after that of ``fence`` was elected.
         """
         listed = list(clusters)
-        chunks = [listed[i : i + OFFERS_PER_CALL] for i in range(0, len(listed), OFFERS_PER_CALL)]
-        answers = self.scripts.call_each("board_offer", [_offer_args(chunk, wake) for chunk in chunks], fence=fence)
-        offered = []
+        chunks = [listed[i : i + ENQUEUED_PER_CALL] for i in range(0, len(listed), ENQUEUED_PER_CALL)]
+        answers = self.scripts.call_each("board_enqueue", [_enqueue_args(chunk, wake) for chunk in chunks], fence=fence)
+        enqueued = []
         for chunk, answer in zip(chunks, answers, strict=True):
             for i, cluster in enumerate(chunk):
                 uuid, ticket, again = answer[3 * i : 3 * i + 3]
-                offered.append(Offered(cluster, str(uuid), int(ticket), bool(again)))
-        return offered
+                enqueued.append(Enqueued(cluster, str(uuid), int(ticket), bool(again)))
+        return enqueued
 
     def withdraw(self, uuids: Sequence[str], *, fence: Fence | None = None) -> int:
         """Take postings down for good, but those that are claimed or in the trash; how many went. One round trip.
 
         Raises FencedOff, and takes none down, when a leader after that of ``fence`` was elected.
         """
-        answers = self.scripts.call_each("board_steer", [(uuid, "withdraw", "", 0, "") for uuid in uuids], fence=fence)
+        answers = self.scripts.call_each("board_update", [(uuid, "withdraw", "", 0, "") for uuid in uuids], fence=fence)
         return sum(int(answer[0]) for answer in answers)
 
     def sleeping(self, uuids: Sequence[str]) -> int:
@@ -374,20 +374,22 @@ class ClusterPostings:
         answer = self.try_claim(uuid, owner, ttl_seconds=ttl_seconds, ticket=ticket)
         return answer if isinstance(answer, Claim) else None
 
-    def try_claim(self, uuid: str, owner: str, *, ttl_seconds: float, ticket: int | None = None) -> Claim | Refused:
+    def try_claim(
+        self, uuid: str, owner: str, *, ttl_seconds: float, ticket: int | None = None
+    ) -> Claim | ClaimRefused:
         """Claim a posting, or why not. One whose payload cannot be read is taken down: the next sweep that finds work
         in its cluster posts it anew."""
         token = new_token()
         answer = self.scripts.claim(uuid, owner, token, life=ttl_seconds, ticket=ticket)
         if not answer[0]:
-            return Refused(str(answer[1]), str(answer[2]) if answer[1] == "held" else "")
+            return ClaimRefused(str(answer[1]), str(answer[2]) if answer[1] == "held" else "")
         fence, wake, _, details = answer[1:5]
         try:
             return Claim(uuid, owner, int(fence), int(wake), decode_cluster(details), token)
         except InvalidInput as error:
             log.error("posting_unreadable", posting=uuid, error=str(error))
             self.scripts.end(uuid, owner, int(fence), token, "consume")
-            return Refused("unreadable")
+            return ClaimRefused("unreadable")
 
     def ending(self, within_seconds: float) -> dict[str, float]:
         """The claims that end within this time unless they are prolonged: posting -> seconds left, below 0 when over.
@@ -415,7 +417,7 @@ class ClusterPostings:
                 found.setdefault(owner, []).append(cluster)
         return found
 
-    def offer_again(self, uuid: str) -> Offered | None:
+    def enqueue_again(self, uuid: str) -> Enqueued | None:
         """Offer a posting whose claim or rest may be over; None when no message is to be sent for it.
 
         It may be gone, asleep, trashed, at work or waited for; or nobody can read it, which is logged.
@@ -424,13 +426,13 @@ class ClusterPostings:
         if job is None or job.fields["state"] not in ("ready", "claimed"):
             return None
         try:
-            (offered,) = self.offer([decode_cluster(job.fields["details"])])
+            (enqueued,) = self.enqueue([decode_cluster(job.fields["details"])])
         except InvalidInput as error:
             log.error("posting_unreadable", posting=uuid, error=str(error))
             return None
-        return offered if offered.send else None
+        return enqueued if enqueued.send else None
 
-    def overdue(self) -> list[Offered]:
+    def overdue(self) -> list[Enqueued]:
         """The postings whose message nobody took in time, or for which nobody sent one when their rest was over, each
         with the ticket of a message.
 
@@ -440,13 +442,13 @@ class ClusterPostings:
         if not self._client.zrange(self.keys.of("awaited"), 0, 0):
             return []
         answer = self.scripts.call("board_overdue", round(RESEND_SECONDS * 1000), LISTED_MESSAGES)
-        offered = []
+        enqueued = []
         for uuid, details, ticket, again in zip(*[iter(answer)] * 4, strict=True):
             try:
-                offered.append(Offered(decode_cluster(details), str(uuid), int(ticket), again=bool(again)))
+                enqueued.append(Enqueued(decode_cluster(details), str(uuid), int(ticket), again=bool(again)))
             except InvalidInput as error:
                 log.error("posting_unreadable", posting=uuid, error=str(error))
-        return offered
+        return enqueued
 
     def extend(self, claims: Sequence[Claim], *, ttl_seconds: float) -> list[Claim]:
         """Prolong claims; returns those that are still held. One round trip."""
@@ -498,15 +500,11 @@ def _cooldown(fields: Mapping[str, str]) -> ClusterCooldown:
     )
 
 
-def _offer_args(clusters: Sequence[Cluster], wake: bool) -> list[str | int | float]:
+def _enqueue_args(clusters: Sequence[Cluster], wake: bool) -> list[str | int | float]:
     args: list[str | int | float] = [round(RESEND_SECONDS * 1000), round(TRASH_KEPT_SECONDS * 1000)]
     for cluster in clusters:
         args += [cluster.key, encode_cluster(cluster), POSTING_PRIORITY.rank, int(wake)]
     return args
-
-
-class ClaimKeeper(Keeper[Claim]):
-    """Prolongs this process's claims on cluster postings."""
 
 
 # Watches for claims on cluster postings that nobody prolongs any more, and has their work go on the moment they end.
@@ -517,10 +515,10 @@ class ClaimKeeper(Keeper[Claim]):
 # holder has missed its time to prolong it. The board gives the ticket of the message to one of those who ask.
 
 
-class ClaimWatch(Rounds):
+class ClaimWatch(PeriodicThread):
     """One thread. ``send`` puts a message for a posting on a dispatch queue."""
 
-    def __init__(self, postings: ClusterPostings, *, ttl_seconds: float, send: Callable[[Offered], None]) -> None:
+    def __init__(self, postings: ClusterPostings, *, ttl_seconds: float, send: Callable[[Enqueued], None]) -> None:
         super().__init__("claim-watch", self.look, failed="claims_not_watched", retry_seconds=ttl_seconds / 3)
         self._postings = postings
         self._ttl = ttl_seconds
@@ -537,9 +535,9 @@ class ClaimWatch(Rounds):
         over = {uuid for uuid, seconds in left.items() if seconds <= 0} | (self._overdue - left.keys())
         self._overdue |= left.keys()
         for uuid in over:
-            if offered := self._postings.offer_again(uuid):
-                log.warning("claim_ran_out", posting=uuid, cluster=offered.cluster.key)
-                self._send(offered)
+            if enqueued := self._postings.enqueue_again(uuid):
+                log.warning("claim_ran_out", posting=uuid, cluster=enqueued.cluster.key)
+                self._send(enqueued)
         self._overdue = frozenset(left.keys() - over)
         nearest = min((left[uuid] for uuid in self._overdue), default=self._ttl)
         return min(self._ttl / 3, nearest + AFTER_THE_END_SECONDS)
@@ -557,19 +555,19 @@ LOOK_SECONDS = 2.0
 """With the time after which a message is overdue, less than the 3 s that a cluster may be stranded."""
 
 
-class MessageWatch(Rounds):
+class MessageWatch(PeriodicThread):
     """One thread. ``send`` puts a message for a posting on a dispatch queue."""
 
-    def __init__(self, postings: ClusterPostings, *, send: Callable[[Offered], None]) -> None:
+    def __init__(self, postings: ClusterPostings, *, send: Callable[[Enqueued], None]) -> None:
         super().__init__("message-watch", self.look, failed="messages_not_watched", retry_seconds=LOOK_SECONDS)
         self._postings = postings
         self._send = send
 
     def look(self) -> float:
         """Send a message for every posting for which one is overdue. Seconds until the next look. Raises RedisError."""
-        for offered in self._postings.overdue():
-            log.debug("message_overdue", posting=offered.uuid, cluster=offered.cluster.key, again=offered.again)
-            self._send(offered)
+        for enqueued in self._postings.overdue():
+            log.debug("message_overdue", posting=enqueued.uuid, cluster=enqueued.cluster.key, again=enqueued.again)
+            self._send(enqueued)
         return LOOK_SECONDS
 
 
@@ -583,14 +581,14 @@ SHORT_SECONDS = 2.0
 _RETRY_SECONDS = 0.1
 
 
-class ShortRests(Rounds):
+class ShortRests(PeriodicThread):
     """One thread, which runs as soon as something rests. ``send`` puts a message for a posting on a dispatch queue."""
 
     def __init__(
         self,
         postings: ClusterPostings,
         *,
-        send: Callable[[Offered], None],
+        send: Callable[[Enqueued], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__("short-rests", self.look, failed="short_rest_left_to_a_sweep", retry_seconds=_RETRY_SECONDS)
@@ -610,14 +608,14 @@ class ShortRests(Rounds):
             begin, self._begun = not self._begun, True
         if begin:
             self.start()
-        self.want()
+        self.wake()
 
     def look(self) -> float | None:
         """Send a message for every posting whose rest is over. Seconds until the next one is; None: none rests. Raises
         RedisError, and leaves the one in hand to the sweeps."""
         while uuid := self._next():
-            if offered := self._postings.offer_again(uuid):
-                self._send(offered)
+            if enqueued := self._postings.enqueue_again(uuid):
+                self._send(enqueued)
         with self._lock:
             return max(0.0, self._ends[0][0] - self._clock()) if self._ends else None
 

@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.coordination.board import End
 from opencue_sched.coordination.leader import boot_clock
-from opencue_sched.coordination.postings import Claim, ClaimKeeper, ClusterPostings, Offered, Refused
+from opencue_sched.coordination.postings import Claim, ClaimRefused, ClaimRenewer, ClusterPostings, Enqueued
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.cooldown import FIRST_REST_SECONDS, cooldown_seconds
 from opencue_sched.dispatch.failures import describe, is_missing, is_trouble
@@ -37,32 +37,32 @@ class Dispatcher:
 
     settings: Settings
     postings: ClusterPostings
-    keeper: ClaimKeeper
+    renewer: ClaimRenewer[Claim]
     runner: PassRunner
     owner: str
-    send: Callable[[Offered], None]
+    send: Callable[[Enqueued], None]
     rests: Callable[[str, float], None]
 
-    def dispatch(self, posting: str, ticket: int | None = None) -> PassReport | Refused:
-        """One pass over the posted cluster; Refused when it is gone, somebody else's, asleep or trashed, or when the
-        message's ``ticket`` was answered before.
+    def dispatch(self, posting: str, ticket: int | None = None) -> PassReport | ClaimRefused:
+        """One pass over the posted cluster; ClaimRefused when it is gone, somebody else's, asleep or trashed, or when
+        the message's ``ticket`` was answered before.
 
         A cluster whose pass fails is cooled down, for longer each time it fails again; the error goes to the caller
         unless it is a store's. A store in trouble says nothing of the cluster.
         """
-        if self.keeper.hangs and not self._database_answers():
-            return Refused("no_database")
+        if self.renewer.hangs and not self._database_answers():
+            return ClaimRefused("no_database")
         ttl = self.settings.coordination.claim_ttl
         before = boot_clock()
         claim = self.postings.try_claim(posting, self.owner, ttl_seconds=ttl, ticket=ticket)
-        if isinstance(claim, Refused):
+        if isinstance(claim, ClaimRefused):
             return claim
-        self.keeper.keep(claim, claimed_at=before)
+        self.renewer.keep(claim, claimed_at=before)
         try:
             report = self.runner.run(
                 claim.cluster,
-                alive=lambda: self.keeper.alive(claim),
-                progress=lambda: self.keeper.progress(claim),
+                alive=lambda: self.renewer.alive(claim),
+                progress=lambda: self.renewer.progress(claim),
                 wakes=claim.wake,
             )
         except (SQLAlchemyError, RedisError) as error:
@@ -78,7 +78,7 @@ class Dispatcher:
         else:
             self._end(claim, report)
         finally:
-            self.keeper.drop(claim)
+            self.renewer.drop(claim)
         return report
 
     def _database_answers(self) -> bool:
@@ -100,7 +100,7 @@ class Dispatcher:
         try:
             ticket = self.postings.end(claim, "again" if delay == 0 else rest, delay_seconds=delay)
             if ticket:
-                self.send(Offered(claim.cluster, claim.uuid, ticket))
+                self.send(Enqueued(claim.cluster, claim.uuid, ticket))
             elif rest != "put_off":
                 self.rests(claim.uuid, delay)
         except RedisError as error:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import structlog
 from sqlalchemy import Connection, Engine
 
-from opencue_sched.coordination.postings import ClusterPostings, Offered
+from opencue_sched.coordination.postings import ClusterPostings, Enqueued
 from opencue_sched.dispatch.clusters import ClusterFeed, load_clusters, scan_awake, scoped_facilities
 from opencue_sched.dispatch.cooldown import CapWaits
 from opencue_sched.domain.cluster import Cluster, ClusterKind, Fence
@@ -41,7 +41,7 @@ _COUNTING_SHARE = 0.1
 class SweepReport:
     """``send`` are the postings to send a message for; ``active`` clusters have work, ``sleeping`` of these rest."""
 
-    send: tuple[tuple[Cluster, Offered], ...]
+    send: tuple[tuple[Cluster, Enqueued], ...]
     clusters: dict[ClusterKind, int]
     active: int
     sleeping: int
@@ -117,13 +117,13 @@ class Sweeper:
         pause = pause_between_rouses(len(reaching))
         due = self._due(reaching, pause)
         rouse |= due
-        offered = self._postings.offer([c for c in ready if c in rouse], wake=True, fence=fence)
-        offered += self._postings.offer([c for c in ready if c not in rouse], fence=fence)
+        enqueued = self._postings.enqueue([c for c in ready if c in rouse], wake=True, fence=fence)
+        enqueued += self._postings.enqueue([c for c in ready if c not in rouse], fence=fence)
         # Not before: a sweep that fails here has roused nobody, and the next one must.
         self._active = active
         self.cap_waits.forget(cluster.key for cluster in due)
-        sleeping = self._postings.sleeping([o.uuid for o in offered])
-        if sleeping < len(offered):
+        sleeping = self._postings.sleeping([o.uuid for o in enqueued])
+        if sleeping < len(enqueued):
             self._nap_until = float("-inf")
         elif not napping:
             self._nap_until = time.monotonic() + NAP_SECONDS
@@ -131,7 +131,7 @@ class Sweeper:
             self._withdraw(fence)
             self._withdraw_due = False
         return SweepReport(
-            send=tuple((o.cluster, o) for o in offered if o.send),
+            send=tuple((o.cluster, o) for o in enqueued if o.send),
             clusters=self._feed.by_kind(),
             active=len(active),
             sleeping=sleeping,

@@ -29,7 +29,7 @@ from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.recompute import RecomputeReport, recompute
 from opencue_sched.accounting.scripts import token_drop_call
 from opencue_sched.coordination.names import LookKeys
-from opencue_sched.coordination.rounds import Rounds
+from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.dispatch.failures import is_trouble
 from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.errors import NotReady
@@ -250,7 +250,7 @@ _BEGUN, _ENDED = "begun", "ended"
 FollowCaps = Callable[[frozenset[str]], object]
 
 
-class MissedNews(Rounds):
+class MissedNews(PeriodicThread):
     """One thread. ``everything`` and ``caps`` may be called from any.
 
     ``look_at_all()`` reads everything again, ``follow_caps(vertex names)`` the caps of these; both may raise.
@@ -280,14 +280,14 @@ class MissedNews(Rounds):
         """Any notification may have been missed until now."""
         with self._lock:
             self.busy = self._all = True
-        self.want()
+        self.wake()
 
     def caps(self, vertices: Collection[str]) -> None:
         """These caps changed, and could not be followed."""
         with self._lock:
             self.busy = True
             self._vertices.update(vertices)
-        self.want()
+        self.wake()
 
     def _make_up_for(self) -> None:
         """All that was missed by now; what could not be made up for is kept."""
@@ -343,7 +343,7 @@ SweepFor = Callable[[frozenset[str], frozenset[str]], float]
 """``sweep(show ids, host ids)`` returns after how many seconds it wants to hear of the same hosts again; 0: never."""
 
 
-class Waker(Rounds):
+class Waker(PeriodicThread):
     """One thread; ``shows`` and ``hosts`` may be called from any."""
 
     def __init__(self, sweep: SweepFor) -> None:
@@ -353,7 +353,7 @@ class Waker(Rounds):
             failed="wake_up_left_for_later",
             retry_seconds=_AFTER_AN_ERROR_SECONDS,
             longest_retry_seconds=_LONGEST_WAKE_RETRY_SECONDS,
-            gather_seconds=DEBOUNCE_SECONDS,
+            debounce_seconds=DEBOUNCE_SECONDS,
         )
         self._sweep = sweep
         self._lock = threading.Lock()
@@ -371,7 +371,7 @@ class Waker(Rounds):
     def _note(self, into: set[str], ids: Collection[str]) -> None:
         with self._lock:
             into.update(ids)
-        self.want()
+        self.wake()
 
     def _wake(self) -> float | None:
         with self._lock:

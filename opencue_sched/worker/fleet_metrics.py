@@ -17,10 +17,10 @@ from prometheus_client.registry import Collector
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.coordination.leader import LeaderGate, boot_clock
 from opencue_sched.coordination.names import BoardKeys, cluster_board, worker_group
+from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.coordination.postings import FAILURE_KINDS, ClusterPostings
 from opencue_sched.coordination.presence import call_roll
 from opencue_sched.coordination.queues import survey_queues
-from opencue_sched.coordination.rounds import Rounds
 from opencue_sched.coordination.transport import count_unreadable_with
 from opencue_sched.dispatch.clusters import scoped_facilities
 from opencue_sched.dispatch.verdicts import VerdictLog, count_frames_behind
@@ -164,7 +164,9 @@ class FleetSurvey:
         board = BoardKeys(self._namespace, cluster_board(settings.scheduler.facility))
         self._postings = ClusterPostings(self._client, board)
         self._groups: set[str] = set()
-        self.thread = Rounds("fleet-survey", self._survey, failed="fleet_not_surveyed", retry_seconds=SURVEY_SECONDS)
+        self.thread = PeriodicThread(
+            "fleet-survey", self._survey, failed="fleet_not_surveyed", retry_seconds=SURVEY_SECONDS
+        )
 
     @cached_property
     def _facts(self) -> SchemaFacts:

@@ -17,9 +17,9 @@ from redis.exceptions import RedisError
 from opencue_sched.coordination import control
 from opencue_sched.coordination.control import Addressed, take_control_messages
 from opencue_sched.coordination.names import QueueName, QueueType, worker_group
+from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.coordination.presence import REFRESH_SECONDS, Duty, DutyState, Presence, call_roll
 from opencue_sched.coordination.queues import QueueFigures, Router, drain_dead_instances, survey_queues
-from opencue_sched.coordination.rounds import Rounds
 from opencue_sched.dispatch.report import LONGEST_ERROR
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Settings
@@ -97,12 +97,14 @@ class Membership:
     @contextmanager
     def present(self) -> Iterator[None]:
         """Keep up the presence from a thread, while no consumer step does."""
-        rounds = Rounds("presence", self._refresh, failed="presence_not_refreshed", retry_seconds=REFRESH_SECONDS)
-        rounds.start()
+        thread = PeriodicThread(
+            "presence", self._refresh, failed="presence_not_refreshed", retry_seconds=REFRESH_SECONDS
+        )
+        thread.start()
         try:
             yield
         finally:
-            rounds.stop()
+            thread.stop()
 
     def control_messages(self) -> list[Addressed]:
         """Control messages that wait for this instance, its group or its types; taken from their queues."""

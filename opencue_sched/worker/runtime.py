@@ -28,11 +28,11 @@ from opencue_sched.accounting.show_import import CountedShows
 from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import (
-    ClaimKeeper,
+    ClaimRefused,
+    ClaimRenewer,
     ClaimWatch,
     ClusterPostings,
     MessageWatch,
-    Refused,
     ShortRests,
 )
 from opencue_sched.coordination.presence import DutyState
@@ -148,14 +148,16 @@ class Runtime:
         self.verdicts = VerdictLog(self.client, settings.coordination.namespace)
         self._background = Background()
         self.counts = EventCounts(metrics.record_event)
-        self.keeper = ClaimKeeper(
+        self.renewer = ClaimRenewer(
             self.postings,
             ttl_seconds=settings.coordination.claim_ttl,
             # No step of a pass takes longer, unless PostgreSQL is so slow that some statement does.
             patience_seconds=settings.accounting.commit_deadline,
             longest_patience_seconds=settings.database.statement_timeout,
         )
-        self.membership = Membership(self.client, settings, lambda: {claim.cluster.key for claim in self.keeper.held()})
+        self.membership = Membership(
+            self.client, settings, lambda: {claim.cluster.key for claim in self.renewer.held()}
+        )
         self.messenger = Messenger(app, self.membership.router, legacy_queues=settings.coordination.legacy_queues)
         send = self.messenger.send
         self.watches = (
@@ -211,7 +213,7 @@ class Runtime:
         return Dispatcher(
             self.settings,
             self.postings,
-            self.keeper,
+            self.renewer,
             runner,
             self.settings.instance,
             self.messenger.send,
@@ -273,8 +275,8 @@ class Runtime:
         """Post clusters with work and send their messages. Raises FencedOff as recompute() does."""
         fenced = self._fence(fence)
         report = self.sweeper.sweep(wake_shows=wake_shows, wake_hosts=wake_hosts, may_nap=may_nap, fence=fenced)
-        for _, offered in report.send:
-            self.messenger.send(offered)
+        for _, enqueued in report.send:
+            self.messenger.send(enqueued)
         metrics.record_sweep(report)
         return report
 
@@ -296,7 +298,7 @@ class Runtime:
 
     def _dispatch(self, posting: str, ticket: int | None) -> dict[str, object]:
         report = self.dispatcher.dispatch(posting, ticket)
-        if isinstance(report, Refused):
+        if isinstance(report, ClaimRefused):
             fleet_metrics.messages_dropped.labels(report.reason).inc()
             return {"ended": "dropped", "reason": report.reason, "owner": report.owner}
         metrics.record_pass(report)
@@ -316,7 +318,9 @@ class Runtime:
     def rest_cluster(self, key: str, seconds: float) -> str:
         """Let a cluster rest, whatever would wake it; 0 ends its rest. Raises InvalidInput for an unknown cluster."""
         posting = self.postings.find(key)
-        answer = [0, "gone"] if posting is None else self.postings.scripts.steer(posting, "rest", round(seconds * 1000))
+        answer = [0, "gone"]
+        if posting is not None:
+            answer = self.postings.scripts.update(posting, "rest", round(seconds * 1000))
         if not answer[0]:
             raise InvalidInput(f"cluster {key!r} cannot rest: its posting is {answer[1]}")
         return f"{key} rests for {seconds:g} s" if seconds else f"{key} rests no more"
@@ -395,7 +399,7 @@ class Runtime:
         for watch in (*self.watches, self.rests):
             watch.stop()
         self._background.close()
-        self.keeper.stop()
+        self.renewer.stop()
         self.channels.close()
         self.client.close()
         self.engine.dispose()

@@ -32,7 +32,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from opencue_sched.coordination.job import JobPriority
-from opencue_sched.coordination.postings import POSTING_PRIORITY, Offered
+from opencue_sched.coordination.postings import POSTING_PRIORITY, Enqueued
 from opencue_sched.coordination.queues import Router
 
 log = structlog.get_logger(__name__)
@@ -160,15 +160,15 @@ class Messenger:
         self._router = router
         self._legacy = tuple(legacy_queues)
 
-    def send(self, offered: Offered) -> None:
+    def send(self, enqueued: Enqueued) -> None:
         """Send a message for a posting to the best place. One that cannot be sent is left to the next sweep."""
         try:
-            queue = self._router.queue_for(offered.cluster, again=offered.again)
-            self._put(str(queue), offered.uuid, ticket=offered.ticket)
+            queue = self._router.queue_for(enqueued.cluster, again=enqueued.again)
+            self._put(str(queue), enqueued.uuid, ticket=enqueued.ticket)
             for name in self._legacy:
-                self._put(name, offered.uuid, ticket=offered.ticket)
+                self._put(name, enqueued.uuid, ticket=enqueued.ticket)
         except (OperationalError, RedisError) as error:
-            log.warning("message_left_to_the_next_sweep", cluster=offered.cluster.key, error=str(error))
+            log.warning("message_left_to_the_next_sweep", cluster=enqueued.cluster.key, error=str(error))
 
     def give_back(self, posting: str, ticket: int | None, *, reply: str | None = None) -> None:
         """Hand a message that this process does not work on to the others; who takes it answers."""

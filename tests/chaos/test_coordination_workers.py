@@ -235,7 +235,7 @@ def kill_in_mid_pass(site: Site, job: str) -> tuple[int, dict[str, str]]:
 
 
 def assert_sent_by_the_first_look(log: RedisLog, cluster: str, uuid: str, due: float) -> None:
-    """Whoever offered the cluster first after a message for it was due (seconds since the epoch) sent that message.
+    """Whoever enqueued the cluster first after a message for it was due (seconds since the epoch) sent that message.
 
     By what Redis was asked, in its order: a sweep or a watch that comes late is the machine's doing, one that passes by
     a cluster that has been waiting for it is ours.
@@ -243,7 +243,7 @@ def assert_sent_by_the_first_look(log: RedisLog, cluster: str, uuid: str, due: f
     asked = log.since(due)
     ticket = f"HINCRBY {BOARD.job(uuid)} ticket "
     sent = next(number for number, call in enumerate(asked) if call.text.startswith(ticket))
-    looks = [call.at for call in asked[:sent] if call.runs("board_offer") and cluster in call.text]
+    looks = [call.at for call in asked[:sent] if call.runs("board_enqueue") and cluster in call.text]
     assert len(looks) <= 1, f"due {due}, sent {asked[sent].at}, looked at {looks}"
 
 
@@ -435,7 +435,7 @@ def befall(site: Site, board: ClusterPostings, held: Claim, accident: str, port:
     if accident == "claimant died":
         assert board.extend([held], ttl_seconds=CLAIM_SECONDS)
     elif accident == "woken while claimed":
-        board.offer([held.cluster], wake=True)
+        board.enqueue([held.cluster], wake=True)
         lost = board.end(held, "sleep", delay_seconds=600)  # and the message is never sent
         assert lost > 0
     elif accident == "message came during a claim":
@@ -487,7 +487,7 @@ def kill_in_a_short_rest(site: Site, log: RedisLog, uuid: str) -> float:
     on."""
     site.fleet.worker("w2", OPENCUE_SCHED_QUEUE__CLUSTER_SATURATED_SLEEP="1s")
     ended = len(log.calls("board_end", naming=f"{uuid} w2 "))
-    ClusterPostings(site.client, BOARD).scripts.steer(uuid, "rest", 0)
+    ClusterPostings(site.client, BOARD).scripts.update(uuid, "rest", 0)
     send_dispatch(site, uuid, QueueName("cue", "dispatch", "default", "w2"))
     eventually(lambda: len(log.calls("board_end", naming=f"{uuid} w2 ")) > ended, 30, "the end of its pass")
     site.fleet.processes.pop("w2").kill()
@@ -495,7 +495,7 @@ def kill_in_a_short_rest(site: Site, log: RedisLog, uuid: str) -> float:
 
 
 def _seize(board: ClusterPostings, uuid: str):
-    board.scripts.steer(uuid, "rest", 0)
+    board.scripts.update(uuid, "rest", 0)
     return board.claim(uuid, "test", ttl_seconds=60)
 
 

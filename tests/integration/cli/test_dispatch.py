@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from opencue_sched.coordination import control
-from opencue_sched.coordination.board import Steering
+from opencue_sched.coordination.board import Update
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.dispatch.clusters import load_clusters
@@ -99,13 +99,13 @@ def test_without_wait_a_cooled_down_cluster_is_told_of_with_the_reason(
 
 @pytest.mark.parametrize(("how", "way_out"), [("trash", "board restore"), ("rest", "ctl sleep --cluster")])
 def test_without_wait_a_cluster_that_no_worker_takes_is_told_of(
-    cli: Cli, cluster: str, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, how: Steering, way_out: str
+    cli: Cli, cluster: str, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch, how: Update, way_out: str
 ) -> None:
     monkeypatch.setattr(Messenger, "send", lambda *_: None)
     assert cli("dispatch", "--cluster", cluster).status == 0
     assert cli("dispatch", "--cluster", cluster).status == 0, "a message is under way"
     postings = ClusterPostings(redis_client, BoardKeys("cue", "clusters"))
-    assert postings.scripts.steer(postings.find(cluster) or "", how, 600_000)[0] == 1
+    assert postings.scripts.update(postings.find(cluster) or "", how, 600_000)[0] == 1
     ran = cli("dispatch", "--cluster", cluster)
     assert (ran.status, ran.out) == (1, "")
     assert way_out in ran.err

@@ -214,8 +214,8 @@ def test_clusters_that_no_pass_looks_at_are_named_with_the_reason(
     postings = ClusterPostings(redis_client, BoardKeys("cue", "clusters"))
     cooled, trashed = (Cluster("fac", "show", ClusterKind.MANUAL, (tag,)) for tag in ("cooled", "trashed"))
     for cluster, how in ((cooled, "fail"), (trashed, "trash")):
-        (offered,) = postings.offer([cluster])
-        claim = postings.claim(offered.uuid, "w1", ttl_seconds=10)
+        (enqueued,) = postings.enqueue([cluster])
+        claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=10)
         assert claim is not None
         postings.end(claim, cast(End, how), delay_seconds=60, reason="program: KeyError: x", error="bad hosts")
     ran = cli("doctor", "--json")

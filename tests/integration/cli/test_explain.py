@@ -225,8 +225,8 @@ def postings(redis_client: redis.Redis) -> ClusterPostings:
 
 
 def hold(postings: ClusterPostings, cluster: Cluster, how: End) -> None:
-    (offered,) = postings.offer([cluster])
-    claim = postings.claim(offered.uuid, "w1", ttl_seconds=10)
+    (enqueued,) = postings.enqueue([cluster])
+    claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=10)
     assert claim is not None
     reason = "postgresql: integer out of range"
     postings.end(claim, how, delay_seconds=60, reason=reason, error="bad hosts")

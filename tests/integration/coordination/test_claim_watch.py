@@ -6,7 +6,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from opencue_sched.coordination.names import BoardKeys
-from opencue_sched.coordination.postings import Claim, ClaimWatch, ClusterPostings, Offered
+from opencue_sched.coordination.postings import Claim, ClaimWatch, ClusterPostings, Enqueued
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from tests.polling import eventually
 
@@ -20,7 +20,7 @@ class Watch(ClaimWatch):
     """That of one worker, and what it sent."""
 
     def __init__(self, postings: ClusterPostings) -> None:
-        self.sent: list[Offered] = []
+        self.sent: list[Enqueued] = []
         super().__init__(postings, ttl_seconds=TTL_SECONDS, send=self.sent.append)
 
 
@@ -31,8 +31,8 @@ def postings(redis_client) -> ClusterPostings:
 
 @pytest.fixture
 def claim(postings) -> Claim:
-    (offered,) = postings.offer([CLUSTER])
-    return postings.claim(offered.uuid, "w1", ttl_seconds=TTL_SECONDS, ticket=offered.ticket)
+    (enqueued,) = postings.enqueue([CLUSTER])
+    return postings.claim(enqueued.uuid, "w1", ttl_seconds=TTL_SECONDS, ticket=enqueued.ticket)
 
 
 def ends_in(redis_client, claim: Claim, seconds: float) -> None:
@@ -72,7 +72,7 @@ def test_one_whose_end_somebody_elses_call_came_upon_first_is_not_missed(posting
     ends_in(redis_client, claim, -0.001)
     assert postings.counts().ready == 1, "any call on the board makes it ready, and none of them sends a message"
     watch.look()
-    assert [offered.cluster for offered in watch.sent] == [CLUSTER]
+    assert [enqueued.cluster for enqueued in watch.sent] == [CLUSTER]
 
 
 def test_of_many_that_watch_one_sends(postings, redis_client, claim):

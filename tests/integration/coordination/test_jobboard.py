@@ -530,7 +530,7 @@ def test_trash_can_be_deleted_for_good(board):
 
 def test_all_of_the_trash_is_listed_though_much_of_it_came_in_the_same_moment(board):
     uuids = [board.post(f"job-{number}").uuid for number in range(PAGE + 30)]
-    board._scripts.call_each("board_steer", [(uuid, "trash", "odd", 0, "") for uuid in uuids])
+    board._scripts.call_each("board_update", [(uuid, "trash", "odd", 0, "") for uuid in uuids])
     trash = board._keys.of("trash")
     at = [5] * 10 + [10] * (PAGE + 5) + [20] * 15
     board._client.zadd(trash, dict(zip(uuids, at, strict=True)), xx=True)

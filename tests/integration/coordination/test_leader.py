@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from opencue_sched.beat import LeaderScheduler, make_gate
 from opencue_sched.coordination.leader import LeaderGate, Standing, boot_clock, tick_standing
 from opencue_sched.coordination.names import LeaderKeys
-from opencue_sched.coordination.postings import Keeper
+from opencue_sched.coordination.postings import ClaimRenewer
 from opencue_sched.domain.cluster import LeaderNote
 from opencue_sched.store.fences import PersistentFences
 from tests.polling import eventually
@@ -105,7 +105,7 @@ def test_the_deadline_counts_from_before_the_call_that_renewed_on_a_clock_that_r
         clock.now = asked + 10
         assert leader.lease is None
         redis_client.delete(keys.lease)
-    for holder in (LeaderGate, Keeper):
+    for holder in (LeaderGate, ClaimRenewer):
         assert inspect.signature(holder).parameters["clock"].default is boot_clock
     clocks = []
     monkeypatch.setattr("time.clock_gettime", clocks.append)

@@ -25,16 +25,16 @@ def board(proxied) -> Iterator[JobBoard]:
 
 def test_a_worker_has_the_claim_whose_answer_was_lost(proxy, proxied):
     postings = ClusterPostings(proxied, BoardKeys("cue", "clusters"))
-    (offered,) = postings.offer([CLUSTER])
-    postings.end(postings.claim(offered.uuid, "w0", ttl_seconds=10), "abandon")
-    (again,) = postings.offer([CLUSTER])
+    (enqueued,) = postings.enqueue([CLUSTER])
+    postings.end(postings.claim(enqueued.uuid, "w0", ttl_seconds=10), "abandon")
+    (again,) = postings.enqueue([CLUSTER])
     proxy.lose("EVALSHA")
-    claim = postings.try_claim(offered.uuid, "w1", ttl_seconds=10, ticket=again.ticket)
+    claim = postings.try_claim(enqueued.uuid, "w1", ttl_seconds=10, ticket=again.ticket)
     assert proxy.lost == 1
     assert isinstance(claim, Claim), claim
     assert claim.fence == 2
     assert postings.extend([claim], ttl_seconds=10) == [claim]
-    assert postings.try_claim(offered.uuid, "w1", ttl_seconds=10).owner == "w1", "another call is another claim"
+    assert postings.try_claim(enqueued.uuid, "w1", ttl_seconds=10).owner == "w1", "another call is another claim"
     assert postings.end(claim, "again") > 0
 
 
@@ -162,10 +162,10 @@ def test_a_job_leaves_the_trash_though_the_answer_was_lost(proxy, board, how):
 def test_a_message_is_sent_for_a_posting_though_the_answer_to_its_end_was_lost(proxy, proxied):
     """Else nobody sends one before the next sweep finds that out."""
     postings = ClusterPostings(proxied, BoardKeys("cue", "clusters"))
-    (offered,) = postings.offer([CLUSTER])
-    postings.end(postings.claim(offered.uuid, "w1", ttl_seconds=10), "abandon")
-    claim = postings.claim(offered.uuid, "w1", ttl_seconds=10)
+    (enqueued,) = postings.enqueue([CLUSTER])
+    postings.end(postings.claim(enqueued.uuid, "w1", ttl_seconds=10), "abandon")
+    claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=10)
     proxy.lose("EVALSHA")
     ticket = postings.end(claim, "again")
     assert proxy.lost == 1
-    assert ticket == int(postings.job(offered.uuid).fields["ticket"]) == 2
+    assert ticket == int(postings.job(enqueued.uuid).fields["ticket"]) == 2

@@ -10,7 +10,7 @@ import pytest
 from celery import Celery
 
 from opencue_sched.coordination.names import PRIORITY_SEPARATOR, QUEUE_PRIORITIES, QueueName, priority_lists, put_mark
-from opencue_sched.coordination.postings import Offered
+from opencue_sched.coordination.postings import Enqueued
 from opencue_sched.coordination.queues import Router, broker_settings, guard_transports
 from opencue_sched.coordination.transport import sending
 from opencue_sched.domain.cluster import Cluster, ClusterKind
@@ -37,9 +37,9 @@ def waiting(client) -> int:
 
 
 def test_a_message_is_sent_once_though_the_answer_was_lost(proxy, messenger, redis_client):
-    messenger.send(Offered(CLUSTER, "posting", ticket=1))
+    messenger.send(Enqueued(CLUSTER, "posting", ticket=1))
     proxy.lose("EVALSHA")
-    messenger.send(Offered(CLUSTER, "posting", ticket=2))
+    messenger.send(Enqueued(CLUSTER, "posting", ticket=2))
     assert proxy.lost == 1
     assert waiting(redis_client) == 2
 
@@ -54,6 +54,6 @@ def test_a_task_that_is_tried_again_is_another_sending():
 
 def test_messages_that_are_the_same_are_each_sent(messenger, redis_client):
     for _ in range(3):
-        messenger.send(Offered(CLUSTER, "posting", ticket=1))
+        messenger.send(Enqueued(CLUSTER, "posting", ticket=1))
     assert waiting(redis_client) == 3
     assert {redis_client.pttl(mark) > 0 for mark in redis_client.scan_iter(put_mark("cue", "*", "*"))} == {True}

@@ -110,7 +110,7 @@ def test_a_pass_has_the_permits_that_a_dead_one_of_its_cluster_left(permits, boa
 
 def test_a_permit_is_a_job_of_a_board_while_somebody_has_it(redis_client, permits, board):
     clusters = ClusterPostings(redis_client, BoardKeys("cue", "clusters"))
-    clusters.offer([Cluster("fac", "show", ClusterKind.ALLOC, ("general",), "alloc")])
+    clusters.enqueue([Cluster("fac", "show", ClusterKind.ALLOC, ("general",), "alloc")])
     told = redis_client.xlen(clusters.keys.of("events"))
     permits.take("cluster-1|pass", {"a": 1, "b": 1})
     first, second = board.iterjobs()
@@ -170,13 +170,13 @@ def test_no_permit_of_the_dead_waits_for_a_clock_that_was_put_back(redis_client,
 
 def test_a_layer_whose_permit_was_put_aside_is_nobodys_until_it_is_restored(redis_client, permits):
     permits.take("cluster-1|pass", {"a": 1})
-    BoardScripts(redis_client, KEYS).steer("a", "trash", "look at it first", force=True)
+    BoardScripts(redis_client, KEYS).update("a", "trash", "look at it first", force=True)
     assert permits.take("cluster-1|pass", {"a": 1, "b": 1}) == {"b"}
     assert permits.drop("cluster-1|pass", ["a", "b"]) == 1
-    BoardScripts(redis_client, KEYS).steer("a", "restore")
+    BoardScripts(redis_client, KEYS).update("a", "restore")
     assert permits.take("cluster-2|pass", {"a": 1}) == {"a"}
     # or until it has been there for so long that nobody will look
-    BoardScripts(redis_client, KEYS).steer("a", "trash", "look at it first", force=True)
+    BoardScripts(redis_client, KEYS).update("a", "trash", "look at it first", force=True)
     redis_client.zadd(KEYS.of("trash"), {"a": 1})
     assert permits.take("cluster-2|pass", {"a": 1}) == {"a"}
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from opencue_sched.coordination.names import BoardKeys, consumed_queues
-from opencue_sched.coordination.postings import ClaimKeeper, ClusterPostings
+from opencue_sched.coordination.postings import ClaimRenewer, ClusterPostings
 from opencue_sched.coordination.presence import Presence
 from opencue_sched.coordination.queues import Router
 from opencue_sched.domain.cluster import Cluster, ClusterKind
@@ -28,8 +28,8 @@ def states(client) -> dict[str, int]:
 
 
 def test_offering_twice_posts_once_and_sends_once(postings, redis_client):
-    first = postings.offer([CLUSTER, OTHER])
-    again = postings.offer([CLUSTER, OTHER])
+    first = postings.enqueue([CLUSTER, OTHER])
+    again = postings.enqueue([CLUSTER, OTHER])
     assert [o.send for o in first] == [True, True]
     assert [o.send for o in again] == [False, False]
     assert [o.uuid for o in first] == [o.uuid for o in again]
@@ -51,82 +51,82 @@ def clock_put_back(client, uuid: str) -> None:
 
 
 def test_no_message_claim_or_rest_waits_for_a_clock_that_was_put_back(postings, redis_client):
-    (offered,) = postings.offer([CLUSTER])
-    clock_put_back(redis_client, offered.uuid)
-    (lost,) = postings.offer([CLUSTER])
+    (enqueued,) = postings.enqueue([CLUSTER])
+    clock_put_back(redis_client, enqueued.uuid)
+    (lost,) = postings.enqueue([CLUSTER])
     assert lost.send, "its message may be lost"
-    assert not postings.offer([CLUSTER])[0].send
-    dead = postings.claim(offered.uuid, "w1", ttl_seconds=0.2, ticket=lost.ticket)
-    clock_put_back(redis_client, offered.uuid)
-    postings.offer([CLUSTER])
-    assert redis_client.zscore("cue:board:clusters:claimed", offered.uuid) == float(
-        redis_client.hget(f"cue:board:clusters:job:{offered.uuid}", "expires")
+    assert not postings.enqueue([CLUSTER])[0].send
+    dead = postings.claim(enqueued.uuid, "w1", ttl_seconds=0.2, ticket=lost.ticket)
+    clock_put_back(redis_client, enqueued.uuid)
+    postings.enqueue([CLUSTER])
+    assert redis_client.zscore("cue:board:clusters:claimed", enqueued.uuid) == float(
+        redis_client.hget(f"cue:board:clusters:job:{enqueued.uuid}", "expires")
     )
-    claim = eventually(lambda: postings.claim(offered.uuid, "w2", ttl_seconds=10))
+    claim = eventually(lambda: postings.claim(enqueued.uuid, "w2", ttl_seconds=10))
     assert claim.fence > dead.fence
     postings.end(claim, "sleep", delay_seconds=30)
-    assert not postings.offer([CLUSTER])[0].send
-    clock_put_back(redis_client, offered.uuid)
-    assert postings.offer([CLUSTER])[0].send
+    assert not postings.enqueue([CLUSTER])[0].send
+    clock_put_back(redis_client, enqueued.uuid)
+    assert postings.enqueue([CLUSTER])[0].send
 
 
 def test_a_claim_that_was_prolonged_since_the_clock_was_put_back_is_left_as_it_is(postings, redis_client):
-    (offered,) = postings.offer([CLUSTER])
-    claim = postings.claim(offered.uuid, "w1", ttl_seconds=10)
-    clock_put_back(redis_client, offered.uuid)
+    (enqueued,) = postings.enqueue([CLUSTER])
+    claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=10)
+    clock_put_back(redis_client, enqueued.uuid)
     assert postings.extend([claim], ttl_seconds=200) == [claim]
     for _ in range(2):
-        postings.offer([CLUSTER], wake=True)
-        assert 100_000 < postings.job(offered.uuid).left_ms <= 200_000
+        postings.enqueue([CLUSTER], wake=True)
+        assert 100_000 < postings.job(enqueued.uuid).left_ms <= 200_000
     assert postings.end(claim, "sleep", delay_seconds=30) > 0, "the wake-up"
 
 
 def test_a_cluster_told_to_rest_does_so_though_the_clock_was_put_back(postings, redis_client):
-    (offered,) = postings.offer([CLUSTER])
-    postings.end(postings.claim(offered.uuid, "w1", ttl_seconds=10), "abandon")
-    postings.scripts.steer(offered.uuid, "rest", 600_000)
-    clock_put_back(redis_client, offered.uuid)
-    assert not postings.offer([CLUSTER])[0].send
+    (enqueued,) = postings.enqueue([CLUSTER])
+    postings.end(postings.claim(enqueued.uuid, "w1", ttl_seconds=10), "abandon")
+    postings.scripts.update(enqueued.uuid, "rest", 600_000)
+    clock_put_back(redis_client, enqueued.uuid)
+    assert not postings.enqueue([CLUSTER])[0].send
 
 
 def test_a_lost_message_is_sent_again(postings, redis_client):
-    (offered,) = postings.offer([CLUSTER])
-    redis_client.hset(f"cue:board:clusters:job:{offered.uuid}", "sent", 1)
-    assert postings.offer([CLUSTER])[0].send
+    (enqueued,) = postings.enqueue([CLUSTER])
+    redis_client.hset(f"cue:board:clusters:job:{enqueued.uuid}", "sent", 1)
+    assert postings.enqueue([CLUSTER])[0].send
 
 
 def test_a_claim_excludes_others_and_carries_the_cluster(postings, redis_client):
-    (offered,) = postings.offer([OTHER])
-    claim = postings.claim(offered.uuid, "w1", ttl_seconds=10)
+    (enqueued,) = postings.enqueue([OTHER])
+    claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=10)
     assert claim.cluster == OTHER
-    assert postings.claim(offered.uuid, "w2", ttl_seconds=10) is None
-    assert not postings.offer([OTHER])[0].send
+    assert postings.claim(enqueued.uuid, "w2", ttl_seconds=10) is None
+    assert not postings.enqueue([OTHER])[0].send
     assert states(redis_client) == {"ready": 0, "delayed": 0, "claimed": 1, "trash": 0}
 
 
 def test_a_dead_owners_claim_ends_and_its_late_writes_are_refused(postings):
-    (offered,) = postings.offer([CLUSTER])
-    dead = postings.claim(offered.uuid, "w1", ttl_seconds=0.05)
-    alive = eventually(lambda: postings.claim(offered.uuid, "w1", ttl_seconds=10))
+    (enqueued,) = postings.enqueue([CLUSTER])
+    dead = postings.claim(enqueued.uuid, "w1", ttl_seconds=0.05)
+    alive = eventually(lambda: postings.claim(enqueued.uuid, "w1", ttl_seconds=10))
     assert alive.fence > dead.fence
     assert postings.end(dead, "consume") == 0
     assert postings.extend([dead, alive], ttl_seconds=10) == [alive]
 
 
 def test_an_expired_claim_is_sent_again_by_the_next_offer(postings):
-    (offered,) = postings.offer([CLUSTER])
-    postings.claim(offered.uuid, "w1", ttl_seconds=0.05)
-    eventually(lambda: postings.offer([CLUSTER])[0].send)
+    (enqueued,) = postings.enqueue([CLUSTER])
+    postings.claim(enqueued.uuid, "w1", ttl_seconds=0.05)
+    eventually(lambda: postings.enqueue([CLUSTER])[0].send)
 
 
 def test_sleeping_postings_are_not_sent_until_their_time(postings, redis_client):
-    (offered,) = postings.offer([CLUSTER])
-    claim = postings.claim(offered.uuid, "w1", ttl_seconds=10)
+    (enqueued,) = postings.enqueue([CLUSTER])
+    claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=10)
     assert postings.end(claim, "sleep", delay_seconds=60) == 0
-    assert not postings.offer([CLUSTER])[0].send
-    assert postings.claim(offered.uuid, "w1", ttl_seconds=10) is None
-    redis_client.zincrby("cue:board:clusters:delayed", -60_000, offered.uuid)
-    assert postings.offer([CLUSTER])[0].send
+    assert not postings.enqueue([CLUSTER])[0].send
+    assert postings.claim(enqueued.uuid, "w1", ttl_seconds=10) is None
+    redis_client.zincrby("cue:board:clusters:delayed", -60_000, enqueued.uuid)
+    assert postings.enqueue([CLUSTER])[0].send
 
 
 def test_a_posting_that_rested_goes_to_its_warm_instance_when_it_is_due(postings, redis_client):
@@ -143,10 +143,10 @@ def test_a_posting_that_rested_goes_to_its_warm_instance_when_it_is_due(postings
     )
     presence.announce()
     router = Router(redis_client, "cue", "default")
-    (first,) = postings.offer([CLUSTER])
+    (first,) = postings.enqueue([CLUSTER])
     claim = postings.claim(first.uuid, "w1", ttl_seconds=10, ticket=first.ticket)
     postings.end(claim, "sleep", delay_seconds=0.05)
-    due = eventually(lambda: next((o for o in postings.offer([CLUSTER]) if o.send), None))
+    due = eventually(lambda: next((o for o in postings.enqueue([CLUSTER]) if o.send), None))
     assert not due.again
     assert router.queue_for(due.cluster, again=due.again).instance == "warm"
     # and if that message is lost, the next one is due after the first wait, to the whole group
@@ -156,71 +156,71 @@ def test_a_posting_that_rested_goes_to_its_warm_instance_when_it_is_due(postings
 
 
 def test_a_wake_up_rouses_a_sleeper(postings):
-    (offered,) = postings.offer([CLUSTER])
-    claim = postings.claim(offered.uuid, "w1", ttl_seconds=10)
+    (enqueued,) = postings.enqueue([CLUSTER])
+    claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=10)
     postings.end(claim, "sleep", delay_seconds=600)
-    assert postings.offer([CLUSTER], wake=True)[0].send
-    assert postings.claim(offered.uuid, "w2", ttl_seconds=10) is not None
+    assert postings.enqueue([CLUSTER], wake=True)[0].send
+    assert postings.claim(enqueued.uuid, "w2", ttl_seconds=10) is not None
 
 
 def test_a_wake_up_during_a_claim_is_not_lost(postings):
-    (offered,) = postings.offer([CLUSTER])
-    claim = postings.claim(offered.uuid, "w1", ttl_seconds=10)
-    assert not postings.offer([CLUSTER], wake=True)[0].send
+    (enqueued,) = postings.enqueue([CLUSTER])
+    claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=10)
+    assert not postings.enqueue([CLUSTER], wake=True)[0].send
     assert postings.end(claim, "sleep", delay_seconds=600) > 0
-    assert postings.claim(offered.uuid, "w2", ttl_seconds=10) is not None
+    assert postings.claim(enqueued.uuid, "w2", ttl_seconds=10) is not None
 
 
 def test_work_left_is_sent_at_once(postings):
-    (offered,) = postings.offer([CLUSTER])
-    claim = postings.claim(offered.uuid, "w1", ttl_seconds=10)
+    (enqueued,) = postings.enqueue([CLUSTER])
+    claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=10)
     assert postings.end(claim, "again") > 0
-    assert postings.claim(offered.uuid, "w1", ttl_seconds=10) is not None
+    assert postings.claim(enqueued.uuid, "w1", ttl_seconds=10) is not None
 
 
 def test_for_an_abandoned_posting_the_next_sweep_sends(postings):
-    (offered,) = postings.offer([CLUSTER])
-    claim = postings.claim(offered.uuid, "w1", ttl_seconds=10, ticket=offered.ticket)
+    (enqueued,) = postings.enqueue([CLUSTER])
+    claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=10, ticket=enqueued.ticket)
     assert postings.end(claim, "abandon") == 0
-    (sent,) = postings.offer([CLUSTER])
+    (sent,) = postings.enqueue([CLUSTER])
     assert sent.send
     assert not sent.again, "none was sent in vain"
 
 
 def test_a_failed_cluster_is_woken_by_nothing_and_listed_with_its_reason_until_it_works(postings, redis_client):
-    offered, _ = postings.offer([CLUSTER, OTHER])
+    enqueued, _ = postings.enqueue([CLUSTER, OTHER])
     for attempt in range(12):
-        claim = eventually(lambda: postings.claim(offered.uuid, "w1", ttl_seconds=10))
+        claim = eventually(lambda: postings.claim(enqueued.uuid, "w1", ttl_seconds=10))
         assert postings.failures(claim) == attempt
-        postings.offer([CLUSTER], wake=True)
+        postings.enqueue([CLUSTER], wake=True)
         seconds = 600 if attempt == 11 else 0.001
         postings.end(claim, "fail", delay_seconds=seconds, reason=f"redis: no {attempt}", error=f"Traceback {attempt}")
 
     # given a cluster that failed again and again, when it is woken
-    assert not any(it.send for it in postings.offer([CLUSTER], wake=True))
+    assert not any(it.send for it in postings.enqueue([CLUSTER], wake=True))
 
     # then it goes on resting, and whoever looks is told why
-    assert postings.try_claim(offered.uuid, "w1", ttl_seconds=10).reason == "not_yet"
-    assert redis_client.hget(f"cue:board:clusters:job:{offered.uuid}", "error") == "Traceback 11"
+    assert postings.try_claim(enqueued.uuid, "w1", ttl_seconds=10).reason == "not_yet"
+    assert redis_client.hget(f"cue:board:clusters:job:{enqueued.uuid}", "error") == "Traceback 11"
     (cooldown,) = postings.cooldowns()
     assert (cooldown.key, cooldown.cluster, cooldown.failures) == (CLUSTER.key, CLUSTER, 12)
     assert (cooldown.kind, cooldown.reason) == ("redis", "no 11")
     assert cooldown.since + 599 < cooldown.until <= float(redis_client.time()[0]) + 601
 
     # when a person puts it into the trash and back, and the pass works, then it has failed no more
-    postings.scripts.steer(offered.uuid, "trash", "odd")
+    postings.scripts.update(enqueued.uuid, "trash", "odd")
     assert postings.cooldowns() == [], "it is in the trash instead"
-    postings.scripts.steer(offered.uuid, "restore")
-    postings.end(postings.claim(offered.uuid, "w1", ttl_seconds=10), "sleep", delay_seconds=10)
+    postings.scripts.update(enqueued.uuid, "restore")
+    postings.end(postings.claim(enqueued.uuid, "w1", ttl_seconds=10), "sleep", delay_seconds=10)
     assert postings.cooldowns() == []
     assert states(redis_client)["trash"] == 0
 
 
 def test_the_trash_is_listed_with_its_reasons(postings, redis_client):
-    offered = postings.offer([CLUSTER, OTHER])
+    enqueued = postings.enqueue([CLUSTER, OTHER])
     assert postings.trashed() == []
-    for number, it in enumerate(offered):
-        postings.scripts.steer(it.uuid, "trash", f"Traceback\nodd {number}\n")
+    for number, it in enumerate(enqueued):
+        postings.scripts.update(it.uuid, "trash", f"Traceback\nodd {number}\n")
         redis_client.zadd("cue:board:clusters:trash", {it.uuid: 1000 + number})
     assert [(it.key, it.at, it.reason) for it in postings.trashed()] == [
         (CLUSTER.key, 1.0, "odd 0"),
@@ -230,59 +230,59 @@ def test_the_trash_is_listed_with_its_reasons(postings, redis_client):
 
 def test_claims_that_run_out_trash_nothing_however_often(postings, redis_client):
     """A fleet that is killed again and again, or a Redis that comes and goes, must not cost healthy clusters."""
-    (offered,) = postings.offer([CLUSTER])
+    (enqueued,) = postings.enqueue([CLUSTER])
     for _ in range(8):
-        eventually(lambda: postings.claim(offered.uuid, "w1", ttl_seconds=0.01))
+        eventually(lambda: postings.claim(enqueued.uuid, "w1", ttl_seconds=0.01))
     eventually(lambda: postings.counts().ready == 1)
-    assert redis_client.hget(f"cue:board:clusters:job:{offered.uuid}", "failures") == "0"
+    assert redis_client.hget(f"cue:board:clusters:job:{enqueued.uuid}", "failures") == "0"
 
 
 def test_a_consumed_posting_can_be_posted_anew(postings):
-    (offered,) = postings.offer([CLUSTER])
-    postings.end(postings.claim(offered.uuid, "w1", ttl_seconds=10), "consume")
-    (anew,) = postings.offer([CLUSTER])
+    (enqueued,) = postings.enqueue([CLUSTER])
+    postings.end(postings.claim(enqueued.uuid, "w1", ttl_seconds=10), "consume")
+    (anew,) = postings.enqueue([CLUSTER])
     assert anew.send
-    assert anew.uuid != offered.uuid
+    assert anew.uuid != enqueued.uuid
 
 
-def test_the_keeper_holds_a_claim_past_its_ttl_and_notices_its_loss(postings, redis_client):
-    keeper = ClaimKeeper(postings, ttl_seconds=4.0)
-    (offered,) = postings.offer([CLUSTER])
+def test_the_renewer_holds_a_claim_past_its_ttl_and_notices_its_loss(postings, redis_client):
+    renewer = ClaimRenewer(postings, ttl_seconds=4.0)
+    (enqueued,) = postings.enqueue([CLUSTER])
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
-    claim = postings.claim(offered.uuid, "w1", ttl_seconds=4.0)
-    ends = redis_client.zscore("cue:board:clusters:claimed", offered.uuid)
-    keeper.keep(claim, claimed_at=before)
-    eventually(lambda: redis_client.zscore("cue:board:clusters:claimed", offered.uuid) > ends)
-    assert postings.claim(offered.uuid, "w2", ttl_seconds=1) is None
+    claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=4.0)
+    ends = redis_client.zscore("cue:board:clusters:claimed", enqueued.uuid)
+    renewer.keep(claim, claimed_at=before)
+    eventually(lambda: redis_client.zscore("cue:board:clusters:claimed", enqueued.uuid) > ends)
+    assert postings.claim(enqueued.uuid, "w2", ttl_seconds=1) is None
     redis_client.flushdb()
-    eventually(lambda: not keeper.alive(claim))
-    keeper.stop()
+    eventually(lambda: not renewer.alive(claim))
+    renewer.stop()
 
 
 def test_a_message_is_stale_once_a_claim_has_answered_it(postings):
     """Copies of a message, and messages sent again while the first waited, do nothing."""
-    (offered,) = postings.offer([CLUSTER])
-    claim = postings.claim(offered.uuid, "w1", ttl_seconds=10, ticket=offered.ticket)
-    assert postings.try_claim(offered.uuid, "w2", ttl_seconds=10, ticket=offered.ticket).reason == "stale"
+    (enqueued,) = postings.enqueue([CLUSTER])
+    claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=10, ticket=enqueued.ticket)
+    assert postings.try_claim(enqueued.uuid, "w2", ttl_seconds=10, ticket=enqueued.ticket).reason == "stale"
     ticket = postings.end(claim, "again")
-    assert ticket > offered.ticket
-    assert postings.try_claim(offered.uuid, "w2", ttl_seconds=10, ticket=offered.ticket).reason == "stale"
-    assert postings.claim(offered.uuid, "w2", ttl_seconds=10, ticket=ticket) is not None
+    assert ticket > enqueued.ticket
+    assert postings.try_claim(enqueued.uuid, "w2", ttl_seconds=10, ticket=enqueued.ticket).reason == "stale"
+    assert postings.claim(enqueued.uuid, "w2", ttl_seconds=10, ticket=ticket) is not None
 
 
 def test_the_oldest_of_several_messages_is_good_and_the_rest_are_stale(postings, redis_client):
-    (offered,) = postings.offer([CLUSTER])
-    redis_client.hset(f"cue:board:clusters:job:{offered.uuid}", "sent", 1)
-    (again,) = postings.offer([CLUSTER])
+    (enqueued,) = postings.enqueue([CLUSTER])
+    redis_client.hset(f"cue:board:clusters:job:{enqueued.uuid}", "sent", 1)
+    (again,) = postings.enqueue([CLUSTER])
     assert again.again
-    assert again.ticket > offered.ticket
-    assert postings.claim(offered.uuid, "w1", ttl_seconds=10, ticket=offered.ticket) is not None
-    assert postings.try_claim(offered.uuid, "w2", ttl_seconds=10, ticket=again.ticket).reason == "stale"
+    assert again.ticket > enqueued.ticket
+    assert postings.claim(enqueued.uuid, "w1", ttl_seconds=10, ticket=enqueued.ticket) is not None
+    assert postings.try_claim(enqueued.uuid, "w2", ttl_seconds=10, ticket=again.ticket).reason == "stale"
 
 
 def test_messages_in_vain_are_sent_again_ever_less_often(postings, redis_client):
     """After twice the time before, up to 16 times the first. Half a wait is left for a slow machine."""
-    key = f"cue:board:clusters:job:{postings.offer([CLUSTER])[0].uuid}"
+    key = f"cue:board:clusters:job:{postings.enqueue([CLUSTER])[0].uuid}"
     for wait_ms in (RESEND_MS, 2 * RESEND_MS, 4 * RESEND_MS, 8 * RESEND_MS, 16 * RESEND_MS, 16 * RESEND_MS):
         assert not _sent_again(postings, redis_client, key, age_ms=wait_ms // 2)
         assert _sent_again(postings, redis_client, key, age_ms=wait_ms)
@@ -291,71 +291,71 @@ def test_messages_in_vain_are_sent_again_ever_less_often(postings, redis_client)
 def _sent_again(postings, redis_client, key, *, age_ms) -> bool:
     seconds, micros = redis_client.time()
     redis_client.hset(key, "sent", seconds * 1000 + micros // 1000 - age_ms)
-    return postings.offer([CLUSTER])[0].send
+    return postings.enqueue([CLUSTER])[0].send
 
 
 def test_a_claim_resets_how_often_messages_are_sent(postings, redis_client):
-    (offered,) = postings.offer([CLUSTER])
-    key = f"cue:board:clusters:job:{offered.uuid}"
+    (enqueued,) = postings.enqueue([CLUSTER])
+    key = f"cue:board:clusters:job:{enqueued.uuid}"
     redis_client.hset(key, "tries", 4)
-    postings.end(postings.claim(offered.uuid, "w1", ttl_seconds=10), "again")
+    postings.end(postings.claim(enqueued.uuid, "w1", ttl_seconds=10), "again")
     assert redis_client.hget(key, "tries") == "0"
 
 
 def test_an_expired_posting_is_sent_to_the_group_at_once(postings):
-    (offered,) = postings.offer([CLUSTER])
-    postings.claim(offered.uuid, "w1", ttl_seconds=0.05)
-    sent = eventually(lambda: next((o for o in postings.offer([CLUSTER]) if o.send), None))
+    (enqueued,) = postings.enqueue([CLUSTER])
+    postings.claim(enqueued.uuid, "w1", ttl_seconds=0.05)
+    sent = eventually(lambda: next((o for o in postings.enqueue([CLUSTER]) if o.send), None))
     assert sent.again
 
 
 def test_a_cluster_told_to_rest_is_not_roused(postings):
-    (offered,) = postings.offer([CLUSTER])
-    assert postings.scripts.steer(offered.uuid, "rest", 600_000)[0] == 1
-    assert not postings.offer([CLUSTER], wake=True)[0].send
-    assert postings.claim(offered.uuid, "w1", ttl_seconds=10) is None
-    postings.scripts.steer(offered.uuid, "rest", 0)
-    assert postings.offer([CLUSTER])[0].send
+    (enqueued,) = postings.enqueue([CLUSTER])
+    assert postings.scripts.update(enqueued.uuid, "rest", 600_000)[0] == 1
+    assert not postings.enqueue([CLUSTER], wake=True)[0].send
+    assert postings.claim(enqueued.uuid, "w1", ttl_seconds=10) is None
+    postings.scripts.update(enqueued.uuid, "rest", 0)
+    assert postings.enqueue([CLUSTER])[0].send
 
 
 def test_a_rest_ordered_during_a_claim_begins_with_its_end(postings, redis_client):
-    (offered,) = postings.offer([CLUSTER])
-    claim = postings.claim(offered.uuid, "w1", ttl_seconds=10)
-    postings.scripts.steer(offered.uuid, "rest", 600_000)
+    (enqueued,) = postings.enqueue([CLUSTER])
+    claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=10)
+    postings.scripts.update(enqueued.uuid, "rest", 600_000)
     assert postings.end(claim, "again") == 0
     assert states(redis_client)["delayed"] == 1
 
 
 def test_trash_by_force_costs_the_worker_its_claim(postings, redis_client):
-    (offered,) = postings.offer([CLUSTER])
-    claim = postings.claim(offered.uuid, "w1", ttl_seconds=10)
-    assert postings.scripts.steer(offered.uuid, "trash", "odd") == [0, "held", "w1"]
-    assert postings.scripts.steer(offered.uuid, "trash", "odd", force=True)[0] == 1
+    (enqueued,) = postings.enqueue([CLUSTER])
+    claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=10)
+    assert postings.scripts.update(enqueued.uuid, "trash", "odd") == [0, "held", "w1"]
+    assert postings.scripts.update(enqueued.uuid, "trash", "odd", force=True)[0] == 1
     assert postings.end(claim, "again") == 0
     assert states(redis_client) == {"ready": 0, "delayed": 0, "claimed": 0, "trash": 1}
-    assert not postings.offer([CLUSTER], wake=True)[0].send
+    assert not postings.enqueue([CLUSTER], wake=True)[0].send
     for how in ("rest", "trash"):
-        assert postings.scripts.steer(offered.uuid, how, 600_000) == [0, "trashed"]
-    assert postings.withdraw([offered.uuid]) == 0
+        assert postings.scripts.update(enqueued.uuid, how, 600_000) == [0, "trashed"]
+    assert postings.withdraw([enqueued.uuid]) == 0
     assert states(redis_client) == {"ready": 0, "delayed": 0, "claimed": 0, "trash": 1}
-    assert postings.scripts.steer(offered.uuid, "restore")[0] == 1
-    assert postings.offer([CLUSTER])[0].send
+    assert postings.scripts.update(enqueued.uuid, "restore")[0] == 1
+    assert postings.enqueue([CLUSTER])[0].send
 
 
 def test_a_cluster_that_was_told_to_rest_and_trashed_rests_no_more_when_restored(postings):
-    (offered,) = postings.offer([CLUSTER])
-    postings.scripts.steer(offered.uuid, "rest", 600_000)
-    postings.scripts.steer(offered.uuid, "trash", "odd")
-    postings.scripts.steer(offered.uuid, "restore")
-    assert postings.end(postings.claim(offered.uuid, "w1", ttl_seconds=10), "again") > 0
+    (enqueued,) = postings.enqueue([CLUSTER])
+    postings.scripts.update(enqueued.uuid, "rest", 600_000)
+    postings.scripts.update(enqueued.uuid, "trash", "odd")
+    postings.scripts.update(enqueued.uuid, "restore")
+    assert postings.end(postings.claim(enqueued.uuid, "w1", ttl_seconds=10), "again") > 0
 
 
 def test_an_unreadable_posting_is_taken_down_and_posted_anew(postings, redis_client):
-    (offered,) = postings.offer([CLUSTER])
-    redis_client.hset(f"cue:board:clusters:job:{offered.uuid}", "details", '{"v": 7}')
-    assert postings.try_claim(offered.uuid, "w1", ttl_seconds=10).reason == "unreadable"
+    (enqueued,) = postings.enqueue([CLUSTER])
+    redis_client.hset(f"cue:board:clusters:job:{enqueued.uuid}", "details", '{"v": 7}')
+    assert postings.try_claim(enqueued.uuid, "w1", ttl_seconds=10).reason == "unreadable"
     assert not any(states(redis_client).values())
-    (again,) = postings.offer([CLUSTER])
+    (again,) = postings.enqueue([CLUSTER])
     assert again.send
     assert postings.claim(again.uuid, "w1", ttl_seconds=10).cluster == CLUSTER
 
@@ -398,33 +398,33 @@ def on_no_list(client, key, uuid):
 )
 def test_a_posting_that_nobody_can_read_is_replaced_by_the_next_offer(postings, redis_client, spoil, state, wake):
     # given a posting in some state, of which somebody spoilt what the board keeps
-    (offered, other) = postings.offer([CLUSTER, OTHER])
+    (enqueued, other) = postings.enqueue([CLUSTER, OTHER])
     if state != "ready":
-        claim = postings.claim(offered.uuid, "w1", ttl_seconds=60)
+        claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=60)
         if state != "claimed":
             postings.end(claim, "sleep" if state == "delayed" else "trash", delay_seconds=60, error="poison")
-    spoil(redis_client, f"cue:board:clusters:job:{offered.uuid}", offered.uuid)
+    spoil(redis_client, f"cue:board:clusters:job:{enqueued.uuid}", enqueued.uuid)
 
-    # when it is offered again, then there is a new one in its place, with a message to send
-    (anew, _) = postings.offer([CLUSTER, OTHER], wake=wake)
+    # when it is enqueued again, then there is a new one in its place, with a message to send
+    (anew, _) = postings.enqueue([CLUSTER, OTHER], wake=wake)
     assert anew.send
-    assert anew.uuid != offered.uuid
+    assert anew.uuid != enqueued.uuid
     assert postings.posted() == {CLUSTER.key: anew.uuid, OTHER.key: other.uuid}
     assert states(redis_client) == {"ready": 2, "delayed": 0, "claimed": 0, "trash": 0}
-    assert not redis_client.exists(f"cue:board:clusters:job:{offered.uuid}")
+    assert not redis_client.exists(f"cue:board:clusters:job:{enqueued.uuid}")
 
     # and it is dispatched like any other
     claim = postings.claim(anew.uuid, "w2", ttl_seconds=60, ticket=anew.ticket)
     assert claim.cluster == CLUSTER
     postings.end(claim, "again")
-    assert not postings.offer([CLUSTER])[0].send
+    assert not postings.enqueue([CLUSTER])[0].send
 
 
 @pytest.mark.parametrize("state", ["delayed", "claimed"])
 @pytest.mark.parametrize("spoil", [lost, lost_and_woken, of_another_type, without_a_field])
 def test_a_posting_that_nobody_can_read_stops_no_other(postings, redis_client, spoil, state):
     # given two postings that rest or are claimed, one of which is spoilt, and both are over
-    bad, good = (offered.uuid for offered in postings.offer([CLUSTER, OTHER]))
+    bad, good = (enqueued.uuid for enqueued in postings.enqueue([CLUSTER, OTHER]))
     for uuid in (bad, good):
         claim = postings.claim(uuid, "w1", ttl_seconds=60)
         if state == "delayed":
@@ -434,7 +434,7 @@ def test_a_posting_that_nobody_can_read_stops_no_other(postings, redis_client, s
 
     # then every look at the board goes on, and the other is claimed
     assert postings.counts().ready == 1
-    assert postings.offer_again(bad) is None
+    assert postings.enqueue_again(bad) is None
     assert postings.try_claim(bad, "w2", ttl_seconds=60).reason == "gone"
     assert postings.claim(good, "w2", ttl_seconds=60).cluster == OTHER
 
@@ -446,7 +446,7 @@ def test_a_posting_that_nobody_can_read_stops_no_other(postings, redis_client, s
 def test_no_lost_key_of_the_board_stops_a_cluster(postings, redis_client, part, gone):
     # given a ready, a resting and a claimed posting, and a key of the board that somebody deleted or made another
     third = Cluster("fac", "show", ClusterKind.MANUAL, ("c",))
-    _, resting, claimed = postings.offer([CLUSTER, OTHER, third])
+    _, resting, claimed = postings.enqueue([CLUSTER, OTHER, third])
     postings.end(postings.claim(resting.uuid, "w1", ttl_seconds=60), "sleep", delay_seconds=60)
     postings.claim(claimed.uuid, "w1", ttl_seconds=0.05)
     key = f"cue:board:clusters:{part}"
@@ -455,19 +455,19 @@ def test_no_lost_key_of_the_board_stops_a_cluster(postings, redis_client, part, 
     if not gone:
         (redis_client.sadd if part != "events" else redis_client.set)(key, "nonsense")
 
-    # when all are offered again, and woken, then each can be claimed
+    # when all are enqueued again, and woken, then each can be claimed
     for cluster in (CLUSTER, OTHER, third):
         eventually(lambda cluster=cluster: claim_offered(postings, cluster))
 
 
 def claim_offered(postings, cluster):
-    (offered,) = postings.offer([cluster], wake=True)
-    return postings.claim(offered.uuid, "w2", ttl_seconds=60)
+    (enqueued,) = postings.enqueue([cluster], wake=True)
+    return postings.claim(enqueued.uuid, "w2", ttl_seconds=60)
 
 
 def test_trash_ends_after_its_retention(postings, redis_client):
-    (offered,) = postings.offer([CLUSTER])
-    postings.scripts.steer(offered.uuid, "trash", "odd")
-    redis_client.zadd("cue:board:clusters:trash", {offered.uuid: 1})
-    assert postings.offer([CLUSTER])[0].uuid != offered.uuid
+    (enqueued,) = postings.enqueue([CLUSTER])
+    postings.scripts.update(enqueued.uuid, "trash", "odd")
+    redis_client.zadd("cue:board:clusters:trash", {enqueued.uuid: 1})
+    assert postings.enqueue([CLUSTER])[0].uuid != enqueued.uuid
     assert states(redis_client)["trash"] == 0

@@ -34,7 +34,7 @@ from opencue_sched.coordination.names import (
     queue_stats,
     reply_queue,
 )
-from opencue_sched.coordination.postings import Offered
+from opencue_sched.coordination.postings import Enqueued
 from opencue_sched.coordination.presence import InstanceTaken, Presence, call_roll
 from opencue_sched.coordination.queues import (
     FORGET_SECONDS,
@@ -186,7 +186,7 @@ def test_a_message_for_whoever_is_there_goes_to_all_groups_when_nobody_is_in_one
 
 def test_a_message_somebody_waits_for_goes_before_the_others(sender, redis_client):
     messenger = Messenger(sender, Router(redis_client, "cue", "default", fixed=True))
-    messenger.send(Offered(CLUSTER, "posting", ticket=1))
+    messenger.send(Enqueued(CLUSTER, "posting", ticket=1))
     messenger.give_back("posting", 1)
     messenger.ask("posting", reply="somebody")
     assert [redis_client.llen(name) for name in priority_lists(GROUP)] == [1, 2, 0]

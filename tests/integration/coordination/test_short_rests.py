@@ -8,7 +8,7 @@ import pytest
 
 from opencue_sched.coordination import postings as short_rests
 from opencue_sched.coordination.names import BoardKeys
-from opencue_sched.coordination.postings import SHORT_SECONDS, ClusterPostings, Offered, ShortRests
+from opencue_sched.coordination.postings import SHORT_SECONDS, ClusterPostings, Enqueued, ShortRests
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from tests.polling import eventually
 
@@ -21,7 +21,7 @@ class Rests(ShortRests):
     """Those of one worker by a clock that stands still, and what it sent."""
 
     def __init__(self, postings: ClusterPostings) -> None:
-        self.sent: list[Offered] = []
+        self.sent: list[Enqueued] = []
         self.now = 100.0
         super().__init__(postings, send=self.sent.append, clock=lambda: self.now)
 
@@ -42,11 +42,11 @@ def rests(postings) -> Iterator[Rests]:
 
 
 def put_to_rest(postings: ClusterPostings, seconds: float) -> str:
-    (offered,) = postings.offer([CLUSTER])
-    claim = postings.claim(offered.uuid, "w1", ttl_seconds=60, ticket=offered.ticket)
+    (enqueued,) = postings.enqueue([CLUSTER])
+    claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=60, ticket=enqueued.ticket)
     assert claim is not None
     assert postings.end(claim, "sleep", delay_seconds=seconds) == 0
-    return offered.uuid
+    return enqueued.uuid
 
 
 def test_a_message_is_sent_when_the_rest_is_over_and_once(postings, rests):
@@ -69,11 +69,11 @@ def test_none_is_sent_for_one_that_was(since, postings, rests):
     posting = put_to_rest(postings, REST_SECONDS)
     rests.ends_in(posting, REST_SECONDS)
     if since == "woken":
-        assert postings.offer([CLUSTER], wake=True)[0].send
+        assert postings.enqueue([CLUSTER], wake=True)[0].send
     elif since == "withdrawn":
         postings.withdraw([posting])
     else:
-        postings.scripts.steer(posting, "rest", 60_000)
+        postings.scripts.update(posting, "rest", 60_000)
     rests.now += 2 * REST_SECONDS
     assert rests.look() is None
     assert rests.sent == []
@@ -82,7 +82,7 @@ def test_none_is_sent_for_one_that_was(since, postings, rests):
 def test_one_that_nobody_can_read_keeps_no_other_from_being_sent(postings, redis_client, rests):
     odd = put_to_rest(postings, 0.0)
     redis_client.hset(KEYS.job(odd), "details", "no json")
-    (other,) = postings.offer([Cluster("fac", "other", ClusterKind.ALLOC, ("general",), "alloc")])
+    (other,) = postings.enqueue([Cluster("fac", "other", ClusterKind.ALLOC, ("general",), "alloc")])
     claim = postings.claim(other.uuid, "w1", ttl_seconds=60, ticket=other.ticket)
     postings.end(claim, "sleep", delay_seconds=0.0)
     for posting in (odd, other.uuid):
@@ -101,17 +101,17 @@ def test_the_rests_end_in_their_order_and_the_long_ones_are_left_to_the_sweeps(p
     assert 0.5 < rests.look() < 0.6
     rests.now += 0.6
     assert 0.4 < rests.look() < 0.5
-    assert [offered.uuid for offered in rests.sent] == [posting]
+    assert [enqueued.uuid for enqueued in rests.sent] == [posting]
 
 
 def test_the_thread_begins_with_the_first_rest_and_a_shorter_one_cuts_its_wait_short(postings, monkeypatch):
     monkeypatch.setattr(short_rests, "SHORT_SECONDS", 1000.0)
-    sent: list[Offered] = []
+    sent: list[Enqueued] = []
     rests = ShortRests(postings, send=sent.append)
     try:
         rests.ends_in("another", 900.0)
         posting = put_to_rest(postings, REST_SECONDS)
         rests.ends_in(posting, REST_SECONDS)
-        eventually(lambda: [offered.uuid for offered in sent] == [posting])
+        eventually(lambda: [enqueued.uuid for enqueued in sent] == [posting])
     finally:
         assert rests.stop()

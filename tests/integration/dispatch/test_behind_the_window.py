@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 from opencue_sched.accounting import keys
-from opencue_sched.coordination.postings import ClaimKeeper, Offered
+from opencue_sched.coordination.postings import ClaimRenewer, Enqueued
 from opencue_sched.dispatch.cooldown import PASSES_BEFORE_A_TURN
 from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.report import PassReport
@@ -359,22 +359,22 @@ def test_a_pass_that_placed_nothing_of_a_full_window_goes_on_at_once_and_the_las
                 "JOIN job_resource r USING (pk_job) WHERE r.int_priority = 1)"
             )
         )
-    sent: list[Offered] = []
+    sent: list[Enqueued] = []
     postings = here.sweeper._postings
-    keeper = ClaimKeeper(postings, ttl_seconds=3)
+    renewer = ClaimRenewer(postings, ttl_seconds=3)
     rests: dict[str, float] = {}
-    dispatcher = Dispatcher(here.settings, postings, keeper, here.runner, "one", sent.append, rests.__setitem__)
+    dispatcher = Dispatcher(here.settings, postings, renewer, here.runner, "one", sent.append, rests.__setitem__)
     try:
-        offers = [offered for _, offered in here.sweeper.sweep().send]
+        offers = [enqueued for _, enqueued in here.sweeper.sweep().send]
         reports = []
         while offers:
-            offered = offers.pop()
-            report = dispatcher.dispatch(offered.uuid, offered.ticket)
+            enqueued = offers.pop()
+            report = dispatcher.dispatch(enqueued.uuid, enqueued.ticket)
             assert isinstance(report, PassReport)
             reports.append(report)
             offers, sent[:] = [*offers, *sent], []
     finally:
-        keeper.stop()
+        renewer.stop()
     looked_at = [verdict.layer_id for report in reports for verdict in report.verdicts]
     assert len(looked_at) == len(set(looked_at)) == 2 * WINDOW
     assert [report.go_on for report in reports] == [True, True, False]

@@ -17,7 +17,7 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.coordination.leader import boot_clock
 from opencue_sched.coordination.permits import LayerPermits
-from opencue_sched.coordination.postings import ClaimKeeper, Offered, Refused
+from opencue_sched.coordination.postings import ClaimRefused, ClaimRenewer, Enqueued
 from opencue_sched.dispatch import cluster_pass, gather, sweep
 from opencue_sched.dispatch import cooldown as locked_hosts
 from opencue_sched.dispatch.cluster_pass import PassRunner
@@ -36,7 +36,7 @@ from tests.polling import eventually
 from .gathering import with_start_times
 from .passes import Passes, passes
 
-SENT: list[Offered] = []
+SENT: list[Enqueued] = []
 RESTS: list[tuple[str, float]] = []
 
 
@@ -50,22 +50,22 @@ def here(engine: Engine, settings: Settings) -> Iterator[Passes]:
 
 @pytest.fixture
 def dispatcher(here: Passes) -> Iterator[Dispatcher]:
-    keeper = ClaimKeeper(here.sweeper._postings, ttl_seconds=3)
+    renewer = ClaimRenewer(here.sweeper._postings, ttl_seconds=3)
     yield Dispatcher(
         here.settings,
         here.sweeper._postings,
-        keeper,
+        renewer,
         here.runner,
         "one",
         SENT.append,
         lambda posting, seconds: RESTS.append((posting, seconds)),
     )
-    keeper.stop()
+    renewer.stop()
 
 
 def a_posting(here: Passes) -> str:
-    ((_, offered),) = here.sweeper.sweep().send
-    return offered.uuid
+    ((_, enqueued),) = here.sweeper.sweep().send
+    return enqueued.uuid
 
 
 def rests(here: Passes, posting: str) -> float:
@@ -97,10 +97,10 @@ def test_a_cluster_that_booked_goes_on_at_once_with_a_message_of_its_own(
     report = dispatcher.dispatch(posting)
     assert isinstance(report, PassReport)
     assert (report.ended, report.frames_booked) == (PassEnd.BOOKED, 1)
-    assert [offered.uuid for offered in SENT] == [posting]
+    assert [enqueued.uuid for enqueued in SENT] == [posting]
     assert rests(here, posting) <= 0
     # the message that began this pass has been answered: a copy of it does nothing
-    assert isinstance(dispatcher.dispatch(posting, SENT[0].ticket - 1), Refused)
+    assert isinstance(dispatcher.dispatch(posting, SENT[0].ticket - 1), ClaimRefused)
 
 
 def test_a_cluster_does_not_sleep_past_the_return_of_a_host_that_somebody_had_locked(
@@ -145,15 +145,15 @@ def test_every_cluster_with_work_has_its_turn_before_any_has_its_next(
             farm.subscription(farm.default_show(), alloc, size=1000)
             farm.host(cores=256, memory_gb=1024, alloc=alloc, hostname_tag=False)
             farm.job([LayerSpec(frames=70, tags=tag)])
-    SENT.extend(offered for _, offered in here.sweeper.sweep().send)
+    SENT.extend(enqueued for _, enqueued in here.sweeper.sweep().send)
     assert len(SENT) == 3
 
     # when it has made three rounds
     rounds = []
     for start in (0, 3, 6):
-        rounds.append([offered.cluster.tags for offered in SENT[start : start + 3]])
-        for offered in SENT[start : start + 3]:
-            report = dispatcher.dispatch(offered.uuid, offered.ticket)
+        rounds.append([enqueued.cluster.tags for enqueued in SENT[start : start + 3]])
+        for enqueued in SENT[start : start + 3]:
+            report = dispatcher.dispatch(enqueued.uuid, enqueued.ticket)
             assert isinstance(report, PassReport)
             assert report.frames_booked == 20
 
@@ -169,7 +169,7 @@ def test_a_saturated_cluster_does_not_run_busily(here: Passes, dispatcher: Dispa
     assert report.ended is PassEnd.SATURATED
     assert rests(here, posting) == pytest.approx(5, abs=1)
     assert SENT == []
-    assert isinstance(dispatcher.dispatch(posting), Refused)
+    assert isinstance(dispatcher.dispatch(posting), ClaimRefused)
 
 
 def test_an_empty_cluster_rests_longest(here: Passes, dispatcher: Dispatcher, engine: Engine) -> None:
@@ -269,7 +269,7 @@ def test_a_pass_that_hangs_in_postgresql_loses_its_cluster_to_a_healthy_worker(
     dry = settings.model_copy(update={"rqd": Rqd(dry_run_mode=True)})
     url = make_url(settings.sqlalchemy_url)
     assert url.host is not None and url.port is not None
-    reports: list[PassReport | Refused] = []
+    reports: list[PassReport | ClaimRefused] = []
     with ExitStack() as stack:
         # given a worker whose PostgreSQL falls silent in the midst of a pass
         proxy = stack.enter_context(closing(LossyProxy(url.host, url.port)))
@@ -285,7 +285,7 @@ def test_a_pass_that_hangs_in_postgresql_loses_its_cluster_to_a_healthy_worker(
         assert proxy.holds.wait(30)
 
         # then it is given up, and what it is sent for next claims nothing either
-        eventually(lambda: hung.keeper.hangs, 30)
+        eventually(lambda: hung.renewer.hangs, 30)
         threads[1].start()
         report = eventually(lambda: isinstance(it := healthy.dispatch(posting), PassReport) and it, 30)
         assert (report.ended, report.frames_booked) == (PassEnd.BOOKED, 1)
@@ -295,7 +295,7 @@ def test_a_pass_that_hangs_in_postgresql_loses_its_cluster_to_a_healthy_worker(
         for thread in threads:
             thread.join(30)
         assert [it.frames_booked for it in reports if isinstance(it, PassReport)] in ([0], [0, 0])
-        assert not hung.keeper.hangs
+        assert not hung.renewer.hangs
         with engine.connect() as connection:
             assert connection.execute(text("SELECT count(*) FROM proc")).scalar_one() == 1
 
@@ -318,7 +318,7 @@ def test_a_pass_that_takes_long_keeps_its_cluster_while_each_step_is_short(
                 answer = function(*args, **how)
                 now[0] += 9.0
                 prolonged.clear()
-                eventually(lambda: len(prolonged) > 1 or not slow.keeper.held(), 30)
+                eventually(lambda: len(prolonged) > 1 or not slow.renewer.held(), 30)
                 return answer
 
             return step
@@ -343,12 +343,12 @@ def test_a_pass_that_takes_long_keeps_its_cluster_while_each_step_is_short(
 @contextmanager
 def dispatching(here: Passes, *, patience: float, clock: Callable[[], float] = boot_clock) -> Iterator[Dispatcher]:
     postings = here.sweeper._postings
-    keeper = ClaimKeeper(postings, ttl_seconds=0.9, patience_seconds=patience, clock=clock)
+    renewer = ClaimRenewer(postings, ttl_seconds=0.9, patience_seconds=patience, clock=clock)
     settings = here.settings.model_copy(
         update={"coordination": here.settings.coordination.model_copy(update={"claim_ttl": 0.9})}
     )
-    yield Dispatcher(settings, postings, keeper, here.runner, "one", SENT.append, lambda *_: None)
-    keeper.stop()
+    yield Dispatcher(settings, postings, renewer, here.runner, "one", SENT.append, lambda *_: None)
+    renewer.stop()
 
 
 def test_a_query_that_fails_costs_a_rest_and_not_the_scheduler(
@@ -410,7 +410,7 @@ def test_a_cluster_whose_passes_fail_is_cooled_down_longer_and_longer_whatever_w
             cooled.append(rests(here, posting))
             # when something wakes it, then nobody looks at it
             assert here.sweeper.sweep(wake_shows=shows).send == ()
-            assert isinstance(dispatcher.dispatch(posting), Refused)
+            assert isinstance(dispatcher.dispatch(posting), ClaimRefused)
             end_cooldown(here, posting)
 
     # then it is left alone for longer each time, to a bound, and sent for at the end
@@ -475,7 +475,7 @@ def test_a_table_that_is_away_counts_against_no_cluster(here: Passes, dispatcher
 
 
 def test_a_posting_that_is_gone_is_refused(dispatcher: Dispatcher) -> None:
-    assert isinstance(dispatcher.dispatch("0" * 40), Refused)
+    assert isinstance(dispatcher.dispatch("0" * 40), ClaimRefused)
 
 
 def test_a_scan_that_fails_keeps_the_clusters_that_were_awake(

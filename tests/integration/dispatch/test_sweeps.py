@@ -43,8 +43,8 @@ def contents(here: Passes) -> dict[str, int]:
 
 def put_to_rest(here: Passes, report: SweepReport, seconds: float = 600) -> None:
     postings = here.sweeper._postings
-    for _, offered in report.send:
-        claim = postings.claim(offered.uuid, "somebody", ttl_seconds=10)
+    for _, enqueued in report.send:
+        claim = postings.claim(enqueued.uuid, "somebody", ttl_seconds=10)
         assert claim is not None
         postings.end(claim, "sleep", delay_seconds=seconds)
 
@@ -190,26 +190,26 @@ def test_the_posting_of_a_cluster_that_is_no_more_goes_though_a_worker_held_it_a
     # given a posting that is worked on while its show is handed back
     plant(engine)
     postings = here.sweeper._postings
-    ((_, offered),) = here.sweeper.sweep().send
-    claim = postings.claim(offered.uuid, "somebody", ttl_seconds=60)
+    ((_, enqueued),) = here.sweeper.sweep().send
+    claim = postings.claim(enqueued.uuid, "somebody", ttl_seconds=60)
     assert claim is not None
     with engine.begin() as connection:
         connection.execute(text("UPDATE show SET b_scheduler_managed = false"))
     here.sweeper.reload()
     here.sweeper.sweep()
-    assert postings.find(offered.cluster.key) == offered.uuid
+    assert postings.find(enqueued.cluster.key) == enqueued.uuid
 
     # when that is over, then the next reading of the clusters takes it down
     postings.end(claim, "sleep", delay_seconds=600)
     here.sweeper.reload()
     here.sweeper.sweep()
-    assert postings.find(offered.cluster.key) is None
+    assert postings.find(enqueued.cluster.key) is None
 
 
 def test_a_sweep_of_a_former_leader_takes_no_posting_down(here: Passes, engine: Engine) -> None:
     # given a posting of a show that was handed back
     plant(engine)
-    ((_, offered),) = here.sweeper.sweep().send
+    ((_, enqueued),) = here.sweeper.sweep().send
     with engine.begin() as connection:
         connection.execute(text("UPDATE show SET b_scheduler_managed = false"))
     here.sweeper.reload()
@@ -218,6 +218,6 @@ def test_a_sweep_of_a_former_leader_takes_no_posting_down(here: Passes, engine: 
     here.client.set(FENCE_KEY, 6)
     with pytest.raises(FencedOff, match="fence 5 was succeeded by that of fence 6"):
         here.sweeper.sweep(fence=Fence(FENCE_KEY, 5))
-    assert here.sweeper._postings.find(offered.cluster.key) == offered.uuid
+    assert here.sweeper._postings.find(enqueued.cluster.key) == enqueued.uuid
     here.sweeper.sweep(fence=Fence(FENCE_KEY, 6))
-    assert here.sweeper._postings.find(offered.cluster.key) is None
+    assert here.sweeper._postings.find(enqueued.cluster.key) is None

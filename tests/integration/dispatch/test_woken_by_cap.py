@@ -50,8 +50,8 @@ def plant(here: Passes, cap: str, *, clusters: int) -> None:
 def put_to_rest(here: Passes) -> dict[str, list[Verdict]]:
     """A pass over every cluster, in the order of their tags, and then all sleep: what each pass said."""
     said = {}
-    for cluster, offered in sorted(here.sweeper.sweep().send, key=lambda sent: sent[0].tags):
-        claim = here.sweeper._postings.claim(offered.uuid, "somebody", ttl_seconds=10)
+    for cluster, enqueued in sorted(here.sweeper.sweep().send, key=lambda sent: sent[0].tags):
+        claim = here.sweeper._postings.claim(enqueued.uuid, "somebody", ttl_seconds=10)
         report = here.runner.run(cluster, alive=lambda: True)
         assert claim is not None
         here.sweeper._postings.end(claim, "sleep", delay_seconds=600)

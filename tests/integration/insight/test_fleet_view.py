@@ -70,8 +70,8 @@ def test_what_the_children_of_a_worker_have_in_hand_is_shown_as_its_own(
     """They keep their claims themselves, so the presence of the process that started them knows of none."""
     postings = ClusterPostings(redis_client, BoardKeys("cue", cluster_board(None)))
     first, second = (Cluster("f", "s", ClusterKind.ALLOC, ("general",), alloc) for alloc in ("a1", "a2"))
-    for offered, owner in zip(postings.offer([first, second]), ("w1", "twin"), strict=True):
-        assert postings.claim(offered.uuid, owner, ttl_seconds=60)
+    for enqueued, owner in zip(postings.enqueue([first, second]), ("w1", "twin"), strict=True):
+        assert postings.claim(enqueued.uuid, owner, ttl_seconds=60)
     for group, instance in (("default", "w1"), ("default", "twin"), ("big", "twin")):
         Presence(redis_client, "cue", types=["dispatch"], group=group, instance=instance).announce()
     workers = fleet_view(redis_client, settings)["workers"]

@@ -206,7 +206,7 @@ def test_what_a_former_leader_sent_or_a_later_tick_overtook_is_dropped(
 def posting(runtime: Runtime) -> str:
     """A cluster that may be worked on."""
     cluster = Cluster("facility", "show", ClusterKind.MANUAL, ("fast",))
-    return runtime.postings.offer([cluster])[0].uuid
+    return runtime.postings.enqueue([cluster])[0].uuid
 
 
 @pytest.fixture

@@ -12,18 +12,18 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from structlog.testing import capture_logs
 
-from opencue_sched.coordination.rounds import Rounds
+from opencue_sched.coordination.periodic import PeriodicThread
 from tests.polling import eventually
 
-Make = Callable[..., Rounds]
+Make = Callable[..., PeriodicThread]
 
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    made: list[Rounds] = []
+    made: list[PeriodicThread] = []
 
-    def start(make_round: Callable[[], float | None], **how: float) -> Rounds:
-        rounds = Rounds("test", make_round, failed="it_failed", **{"retry_seconds": 0.001, **how})
+    def start(make_round: Callable[[], float | None], **how: float) -> PeriodicThread:
+        rounds = PeriodicThread("test", make_round, failed="it_failed", **{"retry_seconds": 0.001, **how})
         made.append(rounds)
         rounds.start()
         return rounds
@@ -36,18 +36,18 @@ def test_a_round_is_made_at_once_then_when_wanted_or_when_the_last_one_said(make
     answers, made = iter([None, 0.0, 0.0, None, 3600.0]), []
     rounds = make(lambda: made.append(len(made)) or next(answers, None))
     eventually(lambda: len(made) == 1, what="the first round, after which it waits to be wanted")
-    rounds.want()
+    rounds.wake()
     eventually(lambda: len(made) == 4, what="a round when wanted, and two that the ones before asked for")
     for count in (5, 6):
-        rounds.want()
+        rounds.wake()
         eventually(lambda count=count: len(made) == count, what="a round when wanted, whatever the last one said")
 
 
 def test_what_is_wanted_while_it_gathers_shares_a_round(make: Make):
     made: list[int] = []
-    rounds = make(lambda: made.append(1), gather_seconds=1.0)
+    rounds = make(lambda: made.append(1), debounce_seconds=1.0)
     for _ in range(1000):
-        rounds.want()
+        rounds.wake()
         time.sleep(0)  # lets the other thread go on
     eventually(lambda: made)
     rounds.stop()
@@ -98,7 +98,7 @@ def test_a_round_may_stop_its_own_thread_and_one_never_begun_is_stopped_at_once(
     stopped: list[bool] = []
     rounds = make(lambda: stopped.append(rounds.stop()) or 0.0)
     eventually(lambda: stopped == [True])
-    assert Rounds("idle", lambda: None, failed="it_failed", retry_seconds=1).stop()
+    assert PeriodicThread("idle", lambda: None, failed="it_failed", retry_seconds=1).stop()
 
 
 def test_a_child_of_a_fork_has_no_thread_to_wait_for(make: Make):

@@ -16,13 +16,13 @@ log = structlog.get_logger(__name__)
 STOP_SECONDS = 10.0
 
 
-class Rounds:
+class PeriodicThread:
     """Calls ``make_round()`` from a daemon thread called ``name``, one call after the other, until it is stopped.
 
-    ``make_round`` returns in how many seconds it wants to be called again; None: when ``want()`` is called, which also
-    cuts every such wait short. What is wanted within ``gather_seconds`` shares a round. An error costs its round only:
-    it is logged as the event ``failed``, once until another comes or a round goes well, and the next round is made
-    ``retry_seconds`` later, each time twice as long up to ``longest_retry_seconds``.
+    ``make_round`` returns in how many seconds it wants to be called again; None: when ``wake()`` is called, which also
+    cuts every such wait short. Calls of ``wake()`` within ``debounce_seconds`` share a round. An error costs its round
+    only: it is logged as the event ``failed``, once until another comes or a round goes well, and the next round is
+    made ``retry_seconds`` later, each time twice as long up to ``longest_retry_seconds``.
 
     The thread is of the process that started it. A child of a fork has none; there ``stop()`` has nothing to do.
     """
@@ -35,13 +35,13 @@ class Rounds:
         failed: str,
         retry_seconds: float,
         longest_retry_seconds: float = 0.0,
-        gather_seconds: float = 0.0,
+        debounce_seconds: float = 0.0,
     ) -> None:
         self._make_round = make_round
         self._failed = failed
         self._first_retry = self._retry = retry_seconds
         self._longest_retry = max(retry_seconds, longest_retry_seconds)
-        self._gather = gather_seconds
+        self._gather = debounce_seconds
         self._told = ""
         self._wanted = threading.Event()
         self._stopped = threading.Event()
@@ -51,7 +51,7 @@ class Rounds:
         """Begin, with a first round at once. May be called once."""
         self._thread.start()
 
-    def want(self) -> None:
+    def wake(self) -> None:
         """Have a round made now; when one is under way, another after it."""
         self._wanted.set()
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from opencue_sched.coordination.postings import Keeper
+from opencue_sched.coordination.postings import ClaimRenewer
 from tests.polling import eventually
 
 
@@ -55,42 +55,42 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def make_keeper(board, clock):
-    made: list[Keeper[Claim]] = []
+def make_renewer(board, clock):
+    made: list[ClaimRenewer[Claim]] = []
 
-    def make(ttl_seconds: float, **how: float) -> Keeper[Claim]:
-        made.append(Keeper(board, ttl_seconds=ttl_seconds, clock=clock, **how))
+    def make(ttl_seconds: float, **how: float) -> ClaimRenewer[Claim]:
+        made.append(ClaimRenewer(board, ttl_seconds=ttl_seconds, clock=clock, **how))
         return made[-1]
 
     yield make
-    for keeper in made:
-        keeper.stop()
+    for renewer in made:
+        renewer.stop()
 
 
 def answer_with_an_error() -> None:
     raise RedisConnectionError("gone")
 
 
-def test_a_claim_is_prolonged_every_third_of_its_life(board, clock, make_keeper):
-    make_keeper(0.3).keep(Claim("a"), claimed_at=clock.now)
+def test_a_claim_is_prolonged_every_third_of_its_life(board, clock, make_renewer):
+    make_renewer(0.3).keep(Claim("a"), claimed_at=clock.now)
     eventually(lambda: len(board.asked) >= 4)
     pauses = [later - earlier for earlier, later in zip(board.asked, board.asked[1:], strict=False)]
     assert all(pause >= 0.09 for pause in pauses)
 
 
-def test_without_a_confirmed_prolongation_the_holder_stops_before_the_claims_end(board, clock, make_keeper):
+def test_without_a_confirmed_prolongation_the_holder_stops_before_the_claims_end(board, clock, make_renewer):
     board.before_answer = answer_with_an_error
-    keeper, claim = make_keeper(10), Claim("a")
-    keeper.keep(claim, claimed_at=clock.now)
+    renewer, claim = make_renewer(10), Claim("a")
+    renewer.keep(claim, claimed_at=clock.now)
     eventually(lambda: board.asked)
     clock.now += 7.4
-    assert keeper.alive(claim)
+    assert renewer.alive(claim)
     clock.now += 0.1
-    assert not keeper.alive(claim)
-    assert keeper.held() == [claim], "it asks again, and may get it back if nobody took it"
+    assert not renewer.alive(claim)
+    assert renewer.held() == [claim], "it asks again, and may get it back if nobody took it"
 
 
-def test_the_life_counts_from_before_the_call_that_prolonged_it(board, clock, make_keeper):
+def test_the_life_counts_from_before_the_call_that_prolonged_it(board, clock, make_renewer):
     """A call that takes long, or whose answer does, must not make the claim seem younger than it is."""
 
     def slowly() -> None:
@@ -98,92 +98,92 @@ def test_the_life_counts_from_before_the_call_that_prolonged_it(board, clock, ma
         board.before_answer = answer_with_an_error
 
     board.before_answer = slowly
-    keeper, claim = make_keeper(0.3), Claim("a")
-    keeper.keep(claim, claimed_at=clock.now)
+    renewer, claim = make_renewer(0.3), Claim("a")
+    renewer.keep(claim, claimed_at=clock.now)
     eventually(lambda: len(board.asked) >= 2)
     clock.now = 100.22
-    assert keeper.alive(claim)
+    assert renewer.alive(claim)
     clock.now = 100.23
-    assert not keeper.alive(claim)
+    assert not renewer.alive(claim)
 
 
-def test_a_refused_claim_is_lost_at_once_and_others_are_not(board, clock, make_keeper):
+def test_a_refused_claim_is_lost_at_once_and_others_are_not(board, clock, make_renewer):
     board.refused = {Claim("lost")}
-    keeper = make_keeper(0.3)
+    renewer = make_renewer(0.3)
     for uuid in ("lost", "kept"):
-        keeper.keep(Claim(uuid), claimed_at=clock.now)
-    eventually(lambda: not keeper.alive(Claim("lost")))
-    assert keeper.alive(Claim("kept"))
-    assert not keeper.alive(Claim("kept", fence=2))
-    keeper.drop(Claim("kept"))
-    assert not keeper.alive(Claim("kept"))
+        renewer.keep(Claim(uuid), claimed_at=clock.now)
+    eventually(lambda: not renewer.alive(Claim("lost")))
+    assert renewer.alive(Claim("kept"))
+    assert not renewer.alive(Claim("kept", fence=2))
+    renewer.drop(Claim("kept"))
+    assert not renewer.alive(Claim("kept"))
 
 
-def test_an_answer_that_makes_no_sense_ends_no_later_prolongation(board, clock, make_keeper):
+def test_an_answer_that_makes_no_sense_ends_no_later_prolongation(board, clock, make_renewer):
     # given a board whose first answer cannot be understood
     def nonsense() -> None:
         if len(board.asked) == 1:
             raise ValueError("not an answer")
 
     board.before_answer = nonsense
-    keeper = make_keeper(0.15)
+    renewer = make_renewer(0.15)
 
     # when a claim is kept, then it is prolonged all the same, the next time
-    keeper.keep(Claim("one"), claimed_at=clock.now)
+    renewer.keep(Claim("one"), claimed_at=clock.now)
     eventually(lambda: len(board.asked) >= 3)
-    assert keeper.alive(Claim("one"))
+    assert renewer.alive(Claim("one"))
 
 
-def test_a_claim_whose_work_makes_no_step_is_given_up(board, clock, make_keeper):
+def test_a_claim_whose_work_makes_no_step_is_given_up(board, clock, make_renewer):
     # given two claims, and the work under one of them stands still
-    keeper, hung, busy = make_keeper(0.15, patience_seconds=10.0), Claim("hung"), Claim("busy")
+    renewer, hung, busy = make_renewer(0.15, patience_seconds=10.0), Claim("hung"), Claim("busy")
     for claim in (hung, busy):
-        keeper.keep(claim, claimed_at=clock.now)
+        renewer.keep(claim, claimed_at=clock.now)
     clock.now += 9.0
-    keeper.progress(busy)
+    renewer.progress(busy)
     clock.now += 2.0
 
     # then that one is prolonged no more, and the other is
     eventually(lambda: board.prolonged == [busy])
-    assert not keeper.alive(hung)
-    assert keeper.held() == [busy]
-    assert keeper.hangs
+    assert not renewer.alive(hung)
+    assert renewer.held() == [busy]
+    assert renewer.hangs
 
     # nor is it when the work goes on
-    keeper.progress(hung)
+    renewer.progress(hung)
     asked = len(board.asked)
     eventually(lambda: len(board.asked) > asked + 1)
     assert board.prolonged == [busy]
-    assert not keeper.alive(hung)
-    keeper.drop(hung)
-    assert not keeper.hangs
+    assert not renewer.alive(hung)
+    renewer.drop(hung)
+    assert not renewer.hangs
 
 
-def test_a_claim_is_kept_however_long_its_work_takes_while_each_step_is_short(board, clock, make_keeper):
-    keeper, claim = make_keeper(0.15, patience_seconds=10.0), Claim("one")
-    keeper.keep(claim, claimed_at=clock.now)
+def test_a_claim_is_kept_however_long_its_work_takes_while_each_step_is_short(board, clock, make_renewer):
+    renewer, claim = make_renewer(0.15, patience_seconds=10.0), Claim("one")
+    renewer.keep(claim, claimed_at=clock.now)
     for _ in range(5):
         clock.now += 9.0
         board.asked.clear()
         eventually(lambda: len(board.asked) > 1)
-        assert keeper.alive(claim)
-        keeper.progress(claim)
+        assert renewer.alive(claim)
+        renewer.progress(claim)
 
 
-def test_steps_may_take_as_long_as_one_that_was_slow_and_ended(board, clock, make_keeper):
+def test_steps_may_take_as_long_as_one_that_was_slow_and_ended(board, clock, make_renewer):
     # given a claim that was given up in the midst of a step of 14 seconds
-    keeper = make_keeper(0.15, patience_seconds=10.0, longest_patience_seconds=30.0)
-    keeper.keep(Claim("slow"), claimed_at=clock.now)
+    renewer = make_renewer(0.15, patience_seconds=10.0, longest_patience_seconds=30.0)
+    renewer.keep(Claim("slow"), claimed_at=clock.now)
     clock.now += 14.0
-    eventually(lambda: keeper.hangs)
-    keeper.progress(Claim("slow"))
-    assert not keeper.hangs
+    eventually(lambda: renewer.hangs)
+    renewer.progress(Claim("slow"))
+    assert not renewer.hangs
 
     # then the next one is kept through such a step, and not for ever
-    keeper.keep(Claim("next"), claimed_at=clock.now)
+    renewer.keep(Claim("next"), claimed_at=clock.now)
     clock.now += 20.0
     board.asked.clear()
     eventually(lambda: len(board.asked) > 1)
-    assert keeper.alive(Claim("next"))
+    assert renewer.alive(Claim("next"))
     clock.now += 2.0
-    eventually(lambda: keeper.hangs)
+    eventually(lambda: renewer.hangs)
