@@ -19,7 +19,7 @@ from benchmarks.recovery_site import Recovery, Site, attempt, recovery_of, start
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import WAITING_LEASE_SECONDS, StoreState, store_state
 from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board
-from opencue_sched.coordination.presence import call_roll
+from opencue_sched.coordination.presence import list_members
 from opencue_sched.insight.fleet import leader_view
 
 _WAITS = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'host'::regclass"
@@ -144,8 +144,8 @@ def _keys(site: Site) -> LeaderKeys:
 
 def _leader(site: Site) -> str | None:
     """The instance of the beat that leads, as the fleet is shown."""
-    roll = call_roll(site.client, site.settings.coordination.namespace)
-    instance: str | None = leader_view(site.client, _keys(site), roll)["instance"]
+    members = list_members(site.client, site.settings.coordination.namespace)
+    instance: str | None = leader_view(site.client, _keys(site), members)["instance"]
     return instance
 
 
@@ -154,4 +154,4 @@ def _fence(site: Site) -> int:
 
 
 def _present(site: Site) -> set[str]:
-    return {actor.instance for actor in call_roll(site.client, site.settings.coordination.namespace).alive}
+    return {actor.instance for actor in list_members(site.client, site.settings.coordination.namespace).alive}

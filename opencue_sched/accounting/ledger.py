@@ -198,7 +198,7 @@ class Ledger:
         return {b.proc_id: a for b, a in zip(bookings, answers, strict=True)}, caps
 
     def _take_back(self, taken: Sequence[Booking]) -> None:
-        """Roll back what nobody will commit. Where that fails, recompute finds it too old."""
+        """Members back what nobody will commit. Where that fails, recompute finds it too old."""
         try:
             self.rollback(taken)
         except (NotReady, RedisError) as error:

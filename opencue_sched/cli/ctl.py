@@ -11,7 +11,7 @@ from opencue_sched.cli.connect import checked_redis
 from opencue_sched.cli.output import json_option, show_json
 from opencue_sched.coordination.control import Command, ControlMessage, push_control_message
 from opencue_sched.coordination.names import QueueName, QueueType, worker_group
-from opencue_sched.coordination.presence import BEAT_TYPE, Roll, call_roll
+from opencue_sched.coordination.presence import BEAT_TYPE, Members, list_members
 from opencue_sched.errors import InvalidInput, SchedulerError
 from opencue_sched.settings import as_seconds, get_settings
 from opencue_sched.worker.control import broadcast
@@ -114,9 +114,9 @@ def _say(
     settings = get_settings()
     namespace, facility = settings.coordination.namespace, settings.scheduler.facility
     with checked_redis() as client:
-        roll = call_roll(client, namespace)
+        members = list_members(client, namespace)
         if group is None and instance is not None:
-            type_, group = _place_of(roll, facility, instance, type_)
+            type_, group = _place_of(members, facility, instance, type_)
         if group is None and (facility is not None or instance is not None):
             group = worker_group(facility, settings.coordination.group)
         queue = QueueName(namespace, type_, group, instance, family="ctl")
@@ -124,7 +124,7 @@ def _say(
             push_control_message(client, queue, message)
             click.echo(f"left on {queue}; workers look every few seconds")
             return
-    answers = broadcast(app, queue, message, roll=roll, wait_seconds=WAIT_SECONDS)
+    answers = broadcast(app, queue, message, members=members, wait_seconds=WAIT_SECONDS)
     rows = {node: answer for reply in answers for node, answer in reply.items()}
     if as_json:
         show_json(rows)
@@ -137,13 +137,13 @@ def _say(
         raise click.exceptions.Exit(1)
 
 
-def _place_of(roll: Roll, facility: str | None, instance: str, type_: str) -> tuple[str, str | None]:
+def _place_of(members: Members, facility: str | None, instance: str, type_: str) -> tuple[str, str | None]:
     """A type that the live instance of this name consumes, ``type_`` if it does, and its group; None without one.
 
     Raises InvalidInput when several groups of the fleet have an instance of this name.
     """
     fleet = (facility or "").lower()
-    found = [it for it in roll.alive if (it.instance, it.facility) == (instance, fleet) and it.type != BEAT_TYPE]
+    found = [it for it in members.alive if (it.instance, it.facility) == (instance, fleet) and it.type != BEAT_TYPE]
     groups = sorted({actor.group for actor in found})
     if len(groups) > 1:
         raise InvalidInput(f"several groups have an instance {instance!r}: {', '.join(groups)}; say which by --group")

@@ -24,7 +24,7 @@ import redis
 import structlog
 
 from opencue_sched.coordination.names import QueueName, job_hash, reply_queue
-from opencue_sched.coordination.presence import Actor, Roll
+from opencue_sched.coordination.presence import Actor, Members
 from opencue_sched.coordination.transport import note_unreadable
 from opencue_sched.errors import InvalidInput
 from opencue_sched.lua_scripts import call_script
@@ -140,9 +140,9 @@ def take_control_messages(
     return found
 
 
-def addressees(roll: Roll, queue: QueueName) -> list[Actor]:
+def addressees(members: Members, queue: QueueName) -> list[Actor]:
     """The live instances that a control queue speaks to, once each."""
-    meant = roll.of_fleet(queue.type, None) if queue.group is None else roll.of(queue.type, queue.group)
+    meant = members.of_fleet(queue.type, None) if queue.group is None else members.of(queue.type, queue.group)
     actors = [actor for actor in meant if queue.instance is None or actor.instance == queue.instance]
     return list({(actor.group, actor.instance): actor for actor in actors}.values())
 

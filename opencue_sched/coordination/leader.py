@@ -554,7 +554,7 @@ def recorded_tick_age(fences: FenceStore, keys: LeaderKeys) -> float | None:
 # What a periodic message is worth: its leader may have been paused between its check and its message.
 
 
-class Standing(StrEnum):
+class Freshness(StrEnum):
     """What a periodic message is worth when it is acted on."""
 
     CURRENT = "current"
@@ -562,7 +562,7 @@ class Standing(StrEnum):
     OVERTAKEN = "overtaken"
 
 
-def tick_standing(
+def tick_freshness(
     client: redis.Redis,
     keys: LeaderKeys,
     fence: int,
@@ -570,7 +570,7 @@ def tick_standing(
     tick: int = 0,
     *,
     fences: FenceStore | None = None,
-) -> Standing:
+) -> Freshness:
     """Whether a message was sent by the latest leader, and no later tick of the same task has been fired since.
 
     Not by age: the sender's clock and the receiver's may differ by more than the interval. A Redis that was emptied
@@ -584,10 +584,10 @@ def tick_standing(
         highest = fences.highest(keys.name)
         last = fences.last_ticks(keys.name).get(task or "")
     if highest is not None and int(highest) > fence:
-        return Standing.FORMER_LEADER
+        return Freshness.FORMER_LEADER
     if task is not None and last is not None and int(last) > tick:
-        return Standing.OVERTAKEN
-    return Standing.CURRENT
+        return Freshness.OVERTAKEN
+    return Freshness.CURRENT
 
 
 # Work that one process of the fleet does at a time.

@@ -90,7 +90,7 @@ class Actor:
 
     def _check_kinds(self) -> None:
         """Raise TypeError for a value of another kind: one such record, put in order with the others or counted
-        together with them, would keep everybody from the whole roll."""
+        together with them, would keep every reader from the whole list."""
         kinds: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "float": (int, float)}
         for it in fields(self):
             value = getattr(self, it.name)
@@ -220,11 +220,11 @@ class Presence:
 
     def _unheard(self) -> list[str]:
         """The control queues that only this instance would take from: what is on them was not meant for it."""
-        roll = call_roll(self._client, self._namespace)
+        members = list_members(self._client, self._namespace)
         queues = []
         for mine in self._actors:
             others = [
-                actor for actor in roll.of(mine.type) if (actor.group, actor.instance) != (mine.group, mine.instance)
+                actor for actor in members.of(mine.type) if (actor.group, actor.instance) != (mine.group, mine.instance)
             ]
             queues.append(QueueName(self._namespace, mine.type, mine.group, mine.instance, family="ctl"))
             if not any(actor.group == mine.group for actor in others):
@@ -252,7 +252,7 @@ class Presence:
 
 
 @dataclass(frozen=True, slots=True)
-class Roll:
+class Members:
     """Who was found at one moment: the living, and the presence keys of those seen lately that are gone."""
 
     alive: tuple[Actor, ...]
@@ -267,7 +267,7 @@ class Roll:
         return [actor for actor in self.of(type_) if actor.facility == (facility or "").lower()]
 
 
-def call_roll(client: redis.Redis, namespace: str) -> Roll:
+def list_members(client: redis.Redis, namespace: str) -> Members:
     """Everybody alive, by type, group and instance. Two commands, whatever else is in Redis."""
     keys = cast("list[str]", client.zrange(presence_index(namespace), 0, -1))
     records = cast("list[str | None]", client.mget(keys)) if keys else []
@@ -281,7 +281,7 @@ def call_roll(client: redis.Redis, namespace: str) -> Roll:
                 parse_presence_key(key)
                 gone.append(key)
     alive.sort(key=lambda actor: (actor.type, actor.group, actor.instance))
-    return Roll(tuple(alive), tuple(gone))
+    return Members(tuple(alive), tuple(gone))
 
 
 def _machine() -> str:
@@ -311,7 +311,7 @@ def _is_gone(holder: Actor) -> bool:
 # What this process has in hand, and whether it takes more: working, paused, or draining before its end.
 
 
-class DutyState(StrEnum):
+class WorkerState(StrEnum):
     """``PAUSED`` takes no dispatch work, ``DRAINING`` nothing at all, both until told to resume."""
 
     STARTING = "starting"
@@ -320,11 +320,11 @@ class DutyState(StrEnum):
     DRAINING = "draining"
 
 
-class Duty:
+class Workload:
     """Thread-safe. The state is changed without the lock, so that a signal handler may do it."""
 
     def __init__(self) -> None:
-        self.state = DutyState.STARTING
+        self.state = WorkerState.STARTING
         self._stopping = False
         self._changed = threading.Condition()
         self._in_hand = 0
@@ -337,31 +337,31 @@ class Duty:
     @property
     def takes_work(self) -> bool:
         """Whether new work may begin."""
-        return self.state in (DutyState.STARTING, DutyState.WORKING)
+        return self.state in (WorkerState.STARTING, WorkerState.WORKING)
 
     def begin(self) -> None:
         """The process is ready: take work, unless it was told not to already."""
-        if self.state is DutyState.STARTING:
-            self.state = DutyState.WORKING
+        if self.state is WorkerState.STARTING:
+            self.state = WorkerState.WORKING
 
     def pause(self) -> None:
         """Take no more dispatch work for now."""
         if not self._stopping:
-            self.state = DutyState.PAUSED
+            self.state = WorkerState.PAUSED
 
     def drain(self) -> None:
         """Take no more work of any kind for now."""
-        self.state = DutyState.DRAINING
+        self.state = WorkerState.DRAINING
 
     def resume(self) -> None:
         """Take work again, unless this process is about to end."""
         if not self._stopping:
-            self.state = DutyState.WORKING
+            self.state = WorkerState.WORKING
 
     def stop(self) -> None:
         """Take no more work ever. Safe in a signal handler."""
         self._stopping = True
-        self.state = DutyState.DRAINING
+        self.state = WorkerState.DRAINING
 
     @contextmanager
     def task(self) -> Iterator[None]:

@@ -31,7 +31,7 @@ from opencue_sched.coordination.names import (
     priority_lists,
     queue_stats,
 )
-from opencue_sched.coordination.presence import BEAT_TYPE, Actor, DutyState, Roll, call_roll
+from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, WorkerState, list_members
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.redis_url import read_sentinel_url, tls_options, without_tls_options
 from opencue_sched.errors import InvalidInput
@@ -118,8 +118,8 @@ class Router:
         now = self._clock()
         if now - self._read_at < REMEMBERED_SECONDS:
             return
-        roll = call_roll(self._client, self._type_queue.ns)
-        working = [actor for actor in roll.of(QueueType.DISPATCH.value) if actor.state == DutyState.WORKING]
+        members = list_members(self._client, self._type_queue.ns)
+        working = [actor for actor in members.of(QueueType.DISPATCH.value) if actor.state == WorkerState.WORKING]
         self._consumed = {name for actor in working for name in actor.capabilities}
         mine = [actor for actor in working if actor.group == self._group]
         self._working = frozenset(actor.instance for actor in mine)
@@ -179,7 +179,7 @@ class QueueSurvey:
     backlog_per_worker: dict[str, float]
 
 
-def drain_dead_instances(client: redis.Redis, namespace: str, roll: Roll) -> int:
+def drain_dead_instances(client: redis.Redis, namespace: str, members: Members) -> int:
     """Move what waits for instances that are gone to their groups; returns how many messages were moved.
 
     What was said to them on their control queues is dropped.
@@ -187,7 +187,7 @@ def drain_dead_instances(client: redis.Redis, namespace: str, roll: Roll) -> int
     Any process may do this, several may at once: each step is one script that looks at the presence again.
     """
     calls, keys = [], []
-    for key in roll.gone:
+    for key in members.gone:
         _, type_, group, instance = parse_presence_key(key)
         forget_after = 0.0 if type_ == BEAT_TYPE else FORGET_SECONDS
         source = priority_lists(QueueName(namespace, type_, group, instance))
@@ -215,7 +215,7 @@ def drain_dead_instances(client: redis.Redis, namespace: str, roll: Roll) -> int
 def survey_queues(
     client: redis.Redis,
     namespace: str,
-    roll: Roll,
+    members: Members,
     *,
     group: str,
     facility: str | None = None,
@@ -223,10 +223,10 @@ def survey_queues(
 ) -> QueueSurvey:
     """Depth and oldest age of every queue type in one fleet, also written to the statistics keys. Two round trips.
 
-    The fleet of a ``facility`` is its ``group``. That of none is ``group``, all others on the roll that are no
+    The fleet of a ``facility`` is its ``group``. That of none is ``group``, all other live groups that are no
     facility's, and the queues that they share.
     """
-    queues = _queues(namespace, roll, group, facility)
+    queues = _queues(namespace, members, group, facility)
     with client.pipeline(transaction=False) as pipe:
         for queue in queues:
             for name in priority_lists(queue):
@@ -245,7 +245,7 @@ def survey_queues(
                 depths[str(queue)] = sum(int(length) for length in part[::2])
                 oldest = max([oldest, *(now - at for at in map(sent_at, part[1::2]) if at is not None)])
         by_type[type_.value] = QueueFigures(sum(depths.values()), max(0.0, oldest), depths)
-    dispatchers = roll.of_fleet(QueueType.DISPATCH.value, facility)
+    dispatchers = members.of_fleet(QueueType.DISPATCH.value, facility)
     waiting = by_type[QueueType.DISPATCH.value].queues
     survey = QueueSurvey(by_type, len(dispatchers), _backlogs(waiting, dispatchers, group))
     _write(client, namespace, facility, survey, now)
@@ -269,12 +269,12 @@ def _backlogs(waiting: Mapping[str, int], dispatchers: Sequence[Actor], group: s
     return {name: load[name] / max(1, workers[name]) + share for name in sorted(load)}
 
 
-def _queues(namespace: str, roll: Roll, group: str, facility: str | None) -> list[QueueName]:
+def _queues(namespace: str, members: Members, group: str, facility: str | None) -> list[QueueName]:
     """The work queues of a fleet. Whose fleet those were that are gone, only their group says."""
     scope = (facility or "").lower()
-    others = {actor.group for actor in roll.alive if actor.facility != scope}
-    places = [(actor.type, actor.group, actor.instance) for actor in roll.alive]
-    places += [parse_presence_key(key)[1:] for key in roll.gone]
+    others = {actor.group for actor in members.alive if actor.facility != scope}
+    places = [(actor.type, actor.group, actor.instance) for actor in members.alive]
+    places += [parse_presence_key(key)[1:] for key in members.gone]
     found = {QueueName(namespace, type_.value, group) for type_ in QueueType}
     if not scope:
         found |= {QueueName(namespace, type_.value) for type_ in QueueType}

@@ -22,7 +22,7 @@ from opencue_sched.accounting.managed import check_release_feed
 from opencue_sched.coordination.leader import ONE_REDIS
 from opencue_sched.coordination.names import BoardKeys, LeaderKeys, QueueType, beat_role, cluster_board
 from opencue_sched.coordination.postings import ClusterCooldown, ClusterPostings, TrashedPosting
-from opencue_sched.coordination.presence import call_roll
+from opencue_sched.coordination.presence import list_members
 from opencue_sched.dispatch.clusters import scoped_facilities
 from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.errors import SchedulerError
@@ -314,7 +314,7 @@ def _redis(client: redis.Redis, engine: Engine, settings: Settings, clock: Calla
         seconds, microseconds = client.time()
         answered = clock()
         state = store_state(client)
-        roll = call_roll(client, settings.coordination.namespace)
+        members = list_members(client, settings.coordination.namespace)
         postings = ClusterPostings(
             client, BoardKeys(settings.coordination.namespace, cluster_board(settings.scheduler.facility))
         )
@@ -337,7 +337,7 @@ def _redis(client: redis.Redis, engine: Engine, settings: Settings, clock: Calla
         yield Finding("counters", Level.WARN, text, "start a worker: `celery -A opencue_sched worker`")
     for it in held:
         yield Finding("clusters", Level.WARN, cluster_words(it))
-    workers = roll.of(QueueType.DISPATCH.value)
+    workers = members.of(QueueType.DISPATCH.value)
     if workers:
         yield Finding("workers", Level.OK, f"{len(workers)} alive; `opencue-sched fleet` says more")
         return

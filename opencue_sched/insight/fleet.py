@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.coordination.leader import AGREE_SECONDS, FenceStore, recorded_tick_age
 from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board, worker_group
 from opencue_sched.coordination.postings import ClusterPostings
-from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Roll, call_roll
+from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, list_members
 from opencue_sched.coordination.queues import survey_queues
 from opencue_sched.settings import Settings
 
@@ -29,17 +29,17 @@ def fleet_view(client: redis.Redis, settings: Settings, fences: FenceStore | Non
     Everybody on this Redis and namespace; but the leader, queues, backlog and postings of one's own facility scope.
     """
     namespace, facility = settings.coordination.namespace, settings.scheduler.facility
-    roll = call_roll(client, namespace)
+    members = list_members(client, namespace)
     group = worker_group(facility, settings.coordination.group)
-    survey = survey_queues(client, namespace, roll, group=group, facility=facility)
+    survey = survey_queues(client, namespace, members, group=group, facility=facility)
     postings = ClusterPostings(client, BoardKeys(namespace, cluster_board(facility)))
     counts = postings.counts()
     return {
         "namespace": namespace,
-        "leader": leader_view(client, LeaderKeys(namespace, beat_role(facility)), roll, fences),
-        "workers": _workers(roll, postings.in_hand()),
-        "beats": [_person(actor) | {"fence": actor.fence or None} for actor in roll.of(BEAT_TYPE)],
-        "gone": list(roll.gone),
+        "leader": leader_view(client, LeaderKeys(namespace, beat_role(facility)), members, fences),
+        "workers": _workers(members, postings.in_hand()),
+        "beats": [_person(actor) | {"fence": actor.fence or None} for actor in members.of(BEAT_TYPE)],
+        "gone": list(members.gone),
         "queues": {
             type_: {
                 "depth": figures.depth,
@@ -58,8 +58,10 @@ def fleet_view(client: redis.Redis, settings: Settings, fences: FenceStore | Non
     }
 
 
-def leader_view(client: redis.Redis, keys: LeaderKeys, roll: Roll, fences: FenceStore | None = None) -> dict[str, Any]:
-    """The leader of the beats: its instance if it is on the roll, fence, and seconds since a tick was fired.
+def leader_view(
+    client: redis.Redis, keys: LeaderKeys, members: Members, fences: FenceStore | None = None
+) -> dict[str, Any]:
+    """The leader of the beats: its instance if that is alive, fence, and seconds since a tick was fired.
 
     Those are asked of ``fences`` where Redis does not know, or names a moment that is still to come. ``two_redis``:
     beats of two Redis wanted to lead lately, so one stands by; None when ``fences`` cannot say.
@@ -75,7 +77,7 @@ def leader_view(client: redis.Redis, keys: LeaderKeys, roll: Roll, fences: Fence
         age = _asked(lambda: recorded_tick_age(fences, keys))
     fence = None if lease is None else int(str(lease).rpartition("|")[2])
     # Leaders of other roles count fences of their own: the same number says nothing.
-    beats = [actor for actor in roll.of(BEAT_TYPE) if actor.fence == fence and keys.role in actor.capabilities]
+    beats = [actor for actor in members.of(BEAT_TYPE) if actor.fence == fence and keys.role in actor.capabilities]
     return {
         "role": keys.role,
         "instance": beats[0].instance if beats else None,
@@ -98,14 +100,14 @@ def _asked(ask: Callable[[], T | None]) -> T | None:
         return None
 
 
-def _workers(roll: Roll, in_hand: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+def _workers(members: Members, in_hand: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
     """One entry per worker instance, with all its types.
 
     It works on what it says, and on what the board says, which knows of the children of a prefork pool. To the board an
     owner is the name of an instance, so it says nothing of one that two groups have.
     """
     by_instance: dict[tuple[str, str], list[Actor]] = {}
-    for actor in roll.alive:
+    for actor in members.alive:
         if actor.type != BEAT_TYPE:
             by_instance.setdefault((actor.group, actor.instance), []).append(actor)
     names = Counter(instance for _, instance in by_instance)

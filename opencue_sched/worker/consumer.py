@@ -27,7 +27,7 @@ from celery.worker import state
 from celery.worker.consumer import Consumer
 from redis.exceptions import RedisError
 
-from opencue_sched.coordination.presence import REFRESH_SECONDS, Duty, InstanceTaken
+from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken, Workload
 from opencue_sched.coordination.transport import note_unreadable
 from opencue_sched.worker.control import fleet_figures, obey
 
@@ -126,7 +126,7 @@ log = structlog.get_logger(__name__)
 EX_CONFIG = 78
 _LOOK_FOR_AN_ORDER_SECONDS = 0.2
 # Of this process, for the signal handler: it must not wait for a lock that the interrupted code holds.
-_duty: Duty | None = None
+_workload: Workload | None = None
 
 
 class PresenceStep(bootsteps.StartStopStep):
@@ -140,11 +140,11 @@ class PresenceStep(bootsteps.StartStopStep):
     def start(self, parent: Any) -> None:
         from opencue_sched.worker.runtime import runtime
 
-        global _duty
+        global _workload
         membership = runtime().membership
-        _duty = membership.duty
+        _workload = membership.workload
         membership.in_flight = lambda: len(state.reserved_requests)
-        membership.duty.begin()
+        membership.workload.begin()
 
         def beat(*, listens: bool = True) -> None:
             try:
@@ -191,8 +191,8 @@ def sleep_unless_stopped(seconds: float) -> None:
 
 def begin_to_drain(**_: Any) -> None:
     """At the first signal to stop: take nothing new."""
-    if _duty is not None:
-        _duty.stop()
+    if _workload is not None:
+        _workload.stop()
 
 
 def end_at_a_second_sigterm() -> None:

@@ -25,7 +25,7 @@ from redis.exceptions import RedisError
 
 from opencue_sched.coordination.control import Addressed, Command, ControlMessage, addressees, checked_rest
 from opencue_sched.coordination.names import QueueName, QueueType, control_exchange
-from opencue_sched.coordination.presence import Roll, call_roll
+from opencue_sched.coordination.presence import Members, list_members
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import as_seconds
 from opencue_sched.store.fences import PersistentFences
@@ -69,7 +69,7 @@ def pause_dispatch(state: Any, instances: Instances = None) -> dict[str, object]
     """Take no more dispatch messages until resume_dispatch; other work goes on."""
     if not _meant(instances):
         return {"ok": "not meant"}
-    _runtime().membership.duty.pause()
+    _runtime().membership.workload.pause()
     _stop_consuming(state, [QueueType.DISPATCH.value])
     return {"ok": "paused"}
 
@@ -79,7 +79,7 @@ def drain(state: Any, instances: Instances = None) -> dict[str, object]:
     """Take no more messages of any type until resume_dispatch; what is in hand is finished."""
     if not _meant(instances):
         return {"ok": "not meant"}
-    _runtime().membership.duty.drain()
+    _runtime().membership.workload.drain()
     _stop_consuming(state, [type_.value for type_ in QueueType])
     return {"ok": "draining", "in_hand": _runtime().membership.in_flight()}
 
@@ -89,7 +89,7 @@ def resume_dispatch(state: Any, instances: Instances = None) -> dict[str, object
     """Take messages again after pause_dispatch or drain."""
     if not _meant(instances):
         return {"ok": "not meant"}
-    _runtime().membership.duty.resume()
+    _runtime().membership.workload.resume()
     queues = state.app.amqp.queues
     for name in _work_queues(state, [type_.value for type_ in QueueType]):
         # Celery 5.6 consumes what was cancelled and added only until its next reconnect.
@@ -144,8 +144,8 @@ def leader_status(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery's s
     from opencue_sched.insight.fleet import leader_view
 
     mine = _runtime()
-    roll = call_roll(mine.client, mine.membership.namespace)
-    return leader_view(mine.client, mine.leader_keys, roll, PersistentFences(mine.engine))
+    members = list_members(mine.client, mine.membership.namespace)
+    return leader_view(mine.client, mine.leader_keys, members, PersistentFences(mine.engine))
 
 
 @inspect_command()
@@ -168,8 +168,8 @@ def fleet_figures() -> dict[str, object]:
     mine = _runtime()
     shown: dict[str, object] = mine.membership.as_shown()
     with contextlib.suppress(RedisError):
-        roll = call_roll(mine.client, mine.membership.namespace)
-        shown["leader"] = leader_view(mine.client, mine.leader_keys, roll)
+        members = list_members(mine.client, mine.membership.namespace)
+        shown["leader"] = leader_view(mine.client, mine.leader_keys, members)
     return shown
 
 
@@ -192,10 +192,10 @@ class FleetControl(Control):
 
 
 def broadcast(
-    app: Any, queue: QueueName, message: ControlMessage, *, roll: Roll, wait_seconds: float | None
+    app: Any, queue: QueueName, message: ControlMessage, *, members: Members, wait_seconds: float | None
 ) -> list[Any]:
     """Tell every live instance that ``queue`` speaks to; their replies if ``wait_seconds`` says how long to wait."""
-    actors = addressees(roll, queue)
+    actors = addressees(members, queue)
     arguments: dict[str, object] = {}
     if message.command is Command.SLEEP:
         # The board is told once, by whichever worker comes first.
@@ -219,9 +219,9 @@ def broadcast(
 def obey(consumer: Any, messages: Iterable[Addressed]) -> None:
     """Pass control messages from the control queues on to all they are meant for."""
     for addressed in messages:
-        roll = call_roll(_runtime().client, addressed.queue.ns)
+        members = list_members(_runtime().client, addressed.queue.ns)
         log.info("control_message", queue=str(addressed.queue), command=addressed.message.command.value)
-        broadcast(consumer.app, addressed.queue, addressed.message, roll=roll, wait_seconds=None)
+        broadcast(consumer.app, addressed.queue, addressed.message, members=members, wait_seconds=None)
 
 
 # What the command line of Celery is guarded against, before anything starts.

@@ -19,7 +19,7 @@ from opencue_sched.coordination.leader import LeaderGate, boot_clock
 from opencue_sched.coordination.names import BoardKeys, cluster_board, worker_group
 from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.coordination.postings import FAILURE_KINDS, ClusterPostings
-from opencue_sched.coordination.presence import call_roll
+from opencue_sched.coordination.presence import list_members
 from opencue_sched.coordination.queues import survey_queues
 from opencue_sched.coordination.transport import count_unreadable_with
 from opencue_sched.dispatch.clusters import scoped_facilities
@@ -181,9 +181,9 @@ class FleetSurvey:
 
     def look_at_queues(self) -> None:
         """Set the gauges of what Redis knows. Raises RedisError."""
-        roll = call_roll(self._client, self._namespace)
+        members = list_members(self._client, self._namespace)
         facility = self._settings.scheduler.facility
-        survey = survey_queues(self._client, self._namespace, roll, group=self._group, facility=facility)
+        survey = survey_queues(self._client, self._namespace, members, group=self._group, facility=facility)
         for type_, figures in survey.by_type.items():
             queue_depth.labels(type_).set(figures.depth)
             queue_oldest.labels(type_).set(figures.oldest_seconds)

@@ -18,7 +18,7 @@ from opencue_sched.coordination import control
 from opencue_sched.coordination.control import Addressed, take_control_messages
 from opencue_sched.coordination.names import QueueName, QueueType, worker_group
 from opencue_sched.coordination.periodic import PeriodicThread
-from opencue_sched.coordination.presence import REFRESH_SECONDS, Duty, DutyState, Presence, call_roll
+from opencue_sched.coordination.presence import REFRESH_SECONDS, Presence, WorkerState, Workload, list_members
 from opencue_sched.coordination.queues import QueueFigures, Router, drain_dead_instances, survey_queues
 from opencue_sched.dispatch.report import LONGEST_ERROR
 from opencue_sched.errors import InvalidInput
@@ -60,12 +60,12 @@ class Membership:
         self._work = work
         self.namespace = settings.coordination.namespace
         self.group = worker_group(settings.scheduler.facility, settings.coordination.group)
-        self.duty = Duty()
+        self.workload = Workload()
         self.router = Router(client, self.namespace, self.group, fixed=settings.scheduler.facility is not None)
         self.presence: Presence | None = None
         self.node = ""
         self._queues: Callable[[], Collection[str]] = tuple
-        self.in_flight: Callable[[], int] = lambda: self.duty.in_hand
+        self.in_flight: Callable[[], int] = lambda: self.workload.in_hand
 
     def join(self, node: str, *, queues: Callable[[], Collection[str]], capacity: int) -> None:
         """Take this instance's name, for the types of ``queues``. Each heartbeat announces what these are then: Celery
@@ -90,8 +90,8 @@ class Membership:
         """Whether no other worker of any group is at work yet: then this one checks the counters before it books."""
         mine = None if self.presence is None else self.presence.token
         return not any(
-            actor.token != mine and actor.state != DutyState.STARTING
-            for actor in call_roll(self._client, self.namespace).of(QueueType.DISPATCH.value)
+            actor.token != mine and actor.state != WorkerState.STARTING
+            for actor in list_members(self._client, self.namespace).of(QueueType.DISPATCH.value)
         )
 
     @contextmanager
@@ -124,8 +124,8 @@ class Membership:
 
     def tend(self) -> int:
         """Look after the queues; returns how many messages of dead instances were moved."""
-        roll = call_roll(self._client, self.namespace)
-        moved = drain_dead_instances(self._client, self.namespace, roll)
+        members = list_members(self._client, self.namespace)
+        moved = drain_dead_instances(self._client, self.namespace, members)
         if moved:
             fleet_metrics.messages_moved.inc(moved)
         return moved
@@ -135,7 +135,7 @@ class Membership:
         return {
             "instance": self._settings.instance,
             "group": self.group,
-            "state": self.duty.state.value,
+            "state": self.workload.state.value,
             "working_on": sorted(self._work()),
             "waiting": {
                 type_: {"messages": figures.depth, "oldest_seconds": round(figures.oldest_seconds, 1)}
@@ -145,9 +145,9 @@ class Membership:
 
     def _waiting(self) -> dict[str, QueueFigures]:
         try:
-            roll = call_roll(self._client, self.namespace)
+            members = list_members(self._client, self.namespace)
             facility = self._settings.scheduler.facility
-            return survey_queues(self._client, self.namespace, roll, group=self.group, facility=facility).by_type
+            return survey_queues(self._client, self.namespace, members, group=self.group, facility=facility).by_type
         except RedisError:
             return {}
 
@@ -155,7 +155,7 @@ class Membership:
         if self.presence is not None:
             self.presence.refresh(
                 in_flight=self.in_flight(),
-                state=self.duty.state.value,
+                state=self.workload.state.value,
                 work=sorted(self._work()),
                 capabilities=sorted(self._queues()),
             )
@@ -182,9 +182,9 @@ class Membership:
 
         ``wait(seconds)`` returns whether it did, where tasks run elsewhere than in this process.
         """
-        self.duty.stop()
+        self.workload.stop()
         with self.present():
-            idle = (wait or self.duty.wait_until_idle)(self._settings.coordination.drain_grace)
+            idle = (wait or self.workload.wait_until_idle)(self._settings.coordination.drain_grace)
         if not idle:
             log.warning("left_with_work_in_hand", tasks=self.in_flight(), clusters=sorted(self._work()))
         if self.presence is not None:

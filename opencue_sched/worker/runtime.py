@@ -35,7 +35,7 @@ from opencue_sched.coordination.postings import (
     MessageWatch,
     ShortRests,
 )
-from opencue_sched.coordination.presence import DutyState
+from opencue_sched.coordination.presence import WorkerState
 from opencue_sched.coordination.queues import HostShares
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.clusters import scoped_facilities
@@ -223,7 +223,7 @@ class Runtime:
     @cached_property
     def upkeep(self) -> Upkeep:
         def stopping() -> bool:
-            return self.membership.duty.state is DutyState.DRAINING
+            return self.membership.workload.state is WorkerState.DRAINING
 
         scope = upkeep_scope(self.settings, self.facts)
         reaper = Reaper(
@@ -283,7 +283,7 @@ class Runtime:
     def dispatch(self, posting: str, *, ticket: int | None = None, reply: str | None = None) -> dict[str, object]:
         """One pass for a message, unless this worker is told to take no work. Who waits at ``reply`` is also told of
         an error, which goes to the caller."""
-        if not self.membership.duty.takes_work:
+        if not self.membership.workload.takes_work:
             self.messenger.give_back(posting, ticket, reply=reply)
             return {"ended": "given back"}
         try:

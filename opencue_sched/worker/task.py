@@ -15,7 +15,7 @@ import structlog
 from celery import Task
 from pydantic import TypeAdapter, ValidationError
 
-from opencue_sched.coordination.leader import CatchUp, Standing, tick_standing
+from opencue_sched.coordination.leader import CatchUp, Freshness, tick_freshness
 from opencue_sched.coordination.transport import note_unreadable
 from opencue_sched.errors import FencedOff, InvalidInput
 from opencue_sched.store.fences import PersistentFences
@@ -55,15 +55,15 @@ class Door(Task):  # type: ignore[type-arg]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task, unless its message carries the fence of a leader that was succeeded, or not its arguments."""
         mine = runtime()
-        with mine.membership.duty.task():
+        with mine.membership.workload.task():
             if misfit := self._misfit(args, kwargs) or self._odd_header():
                 self._reject(mine, misfit, args, kwargs)
                 return {"dropped": MALFORMED}
-            standing = self._standing(mine)
-            if standing is not Standing.CURRENT:
-                fleet_metrics.messages_dropped.labels(standing.value).inc()
-                log.warning("periodic_message_dropped", task=self.name, reason=standing.value)
-                return {"dropped": standing.value}
+            freshness = self._freshness(mine)
+            if freshness is not Freshness.CURRENT:
+                fleet_metrics.messages_dropped.labels(freshness.value).inc()
+                log.warning("periodic_message_dropped", task=self.name, reason=freshness.value)
+                return {"dropped": freshness.value}
             try:
                 return self.run(*args, **kwargs)
             except FencedOff as error:
@@ -112,15 +112,15 @@ class Door(Task):  # type: ignore[type-arg]
         if isinstance(reply := given.get("reply"), str):
             mine.membership.answer_failed(reply, str(given.get("posting", "")), InvalidInput(misfit))
 
-    def _standing(self, mine: Runtime) -> Standing:
+    def _freshness(self, mine: Runtime) -> Freshness:
         """What this message is worth. Messages that no leader sent always count."""
         fence = fence_of(self)
         if fence is None:
-            return Standing.CURRENT
+            return Freshness.CURRENT
         repeats = _header(self, "catch_up") == CatchUp.ALL
         task = None if repeats else _header(self, "tick_of")
         tick, fences = int(_header(self, "tick") or 0), PersistentFences(mine.engine)
-        return tick_standing(mine.client, mine.leader_keys, fence, task, tick, fences=fences)
+        return tick_freshness(mine.client, mine.leader_keys, fence, task, tick, fences=fences)
 
 
 def runtime() -> Runtime:

@@ -20,7 +20,7 @@ import redis
 from redis.exceptions import RedisError
 
 from opencue_sched.coordination.names import LeaderKeys, QueueName, QueueType, priority_lists
-from opencue_sched.coordination.presence import BEAT_TYPE, call_roll
+from opencue_sched.coordination.presence import BEAT_TYPE, list_members
 from opencue_sched.embedded.processes import GuardedProcess, free_port
 from tests.polling import eventually
 from tests.redis_log import RedisLog
@@ -168,7 +168,7 @@ def _leader(site) -> tuple[str, int] | None:
 def presence_of_leader(site) -> str | None:
     """The token of its presence; none while it has not said that it leads."""
     _, fence = leader(site)
-    return next((beat.token for beat in call_roll(site.client, "cue").of(BEAT_TYPE) if beat.fence == fence), None)
+    return next((beat.token for beat in list_members(site.client, "cue").of(BEAT_TYPE) if beat.fence == fence), None)
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ def test_a_clean_stop_hands_over_within_the_retry_interval(pair):
     for _ in range(2):
         presence = eventually(lambda: presence_of_leader(pair), 30, "the leader's presence")
         successions.append(succeed(pair, "stop"))
-        assert presence not in {beat.token for beat in call_roll(pair.client, "cue").alive}
+        assert presence not in {beat.token for beat in list_members(pair.client, "cue").alive}
     assert all(succession.released for succession in successions), successions
     assert_followed_at_the_first_look(successions)
     assert set(sent(pair.client).values()) == {1}

@@ -29,7 +29,7 @@ from opencue_sched.coordination.names import (
     priority_lists,
 )
 from opencue_sched.coordination.postings import LOOK_SECONDS, RESEND_SECONDS, Claim, ClusterPostings
-from opencue_sched.coordination.presence import REFRESH_SECONDS, TTL_SECONDS, call_roll
+from opencue_sched.coordination.presence import REFRESH_SECONDS, TTL_SECONDS, list_members
 from opencue_sched.coordination.queues import broker_settings
 from opencue_sched.embedded.processes import ServiceFailed, free_port
 from opencue_sched.insight.audit import run_audit
@@ -139,7 +139,7 @@ def test_a_duplicate_instance_is_refused_with_a_clear_error(site):
         site.fleet.worker("second", OPENCUE_SCHED_INSTANCE="w1")
     assert site.fleet.processes["second"].exit_code == 78
     assert site.fleet.processes["w1"].running
-    assert {actor.instance for actor in call_roll(site.client, "cue").alive} == {"w1"}
+    assert {actor.instance for actor in list_members(site.client, "cue").alive} == {"w1"}
 
 
 def test_a_killed_instance_is_gone_within_15_seconds_and_its_messages_go_to_its_group(site):
@@ -174,7 +174,7 @@ def test_presence_survives_lost_broker_connections(site):
     site.fleet.worker("w1")
 
     def heartbeat() -> float:
-        (actor,) = call_roll(site.client, "cue").of("dispatch")
+        (actor,) = list_members(site.client, "cue").of("dispatch")
         return actor.last_heartbeat
 
     before = heartbeat()
@@ -264,7 +264,7 @@ def test_a_frozen_worker_does_no_harm_when_it_goes_on(site):
     frozen.resume()
     eventually(lambda: not run_audit(site.engine, site.client, site.settings).failed, 60, "a clean audit")
     assert booked(site) == 7
-    eventually(lambda: len(call_roll(site.client, "cue").of("dispatch")) == 2, 60, "both present")
+    eventually(lambda: len(list_members(site.client, "cue").of("dispatch")) == 2, 60, "both present")
 
 
 # Draining
@@ -284,13 +284,13 @@ def test_sigterm_lets_the_pass_in_hand_end_and_leaves_nothing_behind(site):
     worker = site.fleet.processes["w1"]
     with _pass_under_way(site) as held:
         worker.send_signal(signal.SIGTERM)
-        eventually(lambda: call_roll(site.client, "cue").of("dispatch")[0].state == "draining", 20, "draining")
+        eventually(lambda: list_members(site.client, "cue").of("dispatch")[0].state == "draining", 20, "draining")
         assert worker.running
     assert worker.wait(100) == 0
     assert booked(site) == 3
     assert claim(site) is None
     assert int(posting(site)["fence"]) == int(held["fence"])
-    assert call_roll(site.client, "cue").alive == ()
+    assert list_members(site.client, "cue").alive == ()
 
 
 @contextmanager
@@ -339,7 +339,7 @@ def test_sigterm_waits_for_the_pass_in_hand_no_longer_than_the_grace(site):
         assert worker.wait(60) == 0
         assert waiting_for_hosts(site), "its pass had not ended"
         assert '"left_with_work_in_hand"' in site.fleet.log("w1").read_text()
-        assert call_roll(site.client, "cue").alive == ()
+        assert list_members(site.client, "cue").alive == ()
     site.fleet.beat()
     site.fleet.worker("w2")
     eventually(lambda: booked(site) == 3, 60, "the work of the one that left")
@@ -530,7 +530,7 @@ def test_a_worker_that_consumes_a_part_of_the_queues_gets_its_work_by_these(site
     site.fleet.worker("w2", "-Q", str(QueueName("cue", "sweep")))
     site.fleet.beat()
     eventually(lambda: booked(site) == 4, 30, "all frames")
-    (actor,) = call_roll(site.client, "cue").of("dispatch")
+    (actor,) = list_members(site.client, "cue").of("dispatch")
     assert (actor.instance, actor.capabilities) == ("w1", (queue,))
 
 
@@ -621,7 +621,7 @@ def test_paused_workers_take_nothing_until_they_resume(site):
     site.fleet.worker("w1")
     said = steer(site, "pause", "--group", "default", "--json")
     assert json.loads(said.stdout) == {"w1@localhost": {"ok": "paused"}}
-    eventually(lambda: call_roll(site.client, "cue").of("dispatch")[0].state == "paused", 30)
+    eventually(lambda: list_members(site.client, "cue").of("dispatch")[0].state == "paused", 30)
     assert opencue_sched(site, "dispatch", "--cluster", _cluster_key(site)).returncode == 0
     waiting = [name for queue in ("group", "type") for name in _lists(queue)]
     eventually(lambda: any(site.client.llen(name) for name in waiting), 10, "a waiting message")
@@ -642,7 +642,7 @@ def test_control_queues_speak_to_workers_too_and_nonsense_is_dropped(site):
         site.client.rpush(place, '{"command": "stop"}')
     site.fleet.worker("w1")
     site.client.rpush(queue, "nonsense", '{"command": "dance"}', '{"command": "drain"}')
-    eventually(lambda: call_roll(site.client, "cue").of("dispatch")[0].state == "draining", 30, "draining")
+    eventually(lambda: list_members(site.client, "cue").of("dispatch")[0].state == "draining", 30, "draining")
     assert site.fleet.log("w1").read_text().count('"event": "message_unreadable"') == 1, "once by kind"
     assert site.fleet.processes["w1"].running
     assert opencue_sched(site, "ctl", "stop", "--instance", "w1").returncode == 0
@@ -831,7 +831,7 @@ def test_fleets_of_different_facilities_do_not_disturb_each_other(site):
         site.fleet.worker(f"w-{name.lower()}", **scope)
         site.fleet.beat(f"b-{name.lower()}", **scope)
     eventually(lambda: (on("alpha"), on("beta")) == (3, 3), 90, "both facilities' frames")
-    assert {actor.group for actor in call_roll(site.client, "cue").of("dispatch")} == {"alpha", "beta"}
+    assert {actor.group for actor in list_members(site.client, "cue").of("dispatch")} == {"alpha", "beta"}
     boards = {fleet: BoardKeys("cue", f"clusters.{fleet}") for fleet in allocs}
     names = {fleet: set(site.client.hkeys(board.of("names"))) for fleet, board in boards.items()}
     assert names["alpha"] and names["beta"] and not names["alpha"] & names["beta"]
@@ -845,7 +845,7 @@ def test_fleets_of_different_facilities_do_not_disturb_each_other(site):
         assert json.loads(steer(site, "pause", "--json", **scope).stdout) == {node: {"ok": "paused"}}
         eventually(lambda scope=scope, node=node: resumes(site, node, **scope), 30, "an answer")
         steer(site, "sleep", "--cluster", sorted(names[fleet])[0], "--for", "0", **scope)
-    eventually(lambda: {actor.state for actor in call_roll(site.client, "cue").of("dispatch")} == {"working"}, 30)
+    eventually(lambda: {actor.state for actor in list_members(site.client, "cue").of("dispatch")} == {"working"}, 30)
 
     # The one stands still, past its lease; the other neither notices nor takes over anything.
     before = lease("beta")

@@ -16,7 +16,7 @@ from sqlalchemy import text
 
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.coordination.names import LeaderKeys
-from opencue_sched.coordination.presence import call_roll
+from opencue_sched.coordination.presence import list_members
 from opencue_sched.embedded.processes import free_port
 from opencue_sched.embedded.services import EmbeddedRedis
 from opencue_sched.insight.audit import run_audit
@@ -104,7 +104,7 @@ def test_a_fleet_follows_the_master_that_its_sentinel_names(sentinel_site):
     eventually(lambda: fence(site.client) == recorded.highest(KEYS.name) >= led, 30, "a leader there")
     assert site.fleet.ended() == []
     assert "bootstrapped" in site.fleet.log("w1").read_text()
-    eventually(lambda: call_roll(site.client, "cue").of("dispatch"), 30, "presence")
+    eventually(lambda: list_members(site.client, "cue").of("dispatch"), 30, "presence")
     view = json.loads(opencue_sched(site, "fleet", "--json").stdout)
     assert [worker["instance"] for worker in view["workers"]] == ["w1"]
     eventually(lambda: not run_audit(site.engine, site.client, site.settings).failed, 60, "a clean audit")

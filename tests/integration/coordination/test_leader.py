@@ -16,7 +16,7 @@ from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
 from opencue_sched.beat import LeaderScheduler, make_gate
-from opencue_sched.coordination.leader import LeaderGate, Standing, boot_clock, tick_standing
+from opencue_sched.coordination.leader import Freshness, LeaderGate, boot_clock, tick_freshness
 from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.coordination.postings import ClaimRenewer
 from opencue_sched.domain.cluster import LeaderNote
@@ -385,17 +385,17 @@ def test_a_periodic_message_is_worth_something_until_a_later_leader_or_tick(redi
     first, second = gate(redis_client, keys), gate(redis_client, keys)
     fence = first.renew().fence
     first.may_fire("recompute", 7, mark_seconds=60)
-    assert tick_standing(redis_client, keys, fence, "recompute", 7) is Standing.CURRENT
+    assert tick_freshness(redis_client, keys, fence, "recompute", 7) is Freshness.CURRENT
     first.may_fire("recompute", 8, mark_seconds=60)
-    assert tick_standing(redis_client, keys, fence, "recompute", 7) is Standing.OVERTAKEN
-    assert tick_standing(redis_client, keys, fence) is Standing.CURRENT
+    assert tick_freshness(redis_client, keys, fence, "recompute", 7) is Freshness.OVERTAKEN
+    assert tick_freshness(redis_client, keys, fence) is Freshness.CURRENT
     first.resign()
-    assert tick_standing(redis_client, keys, fence) is Standing.CURRENT
+    assert tick_freshness(redis_client, keys, fence) is Freshness.CURRENT
     second.renew()
-    assert tick_standing(redis_client, keys, fence, "recompute", 8) is Standing.FORMER_LEADER
-    assert tick_standing(redis_client, keys, fence) is Standing.FORMER_LEADER
+    assert tick_freshness(redis_client, keys, fence, "recompute", 8) is Freshness.FORMER_LEADER
+    assert tick_freshness(redis_client, keys, fence) is Freshness.FORMER_LEADER
     redis_client.flushdb()
-    assert tick_standing(redis_client, keys, fence) is Standing.CURRENT
+    assert tick_freshness(redis_client, keys, fence) is Freshness.CURRENT
 
 
 def test_every_beat_knows_when_a_tick_was_fired_last(redis_client, keys):
@@ -466,9 +466,9 @@ def test_what_a_message_is_worth_is_known_though_redis_was_emptied(redis_client,
     new = second.renew().fence
     second.may_fire("recompute", 8, mark_seconds=60)
     redis_client.flushdb()
-    assert tick_standing(redis_client, keys, old, "recompute", 8, fences=fences) is Standing.FORMER_LEADER
-    assert tick_standing(redis_client, keys, new, "recompute", 7, fences=fences) is Standing.OVERTAKEN
-    assert tick_standing(redis_client, keys, new, "recompute", 8, fences=fences) is Standing.CURRENT
+    assert tick_freshness(redis_client, keys, old, "recompute", 8, fences=fences) is Freshness.FORMER_LEADER
+    assert tick_freshness(redis_client, keys, new, "recompute", 7, fences=fences) is Freshness.OVERTAKEN
+    assert tick_freshness(redis_client, keys, new, "recompute", 8, fences=fences) is Freshness.CURRENT
 
 
 def test_the_conservative_setting_is_the_proposals_rule_and_the_other_is_not(settings, redis_client, keys):

@@ -12,7 +12,7 @@ import pytest
 
 from opencue_sched import __version__
 from opencue_sched.coordination.names import presence_index, presence_key
-from opencue_sched.coordination.presence import TTL_SECONDS, Actor, InstanceTaken, Presence, call_roll
+from opencue_sched.coordination.presence import TTL_SECONDS, Actor, InstanceTaken, Presence, list_members
 
 
 def presence(client, instance="w1", **options) -> Presence:
@@ -32,16 +32,16 @@ def test_an_announced_instance_is_on_the_roll_under_each_type_until_it_withdraws
     mine = presence(redis_client)
     mine.announce()
     mine.refresh(in_flight=2, work=("alloc-1",))
-    roll = call_roll(redis_client, "cue")
-    assert [(actor.type, actor.instance, actor.in_flight) for actor in roll.alive] == [
+    members = list_members(redis_client, "cue")
+    assert [(actor.type, actor.instance, actor.in_flight) for actor in members.alive] == [
         ("dispatch", "w1", 2),
         ("sweep", "w1", 2),
     ]
-    assert roll.alive[0].work == ("alloc-1",)
+    assert members.alive[0].work == ("alloc-1",)
     mine.withdraw()
-    roll = call_roll(redis_client, "cue")
-    assert roll.alive == ()
-    assert len(roll.gone) == 2
+    members = list_members(redis_client, "cue")
+    assert members.alive == ()
+    assert len(members.gone) == 2
 
 
 def test_the_record_has_the_fields_of_the_proposal_and_a_life_of_15_seconds(redis_client):
@@ -72,7 +72,7 @@ def test_a_second_process_of_the_same_name_is_refused_while_the_first_lives(redi
         redis_client.set(key, json.dumps(record), px=15_000)
     with pytest.raises(InstanceTaken, match=r"'w1' of group 'default' is already running: process 1 on"):
         presence(redis_client).announce(patience_seconds=0.3)
-    assert {actor.pid for actor in call_roll(redis_client, "cue").alive} == {1}
+    assert {actor.pid for actor in list_members(redis_client, "cue").alive} == {1}
 
 
 def test_a_heartbeat_seen_while_waiting_refuses_at_once(redis_client):
@@ -100,7 +100,7 @@ def test_the_record_of_a_killed_process_of_this_machine_is_replaced_at_once(redi
         record = {**json.loads(redis_client.get(key)), "pid": ended.pid}
         redis_client.set(key, json.dumps(record), px=15_000)
     presence(redis_client).announce(patience_seconds=0.0)
-    assert {actor.pid for actor in call_roll(redis_client, "cue").alive} != {ended.pid}
+    assert {actor.pid for actor in list_members(redis_client, "cue").alive} != {ended.pid}
 
 
 def test_a_name_that_is_held_for_one_type_is_taken_for_none(redis_client):
@@ -111,10 +111,10 @@ def test_a_name_that_is_held_for_one_type_is_taken_for_none(redis_client):
     newcomer = presence(redis_client)
     for replaceable in ("", "the dead one's"):
         assert newcomer._take(replaceable=replaceable) == holder
-        assert [actor.type for actor in call_roll(redis_client, "cue").alive] == []
+        assert [actor.type for actor in list_members(redis_client, "cue").alive] == []
         assert not redis_client.exists(presence_key("cue", "dispatch", "default", "w1"))
     assert newcomer._take(replaceable="other") is None
-    assert {actor.token for actor in call_roll(redis_client, "cue").alive} == {newcomer.token}
+    assert {actor.token for actor in list_members(redis_client, "cue").alive} == {newcomer.token}
 
 
 def test_a_name_nobody_refreshes_is_free_after_its_life(redis_client):
@@ -122,7 +122,7 @@ def test_a_name_nobody_refreshes_is_free_after_its_life(redis_client):
     holder = Actor("dispatch", "default", "w1", pid=7, machine="elsewhere", token="other")
     redis_client.set(key, json.dumps(holder.as_dict()), px=300)
     presence(redis_client).announce(patience_seconds=TTL_SECONDS)
-    assert len(call_roll(redis_client, "cue").alive) == 2
+    assert len(list_members(redis_client, "cue").alive) == 2
 
 
 def test_a_paused_process_whose_name_was_taken_is_told_so(redis_client):
@@ -134,7 +134,7 @@ def test_a_paused_process_whose_name_was_taken_is_told_so(redis_client):
     with pytest.raises(InstanceTaken, match="taken over"):
         paused.refresh()
     paused.withdraw()
-    assert len(call_roll(redis_client, "cue").alive) == 2
+    assert len(list_members(redis_client, "cue").alive) == 2
 
 
 def test_an_emptied_redis_learns_who_is_present_at_the_next_refresh(redis_client):
@@ -142,10 +142,10 @@ def test_an_emptied_redis_learns_who_is_present_at_the_next_refresh(redis_client
     mine.announce()
     redis_client.flushdb()
     mine.refresh()
-    assert len(call_roll(redis_client, "cue").alive) == 2
+    assert len(list_members(redis_client, "cue").alive) == 2
     mine.withdraw()
     mine.refresh()
-    assert call_roll(redis_client, "cue").alive == ()
+    assert list_members(redis_client, "cue").alive == ()
 
 
 OF_W2 = {"type": "dispatch", "group": "default", "instance": "w2"}
@@ -170,8 +170,8 @@ def test_an_unreadable_record_is_skipped_and_its_name_is_not_free(redis_client, 
         presence(redis_client, instance, types=("dispatch",)).announce()
     redis_client.set(presence_key("cue", "dispatch", "default", "w2"), record)
     redis_client.zadd(presence_index("cue"), {"nonsense": 1})
-    roll = call_roll(redis_client, "cue")
-    assert [actor.instance for actor in roll.alive] == ["w1"]
-    assert roll.gone == ()
+    members = list_members(redis_client, "cue")
+    assert [actor.instance for actor in members.alive] == ["w1"]
+    assert members.gone == ()
     with pytest.raises(InstanceTaken):
         presence(redis_client, "w2", types=("dispatch",)).announce(patience_seconds=0)

@@ -35,7 +35,7 @@ from opencue_sched.coordination.names import (
     reply_queue,
 )
 from opencue_sched.coordination.postings import Enqueued
-from opencue_sched.coordination.presence import InstanceTaken, Presence, call_roll
+from opencue_sched.coordination.presence import InstanceTaken, Presence, list_members
 from opencue_sched.coordination.queues import (
     FORGET_SECONDS,
     Router,
@@ -220,12 +220,13 @@ def test_a_dead_instances_messages_move_once_in_order_to_the_consuming_end(redis
         for number in range(4):
             redis_client.lpush(source[prio], f"{prio}-{number}")
     redis_client.lpush(target[1], "younger")
-    assert drain_dead_instances(redis_client, "cue", call_roll(redis_client, "cue")) == 0
+    assert drain_dead_instances(redis_client, "cue", list_members(redis_client, "cue")) == 0
     presence.withdraw()
-    roll = call_roll(redis_client, "cue")
+    members = list_members(redis_client, "cue")
     moved: list[int] = []
     threads = [
-        threading.Thread(target=lambda: moved.append(drain_dead_instances(redis_client, "cue", roll))) for _ in range(4)
+        threading.Thread(target=lambda: moved.append(drain_dead_instances(redis_client, "cue", members)))
+        for _ in range(4)
     ]
     for thread in threads:
         thread.start()
@@ -245,7 +246,7 @@ def test_a_long_queue_moves_in_parts_and_in_order(redis_client, monkeypatch):
     source = priority_lists(QueueName("cue", "dispatch", "default", "a"))[1]
     redis_client.lpush(source, *range(4000))
     taken = []
-    while drain_dead_instances(redis_client, "cue", call_roll(redis_client, "cue")):
+    while drain_dead_instances(redis_client, "cue", list_members(redis_client, "cue")):
         while (message := redis_client.rpop(priority_lists(GROUP)[1])) is not None:
             taken.append(int(message))
     assert taken == list(range(4000))
@@ -253,12 +254,12 @@ def test_a_long_queue_moves_in_parts_and_in_order(redis_client, monkeypatch):
 
 def test_an_instance_that_came_back_keeps_its_queue(redis_client):
     present(redis_client, "a").withdraw()
-    roll = call_roll(redis_client, "cue")
-    assert roll.gone
+    members = list_members(redis_client, "cue")
+    assert members.gone
     present(redis_client, "a")
     source = priority_lists(QueueName("cue", "dispatch", "default", "a"))[1]
     redis_client.lpush(source, "mine")
-    assert drain_dead_instances(redis_client, "cue", roll) == 0
+    assert drain_dead_instances(redis_client, "cue", members) == 0
     assert redis_client.llen(source) == 1
 
 
@@ -267,11 +268,11 @@ def test_what_the_broker_gives_back_to_an_instance_after_its_end_moves_too(redis
     assert celeryconfig.broker_transport_options["visibility_timeout"] < FORGET_SECONDS / 2
     present(redis_client, "a").withdraw()
     key = presence_key("cue", "dispatch", "default", "a")
-    assert drain_dead_instances(redis_client, "cue", call_roll(redis_client, "cue")) == 0
+    assert drain_dead_instances(redis_client, "cue", list_members(redis_client, "cue")) == 0
     redis_client.zincrby(presence_index("cue"), -500 * FORGET_SECONDS, key)
-    assert drain_dead_instances(redis_client, "cue", call_roll(redis_client, "cue")) == 0
+    assert drain_dead_instances(redis_client, "cue", list_members(redis_client, "cue")) == 0
     redis_client.lpush(priority_lists(QueueName("cue", "dispatch", "default", "a"))[1], "given back")
-    assert drain_dead_instances(redis_client, "cue", call_roll(redis_client, "cue")) == 1
+    assert drain_dead_instances(redis_client, "cue", list_members(redis_client, "cue")) == 1
 
 
 def test_long_gone_instances_are_forgotten_once_their_queues_are_empty(redis_client):
@@ -280,10 +281,10 @@ def test_long_gone_instances_are_forgotten_once_their_queues_are_empty(redis_cli
     redis_client.zadd(presence_index("cue"), {key: 1})
     source = priority_lists(QueueName("cue", "dispatch", "default", "a"))[1]
     redis_client.lpush(source, "late")
-    assert drain_dead_instances(redis_client, "cue", call_roll(redis_client, "cue")) == 1
-    assert call_roll(redis_client, "cue").gone == (key,)
-    drain_dead_instances(redis_client, "cue", call_roll(redis_client, "cue"))
-    assert call_roll(redis_client, "cue").gone == ()
+    assert drain_dead_instances(redis_client, "cue", list_members(redis_client, "cue")) == 1
+    assert list_members(redis_client, "cue").gone == (key,)
+    drain_dead_instances(redis_client, "cue", list_members(redis_client, "cue"))
+    assert list_members(redis_client, "cue").gone == ()
 
 
 # Depths
@@ -296,8 +297,8 @@ def test_the_depth_of_a_type_is_that_of_all_its_queues_and_priorities(redis_clie
     for queue, prio, age in ((TYPE, 0, 5), (GROUP, 1, 20), (own, 2, 1)):
         message = json.dumps({"headers": {"sent_at": 1000 - age}})
         redis_client.lpush(priority_lists(queue)[prio], message, "younger")
-    roll = call_roll(redis_client, "cue")
-    survey = survey_queues(redis_client, "cue", roll, group="default", clock=lambda: 1000.0)
+    members = list_members(redis_client, "cue")
+    survey = survey_queues(redis_client, "cue", members, group="default", clock=lambda: 1000.0)
     dispatch = survey.by_type["dispatch"]
     assert dispatch.depth == 6
     assert dispatch.oldest_seconds == 20
@@ -315,11 +316,11 @@ def test_each_group_has_its_own_backlog_and_its_share_of_what_all_may_take(redis
     present(redis_client, "c", group="big")
     for queue, messages in ((TYPE, 6), (GROUP, 3), (QueueName("cue", "dispatch", "big", "c"), 4)):
         redis_client.lpush(priority_lists(queue)[1], *range(messages))
-    roll = call_roll(redis_client, "cue")
-    survey = survey_queues(redis_client, "cue", roll, group="default")
+    members = list_members(redis_client, "cue")
+    survey = survey_queues(redis_client, "cue", members, group="default")
     assert survey.workers == 3
     assert survey.backlog_per_worker == {"big": (4 + 2) / 2 + 6 / 3, "default": 3 + 1 + 6 / 3}
-    nobody = survey_queues(redis_client, "cue", roll, group="new")
+    nobody = survey_queues(redis_client, "cue", members, group="new")
     assert nobody.backlog_per_worker["new"] == 2
 
 
@@ -338,9 +339,9 @@ def test_a_fleet_counts_what_waits_for_it_and_not_what_waits_for_other_facilitie
         (32, "default"),
     ):
         redis_client.lpush(priority_lists(QueueName("cue", "dispatch", *place))[1], *range(messages))
-    roll = call_roll(redis_client, "cue")
+    members = list_members(redis_client, "cue")
     found = {
-        group: survey_queues(redis_client, "cue", roll, group=group, facility=facility)
+        group: survey_queues(redis_client, "cue", members, group=group, facility=facility)
         for group, facility in (("alpha", "Alpha"), ("beta", "beta"), ("default", None))
     }
     assert {group: survey.backlog_per_worker for group, survey in found.items()} == {
@@ -499,7 +500,7 @@ def test_the_control_queue_of_a_dead_instance_goes_with_it(redis_client):
     redis_client.rpush(control(instance="a"), STOP)
     redis_client.rpush(control(), STOP)
     present(redis_client, "b")
-    drain_dead_instances(redis_client, "cue", call_roll(redis_client, "cue"))
+    drain_dead_instances(redis_client, "cue", list_members(redis_client, "cue"))
     assert not redis_client.exists(control(instance="a"))
 
 
@@ -534,5 +535,5 @@ def test_a_control_message_nobody_can_read_is_counted_and_takes_no_other_with_it
 def test_what_is_no_message_is_counted_like_any_that_waits(client, value):
     present(client, "a")
     client.lpush(priority_lists(GROUP)[1], value)
-    survey = survey_queues(client, "cue", call_roll(client, "cue"), group="default")
+    survey = survey_queues(client, "cue", list_members(client, "cue"), group="default")
     assert (survey.by_type["dispatch"].depth, survey.by_type["dispatch"].oldest_seconds) == (1, 0)

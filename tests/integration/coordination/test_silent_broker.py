@@ -19,7 +19,7 @@ from sqlalchemy import Engine
 
 from opencue_sched.beat import LeaderScheduler
 from opencue_sched.coordination import transport
-from opencue_sched.coordination.leader import LeaderGate, Standing, tick_standing
+from opencue_sched.coordination.leader import Freshness, LeaderGate, tick_freshness
 from opencue_sched.coordination.names import LeaderKeys, QueueName, priority_lists
 from opencue_sched.coordination.queues import broker_settings, guard_transports
 from opencue_sched.store.fences import PersistentFences
@@ -100,7 +100,7 @@ def test_others_take_over_no_tick_is_fired_twice_and_the_late_message_is_dropped
     blocked.join()
     late = fired(redis_client)[before]
     assert late["fence"] == old
-    assert tick_standing(redis_client, KEYS, late["fence"], late["tick_of"], late["tick"]) is Standing.FORMER_LEADER
+    assert tick_freshness(redis_client, KEYS, late["fence"], late["tick_of"], late["tick"]) is Freshness.FORMER_LEADER
     # and it stands by: neither gone, nor firing
     silent.tick()
     assert silent.gate.lease is None

@@ -11,7 +11,7 @@ from opencue_sched.beat import LeaderScheduler, make_gate
 from opencue_sched.celery import app
 from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board
 from opencue_sched.coordination.postings import ClusterPostings
-from opencue_sched.coordination.presence import Presence, call_roll
+from opencue_sched.coordination.presence import Presence, list_members
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.insight.fleet import fleet_view, leader_view
 from opencue_sched.settings import Settings
@@ -46,7 +46,7 @@ def scoped(monkeypatch: pytest.MonkeyPatch, settings: Settings, redis_client: Re
 def test_the_leader_shown_is_that_of_ones_own_facility(scoped, redis_client, facility):
     """Each role counts fences of its own, so leaders of two facilities often have the same."""
     keys = LeaderKeys("cue", beat_role(facility))
-    view = leader_view(redis_client, keys, call_roll(redis_client, "cue"))
+    view = leader_view(redis_client, keys, list_members(redis_client, "cue"))
     assert (view["role"], view["fence"]) == (keys.role, 1)
     assert view["instance"] == f"beat-{facility}".lower()
     assert fleet_view(redis_client, scoped[facility])["leader"]["instance"] == view["instance"]
@@ -55,13 +55,13 @@ def test_the_leader_shown_is_that_of_ones_own_facility(scoped, redis_client, fac
 def test_a_worker_says_what_it_takes_and_what_it_has_in_hand(settings: Settings, redis_client: Redis) -> None:
     membership = Membership(redis_client, settings, lambda: {"tags-1", "alloc-1"})
     membership.join("w1@here", queues=lambda: QUEUES, capacity=4)
-    membership.duty.pause()
-    with membership.duty.task():
+    membership.workload.pause()
+    with membership.workload.task():
         membership.heartbeat()
     (worker,) = fleet_view(redis_client, settings)["workers"]
     assert (worker["node"], worker["types"], worker["state"]) == ("w1@here", ["dispatch", "sweep"], "paused")
     assert (worker["in_flight"], worker["capacity"], worker["work"]) == (1, 4, ["alloc-1", "tags-1"])
-    assert {actor.capabilities for actor in call_roll(redis_client, "cue").alive} == {QUEUES}
+    assert {actor.capabilities for actor in list_members(redis_client, "cue").alive} == {QUEUES}
 
 
 def test_what_the_children_of_a_worker_have_in_hand_is_shown_as_its_own(
@@ -87,30 +87,30 @@ def test_a_beat_is_shown_as_leader_as_soon_and_as_long_as_it_leads(
     beat._show(gate)
     assert gate.renew() is not None
     beat._show(gate)
-    view = leader_view(redis_client, keys, call_roll(redis_client, "cue"))
+    view = leader_view(redis_client, keys, list_members(redis_client, "cue"))
     assert (view["fence"], view["instance"]) == (1, settings.instance)
     gate.resign()
     beat._show(gate)
-    assert [actor.fence for actor in call_roll(redis_client, "cue").of("beat")] == [0]
+    assert [actor.fence for actor in list_members(redis_client, "cue").of("beat")] == [0]
 
 
 def test_without_a_lease_nobody_is_shown_as_leader(scoped, redis_client):
     redis_client.delete(LeaderKeys("cue", beat_role("beta")).lease)
-    view = leader_view(redis_client, LeaderKeys("cue", beat_role("beta")), call_roll(redis_client, "cue"))
+    view = leader_view(redis_client, LeaderKeys("cue", beat_role("beta")), list_members(redis_client, "cue"))
     assert (view["fence"], view["instance"]) == (None, None)
 
 
 def test_the_age_of_the_last_tick_is_known_though_redis_was_emptied(redis_client: Redis, engine: Engine) -> None:
     keys, fences = LeaderKeys("cue", beat_role(None)), PersistentFences(engine)
-    roll = call_roll(redis_client, "cue")
-    assert leader_view(redis_client, keys, roll, fences)["tick_age_seconds"] is None, "none was fired yet"
+    members = list_members(redis_client, "cue")
+    assert leader_view(redis_client, keys, members, fences)["tick_age_seconds"] is None, "none was fired yet"
     fences.claim(keys.name, 1)
     fences.claim_tick(keys.name, 1, "sweep-clusters@2", int(fences.time() - 60) // 2)
-    assert 60 <= leader_view(redis_client, keys, roll, fences)["tick_age_seconds"] < 90
+    assert 60 <= leader_view(redis_client, keys, members, fences)["tick_age_seconds"] < 90
     redis_client.set(keys.fired_at, (int(redis_client.time()[0]) + 3600) * 1000)
-    assert 60 <= leader_view(redis_client, keys, roll, fences)["tick_age_seconds"] < 90, "its clock was put back"
+    assert 60 <= leader_view(redis_client, keys, members, fences)["tick_age_seconds"] < 90, "its clock was put back"
     redis_client.set(keys.fired_at, (int(redis_client.time()[0]) - 10) * 1000)
-    assert 10 <= leader_view(redis_client, keys, roll, fences)["tick_age_seconds"] < 30
+    assert 10 <= leader_view(redis_client, keys, members, fences)["tick_age_seconds"] < 30
 
 
 def test_without_postgresql_the_fleet_is_shown_all_the_same(redis_client: Redis, engine: Engine) -> None:
@@ -119,5 +119,5 @@ def test_without_postgresql_the_fleet_is_shown_all_the_same(redis_client: Redis,
             raise OperationalError("SELECT", {}, Exception("connection refused"))
 
     keys = LeaderKeys("cue", beat_role(None))
-    view = leader_view(redis_client, keys, call_roll(redis_client, "cue"), Away(engine))
+    view = leader_view(redis_client, keys, list_members(redis_client, "cue"), Away(engine))
     assert (view["fence"], view["tick_age_seconds"]) == (None, None)

@@ -145,7 +145,7 @@ def test_what_a_leader_sent_is_done_under_its_fence_and_ends_when_it_was_succeed
     asked: list[tuple[int | None, int]] = []
 
     def succeeded(*, fence: int | None, **_: object) -> None:
-        asked.append((fence, runtime.membership.duty.in_hand))
+        asked.append((fence, runtime.membership.workload.in_hand))
         raise FencedOff("succeeded")
 
     monkeypatch.setattr(runtime, method, succeeded)
@@ -154,7 +154,7 @@ def test_what_a_leader_sent_is_done_under_its_fence_and_ends_when_it_was_succeed
     with message_of(task, fence=5, tick=7, tick_of="x@2") as run:
         assert run() == {"dropped": "fenced_off"}
     assert asked == [(5, 1)]
-    assert runtime.membership.duty.in_hand == 0
+    assert runtime.membership.workload.in_hand == 0
 
 
 def test_a_worker_changes_nothing_for_a_leader_that_was_succeeded(runtime, engine):
@@ -276,14 +276,14 @@ def test_a_message_given_back_is_answered_by_who_takes_it_next(runtime, redis_cl
     # given a worker that takes no work
     sent = []
     monkeypatch.setattr(runtime.messenger, "_send", lambda *args, **kwargs: sent.append((args, kwargs)))
-    runtime.membership.duty.pause()
+    runtime.membership.workload.pause()
     assert real_app.tasks[DISPATCH](posting, ticket=3, reply=waiter) == {"ended": "given back"}
     assert control.is_waiting(redis_client, "cue", waiter)
     # when another one takes the message
     ((_, message),) = sent
     assert (message["args"], message["kwargs"]) == ((posting,), {"ticket": 3, "reply": waiter})
     assert message["priority"] == SOMEBODY_WAITS.queue_priority
-    runtime.membership.duty.resume()
+    runtime.membership.workload.resume()
     real_app.tasks[DISPATCH](*message["args"], reply=message["kwargs"]["reply"])
     # then the answer comes
     assert control.await_reply(redis_client, "cue", waiter, timeout_seconds=1)["ended"] in list(PassEnd)
@@ -292,6 +292,6 @@ def test_a_message_given_back_is_answered_by_who_takes_it_next(runtime, redis_cl
 def test_a_message_that_nobody_waits_for_is_given_back_as_it_came(runtime, posting, monkeypatch):
     sent = []
     monkeypatch.setattr(runtime.messenger, "_send", lambda *_, **kwargs: sent.append(kwargs))
-    runtime.membership.duty.pause()
+    runtime.membership.workload.pause()
     real_app.tasks[DISPATCH](posting)
     assert (sent[0]["kwargs"], sent[0]["priority"]) == ({}, JobPriority.NORMAL.queue_priority)

@@ -15,7 +15,7 @@ from kombu import Queue
 
 from opencue_sched.coordination.control import Command, ControlMessage
 from opencue_sched.coordination.names import LeaderKeys, QueueName, QueueType, consumed_queues
-from opencue_sched.coordination.presence import Duty, DutyState, Presence, call_roll
+from opencue_sched.coordination.presence import Presence, WorkerState, Workload, list_members
 from opencue_sched.coordination.queues import broker_settings, guard_transports
 from opencue_sched.settings import Settings
 from opencue_sched.worker import control
@@ -97,7 +97,7 @@ def start(app, redis_client) -> Iterator[Start]:
 def say(app, client, group: str | None, message: ControlMessage, instance: str | None = None) -> list[dict]:
     """The answers, without the node's name."""
     queue = QueueName("cue", "dispatch", group, instance, family="ctl")
-    replies = broadcast(app, queue, message, roll=call_roll(client, "cue"), wait_seconds=60)
+    replies = broadcast(app, queue, message, members=list_members(client, "cue"), wait_seconds=60)
     return [answer for reply in replies for answer in reply.values()]
 
 
@@ -130,7 +130,7 @@ def test_where_nobody_of_the_fleet_is_nobody_else_answers(app, redis_client, sta
 def test_what_is_said_to_another_instance_of_the_same_node_name_is_for_that_one_alone(app, monkeypatch, command):
     """Celery's names of nodes need not be unique."""
     told: list[str] = []
-    membership = SimpleNamespace(duty=Duty(), in_flight=lambda: 0)
+    membership = SimpleNamespace(workload=Workload(), in_flight=lambda: 0)
     mine = SimpleNamespace(
         membership=membership,
         settings=SimpleNamespace(instance="w1"),
@@ -141,12 +141,12 @@ def test_what_is_said_to_another_instance_of_the_same_node_name_is_for_that_one_
     app.conf.task_queues = []
     arguments = ("alloc-1", 60.0) if command is Command.SLEEP else ()
     heard = getattr(control, command.value)
-    before = membership.duty.state
+    before = membership.workload.state
     state = SimpleNamespace(app=app, consumer=None)
     assert heard(state, *arguments, instances=["w2", "w3"]) == {"ok": "not meant"}
-    assert (told, membership.duty.state) == ([], before)
+    assert (told, membership.workload.state) == ([], before)
     heard(state, *arguments, instances=["w2", "w1"])
-    assert told or membership.duty.state is not before
+    assert told or membership.workload.state is not before
 
 
 @pytest.mark.parametrize("seconds", [-5.0, float("inf"), float("nan"), "60", True])
@@ -170,14 +170,14 @@ def test_what_is_consumed_again_is_so_after_a_reconnect_too(app, monkeypatch, ho
     queues = app.amqp.queues
     consumer = SimpleNamespace(cancel_task_queue=queues.deselect, add_task_queue=lambda _: None)
     state = SimpleNamespace(app=app, consumer=consumer)
-    membership = SimpleNamespace(duty=Duty(), in_flight=lambda: 0)
+    membership = SimpleNamespace(workload=Workload(), in_flight=lambda: 0)
     monkeypatch.setattr(control, "_runtime", lambda: SimpleNamespace(membership=membership))
     getattr(control, how)(state)
     left = set(queues.consume_from)
     assert left == ({name for name in names if ":dispatch:" not in f"{name}:"} if how == "pause_dispatch" else set())
     control.resume_dispatch(state)
     assert set(queues.consume_from) == set(names)
-    assert membership.duty.state is DutyState.WORKING
+    assert membership.workload.state is WorkerState.WORKING
 
 
 def test_the_figures_of_a_worker_name_the_leader_as_long_as_redis_answers(app, redis_client, monkeypatch):

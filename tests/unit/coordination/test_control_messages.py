@@ -6,7 +6,7 @@ import pytest
 
 from opencue_sched.coordination.control import Command, ControlMessage, addressees
 from opencue_sched.coordination.names import QueueName
-from opencue_sched.coordination.presence import Actor, Roll
+from opencue_sched.coordination.presence import Actor, Members
 from opencue_sched.errors import InvalidInput
 
 
@@ -38,7 +38,7 @@ def test_nonsense_is_refused_with_a_reason(text, reason):
 
 
 def test_a_queue_speaks_to_its_type_group_or_instance():
-    roll = Roll(
+    members = Members(
         (
             Actor("dispatch", "a", "1"),
             Actor("dispatch", "a", "2"),
@@ -50,7 +50,7 @@ def test_a_queue_speaks_to_its_type_group_or_instance():
 
     def names(*place: str) -> list[str]:
         queue = QueueName("cue", "dispatch", *place, family="ctl")
-        return [f"{actor.group}{actor.instance}" for actor in addressees(roll, queue)]
+        return [f"{actor.group}{actor.instance}" for actor in addressees(members, queue)]
 
     assert names() == ["a1", "a2", "b1"]
     assert names("a") == ["a1", "a2"]
@@ -59,10 +59,10 @@ def test_a_queue_speaks_to_its_type_group_or_instance():
 
 
 def test_a_fleet_of_a_facility_is_spoken_to_by_its_group_only():
-    roll = Roll((Actor("dispatch", "alpha", "1", facility="alpha"), Actor("dispatch", "a", "2")), ())
+    members = Members((Actor("dispatch", "alpha", "1", facility="alpha"), Actor("dispatch", "a", "2")), ())
 
     def instances(group: str | None) -> list[str]:
-        return [actor.instance for actor in addressees(roll, QueueName("cue", "dispatch", group, family="ctl"))]
+        return [actor.instance for actor in addressees(members, QueueName("cue", "dispatch", group, family="ctl"))]
 
     assert instances(None) == ["2"]
     assert instances("alpha") == ["1"]

@@ -13,7 +13,7 @@ from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.worker import state
 
 from opencue_sched.celery import RuntimeStep
-from opencue_sched.coordination.presence import Duty, DutyState
+from opencue_sched.coordination.presence import WorkerState, Workload
 from opencue_sched.worker import consumer, runtime
 from opencue_sched.worker.consumer import sleep_unless_stopped
 
@@ -55,10 +55,10 @@ def test_a_first_look_that_fails_ends_no_worker(monkeypatch: pytest.MonkeyPatch)
     def show_store() -> None:
         raise ValueError("what somebody wrote there")
 
-    membership = SimpleNamespace(duty=Duty(), heartbeat=lambda: None)
+    membership = SimpleNamespace(workload=Workload(), heartbeat=lambda: None)
     mine = SimpleNamespace(membership=membership, show_store=show_store)
     monkeypatch.setattr(runtime, "runtime", lambda: mine)
-    monkeypatch.setattr(consumer, "_duty", None)
+    monkeypatch.setattr(consumer, "_workload", None)
     again: list[float] = []
     timer = SimpleNamespace(call_repeatedly=lambda seconds, _: again.append(seconds))
     consumer.PresenceStep(None).start(SimpleNamespace(timer=timer))
@@ -66,11 +66,11 @@ def test_a_first_look_that_fails_ends_no_worker(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_first_signal_to_stop_is_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    duty = Duty()
-    monkeypatch.setattr(consumer, "_duty", duty)
+    workload = Workload()
+    monkeypatch.setattr(consumer, "_workload", workload)
     consumer.begin_to_drain()
-    duty.resume()
-    assert duty.state is DutyState.DRAINING
+    workload.resume()
+    assert workload.state is WorkerState.DRAINING
 
 
 _TOLD_TWICE = """
