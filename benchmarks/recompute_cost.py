@@ -42,7 +42,7 @@ _PROCESSOR, _WALL = attrgetter("processor_ms"), attrgetter("wall_ms")
 
 @dataclass(frozen=True)
 class RecomputeCost:
-    """``rounds`` passes over so many procs. ``skipped`` cycles did not finish, or could not take stock.
+    """``rounds`` passes over so many procs. ``skipped`` cycles did not finish, or could not check the counters.
 
     Of each round: the call of a script that kept Redis's processor longest (``longest_script_ms``; ``dearest_scripts``
     are those of all rounds), and the longest booking beside it, which does the same forty microseconds of work each
@@ -144,8 +144,8 @@ def _shows(engine: Engine) -> list[str]:
 
 
 def finished(report: RecomputeReport) -> bool:
-    """The pass came to its end: stock was taken, and in a dual store the counters were swapped or dissolved."""
-    return report.stock_complete
+    """The pass came to its end: counters were checked, and in a dual store the counters were swapped or dissolved."""
+    return report.check_complete
 
 
 def measured(

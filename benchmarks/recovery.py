@@ -19,7 +19,7 @@ from benchmarks.takeover import fillers_killed, takeover
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import StoreState, store_state
 from opencue_sched.accounting.recompute import recompute
-from opencue_sched.accounting.show_import import CUEBOT_CACHE_SECONDS, CountedShows
+from opencue_sched.accounting.show_import import CUEBOT_CACHE_SECONDS, ImportedShows
 from opencue_sched.worker.flip import flip_show
 
 _STREAM_FRAMES = 600
@@ -112,7 +112,7 @@ def _flag_only(site: Site, *, cuebots: bool) -> float:
     recompute(site.engine, site.ledger, age_seconds=age)
     assert site.cores() == 0
     site.sql("UPDATE show SET b_scheduler_managed = true")
-    shows = CountedShows(site.engine, site.ledger, cuebots=cuebots, age_seconds=age)
+    shows = ImportedShows(site.engine, site.ledger, cuebots=cuebots, age_seconds=age)
     began = time.monotonic()
     if not shows.admits(site.show.id):
         time.sleep(CUEBOT_CACHE_SECONDS)

@@ -43,7 +43,7 @@ end
 
 -- Add to a counter. HINCRBY would end a script in the midst of its work where somebody wrote what is no whole number, or
 -- a key of another type: that counter becomes SPOILT, more than any cap, so that nothing is booked there until whoever
--- takes stock has corrected it.
+-- takes check has corrected it.
 local SPOILT = '1000000000000'
 local function add(key, field, more)
   local sum = redis.pcall('HINCRBY', key, field, more)

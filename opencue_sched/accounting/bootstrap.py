@@ -28,7 +28,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import cap_rows_of_shows, reseed_limits
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.ledger import Ledger, answering
-from opencue_sched.accounting.managed import note_counted
+from opencue_sched.accounting.managed import note_imported
 from opencue_sched.accounting.recompute import DEFAULT_AGE_SECONDS, RecomputeReport, recompute
 from opencue_sched.accounting.reconcile import additions, may_still_commit, snapshot_of
 from opencue_sched.accounting.scripts import (
@@ -233,7 +233,7 @@ class _Filler:
         with answering():
             self._client.set(keys.RECOMPUTED_AT, self._client.time()[0])
         # One handed over meanwhile a Cuebot may still take for its own: it is left to whoever would book there.
-        note_counted(self._client, {show: version for show, version in counted.items() if known.get(show) == version})
+        note_imported(self._client, {show: version for show, version in counted.items() if known.get(show) == version})
         seconds = time.monotonic() - started
         return BootstrapReport(Action.FILLED, opened, len(snapshot.entries), len(rows), seconds=seconds)
 

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, Engine
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import VertexKind, VertexRef
 from opencue_sched.accounting.ledger import Ledger, answering
-from opencue_sched.accounting.managed import counted_shows
+from opencue_sched.accounting.managed import imported_shows
 from opencue_sched.domain.units import UNLIMITED, cap_cores
 from opencue_sched.store import accounting as store
 from opencue_sched.store.engine import repeatable_read
@@ -61,7 +61,7 @@ def load_caps(engine: Engine, ledger: Ledger, vertex_keys: Collection[str]) -> C
     """
     started = time.monotonic()
     wanted = _by_vertex_kind(vertex_keys)
-    counted = counted_shows(ledger.client) if VertexKind.LIMIT in wanted else {}
+    counted = imported_shows(ledger.client) if VertexKind.LIMIT in wanted else {}
     with repeatable_read(engine) as connection:
         version = store.caps_version(connection)
         rows = _rows_of(connection, wanted, counted)
@@ -75,7 +75,7 @@ def reseed_limits(engine: Engine, ledger: Ledger, show_ids: Collection[str]) -> 
     """Write all caps of these shows, and every limit. Subscriptions that were deleted get burst 0."""
     started = time.monotonic()
     stored = _stored_subscriptions(ledger.client, show_ids)
-    counted = counted_shows(ledger.client)
+    counted = imported_shows(ledger.client)
     with repeatable_read(engine) as connection:
         version = store.caps_version(connection)
         rows = cap_rows_of_shows(connection, show_ids, counted)
@@ -140,12 +140,12 @@ def _stored_subscriptions(client: redis.Redis, show_ids: Collection[str]) -> lis
 _NO_SUBSCRIPTION = ("size", "0", "burst", "0")
 
 
-def _subscription(row: store.SubscriptionRow) -> CapRow:
+def _subscription(row: store.SubscriptionCaps) -> CapRow:
     fields = ("size", _cores(row.size_centicores), "burst", _cores(row.burst_centicores))
     return keys.subscription(row.show_id, row.alloc_id), fields
 
 
-def _folder(row: store.FolderRow) -> CapRow:
+def _folder(row: store.FolderCaps) -> CapRow:
     return keys.folder(row.folder_id), (
         *("int_min_cores", _cores(row.min_centicores), "int_max_cores", _cores(row.max_centicores)),
         *("int_min_gpus", str(row.min_gpus), "int_max_gpus", str(row.max_gpus)),
@@ -153,19 +153,19 @@ def _folder(row: store.FolderRow) -> CapRow:
     )
 
 
-def _job(row: store.JobRow) -> CapRow:
+def _job(row: store.JobCaps) -> CapRow:
     return keys.job(row.job_id), (
         *("int_max_cores", _cores(row.max_centicores), "int_max_gpus", str(row.max_gpus)),
         *("int_priority", str(row.priority)),
     )
 
 
-def _point(row: store.PointRow) -> CapRow:
+def _point(row: store.PointCaps) -> CapRow:
     fields = ("int_min_cores", _cores(row.min_centicores), "int_max_cores", str(UNLIMITED))
     return keys.point(row.dept_id, row.show_id), fields
 
 
-def _limit(row: store.LimitRow) -> CapRow:
+def _limit(row: store.LimitCaps) -> CapRow:
     return keys.limit(row.limit_id), (
         *("int_max_value", str(row.max_value or 0)),
         *("int_foreign", str(row.foreign_running)),

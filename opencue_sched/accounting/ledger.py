@@ -53,7 +53,7 @@ _RELEASED_PER_ROUND_TRIP = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class BookingRefused:
     """Why a booking was not taken. ``table``: subscription, folder, job, folder_gpus, job_gpus, limit, tombstoned,
     unseeded or error; ``current`` and ``limit`` in cores, GPUs or frames; ``vertex`` is the key that refused, or of an
     error what Redis said."""
@@ -73,7 +73,7 @@ class BookAnswers:
     """
 
     accepted: frozenset[str]
-    refusals: Mapping[str, Refused]
+    refusals: Mapping[str, BookingRefused]
     caps: Mapping[str, VertexCaps]
     already: frozenset[str] = field(default_factory=frozenset)
     loaded: frozenset[str] = field(default_factory=frozenset)
@@ -246,12 +246,12 @@ class Ledger:
         return Mark(epoch, _number(seq) or 0, int(seconds))
 
     def drop_misfits(self, mark: Mark, *hashes: str) -> None:
-        """Drop keys of a type that no script can use: tombstones, notes, the token of who takes stock, the sequence
+        """Drop keys of a type that no script can use: tombstones, notes, the token of a consistency check, the sequence
         number and these ``hashes`` are written anew. A ledger cannot be, for nobody knows what was in flight: then the
         store is closed, for the bootstrap to fill it, and NotReady raised."""
         bucket = mark.seconds // keys.TOMBSTONE_SECONDS
         types = dict.fromkeys((keys.SEQ, keys.AUDIT, keys.CORRECTED), "string")
-        types |= dict.fromkeys((keys.LEDGER, keys.COUNTED, *hashes), "hash")
+        types |= dict.fromkeys((keys.LEDGER, keys.IMPORTED, *hashes), "hash")
         types |= dict.fromkeys((f"{keys.TOMBSTONE_PREFIX}{bucket + ahead}" for ahead in range(3)), "set")
         with answering(), self.client.pipeline(transaction=False) as pipe:
             for key in types:
@@ -403,12 +403,12 @@ def _newly_taken(answer: Any) -> bool:
     return refused_for(answer) is None and len(answer) == 2
 
 
-def _refused(booking: Booking, answer: Any, caps: Mapping[str, VertexCaps]) -> Refused:
+def _refused(booking: Booking, answer: Any, caps: Mapping[str, VertexCaps]) -> BookingRefused:
     if isinstance(answer, Exception):
-        return Refused(ERROR, 0.0, 0.0, str(answer))
+        return BookingRefused(ERROR, 0.0, 0.0, str(answer))
     table, v = str(answer[1]), booking.vertices
     if table == UNSEEDED:
-        return Refused(table, 0.0, 0.0, str(answer[2]))
+        return BookingRefused(table, 0.0, 0.0, str(answer[2]))
     if table == "subscription":
         vertex = keys.subscription(v.show_id, v.alloc_id)
     elif table.startswith("folder"):
@@ -419,5 +419,5 @@ def _refused(booking: Booking, answer: Any, caps: Mapping[str, VertexCaps]) -> R
         full = [k for k in map(keys.limit, v.limit_ids) if k in caps and caps[k].left_frames < 1]
         vertex = full[0] if full else keys.limit(v.limit_ids[0])
     else:
-        return Refused(table, 0.0, 0.0, "")
-    return Refused(table, float(answer[2]), float(answer[3]), vertex)
+        return BookingRefused(table, 0.0, 0.0, "")
+    return BookingRefused(table, float(answer[2]), float(answer[3]), vertex)

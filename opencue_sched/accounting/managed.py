@@ -111,26 +111,26 @@ class Note:
             return None
 
 
-def counted_shows(client: redis.Redis) -> dict[str, str]:
+def imported_shows(client: redis.Redis) -> dict[str, str]:
     """Shows that are counted for good, each with the version of its row then. Raises NotReady.
 
     To be read before PostgreSQL is asked for frames that the ledger does not have: a show that is counted in between is
     taken for one that is not, and its frames count twice for a moment rather than not at all.
     """
     with answering():
-        texts = cast("Mapping[str, str]", client.hgetall(keys.COUNTED))
+        texts = cast("Mapping[str, str]", client.hgetall(keys.IMPORTED))
     notes = {show_id: Note.parse(text) for show_id, text in texts.items()}
     return {show_id: note.version for show_id, note in notes.items() if note is not None and not note.due}
 
 
-def note_counted(client: redis.Redis, versions: Mapping[str, str]) -> None:
+def note_imported(client: redis.Redis, versions: Mapping[str, str]) -> None:
     """These shows are counted, as their rows were in these versions: by a flip, or by filling the store.
 
     A row that was changed since belongs to a show that may have been away meanwhile: it is counted again.
     """
     if versions:
         with answering():
-            client.hset(keys.COUNTED, mapping={show: Note(version).text for show, version in versions.items()})
+            client.hset(keys.IMPORTED, mapping={show: Note(version).text for show, version in versions.items()})
 
 
 def forget_others(client: redis.Redis, managed: Callable[[], Collection[str]]) -> list[str]:
@@ -141,13 +141,13 @@ def forget_others(client: redis.Redis, managed: Callable[[], Collection[str]]) -
     """
     with answering(), client.pipeline(transaction=True) as pipe:
         for _ in range(_TRIES):
-            pipe.watch(keys.COUNTED)  # type: ignore[no-untyped-call]
-            noted = cast("list[str]", pipe.hkeys(keys.COUNTED))
+            pipe.watch(keys.IMPORTED)  # type: ignore[no-untyped-call]
+            noted = cast("list[str]", pipe.hkeys(keys.IMPORTED))
             gone = sorted(set(noted) - set(managed()))
             if not gone:
                 return []
             pipe.multi()
-            pipe.hdel(keys.COUNTED, *gone)
+            pipe.hdel(keys.IMPORTED, *gone)
             try:
                 pipe.execute()
             except WatchError:

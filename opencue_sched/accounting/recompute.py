@@ -2,7 +2,8 @@
 
 Reconciliation by difference of ids (design section 4): mark, snapshot, ledger, apply. Nothing is overwritten, so no
 quiet moment is needed and no cycle is ever skipped; a booking that is made meanwhile is left alone because it is
-younger than the mark. The same pass takes stock (I1), frees the keys of finished jobs, and refreshes PostgreSQL.
+younger than the mark. The same pass checks the counters (I1), frees the keys of finished jobs, and refreshes the
+accounting tables of PostgreSQL.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from sqlalchemy import Engine
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.connection import Epoch
+from opencue_sched.accounting.consistency import ConsistencyCheck, correct, count_by_kind, drift, vertex_keys
 from opencue_sched.accounting.entries import amounts
-from opencue_sched.accounting.inventory import Stock, correct, count_by_kind, drift, vertex_keys
 from opencue_sched.accounting.keys import VertexKind
 from opencue_sched.accounting.ledger import Ledger, Mark, answering
 from opencue_sched.accounting.reconcile import (
     Cause,
     Drift,
+    FirstSeen,
     Pass,
-    Sightings,
     by_kind,
     drift_of_entries,
     reconcile,
@@ -81,7 +82,7 @@ def reseed_booked(
             return done, CasReport(True, tries, dissolved)
         if tries > max_retries:
             break
-    dissolved += _dissolve(ledger, done.mark.epoch, "after", grace_seconds, _stored(ledger, done.stock))
+    dissolved += _dissolve(ledger, done.mark.epoch, "after", grace_seconds, _stored(ledger, done.check))
     return done, CasReport(False, tries, dissolved)
 
 
@@ -89,7 +90,7 @@ def swap_counters(ledger: Ledger, done: Pass) -> bool:
     """Write every counter as the ledger says, if nobody but this pass moved anything since its mark."""
     if not is_undisturbed(done.mark.seq, done.applied.seqs):
         return False
-    values = counters(done.entries_now().values(), _stored(ledger, done.stock))
+    values = counters(done.entries_now().values(), _stored(ledger, done.check))
     expected = done.mark.seq + len(done.applied.seqs)
     for part in chunks(values, _KEYS_PER_ROUND_TRIP):
         answers = ledger.call_under(reseed_cas_calls(done.mark.epoch.text, expected, part))
@@ -114,9 +115,9 @@ def counters(entries: Iterable[str], stored: Iterable[str]) -> list[tuple[str, i
     return [(key, cores, gpus) for key, (cores, gpus) in sums.items()]
 
 
-def _stored(ledger: Ledger, stock: Stock) -> list[str]:
-    """Every vertex that has a counter, also where somebody else was taking stock."""
-    return _hierarchy(stock.readings if stock.complete else vertex_keys(ledger))
+def _stored(ledger: Ledger, check: ConsistencyCheck) -> list[str]:
+    """Every vertex that has a counter, also where another consistency check was under way."""
+    return _hierarchy(check.readings if check.complete else vertex_keys(ledger))
 
 
 def _hierarchy(vertices: Iterable[str]) -> list[str]:
@@ -152,7 +153,7 @@ class RecomputeReport:
 
     ``causes``: entries that differed, by Cause. ``found`` and ``healed_vertices``: vertices whose counters were off,
     and those put right, by kind and cause. ``drifted``: counters that were off their entries, by vertex kind, which
-    only somebody else's writing explains (``stock_complete`` False: not looked at this time). ``passed_over``:
+    only somebody else's writing explains (``check_complete`` False: not looked at this time). ``passed_over``:
     differences that had changed by the time they were applied. ``oldest_in_flight_seconds`` is by Redis TIME.
     ``tables``: PostgreSQL rows written. ``cas``: of a dual store only.
     """
@@ -164,7 +165,7 @@ class RecomputeReport:
     found: Drift = field(default_factory=dict)
     healed_vertices: Drift = field(default_factory=dict)
     drifted: Mapping[str, int] = field(default_factory=dict)
-    stock_complete: bool = True
+    check_complete: bool = True
     passed_over: int = 0
     in_flight: int = 0
     oldest_in_flight_seconds: float = 0.0
@@ -190,7 +191,7 @@ def recompute(
     show_ids: Collection[str] | None = None,
     *,
     age_seconds: float = DEFAULT_AGE_SECONDS,
-    sightings: Sightings | None = None,
+    first_seen: FirstSeen | None = None,
     cas_max_retries: int = 3,
     publish_grace: float = DEFAULT_GRACE_SECONDS,
     write_tables: bool = True,
@@ -205,37 +206,37 @@ def recompute(
     """
     started = time.monotonic()
     only = None if show_ids is None else frozenset(show_ids)
-    eyes = sightings or Sightings(ledger.client)
+    eyes = first_seen or FirstSeen(ledger.client)
     cas: CasReport | None = None
     if renew:
         renew_entries(ledger, only or ())
 
     def one_pass() -> Pass:
-        return reconcile(engine, ledger, only, age_seconds=age_seconds, sightings=eyes)
+        return reconcile(engine, ledger, only, age_seconds=age_seconds, first_seen=eyes)
 
     if ledger.epoch().dual:
         epoch = ledger.mark().epoch  # the store may have been filled since it was learnt
         done, cas = reseed_booked(ledger, epoch, one_pass, max_retries=cas_max_retries, grace_seconds=publish_grace)
     else:
         done = one_pass()
-    stock, found, applied = done.stock, done.found, done.applied
+    check, found, applied = done.check, done.found, done.applied
     oldest = found.oldest_in_flight_at
-    drifted = _heal_drift(ledger, done.mark, stock)
+    drifted = _heal_drift(ledger, done.mark, check)
     foreign = {(kind, Cause.FOREIGN_WRITE): count for kind, count in drifted.items()}
-    off = partial(drift_of_entries, stock, done.changes, found.cause_of)
+    off = partial(drift_of_entries, check, done.changes, found.cause_of)
     report = RecomputeReport(
         shows=len(done.snapshot.managed),
         procs=len(done.snapshot.entries),
-        entries=len(stock.records),
+        entries=len(check.records),
         causes={cause.value: count for cause, count in found.causes.items() if count},
         found=off() | foreign,
         healed_vertices=off(without=frozenset(applied.passed_over)) | foreign,
         drifted={kind.value: count for kind, count in drifted.items()},
-        stock_complete=stock.complete,
+        check_complete=check.complete,
         passed_over=len(applied.passed_over),
         in_flight=found.in_flight,
         oldest_in_flight_seconds=0.0 if oldest is None else float(max(0, done.mark.seconds - oldest)),
-        reclaimed=reclaim_orphans(engine, ledger, done.mark, stock) if only is None and stock.complete else 0,
+        reclaimed=reclaim_orphans(engine, ledger, done.mark, check) if only is None and check.complete else 0,
         tables=accounting.refresh_tables(engine, only or done.snapshot.managed) if write_tables else {},
         cas=cas,
         seconds=time.monotonic() - started,
@@ -252,25 +253,25 @@ def _remember(ledger: Ledger, mark: Mark) -> None:
         ledger.client.set(keys.RECOMPUTED_AT, mark.seconds)
 
 
-def _heal_drift(ledger: Ledger, mark: Mark, stock: Stock) -> dict[VertexKind, int]:
+def _heal_drift(ledger: Ledger, mark: Mark, check: ConsistencyCheck) -> dict[VertexKind, int]:
     """Correct counters that are off their entries. In a dual store that is the foreign delta, and not drift, but for
     licences, which no decrement of another program is about."""
-    if not stock.complete:
+    if not check.complete:
         return {}
-    differing = drift(stock)
+    differing = drift(check)
     if mark.epoch.dual:
         differing = {key: off for key, off in differing.items() if key.startswith(keys.LIMIT_PREFIX)}
     if differing:
         log.warning("counters_drifted", vertices=dict(list(differing.items())[:20]), total=len(differing))
-        correct(ledger, stock, differing)
+        correct(ledger, check, differing)
     return count_by_kind(differing)
 
 
-def reclaim_orphans(engine: Engine, ledger: Ledger, mark: Mark, stock: Stock) -> int:
+def reclaim_orphans(engine: Engine, ledger: Ledger, mark: Mark, check: ConsistencyCheck) -> int:
     """Free the keys of jobs and layers that are finished or gone, and of folders and shows that are gone, if they count
     nothing; returns how many."""
     rows: dict[accounting.Owner, dict[str, str]] = defaultdict(dict)
-    for key in stock.readings:
+    for key in check.readings:
         ref = keys.parse(key)
         if ref is not None and ref.kind in _OWNERS:
             table, place = _OWNERS[ref.kind]

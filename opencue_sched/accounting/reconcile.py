@@ -1,4 +1,4 @@
-"""One pass of reconciliation by difference of ids: mark, snapshot, stock, differences, apply."""
+"""One pass of reconciliation by difference of ids: mark, snapshot, consistency check, differences, apply."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from sqlalchemy import Connection, Engine
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import load_caps
+from opencue_sched.accounting.consistency import ConsistencyCheck, check_consistency, count_by_kind
 from opencue_sched.accounting.entries import SEPARATORS, Booking, EntryState, Record, amounts, show_of
-from opencue_sched.accounting.inventory import Stock, count_by_kind, take_stock
 from opencue_sched.accounting.keys import VertexKind
 from opencue_sched.accounting.ledger import Applied, Ledger, Mark, answering
 from opencue_sched.accounting.scripts import Change, chunks
@@ -45,7 +45,7 @@ class Cause(StrEnum):
     MOVED = "moved"  # job, host or amounts changed since the booking
     LATE_SETTLE = "late_settle"  # committed, but whoever booked it died before settling
     UNREADABLE = "unreadable"  # somebody spoilt the entry, and it has no proc
-    FOREIGN_WRITE = "foreign_write"  # no entry at all: somebody else wrote to a counter (accounting.inventory)
+    FOREIGN_WRITE = "foreign_write"  # no entry at all: somebody else wrote to a counter (accounting.consistency)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +161,14 @@ _ROWS_BETWEEN_PAUSES = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class ProcSnapshot:
     """The proc table at one moment: managed shows, and the entry of each of their procs."""
 
     managed: frozenset[str]
     entries: Mapping[str, str]
 
 
-def read_snapshot(engine: Engine, only: Collection[str] | None = None) -> Snapshot:
+def read_snapshot(engine: Engine, only: Collection[str] | None = None) -> ProcSnapshot:
     """Managed shows and their procs in one transaction that sees one moment."""
     with repeatable_read(engine) as connection:
         return snapshot_of(connection, only)
@@ -176,26 +176,28 @@ def read_snapshot(engine: Engine, only: Collection[str] | None = None) -> Snapsh
 
 def snapshot_of(
     connection: Connection, only: Collection[str] | None = None, *, meanwhile: Callable[[], object] | None = None
-) -> Snapshot:
+) -> ProcSnapshot:
     """The snapshot a transaction sees; ``meanwhile`` is called now and then while it is read."""
     managed = store.managed_show_ids(connection)
     procs = accounting.procs(connection, only)
-    return Snapshot(managed, entries_of(procs if meanwhile is None else _with_pauses(procs, meanwhile)))
+    return ProcSnapshot(managed, entries_of(procs if meanwhile is None else _with_pauses(procs, meanwhile)))
 
 
-def _with_pauses(rows: Iterable[accounting.ProcRow], pause: Callable[[], object]) -> Iterator[accounting.ProcRow]:
+def _with_pauses(
+    rows: Iterable[accounting.AccountedProc], pause: Callable[[], object]
+) -> Iterator[accounting.AccountedProc]:
     for number, row in enumerate(rows):
         if number % _ROWS_BETWEEN_PAUSES == 0:
             pause()
         yield row
 
 
-def entries_of(rows: Iterable[accounting.ProcRow]) -> dict[str, str]:
+def entries_of(rows: Iterable[accounting.AccountedProc]) -> dict[str, str]:
     """Procs as ledger entries: cores rounded up per proc."""
     return {row.proc_id: _booking(row).packed() for row in rows if _countable(row.show_id)}
 
 
-def _booking(row: accounting.ProcRow) -> Booking:
+def _booking(row: accounting.AccountedProc) -> Booking:
     alloc, folder, job, layer, dept = (
         vertex_id if _countable(vertex_id) else ""
         for vertex_id in (row.alloc_id, row.folder_id, row.job_id, row.layer_id, row.dept_id)
@@ -240,7 +242,7 @@ def fresh_additions(engine: Engine, proc_ids: Collection[str]) -> list[Change]:
 #
 # Redis TIME alone may not decide that a booking is too old: it can be set forward, and a booking that is just being
 # committed would be thrown away. So an age must also have passed on this machine's boot clock since this machine first
-# saw the entry at a mark. Sightings are kept in Redis, apart for each boot of each machine, so that any process of the
+# saw the entry at a mark. FirstSeen are kept in Redis, apart for each boot of each machine, so that any process of the
 # machine can go on where another stopped; losing them only postpones a judgement.
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -261,14 +263,14 @@ def boot_id() -> str:
         return f"process-{uuid.getnode():x}-{time.time_ns():x}"
 
 
-class Sightings:
+class FirstSeen:
     """When this machine first saw each in-flight entry, in the hash ``key``. ``clock`` is in seconds, never jumps."""
 
     def __init__(
         self, client: redis.Redis, *, clock: Callable[[], float] = boot_clock, boot: str | None = None
     ) -> None:
         self._client = client
-        self.key = keys.SIGHTINGS_PREFIX + (boot or boot_id())
+        self.key = keys.FIRST_SEEN_PREFIX + (boot or boot_id())
         self.clock = clock
 
     def too_old(self, records: Iterable[Record], mark: Mark, marked_at: float, *, age_seconds: float) -> frozenset[str]:
@@ -279,7 +281,7 @@ class Sightings:
         with answering():
             stored = dict(cast("Iterable[tuple[str, str]]", self._client.hscan_iter(self.key, count=_AT_ONCE)))
         in_flight = [r for r in records if r.state is EntryState.IN_FLIGHT and r.changed_seq <= mark.seq]
-        seen = {r.proc_id: first_sighting(stored.get(r.proc_id), r, marked_at) for r in in_flight}
+        seen = {r.proc_id: first_seen_at(stored.get(r.proc_id), r, marked_at) for r in in_flight}
         self._remember({r.proc_id: f"{r.changed_seq}|{seen[r.proc_id]!r}" for r in in_flight}, stored)
         return frozenset(
             r.proc_id
@@ -301,7 +303,7 @@ class Sightings:
             pipe.execute()
 
 
-def first_sighting(stored: str | None, record: Record, marked_at: float) -> float:
+def first_seen_at(stored: str | None, record: Record, marked_at: float) -> float:
     """When the entry was first seen as it is now; this mark, when it never was."""
     changed, _, seen = (stored or "").partition("|")
     return float(seen) if changed == str(record.changed_seq) else marked_at
@@ -317,8 +319,8 @@ class Pass:
     """What one pass read, found and applied."""
 
     mark: Mark
-    snapshot: Snapshot
-    stock: Stock
+    snapshot: ProcSnapshot
+    check: ConsistencyCheck
     found: Differences
     applied: Applied
 
@@ -328,7 +330,7 @@ class Pass:
 
     def entries_now(self) -> dict[str, str]:
         """The ledger after the changes, provided that nobody else changed it meanwhile."""
-        entries = {proc_id: record.entry for proc_id, record in self.stock.records.items()}
+        entries = {proc_id: record.entry for proc_id, record in self.check.records.items()}
         for change in self.changes:
             if change.proc_id in self.applied.passed_over:
                 continue
@@ -340,28 +342,28 @@ class Pass:
 
 
 def reconcile(
-    engine: Engine, ledger: Ledger, only: frozenset[str] | None, *, age_seconds: float, sightings: Sightings
+    engine: Engine, ledger: Ledger, only: frozenset[str] | None, *, age_seconds: float, first_seen: FirstSeen
 ) -> Pass:
     """Bring the ledger to what the proc table says, as far as it can be said for certain now."""
-    marked_at = sightings.clock()
+    marked_at = first_seen.clock()
     mark = ledger.mark()
-    ledger.drop_misfits(mark, sightings.key)
+    ledger.drop_misfits(mark, first_seen.key)
     stalled = may_still_commit(engine, age_seconds)
     snapshot = read_snapshot(engine, only)
-    stock = take_stock(ledger, mark.epoch)
-    if ledger.catch_up(max((mark.seq, *(record.changed_seq for record in stock.records.values())))):
+    check = check_consistency(ledger, mark.epoch)
+    if ledger.catch_up(max((mark.seq, *(record.changed_seq for record in check.records.values())))):
         # The mark may be too low, or numbers of before it given again after it: what was read under them is read anew.
-        return reconcile(engine, ledger, only, age_seconds=age_seconds, sightings=sightings)
-    old = sightings.too_old(stock.records.values(), mark, marked_at, age_seconds=age_seconds)
+        return reconcile(engine, ledger, only, age_seconds=age_seconds, first_seen=first_seen)
+    old = first_seen.too_old(check.records.values(), mark, marked_at, age_seconds=age_seconds)
     too_old = frozenset[str]() if stalled else old
     scope = Scope(snapshot.managed, only)
-    found = find_differences(mark.seq, snapshot.entries, stock.records.values(), too_old=too_old, scope=scope)
+    found = find_differences(mark.seq, snapshot.entries, check.records.values(), too_old=too_old, scope=scope)
     found.add_missing(fresh_additions(engine, found.absent))
-    if only is None and stock.unreadable:
-        log.error("ledger_entries_not_understood", entries=len(stock.unreadable), procs=stock.unreadable[:20])
-        found.add_unreadable(stock.unreadable)
-    _lend_before_retiring(engine, ledger, stock, found)
-    return Pass(mark, snapshot, stock, found, ledger.apply(found.changes, epoch=mark.epoch))
+    if only is None and check.unreadable:
+        log.error("ledger_entries_not_understood", entries=len(check.unreadable), procs=check.unreadable[:20])
+        found.add_unreadable(check.unreadable)
+    _lend_before_retiring(engine, ledger, check, found)
+    return Pass(mark, snapshot, check, found, ledger.apply(found.changes, epoch=mark.epoch))
 
 
 def renew_entries(ledger: Ledger, show_ids: Collection[str]) -> None:
@@ -377,13 +379,13 @@ def renew_entries(ledger: Ledger, show_ids: Collection[str]) -> None:
     ledger.apply(changes, epoch=ledger.epoch())
 
 
-def _lend_before_retiring(engine: Engine, ledger: Ledger, stock: Stock, found: Differences) -> None:
+def _lend_before_retiring(engine: Engine, ledger: Ledger, check: ConsistencyCheck, found: Differences) -> None:
     """Count the frames of shows that are not managed any more as foreign before their entries go.
 
     The other way round somebody who read the limits while the show was managed could book its licences again.
     """
     retired = [proc_id for proc_id, cause in found.cause_of.items() if cause is Cause.RETIRED]
-    moved = (key for proc_id in retired for key, _, _ in amounts(stock.records[proc_id].entry))
+    moved = (key for proc_id in retired for key, _, _ in amounts(check.records[proc_id].entry))
     limits = {key for key in moved if key.startswith(keys.LIMIT_PREFIX)}
     if limits:
         load_caps(engine, ledger, sorted(limits))
@@ -396,7 +398,7 @@ Drift = Mapping[tuple[VertexKind, Cause], int]
 
 
 def drift_of_entries(
-    stock: Stock, changes: Iterable[Change], cause_of: Mapping[str, Cause], *, without: Collection[str] = ()
+    check: ConsistencyCheck, changes: Iterable[Change], cause_of: Mapping[str, Cause], *, without: Collection[str] = ()
 ) -> dict[tuple[VertexKind, Cause], int]:
     """Vertices whose counters these changes of entries move, ``without`` those of some procs.
 
@@ -406,7 +408,7 @@ def drift_of_entries(
     for change in changes:
         if change.proc_id in without:
             continue
-        known = stock.records.get(change.proc_id)
+        known = check.records.get(change.proc_id)
         before = set() if known is None else set(amounts(known.entry))
         after = set() if change.entry is None else set(amounts(change.entry))
         touched[cause_of[change.proc_id]] |= {key for key, _, _ in before ^ after}

@@ -18,7 +18,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import reseed_limits
 from opencue_sched.accounting.ledger import Ledger, answering
-from opencue_sched.accounting.managed import Note, counted_shows
+from opencue_sched.accounting.managed import Note, imported_shows
 from opencue_sched.accounting.recompute import RecomputeReport, recompute
 from opencue_sched.accounting.reconcile import Cause
 from opencue_sched.errors import NotReady
@@ -30,7 +30,7 @@ CUEBOT_CACHE_SECONDS = 30.0
 """How long a Cuebot may believe that a show is still its own."""
 
 
-class CountedShows:
+class ImportedShows:
     """``cuebots``: some may be there. Thread-safe; remembers per process what it has seen to be counted."""
 
     def __init__(self, engine: Engine, ledger: Ledger, *, cuebots: bool, age_seconds: float) -> None:
@@ -56,20 +56,20 @@ class CountedShows:
         wanted = self._next(show_id, note, version, now)
         if wanted != note:
             with answering():
-                self._ledger.client.hset(keys.COUNTED, show_id, wanted.text)
+                self._ledger.client.hset(keys.IMPORTED, show_id, wanted.text)
         if wanted.due:
             return False
         self._seen[show_id] = seen
         return True
 
-    def count_the_rest(self) -> list[str]:
+    def import_all(self) -> list[str]:
         """Count the managed shows that are not, also those that book nothing; returns those that cannot be counted.
 
         Until a show is counted its frames count as foreign under their licences, and twice once a recompute has found
         them. Raises as admits() does when a store is lost.
         """
         failed = []
-        counted = counted_shows(self._ledger.client)
+        counted = imported_shows(self._ledger.client)
         with self._engine.begin() as connection:
             versions = store.managed_show_versions(connection)
         for show_id, version in versions.items():
@@ -88,7 +88,7 @@ class CountedShows:
 
     def _read(self, show_id: str) -> tuple[Note | None, float]:
         with answering(), self._ledger.client.pipeline(transaction=False) as pipe:
-            pipe.hget(keys.COUNTED, show_id)
+            pipe.hget(keys.IMPORTED, show_id)
             pipe.time()
             text, (seconds, micros) = pipe.execute()
         return Note.parse(text), float(seconds) + float(micros) / 1e6

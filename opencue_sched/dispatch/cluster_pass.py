@@ -28,8 +28,8 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.ledger import BookAnswers, Ledger, Refused
-from opencue_sched.accounting.show_import import CountedShows
+from opencue_sched.accounting.ledger import BookAnswers, BookingRefused, Ledger
+from opencue_sched.accounting.show_import import ImportedShows
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.queues import HostShares
 from opencue_sched.dispatch.commit import CommitResult, CommittedProc, CommitTurns, commit_plan
@@ -79,11 +79,11 @@ class Booked:
 def after_booking(
     verdicts: Iterable[LayerVerdict],
     procs: Iterable[PlannedProc],
-    refusals: Mapping[str, Refused],
+    refusals: Mapping[str, BookingRefused],
     losses: Mapping[str, BookingError],
 ) -> Booked:
     """Take from each verdict the frames that were refused or lost, both by proc id, and say why they wait."""
-    refused: dict[str, list[Refused]] = {}
+    refused: dict[str, list[BookingRefused]] = {}
     lost: dict[str, list[BookingError]] = {}
     for proc in procs:
         if proc.proc_id in refusals:
@@ -134,7 +134,7 @@ def given_back(procs: Iterable[PlannedProc], kept: Collection[str]) -> tuple[Hos
 
 
 def _judged(
-    verdict: LayerVerdict, refused: list[Refused] | tuple[()], lost: list[BookingError] | tuple[()]
+    verdict: LayerVerdict, refused: list[BookingRefused] | tuple[()], lost: list[BookingError] | tuple[()]
 ) -> LayerVerdict:
     gone = len(refused) + len(lost)
     if not gone:
@@ -147,7 +147,7 @@ def _judged(
     return replace(left, detail=f"{gone} of its frames were lost before they were booked ({reasons}); tried again")
 
 
-def _refusal(refused: Refused) -> str:
+def _refusal(refused: BookingRefused) -> str:
     if refused.table == "unseeded":
         return f"PostgreSQL has no row with the caps of {refused.vertex}"
     if refused.table == "error":
@@ -211,7 +211,7 @@ class PassRunner:
     rest: LayerRest
     shares: HostShares | None = None
     verdicts: VerdictLog | None = None
-    counted: CountedShows | None = None
+    counted: ImportedShows | None = None
     bad_rows: BadRowLog = field(default_factory=BadRowLog)
     refusals: Refusals = field(default_factory=Refusals)
     locked: LockedHosts = field(default_factory=LockedHosts)

@@ -7,8 +7,7 @@ One function for the command line, the demo, the benchmarks and the tests. What 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import cast
@@ -17,8 +16,8 @@ import redis
 from sqlalchemy import Engine
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.entries import EntryState, Record, amounts, unpack
-from opencue_sched.accounting.inventory import Amounts, expected, vertex_keys, wait_for_stock
+from opencue_sched.accounting.consistency import Amounts, ConsistencyCheck, check_consistency, drift
+from opencue_sched.accounting.entries import EntryState, Record, unpack
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.settings import Settings
@@ -26,18 +25,15 @@ from opencue_sched.store import audit as store
 
 # I1 and I4 of a farm at work: what only changed while it was looked at is told from what is wrong.
 #
-# Counters and ledger are compared at one moment: by ``acct:seq``, which stood still around the reading, or else by
-# taking stock, which is exact under any load. PostgreSQL and Redis have no moment in common; so those ids that differ,
-# and only those, are looked at again until they agree, or have contradicted each other unchanged for
-# ``STAYS_WRONG_SECONDS``.
+# Counters and ledger are compared by the consistency check of a recompute, which is exact under any load. PostgreSQL
+# and Redis have no moment in common; so those ids that differ, and only those, are looked at again until they agree, or
+# have contradicted each other unchanged for ``STAYS_WRONG_SECONDS``.
 
 LOOK_AGAIN_SECONDS = 0.5
 STAYS_WRONG_SECONDS = 2.0
 LOOKS = 12
-STOCK_DEADLINE_SECONDS = 5.0
+CHECK_DEADLINE_SECONDS = 5.0
 KEYS_PER_ROUND_TRIP = 1000
-
-_Differences = dict[str, tuple[Amounts, Amounts]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,73 +46,40 @@ class Compared:
 
 
 def compare_counters(ledger: Ledger) -> Compared:
-    """I1: every counter is the sum of its ledger entries. Wrong is what differs by the same amount in two looks."""
-    looked_at, before = _differences(ledger)
-    if before == {}:
-        return Compared(looked_at, ())
-    time.sleep(LOOK_AGAIN_SECONDS)
-    looked_at, after = _differences(ledger)
-    if before is None or after is None:
-        return Compared(looked_at, (), ("bookings went on, and another process was taking stock all the time",))
-    wrong = {key for key in before.keys() & after.keys() if _off(before[key]) == _off(after[key])}
+    """I1: every counter is the sum of its ledger entries. Wrong is what differs by the same amount in two checks,
+    because another program's decrement may be on its way (release_feed cuebot-redis)."""
+    try:
+        check = _check_consistency(ledger)
+        before = drift(check)
+        if before:
+            time.sleep(LOOK_AGAIN_SECONDS)
+            check = _check_consistency(ledger)
+    except NotReady as error:
+        return Compared(0, (), (str(error),))
+    after = drift(check)
+    wrong = {key for key, off in after.items() if before.get(key) == off}
     return Compared(
-        looked_at,
-        tuple(f"{key}: counter {_said(key, have)}, ledger {_said(key, want)}" for key, (have, want) in after.items()
-              if key in wrong),
+        len(check.readings),
+        tuple(_contradiction(key, check.readings[key].counted, after[key]) for key in after if key in wrong),
         tuple(f"{key} differed by another amount each time" for key in sorted(before.keys() & after.keys() - wrong)),
-    )  # fmt: skip
+    )
 
 
-def _differences(ledger: Ledger) -> tuple[int, _Differences | None]:
-    """How many counters there are, and (counter, sum of entries) of those that differ; None: no moment was caught."""
-    client = ledger.client
-    before = client.get(keys.SEQ)
-    entries = [record.entry for record in ledger.records()]
-    vertices = sorted(vertex_keys(ledger) | {key for entry in set(entries) for key, _, _ in amounts(entry)})
-    have: Mapping[str, Amounts] = _read_counters(client, vertices)
-    want: Mapping[str, Amounts] = _sums(entries)
-    if client.get(keys.SEQ) != before:
-        try:
-            stock = wait_for_stock(ledger, deadline_seconds=STOCK_DEADLINE_SECONDS)
-        except NotReady:
-            return len(vertices), None
-        if not stock.complete:
-            return len(vertices), None
-        have, want = {key: reading.counted for key, reading in stock.readings.items()}, expected(stock)
-    pairs = {key: (counted, want.get(key, (0, 0))) for key, counted in have.items()}
-    return len(have), {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+def _check_consistency(ledger: Ledger) -> ConsistencyCheck:
+    """A complete check. Raises NotReady when other processes check the counters all the time."""
+    deadline = time.monotonic() + CHECK_DEADLINE_SECONDS
+    while not (check := check_consistency(ledger)).complete:
+        if time.monotonic() >= deadline:
+            raise NotReady("another process was checking the counters all the time")
+        time.sleep(0.05)
+    return check
 
 
-def _sums(entries: Iterable[str]) -> dict[str, Amounts]:
-    sums: dict[str, Amounts] = {}
-    for entry, times in Counter(entries).items():
-        for key, cores, gpus in amounts(entry):
-            held = sums.get(key, (0, 0))
-            sums[key] = held[0] + cores * times, held[1] + gpus * times
-    return sums
-
-
-def _read_counters(client: redis.Redis, vertices: Sequence[str]) -> dict[str, Amounts]:
-    """Cores and GPUs of each vertex, or the running frames of a limit and 0; zeros for a counter that is not there."""
-    counters: dict[str, Amounts] = {}
-    for start in range(0, len(vertices), KEYS_PER_ROUND_TRIP):
-        part = vertices[start : start + KEYS_PER_ROUND_TRIP]
-        with client.pipeline(transaction=False) as pipe:
-            for key in part:
-                pipe.hmget(key, ["int_running"] if key.startswith(keys.LIMIT_PREFIX) else ["int_cores", "int_gpus"])
-            for key, values in zip(part, pipe.execute(), strict=True):
-                first, second = (*values, 0)[:2]
-                counters[key] = int(first or 0), int(second or 0)
-    return counters
-
-
-def _off(pair: tuple[Amounts, Amounts]) -> Amounts:
-    (cores, gpus), (want_cores, want_gpus) = pair
-    return cores - want_cores, gpus - want_gpus
-
-
-def _said(key: str, counted: Amounts) -> tuple[int, ...]:
-    return counted[:1] if key.startswith(keys.LIMIT_PREFIX) else counted
+def _contradiction(key: str, counted: Amounts, off: Amounts) -> str:
+    """The counter and the sum of its entries: cores and GPUs, or the frames of a limit."""
+    size = 1 if key.startswith(keys.LIMIT_PREFIX) else 2
+    booked = counted[0] - off[0], counted[1] - off[1]
+    return f"{key}: counter {counted[:size]}, ledger {booked[:size]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,9 +258,8 @@ _BY_TEST = {
 def run_audit(engine: Engine, client: redis.Redis, settings: Settings) -> AuditReport:
     """Check everything, of a farm at rest or at work.
 
-    Each check of PostgreSQL alone is one statement, and so of one moment. How counters, ledger and procs are compared
-    while they change is told in audit_ledger; a farm at work makes the scripts log their changes for that moment
-    (``acct:audit``), and nothing else is written.
+    Each check of PostgreSQL alone is one statement, and so of one moment. Nothing is written, but that the scripts log
+    their changes while counters and ledger are compared (``acct:audit``).
     """
     ledger = Ledger(client, owner="audit")
     checks = [_counters(ledger), _ledger_is_proc(engine, ledger, settings)]
@@ -317,7 +279,7 @@ def run_audit(engine: Engine, client: redis.Redis, settings: Settings) -> AuditR
     return AuditReport(tuple(sorted(checks, key=lambda check: (int(check.invariant[1:].rstrip("b")), check.invariant))))
 
 
-def _found(invariant: str, text: str, finding: store.Finding) -> Check:
+def _found(invariant: str, text: str, finding: store.Contradictions) -> Check:
     outcome = Outcome.FAIL if finding.wrong else Outcome.PASS
     return Check(
         invariant, outcome, f"{text}: {finding.looked_at - finding.wrong} of {finding.looked_at}", finding.named

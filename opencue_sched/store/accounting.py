@@ -87,7 +87,7 @@ _LIMITS_BY_ID = text(f"{_LIMITS} WHERE pk_limit_record = ANY(:ids)")
 
 
 @dataclass(frozen=True, slots=True)
-class SubscriptionRow:
+class SubscriptionCaps:
     show_id: str
     alloc_id: str
     size_centicores: int
@@ -95,7 +95,7 @@ class SubscriptionRow:
 
 
 @dataclass(frozen=True, slots=True)
-class FolderRow:
+class FolderCaps:
     """Maxima of 0 or below are unlimited."""
 
     folder_id: str
@@ -107,7 +107,7 @@ class FolderRow:
 
 
 @dataclass(frozen=True, slots=True)
-class JobRow:
+class JobCaps:
     """Maxima of 0 or below are unlimited."""
 
     job_id: str
@@ -117,14 +117,14 @@ class JobRow:
 
 
 @dataclass(frozen=True, slots=True)
-class PointRow:
+class PointCaps:
     dept_id: str
     show_id: str
     min_centicores: int
 
 
 @dataclass(frozen=True, slots=True)
-class LimitRow:
+class LimitCaps:
     """``max_value`` frames may run at once (NULL admits none, as in OpenCue's comparison)."""
 
     limit_id: str
@@ -160,52 +160,52 @@ def has_release_trigger(connection: Connection) -> bool:
     return bool(connection.execute(_RELEASE_TRIGGER).scalar_one())
 
 
-def subscriptions_of_shows(connection: Connection, show_ids: Collection[str]) -> list[SubscriptionRow]:
-    return [SubscriptionRow(*row) for row in connection.execute(_SUBSCRIPTIONS_OF_SHOWS, {"shows": list(show_ids)})]
+def subscriptions_of_shows(connection: Connection, show_ids: Collection[str]) -> list[SubscriptionCaps]:
+    return [SubscriptionCaps(*row) for row in connection.execute(_SUBSCRIPTIONS_OF_SHOWS, {"shows": list(show_ids)})]
 
 
-def subscriptions(connection: Connection, pairs: Sequence[tuple[str, str]]) -> list[SubscriptionRow]:
+def subscriptions(connection: Connection, pairs: Sequence[tuple[str, str]]) -> list[SubscriptionCaps]:
     """Subscriptions by (show id, alloc id); one that does not exist has no row."""
     wanted = {"shows": [show for show, _ in pairs], "allocs": [alloc for _, alloc in pairs]}
-    return [SubscriptionRow(*row) for row in connection.execute(_SUBSCRIPTIONS, wanted)]
+    return [SubscriptionCaps(*row) for row in connection.execute(_SUBSCRIPTIONS, wanted)]
 
 
-def folders_of_shows(connection: Connection, show_ids: Collection[str]) -> list[FolderRow]:
-    return [FolderRow(*row) for row in connection.execute(_FOLDERS_OF_SHOWS, {"shows": list(show_ids)})]
+def folders_of_shows(connection: Connection, show_ids: Collection[str]) -> list[FolderCaps]:
+    return [FolderCaps(*row) for row in connection.execute(_FOLDERS_OF_SHOWS, {"shows": list(show_ids)})]
 
 
-def folders(connection: Connection, folder_ids: Collection[str]) -> list[FolderRow]:
-    return [FolderRow(*row) for row in connection.execute(_FOLDERS_BY_ID, {"ids": list(folder_ids)})]
+def folders(connection: Connection, folder_ids: Collection[str]) -> list[FolderCaps]:
+    return [FolderCaps(*row) for row in connection.execute(_FOLDERS_BY_ID, {"ids": list(folder_ids)})]
 
 
-def jobs_of_shows(connection: Connection, show_ids: Collection[str]) -> list[JobRow]:
+def jobs_of_shows(connection: Connection, show_ids: Collection[str]) -> list[JobCaps]:
     """Jobs that are not FINISHED."""
-    return [JobRow(*row) for row in connection.execute(_JOBS_OF_SHOWS, {"shows": list(show_ids)})]
+    return [JobCaps(*row) for row in connection.execute(_JOBS_OF_SHOWS, {"shows": list(show_ids)})]
 
 
-def jobs(connection: Connection, job_ids: Collection[str]) -> list[JobRow]:
-    return [JobRow(*row) for row in connection.execute(_JOBS_BY_ID, {"ids": list(job_ids)})]
+def jobs(connection: Connection, job_ids: Collection[str]) -> list[JobCaps]:
+    return [JobCaps(*row) for row in connection.execute(_JOBS_BY_ID, {"ids": list(job_ids)})]
 
 
-def points_of_shows(connection: Connection, show_ids: Collection[str]) -> list[PointRow]:
-    return [PointRow(*row) for row in connection.execute(_POINTS_OF_SHOWS, {"shows": list(show_ids)})]
+def points_of_shows(connection: Connection, show_ids: Collection[str]) -> list[PointCaps]:
+    return [PointCaps(*row) for row in connection.execute(_POINTS_OF_SHOWS, {"shows": list(show_ids)})]
 
 
-def points(connection: Connection, pairs: Sequence[tuple[str, str]]) -> list[PointRow]:
+def points(connection: Connection, pairs: Sequence[tuple[str, str]]) -> list[PointCaps]:
     """Points by (dept id, show id)."""
     wanted = {"depts": [dept for dept, _ in pairs], "shows": [show for _, show in pairs]}
-    return [PointRow(*row) for row in connection.execute(_POINTS, wanted)]
+    return [PointCaps(*row) for row in connection.execute(_POINTS, wanted)]
 
 
-def all_limits(connection: Connection, counted: Mapping[str, str]) -> list[LimitRow]:
+def all_limits(connection: Connection, counted: Mapping[str, str]) -> list[LimitCaps]:
     """``counted``: the shows whose frames the ledger has, each with the version of its row then."""
-    return [LimitRow(*row) for row in connection.execute(_ALL_LIMITS, _counted(counted))]
+    return [LimitCaps(*row) for row in connection.execute(_ALL_LIMITS, _counted(counted))]
 
 
-def limits(connection: Connection, limit_ids: Collection[str], counted: Mapping[str, str]) -> list[LimitRow]:
+def limits(connection: Connection, limit_ids: Collection[str], counted: Mapping[str, str]) -> list[LimitCaps]:
     """The same for some limits."""
     parameters = {"ids": list(limit_ids), **_counted(counted)}
-    return [LimitRow(*row) for row in connection.execute(_LIMITS_BY_ID, parameters)]
+    return [LimitCaps(*row) for row in connection.execute(_LIMITS_BY_ID, parameters)]
 
 
 def _counted(counted: Mapping[str, str]) -> dict[str, list[str]]:
@@ -453,7 +453,7 @@ _ROWS_PER_FETCH = 5000
 
 
 @dataclass(frozen=True, slots=True)
-class ProcRow:
+class AccountedProc:
     """A proc and its vertices; an empty id where it has none. ``limit_ids`` are in no order."""
 
     proc_id: str
@@ -468,14 +468,14 @@ class ProcRow:
     limit_ids: tuple[str, ...]
 
 
-def procs(connection: Connection, show_ids: Collection[str] | None = None) -> Iterator[ProcRow]:
+def procs(connection: Connection, show_ids: Collection[str] | None = None) -> Iterator[AccountedProc]:
     """Procs of all managed shows, or of these among them."""
     if show_ids is None:
         return _rows(connection, _ALL, {})
     return _rows(connection, _OF_SHOWS, {"shows": list(show_ids)})
 
 
-def procs_by_id(connection: Connection, proc_ids: Collection[str]) -> Iterator[ProcRow]:
+def procs_by_id(connection: Connection, proc_ids: Collection[str]) -> Iterator[AccountedProc]:
     """Those of these procs that exist and belong to a managed show."""
     return _rows(connection, _BY_ID, {"ids": list(proc_ids)})
 
@@ -493,8 +493,8 @@ def unfinished_commits(connection: Connection, seconds: float) -> int:
     return int(connection.execute(_UNFINISHED_COMMITS, {"seconds": seconds}).scalar_one())
 
 
-def _rows(connection: Connection, statement: TextClause, parameters: dict[str, object]) -> Iterator[ProcRow]:
+def _rows(connection: Connection, statement: TextClause, parameters: dict[str, object]) -> Iterator[AccountedProc]:
     result = connection.execution_options(yield_per=_ROWS_PER_FETCH).execute(statement, parameters)
     for proc, show, alloc, folder, job, layer, dept, centicores, gpus, limits in result:
         held = tuple(limits.split(",")) if limits else ()
-        yield ProcRow(proc, show, alloc, folder, job, layer, dept, centicores, gpus, held)
+        yield AccountedProc(proc, show, alloc, folder, job, layer, dept, centicores, gpus, held)

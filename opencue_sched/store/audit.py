@@ -127,7 +127,7 @@ _MANAGED_PROCS = text(
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Contradictions:
     """``looked_at`` rows were judged, ``wrong`` of them contradict the rule; the first few are named."""
 
     looked_at: int
@@ -135,22 +135,22 @@ class Finding:
     named: tuple[str, ...]
 
 
-def over_cap(connection: Connection) -> Finding:
+def over_cap(connection: Connection) -> Contradictions:
     """Subscriptions, folders, jobs and limits of managed shows whose procs hold more than their cap."""
     return _finding(connection.execute(_OVER_CAP).one())
 
 
-def wrong_idle(connection: Connection) -> Finding:
+def wrong_idle(connection: Connection) -> Contradictions:
     """Hosts whose idle cores or GPUs are not total less procs, or whose idle anything is negative."""
     return _finding(connection.execute(_IDLE).one())
 
 
-def lost_frames(connection: Connection, *, grace_seconds: float) -> Finding:
+def lost_frames(connection: Connection, *, grace_seconds: float) -> Contradictions:
     """RUNNING frames without a proc, and procs without a RUNNING frame, for longer than the grace."""
     return _finding(connection.execute(_LOST_FRAMES, {"grace": grace_seconds}).one())
 
 
-def wrong_counts(connection: Connection) -> Finding:
+def wrong_counts(connection: Connection) -> Contradictions:
     """Layers whose layer_stat is not what their frames say."""
     return _finding(connection.execute(_STATS).one())
 
@@ -161,6 +161,6 @@ def managed_procs(connection: Connection, proc_ids: Sequence[str] | None = None)
     return {row.pk_proc: (int(row.cores), int(row.gpus)) for row in connection.execute(_MANAGED_PROCS, {"ids": ids})}
 
 
-def _finding(row: Any) -> Finding:
+def _finding(row: Any) -> Contradictions:
     named: Sequence[str] = row.named or ()
-    return Finding(int(row.looked_at), int(row.wrong), tuple(named))
+    return Contradictions(int(row.looked_at), int(row.wrong), tuple(named))

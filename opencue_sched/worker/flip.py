@@ -27,7 +27,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.caps import reseed_limits
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.managed import forget_others, note_counted
+from opencue_sched.accounting.managed import forget_others, note_imported
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.accounting.reconcile import additions, snapshot_of
 from opencue_sched.accounting.show_import import CUEBOT_CACHE_SECONDS
@@ -285,7 +285,7 @@ def _count_unseen(connection: Connection, ledger: Ledger, show_id: str) -> int:
 def _note(connection: Connection, ledger: Ledger, show_id: str) -> bool:
     """Note that the show is counted as this transaction leaves its row; whether the store took the note."""
     try:
-        note_counted(ledger.client, {show_id: str(show_version(connection, show_id))})
+        note_imported(ledger.client, {show_id: str(show_version(connection, show_id))})
     except NotReady as error:
         log.info("flip_left_to_bootstrap", show=show_id, reason=str(error))
         return False

@@ -23,8 +23,8 @@ from opencue_sched.accounting.connection import look_at_store, make_redis
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.managed import ManagedShows, check_release_feed
 from opencue_sched.accounting.recompute import recompute
-from opencue_sched.accounting.reconcile import Sightings
-from opencue_sched.accounting.show_import import CountedShows
+from opencue_sched.accounting.reconcile import FirstSeen
+from opencue_sched.accounting.show_import import ImportedShows
 from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import (
@@ -144,7 +144,7 @@ class Runtime:
         self.postings = ClusterPostings(
             self.client, BoardKeys(settings.coordination.namespace, cluster_board(settings.scheduler.facility))
         )
-        self.sightings = Sightings(self.client)
+        self.first_seen = FirstSeen(self.client)
         self.verdicts = VerdictLog(self.client, settings.coordination.namespace)
         self._background = Background()
         self.counts = EventCounts(metrics.record_event)
@@ -182,8 +182,8 @@ class Runtime:
         return Sweeper(self.engine, self.settings, self.postings)
 
     @cached_property
-    def counted(self) -> CountedShows:
-        return CountedShows(
+    def counted(self) -> ImportedShows:
+        return ImportedShows(
             self.engine,
             self.ledger,
             cuebots=self.facts.origin == "cuebot",
@@ -332,12 +332,12 @@ class Runtime:
             self.engine,
             self._ledger_under(fence),
             age_seconds=accounting.in_flight_age,
-            sightings=self.sightings,
+            first_seen=self.first_seen,
             cas_max_retries=accounting.cas_max_retries,
         )
         metrics.record_recompute(report)
         notice_flips(self.engine, self.client)
-        self.counted.count_the_rest()
+        self.counted.import_all()
         look_after_handed_back(self.engine, self.client)
         self._check_feed()
         self.show_store()

@@ -18,12 +18,12 @@ from opencue_sched.accounting import recompute as recompute_module
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped, server_run_id
 from opencue_sched.accounting.caps import make_ledger, reseed_limits
 from opencue_sched.accounting.connection import Epoch
+from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.entries import Booking
-from opencue_sched.accounting.inventory import drift, take_stock
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.managed import note_counted
+from opencue_sched.accounting.managed import note_imported
 from opencue_sched.accounting.recompute import recompute
-from opencue_sched.accounting.reconcile import Sightings, read_snapshot
+from opencue_sched.accounting.reconcile import FirstSeen, read_snapshot
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.cluster_pass import PassRunner
@@ -71,7 +71,7 @@ class Ours(Side):
         super().__init__(engine, client, clock, settings)
         client.set(keys.EPOCH, Epoch.new(server_run_id(client)).text)
         self.ledger = make_ledger(engine, client, owner="beat")
-        self.sightings = Sightings(client, clock=clock.monotonic, boot="test")
+        self.first_seen = FirstSeen(client, clock=clock.monotonic, boot="test")
         with engine.connect() as connection:
             self.facts = check_schema(connection)
 
@@ -120,7 +120,7 @@ class Ours(Side):
         return self.actor("recompute", self._recomputes)
 
     def _recomputes(self) -> object:
-        return recompute(self.engine, self.ledger, age_seconds=AGE, sightings=self.sightings)
+        return recompute(self.engine, self.ledger, age_seconds=AGE, first_seen=self.first_seen)
 
     def load_caps(self) -> Actor:
         return self.actor("caps", lambda: reseed_limits(self.engine, self.ledger, [self.show.id]))
@@ -157,7 +157,7 @@ class Ours(Side):
             waiting = farm.job(layers, show=self.show, name="heir")
             counted = managed_show_versions(connection)
         self._recomputes()
-        note_counted(self.client, counted)
+        note_imported(self.client, counted)
         reseed_limits(self.engine, self.ledger, [self.show.id, other.id])
         where, held = keys.limit(limit), "1" if managed else "0"
         assert self.client.hmget(where, "int_foreign", "int_running") == [str(1 - int(held)), held], "one or the other"
@@ -213,9 +213,9 @@ class Ours(Side):
     def judge(self, figures: Figures, *, breaks: str, cap: int, room: int) -> None:
         """Within the cap; the ledger is the proc table, and each counter the sum of its entries."""
         assert figures.running <= cap
-        stock = take_stock(self.ledger)
-        assert {i: r.entry for i, r in stock.records.items()} == dict(read_snapshot(self.engine).entries)
-        assert drift(stock) == {}
+        check = check_consistency(self.ledger)
+        assert {i: r.entry for i, r in check.records.items()} == dict(read_snapshot(self.engine).entries)
+        assert drift(check) == {}
         assert self.counted() == figures.running
 
 

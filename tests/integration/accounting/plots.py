@@ -227,7 +227,7 @@ def ended_during_a_recompute(game: Accounting, how: dict[str, Any]) -> Iterator[
 
 
 def ended_while_another_takes_stock(game: Accounting, how: dict[str, Any]) -> Iterator[None]:
-    """A Cuebot ends a proc, its decrement is lost, and a recompute passes in the midst of another's stock-taking."""
+    """A Cuebot ends a proc, its decrement is lost, and a recompute passes in the midst of another consistency check."""
     game.book(**how, steps=ALL)
     yield
     game.recompute(None, AFTER)

@@ -8,7 +8,7 @@ import pytest
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.connection import Epoch, make_redis
-from opencue_sched.accounting.inventory import drift, take_stock
+from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.scripts import Change, Phase, adjust_calls, foreign_calls
 from opencue_sched.errors import InvalidInput, NotReady
@@ -379,7 +379,7 @@ def test_an_entry_somebody_spoilt_does_not_hold_up_the_others(store: Store) -> N
     assert [record.proc_id for record in store.ledger.records()] == [good.proc_id]
     assert store.ledger.release([good.proc_id, bad.proc_id]) == 2
     assert store.ids() == set()
-    assert drift(take_stock(store.ledger))[SUB] == (2, 0), "left for stock-taking"
+    assert drift(check_consistency(store.ledger))[SUB] == (2, 0), "left for the consistency check"
 
 
 def test_a_spoilt_entry_can_be_rolled_back_and_settled(store: Store) -> None:

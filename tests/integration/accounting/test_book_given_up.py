@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from opencue_sched import lua_scripts
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.inventory import correct, drift, take_stock
+from opencue_sched.accounting.consistency import check_consistency, correct, drift
 from opencue_sched.errors import NotReady
 from opencue_sched.lua_scripts import ScriptCall
 from tests.integration.accounting.conftest import Store, booking
@@ -100,9 +100,9 @@ def test_a_spoilt_counter_stops_only_the_bookings_that_it_would_decide(store: St
     assert [line["bookings"] for line in said if line["event"] == "bookings_not_understood"] == [1] * len(refused)
     assert store.counter(keys.job("other")) == (2, 0)
 
-    # and stock-taking puts the counter right, after which the job is booked
+    # and the consistency check puts the counter right, after which the job is booked
     heal(store)
-    assert drift(take_stock(store.ledger)) == {}
+    assert drift(check_consistency(store.ledger)) == {}
     store.caps(keys.job("job"), int_max_cores=-1, int_max_gpus=-1)
     assert store.ledger.book([booking(4, proc_id="later")]).accepted == {"later"}
 
@@ -134,6 +134,6 @@ def test_what_was_accepted_is_taken_out_again_when_redis_forbids_the_next(
 
 def heal(store: Store) -> None:
     """As a recompute does."""
-    stock = take_stock(store.ledger)
-    if differing := drift(stock):
-        correct(store.ledger, stock, differing)
+    check = check_consistency(store.ledger)
+    if differing := drift(check):
+        correct(store.ledger, check, differing)

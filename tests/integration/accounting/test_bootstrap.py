@@ -26,8 +26,8 @@ from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.connection import Epoch, look_at_store, make_redis
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.managed import counted_shows
-from opencue_sched.accounting.reconcile import Snapshot
+from opencue_sched.accounting.managed import imported_shows
+from opencue_sched.accounting.reconcile import ProcSnapshot
 from opencue_sched.accounting.scripts import epoch_open_call
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.services import EmbeddedRedis
@@ -58,7 +58,7 @@ def test_an_empty_store_is_filled_from_one_snapshot_and_opened(emptied: World, m
         theirs = Farm(connection).show("theirs", managed=False)
     read = bootstrap.snapshot_of
 
-    def handed_over(connection: Connection, **how: Any) -> Snapshot:
+    def handed_over(connection: Connection, **how: Any) -> ProcSnapshot:
         snapshot = read(connection, **how)
         emptied.sql("UPDATE show SET b_scheduler_managed = true WHERE pk_show = :show", show=theirs.id)
         return snapshot
@@ -67,7 +67,7 @@ def test_an_empty_store_is_filled_from_one_snapshot_and_opened(emptied: World, m
     assert store_state(emptied.store.client) is StoreState.LOST
     report = ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0)
     assert (report.action, report.procs) == (Action.FILLED, 3)
-    assert counted_shows(emptied.store.client).keys() == {emptied.show.id}
+    assert imported_shows(emptied.store.client).keys() == {emptied.show.id}
     assert store_state(emptied.store.client) is StoreState.OPEN
     assert emptied.job_cores() == 6
     assert {record.state for record in emptied.ledger.records()} == {"C"}

@@ -13,8 +13,8 @@ import redis
 
 from opencue_sched.accounting import keys, scripts
 from opencue_sched.accounting.connection import Epoch
+from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.entries import Booking, EntryState
-from opencue_sched.accounting.inventory import drift, take_stock
 from opencue_sched.accounting.scripts import MAX_IDS_PER_CALL, WORK_PER_CALL, Change
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.lua_scripts import ScriptCall, call_scripts
@@ -39,7 +39,7 @@ VERTICES = [key for booked in ALL for key in keys.counted(booked.vertices)]
 
 @pytest.fixture(params=[False, True], ids=["ours alone", "dual"])
 def epoch(store: Store, request: pytest.FixtureRequest) -> Epoch:
-    """An open store, of either kind, while somebody takes stock: so the scripts log what they change too."""
+    """An open store, of either kind, while a consistency check runs: so the scripts log what they change too."""
     opened = store.open(dual=request.param)
     store.client.set(keys.AUDIT, "somebody")
     return opened
@@ -102,11 +102,11 @@ def test_reconciling(store: Store, epoch: Epoch, send: Sender) -> None:
         assert reconcile(send, epoch, changes(store, entries)) == PROCS
     assert store.ids() == set()
     store.client.delete(keys.AUDIT, keys.AUDIT_LOG)
-    assert epoch.dual or drift(take_stock(store.ledger)) == {}
+    assert epoch.dual or drift(check_consistency(store.ledger)) == {}
 
 
 def test_giving_entries_new_numbers(store: Store, epoch: Epoch, send: Sender) -> None:
-    """What stays the same is no work: it changes no counter, and has nothing to tell somebody who takes stock."""
+    """What stays the same is no work: it changes no counter, and has nothing to tell a consistency check."""
     settle(send, epoch)
     told, counters = store.client.llen(keys.AUDIT_LOG), [store.client.hgetall(key) for key in VERTICES]
     same = changes(store, [booked.packed() for booked in ALL])

@@ -10,7 +10,7 @@ from sqlalchemy import text
 from opencue_sched.accounting import caps, keys
 from opencue_sched.accounting.caps import load_caps, make_ledger, reseed_limits
 from opencue_sched.accounting.entries import Booking
-from opencue_sched.accounting.managed import note_counted
+from opencue_sched.accounting.managed import note_imported
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
@@ -185,7 +185,7 @@ def test_a_limit_is_lowered_by_the_running_frames_of_unmanaged_shows(world: Worl
         ours = farm.job([LayerSpec(frames=3, limits=[limit])], show=ours_show)
         farm.run(theirs.frames[:2], world.host)
         farm.run(ours.frames[:1], world.host)
-        note_counted(world.store.client, store.managed_show_versions(connection))
+        note_imported(world.store.client, store.managed_show_versions(connection))
     reseed_limits(world.engine, world.ledger, [world.show.id])
     limits = fields(world, keys.limit(limit))
     assert (limits["int_max_value"], limits["int_foreign"], limits["int_running"]) == ("5", "2", "0")

@@ -33,14 +33,14 @@ def foreign(world: World) -> int:
 
 def never_quiet(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Something always moves between the snapshot and the swap."""
-    original = reconcile_module.take_stock
+    original = reconcile_module.check_consistency
 
     def busy(*args: object) -> object:
-        stock = original(*args)  # type: ignore[arg-type]
+        check = original(*args)  # type: ignore[arg-type]
         world.store.client.incr(keys.SEQ)
-        return stock
+        return check
 
-    monkeypatch.setattr(reconcile_module, "take_stock", busy)
+    monkeypatch.setattr(reconcile_module, "check_consistency", busy)
 
 
 def test_a_published_release_frees_cores_at_once_and_the_pass_drops_the_entry(dual: World) -> None:
@@ -195,7 +195,7 @@ def test_a_swap_while_somebody_else_takes_stock_leaves_no_vertex_out(dual: World
     dual.store.client.set(keys.AUDIT, "somebody else")
     report = dual.recompute()
     assert report.cas is not None
-    assert (report.cas.swapped, report.stock_complete) == (True, False)
+    assert (report.cas.swapped, report.check_complete) == (True, False)
     assert (dual.job_cores(), foreign(dual)) == (0, 0)
 
 

@@ -136,17 +136,17 @@ def test_a_recompute_in_the_middle_of_another_changes_nothing_twice(world: World
     world.recompute()
     world.delete(one)
     world.run(1)
-    original = reconcile_module.take_stock
+    original = reconcile_module.check_consistency
     inner: list[object] = []
 
     def interrupted(*args: object) -> object:
-        stock = original(*args)  # type: ignore[arg-type]
+        check = original(*args)  # type: ignore[arg-type]
         if not inner:
             inner.append(None)
             inner.append(recompute(world.engine, world.ledger, age_seconds=AGE, write_tables=False))
-        return stock
+        return check
 
-    monkeypatch.setattr(reconcile_module, "take_stock", interrupted)  # type: ignore[attr-defined]
+    monkeypatch.setattr(reconcile_module, "check_consistency", interrupted)  # type: ignore[attr-defined]
     outer = world.recompute()
     assert outer.passed_over == 2
     assert {cause for _, cause in outer.found} == {Cause.MISSED_RELEASE, Cause.MISSING}
@@ -161,7 +161,7 @@ def test_stock_is_taken_by_one_process_at_a_time(world: World) -> None:
     world.store.client.set(keys.AUDIT, "somebody", px=60_000)
     world.store.client.hincrby(keys.job(world.job.id), "int_cores", 5)
     report = world.recompute()
-    assert (report.stock_complete, report.drifted) == (False, {})
+    assert (report.check_complete, report.drifted) == (False, {})
     assert world.store.client.get(keys.AUDIT) == "somebody"
     world.store.client.delete(keys.AUDIT)
     assert world.recompute().drifted == {"job": 1}

@@ -12,8 +12,8 @@ from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import load_caps
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.ledger import NotReady
-from opencue_sched.accounting.managed import Note, counted_shows, note_counted
-from opencue_sched.accounting.show_import import CountedShows
+from opencue_sched.accounting.managed import Note, imported_shows, note_imported
+from opencue_sched.accounting.show_import import ImportedShows
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
@@ -24,8 +24,8 @@ from opencue_sched.worker.flip import HANDED_BACK, hand_over, notice_flips
 from tests.integration.accounting.world import AGE, World
 
 
-def counted(world: World, *, cuebots: bool = True) -> CountedShows:
-    return CountedShows(world.engine, world.ledger, cuebots=cuebots, age_seconds=AGE)
+def counted(world: World, *, cuebots: bool = True) -> ImportedShows:
+    return ImportedShows(world.engine, world.ledger, cuebots=cuebots, age_seconds=AGE)
 
 
 def flag(world: World, managed: bool) -> None:
@@ -37,14 +37,14 @@ def flag(world: World, managed: bool) -> None:
 def note(world: World) -> None:
     """The world's show is counted as its row is now."""
     with world.engine.begin() as connection:
-        note_counted(world.store.client, store.managed_show_versions(connection))
+        note_imported(world.store.client, store.managed_show_versions(connection))
 
 
 def pause_is_over(world: World) -> None:
-    noted = Note.parse(str(world.store.client.hget(keys.COUNTED, world.show.id)))
+    noted = Note.parse(str(world.store.client.hget(keys.IMPORTED, world.show.id)))
     assert noted is not None
     assert noted.due > 0
-    world.store.client.hset(keys.COUNTED, world.show.id, Note(noted.version, 1.0).text)
+    world.store.client.hset(keys.IMPORTED, world.show.id, Note(noted.version, 1.0).text)
 
 
 def test_what_cuebot_runs_is_counted_twice_with_a_pause_before_anything_is_booked(world: World) -> None:
@@ -152,7 +152,7 @@ def test_a_show_that_a_cuebot_takes_and_gives_back_before_our_flip_has_noted_it_
 
     monkeypatch.setattr(flip_module, "_count", away_and_back)
     hand_over(world.engine, world.ledger, world.show.id, quarantine_seconds=0, age_seconds=AGE)
-    assert world.store.client.hget(keys.COUNTED, world.show.id) is None
+    assert world.store.client.hget(keys.IMPORTED, world.show.id) is None
     assert counted(world, cuebots=False).admits(world.show.id)
     assert world.job_cores() == 4
 
@@ -292,12 +292,12 @@ def test_a_show_that_books_nothing_is_counted_too_so_that_its_frames_hold_each_l
     world.run(2)
     flag(world, True)
     shows = counted(world)
-    shows.count_the_rest()
+    shows.import_all()
     pause_is_over(world)
-    shows.count_the_rest()
+    shows.import_all()
     assert lent(world, shared) == 1
     commands = world.store.client.info("stats")["total_commands_processed"]
-    shows.count_the_rest()
+    shows.import_all()
     assert world.store.client.info("stats")["total_commands_processed"] == commands + 2, "the notes, and this look"
 
 
@@ -324,7 +324,7 @@ def test_a_show_that_is_handed_over_while_others_are_forgotten_keeps_its_note(
     flag(world, False)
     managed_by_another_process_meanwhile(world, monkeypatch)
     assert notice_flips(world.engine, world.store.client) == []
-    assert world.store.client.hexists(keys.COUNTED, world.show.id)
+    assert world.store.client.hexists(keys.IMPORTED, world.show.id)
     assert world.store.client.zscore(HANDED_BACK, world.show.id) is None
 
 
@@ -358,14 +358,14 @@ def test_a_show_that_cannot_be_counted_does_not_keep_others_from_it(
         return count(engine, ledger, show_ids, **rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(counted_module, "recompute", failing)
-    assert counted(world, cuebots=False).count_the_rest() == [shows[bad]]
+    assert counted(world, cuebots=False).import_all() == [shows[bad]]
     good = {show for show in shows if show != shows[bad]}
-    assert set(counted_shows(world.store.client)) == good
+    assert set(imported_shows(world.store.client)) == good
     assert {record.show_id for record in world.ledger.records()} == good
 
     # and it is tried again
     monkeypatch.setattr(counted_module, "recompute", count)
-    assert counted(world, cuebots=False).count_the_rest() == []
+    assert counted(world, cuebots=False).import_all() == []
     world.exact()
 
 
@@ -381,6 +381,6 @@ def test_a_store_that_is_lost_is_no_fault_of_a_show(
 
     monkeypatch.setattr(counted_module, "recompute", failing)
     with pytest.raises(OperationalError):
-        counted(world).count_the_rest()
+        counted(world).import_all()
     assert len(tried) == 1
     assert len(shows) == 3

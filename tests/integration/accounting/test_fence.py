@@ -152,7 +152,7 @@ def test_a_recompute_paused_past_a_take_over_changes_nothing_and_the_new_leaders
             world.engine,
             world.ledger.under(fence),
             age_seconds=AGE,
-            sightings=world.sightings,
+            first_seen=world.first_seen,
         )
 
     former = elect(client)

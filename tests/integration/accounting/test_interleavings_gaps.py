@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from opencue_sched.accounting import caps as caps_module
-from opencue_sched.accounting import inventory as inventory_module
+from opencue_sched.accounting import consistency as consistency_module
 from opencue_sched.accounting import reconcile as reconcile_module
 from opencue_sched.worker import flip as flip_module
 from tests.integration.accounting.interleaved import (
@@ -225,7 +225,7 @@ def test_a_licence_is_not_lent_twice_while_its_show_is_flipped(
     if naive:
         monkeypatch.setattr(flip_module, "_count_unseen", lambda *_: 0)
         monkeypatch.setattr(reconcile_module, "_lend_before_retiring", lambda *_: None)
-        monkeypatch.setattr(caps_module, "counted_shows", lambda _: side.managed_shows())
+        monkeypatch.setattr(caps_module, "imported_shows", lambda _: side.managed_shows())
     flip = side.flip(shared.show, managed=managed)
     lent = [flip.boundary for _ in iter(flip.step, False) if shared.taken_again(load=load)]
     assert side.scalar("SELECT b_scheduler_managed FROM show WHERE pk_show = :show", show=shared.show) == managed
@@ -278,9 +278,11 @@ def test_two_recomputes_find_the_same_drift(play: Play, naive: bool, monkeypatch
     side.run(2)
     side.client.hincrby(side.key, "int_cores", 5)
     if naive:
-        adjust_calls = inventory_module.adjust_calls
+        adjust_calls = consistency_module.adjust_calls
         forever = {"read_at": 10**15}
-        monkeypatch.setattr(inventory_module, "adjust_calls", lambda *args, **how: adjust_calls(*args, **how | forever))
+        monkeypatch.setattr(
+            consistency_module, "adjust_calls", lambda *args, **how: adjust_calls(*args, **how | forever)
+        )
     slow = until(side.recompute(), CORRECTION)
     finish(side.recompute())
     finish(slow)

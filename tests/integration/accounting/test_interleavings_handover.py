@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from opencue_sched.accounting import recompute as recompute_module
-from opencue_sched.accounting.managed import counted_shows
+from opencue_sched.accounting.managed import imported_shows
 from opencue_sched.accounting.reconcile import read_snapshot
 from tests.integration.accounting.interleaved import COMMIT, JUDGED, SNAPSHOT, Side, finish, until
 from tests.integration.accounting.interleaved_ours import Ours, SharedLicence
@@ -65,7 +65,7 @@ def _wrong(side: Ours, shared: SharedLicence, begun: str, ended: str | None, *, 
         if shared.taken_again(load=False):
             return f"{where}: lent again when the flip was at {flip.boundary}"
     finish(recompute)
-    assert shared.show in counted_shows(side.client)
+    assert shared.show in imported_shows(side.client)
     running = read_snapshot(side.engine).entries
     if {record.proc_id: record.entry for record in side.ledger.records()} != dict(running):
         return f"{where}: not counted in the end"

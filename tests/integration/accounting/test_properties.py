@@ -8,8 +8,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from opencue_sched.accounting import keys
+from opencue_sched.accounting.consistency import ConsistencyCheck, check_consistency, drift, expected
 from opencue_sched.accounting.entries import Booking, EntryState
-from opencue_sched.accounting.inventory import Stock, drift, expected, take_stock
 from opencue_sched.accounting.scripts import Change
 from opencue_sched.domain.farm import Vertices
 from tests.integration.accounting.conftest import Store
@@ -141,14 +141,14 @@ def test_counters_are_the_sum_of_their_entries_whatever_happens(
         before = store.seq()
         held = dict(model.entries)
         apply(store, model, name, argument)
-        stock = take_stock(store.ledger)
-        assert {i: r.entry for i, r in stock.records.items()} == model.entries
+        check = check_consistency(store.ledger)
+        assert {i: r.entry for i, r in check.records.items()} == model.entries
         if dual:
-            counted = {key: store.client.hmget(key, "ledger_cores", "ledger_gpus") for key in stock.readings}
+            counted = {key: store.client.hmget(key, "ledger_cores", "ledger_gpus") for key in check.readings}
             sums = {key: (int(c or 0), int(g or 0)) for key, (c, g) in counted.items()}  # type: ignore[misc]
-            assert drift_of_ledger_fields(stock, sums) == {}
+            assert drift_of_ledger_fields(check, sums) == {}
         else:
-            assert drift(stock) == {}
+            assert drift(check) == {}
         if model.entries != held:
             assert store.seq() > before, "every mutation moves the sequence"
         forced = forced or name not in ("book", "release", "rollback", "forget tombstones", "flush scripts")
@@ -156,9 +156,9 @@ def test_counters_are_the_sum_of_their_entries_whatever_happens(
             assert_no_cap_is_passed(store)
 
 
-def drift_of_ledger_fields(stock: Stock, sums: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+def drift_of_ledger_fields(check: ConsistencyCheck, sums: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
     """ledger_* against the entries, in a store where int_* may differ."""
-    wanted = expected(stock)
+    wanted = expected(check)
     return {key: sums[key] for key in sums if not key.startswith(keys.LIMIT_PREFIX) and sums[key] != wanted[key]}
 
 

@@ -12,16 +12,16 @@ from redis.connection import AbstractConnection
 from sqlalchemy import event, text
 from structlog.testing import capture_logs
 
-from opencue_sched.accounting import inventory as inventory_module
+from opencue_sched.accounting import consistency as consistency_module
 from opencue_sched.accounting import keys
 from opencue_sched.accounting import reconcile as reconcile_module
 from opencue_sched.accounting.bootstrap import StoreState, ensure_bootstrapped, store_state
 from opencue_sched.accounting.connection import look_at_store
+from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.entries import EntryState
-from opencue_sched.accounting.inventory import drift, take_stock
 from opencue_sched.accounting.ledger import Booking
 from opencue_sched.accounting.recompute import recompute
-from opencue_sched.accounting.reconcile import Snapshot, may_still_commit, read_snapshot
+from opencue_sched.accounting.reconcile import ProcSnapshot, may_still_commit, read_snapshot
 from opencue_sched.accounting.scripts import MAX_IDS_PER_CALL, Change
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
@@ -109,7 +109,7 @@ def test_a_settled_booking_starts_its_sightings_anew(world: World) -> None:
     world.recompute()
     world.ledger.rollback([again])
     world.recompute()
-    assert world.store.client.hgetall(keys.SIGHTINGS_PREFIX + "test-boot") == {}
+    assert world.store.client.hgetall(keys.FIRST_SEEN_PREFIX + "test-boot") == {}
 
 
 @pytest.mark.parametrize("asks", [True, False], ids=["ours", "naive"])
@@ -164,7 +164,7 @@ def test_a_commit_that_ends_right_after_the_snapshot_has_been_asked_for(
         world.ledger.book([booked])
         recompute_later(world, booked)
 
-        def snapshot_then_commit(*args: Any) -> Snapshot:
+        def snapshot_then_commit(*args: Any) -> ProcSnapshot:
             snapshot = read_snapshot(*args)
             finish()
             return snapshot
@@ -176,7 +176,7 @@ def test_a_commit_that_ends_right_after_the_snapshot_has_been_asked_for(
 
 def recompute_later(world: World, booked: Booking) -> None:
     """With an age so short that a COMMIT of a moment ago hangs; then more than an age passes on both clocks."""
-    recompute(world.engine, world.ledger, age_seconds=0.003, sightings=world.sightings, write_tables=False)
+    recompute(world.engine, world.ledger, age_seconds=0.003, first_seen=world.first_seen, write_tables=False)
     world.now += 100
     if booked.proc_id in world.store.ids():
         world.age(booked.proc_id, 100)
@@ -252,7 +252,7 @@ class TestCommutes:
     """Things that happen between the readings of a pass."""
 
     def between(self, monkeypatch: pytest.MonkeyPatch, point: str, action: object) -> None:
-        """Run ``action``, once, right after the pass has taken its snapshot or its stock."""
+        """Run ``action``, once, right after the pass has taken its snapshot or its check."""
         original = getattr(reconcile_module, point)
 
         def interrupted(*args: object, **kwargs: object) -> object:
@@ -283,7 +283,7 @@ class TestCommutes:
         booked = Booking("young", world.entry(world.run()[0]).vertices, 1)
         self.between(monkeypatch, "read_snapshot", lambda: world.ledger.book([booked]))
         world.recompute()
-        assert world.store.client.hgetall(keys.SIGHTINGS_PREFIX + "test-boot") == {}
+        assert world.store.client.hgetall(keys.FIRST_SEEN_PREFIX + "test-boot") == {}
 
     def test_a_proc_released_after_the_snapshot_is_not_added_again(
         self, world: World, monkeypatch: pytest.MonkeyPatch
@@ -293,7 +293,7 @@ class TestCommutes:
         def release() -> None:
             world.ledger.release([proc])
 
-        self.between(monkeypatch, "take_stock", release)
+        self.between(monkeypatch, "check_consistency", release)
         world.recompute()
         assert world.store.ids() == set()
         assert world.job_cores() == 0
@@ -302,7 +302,7 @@ class TestCommutes:
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (proc,) = world.run()
-        self.between(monkeypatch, "take_stock", lambda: world.delete(proc))
+        self.between(monkeypatch, "check_consistency", lambda: world.delete(proc))
         assert world.recompute().causes == {}
         world.exact()
 
@@ -313,7 +313,7 @@ class TestCommutes:
         booked = world.entry(proc)
         world.ledger.book([booked])
         world.sql("UPDATE proc SET int_cores_reserved = 300 WHERE pk_proc = :id", id=proc)
-        self.between(monkeypatch, "take_stock", lambda: world.ledger.settle([booked]))
+        self.between(monkeypatch, "check_consistency", lambda: world.ledger.settle([booked]))
         report = world.recompute()
         assert report.passed_over == 1
         assert world.recompute().causes == {"moved": 1}
@@ -325,7 +325,7 @@ class TestCommutes:
         one, two = world.run(2)
         world.recompute()
         world.delete(one)
-        self.between(monkeypatch, "take_stock", lambda: world.ledger.release([one]))
+        self.between(monkeypatch, "check_consistency", lambda: world.ledger.release([one]))
         world.recompute()
         assert world.store.ids() == {two}
         assert world.job_cores() == 2
@@ -356,13 +356,13 @@ class TestDrift:
         client.delete(keys.point(vertices.dept_id, vertices.show_id))
         client.set(keys.point(vertices.dept_id, vertices.show_id), "2")
         if not dual:
-            take_stock(world.ledger)
+            check_consistency(world.ledger)
             assert set(world.ledger.book([Booking("more", vertices, 1)]).refusals) == {"more"}, "not before it is right"
         report = world.recompute()
         assert report.drifted == ({} if dual else {"folder": 1, "job": 1, "point": 1})
         world.exact()
         assert len(world.ledger.book([Booking("again", vertices, 1)]).accepted) == 1
-        assert drift(take_stock(world.ledger)) == {}
+        assert drift(check_consistency(world.ledger)) == {}
 
     @pytest.mark.parametrize("spoilt", ["", "garbage", b"\xff", "amount", "vertex"])
     def test_an_entry_that_somebody_spoilt_is_written_anew(self, world: World, spoilt: str | bytes) -> None:
@@ -395,7 +395,7 @@ class TestDrift:
         world.recompute()
         ghost = Booking("ghost", world.entry(proc).vertices, 4).packed()
         world.store.client.rpush(keys.AUDIT_LOG, f"1|+|ghost|{ghost}", f"{world.store.seq() + 5}|-|{proc}|{ghost}")
-        assert drift(take_stock(world.ledger)) == {}
+        assert drift(check_consistency(world.ledger)) == {}
 
     def test_nothing_is_corrected_when_the_log_of_changes_was_cut_off(
         self, world: World, monkeypatch: pytest.MonkeyPatch
@@ -404,16 +404,16 @@ class TestDrift:
         (proc,) = world.run()
         world.recompute()
         more = Booking("more", world.entry(proc).vertices, 4)
-        read = inventory_module.read_counters
+        read = consistency_module.read_counters
 
         def interrupted(*args: Any) -> object:
             world.store.client.delete(keys.AUDIT, keys.AUDIT_LOG)
             world.ledger.book([more])
             return read(*args)
 
-        monkeypatch.setattr(inventory_module, "read_counters", interrupted)
+        monkeypatch.setattr(consistency_module, "read_counters", interrupted)
         report = world.recompute()
-        assert (report.stock_complete, report.drifted, world.job_cores()) == (False, {}, 6)
+        assert (report.check_complete, report.drifted, world.job_cores()) == (False, {}, 6)
 
     def test_a_stale_counter_without_any_entry_converges_to_zero(self, world: World) -> None:
         world.store.client.hset(keys.job(world.job.id), "int_cores", 7)
@@ -426,7 +426,7 @@ class TestDrift:
         early, undone, late, brief = (Booking(name, vertices, 1) for name in ("early", "undone", "late", "brief"))
         world.ledger.book([early, undone])
         world.store.client.hincrby(keys.job(world.job.id), "int_cores", 5)
-        read = inventory_module.read_counters
+        read = consistency_module.read_counters
 
         def racing(*args: object) -> object:
             world.ledger.release(["early"])
@@ -436,9 +436,9 @@ class TestDrift:
             world.ledger.rollback([brief])
             return readings
 
-        monkeypatch.setattr(inventory_module, "read_counters", racing)
-        stock = take_stock(world.ledger)
-        assert drift(stock) == {keys.job(world.job.id): (5, 0)}
+        monkeypatch.setattr(consistency_module, "read_counters", racing)
+        check = check_consistency(world.ledger)
+        assert drift(check) == {keys.job(world.job.id): (5, 0)}
 
 
 class TestSetBack:
@@ -482,7 +482,7 @@ class TestSetBack:
         world.recompute()
         vertices, read = world.entry(proc).vertices, reconcile_module.read_snapshot
 
-        def set_back(*args: Any) -> Snapshot:
+        def set_back(*args: Any) -> ProcSnapshot:
             snapshot = read(*args)
             monkeypatch.setattr(reconcile_module, "read_snapshot", read)
             world.store.client.set(keys.SEQ, 1)
@@ -507,7 +507,7 @@ class TestMisfits:
         world.delete(one)
         bucket = int(client.time()[0]) // 120
         tombs = [f"{keys.TOMBSTONE_PREFIX}{bucket + i}" for i in range(3)]
-        misfits = {*tombs, keys.SIGHTINGS_PREFIX + "test-boot", keys.AUDIT, keys.COUNTED, keys.CORRECTED, keys.SEQ}
+        misfits = {*tombs, keys.FIRST_SEEN_PREFIX + "test-boot", keys.AUDIT, keys.IMPORTED, keys.CORRECTED, keys.SEQ}
         client.delete(*misfits)
         for key in misfits:
             client.zadd(key, {"somebody": 1})
@@ -659,7 +659,7 @@ def test_the_report_tells_how_many_bookings_are_in_flight_and_since_when(world: 
     report = world.recompute()
     assert report.in_flight == 2
     assert 30 <= report.oldest_in_flight_seconds < 40
-    assert report.stock_complete
+    assert report.check_complete
 
 
 def test_changes_are_applied_in_pieces_a_script_may_take(world: World) -> None:

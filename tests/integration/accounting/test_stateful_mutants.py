@@ -63,8 +63,8 @@ MUTANTS = {
     ),
     "age judged by the clock at apply time": Mutant(
         reconcile.reconcile,
-        "too_old(stock.records.values(), mark, marked_at,",
-        "too_old(stock.records.values(), ledger.mark(), sightings.clock(),",
+        "too_old(check.records.values(), mark, marked_at,",
+        "too_old(check.records.values(), ledger.mark(), first_seen.clock(),",
         plots.recompute_that_stalls,
     ),
     "what was confirmed after the mark is removed": Mutant(
@@ -140,16 +140,16 @@ MUTANTS = {
     ),
     "in flight that the swap does not carry": Mutant(
         reconcile.Pass.entries_now,
-        "for proc_id, record in self.stock.records.items()}",
-        "for proc_id, record in self.stock.records.items() if record.state == 'C'}",
+        "for proc_id, record in self.check.records.items()}",
+        "for proc_id, record in self.check.records.items() if record.state == 'C'}",
         plots.in_flight_during_a_recompute,
         MISCOUNTED,
         "dual",
     ),
-    "swap that leaves out what another takes stock of": Mutant(
+    "swap that leaves out what another consistency check reads": Mutant(
         recompute._stored,
-        "stock.readings if stock.complete else vertex_keys(ledger)",
-        "stock.readings",
+        "check.readings if check.complete else vertex_keys(ledger)",
+        "check.readings",
         plots.ended_while_another_takes_stock,
         MISCOUNTED,
         "dual",

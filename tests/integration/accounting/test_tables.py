@@ -9,7 +9,7 @@ from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import OperationalError
 
 from opencue_sched.accounting.caps import make_ledger, reseed_limits
-from opencue_sched.accounting.inventory import vertex_keys
+from opencue_sched.accounting.consistency import vertex_keys
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import AllocIds, HostIds, JobIds, LayerSpec, ShowIds

@@ -11,10 +11,10 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.entries import Booking, unpack_entry
-from opencue_sched.accounting.inventory import drift, take_stock
 from opencue_sched.accounting.recompute import RecomputeReport, recompute
-from opencue_sched.accounting.reconcile import Sightings, may_still_commit, read_snapshot, snapshot_of
+from opencue_sched.accounting.reconcile import FirstSeen, may_still_commit, read_snapshot, snapshot_of
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostIds, JobIds, LayerSpec, ShowIds
 from tests.integration.accounting.conftest import Store
@@ -46,7 +46,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.ledger = make_ledger(self.engine, self.store.client, owner="test")
-        self.sightings = Sightings(self.store.client, clock=lambda: self.now, boot="test-boot")
+        self.first_seen = FirstSeen(self.store.client, clock=lambda: self.now, boot="test-boot")
 
     def recompute(self, *show_ids: str, **rest: float) -> RecomputeReport:
         return recompute(
@@ -54,7 +54,7 @@ class World:
             self.ledger,
             show_ids or None,
             age_seconds=AGE,
-            sightings=self.sightings,
+            first_seen=self.first_seen,
             write_tables=False,
             **rest,  # type: ignore[arg-type]
         )
@@ -115,6 +115,6 @@ class World:
 
     def exact(self) -> None:
         """Ledger and proc table agree, and every counter is the sum of its entries."""
-        stock = take_stock(self.ledger)
-        assert {i: r.entry for i, r in stock.records.items()} == dict(read_snapshot(self.engine).entries)
-        assert drift(stock) == {}
+        check = check_consistency(self.ledger)
+        assert {i: r.entry for i, r in check.records.items()} == dict(read_snapshot(self.engine).entries)
+        assert drift(check) == {}

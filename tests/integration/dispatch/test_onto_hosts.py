@@ -14,7 +14,7 @@ import pytest
 from opencue_proto import rqd_pb2
 from sqlalchemy import Engine, text
 
-from opencue_sched.accounting.managed import note_counted
+from opencue_sched.accounting.managed import note_imported
 from opencue_sched.dispatch.clusters import load_clusters
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.cluster import Verdict
@@ -95,7 +95,7 @@ def site(engine: Engine, settings: Settings, hosts: Sequence[HostSpec], **queue:
         )
         with passes(engine, changed) as runner:
             with engine.begin() as connection:
-                note_counted(runner.client, managed_show_versions(connection))
+                note_imported(runner.client, managed_show_versions(connection))
             yield Site(engine, rqds, runner, show)
 
 

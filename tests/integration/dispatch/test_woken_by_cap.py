@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 from sqlalchemy import Engine, text
 
-from opencue_sched.accounting.managed import note_counted
+from opencue_sched.accounting.managed import note_imported
 from opencue_sched.dispatch import sweep
 from opencue_sched.domain.cluster import Cluster, Verdict
 from opencue_sched.embedded.farm import Farm
@@ -44,7 +44,7 @@ def plant(here: Passes, cap: str, *, clusters: int) -> None:
         folder = farm.folder(show, "capped", max_cores=2) if cap == "folder" else None
         layers = [LayerSpec(frames=1, tags=tag, limits=limits) for tag in ("busy", "busy", *tags)]
         farm.job(layers, show=show, folder_id=folder, max_cores=2 if cap == "job" else 100)
-        note_counted(here.client, managed_show_versions(connection))
+        note_imported(here.client, managed_show_versions(connection))
 
 
 def put_to_rest(here: Passes) -> dict[str, list[Verdict]]:

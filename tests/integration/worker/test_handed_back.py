@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, text
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
-from opencue_sched.accounting.managed import note_counted
+from opencue_sched.accounting.managed import note_imported
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Settings
@@ -145,7 +145,7 @@ def test_a_local_proc_that_ends_after_its_show_was_handed_back_leaves_no_cores_b
     if by_our_command:
         hand_back(engine, ledger, show.id, settle_seconds=0, age_seconds=40)
     else:
-        note_counted(redis_client, {show.id: "0"})
+        note_imported(redis_client, {show.id: "0"})
         with engine.begin() as connection:
             connection.execute(text("UPDATE show SET b_scheduler_managed = false"))
         follow_handed_back(engine, ledger, age_seconds=40)

@@ -113,7 +113,7 @@ def procs(engine: Engine) -> int:
 def test_the_first_worker_of_a_fleet_is_the_one_before_which_none_is_at_work(
     runtime: Runtime, settings: Settings
 ) -> None:
-    """It takes stock before it books. Those that only just start are no help: all may have been started together."""
+    """It counts before it books. Those that only just start are no help: all may have been started together."""
     runtime.membership.join("celery@here", queues=lambda: ["cue:q:work:type:dispatch"], capacity=1)
     namespace = settings.coordination.namespace
     other = Presence(runtime.client, namespace, types=["dispatch"], group="other", instance="other")

@@ -11,7 +11,7 @@ from celery import Celery
 from sqlalchemy import Engine, text
 
 from opencue_sched.accounting.connection import Epoch
-from opencue_sched.accounting.managed import note_counted
+from opencue_sched.accounting.managed import note_imported
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Rqd, Settings
@@ -46,7 +46,7 @@ def runtime(settings: Settings, engine: Engine, redis_client: redis.Redis) -> It
 def known(runtime: Runtime) -> None:
     """Nobody waits until every Cuebot knows whose the shows are, as on a Cuebot's schema."""
     with runtime.engine.begin() as connection:
-        note_counted(runtime.client, managed_show_versions(connection))
+        note_imported(runtime.client, managed_show_versions(connection))
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,18 @@ from hypothesis import strategies as st
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.connection import Epoch, run_id_of
+from opencue_sched.accounting.consistency import (
+    ConsistencyCheck,
+    CounterReading,
+    EntryChange,
+    drift,
+    entry_at,
+    parse_event,
+)
 from opencue_sched.accounting.entries import Booking, EntryState, Record, amounts, show_of, unpack, unpack_entry
-from opencue_sched.accounting.inventory import Event, Reading, Stock, drift, entry_at, parse_event
 from opencue_sched.accounting.keys import cap_fields, read_caps
 from opencue_sched.accounting.recompute import counters, is_undisturbed
-from opencue_sched.accounting.reconcile import first_sighting, is_too_old
+from opencue_sched.accounting.reconcile import first_seen_at, is_too_old
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.errors import InvalidInput
 
@@ -140,17 +147,17 @@ class TestAge:
         assert is_too_old(self.record, 500.0, redis_time, boot, age_seconds=40) is old
 
     def test_a_sighting_counts_only_for_the_entry_as_it_is(self) -> None:
-        assert first_sighting("17|500.5", self.record, 900.0) == 500.5
-        assert first_sighting("16|500.5", self.record, 900.0) == 900.0
-        assert first_sighting(None, self.record, 900.0) == 900.0
+        assert first_seen_at("17|500.5", self.record, 900.0) == 500.5
+        assert first_seen_at("16|500.5", self.record, 900.0) == 900.0
+        assert first_seen_at(None, self.record, 900.0) == 900.0
 
 
-def stock(records: dict[str, str], events: list[Event], **counted: tuple[int, int, int]) -> Stock:
+def check(records: dict[str, str], events: list[EntryChange], **counted: tuple[int, int, int]) -> ConsistencyCheck:
     """``counted``: job id to (sequence number of the reading, cores, GPUs)."""
-    return Stock(
+    return ConsistencyCheck(
         Epoch("open|g|r"),
         {i: Record(i, EntryState.CONFIRMED, 0, 0, "me", entry) for i, entry in records.items()},
-        {keys.job(job): Reading(seq, (cores, gpus)) for job, (seq, cores, gpus) in counted.items()},
+        {keys.job(job): CounterReading(seq, (cores, gpus)) for job, (seq, cores, gpus) in counted.items()},
         events,
         True,
     )
@@ -158,29 +165,29 @@ def stock(records: dict[str, str], events: list[Event], **counted: tuple[int, in
 
 class TestStock:
     def test_a_line_of_the_log_is_read(self) -> None:
-        assert parse_event(f"7|-|p|{ENTRY}") == Event(7, False, "p", ENTRY)
+        assert parse_event(f"7|-|p|{ENTRY}") == EntryChange(7, False, "p", ENTRY)
 
     def test_an_entry_is_known_at_any_moment_from_its_events(self) -> None:
-        came, went = Event(5, True, "p", "e"), Event(9, False, "p", "e")
+        came, went = EntryChange(5, True, "p", "e"), EntryChange(9, False, "p", "e")
         assert [entry_at([came, went], seq) for seq in (4, 5, 8, 9)] == [None, "e", "e", None]
         assert [entry_at([went], seq) for seq in (8, 9)] == ["e", None]
-        moved = [Event(5, False, "p", "old"), Event(5, True, "p", "new")]
+        moved = [EntryChange(5, False, "p", "old"), EntryChange(5, True, "p", "new")]
         assert [entry_at(moved, seq) for seq in (4, 5)] == ["old", "new"]
 
     def test_counters_that_agree_do_not_drift(self) -> None:
-        assert drift(stock({"p": "4|1||||j|||"}, [], j=(3, 4, 1))) == {}
+        assert drift(check({"p": "4|1||||j|||"}, [], j=(3, 4, 1))) == {}
 
     def test_what_is_off_is_told_by_how_much(self) -> None:
-        assert drift(stock({"p": "4|1||||j|||"}, [], j=(3, 9, 0), k=(3, 2, 0))) == {
+        assert drift(check({"p": "4|1||||j|||"}, [], j=(3, 9, 0), k=(3, 2, 0))) == {
             keys.job("j"): (5, -1),
             keys.job("k"): (2, 0),
         }
 
     def test_a_booking_after_the_reading_is_not_held_against_it(self) -> None:
-        assert drift(stock({"p": "4|0||||j|||"}, [Event(4, True, "p", "4|0||||j|||")], j=(3, 0, 0))) == {}
+        assert drift(check({"p": "4|0||||j|||"}, [EntryChange(4, True, "p", "4|0||||j|||")], j=(3, 0, 0))) == {}
 
     def test_a_release_after_the_reading_is_not_either(self) -> None:
-        assert drift(stock({}, [Event(4, False, "p", "4|0||||j|||")], j=(3, 4, 0))) == {}
+        assert drift(check({}, [EntryChange(4, False, "p", "4|0||||j|||")], j=(3, 4, 0))) == {}
 
     @given(
         history=st.lists(st.tuples(st.sampled_from("pqr"), st.integers(1, 4)), max_size=12),
@@ -193,15 +200,15 @@ class TestStock:
     ) -> None:
         """Entries come and go; the log starts at ``begin``, ids are scanned and the counter read at later steps."""
         states: list[dict[str, str]] = [{}]
-        events: list[Event] = []
+        events: list[EntryChange] = []
         for seq, (proc_id, cores) in enumerate(history, start=1):
             now = dict(states[-1])
             entry = f"{cores}|0||||j|||"
             if proc_id in now:
-                events.append(Event(seq, False, proc_id, now.pop(proc_id)))
+                events.append(EntryChange(seq, False, proc_id, now.pop(proc_id)))
             else:
                 now[proc_id] = entry
-                events.append(Event(seq, True, proc_id, entry))
+                events.append(EntryChange(seq, True, proc_id, entry))
             states.append(now)
 
         def later(step: int) -> int:
@@ -210,7 +217,7 @@ class TestStock:
         scanned = {p: states[later(at)][p] for p, at in zip("pqr", scans, strict=True) if p in states[later(at)]}
         cores = sum(int(entry.split("|")[0]) for entry in states[later(reading)].values())
         logged = [event for event in events if event.seq > begin]
-        assert drift(stock(scanned, logged, j=(later(reading), cores, 0))) == {}
+        assert drift(check(scanned, logged, j=(later(reading), cores, 0))) == {}
 
 
 class TestCas:

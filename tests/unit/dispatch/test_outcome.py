@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from opencue_sched.accounting.ledger import Refused
+from opencue_sched.accounting.ledger import BookingRefused
 from opencue_sched.dispatch.cluster_pass import after_booking, given_back
 from opencue_sched.domain.cluster import LayerVerdict, Verdict
 from opencue_sched.domain.farm import PlannedProc, Reservation, Vertices
@@ -51,7 +51,7 @@ def test_what_was_booked_leaves_the_verdict_as_it_is() -> None:
     ],
 )
 def test_a_layer_that_the_ledger_refuses_says_what_is_in_its_way(table: str, verdict: Verdict, words: str) -> None:
-    refused = Refused(table, 4.0, 5.0, "acct:job:j1")
+    refused = BookingRefused(table, 4.0, 5.0, "acct:job:j1")
     booked = after_booking([PLANNED, OTHER], PROCS, {"p1": refused, "p2": refused}, {})
     (judged, other) = booked.verdicts
     assert (judged.verdict, judged.frames, judged.waiting, other) == (verdict, 1, 4, OTHER)
@@ -71,7 +71,7 @@ def test_a_layer_that_lost_all_its_frames_is_told_from_one_that_kept_some() -> N
 def test_a_layer_of_which_frames_were_refused_is_not_one_that_lost_all_to_others() -> None:
     lost = {proc.proc_id: FrameLost("taken") for proc in PROCS}
     assert after_booking([PLANNED], PROCS, {}, lost).lost == {"l1"}
-    refused = {"p0": Refused("job", 5, 5, "acct:job:j1")}
+    refused = {"p0": BookingRefused("job", 5, 5, "acct:job:j1")}
     booked = after_booking([PLANNED], PROCS, refused, {"p1": lost["p1"], "p2": lost["p2"]})
     assert (booked.refused, booked.lost) == ({"l1"}, frozenset())
     assert (booked.verdicts[0].frames, booked.verdicts[0].waiting) == (0, 5)

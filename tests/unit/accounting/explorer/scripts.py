@@ -47,7 +47,7 @@ class Scripts:
         return self._touched(slot._replace(entry=entry, jumped=False))
 
     def _touched(self, slot: Slot) -> Slot:
-        """The entry has a new sequence number: sightings, and differences found for the old one, do not hold."""
+        """The entry has a new sequence number: first_seen, and differences found for the old one, do not hold."""
         return slot._replace(seen=0, views=tuple(map(_outdated, slot.views)))
 
     # A recompute (opencue_sched/accounting/reconcile.py)

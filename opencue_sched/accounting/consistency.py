@@ -1,14 +1,13 @@
-"""Stock-taking: does every counter equal the sum of its ledger entries (I1), although bookings go on meanwhile?
+"""The consistency check: does every counter equal the sum of its ledger entries (I1), although bookings go on?
 
 While ``acct:audit`` holds a token, the scripts also log every change of an entry. A counter is read together with the
 sequence number of that moment; the ledger, scanned over a longer time, is wound back or forward to the same moment by
-the log. So the answer is exact for each vertex under any load, and what is wrong is put right by adding the
-difference, which commutes with everything.
+the log. So the answer is exact for each vertex under any load. A recompute adds the difference to what is wrong, which
+commutes with every booking; the audit only tells of it.
 """
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +32,7 @@ _KEYS_PER_ROUND_TRIP = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class EntryChange:
     """An entry that came (``added``) or went, at a sequence number."""
 
     seq: int
@@ -43,7 +42,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class CounterReading:
     """A counter at a sequence number: cores and GPUs, or frames and 0."""
 
     seq: int
@@ -51,22 +50,22 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Stock:
+class ConsistencyCheck:
     """The ledger as scanned, the counters as read, and what happened meanwhile.
 
-    ``complete`` is False when somebody else was taking stock, or it took too long: then only ``records`` are valid, and
-    ``unreadable``, the ids of the entries that nobody can read.
+    ``complete`` is False when another check was under way, or this one outlived its token: then only ``records`` are
+    valid, and ``unreadable``, the ids of the entries that nobody can read.
     """
 
     epoch: Epoch
     records: Mapping[str, Record]
-    readings: Mapping[str, Reading]
-    events: Sequence[Event]
+    readings: Mapping[str, CounterReading]
+    events: Sequence[EntryChange]
     complete: bool
     unreadable: Sequence[str] = ()
 
 
-def take_stock(ledger: Ledger, epoch: Epoch | None = None) -> Stock:
+def check_consistency(ledger: Ledger, epoch: Epoch | None = None) -> ConsistencyCheck:
     """Scan the ledger and read every counter, once, under ``epoch`` (default: the store's). Raises NotReady."""
     epoch = epoch or ledger.mark().epoch
     token = uuid.uuid4().hex
@@ -84,7 +83,7 @@ def take_stock(ledger: Ledger, epoch: Epoch | None = None) -> Stock:
         if mine:
             with answering():
                 (dropped,), _ = call_scripts(client, [token_drop_call((keys.AUDIT, keys.AUDIT_LOG), token)])
-    return Stock(epoch, records, readings, events, mine and int(dropped) == 1, unreadable)
+    return ConsistencyCheck(epoch, records, readings, events, mine and int(dropped) == 1, unreadable)
 
 
 def vertex_keys(ledger: Ledger) -> set[str]:
@@ -94,19 +93,19 @@ def vertex_keys(ledger: Ledger) -> set[str]:
         return {key for key in scanned if keys.parse(key) is not None}
 
 
-def read_counters(ledger: Ledger, epoch: Epoch, vertices: Sequence[str]) -> dict[str, Reading]:
+def read_counters(ledger: Ledger, epoch: Epoch, vertices: Sequence[str]) -> dict[str, CounterReading]:
     """Read counters in pieces; each piece knows its moment."""
-    readings: dict[str, Reading] = {}
+    readings: dict[str, CounterReading] = {}
     for part in chunks(vertices, _KEYS_PER_ROUND_TRIP):
         left = iter(part)
         for _, seq, *numbers in ledger.call_under(inventory_calls(epoch.text, part)):
             for first, second, key in zip(numbers[::2], numbers[1::2], left, strict=False):
-                readings[key] = Reading(int(seq), (int(first), int(second)))
+                readings[key] = CounterReading(int(seq), (int(first), int(second)))
     return readings
 
 
-def _read_log(ledger: Ledger) -> list[Event]:
-    events: list[Event] = []
+def _read_log(ledger: Ledger) -> list[EntryChange]:
+    events: list[EntryChange] = []
     while True:
         with answering():
             page = cast("list[str]", ledger.client.lrange(keys.AUDIT_LOG, len(events), len(events) + _LOG_PAGE - 1))
@@ -115,36 +114,36 @@ def _read_log(ledger: Ledger) -> list[Event]:
             return events
 
 
-def parse_event(line: str) -> Event:
+def parse_event(line: str) -> EntryChange:
     """One line of acct:audit:log: ``seq|+ or -|pk_proc|entry``."""
     seq, sign, proc_id, entry = line.split("|", 3)
-    return Event(int(seq), sign == "+", proc_id, entry)
+    return EntryChange(int(seq), sign == "+", proc_id, entry)
 
 
-def expected(stock: Stock) -> dict[str, Amounts]:
+def expected(check: ConsistencyCheck) -> dict[str, Amounts]:
     """For each counter read, the sum of the entries that were in the ledger at the moment it was read."""
-    logged: dict[str, list[Event]] = defaultdict(list)
-    for event in stock.events:
+    logged: dict[str, list[EntryChange]] = defaultdict(list)
+    for event in check.events:
         logged[event.proc_id].append(event)
-    sums: dict[str, Amounts] = dict.fromkeys(stock.readings, (0, 0))
+    sums: dict[str, Amounts] = dict.fromkeys(check.readings, (0, 0))
 
     def add(entry: str, times: int = 1, only: str | None = None) -> None:
         for key, cores, gpus in amounts(entry):
             if key in sums and only in (None, key):
                 sums[key] = sums[key][0] + cores * times, sums[key][1] + gpus * times
 
-    quiet = Counter(record.entry for proc_id, record in stock.records.items() if proc_id not in logged)
+    quiet = Counter(record.entry for proc_id, record in check.records.items() if proc_id not in logged)
     for entry, times in quiet.items():
         add(entry, times)
     for events in logged.values():
         for key in {key for event in events for key, _, _ in amounts(event.entry)} & sums.keys():
-            present = entry_at(events, stock.readings[key].seq)
+            present = entry_at(events, check.readings[key].seq)
             if present is not None:
                 add(present, only=key)
     return sums
 
 
-def entry_at(events: Sequence[Event], seq: int) -> str | None:
+def entry_at(events: Sequence[EntryChange], seq: int) -> str | None:
     """The entry of one proc at ``seq``, given all its events since before that; None when it had none."""
     later = next((event for event in events if event.seq > seq), None)
     if later is not None:
@@ -152,41 +151,26 @@ def entry_at(events: Sequence[Event], seq: int) -> str | None:
     return events[-1].entry if events[-1].added else None
 
 
-def drift(stock: Stock) -> dict[str, Amounts]:
+def drift(check: ConsistencyCheck) -> dict[str, Amounts]:
     """Counters that differ from their entries, and by how much (counter less entries). Empty when I1 holds."""
-    sums = expected(stock)
+    sums = expected(check)
     differing = {}
-    for key, reading in stock.readings.items():
+    for key, reading in check.readings.items():
         off = reading.counted[0] - sums[key][0], reading.counted[1] - sums[key][1]
         if off != (0, 0):
             differing[key] = off
     return differing
 
 
-def correct(ledger: Ledger, stock: Stock, differing: Mapping[str, Amounts]) -> None:
-    """Take the differences that were found in ``stock`` out of the counters, unless somebody else has done so since."""
-    read_at = min(stock.readings[key].seq for key in differing)
+def correct(ledger: Ledger, check: ConsistencyCheck, differing: Mapping[str, Amounts]) -> None:
+    """Take the differences that were found in ``check`` out of the counters, unless somebody else has done so since."""
+    read_at = min(check.readings[key].seq for key in differing)
     amounts_to_add = [(key, -cores, -gpus) for key, (cores, gpus) in differing.items()]
-    calls = adjust_calls(stock.epoch.text, amounts_to_add, read_at=read_at)
+    calls = adjust_calls(check.epoch.text, amounts_to_add, read_at=read_at)
     for part in chunks(calls, _CALLS_PER_ROUND_TRIP):
         ledger.call_under(part)
 
 
 def count_by_kind(vertices: Iterable[str]) -> dict[VertexKind, int]:
     """How many of these keys are of which kind."""
-    counts: dict[VertexKind, int] = defaultdict(int)
-    for key in vertices:
-        ref = keys.parse(key)
-        if ref is not None:
-            counts[ref.kind] += 1
-    return dict(counts)
-
-
-def wait_for_stock(ledger: Ledger, *, deadline_seconds: float) -> Stock:
-    """Take stock, waiting for another stock-taking to end. The last one is returned even when incomplete."""
-    deadline = time.monotonic() + deadline_seconds
-    while True:
-        stock = take_stock(ledger)
-        if stock.complete or time.monotonic() >= deadline:
-            return stock
-        time.sleep(0.05)
+    return dict(Counter(ref.kind for key in vertices if (ref := keys.parse(key)) is not None))
