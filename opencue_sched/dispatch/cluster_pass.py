@@ -106,7 +106,7 @@ def after_refusals(plan: Plan, apart: Mapping[tuple[str, str], str]) -> tuple[La
     said: dict[str, dict[str, str]] = {}
     for (layer, host), words in apart.items():
         said.setdefault(layer, {})[host] = words
-    blocked = {it.verdict.layer_id for it in plan.blocked}
+    blocked = {it.verdict.layer_id for it in plan.unschedulable}
     return tuple(
         replace(it, verdict=Verdict.BACKING_OFF, detail=_said(said[it.layer_id]))
         if it.verdict is Verdict.CAPACITY and it.layer_id in said.keys() - blocked
@@ -368,8 +368,8 @@ class PassRunner:
         report.cache_hits, report.cache_misses = plan.cache_hits, plan.cache_misses
         report.verdicts = (*gathered.bad_layers, *after_refusals(plan, apart))
         placed = {proc.layer.kind for proc in plan.procs}
-        self.rest.rest(cluster.key, plan.blocked, roused=report.roused, placed=placed)
-        report.blocked = plan.blocked
+        self.rest.rest(cluster.key, plan.unschedulable, roused=report.roused, placed=placed)
+        report.blocked = plan.unschedulable
         return plan
 
     def _carry_out(

@@ -33,7 +33,7 @@ from typing import Generic, TypeVar
 from opencue_sched.domain.cluster import LayerVerdict, Verdict
 from opencue_sched.domain.farm import Host, Snapshot, ThreadMode
 from opencue_sched.domain.reservation import Need, least_cores, smallest_need
-from opencue_sched.placement.planner import Blocked, Search
+from opencue_sched.placement.planner import Search, UnschedulableLayer
 from opencue_sched.store.pending import CapKind, Capped, LeftOut, Room
 
 PAUSE_SECONDS = 0.05
@@ -174,7 +174,7 @@ class LayerRest:
     def rest(
         self,
         cluster: str,
-        blocked: Iterable[Blocked],
+        blocked: Iterable[UnschedulableLayer],
         *,
         roused: int,
         placed: Collection[str] = frozenset(),
@@ -185,7 +185,7 @@ class LayerRest:
         do not rest: another pass has taken note of that change already, and none would rouse them again.
         """
         now = self._clock()
-        by_kind: defaultdict[str, list[Blocked]] = defaultdict(list)
+        by_kind: defaultdict[str, list[UnschedulableLayer]] = defaultdict(list)
         for one in blocked:
             by_kind[one.kind].append(one)
         with self._lock:
@@ -210,7 +210,9 @@ class LayerRest:
                     called,
                 )
 
-    def count_pass(self, cluster: str, blocked: Iterable[Blocked], others: Iterable[Resting], *, full: bool) -> None:
+    def count_pass(
+        self, cluster: str, blocked: Iterable[UnschedulableLayer], others: Iterable[Resting], *, full: bool
+    ) -> None:
         """A pass over the cluster looked at these in vain: ``blocked`` ones found no host, the ``others`` had another
         reason. After a few in a row that were ``full`` (there may be more jobs than they looked at) and looked at
         something in vain, those behind have a turn."""

@@ -13,7 +13,7 @@ import structlog
 from opencue_sched.dispatch.cooldown import Resting
 from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict
 from opencue_sched.domain.farm import Host
-from opencue_sched.placement.planner import Blocked
+from opencue_sched.placement.planner import UnschedulableLayer
 
 log = structlog.get_logger(__name__)
 
@@ -71,7 +71,7 @@ class PassReport:
     """Layers all of whose planned frames went to somebody else."""
     resting: Mapping[str, LayerVerdict] = field(default_factory=dict)
     """Layers that were left out because they could not be placed a moment ago, by id."""
-    blocked: tuple[Blocked, ...] = ()
+    blocked: tuple[UnschedulableLayer, ...] = ()
     """Layers of which nothing was placed because no host would do."""
     given_back: tuple[Host, ...] = ()
     """Hosts of which something was planned that was not booked, as they are without that."""

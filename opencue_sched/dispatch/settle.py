@@ -44,7 +44,7 @@ class SettlingLedger(Protocol):
 
 
 class PublishesHosts(Protocol):
-    """The part of placement.changes.HostChanges used here."""
+    """The part of placement.host_groups.HostChanges used here."""
 
     def publish(self, host_ids: Sequence[str], /) -> Any: ...
 

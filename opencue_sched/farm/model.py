@@ -21,7 +21,7 @@ class LedgerRelease(Protocol):
 
 
 class HostPublisher(Protocol):
-    """placement.changes.HostChanges, as far as it is needed here."""
+    """placement.host_groups.HostChanges, as far as it is needed here."""
 
     def publish(self, host_ids: Sequence[str]) -> object:
         """Tell every worker's host cache that these hosts changed."""

@@ -18,7 +18,7 @@ import structlog
 
 from opencue_sched.domain.farm import Host, Reservation
 from opencue_sched.domain.reservation import Need
-from opencue_sched.placement.host_groups import Accept, GroupKey, HostGroups, Preference, Survey
+from opencue_sched.placement.host_groups import Accept, Census, GroupKey, HostGroups
 from opencue_sched.placement.policy import Strategy
 from opencue_sched.settings import HostCacheSettings
 
@@ -275,6 +275,8 @@ FetchHosts = Callable[[str, Sequence[str]], Mapping[str, Sequence[HostReading]]]
 
 _FIRST_LISTED = 4
 """Hosts listed under the lock at first; each further listing is four times as long."""
+_SCORED_CANDIDATES = 500
+"""Hosts a policy's score chooses among: it is called for each, so this bounds what one check-out costs."""
 _RESCANS = 3
 """Searches repeated because other passes held or took the hosts that would have done."""
 _RETURN_WAIT_SECONDS = 0.05
@@ -301,11 +303,15 @@ class _Group:
 
 
 class HostCache:
-    """A thread-safe ``HostPool`` over PostgreSQL's hosts, in groups by facility and tag.
+    """PostgreSQL's hosts in groups by facility and tag, each handed out to one planner at a time. Thread-safe.
+
+    A planner checks a host out, cuts reservations from it and checks it in with what it took. From then on everybody
+    sees the host without those, although nothing is booked yet: that is a *hold*. ``settle`` ends the holds once the
+    outcome of the booking is known.
 
     ``fetch`` reads hosts for groups that are absent or older than ``group_refresh_interval``; hosts named by the change
     log come through ``reading`` and ``apply`` in between. ``clock`` is in seconds and never runs backwards.
-    ``checkout_timeout`` also bounds holds (see ``known``), so it must be longer than a booking's commit deadline.
+    ``checkout_timeout`` also bounds holds (see ``KnownHosts``), so it must be longer than a booking's commit deadline.
     """
 
     def __init__(
@@ -433,7 +439,7 @@ class HostCache:
                 len(hosts.groups), len(self._groups), self._hits, self._misses, len(hosts.checked_out), self._given_up
             )
 
-    # Handing hosts out (HostPool)
+    # Handing hosts out
 
     def check_out(
         self,
@@ -444,18 +450,23 @@ class HostCache:
         accept: Accept,
         *,
         allocs: Collection[str] | None = None,
-        preference: Preference | None = None,
+        score: Callable[[Host], float] | None = None,
         patient: bool = True,
     ) -> Host | None:
-        """See ``HostPool``. A host is handed out only if its ``last_updated`` is still what ``accept`` saw.
+        """The first host with one of ``tags`` and ``need`` idle that ``accept`` agrees to, or None.
 
-        If the hosts that would have done were out or were taken meanwhile, the search is repeated a few times: on a
-        small farm a moment's absence must not look like a full farm.
+        ``allocs`` leaves out the hosts of other allocations without looking at them. ``score`` replaces the strategy's
+        order by the lowest score among the first 500 accepted hosts. Not ``patient``: return at once when there is no
+        host at the moment, because the caller has others to look at.
+
+        A host is handed out only if its ``last_updated`` is still what ``accept`` saw.
         """
         raced: list[Host] = []
+        # Hosts that would have done were out or were taken meanwhile: on a small farm a moment's absence must not look
+        # like a full farm, so the search is repeated a few times.
         for _ in range(_RESCANS + 1):
             listed = self._listed(facility_id, tags, need, strategy, allocs)
-            host, raced = self._first(listed, accept) if preference is None else self._best(listed, accept, preference)
+            host, raced = self._first(listed, accept) if score is None else self._best(listed, accept, score)
             if host is not None:
                 return host
             if not patient:
@@ -472,9 +483,14 @@ class HostCache:
         return None
 
     def being_booked(self) -> Collection[str]:
+        """Ids of the hosts from which plans that are not settled yet took something, the caller's own among them."""
         return self._hosts.being_booked
 
     def check_in(self, host: Host, taken: Mapping[str, Reservation]) -> bool:
+        """Give back a host as it was handed out, with what was taken from it by proc id.
+
+        False if the check-out was no longer valid (timed out or invalidated); the holds count all the same.
+        """
         with self._lock:
             valid = self._hosts.give_back(host, taken, self._clock())
             if host.id in self._missed:
@@ -483,14 +499,16 @@ class HostCache:
             self._lock.notify_all()
             return valid
 
-    def survey(
+    def census(
         self, facility_id: str, tags: Sequence[str], need: Need, allocs: Collection[str] | None = None
-    ) -> Survey:
+    ) -> Census:
+        """What there is for a need that found no host."""
         with self._lock:
-            found = self._hosts.groups.survey(facility_id, tags, need, allocs)
+            found = self._hosts.groups.census(facility_id, tags, need, allocs)
             return replace(found, refused=tuple(self._hosts.refused(facility_id, tags)))
 
     def settle(self, host_id: str, *, committed: Collection[str], lost: Collection[str]) -> None:
+        """End holds by proc id: ``committed`` stay taken until a read shows them, what ``lost`` took is idle again."""
         with self._lock:
             self._hosts.settle(host_id, committed, lost, self._instant())
             self._lock.notify_all()
@@ -592,10 +610,12 @@ class HostCache:
                 raced.append(host)
         return None, raced
 
-    def _best(self, listed: Iterator[Host], accept: Accept, preference: Preference) -> tuple[Host | None, list[Host]]:
-        """The preferred one of the first accepted hosts, else the next best; otherwise as ``_first``."""
-        accepted = list(islice(filter(accept, listed), preference.candidates))
-        for host in sorted(accepted, key=preference.score):
+    def _best(
+        self, listed: Iterator[Host], accept: Accept, score: Callable[[Host], float]
+    ) -> tuple[Host | None, list[Host]]:
+        """Of the first accepted hosts the one with the lowest score, else the next; otherwise as ``_first``."""
+        accepted = list(islice(filter(accept, listed), _SCORED_CANDIDATES))
+        for host in sorted(accepted, key=score):
             if self._take(host):
                 return host, []
         return None, accepted

@@ -7,17 +7,17 @@ it has.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import redis
 import structlog
 
-from opencue_sched.domain.farm import Host, Reservation, ThreadMode
+from opencue_sched.domain.farm import Host, ThreadMode
 from opencue_sched.domain.reservation import Need
 from opencue_sched.placement.index import HostIndex, Rank, closeness
 from opencue_sched.placement.policy import Strategy
@@ -26,7 +26,7 @@ GroupKey = tuple[str, str]
 """Facility id and host tag."""
 
 
-class Build(NamedTuple):
+class HostClass(NamedTuple):
     """What a host is when nothing runs on it. Whole cores; memory in KB."""
 
     alloc_id: str
@@ -38,7 +38,7 @@ class Build(NamedTuple):
     gpu_memory_kb: int
 
     @classmethod
-    def of(cls, host: Host) -> Build:
+    def of(cls, host: Host) -> HostClass:
         return cls(
             host.alloc_id,
             host.os_names,
@@ -51,15 +51,15 @@ class Build(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class Census:
     """Why no host was found: what the hosts with these tags are, and which comes closest right now.
 
-    ``builds`` maps each kind of host to how many there are, whether or not they can be booked at the moment;
+    ``host_classes`` maps each kind of host to how many there are, whether or not they can be booked at the moment;
     ``roomiest`` is None when none of them can. ``refused`` has what PostgreSQL or RQD said of each further host, which
     is left alone for a moment.
     """
 
-    builds: Mapping[Build, int]
+    host_classes: Mapping[HostClass, int]
     roomiest: Host | None
     refused: tuple[str, ...] = ()
 
@@ -67,11 +67,11 @@ class Survey:
 @dataclass(slots=True)
 class _Group:
     by_alloc: dict[str, HostIndex] = field(default_factory=dict)
-    builds: dict[Build, set[str]] = field(default_factory=dict)
+    host_classes: dict[HostClass, set[str]] = field(default_factory=dict)
 
 
 class HostGroups:
-    """The open groups and the hosts in them. A host is known (counted in surveys) and, unless hidden, bookable.
+    """The open groups and the hosts in them. A host is known (counted in censuses) and, unless hidden, bookable.
 
     Not thread-safe: ``HostCache`` locks around it.
     """
@@ -102,7 +102,7 @@ class HostGroups:
         group = self._groups.pop(key, None)
         if group is None:
             return
-        for ids in group.builds.values():
+        for ids in group.host_classes.values():
             for host_id in ids:
                 if not self.wants(self._known[host_id]):
                     del self._known[host_id]
@@ -123,7 +123,7 @@ class HostGroups:
     def members(self, key: GroupKey) -> list[str]:
         """Ids of every known host of a group."""
         group = self._groups.get(key)
-        return [] if group is None else [host_id for ids in group.builds.values() for host_id in ids]
+        return [] if group is None else [host_id for ids in group.host_classes.values() for host_id in ids]
 
     def put(self, host: Host) -> None:
         """Make the host known and bookable as it is now, in the open groups of its tags and in no other."""
@@ -131,7 +131,7 @@ class HostGroups:
         if known is not None and known.tags is not host.tags and known.tags != host.tags:
             self.drop(host.id)
             known = None
-        if known is not None and (known.alloc_id != host.alloc_id or Build.of(known) != Build.of(host)):
+        if known is not None and (known.alloc_id != host.alloc_id or HostClass.of(known) != HostClass.of(host)):
             self.drop(host.id)
             known = None
         if not self.wants(host):
@@ -165,14 +165,14 @@ class HostGroups:
         host = self._known.pop(host_id, None)
         if host is None:
             return
-        build = Build.of(host)
+        host_class = HostClass.of(host)
         for tag in host.tags:
             group = self._groups.get((host.facility_id, tag))
-            if group is None or build not in group.builds:
+            if group is None or host_class not in group.host_classes:
                 continue
-            group.builds[build].discard(host_id)
-            if not group.builds[build]:
-                del group.builds[build]
+            group.host_classes[host_class].discard(host_id)
+            if not group.host_classes[host_class]:
+                del group.host_classes[host_class]
 
     def candidates(
         self,
@@ -188,24 +188,24 @@ class HostGroups:
             return (host for _, host in streams[0])
         return _each_once(merge(*streams, key=itemgetter(0)))
 
-    def survey(self, facility_id: str, tags: Sequence[str], need: Need, allocs: Collection[str] | None) -> Survey:
+    def census(self, facility_id: str, tags: Sequence[str], need: Need, allocs: Collection[str] | None) -> Census:
         """What there is for ``need``. Costs as much as there are kinds of hosts: ask once per failed need and pass."""
         groups = [self._groups[facility_id, tag] for tag in tags if (facility_id, tag) in self._groups]
         if len(groups) == 1:
-            builds = {build: len(ids) for build, ids in groups[0].builds.items()}
+            host_classes = {host_class: len(ids) for host_class, ids in groups[0].host_classes.items()}
         else:
-            every: dict[Build, set[str]] = {}
+            every: dict[HostClass, set[str]] = {}
             for group in groups:
-                for build, ids in group.builds.items():
-                    every[build] = every.get(build, set()) | ids
-            builds = {build: len(ids) for build, ids in every.items()}
+                for host_class, ids in group.host_classes.items():
+                    every[host_class] = every.get(host_class, set()) | ids
+            host_classes = {host_class: len(ids) for host_class, ids in every.items()}
         closest = [index.roomiest(need) for index in self._indexes(facility_id, tags, allocs)]
         roomiest = max(
             (host for host in closest if host is not None),
             key=lambda host: (*closeness(need, host.idle_cores, host.idle_memory_kb), host.id),
             default=None,
         )
-        return Survey(builds, roomiest)
+        return Census(host_classes, roomiest)
 
     def _indexes(self, facility_id: str, tags: Sequence[str], allocs: Collection[str] | None) -> list[HostIndex]:
         return [
@@ -225,7 +225,7 @@ class HostGroups:
 
     def _join(self, host: Host, tag: str) -> None:
         group = self._groups[host.facility_id, tag]
-        group.builds.setdefault(Build.of(host), set()).add(host.id)
+        group.host_classes.setdefault(HostClass.of(host), set()).add(host.id)
         if host.id not in self._hidden:
             self._index(group, host.alloc_id).add(host)
 
@@ -238,6 +238,9 @@ def _each_once(ranked: Iterator[tuple[Rank, Host]]) -> Iterator[Host]:
             last = host.id
             yield host
 
+
+Accept = Callable[[Host], bool]
+"""Whether a planner would take a host. Must be pure: it may be asked about hosts that are then not handed out."""
 
 # The change log of hosts: a Redis stream of host ids whose rows changed.
 #
@@ -311,132 +314,3 @@ def _ids(entries: list[_Entry]) -> frozenset[str] | None:
             return None
         ids.update(batch)
     return frozenset(ids)
-
-
-# Where the planner gets hosts from: the protocol, and a pool over a plain list.
-
-Accept = Callable[[Host], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Preference:
-    """A choice among hosts that a strategy's order cannot express: the lowest ``score`` of the first ``candidates``."""
-
-    score: Callable[[Host], float]
-    candidates: int
-
-
-class HostPool(Protocol):
-    """Hosts that are handed out to one planner at a time.
-
-    A planner checks a host out, cuts reservations from it and checks it in with what it took. From then on everybody
-    sees the host without those, although nothing is booked yet: that is a *hold*. ``settle`` ends the holds once the
-    outcome of the booking is known.
-    """
-
-    def check_out(
-        self,
-        facility_id: str,
-        tags: Sequence[str],
-        need: Need,
-        strategy: Strategy,
-        accept: Accept,
-        *,
-        allocs: Collection[str] | None = None,
-        preference: Preference | None = None,
-        patient: bool = True,
-    ) -> Host | None:
-        """The first host with one of ``tags`` and ``need`` idle that ``accept`` agrees to, or None.
-
-        ``allocs`` leaves out the hosts of other allocations without looking at them. ``accept`` must be pure: it may
-        be asked about hosts that are then not handed out. Not ``patient``: the caller has others to look at when there
-        is none at the moment.
-        """
-
-    def being_booked(self) -> Collection[str]:
-        """Ids of the hosts from which plans that are not settled yet took something, the caller's own among them."""
-
-    def check_in(self, host: Host, taken: Mapping[str, Reservation]) -> bool:
-        """Give back a host as it was handed out, with what was taken from it by proc id.
-
-        False if the check-out was no longer valid (timed out or invalidated); the holds count all the same.
-        """
-
-    def survey(
-        self, facility_id: str, tags: Sequence[str], need: Need, allocs: Collection[str] | None = None
-    ) -> Survey:
-        """What there is for a need that found no host."""
-
-    def settle(self, host_id: str, *, committed: Collection[str], lost: Collection[str]) -> None:
-        """End holds by proc id: ``committed`` stay taken until a read shows them, what ``lost`` took is idle again."""
-
-
-class FrozenPool:
-    """A pool over a fixed list of hosts, for tests and for asking what a pass would do. Not thread-safe."""
-
-    def __init__(
-        self, hosts: Iterable[Host], *, memory_key_divisor_kb: int = 2 * 1024 * 1024, instance: str = ""
-    ) -> None:
-        self._groups = HostGroups(memory_key_divisor_kb=memory_key_divisor_kb, instance=instance)
-        self._holds: dict[str, Reservation] = {}
-        for host in hosts:
-            for tag in host.tags:
-                self._groups.open((host.facility_id, tag))
-            self._groups.put(host)
-
-    def check_out(
-        self,
-        facility_id: str,
-        tags: Sequence[str],
-        need: Need,
-        strategy: Strategy,
-        accept: Accept,
-        *,
-        allocs: Collection[str] | None = None,
-        preference: Preference | None = None,
-        patient: bool = True,  # noqa: ARG002 - nobody else has hosts
-    ) -> Host | None:
-        accepted: list[Host] = []
-        for host in self._groups.candidates(facility_id, tags, need, strategy, allocs):
-            if accept(host):
-                accepted.append(host)
-                if preference is None or len(accepted) == preference.candidates:
-                    break
-        if not accepted:
-            return None
-        host = accepted[0] if preference is None else min(accepted, key=preference.score)
-        self._groups.hide(host.id)
-        return host
-
-    def being_booked(self) -> Collection[str]:
-        """None: a pool of one planner at a time, whose own hosts are as good as any."""
-        return ()
-
-    def check_in(self, host: Host, taken: Mapping[str, Reservation]) -> bool:
-        current = host
-        for proc_id, reservation in taken.items():
-            self._holds[proc_id] = reservation
-            current = current.less(reservation, last_updated=current.last_updated + 1)
-        self._groups.put(current)
-        return True
-
-    def survey(
-        self, facility_id: str, tags: Sequence[str], need: Need, allocs: Collection[str] | None = None
-    ) -> Survey:
-        return self._groups.survey(facility_id, tags, need, allocs)
-
-    def settle(self, host_id: str, *, committed: Collection[str], lost: Collection[str]) -> None:
-        host = self._groups.get(host_id)
-        for proc_id in lost:
-            hold = self._holds.pop(proc_id, None)
-            if hold is not None and host is not None:
-                back = Reservation(-hold.cores, -hold.memory_kb, -hold.gpus, -hold.gpu_memory_kb)
-                host = host.less(back, last_updated=host.last_updated + 1)
-        for proc_id in committed:
-            self._holds.pop(proc_id, None)
-        if host is not None:
-            self._groups.put(host)
-
-    def get(self, host_id: str) -> Host | None:
-        """The host as it is now."""
-        return self._groups.get(host_id)

@@ -1,7 +1,7 @@
 """The planner: from a frozen snapshot of the work and a pool of hosts to a plan that the committer re-validates.
 
-Pure but for the pool: no clock, no I/O, no randomness beyond the ids it is given. For every layer, in the policy's
-order: the caps first, then hosts one after another, on each as many frames as fit.
+Pure but for the pool: no clock, no I/O, no randomness beyond the ids it is given. For every layer, by
+priority: the caps first, then hosts one after another, on each as many frames as fit.
 
 A host goes back to the pool as soon as the layer is done with it, less what the plan took: the hold. So other passes
 of the process plan on the rest of it while this plan is being booked, and never on the same cores; kept until the
@@ -20,14 +20,10 @@ from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict
 from opencue_sched.domain.farm import Host, Job, Layer, PlannedProc, Reservation, Snapshot, Vertices
 from opencue_sched.domain.reservation import Dimension, Need, reserve, smallest_need
 from opencue_sched.placement.headroom import OverCap, PlanHeadroom
-from opencue_sched.placement.host_groups import Accept, HostPool, Preference
+from opencue_sched.placement.host_cache import HostCache
+from opencue_sched.placement.host_groups import Accept
 from opencue_sched.placement.policy import FirstChoice, Policy
 from opencue_sched.placement.reasons import explain_shortage
-
-# Searches of one plan that found no host, so that layers that look alike do not search again.
-#
-# Within a plan hosts only get fuller and allocations only close (sooner for more cores), so a search that failed keeps
-# failing, and so does a larger one.
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +42,13 @@ class Search:
         return cls(tags, job.os_name, need, layer.threadable, layer.cores_min_centicores, layer.cores_max_centicores)
 
 
-class BarrenSearches:
-    """What is known to find nothing.
+class NegativeCache:
+    """Searches of one plan that found no host, so that layers that look alike do not search again.
 
-    Two kinds: a need for which the tags have no host with that much idle, which also answers for every larger need;
-    and an exact search all of whose hosts said no (another OS, not wholly idle, ...), which answers for itself only.
+    Within a plan hosts only get fuller and allocations only close (sooner for more cores), so a search that failed
+    keeps failing, and so does a larger one. Two kinds: a need for which the tags have no host with that much idle,
+    which also answers for every larger need; and an exact search all of whose hosts said no (another OS, not wholly
+    idle, ...), which answers for itself only.
     """
 
     def __init__(self) -> None:
@@ -76,7 +74,7 @@ _HOSTLESS = (Verdict.NO_HOST, Verdict.NO_FIT, Verdict.CAPACITY)
 
 
 @dataclass(frozen=True, slots=True)
-class Blocked:
+class UnschedulableLayer:
     """A layer that cannot be placed for want of a host that satisfies its ``search``, and with it all of its ``kind``
     (of ``Layer``). Hosts of other allocations than ``open_allocs`` were not looked at, because the show has no cores
     left there."""
@@ -94,7 +92,7 @@ class Plan:
     ``hosts`` are the hosts of ``procs`` by id, as they will be once all of it is booked. ``attempts`` is how many hosts
     each layer that got to try any was given. ``wasted_attempts`` counts hosts on which then nothing was placed.
     ``scores`` are those of the hosts chosen by a policy that scores. ``full``: ``max_frames`` was reached, so there is
-    more to place right away. ``blocked`` are the layers of which nothing was placed, because no host would do.
+    more to place right away. ``unschedulable`` are the layers of which nothing was placed, because no host would do.
     """
 
     procs: tuple[PlannedProc, ...]
@@ -106,7 +104,7 @@ class Plan:
     cache_misses: int
     full: bool
     scores: tuple[float, ...] = ()
-    blocked: tuple[Blocked, ...] = ()
+    unschedulable: tuple[UnschedulableLayer, ...] = ()
 
     @property
     def hosts_attempted(self) -> int:
@@ -116,37 +114,39 @@ class Plan:
 def plan_pass(
     snapshot: Snapshot,
     cluster: Cluster,
-    pool: HostPool,
+    pool: HostCache,
     policy: Policy,
     *,
     granted_layers: Container[str],
     new_id: Callable[[], str],
-    set_aside: Mapping[str, tuple[Verdict, str]] | None = None,
     limit_names: Mapping[str, str] | None = None,
 ) -> Plan:
     """Place the snapshot's waiting frames on hosts of the cluster's tags.
 
-    ``granted_layers`` are the layers whose permit this pass holds; of the others, ``set_aside`` says why they are left
-    alone (BACKING_OFF, QUARANTINED, with a sentence), the rest are PERMIT_HELD. ``new_id`` makes proc ids.
-    ``limit_names`` are for the operator's eyes.
+    ``granted_layers`` are the layers whose permit this pass holds, the others are PERMIT_HELD. ``new_id`` makes proc
+    ids. ``limit_names`` are for the operator's eyes.
 
     Every layer gets exactly one verdict: what keeps its remaining frames waiting, with how many were placed; FLOWING
     when nothing does and the rest simply come with the next pass.
     """
     planner = _Planner(snapshot, cluster, pool, policy, new_id, limit_names or {})
-    aside = set_aside or {}
-    for job, layer in policy.order(snapshot):
-        if layer.id in aside:
-            planner.judge(job, layer, 0, OverCap(*aside[layer.id]))
-        elif layer.id not in granted_layers:
-            planner.judge(job, layer, 0, OverCap(Verdict.PERMIT_HELD, "another pass places its frames, or just did"))
-        else:
+    for job, layer in _strict_priority(snapshot):
+        if layer.id in granted_layers:
             planner.place(job, layer)
+        else:
+            planner.judge(job, layer, 0, OverCap(Verdict.PERMIT_HELD, "another pass places its frames, or just did"))
     return planner.plan()
 
 
+def _strict_priority(snapshot: Snapshot) -> Iterator[tuple[Job, Layer]]:
+    """Jobs by priority, highest first, equal ones as the snapshot has them; their layers in dispatch order."""
+    for job in sorted(snapshot.jobs, key=lambda job: -job.priority):
+        for layer in sorted(job.layers, key=lambda layer: layer.dispatch_order):
+            yield job, layer
+
+
 def release_plan(
-    pool: HostPool, plan: Plan, *, committed: Collection[str], unknown: Collection[str] = frozenset()
+    pool: HostCache, plan: Plan, *, committed: Collection[str], unknown: Collection[str] = frozenset()
 ) -> None:
     """Tell the pool how the booking of a plan ended, by proc id.
 
@@ -163,8 +163,8 @@ def release_plan(
 
 
 @dataclass(slots=True)
-class _LayerPass:
-    """One layer's turn: what it asks for, and why hosts said no."""
+class _LayerState:
+    """One layer's state: what it asks for, and why hosts said no."""
 
     job: Job
     layer: Layer
@@ -187,7 +187,7 @@ class _Planner:
         self,
         snapshot: Snapshot,
         cluster: Cluster,
-        pool: HostPool,
+        pool: HostCache,
         policy: Policy,
         new_id: Callable[[], str],
         limit_names: Mapping[str, str],
@@ -199,15 +199,15 @@ class _Planner:
         self._headroom = PlanHeadroom(snapshot, limit_names)
         self._procs: list[PlannedProc] = []
         self._verdicts: list[LayerVerdict] = []
-        self._blocked: list[Blocked] = []
+        self._unschedulable: list[UnschedulableLayer] = []
         self._hosts: dict[str, Host] = {}
         self._attempts: dict[str, int] = {}
         self._wasted = self._hits = self._misses = 0
         self._cut_short = False
         self._scores: list[float] = []
-        self._barren = BarrenSearches()
-        self._barren_first = BarrenSearches()
-        self._barren_alone = BarrenSearches()
+        self._negative = NegativeCache()
+        self._negative_first = NegativeCache()
+        self._negative_alone = NegativeCache()
         self._shortages: dict[tuple[Search, frozenset[str]], OverCap] = {}
 
     def plan(self) -> Plan:
@@ -221,7 +221,7 @@ class _Planner:
             cache_misses=self._misses,
             full=self._cut_short,
             scores=tuple(self._scores),
-            blocked=tuple(self._blocked),
+            unschedulable=tuple(self._unschedulable),
         )
 
     def judge(self, job: Job, layer: Layer, placed: int, reason: OverCap) -> LayerVerdict:
@@ -234,126 +234,125 @@ class _Planner:
         """Place the layer's frames until they, the caps, the hosts or the plan's size run out."""
         need = smallest_need(layer, mem_reserved_min_kb=self._policy.rules.mem_reserved_min_kb)
         tags = tuple(tag for tag in self._cluster.tags if tag in layer.tags)
-        turn = _LayerPass(job, layer, need, Search.of(job, layer, need, tags))
-        reason = self._place(turn)
-        verdict = self.judge(job, layer, turn.placed, reason)
-        if turn.hostless and not turn.placed and reason.verdict in _HOSTLESS:
-            self._blocked.append(Blocked(verdict, turn.search, layer.kind, turn.open_allocs))
+        state = _LayerState(job, layer, need, Search.of(job, layer, need, tags))
+        reason = self._place(state)
+        verdict = self.judge(job, layer, state.placed, reason)
+        if state.hostless and not state.placed and reason.verdict in _HOSTLESS:
+            self._unschedulable.append(UnschedulableLayer(verdict, state.search, layer.kind, state.open_allocs))
 
-    def _place(self, turn: _LayerPass) -> OverCap:
-        job, layer = turn.job, turn.layer
-        if not turn.search.tags:
-            turn.hostless = True
+    def _place(self, state: _LayerState) -> OverCap:
+        job, layer = state.job, state.layer
+        if not state.search.tags:
+            state.hostless = True
             tags = " and ".join(sorted(layer.tags)) or "none"
             return OverCap(Verdict.NO_HOST, f"none of its tags ({tags}) is among those of the cluster")
-        while turn.placed < len(layer.frames):
+        while state.placed < len(layer.frames):
             if len(self._procs) >= self._policy.max_frames:
                 self._cut_short = True
                 return OverCap(Verdict.FLOWING, f"this plan is full with {len(self._procs)} frames; the next goes on")
-            over = self._headroom.over_cap(job, layer, turn.need)
+            over = self._headroom.over_cap(job, layer, state.need)
             if over is not None:
                 return over
-            turn.open_allocs = self._headroom.open_allocs(turn.need.cores)
-            host = self._next_host(turn)
+            state.open_allocs = self._headroom.open_allocs(state.need.cores)
+            host = self._next_host(state)
             if host is None:
-                return self._shortage(turn)
+                return self._shortage(state)
             self._attempts[layer.id] = self._attempts.get(layer.id, 0) + 1
-            if not self._fill(turn, host):
-                turn.wasted += 1
+            if not self._fill(state, host):
+                state.wasted += 1
                 self._wasted += 1
-                if turn.wasted >= self._policy.attempts_per_layer:
-                    detail = f"{turn.wasted} hosts were taken by others while its frames were being placed"
+                if state.wasted >= self._policy.attempts_per_layer:
+                    detail = f"{state.wasted} hosts were taken by others while its frames were being placed"
                     return OverCap(Verdict.CAPACITY, detail)
         return OverCap(Verdict.FLOWING, "")
 
-    def _next_host(self, turn: _LayerPass) -> Host | None:
+    def _next_host(self, state: _LayerState) -> Host | None:
         """A host for the layer's next frame, checked out. Searches that cannot find one are not made twice."""
-        if self._barren.covers(turn.search):
-            turn.asked = turn.vetoed = False
-            turn.capped = None
+        if self._negative.covers(state.search):
+            state.asked = state.vetoed = False
+            state.capped = None
             return None
-        for choice, barren in self._choices():
-            if not barren.covers(turn.search):
-                accept = partial(self._accepts_first, turn, choice)
-                host = self._search(turn, accept, barren, patient=barren is not self._barren_alone)
+        for choice, negative in self._choices():
+            if not negative.covers(state.search):
+                accept = partial(self._accepts_first, state, choice)
+                host = self._search(state, accept, negative, patient=negative is not self._negative_alone)
                 if host is not None:
                     return host
-        return self._search(turn, partial(self._accepts, turn), self._barren)
+        return self._search(state, partial(self._accepts, state), self._negative)
 
-    def _choices(self) -> Iterator[tuple[FirstChoice, BarrenSearches]]:
+    def _choices(self) -> Iterator[tuple[FirstChoice, NegativeCache]]:
         """The hosts to look at before all others: those the policy wants first, and of these the ones from which no
         other plan under way takes, whose commit would meet ours there."""
         first = self._policy.first
         busy = self._pool.being_booked()
         if len(busy) > len(self._hosts):
-            yield partial(self._alone, first, busy), self._barren_alone
+            yield partial(self._alone, first, busy), self._negative_alone
         if first is not None:
-            yield first, self._barren_first
+            yield first, self._negative_first
 
     def _alone(self, first: FirstChoice | None, busy: Container[str], host_id: str) -> bool:
         return (first is None or first(host_id)) and (host_id in self._hosts or host_id not in busy)
 
-    def _search(self, turn: _LayerPass, accept: Accept, barren: BarrenSearches, *, patient: bool = True) -> Host | None:
-        turn.asked = turn.vetoed = False
-        turn.capped = None
+    def _search(
+        self, state: _LayerState, accept: Accept, negative: NegativeCache, *, patient: bool = True
+    ) -> Host | None:
+        state.asked = state.vetoed = False
+        state.capped = None
+        score = self._policy.score
         host = self._pool.check_out(
             self._cluster.facility_id,
-            turn.search.tags,
-            turn.need,
+            state.search.tags,
+            state.need,
             self._policy.strategy,
             accept,
-            allocs=turn.open_allocs,
-            preference=self._preference(turn.layer),
+            allocs=state.open_allocs,
+            score=None if score is None else partial(score, state.layer),
             patient=patient,
         )
         if host is not None:
-            if self._policy.score is not None:
-                self._scores.append(self._policy.score(turn.layer, host))
+            if score is not None:
+                self._scores.append(score(state.layer, host))
             self._hits += 1
             return host
         self._misses += patient
-        if not turn.asked:
-            barren.nothing_idle(turn.search)
-        elif turn.capped is None and not turn.vetoed:
-            barren.all_refused(turn.search)
+        if not state.asked:
+            negative.nothing_idle(state.search)
+        elif state.capped is None and not state.vetoed:
+            negative.all_refused(state.search)
         return None
 
-    def _accepts_first(self, turn: _LayerPass, first: FirstChoice, host: Host) -> bool:
-        return first(host.id) and self._accepts(turn, host)
+    def _accepts_first(self, state: _LayerState, first: FirstChoice, host: Host) -> bool:
+        return first(host.id) and self._accepts(state, host)
 
-    def _preference(self, layer: Layer) -> Preference | None:
-        score = self._policy.score
-        return None if score is None else Preference(partial(score, layer), self._policy.score_candidates)
-
-    def _accepts(self, turn: _LayerPass, host: Host) -> bool:
+    def _accepts(self, state: _LayerState, host: Host) -> bool:
         """Whether the next frame of the layer can go to the host as it is."""
-        turn.asked = True
-        job = turn.job
+        state.asked = True
+        job = state.job
         left = self._headroom.cores_left(job, host.alloc_id)
-        answer = reserve(turn.layer, host, self._policy.rules, os_name=job.os_name, job_cores_left=left)
+        answer = reserve(state.layer, host, self._policy.rules, os_name=job.os_name, job_cores_left=left)
         if isinstance(answer, Reservation):
-            admitted = self._policy.admit(job, turn.layer, host)
-            turn.vetoed = turn.vetoed or not admitted
+            admitted = self._policy.admit(job, state.layer, host)
+            state.vetoed = state.vetoed or not admitted
             return admitted
         if answer.dimension is Dimension.JOB_CORES:
-            turn.capped = self._headroom.binding(job, host.alloc_id, answer.needed)
+            state.capped = self._headroom.binding(job, host.alloc_id, answer.needed)
         return False
 
-    def _fill(self, turn: _LayerPass, host: Host) -> int:
+    def _fill(self, state: _LayerState, host: Host) -> int:
         """Cut as many frames of the layer from a checked-out host as fit, and check it in; how many."""
-        job, layer, rules, headroom = turn.job, turn.layer, self._policy.rules, self._headroom
+        job, layer, rules, headroom = state.job, state.layer, self._policy.rules, self._headroom
         alloc_id = host.alloc_id
-        vertices = turn.vertices.get(alloc_id)
+        vertices = state.vertices.get(alloc_id)
         if vertices is None:
-            vertices = turn.vertices[alloc_id] = Vertices(
+            vertices = state.vertices[alloc_id] = Vertices(
                 job.show_id, alloc_id, job.folder_id, job.id, layer.id, job.dept_id, layer.limit_ids
             )
         taken: dict[str, Reservation] = {}
         current = host
         room = min(
-            len(layer.frames) - turn.placed,
+            len(layer.frames) - state.placed,
             self._policy.max_frames - len(self._procs),
-            headroom.frames_left(job, layer, turn.need),
+            headroom.frames_left(job, layer, state.need),
         )
         while len(taken) < room:
             left = headroom.cores_left(job, alloc_id)
@@ -361,7 +360,7 @@ class _Planner:
             if not isinstance(answer, Reservation):
                 break
             proc_id = self._new_id()
-            frame = layer.frames[turn.placed + len(taken)]
+            frame = layer.frames[state.placed + len(taken)]
             self._procs.append(PlannedProc(proc_id, job, layer, frame, current, answer, vertices))
             headroom.take(job, layer, alloc_id, answer)
             taken[proc_id] = answer
@@ -369,26 +368,26 @@ class _Planner:
         self._pool.check_in(host, taken)
         if taken:
             self._hosts[host.id] = current
-            turn.placed += len(taken)
+            state.placed += len(taken)
         return len(taken)
 
-    def _shortage(self, turn: _LayerPass) -> OverCap:
+    def _shortage(self, state: _LayerState) -> OverCap:
         """Why no host was found."""
-        if turn.capped is not None:
-            return turn.capped
-        if turn.vetoed:
+        if state.capped is not None:
+            return state.capped
+        if state.vetoed:
             return OverCap(Verdict.CAPACITY, "the hosts that would take its frames are kept for other work")
-        turn.hostless = True
-        reason = self._shortages.get((turn.search, turn.open_allocs))
+        state.hostless = True
+        reason = self._shortages.get((state.search, state.open_allocs))
         if reason is None:
-            reason = self._shortages[turn.search, turn.open_allocs] = explain_shortage(
-                self._pool.survey(self._cluster.facility_id, turn.search.tags, turn.need, turn.open_allocs),
-                turn.layer,
-                turn.need,
+            reason = self._shortages[state.search, state.open_allocs] = explain_shortage(
+                self._pool.census(self._cluster.facility_id, state.search.tags, state.need, state.open_allocs),
+                state.layer,
+                state.need,
                 self._policy.rules,
-                os_name=turn.job.os_name,
-                tags=turn.search.tags,
-                open_allocs=turn.open_allocs,
+                os_name=state.job.os_name,
+                tags=state.search.tags,
+                open_allocs=state.open_allocs,
                 headroom=self._headroom,
             )
         return reason

@@ -10,7 +10,7 @@ from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import Host, Layer, Reservation
 from opencue_sched.domain.reservation import Dimension, Need, Rules, reserve
 from opencue_sched.placement.headroom import OverCap, PlanHeadroom
-from opencue_sched.placement.host_groups import Build, Survey
+from opencue_sched.placement.host_groups import Census, HostClass
 
 _KB_PER_GIB = 1024 * 1024
 _LACKS = {
@@ -25,7 +25,7 @@ _LACKS = {
 
 
 def explain_shortage(
-    survey: Survey,
+    census: Census,
     layer: Layer,
     need: Need,
     rules: Rules,
@@ -35,26 +35,26 @@ def explain_shortage(
     open_allocs: Collection[str],
     headroom: PlanHeadroom,
 ) -> OverCap:
-    """What stands between the layer and the hosts of ``survey``.
+    """What stands between the layer and the hosts of ``census``.
 
     NO_HOST: there are none, or all were refused a moment ago. NO_FIT: none could take a frame even when idle.
     OVER_SUBSCRIPTION: those that could are of allocations without headroom. CAPACITY: they are busy.
     """
-    refused = _counted(len(survey.refused), "host")
-    if not survey.builds:
-        if survey.refused:
-            return OverCap(Verdict.NO_HOST, f"all with its tags, {refused}, {_left_alone(survey)}")
+    refused = _counted(len(census.refused), "host")
+    if not census.host_classes:
+        if census.refused:
+            return OverCap(Verdict.NO_HOST, f"all with its tags, {refused}, {_left_alone(census)}")
         return OverCap(Verdict.NO_HOST, f"no open host that is up has the tag {' or '.join(sorted(tags))}")
-    more = f"; {refused} more {_left_alone(survey)}" if survey.refused else ""
+    more = f"; {refused} more {_left_alone(census)}" if census.refused else ""
     refusals: Counter[Dimension] = Counter()
-    for build in sorted(survey.builds, key=lambda build: build.alloc_id not in open_allocs):
-        answer = reserve(layer, _idle(build), rules, os_name=os_name, job_cores_left=math.inf)
+    for host_class in sorted(census.host_classes, key=lambda host_class: host_class.alloc_id not in open_allocs):
+        answer = reserve(layer, _idle(host_class), rules, os_name=os_name, job_cores_left=math.inf)
         if isinstance(answer, Reservation):
-            if build.alloc_id in open_allocs:
-                return OverCap(Verdict.CAPACITY, _capacity(survey, layer, need) + more)
-            return headroom.closed_alloc(build.alloc_id, need.cores)
-        refusals[answer.dimension] += survey.builds[build]
-    return OverCap(Verdict.NO_FIT, _no_fit(survey, layer, need, os_name, refusals) + more)
+            if host_class.alloc_id in open_allocs:
+                return OverCap(Verdict.CAPACITY, _capacity(census, layer, need) + more)
+            return headroom.closed_alloc(host_class.alloc_id, need.cores)
+        refusals[answer.dimension] += census.host_classes[host_class]
+    return OverCap(Verdict.NO_FIT, _no_fit(census, layer, need, os_name, refusals) + more)
 
 
 def describe_need(layer: Layer, need: Need) -> str:
@@ -68,13 +68,13 @@ def describe_need(layer: Layer, need: Need) -> str:
     return _amounts(cores, need.memory_kb, need.gpus, need.gpu_memory_kb, gpus_wanted=need)
 
 
-def _no_fit(survey: Survey, layer: Layer, need: Need, os_name: str | None, refusals: Counter[Dimension]) -> str:
-    hosts = _count(survey)
+def _no_fit(census: Census, layer: Layer, need: Need, os_name: str | None, refusals: Counter[Dimension]) -> str:
+    hosts = _count(census)
     if set(refusals) == {Dimension.OS}:
         return f"a frame needs the OS {os_name}; no host of {hosts} has it"
     if set(refusals) <= {Dimension.OS, Dimension.THREAD_MODE}:
         return f"its frames do not thread; no host of {hosts} takes such frames" + (f" on {os_name}" if os_name else "")
-    largest = max(survey.builds, key=lambda build: (build.centicores, build.memory_kb))
+    largest = max(census.host_classes, key=lambda host_class: (host_class.centicores, host_class.memory_kb))
     cores = _counted(largest.centicores // 100, "core")
     size = _amounts(cores, largest.memory_kb, largest.gpus, largest.gpu_memory_kb, gpus_wanted=need)
     reasons = ", ".join(f"{refusals[lack]} {words}" for lack, words in _LACKS.items() if refusals[lack])
@@ -82,23 +82,23 @@ def _no_fit(survey: Survey, layer: Layer, need: Need, os_name: str | None, refus
     return f"{needs}; no host of {hosts} has that even when idle ({reasons}; largest: {size})"
 
 
-def _capacity(survey: Survey, layer: Layer, need: Need) -> str:
+def _capacity(census: Census, layer: Layer, need: Need) -> str:
     needs = f"a frame needs {describe_need(layer, need)}"
-    host = survey.roomiest
+    host = census.roomiest
     if host is None:
-        return f"{needs}; no host of {_count(survey)} can be booked now"
+        return f"{needs}; no host of {_count(census)} can be booked now"
     cores = _counted(host.idle_cores, "core")
     idle = _amounts(cores, host.idle_memory_kb, host.idle_gpus, host.idle_gpu_memory_kb, gpus_wanted=need)
-    return f"{needs}; no host of {_count(survey)} has that idle, the closest ({host.name}) has {idle}"
+    return f"{needs}; no host of {_count(census)} has that idle, the closest ({host.name}) has {idle}"
 
 
-def _left_alone(survey: Survey) -> str:
-    why = next((why for why in reversed(survey.refused) if why), "no reason given")
+def _left_alone(census: Census) -> str:
+    why = next((why for why in reversed(census.refused) if why), "no reason given")
     return f"left alone for a moment after a refusal: {why}"
 
 
-def _count(survey: Survey) -> str:
-    return f"the {sum(survey.builds.values())} with its tags"
+def _count(census: Census) -> str:
+    return f"the {sum(census.host_classes.values())} with its tags"
 
 
 def _amounts(cores: str, memory_kb: int, gpus: int, gpu_memory_kb: int, *, gpus_wanted: Need) -> str:
@@ -114,22 +114,22 @@ def _counted(amount: int, noun: str) -> str:
     return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
 
 
-def _idle(build: Build) -> Host:
-    """A host of this build with nothing on it."""
+def _idle(host_class: HostClass) -> Host:
+    """A host of this host_class with nothing on it."""
     return Host(
         id="",
         name="",
         facility_id="",
-        alloc_id=build.alloc_id,
+        alloc_id=host_class.alloc_id,
         tags=frozenset(),
-        os_names=build.os_names,
-        thread_mode=build.thread_mode,
-        total_centicores=build.centicores,
-        idle_centicores=build.centicores,
-        total_memory_kb=build.memory_kb,
-        idle_memory_kb=build.memory_kb,
-        total_gpus=build.gpus,
-        idle_gpus=build.gpus,
-        total_gpu_memory_kb=build.gpu_memory_kb,
-        idle_gpu_memory_kb=build.gpu_memory_kb,
+        os_names=host_class.os_names,
+        thread_mode=host_class.thread_mode,
+        total_centicores=host_class.centicores,
+        idle_centicores=host_class.centicores,
+        total_memory_kb=host_class.memory_kb,
+        idle_memory_kb=host_class.memory_kb,
+        total_gpus=host_class.gpus,
+        idle_gpus=host_class.gpus,
+        total_gpu_memory_kb=host_class.gpu_memory_kb,
+        idle_gpu_memory_kb=host_class.gpu_memory_kb,
     )

@@ -9,9 +9,9 @@ from opencue_sched.coordination.queues import HostShares
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.domain.farm import Caps, Frame, Headroom, Host, Job, Layer, Snapshot, ThreadMode
 from opencue_sched.domain.reservation import Rules
-from opencue_sched.placement.host_groups import FrozenPool
 from opencue_sched.placement.planner import plan_pass
 from opencue_sched.placement.policy import Policy
+from tests.unit.placement.frozen_pool import FrozenPool
 
 TAGS = frozenset({"t"})
 HOSTS = [f"host-{number}" for number in range(200)]

@@ -10,7 +10,7 @@ from opencue_sched.dispatch.cooldown import PASSES_BEFORE_A_TURN, PAUSE_SECONDS,
 from opencue_sched.domain.cluster import LayerVerdict, Verdict
 from opencue_sched.domain.farm import Host, ThreadMode
 from opencue_sched.domain.reservation import Need
-from opencue_sched.placement.planner import Blocked, Search
+from opencue_sched.placement.planner import Search, UnschedulableLayer
 from opencue_sched.store.pending import LeftOut
 
 GIB = 1024 * 1024
@@ -18,12 +18,12 @@ GIB = 1024 * 1024
 
 def blocked(
     layer: str = "layer", *, tags=("general",), os_name=None, threadable=True, kind="", part=(400, 0), **need: int
-) -> Blocked:
+) -> UnschedulableLayer:
     """``part``: the layer's own least and most centicores, which say more than the cores it needs anywhere."""
     wants = Need(**{"cores": 4, "memory_kb": 8 * GIB, "gpus": 0, "gpu_memory_kb": 0, **need})
     search = Search(tags, os_name, wants, threadable, *part)
     verdict = LayerVerdict("job", layer, Verdict.CAPACITY, 0, 3)
-    return Blocked(verdict, search, kind or repr(search), frozenset({"alloc"}))
+    return UnschedulableLayer(verdict, search, kind or repr(search), frozenset({"alloc"}))
 
 
 def looked_at(layer: str = "layer") -> Resting:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from opencue_sched.domain.farm import Host
+from opencue_sched.placement import host_cache
 from opencue_sched.placement.host_cache import HostCache
-from opencue_sched.placement.host_groups import Preference
 from opencue_sched.placement.policy import Strategy
 from opencue_sched.settings import HostCacheSettings
 from tests.polling import eventually
@@ -320,11 +320,12 @@ class TestCheckOut:
         assert must_check_out(cache, accept=accept, allocs={"open"}).id == "h2"
         assert looked_at == ["h2"]
 
-    def test_a_preference_chooses_among_the_first_candidates(self, clock: Clock) -> None:
+    def test_a_score_chooses_among_the_first_candidates(self, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(host_cache, "_SCORED_CANDIDATES", 3)
         hosts = [make_host(f"h{cores}", cores=cores) for cores in range(1, 9)]
         cache = make_cache(Farm(*hosts), clock)
 
-        widest_of_three = must_check_out(cache, preference=Preference(lambda host: -host.idle_cores, 3))
+        widest_of_three = must_check_out(cache, score=lambda host: -host.idle_cores)
 
         assert widest_of_three.idle_cores == 3
 
@@ -556,7 +557,7 @@ class TestGoneAndInvalidated:
         cache = make_cache(farm, clock)
 
         def refused(tag: str = "general") -> tuple[str, ...]:
-            return cache.survey("fac", [tag], make_need()).refused
+            return cache.census("fac", [tag], make_need()).refused
 
         cache.invalidate("h1", rest_seconds=5, why="no answer")
         cache.invalidate("h1", rest_seconds=5, why="not sent: no answer before")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencue_sched.domain.farm import Host
-from opencue_sched.placement.host_groups import Build, HostGroups
+from opencue_sched.placement.host_groups import HostClass, HostGroups
 from opencue_sched.placement.policy import Fit, Strategy
 from tests.unit.placement.values import GIB, make_host, make_need
 
@@ -92,8 +92,8 @@ def test_a_host_that_lost_a_tag_or_moved_leaves_nothing_behind() -> None:
     assert found(groups, "b", allocs={"x"}) == []
     assert found(groups, "b", allocs={"y"}) == ["h1"]
     assert groups.members(("fac", "a")) == []
-    survey = groups.survey("fac", ["a", "b"], make_need(1), None)
-    assert [build.alloc_id for build in survey.builds] == ["y"]
+    census = groups.census("fac", ["a", "b"], make_need(1), None)
+    assert [host_class.alloc_id for host_class in census.host_classes] == ["y"]
 
 
 def test_a_host_that_was_rebuilt_is_surveyed_as_it_is_now() -> None:
@@ -102,7 +102,7 @@ def test_a_host_that_was_rebuilt_is_surveyed_as_it_is_now() -> None:
 
     groups.put(rebuilt)
 
-    assert groups.survey("fac", ["a"], make_need(1), None).builds == {Build.of(rebuilt): 1}
+    assert groups.census("fac", ["a"], make_need(1), None).host_classes == {HostClass.of(rebuilt): 1}
 
 
 def test_a_hidden_host_is_known_but_not_bookable() -> None:
@@ -113,9 +113,9 @@ def test_a_hidden_host_is_known_but_not_bookable() -> None:
 
     assert found(groups, "a") == []
     assert groups.get("h1") == host
-    survey = groups.survey("fac", ["a"], make_need(1), None)
-    assert survey.builds == {Build.of(host): 1}
-    assert survey.roomiest is None
+    census = groups.census("fac", ["a"], make_need(1), None)
+    assert census.host_classes == {HostClass.of(host): 1}
+    assert census.roomiest is None
     groups.put(host)
     assert found(groups, "a") == ["h1"]
 
@@ -147,7 +147,7 @@ def test_a_survey_counts_a_host_with_two_of_the_tags_once() -> None:
     host = make_host("h1", tags=frozenset({"a", "b"}))
     groups = groups_of(host, make_host("h2", tags=frozenset({"b"})))
 
-    assert groups.survey("fac", ["a", "b"], make_need(1), None).builds == {Build.of(host): 2}
+    assert groups.census("fac", ["a", "b"], make_need(1), None).host_classes == {HostClass.of(host): 2}
 
 
 def test_a_survey_names_the_host_that_comes_closest() -> None:
@@ -156,8 +156,8 @@ def test_a_survey_names_the_host_that_comes_closest() -> None:
         make_host("memory", cores=8, memory_gib=64, tags=frozenset({"b"})),
     )
 
-    short_of_memory = groups.survey("fac", ["a", "b"], make_need(8, memory_gib=128), None).roomiest
-    short_of_cores = groups.survey("fac", ["a", "b"], make_need(32, memory_gib=1), None).roomiest
+    short_of_memory = groups.census("fac", ["a", "b"], make_need(8, memory_gib=128), None).roomiest
+    short_of_cores = groups.census("fac", ["a", "b"], make_need(32, memory_gib=1), None).roomiest
 
     assert short_of_memory is not None
     assert short_of_memory.id == "memory"

@@ -12,10 +12,11 @@ import pytest
 from opencue_sched.domain.cluster import LayerVerdict, Verdict
 from opencue_sched.domain.farm import Caps, Headroom, Host, Job, Layer, Reservation, ThreadMode
 from opencue_sched.domain.reservation import Rules
-from opencue_sched.placement.host_groups import FrozenPool, Survey
+from opencue_sched.placement.host_groups import Census
 from opencue_sched.placement.planner import Plan, release_plan
 from opencue_sched.placement.policy import Fit, Policy, Strategy, policy_for
 from opencue_sched.settings import Queue
+from tests.unit.placement.frozen_pool import FrozenPool
 from tests.unit.placement.values import (
     GIB,
     NO_MEMORY_RULE,
@@ -77,16 +78,6 @@ class TestOrder:
 
         assert [proc.job.id for proc in planned.procs] == ["narrow"]
         assert [verdict.verdict for verdict in planned.verdicts] == [Verdict.NO_FIT, Verdict.FLOWING]
-
-    def test_another_order_is_a_policy_and_nothing_else_changes(self) -> None:
-        jobs = [make_job(name, [make_layer(f"{name}-l")], priority=n) for n, name in enumerate("abc")]
-        policy = Policy(
-            NO_MEMORY_RULE, order=lambda snapshot: [(job, layer) for job in snapshot.jobs for layer in job.layers]
-        )
-
-        planned = plan(make_snapshot(*jobs), FrozenPool([make_host(cores=64)]), policy=policy)
-
-        assert [proc.job.id for proc in planned.procs] == ["a", "b", "c"]
 
 
 class TestHosts:
@@ -209,14 +200,14 @@ class TestBlocked:
         layer = make_layer(frames=2, cores=4, memory_gib=2, kind="k")
         room = {"alloc": make_caps(100), "other": make_caps(4), "full": make_caps(3)}
 
-        (blocked,) = plan_layer(layer, make_host(cores=3), subscriptions=room).blocked
+        (blocked,) = plan_layer(layer, make_host(cores=3), subscriptions=room).unschedulable
 
         assert (blocked.kind, blocked.open_allocs) == ("k", {"alloc", "other"})
         assert (blocked.search.need, blocked.search.tags) == (make_need(4, 2), ("general",))
         assert (blocked.verdict.layer_id, blocked.verdict.frames) == (layer.id, 0)
 
     def test_a_layer_none_of_whose_tags_are_the_clusters_rests_as_well(self) -> None:
-        (blocked,) = plan_layer(make_layer(tags=frozenset({"elsewhere"})), make_host()).blocked
+        (blocked,) = plan_layer(make_layer(tags=frozenset({"elsewhere"})), make_host()).unschedulable
         assert blocked.search.tags == ()
 
     @pytest.mark.parametrize(
@@ -235,7 +226,7 @@ class TestBlocked:
         others = {name: value for name, value in changes.items() if name not in of_layer}
         planned = plan_layer(make_layer(**of_layer), make_host(cores=8), **others)
         assert only_verdict(planned).waiting > 0
-        assert planned.blocked == ()
+        assert planned.unschedulable == ()
 
 
 class TestCaps:
@@ -462,8 +453,8 @@ class TestVerdicts:
 
     def test_hosts_that_were_refused_are_told_of_beside_those_that_are_busy(self) -> None:
         class Refusing(FrozenPool):
-            def survey(self, *asked: Any, **more: Any) -> Survey:
-                return replace(super().survey(*asked, **more), refused=("gone: no answer", ""))
+            def census(self, *asked: Any, **more: Any) -> Census:
+                return replace(super().census(*asked, **more), refused=("gone: no answer", ""))
 
         def detail(*hosts: Host) -> str:
             return only_verdict(plan(make_snapshot(make_job(layers=[make_layer(cores=16)])), Refusing(hosts))).detail
@@ -478,24 +469,18 @@ class TestVerdicts:
 
         assert (verdict.verdict, verdict.frames, verdict.waiting) == (Verdict.CAPACITY, 4, 6)
 
-    def test_layers_that_are_set_aside_or_held_are_not_placed(self) -> None:
-        job = make_job(layers=[make_layer(name) for name in ("free", "held", "resting", "broken")])
+    def test_layers_without_a_permit_are_not_placed(self) -> None:
+        job = make_job(layers=[make_layer(name) for name in ("free", "held")])
 
         planned = plan(
             make_snapshot(job),
             FrozenPool([make_host(cores=64)]),
-            granted_layers={"free", "resting"},
-            set_aside={
-                "resting": (Verdict.BACKING_OFF, "no host for it a moment ago"),
-                "broken": (Verdict.QUARANTINED, "its rows made a commit fail"),
-            },
+            granted_layers={"free"},
         )
 
         assert {verdict.layer_id: verdict.verdict for verdict in planned.verdicts} == {
             "free": Verdict.FLOWING,
             "held": Verdict.PERMIT_HELD,
-            "resting": Verdict.BACKING_OFF,
-            "broken": Verdict.QUARANTINED,
         }
         assert [proc.layer.id for proc in planned.procs] == ["free"]
         assert all(verdict.detail for verdict in planned.verdicts if verdict.verdict is not Verdict.FLOWING)
@@ -654,7 +639,7 @@ class TestRelease:
 
         release_plan(pool, planned, committed={"p1"})
 
-        host = pool.get("h1")
+        host = pool.groups.get("h1")
         assert host is not None
         assert host.idle_cores == 6
 
@@ -664,7 +649,7 @@ class TestRelease:
 
         release_plan(pool, planned, committed={"p1"}, unknown={"p2"})
 
-        host = pool.get("h1")
+        host = pool.groups.get("h1")
         assert host is not None
         assert host.idle_cores == 4
 

@@ -15,10 +15,10 @@ from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import Caps, Headroom, Host, Job, Layer, Reservation, Snapshot, ThreadMode
 from opencue_sched.domain.reservation import Rules, reserve, smallest_need
 from opencue_sched.placement.host_cache import HostCache
-from opencue_sched.placement.host_groups import FrozenPool
 from opencue_sched.placement.planner import Plan, release_plan
 from opencue_sched.placement.policy import Fit, Policy, Strategy
 from opencue_sched.settings import HostCacheSettings
+from tests.unit.placement.frozen_pool import FrozenPool
 from tests.unit.placement.values import (
     GIB,
     Reading,

@@ -24,7 +24,7 @@ def test_saturation_is_best_fit_on_each_dimension(
 ) -> None:
     setting = HostBookingStrategy(core_saturation=core_saturation, memory_saturation=memory_saturation)
 
-    assert Strategy.of(setting) == expected
+    assert strategy_for(Queue(host_booking_strategy=setting), "any") == expected
 
 
 def test_a_show_overrides_the_global_strategy_for_itself_only() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.domain.farm import Caps, Frame, Headroom, Host, Job, Layer, Reservation, Snapshot, ThreadMode
 from opencue_sched.domain.reservation import Need, Rules
-from opencue_sched.placement.host_groups import HostPool
+from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.placement.planner import Plan, plan_pass
 from opencue_sched.placement.policy import Policy
 
@@ -130,7 +130,7 @@ def counting_ids() -> Callable[[], str]:
     return lambda: f"p{next(numbers)}"
 
 
-def plan(snapshot: Snapshot, pool: HostPool, *, cluster: Cluster | None = None, **changes: Any) -> Plan:
+def plan(snapshot: Snapshot, pool: HostCache, *, cluster: Cluster | None = None, **changes: Any) -> Plan:
     """``plan_pass`` with every layer granted and frames that take exactly their minimum."""
     values: dict[str, Any] = {
         "policy": Policy(rules=NO_MEMORY_RULE),
