@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
 
 import click
 
 from opencue_sched.cli import output
-from opencue_sched.cli.connect import farm, tell_hosts_changed
-from opencue_sched.cli.output import counted, json_option, show_rows
-from opencue_sched.cli.values import Refused, choose, new_name
+from opencue_sched.cli.inputs import CommandRefused, choose, farm, new_name, notify_hosts_changed
+from opencue_sched.cli.output import Column, counted, in_cores, json_option, show_rows
 from opencue_sched.domain.units import FACILITY_NAME_WIDTH
 from opencue_sched.store import shows
 from opencue_sched.store.shows import Kind
@@ -18,18 +16,19 @@ from opencue_sched.store.shows import Kind
 ALLOCATION_NAME_WIDTH = 36
 ALLOCATION_TAG_WIDTH = 24
 
-_COLUMNS = {
-    "allocation": "Allocation",
-    "tag": "Tag",
-    "facility": "Facility",
-    "running_cores": "Running Cores",
-    "idle_cores": "Idle Cores",
-    "cores": "Cores",
-    "hosts": "Hosts",
-    "locked": "Locked",
-    "down": "Down",
-    "default": "Default",
-}
+_COLUMNS = (
+    Column("allocation", "Allocation", "name"),
+    Column("id"),
+    Column("tag", "Tag"),
+    Column("facility", "Facility"),
+    Column("running_cores", "Running Cores", in_cores("booked_centicores")),
+    Column("idle_cores", "Idle Cores", in_cores("idle_centicores")),
+    Column("cores", "Cores", in_cores("centicores")),
+    Column("hosts", "Hosts"),
+    Column("locked", "Locked"),
+    Column("down", "Down"),
+    Column("default", "Default"),
+)
 
 
 @click.group("alloc")
@@ -48,8 +47,8 @@ def list_(as_json: bool) -> None:
     Example: opencue-sched alloc list
     """
     with farm() as (engine, _), engine.connect() as connection:
-        rows = [_row(alloc) for alloc in shows.list_allocations(connection)]
-    show_rows(rows, _COLUMNS, as_json=as_json)
+        found = shows.list_allocations(connection)
+    show_rows(found, _COLUMNS, as_json=as_json)
 
 
 @command.command()
@@ -69,7 +68,7 @@ def create(name: str, tag: str | None, facility: str | None, new_facility: bool,
         if facility is None:
             default = shows.default_facility(connection)
             if default is None:
-                raise Refused("there is no facility yet; name one with --facility and add --new-facility")
+                raise CommandRefused("there is no facility yet; name one with --facility and add --new-facility")
             facility_id, facility = default
         elif new_facility:
             new_name("facility", facility, width=FACILITY_NAME_WIDTH)
@@ -82,7 +81,7 @@ def create(name: str, tag: str | None, facility: str | None, new_facility: bool,
         tag = new_name("tag", tag or (rest if dot else name), width=ALLOCATION_TAG_WIDTH)
         alloc_id = str(uuid.uuid4())
         if not shows.insert_allocation(connection, alloc_id, full_name, tag, facility_id):
-            raise Refused(f"there is an allocation {full_name!r} already")
+            raise CommandRefused(f"there is an allocation {full_name!r} already")
     text = f"created allocation {full_name} of hosts tagged {tag}"
     output.done(text, as_json=as_json, allocation=full_name, id=alloc_id, tag=tag, facility=facility)
 
@@ -100,21 +99,5 @@ def tag(name: str, tag: str) -> None:
         with engine.begin() as connection:
             alloc = choose(connection, Kind.ALLOCATION, name)
             hosts = shows.set_allocation_tag(connection, alloc.id, tag)
-        tell_hosts_changed(hosts)
+        notify_hosts_changed(hosts)
     output.done(f"{alloc.name} and {counted(len(hosts), 'host')} of it have the tag {tag}")
-
-
-def _row(alloc: shows.Allocation) -> dict[str, Any]:
-    return {
-        "allocation": alloc.name,
-        "id": alloc.id,
-        "tag": alloc.tag,
-        "facility": alloc.facility,
-        "running_cores": output.cores(alloc.booked_centicores),
-        "idle_cores": output.cores(alloc.idle_centicores),
-        "cores": output.cores(alloc.centicores),
-        "hosts": alloc.hosts,
-        "locked": alloc.locked,
-        "down": alloc.down,
-        "default": alloc.default,
-    }

@@ -10,26 +10,35 @@ from typing import Any
 import click
 import redis
 
-from opencue_sched.cli.connect import checked_redis
-from opencue_sched.cli.output import age_text, done, json_option, show_fields, show_json, show_rows
+from opencue_sched.cli.inputs import checked_redis
+from opencue_sched.cli.output import Column, age_text, done, json_option, json_row, show_fields, show_json, show_rows
 from opencue_sched.coordination.board import BoardScripts, Listing, Pages
 from opencue_sched.coordination.names import BoardKeys, cluster_board, permit_board
 from opencue_sched.coordination.postings import ClusterPostings, decode_cluster
+from opencue_sched.domain.cluster import Cluster
 from opencue_sched.errors import InvalidInput, SchedulerError
 from opencue_sched.settings import get_settings
 
 _PAGE = 200
-_COLUMNS = {
-    "cluster": "Cluster",
-    "state": "State",
-    "owner": "Owner",
-    "failures": "Failures",
-    "posted": "Posted",
-    "modified": "Last worked on",
-    "show": "Show",
-    "tags": "Tags",
-}
-_PERMIT_COLUMNS = {"layer": "Layer", "state": "State", "cluster": "Cluster", "fence": "Fence", "taken": "Taken"}
+_COLUMNS = (
+    Column("cluster", "Cluster", lambda it: it.fields.get("name")),
+    Column("posting", read="uuid"),
+    Column("state", "State", lambda it: it.fields.get("state")),
+    Column("owner", "Owner", lambda it: it.fields.get("owner") or None),
+    Column("failures", "Failures", lambda it: int(it.fields.get("failures", "0"))),
+    Column("posted", "Posted", lambda it: _moment(it.fields.get("created")), lambda moment: _ago(moment)),
+    Column("modified", "Last worked on", lambda it: _moment(it.fields.get("modified")), lambda moment: _ago(moment)),
+    Column("show", "Show", lambda it: getattr(_cluster(it), "show_id", None)),
+    Column("tags", "Tags", lambda it: " ".join(cluster.tags) if (cluster := _cluster(it)) else "unreadable"),
+    Column("facility", read=lambda it: getattr(_cluster(it), "facility_id", None)),
+)
+_PERMIT_COLUMNS = (
+    Column("layer", "Layer", "uuid"),
+    Column("state", "State", lambda it: it.fields.get("state")),
+    Column("cluster", "Cluster", lambda it: it.fields.get("owner") or None),
+    Column("fence", "Fence"),
+    Column("taken", "Taken", lambda it: _moment(it.fields.get("modified")), lambda moment: _ago(moment)),
+)
 
 
 @click.group("board")
@@ -54,17 +63,17 @@ def list_(state: str | None, permits: bool, as_json: bool) -> None:
     Example: opencue-sched board list --json
     """
     with checked_redis() as client:
-        row, scripts = _permit_row, BoardScripts(client, permit_board(get_settings().coordination.namespace))
-        if not permits:
-            row, scripts = _row, _postings_of(client).scripts
-        rows = [
-            row(listing)
+        if permits:
+            scripts = BoardScripts(client, permit_board(get_settings().coordination.namespace))
+        else:
+            scripts = _postings_of(client).scripts
+        found = [
+            listing
             for which in _sets(state)
             for listing in _all(scripts, which)
             if state in (None, listing.fields.get("state"))
         ]
-    form = {name: lambda moment: f"{age_text(moment)} ago" for name in ("posted", "modified", "taken")}
-    show_rows(rows, _PERMIT_COLUMNS if permits else _COLUMNS, as_json=as_json, formats=form)
+    show_rows(found, _PERMIT_COLUMNS if permits else _COLUMNS, as_json=as_json)
 
 
 @command.command()
@@ -77,7 +86,7 @@ def show(cluster: str, as_json: bool) -> None:
     """
     with _postings() as postings:
         listing = _found(postings, cluster)
-    row = _row(listing) | {"error": listing.fields.get("error", ""), "fence": listing.fence}
+    row = json_row(listing, _COLUMNS) | {"error": listing.fields.get("error", ""), "fence": listing.fence}
     if as_json:
         show_json(row)
         return
@@ -158,35 +167,16 @@ def _refusal(cluster: str, answer: list[Any]) -> str:
     }.get(str(answer[1]), f"{cluster} is gone")
 
 
-def _row(listing: Listing) -> dict[str, Any]:
-    fields = listing.fields
-    row = {
-        "cluster": fields.get("name"),
-        "posting": listing.uuid,
-        "state": fields.get("state"),
-        "owner": fields.get("owner") or None,
-        "failures": int(fields.get("failures", "0")),
-        "posted": _moment(fields.get("created")),
-        "modified": _moment(fields.get("modified")),
-        "show": None,
-        "tags": "unreadable",
-    }
+def _cluster(listing: Listing) -> Cluster | None:
+    """The cluster of a posting; None of one that cannot be read."""
     try:
-        cluster = decode_cluster(fields.get("details", ""))
+        return decode_cluster(listing.fields.get("details", ""))
     except InvalidInput:
-        return row
-    return row | {"show": cluster.show_id, "facility": cluster.facility_id, "tags": " ".join(cluster.tags)}
+        return None
 
 
-def _permit_row(listing: Listing) -> dict[str, Any]:
-    fields = listing.fields
-    return {
-        "layer": listing.uuid,
-        "state": fields.get("state"),
-        "cluster": fields.get("owner") or None,
-        "fence": listing.fence,
-        "taken": _moment(fields.get("modified")),
-    }
+def _ago(moment: datetime) -> str:
+    return f"{age_text(moment)} ago"
 
 
 def _moment(milliseconds: str | None) -> datetime | None:

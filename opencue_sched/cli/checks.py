@@ -10,9 +10,8 @@ from typing import Any
 import click
 import redis
 
-from opencue_sched.cli.connect import database, farm, redis_store
+from opencue_sched.cli.inputs import UnknownName, choose, database, farm, redis_store
 from opencue_sched.cli.output import json_option, show_json, working
-from opencue_sched.cli.values import UnknownName, choose
 from opencue_sched.coordination.names import BoardKeys, cluster_board
 from opencue_sched.coordination.postings import ClusterCooldown, ClusterPostings, TrashedPosting
 from opencue_sched.dispatch.verdicts import RecordedVerdict, VerdictLog

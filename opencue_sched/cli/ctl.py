@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from opencue_sched.cli.connect import checked_redis
+from opencue_sched.cli.inputs import checked_redis
 from opencue_sched.cli.output import json_option, show_json
 from opencue_sched.coordination.control import Command, ControlMessage, push_control_message
 from opencue_sched.coordination.names import QueueName, QueueType, worker_group

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import redis
 
-from opencue_sched.cli.connect import checked_redis, database
+from opencue_sched.cli.inputs import checked_redis, database
 from opencue_sched.cli.output import json_option, show_json, working
 from opencue_sched.coordination import control
 from opencue_sched.coordination.names import BoardKeys, cluster_board, worker_group

@@ -8,14 +8,33 @@ import click
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
-from opencue_sched.cli.connect import checked_redis, database
-from opencue_sched.cli.output import duration_text, json_option, show_json, show_rows
+from opencue_sched.cli.inputs import checked_redis, database
+from opencue_sched.cli.output import Column, duration_text, json_option, show_json, show_rows
 from opencue_sched.coordination.leader import ONE_REDIS
 from opencue_sched.insight.fleet import fleet_view
 from opencue_sched.insight.stores import trouble_in_words
 from opencue_sched.settings import get_settings
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.schema import check_schema, refuse_unmigrated
+
+_WORKER_COLUMNS = (
+    Column("instance", "Instance"),
+    Column("group", "Group"),
+    Column("hostname", "Host"),
+    Column("pid", "Pid"),
+    Column("state", "State"),
+    Column("", "In hand", lambda worker: f"{worker['in_flight']}/{worker['capacity']}"),
+    Column("up_seconds", "Up", show=duration_text),
+    Column("heartbeat_seconds_ago", "Seen", show="{:.0f}s ago".format),
+    Column("types", "Types", show=", ".join),
+    Column("work", "Works on", show=", ".join),
+)
+_QUEUE_COLUMNS = (
+    Column("type", "Queue"),
+    Column("depth", "Waiting"),
+    Column("oldest_seconds", "Oldest", show="{:.1f}s".format),
+    Column("queues", "Where", show=lambda queues: ", ".join(f"{name} {depth}" for name, depth in queues.items())),
+)
 
 
 @click.command("fleet")
@@ -37,13 +56,7 @@ def command(as_json: bool) -> None:
     click.echo(_beats_line(view["beats"]))
     _show_workers(view["workers"])
     click.echo()
-    queues = [{"type": name, **figures} for name, figures in view["queues"].items()]
-    show_rows(
-        [{**row, "where": ", ".join(f"{name} {depth}" for name, depth in row["queues"].items())} for row in queues],
-        {"type": "Queue", "depth": "Waiting", "oldest_seconds": "Oldest", "where": "Where"},
-        as_json=False,
-        formats={"oldest_seconds": lambda seconds: f"{seconds:.1f}s"},
-    )
+    show_rows([{"type": name, **figures} for name, figures in view["queues"].items()], _QUEUE_COLUMNS)
     click.echo()
     postings = view["postings"]
     click.echo(
@@ -83,28 +96,4 @@ def _show_workers(workers: list[dict[str, Any]]) -> None:
     if not workers:
         click.echo("workers: none alive")
         return
-    show_rows(
-        [
-            {
-                **worker,
-                "load": f"{worker['in_flight']}/{worker['capacity']}",
-                "types": ", ".join(worker["types"]),
-                "work": ", ".join(worker["work"]),
-            }
-            for worker in workers
-        ],
-        {
-            "instance": "Instance",
-            "group": "Group",
-            "hostname": "Host",
-            "pid": "Pid",
-            "state": "State",
-            "load": "In hand",
-            "up_seconds": "Up",
-            "heartbeat_seconds_ago": "Seen",
-            "types": "Types",
-            "work": "Works on",
-        },
-        as_json=False,
-        formats={"up_seconds": duration_text, "heartbeat_seconds_ago": lambda seconds: f"{seconds:.0f}s ago"},
-    )
+    show_rows(workers, _WORKER_COLUMNS)

@@ -5,50 +5,71 @@ from __future__ import annotations
 import getpass
 import uuid
 from collections.abc import Sequence
-from typing import Any
 
 import click
 from sqlalchemy import Connection
 
 from opencue_sched.cli import output
-from opencue_sched.cli.connect import farm, tell_hosts_changed
-from opencue_sched.cli.output import age_text, cores, json_option, memory_text, show_fields, show_json, show_rows
-from opencue_sched.cli.values import Refused, choose, choose_all, new_name
+from opencue_sched.cli.inputs import CommandRefused, choose, choose_all, farm, new_name, notify_hosts_changed
+from opencue_sched.cli.output import (
+    Column,
+    age_text,
+    cores,
+    first,
+    in_cores,
+    json_option,
+    json_row,
+    memory_text,
+    show_fields,
+    show_json,
+    show_rows,
+)
 from opencue_sched.domain.farm import HardwareState, LockState, TagType, ThreadMode
 from opencue_sched.domain.units import HOST_TAG_WIDTH
 from opencue_sched.store import hosts
 from opencue_sched.store.hosts import HostView
 from opencue_sched.store.shows import Kind, NamedRow
 
-_COLUMNS = {
-    "host": "Host",
-    "state": "State",
-    "lock": "Lock",
-    "allocation": "Alloc",
-    "idle_cores": "Idle Cores",
-    "cores": "Cores",
-    "idle_memory_kb": "Idle Mem",
-    "memory_kb": "Mem",
-    "idle_gpus": "Idle GPUs",
-    "gpus": "GPUs",
-    "frames": "Frames",
-    "load": "Load",
-    "nimby": "NIMBY",
-    "os": "OS",
-    "thread_mode": "Thread",
-    "pinged": "Ping",
-    "tags": "Tags",
-}
-_PROC_COLUMNS = {
-    "job": "Job",
-    "frame": "Frame",
-    "cores": "Cores",
-    "memory": "Memory",
-    "gpus": "GPUs",
-    "started": "Start",
-    "runtime": "Runtime",
-}
-_MEMORY = {"idle_memory_kb": memory_text, "memory_kb": memory_text}
+_COLUMNS = (
+    Column("host", "Host", "name"),
+    Column("id"),
+    Column("state", "State"),
+    Column("lock", "Lock", "lock_state"),
+    Column("lock_source"),
+    Column("allocation", "Alloc"),
+    Column("facility"),
+    Column("idle_cores", "Idle Cores", in_cores("idle_centicores")),
+    Column("cores", "Cores", in_cores("centicores")),
+    Column("idle_memory_kb", "Idle Mem", show=memory_text),
+    Column("free_memory_kb", read="free_kb"),
+    Column("memory_kb", "Mem", show=memory_text),
+    Column("idle_gpus", "Idle GPUs"),
+    Column("gpus", "GPUs"),
+    Column("idle_gpu_memory_kb"),
+    Column("gpu_memory_kb"),
+    Column("frames", "Frames", "procs"),
+    Column("load", "Load", show=lambda hundredths: f"{hundredths / 100:g}"),
+    Column("nimby", "NIMBY"),
+    Column("os", "OS"),
+    Column("thread_mode", "Thread", lambda host: _thread_mode(host.thread_mode)),
+    Column("pinged", "Ping", show=age_text),
+    Column("booted"),
+    Column("tags", "Tags", show=" ".join),
+)
+_PROC_COLUMNS = (
+    Column("id"),
+    Column("job", "Job"),
+    Column("frame"),
+    Column("", "Frame", lambda proc: proc.frame or "(being unbooked)"),
+    Column("cores", "Cores", in_cores("centicores")),
+    Column("memory_kb"),
+    Column("used_memory_kb", read="used_kb"),
+    Column("", "Memory", lambda proc: f"{memory_text(proc.used_kb)} / {memory_text(proc.memory_kb)}"),
+    Column("gpus", "GPUs"),
+    Column("dispatched", "Start", show=output.time_text),
+    Column("", "Runtime", "dispatched", age_text),
+    Column("local"),
+)
 _TAG_ORIGIN = {
     TagType.ALLOC.value: "comes with its allocation",
     TagType.HOSTNAME.value: "is its name",
@@ -91,13 +112,7 @@ def list_(
         found = hosts.list_hosts(
             connection, alloc_id=alloc_id, lock=lock, state=state, tag=tag, part=part, most=most + 1
         )
-    rows = [_row(host) for host in found[:most]]
-    if not as_json:
-        for row, host in zip(rows, found, strict=False):
-            row |= {"pinged": age_text(host.pinged), "tags": " ".join(host.tags), "load": host.load / 100}
-    show_rows(rows, _COLUMNS, as_json=as_json, formats=_MEMORY)
-    if len(found) > most:
-        click.echo(f"note: there are more than {most}; --most lists more", err=True)
+    show_rows(first(found, most), _COLUMNS, as_json=as_json)
 
 
 @command.command()
@@ -112,12 +127,12 @@ def info(name: str, as_json: bool) -> None:
         (host,) = hosts.list_hosts(connection, host_ids=[choose(connection, Kind.HOST, name).id])
         procs = hosts.procs_of(connection, host.id)
     if as_json:
-        show_json({**_row(host), "procs": [_proc_json(proc) for proc in procs]})
+        show_json({**json_row(host, _COLUMNS), "procs": [json_row(proc, _PROC_COLUMNS) for proc in procs]})
         return
     show_fields(_fields(host))
     if procs:
         click.echo()
-        show_rows([_proc_row(proc) for proc in procs], _PROC_COLUMNS, as_json=False)
+        show_rows(procs, _PROC_COLUMNS)
 
 
 @command.command()
@@ -163,7 +178,7 @@ def add(name: str, words: tuple[str, ...]) -> None:
             new_ids = [str(uuid.uuid4()) for _ in wanted]
             changed = hosts.add_tags(connection, [host.id], wanted, new_ids)
             tags_now = _tags(connection, host)
-        tell_hosts_changed(list(changed))
+        notify_hosts_changed(list(changed))
     output.done(f"{host.name} has the tags {tags_now}")
 
 
@@ -184,8 +199,8 @@ def remove(name: str, words: tuple[str, ...]) -> None:
             if left:
                 tag, kind = next(iter(left.items()))
                 why = _TAG_ORIGIN.get(kind, "is not a manual one")
-                raise Refused(f"tag {tag} of {host.name} {why}; nothing was removed")
-        tell_hosts_changed(list(changed))
+                raise CommandRefused(f"tag {tag} of {host.name} {why}; nothing was removed")
+        notify_hosts_changed(list(changed))
     output.done(f"{host.name} has the tags {tags_now}" + ("" if changed else " (it had none of those)"))
 
 
@@ -205,9 +220,9 @@ def move(names: tuple[str, ...], alloc: str, force: bool) -> None:
             ids = [host.id for host in chosen]
             running = hosts.lock_hosts(connection, ids)
             if running and not force:
-                raise Refused(f"frames running there: {running}; lock the hosts and wait, or use --force")
+                raise CommandRefused(f"frames running there: {running}; lock the hosts and wait, or use --force")
             hosts.move_hosts(connection, ids, target.id, [str(uuid.uuid4()) for _ in ids])
-        tell_hosts_changed(ids)
+        notify_hosts_changed(ids)
     output.done(f"{', '.join(host.name for host in chosen)} in {target.name} now")
 
 
@@ -224,11 +239,11 @@ def delete(name: str) -> None:
             running = hosts.lock_hosts(connection, [host.id])
             state = hosts.hardware_state(connection, host.id)
             if state != HardwareState.DOWN.value:
-                raise Refused(f"{host.name} is {state}; only a host that is DOWN can be deleted")
+                raise CommandRefused(f"{host.name} is {state}; only a host that is DOWN can be deleted")
             if running:
-                raise Refused(f"frames of {host.name} that are not released yet: {running}")
+                raise CommandRefused(f"frames of {host.name} that are not released yet: {running}")
             hosts.delete_host(connection, host.id)
-        tell_hosts_changed([host.id])
+        notify_hosts_changed([host.id])
     output.done(f"deleted {host.name}")
 
 
@@ -244,7 +259,7 @@ def _set_lock(names: Sequence[str], new: LockState, old: Sequence[LockState], wo
                 source=_user(),
             )
             states = {it.id: it.lock_state for it in hosts.list_hosts(connection, host_ids=[h.id for h in chosen])}
-        tell_hosts_changed(changed)
+        notify_hosts_changed(changed)
     for host in chosen:
         click.echo(f"{host.name} is {word} now" if host.id in changed else f"{host.name} is {states[host.id]}")
 
@@ -259,35 +274,6 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return "opencue-sched"
-
-
-def _row(host: HostView) -> dict[str, Any]:
-    return {
-        "host": host.name,
-        "id": host.id,
-        "state": host.state,
-        "lock": host.lock_state,
-        "lock_source": host.lock_source,
-        "allocation": host.allocation,
-        "facility": host.facility,
-        "idle_cores": cores(host.idle_centicores),
-        "cores": cores(host.centicores),
-        "idle_memory_kb": host.idle_memory_kb,
-        "free_memory_kb": host.free_kb,
-        "memory_kb": host.memory_kb,
-        "idle_gpus": host.idle_gpus,
-        "gpus": host.gpus,
-        "idle_gpu_memory_kb": host.idle_gpu_memory_kb,
-        "gpu_memory_kb": host.gpu_memory_kb,
-        "frames": host.procs,
-        "load": host.load,
-        "nimby": host.nimby,
-        "os": host.os,
-        "thread_mode": _thread_mode(host.thread_mode),
-        "pinged": host.pinged,
-        "booted": host.booted,
-        "tags": list(host.tags),
-    }
 
 
 def _thread_mode(number: int) -> str:
@@ -316,30 +302,4 @@ def _fields(host: HostView) -> dict[str, str]:
         "Tags": " ".join(host.tags),
         "Last Ping": f"{age_text(host.pinged)} ago",
         "Uptime": age_text(host.booted),
-    }
-
-
-def _proc_json(proc: hosts.RunningProc) -> dict[str, Any]:
-    return {
-        "id": proc.id,
-        "job": proc.job,
-        "frame": proc.frame,
-        "cores": cores(proc.centicores),
-        "memory_kb": proc.memory_kb,
-        "used_memory_kb": proc.used_kb,
-        "gpus": proc.gpus,
-        "dispatched": proc.dispatched,
-        "local": proc.local,
-    }
-
-
-def _proc_row(proc: hosts.RunningProc) -> dict[str, Any]:
-    return {
-        "job": proc.job,
-        "frame": proc.frame or "(being unbooked)",
-        "cores": cores(proc.centicores),
-        "memory": f"{memory_text(proc.used_kb)} / {memory_text(proc.memory_kb)}",
-        "gpus": proc.gpus,
-        "started": output.time_text(proc.dispatched),
-        "runtime": age_text(proc.dispatched),
     }

@@ -16,23 +16,38 @@ from sqlalchemy import Connection, Engine
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.cli import output
 from opencue_sched.cli.checks import last_verdicts
-from opencue_sched.cli.connect import farm, redis_store
-from opencue_sched.cli.output import cap_text, cores, counted, json_option, show_fields, show_json, show_rows
-from opencue_sched.cli.values import (
+from opencue_sched.cli.inputs import (
     NEGATIVE_NUMBERS,
-    Refused,
+    CommandRefused,
     UnknownName,
     choose,
     choose_all,
     core_cap,
+    core_count,
+    farm,
     frame_range,
     gpu_cap,
+    redis_store,
 )
-from opencue_sched.cli.values import cores as cores_value
+from opencue_sched.cli.output import (
+    Column,
+    cap_text,
+    cores,
+    counted,
+    first,
+    in_cores,
+    json_option,
+    json_row,
+    memory_text,
+    show_fields,
+    show_json,
+    show_rows,
+)
 from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.domain.farm import FrameState, JobState
 from opencue_sched.domain.frame_range import FrameRange
 from opencue_sched.domain.job_spec import INT_MAX, near
+from opencue_sched.domain.units import CENTICORES_PER_CORE
 from opencue_sched.farm.completion import Releasing
 from opencue_sched.farm.jobs import JobControl, drop_depends
 from opencue_sched.farm.model import ReleasePolicy
@@ -44,8 +59,6 @@ from opencue_sched.store import jobs
 from opencue_sched.store.shows import Kind, NamedRow
 
 # ``opencue-sched job depends``.
-
-_DEPEND_COLUMNS = {"id": "Id", "waits": "What Waits", "on": "For", "type": "Type", "state": "State"}
 
 
 @click.group("depends")
@@ -68,14 +81,26 @@ def list_depends(name: str, met: bool, as_json: bool) -> None:
     with farm() as (engine, _), engine.connect() as connection:
         job = choose(connection, Kind.JOB, name)
         found = jobs.depends_of(connection, job.id, met=met)
-    rows = []
-    for depend in found:
-        waits = depend.er_frame or (f"layer {depend.er_layer}" if depend.er_layer else "the job")
-        state = "met" if not depend.active else "open"
-        if depend.active and depend.open_pairs is not None:
-            state = f"{depend.open_pairs} of {depend.pairs} open"
-        rows.append({**asdict(depend), "waits": waits, "on": describe_depend(depend, job.name), "state": state})
-    show_rows(rows, _DEPEND_COLUMNS, as_json=as_json)
+    columns = (
+        Column("id", "Id"),
+        Column("waits", "What Waits", _what_waits),
+        Column("on", "For", lambda depend: describe_depend(depend, job.name)),
+        Column("type", "Type"),
+        Column("state", "State", _depend_state),
+        *map(Column, ("target", "active", "any_frame", "er_layer", "er_frame", "on_job", "on_layer", "on_frame")),
+        *map(Column, ("open_pairs", "pairs")),
+    )
+    show_rows(found, columns, as_json=as_json)
+
+
+def _what_waits(depend: jobs.Depend) -> str:
+    return depend.er_frame or (f"layer {depend.er_layer}" if depend.er_layer else "the job")
+
+
+def _depend_state(depend: jobs.Depend) -> str:
+    if not depend.active:
+        return "met"
+    return "open" if depend.open_pairs is None else f"{depend.open_pairs} of {depend.pairs} open"
 
 
 @depends.command()
@@ -113,19 +138,23 @@ def drop(name: str, depend_ids: tuple[str, ...], everything: bool, as_json: bool
 _ANY = "ANY"
 _NAMED = 10
 _FRAME_STATES = [*(state.value for state in FrameState if state is not FrameState.SETUP), _ANY]
-_FRAME_COLUMNS = {
-    "frame": "Frame",
-    "state": "Status",
-    "host": "Host",
-    "cores": "Cores",
-    "retries": "Retries",
-    "exit_status": "Exit",
-    "started": "Start",
-    "runtime": "Runtime",
-    "llu": "LLU",
-    "memory": "Memory",
-    "eligible": "Eligible Time",
-}
+_FRAME_COLUMNS = (
+    Column("frame", "Frame", "name"),
+    *map(Column, ("id", "layer", "number")),
+    Column("state", "Status"),
+    Column("host", "Host"),
+    Column("cores", read=in_cores("centicores")),
+    Column("", "Cores", lambda frame: cores(frame.centicores) if frame.host else None),
+    Column("retries", "Retries"),
+    Column("exit_status", "Exit", show=lambda status: "" if status == -1 else str(status)),
+    Column("started", "Start", show=output.time_text),
+    Column("", "Runtime", lambda frame: _runtime(frame)),
+    Column("", "LLU", lambda frame: frame.llu if _is_running(frame) else None, output.age_text),
+    Column("", "Memory", lambda frame: _memory(frame)),
+    Column("", "Eligible Time", lambda frame: frame.eligible if _is_waiting(frame) else None, output.time_text),
+    *map(Column, ("stopped", "llu", "eligible", "depend_count")),
+    *map(Column, ("memory_reserved_kb", "memory_used_kb", "memory_max_kb")),
+)
 _UNDECORATED = Callable[..., None]
 
 
@@ -189,12 +218,7 @@ def frames(
         job = choose(connection, Kind.JOB, name)
         wanted = _Selection(layers, numbers, states).of(connection, job)
         found = jobs.frames_of(connection, job.id, **wanted, most=most + 1)
-    if as_json:
-        show_json([_frame_json(frame) for frame in found[:most]])
-    else:
-        show_rows([_frame_row(frame) for frame in found[:most]], _FRAME_COLUMNS, as_json=False)
-    if len(found) > most:
-        click.echo(f"note: there are more than {most}; --most lists more", err=True)
+    show_rows(first(found, most), _FRAME_COLUMNS, as_json=as_json)
 
 
 @click.command("kill")
@@ -307,8 +331,8 @@ def _refuse_nothing(connection: Connection, job: NamedRow, wanted: dict[str, Any
     there = ", ".join(f"{number} {state.value}" for state, number in sorted(states.items()))
     asked = " or ".join(state.value for state in wanted["states"] or ())
     if not there:
-        raise Refused(f"{job.name} has no such frame")
-    raise Refused(f"no frame of {job.name} that was named is {asked} ({there}); --state says which")
+        raise CommandRefused(f"{job.name} has no such frame")
+    raise CommandRefused(f"no frame of {job.name} that was named is {asked} ({there}); --state says which")
 
 
 @contextmanager
@@ -363,69 +387,74 @@ def _say_deferred(job: str, places: Mapping[tuple[str, str], Sequence[str]]) -> 
         click.echo(f"  and {len(places) - _NAMED} more of these", err=True)
 
 
-def _frame_json(frame: jobs.Frame) -> dict[str, Any]:
-    row = asdict(frame)
-    del row["centicores"], row["name"]
-    return {"frame": frame.name, **row, "cores": output.cores(frame.centicores)}
+def _is_running(frame: jobs.Frame) -> bool:
+    return frame.state == FrameState.RUNNING.value
 
 
-def _frame_row(frame: jobs.Frame) -> dict[str, Any]:
-    running = frame.state == FrameState.RUNNING.value
-    runtime = ""
-    if frame.started is not None:
-        ended = None if running else frame.stopped
-        runtime = output.age_text(frame.started, ended)
-    reserved = frame.memory_reserved_kb
-    used = frame.memory_used_kb if running else frame.memory_max_kb
-    return {
-        "frame": frame.name,
-        "state": frame.state,
-        "host": frame.host,
-        "cores": output.cores(frame.centicores) if frame.host else None,
-        "retries": frame.retries,
-        "exit_status": frame.exit_status if frame.exit_status != -1 else None,
-        "started": output.time_text(frame.started),
-        "runtime": runtime,
-        "llu": output.age_text(frame.llu) if running else "",
-        "memory": f"{output.memory_text(used)} / {output.memory_text(reserved)}" if frame.started else "",
-        "eligible": output.time_text(frame.eligible) if frame.state == FrameState.WAITING.value else "",
-    }
+def _is_waiting(frame: jobs.Frame) -> bool:
+    return frame.state == FrameState.WAITING.value
+
+
+def _runtime(frame: jobs.Frame) -> str:
+    return output.age_text(frame.started, None if _is_running(frame) else frame.stopped)
+
+
+def _memory(frame: jobs.Frame) -> str:
+    """Used (at most, of one that has ended) and reserved, of a frame that was started."""
+    used = frame.memory_used_kb if _is_running(frame) else frame.memory_max_kb
+    return f"{memory_text(used)} / {memory_text(frame.memory_reserved_kb)}" if frame.started else ""
 
 
 _STATES = {"pending": JobState.PENDING.value, "finished": JobState.FINISHED.value, "all": None}
-_COLUMNS = {
-    "job": "Job",
-    "folder": "Folder",
-    "user": "User",
-    "state": "State",
-    "running": "Booked",
-    "cores": "Cores",
-    "waiting": "Wait",
-    "depend": "Depend",
-    "dead": "Dead",
-    "done": "Done",
-    "frames": "Frames",
-    "priority": "Pri",
-    "min_cores": "Min Cores",
-    "max_cores": "Max Cores",
-    "age": "Age",
-}
-_LAYER_COLUMNS = {
-    "layer": "Layer",
-    "frames": "Frames",
-    "waiting": "Wait",
-    "running": "Run",
-    "depend": "Depend",
-    "dead": "Dead",
-    "done": "Done",
-    "min_cores": "Cores",
-    "memory_kb": "Memory",
-    "gpus": "GPUs",
-    "tags": "Tags",
-    "limits": "Limits",
-    "eligible": "Eligible Time",
-    "verdict": "Last Verdict",
-}
+_COLUMNS = (
+    Column("job", "Job", "name"),
+    *map(Column, ("id", "show", "shot")),
+    Column("folder", "Folder"),
+    Column("facility"),
+    Column("user", "User"),
+    Column("state", "State", lambda job: _state(job)),
+    Column("paused"),
+    Column("running", "Booked"),
+    Column("cores", "Cores", in_cores("centicores")),
+    Column("gpus"),
+    Column("waiting", "Wait"),
+    Column("depend", "Depend"),
+    Column("dead", "Dead"),
+    Column("done", "Done", lambda job: job.succeeded + job.eaten),
+    *map(Column, ("succeeded", "eaten")),
+    Column("frames", "Frames"),
+    Column("priority", "Pri"),
+    Column("min_cores", "Min Cores", in_cores("min_centicores")),
+    Column("max_cores", "Max Cores", in_cores("max_centicores"), cap_text),
+    Column("max_gpus"),
+    Column("started", "Age", show=output.age_text),
+    *map(Column, ("stopped", "log_dir")),
+)
+
+
+def _layer_columns(verdicts: Mapping[str, str]) -> tuple[Column, ...]:
+    """``verdicts``: the most telling one of each layer that has one, by the layer's id."""
+    return (
+        Column("layer", "Layer", "name"),
+        *map(Column, ("id", "type", "command", "range", "chunk_size", "threadable", "services")),
+        Column("frames", "Frames", "total"),
+        Column("waiting", "Wait"),
+        Column("running", "Run"),
+        Column("depend", "Depend"),
+        Column("dead", "Dead"),
+        Column("done", "Done", lambda layer: layer.succeeded + layer.eaten),
+        *map(Column, ("succeeded", "eaten", "checkpoint")),
+        Column("min_cores", "Cores", lambda layer: layer.cores_min / CENTICORES_PER_CORE),
+        Column("max_cores", read=in_cores("cores_max")),
+        Column("memory_kb", "Memory", show=memory_text),
+        Column("gpus", "GPUs"),
+        Column("gpu_memory_kb"),
+        Column("tags", "Tags"),
+        Column("limits", "Limits", show=", ".join),
+        Column("eligible", "Eligible Time", show=output.time_text),
+        *map(Column, ("start_after", "timeout_minutes", "timeout_llu_minutes")),
+        Column("verdict", "Last Verdict", lambda layer: verdicts.get(layer.id)),
+    )
 
 
 @click.group("job")
@@ -458,14 +487,7 @@ def list_(show: str | None, user: str | None, part: str | None, state: str, most
     with farm() as (engine, _), engine.connect() as connection:
         show_id = None if show is None else choose(connection, Kind.SHOW, show).id
         found = jobs.list_jobs(connection, show_id=show_id, user=user, state=_STATES[state], part=part, most=most + 1)
-    rows = [_row(job) for job in found[:most]]
-    formats = {"max_cores": cap_text}
-    if not as_json:
-        for row, job in zip(rows, found, strict=False):
-            row["age"] = output.age_text(job.started)
-    show_rows(rows, _COLUMNS, as_json=as_json, formats=formats)
-    if len(found) > most:
-        click.echo(f"note: there are more than {most}; --most lists more", err=True)
+    show_rows(first(found, most), _COLUMNS, as_json=as_json)
 
 
 @command.command()
@@ -483,17 +505,13 @@ def info(name: str, as_json: bool) -> None:
         row = choose(connection, Kind.JOB, name)
         (job,) = jobs.list_jobs(connection, job_id=row.id)
         layers = jobs.layers_of(connection, row.id, has_start_after=facts.has_start_after)
-    verdicts = last_verdicts(row.id)
-    layer_rows = [_layer_row(layer, verdicts.get(layer.id)) for layer in layers]
+    layer_columns = _layer_columns(last_verdicts(row.id))
     if as_json:
-        show_json({**_row(job), "layers": layer_rows})
+        show_json({**json_row(job, _COLUMNS), "layers": [json_row(layer, layer_columns) for layer in layers]})
         return
     show_fields(_fields(job))
     click.echo()
-    for layer_row in layer_rows:
-        layer_row["limits"] = ", ".join(layer_row["limits"])
-        layer_row["eligible"] = output.time_text(layer_row["eligible"])
-    show_rows(layer_rows, _LAYER_COLUMNS, as_json=False, formats={"memory_kb": output.memory_text})
+    show_rows(layers, layer_columns)
 
 
 @command.command()
@@ -540,7 +558,7 @@ def max_cores(names: tuple[str, ...], value: int) -> None:
 
 @command.command("min-cores")
 @click.argument("names", nargs=-1, required=True, metavar="JOB...")
-@click.argument("value", type=cores_value, metavar="CORES")
+@click.argument("value", type=core_count, metavar="CORES")
 def min_cores(names: tuple[str, ...], value: int) -> None:
     """Set the cores jobs should get at least.
 
@@ -584,52 +602,8 @@ def _singular(name: str, words: str) -> str:
     return f"{name} {'has' + words.removeprefix('have') if words.startswith('have') else words}"
 
 
-def _row(job: jobs.Job) -> dict[str, Any]:
-    return {
-        "job": job.name,
-        "id": job.id,
-        "show": job.show,
-        "shot": job.shot,
-        "folder": job.folder,
-        "facility": job.facility,
-        "user": job.user,
-        "state": "PAUSED" if job.paused and job.state == JobState.PENDING.value else job.state,
-        "paused": job.paused,
-        "running": job.running,
-        "cores": cores(job.centicores),
-        "gpus": job.gpus,
-        "waiting": job.waiting,
-        "depend": job.depend,
-        "dead": job.dead,
-        "done": job.succeeded + job.eaten,
-        "succeeded": job.succeeded,
-        "eaten": job.eaten,
-        "frames": job.frames,
-        "priority": job.priority,
-        "min_cores": cores(job.min_centicores),
-        "max_cores": cores(job.max_centicores),
-        "max_gpus": job.max_gpus,
-        "started": job.started,
-        "stopped": job.stopped,
-        "log_dir": job.log_dir,
-    }
-
-
-def _layer_row(layer: jobs.Layer, verdict: str | None) -> dict[str, Any]:
-    row = asdict(layer)
-    for gone in ("cores_min", "cores_max", "total", "name"):
-        del row[gone]
-    return {
-        "layer": layer.name,
-        "frames": layer.total,
-        **row,
-        "tags": layer.tags,
-        "limits": list(layer.limits),
-        "done": layer.succeeded + layer.eaten,
-        "min_cores": layer.cores_min / 100,
-        "max_cores": cores(layer.cores_max),
-        "verdict": verdict,
-    }
+def _state(job: jobs.Job) -> str:
+    return "PAUSED" if job.paused and job.state == JobState.PENDING.value else job.state
 
 
 def _fields(job: jobs.Job) -> dict[str, str]:
@@ -641,7 +615,7 @@ def _fields(job: jobs.Job) -> dict[str, str]:
         "Folder": job.folder,
         "Facility": job.facility,
         "User": job.user if job.uid is None else f"{job.user} ({job.uid})",
-        "State": "PAUSED" if job.paused and job.state == JobState.PENDING.value else job.state,
+        "State": _state(job),
         "Started": output.time_text(job.started),
         "Finished": output.time_text(job.stopped),
         "Priority": str(job.priority),

@@ -7,9 +7,8 @@ import uuid
 import click
 
 from opencue_sched.cli import output
-from opencue_sched.cli.connect import farm
-from opencue_sched.cli.output import counted, json_option, show_rows
-from opencue_sched.cli.values import Refused, choose, new_name
+from opencue_sched.cli.inputs import CommandRefused, choose, farm, new_name
+from opencue_sched.cli.output import Column, counted, json_option, show_rows
 from opencue_sched.domain.job_spec import INT_MAX
 from opencue_sched.domain.units import LIMIT_NAME_WIDTH
 from opencue_sched.store import shows
@@ -17,7 +16,13 @@ from opencue_sched.store.pending import fetch_limits
 from opencue_sched.store.shows import Kind
 
 _FRAMES = click.IntRange(0, INT_MAX)
-_COLUMNS = {"limit": "Limit", "running": "Running", "max": "Max", "left": "Left"}
+_COLUMNS = (
+    Column("limit", "Limit", "name"),
+    Column("id"),
+    Column("running", "Running"),
+    Column("max", "Max", "max_value"),
+    Column("left", "Left", lambda limit: max(0, limit.max_value - limit.running)),
+)
 
 
 @click.group("limit")
@@ -37,17 +42,7 @@ def list_(as_json: bool) -> None:
     """
     with farm() as (engine, _), engine.connect() as connection:
         limits = sorted(fetch_limits(connection).values(), key=lambda limit: limit.name)
-    rows = [
-        {
-            "limit": limit.name,
-            "id": limit.id,
-            "running": limit.running,
-            "max": limit.max_value,
-            "left": max(0, limit.max_value - limit.running),
-        }
-        for limit in limits
-    ]
-    show_rows(rows, _COLUMNS, as_json=as_json)
+    show_rows(limits, _COLUMNS, as_json=as_json)
 
 
 @command.command()
@@ -62,7 +57,7 @@ def create(name: str, most: int, as_json: bool) -> None:
     new_name("limit", name, width=LIMIT_NAME_WIDTH)
     with farm() as (engine, _), engine.begin() as connection:
         if shows.find_row(connection, Kind.LIMIT, name) is not None:
-            raise Refused(f"there is a limit {name!r} already")
+            raise CommandRefused(f"there is a limit {name!r} already")
         limit_id = str(uuid.uuid4())
         shows.insert_limit(connection, limit_id, name, most)
     output.done(f"created limit {name} of {counted(most, 'frame')}", as_json=as_json, limit=name, id=limit_id, max=most)
@@ -94,6 +89,6 @@ def delete(name: str, force: bool) -> None:
         limit = choose(connection, Kind.LIMIT, name)
         jobs = shows.pending_jobs_under_limit(connection, limit.id)
         if jobs and not force:
-            raise Refused(f"{limit.name} holds {counted(jobs, 'pending job')}; --force deletes it all the same")
+            raise CommandRefused(f"{limit.name} holds {counted(jobs, 'pending job')}; --force deletes it all the same")
         shows.delete_limit(connection, limit.id)
     output.done(f"deleted limit {limit.name}")

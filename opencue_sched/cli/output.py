@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import click
 import structlog
@@ -21,7 +22,7 @@ from opencue_sched.domain.units import CENTICORES_PER_CORE
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts instead of a table.")
 
-Format = Callable[[Any], str]
+T = TypeVar("T")
 
 _KB_PER_GIB = 1024 * 1024
 _WIDE = 10_000
@@ -36,28 +37,64 @@ def log_warnings() -> None:
     )
 
 
-def show_rows(
-    rows: Sequence[Mapping[str, Any]],
-    columns: Mapping[str, str],
-    *,
-    as_json: bool,
-    formats: Mapping[str, Format] | None = None,
-) -> None:
-    """Print rows: as a JSON list with the rows' own keys, or as a table with ``columns`` (key -> heading).
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A value of the things that a command lists: declared once for the table and for JSON.
 
-    ``formats`` say how a column's values look in the table. Columns of numbers are aligned to the right.
+    ``read`` is an attribute (or a mapping's key) of a thing, or a function of the thing; without it, ``key`` is the
+    attribute. A column without title is in JSON only; one without key, in the table only. ``show`` gives the table's
+    text of a value; None is an empty cell.
     """
+
+    key: str
+    title: str = ""
+    read: str | Callable[[Any], Any] = ""
+    show: Callable[[Any], str] | None = None
+
+    def value(self, thing: Any) -> Any:
+        """The value as JSON has it."""
+        if callable(self.read):
+            return self.read(thing)
+        name = self.read or self.key
+        return thing[name] if isinstance(thing, Mapping) else getattr(thing, name)
+
+    def cell(self, value: Any) -> str:
+        """The value as the table has it."""
+        if value is None:
+            return ""
+        if self.show is not None:
+            return self.show(value)
+        if isinstance(value, bool):
+            return yes_no(value)
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def show_rows(things: Iterable[Any], columns: Sequence[Column], *, as_json: bool = False) -> None:
+    """Print things as a JSON list, or as a table whose columns of numbers are aligned to the right."""
     if as_json:
-        show_json(list(rows))
+        show_json([json_row(thing, columns) for thing in things])
         return
-    formats = formats or {}
+    columns = [column for column in columns if column.title]
+    rows = [[column.value(thing) for column in columns] for thing in things]
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for key, heading in columns.items():
-        numbers = any(_is_number(row.get(key)) for row in rows)
-        table.add_column(heading, justify="right" if numbers else "left", no_wrap=not sys.stdout.isatty())
+    for number, column in enumerate(columns):
+        justify: Literal["left", "right"] = "right" if any(_is_number(row[number]) for row in rows) else "left"
+        table.add_column(column.title, justify=justify, no_wrap=not sys.stdout.isatty())
     for row in rows:
-        table.add_row(*(Text(_cell(row.get(key), formats.get(key, str))) for key in columns))
+        table.add_row(*(Text(column.cell(value)) for column, value in zip(columns, row, strict=True)))
     _console().print(table)
+
+
+def json_row(thing: Any, columns: Sequence[Column]) -> dict[str, Any]:
+    """A thing as JSON has it."""
+    return {column.key: column.value(thing) for column in columns if column.key}
+
+
+def first(found: Sequence[T], most: int) -> Sequence[T]:
+    """The first ``most`` of them. A note on standard error says if there are more."""
+    if len(found) > most:
+        click.echo(f"note: there are more than {most}; --most lists more", err=True)
+    return found[:most]
 
 
 def show_fields(fields: Mapping[str, str]) -> None:
@@ -109,6 +146,11 @@ def cores(centicores: int | None) -> float | None:
     return int(value) if value.is_integer() else value
 
 
+def in_cores(attribute: str) -> Callable[[Any], float | None]:
+    """Reads an attribute that is in centicores, as cores: for a Column."""
+    return lambda thing: cores(getattr(thing, attribute))
+
+
 def cap_text(value: float | None) -> str:
     """A cap; 0 and below is none."""
     return "-" if value is None or value <= 0 else f"{value:g}"
@@ -150,16 +192,6 @@ def duration_text(seconds: float) -> str:
 def _console() -> Console:
     """A terminal's own width; no limit, and so no wrapped lines, for a pipe or a file."""
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDE, highlight=False)
-
-
-def _cell(value: Any, form: Format) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool) and form is str:
-        return yes_no(value)
-    if isinstance(value, float) and form is str:
-        return f"{value:g}"
-    return form(value)
 
 
 def _is_number(value: Any) -> bool:

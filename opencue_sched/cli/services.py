@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from sqlalchemy import Engine
 
-from opencue_sched.cli.connect import database, redis_store
+from opencue_sched.cli.inputs import database, redis_store
 from opencue_sched.cli.output import counted, working
 from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.model import EventCounts

@@ -4,33 +4,46 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import asdict
-from typing import Any
 
 import click
 from sqlalchemy import Connection, Engine
 
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.cli import output
-from opencue_sched.cli.connect import farm, redis_store
-from opencue_sched.cli.output import json_option, show_fields, show_json, show_rows
-from opencue_sched.cli.subscription import subscription_row
-from opencue_sched.cli.values import NEGATIVE_NUMBERS, Refused, choose, core_cap, cores, new_name, switch
+from opencue_sched.cli.inputs import (
+    NEGATIVE_NUMBERS,
+    CommandRefused,
+    choose,
+    core_cap,
+    core_count,
+    farm,
+    new_name,
+    redis_store,
+    switch,
+)
+from opencue_sched.cli.output import Column, in_cores, json_option, json_row, show_fields, show_json, show_rows
+from opencue_sched.cli.subscription import SUBSCRIPTION_COLUMNS
 from opencue_sched.domain.units import SHOW_NAME_WIDTH
 from opencue_sched.settings import get_settings
 from opencue_sched.store import shows
 from opencue_sched.store.shows import Kind
 from opencue_sched.worker.flip import Flip, flip_show, wait_of
 
-_COLUMNS = {
-    "show": "Show",
-    "active": "Active",
-    "managed": "Managed",
-    "booking": "Booking",
-    "reserved_cores": "Reserved Cores",
-    "running_frames": "Running Frames",
-    "waiting_frames": "Waiting Frames",
-    "pending_jobs": "Pending Jobs",
-}
+_COLUMNS = (
+    Column("show", "Show", "name"),
+    Column("id"),
+    Column("active", "Active"),
+    Column("managed", "Managed"),
+    Column("booking", "Booking", lambda show: show.booking and show.dispatch),
+    Column("paused"),
+    Column("reserved_cores", "Reserved Cores", in_cores("centicores")),
+    Column("reserved_gpus", read="gpus"),
+    Column("running_frames", "Running Frames"),
+    Column("waiting_frames", "Waiting Frames"),
+    Column("pending_jobs", "Pending Jobs"),
+    Column("default_min_cores", read=in_cores("default_min_cores")),
+    Column("default_max_cores", read=in_cores("default_max_cores")),
+)
 
 
 @click.group("show")
@@ -49,8 +62,8 @@ def list_(as_json: bool) -> None:
     Example: opencue-sched show list
     """
     with farm() as (engine, _), engine.connect() as connection:
-        rows = [_row(show) for show in shows.list_shows(connection)]
-    show_rows(rows, _COLUMNS, as_json=as_json)
+        found = shows.list_shows(connection)
+    show_rows(found, _COLUMNS, as_json=as_json)
 
 
 @command.command()
@@ -63,9 +76,11 @@ def info(name: str, as_json: bool) -> None:
     """
     with farm() as (engine, _), engine.connect() as connection:
         (show,) = shows.list_shows(connection, choose(connection, Kind.SHOW, name).id)
-        subscriptions = [subscription_row(row) for row in shows.list_subscriptions(connection, show_id=show.id)]
+        subscriptions = [
+            json_row(row, SUBSCRIPTION_COLUMNS) for row in shows.list_subscriptions(connection, show_id=show.id)
+        ]
     if as_json:
-        show_json({**_row(show), "subscriptions": subscriptions})
+        show_json({**json_row(show, _COLUMNS), "subscriptions": subscriptions})
         return
     show_fields(
         {
@@ -93,7 +108,7 @@ def info(name: str, as_json: bool) -> None:
 @command.command()
 @click.argument("name")
 @click.option("--managed/--unmanaged", default=None, help="Whether this scheduler books it. Default: without a Cuebot.")
-@click.option("--min-cores", type=cores, metavar="CORES", help="Default of its jobs' min_cores (1).")
+@click.option("--min-cores", type=core_count, metavar="CORES", help="Default of its jobs' min_cores (1).")
 @click.option("--max-cores", type=core_cap, metavar="CORES", help="Default of its jobs' max_cores (100).")
 @json_option
 def create(name: str, managed: bool | None, min_cores: int | None, max_cores: int | None, as_json: bool) -> None:
@@ -106,10 +121,10 @@ def create(name: str, managed: bool | None, min_cores: int | None, max_cores: in
     new_name("show", name, width=SHOW_NAME_WIDTH)
     with farm() as (engine, facts), engine.begin() as connection:
         if shows.find_row(connection, Kind.SHOW, name) is not None:
-            raise Refused(f"there is a show {name!r} already")
+            raise CommandRefused(f"there is a show {name!r} already")
         dept = shows.default_dept(connection)
         if dept is None:
-            raise Refused("the database has no department; was it made by `opencue-sched migrate` or a Cuebot?")
+            raise CommandRefused("the database has no department; was it made by `opencue-sched migrate` or a Cuebot?")
         ids = {key: str(uuid.uuid4()) for key in ("show_id", "folder_id", "point_id")}
         managed = managed if managed is not None else facts.origin == "opencue-sched"
         shows.insert_show(
@@ -170,7 +185,7 @@ def managed(name: str, state: bool, wait: float | None, as_json: bool) -> None:
 
 @command.command("default-min-cores")
 @click.argument("name")
-@click.argument("number", type=cores, metavar="CORES")
+@click.argument("number", type=core_count, metavar="CORES")
 def default_min_cores(name: str, number: int) -> None:
     """Set the min_cores of jobs that do not say.
 
@@ -191,24 +206,6 @@ def default_max_cores(name: str, number: int) -> None:
     _set_number(name, "int_default_max_cores", number)
     cap = "no cap" if number <= 0 else f"{output.cores(number)} max cores"
     output.done(f"jobs of {name} have {cap} unless they say otherwise")
-
-
-def _row(show: shows.Show) -> dict[str, Any]:
-    return {
-        "show": show.name,
-        "id": show.id,
-        "active": show.active,
-        "managed": show.managed,
-        "booking": show.booking and show.dispatch,
-        "paused": show.paused,
-        "reserved_cores": output.cores(show.centicores),
-        "reserved_gpus": show.gpus,
-        "running_frames": show.running_frames,
-        "waiting_frames": show.waiting_frames,
-        "pending_jobs": show.pending_jobs,
-        "default_min_cores": output.cores(show.default_min_cores),
-        "default_max_cores": output.cores(show.default_max_cores),
-    }
 
 
 def _set_flag(name: str, flag: str, value: bool, word: str) -> None:

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import click
 
-from opencue_sched.cli.connect import farm
+from opencue_sched.cli.inputs import farm
 from opencue_sched.cli.output import counted, json_option, show_json, working
 from opencue_sched.domain.job_spec import InvalidJobSpec
 from opencue_sched.farm.job_file import read_job_file

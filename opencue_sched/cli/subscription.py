@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
 
 import click
 from sqlalchemy import Connection
 
 from opencue_sched.cli import output
-from opencue_sched.cli.connect import farm
-from opencue_sched.cli.output import json_option, show_rows
-from opencue_sched.cli.values import Refused, UnknownName, choose, cores
+from opencue_sched.cli.inputs import CommandRefused, UnknownName, choose, core_count, farm
+from opencue_sched.cli.output import Column, in_cores, json_option, show_rows
 from opencue_sched.store import shows
 from opencue_sched.store.shows import Kind, NamedRow
 
-_COLUMNS = {
-    "show": "Show",
-    "allocation": "Allocation",
-    "size": "Size",
-    "burst": "Burst",
-    "used": "Used",
-    "percent": "Used %",
-    "left": "Left",
-    "idle_cores": "Idle Cores",
-}
+SUBSCRIPTION_COLUMNS = (
+    Column("show", "Show"),
+    Column("allocation", "Allocation"),
+    Column("id"),
+    Column("size", "Size", in_cores("size_centicores")),
+    Column("burst", "Burst", in_cores("burst_centicores")),
+    Column("used", "Used", in_cores("used_centicores")),
+    Column("used_gpus"),
+    Column("percent", "Used %", lambda it: _percent_of_size(it), "{:.0f}%".format),
+    Column("left", "Left", lambda it: output.cores(max(0, it.burst_centicores - it.used_centicores))),
+    Column("running_frames", read="procs"),
+    Column("idle_cores", "Idle Cores", in_cores("idle_centicores")),
+)
 
 
 @click.group("subscription")
@@ -53,13 +54,13 @@ def list_(show: str | None, alloc: str | None, as_json: bool) -> None:
         show_id = None if show is None else choose(connection, Kind.SHOW, show).id
         alloc_id = None if alloc is None else choose(connection, Kind.ALLOCATION, alloc).id
         found = shows.list_subscriptions(connection, show_id=show_id, alloc_id=alloc_id)
-    show_rows([subscription_row(row) for row in found], _COLUMNS, as_json=as_json, formats={"percent": _percent})
+    show_rows(found, SUBSCRIPTION_COLUMNS, as_json=as_json)
 
 
 @command.command()
 @click.argument("show")
 @click.argument("alloc")
-@click.argument("size", type=cores, metavar="SIZE")
+@click.argument("size", type=core_count, metavar="SIZE")
 @click.argument("burst", required=False, metavar="[BURST]")
 @json_option
 def create(show: str, alloc: str, size: int, burst: str | None, as_json: bool) -> None:
@@ -74,7 +75,7 @@ def create(show: str, alloc: str, size: int, burst: str | None, as_json: bool) -
             connection, str(uuid.uuid4()), show_row.id, alloc_row.id, size=size, burst=most
         )
         if not made:
-            raise Refused(f"show {show_row.name} has a subscription for {alloc_row.name} already")
+            raise CommandRefused(f"show {show_row.name} has a subscription for {alloc_row.name} already")
     text = f"{show_row.name} may use {output.cores(size)} cores of {alloc_row.name}, {output.cores(most)} at most"
     output.done(
         text,
@@ -90,7 +91,7 @@ def create(show: str, alloc: str, size: int, burst: str | None, as_json: bool) -
 @command.command()
 @click.argument("show")
 @click.argument("alloc")
-@click.argument("number", type=cores, metavar="CORES")
+@click.argument("number", type=core_count, metavar="CORES")
 def size(show: str, alloc: str, number: int) -> None:
     """Set what a show is promised of an allocation.
 
@@ -139,27 +140,14 @@ def delete(show: str, alloc: str, force: bool) -> None:
         subscription = _existing(connection, show_row, alloc_row)
         if subscription.procs and not force:
             running = f"frames of {show_row.name} running in {alloc_row.name}: {subscription.procs}"
-            raise Refused(f"{running}; set burst 0 and wait, or use --force")
+            raise CommandRefused(f"{running}; set burst 0 and wait, or use --force")
         shows.delete_subscription(connection, show_row.id, alloc_row.id)
     output.done(f"{show_row.name} may not use {alloc_row.name} any more")
 
 
-def subscription_row(subscription: shows.Subscription) -> dict[str, Any]:
-    """A subscription in cores. ``percent`` is of the size; None without one."""
-    size, used = subscription.size_centicores, subscription.used_centicores
-    return {
-        "show": subscription.show,
-        "allocation": subscription.allocation,
-        "id": subscription.id,
-        "size": output.cores(size),
-        "burst": output.cores(subscription.burst_centicores),
-        "used": output.cores(used),
-        "used_gpus": subscription.used_gpus,
-        "percent": round(100 * used / size, 2) if size > 0 else None,
-        "left": output.cores(max(0, subscription.burst_centicores - used)),
-        "running_frames": subscription.procs,
-        "idle_cores": output.cores(subscription.idle_centicores),
-    }
+def _percent_of_size(subscription: shows.Subscription) -> float | None:
+    size = subscription.size_centicores
+    return round(100 * subscription.used_centicores / size, 2) if size > 0 else None
 
 
 def _pair(connection: Connection, show: str, alloc: str) -> tuple[NamedRow, NamedRow]:
@@ -185,7 +173,7 @@ def _note_burst(size: int, burst: int) -> None:
 def _burst(text: str, size: int) -> int:
     """Cores, or a percentage of the size, as centicores."""
     if not text.endswith("%"):
-        return cores(text)
+        return core_count(text)
     try:
         percent = float(text[:-1])
     except ValueError as error:
@@ -193,7 +181,3 @@ def _burst(text: str, size: int) -> int:
     if not 0 <= percent <= 100_000:
         raise click.BadParameter(f"{text} is not a percentage of a size")
     return round(size * percent / 100)
-
-
-def _percent(value: float) -> str:
-    return f"{value:.0f}%"

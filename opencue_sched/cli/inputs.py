@@ -1,20 +1,31 @@
-"""What people type after a verb: cores, switches, frame ranges, names of things."""
+"""What a command works on: the stores it connects to, and the names and numbers that are typed after it."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import click
-from sqlalchemy import Connection
+import redis
+from sqlalchemy import Connection, Engine
 
+from opencue_sched.accounting.connection import make_redis
 from opencue_sched.domain.frame_range import FrameRange
 from opencue_sched.domain.job_spec import INT_MAX, NAME_CHARACTERS, near
 from opencue_sched.domain.units import CENTICORES_PER_CORE, UNLIMITED
-from opencue_sched.errors import InvalidInput
+from opencue_sched.errors import InvalidInput, NotReady
+from opencue_sched.insight.stores import StoreAway, check_postgresql, check_redis
+from opencue_sched.placement.host_groups import HostChanges
+from opencue_sched.settings import get_settings
 from opencue_sched.store import shows
+from opencue_sched.store.engine import make_engine
+from opencue_sched.store.schema import SchemaFacts, check_schema
 from opencue_sched.store.shows import Kind, NamedRow
+
+NEGATIVE_NUMBERS = {"ignore_unknown_options": True}
+"""Context settings of a command that takes -1 as a value rather than for an option."""
 
 _NAME = re.compile(r"^[A-Za-z0-9_.-]+$")
 
@@ -23,8 +34,67 @@ class UnknownName(InvalidInput):
     """Something was asked for by a name that nothing has."""
 
 
-class Refused(InvalidInput):
+class CommandRefused(InvalidInput):
     """What was asked for may not be done now; the message says why and what would help."""
+
+
+@contextmanager
+def database() -> Iterator[Engine]:
+    """An engine on the configured database."""
+    engine = make_engine(get_settings(), application_name="opencue-sched cli", pool_size=2)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def farm() -> Iterator[tuple[Engine, SchemaFacts]]:
+    """An engine on a database that answers and has a schema we can use, and what the schema has.
+
+    Raises StoreUnusable, SchemaMissing or SchemaTooOld, each saying what to do.
+    """
+    with database() as engine:
+        check_postgresql(engine)
+        with engine.connect() as connection:
+            facts = check_schema(connection)
+        yield engine, facts
+
+
+def notify_hosts_changed(host_ids: Sequence[str]) -> None:
+    """Tell every worker's host cache, after the commit. Without Redis they see it at their next refresh."""
+    if not host_ids:
+        return
+    settings = get_settings()
+    try:
+        with redis_store() as client:
+            HostChanges(client, settings.coordination.namespace).publish(host_ids)
+    except redis.RedisError as error:
+        refresh = settings.host_cache.group_refresh_interval
+        click.echo(f"note: Redis does not answer ({error}); workers see the change within {refresh:g} s", err=True)
+
+
+@contextmanager
+def checked_redis() -> Iterator[redis.Redis]:
+    """A client of a Redis that answers and does not evict. Raises StoreUnusable saying what to set."""
+    with redis_store() as client:
+        check_redis(client, get_settings())
+        yield client
+
+
+@contextmanager
+def redis_store() -> Iterator[redis.Redis]:
+    """A client of the configured Redis. Raises StoreAway when the ledger cannot use it, saying what to set."""
+    settings = get_settings()
+    client = make_redis(settings.redis_dsn, settings)
+    try:
+        yield client
+    except NotReady as error:
+        if isinstance(error.__cause__, redis.RedisError):
+            raise StoreAway(f"{error}; set OPENCUE_SCHED_REDIS_URL") from error
+        raise
+    finally:
+        client.close()
 
 
 def choose(connection: Connection, kind: Kind, name_or_id: str) -> NamedRow:
@@ -61,7 +131,7 @@ def new_name(what: str, name: str, *, width: int) -> str:
     return name
 
 
-def cores(value: str) -> int:
+def core_count(value: str) -> int:
     """A number of cores, which may have a fraction, as centicores."""
     centicores = _centicores(value)
     if centicores < 0:
@@ -118,7 +188,3 @@ def _centicores(value: str) -> int:
     if number != 0 and centicores == 0:
         raise click.BadParameter(f"{value} is less than a hundredth of a core, the least OpenCue counts")
     return centicores
-
-
-NEGATIVE_NUMBERS = {"ignore_unknown_options": True}
-"""Context settings of a command that takes -1 as a value rather than for an option."""
