@@ -1,20 +1,20 @@
-"""The ``opencue-sched`` command. One module per noun; each is imported only when it is asked for."""
+"""The ``opencue-sched`` command.
+
+It starts fast: this module imports click and nothing else that is large. A command's module is imported when the
+command is asked for, and what only a failure needs, when something failed.
+"""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
+from typing import NoReturn
 
 import click
-import pydantic
-import redis
-from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
 from opencue_sched import __version__
-from opencue_sched.cli.output import log_warnings
 from opencue_sched.errors import SchedulerError, WrongConfiguration
-from opencue_sched.worker.setting_names import setting_problems, unknown_variables
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 78
@@ -44,6 +44,8 @@ _SHARED_MODULES = {
     "audit": "checks",
     "doctor": "checks",
     "explain": "checks",
+    "fleet": "checks",
+    "dispatch": "ctl",
     "demo": "services",
     "migrate": "services",
     "report-service": "services",
@@ -82,6 +84,9 @@ def cli(context: click.Context) -> None:
 
     Example: opencue-sched audit --json
     """
+    from opencue_sched.cli.output import log_warnings
+    from opencue_sched.worker.setting_names import unknown_variables
+
     log_warnings()
     if context.invoked_subcommand not in _SERVICES:
         for unknown in unknown_variables(os.environ):
@@ -100,22 +105,38 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except pydantic.ValidationError as error:
-        for problem in setting_problems(error):
-            click.echo(f"error: {problem}", err=True)
-        sys.exit(EXIT_CONFIG)
     except WrongConfiguration as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(EXIT_CONFIG)
+        _fail(EXIT_CONFIG, str(error))
     except SchedulerError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(EXIT_FAILED)
-    except SQLAlchemyError as error:
-        reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+        _fail(EXIT_FAILED, str(error))
+    except Exception as error:
+        status, problems = _failure_of_library(error)
+        if not problems:
+            raise
+        _fail(status, *problems)
+
+
+def _fail(status: int, *problems: str) -> NoReturn:
+    for problem in problems:
+        click.echo(f"error: {problem}", err=True)
+    sys.exit(status)
+
+
+def _failure_of_library(error: Exception) -> tuple[int, list[str]]:
+    """The exit status and the problems in words of what pydantic, SQLAlchemy or redis-py raised; none for a bug."""
+    import pydantic
+    import redis
+    from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
+
+    from opencue_sched.insight.stores import reason_of
+    from opencue_sched.worker.setting_names import setting_problems
+
+    if isinstance(error, pydantic.ValidationError):
+        return EXIT_CONFIG, setting_problems(error)
+    if isinstance(error, SQLAlchemyError):
         connecting = isinstance(error, DBAPIError) and error.statement is None
         hint = " (see OPENCUE_SCHED_DATABASE_URL)" if connecting or isinstance(error, OperationalError) else ""
-        click.echo(f"error: PostgreSQL: {reason}{hint}", err=True)
-        sys.exit(EXIT_FAILED)
-    except redis.RedisError as error:
-        click.echo(f"error: Redis: {error} (see OPENCUE_SCHED_REDIS_URL)", err=True)
-        sys.exit(EXIT_FAILED)
+        return EXIT_FAILED, [f"PostgreSQL: {reason_of(error)}{hint}"]
+    if isinstance(error, redis.RedisError):
+        return EXIT_FAILED, [f"Redis: {error} (see OPENCUE_SCHED_REDIS_URL)"]
+    return EXIT_FAILED, []

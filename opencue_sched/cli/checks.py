@@ -1,4 +1,4 @@
-"""``opencue-sched explain``."""
+"""``opencue-sched audit``, ``doctor``, ``explain`` and ``fleet``: commands that look and change nothing."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import Any
 
 import click
 import redis
+from sqlalchemy import Engine
+from sqlalchemy.exc import OperationalError
 
-from opencue_sched.cli.inputs import UnknownName, choose, database, farm, redis_store
-from opencue_sched.cli.output import json_option, show_json, working
+from opencue_sched.cli.inputs import UnknownName, checked_redis, choose, database, farm, redis_store
+from opencue_sched.cli.output import Column, duration_text, json_option, show_json, show_rows, working
+from opencue_sched.coordination.leader import ONE_REDIS
 from opencue_sched.coordination.names import BoardKeys, cluster_board
 from opencue_sched.coordination.postings import ClusterCooldown, ClusterPostings, TrashedPosting
 from opencue_sched.dispatch.verdicts import RecordedVerdict, VerdictLog
@@ -19,7 +22,11 @@ from opencue_sched.domain.job_spec import near
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.insight.doctor import diagnose
 from opencue_sched.insight.explain import Explanation, LayerExplanation, explain_job, most_telling, verdict_words
+from opencue_sched.insight.fleet import fleet_view
+from opencue_sched.insight.stores import trouble_in_words
 from opencue_sched.settings import get_settings
+from opencue_sched.store.fences import PersistentFences
+from opencue_sched.store.schema import check_schema, refuse_unmigrated
 from opencue_sched.store.shows import Kind
 
 # ``opencue-sched audit``.
@@ -187,3 +194,87 @@ def _as_dict(explanation: Explanation, layers: list[LayerExplanation]) -> dict[s
             for one in layers
         ],
     }
+
+
+# ``opencue-sched fleet``.
+
+_WORKER_COLUMNS = (
+    Column("instance", "Instance"),
+    Column("group", "Group"),
+    Column("hostname", "Host"),
+    Column("pid", "Pid"),
+    Column("state", "State"),
+    Column("", "In hand", lambda worker: f"{worker['in_flight']}/{worker['capacity']}"),
+    Column("up_seconds", "Up", show=duration_text),
+    Column("heartbeat_seconds_ago", "Seen", show="{:.0f}s ago".format),
+    Column("types", "Types", show=", ".join),
+    Column("work", "Works on", show=", ".join),
+)
+_QUEUE_COLUMNS = (
+    Column("type", "Queue"),
+    Column("depth", "Waiting"),
+    Column("oldest_seconds", "Oldest", show="{:.1f}s".format),
+    Column("queues", "Where", show=lambda queues: ", ".join(f"{name} {depth}" for name, depth in queues.items())),
+)
+
+
+@click.command("fleet")
+@json_option
+def fleet_command(as_json: bool) -> None:
+    """Show who is alive, who leads, what each works on, and what waits.
+
+    Example: opencue-sched fleet --json | jq .leader
+    """
+    with checked_redis() as client, database() as engine:
+        _refuse_unmigrated(engine)
+        view = fleet_view(client, get_settings(), PersistentFences(engine))
+    if as_json:
+        show_json(view)
+        return
+    click.echo(_leader_line(view["leader"]))
+    if view["leader"]["two_redis"]:
+        click.echo(f"warning: beats of two Redis want to lead, so one stands by; {ONE_REDIS}")
+    click.echo(_beats_line(view["beats"]))
+    _show_workers(view["workers"])
+    click.echo()
+    show_rows([{"type": name, **figures} for name, figures in view["queues"].items()], _QUEUE_COLUMNS)
+    click.echo()
+    postings = view["postings"]
+    click.echo(
+        f"clusters: {postings['ready']} ready, {postings['claimed']} worked on, {postings['resting']} resting, "
+        f"{postings['trash']} trashed (opencue-sched board list)"
+    )
+    backlog = ", ".join(f"{group} {number:g}" for group, number in view["backlog_per_worker"].items())
+    click.echo(f"backlog per worker: {backlog}")
+    if view["gone"]:
+        click.echo(f"gone lately: {', '.join(sorted({key.rpartition(':')[2] for key in view['gone']}))}")
+
+
+def _refuse_unmigrated(engine: Engine) -> None:
+    """Raises SchedulerError saying what to run. Without PostgreSQL, most of what is known of the fleet is shown."""
+    try:
+        with engine.connect() as connection:
+            refuse_unmigrated(check_schema(connection))
+    except OperationalError as error:
+        click.echo(f"warning: {trouble_in_words(error, get_settings())}", err=True)
+
+
+def _leader_line(leader: dict[str, Any]) -> str:
+    if leader["fence"] is None:
+        return "leader: none (is a beat alive?)"
+    who = leader["instance"] or "a beat without presence"
+    age = leader["tick_age_seconds"]
+    fired = "no tick fired yet" if age is None else f"last tick {age:.1f}s ago"
+    return f"leader: {who}, fence {leader['fence']}, {fired}"
+
+
+def _beats_line(beats: list[dict[str, Any]]) -> str:
+    said = [f"{beat['instance']} on {beat['hostname']} {'leads' if beat['fence'] else 'stands by'}" for beat in beats]
+    return f"beats: {', '.join(said) or 'none alive'}"
+
+
+def _show_workers(workers: list[dict[str, Any]]) -> None:
+    if not workers:
+        click.echo("workers: none alive")
+        return
+    show_rows(workers, _WORKER_COLUMNS)

@@ -8,14 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from sqlalchemy import Connection, Engine
 
-from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.cli import output
-from opencue_sched.cli.checks import last_verdicts
 from opencue_sched.cli.inputs import (
     NEGATIVE_NUMBERS,
     CommandRefused,
@@ -43,20 +41,18 @@ from opencue_sched.cli.output import (
     show_json,
     show_rows,
 )
-from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.domain.farm import FrameState, JobState
 from opencue_sched.domain.frame_range import FrameRange
 from opencue_sched.domain.job_spec import INT_MAX, near
 from opencue_sched.domain.units import CENTICORES_PER_CORE
-from opencue_sched.farm.completion import Releasing
-from opencue_sched.farm.jobs import JobControl, drop_depends
-from opencue_sched.farm.model import ReleasePolicy
-from opencue_sched.farm.service import RqdKiller, Unconfirmed
 from opencue_sched.insight.explain import describe_depend
-from opencue_sched.placement.host_groups import HostChanges
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs
 from opencue_sched.store.shows import Kind, NamedRow
+
+if TYPE_CHECKING:
+    from opencue_sched.farm.jobs import JobControl
+    from opencue_sched.farm.service import Unconfirmed
 
 # ``opencue-sched job depends``.
 
@@ -122,6 +118,8 @@ def drop(name: str, depend_ids: tuple[str, ...], everything: bool, as_json: bool
         unknown = [depend_id for depend_id in depend_ids if depend_id not in known]
         if unknown:
             raise UnknownName(f"{job.name} does not wait for {unknown[0]!r}{near(unknown[0], known)}")
+        from opencue_sched.farm.jobs import drop_depends
+
         dropped = drop_depends(engine, job.id, None if everything else depend_ids)
     freed = counted(len(dropped.freed_frames), "frame")
     output.done(
@@ -272,7 +270,7 @@ def retry(
     Example: opencue-sched job retry demo-sh010-alice_comp_v001 --layer render --frames 10-20 --state ANY
     """
     selection = _Selection(layers, numbers, states)
-    _change(name, selection, "retried", JobControl.retry_frames, reason=reason, as_json=as_json)
+    _change(name, selection, "retried", lambda control: control.retry_frames, reason=reason, as_json=as_json)
 
 
 @click.command("eat")
@@ -294,11 +292,24 @@ def eat(
 
     Example: opencue-sched job eat demo-sh010-alice_comp_v001 --frames 7
     """
-    _change(name, _Selection(layers, numbers, states), "eaten", JobControl.eat_frames, reason=reason, as_json=as_json)
+    _change(
+        name,
+        _Selection(layers, numbers, states),
+        "eaten",
+        lambda control: control.eat_frames,
+        reason=reason,
+        as_json=as_json,
+    )
 
 
 def _change(
-    name: str, selection: _Selection, verb: str, operation: Callable[..., Any], *, reason: str | None, as_json: bool
+    name: str,
+    selection: _Selection,
+    verb: str,
+    operation: Callable[[JobControl], Callable[..., Any]],
+    *,
+    reason: str | None,
+    as_json: bool,
 ) -> None:
     with farm() as (engine, _):
         with engine.connect() as connection:
@@ -311,7 +322,7 @@ def _change(
             _control(engine) as (control, alive),
             output.working("changing frames, and confirming that what ran is dead"),
         ):
-            result = operation(control, chosen, reason=_reason(verb, reason))
+            result = operation(control)(chosen, reason=_reason(verb, reason))
         unconfirmed = _where(engine, job, result.deferred, alive)
     output.done(
         f"{job.name}: {counted(len(result.changed), 'frame')} {verb}",
@@ -338,6 +349,15 @@ def _refuse_nothing(connection: Connection, job: NamedRow, wanted: dict[str, Any
 @contextmanager
 def _control(engine: Engine) -> Iterator[tuple[JobControl, dict[str, Unconfirmed]]]:
     """What ends frames, with the ledger and the host caches told; and, by frame, what could not be confirmed dead."""
+    # These import grpc, which commands that only read or write PostgreSQL do without.
+    from opencue_sched.accounting.caps import make_ledger
+    from opencue_sched.dispatch.rqd import RqdChannels
+    from opencue_sched.farm.completion import Releasing
+    from opencue_sched.farm.jobs import JobControl
+    from opencue_sched.farm.model import ReleasePolicy
+    from opencue_sched.farm.service import RqdKiller
+    from opencue_sched.placement.host_groups import HostChanges
+
     settings = get_settings()
     policy = ReleasePolicy(satisfy_only_on_frame_success=settings.release.satisfy_only_on_frame_success)
     alive: dict[str, Unconfirmed] = {}
@@ -505,6 +525,8 @@ def info(name: str, as_json: bool) -> None:
         row = choose(connection, Kind.JOB, name)
         (job,) = jobs.list_jobs(connection, job_id=row.id)
         layers = jobs.layers_of(connection, row.id, has_start_after=facts.has_start_after)
+    from opencue_sched.cli.checks import last_verdicts
+
     layer_columns = _layer_columns(last_verdicts(row.id))
     if as_json:
         show_json({**json_row(job, _COLUMNS), "layers": [json_row(layer, layer_columns) for layer in layers]})

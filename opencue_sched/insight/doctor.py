@@ -24,7 +24,6 @@ from opencue_sched.coordination.names import BoardKeys, LeaderKeys, QueueType, b
 from opencue_sched.coordination.postings import ClusterCooldown, ClusterPostings, TrashedPosting
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.dispatch.clusters import scoped_facilities
-from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.explain import cluster_words, listed
 from opencue_sched.insight.stores import check_postgresql, check_redis
@@ -46,30 +45,30 @@ PROBE_SECONDS = 2.0
 _LISTENS = "it hears its own machine only, unless OPENCUE_SCHED_RELEASE__HOST says where to listen"
 
 
-class Level(StrEnum):
+class Severity(StrEnum):
     OK = "ok"
     WARN = "warn"
     FAIL = "FAIL"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class HealthCheck:
     """One thing looked at. ``remedy`` is empty when nothing is to be done."""
 
     what: str
-    level: Level
+    level: Severity
     text: str
     remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    findings: tuple[Finding, ...]
+    findings: tuple[HealthCheck, ...]
 
     @property
     def failed(self) -> bool:
         """Whether something must be put right."""
-        return any(finding.level is Level.FAIL for finding in self.findings)
+        return any(finding.level is Severity.FAIL for finding in self.findings)
 
     def lines(self) -> list[str]:
         """One line each; what to do on a line of its own."""
@@ -92,24 +91,24 @@ def diagnose(
     return Diagnosis(tuple(findings))
 
 
-def _database(engine: Engine, settings: Settings, clock: Callable[[], float]) -> Iterator[Finding]:
+def _database(engine: Engine, settings: Settings, clock: Callable[[], float]) -> Iterator[HealthCheck]:
     try:
         check_postgresql(engine)
     except SchedulerError as error:
-        yield Finding("PostgreSQL", Level.FAIL, str(error))
+        yield HealthCheck("PostgreSQL", Severity.FAIL, str(error))
         return
     with engine.connect() as connection:
         yield from _server(connection, engine, clock)
         try:
             facts = check_schema(connection)
         except SchedulerError as error:
-            yield Finding("schema", Level.FAIL, str(error))
+            yield HealthCheck("schema", Severity.FAIL, str(error))
             return
         yield _schema(connection, facts)
         if facts.has_our_objects and not facts.has_guard:
             text = "our triggers on proc are missing or disabled: a Cuebot's retries and redirects book managed shows"
             remedy = "`opencue-sched migrate`; if they are disabled, ALTER TABLE proc ENABLE TRIGGER"
-            yield Finding("guard", Level.WARN, text, remedy)
+            yield HealthCheck("guard", Severity.WARN, text, remedy)
         yield from _limits(connection, facts)
         yield from _farm(connection, settings)
         if facts.has_our_objects:
@@ -119,34 +118,36 @@ def _database(engine: Engine, settings: Settings, clock: Callable[[], float]) ->
     yield from _release_feed(engine, settings, facts)
 
 
-def _server(connection: Connection, engine: Engine, clock: Callable[[], float]) -> Iterator[Finding]:
+def _server(connection: Connection, engine: Engine, clock: Callable[[], float]) -> Iterator[HealthCheck]:
     asked = clock()
     server = waiting.server(connection)
     answered = clock()
     where = engine.url.render_as_string(hide_password=True)
     version = f"{server.version // 10_000}.{server.version % 10_000}"
     if server.version < OLDEST_POSTGRESQL:
-        yield Finding("PostgreSQL", Level.FAIL, f"{where} is version {version}", "PostgreSQL 13 or newer is needed")
+        yield HealthCheck(
+            "PostgreSQL", Severity.FAIL, f"{where} is version {version}", "PostgreSQL 13 or newer is needed"
+        )
     else:
-        yield Finding("PostgreSQL", Level.OK, f"{where} answers, version {version}")
+        yield HealthCheck("PostgreSQL", Severity.OK, f"{where} answers, version {version}")
     if not server.client.startswith(OURS):
         text = f"knows this program as {server.client!r}: the guard on procs would refuse every booking"
         remedy = f"the connection pool in between must pass on an application_name that begins with {OURS}"
-        yield Finding("PostgreSQL", Level.FAIL, text, remedy)
+        yield HealthCheck("PostgreSQL", Severity.FAIL, text, remedy)
     yield _clock("PostgreSQL", server.now.timestamp(), asked, answered)
 
 
-def _clock(whose: str, told: float, asked: float, answered: float) -> Finding:
+def _clock(whose: str, told: float, asked: float, answered: float) -> HealthCheck:
     """An answer that took long says no more than that it was given in between."""
     what, ahead = f"clock of {whose}", max(0.0, told - answered) + min(0.0, told - asked)
     if abs(ahead) > CLOCK_SECONDS:
         side = "ahead of" if ahead > 0 else "behind"
         text = f"{abs(ahead):.1f} s {side} this machine's"
-        return Finding("clocks", Level.WARN, f"{what} is {text}", "run a time service (NTP) on all machines")
-    return Finding("clocks", Level.OK, f"{what} agrees with this machine's")
+        return HealthCheck("clocks", Severity.WARN, f"{what} is {text}", "run a time service (NTP) on all machines")
+    return HealthCheck("clocks", Severity.OK, f"{what} agrees with this machine's")
 
 
-def _schema(connection: Connection, facts: SchemaFacts) -> Finding:
+def _schema(connection: Connection, facts: SchemaFacts) -> HealthCheck:
     made = "made by this scheduler" if facts.origin == "opencue-sched" else "made by Cuebot"
     extra = [
         word
@@ -160,107 +161,113 @@ def _schema(connection: Connection, facts: SchemaFacts) -> Finding:
     ]
     text = f"{made}" + (f", with {listed(extra)}" if extra else "")
     if not facts.has_our_objects:
-        return Finding(
-            "schema", Level.FAIL, f"{text}; our tables and triggers are missing", "run `opencue-sched migrate`"
+        return HealthCheck(
+            "schema", Severity.FAIL, f"{text}; our tables and triggers are missing", "run `opencue-sched migrate`"
         )
     there, ours = revision_of(connection), newest_revision()
     if there != ours:
         text += f"; our tables and triggers are of revision {there}, and this program is of {ours}"
-        return Finding("schema", Level.WARN, text, "run `opencue-sched migrate` of the newest version you run")
-    return Finding("schema", Level.OK, f"{text}; our tables and triggers are there")
+        return HealthCheck("schema", Severity.WARN, text, "run `opencue-sched migrate` of the newest version you run")
+    return HealthCheck("schema", Severity.OK, f"{text}; our tables and triggers are there")
 
 
-def _limits(connection: Connection, facts: SchemaFacts) -> Iterator[Finding]:
+def _limits(connection: Connection, facts: SchemaFacts) -> Iterator[HealthCheck]:
     """What a Cuebot after V47 says of limits, and this scheduler does not follow."""
     for limit in limits_meant_otherwise(connection, facts.limit_columns):
         words = listed([f"{column} {word}" for column, word in sorted(limit.says.items())])
         text = f"{limit.name} is marked {words}; here it bounds running frames, always"
         remedy = f"`opencue-sched limit set {limit.name} MAX` with a MAX that is right for frames"
-        yield Finding("limits", Level.WARN, text, remedy)
+        yield HealthCheck("limits", Severity.WARN, text, remedy)
     holds = holds_of_limits(connection)
     if holds:
         text = f"a Cuebot notes in {listed(holds)} who holds a limit; frames of managed shows are not noted there"
-        yield Finding("limits", Level.WARN, text, "give managed and unmanaged shows limits of their own")
+        yield HealthCheck("limits", Severity.WARN, text, "give managed and unmanaged shows limits of their own")
 
 
-def _farm(connection: Connection, settings: Settings) -> Iterator[Finding]:
+def _farm(connection: Connection, settings: Settings) -> Iterator[HealthCheck]:
     facility = settings.scheduler.facility
     if facility is not None and not waiting.facility_exists(connection, facility):
-        yield Finding(
+        yield HealthCheck(
             "facility",
-            Level.FAIL,
+            Severity.FAIL,
             f"there is no facility {facility!r}, so nothing is ever booked",
             "set OPENCUE_SCHED_SCHEDULER__FACILITY to the name of one, or leave it out",
         )
     shows = waiting.managed_shows(connection)
     if not shows:
-        yield Finding(
+        yield HealthCheck(
             "shows",
-            Level.WARN,
+            Severity.WARN,
             "no show is managed by this scheduler",
             "`opencue-sched show managed NAME on` hands one over",
         )
     else:
         names = [show.name for show in shows]
-        yield Finding("shows", Level.OK, f"{len(shows)} managed by this scheduler: {listed(names)}")
+        yield HealthCheck("shows", Severity.OK, f"{len(shows)} managed by this scheduler: {listed(names)}")
     for show in shows:
         if not show.bookable:
-            yield Finding("shows", Level.WARN, f"{show.name} is managed, but paused, not active or not to be booked")
+            yield HealthCheck(
+                "shows", Severity.WARN, f"{show.name} is managed, but paused, not active or not to be booked"
+            )
         elif show.largest_burst <= 0:
             remedy = f"`opencue-sched subscription create {show.name} ALLOCATION CORES`, or raise a burst"
-            yield Finding("shows", Level.WARN, f"{show.name} has no subscription with a burst", remedy)
+            yield HealthCheck("shows", Severity.WARN, f"{show.name} has no subscription with a burst", remedy)
     yield _hosts(waiting.hosts(connection, staleness=settings.host_cache.host_staleness_threshold))
 
 
-def _hosts(hosts: waiting.Hosts) -> Finding:
+def _hosts(hosts: waiting.Hosts) -> HealthCheck:
     text = (
         f"{hosts.total} in {hosts.allocations} allocations: {hosts.up} up, {hosts.open} of them open, "
         f"{hosts.fresh} of those heard of lately"
     )
     if not hosts.total:
         remedy = f"start `opencue-sched report-service` (or a Cuebot) and point RQDs at it; {_LISTENS}"
-        return Finding("hosts", Level.WARN, "no host has ever reported", remedy)
+        return HealthCheck("hosts", Severity.WARN, "no host has ever reported", remedy)
     if not hosts.fresh:
         remedy = f"do the RQDs reach the report service? {_LISTENS}"
-        return Finding("hosts", Level.WARN, f"{text}; none can be used", remedy)
-    return Finding("hosts", Level.OK, text)
+        return HealthCheck("hosts", Severity.WARN, f"{text}; none can be used", remedy)
+    return HealthCheck("hosts", Severity.OK, text)
 
 
-def _quarantine(connection: Connection) -> Iterator[Finding]:
+def _quarantine(connection: Connection) -> Iterator[HealthCheck]:
     jobs = quarantined_jobs(connection)
     if jobs:
         names = listed([job.job_name or job.job_id for job in jobs])
         remedy = "`opencue-sched explain JOB` says why; they are tried again by themselves"
-        yield Finding("quarantine", Level.WARN, f"jobs left alone for a while: {names}", remedy)
+        yield HealthCheck("quarantine", Severity.WARN, f"jobs left alone for a while: {names}", remedy)
 
 
-def _two_redis(engine: Engine, settings: Settings) -> Iterator[Finding]:
+def _two_redis(engine: Engine, settings: Settings) -> Iterator[HealthCheck]:
     keys = LeaderKeys(settings.coordination.namespace, beat_role(settings.scheduler.facility))
     if PersistentFences(engine).two_redis(keys.name):
         text = f"beats of two Redis want to lead in this database and namespace {keys.ns!r}; one stands by"
-        yield Finding("beats", Level.FAIL, text, ONE_REDIS)
+        yield HealthCheck("beats", Severity.FAIL, text, ONE_REDIS)
 
 
-def _rqds(connection: Connection, settings: Settings) -> Iterator[Finding]:
+def _rqds(connection: Connection, settings: Settings) -> Iterator[HealthCheck]:
     addresses = settings.rqd.addresses
     malformed = [f"{host}={address}" for host, address in addresses.items() if _split(address) is None]
     if malformed:
         remedy = "OPENCUE_SCHED_RQD__ADDRESSES maps host names to address:port"
-        yield Finding("RQD", Level.FAIL, f"not address:port: {listed(malformed)}", remedy)
+        yield HealthCheck("RQD", Severity.FAIL, f"not address:port: {listed(malformed)}", remedy)
     unknown = waiting.unknown_hosts(connection, list(addresses))
     if unknown:
-        yield Finding("RQD", Level.WARN, f"rqd.addresses names hosts that have never reported: {listed(unknown)}")
+        yield HealthCheck(
+            "RQD", Severity.WARN, f"rqd.addresses names hosts that have never reported: {listed(unknown)}"
+        )
     if settings.rqd.dry_run_mode:
         remedy = "OPENCUE_SCHED_RQD__DRY_RUN_MODE=false for a farm that renders"
-        yield Finding("RQD", Level.WARN, "dry run: frames are booked and never launched", remedy)
+        yield HealthCheck("RQD", Severity.WARN, "dry run: frames are booked and never launched", remedy)
         return
     names = waiting.recent_hosts(connection, RQDS_PROBED)
     if names:
         yield _probed(names, settings)
 
 
-def _probed(names: list[str], settings: Settings) -> Finding:
-    """Whether somebody listens where each host's RQD should be."""
+def _probed(names: list[str], settings: Settings) -> HealthCheck:
+    """Whether an RQD listens at each host's address."""
+    from opencue_sched.dispatch.rqd import RqdChannels  # imports grpc, which `explain` and `job list` do without
+
     channels = RqdChannels(settings.rqd)
     addresses = {name: channels.address(name) for name in names}
     channels.close()
@@ -269,10 +276,10 @@ def _probed(names: list[str], settings: Settings) -> Finding:
     silent = [f"{name} ({addresses[name]})" for name in names if not answers[name]]
     text = f"{len(names) - len(silent)} of {len(names)} hosts that are up accept connections"
     if not silent:
-        return Finding("RQD", Level.OK, text)
-    level = Level.WARN if len(silent) < len(names) else Level.FAIL
+        return HealthCheck("RQD", Severity.OK, text)
+    level = Severity.WARN if len(silent) < len(names) else Severity.FAIL
     remedy = "name resolution, firewall, or OPENCUE_SCHED_RQD__ADDRESSES / OPENCUE_SCHED_RQD__GRPC_PORT"
-    return Finding("RQD", level, f"{text}; not {listed(silent)}", remedy)
+    return HealthCheck("RQD", level, f"{text}; not {listed(silent)}", remedy)
 
 
 def _listens(address: str) -> bool:
@@ -293,20 +300,22 @@ def _split(address: str) -> tuple[str, int] | None:
     return (host, int(port)) if host and port.isascii() and port.isdigit() and 0 < int(port) < 65536 else None
 
 
-def _release_feed(engine: Engine, settings: Settings, facts: SchemaFacts) -> Iterator[Finding]:
+def _release_feed(engine: Engine, settings: Settings, facts: SchemaFacts) -> Iterator[HealthCheck]:
     feed = settings.accounting.release_feed
     check = check_release_feed(engine, feed)
     if check.misconfigured:
         remedy = "`opencue-sched migrate` adds the trigger; then OPENCUE_SCHED_ACCOUNTING__RELEASE_FEED=proc-trigger"
-        yield Finding("release feed", Level.FAIL, check.message, remedy)
+        yield HealthCheck("release feed", Severity.FAIL, check.message, remedy)
     elif feed == "cuebot-redis" and facts.origin == "opencue-sched":
         text = f"{feed}, but this database was made by this scheduler: no Cuebot publishes anything"
-        yield Finding("release feed", Level.FAIL, text, "leave OPENCUE_SCHED_ACCOUNTING__RELEASE_FEED out")
+        yield HealthCheck("release feed", Severity.FAIL, text, "leave OPENCUE_SCHED_ACCOUNTING__RELEASE_FEED out")
     else:
-        yield Finding("release feed", Level.OK, check.message)
+        yield HealthCheck("release feed", Severity.OK, check.message)
 
 
-def _redis(client: redis.Redis, engine: Engine, settings: Settings, clock: Callable[[], float]) -> Iterator[Finding]:
+def _redis(
+    client: redis.Redis, engine: Engine, settings: Settings, clock: Callable[[], float]
+) -> Iterator[HealthCheck]:
     try:
         check_redis(client, settings)
         info: Any = client.info()
@@ -320,34 +329,34 @@ def _redis(client: redis.Redis, engine: Engine, settings: Settings, clock: Calla
         )
         held: list[ClusterCooldown | TrashedPosting] = [*postings.cooldowns(), *postings.trashed()]
     except (SchedulerError, redis.RedisError) as error:
-        yield Finding("Redis", Level.FAIL, str(error))
+        yield HealthCheck("Redis", Severity.FAIL, str(error))
         return
-    yield Finding("Redis", Level.OK, f"version {info.get('redis_version')}, does not evict")
+    yield HealthCheck("Redis", Severity.OK, f"version {info.get('redis_version')}, does not evict")
     if str(info.get("cluster_enabled", 0)) == "1":
         remedy = "use a single Redis, or Sentinel: counters change together or not at all"
-        yield Finding("Redis", Level.FAIL, "runs in cluster mode, which the counters cannot use", remedy)
+        yield HealthCheck("Redis", Severity.FAIL, "runs in cluster mode, which the counters cannot use", remedy)
     if info.get("role") not in (None, "master"):
         remedy = "name the master, or Sentinels, in OPENCUE_SCHED_REDIS_URL"
-        yield Finding("Redis", Level.FAIL, f"is a {info.get('role')}: nothing can be written", remedy)
+        yield HealthCheck("Redis", Severity.FAIL, f"is a {info.get('role')}: nothing can be written", remedy)
     yield _clock("Redis", int(seconds) + int(microseconds) / 1e6, asked, answered)
     if state is StoreState.OPEN:
-        yield Finding("counters", Level.OK, "open for booking")
+        yield HealthCheck("counters", Severity.OK, "open for booking")
     else:
         text = f"{state.value}: nothing is booked before a worker has filled them from PostgreSQL"
-        yield Finding("counters", Level.WARN, text, "start a worker: `celery -A opencue_sched worker`")
+        yield HealthCheck("counters", Severity.WARN, text, "start a worker: `celery -A opencue_sched worker`")
     for it in held:
-        yield Finding("clusters", Level.WARN, cluster_words(it))
+        yield HealthCheck("clusters", Severity.WARN, cluster_words(it))
     workers = members.of(QueueType.DISPATCH.value)
     if workers:
-        yield Finding("workers", Level.OK, f"{len(workers)} alive; `opencue-sched fleet` says more")
+        yield HealthCheck("workers", Severity.OK, f"{len(workers)} alive; `opencue-sched fleet` says more")
         return
     remedy = "`celery -A opencue_sched worker` and `... beat`"
     frames = _waiting_frames(engine, settings)
     if frames:
         text = f"none is alive, and {frames} frames of managed shows wait"
-        yield Finding("workers", Level.FAIL, text, remedy)
+        yield HealthCheck("workers", Severity.FAIL, text, remedy)
     else:
-        yield Finding("workers", Level.WARN, "none is alive", remedy)
+        yield HealthCheck("workers", Severity.WARN, "none is alive", remedy)
 
 
 def _waiting_frames(engine: Engine, settings: Settings) -> int:

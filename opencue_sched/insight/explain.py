@@ -59,7 +59,7 @@ def listed(words: list[str], *, most: int = 4, last: str = "and") -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class WaitReason:
     """One reason. ``decides``: nothing can be booked while it holds, whatever else is true."""
 
     code: str
@@ -74,17 +74,17 @@ def job_reasons(
     *,
     facility_scope: str | None,
     scope_exists: bool,
-) -> tuple[Reason, ...]:
+) -> tuple[WaitReason, ...]:
     """In the order in which somebody would have to change things. ``facility_scope`` is scheduler.facility."""
     reasons = _of_the_job(situation, quarantine)
     reasons += _of_the_show(situation)
     if facility_scope is not None and not scope_exists:
         reasons.append(
-            Reason("facility", f"scheduler.facility names {facility_scope!r}, which is no facility", decides=True)
+            WaitReason("facility", f"scheduler.facility names {facility_scope!r}, which is no facility", decides=True)
         )
     elif facility_scope is not None and facility_scope != situation.facility:
         reasons.append(
-            Reason(
+            WaitReason(
                 "facility",
                 f"the job is in facility {situation.facility}; this scheduler works on {facility_scope} only",
                 decides=True,
@@ -95,56 +95,56 @@ def job_reasons(
     return tuple(reasons)
 
 
-def _of_the_job(situation: Situation, quarantine: Quarantine | None) -> list[Reason]:
+def _of_the_job(situation: Situation, quarantine: Quarantine | None) -> list[WaitReason]:
     reasons = []
     if situation.state == JobState.FINISHED.value:
-        reasons.append(Reason("finished", "the job is finished", decides=True))
+        reasons.append(WaitReason("finished", "the job is finished", decides=True))
     elif situation.state != JobState.PENDING.value:
-        reasons.append(Reason("state", f"the job is {situation.state}, not PENDING", decides=True))
+        reasons.append(WaitReason("state", f"the job is {situation.state}, not PENDING", decides=True))
     if situation.paused:
         text = f"the job is paused; `opencue-sched job unpause {situation.name}`"
-        reasons.append(Reason("paused", text, decides=True))
+        reasons.append(WaitReason("paused", text, decides=True))
     if not situation.auto_book:
-        reasons.append(Reason("auto_book", "booking is off for the job (b_auto_book)", decides=True))
+        reasons.append(WaitReason("auto_book", "booking is off for the job (b_auto_book)", decides=True))
     if quarantine is not None:
         until = quarantine.until.astimezone().strftime("%H:%M:%S")
         text = f"the job is in quarantine until {until}, because booking it failed: {quarantine.reason}"
-        reasons.append(Reason("quarantined", text, decides=True))
+        reasons.append(WaitReason("quarantined", text, decides=True))
     return reasons
 
 
-def _of_the_show(situation: Situation) -> list[Reason]:
+def _of_the_show(situation: Situation) -> list[WaitReason]:
     show = situation.show
     reasons = []
     if not situation.show_active:
         text = f"show {show} is not active; `opencue-sched show active {show} on`"
-        reasons.append(Reason("show_inactive", text, decides=True))
+        reasons.append(WaitReason("show_inactive", text, decides=True))
     if not situation.show_managed:
         text = f"show {show} is not managed by this scheduler; `opencue-sched show managed {show} on`"
-        reasons.append(Reason("show_unmanaged", text, decides=True))
+        reasons.append(WaitReason("show_unmanaged", text, decides=True))
     if not situation.show_booking:
         text = f"booking is off for show {show}; `opencue-sched show booking {show} on`"
-        reasons.append(Reason("show_booking", text, decides=True))
+        reasons.append(WaitReason("show_booking", text, decides=True))
     if situation.show_paused:
-        reasons.append(Reason("show_paused", f"show {show} is paused", decides=True))
+        reasons.append(WaitReason("show_paused", f"show {show} is paused", decides=True))
     return reasons
 
 
-def _of_subscriptions(situation: Situation, subscriptions: Sequence[Subscribed]) -> list[Reason]:
+def _of_subscriptions(situation: Situation, subscriptions: Sequence[Subscribed]) -> list[WaitReason]:
     show = situation.show
     here = [one for one in subscriptions if one.facility_id == situation.facility_id]
     create = f"`opencue-sched subscription create {show} ALLOCATION CORES`"
     if not subscriptions:
-        return [Reason("no_subscription", f"show {show} has no subscription; {create}", decides=True)]
+        return [WaitReason("no_subscription", f"show {show} has no subscription; {create}", decides=True)]
     if not here:
         text = f"show {show} has no subscription in facility {situation.facility}, where the job is; {create}"
-        return [Reason("no_subscription", text, decides=True)]
+        return [WaitReason("no_subscription", text, decides=True)]
     usable = [one for one in here if one.burst_centicores >= CENTICORES_PER_CORE]
     if not usable:
-        return [Reason("burst_zero", f"the burst of show {show} is {_small_bursts(here)}", decides=True)]
+        return [WaitReason("burst_zero", f"the burst of show {show} is {_small_bursts(here)}", decides=True)]
     if all(one.cores >= one.burst_centicores // CENTICORES_PER_CORE for one in usable):
         full = listed([f"{one.allocation} ({one.cores} of {_burst(one)} cores)" for one in usable])
-        return [Reason("burst", f"show {show} is at its burst in {full}", decides=True)]
+        return [WaitReason("burst", f"show {show} is at its burst in {full}", decides=True)]
     return []
 
 
@@ -160,22 +160,24 @@ def _burst(subscription: Subscribed) -> str:
     return f"{subscription.burst_centicores / CENTICORES_PER_CORE:g}"
 
 
-def _of_caps(situation: Situation) -> list[Reason]:
+def _of_caps(situation: Situation) -> list[WaitReason]:
     """Caps that are used up. GPUs concern only layers that want some, so they decide nothing by themselves."""
     reasons = []
     job_cap, folder_cap = situation.max_centicores, situation.folder_max_centicores
     if 0 < job_cap < (situation.cores + 1) * CENTICORES_PER_CORE:
         text = f"the job uses {situation.cores} of the {job_cap / CENTICORES_PER_CORE:g} cores it may"
-        reasons.append(Reason("job_cap", f"{text}; `opencue-sched job max-cores`", decides=True))
+        reasons.append(WaitReason("job_cap", f"{text}; `opencue-sched job max-cores`", decides=True))
     if 0 < folder_cap < (situation.folder_cores + 1) * CENTICORES_PER_CORE:
         cap = f"{folder_cap / CENTICORES_PER_CORE:g}"
         text = f"folder {situation.folder} uses {situation.folder_cores} of the {cap} cores it may"
-        reasons.append(Reason("folder_cap", text, decides=True))
+        reasons.append(WaitReason("folder_cap", text, decides=True))
     if 0 < situation.max_gpus <= situation.gpus:
-        reasons.append(Reason("job_gpu_cap", f"the job uses {situation.gpus} of the {situation.max_gpus} GPUs it may"))
+        reasons.append(
+            WaitReason("job_gpu_cap", f"the job uses {situation.gpus} of the {situation.max_gpus} GPUs it may")
+        )
     if 0 < situation.folder_max_gpus <= situation.folder_gpus:
         text = f"folder {situation.folder} uses {situation.folder_gpus} of the {situation.folder_max_gpus} GPUs it may"
-        reasons.append(Reason("folder_gpu_cap", text))
+        reasons.append(WaitReason("folder_gpu_cap", text))
     return reasons
 
 
@@ -189,40 +191,40 @@ def host_reasons(
     subscriptions: Sequence[Subscribed],
     settings: Settings,
     known_tags: Sequence[str],
-) -> list[Reason]:
+) -> list[WaitReason]:
     """At most one reason: the first of these that leaves no host over."""
     tags = normalise_tags(layer.tags)
     if not tags:
-        return [Reason("no_tags", "the layer has no tags, so no host takes it", decides=True)]
+        return [WaitReason("no_tags", "the layer has no tags, so no host takes it", decides=True)]
     ignored = tags & set(settings.scheduler.ignore_tags)
     tags -= ignored
     if not tags:
         text = f"scheduler.ignore_tags leaves out {_tags(ignored)}, all the tags it has"
-        return [Reason("ignored_tags", text, decides=True)]
+        return [WaitReason("ignored_tags", text, decides=True)]
     words = _tags(tags)
     tagged = [host for host in hosts if host.tags & tags]
     if not tagged:
         hint = near(next(iter(tags)), known_tags) if len(tags) == 1 else ""
-        return [Reason("no_host", f"no host has the tag {words}{hint}", decides=True)]
+        return [WaitReason("no_host", f"no host has the tag {words}{hint}", decides=True)]
     here = [host for host in tagged if host.facility_id == situation.facility_id]
     if not here:
         places = listed(sorted({host.facility for host in tagged}))
         text = f"hosts with the tag {words} are in facility {places}; the job is in {situation.facility}"
-        return [Reason("other_facility", text, decides=True)]
+        return [WaitReason("other_facility", text, decides=True)]
     allocs = {one.alloc_id for one in subscriptions}
     subscribed = [host for host in here if host.alloc_id in allocs]
     if not subscribed:
         places = listed(sorted({host.allocation for host in here}))
         text = f"hosts with the tag {words} are in {places}; show {situation.show} has no subscription there"
-        return [Reason("not_subscribed", text, decides=True)]
+        return [WaitReason("not_subscribed", text, decides=True)]
     ready, states = _ready(subscribed, settings.host_cache.host_staleness_threshold)
     if not ready:
         counts = ", ".join(f"{count} {state}" for state, count in states.most_common())
-        return [Reason("hosts_unavailable", f"no host with the tag {words} can be used: {counts}", decides=True)]
+        return [WaitReason("hosts_unavailable", f"no host with the tag {words} can be used: {counts}", decides=True)]
     if situation.os and not any(situation.os in os_names(host.os) for host in ready):
         found = listed(sorted({host.os for host in ready}))
         text = f"the job wants the OS {situation.os}; hosts with the tag {words} have {found}"
-        return [Reason("os", text, decides=True)]
+        return [WaitReason("os", text, decides=True)]
     return []
 
 
@@ -287,7 +289,7 @@ class LayerExplanation:
     depend: int
     dead: int
     done: int
-    reasons: tuple[Reason, ...]
+    reasons: tuple[WaitReason, ...]
     verdict: RecordedVerdict | None
 
     @property
@@ -303,7 +305,7 @@ class Explanation:
     job_id: str
     job: str
     state: str
-    reasons: tuple[Reason, ...]
+    reasons: tuple[WaitReason, ...]
     layers: tuple[LayerExplanation, ...]
 
 
@@ -369,8 +371,8 @@ def verdict_words(recorded: RecordedVerdict, now: float) -> str:
 
 def _explained(
     layer: jobs.Layer,
-    whole: tuple[Reason, ...],
-    own: tuple[Reason, ...],
+    whole: tuple[WaitReason, ...],
+    own: tuple[WaitReason, ...],
     depends: Sequence[jobs.Depend],
     verdict: RecordedVerdict | None,
     job_name: str,
@@ -381,7 +383,7 @@ def _explained(
         reasons.append(_depend_reason(layer, depends, job_name))
     if layer.dead:
         frames = "1 frame is" if layer.dead == 1 else f"{layer.dead} frames are"
-        reasons.append(Reason("dead", f"{frames} dead; `opencue-sched job retry {job_name}` lets them run again"))
+        reasons.append(WaitReason("dead", f"{frames} dead; `opencue-sched job retry {job_name}` lets them run again"))
     if not reasons:
         reasons.append(_over_reason(layer))
     return LayerExplanation(
@@ -399,8 +401,8 @@ def _explained(
 
 
 def _waiting_reasons(
-    whole: tuple[Reason, ...], own: tuple[Reason, ...], verdict: RecordedVerdict | None, now: float
-) -> list[Reason]:
+    whole: tuple[WaitReason, ...], own: tuple[WaitReason, ...], verdict: RecordedVerdict | None, now: float
+) -> list[WaitReason]:
     """What decides; where nothing does, what the last pass said."""
     deciding = [reason for reason in (*whole, *own) if reason.decides]
     others = [reason for reason in (*whole, *own) if not reason.decides]
@@ -408,14 +410,14 @@ def _waiting_reasons(
         return [*deciding, *others]
     ask = "do workers and a beat run? `opencue-sched doctor` says"
     if verdict is None:
-        return [Reason("not_seen", f"no pass has looked at it in the last day; {ask}"), *others]
-    reasons = [Reason("verdict", verdict_words(verdict, now))]
+        return [WaitReason("not_seen", f"no pass has looked at it in the last day; {ask}"), *others]
+    reasons = [WaitReason("verdict", verdict_words(verdict, now))]
     if now - verdict.at > OLD_VERDICT_SECONDS:
-        reasons.append(Reason("not_seen", f"no pass has looked at it since; {ask}"))
+        reasons.append(WaitReason("not_seen", f"no pass has looked at it since; {ask}"))
     return [*reasons, *others]
 
 
-def _behind_reasons(ahead: int, settings: Settings) -> list[Reason]:
+def _behind_reasons(ahead: int, settings: Settings) -> list[WaitReason]:
     """A pass looks at the first jobs that may book something, and at those behind when it can place nothing of them."""
     window = settings.queue.max_jobs_per_cluster_pass
     if ahead < window:
@@ -423,12 +425,12 @@ def _behind_reasons(ahead: int, settings: Settings) -> list[Reason]:
     words = (
         f"{ahead} jobs of its show with waiting frames come before it (priority, then age); a pass looks at {window}"
     )
-    return [Reason("behind", words)]
+    return [WaitReason("behind", words)]
 
 
 def _cluster_reasons(
     layer: jobs.Layer, situation: waiting.Situation, held: Sequence[ClusterCooldown | TrashedPosting]
-) -> list[Reason]:
+) -> list[WaitReason]:
     """The clusters of the layer that no pass looks at. They decide when they have all of its tags."""
     tags, left = frozenset(normalise_tags(layer.tags)), set(normalise_tags(layer.tags))
     here = []
@@ -440,7 +442,7 @@ def _cluster_reasons(
             left.difference_update(cluster.tags)
             here.append(it)
     return [
-        Reason("cooled_down" if isinstance(it, ClusterCooldown) else "trashed", cluster_words(it), decides=not left)
+        WaitReason("cooled_down" if isinstance(it, ClusterCooldown) else "trashed", cluster_words(it), decides=not left)
         for it in here
     ]
 
@@ -458,35 +460,37 @@ def cluster_words(held: ClusterCooldown | TrashedPosting) -> str:
     )
 
 
-def _start_reasons(layer: jobs.Layer, situation: waiting.Situation) -> list[Reason]:
+def _start_reasons(layer: jobs.Layer, situation: waiting.Situation) -> list[WaitReason]:
     if layer.start_after is None or layer.start_after <= situation.now:
         return []
     seconds = (layer.start_after - situation.now).total_seconds()
     moment = layer.start_after.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    return [Reason("start_after", f"not to be started before {moment} (in {_span(seconds)})", decides=True)]
+    return [WaitReason("start_after", f"not to be started before {moment} (in {_span(seconds)})", decides=True)]
 
 
-def _limit_reasons(layer: jobs.Layer, limits: Mapping[str, Limit]) -> list[Reason]:
+def _limit_reasons(layer: jobs.Layer, limits: Mapping[str, Limit]) -> list[WaitReason]:
     full = [limits[name] for name in layer.limits if name in limits and limits[name].full]
     return [
-        Reason("limit", f"limit {limit.name} is full ({limit.running} of {limit.max_value} frames run)", decides=True)
+        WaitReason(
+            "limit", f"limit {limit.name} is full ({limit.running} of {limit.max_value} frames run)", decides=True
+        )
         for limit in full
     ]
 
 
-def _depend_reason(layer: jobs.Layer, depends: Sequence[jobs.Depend], job_name: str) -> Reason:
+def _depend_reason(layer: jobs.Layer, depends: Sequence[jobs.Depend], job_name: str) -> WaitReason:
     own = [one for one in depends if one.er_layer == layer.name or one.er_layer is None]
     on = list(dict.fromkeys(describe_depend(one, job_name) for one in own))
     waits = "1 frame waits" if layer.depend == 1 else f"{layer.depend} frames wait"
     if not on:
-        return Reason("depend", f"{waits} for something that is gone; the scheduler frees such within ten minutes")
-    return Reason("depend", f"{waits} for {listed(on)}")
+        return WaitReason("depend", f"{waits} for something that is gone; the scheduler frees such within ten minutes")
+    return WaitReason("depend", f"{waits} for {listed(on)}")
 
 
-def _over_reason(layer: jobs.Layer) -> Reason:
+def _over_reason(layer: jobs.Layer) -> WaitReason:
     if layer.running or layer.checkpoint:
-        return Reason("running", "everything left of it is running")
-    return Reason("done", "it is done")
+        return WaitReason("running", "everything left of it is running")
+    return WaitReason("done", "it is done")
 
 
 def _ago(seconds: float) -> str:

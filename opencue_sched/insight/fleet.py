@@ -16,6 +16,7 @@ from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, c
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, list_members
 from opencue_sched.coordination.queues import survey_queues
+from opencue_sched.insight.stores import reason_of
 from opencue_sched.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -95,8 +96,7 @@ def _asked(ask: Callable[[], T | None]) -> T | None:
     try:
         return ask()
     except SQLAlchemyError as error:
-        reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-        log.warning("leader_record_not_read", error=reason)
+        log.warning("leader_record_not_read", error=reason_of(error))
         return None
 
 

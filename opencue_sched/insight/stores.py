@@ -48,10 +48,12 @@ def check_postgresql(engine: Engine) -> None:
     except OperationalError as error:
         where = engine.url.render_as_string(hide_password=True)
         raise StoreAway(
-            f"PostgreSQL at {where} does not answer ({_reason(error)}); set OPENCUE_SCHED_DATABASE_URL"
+            f"PostgreSQL at {where} does not answer ({reason_of(error)}); set OPENCUE_SCHED_DATABASE_URL"
         ) from error
     except ProgrammingError as error:
-        raise StoreUnusable(f"PostgreSQL cannot be asked ({_reason(error)}); set OPENCUE_SCHED_DATABASE_URL") from error
+        raise StoreUnusable(
+            f"PostgreSQL cannot be asked ({reason_of(error)}); set OPENCUE_SCHED_DATABASE_URL"
+        ) from error
 
 
 def check_redis(client: redis.Redis, settings: Settings) -> None:
@@ -103,8 +105,13 @@ def trouble_in_words(error: Exception, settings: Settings) -> str:
     if isinstance(error, SQLAlchemyError):
         where = make_url(settings.sqlalchemy_url).render_as_string(hide_password=True)
         what = "does not answer" if isinstance(error, OperationalError) else "refuses"
-        return f"PostgreSQL at {where} {what} ({_reason(error)}); see OPENCUE_SCHED_DATABASE_URL"
+        return f"PostgreSQL at {where} {what} ({reason_of(error)}); see OPENCUE_SCHED_DATABASE_URL"
     return f"Redis at {_without_password(settings.redis_dsn)} does not answer ({error}); see OPENCUE_SCHED_REDIS_URL"
+
+
+def reason_of(error: SQLAlchemyError) -> str:
+    """The first line of what the server or the driver said: the rest is the statement, and a link."""
+    return str(getattr(error, "orig", None) or error).strip().splitlines()[0]
 
 
 class Troubles:
@@ -144,11 +151,6 @@ def _store_of(error: Exception) -> str:
     if isinstance(error, SQLAlchemyError):
         return "PostgreSQL"
     return type(error).__name__ if isinstance(error, SchedulerError) else "Redis"
-
-
-def _reason(error: SQLAlchemyError) -> str:
-    """The first line of what the server or the driver said: the rest is the statement, and a link."""
-    return str(getattr(error, "orig", None) or error).strip().splitlines()[0]
 
 
 def _without_password(url: str) -> str:
