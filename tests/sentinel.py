@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import redis
 
 from opencue_sched.embedded.processes import GuardedProcess, free_port
-from opencue_sched.embedded.redis_server import EmbeddedRedis, bundled_redis
+from opencue_sched.embedded.services import EmbeddedRedis, bundled_redis
 from tests.polling import eventually
 
 

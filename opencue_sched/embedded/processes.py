@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import os
 import random
@@ -98,7 +99,25 @@ def remove_directory(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-class GuardedProcess:
+class Startable(abc.ABC):
+    """A context manager: start() on entry, stop() on exit."""
+
+    @abc.abstractmethod
+    def start(self) -> Self: ...
+
+    @abc.abstractmethod
+    def stop(self) -> object: ...
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class GuardedProcess(Startable):
     """A child process behind a guard: it is stopped when asked to, and whenever this process ends, however it ends.
 
     ``log`` receives standard output and error. ``user`` is an OS user to change to. ``stop_signal`` is sent to stop it,
@@ -226,11 +245,3 @@ class GuardedProcess:
         if not self.log.exists():
             return "(no log)"
         return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()

@@ -18,13 +18,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import grpc
 from opencue_proto import rqd_pb2, rqd_pb2_grpc
 
-from opencue_sched.embedded.processes import GuardedProcess, ServiceFailed, free_port
+from opencue_sched.embedded.processes import GuardedProcess, ServiceFailed, Startable, free_port
 
 RQD_REQUIREMENT = "opencue-rqd==1.37.0"
 _NOT_NEEDED = frozenset({"pynput"})
@@ -141,7 +140,7 @@ def threads_per_core(cpuinfo: Path = Path("/proc/cpuinfo")) -> int:
     return max(1, values.get("siblings", 1) // max(1, values.get("cpu cores", 1)))
 
 
-class RealRqd:
+class RealRqd(Startable):
     """One RQD process; ``stop`` ends it with all frames it runs. ``directory`` gets its configuration, log and
     temporary files and must exist."""
 
@@ -226,16 +225,8 @@ class RealRqd:
         if process is not None:
             process.stop()
 
-    def __enter__(self) -> Self:
-        return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-
-class RealRqdFarm:
+class RealRqdFarm(Startable):
     """Several RQDs on one machine, each on its own port and with its own name (prefix1, prefix2, ...).
 
     ``report_address`` is the RqdReportInterface (Cuebot or our report service) as address:port. An RQD that finds
@@ -293,11 +284,3 @@ class RealRqdFarm:
     def stop(self) -> None:
         for rqd in self.rqds:
             rqd.stop()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()

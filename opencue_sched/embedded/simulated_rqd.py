@@ -20,13 +20,12 @@ import threading
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import asdict, dataclass, replace
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import grpc
 from opencue_proto import report_pb2_grpc
 
-from opencue_sched.embedded.processes import free_port
+from opencue_sched.embedded.processes import Startable, free_port
 from opencue_sched.embedded.simulated_host import Behaviour, FrameRun, HostSpec, SimulatedHost
 from opencue_sched.embedded.simulated_server import ServedHost
 
@@ -42,7 +41,7 @@ class Overlap:
     second: FrameRun
 
 
-class SimulatedFarm:
+class SimulatedFarm(Startable):
     """Many simulated hosts in this process, each at an address of its own. Start it after any fork.
 
     ``report_address`` is a RqdReportInterface (boot, status every ``report_seconds``, completions), or empty for none.
@@ -206,14 +205,6 @@ class SimulatedFarm:
 
     def _call(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_CALL_SECONDS)
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
 
 async def _as_coroutine(function: Any) -> Any:

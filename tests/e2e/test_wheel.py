@@ -23,8 +23,7 @@ import redis
 from sqlalchemy import Engine, create_engine, text
 
 from opencue_sched import __version__
-from opencue_sched.embedded.processes import free_port
-from opencue_sched.embedded.services import GuardedProcess
+from opencue_sched.embedded.processes import GuardedProcess, free_port
 from opencue_sched.embedded.stress_farms import DRAIN, stress_farm
 from tests.conftest import RedisServer
 from tests.farm import Farm, LayerSpec

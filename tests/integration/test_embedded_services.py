@@ -15,10 +15,14 @@ import pytest
 import redis
 from sqlalchemy import Engine, text
 
-from opencue_sched.embedded import postgres as postgres_module
-from opencue_sched.embedded import processes
-from opencue_sched.embedded.redis_server import bundled_redis
-from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis, GuardedProcess, ServiceFailed
+from opencue_sched.embedded import processes, services
+from opencue_sched.embedded.services import (
+    EmbeddedPostgres,
+    EmbeddedRedis,
+    GuardedProcess,
+    ServiceFailed,
+    bundled_redis,
+)
 from tests.polling import eventually
 
 _PATIENCE_SECONDS = 30.0
@@ -66,7 +70,7 @@ def test_every_test_gets_a_migrated_database_and_an_empty_redis(engine: Engine, 
 
 
 def test_no_mode_or_owner_changes_outside_the_servers_own_directory(tmp_path: Path) -> None:
-    places = [Path(postgres_module.bundled_installation()), Path("/tmp").resolve(), Path.home(), tmp_path]  # noqa: S108
+    places = [Path(services.bundled_installation()), Path("/tmp").resolve(), Path.home(), tmp_path]  # noqa: S108
     before = [_modes(place) for place in places]
     with EmbeddedPostgres() as server:
         directory = server.directory
@@ -90,7 +94,7 @@ def test_a_temporary_directory_nobody_else_may_enter_is_left_alone(
 
 
 def test_programs_below_a_closed_directory_are_copied_for_an_unprivileged_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postgres_module, "reachable_by_everyone", lambda _path: False)
+    monkeypatch.setattr(services, "reachable_by_everyone", lambda _path: False)
     with EmbeddedPostgres() as server, _connection(server) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT 1")
         assert cursor.fetchone() == (1,)

@@ -20,8 +20,7 @@ from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.connection import Epoch, make_redis
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.embedded.processes import GuardedProcess
-from opencue_sched.embedded.redis_server import bundled_redis
-from opencue_sched.embedded.services import EmbeddedRedis
+from opencue_sched.embedded.services import EmbeddedRedis, bundled_redis
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.settings import Accounting, Settings
 from tests.integration.accounting.conftest import Store

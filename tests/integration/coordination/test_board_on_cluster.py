@@ -13,7 +13,7 @@ from opencue_sched.coordination.jobboard import JobBoard
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.permits import JOBS_PER_CALL, ManyJobs
 from opencue_sched.embedded.processes import GuardedProcess, free_port
-from opencue_sched.embedded.redis_server import bundled_redis
+from opencue_sched.embedded.services import bundled_redis
 from tests.polling import eventually
 
 SLOTS = 16384
