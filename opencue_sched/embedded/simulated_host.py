@@ -102,7 +102,7 @@ class _Active:
     end: asyncio.Future[tuple[int, int]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class Refused(Exception):
+class SimulatedRefusal(Exception):
     """A launch that RQD refuses, with RQD's words."""
 
 
@@ -112,9 +112,7 @@ class SimulatedHost:
     def __init__(self, spec: HostSpec, behaviour: Behaviour, *, rng: random.Random) -> None:
         self.spec = spec
         self.behaviour = behaviour
-        self.nimby_locked = False
         self.state: int = host_pb2.UP
-        self.locked_centicores = 0
         self.boot_time = int(time.time())
         self.runs: list[FrameRun] = []
         self.violations: list[str] = []
@@ -128,7 +126,7 @@ class SimulatedHost:
 
     @property
     def idle_centicores(self) -> int:
-        return centicores(self.spec.cores) - self.booked_centicores - self.locked_centicores
+        return centicores(self.spec.cores) - self.booked_centicores
 
     @property
     def frame_ids(self) -> frozenset[str]:
@@ -136,23 +134,21 @@ class SimulatedHost:
         return frozenset(self._active)
 
     def launch(self, frame: rqd_pb2.RunFrame) -> FrameRun:
-        """Start a frame, or raise Refused, with the checks RQD makes and in its order."""
+        """Start a frame, or raise SimulatedRefusal, with the checks RQD makes and in its order."""
         self._refuse_on_purpose()
         if self.state != host_pb2.UP:
-            raise Refused("Not launching, rqd HardwareState is not Up")
-        if self.nimby_locked and not frame.ignore_nimby:
-            raise Refused("Not launching, rqd is lockNimby and not Ignore Nimby")
+            raise SimulatedRefusal("Not launching, rqd HardwareState is not Up")
         active = self._active.get(frame.frame_id)
         if active is not None:
             if not active.listed:
                 self.violations.append(f"frame {frame.frame_id} was sent again to {self.spec.name} during its set-up")
-            raise Refused(f"Not launching, frame is already running on this proc {frame.frame_id}")
+            raise SimulatedRefusal(f"Not launching, frame is already running on this proc {frame.frame_id}")
         if frame.HasField("uid") and frame.uid <= 0:
-            raise Refused(f"Not launching, will not run frame as uid={frame.uid}")
+            raise SimulatedRefusal(f"Not launching, will not run frame as uid={frame.uid}")
         if frame.num_cores <= 0:
-            raise Refused("Not launching, numCores must be > 0")
+            raise SimulatedRefusal("Not launching, numCores must be > 0")
         if self.idle_centicores < frame.num_cores:
-            raise Refused("Not launching, insufficient idle cores")
+            raise SimulatedRefusal("Not launching, insufficient idle cores")
         return self._start(frame)
 
     def kill(self, frame_id: str) -> bool:
@@ -171,10 +167,6 @@ class SimulatedHost:
         self._end_with(active, exit_status, exit_signal)
         return True
 
-    def kill_all(self) -> None:
-        for frame_id in list(self._active):
-            self.kill(frame_id)
-
     def crash(self) -> None:
         """The machine loses power: every frame is gone, nothing is reported."""
         now = time.monotonic()
@@ -190,7 +182,6 @@ class SimulatedHost:
         return report_pb2.RenderHost(
             name=spec.name,
             nimby_enabled=False,
-            nimby_locked=self.nimby_locked,
             facility=spec.facility,
             num_procs=1,
             cores_per_proc=centicores(spec.cores),
@@ -214,7 +205,6 @@ class SimulatedHost:
         return report_pb2.CoreDetail(
             total_cores=centicores(self.spec.cores),
             idle_cores=max(0, self.idle_centicores),
-            locked_cores=self.locked_centicores,
             booked_cores=self.booked_centicores,
         )
 
@@ -254,7 +244,7 @@ class SimulatedHost:
             return
         if behaviour.refusals_left is not None:
             self.behaviour = replace(behaviour, refusals_left=behaviour.refusals_left - 1)
-        raise Refused(behaviour.refusal)
+        raise SimulatedRefusal(behaviour.refusal)
 
     def _start(self, frame: rqd_pb2.RunFrame) -> FrameRun:
         run = FrameRun(

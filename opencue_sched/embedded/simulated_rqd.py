@@ -23,14 +23,27 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Self, TypeVar
 
 import grpc
-from opencue_proto import report_pb2_grpc
+import structlog
+from opencue_proto import host_pb2, report_pb2, report_pb2_grpc, rqd_pb2, rqd_pb2_grpc
 
 from opencue_sched.embedded.processes import Startable, free_port
-from opencue_sched.embedded.simulated_host import Behaviour, FrameRun, HostSpec, SimulatedHost
-from opencue_sched.embedded.simulated_server import ServedHost
+from opencue_sched.embedded.simulated_host import (
+    Answer,
+    Behaviour,
+    FrameRun,
+    HostSpec,
+    SimulatedHost,
+    SimulatedRefusal,
+)
+
+log = structlog.get_logger(__name__)
 
 _Result = TypeVar("_Result")
 _CALL_SECONDS = 30.0
+_REPORT_SECONDS = 10.0
+_REPORT_ATTEMPTS = 4
+_FIRST_RETRY_SECONDS = 0.1
+_REFUSAL_PREFIX = "Exception calling application: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +79,10 @@ class SimulatedFarm(Startable):
         self.reports: Any = None
         self._behaviour = behaviour or Behaviour()
         self._port = port
-        self._served: dict[str, ServedHost] = {}
+        self._served: dict[str, _ServedHost] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="simulated-rqd", daemon=True)
         self._channel: Any = None
-        self._background: set[asyncio.Task[None]] = set()
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -173,19 +185,13 @@ class SimulatedFarm(Startable):
         """What a real RQD would have been damaged by."""
         return [text for served in self._served.values() for text in served.host.violations]
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run something in the farm's loop, kept alive until it ends. Called inside the loop."""
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
     async def _start(self) -> None:
         if self.report_address:
             self._channel = grpc.aio.insecure_channel(self.report_address, options=[("grpc.enable_http_proxy", 0)])
             self.reports = report_pb2_grpc.RqdReportInterfaceStub(self._channel)
         for number, spec in enumerate(self.specs):
             host = SimulatedHost(spec, self._behaviour, rng=self.rng)
-            served = self._served[spec.name] = ServedHost(host, self._address(number), self)
+            served = self._served[spec.name] = _ServedHost(host, self._address(number), self)
             await served.start()
 
     async def _stop(self) -> None:
@@ -207,6 +213,142 @@ class SimulatedFarm(Startable):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_CALL_SECONDS)
 
 
+class _Servicer(rqd_pb2_grpc.RqdInterfaceServicer):  # type: ignore[misc]
+    """RqdInterface of one host. While `gate` is cleared, calls wait as they would before a frozen process."""
+
+    def __init__(self, served: _ServedHost) -> None:
+        self._served = served
+        self._host = served.host
+
+    async def LaunchFrame(self, request: Any, context: Any) -> Any:  # noqa: N802
+        refusal = await asyncio.shield(asyncio.ensure_future(self._launch(request.run_frame)))
+        if refusal:
+            await context.abort(grpc.StatusCode.UNKNOWN, f"{_REFUSAL_PREFIX}{refusal}")
+        answer = self._host.behaviour.launch_answer
+        if answer is Answer.CUT_OFF:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+        if answer is Answer.NEVER:
+            await asyncio.Event().wait()
+        return rqd_pb2.RqdStaticLaunchFrameResponse()
+
+    async def _launch(self, frame: Any) -> str:
+        """Carried out to its end even when the caller gives up, as in a process that was frozen for a while."""
+        await self._served.gate.wait()
+        self._served.calls["LaunchFrame"] += 1
+        await asyncio.sleep(self._host.behaviour.accept_seconds)
+        try:
+            self._host.launch(frame)
+        except SimulatedRefusal as refusal:
+            return str(refusal)
+        return ""
+
+    async def KillRunningFrame(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._passed("KillRunningFrame")
+        if not request.message:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "Could not kill frame without a reason")
+        if not self._host.kill(request.frame_id):
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND, f"The requested frame to kill was not found. frameId: {request.frame_id}"
+            )
+        return rqd_pb2.RqdStaticKillRunningFrameResponse()
+
+    async def ReportStatus(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
+        await self._passed("ReportStatus")
+        return rqd_pb2.RqdStaticReportStatusResponse(host_report=self._host.host_report())
+
+    async def GetRunningFrameStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._passed("GetRunningFrameStatus")
+        frame = self._host.listed(request.frame_id)
+        if frame is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"Could not find frame with id {request.frame_id}")
+        return rqd_pb2.RqdStaticGetRunningFrameStatusResponse(running_frame_info=self._host.running_info(frame))
+
+    async def _passed(self, name: str) -> None:
+        await self._served.gate.wait()
+        self._served.calls[name] += 1
+
+
+class _ServedHost:
+    """A host, its gRPC server and its reports. Used inside the event loop only."""
+
+    def __init__(self, host: SimulatedHost, address: str, farm: SimulatedFarm) -> None:
+        self.host = host
+        self.address = address
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.calls: Counter[str] = Counter()
+        self._farm = farm
+        self._server: Any = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        host.on_end = self._completed
+
+    async def start(self) -> None:
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        rqd_pb2_grpc.add_RqdInterfaceServicer_to_server(_Servicer(self), self._server)
+        self._server.add_insecure_port(self.address)
+        await self._server.start()
+        self.host.state = host_pb2.UP
+        if self._farm.report_address:
+            task = asyncio.get_running_loop().create_task(self._report_for_ever())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(0)
+
+    async def crash(self) -> None:
+        self.host.crash()
+        await self.stop()
+
+    async def report_status(self) -> bool:
+        request = report_pb2.RqdReportStatusRequest(host_report=self.host.host_report())
+        return await self._send("ReportStatus", request)
+
+    async def _report_for_ever(self) -> None:
+        boot = report_pb2.RqdReportRqdStartupRequest(boot_report=self.host.boot_report())
+        await self._send("ReportRqdStartup", boot)
+        shortest, longest = self._farm.report_seconds
+        while longest > 0:
+            await asyncio.sleep(self._farm.rng.uniform(shortest, longest))
+            await self.gate.wait()
+            await self.report_status()
+
+    async def _completed(self, run: FrameRun, frame: Any) -> None:
+        if not self._farm.report_address or self.host.behaviour.completions_lost:
+            run.completion_delivered = False
+            return
+        await self.gate.wait()
+        report = report_pb2.FrameCompleteReport(
+            host=self.host.render_host(),
+            frame=self.host.running_info(frame),
+            exit_status=run.exit_status or 0,
+            exit_signal=run.exit_signal,
+            run_time=int((run.ended or run.started) - run.started),
+        )
+        request = report_pb2.RqdReportRunningFrameCompletionRequest(frame_complete_report=report)
+        run.completion_delivered = await self._send("ReportRunningFrameCompletion", request)
+
+    async def _send(self, method: str, request: Any) -> bool:
+        """RQD's own retries: four attempts when nobody listens, then the report is lost for good."""
+        for attempt in range(_REPORT_ATTEMPTS):
+            try:
+                await getattr(self._farm.reports, method)(request, timeout=_REPORT_SECONDS)
+            except grpc.aio.AioRpcError as error:
+                if error.code() != grpc.StatusCode.UNAVAILABLE or attempt == _REPORT_ATTEMPTS - 1:
+                    log.warning(
+                        "simulated_report_lost", host=self.host.spec.name, report=method, code=error.code().name
+                    )
+                    return False
+                await asyncio.sleep(_FIRST_RETRY_SECONDS * 2**attempt)
+            else:
+                return True
+        return False
+
+
 async def _as_coroutine(function: Any) -> Any:
     return function()
 
@@ -220,31 +362,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a simulated farm until SIGTERM or SIGINT."""
     parser = argparse.ArgumentParser(prog="simulated_rqd", description="A farm of simulated RQDs")
     parser.add_argument("--hosts", type=int, default=10, help="number of hosts")
-    parser.add_argument("--prefix", default="sim", help="host names are PREFIX0001, ...")
     parser.add_argument("--cores", type=int, default=16, help="cores of each host")
     parser.add_argument("--memory-gb", type=int, default=64, help="memory of each host, GiB")
-    parser.add_argument("--gpus", type=int, default=0)
     parser.add_argument("--tags", nargs="*", default=[], help="tags of each host")
-    parser.add_argument("--facility", default="local")
-    parser.add_argument("--os", default="Linux", dest="os_name")
     parser.add_argument("--report", default="", metavar="ADDRESS:PORT", help="report service; none when left out")
     parser.add_argument("--report-seconds", nargs=2, type=float, default=[5.0, 30.0], metavar=("MIN", "MAX"))
     parser.add_argument("--port", type=int, default=0, help="one port for all at 127.1.x.y; 0: free ports")
     parser.add_argument("--run-seconds", nargs=2, type=float, default=[0.05, 0.2], metavar=("MIN", "MAX"))
     parser.add_argument("--failure-ratio", type=float, default=0.0)
     parser.add_argument("--hang-ratio", type=float, default=0.0)
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--runs", action="store_true", help="print every run at the end, one JSON object a line")
     given = parser.parse_args(arguments)
     specs = host_specs(
         given.hosts,
-        prefix=given.prefix,
         cores=given.cores,
         memory_kb=given.memory_gb * 1024 * 1024,
-        gpus=given.gpus,
         tags=tuple(given.tags),
-        facility=given.facility,
-        os_name=given.os_name,
     )
     behaviour = Behaviour(
         run_seconds=tuple(given.run_seconds), failure_ratio=given.failure_ratio, hang_ratio=given.hang_ratio
@@ -255,7 +388,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report_address=given.report,
         report_seconds=tuple(given.report_seconds),
         port=given.port,
-        seed=given.seed,
     )
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     with farm:

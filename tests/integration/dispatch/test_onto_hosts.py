@@ -20,9 +20,8 @@ from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, JobIds, LayerSpec, ShowIds
-from opencue_sched.embedded.simulated_host import Behaviour, FrameRun, SimulatedHost
+from opencue_sched.embedded.simulated_host import Behaviour, FrameRun, SimulatedHost, SimulatedRefusal
 from opencue_sched.embedded.simulated_host import HostSpec as Machine
-from opencue_sched.embedded.simulated_host import Refused as SimulatedRefusal
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.settings import Rqd, Settings
