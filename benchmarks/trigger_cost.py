@@ -22,7 +22,7 @@ from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.domain.farm import PlannedProc, Reservation, Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, LayerSpec
-from opencue_sched.farm.completion import complete_frames
+from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import CompletedFrame
 from opencue_sched.settings import Queue, Settings
 from opencue_sched.store.hosts import fetch_hosts_by_id
@@ -213,7 +213,7 @@ def _completions(engine: Engine, settings: Settings, facts: SchemaFacts) -> floa
         ]
     began = perf_counter()
     for start in range(0, len(reports), _TOGETHER):
-        complete_frames(engine, reports[start : start + _TOGETHER])
+        Releaser(engine).complete(reports[start : start + _TOGETHER])
     return perf_counter() - began
 
 

@@ -52,7 +52,7 @@ from opencue_sched.store.shows import Kind, NamedRow
 
 if TYPE_CHECKING:
     from opencue_sched.farm.jobs import JobControl
-    from opencue_sched.farm.service import Unconfirmed
+    from opencue_sched.farm.kill import Unconfirmed
 
 # ``opencue-sched job depends``.
 
@@ -352,14 +352,13 @@ def _control(engine: Engine) -> Iterator[tuple[JobControl, dict[str, Unconfirmed
     # These import grpc, which commands that only read or write PostgreSQL do without.
     from opencue_sched.accounting.caps import make_ledger
     from opencue_sched.dispatch.rqd import RqdChannels
-    from opencue_sched.farm.completion import Releasing
+    from opencue_sched.farm.completion import Releaser
     from opencue_sched.farm.jobs import JobControl
-    from opencue_sched.farm.model import ReleasePolicy
-    from opencue_sched.farm.service import RqdKiller
+    from opencue_sched.farm.kill import RqdKiller
     from opencue_sched.placement.host_groups import HostChanges
 
     settings = get_settings()
-    policy = ReleasePolicy(satisfy_only_on_frame_success=settings.release.satisfy_only_on_frame_success)
+    only_on_success = settings.release.satisfy_only_on_frame_success
     alive: dict[str, Unconfirmed] = {}
     with redis_store() as client:
         ledger = make_ledger(engine, client, owner=f"{settings.instance}-cli")
@@ -367,7 +366,7 @@ def _control(engine: Engine) -> Iterator[tuple[JobControl, dict[str, Unconfirmed
         channels = RqdChannels(settings.rqd)
         killer = RqdKiller(channels, tell=lambda it: alive.update({it.frame_id: it}))
         try:
-            yield JobControl(Releasing(engine, policy, ledger, changes, asked_for=True), killer), alive
+            yield JobControl(Releaser(engine, only_on_success, ledger, changes, asked_for=True), killer), alive
         finally:
             channels.close()
 

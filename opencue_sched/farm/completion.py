@@ -1,4 +1,4 @@
-"""Completions: the ends of processes as their RQDs report them."""
+"""The release path: ends runs, whether their RQDs report the end (completions) or nobody ever will (lost runs)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,12 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.domain.exit_rules import Completion, Decision, decide, satisfies_depends
 from opencue_sched.domain.farm import ExitStatus, FrameState
 from opencue_sched.errors import SchedulerError
-from opencue_sched.farm.model import (
-    CompletedFrame,
-    CompletionOutcome,
-    EventCounts,
-    HostPublisher,
-    LedgerRelease,
-    LostRun,
-    ReleasePolicy,
-    RunOutcome,
-    RunsEnded,
-    RunVerdict,
-)
+from opencue_sched.farm.model import CompletedFrame, EventCounts, LostRun, RunOutcome, RunsEnded, RunVerdict
+from opencue_sched.placement.host_groups import HostChanges
 from opencue_sched.store import depends, procs, release
 from opencue_sched.store.procs import DeletedProc, FrameRow, ProcRow, RunRow
 from opencue_sched.store.release import ChangedFrame, FrameStop, StoppedFrame
@@ -191,24 +182,18 @@ class WiderLocks(Exception):
         self.counters = counters
 
 
-@dataclass(frozen=True, slots=True)
-class Aftermath:
-    """What the end of frames led to: jobs finished, frames made bookable."""
-
-    finished_jobs: tuple[str, ...] = ()
-    freed_frames: int = 0
-
-
 def end_runs(
-    engine: Engine, requests: Sequence[Request], policy: ReleasePolicy, *, clock: Callable[[], float] = time.time
+    engine: Engine, requests: Sequence[Request], only_on_success: bool, *, clock: Callable[[], float] = time.time
 ) -> RunsEnded:
     """End runs in one transaction; the outcomes are in the order of ``requests``.
+
+    ``only_on_success``: release.satisfy_only_on_frame_success.
 
     Deadlocks (with a Cuebot or a person in psql; not with our own) and serialization failures are retried. Any other
     database error leaves everything unchanged and is raised.
     """
     ended, attempts = with_counters(
-        engine, lambda connection, wider: _end(connection, requests, policy, clock(), wider)
+        engine, lambda connection, wider: _end(connection, requests, only_on_success, clock(), wider)
     )
     return replace(ended, attempts=attempts)
 
@@ -234,35 +219,6 @@ def with_counters(engine: Engine, step: Callable[[Connection, release.Counters],
     raise RuntimeError("the counters to lock for ended runs kept growing")
 
 
-def announce(
-    ended: RunsEnded, ledger: LedgerRelease | None, changes: HostPublisher | None, counts: EventCounts | None = None
-) -> None:
-    """After the commit: give back the bookings and tell the host caches.
-
-    Redis being away never undoes an end: the notification of the proc table and the next recompute bring the same.
-    """
-    if ledger is not None and ended.ledger_procs:
-        _tell("ledger_release", lambda: ledger.release(ended.ledger_procs), counts, procs=ended.ledger_procs)
-    publish_hosts(ended.hosts, changes, counts)
-
-
-def publish_hosts(host_ids: Sequence[str], changes: HostPublisher | None, counts: EventCounts | None = None) -> None:
-    """Tell the host caches of hosts that were changed, after the commit."""
-    if changes is not None and host_ids:
-        _tell("host_changes", lambda: changes.publish(host_ids), counts, hosts=host_ids)
-
-
-def _tell(step: str, tell: Callable[[], object], counts: EventCounts | None, **ids: Sequence[str]) -> None:
-    try:
-        tell()
-    except Exception as error:
-        # Whatever it is: what is committed stands, and whoever asked for it must not hear that it failed.
-        expected = isinstance(error, SchedulerError | RedisError)
-        (_log.warning if expected else _log.exception)("announce_failed", step=step, error=str(error), **ids)
-        if counts is not None:
-            counts.add(f"{step}_failed")
-
-
 def database_away(error: BaseException) -> bool:
     """Whether the database could not be reached or did not finish in time: the same may work later."""
     if isinstance(error, DBAPIError) and error.connection_invalidated:
@@ -276,7 +232,7 @@ def sqlstate(error: DBAPIError) -> str:
 
 
 def _end(
-    connection: Connection, requests: Sequence[Request], policy: ReleasePolicy, now: float, wider: release.Counters
+    connection: Connection, requests: Sequence[Request], only_on_success: bool, now: float, wider: release.Counters
 ) -> RunsEnded:
     runs = [(request.proc_id, request.frame_id or "") for request in requests]
     procs.lock_runs(connection, {proc for proc, _ in runs if proc}, {frame for _, frame in runs if frame})
@@ -287,27 +243,32 @@ def _end(
         return RunsEnded(tuple(_outcome(request, ending) for request, ending in zip(requests, endings, strict=True)))
 
     managed = procs.managed_shows(connection, {proc.show_id for proc in releases.values() if proc.show_id})
-    held = _foreseen(connection, endings, policy) | wider
+    held = _foreseen(connection, endings, only_on_success) | wider
     procs.lock_hosts(connection, {proc.host_id for proc in releases.values()})
     release.lock_counters(connection, held)
 
     stopped = {frame.id: frame for frame in release.stop_frames(connection, stops)} if stops else {}
     deleted = _release_procs(connection, list(releases), managed)
     release.count_usage(connection, stopped.values())
-    aftermath = follow(connection, list(stopped.values()), held, policy)
+    finished_jobs = follow(connection, list(stopped.values()), held, only_on_success)
     _adapt_memory(connection, endings, stopped)
-    release.count_shows(connection, _shows(endings, stopped))
+    release.count_shows(
+        connection,
+        [
+            (ending.frame.show_id, stopped[ending.frame.id].success)
+            for ending in endings
+            if ending.stop is not None and ending.frame is not None and ending.frame.id in stopped
+        ],
+    )
     outcomes = tuple(
         _outcome(request, ending, stopped.get(ending.frame.id) if ending.stop and ending.frame else None)
         for request, ending in zip(requests, endings, strict=True)
     )
     return RunsEnded(
         outcomes,
-        tuple(proc.id for proc in deleted),
         tuple(proc.id for proc in deleted if proc.show_id in managed and not proc.local),
         tuple({proc.host_id: None for proc in deleted}),
-        aftermath.finished_jobs,
-        aftermath.freed_frames,
+        tuple(finished_jobs),
     )
 
 
@@ -317,7 +278,7 @@ def _endings(requests: Sequence[Request], rows: Sequence[procs.RunRow], now: flo
     frames: set[str] = set()
     released: set[str] = set()
     for request, row in zip(requests, rows, strict=True):
-        ending = _ending(request, row, now)
+        ending = end_completed(request, row, now=now) if isinstance(request, CompletedFrame) else end_lost(request, row)
         repeated = (ending.stop is not None and ending.stop.frame_id in frames) or (
             ending.release is not None and ending.release.id in released
         )
@@ -331,24 +292,14 @@ def _endings(requests: Sequence[Request], rows: Sequence[procs.RunRow], now: flo
     return endings
 
 
-def _ending(request: Request, row: procs.RunRow, now: float) -> Ending:
-    if isinstance(request, CompletedFrame):
-        return end_completed(request, row, now=now)
-    return end_lost(request, row)
-
-
-def _foreseen(connection: Connection, endings: Sequence[Ending], policy: ReleasePolicy) -> release.Counters:
+def _foreseen(connection: Connection, endings: Sequence[Ending], only_on_success: bool) -> release.Counters:
     """The counters this transaction is going to change, as far as can be told without their locks."""
     stopping = [(ending.stop, ending.frame) for ending in endings if ending.stop is not None and ending.frame]
     own = release.Counters(
         frozenset(frame.layer_id for _, frame in stopping), frozenset(frame.job_id for _, frame in stopping)
     )
     over = [frame for stop, frame in stopping if stop.state in (FrameState.SUCCEEDED, FrameState.EATEN)]
-    satisfying = [
-        frame
-        for stop, frame in stopping
-        if satisfies_depends(stop.state, only_on_success=policy.satisfy_only_on_frame_success)
-    ]
+    satisfying = [frame for stop, frame in stopping if satisfies_depends(stop.state, only_on_success=only_on_success)]
     ending_layers, ending_jobs = [frame.layer_id for frame in over], [frame.job_id for frame in over]
     found = depends.find_depends(
         connection,
@@ -372,13 +323,13 @@ def _release_procs(connection: Connection, proc_ids: Sequence[str], managed: fro
 
 
 def follow(
-    connection: Connection, changed: Sequence[ChangedFrame], held: release.Counters, policy: ReleasePolicy
-) -> Aftermath:
-    """Meet the dependencies on what is over now and finish jobs. Counters that are not locked start it all over."""
+    connection: Connection, changed: Sequence[ChangedFrame], held: release.Counters, only_on_success: bool
+) -> list[str]:
+    """Meet the dependencies on frames that are over now; returns the jobs that finished. Raises WiderLocks when
+    counters of dependents are not among ``held``, the locked ones."""
     over = [frame for frame in changed if frame.state in (FrameState.SUCCEEDED, FrameState.EATEN)]
     if not over:
-        return Aftermath()
-    only_on_success = policy.satisfy_only_on_frame_success
+        return []
     satisfying = [frame for frame in over if satisfies_depends(frame.state, only_on_success=only_on_success)]
     layers = depends.complete_layers(connection, {frame.layer_id for frame in satisfying})
     jobs = depends.complete_jobs(connection, {frame.job_id for frame in over})
@@ -393,8 +344,8 @@ def follow(
     if not held.covers(needed):
         raise WiderLocks(needed)
     finished = depends.finish_jobs(connection, jobs)
-    satisfied = depends.satisfy_depends(connection, found)
-    return Aftermath(tuple(finished), len(satisfied.freed_frames))
+    depends.satisfy_depends(connection, found)
+    return finished
 
 
 def _adapt_memory(connection: Connection, endings: Sequence[Ending], stopped: dict[str, StoppedFrame]) -> None:
@@ -413,84 +364,116 @@ def _adapt_memory(connection: Connection, endings: Sequence[Ending], stopped: di
         _log.info("layer_memory_raised", layer=layer_id, memory_kb=memory_kb)
 
 
-def _shows(endings: Sequence[Ending], stopped: dict[str, StoppedFrame]) -> list[tuple[str, bool]]:
-    return [
-        (ending.frame.show_id, stopped[ending.frame.id].success)
-        for ending in endings
-        if ending.stop is not None and ending.frame is not None and ending.frame.id in stopped
-    ]
-
-
 def _outcome(request: Request, ending: Ending, stopped: StoppedFrame | None = None) -> RunOutcome:
     if stopped is None:
         return RunOutcome(request.proc_id, request.frame_id, ending.verdict)
     return RunOutcome(request.proc_id, request.frame_id, ending.verdict, stopped.state, stopped.exit_status)
 
 
-def complete_frames(
-    engine: Engine,
-    reports: Sequence[CompletedFrame],
-    *,
-    policy: ReleasePolicy | None = None,
-    ledger: LedgerRelease | None = None,
-    changes: HostPublisher | None = None,
-    counts: EventCounts | None = None,
-    clock: Callable[[], float] = time.time,
-) -> list[CompletionOutcome | DBAPIError]:
-    """Apply reports that arrived together, in one transaction, and answer each in its place.
+RUNS_PER_TRANSACTION = 50
+"""Lost runs ended in one transaction, whose locks booking and reports wait for."""
 
-    A report whose rows the database refuses must not take the others with it: after such an error each is applied on
-    its own, and only the culprit's place holds the error. An unreachable database is raised (DBAPIError): all
-    reports are still to be done then.
+
+@dataclass(frozen=True, slots=True)
+class Releaser:
+    """Ends runs, then gives their bookings back and tells the host caches.
+
+    ``only_on_success``: release.satisfy_only_on_frame_success. ``asked_for``: a person has the runs ended, so that
+    nobody need be warned.
     """
-    policy = policy or ReleasePolicy()
-    try:
-        ended = end_runs(engine, reports, policy, clock=clock)
-    except DBAPIError as error:
-        if database_away(error):
-            raise
-        if len(reports) == 1:
-            _log.error(
-                "completion_refused",
-                proc=reports[0].proc_id,
-                frame=reports[0].frame_id,
-                host=reports[0].host_name,
-                error=str(error.orig).strip(),
-            )
-            return [error]
-        answers: list[CompletionOutcome | DBAPIError] = []
-        for report in reports:
-            answers += complete_frames(
-                engine, [report], policy=policy, ledger=ledger, changes=changes, counts=counts, clock=clock
-            )
+
+    engine: Engine
+    only_on_success: bool = True
+    ledger: Ledger | None = None
+    changes: HostChanges | None = None
+    counts: EventCounts | None = None
+    clock: Callable[[], float] = time.time
+    asked_for: bool = False
+
+    def complete(self, reports: Sequence[CompletedFrame]) -> list[RunOutcome | DBAPIError]:
+        """Apply completions that arrived together, in one transaction, and answer each in its place.
+
+        The place of a report that the database refuses holds the error. An unreachable database is raised
+        (DBAPIError): all reports are still to be done then.
+        """
+        answers = self._end(reports)
+        for report, answer in zip(reports, answers, strict=True):
+            if isinstance(answer, RunOutcome):
+                self._count(f"completion_{answer.verdict.value}")
+                _log_outcome(report, answer)
+            else:
+                _log.error(
+                    "completion_refused",
+                    proc=report.proc_id,
+                    frame=report.frame_id,
+                    host=report.host_name,
+                    error=str(answer.orig).strip(),
+                )
         return answers
-    announce(ended, ledger, changes, counts)
-    for report, outcome in zip(reports, ended.outcomes, strict=True):
-        if counts is not None:
-            counts.add(f"completion_{outcome.verdict.value}")
-        _log_outcome(report, outcome)
-    for job_id in ended.finished_jobs:
-        _log.info("job_finished", job=job_id)
-    return list(ended.outcomes)
+
+    def end_lost(self, requests: Sequence[LostRun]) -> list[RunOutcome]:
+        """End lost runs. Their processes must be known not to run. A run the database refuses is logged and kept."""
+        outcomes: list[RunOutcome] = []
+        for start in range(0, len(requests), RUNS_PER_TRANSACTION):
+            part = requests[start : start + RUNS_PER_TRANSACTION]
+            for request, answer in zip(part, self._end(part), strict=True):
+                if isinstance(answer, DBAPIError):
+                    error = str(answer.orig).strip()
+                    _log.error("lost_run_refused", proc=request.proc_id, frame=request.frame_id, error=error)
+                    continue
+                outcomes.append(answer)
+                already_over = answer.verdict is RunVerdict.STALE
+                (_log.debug if already_over else _log.info if self.asked_for else _log.warning)(
+                    "lost_run_ended",
+                    proc=request.proc_id,
+                    frame=request.frame_id,
+                    reason=request.reason,
+                    verdict=answer.verdict.value,
+                    state=answer.state,
+                )
+        return outcomes
+
+    def publish_hosts(self, host_ids: Sequence[str]) -> None:
+        """Tell the host caches of hosts that were changed, after the commit."""
+        changes = self.changes
+        if changes is not None and host_ids:
+            self._tell("host_changes", lambda: changes.publish(host_ids), hosts=host_ids)
+
+    def _end(self, requests: Sequence[Request]) -> list[RunOutcome | DBAPIError]:
+        """End runs in one transaction or, when the database refuses that, in one each: a row it refuses must not keep
+        the others from ending."""
+        try:
+            ended = end_runs(self.engine, requests, self.only_on_success, clock=self.clock)
+        except DBAPIError as error:
+            if database_away(error):
+                raise
+            if len(requests) == 1:
+                return [error]
+            return [answer for request in requests for answer in self._end([request])]
+        ledger = self.ledger
+        if ledger is not None and ended.ledger_procs:
+            self._tell("ledger_release", lambda: ledger.release(ended.ledger_procs), procs=ended.ledger_procs)
+        self.publish_hosts(ended.hosts)
+        for job_id in ended.finished_jobs:
+            _log.info("job_finished", job=job_id)
+        return list(ended.outcomes)
+
+    def _tell(self, step: str, tell: Callable[[], object], **ids: Sequence[str]) -> None:
+        try:
+            tell()
+        except Exception as error:
+            # What is committed stands, and its caller must not hear that it failed: the notification of the proc
+            # table and the next recompute bring the same.
+            expected = isinstance(error, SchedulerError | RedisError)
+            (_log.warning if expected else _log.exception)("announce_failed", step=step, error=str(error), **ids)
+            self._count(f"{step}_failed")
+
+    def _count(self, event: str) -> None:
+        if self.counts is not None:
+            self.counts.add(event)
 
 
-def complete_frame(
-    engine: Engine,
-    report: CompletedFrame,
-    *,
-    policy: ReleasePolicy | None = None,
-    ledger: LedgerRelease | None = None,
-    changes: HostPublisher | None = None,
-    clock: Callable[[], float] = time.time,
-) -> CompletionOutcome:
-    """Apply one report; raises DBAPIError when the database refused it or could not be reached."""
-    (answer,) = complete_frames(engine, [report], policy=policy, ledger=ledger, changes=changes, clock=clock)
-    if isinstance(answer, DBAPIError):
-        raise answer
-    return answer
-
-
-def _log_outcome(report: CompletedFrame, outcome: CompletionOutcome) -> None:
+def _log_outcome(report: CompletedFrame, outcome: RunOutcome) -> None:
     fields = {
         "proc": report.proc_id,
         "frame": report.frame_id,
@@ -517,7 +500,7 @@ MOST_TOGETHER = 64
 MOST_WAITING = 20_000
 _FIRST_RETRY_SECONDS, _LONGEST_BATCH_RETRY_SECONDS = 0.2, 5.0
 
-Apply = Callable[[Sequence[CompletedFrame]], Sequence[CompletionOutcome | DBAPIError]]
+Apply = Callable[[Sequence[CompletedFrame]], Sequence[RunOutcome | DBAPIError]]
 """Answers each report; raises DBAPIError when the database is away and all are still to be done."""
 
 
@@ -528,7 +511,7 @@ class NotAccepting(SchedulerError):
 @dataclass(slots=True, eq=False)
 class _Waiting:
     report: CompletedFrame
-    done: Future[CompletionOutcome] = field(default_factory=Future)
+    done: Future[RunOutcome] = field(default_factory=Future)
 
 
 class CompletionBatcher:
@@ -570,7 +553,7 @@ class CompletionBatcher:
         with self._wake:
             return len(self._queue)
 
-    def submit(self, report: CompletedFrame) -> Future[CompletionOutcome]:
+    def submit(self, report: CompletedFrame) -> Future[RunOutcome]:
         """Queue a completion; the future ends with its outcome, or the error the database refused it with."""
         with self._wake:
             if self._stopping:
@@ -634,7 +617,7 @@ class CompletionBatcher:
         for waiting, answer in zip(batch, answers, strict=True):
             self._finish(waiting, answer)
 
-    def _finish(self, waiting: _Waiting, answer: CompletionOutcome | BaseException) -> None:
+    def _finish(self, waiting: _Waiting, answer: RunOutcome | BaseException) -> None:
         with self._wake:
             if waiting not in self._queue:
                 return
@@ -644,53 +627,3 @@ class CompletionBatcher:
             waiting.done.set_exception(answer)
         else:
             waiting.done.set_result(answer)
-
-
-# Ending many lost runs: in bounded transactions, one bad row never keeping the others.
-
-RUNS_PER_TRANSACTION = 50
-
-
-@dataclass(frozen=True, slots=True)
-class Releasing:
-    """What it takes to end runs: the database, and whom to tell afterwards. ``asked_for``: a person has them ended, so
-    that nobody need be warned."""
-
-    engine: Engine
-    policy: ReleasePolicy
-    ledger: LedgerRelease | None = None
-    changes: HostPublisher | None = None
-    counts: EventCounts | None = None
-    clock: Callable[[], float] = time.time
-    asked_for: bool = False
-
-    def end_lost(self, requests: Sequence[LostRun]) -> list[RunOutcome]:
-        """End lost runs. Their processes must be known not to run. A run the database refuses is logged and kept."""
-        outcomes: list[RunOutcome] = []
-        for start in range(0, len(requests), RUNS_PER_TRANSACTION):
-            outcomes += self._end(requests[start : start + RUNS_PER_TRANSACTION])
-        return outcomes
-
-    def _end(self, requests: Sequence[LostRun]) -> list[RunOutcome]:
-        try:
-            ended = end_runs(self.engine, requests, self.policy, clock=self.clock)
-        except DBAPIError as error:
-            if database_away(error):
-                raise
-            if len(requests) > 1:
-                return [outcome for request in requests for outcome in self._end([request])]
-            (request,) = requests
-            _log.error("lost_run_refused", proc=request.proc_id, frame=request.frame_id, error=str(error.orig).strip())
-            return []
-        announce(ended, self.ledger, self.changes, self.counts)
-        for request, outcome in zip(requests, ended.outcomes, strict=True):
-            already_over = outcome.verdict is RunVerdict.STALE
-            (_log.debug if already_over else _log.info if self.asked_for else _log.warning)(
-                "lost_run_ended",
-                proc=request.proc_id,
-                frame=request.frame_id,
-                reason=request.reason,
-                verdict=outcome.verdict.value,
-                state=outcome.state,
-            )
-        return list(ended.outcomes)

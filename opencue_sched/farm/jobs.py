@@ -15,8 +15,9 @@ import structlog
 from sqlalchemy import Connection, Engine
 
 from opencue_sched.domain.farm import ExitStatus, FrameState
-from opencue_sched.farm.completion import Releasing, WiderLocks, follow, with_counters
-from opencue_sched.farm.model import FrameKiller, KillFate, LostRun, RunVerdict
+from opencue_sched.farm.completion import Releaser, WiderLocks, follow, with_counters
+from opencue_sched.farm.kill import KillFate, RqdKiller
+from opencue_sched.farm.model import LostRun, RunVerdict
 from opencue_sched.store import depends, jobs, procs, release
 from opencue_sched.store.jobs import RunningFrame
 from opencue_sched.store.release import Counters
@@ -61,13 +62,13 @@ class _Stopped:
 class JobControl:
     """Operations on jobs and frames for the command line and other doors."""
 
-    def __init__(self, releasing: Releasing, killer: FrameKiller) -> None:
-        self._releasing = releasing
+    def __init__(self, releaser: Releaser, killer: RqdKiller) -> None:
+        self._releaser = releaser
         self._killer = killer
 
     def pause(self, job_ids: Collection[str], *, paused: bool = True) -> list[str]:
         """Pause (or unpause) jobs; returns those that changed. Running frames go on."""
-        with self._releasing.engine.begin() as connection:
+        with self._releaser.engine.begin() as connection:
             return jobs.set_paused(connection, job_ids, paused=paused)
 
     def kill_job(self, job_id: str, *, reason: str) -> JobKilled:
@@ -76,13 +77,13 @@ class JobControl:
         Job-level dependencies on it are met, layer- and frame-level ones are not.
         """
         finished, _ = with_counters(
-            self._releasing.engine, lambda connection, wider: self._finish(connection, job_id, wider)
+            self._releaser.engine, lambda connection, wider: self._finish(connection, job_id, wider)
         )
         _log.info("job_killed", job=job_id, reason=reason, finished=finished)
         stopped: list[str] = []
         deferred: list[str] = []
         for _ in range(_ROUNDS):
-            with self._releasing.engine.connect() as connection:
+            with self._releaser.engine.connect() as connection:
                 running = jobs.running_frames(connection, job_ids=[job_id])
             running = [frame for frame in running if frame.frame_id not in deferred]
             if not running:
@@ -97,11 +98,11 @@ class JobControl:
 
         What a frame that had rendered made bookable waits for it again (FRAME_ON_FRAME and LAYER_ON_LAYER).
         """
-        with self._releasing.engine.connect() as connection:
+        with self._releaser.engine.connect() as connection:
             running = jobs.running_frames(connection, frame_ids=frame_ids)
         stopped = self._stop(running, FrameState.WAITING, reason)
         changed, _ = with_counters(
-            self._releasing.engine, lambda connection, wider: _wait_again(connection, frame_ids, wider)
+            self._releaser.engine, lambda connection, wider: _wait_again(connection, frame_ids, wider)
         )
         return FramesChanged(tuple(dict.fromkeys([*stopped.ended, *stopped.over, *changed])), stopped.deferred)
 
@@ -111,7 +112,7 @@ class JobControl:
         deferred: list[str] = []
         for _ in range(_ROUNDS):
             left = [frame for frame in frame_ids if frame not in changed and frame not in deferred]
-            with self._releasing.engine.connect() as connection:
+            with self._releaser.engine.connect() as connection:
                 running = jobs.running_frames(connection, frame_ids=left)
             stopped = self._stop(running, FrameState.EATEN, reason)
             changed += stopped.ended
@@ -125,7 +126,7 @@ class JobControl:
         def step(connection: Connection, wider: Counters) -> list[str]:
             return self._eat(connection, frame_ids, wider)
 
-        return with_counters(self._releasing.engine, step)[0]
+        return with_counters(self._releaser.engine, step)[0]
 
     def _stop(self, running: Sequence[RunningFrame], state: FrameState, reason: str) -> _Stopped:
         """Kill frames and end their runs in ``state``, unless a completion has ended them by then."""
@@ -138,7 +139,7 @@ class JobControl:
                 )
             )
         dead = [frame for frame, fate in zip(running, fates, strict=True) if fate is KillFate.NOT_RUNNING]
-        outcomes = self._releasing.end_lost(
+        outcomes = self._releaser.end_lost(
             [LostRun(frame.proc_id, frame.frame_id, state, ExitStatus.FRAME_CLEARED, reason=reason) for frame in dead]
         )
         named = [(outcome, outcome.frame_id) for outcome in outcomes if outcome.frame_id]
@@ -165,7 +166,7 @@ class JobControl:
         held = release.counters_of_frames(release.read_frames(connection, frame_ids)) | wider
         release.lock_counters(connection, held)
         changed = release.set_frame_states(connection, frame_ids, FrameState.EATEN, _EDIBLE)
-        follow(connection, changed, held, self._releasing.policy)
+        follow(connection, changed, held, self._releaser.only_on_success)
         return [frame.id for frame in changed]
 
 

@@ -1,56 +1,15 @@
-"""What the way back is told, what it answers, and what it needs of other rooms."""
+"""The values of the release path: what a run's end is asked for with, and what became of it."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Protocol
 
 from opencue_sched.domain.farm import ExitStatus, FrameState
-
-
-class LedgerRelease(Protocol):
-    """accounting.ledger.Ledger, as far as it is needed here."""
-
-    def release(self, proc_ids: Sequence[str]) -> int:
-        """Give back the bookings of these procs; those already given back do nothing."""
-
-
-class HostPublisher(Protocol):
-    """placement.host_groups.HostChanges, as far as it is needed here."""
-
-    def publish(self, host_ids: Sequence[str]) -> object:
-        """Tell every worker's host cache that these hosts changed."""
-
-
-class KillFate(StrEnum):
-    """What is known of a process after trying to end it, or asking about it. Only NOT_RUNNING allows its frame to be
-    given away."""
-
-    NOT_RUNNING = "not_running"
-    RUNNING = "running"
-    UNCONFIRMED = "unconfirmed"
-    UNREACHABLE = "unreachable"
-
-
-class FrameKiller(Protocol):
-    """Ends processes on render hosts."""
-
-    def answers(self, host_name: str, seconds: float) -> bool:
-        """Whether a host's RQD answers at all within ``seconds``."""
-
-    def ask(self, host_name: str, frame_id: str, reason: str) -> bool:
-        """Ask RQD to kill a frame, without waiting for its end. False: RQD could not be asked."""
-
-    def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> KillFate:
-        """Kill a frame and wait, for a few seconds, until RQD confirms that it does not run."""
-
-    def confirm_gone(self, host_name: str, frame_id: str, proc_id: str) -> KillFate:
-        """Ask RQD, for a few seconds, whether a frame is gone; RUNNING, and left alone, if it runs for this proc."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,27 +78,16 @@ class RunOutcome:
     exit_status: int | None = None
 
 
-CompletionOutcome = RunOutcome
-
-
 @dataclass(frozen=True, slots=True)
 class RunsEnded:
-    """What one transaction did. ``released`` are procs this call deleted, ``hosts`` those that got room back."""
+    """What one transaction did. ``ledger_procs`` are deleted procs whose bookings are still in the ledger, ``hosts``
+    those that got resources back."""
 
     outcomes: tuple[RunOutcome, ...]
-    released: tuple[str, ...] = ()
     ledger_procs: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     finished_jobs: tuple[str, ...] = ()
-    freed_frames: int = 0
     attempts: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class ReleasePolicy:
-    """Rules of a farm that runs end under (settings ``release``)."""
-
-    satisfy_only_on_frame_success: bool = True
 
 
 class EventCounts:

@@ -23,18 +23,9 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from opencue_sched.domain.farm import ExitStatus, FrameState, HardwareState
-from opencue_sched.farm.completion import Releasing, database_away, publish_hosts
-from opencue_sched.farm.model import (
-    EventCounts,
-    FrameKiller,
-    HostPublisher,
-    KillFate,
-    LedgerRelease,
-    LostRun,
-    ReleasePolicy,
-    RunOutcome,
-    RunVerdict,
-)
+from opencue_sched.farm.completion import Releaser, database_away
+from opencue_sched.farm.kill import KillFate, RqdKiller
+from opencue_sched.farm.model import LostRun, RunOutcome, RunVerdict
 from opencue_sched.settings import Release
 from opencue_sched.store import depends, release
 from opencue_sched.store import procs as lost
@@ -127,26 +118,21 @@ class Reaper:
 
     def __init__(
         self,
-        engine: Engine,
+        releaser: Releaser,
         settings: Release,
         *,
-        killer: FrameKiller,
+        killer: RqdKiller,
         scope: UpkeepScope = EVERYTHING,
-        ledger: LedgerRelease | None = None,
-        changes: HostPublisher | None = None,
-        counts: EventCounts | None = None,
-        clock: Callable[[], float] = time.time,
         batch: int = BATCH,
         seconds: float = REAP_SECONDS,
         timer: Callable[[], float] = time.monotonic,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._engine = engine
+        self._releaser = releaser
+        self._engine = releaser.engine
         self._settings = settings
         self._killer = killer
         self._scope = scope
-        policy = ReleasePolicy(settings.satisfy_only_on_frame_success)
-        self._releasing = Releasing(engine, policy, ledger, changes, counts, clock)
         self._batch = batch
         self._seconds = seconds
         self._timer = timer
@@ -163,7 +149,7 @@ class Reaper:
             requests = [request for proc in procs if (request := _end_proc(proc, fates)) is not None]
             requests += [request for frame in frames if (request := _end_frame(frame, fates)) is not None]
             alive = sum(fate is KillFate.RUNNING for fate in fates.values())
-            report = report.with_batch(self._releasing.end_lost(requests), len(procs) + len(frames) - alive)
+            report = report.with_batch(self._releaser.end_lost(requests), len(procs) + len(frames) - alive)
             more = max(len(procs), len(frames)) == self._batch and self._goes_on(reap)
         return report
 
@@ -202,7 +188,7 @@ class Reaper:
             down = lost.mark_hosts_down(connection, silent_after=after, scope=self._scope)
         if down:
             _log.warning("hosts_down", hosts=down)
-            publish_hosts(down, self._releasing.changes, self._releasing.counts)
+            self._releaser.publish_hosts(down)
         return down
 
     def _kill(self, procs: Sequence[LostProc], frames: Sequence[OrphanFrame], reap: _Reap) -> dict[str, KillFate]:
@@ -324,7 +310,7 @@ class Recovery:
 
 
 def recover_depends(
-    engine: Engine, policy: ReleasePolicy, *, scope: UpkeepScope = EVERYTHING, batch: int = RECOVERED_PER_CALL
+    engine: Engine, only_on_success: bool, *, scope: UpkeepScope = EVERYTHING, batch: int = RECOVERED_PER_CALL
 ) -> Recovery:
     """One bounded pass over jobs, dependencies, frames and checkpoints, a transaction each. Safe at any time, anywhere.
 
@@ -335,7 +321,7 @@ def recover_depends(
     with engine.begin() as connection:
         finished = _finish_jobs(connection, scope, batch)
     with engine.begin() as connection:
-        met = _meet_stale_depends(connection, policy, scope, batch)
+        met = _meet_stale_depends(connection, only_on_success, scope, batch)
     with engine.begin() as connection:
         freed = _free_stuck_frames(connection, scope, batch)
     with engine.begin() as connection:
@@ -363,10 +349,10 @@ def _finish_jobs(connection: Connection, scope: UpkeepScope, batch: int) -> int:
 
 
 def _meet_stale_depends(
-    connection: Connection, policy: ReleasePolicy, scope: UpkeepScope, batch: int
+    connection: Connection, only_on_success: bool, scope: UpkeepScope, batch: int
 ) -> depends.Satisfied:
     done = [FrameState.SUCCEEDED]
-    if not policy.satisfy_only_on_frame_success:
+    if not only_on_success:
         done.append(FrameState.EATEN)
     found = depends.find_stale_depends(connection, done=done, limit=batch, scope=scope)
     if not found:

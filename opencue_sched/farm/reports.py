@@ -6,7 +6,6 @@ import ipaddress
 import math
 import random
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,21 +13,13 @@ from time import monotonic
 
 import structlog
 from opencue_proto import host_pb2, report_pb2
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 
 from opencue_sched.domain.farm import ExitStatus, HardwareState, JobState, LockState, TagType, ThreadMode
 from opencue_sched.errors import InvalidInput
-from opencue_sched.farm.completion import Releasing, publish_hosts
-from opencue_sched.farm.model import (
-    EventCounts,
-    FrameKiller,
-    HostPublisher,
-    KillFate,
-    LedgerRelease,
-    LostRun,
-    ReleasePolicy,
-    RunVerdict,
-)
+from opencue_sched.farm.completion import Releaser
+from opencue_sched.farm.kill import KillFate, RqdKiller
+from opencue_sched.farm.model import EventCounts, LostRun, RunVerdict
 from opencue_sched.settings import Release
 from opencue_sched.store import reports
 from opencue_sched.store.reports import HostRow, HostSize, HostStatus, ReportedRun, RunUsage, UnreportedProc
@@ -288,34 +279,26 @@ _KILLS_IN_A_WINDOW, _KILL_WINDOW_SECONDS = 3, 180.0
 _LARGEST_KB = 2**62
 
 
-class Standing(StrEnum):
-    """What is to be done with a reported process."""
+class OrphanCheck(StrEnum):
+    """What is to be done with a reported process: it is OWNED by its proc, an orphan to KILL, or has to WAIT."""
 
     OWNED = "owned"
     KILL = "kill"
     WAIT = "wait"
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """``reason`` says, for the kill message and the log, why a process is not owned."""
-
-    standing: Standing
-    reason: str = ""
-
-
-def verify(run: ReportedRun, proc_id: str, frame_id: str, host_id: str) -> Verified:
-    """Judge one reported process of a host."""
+def verify(run: ReportedRun, proc_id: str, frame_id: str, host_id: str) -> tuple[OrphanCheck, str]:
+    """Judge one reported process of a host; with why it is not owned, for the kill message and the log."""
     if run.proc_id is not None and run.proc_frame_id == frame_id:
         if run.job_state is JobState.FINISHED:
-            return Verified(Standing.KILL, "its job is finished")
-        return Verified(Standing.OWNED)
+            return OrphanCheck.KILL, "its job is finished"
+        return OrphanCheck.OWNED, ""
     if run.owner_proc_id is not None and run.owner_host_id == host_id:
         return _settled(run.owner_age, f"proc {run.owner_proc_id} has the frame on this host, not {proc_id}")
     if run.owner_proc_id is not None:
-        return Verified(Standing.KILL, f"proc {run.owner_proc_id} has the frame on another host")
+        return OrphanCheck.KILL, f"proc {run.owner_proc_id} has the frame on another host"
     if run.frame_state is None:
-        return Verified(Standing.KILL, "its frame does not exist")
+        return OrphanCheck.KILL, "its frame does not exist"
     return _settled(run.frame_age, f"no proc has its frame, which is {run.frame_state.value}")
 
 
@@ -393,8 +376,8 @@ class Absences:
         return [proc_id for proc_id, count in counts.items() if count >= 2]
 
 
-def _settled(age: float, reason: str) -> Verified:
-    return Verified(Standing.KILL if age >= SETTLED_SECONDS else Standing.WAIT, reason)
+def _settled(age: float, reason: str) -> tuple[OrphanCheck, str]:
+    return OrphanCheck.KILL if age >= SETTLED_SECONDS else OrphanCheck.WAIT, reason
 
 
 def _kb(value: int) -> int:
@@ -443,26 +426,20 @@ class HostReports:
 
     def __init__(
         self,
-        engine: Engine,
+        releaser: Releaser,
         settings: Release,
         *,
-        killer: FrameKiller,
+        killer: RqdKiller,
         background: Background,
-        ledger: LedgerRelease | None = None,
-        changes: HostPublisher | None = None,
-        counts: EventCounts | None = None,
-        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._engine = engine
+        self._releaser = releaser
+        self._engine = releaser.engine
         self._settings = settings
         self._killer = killer
         self._background = background
-        self._changes = changes
-        self._counts = counts or EventCounts()
-        policy = ReleasePolicy(settings.satisfy_only_on_frame_success)
-        self._releasing = Releasing(engine, policy, ledger, changes, self._counts, clock)
-        self._clock = clock
-        self._throttle = KillThrottle(clock)
+        self._counts = releaser.counts or EventCounts()
+        self._clock = releaser.clock
+        self._throttle = KillThrottle(self._clock)
         self._absences = Absences()
         self._reconcile_at: dict[str, float] = {}
 
@@ -498,7 +475,7 @@ class HostReports:
         if created:
             _log.info("host_created", host=host.name, cores=host.size.centicores / 100, alloc_tag=row.alloc_tag)
         if changed:
-            publish_hosts([row.id], self._changes, self._counts)
+            self._releaser.publish_hosts([row.id])
         return HostReportResult(row.id, created, changed)
 
     def _create(self, connection: Connection, host: ReportedHost) -> HostRow:
@@ -578,15 +555,15 @@ class HostReports:
             rows = reports.read_reported(connection, named)
         now = self._clock()
         for frame, row in zip(report.frames, rows, strict=True):
-            verified = verify(row, frame.resource_id, frame.frame_id, host_id)
-            if verified.standing is Standing.OWNED:
+            check, reason = verify(row, frame.resource_id, frame.frame_id, host_id)
+            if check is OrphanCheck.OWNED:
                 seen.owned.append((frame, row))
                 late = overdue(row, frame, now=now)
                 if late:
                     seen.kills.append((frame.frame_id, late))
-            elif verified.standing is Standing.KILL:
+            elif check is OrphanCheck.KILL:
                 self._counts.add("unowned_process")
-                seen.kills.append((frame.frame_id, verified.reason))
+                seen.kills.append((frame.frame_id, reason))
         return seen
 
     def _write_usage(self, seen: _Seen, host_id: str, host: ReportedHost) -> None:
@@ -605,7 +582,7 @@ class HostReports:
             grown = reports.grow_reservations(connection, host_id, growing)
         if grown:
             self._counts.add("reservation_grown", len(grown))
-            publish_hosts([host_id], self._changes, self._counts)
+            self._releaser.publish_hosts([host_id])
         if len(grown) < len(growing):
             short = {proc: kb for proc, kb in growing.items() if proc not in grown}
             _log.info("memory_over_reservation", host=host.name, procs=short)
@@ -641,7 +618,7 @@ class HostReports:
                         reason="its host no longer reports it",
                     )
                 )
-        ended = self._releasing.end_lost(gone)
+        ended = self._releaser.end_lost(gone)
         self._counts.add("lost_completion", sum(run.verdict is RunVerdict.APPLIED for run in ended))
 
     def _kill(self, host_name: str, frame_id: str, reason: str) -> bool:
@@ -690,5 +667,5 @@ class HostReports:
         if wrong:
             self._counts.add("host_reconciled")
             _log.warning("host_idle_reconciled", host=host_name)
-            publish_hosts([host_id], self._changes, self._counts)
+            self._releaser.publish_hosts([host_id])
         return wrong

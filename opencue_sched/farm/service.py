@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
@@ -22,146 +22,20 @@ import grpc
 import structlog
 from opencue_proto import report_pb2, report_pb2_grpc
 from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError
 
-from opencue_sched.dispatch.rqd import (
-    Confirmation,
-    Fate,
-    RqdChannels,
-    RunningFrameRef,
-    Whereabouts,
-    answers,
-    describe,
-    kill,
-    kill_and_confirm,
-)
+from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.errors import InvalidInput, SchedulerError
-from opencue_sched.farm.completion import CompletionBatcher, NotAccepting, complete_frames, database_away
-from opencue_sched.farm.model import (
-    CompletedFrame,
-    CompletionOutcome,
-    EventCounts,
-    FrameKiller,
-    HostPublisher,
-    KillFate,
-    LedgerRelease,
-    ReleasePolicy,
-)
+from opencue_sched.farm.completion import CompletionBatcher, NotAccepting, Releaser, database_away
+from opencue_sched.farm.kill import KillPool, RqdKiller
+from opencue_sched.farm.model import CompletedFrame, EventCounts
 from opencue_sched.farm.reports import LONGEST_FULL_NAME, MOST_KB, HostReports, check_bounds, wrong_id
+from opencue_sched.placement.host_groups import HostChanges
 from opencue_sched.settings import Settings
-
-# Ending processes on render hosts through their RQDs: the FrameKiller that is used outside tests, and the threads that
-# the report service uses it in.
+from opencue_sched.store.engine import make_engine
 
 _log = structlog.get_logger(__name__)
-
-KILL_THREADS = 8
-MOST_HOSTS_WITH_KILLS = 2_000
-
-_WORDS = {
-    Whereabouts.UNREACHABLE: "its RQD does not answer",
-    Whereabouts.OURS: "its RQD took the kill, but still runs it",
-    Whereabouts.ANOTHERS: "its RQD runs it for another proc",
-    Whereabouts.SETTING_UP: "its RQD is setting a frame up, and cannot say which",
-    Whereabouts.ABSENT: "its RQD stopped naming it too late to be asked again",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Unconfirmed:
-    """A frame whose process could not be confirmed dead: where it runs, and why, in words for a person."""
-
-    frame_id: str
-    host_name: str
-    address: str
-    reason: str
-
-
-class RqdKiller:
-    """Kills through the connections of this process. ``tell`` is told, on any thread, of each frame that was not
-    confirmed dead."""
-
-    def __init__(self, channels: RqdChannels, *, tell: Callable[[Unconfirmed], None] | None = None) -> None:
-        self._channels = channels
-        self._tell = tell
-
-    def answers(self, host_name: str, seconds: float) -> bool:
-        """Whether a host's RQD answers at all within ``seconds``."""
-        return answers(self._channels, host_name, seconds=seconds)
-
-    def ask(self, host_name: str, frame_id: str, reason: str) -> bool:
-        """Ask RQD to kill a frame, without waiting for its end. False: RQD could not be asked."""
-        try:
-            kill(self._channels, host_name, frame_id, reason)
-        except grpc.RpcError as error:
-            _log.info("kill_not_delivered", host=host_name, frame=frame_id, error=describe(error))
-            return False
-        return True
-
-    def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> KillFate:
-        """Kill a frame and wait until RQD confirms that it does not run (at most rqd.kill_timeout)."""
-        return self._fate(RunningFrameRef(host_name, frame_id, proc_id), reason=reason, adopt=False)
-
-    def confirm_gone(self, host_name: str, frame_id: str, proc_id: str) -> KillFate:
-        """Whether RQD confirms that a frame does not run; one that runs for this proc is left alone."""
-        reason = "another proc has its frame"
-        return self._fate(RunningFrameRef(host_name, frame_id, proc_id), reason=reason, adopt=True)
-
-    def _fate(self, ref: RunningFrameRef, *, reason: str, adopt: bool) -> KillFate:
-        confirmation = kill_and_confirm(self._channels, ref, reason=reason, adopt=adopt)
-        if confirmation.fate is not Fate.UNCONFIRMED:
-            return KillFate(confirmation.fate.value)
-        if self._tell is not None:
-            address = self._channels.address(ref.host_name)
-            self._tell(Unconfirmed(ref.frame_id, ref.host_name, address, _reason(confirmation)))
-        if not confirmation.killed and confirmation.detail.startswith(Whereabouts.UNREACHABLE.value):
-            return KillFate.UNREACHABLE
-        return KillFate.UNCONFIRMED
-
-
-def _reason(confirmation: Confirmation) -> str:
-    place, _, detail = confirmation.detail.partition(": ")
-    words = _WORDS[Whereabouts(place)]
-    return f"{words} ({detail})" if place == Whereabouts.UNREACHABLE else words
-
-
-class KillPool:
-    """Threads in which processes are ended, so that no host report waits for an RQD. Thread-safe.
-
-    A host has one job at a time; what a job leaves undone is found again by the next report of its host.
-    """
-
-    def __init__(self, *, threads: int = KILL_THREADS, most_hosts: int = MOST_HOSTS_WITH_KILLS) -> None:
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kills")
-        self._most_hosts = most_hosts
-        self._lock = threading.Lock()
-        self._hosts: set[str] = set()
-        self._closed = False
-
-    def submit(self, host_id: str, work: Callable[[], None]) -> bool:
-        """Have ``work`` done for a host; False when that host's last is not, too many wait, or the pool is closed."""
-        with self._lock:
-            if self._closed or host_id in self._hosts or len(self._hosts) >= self._most_hosts:
-                return False
-            self._hosts.add(host_id)
-            self._threads.submit(self._run, host_id, work)
-            return True
-
-    def close(self) -> None:
-        """Drop what waits; what is under way ends by itself (rqd.kill_timeout)."""
-        with self._lock:
-            self._closed = True
-            self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _run(self, host_id: str, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Exception as error:
-            (_log.warning if database_away(error) else _log.exception)("kills_failed", host=host_id, error=str(error))
-        finally:
-            with self._lock:
-                self._hosts.discard(host_id)
-
 
 # Boot and status reports that wait to be handled: one slot each per host, the latest status wins.
 
@@ -297,31 +171,20 @@ class ReportService:
         self,
         settings: Settings,
         engine: Engine,
-        ledger: LedgerRelease | None,
-        changes: HostPublisher | None,
-        killer: FrameKiller,
+        ledger: Ledger | None,
+        changes: HostChanges | None,
+        killer: RqdKiller,
         *,
         counts: EventCounts | None = None,
     ) -> None:
         self._settings = settings.release
         self.counts = counts or EventCounts()
-        policy = ReleasePolicy(self._settings.satisfy_only_on_frame_success)
-
-        def apply(reports: Sequence[CompletedFrame]) -> list[CompletionOutcome | DBAPIError]:
-            return complete_frames(engine, reports, policy=policy, ledger=ledger, changes=changes, counts=self.counts)
-
-        self.completions = CompletionBatcher(apply, counts=self.counts)
+        only_on_success = self._settings.satisfy_only_on_frame_success
+        releaser = Releaser(engine, only_on_success, ledger, changes, self.counts)
+        self.completions = CompletionBatcher(releaser.complete, counts=self.counts)
         self.inbox = HostInbox()
         self._kills = KillPool()
-        self._reports = HostReports(
-            engine,
-            self._settings,
-            killer=killer,
-            background=self._kills.submit,
-            ledger=ledger,
-            changes=changes,
-            counts=self.counts,
-        )
+        self._reports = HostReports(releaser, self._settings, killer=killer, background=self._kills.submit)
         self._workers: list[threading.Thread] = []
         self._server: grpc.Server | None = None
         self._refusals: dict[str, float] = {}
@@ -497,12 +360,6 @@ def serve(settings: Settings, *, counts: EventCounts | None = None) -> int:
 
     Call it from the main thread. 1 means that completions had to be given up when it was stopped.
     """
-    from opencue_sched.accounting.connection import make_redis
-    from opencue_sched.accounting.ledger import Ledger
-    from opencue_sched.dispatch.rqd import RqdChannels
-    from opencue_sched.placement.host_groups import HostChanges
-    from opencue_sched.store.engine import make_engine
-
     stopping = threading.Event()
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:

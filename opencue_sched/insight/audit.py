@@ -241,7 +241,7 @@ _BY_TEST = {
     "::test_a_recompute_completes_while_something_moves_in_every_window",
     "I5": "that only the owning proc's completion counts, and a process without a proc is killed within two host "
     "reports: tests/integration/farm/test_completion.py::test_a_duplicate_report_changes_nothing, "
-    "tests/integration/farm/test_way_back.py::test_a_process_without_a_proc_is_dead_within_two_reports",
+    "tests/integration/farm/test_release_path.py::test_a_process_without_a_proc_is_dead_within_two_reports",
     "I9": "that dispatch stops and recovers with PostgreSQL: "
     "tests/chaos/test_stores.py::test_postgresql_restarts_and_the_fleet_goes_on",
     "I10": "that a paused ex-leader's writes are refused: "

@@ -50,9 +50,10 @@ from opencue_sched.dispatch.sweep import Sweeper, SweepReport
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.cluster import Fence
 from opencue_sched.errors import InvalidInput, SchedulerError
+from opencue_sched.farm.completion import Releaser
+from opencue_sched.farm.kill import RqdKiller
 from opencue_sched.farm.model import EventCounts
 from opencue_sched.farm.reaper import Reaper
-from opencue_sched.farm.service import RqdKiller
 from opencue_sched.insight.stores import check_stores
 from opencue_sched.placement.host_groups import HostChanges
 from opencue_sched.settings import Settings, get_settings
@@ -226,16 +227,9 @@ class Runtime:
             return self.membership.workload.state is WorkerState.DRAINING
 
         scope = upkeep_scope(self.settings, self.facts)
-        reaper = Reaper(
-            self.engine,
-            self.settings.release,
-            killer=RqdKiller(self.channels),
-            scope=scope,
-            ledger=self.ledger,
-            changes=self.changes,
-            counts=self.counts,
-            stopping=stopping,
-        )
+        release = self.settings.release
+        releaser = Releaser(self.engine, release.satisfy_only_on_frame_success, self.ledger, self.changes, self.counts)
+        reaper = Reaper(releaser, release, killer=RqdKiller(self.channels), scope=scope, stopping=stopping)
         return Upkeep(self.engine, self.client, self.settings, self.facts, reaper, scope=scope, stopping=stopping)
 
     @cached_property

@@ -10,7 +10,6 @@ from sqlalchemy import Engine
 
 from opencue_sched.coordination.leader import turn
 from opencue_sched.coordination.names import reap_turn
-from opencue_sched.farm.model import ReleasePolicy
 from opencue_sched.farm.reaper import HistoryReport, Reaper, drain_history, recover_depends
 from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import forget_ended_quarantines
@@ -89,6 +88,6 @@ class Upkeep:
 
     def recover_depends(self) -> dict[str, object]:
         """Finish what a process that died after a completion left undone."""
-        policy = ReleasePolicy(self._settings.release.satisfy_only_on_frame_success)
-        recovery = recover_depends(self._engine, policy, scope=self._scope)
+        only_on_success = self._settings.release.satisfy_only_on_frame_success
+        recovery = recover_depends(self._engine, only_on_success, scope=self._scope)
         return {name: str(value) for name, value in asdict(recovery).items()}

@@ -106,7 +106,7 @@ class Naive(Side):
         for taken in accepted:
             counters.rollback(taken)
 
-    # Releasing: by the vertices of now, in whole cores
+    # Releaser: by the vertices of now, in whole cores
 
     def end(self, proc_id: str) -> None:
         with self.engine.begin() as connection:

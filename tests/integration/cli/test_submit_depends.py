@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, event
 
 from opencue_sched.domain.job_spec import InvalidJobSpec, JobSpec
-from opencue_sched.farm.completion import complete_frames
+from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import CompletedFrame
 from opencue_sched.farm.submission import Submitted, submit_job
 from opencue_sched.settings import Settings
@@ -80,7 +80,7 @@ class Jobs:
         ]
 
     def finish(self, job: Submitted, layer: str, numbers: Sequence[int] = (1, 2, 3)) -> None:
-        complete_frames(self.engine, self.start(job, layer, numbers))
+        Releaser(self.engine).complete(self.start(job, layer, numbers))
 
     def lock_waiters(self) -> int:
         waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
@@ -255,7 +255,7 @@ def test_a_frame_that_ends_while_a_job_is_submitted_is_not_missed(jobs: Jobs) ->
     # given the frames of a job, running, and somebody whose job waits for them frame by frame
     first = jobs.submit("first", {"name": "sim"})
     reports = jobs.start(first, "sim", [1, 2, 3])
-    ends = threading.Thread(target=lambda: complete_frames(jobs.engine, reports))
+    ends = threading.Thread(target=lambda: Releaser(jobs.engine).complete(reports))
     looks: list[str] = []
 
     def end_frames_once_seen_running(conn: object, cursor: object, statement: str, *_: object) -> None:

@@ -25,9 +25,9 @@ from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import AllocIds, HostSpec, JobSpec, LayerSpec, ShowIds
-from opencue_sched.farm.completion import complete_frame
 from opencue_sched.farm.model import CompletedFrame
 from opencue_sched.placement.host_groups import HostChanges
+from tests.integration.farm.runs import complete_frame
 
 from .passes import Passes
 

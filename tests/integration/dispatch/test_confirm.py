@@ -11,8 +11,7 @@ import pytest
 from opencue_sched.dispatch.launch import LaunchRequest, launch_all
 from opencue_sched.dispatch.rqd import Fate, RqdChannels, Whereabouts, answers, kill, kill_and_confirm, look
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
-from opencue_sched.farm.model import KillFate
-from opencue_sched.farm.service import RqdKiller, Unconfirmed
+from opencue_sched.farm.kill import KillFate, RqdKiller, Unconfirmed
 from opencue_sched.settings import Rqd
 from tests.integration.dispatch.conftest import for_another_proc, request
 from tests.polling import eventually

@@ -9,7 +9,9 @@ from typing import Any
 
 from sqlalchemy import Engine, text
 
-from opencue_sched.farm.model import CompletedFrame, KillFate
+from opencue_sched.farm.completion import Releaser
+from opencue_sched.farm.kill import KillFate
+from opencue_sched.farm.model import CompletedFrame, RunOutcome
 from tests.farm import Farm, HostIds, JobIds, LayerSpec
 from tests.polling import eventually
 
@@ -121,6 +123,14 @@ class Running:
         """The report of the end of a running frame: exit 0 unless something else is asked for."""
         fields = {"exit_status": 0, "run_time": 10, "max_rss_kb": 500_000, **values}
         return CompletedFrame(self.procs[index], self.frames[index], self.host.name, **fields)
+
+
+def complete_frame(engine: Engine, report: CompletedFrame, **releaser: Any) -> RunOutcome:
+    """Apply one report; raises what the database refused it with."""
+    (answer,) = Releaser(engine, **releaser).complete([report])
+    if not isinstance(answer, RunOutcome):
+        raise answer
+    return answer
 
 
 @dataclass

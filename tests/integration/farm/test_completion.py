@@ -9,11 +9,17 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text
 
 from opencue_sched.domain.farm import FrameState
-from opencue_sched.farm.completion import complete_frame, complete_frames
+from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import CompletedFrame, EventCounts, RunOutcome, RunVerdict
 from opencue_sched.store.release import FrameStop, stop_frames
 from tests.farm import LayerSpec
-from tests.integration.farm.runs import FarmView, RecordedChanges, RecordedLedger, start
+from tests.integration.farm.runs import (
+    FarmView,
+    RecordedChanges,
+    RecordedLedger,
+    complete_frame,
+    start,
+)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +86,7 @@ def test_a_failing_redis_does_not_undo_a_completion(engine: Engine, view: FarmVi
     counts = EventCounts()
 
     # when a frame completes
-    (outcome,) = complete_frames(engine, [run.report()], ledger=Broken(), counts=counts)
+    (outcome,) = Releaser(engine, ledger=Broken(), counts=counts).complete([run.report()])
 
     # then it is completed all the same, and it is known that the ledger was not told
     assert isinstance(outcome, RunOutcome)
@@ -97,13 +103,12 @@ def test_usage_and_peak_memory_are_counted_once(engine: Engine, view: FarmView) 
         view.run_sql(ago, s=seconds, f=frame)
 
     # when three succeed and one fails, the last one alone
-    complete_frames(
-        engine,
+    Releaser(engine).complete(
         [
             run.report(0, max_rss_kb=700_000),
             run.report(1, max_rss_kb=100),
             run.report(2, exit_status=1, max_rss_kb=900_000),
-        ],
+        ]
     )
     complete_frame(engine, run.report(3, max_rss_kb=800_000))
 
@@ -222,7 +227,7 @@ def test_a_duplicate_report_changes_nothing(engine: Engine, view: FarmView, ledg
 
     # when the same report arrives again, alone and twice in one transaction
     again = complete_frame(engine, run.report(), ledger=ledger)
-    both = complete_frames(engine, [run.report(), run.report(exit_status=1)], ledger=ledger)
+    both = Releaser(engine, ledger=ledger).complete([run.report(), run.report(exit_status=1)])
 
     # then nothing changes
     assert [outcome.verdict for outcome in (again, *both)] == [RunVerdict.STALE] * 3
@@ -233,7 +238,7 @@ def test_a_duplicate_report_changes_nothing(engine: Engine, view: FarmView, ledg
 
 def test_two_reports_of_one_run_in_one_transaction_count_once(engine: Engine, view: FarmView) -> None:
     run = start(view)
-    outcomes = complete_frames(engine, [run.report(), run.report(exit_status=1)])
+    outcomes = Releaser(engine).complete([run.report(), run.report(exit_status=1)])
     assert [outcome.verdict for outcome in outcomes] == [RunVerdict.APPLIED, RunVerdict.STALE]
     assert view.frame(run.frames[0]).str_state == "SUCCEEDED"
     view.assert_consistent()
@@ -338,7 +343,7 @@ def test_a_report_the_database_refuses_does_not_take_the_others_with_it(engine: 
     view.run_sql("CREATE TRIGGER refuse BEFORE UPDATE ON frame FOR EACH ROW EXECUTE FUNCTION refuse()")
 
     # when both complete together
-    refused, applied = complete_frames(engine, [run.report(0), run.report(1)])
+    refused, applied = Releaser(engine).complete([run.report(0), run.report(1)])
 
     # then one is refused and says so, the other is applied
     assert isinstance(refused, Exception)
@@ -411,7 +416,7 @@ def test_a_success_lowers_the_memory_of_a_layer_that_allows_it(engine: Engine, v
 def test_a_memory_failure_never_lowers_the_memory_of_a_layer(engine: Engine, view: FarmView) -> None:
     # nor does a success that is reported with it
     run = start(view, LayerSpec(frames=2, memory_gb=8), running=2, memory_gb=2)
-    complete_frames(engine, [run.report(0, max_rss_kb=600_000), run.report(1, exit_status=33)])
+    Releaser(engine).complete([run.report(0, max_rss_kb=600_000), run.report(1, exit_status=33)])
     assert view.one("SELECT * FROM layer").int_mem_min == 8 * 1048576
 
 
@@ -485,10 +490,10 @@ def test_the_number_of_statements_does_not_grow_with_the_batch(engine: Engine, v
     event.listen(engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2]))
 
     # when one completes, then all the others together
-    complete_frames(engine, [run.report(0)])
+    Releaser(engine).complete([run.report(0)])
     alone = len(statements)
     statements.clear()
-    complete_frames(engine, [run.report(index) for index in range(1, 30)])
+    Releaser(engine).complete([run.report(index) for index in range(1, 30)])
 
     # then both take the same few statements
     assert len(statements) == alone <= 25

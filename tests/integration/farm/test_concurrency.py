@@ -11,13 +11,13 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 from structlog.testing import capture_logs
 
-from opencue_sched.farm.completion import WiderLocks, complete_frame, complete_frames, end_runs, with_counters
-from opencue_sched.farm.model import CompletedFrame, ReleasePolicy, RunVerdict
+from opencue_sched.farm.completion import Releaser, WiderLocks, end_runs, with_counters
+from opencue_sched.farm.model import CompletedFrame, RunVerdict
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.release import Counters
 from tests.farm import Farm, LayerSpec
-from tests.integration.farm.runs import FarmView, RecordedLedger, start
+from tests.integration.farm.runs import FarmView, RecordedLedger, complete_frame, start
 
 
 def together(work: Sequence[Callable[[], object]]) -> list[object]:
@@ -82,7 +82,7 @@ def test_overlapping_batches_in_any_order_do_not_deadlock(view: FarmView, engine
         return [
             outcome.verdict  # type: ignore[union-attr]
             for start_at in range(0, len(order), size)
-            for outcome in complete_frames(engine, order[start_at : start_at + size])
+            for outcome in Releaser(engine).complete(order[start_at : start_at + size])
         ]
 
     with capture_logs() as logs:
@@ -150,7 +150,7 @@ def test_completions_and_bookings_of_one_job_do_not_deadlock(view: FarmView, eng
         return sum(
             outcome.verdict is RunVerdict.APPLIED  # type: ignore[union-attr]
             for start_at in range(0, len(part), 5)
-            for outcome in complete_frames(engine, part[start_at : start_at + 5])
+            for outcome in Releaser(engine).complete(part[start_at : start_at + 5])
         )
 
     with capture_logs() as logs:
@@ -184,7 +184,7 @@ def test_a_layer_that_completes_unforeseen_starts_over_with_more_locks(view: Far
 
     # when two completions meet at the lock of the layer's counter
     with ThreadPoolExecutor(2) as threads:
-        futures = [threads.submit(end_runs, engine, [run.report(index)], ReleasePolicy()) for index in (0, 1)]
+        futures = [threads.submit(end_runs, engine, [run.report(index)], True) for index in (0, 1)]
         view.wait_for_waiters(2)
         transaction.rollback()
         first.close()

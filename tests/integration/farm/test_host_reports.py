@@ -11,8 +11,9 @@ from sqlalchemy import Engine
 from opencue_sched.domain.farm import HardwareState
 from opencue_sched.errors import InvalidInput
 from opencue_sched.farm import reports as reports_module
-from opencue_sched.farm.completion import complete_frame
-from opencue_sched.farm.model import EventCounts, KillFate
+from opencue_sched.farm.completion import Releaser
+from opencue_sched.farm.kill import KillFate
+from opencue_sched.farm.model import EventCounts
 from opencue_sched.farm.reports import RECONCILE_SECONDS, HostReports
 from opencue_sched.settings import Release
 from opencue_sched.store.reports import set_hardware_state
@@ -23,6 +24,7 @@ from tests.integration.farm.runs import (
     RecordedLedger,
     Running,
     ScriptedKiller,
+    complete_frame,
     start,
 )
 from tests.unit.farm.test_hosts import GB, render_host
@@ -46,14 +48,10 @@ class Desk:
         self.counts = EventCounts()
         self.clock = Clock()
         self.reports = HostReports(
-            engine,
+            Releaser(engine, ledger=self.ledger, changes=self.changes, counts=self.counts, clock=self.clock),
             Release(lost_completion_grace=30),
             killer=self.killer,
-            ledger=self.ledger,
-            changes=self.changes,
             background=self.at_once,
-            counts=self.counts,
-            clock=self.clock,
         )
 
     def at_once(self, _host_id: str, work: Callable[[], None]) -> bool:

@@ -7,16 +7,17 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
-from opencue_sched.farm.completion import Releasing, complete_frame
+from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.jobs import JobControl
-from opencue_sched.farm.model import KillFate, ReleasePolicy, RunVerdict
+from opencue_sched.farm.kill import KillFate
+from opencue_sched.farm.model import RunVerdict
 from tests.farm import LayerSpec
-from tests.integration.farm.runs import FarmView, RecordedLedger, Running, ScriptedKiller, start
+from tests.integration.farm.runs import FarmView, RecordedLedger, Running, ScriptedKiller, complete_frame, start
 
 
 @pytest.fixture
 def control(engine: Engine, killer: ScriptedKiller, ledger: RecordedLedger) -> JobControl:
-    return JobControl(Releasing(engine, ReleasePolicy(), ledger), killer)
+    return JobControl(Releaser(engine, True, ledger), killer)
 
 
 def test_pause_and_unpause(view: FarmView, control: JobControl) -> None:
@@ -74,7 +75,7 @@ def test_what_was_booked_while_a_job_is_killed_is_killed_too(view: FarmView, eng
                     farm.run(run.job.frames[1:], run.host)
             return super().stop(host_name, frame_id, proc_id, reason)
 
-    killed = JobControl(Releasing(engine, ReleasePolicy()), Slow()).kill_job(run.job.id, reason="test")
+    killed = JobControl(Releaser(engine), Slow()).kill_job(run.job.id, reason="test")
     assert sorted(killed.stopped) == sorted(run.job.frames)
     assert view.procs() == []
     view.assert_consistent()
@@ -114,7 +115,7 @@ def test_the_report_of_the_killed_process_may_come_first(engine: Engine, view: F
             complete_frame(engine, run.report(exit_status=1, exit_signal=9))
             return KillFate.NOT_RUNNING
 
-    control = JobControl(Releasing(engine, ReleasePolicy()), Quick())
+    control = JobControl(Releaser(engine), Quick())
     assert control.retry_frames(run.frames, reason="test").changed == run.frames
     assert view.states(run.frames) == ["WAITING"]
     view.assert_consistent()

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import Connection, Engine
 
-from opencue_sched.farm.model import KillFate
+from opencue_sched.farm.completion import Releaser
+from opencue_sched.farm.kill import KillFate
 from opencue_sched.farm.reaper import Reaper
 from opencue_sched.settings import Release
 from opencue_sched.store import procs
@@ -28,7 +29,7 @@ BESIDE_A_CUEBOT = UpkeepScope(beside_cuebot=True)
 @pytest.fixture
 def reaper(engine: Engine, killer: ScriptedKiller, ledger: RecordedLedger, changes: RecordedChanges) -> Reaper:
     """A reaper for which a host that has not reported for a second is silent (the test server is as young)."""
-    return Reaper(engine, Release(host_down_after=0.5), killer=killer, ledger=ledger, changes=changes)
+    return Reaper(Releaser(engine, ledger=ledger, changes=changes), Release(host_down_after=0.5), killer=killer)
 
 
 def silence(view: FarmView, run: Running, seconds: int) -> None:
@@ -81,7 +82,7 @@ def test_when_most_hosts_are_silent_it_waits_longer(
         for name in ("a", "b"):
             farm.host(name=name)
     changes = RecordedChanges()
-    reaper = Reaper(engine, Release(host_down_after=300), killer=killer, changes=changes)
+    reaper = Reaper(Releaser(engine, changes=changes), Release(host_down_after=300), killer=killer)
 
     # then five minutes of silence are not enough for any of them, but fifteen are
     view.run_sql("UPDATE host_stat SET ts_ping = now() - interval '310 seconds'")
@@ -106,7 +107,7 @@ def test_one_silent_host_of_many_goes_down_at_once(engine: Engine, view: FarmVie
         " WHERE pk_host = (SELECT pk_host FROM host WHERE str_name = 'a')"
     )
     view.run_sql("UPDATE proc SET b_local = true")
-    report = Reaper(engine, Release(host_down_after=0.5), killer=killer).run_once()
+    report = Reaper(Releaser(engine), Release(host_down_after=0.5), killer=killer).run_once()
     assert report.hosts_down == (run.host.id,)
     assert view.procs() == list(run.procs)
 
@@ -118,7 +119,7 @@ def test_nothing_goes_down_right_after_postgresql_was_away(
     run = start(view)
     view.run_sql("UPDATE host_stat SET ts_ping = now() - interval '100 days'")
     settings = Release(host_down_after=99 * 24 * 3600)
-    assert Reaper(engine, settings, killer=killer).run_once().hosts_down == ()
+    assert Reaper(Releaser(engine), settings, killer=killer).run_once().hosts_down == ()
     assert view.states(run.frames) == ["RUNNING"]
 
 
@@ -175,7 +176,7 @@ def test_a_run_that_proves_alive_meanwhile_is_left_alone(view: FarmView, engine:
             view.run_sql("UPDATE proc SET ts_ping = now()")
             return KillFate.NOT_RUNNING
 
-    report = Reaper(engine, Release(), killer=Late()).run_once()
+    report = Reaper(Releaser(engine), Release(), killer=Late()).run_once()
     assert report.procs_released == 0
     assert view.states(run.frames) == ["RUNNING"]
 
@@ -190,7 +191,7 @@ def test_procs_of_a_finished_job_are_ended_though_they_report_to_the_last(view: 
             view.run_sql("UPDATE proc SET ts_ping = now()")
             return KillFate.NOT_RUNNING
 
-    assert Reaper(engine, Release(), killer=Lively()).run_once().procs_released == 1
+    assert Reaper(Releaser(engine), Release(), killer=Lively()).run_once().procs_released == 1
     assert view.states(run.frames) == ["WAITING"]
     view.assert_consistent()
 
@@ -276,7 +277,7 @@ def test_beside_a_cuebot_rqd_is_asked_about_a_proc_that_two_reports_have_not_nam
     view.run_sql("UPDATE host_stat SET ts_ping = now() - interval '1 s'")
 
     # when its RQD says that it does not run the frame
-    Reaper(engine, Release(), killer=killer, scope=scope, ledger=ledger).run_once()
+    Reaper(Releaser(engine, ledger=ledger), Release(), killer=killer, scope=scope).run_once()
 
     # then the run is over, long before it counts as an orphan, and nothing was killed
     assert killer.looked_for == (list(run.frames) if judged else [])
@@ -294,7 +295,7 @@ def test_a_proc_that_reports_do_not_name_is_left_alone_unless_its_rqd_says_that_
     view.run_sql("UPDATE proc SET ts_ping = now() - interval '290 s', ts_dispatched = now() - interval '1 day'")
     view.run_sql("UPDATE host_stat SET ts_ping = now()")
     killer.fate = fate
-    report = Reaper(engine, Release(), killer=killer, scope=BESIDE_A_CUEBOT).run_once()
+    report = Reaper(Releaser(engine), Release(), killer=killer, scope=BESIDE_A_CUEBOT).run_once()
     assert (report.procs_released, report.deferred) == (0, fate is not KillFate.RUNNING)
     assert (len(killer.looked_for), killer.stopped) == (1, [])
     assert view.states(run.frames) == ["RUNNING"]
@@ -319,7 +320,7 @@ def test_a_host_that_is_down_and_does_not_answer_is_looked_for_once_however_many
     killer.fate = KillFate.UNREACHABLE
 
     # when they are reaped in several batches
-    report = Reaper(engine, Release(), killer=killer, batch=5).run_once()
+    report = Reaper(Releaser(engine), Release(), killer=killer, batch=5).run_once()
 
     # then all frames wait, and no host cost more than one short look
     assert (report.frames_waiting, report.deferred) == (12, 0)
@@ -336,7 +337,7 @@ def test_a_host_that_comes_back_while_it_is_looked_for_in_vain_keeps_its_frames(
             view.run_sql("UPDATE host_stat SET str_state = 'UP'")
             return False
 
-    report = Reaper(engine, Release(), killer=Back()).run_once()
+    report = Reaper(Releaser(engine), Release(), killer=Back()).run_once()
     assert (report.procs_released, report.deferred) == (0, 1)
     assert len(view.procs()) == 1
 
@@ -346,7 +347,7 @@ def test_a_host_that_is_down_but_answers_has_its_processes_killed_and_confirmed(
 ) -> None:
     on_hosts(view, "DOWN", hosts=1, frames=2)
     killer.fate = KillFate.UNCONFIRMED
-    report = Reaper(engine, Release(), killer=killer).run_once()
+    report = Reaper(Releaser(engine), Release(), killer=killer).run_once()
     assert (report.procs_released, report.deferred) == (0, 2)
     assert len(killer.stopped) == 2
 
@@ -356,7 +357,7 @@ def test_a_host_that_is_up_is_asked_in_full_and_once_a_reap_when_it_cannot_be_re
 ) -> None:
     on_hosts(view, "UP", hosts=2, frames=3)
     killer.fate = KillFate.UNREACHABLE
-    report = Reaper(engine, Release(host_down_after=1e6), killer=killer, batch=2).run_once()
+    report = Reaper(Releaser(engine), Release(host_down_after=1e6), killer=killer, batch=2).run_once()
     assert (report.procs_released, report.deferred) == (0, 6)
     assert killer.probed == []
     assert sorted(host for host, _ in killer.stopped) == ["h0", "h1"]
@@ -365,7 +366,7 @@ def test_a_host_that_is_up_is_asked_in_full_and_once_a_reap_when_it_cannot_be_re
 def test_a_reap_goes_on_until_nothing_is_left(engine: Engine, view: FarmView, killer: ScriptedKiller) -> None:
     run = start(view, LayerSpec(frames=5), running=5)
     view.run_sql("UPDATE job SET str_state = 'FINISHED'")
-    reaper = Reaper(engine, Release(), killer=killer, batch=2)
+    reaper = Reaper(Releaser(engine), Release(), killer=killer, batch=2)
     assert [reaper.run_once().procs_released for _ in range(2)] == [5, 0]
     assert view.states(run.frames) == ["WAITING"] * 5
     view.assert_consistent()
@@ -374,7 +375,7 @@ def test_a_reap_goes_on_until_nothing_is_left(engine: Engine, view: FarmView, ki
 def test_what_cannot_be_ended_is_tried_once_a_reap(engine: Engine, view: FarmView, killer: ScriptedKiller) -> None:
     on_hosts(view, "UP", hosts=1, frames=5)
     killer.fate = KillFate.UNCONFIRMED
-    report = Reaper(engine, Release(host_down_after=1e6), killer=killer, batch=2).run_once()
+    report = Reaper(Releaser(engine), Release(host_down_after=1e6), killer=killer, batch=2).run_once()
     assert report.deferred == 5
     assert len({frame for _, frame in killer.stopped}) == len(killer.stopped) == 5
 
@@ -401,9 +402,9 @@ def test_a_reap_begins_nothing_more(engine: Engine, view: FarmView, why: str) ->
     killer = Slow()
     release = Release(host_down_after=1e6)
     if why == "its time is over":
-        reaper = Reaper(engine, release, killer=killer, seconds=40.0, timer=lambda: now[0])
+        reaper = Reaper(Releaser(engine), release, killer=killer, seconds=40.0, timer=lambda: now[0])
     else:
-        reaper = Reaper(engine, release, killer=killer, stopping=lambda: 40.0 < now[0] < 50.0)
+        reaper = Reaper(Releaser(engine), release, killer=killer, stopping=lambda: 40.0 < now[0] < 50.0)
 
     # when that is after 40 seconds, then it begins three kills
     report = reaper.run_once()

@@ -13,11 +13,10 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import Engine, text
 
-from opencue_sched.farm.completion import complete_frame
 from opencue_sched.settings import Settings
 from opencue_sched.worker.events import Handlers, NotificationListener
 from tests.farm import LayerSpec
-from tests.integration.farm.runs import FarmView, start
+from tests.integration.farm.runs import FarmView, complete_frame, start
 from tests.polling import eventually
 from tests.refusing_postgres import refusing_postgres
 

@@ -37,7 +37,7 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
 from opencue_sched.embedded.processes import free_port
 from opencue_sched.errors import SchedulerError
-from opencue_sched.farm.completion import complete_frames
+from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import CompletedFrame
 from opencue_sched.placement.host_cache import CacheStats
 from opencue_sched.settings import Accounting, HostCacheSettings, Rqd, Settings
@@ -497,7 +497,7 @@ def _completion(engine: Engine, runtime: Runtime) -> None:
         query = "SELECT pk_proc, pk_frame, str_name FROM proc JOIN host USING (pk_host) LIMIT 1"
         proc, frame, host = connection.execute(text(query)).one()
     with increments("scheduler_release_events_total", event="completion_applied") as grown:
-        complete_frames(engine, [CompletedFrame(proc, frame, host, 0)], ledger=runtime.ledger, counts=runtime.counts)
+        Releaser(engine, ledger=runtime.ledger, counts=runtime.counts).complete([CompletedFrame(proc, frame, host, 0)])
     assert grown == [1]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from structlog.testing import capture_logs
 
-from opencue_sched.farm.service import KillPool
+from opencue_sched.farm.kill import KillPool
 from tests.polling import eventually
 
 

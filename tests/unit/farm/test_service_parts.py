@@ -11,8 +11,10 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DataError, OperationalError
 from structlog.testing import capture_logs
 
+from opencue_sched.farm import completion
 from opencue_sched.farm import service as service_module
-from opencue_sched.farm.model import CompletedFrame, FrameKiller, ReleasePolicy
+from opencue_sched.farm.kill import RqdKiller
+from opencue_sched.farm.model import CompletedFrame, RunsEnded
 from opencue_sched.farm.service import HostMail, ReportService, read_completion
 from opencue_sched.settings import Release, Settings
 
@@ -20,7 +22,7 @@ from opencue_sched.settings import Release, Settings
 @pytest.fixture
 def service() -> Iterator[ReportService]:
     settings = Settings(release=Release(satisfy_only_on_frame_success=False))
-    made = ReportService(settings, cast(Engine, None), None, None, cast(FrameKiller, None))
+    made = ReportService(settings, cast(Engine, None), None, None, cast(RqdKiller, None))
     yield made
     made.inbox.close()
 
@@ -46,10 +48,15 @@ def test_a_completion_is_read_field_by_field() -> None:
 def test_the_policy_of_the_settings_is_that_of_completions(
     service: ReportService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policies: list[ReleasePolicy] = []
-    monkeypatch.setattr(service_module, "complete_frames", lambda *_, policy, **__: policies.append(policy) or [])
+    policies: list[bool] = []
+
+    def end_runs(_engine: Engine, _reports: Any, only_on_success: bool, **_: Any) -> RunsEnded:
+        policies.append(only_on_success)
+        return RunsEnded(())
+
+    monkeypatch.setattr(completion, "end_runs", end_runs)
     service.completions._apply([])
-    assert policies == [ReleasePolicy(satisfy_only_on_frame_success=False)]
+    assert policies == [False]
 
 
 def test_a_refusal_is_said_every_ten_minutes(service: ReportService, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,15 +11,15 @@ from sqlalchemy.exc import DataError, OperationalError
 from structlog.testing import capture_logs
 
 from opencue_sched.farm import completion
-from opencue_sched.farm.completion import RUNS_PER_TRANSACTION, Releasing
-from opencue_sched.farm.model import LostRun, ReleasePolicy, RunOutcome, RunsEnded, RunVerdict
+from opencue_sched.farm.completion import RUNS_PER_TRANSACTION, Releaser
+from opencue_sched.farm.model import LostRun, RunOutcome, RunsEnded, RunVerdict
 
 EndRuns = Callable[..., RunsEnded]
 
 
-def releasing(monkeypatch: pytest.MonkeyPatch, end_runs: EndRuns) -> Releasing:
+def releaser(monkeypatch: pytest.MonkeyPatch, end_runs: EndRuns) -> Releaser:
     monkeypatch.setattr(completion, "end_runs", end_runs)
-    return Releasing(cast(Engine, None), ReleasePolicy())
+    return Releaser(cast(Engine, None))
 
 
 def runs(*names: str) -> list[LostRun]:
@@ -38,7 +38,7 @@ def test_transactions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         return ended(requests)
 
     names = [str(number) for number in range(2 * RUNS_PER_TRANSACTION + 1)]
-    outcomes = releasing(monkeypatch, end_runs).end_lost(runs(*names))
+    outcomes = releaser(monkeypatch, end_runs).end_lost(runs(*names))
     assert [outcome.proc_id for outcome in outcomes] == names
     assert sizes == [50, 50, 1]
 
@@ -50,7 +50,7 @@ def test_a_run_the_database_refuses_is_logged_and_the_others_end(monkeypatch: py
         return ended(requests)
 
     with capture_logs() as said:
-        outcomes = releasing(monkeypatch, end_runs).end_lost(runs("a", "bad", "b"))
+        outcomes = releaser(monkeypatch, end_runs).end_lost(runs("a", "bad", "b"))
     assert [outcome.proc_id for outcome in outcomes] == ["a", "b"]
     refused = [(line["proc"], line["frame"]) for line in said if line["event"] == "lost_run_refused"]
     assert refused == [("bad", "frame-bad")]
@@ -64,5 +64,5 @@ def test_a_database_that_is_away_is_not_asked_run_by_run(monkeypatch: pytest.Mon
         raise OperationalError("select", {}, Exception("server closed the connection"))
 
     with pytest.raises(OperationalError):
-        releasing(monkeypatch, end_runs).end_lost(runs("a", "b", "c"))
+        releaser(monkeypatch, end_runs).end_lost(runs("a", "b", "c"))
     assert asked == [3]

@@ -1,4 +1,4 @@
-"""The whole way back: simulated RQDs, the real report service, ledger, change log and database."""
+"""The whole release path: simulated RQDs, the real report service, ledger, change log and database."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.simulated_host import HostSpec
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
-from opencue_sched.farm.completion import Releasing
+from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.jobs import JobControl
-from opencue_sched.farm.model import KillFate, ReleasePolicy
+from opencue_sched.farm.kill import KillFate, RqdKiller
 from opencue_sched.farm.reaper import Reaper
-from opencue_sched.farm.service import ReportService, RqdKiller
+from opencue_sched.farm.service import ReportService
 from opencue_sched.placement.host_groups import HostChanges
 from opencue_sched.settings import Release, Rqd, Settings
 from opencue_sched.store.procs import UpkeepScope
@@ -192,7 +192,7 @@ def test_completions_that_went_to_a_killed_cuebot_free_the_cores(site: Site, eng
 
     # when a worker beside the Cuebot reaps
     killer, scope = RqdKiller(site.channels), UpkeepScope(beside_cuebot=True)
-    report = Reaper(engine, Release(), killer=killer, scope=scope, ledger=site.ledger).run_once()
+    report = Reaper(Releaser(engine, ledger=site.ledger), Release(), killer=killer, scope=scope).run_once()
 
     # then those two wait again, and the one that runs does so undisturbed
     assert (report.frames_waiting, report.deferred) == (2, 0)
@@ -222,7 +222,7 @@ def test_a_crashed_host_loses_its_frames_to_others(site: Site, engine: Engine, s
     release = settings.release.model_copy(update={"host_down_after": 1.0})
 
     # when the reaper passes
-    reaper = Reaper(engine, release, killer=site.killer, ledger=site.ledger, changes=site.changes)
+    reaper = Reaper(Releaser(engine, ledger=site.ledger, changes=site.changes), release, killer=site.killer)
     report = reaper.run_once()
 
     # then its frames wait for another one
@@ -241,7 +241,7 @@ def test_killing_a_job_ends_its_processes(site: Site, engine: Engine) -> None:
     job = site.job(4)
     site.launch(job, job.frames[:2], "sim1")
     site.launch(job, job.frames[2:], "sim2")
-    control = JobControl(Releasing(engine, ReleasePolicy(), site.ledger, site.changes), site.killer)
+    control = JobControl(Releaser(engine, True, site.ledger, site.changes), site.killer)
     killed = control.kill_job(job.id, reason="test")
     assert killed.finished
     assert killed.deferred == ()
@@ -271,7 +271,7 @@ def test_frames_whose_completions_come_before_the_confirmation_were_stopped_all_
     job = site.job(6)
     site.launch(job, job.frames[:3], "sim1")
     site.launch(job, job.frames[3:], "sim2")
-    control = JobControl(Releasing(engine, ReleasePolicy(), site.ledger, site.changes), _SlowToConfirm(site))
+    control = JobControl(Releaser(engine, True, site.ledger, site.changes), _SlowToConfirm(site))
 
     # when the job is killed
     with capture_logs() as logs:
@@ -290,7 +290,7 @@ def test_a_frame_that_does_not_die_keeps_its_proc(site: Site, engine: Engine) ->
     job = site.job(1)
     site.launch(job, job.frames, "sim1")
     site.rqds.behave(kill_seconds=600.0)
-    control = JobControl(Releasing(engine, ReleasePolicy(), site.ledger), site.killer)
+    control = JobControl(Releaser(engine, True, site.ledger), site.killer)
     assert control.retry_frames(job.frames, reason="test").deferred == job.frames
     assert site.view.states(job.frames) == ["RUNNING"]
     assert len(site.booked()) == 1

@@ -10,7 +10,7 @@ import pytest
 from opencue_proto import report_pb2
 
 from opencue_sched.domain.farm import FrameState, JobState
-from opencue_sched.farm.reports import Absences, KillThrottle, Standing, overdue, usage, verify
+from opencue_sched.farm.reports import Absences, KillThrottle, OrphanCheck, overdue, usage, verify
 from opencue_sched.store.reports import ReportedRun
 
 OWNED = ReportedRun(
@@ -33,24 +33,24 @@ GONE = replace(OWNED, proc_id=None, proc_frame_id=None, job_state=None, owner_pr
 
 
 @pytest.mark.parametrize(
-    ("run", "standing"),
+    ("run", "check"),
     [
-        (OWNED, Standing.OWNED),
-        (replace(OWNED, job_state=JobState.FINISHED), Standing.KILL),
-        (replace(OWNED, proc_frame_id="f2", owner_proc_id=None), Standing.KILL),
-        (replace(OWNED, proc_frame_id=None, owner_proc_id=None), Standing.KILL),
-        (replace(GONE, owner_proc_id="p2", owner_host_id="h2", owner_age=0.0), Standing.KILL),
-        (replace(GONE, owner_proc_id="p2", owner_host_id="h1", owner_age=1.0), Standing.WAIT),
-        (replace(GONE, owner_proc_id="p2", owner_host_id="h1", owner_age=5.0), Standing.KILL),
-        (replace(GONE, frame_state=FrameState.WAITING, frame_age=1.0), Standing.WAIT),
-        (replace(GONE, frame_state=FrameState.WAITING, frame_age=5.0), Standing.KILL),
-        (replace(GONE, frame_state=FrameState.SUCCEEDED, frame_age=1.0), Standing.WAIT),
-        (replace(GONE, frame_state=FrameState.SUCCEEDED, frame_age=5.0), Standing.KILL),
-        (replace(GONE, frame_state=None), Standing.KILL),
+        (OWNED, OrphanCheck.OWNED),
+        (replace(OWNED, job_state=JobState.FINISHED), OrphanCheck.KILL),
+        (replace(OWNED, proc_frame_id="f2", owner_proc_id=None), OrphanCheck.KILL),
+        (replace(OWNED, proc_frame_id=None, owner_proc_id=None), OrphanCheck.KILL),
+        (replace(GONE, owner_proc_id="p2", owner_host_id="h2", owner_age=0.0), OrphanCheck.KILL),
+        (replace(GONE, owner_proc_id="p2", owner_host_id="h1", owner_age=1.0), OrphanCheck.WAIT),
+        (replace(GONE, owner_proc_id="p2", owner_host_id="h1", owner_age=5.0), OrphanCheck.KILL),
+        (replace(GONE, frame_state=FrameState.WAITING, frame_age=1.0), OrphanCheck.WAIT),
+        (replace(GONE, frame_state=FrameState.WAITING, frame_age=5.0), OrphanCheck.KILL),
+        (replace(GONE, frame_state=FrameState.SUCCEEDED, frame_age=1.0), OrphanCheck.WAIT),
+        (replace(GONE, frame_state=FrameState.SUCCEEDED, frame_age=5.0), OrphanCheck.KILL),
+        (replace(GONE, frame_state=None), OrphanCheck.KILL),
     ],
 )
-def test_standing(run: ReportedRun, standing: Standing) -> None:
-    assert verify(run, "p1", "f1", "h1").standing is standing
+def test_orphan_check(run: ReportedRun, check: OrphanCheck) -> None:
+    assert verify(run, "p1", "f1", "h1")[0] is check
 
 
 def test_time_limits() -> None:
