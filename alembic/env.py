@@ -16,9 +16,8 @@ from sqlalchemy.pool import NullPool
 
 from opencue_sched.errors import SchedulerError, WrongConfiguration
 from opencue_sched.insight.stores import trouble_in_words
-from opencue_sched.settings import get_settings
+from opencue_sched.settings import get_settings, setting_problems
 from opencue_sched.store.schema import VERSION_TABLE, explained, migration_lock, refuse_too_old
-from opencue_sched.worker.setting_names import setting_problems
 
 EXIT_FAILED = 1
 EXIT_CONFIG = 78

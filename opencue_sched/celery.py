@@ -33,7 +33,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.coordination.queues import broker_settings
 from opencue_sched.errors import InvalidInput, NotReady, SchedulerError
 from opencue_sched.insight.stores import StoreAway, check_broker, check_for_beat, trouble_in_words
-from opencue_sched.settings import get_settings
+from opencue_sched.settings import get_settings, setting_problems, unknown_variables
 from opencue_sched.worker.consumer import (
     PresenceStep,
     begin_to_drain,
@@ -50,7 +50,6 @@ from opencue_sched.worker.control import (
     is_flower,
     keeps_a_log,
 )
-from opencue_sched.worker.setting_names import log_unknown_variables, setting_problems, unknown_variables
 
 log = structlog.get_logger(__name__)
 
@@ -78,8 +77,8 @@ if is_celery(sys.argv):
     except (ValidationError, SchedulerError) as error:
         _refuse(error)
     if not keeps_a_log(sys.argv):
-        for unknown in unknown_variables(os.environ):
-            print(f"warning: {unknown}", file=sys.stderr, flush=True)  # noqa: T201
+        for name in unknown_variables(os.environ):
+            print(f"warning: {name} is no setting and has no effect", file=sys.stderr, flush=True)  # noqa: T201
 
 app = Celery("opencue_sched", task_cls="opencue_sched.worker.task:Door")
 app.config_from_object("celeryconfig")
@@ -106,7 +105,6 @@ def _logging(**_: Any) -> None:
 
     try:
         configure_logging(get_settings().logging)
-        log_unknown_variables(os.environ)
     except (InvalidInput, OSError) as error:
         _refuse(error)
 

@@ -13,7 +13,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,6 +26,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SecretStr,
+    ValidationError,
     model_validator,
 )
 from pydantic.fields import FieldInfo
@@ -41,9 +42,10 @@ from opencue_sched.domain.redis_url import check_redis_url
 from opencue_sched.errors import InvalidInput, WrongConfiguration
 from opencue_sched.text_file import UnreadableFile, read_text, read_toml, read_yaml
 
-# What a value of a setting may look like: durations, lists, mappings and the URLs of the two stores.
-#
-# The refusals name no value that may hold a password; who shows them names the variable.
+PREFIX = "OPENCUE_SCHED_"
+CONFIG_VARIABLE = "OPENCUE_SCHED_CONFIG"
+
+# What a value of a setting may look like. The refusals quote no value that may hold a password.
 
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*$")
 _SECONDS = {"ms": 0.001, None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -131,8 +133,7 @@ class _Section(BaseModel):
 
 class Logging(_Section):
     level: str = Field("info", description="Log level: debug, info, warning or error.")
-    path: Path | None = Field(None, description="File to append to as well, when file_appender is on.")
-    file_appender: bool = Field(False, description="Write logs to `path` besides standard error.")
+    path: Path | None = Field(None, description="File to append to as well, besides standard error.")
     format: Literal["json", "console"] = Field("json", description="One JSON object a line, or text for people.")
 
 
@@ -175,15 +176,11 @@ class Queue(_Section):
     dispatch_frames_per_layer_limit: int = Field(
         20, ge=1, description="Frames of one layer looked at in a pass. Lower is fairer, higher finishes layers sooner."
     )
-    core_multiplier: int = Field(
-        100, description="Centicores per core in PostgreSQL. OpenCue's schema fixes it at 100."
-    )
     memory_stranded_threshold: ByteSize = Field(
         ByteSize(2 * 1024**3),
         description="A frame that would leave no more memory than this on a host takes all its idle cores.",
     )
     job_back_off_duration: Seconds = Field(300.0, description="Seconds a job whose rows failed is left alone.")
-    cluster_empty_sleep: Seconds = Field(30.0, description="Seconds a cluster without pending jobs is left alone.")
     cluster_saturated_sleep: Seconds = Field(
         5.0, description="Seconds a cluster with jobs but no booking is left alone."
     )
@@ -191,13 +188,8 @@ class Queue(_Section):
     active_scan_interval: Seconds = Field(2.0, description="Seconds between awake scans when no event asks for one.")
     stream: Stream = Field(default_factory=Stream, description="Stream buffers.")
     max_jobs_per_cluster_pass: int = Field(20, ge=1, description="Jobs looked at in one cluster pass.")
-    max_frames_per_plan: int = Field(
-        500, ge=1, description="Frames booked by one commit. Higher: fewer commits; lower: rows locked more briefly."
-    )
     manual_tags_chunk_size: int = Field(100, ge=1, description="Manual tags per cluster.")
     hostname_tags_chunk_size: int = Field(300, ge=1, description="Hostname tags per cluster.")
-    host_candidate_attempts_per_layer: int = Field(10, ge=1, description="Hosts tried for one layer in a pass.")
-    mem_reserved_min: ByteSize = Field(ByteSize(250 * 1024**2), description="Least memory a proc reserves.")
     selfish_services: Words = Field((), description="Services whose frames take all idle cores of a host.")
     host_booking_strategy: HostBookingStrategy = Field(
         default_factory=HostBookingStrategy, description="How hosts are chosen."
@@ -218,36 +210,26 @@ class Database(_Section):
     db_name: str = Field("cuebot", description="Database name, when database_url is not set.")
     db_user: str = Field("cuebot", description="User, when database_url is not set.")
     db_pass: SecretStr = Field(SecretStr(""), description="Password, when database_url is not set.")
-    connect_timeout: Seconds = Field(5.0, description="Seconds to wait for a connection.")
-    statement_timeout: Seconds = Field(30.0, description="Seconds after which the server cancels a statement.")
 
 
 class Rqd(_Section):
     grpc_port: int = Field(8444, description="Port of every RQD without an entry in `addresses`.")
-    dry_run_mode: bool = Field(False, description="Book, but do not talk to RQD.")
+    dry_run_mode: bool = Field(
+        False,
+        description="Book, but do not talk to RQD. What is booked is taken from host_stat too, as no RQD reports it.",
+    )
     addresses: Texts = Field(
         default_factory=dict, description="host name -> address:port, for hosts that are not at name:grpc_port."
     )
     launch_timeout: Seconds = Field(5.0, description="Deadline of one LaunchFrame call.")
     kill_timeout: Seconds = Field(5.0, description="Deadline of one KillRunningFrame or ReportStatus call.")
-    launch_concurrency: int = Field(16, ge=1, description="LaunchFrame calls under way at once in one process.")
-    channel_idle_timeout: Seconds = Field(300.0, description="Seconds after which an unused channel is closed.")
 
 
 class HostCacheSettings(_Section):
     concurrent_groups: int = Field(3, ge=1, description="Host groups refreshed from PostgreSQL at once.")
     memory_key_divisor: ByteSize = Field(ByteSize(2 * 1024**3), description="Width of a memory bucket.")
-    checkout_timeout: Seconds = Field(
-        12.0, description="A host checked out longer than this is taken back. Longer than accounting.commit_deadline."
-    )
-    clean_up_interval: Seconds = Field(300.0, description="Seconds between evictions of idle groups.")
     group_idle_timeout: Seconds = Field(10800.0, description="A group not asked for this long is dropped.")
-    concurrent_fetch_permit: int = Field(4, ge=1, description="Host queries under way at once.")
     host_staleness_threshold: Seconds = Field(120.0, description="A host that has not reported this long is not used.")
-    update_stat_on_book: bool = Field(False, description="Also lower host_stat on booking. For benchmarks without RQD.")
-    group_refresh_interval: Seconds = Field(
-        10.0, description="Seconds between full reads of a group; changes in between arrive by the change log."
-    )
 
 
 class SchedulerScope(_Section):
@@ -263,8 +245,6 @@ class Accounting(_Section):
     redis_timeout: Seconds = Field(5.0, description="Connect and read time-out of every Redis call.")
     recompute_interval_seconds: Seconds = Field(120.0, description="Seconds between recomputes of booked counters.")
     limit_reseed_interval_seconds: Seconds = Field(300.0, description="Seconds between reloads of caps.")
-    managed_shows_ttl: Seconds = Field(30.0, description="Seconds the list of managed shows is remembered.")
-    cas_max_retries: int = Field(3, ge=0, description="Retries of a compare-and-swap reseed (cuebot-redis feed).")
     commit_deadline: Seconds = Field(
         10.0, description="Seconds after which PostgreSQL itself refuses the COMMIT of a booking."
     )
@@ -279,9 +259,9 @@ class Accounting(_Section):
 class Coordination(_Section):
     namespace: Name = Field("cue", description="Prefix of board and queue keys.")
     group: Name = Field("default", description="Worker group of this process.")
-    lease_ttl: Seconds = Field(15.0, description="Life of the leader's lease.")
-    renew_deadline: Seconds = Field(10.0, description="A leader that could not renew for this long stops by itself.")
-    retry_interval: Seconds = Field(2.0, description="Seconds between campaigns of a standby.")
+    lease_ttl: Seconds = Field(
+        15.0, description="Life of the leader's lease: how long no beat fires ticks after its leader died."
+    )
     handover: Literal["fenced", "conservative"] = Field(
         "fenced",
         description="fenced: take over at once. conservative: fire nothing for a while after a change of leader.",
@@ -304,13 +284,21 @@ class Coordination(_Section):
     )
     beat_metrics_port: int = Field(9190, ge=0, le=65535, description="First port tried for a beat's /metrics; 0: off.")
 
+    @property
+    def renew_deadline(self) -> float:
+        """A leader that could not renew its lease for this long stops by itself, well before another takes over."""
+        return self.lease_ttl * 2 / 3
+
+    @property
+    def retry_interval(self) -> float:
+        """Between renewals of the leader and campaigns of a standby: five tries within the deadline."""
+        return self.lease_ttl * 2 / 15
+
 
 class Release(_Section):
     host: str = Field("127.0.0.1", description="Address the report service listens on.")
     port: int = Field(8443, ge=0, le=65535, description="Port the report service listens on (Cuebot's).")
-    workers: int = Field(8, ge=1, description="Threads of the report service.")
     facility: str = Field("local", description="Facility of hosts whose tags name none.")
-    default_alloc_tag: str = Field("general", description="Allocation tag of hosts whose tags name none.")
     lost_completion_grace: Seconds = Field(
         30.0, description="A frame missing from two host reports this long after its start has ended unnoticed."
     )
@@ -361,19 +349,8 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
         wrong = []
-        if self.queue.core_multiplier != 100:
-            wrong.append("queue.core_multiplier: OpenCue's schema counts 100 centicores a core; remove the setting")
         if self.accounting.in_flight_age < 3 * self.accounting.commit_deadline:
             wrong.append("accounting.in_flight_age must be at least 3 x accounting.commit_deadline")
-        if self.host_cache.checkout_timeout <= self.accounting.commit_deadline:
-            wrong.append(
-                "host_cache.checkout_timeout must be longer than accounting.commit_deadline: a host would be handed "
-                "out again while what was planned on it may still be committed"
-            )
-        if self.coordination.lease_ttl <= self.coordination.renew_deadline:
-            wrong.append("coordination.lease_ttl must be longer than coordination.renew_deadline")
-        if self.coordination.renew_deadline < 2 * self.coordination.retry_interval:
-            wrong.append("coordination.renew_deadline must be at least 2 x coordination.retry_interval")
         if self.queue.frame_memory_hard_limit < self.queue.frame_memory_soft_limit:
             wrong.append("queue.frame_memory_hard_limit must not be below queue.frame_memory_soft_limit")
         if wrong:
@@ -427,7 +404,7 @@ class _FileSource(PydanticBaseSettingsSource):
 
 def settings_file() -> Path | None:
     """The file that the settings are read from besides the environment."""
-    name = os.environ.get("OPENCUE_SCHED_CONFIG")
+    name = os.environ.get(CONFIG_VARIABLE)
     return Path(name) if name else None
 
 
@@ -439,7 +416,7 @@ def read_settings_file(path: Path) -> dict[str, Any]:
         data = read_toml(text) if path.suffix == ".toml" else read_yaml(text)
     except (OSError, ValueError) as error:
         said = error.strerror if isinstance(error, OSError) else error
-        reason = f"OPENCUE_SCHED_CONFIG names {path}, which cannot be read: {said}"
+        reason = f"{CONFIG_VARIABLE} names {path}, which cannot be read: {said}"
         raise WrongConfiguration(reason) from error
     except UnreadableFile as error:
         raise WrongConfiguration(f"{path}: {'; '.join(error.problems)}") from error
@@ -459,6 +436,85 @@ def get_settings() -> Settings:
         field = re.search(r'field "(\w+)"', str(error))
         section = f"OPENCUE_SCHED_{field.group(1).upper()}" if field else "OPENCUE_SCHED_..."
         raise WrongConfiguration(f"{section} is not JSON; set its keys one by one, as {section}__KEY") from error
+
+
+# What is wrong with the settings, in words for the person who wrote them.
+
+_FIXED = "it is fixed here: remove it"
+_NO_MONITOR = "it is not needed here: see the metrics"
+_ONE_STRATEGY = "hosts are chosen by core_saturation and memory_saturation"
+_REPLACED = {
+    # Of former releases.
+    "logging.file_appender": "logs are appended to logging.path when that is set",
+    "queue.core_multiplier": "OpenCue's schema counts 100 centicores a core: remove it",
+    "queue.cluster_empty_sleep": _FIXED,
+    "queue.max_frames_per_plan": _FIXED,
+    "queue.host_candidate_attempts_per_layer": _FIXED,
+    "queue.mem_reserved_min": _FIXED,
+    "database.connect_timeout": _FIXED,
+    "database.statement_timeout": _FIXED,
+    "rqd.launch_concurrency": _FIXED,
+    "rqd.channel_idle_timeout": _FIXED,
+    "host_cache.checkout_timeout": "it follows from accounting.commit_deadline",
+    "host_cache.clean_up_interval": _FIXED,
+    "host_cache.concurrent_fetch_permit": _FIXED,
+    "host_cache.update_stat_on_book": "rqd.dry_run_mode does it",
+    "host_cache.group_refresh_interval": _FIXED,
+    "accounting.managed_shows_ttl": _FIXED,
+    "accounting.cas_max_retries": _FIXED,
+    "coordination.renew_deadline": "it follows from coordination.lease_ttl",
+    "coordination.retry_interval": "it follows from coordination.lease_ttl",
+    "release.workers": _FIXED,
+    "release.default_alloc_tag": _FIXED,
+    # Of the reference scheduler.
+    "sentry_dsn": "it is not needed here: errors are in the log",
+    "accounting.recompute_interval": "use accounting.recompute_interval_seconds",
+    "accounting.limit_reseed_interval": "use accounting.limit_reseed_interval_seconds",
+    "accounting.redis": "use accounting.redis_url and accounting.redis_pool_size",
+    "database.core_multiplier": "OpenCue's schema counts 100 centicores a core: remove it",
+    "host_cache.monitoring_interval": _NO_MONITOR,
+    "queue.monitor_interval": _NO_MONITOR,
+    "queue.empty_job_cycles_before_quiting": "a worker runs until it is told to stop",
+    "queue.host_booking_strategy.type": _ONE_STRATEGY,
+    "queue.host_booking_strategy.weights": _ONE_STRATEGY,
+    "queue.host_booking_strategy.max_candidates": _ONE_STRATEGY,
+}
+"""Keys that do not exist (any more), and what replaces them."""
+
+_OTHERS = re.compile(
+    # What the tests and benchmarks read, and what Kubernetes tells of services whose names begin as our variables do.
+    r"OPENCUE_SCHED_(TEST|COMPAT|CHAOS)_.*|.*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_\w+)"
+)
+_SERVICE_ADDRESS = ("tcp://", "udp://", "sctp://")
+"""How the value begins of the one of Kubernetes' variables that ends in ``_PORT``, as settings of ours do."""
+
+
+def setting_problems(error: ValidationError) -> list[str]:
+    """What is wrong with the settings: one sentence each, with the variable, and the key should a file be read."""
+    file, problems = settings_file(), []
+    for problem in error.errors():
+        path = [str(part) for part in problem["loc"]]
+        key, reason = ".".join(path).lower(), problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            reason = f"there is no such setting; {_REPLACED[key]}" if key in _REPLACED else "there is no such setting"
+        where = f" ({key} in {file})" if file else ""
+        problems.append(f"setting {PREFIX}{'__'.join(path).upper()}{where}: {reason}" if path else reason)
+    return problems
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Names in ``environment`` that begin as our settings do and have no effect.
+
+    A process warns of them. It does not refuse them, because others may use the prefix too.
+    """
+    return sorted(
+        name
+        for name, value in environment.items()
+        if name.upper().startswith(PREFIX)
+        and name.upper() != CONFIG_VARIABLE
+        and name.upper().removeprefix(PREFIX).partition("__")[0].lower() not in Settings.model_fields
+        and not (_OTHERS.fullmatch(name.upper()) or value.startswith(_SERVICE_ADDRESS))
+    )
 
 
 # The settings, as the table of the operator guide.

@@ -85,12 +85,12 @@ def cli(context: click.Context) -> None:
     Example: opencue-sched audit --json
     """
     from opencue_sched.cli.output import log_warnings
-    from opencue_sched.worker.setting_names import unknown_variables
+    from opencue_sched.settings import unknown_variables
 
     log_warnings()
     if context.invoked_subcommand not in _SERVICES:
-        for unknown in unknown_variables(os.environ):
-            click.echo(f"warning: {unknown}", err=True)
+        for name in unknown_variables(os.environ):
+            click.echo(f"warning: {name} is no setting and has no effect", err=True)
 
 
 def main() -> None:
@@ -129,7 +129,7 @@ def _failure_of_library(error: Exception) -> tuple[int, list[str]]:
     from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
     from opencue_sched.insight.stores import reason_of
-    from opencue_sched.worker.setting_names import setting_problems
+    from opencue_sched.settings import setting_problems
 
     if isinstance(error, pydantic.ValidationError):
         return EXIT_CONFIG, setting_problems(error)

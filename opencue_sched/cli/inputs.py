@@ -17,6 +17,7 @@ from opencue_sched.domain.job_spec import INT_MAX, NAME_CHARACTERS, near
 from opencue_sched.domain.units import CENTICORES_PER_CORE, UNLIMITED
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.insight.stores import StoreAway, check_postgresql, check_redis
+from opencue_sched.placement.host_cache import GROUP_REFRESH_SECONDS
 from opencue_sched.placement.host_groups import HostChanges
 from opencue_sched.settings import get_settings
 from opencue_sched.store import shows
@@ -70,8 +71,10 @@ def notify_hosts_changed(host_ids: Sequence[str]) -> None:
         with redis_store() as client:
             HostChanges(client, settings.coordination.namespace).publish(host_ids)
     except redis.RedisError as error:
-        refresh = settings.host_cache.group_refresh_interval
-        click.echo(f"note: Redis does not answer ({error}); workers see the change within {refresh:g} s", err=True)
+        click.echo(
+            f"note: Redis does not answer ({error}); workers see the change within {GROUP_REFRESH_SECONDS:g} s",
+            err=True,
+        )
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
@@ -19,7 +18,6 @@ from opencue_sched.settings import get_settings
 from opencue_sched.store.schema import check_schema, downgrade, holdings, revision_of, upgrade
 from opencue_sched.worker import metrics
 from opencue_sched.worker.logs import configure_logging, install_level_signals
-from opencue_sched.worker.setting_names import log_unknown_variables
 
 
 @click.command("migrate")
@@ -84,7 +82,6 @@ def report_service_command() -> None:
     """
     settings = get_settings()
     configure_logging(settings.logging)
-    log_unknown_variables(os.environ)
     with database() as engine, redis_store() as client:
         check_stores(engine, client, settings)
         with engine.connect() as connection:

@@ -33,7 +33,7 @@ from opencue_sched.accounting.show_import import ImportedShows
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.queues import HostShares
 from opencue_sched.dispatch.commit import CommitResult, CommittedProc, CommitTurns, commit_plan
-from opencue_sched.dispatch.cooldown import CapWaits, LayerRest, LockedHosts, waits_of
+from opencue_sched.dispatch.cooldown import EMPTY_SLEEP_SECONDS, CapWaits, LayerRest, LockedHosts, waits_of
 from opencue_sched.dispatch.gather import BadRowLog, Gathered, gather
 from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.dispatch.launch import launch_all, launch_requests
@@ -289,7 +289,7 @@ class PassRunner:
         if report.frames_booked or report.go_on or not self.facts.has_start_after:
             return
         cluster, queue = report.cluster, self.settings.queue
-        longest = max(queue.cluster_empty_sleep, queue.cluster_saturated_sleep)
+        longest = max(EMPTY_SLEEP_SECONDS, queue.cluster_saturated_sleep)
         report.statements += 1
         with self.engine.connect() as connection:
             report.next_start = fetch_next_start(

@@ -327,7 +327,7 @@ class _Commit:
         if not kept:
             return [], taken_over
         bookings = [_booking(p) for p in kept]
-        reported_free = self._settings.host_cache.update_stat_on_book
+        reported_free = self._settings.rqd.dry_run_mode
         self._next(2 if reported_free else 1)
         store.take_from_hosts(connection, bookings, reported_free=reported_free)
         self._next()

@@ -36,6 +36,8 @@ from opencue_sched.domain.reservation import Need, least_cores, smallest_need
 from opencue_sched.placement.planner import Search, UnschedulableLayer
 from opencue_sched.store.pending import CapKind, Capped, LeftOut, Room
 
+EMPTY_SLEEP_SECONDS = 30.0
+"""A cluster without pending jobs is left alone this long. New work wakes it at once: this is for news that was lost."""
 PAUSE_SECONDS = 0.05
 PASSES_BEFORE_A_TURN = 4
 _TURN_SECONDS = 1.0

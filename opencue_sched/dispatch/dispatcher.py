@@ -14,7 +14,7 @@ from opencue_sched.coordination.board import End
 from opencue_sched.coordination.leader import boot_clock
 from opencue_sched.coordination.postings import Claim, ClaimRefused, ClaimRenewer, ClusterPostings, Enqueued
 from opencue_sched.dispatch.cluster_pass import PassRunner
-from opencue_sched.dispatch.cooldown import FIRST_REST_SECONDS, cooldown_seconds
+from opencue_sched.dispatch.cooldown import EMPTY_SLEEP_SECONDS, FIRST_REST_SECONDS, cooldown_seconds
 from opencue_sched.dispatch.failures import describe, is_missing, is_trouble
 from opencue_sched.dispatch.report import LONGEST_ERROR, PassEnd, PassReport
 from opencue_sched.domain.cluster import Verdict
@@ -114,11 +114,11 @@ class Dispatcher:
         # Nobody tells when a layer may start.
         soon = [] if report.next_start is None else [max(SHORTEST_SLEEP_SECONDS, report.next_start)]
         if report.ended is PassEnd.NO_JOBS:
-            return min([queue.cluster_empty_sleep, *soon])
+            return min([EMPTY_SLEEP_SECONDS, *soon])
         if report.ended is PassEnd.NOT_READY:
             return NOT_READY_SLEEP_SECONDS
         if report.ended is PassEnd.QUERY_ERROR:
-            return queue.cluster_empty_sleep
+            return EMPTY_SLEEP_SECONDS
         permit_held = any(verdict.verdict is Verdict.PERMIT_HELD for verdict in report.verdicts)
         if permit_held or report.losses.keys() - {HostLocked.reason}:
             return min(CONTENDED_SLEEP_SECONDS, queue.cluster_saturated_sleep)

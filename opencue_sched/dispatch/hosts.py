@@ -14,12 +14,15 @@ from opencue_sched.dispatch.cooldown import HostNews
 from opencue_sched.dispatch.gather import BadRowLog
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.farm import BadRow
-from opencue_sched.placement.host_cache import HostCache, HostReading
+from opencue_sched.placement.host_cache import CHECKOUT_SECONDS, HostCache, HostReading
 from opencue_sched.placement.host_groups import HostChanges
 from opencue_sched.settings import HostCacheSettings
 from opencue_sched.store.hosts import fetch_groups, fetch_hosts_by_id
 
 log = structlog.get_logger(__name__)
+
+_CLEAN_UP_SECONDS = 300.0
+"""Between evictions of idle groups, which live for hours (``host_cache.group_idle_timeout``)."""
 
 
 class HostFeed:
@@ -32,6 +35,7 @@ class HostFeed:
         settings: HostCacheSettings,
         *,
         instance: str,
+        checkout_seconds: float = CHECKOUT_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
@@ -41,15 +45,15 @@ class HostFeed:
         self._lock = threading.Lock()
         self._cursor: str | None = None
         self._noted: set[str] = set()
-        self._evict_at = clock() + settings.clean_up_interval
+        self._evict_at = clock() + _CLEAN_UP_SECONDS
         self.bad_rows = BadRowLog()
-        self.cache = HostCache(settings, self._fetch, instance=instance, clock=clock)
+        self.cache = HostCache(settings, self._fetch, instance=instance, checkout_seconds=checkout_seconds, clock=clock)
 
     def refresh(self, cluster: Cluster) -> HostNews:
         """Make the cluster's groups current. Whatever was read for them is news, also to clusters of other tags."""
         self.cache.refresh(cluster.facility_id, cluster.tags)
         if self._clock() >= self._evict_at:
-            self._evict_at = self._clock() + self._settings.clean_up_interval
+            self._evict_at = self._clock() + _CLEAN_UP_SECONDS
             self.cache.evict_idle_groups()
         return HostNews(self.cache.take_news())
 

@@ -36,6 +36,10 @@ from opencue_sched.settings import Rqd
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _LONGEST_CONNECT_SECONDS = 2.0
+_IDLE_SECONDS = 300.0
+"""A connection that was not used this long is closed: a host that is booked is called more often."""
+_CALLS_AT_ONCE = 16
+"""Threads of one process that call RQDs. Each waits for a host nearly all its time."""
 
 
 @dataclass(slots=True)
@@ -47,7 +51,7 @@ class _Pooled:
 
 
 class RqdChannels:
-    """One connection per RQD, opened at first use, closed when idle for ``rqd.channel_idle_timeout`` seconds.
+    """One connection per RQD, opened at first use, closed after five idle minutes.
 
     Thread-safe. gRPC does not survive a fork: make one per process, after the fork; use in another process raises
     RuntimeError.
@@ -59,7 +63,7 @@ class RqdChannels:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._pool: dict[str, _Pooled] = {}
-        self._next_eviction = clock() + settings.channel_idle_timeout
+        self._next_eviction = clock() + _IDLE_SECONDS
         self._threads: ThreadPoolExecutor | None = None
         self._closed = False
 
@@ -90,14 +94,14 @@ class RqdChannels:
         *,
         progress: Callable[[], None] = lambda: None,
     ) -> list[_Result]:
-        """``function`` of every item, up to ``rqd.launch_concurrency`` at once, in the order of the items.
+        """``function`` of every item, up to 16 at once, in the order of the items.
 
         ``progress`` is called as they end. The first exception is raised once all have ended.
         """
         with self._lock:
             self._check_usable()
             if self._threads is None:
-                self._threads = ThreadPoolExecutor(self.settings.launch_concurrency, thread_name_prefix="rqd")
+                self._threads = ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="rqd")
             futures = [self._threads.submit(function, item) for item in items]
         errors = []
         for future in futures:
@@ -152,7 +156,7 @@ class RqdChannels:
             raise RuntimeError("RqdChannels is closed")
 
     def _evict(self, now: float) -> int:
-        idle = self.settings.channel_idle_timeout
+        idle = _IDLE_SECONDS
         self._next_eviction = now + idle / 4
         gone = [key for key, it in self._pool.items() if not it.borrowers and now - it.last_used >= idle]
         for address in gone:

@@ -28,8 +28,8 @@ VARIABLE_MODE_LEAST_CORES = 2
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The settings the arithmetic depends on: ``queue.memory_stranded_threshold``, ``queue.selfish_services`` and
-    ``queue.mem_reserved_min``, memory in KB."""
+    """What the arithmetic depends on: ``queue.memory_stranded_threshold``, ``queue.selfish_services`` and the least
+    memory that a proc reserves; memory in KB."""
 
     memory_stranded_threshold_kb: int
     selfish_services: frozenset[str] = frozenset()

@@ -48,6 +48,7 @@ LEAST_FREE_TEMP = 0.05
 """Share of the temporary directory that must be free, or the host goes to REPAIR."""
 
 _DEFAULT_OS = "rhel40"
+_DEFAULT_ALLOC_TAG = "general"
 _KB_PER_GB = 1024 * 1024
 _MOST_CENTICORES = 10_000_000
 _MOST_GPUS = 1_000
@@ -481,11 +482,11 @@ class HostReports:
     def _create(self, connection: Connection, host: ReportedHost) -> HostRow:
         """A new host in the allocation its tags name, or in the default one."""
         facility = host.facility or self._settings.facility
-        alloc = reports.find_alloc(connection, facility, host.tags, self._settings.default_alloc_tag)
+        alloc = reports.find_alloc(connection, facility, host.tags, _DEFAULT_ALLOC_TAG)
         if alloc is None:
             raise InvalidInput(
                 f"host {host.full_name}: no allocation for facility {facility[:60]!r} and tags {list(host.tags[:20])},"
-                f" no allocation tagged {self._settings.default_alloc_tag!r} there and no default allocation"
+                f" no allocation tagged {_DEFAULT_ALLOC_TAG!r} there and no default allocation"
             )
         alloc_id, alloc_tag, _ = alloc
         host_id = reports.insert_host(

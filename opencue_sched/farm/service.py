@@ -153,6 +153,7 @@ LARGEST_REPORT_BYTES = 1024 * 1024
 
 MOST_CALLS = 4_000
 _CALL_THREADS = 64
+_REPORT_THREADS = 8
 _ANSWER_SECONDS = 20.0
 _STOP_SECONDS = 10.0
 _REPEAT_REFUSAL_SECONDS = 600.0
@@ -211,7 +212,7 @@ class ReportService:
         self.completions.start()
         self._workers = [
             threading.Thread(target=self._work, name=f"host-reports-{number}", daemon=True)
-            for number in range(self._settings.workers)
+            for number in range(_REPORT_THREADS)
         ]
         for worker in self._workers:
             worker.start()

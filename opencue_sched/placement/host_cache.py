@@ -273,6 +273,11 @@ def _sum(taken: Iterable[Reservation]) -> Reservation:
 FetchHosts = Callable[[str, Sequence[str]], Mapping[str, Sequence[HostReading]]]
 """``fetch(facility_id, tags)``: the bookable hosts (UP, OPEN) of the facility by tag, in one query."""
 
+CHECKOUT_SECONDS = 12.0
+GROUP_REFRESH_SECONDS = 10.0
+"""Between full reads of a group. Changes in between arrive by the change log; this finds those whose news was lost."""
+_FETCHES_AT_ONCE = 4
+"""Host queries of one process: the pool's other connections are left to the passes."""
 _FIRST_LISTED = 4
 """Hosts listed under the lock at first; each further listing is four times as long."""
 _SCORED_CANDIDATES = 500
@@ -309,9 +314,10 @@ class HostCache:
     sees the host without those, although nothing is booked yet: that is a *hold*. ``settle`` ends the holds once the
     outcome of the booking is known.
 
-    ``fetch`` reads hosts for groups that are absent or older than ``group_refresh_interval``; hosts named by the change
+    ``fetch`` reads hosts for groups that are absent or older than ``GROUP_REFRESH_SECONDS``; hosts named by the change
     log come through ``reading`` and ``apply`` in between. ``clock`` is in seconds and never runs backwards.
-    ``checkout_timeout`` also bounds holds (see ``KnownHosts``), so it must be longer than a booking's commit deadline.
+    A host checked out for ``checkout_seconds`` is taken back. That also bounds holds (see ``KnownHosts``), so it
+    must be longer than ``accounting.commit_deadline``: else a host is handed out again while its plan may be committed.
     """
 
     def __init__(
@@ -320,6 +326,7 @@ class HostCache:
         fetch: FetchHosts,
         *,
         instance: str = "",
+        checkout_seconds: float = CHECKOUT_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
@@ -327,8 +334,8 @@ class HostCache:
         self._clock = clock
         self._hosts = KnownHosts(
             HostGroups(memory_key_divisor_kb=settings.memory_key_divisor // 1024, instance=instance),
-            hold_seconds=settings.checkout_timeout,
-            checkout_seconds=settings.checkout_timeout,
+            hold_seconds=checkout_seconds,
+            checkout_seconds=checkout_seconds,
         )
         self._groups: dict[GroupKey, _Group] = {}
         self._latest = self._expired_at = -math.inf
@@ -339,7 +346,7 @@ class HostCache:
         self._given_up = 0
         self._lock = threading.Condition()
         self._group_permits = threading.BoundedSemaphore(settings.concurrent_groups)
-        self._fetch_permits = threading.BoundedSemaphore(settings.concurrent_fetch_permit)
+        self._fetch_permits = threading.BoundedSemaphore(_FETCHES_AT_ONCE)
 
     # Reading hosts
 
@@ -542,7 +549,7 @@ class HostCache:
         """Whether the group is absent or expired."""
         if group.fetched_at is None or group.fetched_at < self._expired_at:
             return True
-        return now - group.fetched_at >= self._settings.group_refresh_interval
+        return now - group.fetched_at >= GROUP_REFRESH_SECONDS
 
     def _fetch_groups(self, facility_id: str, keys: Sequence[GroupKey]) -> None:
         readings: Mapping[str, Sequence[HostReading]] | None = None

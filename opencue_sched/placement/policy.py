@@ -74,15 +74,17 @@ class Policy:
     score: Score | None = None
 
 
+MEM_RESERVED_MIN_KB = 250 * 1024
+"""A proc reserves no less, as with Cuebot (its ``mem_reserved_min``): a frame without an estimate needs some."""
+
+
 def policy_for(queue: Queue, show_name: str) -> Policy:
     """The policy the settings ask for."""
     return Policy(
         rules=Rules(
             memory_stranded_threshold_kb=queue.memory_stranded_threshold // 1024,
             selfish_services=frozenset(queue.selfish_services),
-            mem_reserved_min_kb=queue.mem_reserved_min // 1024,
+            mem_reserved_min_kb=MEM_RESERVED_MIN_KB,
         ),
         strategy=strategy_for(queue, show_name),
-        attempts_per_layer=queue.host_candidate_attempts_per_layer,
-        max_frames=queue.max_frames_per_plan,
     )

@@ -349,7 +349,7 @@ def take_from_hosts(connection: Connection, bookings: Sequence[Booking], *, repo
     """Lower the idle columns of locked hosts, each host once by the sum of its bookings.
 
     ``reported_free`` also lowers what the machine reports free, which only a host report raises again: for
-    benchmarks without RQD (``host_cache.update_stat_on_book``).
+    benchmarks without RQD (``rqd.dry_run_mode``).
     """
     sums: dict[str, list[int]] = {}
     for booking in bookings:

@@ -17,6 +17,11 @@ _TAKES_NO_WRITES = "25006"
 OURS = "opencue-sched"
 """How the name of every session of ours begins: the guard on procs knows by it who may book frames of managed shows."""
 
+CONNECT_SECONDS = 5
+"""Time to make a connection, or to get one of the pool: shorter than a leader's lease lives after a missed renewal."""
+STATEMENT_SECONDS = 30
+"""After this the server cancels a statement: the longest of ours take a second, so the farm's data are out of hand."""
+
 DEAD_CONNECTION = {
     "keepalives": 1,
     "keepalives_idle": 3,
@@ -37,18 +42,17 @@ def make_engine(settings: Settings, *, application_name: str = OURS, pool_size: 
     A connection whose server takes no writes is not used again, nor are those made before it: behind a proxy, or an
     address that moves, the one that does is behind a new connection only, and a standby answers to every pre-ping.
     """
-    database = settings.database
     engine = create_engine(
         settings.sqlalchemy_url,
-        pool_size=pool_size or database.pool_size,
+        pool_size=pool_size or settings.database.pool_size,
         max_overflow=0,
         pool_pre_ping=True,
         pool_recycle=3600,
-        pool_timeout=database.connect_timeout,
+        pool_timeout=CONNECT_SECONDS,
         connect_args={
-            "connect_timeout": max(1, round(database.connect_timeout)),
+            "connect_timeout": CONNECT_SECONDS,
             "application_name": application_name,
-            "options": f"-c statement_timeout={int(database.statement_timeout * 1000)} -c timezone=UTC",
+            "options": f"-c statement_timeout={STATEMENT_SECONDS}s -c timezone=UTC",
             **DEAD_CONNECTION,
         },
     )

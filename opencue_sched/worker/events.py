@@ -37,7 +37,7 @@ from opencue_sched.farm.model import EventCounts
 from opencue_sched.lua_scripts import call_scripts
 from opencue_sched.settings import Settings
 from opencue_sched.store.accounting import managed_show_ids
-from opencue_sched.store.engine import DEAD_CONNECTION, connect
+from opencue_sched.store.engine import CONNECT_SECONDS, DEAD_CONNECTION, connect
 from opencue_sched.store.shows import shows_under
 from opencue_sched.worker.flip import follow_handed_back
 
@@ -77,7 +77,6 @@ class NotificationListener:
 
     def __init__(self, settings: Settings, handlers: Handlers, *, counts: EventCounts | None = None) -> None:
         self._address = database_address(settings.sqlalchemy_url)
-        self._connect_timeout = max(1, round(settings.database.connect_timeout))
         self._handlers = handlers
         self.counts = counts or EventCounts()
         self._stop = threading.Event()
@@ -140,7 +139,7 @@ class NotificationListener:
 
     def _connect(self) -> Any:
         ours = {
-            "connect_timeout": self._connect_timeout,
+            "connect_timeout": CONNECT_SECONDS,
             "application_name": "opencue-sched-listener",
             "options": "-c statement_timeout=5000",
             **DEAD_CONNECTION,

@@ -23,6 +23,7 @@ from opencue_sched.coordination.presence import list_members
 from opencue_sched.coordination.queues import survey_queues
 from opencue_sched.coordination.transport import count_unreadable_with
 from opencue_sched.dispatch.clusters import scoped_facilities
+from opencue_sched.dispatch.cooldown import EMPTY_SLEEP_SECONDS
 from opencue_sched.dispatch.verdicts import VerdictLog, count_frames_behind
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.settings import Settings
@@ -207,8 +208,7 @@ class FleetSurvey:
         """
         cooled_down = {cooldown.key for cooldown in self._postings.cooldowns()}
         count_frames_behind(self._engine, self._settings, self._verdicts, self._facts, cooled_down=cooled_down)
-        queue = self._settings.queue
-        longest = max(queue.cluster_empty_sleep, queue.cluster_saturated_sleep)
+        longest = max(EMPTY_SLEEP_SECONDS, self._settings.queue.cluster_saturated_sleep)
         waiting = self._verdicts.waiting(believed_seconds=max(60.0, 3 * longest))
         for verdict in Verdict:
             waiting_frames.labels(verdict.value).set(waiting.by_verdict.get(verdict.value, 0))

@@ -21,7 +21,7 @@ from typing import Any
 import structlog
 
 from opencue_sched.errors import InvalidInput
-from opencue_sched.settings import Logging
+from opencue_sched.settings import Logging, unknown_variables
 
 SQL_LOGGER = "sqlalchemy.engine"
 _SEVERAL_LINES_A_TASK = ("celery.worker.strategy", "celery.app.trace", "kombu", "celery.redirected")
@@ -29,7 +29,8 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 
 def configure_logging(settings: Logging) -> None:
-    """Send structlog and the standard library's records to standard error, and to a file if asked to."""
+    """Send structlog and the standard library's records to standard error, and to a file if asked to; then warn of
+    variables that are no settings. Raises InvalidInput for an unknown level, and OSError for a file."""
     level = _LEVELS.get(settings.level.lower())
     if level is None:
         raise InvalidInput(f"logging.level {settings.level!r} is none of {', '.join(_LEVELS)}")
@@ -49,9 +50,7 @@ def configure_logging(settings: Logging) -> None:
         foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer]
     )
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
-    if settings.file_appender:
-        if settings.path is None:
-            raise InvalidInput("logging.file_appender is on but logging.path names no file")
+    if settings.path is not None:
         handlers.append(logging.FileHandler(settings.path))
     root = logging.getLogger()
     for old in list(root.handlers):
@@ -71,6 +70,8 @@ def configure_logging(settings: Logging) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
+    for name in unknown_variables(os.environ):
+        structlog.get_logger(__name__).warning("variable_is_no_setting", variable=name)
 
 
 def _hush(hush: bool) -> None:

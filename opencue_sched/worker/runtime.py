@@ -57,7 +57,7 @@ from opencue_sched.farm.reaper import Reaper
 from opencue_sched.insight.stores import check_stores
 from opencue_sched.placement.host_groups import HostChanges
 from opencue_sched.settings import Settings, get_settings
-from opencue_sched.store.engine import make_engine
+from opencue_sched.store.engine import STATEMENT_SECONDS, make_engine
 from opencue_sched.store.schema import SchemaFacts, check_schema, refuse_unmigrated
 from opencue_sched.worker import fleet_metrics, metrics
 from opencue_sched.worker.events import Events
@@ -126,6 +126,8 @@ class Background:
                 del self._running[name]
 
 
+COMMIT_MARGIN_SECONDS = 2.0
+"""A checked-out host is taken back this long after the last moment at which its booking may be committed."""
 SLEEPS_A_LAYER_RESTS = 2
 """A layer that finds no host rests longer than its cluster sleeps, so that the jobs behind it have their turn."""
 
@@ -139,7 +141,7 @@ class Runtime:
         self.engine = make_engine(settings, application_name=f"opencue-sched {settings.instance}"[:63])
         self.client = make_redis(settings.redis_dsn, settings)
         self.ledger = make_ledger(self.engine, self.client, owner=settings.instance)
-        self.managed = ManagedShows(self.engine, settings.accounting.managed_shows_ttl)
+        self.managed = ManagedShows(self.engine)
         self.changes = HostChanges(self.client, settings.coordination.namespace)
         self.channels = RqdChannels(settings.rqd)
         self.postings = ClusterPostings(
@@ -154,7 +156,7 @@ class Runtime:
             ttl_seconds=settings.coordination.claim_ttl,
             # No step of a pass takes longer, unless PostgreSQL is so slow that some statement does.
             patience_seconds=settings.accounting.commit_deadline,
-            longest_patience_seconds=settings.database.statement_timeout,
+            longest_patience_seconds=STATEMENT_SECONDS,
         )
         self.membership = Membership(
             self.client, settings, lambda: {claim.cluster.key for claim in self.renewer.held()}
@@ -176,7 +178,14 @@ class Runtime:
 
     @cached_property
     def hosts(self) -> HostFeed:
-        return HostFeed(self.engine, self.changes, self.settings.host_cache, instance=self.settings.instance)
+        return HostFeed(
+            self.engine,
+            self.changes,
+            self.settings.host_cache,
+            instance=self.settings.instance,
+            # A host must not be handed out again while what was planned on it may still be committed.
+            checkout_seconds=self.settings.accounting.commit_deadline + COMMIT_MARGIN_SECONDS,
+        )
 
     @cached_property
     def sweeper(self) -> Sweeper:
@@ -327,7 +336,6 @@ class Runtime:
             self._ledger_under(fence),
             age_seconds=accounting.in_flight_age,
             first_seen=self.first_seen,
-            cas_max_retries=accounting.cas_max_retries,
         )
         metrics.record_recompute(report)
         notice_flips(self.engine, self.client)

@@ -273,7 +273,6 @@ def test_a_frozen_worker_does_no_harm_when_it_goes_on(site):
 # A pass that waits for a lock as long as a slow machine takes to tell its worker to stop.
 PATIENT = {
     "OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE": "100s",
-    "OPENCUE_SCHED_HOST_CACHE__CHECKOUT_TIMEOUT": "110s",
     "OPENCUE_SCHED_ACCOUNTING__IN_FLIGHT_AGE": "300s",
 }
 
@@ -785,8 +784,7 @@ def resumes(site: Site, node: str, **environment: str) -> bool:
 
 # A lease that a beat of a slow machine does not lose by itself.
 LASTING = {
-    "OPENCUE_SCHED_COORDINATION__LEASE_TTL": "8s",
-    "OPENCUE_SCHED_COORDINATION__RENEW_DEADLINE": "7s",
+    "OPENCUE_SCHED_COORDINATION__LEASE_TTL": "10s",
 }
 
 

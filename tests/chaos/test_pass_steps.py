@@ -155,7 +155,6 @@ def stage(engine, settings, database_url, redis_server, redis_client) -> Iterato
             "OPENCUE_SCHED_REDIS_URL": redis_server.url,
             "OPENCUE_SCHED_RQD__ADDRESSES": json.dumps(addresses),
             **{f"OPENCUE_SCHED_ACCOUNTING__{name.upper()}": str(seconds) for name, seconds in PATIENT.items()},
-            "OPENCUE_SCHED_HOST_CACHE__CHECKOUT_TIMEOUT": "110",
         }
         command = [sys.executable, "-m", "tests.chaos.stepped_pass"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

@@ -192,7 +192,7 @@ class Worker:
     def __init__(self, engine: Engine, changes: HostChanges, facility_id: str) -> None:
         self.engine, self.changes, self.facility_id = engine, changes, facility_id
         # Groups never expire here: whatever is seen later has come through the change log.
-        self.cache = HostCache(HostCacheSettings(group_refresh_interval=3600), self.fetch)
+        self.cache = HostCache(HostCacheSettings(), self.fetch, clock=lambda: 0.0)
         self.cursor, _ = changes.since(None)
         self.cache.refresh(facility_id, ["general"])
 

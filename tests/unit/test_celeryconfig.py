@@ -20,7 +20,8 @@ from opencue_sched.beat import LeaderScheduler
 from opencue_sched.celery import app
 from opencue_sched.coordination.names import QueueName, QueueType, common_queue, consumed_queues
 from opencue_sched.farm.reaper import HISTORY_SECONDS, REAP_SECONDS
-from opencue_sched.settings import Database, Rqd, Settings, get_settings
+from opencue_sched.settings import Rqd, Settings, get_settings
+from opencue_sched.store.engine import STATEMENT_SECONDS
 from opencue_sched.worker.upkeep import REAP_TURN_SECONDS
 
 TASKS = {
@@ -172,7 +173,7 @@ def test_a_beat_knows_the_tasks_without_loading_what_runs_them_and_a_worker_load
 
 def test_a_reap_ends_before_its_message_is_handed_out_again_and_its_turn_before_that() -> None:
     begun = REAP_SECONDS + Rqd().kill_timeout + HISTORY_SECONDS
-    longest = begun + 2 * Database().statement_timeout
+    longest = begun + 2 * STATEMENT_SECONDS
     assert longest < celeryconfig.broker_transport_options["visibility_timeout"]
     assert begun < REAP_TURN_SECONDS
     assert celeryconfig.broker_transport_options["visibility_timeout"] > REAP_TURN_SECONDS

@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from opencue_sched import settings as settings_module
 from opencue_sched.coordination.names import checked_name
 from opencue_sched.errors import WrongConfiguration
-from opencue_sched.settings import Settings, get_settings, setting_fields
-from opencue_sched.worker.setting_names import setting_problems
+from opencue_sched.settings import Settings, get_settings, setting_fields, setting_problems, unknown_variables
 
 ROOT = Path(__file__).resolve().parents[2]
 # Read by a property of Settings itself, checked by its validator, or documented as Celery's job.
 READ_ELSEWHERE = {
-    "queue.core_multiplier",
     "queue.stream.cluster_buffer_size",
     "queue.stream.job_buffer_size",
     "database.db_host",
@@ -45,13 +44,11 @@ def no_environment(monkeypatch):
         ("queue.cluster_reload_interval", 120),
         ("queue.manual_tags_chunk_size", 100),
         ("queue.hostname_tags_chunk_size", 300),
-        ("queue.host_candidate_attempts_per_layer", 10),
         ("queue.host_booking_strategy.core_saturation", True),
         ("queue.host_booking_strategy.memory_saturation", False),
         ("queue.frame_memory_soft_limit", 1.6),
         ("queue.frame_memory_hard_limit", 2.0),
         ("queue.metrics_port", 9090),
-        ("queue.cluster_empty_sleep", 30),
         ("queue.cluster_saturated_sleep", 5),
         ("queue.max_jobs_per_cluster_pass", 20),
         ("database.pool_size", 20),
@@ -61,7 +58,6 @@ def no_environment(monkeypatch):
         ("accounting.recompute_interval_seconds", 120),
         ("accounting.limit_reseed_interval_seconds", 300),
         ("accounting.redis_pool_size", 20),
-        ("accounting.managed_shows_ttl", 30),
         ("logging.level", "info"),
         ("scheduler.facility", None),
         ("scheduler.ignore_tags", ()),
@@ -152,16 +148,16 @@ def test_a_whole_section_that_is_no_json_is_refused_by_its_name(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("s.yaml", "queue:\n  cluster_empty_sleep: 1m\nscheduler:\n  facility: spi\n"),
-        ("s.toml", '[queue]\ncluster_empty_sleep = "1m"\n[scheduler]\nfacility = "spi"\n'),
+        ("s.yaml", "queue:\n  cluster_reload_interval: 1m\nscheduler:\n  facility: spi\n"),
+        ("s.toml", '[queue]\ncluster_reload_interval = "1m"\n[scheduler]\nfacility = "spi"\n'),
     ],
 )
 def test_a_file_is_read_and_the_environment_wins(tmp_path, monkeypatch, name, text):
     (tmp_path / name).write_text(text)
     monkeypatch.setenv("OPENCUE_SCHED_CONFIG", str(tmp_path / name))
-    assert Settings().queue.cluster_empty_sleep == 60
-    monkeypatch.setenv("OPENCUE_SCHED_QUEUE__CLUSTER_EMPTY_SLEEP", "7")
-    assert Settings().queue.cluster_empty_sleep == 7
+    assert Settings().queue.cluster_reload_interval == 60
+    monkeypatch.setenv("OPENCUE_SCHED_QUEUE__CLUSTER_RELOAD_INTERVAL", "7")
+    assert Settings().queue.cluster_reload_interval == 7
     assert Settings().scheduler.facility == "spi"
 
 
@@ -171,65 +167,49 @@ def test_a_missing_file_is_named(monkeypatch, tmp_path):
         Settings()
 
 
-def test_unknown_keys_and_nonsense_are_refused(monkeypatch, tmp_path):
-    (tmp_path / "s.yaml").write_text("queue:\n  cluster_emty_sleep: 3\n")
-    monkeypatch.setenv("OPENCUE_SCHED_CONFIG", str(tmp_path / "s.yaml"))
+def test_unknown_keys_and_nonsense_are_refused_by_the_variables_name(monkeypatch):
+    monkeypatch.setenv("OPENCUE_SCHED_QUEUE__WORKR", "3")
+    monkeypatch.setenv("OPENCUE_SCHED_QUEUE__CLUSTER_RELOAD_INTERVAL", "soon")
     with pytest.raises(ValidationError) as refusal:
         Settings()
     assert setting_problems(refusal.value) == [
-        f"setting queue.cluster_emty_sleep in {tmp_path / 's.yaml'}: there is no such setting; "
-        "did you mean queue.cluster_empty_sleep?"
+        "setting OPENCUE_SCHED_QUEUE__CLUSTER_RELOAD_INTERVAL: 'soon' is not a duration; write 30, '30s', '2m' or '3h'",
+        "setting OPENCUE_SCHED_QUEUE__WORKR: there is no such setting",
     ]
-    monkeypatch.delenv("OPENCUE_SCHED_CONFIG")
-    monkeypatch.setenv("OPENCUE_SCHED_QUEUE__CLUSTER_EMTY_SLEEP", "3")
-    with pytest.raises(ValidationError) as refusal:
-        Settings()
-    assert setting_problems(refusal.value) == [
-        "setting OPENCUE_SCHED_QUEUE__CLUSTER_EMTY_SLEEP: there is no such setting; "
-        "did you mean OPENCUE_SCHED_QUEUE__CLUSTER_EMPTY_SLEEP?"
-    ]
-    monkeypatch.delenv("OPENCUE_SCHED_QUEUE__CLUSTER_EMTY_SLEEP")
-    monkeypatch.setenv("OPENCUE_SCHED_QUEUE__CLUSTER_EMPTY_SLEEP", "soon")
-    with pytest.raises(ValidationError, match="not a duration"):
-        Settings()
 
 
 @pytest.mark.parametrize(
     ("text", "key", "reason"),
     [
-        ("queue: {workr: 1}", "queue.workr", "there is no such setting; did you mean queue.worker_threads?"),
-        ("rqd: {port: 1}", "rqd.port", "there is no such setting; did you mean rqd.grpc_port?"),
-        ("queue: {facility: x}", "queue.facility", "there is no such setting; did you mean scheduler.facility?"),
-        ("qeueu: {worker_threads: 1}", "qeueu", "there is no such setting; did you mean queue?"),
-        (
-            "queue: {stream: {cluster_bufer: 1}}",
-            "queue.stream.cluster_bufer",
-            "there is no such setting; did you mean queue.stream.cluster_buffer_size?",
-        ),
-        ("queue: {zzz: 1}", "queue.zzz", "there is no such setting"),
-        ("queue: {cluster_empty_sleep: soon}", "queue.cluster_empty_sleep", "'soon' is not a duration; write 30"),
+        ("queue: {workr: 1}", "queue.workr", "there is no such setting"),
+        ("qeueu: {worker_threads: 1}", "qeueu", "there is no such setting"),
+        ("queue: {stream: {cluster_bufer: 1}}", "queue.stream.cluster_bufer", "there is no such setting"),
+        ("queue: {cluster_reload_interval: soon}", "queue.cluster_reload_interval", "'soon' is not a duration; write"),
         ("queue: 3", "queue", "Input should be"),
         ("rqd: {addresses: {a: 1}}", "rqd.addresses.a", "Input should be a valid string"),
-        ("sentry_dsn: x", "sentry_dsn", "a key of the reference scheduler that is not needed here"),
-        ("queue: {monitor_interval: 5s}", "queue.monitor_interval", "a key of the reference scheduler that is not"),
-        ("queue: {empty_job_cycles_before_quiting: 5}", "queue.empty_job_cycles_before_quiting", "a key of the ref"),
-        ("host_cache: {monitoring_interval: 1s}", "host_cache.monitoring_interval", "a key of the reference"),
+        ("sentry_dsn: x", "sentry_dsn", "there is no such setting; it is not needed here"),
+        ("queue: {monitor_interval: 5s}", "queue.monitor_interval", "there is no such setting; it is not needed here"),
         (
             "queue: {host_booking_strategy: {type: saturation}}",
             "queue.host_booking_strategy.type",
-            "a key of the reference scheduler that does not exist here: hosts are chosen by",
+            "there is no such setting; hosts are chosen by core_saturation and memory_saturation",
         ),
-        ("database: {core_multiplier: 100}", "database.core_multiplier", "a key of the reference scheduler"),
         (
             "accounting: {redis: {host: h, port: 1}}",
             "accounting.redis",
-            "a key of the reference scheduler that is not needed here: accounting.redis_url says where Redis is",
+            "there is no such setting; use accounting.redis_url",
         ),
         (
             "accounting: {recompute_interval: 15s}",
             "accounting.recompute_interval",
-            "a key of the reference scheduler that is accounting.recompute_interval_seconds here",
+            "there is no such setting; use accounting.recompute_interval_seconds",
         ),
+        (
+            "coordination: {renew_deadline: 5s}",
+            "coordination.renew_deadline",
+            "there is no such setting; it follows from coordination.lease_ttl",
+        ),
+        ("queue: {max_frames_per_plan: 5}", "queue.max_frames_per_plan", "there is no such setting; it is fixed here"),
     ],
 )
 def test_a_wrong_key_or_value_of_a_file_is_named_with_the_file(monkeypatch, tmp_path, text, key, reason):
@@ -239,34 +219,36 @@ def test_a_wrong_key_or_value_of_a_file_is_named_with_the_file(monkeypatch, tmp_
     with pytest.raises(ValidationError) as refusal:
         Settings()
     (problem,) = setting_problems(refusal.value)
-    assert problem.startswith(f"setting {key} in {file}: {reason}")
+    variable = f"OPENCUE_SCHED_{key.replace('.', '__').upper()}"
+    assert problem.startswith(f"setting {variable} ({key} in {file}): {reason}")
 
 
-def test_what_the_environment_says_in_place_of_a_file_is_named_by_its_variable(monkeypatch, tmp_path):
-    (tmp_path / "s.yaml").write_text("queue:\n  cluster_empty_sleep: 3s\n")
-    monkeypatch.setenv("OPENCUE_SCHED_CONFIG", str(tmp_path / "s.yaml"))
-    monkeypatch.setenv("opencue_sched_queue__cluster_empty_sleep", "soon")
-    with pytest.raises(ValidationError) as refusal:
-        Settings()
-    (problem,) = setting_problems(refusal.value)
-    assert problem.startswith("setting OPENCUE_SCHED_QUEUE__CLUSTER_EMPTY_SLEEP: 'soon' is not a duration")
+def test_what_was_removed_is_no_setting():
+    assert not settings_module._REPLACED.keys() & {".".join(path) for path, _ in setting_fields()}
+
+
+def test_no_setting_and_nothing_of_others_is_warned_of():
+    names = ["OPENCUE_SCHED_" + "__".join(path).upper() for path, _ in setting_fields()]
+    others = ["OPENCUE_SCHED_CONFIG", "OPENCUE_SCHED_TEST_DEEP", "OPENCUE_SCHED_CHAOS_DATABASE", "OPENCUE_HOME", "PATH"]
+    stems = ("OPENCUE_SCHED", "OPENCUE_SCHED_WORKER")
+    ends = ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_GRPC", "PORT", "PORT_8443_TCP", "PORT_8443_TCP_ADDR")
+    kubernetes = [f"{stem}_{end}" for stem in stems for end in ends]
+    known = [*names, *(name.lower() for name in names), "OPENCUE_SCHED_QUEUE", *others]
+    assert unknown_variables(dict.fromkeys(known, "1") | dict.fromkeys(kubernetes, "tcp://10.0.0.1:8443")) == []
+
+
+@pytest.mark.parametrize("name", ["QEUEU__METRICS_PORT", "QUEUE_METRICS_PORT", "METRICS_PORT", "FACILITY", "ZZZ"])
+def test_a_variable_that_is_no_setting_is_found(name):
+    assert unknown_variables({f"OPENCUE_SCHED_{name}": "1"}) == [f"OPENCUE_SCHED_{name}"]
 
 
 def test_contradictions_are_reported_all_at_once(monkeypatch):
     monkeypatch.setenv("OPENCUE_SCHED_ACCOUNTING__IN_FLIGHT_AGE", "11")
-    monkeypatch.setenv("OPENCUE_SCHED_COORDINATION__LEASE_TTL", "5")
+    monkeypatch.setenv("OPENCUE_SCHED_QUEUE__FRAME_MEMORY_HARD_LIMIT", "1")
     with pytest.raises(ValidationError) as refusal:
         Settings()
     assert "in_flight_age" in str(refusal.value)
-    assert "lease_ttl" in str(refusal.value)
-
-
-def test_a_host_is_not_handed_out_again_before_its_commit_can_no_longer_happen(monkeypatch):
-    monkeypatch.setenv("OPENCUE_SCHED_HOST_CACHE__CHECKOUT_TIMEOUT", "10s")
-    with pytest.raises(ValidationError, match=r"host_cache\.checkout_timeout must be longer than accounting\."):
-        Settings()
-    monkeypatch.setenv("OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE", "9s")
-    assert Settings().host_cache.checkout_timeout == 10
+    assert "frame_memory_hard_limit" in str(refusal.value)
 
 
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg", "postgresql+psycopg2"])

@@ -41,7 +41,6 @@ def test_a_worker_warns_of_a_misspelt_variable_in_its_log() -> None:
     warnings = [line for line in ran.stderr.splitlines() if "variable_is_no_setting" in line]
     assert (ran.returncode, len(warnings)) == (75, 1)
     assert '"variable": "OPENCUE_SCHED_QEUEU__METRICS_HOST"' in warnings[0]
-    assert '"did_you_mean": "OPENCUE_SCHED_QUEUE__METRICS_HOST"' in warnings[0]
 
 
 @pytest.mark.parametrize("role", ["beat", "flower"])

@@ -11,12 +11,14 @@ from sqlalchemy import Connection, Engine, text
 
 from opencue_sched.accounting import keys
 from opencue_sched.coordination.postings import ClaimRenewer, Enqueued
+from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.cooldown import PASSES_BEFORE_A_TURN
 from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.cluster import Cluster, ClusterKind, Verdict
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
+from opencue_sched.placement.policy import policy_for
 from opencue_sched.settings import Rqd, Settings
 
 from .passes import Passes, passes
@@ -328,17 +330,18 @@ def test_a_host_that_is_all_idle_goes_to_the_frames_that_wait_for_one_however_of
     assert (running(engine, wide_job.id), running(engine, low.id)) == (1, 12)
 
 
-def test_jobs_for_which_a_plan_has_no_room_any_more_were_not_looked_at_in_vain(here: Passes, engine: Engine) -> None:
+def test_jobs_for_which_a_plan_has_no_room_any_more_were_not_looked_at_in_vain(
+    here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host(cores=64, memory_gb=512)
         farm.jobs([JobSpec([LayerSpec()], priority=100 - number) for number in range(WINDOW + 10)])
         cluster = Cluster(farm.facility(), farm.default_show().id, ClusterKind.ALLOC, ("general",))
-    queue = here.settings.queue.model_copy(update={"max_frames_per_plan": 1})
-    runner = replace(here.runner, settings=here.settings.model_copy(update={"queue": queue}))
+    monkeypatch.setattr(cluster_pass, "policy_for", lambda queue, show: replace(policy_for(queue, show), max_frames=1))
 
     for _ in range(PASSES_BEFORE_A_TURN + 2):
-        runner.run(cluster, alive=lambda: True)
+        here.runner.run(cluster, alive=lambda: True)
 
     with engine.connect() as connection:
         booked = connection.execute(

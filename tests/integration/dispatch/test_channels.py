@@ -63,18 +63,18 @@ def test_idle_connections_are_closed_and_borrowed_ones_are_not(
 ) -> None:
     # given a pool whose clock we hold, with connections to two hosts, one of them in use
     now = [0.0]
-    settings = Rqd(addresses=farm.addresses, channel_idle_timeout=60.0)
+    settings = Rqd(addresses=farm.addresses)
     with RqdChannels(settings, clock=lambda: now[0]) as channels:
         assert look(channels, request("sim0001").ref).place is Whereabouts.ABSENT
         with channels.stub("sim0002"):
             assert channels.open_addresses == {farm.addresses["sim0001"], farm.addresses["sim0002"]}
             # when the idle time-out passes
-            now[0] = 61.0
+            now[0] = 301.0
             assert channels.evict_idle() == 1
             assert channels.open_addresses == {farm.addresses["sim0002"]}
 
         # then the borrowed one counts as used until it was given back, and another use cleans up by itself
-        now[0] = 200.0
+        now[0] = 1000.0
         assert look(channels, request("sim0003").ref).place is Whereabouts.ABSENT
         assert channels.open_addresses == {farm.addresses["sim0003"]}
 

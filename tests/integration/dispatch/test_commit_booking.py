@@ -237,8 +237,8 @@ def test_a_frame_planned_twice_runs_once(engine: Engine, settings: Settings) -> 
     assert_consistent(engine)
 
 
-def test_reported_free_memory_falls_only_when_asked(engine: Engine, settings: Settings) -> None:
-    lowering = settings.host_cache.model_copy(update={"update_stat_on_book": True})
+def test_reported_free_memory_falls_only_when_no_rqd_reports_it(engine: Engine, settings: Settings) -> None:
+    lowering = settings.rqd.model_copy(update={"dry_run_mode": True})
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host(memory_gb=16)
@@ -248,7 +248,7 @@ def test_reported_free_memory_falls_only_when_asked(engine: Engine, settings: Se
     commit(engine, [first], settings)
     with engine.connect() as connection:
         untouched = connection.scalar(text("SELECT int_mem_free FROM host_stat"))
-    result = commit(engine, [second], settings.model_copy(update={"host_cache": lowering}))
+    result = commit(engine, [second], settings.model_copy(update={"rqd": lowering}))
     with engine.connect() as connection:
         lowered = connection.scalar(text("SELECT int_mem_free FROM host_stat"))
 

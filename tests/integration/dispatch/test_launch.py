@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from opencue_sched.dispatch import launch
+from opencue_sched.dispatch import launch, rqd
 from opencue_sched.dispatch.launch import LaunchOutcome, LaunchState, launch_all
 from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.embedded.simulated_host import Answer
@@ -163,8 +163,9 @@ def test_what_cannot_be_sent_in_time_is_not_sent(farm: SimulatedFarm, channels: 
     assert all("its turn did not come" in str(outcome.error) for outcome in outcomes)
 
 
-def test_one_lane_serves_hosts_one_after_the_other(farm: SimulatedFarm, connect: Callable[..., RqdChannels]) -> None:
-    outcomes = launch_all(connect(launch_concurrency=1), [request(f"sim000{n}") for n in (1, 2, 3)])
+def test_one_lane_serves_hosts_one_after_the_other(channels: RqdChannels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rqd, "_CALLS_AT_ONCE", 1)
+    outcomes = launch_all(channels, [request(f"sim000{n}") for n in (1, 2, 3)])
     assert ends(outcomes) == [(LAUNCHED, 1)] * 3
 
 

@@ -105,7 +105,7 @@ class Site:
 
 @pytest.fixture
 def site(settings: Settings, engine: Engine, view: FarmView) -> Iterator[Site]:
-    release = settings.release.model_copy(update={"port": 0, "workers": 2, "lost_completion_grace": 0.3})
+    release = settings.release.model_copy(update={"port": 0, "lost_completion_grace": 0.3})
     settings = settings.model_copy(update={"release": release})
     with contextlib.ExitStack() as stack:
         client = make_redis(settings.redis_dsn, settings)

@@ -29,7 +29,7 @@ from opencue_sched.coordination.names import presence_index
 from opencue_sched.coordination.postings import FAILURE_KINDS
 from opencue_sched.coordination.presence import Presence
 from opencue_sched.coordination.transport import note_unreadable
-from opencue_sched.dispatch import cluster_pass
+from opencue_sched.dispatch import cluster_pass, dispatcher
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import Vertices
@@ -39,8 +39,9 @@ from opencue_sched.embedded.processes import free_port
 from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import CompletedFrame
+from opencue_sched.placement import host_cache
 from opencue_sched.placement.host_cache import CacheStats
-from opencue_sched.settings import Accounting, HostCacheSettings, Rqd, Settings
+from opencue_sched.settings import Accounting, Rqd, Settings
 from opencue_sched.store.jobs import quarantine_jobs
 from opencue_sched.worker import fleet_metrics, metrics
 from opencue_sched.worker.fleet_metrics import FleetSurvey
@@ -124,13 +125,14 @@ def app() -> Iterator[Celery]:
 
 
 @pytest.fixture
-def runtime(settings: Settings, redis_client, app: Celery) -> Iterator[Runtime]:
+def runtime(settings: Settings, redis_client, app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
     """What a worker has, in this process; its counters are open."""
+    monkeypatch.setattr(dispatcher, "EMPTY_SLEEP_SECONDS", 0.001)
+    monkeypatch.setattr(host_cache, "GROUP_REFRESH_SECONDS", 0.001)
     changed = settings.model_copy(
         update={
             "rqd": Rqd(dry_run_mode=True),
-            "queue": settings.queue.model_copy(update={"cluster_saturated_sleep": 0.001, "cluster_empty_sleep": 0.001}),
-            "host_cache": HostCacheSettings(group_refresh_interval=0.001),
+            "queue": settings.queue.model_copy(update={"cluster_saturated_sleep": 0.001}),
         }
     )
     redis_client.set("acct:epoch", Epoch.new(redis_client.info("server")["run_id"]).text)

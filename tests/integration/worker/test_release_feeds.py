@@ -37,7 +37,7 @@ def start(settings: Settings) -> Iterator[Start]:
                 update={
                     "instance": instance,
                     "accounting": Accounting(release_feed=feed, commit_deadline=0.01, in_flight_age=0.1),
-                    "coordination": Coordination(lease_ttl=15, renew_deadline=10, retry_interval=0.5),
+                    "coordination": Coordination(lease_ttl=4),
                 }
             )
             app = Celery("feeds", broker="memory://", set_as_current=False)

@@ -8,7 +8,7 @@ from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.settings import Queue
 from opencue_sched.store.pending import WaitingTag
 
-QUEUE = Queue(cluster_empty_sleep=30, cluster_saturated_sleep=5, cluster_reload_interval=120, active_scan_interval=2)
+QUEUE = Queue(cluster_saturated_sleep=5, cluster_reload_interval=120, active_scan_interval=2)
 
 
 class FakeClock:

@@ -227,10 +227,13 @@ class TestGroups:
         assert known == [1] * threads
 
     @pytest.mark.parametrize(
-        ("settings", "most"),
-        [({"concurrent_groups": 2, "concurrent_fetch_permit": 4}, 2), ({"concurrent_fetch_permit": 1}, 1)],
+        ("settings", "permits", "most"),
+        [(HostCacheSettings(concurrent_groups=2), 4, 2), (HostCacheSettings(), 1, 1)],
     )
-    def test_no_more_fetches_run_at_once_than_permitted(self, settings: dict[str, int], most: int) -> None:
+    def test_no_more_fetches_run_at_once_than_permitted(
+        self, monkeypatch: pytest.MonkeyPatch, settings: HostCacheSettings, permits: int, most: int
+    ) -> None:
+        monkeypatch.setattr(host_cache, "_FETCHES_AT_ONCE", permits)
         running = peak = 0
         lock = threading.Lock()
         enough, too_many = threading.Event(), threading.Event()
@@ -251,7 +254,7 @@ class TestGroups:
                 running -= 1
             return {tag: [] for tag in tags}
 
-        cache = HostCache(HostCacheSettings(**settings), fetch, instance="one")
+        cache = HostCache(settings, fetch, instance="one")
         threads = [threading.Thread(target=cache.refresh, args=("fac", [f"tag{number}"])) for number in range(6)]
         for thread in threads:
             thread.start()
@@ -339,7 +342,7 @@ class TestCheckOut:
 
     def test_a_check_out_that_lasts_too_long_is_taken_back(self, clock: Clock) -> None:
         # given a planner that does not come back
-        cache = make_cache(Farm(make_host(cores=8)), clock, checkout_timeout=12)
+        cache = make_cache(Farm(make_host(cores=8)), clock)
         lost = must_check_out(cache)
         clock.advance(12.1)
 
@@ -456,7 +459,7 @@ class TestReadsAndHolds:
 
     def test_a_hold_nobody_settles_ends_with_a_read_late_enough_to_know(self, clock: Clock) -> None:
         farm = Farm(make_host(cores=8))
-        cache = make_cache(farm, clock, checkout_timeout=12)
+        cache = make_cache(farm, clock)
         book_one(cache, "p1", 6)
 
         clock.advance(11)
@@ -644,7 +647,7 @@ class TestBeingBooked:
 
     def test_what_nobody_settles_is_under_way_as_long_as_it_is_held(self, clock: Clock) -> None:
         farm = Farm(make_host(cores=8))
-        cache = make_cache(farm, clock, checkout_timeout=12)
+        cache = make_cache(farm, clock)
         book_one(cache, "p1", 1)
         clock.advance(11)
         cache.apply(farm.read("h1"), [], read_at=clock())

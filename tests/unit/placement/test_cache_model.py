@@ -49,8 +49,9 @@ class Model:
         self.reads: list[Read] = []
         self.numbers = 0
         self.cache = HostCache(
-            HostCacheSettings(checkout_timeout=1e9, host_staleness_threshold=1e9),
+            HostCacheSettings(host_staleness_threshold=1e9),
             self.fetch,
+            checkout_seconds=1e9,
             instance="one",
             clock=lambda: self.now,
         )

@@ -658,17 +658,14 @@ def test_the_settings_give_the_policy() -> None:
     queue = Queue.model_validate(
         {
             "memory_stranded_threshold": "1GiB",
-            "mem_reserved_min": "512MiB",
             "selfish_services": ["arnold"],
-            "host_candidate_attempts_per_layer": 4,
-            "max_frames_per_plan": 99,
             "host_booking_strategy_by_show": {"preview": {"core_saturation": False}},
         }
     )
 
     policy = policy_for(queue, "preview")
 
-    assert policy.rules == Rules(GIB, frozenset({"arnold"}), GIB // 2)
+    assert policy.rules == Rules(GIB, frozenset({"arnold"}), 250 * 1024)
     assert policy.strategy == Strategy(Fit.WORST, Fit.WORST)
-    assert (policy.attempts_per_layer, policy.max_frames) == (4, 99)
+    assert (policy.attempts_per_layer, policy.max_frames) == (10, 500)
     assert policy_for(queue, "feature").strategy == Strategy()
