@@ -19,8 +19,7 @@ from benchmarks.takeover import fillers_killed, takeover
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import StoreState, store_state
 from opencue_sched.accounting.recompute import recompute
-from opencue_sched.accounting.show_import import CUEBOT_CACHE_SECONDS, ImportedShows
-from opencue_sched.worker.flip import flip_show
+from opencue_sched.accounting.show_handover import CUEBOT_CACHE_SECONDS, ImportedShows, flip_show
 
 _STREAM_FRAMES = 600
 _STREAM_SECONDS = 3.0

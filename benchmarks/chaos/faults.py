@@ -25,9 +25,9 @@ from benchmarks.chaos.silent_release import release_silently
 from benchmarks.chaos.site import Site
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.connection import make_redis
+from opencue_sched.accounting.show_handover import flip_show
 from opencue_sched.embedded.simulated_host import Answer
 from opencue_sched.errors import SchedulerError
-from opencue_sched.worker.flip import flip_show
 
 log = structlog.get_logger(__name__)
 

@@ -25,10 +25,9 @@ import structlog
 from sqlalchemy import Engine
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.caps import cap_rows_of_shows, reseed_limits
+from opencue_sched.accounting.caps import cap_rows_of_shows, note_imported, reseed_limits
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.ledger import Ledger, answering
-from opencue_sched.accounting.managed import note_imported
 from opencue_sched.accounting.recompute import DEFAULT_AGE_SECONDS, RecomputeReport, recompute
 from opencue_sched.accounting.reconcile import additions, may_still_commit, snapshot_of
 from opencue_sched.accounting.scripts import (

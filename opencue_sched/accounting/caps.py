@@ -20,7 +20,6 @@ from sqlalchemy import Connection, Engine
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import VertexKind, VertexRef
 from opencue_sched.accounting.ledger import Ledger, answering
-from opencue_sched.accounting.managed import imported_shows
 from opencue_sched.domain.units import UNLIMITED, cap_cores
 from opencue_sched.store import accounting as store
 from opencue_sched.store.engine import repeatable_read
@@ -54,6 +53,56 @@ def _load_on_demand(engine: Engine, ledger: Ledger, vertex_keys: Sequence[str]) 
     log.info("caps_loaded_on_demand", vertices=len(vertex_keys), written=report.written, missing=report.missing)
 
 
+# Which shows the ledger has the frames of. Frames of all other shows are foreign to a limit: they lower its cap.
+
+
+@dataclass(frozen=True, slots=True)
+class ImportNote:
+    """A field of ``acct:counted``: ``version`` of the show's row when it was imported; ``due``: when to import it again
+    and book it (Redis TIME, seconds), or 0 when it may be booked (accounting.show_handover)."""
+
+    version: str
+    due: float = 0.0
+
+    @property
+    def text(self) -> str:
+        return f"{self.version}|{self.due:.3f}"
+
+    @classmethod
+    def parse(cls, text: str | None) -> ImportNote | None:
+        """None for no note, and for one nobody understands."""
+        version, found, due = (text or "").partition("|")
+        try:
+            return cls(version, float(due)) if found else None
+        except ValueError:
+            return None
+
+
+def imported_shows(client: redis.Redis) -> dict[str, str]:
+    """Shows that are ours, each with the version of its row then. Raises NotReady.
+
+    To be read before PostgreSQL is asked for frames that the ledger does not have: a show that is imported in between
+    is taken for one that is not, and its frames count twice for a moment rather than not at all.
+    """
+    with answering():
+        texts = cast("Mapping[str, str]", client.hgetall(keys.IMPORTED))
+    notes = {show_id: ImportNote.parse(text) for show_id, text in texts.items()}
+    return {show_id: note.version for show_id, note in notes.items() if note is not None and not note.due}
+
+
+def note_imported(client: redis.Redis, versions: Mapping[str, str]) -> None:
+    """These shows are ours, as their rows were in these versions: by a flip, or by filling the store.
+
+    A row that was changed since belongs to a show that may have been away meanwhile: it is imported again.
+    """
+    if versions:
+        with answering():
+            client.hset(keys.IMPORTED, mapping={show: ImportNote(version).text for show, version in versions.items()})
+
+
+# Caps, read and written.
+
+
 def load_caps(engine: Engine, ledger: Ledger, vertex_keys: Collection[str]) -> CapsReport:
     """Read the caps of these vertices and write them. A subscription that does not exist has burst 0.
 
@@ -61,10 +110,10 @@ def load_caps(engine: Engine, ledger: Ledger, vertex_keys: Collection[str]) -> C
     """
     started = time.monotonic()
     wanted = _by_vertex_kind(vertex_keys)
-    counted = imported_shows(ledger.client) if VertexKind.LIMIT in wanted else {}
+    imported = imported_shows(ledger.client) if VertexKind.LIMIT in wanted else {}
     with repeatable_read(engine) as connection:
         version = store.caps_version(connection)
-        rows = _rows_of(connection, wanted, counted)
+        rows = _rows_of(connection, wanted, imported)
     written, kept = ledger.write_caps(version, rows)
     found = {key for key, _ in rows}
     missing = tuple(key for key in vertex_keys if key not in found)
@@ -75,24 +124,24 @@ def reseed_limits(engine: Engine, ledger: Ledger, show_ids: Collection[str]) -> 
     """Write all caps of these shows, and every limit. Subscriptions that were deleted get burst 0."""
     started = time.monotonic()
     stored = _stored_subscriptions(ledger.client, show_ids)
-    counted = imported_shows(ledger.client)
+    imported = imported_shows(ledger.client)
     with repeatable_read(engine) as connection:
         version = store.caps_version(connection)
-        rows = cap_rows_of_shows(connection, show_ids, counted)
+        rows = cap_rows_of_shows(connection, show_ids, imported)
     found = {key for key, _ in rows}
     rows += [(key, _NO_SUBSCRIPTION) for key in stored if key not in found]
     written, kept = ledger.write_caps(version, rows)
     return CapsReport(written, kept, (), _by_kind(rows), time.monotonic() - started)
 
 
-def cap_rows_of_shows(connection: Connection, show_ids: Collection[str], counted: Mapping[str, str]) -> list[CapRow]:
+def cap_rows_of_shows(connection: Connection, show_ids: Collection[str], imported: Mapping[str, str]) -> list[CapRow]:
     """Vertex keys and hash fields of all caps of these shows, and of every limit (see store.all_limits)."""
     return [
         *map(_subscription, store.subscriptions_of_shows(connection, show_ids)),
         *map(_folder, store.folders_of_shows(connection, show_ids)),
         *map(_job, store.jobs_of_shows(connection, show_ids)),
         *map(_point, store.points_of_shows(connection, show_ids)),
-        *map(_limit, store.all_limits(connection, counted)),
+        *map(_limit, store.all_limits(connection, imported)),
     ]
 
 
@@ -106,7 +155,7 @@ def _by_vertex_kind(vertex_keys: Collection[str]) -> dict[VertexKind, list[Verte
 
 
 def _rows_of(
-    connection: Connection, wanted: Mapping[VertexKind, Sequence[VertexRef]], counted: Mapping[str, str]
+    connection: Connection, wanted: Mapping[VertexKind, Sequence[VertexRef]], imported: Mapping[str, str]
 ) -> list[CapRow]:
     rows: list[CapRow] = []
     if refs := wanted.get(VertexKind.SUBSCRIPTION):
@@ -121,7 +170,7 @@ def _rows_of(
     if refs := wanted.get(VertexKind.POINT):
         rows += map(_point, store.points(connection, [(ref.ids[0], ref.ids[1]) for ref in refs]))
     if refs := wanted.get(VertexKind.LIMIT):
-        rows += map(_limit, store.limits(connection, [ref.ids[0] for ref in refs], counted))
+        rows += map(_limit, store.limits(connection, [ref.ids[0] for ref in refs], imported))
     return rows
 
 

@@ -9,6 +9,7 @@ import click
 from sqlalchemy import Connection, Engine
 
 from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.accounting.show_handover import Flip, flip_show, wait_of
 from opencue_sched.cli import output
 from opencue_sched.cli.inputs import (
     NEGATIVE_NUMBERS,
@@ -27,7 +28,6 @@ from opencue_sched.domain.units import SHOW_NAME_WIDTH
 from opencue_sched.settings import get_settings
 from opencue_sched.store import shows
 from opencue_sched.store.shows import Kind
-from opencue_sched.worker.flip import Flip, flip_show, wait_of
 
 _COLUMNS = (
     Column("show", "Show", "name"),

@@ -29,7 +29,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.ledger import BookAnswers, BookingRefused, Ledger
-from opencue_sched.accounting.show_import import ImportedShows
+from opencue_sched.accounting.show_handover import ImportedShows
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.queues import HostShares
 from opencue_sched.dispatch.commit import CommitResult, CommittedProc, CommitTurns, commit_plan
@@ -211,7 +211,7 @@ class PassRunner:
     rest: LayerRest
     shares: HostShares | None = None
     verdicts: VerdictLog | None = None
-    counted: ImportedShows | None = None
+    imported: ImportedShows | None = None
     bad_rows: BadRowLog = field(default_factory=BadRowLog)
     refusals: Refusals = field(default_factory=Refusals)
     locked: LockedHosts = field(default_factory=LockedHosts)
@@ -247,9 +247,9 @@ class PassRunner:
                 report.ended = PassEnd.SATURATED if waits else PassEnd.NO_JOBS
                 self._look_ahead(report, gathered, began)
                 return report
-            if self.counted is not None and not self.counted.admits(cluster.show_id):
+            if self.imported is not None and not self.imported.admits(cluster.show_id):
                 report.ended = PassEnd.SATURATED
-                log.info("show_not_counted_yet", cluster=cluster.key, show=cluster.show_id)
+                log.info("show_not_imported_yet", cluster=cluster.key, show=cluster.show_id)
                 return report
             wanted = {layer.id: len(layer.frames) for job in gathered.snapshot.jobs for layer in job.layers}
             if not alive():

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.bootstrap import StoreState, store_state
-from opencue_sched.accounting.managed import check_release_feed
+from opencue_sched.accounting.show_handover import check_release_feed
 from opencue_sched.coordination.leader import ONE_REDIS
 from opencue_sched.coordination.names import BoardKeys, LeaderKeys, QueueType, beat_role, cluster_board
 from opencue_sched.coordination.postings import ClusterCooldown, ClusterPostings, TrashedPosting

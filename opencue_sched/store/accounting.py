@@ -66,7 +66,7 @@ _POINTS = text(
     """
 )
 # What the frames that the ledger does not have leave of a limit, counted as OpenCue counts: running frames. They are of
-# shows that book elsewhere, and of managed ones that are not counted, or whose row changed since they were.
+# shows that book elsewhere, and of managed ones that are not imported, or whose row changed since they were.
 _LIMITS = """
     SELECT pk_limit_record, int_max_value,
            coalesce((SELECT sum(layer_stat.int_running_count)
@@ -76,7 +76,7 @@ _LIMITS = """
                         AND layer_stat.int_running_count > 0
                         AND NOT (show.b_scheduler_managed AND EXISTS (
                             SELECT 1
-                              FROM unnest(CAST(:counted AS varchar[]), CAST(:versions AS varchar[]))
+                              FROM unnest(CAST(:imported AS varchar[]), CAST(:versions AS varchar[]))
                                    AS note(show, version)
                              WHERE note.show = show.pk_show AND note.version = CAST(show.xmin AS text)
                         ))), 0) AS foreign_running
@@ -197,19 +197,19 @@ def points(connection: Connection, pairs: Sequence[tuple[str, str]]) -> list[Poi
     return [PointCaps(*row) for row in connection.execute(_POINTS, wanted)]
 
 
-def all_limits(connection: Connection, counted: Mapping[str, str]) -> list[LimitCaps]:
-    """``counted``: the shows whose frames the ledger has, each with the version of its row then."""
-    return [LimitCaps(*row) for row in connection.execute(_ALL_LIMITS, _counted(counted))]
+def all_limits(connection: Connection, imported: Mapping[str, str]) -> list[LimitCaps]:
+    """``imported``: the shows whose frames the ledger has, each with the version of its row then."""
+    return [LimitCaps(*row) for row in connection.execute(_ALL_LIMITS, _imported(imported))]
 
 
-def limits(connection: Connection, limit_ids: Collection[str], counted: Mapping[str, str]) -> list[LimitCaps]:
+def limits(connection: Connection, limit_ids: Collection[str], imported: Mapping[str, str]) -> list[LimitCaps]:
     """The same for some limits."""
-    parameters = {"ids": list(limit_ids), **_counted(counted)}
+    parameters = {"ids": list(limit_ids), **_imported(imported)}
     return [LimitCaps(*row) for row in connection.execute(_LIMITS_BY_ID, parameters)]
 
 
-def _counted(counted: Mapping[str, str]) -> dict[str, list[str]]:
-    return {"counted": list(counted), "versions": list(counted.values())}
+def _imported(imported: Mapping[str, str]) -> dict[str, list[str]]:
+    return {"imported": list(imported), "versions": list(imported.values())}
 
 
 # The five accounting tables of OpenCue, brought to what the proc table says (managed shows, only rows that differ).

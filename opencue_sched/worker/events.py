@@ -28,6 +28,7 @@ from opencue_sched.accounting.caps import load_caps, reseed_limits
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.recompute import RecomputeReport, recompute
 from opencue_sched.accounting.scripts import token_drop_call
+from opencue_sched.accounting.show_handover import follow_handed_back
 from opencue_sched.coordination.names import LookKeys
 from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.dispatch.failures import is_trouble
@@ -39,7 +40,6 @@ from opencue_sched.settings import Settings
 from opencue_sched.store.accounting import managed_show_ids
 from opencue_sched.store.engine import CONNECT_SECONDS, DEAD_CONNECTION, connect
 from opencue_sched.store.shows import shows_under
-from opencue_sched.worker.flip import follow_handed_back
 
 # PostgreSQL notifications: releases, changed hosts and caps, new work and shows given back, as whoever does it commits
 # them.

@@ -21,10 +21,15 @@ from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger, reseed_limits
 from opencue_sched.accounting.connection import look_at_store, make_redis
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.managed import ManagedShows, check_release_feed
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.accounting.reconcile import FirstSeen
-from opencue_sched.accounting.show_import import ImportedShows
+from opencue_sched.accounting.show_handover import (
+    ImportedShows,
+    ManagedShows,
+    check_release_feed,
+    notice_handed_back,
+    refresh_handed_back,
+)
 from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import (
@@ -61,7 +66,6 @@ from opencue_sched.store.engine import STATEMENT_SECONDS, make_engine
 from opencue_sched.store.schema import SchemaFacts, check_schema, refuse_unmigrated
 from opencue_sched.worker import fleet_metrics, metrics
 from opencue_sched.worker.events import Events
-from opencue_sched.worker.flip import look_after_handed_back, notice_flips
 from opencue_sched.worker.membership import Membership, consumed_by
 from opencue_sched.worker.task import Messenger
 from opencue_sched.worker.upkeep import Upkeep, upkeep_scope
@@ -192,7 +196,7 @@ class Runtime:
         return Sweeper(self.engine, self.settings, self.postings)
 
     @cached_property
-    def counted(self) -> ImportedShows:
+    def imported(self) -> ImportedShows:
         return ImportedShows(
             self.engine,
             self.ledger,
@@ -217,7 +221,7 @@ class Runtime:
             rest=LayerRest(SLEEPS_A_LAYER_RESTS * self.settings.queue.cluster_saturated_sleep),
             shares=HostShares(self.settings.instance, self.membership.router.instances),
             verdicts=self.verdicts,
-            counted=self.counted,
+            imported=self.imported,
             cap_waits=self.sweeper.cap_waits,
         )
         return Dispatcher(
@@ -338,9 +342,9 @@ class Runtime:
             first_seen=self.first_seen,
         )
         metrics.record_recompute(report)
-        notice_flips(self.engine, self.client)
-        self.counted.import_all()
-        look_after_handed_back(self.engine, self.client)
+        notice_handed_back(self.engine, self.client)
+        self.imported.import_all()
+        refresh_handed_back(self.engine, self.client)
         self._check_feed()
         self.show_store()
         return {"shows": report.shows, "procs": report.procs, "healed": report.healed, "in_flight": report.in_flight}

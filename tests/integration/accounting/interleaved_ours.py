@@ -16,14 +16,14 @@ from opencue_sched.accounting import bootstrap, keys, reconcile
 from opencue_sched.accounting import caps as caps_module
 from opencue_sched.accounting import recompute as recompute_module
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped, server_run_id
-from opencue_sched.accounting.caps import make_ledger, reseed_limits
+from opencue_sched.accounting.caps import make_ledger, note_imported, reseed_limits
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.managed import note_imported
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.accounting.reconcile import FirstSeen, read_snapshot
+from opencue_sched.accounting.show_handover import hand_back, hand_over
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.cluster_pass import PassRunner
@@ -40,7 +40,6 @@ from opencue_sched.placement.host_groups import HostChanges
 from opencue_sched.settings import Settings
 from opencue_sched.store.accounting import managed_show_versions
 from opencue_sched.store.schema import check_schema
-from opencue_sched.worker.flip import hand_back, hand_over
 from tests.integration.accounting.interleaved import (
     AGE,
     BOOK,

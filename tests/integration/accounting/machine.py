@@ -24,8 +24,8 @@ from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.accounting.reconcile import FirstSeen
+from opencue_sched.accounting.show_handover import hand_back, hand_over
 from opencue_sched.errors import NotReady
-from opencue_sched.worker.flip import hand_back, hand_over
 from tests.integration.accounting.judging import Judged
 from tests.integration.accounting.plots import AFTER, ALL, BEFORE, DUAL_PLOTS, PLOTS, Plot
 from tests.integration.accounting.stepped_booker import DEADLINE, Attempt, Booker

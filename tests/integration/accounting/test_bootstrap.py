@@ -22,11 +22,10 @@ from opencue_sched.accounting.bootstrap import (
     server_run_id,
     store_state,
 )
-from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.accounting.caps import imported_shows, make_ledger
 from opencue_sched.accounting.connection import Epoch, look_at_store, make_redis
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.managed import imported_shows
 from opencue_sched.accounting.reconcile import ProcSnapshot
 from opencue_sched.accounting.scripts import epoch_open_call
 from opencue_sched.embedded.farm import Farm

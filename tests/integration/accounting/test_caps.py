@@ -8,9 +8,8 @@ import pytest
 from sqlalchemy import text
 
 from opencue_sched.accounting import caps, keys
-from opencue_sched.accounting.caps import load_caps, make_ledger, reseed_limits
+from opencue_sched.accounting.caps import load_caps, make_ledger, note_imported, reseed_limits
 from opencue_sched.accounting.entries import Booking
-from opencue_sched.accounting.managed import note_imported
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec

@@ -6,21 +6,17 @@ import pytest
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DataError, OperationalError
 
-from opencue_sched.accounting import keys
-from opencue_sched.accounting import show_import as counted_module
+from opencue_sched.accounting import keys, show_handover
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
-from opencue_sched.accounting.caps import load_caps
+from opencue_sched.accounting.caps import ImportNote, imported_shows, load_caps, note_imported
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.ledger import NotReady
-from opencue_sched.accounting.managed import Note, imported_shows, note_imported
-from opencue_sched.accounting.show_import import ImportedShows
+from opencue_sched.accounting.show_handover import HANDED_BACK, ImportedShows, hand_over, notice_handed_back
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.errors import InvalidInput
 from opencue_sched.store import accounting as store
-from opencue_sched.worker import flip as flip_module
-from opencue_sched.worker.flip import HANDED_BACK, hand_over, notice_flips
 from tests.integration.accounting.world import AGE, World
 
 
@@ -41,10 +37,10 @@ def note(world: World) -> None:
 
 
 def pause_is_over(world: World) -> None:
-    noted = Note.parse(str(world.store.client.hget(keys.IMPORTED, world.show.id)))
+    noted = ImportNote.parse(str(world.store.client.hget(keys.IMPORTED, world.show.id)))
     assert noted is not None
     assert noted.due > 0
-    world.store.client.hset(keys.IMPORTED, world.show.id, Note(noted.version, 1.0).text)
+    world.store.client.hset(keys.IMPORTED, world.show.id, ImportNote(noted.version, 1.0).text)
 
 
 def test_what_cuebot_runs_is_counted_twice_with_a_pause_before_anything_is_booked(world: World) -> None:
@@ -141,7 +137,7 @@ def test_a_show_that_a_cuebot_takes_and_gives_back_before_our_flip_has_noted_it_
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flag(world, False)
-    count = flip_module._count
+    count = show_handover._import_if_open
 
     def away_and_back(*args: object, **rest: object) -> object:
         counted_now = count(*args, **rest)  # type: ignore[arg-type]
@@ -150,7 +146,7 @@ def test_a_show_that_a_cuebot_takes_and_gives_back_before_our_flip_has_noted_it_
         flag(world, True)
         return counted_now
 
-    monkeypatch.setattr(flip_module, "_count", away_and_back)
+    monkeypatch.setattr(show_handover, "_import_if_open", away_and_back)
     hand_over(world.engine, world.ledger, world.show.id, quarantine_seconds=0, age_seconds=AGE)
     assert world.store.client.hget(keys.IMPORTED, world.show.id) is None
     assert counted(world, cuebots=False).admits(world.show.id)
@@ -206,9 +202,9 @@ def test_a_store_that_is_lost_admits_nobody(world: World) -> None:
 def test_a_show_taken_back_by_cuebot_is_looked_after_and_has_to_be_counted_again(world: World) -> None:
     world.run(1)
     note(world)
-    assert notice_flips(world.engine, world.store.client) == []
+    assert notice_handed_back(world.engine, world.store.client) == []
     flag(world, False)
-    assert notice_flips(world.engine, world.store.client) == [world.show.id]
+    assert notice_handed_back(world.engine, world.store.client) == [world.show.id]
     assert world.store.client.zscore(HANDED_BACK, world.show.id) is not None
     flag(world, True)
     assert not counted(world).admits(world.show.id)
@@ -303,16 +299,16 @@ def test_a_show_that_books_nothing_is_counted_too_so_that_its_frames_hold_each_l
 
 def managed_by_another_process_meanwhile(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the two readings of a look at who is managed, the show is handed over and noted."""
-    read = flip_module.managed_show_ids
+    read = show_handover.managed_show_ids
 
     def racing(connection: Connection) -> frozenset[str]:
         seen = read(connection)
-        monkeypatch.setattr(flip_module, "managed_show_ids", read)
+        monkeypatch.setattr(show_handover, "managed_show_ids", read)
         flag(world, True)
         note(world)
         return seen
 
-    monkeypatch.setattr(flip_module, "managed_show_ids", racing)
+    monkeypatch.setattr(show_handover, "managed_show_ids", racing)
 
 
 @pytest.mark.parametrize("noted_before", [False, True])
@@ -323,7 +319,7 @@ def test_a_show_that_is_handed_over_while_others_are_forgotten_keeps_its_note(
         note(world)
     flag(world, False)
     managed_by_another_process_meanwhile(world, monkeypatch)
-    assert notice_flips(world.engine, world.store.client) == []
+    assert notice_handed_back(world.engine, world.store.client) == []
     assert world.store.client.hexists(keys.IMPORTED, world.show.id)
     assert world.store.client.zscore(HANDED_BACK, world.show.id) is None
 
@@ -350,21 +346,21 @@ def shows(world: World) -> list[str]:
 def test_a_show_that_cannot_be_counted_does_not_keep_others_from_it(
     world: World, shows: list[str], monkeypatch: pytest.MonkeyPatch, bad: int, error: Exception
 ) -> None:
-    count = counted_module.recompute
+    count = show_handover.recompute
 
     def failing(engine: object, ledger: object, show_ids: list[str], **rest: object) -> object:
         if show_ids == [shows[bad]]:
             raise error
         return count(engine, ledger, show_ids, **rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(counted_module, "recompute", failing)
+    monkeypatch.setattr(show_handover, "recompute", failing)
     assert counted(world, cuebots=False).import_all() == [shows[bad]]
     good = {show for show in shows if show != shows[bad]}
     assert set(imported_shows(world.store.client)) == good
     assert {record.show_id for record in world.ledger.records()} == good
 
     # and it is tried again
-    monkeypatch.setattr(counted_module, "recompute", count)
+    monkeypatch.setattr(show_handover, "recompute", count)
     assert counted(world, cuebots=False).import_all() == []
     world.exact()
 
@@ -379,7 +375,7 @@ def test_a_store_that_is_lost_is_no_fault_of_a_show(
         tried.extend(show_ids)
         raise lost
 
-    monkeypatch.setattr(counted_module, "recompute", failing)
+    monkeypatch.setattr(show_handover, "recompute", failing)
     with pytest.raises(OperationalError):
         counted(world).import_all()
     assert len(tried) == 1

@@ -13,7 +13,7 @@ import pytest
 from opencue_sched.accounting import caps as caps_module
 from opencue_sched.accounting import consistency as consistency_module
 from opencue_sched.accounting import reconcile as reconcile_module
-from opencue_sched.worker import flip as flip_module
+from opencue_sched.accounting import show_handover
 from tests.integration.accounting.interleaved import (
     BOOK,
     BOOKED,
@@ -223,7 +223,7 @@ def test_a_licence_is_not_lent_twice_while_its_show_is_flipped(
     side = play(Ours)
     shared = side.share_a_licence(managed=not managed)
     if naive:
-        monkeypatch.setattr(flip_module, "_count_unseen", lambda *_: 0)
+        monkeypatch.setattr(show_handover, "_import_unseen", lambda *_: 0)
         monkeypatch.setattr(reconcile_module, "_lend_before_retiring", lambda *_: None)
         monkeypatch.setattr(caps_module, "imported_shows", lambda _: side.managed_shows())
     flip = side.flip(shared.show, managed=managed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import Engine, text
 
-from opencue_sched.accounting.managed import ManagedShows, check_release_feed
+from opencue_sched.accounting.show_handover import ManagedShows, check_release_feed
 from opencue_sched.embedded.farm import Farm
 
 
@@ -37,14 +37,6 @@ def test_managed_shows_are_remembered_for_the_ttl(engine: Engine, shows: dict[st
     assert shows["theirs"] not in managed.ids()
     now = 30.0
     assert shows["theirs"] in managed.ids()
-
-
-def test_a_flip_of_our_own_is_seen_at_once(engine: Engine, shows: dict[str, str]) -> None:
-    managed = ManagedShows(engine)
-    managed.ids()
-    flip(engine, "ours", False)
-    managed.forget()
-    assert managed.ids() == {shows["resting"]}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 from sqlalchemy import Engine, text
 
-from opencue_sched.accounting.managed import note_imported
+from opencue_sched.accounting.caps import note_imported
 from opencue_sched.dispatch import sweep
 from opencue_sched.domain.cluster import Cluster, Verdict
 from opencue_sched.embedded.farm import Farm

@@ -12,9 +12,9 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
+from opencue_sched.accounting.show_handover import Flip, FlipUnderWay, flip_show
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.settings import Settings
-from opencue_sched.worker.flip import Flip, FlipUnderWay, flip_show
 from tests.farm import Farm, LayerSpec
 from tests.polling import eventually
 

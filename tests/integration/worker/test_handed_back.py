@@ -13,19 +13,18 @@ from sqlalchemy import Connection, Engine, text
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
-from opencue_sched.accounting.caps import make_ledger
-from opencue_sched.accounting.managed import note_imported
-from opencue_sched.embedded.farm import Farm
-from opencue_sched.embedded.farm_specs import LayerSpec
-from opencue_sched.settings import Settings
-from opencue_sched.store.accounting import refresh_tables
-from opencue_sched.worker.flip import (
+from opencue_sched.accounting.caps import make_ledger, note_imported
+from opencue_sched.accounting.show_handover import (
     CUEBOT_CACHE_SECONDS,
     HANDED_BACK,
     follow_handed_back,
     hand_back,
-    look_after_handed_back,
+    refresh_handed_back,
 )
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.settings import Settings
+from opencue_sched.store.accounting import refresh_tables
 from opencue_sched.worker.runtime import Runtime
 from tests.polling import eventually
 
@@ -61,7 +60,7 @@ class GivenBack:
         self.client.zincrby(HANDED_BACK, -CUEBOT_CACHE_SECONDS - 1, self.show_id)
 
     def look_after(self) -> int:
-        return look_after_handed_back(self.engine, self.client)
+        return refresh_handed_back(self.engine, self.client)
 
 
 @pytest.fixture
