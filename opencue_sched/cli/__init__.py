@@ -25,14 +25,14 @@ _COMMANDS = {
     "alloc": "List, create and change allocations.",
     "audit": "Check the invariants against PostgreSQL and Redis.",
     "board": "List, show, trash and restore cluster postings.",
-    "ctl": "Pause, resume, drain and stop workers; let a cluster rest.",
+    "ctl": "Pause, resume, drain and stop workers; let a cluster sleep.",
     "demo": "Render a real job on real RQDs, on this machine.",
     "dispatch": "Dispatch one cluster now, and wait for the result if asked to.",
     "doctor": "Say whether everything a scheduler needs is there.",
     "explain": "Say why a job's frames are waiting.",
     "fleet": "Show who is alive, who leads, and what waits.",
     "host": "List, lock, unlock and tag hosts.",
-    "job": "List, show and steer jobs.",
+    "job": "List, show and manage jobs.",
     "limit": "List, create and change limits (licences).",
     "migrate": "Create or upgrade the database schema.",
     "report-service": "Run the service that RQDs report to.",
@@ -94,7 +94,7 @@ def cli(context: click.Context) -> None:
 
 
 def main() -> None:
-    """Entry point. The exit statuses are those that ``--help`` tells."""
+    """Entry point. The exit statuses are those that ``--help`` lists."""
     try:
         status = cli(standalone_mode=False)
         if isinstance(status, int) and status:

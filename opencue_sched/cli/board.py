@@ -8,15 +8,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 import click
-import redis
 
 from opencue_sched.cli.inputs import checked_redis
 from opencue_sched.cli.output import Column, age_text, done, json_option, json_row, show_fields, show_json, show_rows
 from opencue_sched.coordination.board import BoardScripts, Listing, Pages
-from opencue_sched.coordination.names import BoardKeys, cluster_board, permit_board
+from opencue_sched.coordination.names import permit_board
 from opencue_sched.coordination.postings import ClusterPostings, decode_cluster
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.errors import InvalidInput, SchedulerError
+from opencue_sched.insight.explain import cluster_postings
 from opencue_sched.settings import get_settings
 
 _PAGE = 200
@@ -56,9 +56,9 @@ def command() -> None:
 @click.option("--permits", is_flag=True, help="Which cluster's pass has which layer, instead of postings.")
 @json_option
 def list_(state: str | None, permits: bool, as_json: bool) -> None:
-    """List postings: what waits, what is worked on, what rests, what was put aside.
+    """List postings: what waits, is worked on, sleeps or is in the trash.
 
-    With --permits, the layers that passes have now. A pass that has ended left none; one that nobody has ran out.
+    With --permits, the layers that passes hold now: a pass gives its permits back at its end, or they run out.
 
     Example: opencue-sched board list --json
     """
@@ -66,7 +66,7 @@ def list_(state: str | None, permits: bool, as_json: bool) -> None:
         if permits:
             scripts = BoardScripts(client, permit_board(get_settings().coordination.namespace))
         else:
-            scripts = _postings_of(client).scripts
+            scripts = cluster_postings(client, get_settings()).scripts
         found = [
             listing
             for which in _sets(state)
@@ -99,7 +99,7 @@ def show(cluster: str, as_json: bool) -> None:
 @click.option("--force", is_flag=True, help="Even while a worker has it; that worker then loses its claim.")
 @json_option
 def trash(cluster: str, reason: str, force: bool, as_json: bool) -> None:
-    """Put a posting aside: nobody dispatches that cluster until it is restored.
+    """Put a posting into the trash: its cluster is not dispatched until it is restored.
 
     Example: opencue-sched board trash alloc-0f3a9c1d2b4e5f60 --reason "bad hosts"
     """
@@ -130,13 +130,7 @@ def restore(cluster: str, as_json: bool) -> None:
 @contextmanager
 def _postings() -> Iterator[ClusterPostings]:
     with checked_redis() as client:
-        yield _postings_of(client)
-
-
-def _postings_of(client: redis.Redis) -> ClusterPostings:
-    settings = get_settings()
-    keys = BoardKeys(settings.coordination.namespace, cluster_board(settings.scheduler.facility))
-    return ClusterPostings(client, keys)
+        yield cluster_postings(client, get_settings())
 
 
 def _sets(state: str | None) -> list[Pages]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -15,17 +16,25 @@ from sqlalchemy.exc import OperationalError
 from opencue_sched.cli.inputs import UnknownName, checked_redis, choose, database, farm, redis_store
 from opencue_sched.cli.output import Column, duration_text, json_option, show_json, show_rows, working
 from opencue_sched.coordination.leader import ONE_REDIS
-from opencue_sched.coordination.names import BoardKeys, cluster_board
-from opencue_sched.coordination.postings import ClusterCooldown, ClusterPostings, TrashedPosting
 from opencue_sched.dispatch.verdicts import RecordedVerdict, VerdictLog
 from opencue_sched.domain.job_spec import near
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.insight.doctor import diagnose
-from opencue_sched.insight.explain import Explanation, LayerExplanation, explain_job, most_telling, verdict_words
+from opencue_sched.insight.explain import (
+    Explanation,
+    HeldCluster,
+    LayerExplanation,
+    cluster_postings,
+    explain_job,
+    held_clusters,
+    most_telling,
+    verdict_words,
+)
 from opencue_sched.insight.fleet import fleet_view
 from opencue_sched.insight.stores import trouble_in_words
 from opencue_sched.settings import get_settings
 from opencue_sched.store.fences import PersistentFences
+from opencue_sched.store.jobs import Layer
 from opencue_sched.store.schema import check_schema, refuse_unmigrated
 from opencue_sched.store.shows import Kind
 
@@ -79,40 +88,26 @@ def doctor_command(as_json: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-# The last verdicts on a job's layers and the clusters no pass looks at, as far as Redis can be asked for them.
+# ``opencue-sched explain``.
 
 
-def recorded_verdicts(job_id: str) -> Mapping[str, Sequence[RecordedVerdict]]:
-    """By layer id. Without Redis there are none, and a note on standard error says so."""
-    settings = get_settings()
+@contextmanager
+def _redis_or_note() -> Iterator[redis.Redis]:
+    """A client. When Redis does not answer, the rest of the block is skipped and a note on standard error says so."""
     try:
         with redis_store() as client:
-            return VerdictLog(client, settings.coordination.namespace).of_job(job_id)
+            yield client
     except redis.RedisError as error:
         click.echo(f"note: Redis does not answer ({error}), so the last verdicts are not known", err=True)
-        return {}
-
-
-def held_clusters() -> list[ClusterCooldown | TrashedPosting]:
-    """The clusters that are cooled down or in the trash. Without Redis none; ``recorded_verdicts`` has a note of it."""
-    settings = get_settings()
-    keys = BoardKeys(settings.coordination.namespace, cluster_board(settings.scheduler.facility))
-    try:
-        with redis_store() as client:
-            postings = ClusterPostings(client, keys)
-            return [*postings.cooldowns(), *postings.trashed()]
-    except redis.RedisError:
-        return []
 
 
 def last_verdicts(job_id: str) -> dict[str, str]:
-    """The most telling one of each layer, in words."""
+    """The most telling verdict of each layer of a job, in words; none without Redis."""
+    verdicts: Mapping[str, Sequence[RecordedVerdict]] = {}
+    with _redis_or_note() as client:
+        verdicts = VerdictLog(client, get_settings().coordination.namespace).of_job(job_id)
     now = time.time()
-    return {
-        layer: verdict_words(best, now)
-        for layer, recorded in recorded_verdicts(job_id).items()
-        if (best := most_telling(recorded)) is not None
-    }
+    return {layer: verdict_words(best, now) for layer, all_ in verdicts.items() if (best := most_telling(all_))}
 
 
 @click.command("explain")
@@ -127,12 +122,18 @@ def explain_command(name: str, layer: str | None, as_json: bool) -> None:
 
     Example: opencue-sched explain demo-sh010-alice_comp_v001 --layer render
     """
+    settings = get_settings()
     with farm() as (engine, facts), engine.connect() as connection:
         job = choose(connection, Kind.JOB, name)
-        explanation = explain_job(connection, job.id, get_settings(), facts, recorded_verdicts(job.id), held_clusters())
-    chosen = [one for one in explanation.layers if layer is None or one.name == layer]
+        verdicts: Mapping[str, Sequence[RecordedVerdict]] = {}
+        held: Sequence[HeldCluster] = []
+        with _redis_or_note() as client:
+            verdicts = VerdictLog(client, settings.coordination.namespace).of_job(job.id)
+            held = held_clusters(cluster_postings(client, settings))
+        explanation = explain_job(connection, job.id, settings, facts, verdicts, held)
+    chosen = [one for one in explanation.layers if layer in (None, one.layer.name)]
     if layer is not None and not chosen:
-        names = [one.name for one in explanation.layers]
+        names = [one.layer.name for one in explanation.layers]
         raise UnknownName(f"job {job.name} has no layer {layer!r}{near(layer, names)}")
     if as_json:
         show_json(_as_dict(explanation, chosen))
@@ -141,26 +142,27 @@ def explain_command(name: str, layer: str | None, as_json: bool) -> None:
 
 
 def _lines(explanation: Explanation, layers: list[LayerExplanation], *, every_reason: bool) -> list[str]:
-    unfinished = layers if every_reason else [one for one in layers if one.open or one.running]
-    if not unfinished:
-        return [f"nothing of {explanation.job} waits: it is {explanation.state}"]
     lines = []
-    for one in unfinished:
-        reasons = one.reasons if every_reason else one.reasons[:1]
-        lines.append(f"{one.name} ({_counts(one)}): {reasons[0].text}")
-        lines += [f"  also: {reason.text}" for reason in reasons[1:]]
-    return lines
+    for one in layers:
+        counts = _counts(one.layer)
+        if not every_reason and not any(counts[state] for state in ("waiting", "running", "depend", "dead")):
+            continue
+        numbers = ", ".join(f"{number} {state}" for state, number in counts.items() if number) or "no frames"
+        lines.append(f"{one.layer.name} ({numbers}): {one.reasons[0].text}")
+        if every_reason:
+            lines += [f"  also: {reason.text}" for reason in one.reasons[1:]]
+    return lines or [f"nothing of {explanation.job} waits: it is {explanation.state}"]
 
 
-def _counts(layer: LayerExplanation) -> str:
-    counts = {
+def _counts(layer: Layer) -> dict[str, int]:
+    """Frames by state."""
+    return {
         "waiting": layer.waiting,
         "running": layer.running,
         "depend": layer.depend,
         "dead": layer.dead,
-        "done": layer.done,
+        "done": layer.succeeded + layer.eaten,
     }
-    return ", ".join(f"{number} {word}" for word, number in counts.items() if number) or "no frames"
 
 
 def _as_dict(explanation: Explanation, layers: list[LayerExplanation]) -> dict[str, Any]:
@@ -171,28 +173,26 @@ def _as_dict(explanation: Explanation, layers: list[LayerExplanation]) -> dict[s
         "reasons": [asdict(reason) for reason in explanation.reasons],
         "layers": [
             {
-                "layer": one.name,
-                "id": one.id,
-                "frames": one.total,
-                "waiting": one.waiting,
-                "running": one.running,
-                "depend": one.depend,
-                "dead": one.dead,
-                "done": one.done,
+                "layer": one.layer.name,
+                "id": one.layer.id,
+                "frames": one.layer.total,
+                **_counts(one.layer),
                 "reasons": [asdict(reason) for reason in one.reasons],
-                "verdict": None
-                if one.verdict is None
-                else {
-                    "verdict": one.verdict.verdict.verdict.value,
-                    "detail": one.verdict.verdict.detail,
-                    "placed": one.verdict.verdict.frames,
-                    "waiting": one.verdict.verdict.waiting,
-                    "cluster": one.verdict.cluster,
-                    "at": one.verdict.at,
-                },
+                "verdict": None if one.verdict is None else _verdict_as_dict(one.verdict),
             }
             for one in layers
         ],
+    }
+
+
+def _verdict_as_dict(recorded: RecordedVerdict) -> dict[str, Any]:
+    return {
+        "verdict": recorded.verdict.verdict.value,
+        "detail": recorded.verdict.detail,
+        "placed": recorded.verdict.frames,
+        "waiting": recorded.verdict.waiting,
+        "cluster": recorded.cluster,
+        "at": recorded.at,
     }
 
 

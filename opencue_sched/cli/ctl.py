@@ -18,7 +18,7 @@ from opencue_sched.coordination.control import (
     open_job,
     push_control_message,
 )
-from opencue_sched.coordination.names import BoardKeys, QueueName, QueueType, cluster_board, worker_group
+from opencue_sched.coordination.names import QueueName, QueueType, worker_group
 from opencue_sched.coordination.postings import ClusterPostings, Enqueued
 from opencue_sched.coordination.presence import BEAT_TYPE, Members, list_members
 from opencue_sched.coordination.queues import Router
@@ -26,6 +26,7 @@ from opencue_sched.dispatch.clusters import load_clusters
 from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.errors import InvalidInput, SchedulerError
+from opencue_sched.insight.explain import cluster_postings
 from opencue_sched.settings import Settings, as_seconds, get_settings
 from opencue_sched.worker.control import broadcast
 from opencue_sched.worker.task import Messenger
@@ -54,7 +55,7 @@ def _addressed(function: Callable[..., None]) -> Callable[..., None]:
 
 @click.group("ctl")
 def command() -> None:
-    """Pause, resume, drain and stop workers; let a cluster rest.
+    """Pause, resume, drain and stop workers; let a cluster sleep.
 
     The same as `celery -A opencue_sched control pause_dispatch|resume_dispatch|drain|stop_worker|sleep_cluster`, but
     addressed by queue type, group and instance. The workers of a facility hear only who has its name in
@@ -106,10 +107,10 @@ def stop(**where: Any) -> None:
 
 @command.command()
 @click.option("--cluster", required=True, help="Key of the cluster, as `opencue-sched board list` shows it.")
-@click.option("--for", "duration", required=True, help="How long, such as 90s, 10m or 2h; 0 ends the rest.")
+@click.option("--for", "duration", required=True, help="How long, such as 90s, 10m or 2h; 0 wakes it.")
 @_addressed
 def sleep(cluster: str, duration: str, **where: Any) -> None:
-    """Let a cluster rest for a time, whatever would wake it.
+    """Let a cluster sleep for a time, whatever would wake it.
 
     Example: opencue-sched ctl sleep --cluster alloc-0f3a9c1d2b4e5f60 --for 10m
     """
@@ -174,11 +175,11 @@ def _place_of(members: Members, facility: str | None, instance: str, type_: str)
 @click.option("--timeout", default=30.0, show_default=True, help="Seconds to wait.")
 @json_option
 def dispatch_command(key: str, wait: bool, timeout: float, as_json: bool) -> None:
-    """Have one cluster dispatched now, even if it rests.
+    """Have one cluster dispatched now, even if it sleeps.
 
-    Exit status with --wait: 0 when the pass did its work (booked, saturated or no_jobs); 1 when it did not, or nobody
-    answered in time, with the reason on standard error. Without: 0 once the cluster is up for a worker to take; 1 when
-    it is in the trash, cooled down or was told to rest.
+    Exit status with --wait: 0 when the pass did its work (booked, saturated or no_jobs); 1 when it did not, or no
+    worker answered in time, with the reason on standard error. Without: 0 once the cluster is up for a worker to take;
+    1 when it is in the trash, cooled down or asleep.
 
     Example: opencue-sched dispatch --cluster alloc-0f3a9c1d2b4e5f60 --wait
     """
@@ -214,14 +215,14 @@ def _check_takeable(postings: ClusterPostings, enqueued: Enqueued) -> None:
         end = f"to try at once: opencue-sched ctl sleep --cluster {key} --for 0"
         raise SchedulerError(f"{key} is cooled down, because its passes fail ({why}); {end}")
     if state == "delayed":
-        raise SchedulerError(f"{key} was told to rest; to end that: opencue-sched ctl sleep --cluster {key} --for 0")
+        raise SchedulerError(f"{key} is asleep; to wake it: opencue-sched ctl sleep --cluster {key} --for 0")
 
 
 def _dispatch(client: redis.Redis, settings: Settings, cluster: Cluster, timeout: float | None) -> dict[str, object]:
     from opencue_sched.celery import app
 
     namespace, facility = settings.coordination.namespace, settings.scheduler.facility
-    postings = ClusterPostings(client, BoardKeys(namespace, cluster_board(facility)))
+    postings = cluster_postings(client, settings)
     group = worker_group(facility, settings.coordination.group)
     router = Router(client, namespace, group, fixed=facility is not None)
     messenger = Messenger(app, router, legacy_queues=settings.coordination.legacy_queues)

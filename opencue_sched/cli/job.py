@@ -1,4 +1,4 @@
-"""``opencue-sched job``: looking at jobs and setting what they may use. Frames and dependencies are in job_*.py."""
+"""``opencue-sched job``: jobs, their frames and their dependencies."""
 
 from __future__ import annotations
 
@@ -54,10 +54,19 @@ if TYPE_CHECKING:
     from opencue_sched.farm.jobs import JobControl
     from opencue_sched.farm.kill import Unconfirmed
 
+
+@click.group("job")
+def command() -> None:
+    """List, show and manage jobs. A job is named by its name or its id.
+
+    Example: opencue-sched job list --show demo
+    """
+
+
 # ``opencue-sched job depends``.
 
 
-@click.group("depends")
+@command.group("depends")
 def depends() -> None:
     """List or drop what a job waits for.
 
@@ -200,7 +209,7 @@ def _selecting(default: tuple[str, ...]) -> Callable[[_UNDECORATED], _UNDECORATE
     return decorate
 
 
-@click.command("frames")
+@command.command()
 @click.argument("name", metavar="JOB")
 @_selecting(())
 @click.option("--most", type=click.IntRange(1), default=1000, show_default=True, help="List no more than this many.")
@@ -219,7 +228,7 @@ def frames(
     show_rows(first(found, most), _FRAME_COLUMNS, as_json=as_json)
 
 
-@click.command("kill")
+@command.command()
 @click.argument("names", nargs=-1, required=True, metavar="JOB...")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--reason", metavar="TEXT", help="Why, for the logs.")
@@ -250,7 +259,7 @@ def kill(names: tuple[str, ...], yes: bool, reason: str | None, as_json: bool) -
         raise click.exceptions.Exit(1)
 
 
-@click.command("retry")
+@command.command()
 @click.argument("name", metavar="JOB")
 @_selecting((FrameState.DEAD.value,))
 @click.option("--reason", metavar="TEXT", help="Why, for the logs.")
@@ -273,7 +282,7 @@ def retry(
     _change(name, selection, "retried", lambda control: control.retry_frames, reason=reason, as_json=as_json)
 
 
-@click.command("eat")
+@command.command()
 @click.argument("name", metavar="JOB")
 @_selecting((FrameState.DEAD.value,))
 @click.option("--reason", metavar="TEXT", help="Why, for the logs.")
@@ -375,7 +384,7 @@ def _reason(verb: str, reason: str | None) -> str:
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
-        user = "somebody"
+        user = "a user without a name"
     return f"{verb} by {user} on {socket.gethostname()}" + (f": {reason}" if reason else "")
 
 
@@ -474,21 +483,6 @@ def _layer_columns(verdicts: Mapping[str, str]) -> tuple[Column, ...]:
         *map(Column, ("start_after", "timeout_minutes", "timeout_llu_minutes")),
         Column("verdict", "Last Verdict", lambda layer: verdicts.get(layer.id)),
     )
-
-
-@click.group("job")
-def command() -> None:
-    """List, show and steer jobs. A job is named by its name or its id.
-
-    Example: opencue-sched job list --show demo
-    """
-
-
-command.add_command(frames)
-command.add_command(kill)
-command.add_command(retry)
-command.add_command(eat)
-command.add_command(depends)
 
 
 @command.command("list")

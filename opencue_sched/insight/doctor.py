@@ -20,12 +20,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.accounting.bootstrap import StoreState, store_state
 from opencue_sched.accounting.show_handover import check_release_feed
 from opencue_sched.coordination.leader import ONE_REDIS
-from opencue_sched.coordination.names import BoardKeys, LeaderKeys, QueueType, beat_role, cluster_board
-from opencue_sched.coordination.postings import ClusterCooldown, ClusterPostings, TrashedPosting
+from opencue_sched.coordination.names import LeaderKeys, QueueType, beat_role
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.dispatch.clusters import scoped_facilities
 from opencue_sched.errors import SchedulerError
-from opencue_sched.insight.explain import cluster_words, listed
+from opencue_sched.insight.explain import cluster_postings, cluster_words, held_clusters, listed
 from opencue_sched.insight.stores import check_postgresql, check_redis
 from opencue_sched.settings import Settings
 from opencue_sched.store import waiting
@@ -324,10 +323,7 @@ def _redis(
         answered = clock()
         state = store_state(client)
         members = list_members(client, settings.coordination.namespace)
-        postings = ClusterPostings(
-            client, BoardKeys(settings.coordination.namespace, cluster_board(settings.scheduler.facility))
-        )
-        held: list[ClusterCooldown | TrashedPosting] = [*postings.cooldowns(), *postings.trashed()]
+        held = held_clusters(cluster_postings(client, settings))
     except (SchedulerError, redis.RedisError) as error:
         yield HealthCheck("Redis", Severity.FAIL, str(error))
         return

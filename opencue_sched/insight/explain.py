@@ -1,7 +1,8 @@
 """Why a job's frames wait, in an operator's words: what the database says by itself, and the last passes' verdicts.
 
 What the database says decides (a paused job waits whatever a pass once said of it), so it comes first; then comes the
-newest verdict. Reasons are ordered by how much they explain: the first one is what to change.
+newest verdict. Reasons are ordered by how much they explain: the first one is what to change. Where a verdict of the
+passes (``Verdict``, also the label of scheduler_waiting_frames) means the same as a reason, it is the reason's code.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+import redis
 from sqlalchemy import Connection
 
-from opencue_sched.coordination.postings import ClusterCooldown, TrashedPosting
+from opencue_sched.coordination.names import BoardKeys, cluster_board
+from opencue_sched.coordination.postings import ClusterCooldown, ClusterPostings, TrashedPosting
 from opencue_sched.dispatch.verdicts import RecordedVerdict
 from opencue_sched.domain.cluster import Verdict, normalise_tags
 from opencue_sched.domain.depends import DependType
@@ -27,6 +30,9 @@ from opencue_sched.store.jobs import Depend, Layer
 from opencue_sched.store.pending import Limit, fetch_limits
 from opencue_sched.store.schema import SchemaFacts
 from opencue_sched.store.waiting import Quarantine, Situation, Subscribed, TaggedHost
+
+HeldCluster = ClusterCooldown | TrashedPosting
+"""A cluster that no pass looks at now."""
 
 # Sentences about what waits, for people.
 
@@ -75,59 +81,51 @@ def job_reasons(
     facility_scope: str | None,
     scope_exists: bool,
 ) -> tuple[WaitReason, ...]:
-    """In the order in which somebody would have to change things. ``facility_scope`` is scheduler.facility."""
-    reasons = _of_the_job(situation, quarantine)
-    reasons += _of_the_show(situation)
+    """In the order in which an operator would have to change things. ``facility_scope`` is scheduler.facility."""
+    reasons = _of_switches(situation, quarantine)
     if facility_scope is not None and not scope_exists:
-        reasons.append(
-            WaitReason("facility", f"scheduler.facility names {facility_scope!r}, which is no facility", decides=True)
-        )
+        text = f"scheduler.facility names {facility_scope!r}, which is no facility"
+        reasons.append(WaitReason("facility", text, decides=True))
     elif facility_scope is not None and facility_scope != situation.facility:
-        reasons.append(
-            WaitReason(
-                "facility",
-                f"the job is in facility {situation.facility}; this scheduler works on {facility_scope} only",
-                decides=True,
-            )
-        )
-    reasons += _of_subscriptions(situation, subscriptions)
-    reasons += _of_caps(situation)
-    return tuple(reasons)
+        text = f"the job is in facility {situation.facility}; this scheduler works on {facility_scope} only"
+        reasons.append(WaitReason("facility", text, decides=True))
+    return (*reasons, *_of_subscriptions(situation, subscriptions), *_of_caps(situation))
 
 
-def _of_the_job(situation: Situation, quarantine: Quarantine | None) -> list[WaitReason]:
-    reasons = []
-    if situation.state == JobState.FINISHED.value:
-        reasons.append(WaitReason("finished", "the job is finished", decides=True))
-    elif situation.state != JobState.PENDING.value:
-        reasons.append(WaitReason("state", f"the job is {situation.state}, not PENDING", decides=True))
-    if situation.paused:
-        text = f"the job is paused; `opencue-sched job unpause {situation.name}`"
-        reasons.append(WaitReason("paused", text, decides=True))
-    if not situation.auto_book:
-        reasons.append(WaitReason("auto_book", "booking is off for the job (b_auto_book)", decides=True))
-    if quarantine is not None:
-        until = quarantine.until.astimezone().strftime("%H:%M:%S")
-        text = f"the job is in quarantine until {until}, because booking it failed: {quarantine.reason}"
-        reasons.append(WaitReason("quarantined", text, decides=True))
-    return reasons
+def _of_switches(situation: Situation, quarantine: Quarantine | None) -> list[WaitReason]:
+    """What is switched off, finished or in quarantine: of the job first, then of its show."""
+    name, state, show = situation.name, situation.state, situation.show
+    possible = [
+        (state == JobState.FINISHED.value, "finished", "the job is finished"),
+        (state not in (JobState.FINISHED.value, JobState.PENDING.value), "state", f"the job is {state}, not PENDING"),
+        (situation.paused, "paused", f"the job is paused; `opencue-sched job unpause {name}`"),
+        (not situation.auto_book, "auto_book", "booking is off for the job (b_auto_book)"),
+        (quarantine is not None, Verdict.QUARANTINED, _quarantine_words(quarantine)),
+        (
+            not situation.show_active,
+            "show_inactive",
+            f"show {show} is not active; `opencue-sched show active {show} on`",
+        ),
+        (
+            not situation.show_managed,
+            "show_unmanaged",
+            f"show {show} is not managed by this scheduler; `opencue-sched show managed {show} on`",
+        ),
+        (
+            not situation.show_booking,
+            "show_booking",
+            f"booking is off for show {show}; `opencue-sched show booking {show} on`",
+        ),
+        (situation.show_paused, "show_paused", f"show {show} is paused"),
+    ]
+    return [WaitReason(code, text, decides=True) for holds, code, text in possible if holds]
 
 
-def _of_the_show(situation: Situation) -> list[WaitReason]:
-    show = situation.show
-    reasons = []
-    if not situation.show_active:
-        text = f"show {show} is not active; `opencue-sched show active {show} on`"
-        reasons.append(WaitReason("show_inactive", text, decides=True))
-    if not situation.show_managed:
-        text = f"show {show} is not managed by this scheduler; `opencue-sched show managed {show} on`"
-        reasons.append(WaitReason("show_unmanaged", text, decides=True))
-    if not situation.show_booking:
-        text = f"booking is off for show {show}; `opencue-sched show booking {show} on`"
-        reasons.append(WaitReason("show_booking", text, decides=True))
-    if situation.show_paused:
-        reasons.append(WaitReason("show_paused", f"show {show} is paused", decides=True))
-    return reasons
+def _quarantine_words(quarantine: Quarantine | None) -> str:
+    if quarantine is None:
+        return ""
+    until = quarantine.until.astimezone().strftime("%H:%M:%S")
+    return f"the job is in quarantine until {until}, because booking it failed: {quarantine.reason}"
 
 
 def _of_subscriptions(situation: Situation, subscriptions: Sequence[Subscribed]) -> list[WaitReason]:
@@ -144,7 +142,7 @@ def _of_subscriptions(situation: Situation, subscriptions: Sequence[Subscribed])
         return [WaitReason("burst_zero", f"the burst of show {show} is {_small_bursts(here)}", decides=True)]
     if all(one.cores >= one.burst_centicores // CENTICORES_PER_CORE for one in usable):
         full = listed([f"{one.allocation} ({one.cores} of {_burst(one)} cores)" for one in usable])
-        return [WaitReason("burst", f"show {show} is at its burst in {full}", decides=True)]
+        return [WaitReason(Verdict.OVER_SUBSCRIPTION, f"show {show} is at its burst in {full}", decides=True)]
     return []
 
 
@@ -166,18 +164,18 @@ def _of_caps(situation: Situation) -> list[WaitReason]:
     job_cap, folder_cap = situation.max_centicores, situation.folder_max_centicores
     if 0 < job_cap < (situation.cores + 1) * CENTICORES_PER_CORE:
         text = f"the job uses {situation.cores} of the {job_cap / CENTICORES_PER_CORE:g} cores it may"
-        reasons.append(WaitReason("job_cap", f"{text}; `opencue-sched job max-cores`", decides=True))
+        reasons.append(WaitReason(Verdict.OVER_JOB, f"{text}; `opencue-sched job max-cores`", decides=True))
     if 0 < folder_cap < (situation.folder_cores + 1) * CENTICORES_PER_CORE:
         cap = f"{folder_cap / CENTICORES_PER_CORE:g}"
         text = f"folder {situation.folder} uses {situation.folder_cores} of the {cap} cores it may"
-        reasons.append(WaitReason("folder_cap", text, decides=True))
+        reasons.append(WaitReason(Verdict.OVER_FOLDER, text, decides=True))
     if 0 < situation.max_gpus <= situation.gpus:
         reasons.append(
-            WaitReason("job_gpu_cap", f"the job uses {situation.gpus} of the {situation.max_gpus} GPUs it may")
+            WaitReason(Verdict.OVER_JOB_GPUS, f"the job uses {situation.gpus} of the {situation.max_gpus} GPUs it may")
         )
     if 0 < situation.folder_max_gpus <= situation.folder_gpus:
         text = f"folder {situation.folder} uses {situation.folder_gpus} of the {situation.folder_max_gpus} GPUs it may"
-        reasons.append(WaitReason("folder_gpu_cap", text))
+        reasons.append(WaitReason(Verdict.OVER_FOLDER_GPUS, text))
     return reasons
 
 
@@ -205,7 +203,7 @@ def host_reasons(
     tagged = [host for host in hosts if host.tags & tags]
     if not tagged:
         hint = near(next(iter(tags)), known_tags) if len(tags) == 1 else ""
-        return [WaitReason("no_host", f"no host has the tag {words}{hint}", decides=True)]
+        return [WaitReason(Verdict.NO_HOST, f"no host has the tag {words}{hint}", decides=True)]
     here = [host for host in tagged if host.facility_id == situation.facility_id]
     if not here:
         places = listed(sorted({host.facility for host in tagged}))
@@ -279,23 +277,11 @@ not exist."""
 
 @dataclass(frozen=True, slots=True)
 class LayerExplanation:
-    """A layer, how far it is, and why its frames wait: the reason that explains most first."""
+    """Why a layer's frames wait, the reason that explains most first, and the most telling verdict of the passes."""
 
-    id: str
-    name: str
-    total: int
-    waiting: int
-    running: int
-    depend: int
-    dead: int
-    done: int
+    layer: Layer
     reasons: tuple[WaitReason, ...]
     verdict: RecordedVerdict | None
-
-    @property
-    def open(self) -> bool:
-        """Whether anything of it waits or is dead."""
-        return self.waiting + self.depend + self.dead > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,7 +301,7 @@ def explain_job(
     settings: Settings,
     facts: SchemaFacts,
     verdicts: Mapping[str, Sequence[RecordedVerdict]],
-    held: Sequence[ClusterCooldown | TrashedPosting] = (),
+    held: Sequence[HeldCluster] = (),
     *,
     clock: Callable[[], float] = time.time,
 ) -> Explanation:
@@ -370,10 +356,10 @@ def verdict_words(recorded: RecordedVerdict, now: float) -> str:
 
 
 def _explained(
-    layer: jobs.Layer,
+    layer: Layer,
     whole: tuple[WaitReason, ...],
     own: tuple[WaitReason, ...],
-    depends: Sequence[jobs.Depend],
+    depends: Sequence[Depend],
     verdict: RecordedVerdict | None,
     job_name: str,
     now: float,
@@ -386,18 +372,7 @@ def _explained(
         reasons.append(WaitReason("dead", f"{frames} dead; `opencue-sched job retry {job_name}` lets them run again"))
     if not reasons:
         reasons.append(_over_reason(layer))
-    return LayerExplanation(
-        layer.id,
-        layer.name,
-        layer.total,
-        layer.waiting,
-        layer.running,
-        layer.depend,
-        layer.dead,
-        layer.succeeded + layer.eaten,
-        tuple(reasons),
-        verdict,
-    )
+    return LayerExplanation(layer, tuple(reasons), verdict)
 
 
 def _waiting_reasons(
@@ -411,7 +386,7 @@ def _waiting_reasons(
     ask = "do workers and a beat run? `opencue-sched doctor` says"
     if verdict is None:
         return [WaitReason("not_seen", f"no pass has looked at it in the last day; {ask}"), *others]
-    reasons = [WaitReason("verdict", verdict_words(verdict, now))]
+    reasons = [WaitReason(verdict.verdict.verdict, verdict_words(verdict, now))]
     if now - verdict.at > OLD_VERDICT_SECONDS:
         reasons.append(WaitReason("not_seen", f"no pass has looked at it since; {ask}"))
     return [*reasons, *others]
@@ -422,15 +397,11 @@ def _behind_reasons(ahead: int, settings: Settings) -> list[WaitReason]:
     window = settings.queue.max_jobs_per_cluster_pass
     if ahead < window:
         return []
-    words = (
-        f"{ahead} jobs of its show with waiting frames come before it (priority, then age); a pass looks at {window}"
-    )
-    return [WaitReason("behind", words)]
+    text = f"{ahead} jobs of its show with waiting frames come before it (priority, then age); a pass looks at {window}"
+    return [WaitReason(Verdict.BEHIND, text)]
 
 
-def _cluster_reasons(
-    layer: jobs.Layer, situation: waiting.Situation, held: Sequence[ClusterCooldown | TrashedPosting]
-) -> list[WaitReason]:
+def _cluster_reasons(layer: Layer, situation: Situation, held: Sequence[HeldCluster]) -> list[WaitReason]:
     """The clusters of the layer that no pass looks at. They decide when they have all of its tags."""
     tags, left = frozenset(normalise_tags(layer.tags)), set(normalise_tags(layer.tags))
     here = []
@@ -442,12 +413,26 @@ def _cluster_reasons(
             left.difference_update(cluster.tags)
             here.append(it)
     return [
-        WaitReason("cooled_down" if isinstance(it, ClusterCooldown) else "trashed", cluster_words(it), decides=not left)
+        WaitReason(
+            Verdict.COOLED_DOWN if isinstance(it, ClusterCooldown) else "trashed", cluster_words(it), decides=not left
+        )
         for it in here
     ]
 
 
-def cluster_words(held: ClusterCooldown | TrashedPosting) -> str:
+def cluster_postings(client: redis.Redis, settings: Settings) -> ClusterPostings:
+    """The postings of the clusters of one's own facility scope."""
+    return ClusterPostings(
+        client, BoardKeys(settings.coordination.namespace, cluster_board(settings.scheduler.facility))
+    )
+
+
+def held_clusters(postings: ClusterPostings) -> list[HeldCluster]:
+    """The clusters that are cooled down or in the trash. Raises RedisError."""
+    return [*postings.cooldowns(), *postings.trashed()]
+
+
+def cluster_words(held: HeldCluster) -> str:
     """Why no pass looks at a cluster, and what to do."""
     key = held.key
     if isinstance(held, TrashedPosting):
@@ -460,7 +445,7 @@ def cluster_words(held: ClusterCooldown | TrashedPosting) -> str:
     )
 
 
-def _start_reasons(layer: jobs.Layer, situation: waiting.Situation) -> list[WaitReason]:
+def _start_reasons(layer: Layer, situation: Situation) -> list[WaitReason]:
     if layer.start_after is None or layer.start_after <= situation.now:
         return []
     seconds = (layer.start_after - situation.now).total_seconds()
@@ -468,17 +453,13 @@ def _start_reasons(layer: jobs.Layer, situation: waiting.Situation) -> list[Wait
     return [WaitReason("start_after", f"not to be started before {moment} (in {_span(seconds)})", decides=True)]
 
 
-def _limit_reasons(layer: jobs.Layer, limits: Mapping[str, Limit]) -> list[WaitReason]:
+def _limit_reasons(layer: Layer, limits: Mapping[str, Limit]) -> list[WaitReason]:
+    text = "limit {0.name} is full ({0.running} of {0.max_value} frames run)"
     full = [limits[name] for name in layer.limits if name in limits and limits[name].full]
-    return [
-        WaitReason(
-            "limit", f"limit {limit.name} is full ({limit.running} of {limit.max_value} frames run)", decides=True
-        )
-        for limit in full
-    ]
+    return [WaitReason(Verdict.OVER_LIMIT, text.format(limit), decides=True) for limit in full]
 
 
-def _depend_reason(layer: jobs.Layer, depends: Sequence[jobs.Depend], job_name: str) -> WaitReason:
+def _depend_reason(layer: Layer, depends: Sequence[Depend], job_name: str) -> WaitReason:
     own = [one for one in depends if one.er_layer == layer.name or one.er_layer is None]
     on = list(dict.fromkeys(describe_depend(one, job_name) for one in own))
     waits = "1 frame waits" if layer.depend == 1 else f"{layer.depend} frames wait"
@@ -487,7 +468,7 @@ def _depend_reason(layer: jobs.Layer, depends: Sequence[jobs.Depend], job_name: 
     return WaitReason("depend", f"{waits} for {listed(on)}")
 
 
-def _over_reason(layer: jobs.Layer) -> WaitReason:
+def _over_reason(layer: Layer) -> WaitReason:
     if layer.running or layer.checkpoint:
         return WaitReason("running", "everything left of it is running")
     return WaitReason("done", "it is done")

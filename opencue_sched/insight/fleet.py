@@ -12,10 +12,10 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.coordination.leader import AGREE_SECONDS, FenceStore, recorded_tick_age
-from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board, worker_group
-from opencue_sched.coordination.postings import ClusterPostings
+from opencue_sched.coordination.names import LeaderKeys, beat_role, worker_group
 from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, list_members
 from opencue_sched.coordination.queues import survey_queues
+from opencue_sched.insight.explain import cluster_postings
 from opencue_sched.insight.stores import reason_of
 from opencue_sched.settings import Settings
 
@@ -33,7 +33,7 @@ def fleet_view(client: redis.Redis, settings: Settings, fences: FenceStore | Non
     members = list_members(client, namespace)
     group = worker_group(facility, settings.coordination.group)
     survey = survey_queues(client, namespace, members, group=group, facility=facility)
-    postings = ClusterPostings(client, BoardKeys(namespace, cluster_board(facility)))
+    postings = cluster_postings(client, settings)
     counts = postings.counts()
     return {
         "namespace": namespace,

@@ -101,8 +101,8 @@ def reasons(cli: Cli, layer: int = 0) -> list[str]:
             "os",
             "wants the OS windows; hosts with the tag general have linux",
         ),
-        ("UPDATE job_resource SET int_max_cores = 50", "job_cap", "the job uses 0 of the 0.5 cores it may"),
-        ("UPDATE folder_resource SET int_max_cores = 50", "folder_cap", "folder demo uses 0 of the 0.5 cores it may"),
+        ("UPDATE job_resource SET int_max_cores = 50", "over_job", "the job uses 0 of the 0.5 cores it may"),
+        ("UPDATE folder_resource SET int_max_cores = 50", "over_folder", "folder demo uses 0 of the 0.5 cores it may"),
     ],
 )
 def test_what_the_database_alone_says(
@@ -123,7 +123,7 @@ def test_a_show_at_its_burst(cli: Cli, work: Work, build: Build) -> None:
         farm.run(work.job.frames[:1], farm.host(cores=32), cores=9.5)
 
     build(fill)
-    assert reasons(cli) == ["burst"]
+    assert reasons(cli) == ["over_subscription"]
     assert "show demo is at its burst in local.general (10 of 10 cores)" in cli("explain", NAME).out
 
 
@@ -314,13 +314,13 @@ def test_a_job_that_passes_do_not_come_to_is_told_how_many_are_before_it(
     assert "20 jobs of its show with waiting frames come before it" in cli("explain", NAME, "--json").out
     log = VerdictLog(redis_client, "cue")
     log.record([LayerVerdict(work.job.id, work.layer, Verdict.CAPACITY, 0, 4, "busy")], "alloc-1")
-    assert reasons(cli) == ["verdict"]
+    assert reasons(cli) == ["capacity"]
 
 
 def test_an_old_verdict_is_said_to_be_old(cli: Cli, work: Work, redis_client: redis.Redis) -> None:
     log = VerdictLog(redis_client, "cue", clock=lambda: time.time() - 3600)
     log.record([LayerVerdict(work.job.id, work.layer, Verdict.NO_FIT, 0, 4, "too big")], "alloc-1")
-    assert reasons(cli) == ["verdict", "not_seen"]
+    assert reasons(cli) == ["no_fit", "not_seen"]
     assert "(60 min ago)" in cli("explain", NAME).out
 
 
