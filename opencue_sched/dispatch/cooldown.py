@@ -1,22 +1,9 @@
-"""Layers that could not be placed step aside, so that neither their cluster nor the jobs behind them have to wait.
+"""What is left alone for a while, because another look at once would find the same: one rule for all of it.
 
-A pass looks at a bounded number of jobs. Four things keep those that cannot be placed from filling it for ever. The
-rest and the walk never let a host go to a job while one of a higher priority would have it; the pause and turn may:
-
-- **Rest.** A layer that found no host is left out of the passes that follow, and with it all others of its kind, which
-  would find none either: on a full farm one look answers for thousands of jobs. They rest until something changes that
-  could make a difference to them: a host that, with as much idle as it has now, offers the tags, the OS and the need
-  (all of its cores to frames that want all of them); or an allocation of which the show's burst left too little at
-  that look, and leaves enough now. A layer that is made to ask for something else is of another kind.
-- **The pause.** What was roused and looked at in vain again and again is left alone for a moment each time. News that
-  come in a pause are remembered to its end.
-- **The walk.** Layers held up by something that no host can change (a cap in the plan, a permit, lost bookings) are
-  left out of the next pass when nothing was booked and there are more jobs. So every job has its turn before any has
-  its second; the walk ends when something was booked or the last job was looked at.
-- **The turn.** Where something comes free before every pass (cores, a licence, room in a folder) and the first job
-  takes it every time, others that want the same would fill every pass for nothing. So of a few passes in a row that had
-  no time for all jobs, one leaves out what the pass before looked at in vain: a moment in which those behind may use
-  what those ahead cannot.
+A failure starts a cooldown, each further failure in a row one twice as long up to a bound, and success ends the row.
+Clusters keep theirs on the board, where every process sees them (coordination.postings). This module has what only one
+process has to know: `Cooldowns` of hosts, of layers on hosts and of kinds of layers, which layers a pass skips, and
+which clusters wait for headroom under a cap.
 """
 
 from __future__ import annotations
@@ -36,12 +23,115 @@ from opencue_sched.domain.reservation import Need, least_cores, smallest_need
 from opencue_sched.placement.planner import Search, UnschedulableLayer
 from opencue_sched.store.pending import CapKind, Capped, LeftOut, Room
 
+FIRST_SECONDS = 2.0
+LONGEST_SECONDS = 300.0
+"""Of a cluster whose passes fail."""
 EMPTY_SLEEP_SECONDS = 30.0
-"""A cluster without pending jobs is left alone this long. New work wakes it at once: this is for news that was lost."""
-PAUSE_SECONDS = 0.05
-PASSES_BEFORE_A_TURN = 4
-_TURN_SECONDS = 1.0
+"""Of a cluster without pending jobs. New work wakes it at once: this is for news that was lost."""
+FIRST_LOCKED_SECONDS = 0.05
+LONGEST_LOCKED_SECONDS = 1.0
+"""Of a host whose row another transaction has locked. Mostly a completion or a report has it for a few milliseconds,
+and idle cores are lost in a longer cooldown; but looking again and again at one that stays locked costs a pass each."""
+RETRY_SECONDS = 0.05
+"""Of a kind of layers that a host was freed for and that found none, for the second time or more in a row."""
+PASSES_BEFORE_A_SKIP = 4
+_SKIP_WITHIN_SECONDS = 1.0
+_REMEMBERED = 10_000
 _REMEMBERED_CHANGES = 64
+
+What = TypeVar("What", bound=Hashable)
+
+
+def cooldown_seconds(failures: int, *, first: float = FIRST_SECONDS, longest: float = LONGEST_SECONDS) -> float:
+    """The cooldown after so many failures in a row, of which the last has just happened."""
+    return float(min(longest, first * 2 ** min(failures - 1, 30)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Cooldown:
+    until: float
+    forgotten: float
+    failures: int
+    why: str
+
+
+class Cooldowns(Generic[What]):
+    """What this process leaves alone, until when, and why. Thread-safe.
+
+    The first ``spared`` failures in a row start no cooldown. A row of failures is over when something ``worked``, or
+    when it did not fail for ``forget_after`` seconds (default: twice ``longest``). The latest 10,000 are kept.
+    """
+
+    def __init__(
+        self,
+        first: float,
+        longest: float,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        spared: int = 0,
+        forget_after: float | None = None,
+    ) -> None:
+        self._first = first
+        self._longest = longest
+        self._clock = clock
+        self._spared = spared
+        self._forget_after = 2 * longest if forget_after is None else forget_after
+        self._lock = threading.Lock()
+        self._cooldowns: OrderedDict[What, _Cooldown] = OrderedDict()
+
+    def failed(self, what: What, why: str = "") -> float:
+        """Leave it alone from now on, for the seconds returned."""
+        now = self._clock()
+        with self._lock:
+            self._forget(now)
+            before = self._cooldowns.pop(what, None)
+            failures = 1 if before is None else before.failures + 1
+            counted = failures - self._spared
+            seconds = cooldown_seconds(counted, first=self._first, longest=self._longest) if counted > 0 else 0.0
+            self._cooldowns[what] = _Cooldown(now + seconds, now + self._forget_after, failures, why)
+            return seconds
+
+    def worked(self, what: What) -> None:
+        """End its cooldown; the next one is the shortest again."""
+        with self._lock:
+            self._cooldowns.pop(what, None)
+
+    def active(self) -> dict[What, str]:
+        """What is to be left alone now, and why."""
+        now = self._clock()
+        with self._lock:
+            self._forget(now)
+            return {what: it.why for what, it in self._cooldowns.items() if it.until > now}
+
+    def _forget(self, now: float) -> None:
+        """The oldest failure comes first."""
+        while self._cooldowns:
+            oldest = next(iter(self._cooldowns.values()))
+            if oldest.forgotten > now and len(self._cooldowns) <= _REMEMBERED:
+                return
+            self._cooldowns.popitem(last=False)
+
+
+# Layers that could not be placed are skipped by the passes that follow.
+#
+# A pass looks at a bounded number of jobs. Without skipping, those that cannot be placed would fill it for ever. The
+# first and the third rule never let a host go to a job while one of a higher priority would have it; the others may:
+#
+# - A layer that found no host is skipped, and with it all others of its kind, which would find none either: on a full
+#   farm one look answers for thousands of jobs. The cooldown ends early when a host changes that, with as much idle as
+#   it has now, offers the tags, the OS and the need (all of its cores to frames that want all of them), or when an
+#   allocation has enough left under the show's burst that had too little at the last look. A layer that is changed to
+#   ask for something else is of another kind.
+# - A kind that was looked at again and again because hosts changed, and found none, is skipped for RETRY_SECONDS each
+#   time. Changes in these are remembered to their end.
+# - The scan. Layers held up by something that no host can change (a cap in the plan, a permit, lost bookings) are
+#   skipped by the next pass when nothing was booked and there are more jobs, so every job is looked at before any is
+#   looked at twice. The scan ends when something was booked or the last job was looked at.
+# - One pass skips what the pass before could not place, after PASSES_BEFORE_A_SKIP passes in a row that did not reach
+#   the last job. Where something comes free before every pass (cores, a licence, headroom in a folder) and the first
+#   job takes it every time, others that want the same would fill every pass; jobs not yet looked at may use what those
+#   cannot.
+
 _Place = tuple[str, str, bool]
 """A tag, an OS ('': any) and whether the frames thread."""
 _Size = tuple[int, ThreadMode]
@@ -61,75 +151,63 @@ class HostNews:
 
 
 @dataclass(frozen=True, slots=True)
-class Resting:
-    """A layer to be left out while its row has this ``version``; the ``verdict`` it had when it was looked at."""
+class SkippedRow:
+    """A layer to be skipped while its row has this ``version``; the ``verdict`` it had when it was looked at."""
 
     verdict: LayerVerdict
     version: str
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
-    """What a pass over a cluster leaves out, and the last ``verdicts`` on those of it that were ever looked at."""
+class Skipped:
+    """What a pass over a cluster skips, and the last ``verdicts`` on those of it that were ever looked at."""
 
     left_out: LeftOut
     verdicts: Mapping[str, LayerVerdict]
 
 
 @dataclass(slots=True)
-class _Rest:
-    """A kind that rests. Its ``layers`` are those that were looked at. ``called``: there were news in the pause."""
+class _Kind:
+    """A kind without a host. Its ``layers`` are those that were looked at. ``wake``: a host changed for it in the
+    cooldown that no change ends, which lasts until ``retry_at``."""
 
     search: Search
     open_allocs: frozenset[str]
     until: float
-    pause_until: float
+    retry_at: float
     layers: dict[str, LayerVerdict]
-    called: bool = False
+    wake: bool = False
 
 
 @dataclass(slots=True)
-class _Vain:
-    """Looks at a kind that found nothing, one not long after the other."""
+class _Cluster:
+    """Of one cluster: kinds without a host; rows that no host can help, with the end of their cooldown; who lost all
+    frames to others in the last pass; how many passes in a row did not reach the last job, and the kinds and rows that
+    the next pass skips for that, if it begins in time. ``skipped_more``: the last pass did."""
 
-    at: float
-    looks: int = 0
-
-
-@dataclass(slots=True)
-class _Aside:
-    """Of one cluster: kinds that rest, the looks in vain at kinds, rows that make no sense, what the walk has passed,
-    who lost all frames to others in the last pass; how many passes in a row had no time for all jobs, the kinds and
-    rows that the next pass leaves out for others' turn, and whether the last one did."""
-
-    kinds: dict[str, _Rest] = field(default_factory=dict)
-    vain: dict[str, _Vain] = field(default_factory=dict)
-    rows: dict[str, tuple[float, Resting]] = field(default_factory=dict)
-    walked: dict[str, Resting] = field(default_factory=dict)
-    walked_until: float = 0.0
-    walk_began: int = 0
+    kinds: dict[str, _Kind] = field(default_factory=dict)
+    rows: dict[str, tuple[float, SkippedRow]] = field(default_factory=dict)
+    scan_until: float = 0.0
+    scan_began: int = 0
     lost: frozenset[str] = frozenset()
     lost_until: float = 0.0
     full_passes: int = 0
-    turn: dict[str, dict[str, LayerVerdict]] = field(default_factory=dict)
-    turn_rows: dict[str, Resting] = field(default_factory=dict)
-    turn_until: float = 0.0
-    turned: bool = False
+    next_kinds: dict[str, dict[str, LayerVerdict]] = field(default_factory=dict)
+    next_rows: dict[str, SkippedRow] = field(default_factory=dict)
+    next_until: float = 0.0
+    skipped_more: bool = False
 
-    def forget(self, now: float, seconds: float) -> bool:
-        """Forget what is over; whether nothing is left. While a walk goes on, no rest ends by time alone: however many
-        jobs there are, the last one has its turn before the first has another."""
-        on_a_walk = self.walked_until > now
-        self.kinds = {
-            kind: rest for kind, rest in self.kinds.items() if rest.until > now or (on_a_walk and not rest.called)
-        }
-        self.vain = {kind: vain for kind, vain in self.vain.items() if vain.at + seconds > now}
-        self.rows = {layer: row for layer, row in self.rows.items() if row[0] > now or on_a_walk}
-        return not (self.kinds or self.vain or self.rows or self.walked_until > now or self.lost_until > now)
+    def forget(self, now: float) -> bool:
+        """Forget what is over; whether nothing is left. During a scan no cooldown ends by time alone: however many jobs
+        there are, the last one is looked at before the first is again."""
+        scans = self.scan_until > now
+        self.kinds = {kind: it for kind, it in self.kinds.items() if it.until > now or (scans and not it.wake)}
+        self.rows = {layer: row for layer, row in self.rows.items() if row[0] > now or scans}
+        return not (self.kinds or self.rows or scans or self.lost_until > now)
 
 
-class _Room:
-    """The hosts of some news, sorted by what they have idle only when something rests: mostly nothing does."""
+class _ChangedHosts:
+    """The hosts of some news, sorted by what they have idle only when a kind is skipped: mostly none is."""
 
     def __init__(self, news: HostNews) -> None:
         self._news = news
@@ -156,35 +234,35 @@ class _Room:
         return {place: [it for hosts in sizes.values() for it in _largest(hosts)] for place, sizes in by_place.items()}
 
 
-class LayerRest:
-    """Per process. What rests does so in one cluster, for ``seconds`` at most: longer than the cluster sleeps."""
+class LayerCooldowns:
+    """Which layers the passes of this process skip, each in one cluster, for ``seconds`` at most: longer than the
+    cluster sleeps. Thread-safe."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
         self._clock = clock
-        self._clusters: dict[str, _Aside] = {}
-        self._changes: deque[tuple[int, _Room]] = deque(maxlen=_REMEMBERED_CHANGES)
+        self._clusters: defaultdict[str, _Cluster] = defaultdict(_Cluster)
+        # The first look that finds nothing is spared: a host that changes right after it is looked at at once.
+        self._retries = Cooldowns[tuple[str, str]](RETRY_SECONDS, RETRY_SECONDS, clock, spared=1, forget_after=seconds)
+        self._changes: deque[tuple[int, _ChangedHosts]] = deque(maxlen=_REMEMBERED_CHANGES)
         self._forget_at = 0.0
         self._lock = threading.Lock()
-        self._roused = 0
-
-    @property
-    def roused(self) -> int:
+        self.host_changes = 0
         """How often hosts changed: to be read before the hosts that layers are looked up among."""
-        return self._roused
 
-    def rest(
+    def found_no_host(
         self,
         cluster: str,
         blocked: Iterable[UnschedulableLayer],
         *,
-        roused: int,
+        host_changes: int,
         placed: Collection[str] = frozenset(),
     ) -> None:
-        """These layers found no host in this cluster just now; of these kinds (``placed``) frames were placed.
+        """Skip these layers, which found no host in this cluster just now; of these kinds (``placed``) frames were
+        placed.
 
-        ``roused`` was read before they were looked up. Those to which a host that changed since could make a difference
-        do not rest: another pass has taken note of that change already, and none would rouse them again.
+        ``host_changes`` was read before they were looked up. Those to which a host that changed since could make a
+        difference are not skipped: another pass has taken note of that change, and none would end their cooldown.
         """
         now = self._clock()
         by_kind: defaultdict[str, list[UnschedulableLayer]] = defaultdict(list)
@@ -192,179 +270,161 @@ class LayerRest:
             by_kind[one.kind].append(one)
         with self._lock:
             self._forget(now)
-            forgotten = self._roused - roused > len(self._changes)
-            rooms = [room for number, room in self._changes if number > roused]
-            aside = self._clusters.setdefault(cluster, _Aside())
+            forgotten = self.host_changes - host_changes > len(self._changes)
+            missed = [hosts for number, hosts in self._changes if number > host_changes]
+            here = self._clusters[cluster]
             for kind in placed:
-                aside.vain.pop(kind, None)
+                self._retries.worked((cluster, kind))
             for kind, layers in by_kind.items():
-                pause = self._pause(aside, kind, now)
+                retry = self._retries.failed((cluster, kind))
                 search = layers[0].search
-                called = forgotten or any(room.may_do(search) for room in rooms)
-                if called and not pause:
+                wake = forgotten or any(hosts.may_do(search) for hosts in missed)
+                if wake and not retry:
                     continue
-                aside.kinds[kind] = _Rest(
+                here.kinds[kind] = _Kind(
                     search,
                     frozenset.intersection(*(it.open_allocs for it in layers)),
-                    now + (pause if called else self._seconds),
-                    now + pause,
+                    now + (retry if wake else self._seconds),
+                    now + retry,
                     {it.verdict.layer_id: it.verdict for it in layers},
-                    called,
+                    wake,
                 )
 
+    def skip_rows(self, cluster: str, rows: Iterable[SkippedRow]) -> None:
+        """Skip these layers, which no host can help: their rows have to change."""
+        until = self._clock() + self._seconds
+        with self._lock:
+            self._clusters[cluster].rows |= {row.verdict.layer_id: (until, row) for row in rows}
+
+    def skipped(self, cluster: str, headroom: Mapping[str, float]) -> Skipped:
+        """What a pass over the cluster skips now. ``headroom``: allocation id -> the cores that the show's subscription
+        has left under its burst."""
+        now = self._clock()
+        with self._lock:
+            here = self._clusters[cluster]
+            here.forget(now)
+            here.kinds = {
+                kind: it for kind, it in here.kinds.items() if _open_allocs(it.search, headroom) <= it.open_allocs
+            }
+            rows = {layer_id: row for layer_id, (_, row) in here.rows.items()}
+            kinds = {kind: it.layers for kind, it in here.kinds.items()}
+            if here.next_until > now:
+                here.skipped_more = bool(here.next_kinds.keys() - kinds.keys() or here.next_rows.keys() - rows.keys())
+                kinds, rows = {**here.next_kinds, **kinds}, {**here.next_rows, **rows}
+            here.next_kinds, here.next_rows, here.next_until = {}, {}, 0.0
+            verdicts = {layer_id: row.verdict for layer_id, row in rows.items()}
+            for layers in kinds.values():
+                verdicts |= layers
+            left_out = LeftOut({layer_id: row.version for layer_id, row in rows.items()}, list(kinds))
+            return Skipped(left_out, verdicts)
+
+    def hosts_changed(self, news: HostNews) -> None:
+        """End the cooldowns of all to which these hosts could make a difference, now or at their retry."""
+        if not news:
+            return
+        hosts = _ChangedHosts(news)
+        now = self._clock()
+        with self._lock:
+            self.host_changes += 1
+            self._changes.append((self.host_changes, hosts))
+            for here in self._clusters.values():
+                for kind, it in list(here.kinds.items()):
+                    if not hosts.may_do(it.search):
+                        continue
+                    if it.retry_at > now:
+                        it.until, it.wake = min(it.until, it.retry_at), True
+                    else:
+                        del here.kinds[kind]
+
+    def given_back(self, cluster: str, hosts: Collection[Host]) -> frozenset[str]:
+        """A plan of the cluster had these hosts and did not book all it had of them. End the cooldowns of the kinds
+        that could have had one of them instead, as if these had found a host, and return the kinds."""
+        changed = _ChangedHosts(HostNews(tuple(hosts)))
+        with self._lock:
+            here = self._clusters[cluster]
+            kinds = frozenset(kind for kind, it in here.kinds.items() if changed.may_do(it.search))
+            for kind in kinds:
+                del here.kinds[kind]
+                self._retries.worked((cluster, kind))
+            return kinds
+
     def count_pass(
-        self, cluster: str, blocked: Iterable[UnschedulableLayer], others: Iterable[Resting], *, full: bool
+        self, cluster: str, blocked: Iterable[UnschedulableLayer], others: Iterable[SkippedRow], *, full: bool
     ) -> None:
-        """A pass over the cluster looked at these in vain: ``blocked`` ones found no host, the ``others`` had another
-        reason. After a few in a row that were ``full`` (there may be more jobs than they looked at) and looked at
-        something in vain, those behind have a turn."""
+        """A pass over the cluster could not place these: ``blocked`` ones found no host, the ``others`` had another
+        reason. After a few in a row that were ``full`` (there may be more jobs than they looked at) and could not place
+        something, the next one skips what this one could not place."""
         kinds: defaultdict[str, dict[str, LayerVerdict]] = defaultdict(dict)
         for one in blocked:
             kinds[one.kind][one.verdict.layer_id] = one.verdict
         rows = {row.verdict.layer_id: row for row in others}
         with self._lock:
-            here = self._clusters.setdefault(cluster, _Aside())
+            here = self._clusters[cluster]
             here.full_passes = here.full_passes + 1 if full and (kinds or rows) else 0
-            if here.full_passes >= PASSES_BEFORE_A_TURN:
+            if here.full_passes >= PASSES_BEFORE_A_SKIP:
                 here.full_passes = 0
-                here.turn, here.turn_rows = dict(kinds), rows
-                here.turn_until = self._clock() + _TURN_SECONDS
-
-    def rest_rows(self, cluster: str, rows: Iterable[Resting]) -> None:
-        """No host can help these layers: their rows have to change."""
-        until = self._clock() + self._seconds
-        with self._lock:
-            for row in rows:
-                self._clusters.setdefault(cluster, _Aside()).rows[row.verdict.layer_id] = (until, row)
-
-    def aside(self, cluster: str, room: Mapping[str, float]) -> Aside:
-        """What is to be left out of a pass over the cluster now. ``room``: allocation id -> the cores that the show's
-        subscription has left under its burst."""
-        now = self._clock()
-        with self._lock:
-            here = self._clusters.get(cluster)
-            if here is None:
-                return Aside(LeftOut(), {})
-            here.forget(now, self._seconds)
-            for kind, rest in list(here.kinds.items()):
-                if not _open_allocs(rest.search, room) <= rest.open_allocs:
-                    del here.kinds[kind]
-            rows = {layer_id: row for layer_id, (_, row) in here.rows.items()}
-            rows |= here.walked if here.walked_until > now else {}
-            kinds = {kind: rest.layers for kind, rest in here.kinds.items()}
-            if here.turn_until > now:
-                here.turned = not (here.turn.keys() <= kinds.keys() and here.turn_rows.keys() <= rows.keys())
-                kinds, rows = {**here.turn, **kinds}, {**here.turn_rows, **rows}
-            here.turn, here.turn_rows, here.turn_until = {}, {}, 0.0
-            verdicts = {layer_id: row.verdict for layer_id, row in rows.items()}
-            for layers in kinds.values():
-                verdicts |= layers
-            left_out = LeftOut({layer_id: row.version for layer_id, row in rows.items()}, list(kinds))
-            return Aside(left_out, verdicts)
-
-    def given_back(self, cluster: str, hosts: Collection[Host]) -> frozenset[str]:
-        """A plan of the cluster had these hosts and did not book all it had of them. Rouse the kinds that could have
-        had one of them instead, for which that was no look in vain: which."""
-        room = _Room(HostNews(tuple(hosts)))
-        with self._lock:
-            here = self._clusters.get(cluster)
-            if here is None or not hosts:
-                return frozenset()
-            kinds = frozenset(kind for kind, rest in here.kinds.items() if room.may_do(rest.search))
-            for kind in kinds:
-                del here.kinds[kind]
-                here.vain.pop(kind, None)
-            return kinds
+                here.next_kinds, here.next_rows = dict(kinds), rows
+                here.next_until = self._clock() + _SKIP_WITHIN_SECONDS
 
     def look_again(self, cluster: str) -> float | None:
-        """Seconds until the first pause ends in which there were news, or hardly any after a turn: no longer must the
-        cluster sleep. None without such a pause."""
+        """Seconds until a kind for which a host changed may be looked at, or hardly any after a pass that skipped more
+        than it had to: no longer must the cluster sleep. None when neither is so."""
         now = self._clock()
         with self._lock:
-            here = self._clusters.get(cluster)
-            if here is None:
-                return None
-            ends = [rest.until for rest in here.kinds.values() if rest.called]
-            if here.turned:
-                here.turned = False
+            here = self._clusters[cluster]
+            ends = [it.until for it in here.kinds.values() if it.wake]
+            if here.skipped_more:
+                here.skipped_more = False
                 ends.append(now)
             return max(0.001, min(ends) - now) if ends else None
 
-    def walk_on(self, cluster: str, looked_at: Iterable[Resting], wakes: int) -> None:
-        """A pass over the cluster booked nothing and there are more jobs: leave these layers out of the next one.
+    def scan_on(self, cluster: str, looked_at: Iterable[SkippedRow], wakes: int) -> None:
+        """A pass over the cluster booked nothing and there are more jobs: skip these layers until the scan ends.
 
-        ``wakes``: how often the cluster had been woken when the pass began. Another process may end the walk: what this
-        one has not gone on with in the time of a rest is forgotten.
+        ``wakes``: how often the cluster had been woken when the pass began. Another process may end the scan: one that
+        this process did not go on with for ``seconds`` is forgotten.
         """
         now = self._clock()
         with self._lock:
-            here = self._clusters.setdefault(cluster, _Aside())
-            looked = {layer.verdict.layer_id: layer for layer in looked_at}
-            if here.walked_until <= now:
-                here.walked, here.walk_began = {}, wakes
-            here.walked |= looked
-            here.walked_until = now + self._seconds
+            here = self._clusters[cluster]
+            if here.scan_until <= now:
+                here.forget(now)
+                here.scan_began = wakes
+            # They are skipped as long as the scan lasts, and no longer.
+            here.rows |= {row.verdict.layer_id: (now, row) for row in looked_at}
+            here.scan_until = now + self._seconds
 
-    def lost_before(self, cluster: str, layers: Collection[str]) -> frozenset[str]:
+    def end_scan(self, cluster: str, wakes: int) -> bool:
+        """The next pass begins with the highest priority again. Returns whether it has to come at once, because the
+        cluster was woken since the scan began, maybe for jobs that the scan had passed."""
+        with self._lock:
+            here = self._clusters[cluster]
+            woken = here.scan_until > self._clock() and here.scan_began != wakes
+            here.scan_until = 0.0
+            return woken
+
+    def lost_again(self, cluster: str, layers: Collection[str]) -> frozenset[str]:
         """Which of these layers, all of whose frames a pass over the cluster just lost to others, had lost them all in
         the pass before it as well."""
         now = self._clock()
         with self._lock:
-            here = self._clusters.setdefault(cluster, _Aside())
+            here = self._clusters[cluster]
             before = here.lost if here.lost_until > now else frozenset()
             here.lost, here.lost_until = frozenset(layers), now + self._seconds if layers else 0.0
         return before.intersection(layers)
 
-    def walk_ends(self, cluster: str, wakes: int) -> bool:
-        """The next pass begins with the highest priority again; whether it has to come at once, because the cluster was
-        woken since the walk began: for those that were passed over, it may be."""
-        now = self._clock()
-        with self._lock:
-            here = self._clusters.get(cluster)
-            if here is None:
-                return False
-            woken = here.walked_until > now and here.walk_began != wakes
-            here.walked, here.walked_until = {}, 0.0
-            return woken
-
-    def hosts_changed(self, news: HostNews) -> None:
-        """Rouse all to which these hosts could make a difference, now or when its pause ends."""
-        if not news:
-            return
-        room = _Room(news)
-        now = self._clock()
-        with self._lock:
-            self._roused += 1
-            self._changes.append((self._roused, room))
-            for here in self._clusters.values():
-                for kind, rest in list(here.kinds.items()):
-                    if not room.may_do(rest.search):
-                        continue
-                    if rest.pause_until > now:
-                        rest.until, rest.called = min(rest.until, rest.pause_until), True
-                    else:
-                        del here.kinds[kind]
-
-    def _pause(self, aside: _Aside, kind: str, now: float) -> float:
-        """Seconds in which the kind is not looked at again whatever happens: none after the first look in vain."""
-        vain = aside.vain.get(kind)
-        if vain is None or vain.at + self._seconds <= now:
-            vain = aside.vain[kind] = _Vain(now)
-        vain.at, vain.looks = now, vain.looks + 1
-        return 0.0 if vain.looks == 1 else PAUSE_SECONDS
-
     def _forget(self, now: float) -> None:
-        """Once in the time of a rest, forget clusters of which nothing is left: they may be no more."""
+        """Once in ``seconds``, forget clusters of which nothing is left: they may be no more."""
         if now < self._forget_at:
             return
         self._forget_at = now + self._seconds
-        for cluster in [key for key, here in self._clusters.items() if here.forget(now, self._seconds)]:
+        for cluster in [key for key, here in self._clusters.items() if here.forget(now)]:
             del self._clusters[cluster]
 
 
-def _open_allocs(search: Search, room: Mapping[str, float]) -> frozenset[str]:
-    """The allocations with room for a frame."""
-    return frozenset(alloc_id for alloc_id, cores in room.items() if cores >= search.need.cores)
+def _open_allocs(search: Search, headroom: Mapping[str, float]) -> frozenset[str]:
+    """The allocations with headroom for a frame."""
+    return frozenset(alloc_id for alloc_id, cores in headroom.items() if cores >= search.need.cores)
 
 
 def _places(host: Host) -> Iterable[_Place]:
@@ -381,48 +441,15 @@ def _largest(hosts: Mapping[Need, Host]) -> list[tuple[Need, Host]]:
     return kept
 
 
-# How long a host is left alone whose row another transaction had: it would be found locked again at once.
+# Clusters that sleep while work of theirs waits at a cap are woken when something ends under that cap.
 #
-# Mostly a completion or a report has it, for a few milliseconds; then every moment its cores are left idle is lost. Now
-# and then somebody keeps it for long, and looking again and again costs a pass each time. Nobody can tell which it is,
-# so the rest grows with the looks in vain.
-
-FIRST_REST_SECONDS = 0.05
-LONGEST_REST_SECONDS = 1.0
-_FORGOTTEN_SECONDS = 2 * LONGEST_REST_SECONDS
-
-
-class LockedHosts:
-    """Of one process. Thread-safe."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._rests: dict[str, tuple[float, float]] = {}
-
-    def found(self, host_ids: Collection[str]) -> dict[str, float]:
-        """These hosts were found locked just now: the seconds for which each is to rest.
-
-        Twice as long as the last time, unless the host has been left in peace for a while since.
-        """
-        now = self._clock()
-        with self._lock:
-            self._rests = {host: rest for host, rest in self._rests.items() if rest[0] + _FORGOTTEN_SECONDS > now}
-            for host in host_ids:
-                _, last = self._rests.get(host, (now, FIRST_REST_SECONDS / 2))
-                self._rests[host] = (now, min(2 * last, LONGEST_REST_SECONDS))
-            return {host: self._rests[host][1] for host in host_ids}
-
-
-# Clusters that rest because work of theirs waits at a cap, and are to be roused when something ends under it.
-#
-# A run that ends gives back cores of a host, which rouses the clusters that could use that host, and room under the
+# A run that ends gives back cores of a host, which wakes the clusters that could use that host, and headroom under the
 # caps of a licence, a folder or a job, at which work of quite other tags may wait. Every process hears of every run
 # that ends; each keeps what its own passes wait for. Lost with the process, or full, it costs the rest of a cluster's
 # sleep.
 
 WAITS_OF_A_CLUSTER = 20
-"""Enough to be roused by most of what could; a cluster that waits at more is roused by the others' turn."""
+"""Enough to be woken by most of what could; a cluster that waits at more is woken in its turn."""
 MOST_CLUSTERS = 200
 _KINDS = {
     Verdict.OVER_FOLDER: CapKind.FOLDER,
@@ -442,8 +469,8 @@ class CapWait:
 
 
 def waits_of(verdicts: Iterable[LayerVerdict], snapshot: Snapshot) -> Iterator[CapWait]:
-    """At which caps the layers of a pass wait that had too little room under them when it began. What the counters
-    refused, or a host would take more than the least for, has room by this count and waits for something else."""
+    """At which caps the layers of a pass wait that had too little headroom when it began. What the counters refused, or
+    a host would take more than the least for, has headroom by this count and waits for something else."""
     layers = {layer.id: (job, layer) for job in snapshot.jobs for layer in job.layers}
     for verdict in verdicts:
         kind = _KINDS.get(verdict.verdict)
@@ -489,7 +516,7 @@ class CapWaits:
                 self._clusters[cluster] = _Waiting(before.since, now + self._seconds, known)
 
     def forget(self, clusters: Iterable[str]) -> None:
-        """These clusters have been roused; what they still wait for, their next pass says anew."""
+        """These clusters have been woken; what they still wait for, their next pass says anew."""
         with self._lock:
             for cluster in clusters:
                 self._clusters.pop(cluster, None)
@@ -500,8 +527,8 @@ class CapWaits:
             return frozenset(wait.at for waiting in self._clusters.values() for wait in waiting.waits)
 
     def with_room(self, room: Mapping[Capped, Room]) -> frozenset[str]:
-        """The clusters for which there is room now, those that have waited longest first, and no more of them than the
-        room is for: who comes next would find it taken."""
+        """The clusters for which there is headroom now, those that have waited longest first, and no more of them than
+        it is for: the next would find it taken."""
         left = dict(room)
         chosen = set()
         with self._lock:
@@ -511,70 +538,3 @@ class CapWaits:
                     left[fits.at] = left[fits.at].less(fits.need)
                     chosen.add(cluster)
         return frozenset(chosen)
-
-
-# What failed is left alone for a while: longer each time it fails again, and not at all once it has worked.
-#
-# One rule for all: the first cooldown, doubled by each failure in a row up to a bound. Clusters keep theirs on the
-# board, where every process sees them (coordination.postings); what only one process has to know is in Cooldowns.
-
-FIRST_SECONDS = 2.0
-LONGEST_SECONDS = 300.0
-_REMEMBERED = 10_000
-
-What = TypeVar("What", bound=Hashable)
-
-
-def cooldown_seconds(failures: int, *, first: float = FIRST_SECONDS, longest: float = LONGEST_SECONDS) -> float:
-    """The cooldown after so many failures in a row, of which the last has just happened."""
-    return float(min(longest, first * 2 ** min(failures - 1, 30)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Cooldown:
-    until: float
-    forgotten: float
-    failures: int
-    why: str
-
-
-class Cooldowns(Generic[What]):
-    """What this process leaves alone, and why. Thread-safe.
-
-    Something that has not failed again for as long as its last cooldown took begins anew. The latest 10,000 are kept.
-    """
-
-    def __init__(self, first: float, longest: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._first = first
-        self._longest = longest
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._cooldowns: OrderedDict[What, _Cooldown] = OrderedDict()
-
-    def failed(self, what: What, why: str) -> None:
-        """Leave it alone from now on. What failed while it was left alone anyway had been begun before: once more says
-        nothing."""
-        now = self._clock()
-        with self._lock:
-            before = self._cooldowns.get(what)
-            if before is not None and now < before.until:
-                return
-            failures = 1 if before is None or before.forgotten <= now else before.failures + 1
-            seconds = cooldown_seconds(failures, first=self._first, longest=self._longest)
-            self._cooldowns[what] = _Cooldown(now + seconds, now + 2 * seconds, failures, why)
-            self._cooldowns.move_to_end(what)
-            while len(self._cooldowns) > _REMEMBERED:
-                self._cooldowns.popitem(last=False)
-
-    def worked(self, what: What) -> None:
-        """It need not be left alone any more."""
-        with self._lock:
-            self._cooldowns.pop(what, None)
-
-    def active(self) -> dict[What, str]:
-        """What is to be left alone now, and why."""
-        now = self._clock()
-        with self._lock:
-            for what in [what for what, it in self._cooldowns.items() if it.forgotten <= now]:
-                del self._cooldowns[what]
-            return {what: it.why for what, it in self._cooldowns.items() if it.until > now}

@@ -14,7 +14,7 @@ from opencue_sched.coordination.board import End
 from opencue_sched.coordination.leader import boot_clock
 from opencue_sched.coordination.postings import Claim, ClaimRefused, ClaimRenewer, ClusterPostings, Enqueued
 from opencue_sched.dispatch.cluster_pass import PassRunner
-from opencue_sched.dispatch.cooldown import EMPTY_SLEEP_SECONDS, FIRST_REST_SECONDS, cooldown_seconds
+from opencue_sched.dispatch.cooldown import EMPTY_SLEEP_SECONDS, FIRST_LOCKED_SECONDS, cooldown_seconds
 from opencue_sched.dispatch.failures import describe, is_missing, is_trouble
 from opencue_sched.dispatch.report import LONGEST_ERROR, PassEnd, PassReport
 from opencue_sched.domain.cluster import Verdict
@@ -126,7 +126,7 @@ class Dispatcher:
         if report.look_again is not None:
             soon.append(report.look_again)
         if report.hosts_back_in is not None:
-            soon.append(max(FIRST_REST_SECONDS, report.hosts_back_in))
+            soon.append(max(FIRST_LOCKED_SECONDS, report.hosts_back_in))
         return min([queue.cluster_saturated_sleep, *soon])
 
     def _fail(self, claim: Claim, error: Exception) -> None:

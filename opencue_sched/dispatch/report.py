@@ -1,19 +1,20 @@
-"""What one cluster pass did, for metrics, logs and the task's result."""
+"""What one cluster pass did, for metrics, logs and the task's result, and why frames wait after it."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import structlog
 
-from opencue_sched.dispatch.cooldown import Resting
+from opencue_sched.accounting.ledger import BookingRefused
 from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict
-from opencue_sched.domain.farm import Host
-from opencue_sched.placement.planner import UnschedulableLayer
+from opencue_sched.domain.farm import Host, PlannedProc
+from opencue_sched.errors import BookingError
+from opencue_sched.placement.planner import Plan
 
 log = structlog.get_logger(__name__)
 
@@ -63,39 +64,21 @@ class PassReport:
     losses: Counter[str] = field(default_factory=Counter)
     bad_rows: Counter[str] = field(default_factory=Counter)
     verdicts: tuple[LayerVerdict, ...] = ()
-    versions: Mapping[str, str] = field(default_factory=dict)
-    """Of the rows of the layers that were looked at, by id."""
+    skipped: Mapping[str, LayerVerdict] = field(default_factory=dict)
+    """Layers that were not looked at because they could not be placed a moment ago, by id."""
     refused: frozenset[str] = frozenset()
     """Layers of which the ledger refused frames."""
-    lost: frozenset[str] = frozenset()
-    """Layers all of whose planned frames went to somebody else."""
-    resting: Mapping[str, LayerVerdict] = field(default_factory=dict)
-    """Layers that were left out because they could not be placed a moment ago, by id."""
-    blocked: tuple[UnschedulableLayer, ...] = ()
-    """Layers of which nothing was placed because no host would do."""
-    given_back: tuple[Host, ...] = ()
-    """Hosts of which something was planned that was not booked, as they are without that."""
-    look_again: float | None = None
-    """Seconds after which to look again at layers for which there were news while they had to be left alone."""
     go_on: bool = False
     """Nothing was booked, but there are jobs behind those that this pass looked at, or something happened since those
-    before them were."""
-    wakes: int = 0
-    """How often the cluster had been woken when the pass began."""
-    roused: int = 0
-    """How often hosts had changed when this pass looked at them."""
+    before them were looked at."""
+    look_again: float | None = None
+    """Seconds after which to look again at layers for which a host changed in their cooldown."""
     next_start: float | None = None
     """Seconds until a layer of the cluster that may not start yet may; None when none does soon."""
     hosts_back_in: float | None = None
     """Seconds until a host that PostgreSQL or an RQD refused may be tried again; None when all may."""
     seconds_to_book: list[float] = field(default_factory=list)
     """Of each frame booked: from its becoming eligible, once more after a retry, to the answer to the COMMIT."""
-    log_end: str = ""
-    """Where the log of bookings ended when the pass began to read what waits."""
-    layers_booked: frozenset[str] = frozenset()
-    """Layers of which frames were committed, or may have been."""
-    gathered_at: float = 0.0
-    """When the pass had read what waits, by the runner's clock."""
     gather_seconds: float = 0.0
     plan_seconds: float = 0.0
     book_seconds: float = 0.0
@@ -112,15 +95,6 @@ class PassReport:
     def jobs_processed(self) -> int:
         """Jobs that went through the whole pass: none when it was given up on its way."""
         return self.jobs if self.planned and self.ended in (PassEnd.BOOKED, PassEnd.SATURATED) else 0
-
-    def in_vain(self, verdict: LayerVerdict) -> bool:
-        """Whether the layer was looked at and got nothing. One for which a full plan had no room was not looked at."""
-        tried = verdict.layer_id in self.lost or verdict.layer_id in self.refused
-        return not verdict.frames and (tried or verdict.verdict is not Verdict.FLOWING)
-
-    def as_is(self, verdict: LayerVerdict) -> Resting:
-        """A layer to be left alone as long as its row is what it was in this pass."""
-        return Resting(verdict, self.versions[verdict.layer_id])
 
     def summary(self) -> dict[str, object]:
         """A small JSON-able answer for the task."""
@@ -152,3 +126,106 @@ class PassReport:
                 waiting=it.waiting,
                 detail=it.detail,
             )
+
+
+# What becomes of a plan's verdicts when not all of it is booked.
+#
+# The planner says why frames wait before any store was asked. The ledger may refuse what the snapshot had headroom for,
+# because its counters are ahead or its caps are older, and the commit loses what others took in the meantime.
+
+_BY_TABLE = {
+    "subscription": Verdict.OVER_SUBSCRIPTION,
+    "folder": Verdict.OVER_FOLDER,
+    "folder_gpus": Verdict.OVER_FOLDER_GPUS,
+    "job": Verdict.OVER_JOB,
+    "job_gpus": Verdict.OVER_JOB_GPUS,
+    "limit": Verdict.OVER_LIMIT,
+    "unseeded": Verdict.FAILED,
+    "error": Verdict.FAILED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Booked:
+    """Verdicts after a booking. ``refused`` are the layers of which the ledger refused frames, ``lost`` those of which
+    every frame that it took was lost to others before the commit."""
+
+    verdicts: tuple[LayerVerdict, ...]
+    refused: frozenset[str]
+    lost: frozenset[str]
+
+
+def after_refusals(plan: Plan, apart: Mapping[tuple[str, str], str]) -> tuple[LayerVerdict, ...]:
+    """The verdicts of a plan, in RQD's words where the only hosts left are kept ``apart`` from a layer: its id
+    and the host's name -> what RQD said."""
+    said: dict[str, dict[str, str]] = {}
+    for (layer, host), words in apart.items():
+        said.setdefault(layer, {})[host] = words
+    judged = []
+    blocked = {it.verdict.layer_id for it in plan.unschedulable}
+    for it in plan.verdicts:
+        words_by_host = said.get(it.layer_id)
+        if it.verdict is Verdict.CAPACITY and words_by_host and it.layer_id not in blocked:
+            hosts = "1 host" if len(words_by_host) == 1 else f"{len(words_by_host)} hosts"
+            detail = f"{hosts} refused its frames and will be tried again: {next(iter(words_by_host.values()))}"
+            it = replace(it, verdict=Verdict.BACKING_OFF, detail=detail)
+        judged.append(it)
+    return tuple(judged)
+
+
+def after_booking(
+    verdicts: Iterable[LayerVerdict],
+    procs: Iterable[PlannedProc],
+    refusals: Mapping[str, BookingRefused],
+    losses: Mapping[str, BookingError],
+) -> Booked:
+    """Take from each verdict the frames that were refused or lost, both by proc id, and say why they wait."""
+    refused: dict[str, list[BookingRefused]] = {}
+    lost: dict[str, list[BookingError]] = {}
+    for proc in procs:
+        if proc.proc_id in refusals:
+            refused.setdefault(proc.layer.id, []).append(refusals[proc.proc_id])
+        elif proc.proc_id in losses:
+            lost.setdefault(proc.layer.id, []).append(losses[proc.proc_id])
+    judged = tuple(_judged(it, refused.get(it.layer_id, ()), lost.get(it.layer_id, ())) for it in verdicts)
+    return Booked(
+        judged,
+        frozenset(refused),
+        frozenset(it.layer_id for it in judged if it.layer_id in lost and it.layer_id not in refused and not it.frames),
+    )
+
+
+def _judged(verdict: LayerVerdict, refused: Sequence[BookingRefused], lost: Sequence[BookingError]) -> LayerVerdict:
+    gone = len(refused) + len(lost)
+    if not gone:
+        return verdict
+    left = replace(verdict, frames=verdict.frames - gone, waiting=verdict.waiting + gone)
+    if refused:
+        last = refused[-1]
+        return replace(left, verdict=_BY_TABLE.get(last.table, Verdict.FLOWING), detail=_refusal(last))
+    reasons = ", ".join(sorted({error.reason for error in lost}))
+    return replace(left, detail=f"{gone} of its frames were lost before they were booked ({reasons}); tried again")
+
+
+def _refusal(refused: BookingRefused) -> str:
+    if refused.table == "unseeded":
+        return f"PostgreSQL has no row with the caps of {refused.vertex}"
+    if refused.table == "error":
+        return f"its counters in Redis are spoilt, and put right by the next recompute: {refused.vertex}"
+    if refused.table not in _BY_TABLE:
+        return "its booking was taken back before it was made; tried again"
+    of = refused.table.removesuffix("_gpus")
+    return f"the counters have {refused.current:g} of {refused.limit:g} in use under the cap of its {of}"
+
+
+def given_back(procs: Iterable[PlannedProc], kept: Collection[str]) -> tuple[Host, ...]:
+    """The hosts of those procs of a plan, in its order, that are not ``kept`` (by id), as they are without them."""
+    hosts: dict[str, Host] = {}
+    some_back = set()
+    for proc in procs:
+        host = hosts.setdefault(proc.host.id, proc.host)
+        if proc.proc_id in kept:
+            hosts[host.id] = host.less(proc.reservation, last_updated=host.last_updated)
+        else:
+            some_back.add(host.id)
+    return tuple(host for host in hosts.values() if host.id in some_back)

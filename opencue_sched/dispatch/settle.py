@@ -13,7 +13,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import redis
 import structlog
@@ -21,6 +20,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.entries import Booking
+from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.dispatch.commit import CommittedProc
 from opencue_sched.dispatch.cooldown import Cooldowns
 from opencue_sched.dispatch.launch import LaunchOutcome, LaunchState
@@ -28,25 +28,12 @@ from opencue_sched.dispatch.rqd import Confirmation, Fate, RqdChannels, RunningF
 from opencue_sched.domain.farm import PlannedProc
 from opencue_sched.domain.units import centicores
 from opencue_sched.errors import NotReady, RqdFailure
+from opencue_sched.placement.host_groups import HostChanges
 from opencue_sched.store.procs import frames_of
 
 log = structlog.get_logger(__name__)
 
 _KILL_REASON = "opencue-sched: the launch was not confirmed"
-
-
-class SettlingLedger(Protocol):
-    """The part of accounting.ledger.Ledger used here."""
-
-    def settle(self, bookings: Sequence[Booking], /) -> Any: ...
-
-    def release(self, proc_ids: Sequence[str], /) -> Any: ...
-
-
-class PublishesHosts(Protocol):
-    """The part of placement.host_groups.HostChanges used here."""
-
-    def publish(self, host_ids: Sequence[str], /) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +66,8 @@ class Settlement:
     the ids it removed; the others had already been released by somebody else."""
 
     engine: Engine
-    ledger: SettlingLedger
-    changes: PublishesHosts
+    ledger: Ledger
+    changes: HostChanges
     channels: RqdChannels
     compensate: Callable[[Connection, Sequence[CommittedProc]], Collection[str]]
 
@@ -116,7 +103,7 @@ class Settlement:
         ledger_error = self._tell_redis(
             booked=[booking_of(by_id[proc_id].planned) for proc_id in (*launched, *left)],
             released=list(to_undo),
-            hosts=_distinct(by_id[proc_id].planned.host.id for proc_id in to_undo),
+            hosts=list(dict.fromkeys(by_id[proc_id].planned.host.id for proc_id in to_undo)),
         )
         report = SettleReport(
             launched=tuple(launched),
@@ -125,7 +112,10 @@ class Settlement:
             adopted=adopted,
             ledger_error=ledger_error,
         )
-        _log(report)
+        for proc_id, error in to_undo.items():
+            log.warning("launch_compensated", proc_id=proc_id, host=error.host, error=str(error))
+        for proc_id, error in left.items():
+            log.error("launch_left_unknown", proc_id=proc_id, host=error.host, error=str(error))
         return report
 
     def _still_ours(
@@ -216,28 +206,14 @@ def _because(error: RqdFailure, reason: str) -> RqdFailure:
     return RqdFailure(f"{error}; {reason}", outcome_unknown=True, proc_id=error.proc_id, host=error.host)
 
 
-def _distinct(values: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(values))
-
-
-def _log(report: SettleReport) -> None:
-    for undone in report.compensated:
-        log.warning(
-            "launch_compensated", proc_id=undone.planned.proc_id, host=undone.error.host, error=str(undone.error)
-        )
-    for undone in report.left_unknown:
-        log.error(
-            "launch_left_unknown", proc_id=undone.planned.proc_id, host=undone.error.host, error=str(undone.error)
-        )
-
-
 # Whose fault it is when RQD does not take a frame: the host's, the job's, or that of the two together.
 #
-# Either can look like the other: a host without a disk refuses every job, and a job with a user nobody may be is
-# refused by every host. A host that says that it takes nothing, or says nothing, is at fault itself and rests. Any
-# other refusal is first between the layer and the host: they are kept apart, for longer each time, and both go on with
-# others. It also counts against the job, until one of its frames is launched, and against the host, until it takes a
-# frame: a job that several hosts refused within a minute is at fault, and so is a host that refused several jobs.
+# Either can look like the other: a host without a disk refuses every job, and a job with a user that may not be is
+# refused by every host. A host that says that it takes nothing, or says nothing, is at fault itself and gets a
+# cooldown. Any other refusal is first between the layer and the host: they are kept apart, for longer each time, and
+# both go on with others. It also counts against the job, until one of its frames is launched, and against the host,
+# until it takes a frame: a job that several hosts refused within a minute is at fault, and so is a host that refused
+# several jobs.
 
 HOSTS_TO_BLAME = 3
 JOBS_TO_BLAME = 3
@@ -293,31 +269,34 @@ class Refusals:
     def blame(self, outcomes: Iterable[LaunchOutcome], job_of: Mapping[str, str], layer_of: Mapping[str, str]) -> Blame:
         """Note how launches ended; ``job_of``, ``layer_of``: ids by proc id. What is blamed starts anew afterwards."""
         with self._lock:
-            return self._blame([it for it in outcomes if it.sends], job_of, layer_of)
-
-    def _blame(self, sent: list[LaunchOutcome], job_of: Mapping[str, str], layer_of: Mapping[str, str]) -> Blame:
-        now = self._clock()
-        said: dict[str, str] = {}
-        hosts = {it.host_name for it in sent if it.state is not LaunchState.LAUNCHED and not _refuses_the_job(it)}
-        for it in filter(_refuses_the_job, sent):
-            job = job_of[it.proc_id]
-            said[job] = str(it.error)
-            self._jobs.note(job, it.host_name, now)
-            self._hosts.note(it.host_name, job, now)
-            self._apart.failed((layer_of[it.proc_id], it.host_name), said[job])
-        for it in sent:
-            if it.state is LaunchState.LAUNCHED:
-                self._jobs.clear(job_of[it.proc_id])
-                self._hosts.clear(it.host_name)
-                self._apart.worked((layer_of[it.proc_id], it.host_name))
-        jobs = {job: text for job, text in said.items() if self._jobs.lately(job, now) >= HOSTS_TO_BLAME}
-        refusing = {it.host_name for it in sent if _refuses_the_job(it) and job_of[it.proc_id] not in jobs}
-        hosts |= {host for host in refusing if self._hosts.lately(host, now) >= JOBS_TO_BLAME}
-        for job in jobs:
-            self._jobs.clear(job)
-        for host in hosts:
-            self._hosts.clear(host)
-        return Blame(jobs, frozenset(hosts))
+            now = self._clock()
+            sent = [it for it in outcomes if it.sends]
+            refused = [it for it in sent if _refuses_the_job(it)]
+            hosts = {it.host_name for it in sent if it.state is not LaunchState.LAUNCHED and not _refuses_the_job(it)}
+            said: dict[str, str] = {}
+            kept_apart = self._apart.active()
+            for it in refused:
+                job, pair = job_of[it.proc_id], (layer_of[it.proc_id], it.host_name)
+                said[job] = str(it.error)
+                self._jobs.note(job, it.host_name, now)
+                self._hosts.note(it.host_name, job, now)
+                # A frame that was sent before the two were kept apart says nothing new.
+                if pair not in kept_apart:
+                    kept_apart[pair] = said[job]
+                    self._apart.failed(pair, said[job])
+            for it in sent:
+                if it.state is LaunchState.LAUNCHED:
+                    self._jobs.clear(job_of[it.proc_id])
+                    self._hosts.clear(it.host_name)
+                    self._apart.worked((layer_of[it.proc_id], it.host_name))
+            jobs = {job: text for job, text in said.items() if self._jobs.lately(job, now) >= HOSTS_TO_BLAME}
+            refusing = {it.host_name for it in refused if job_of[it.proc_id] not in jobs}
+            hosts |= {host for host in refusing if self._hosts.lately(host, now) >= JOBS_TO_BLAME}
+            for job in jobs:
+                self._jobs.clear(job)
+            for host in hosts:
+                self._hosts.clear(host)
+            return Blame(jobs, frozenset(hosts))
 
 
 def _refuses_the_job(outcome: LaunchOutcome) -> bool:

@@ -71,17 +71,17 @@ class VerdictLog:
         return names.waiting_frames(self._namespace)
 
     def record(
-        self, verdicts: Sequence[LayerVerdict], cluster_key: str, *, resting: Mapping[str, LayerVerdict] | None = None
+        self, verdicts: Sequence[LayerVerdict], cluster_key: str, *, skipped: Mapping[str, LayerVerdict] | None = None
     ) -> None:
         """Keep the verdicts of one pass, in one round trip. They are for people only: a failure is logged.
 
-        ``resting`` layers, by id, were not looked at; their frames wait as they did when they began to rest.
+        ``skipped`` layers, by id, were not looked at; their frames wait as they did when they began to rest.
         """
         at = round(self._clock(), 3)
         by_job: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
         waiting = Counter[str]()
-        left_out = (resting or {}).keys() - {verdict.layer_id for verdict in verdicts}
-        for verdict in ((resting or {})[layer] for layer in left_out):
+        left_out = (skipped or {}).keys() - {verdict.layer_id for verdict in verdicts}
+        for verdict in ((skipped or {})[layer] for layer in left_out):
             waiting[verdict.verdict.value] += verdict.waiting
         for verdict in verdicts:
             by_job[verdict.job_id][f"{verdict.layer_id}{_SEPARATOR}{cluster_key}"] = _encoded(verdict, at)

@@ -45,7 +45,7 @@ from opencue_sched.coordination.queues import HostShares
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.clusters import scoped_facilities
 from opencue_sched.dispatch.commit import compensate
-from opencue_sched.dispatch.cooldown import LayerRest
+from opencue_sched.dispatch.cooldown import LayerCooldowns
 from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.dispatch.report import PassEnd
@@ -132,7 +132,7 @@ class Background:
 
 COMMIT_MARGIN_SECONDS = 2.0
 """A checked-out host is taken back this long after the last moment at which its booking may be committed."""
-SLEEPS_A_LAYER_RESTS = 2
+SLEEPS_A_LAYER_IS_SKIPPED = 2
 """A layer that finds no host rests longer than its cluster sleeps, so that the jobs behind it have their turn."""
 
 
@@ -218,7 +218,7 @@ class Runtime:
             ),
             settlement=Settlement(self.engine, self.ledger, self.changes, self.channels, compensate),
             facts=self.facts,
-            rest=LayerRest(SLEEPS_A_LAYER_RESTS * self.settings.queue.cluster_saturated_sleep),
+            layers=LayerCooldowns(SLEEPS_A_LAYER_IS_SKIPPED * self.settings.queue.cluster_saturated_sleep),
             shares=HostShares(self.settings.instance, self.membership.router.instances),
             verdicts=self.verdicts,
             imported=self.imported,

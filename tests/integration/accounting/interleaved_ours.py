@@ -28,7 +28,7 @@ from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.commit import CommittedProc, compensate
-from opencue_sched.dispatch.cooldown import LayerRest
+from opencue_sched.dispatch.cooldown import LayerCooldowns
 from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.dispatch.settle import Settlement
@@ -101,7 +101,7 @@ class Ours(Side):
             LayerPermits(self.client, "cue", claim_ttl=3),
             Settlement(self.engine, ledger, changes, channels, self._compensate),
             self.facts,
-            LayerRest(5.0),
+            LayerCooldowns(5.0),
             clock=lambda: time.monotonic() + self.clock.now,
         )
         ledger.book = _marked(ledger.book, before=BOOK, after=BOOKED)  # type: ignore[method-assign]

@@ -18,7 +18,7 @@ from sqlalchemy import Engine, text
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.dispatch.cluster_pass import PassRunner
-from opencue_sched.dispatch.cooldown import LayerRest, LockedHosts
+from opencue_sched.dispatch.cooldown import FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, Cooldowns, LayerCooldowns
 from opencue_sched.dispatch.dispatcher import CONTENDED_SLEEP_SECONDS
 from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.dispatch.report import PassReport
@@ -223,7 +223,7 @@ class Game:
                 for _ in range(PASSES_AT_MOST):
                     report = self.chance.choice(self.runners).run(self.cluster, alive=lambda: True, wakes=self.wakes)
                     self.story += [f"pass {report.summary()}", *(f"    {verdict}" for verdict in report.verdicts)]
-                    self.story += [f"    resting {verdict}" for verdict in report.resting.values()]
+                    self.story += [f"    skipped {verdict}" for verdict in report.skipped.values()]
                     if report.losses and self.locked:
                         locks.rollback()
                         self.locked.clear()
@@ -276,8 +276,8 @@ def process(here: Passes, name: str, clock: Clock, *, window: int = WINDOW) -> P
         mine.permits,
         mine.settlement,
         mine.facts,
-        LayerRest(5.0, clock),
-        locked=LockedHosts(clock),
+        LayerCooldowns(5.0, clock),
+        locked=Cooldowns(FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, clock),
     )
 
 

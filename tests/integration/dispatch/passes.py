@@ -16,7 +16,7 @@ from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.commit import compensate
-from opencue_sched.dispatch.cooldown import LayerRest
+from opencue_sched.dispatch.cooldown import LayerCooldowns
 from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.dispatch.rqd import RqdChannels
@@ -111,7 +111,7 @@ def passes(engine: Engine, settings: Settings, instance: str = "one", *, claim_t
         LayerPermits(client, "cue", claim_ttl=claim_ttl),
         Settlement(engine, ledger, changes, channels, compensate),
         facts,
-        LayerRest(5.0),
+        LayerCooldowns(5.0),
         verdicts=VerdictLog(client, "cue"),
         cap_waits=sweeper.cap_waits,
     )

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, text
 from opencue_sched.accounting import keys
 from opencue_sched.coordination.postings import ClaimRenewer, Enqueued
 from opencue_sched.dispatch import cluster_pass
-from opencue_sched.dispatch.cooldown import PASSES_BEFORE_A_TURN
+from opencue_sched.dispatch.cooldown import PASSES_BEFORE_A_SKIP, LayerCooldowns
 from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.cluster import Cluster, ClusterKind, Verdict
@@ -171,11 +171,11 @@ def test_a_job_has_its_turn_on_such_a_host_also_while_every_pass_books_something
     here.client.hset(keys.job(ahead.id), "int_cores", 5)
 
     booked = []
-    for _ in range(PASSES_BEFORE_A_TURN + 1):
+    for _ in range(PASSES_BEFORE_A_SKIP + 1):
         booked.append(here.runner.run(cluster, alive=lambda: True).frames_booked)
         end_runs(here, "pk_job = :flowing", flowing=flowing.id)
 
-    assert booked == [1] * PASSES_BEFORE_A_TURN + [2]
+    assert booked == [1] * PASSES_BEFORE_A_SKIP + [2]
     assert running(engine, behind.id) == 1
 
 
@@ -242,7 +242,7 @@ def test_jobs_behind_have_their_turn_while_one_ahead_takes_all_that_comes_free(h
 
     # when passes follow each other, and each finds that again
     booked = []
-    for _ in range(PASSES_BEFORE_A_TURN + 2):
+    for _ in range(PASSES_BEFORE_A_SKIP + 2):
         booked.append(here.runner.run(cluster, alive=lambda: True).frames_booked)
         with engine.begin() as connection:
             released = connection.execute(
@@ -256,7 +256,7 @@ def test_jobs_behind_have_their_turn_while_one_ahead_takes_all_that_comes_free(h
         here.runner.hosts.note([large.id])
 
     # then the first job has had it each time but one, when the last one had a turn
-    assert booked == [1] * PASSES_BEFORE_A_TURN + [2, 1]
+    assert booked == [1] * PASSES_BEFORE_A_SKIP + [2, 1]
     assert running(engine, behind.id) == 2
 
 
@@ -294,11 +294,11 @@ def test_jobs_behind_have_their_turn_while_those_ahead_share_what_comes_free_and
     (cluster,) = [cluster for cluster in clusters_of(here) if "general" in cluster.tags]
 
     booked = []
-    for _ in range(PASSES_BEFORE_A_TURN + 2):
+    for _ in range(PASSES_BEFORE_A_SKIP + 2):
         booked.append(here.runner.run(cluster, alive=lambda: True).frames_booked)
         end_runs(here, "pk_job <> :behind", behind=behind.id)
 
-    assert booked == [1] * PASSES_BEFORE_A_TURN + [3, 1]
+    assert booked == [1] * PASSES_BEFORE_A_SKIP + [3, 1]
 
 
 def test_a_host_that_is_all_idle_goes_to_the_frames_that_wait_for_one_however_often_a_part_of_another_came_free(
@@ -315,7 +315,7 @@ def test_a_host_that_is_all_idle_goes_to_the_frames_that_wait_for_one_however_of
         low = farm.job([LayerSpec(frames=100)], priority=1)
         cluster = Cluster(farm.facility(), wide_job.show.id, ClusterKind.ALLOC, ("general",))
     now = [0.0]
-    here.runner.rest._clock = lambda: now[0]
+    here.runner = replace(here.runner, layers=LayerCooldowns(5.0, lambda: now[0]))
 
     # when single cores come free time and again, and then a whole host
     for frame in small.frames[:12]:
@@ -340,7 +340,7 @@ def test_jobs_for_which_a_plan_has_no_room_any_more_were_not_looked_at_in_vain(
         cluster = Cluster(farm.facility(), farm.default_show().id, ClusterKind.ALLOC, ("general",))
     monkeypatch.setattr(cluster_pass, "policy_for", lambda queue, show: replace(policy_for(queue, show), max_frames=1))
 
-    for _ in range(PASSES_BEFORE_A_TURN + 2):
+    for _ in range(PASSES_BEFORE_A_SKIP + 2):
         here.runner.run(cluster, alive=lambda: True)
 
     with engine.connect() as connection:

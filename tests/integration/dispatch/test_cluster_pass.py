@@ -18,8 +18,7 @@ from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.coordination.names import permit_board
 from opencue_sched.coordination.permits import LayerPermits
-from opencue_sched.dispatch import cooldown
-from opencue_sched.dispatch.cluster_pass import PassRunner
+from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import Vertices
@@ -290,8 +289,8 @@ def test_a_layer_whose_limit_was_deleted_is_not_held_back_for_ever(one, engine):
 
 def test_a_host_somebody_holds_is_left_for_another(one, engine, monkeypatch):
     """Retriable: nothing is waited for, the host is read anew before it is used again, the frames go elsewhere."""
-    monkeypatch.setattr(cooldown, "FIRST_REST_SECONDS", 60.0)
-    monkeypatch.setattr(cooldown, "LONGEST_REST_SECONDS", 60.0)
+    monkeypatch.setattr(one.runner.locked, "_first", 60.0)
+    monkeypatch.setattr(one.runner.locked, "_longest", 60.0)
     with engine.begin() as connection:
         farm = Farm(connection)
         tight, roomy = (farm.host(cores=cores, hostname_tag=False) for cores in (2, 8))
@@ -415,7 +414,7 @@ def test_nobody_gets_the_permits_of_a_layer_that_is_being_committed(one, engine,
         one.client.zadd(board.of("claimed"), {layer.id: 1}, xx=True)
         return Environments()
 
-    monkeypatch.setattr(PassRunner, "_environments", slowly)
+    monkeypatch.setattr(cluster_pass._Pass, "_environments", slowly)
     others, granted = LayerPermits(one.client, "cue", claim_ttl=3), []
 
     def ask(_connection, _cursor, statement, *_):

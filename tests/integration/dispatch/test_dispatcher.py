@@ -19,8 +19,6 @@ from opencue_sched.coordination.leader import boot_clock
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import ClaimRefused, ClaimRenewer, Enqueued
 from opencue_sched.dispatch import cluster_pass, gather, sweep
-from opencue_sched.dispatch import cooldown as locked_hosts
-from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.dispatch.report import PassEnd, PassReport
@@ -107,8 +105,8 @@ def test_a_cluster_does_not_sleep_past_the_return_of_a_host_that_somebody_had_lo
     here: Passes, dispatcher: Dispatcher, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given a farm whose only host is locked by another transaction during a pass
-    monkeypatch.setattr(locked_hosts, "FIRST_REST_SECONDS", 3.0)
-    monkeypatch.setattr(locked_hosts, "LONGEST_REST_SECONDS", 3.0)
+    monkeypatch.setattr(here.runner.locked, "_first", 3.0)
+    monkeypatch.setattr(here.runner.locked, "_longest", 3.0)
     plant(engine, frames=1)
     posting = a_posting(here)
     with engine.connect() as somebody, somebody.begin():
@@ -245,7 +243,7 @@ def failing(here: Passes, monkeypatch: pytest.MonkeyPatch, error: Exception) -> 
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(PassRunner, "_gather", fail)
+    monkeypatch.setattr(cluster_pass._Pass, "_gather", fail)
 
 
 def test_an_epoch_of_a_wrong_type_does_not_count_against_the_cluster(

@@ -22,7 +22,7 @@ from .passes import Passes, passes
 ANEW = "OPENCUE_SCHED_TEST_GAMES" in os.environ
 GAMES = int(os.environ.get("OPENCUE_SCHED_TEST_GAMES", "4"))
 HOSTS_AT_FIRST, JOBS_AT_FIRST, ROUNDS = 3, 8, 8
-BETWEEN_ROUNDS_SECONDS = 2 * cooldown.PAUSE_SECONDS
+BETWEEN_ROUNDS_SECONDS = 2 * cooldown.RETRY_SECONDS
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_nothing_waits_that_could_run(
 ) -> None:
     """In order, nothing runs before what is more urgent, either; without, those behind have their turns."""
     if in_order:
-        monkeypatch.setattr(cooldown, "PASSES_BEFORE_A_TURN", 1_000_000)
+        monkeypatch.setattr(cooldown, "PASSES_BEFORE_A_SKIP", 1_000_000)
     for number in range(GAMES):
         play(a_game(here, engine, Random(None if ANEW else number)), in_order=in_order)
 

@@ -349,5 +349,5 @@ def test_such_a_job_rests_where_there_is_no_table_to_write_it_down_in(engine: En
         here.passes()
         (report,) = here.passes()
         assert {frame.job_id for _, frame in here.sent()} == {good.id}
-    assert report.resting[bad.layers[0].id].verdict is Verdict.FAILED
+    assert report.skipped[bad.layers[0].id].verdict is Verdict.FAILED
     assert bad.id not in {it.job_id for it in report.verdicts}

@@ -1,0 +1,46 @@
+"""How long is left alone what fails: here, hosts that other transactions have locked."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from opencue_sched.dispatch.cooldown import FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, Cooldowns
+
+
+def hosts(clock: Clock) -> Cooldowns[str]:
+    return Cooldowns(FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, clock)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_host_that_is_found_locked_again_rests_longer_each_time_and_never_too_long() -> None:
+    clock = Clock()
+    locked = hosts(clock)
+    rests = []
+    for _ in range(8):
+        rests.append(locked.failed("h1"))
+        clock.now += rests[-1]
+    assert rests[0] == FIRST_LOCKED_SECONDS
+    assert all(later == min(2 * earlier, LONGEST_LOCKED_SECONDS) for earlier, later in pairwise(rests))
+    assert rests[-2:] == [LONGEST_LOCKED_SECONDS] * 2
+
+
+def test_each_host_rests_for_its_own_locks() -> None:
+    locked = hosts(Clock())
+    locked.failed("h1")
+    assert [locked.failed(host) for host in ("h1", "h2")] == [2 * FIRST_LOCKED_SECONDS, FIRST_LOCKED_SECONDS]
+
+
+def test_a_host_nobody_had_for_a_while_begins_with_the_shortest_rest() -> None:
+    clock = Clock()
+    locked = hosts(clock)
+    locked.failed("h1")
+    locked.failed("h1")
+    clock.now += 2 * LONGEST_LOCKED_SECONDS
+    assert locked.failed("h1") == FIRST_LOCKED_SECONDS

@@ -1,0 +1,410 @@
+"""A layer that found no host is skipped until a host changes in a way that could make a difference to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from opencue_sched.dispatch.cooldown import PASSES_BEFORE_A_SKIP, RETRY_SECONDS, HostNews, LayerCooldowns, SkippedRow
+from opencue_sched.domain.cluster import LayerVerdict, Verdict
+from opencue_sched.domain.farm import Host, ThreadMode
+from opencue_sched.domain.reservation import Need
+from opencue_sched.placement.planner import Search, UnschedulableLayer
+from opencue_sched.store.pending import LeftOut
+
+GIB = 1024 * 1024
+
+
+def blocked(
+    layer: str = "layer", *, tags=("general",), os_name=None, threadable=True, kind="", part=(400, 0), **need: int
+) -> UnschedulableLayer:
+    """``part``: the layer's own least and most centicores, which say more than the cores it needs anywhere."""
+    wants = Need(**{"cores": 4, "memory_kb": 8 * GIB, "gpus": 0, "gpu_memory_kb": 0, **need})
+    search = Search(tags, os_name, wants, threadable, *part)
+    verdict = LayerVerdict("job", layer, Verdict.CAPACITY, 0, 3)
+    return UnschedulableLayer(verdict, search, kind or repr(search), frozenset({"alloc"}))
+
+
+def looked_at(layer: str = "layer") -> SkippedRow:
+    return SkippedRow(blocked(layer).verdict, "1")
+
+
+def skipped(layers: LayerCooldowns, cluster: str = "cluster", **room: float) -> set[str]:
+    """What is skipped when the show has cores left in the allocation of the hosts that were looked at, and in these."""
+    return set(layers.skipped(cluster, {"alloc": 100.0, **room}).verdicts)
+
+
+def host(**changed: object) -> Host:
+    fields: dict[str, object] = {
+        "id": "host",
+        "name": "host",
+        "facility_id": "facility",
+        "alloc_id": "alloc",
+        "tags": frozenset({"general"}),
+        "os_names": ("rhel9", "rocky9"),
+        "thread_mode": ThreadMode.AUTO,
+        "total_centicores": 1600,
+        "idle_centicores": 400,
+        "total_memory_kb": 64 * GIB,
+        "idle_memory_kb": 8 * GIB,
+        **changed,
+    }
+    return Host(**fields)  # type: ignore[arg-type]
+
+
+def news(*hosts: Host) -> HostNews:
+    return HostNews(hosts)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("layer", "freed"),
+    [
+        ({}, {}),
+        ({"os_name": "rocky9"}, {}),
+        ({"threadable": False}, {}),
+        ({"tags": ("gpu", "general")}, {}),
+        ({"gpus": 1, "gpu_memory_kb": GIB}, {"idle_gpus": 1, "idle_gpu_memory_kb": GIB}),
+        ({}, {"thread_mode": ThreadMode.ALL}),
+        ({"cores": 1, "part": (0, 0)}, {"idle_centicores": 1600}),
+        ({"cores": 1, "part": (-1200, 0)}, {}),
+        ({"cores": 1, "part": (0, 400)}, {}),
+    ],
+)
+def test_a_layer_is_woken_by_a_host_that_has_what_it_needs(layer, freed):
+    layers = LayerCooldowns(60.0)
+    layers.found_no_host("cluster", [blocked(**layer)], host_changes=layers.host_changes)
+    assert skipped(layers) == {"layer"}
+    layers.hosts_changed(news(host(**freed)))
+    assert skipped(layers) == set()
+
+
+@pytest.mark.parametrize(
+    ("layer", "freed"),
+    [
+        ({}, {"idle_centicores": 300}),
+        ({}, {"idle_memory_kb": 8 * GIB - 1}),
+        ({}, {"tags": frozenset({"other"})}),
+        ({"os_name": "windows"}, {}),
+        ({"threadable": False}, {"thread_mode": ThreadMode.ALL}),
+        ({"gpus": 1}, {}),
+        ({"gpu_memory_kb": GIB}, {"idle_gpus": 1}),
+        ({"tags": ()}, {}),
+        ({"cores": 1, "part": (0, 0)}, {"idle_centicores": 1500}),
+        ({"cores": 1, "part": (-1100, 0)}, {}),
+        ({"cores": 1, "part": (-1600, 0)}, {"idle_centicores": 1600}),
+        ({"cores": 1, "part": (0, 500)}, {}),
+        ({"cores": 1, "part": (100, 0)}, {"idle_centicores": 100, "thread_mode": ThreadMode.VARIABLE}),
+    ],
+)
+def test_a_layer_stays_skipped_when_no_host_that_changed_could_do(layer, freed):
+    layers = LayerCooldowns(60.0)
+    layers.found_no_host("cluster", [blocked(**layer)], host_changes=layers.host_changes)
+    layers.hosts_changed(news(host(**freed)))
+    assert skipped(layers) == {"layer"}
+
+
+def test_every_layer_but_one_that_no_host_can_help_is_woken_when_any_host_may_have_changed():
+    layers = LayerCooldowns(60.0)
+    layers.found_no_host("cluster", [blocked(cores=64)], host_changes=layers.host_changes)
+    layers.skip_rows("cluster", [SkippedRow(LayerVerdict("job", "bad", Verdict.FAILED, 0, 3), "7")])
+    layers.hosts_changed(HostNews(everything=True))
+    assert skipped(layers) == {"bad"}
+
+
+def test_a_layer_is_woken_when_an_allocation_has_cores_for_it_that_had_none():
+    layers = LayerCooldowns(60.0)
+    layers.found_no_host("cluster", [blocked("small"), blocked("large", cores=8)], host_changes=layers.host_changes)
+    assert skipped(layers, full=3.0) == {"small", "large"}
+    assert skipped(layers, full=4.0) == {"large"}
+    assert skipped(layers) == {"large"}
+    assert skipped(layers, full=8.0) == set()
+
+
+def test_room_in_an_allocation_that_was_looked_at_is_no_news():
+    layers = LayerCooldowns(60.0)
+    layers.found_no_host("cluster", [blocked()], host_changes=layers.host_changes)
+    assert layers.skipped("cluster", {"alloc": 0.0}).verdicts.keys() == {"layer"}
+    assert skipped(layers) == {"layer"}
+
+
+def test_of_a_kind_only_what_each_of_its_layers_was_looked_up_in_counts_as_looked_at():
+    layers = LayerCooldowns(60.0)
+    both = replace(blocked("first", kind="k"), open_allocs=frozenset({"alloc", "other"}))
+    layers.found_no_host("cluster", [both, blocked("second", kind="k")], host_changes=layers.host_changes)
+    assert skipped(layers) == {"first", "second"}
+    assert skipped(layers, other=4.0) == set()
+
+
+def test_what_is_skipped_is_told_by_its_kind_and_what_makes_no_sense_by_the_version_of_its_row():
+    layers = LayerCooldowns(60.0)
+    layers.found_no_host(
+        "cluster", [blocked("one", kind="k"), blocked("other", kind="k")], host_changes=layers.host_changes
+    )
+    layers.skip_rows("cluster", [SkippedRow(LayerVerdict("job", "bad", Verdict.FAILED, 0, 3), "7")])
+    skips = layers.skipped("cluster", {})
+    assert skips.left_out == LeftOut({"bad": "7"}, ["k"])
+    assert skips.verdicts.keys() == {"one", "other", "bad"}
+
+
+def test_a_cooldown_ends_after_its_time():
+    clock = Clock()
+    layers = LayerCooldowns(20.0, clock)
+    layers.found_no_host("cluster", [blocked()], host_changes=layers.host_changes)
+    clock.now = 19.9
+    assert skipped(layers) == {"layer"}
+    clock.now = 20.0
+    assert skipped(layers) == set()
+    assert layers.skipped("cluster", {}).left_out == LeftOut({}, [])
+
+
+def test_a_layer_is_not_skipped_when_another_pass_took_note_of_a_host_for_it_meanwhile():
+    layers = LayerCooldowns(60.0)
+    before = layers.host_changes
+    layers.hosts_changed(news(host()))
+    layers.hosts_changed(news(host(idle_centicores=0)))
+    layers.found_no_host("cluster", [blocked("small"), blocked("large", cores=8)], host_changes=before)
+    assert skipped(layers) == {"large"}
+
+
+def test_a_layer_is_not_skipped_when_so_many_hosts_changed_meanwhile_that_nobody_remembers_all():
+    layers = LayerCooldowns(60.0)
+    before = layers.host_changes
+    for _ in range(100):
+        layers.hosts_changed(news(host(idle_centicores=0)))
+    layers.found_no_host("cluster", [blocked()], host_changes=before)
+    assert skipped(layers) == set()
+
+
+def test_in_a_scan_no_layer_is_looked_at_twice_whatever_changes():
+    layers = LayerCooldowns(60.0)
+    layers.scan_on("cluster", [looked_at()], 0)
+    layers.hosts_changed(HostNews(everything=True))
+    assert skipped(layers) == {"layer"}
+    assert skipped(layers, "other") == set()
+    assert not layers.end_scan("cluster", 0)
+    assert skipped(layers) == set()
+
+
+def test_who_was_passed_over_has_a_turn_at_once_if_the_cluster_was_woken_since_the_scan_began():
+    clock = Clock()
+    layers = LayerCooldowns(20.0, clock)
+    assert not layers.end_scan("cluster", 1)
+    layers.scan_on("cluster", [looked_at("one")], 1)
+    layers.scan_on("cluster", [looked_at("other")], 2)
+    assert layers.end_scan("cluster", 2)
+    assert skipped(layers) == set()
+    assert not layers.end_scan("cluster", 3), "the scan is over"
+    layers.scan_on("cluster", [looked_at("one")], 3)
+    assert not layers.end_scan("cluster", 3)
+    layers.scan_on("cluster", [looked_at("one")], 3)
+    clock.now += 20.0
+    layers.scan_on("cluster", [looked_at("one")], 4)
+    assert not layers.end_scan("cluster", 4), "nobody went on with the one before"
+
+
+def test_a_scan_that_nobody_went_on_with_is_over():
+    clock = Clock()
+    layers = LayerCooldowns(20.0, clock)
+    layers.scan_on("cluster", [looked_at("one")], 0)
+    clock.now = 10.0
+    layers.scan_on("cluster", [looked_at("other")], 0)
+    clock.now = 29.9
+    assert skipped(layers) == {"one", "other"}
+    clock.now = 30.0
+    assert skipped(layers) == set()
+
+
+def test_in_a_scan_that_is_longer_than_a_cooldown_nothing_is_woken_but_by_news():
+    clock = Clock()
+    layers = LayerCooldowns(20.0, clock)
+    layers.found_no_host("cluster", [blocked("kept", cores=8)], host_changes=layers.host_changes)
+    layers.skip_rows("cluster", [looked_at("bad")])
+    for _ in range(2):
+        layers.found_no_host("cluster", [blocked("called")], host_changes=layers.host_changes)
+    for clock.now in (15.0, 30.0, 45.0):
+        layers.scan_on("cluster", [looked_at("passed")], 0)
+        assert skipped(layers) == {"kept", "called", "bad", "passed"}
+    layers.hosts_changed(news(host()))
+    assert skipped(layers) == {"kept", "bad", "passed"}
+    assert not layers.end_scan("cluster", 0)
+    assert skipped(layers) == set()
+
+
+def test_only_layers_that_lose_their_frames_twice_in_a_row_have_lost_them_before():
+    clock = Clock()
+    layers = LayerCooldowns(20.0, clock)
+    assert layers.lost_again("cluster", {"a", "b"}) == set()
+    assert layers.lost_again("other", {"a"}) == set()
+    assert layers.lost_again("cluster", {"b", "c"}) == {"b"}
+    assert layers.lost_again("cluster", set()) == set()
+    assert layers.lost_again("cluster", {"b"}) == set()
+    clock.now = 20.0
+    assert layers.lost_again("cluster", {"b"}) == set()
+
+
+def test_a_host_that_has_each_of_two_things_only_with_another_wakes_nobody_who_needs_both():
+    layers = LayerCooldowns(60.0)
+    layers.found_no_host("cluster", [blocked()], host_changes=layers.host_changes)
+    layers.hosts_changed(news(host(idle_memory_kb=0), host(id="other", idle_centicores=0)))
+    assert skipped(layers) == {"layer"}
+
+
+def test_what_is_looked_at_in_vain_again_is_left_alone_for_a_moment_and_its_news_are_remembered():
+    clock = Clock()
+    layers = LayerCooldowns(20.0, clock)
+    for _ in range(2):
+        layers.found_no_host("cluster", [blocked()], host_changes=layers.host_changes)
+        assert layers.look_again("cluster") is None
+        layers.hosts_changed(news(host()))
+    assert skipped(layers) == {"layer"}
+    assert layers.look_again("cluster") == RETRY_SECONDS
+    clock.now = RETRY_SECONDS
+    assert skipped(layers) == set()
+
+
+def test_news_that_came_while_it_was_looked_at_in_vain_again_are_remembered_to_the_end_of_its_cooldown():
+    clock = Clock()
+    layers = LayerCooldowns(20.0, clock)
+    for _ in range(2):
+        before = layers.host_changes
+        layers.hosts_changed(news(host()))
+        layers.found_no_host("cluster", [blocked()], host_changes=before)
+    assert skipped(layers) == {"layer"}
+    clock.now = RETRY_SECONDS
+    assert skipped(layers) == set()
+
+
+def test_retries_are_of_one_length_and_none_follows_a_look_in_vain_after_a_placement_or_a_long_time():
+    clock = Clock()
+    layers = LayerCooldowns(20.0, clock)
+
+    def retries(looks: int) -> list[float | None]:
+        found = []
+        for _ in range(looks):
+            layers.found_no_host("cluster", [blocked(kind="k")], host_changes=layers.host_changes)
+            layers.hosts_changed(news(host()))
+            left = layers.look_again("cluster")
+            found.append(left if left is None else round(left, 6))
+            clock.now += left or 0.0
+        return found
+
+    assert retries(4) == [None, *3 * [RETRY_SECONDS]]
+    layers.found_no_host("cluster", [], host_changes=layers.host_changes, placed={"k"})
+    assert retries(2) == [None, RETRY_SECONDS]
+    clock.now += 20.0
+    assert retries(2) == [None, RETRY_SECONDS]
+
+
+def test_a_smaller_host_that_is_all_idle_is_not_hidden_by_a_larger_one_with_more_idle():
+    layers = LayerCooldowns(60.0)
+    layers.found_no_host("cluster", [blocked(cores=1, part=(0, 0))], host_changes=layers.host_changes)
+    layers.hosts_changed(news(host(id="large", idle_centicores=1500)))
+    assert skipped(layers) == {"layer"}
+    layers.hosts_changed(news(host(id="large", idle_centicores=1500), host(total_centicores=400)))
+    assert skipped(layers) == set()
+
+
+def test_a_kind_for_which_there_was_a_host_in_the_plan_after_all_is_woken_and_was_not_looked_at_in_vain():
+    layers = LayerCooldowns(60.0)
+    for _ in range(3):
+        layers.found_no_host(
+            "cluster",
+            [blocked("small", kind="s"), blocked("large", kind="l", cores=8)],
+            host_changes=layers.host_changes,
+        )
+        layers.found_no_host("other", [blocked(kind="s")], host_changes=layers.host_changes)
+        assert layers.given_back("cluster", []) == set()
+        assert layers.given_back("nowhere", [host()]) == set()
+        assert layers.given_back("cluster", [host()]) == {"s"}
+        assert skipped(layers) == {"large"}
+        assert skipped(layers, "other") == {"layer"}
+    # without a cooldown before the next look
+    layers.found_no_host("cluster", [blocked("small", kind="s")], host_changes=layers.host_changes)
+    layers.hosts_changed(news(host()))
+    assert skipped(layers) == {"large"}
+
+
+def test_nothing_is_kept_of_clusters_that_are_no_more():
+    clock = Clock()
+    layers = LayerCooldowns(20.0, clock)
+    for number in range(100):
+        cluster = f"cluster {number}"
+        layers.found_no_host(cluster, [blocked()], host_changes=layers.host_changes)
+        layers.skip_rows(cluster, [looked_at()])
+        layers.scan_on(cluster, [looked_at()], 0)
+        layers.lost_again(cluster, {"a"})
+    clock.now = 1000.0
+    layers.found_no_host("cluster", [blocked()], host_changes=layers.host_changes)
+    assert set(layers._clusters) == {"cluster"}
+
+
+def look_in_vain(layers: LayerCooldowns, *, crowded: bool = True, passes: int = 1) -> None:
+    """Passes that place a frame of the kind, have no host left for a second layer of it, and find a third one over a
+    cap."""
+    for _ in range(passes):
+        layers.found_no_host("cluster", [blocked(kind="kind")], host_changes=layers.host_changes, placed={"kind"})
+        layers.count_pass("cluster", [blocked(kind="kind")], [looked_at("capped")], full=crowded)
+        layers.hosts_changed(news(host()))
+
+
+def test_of_full_passes_in_a_row_one_skips_what_was_looked_at_in_vain():
+    layers = LayerCooldowns(60.0)
+    look_in_vain(layers, passes=PASSES_BEFORE_A_SKIP - 1)
+    assert skipped(layers) == set()
+    look_in_vain(layers)
+    skips = layers.skipped("cluster", {})
+    assert skips.left_out == LeftOut({"capped": "1"}, ["kind"])
+    assert skips.verdicts.keys() == {"layer", "capped"}
+    # and the cluster does not go to sleep on that
+    assert layers.look_again("cluster") == 0.001
+    assert layers.look_again("cluster") is None
+    assert skipped(layers) == set()
+    # nor has anybody another turn right after it
+    look_in_vain(layers, passes=PASSES_BEFORE_A_SKIP - 1)
+    assert skipped(layers) == set()
+
+
+@pytest.mark.parametrize("part", ["kinds", "rows"])
+def test_passes_in_which_one_thing_was_in_vain_count_and_those_in_which_nothing_was_do_not(part):
+    layers = LayerCooldowns(60.0)
+    in_vain = ([blocked(kind="kind")], []) if part == "kinds" else ([], [looked_at()])
+    for passes in (PASSES_BEFORE_A_SKIP - 1, PASSES_BEFORE_A_SKIP):
+        for _ in range(passes):
+            layers.count_pass("cluster", *in_vain, full=True)
+        assert skipped(layers) == (set() if passes < PASSES_BEFORE_A_SKIP else {"layer"})
+        layers.count_pass("cluster", [], [], full=True)
+    assert layers.look_again("cluster") == 0.001
+
+
+def test_a_turn_that_skips_nothing_but_what_is_left_out_anyway_wakes_nobody():
+    layers = LayerCooldowns(60.0)
+    layers.found_no_host("cluster", [blocked("other", kind="kind")], host_changes=layers.host_changes)
+    layers.scan_on("cluster", [looked_at()], 0)
+    for _ in range(PASSES_BEFORE_A_SKIP):
+        layers.count_pass("cluster", [blocked("other", kind="kind")], [looked_at()], full=True)
+    assert skipped(layers) == {"layer", "other"}
+    assert layers.look_again("cluster") is None
+
+
+def test_nobody_has_a_turn_where_a_pass_looks_at_every_job():
+    layers = LayerCooldowns(60.0)
+    for crowded in (True, True, True, False, True, True, True):
+        look_in_vain(layers, crowded=crowded)
+        assert skipped(layers) == set()
+
+
+def test_a_turn_that_nobody_took_at_once_is_over():
+    clock = Clock()
+    layers = LayerCooldowns(60.0, clock)
+    look_in_vain(layers, passes=PASSES_BEFORE_A_SKIP)
+    clock.now = 1.0
+    assert skipped(layers) == set()
+    assert layers.look_again("cluster") is None
