@@ -171,7 +171,7 @@ def test_new_work_seen_by_a_sweep_that_failed_is_roused_by_the_next(
         raise failure
 
     with monkeypatch.context() as broken:
-        broken.setattr(here.sweeper._postings, "offer", fail)
+        broken.setattr(here.sweeper._postings, "enqueue", fail)
         with pytest.raises(type(failure)):
             here.sweeper.sweep()
 
