@@ -1,7 +1,7 @@
 -- board_end: end a claim.
 -- ARGV[2] uuid   ARGV[3] owner   ARGV[4] fence   ARGV[5] token   ARGV[6] how   ARGV[7] delay in ms
 -- ARGV[8] wake seen at the claim   ARGV[9] why it failed, one line   ARGV[10] error text
--- ARGV[11] key that remembers what this very call answered
+-- ARGV[11] key that remembers what this very call answered   ARGV[12] ms after which a message that nobody took is sent again
 -- how: 'again'   ready at once, a message is to be sent
 --      'abandon' ready at once, no message (somebody else may take it)
 --      'sleep'   not before now + delay; ready at once instead if it was woken during the claim
@@ -65,7 +65,7 @@ if rest > now or (rests and read[5] == ARGV[8]) then
   local due = math.max(rest, rests and now + delay or 0)
   make_delayed(uuid, due)
   if how ~= 'idle' then
-    await_message(uuid, due)
+    set_due(uuid, due)
   end
   return remember(ARGV[11], {1, 0, 'delayed'})
 end
@@ -74,4 +74,4 @@ if how == 'abandon' then
   redis.call('HSET', job, 'sent', 0)
   return remember(ARGV[11], {1, 0, 'ready'})
 end
-return remember(ARGV[11], {1, next_ticket(uuid, now), 'ready'})
+return remember(ARGV[11], {1, next_ticket(uuid, false, tonumber(ARGV[12]), now), 'ready'})

@@ -1,9 +1,8 @@
--- board_offer: post jobs by name, once each, and say for which a message should be sent now.
--- ARGV[2] resend after ms   ARGV[3] retention of trash in ms
+-- board_enqueue: post jobs by name, once each, and say for which a message should be sent now.
+-- ARGV[2] ms after which a message that nobody took is sent again   ARGV[3] retention of trash in ms
 -- ARGV[4..] groups of four: name, details (JSON), priority rank 0..4, wake (1|0)
--- A message sent in vain is sent again when it is overdue by that time (see is_overdue).
 -- Returns for each group: uuid, ticket of the message to send (0: none), 1 if a message was sent before in vain else 0.
--- Invariants: one job per name, however often it is offered; a wake is never lost: it either makes the job ready or
+-- Invariants: one job per name, however often it is enqueued; a wake is never lost: it either makes the job ready or
 -- moves `wake`, which the present claim compares when it ends; a job told to rest is not roused; nothing waits because the
 -- clock was put back; whatever of a job or of the board's own keys was lost or spoilt, the job is ready, and sent for.
 --@include board
@@ -41,15 +40,21 @@ local function readable(uuid, details)
   return decoded and type(payload) == 'table' and job or nil
 end
 
+-- Whether a message is due for a ready job. One of a moment that is still to come was sent before the clock was put back.
+local function is_due(uuid, sent, now)
+  local due = sent > 0 and sent <= now and redis.call('ZSCORE', AWAITED, uuid)
+  return not due or tonumber(due) <= now
+end
+
 local resend = tonumber(ARGV[2])
 local answer = {}
 for i = 4, #ARGV, 4 do
   local name, details, prio, wake = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3] == '1'
   local uuid = redis.call('HGET', NAMES, name)
   local job = uuid and readable(uuid, details)
-  local send, again = false, 0
+  local send, in_vain = false, false
   if job then
-    local state, sent, modified = job.state, job.sent, tonumber(job.modified) or 0
+    local state, modified = job.state, tonumber(job.modified) or 0
     if wake then
       redis.call('HINCRBY', PREFIX .. uuid, 'wake', 1)
     end
@@ -59,12 +64,8 @@ for i = 4, #ARGV, 4 do
       send = true
     elseif state == 'claimed' and modified > now then
       live_anew(uuid, now, modified, job.expires)
-    elseif state == 'ready' and is_overdue(sent, job.tries, resend, now) then
-      send = true
-      if sent > 0 then
-        again = 1
-        redis.call('HINCRBY', PREFIX .. uuid, 'tries', 1)
-      end
+    elseif state == 'ready' and is_due(uuid, job.sent, now) then
+      send, in_vain = true, job.sent > 0
     end
   else
     if uuid then
@@ -76,7 +77,7 @@ for i = 4, #ARGV, 4 do
     send = true
   end
   answer[#answer + 1] = uuid
-  answer[#answer + 1] = send and next_ticket(uuid, now) or 0
-  answer[#answer + 1] = again
+  answer[#answer + 1] = send and next_ticket(uuid, in_vain, resend, now) or 0
+  answer[#answer + 1] = in_vain and 1 or 0
 end
 return answer

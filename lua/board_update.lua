@@ -1,4 +1,4 @@
--- board_steer: what an operator does to a job, whoever has it.
+-- board_update: what an operator does to a job, whoever has it.
 -- ARGV[2] uuid   ARGV[3] how   ARGV[4] text or milliseconds   ARGV[5] force (1|0)
 -- ARGV[6] key that remembers what this very call answered, or ''
 -- how: 'trash'   put aside with ARGV[4] as the reason; with force even under a claim, whose owner then loses it
@@ -35,7 +35,7 @@ if how == 'restore' or how == 'delete' then
   redis.call('ZADD', LISTED, rank(read.prio, read.seq), uuid)
   redis.call('HSET', job, 'failures', 0, 'error', '', 'sent', 0, 'rest', 0)
   make_ready(uuid)
-  await_message(uuid, now)
+  set_due(uuid, now)
   return remember(ARGV[6], {1, 'ready'})
 end
 if state == 'trash' then
@@ -68,12 +68,12 @@ if state ~= 'claimed' then
   redis.call('ZREM', DELAYED, uuid)
   if until_ms > 0 then
     make_delayed(uuid, until_ms)
-    await_message(uuid, until_ms)
+    set_due(uuid, until_ms)
     state = 'delayed'
   else
     redis.call('HSET', job, 'sent', 0)
     make_ready(uuid)
-    await_message(uuid, now)
+    set_due(uuid, now)
     state = 'ready'
   end
 end

@@ -12,9 +12,9 @@
 --   done (tickets up to this one were answered by a claim), tries (messages sent in vain since), rest (ms before which nothing rouses it)
 -- and a member of exactly one sorted set: ready (score: priority, then age), delayed (score: not before, ms), claimed
 -- (score: expiry, ms; +inf never) or trash (score: trashed at, ms). listed holds all but the trash, scored as ready is.
--- names maps an idempotency key to its uuid. awaited has every job for which a message was sent that no claim answered
--- yet (score: when, ms), or is to be sent at the end of its rest (score: when that is), and may have some besides, for
--- which none is awaited any more.
+-- names maps an idempotency key to its uuid. awaited has every job for which a message is to be sent (score: when, ms): at the
+-- end of its rest, at once when a claim ran out, or when nobody has answered the last message in time. It may have some
+-- besides, for which none is due any more; board_due removes these.
 local READY, DELAYED, CLAIMED, NAMES, SEQ, EVENTS, TRASH, LISTED, AWAITED =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local PREFIX = ARGV[1]
@@ -74,22 +74,20 @@ local function make_delayed(uuid, due)
   redis.call('ZADD', DELAYED, format(due), uuid)
 end
 
--- From this moment on a message is to be sent for the job; nobody does so now.
-local function await_message(uuid, from)
-  redis.call('ZADD', AWAITED, format(from), uuid)
+-- A message for the job is due at this moment; nobody sends one now.
+local function set_due(uuid, at)
+  redis.call('ZADD', AWAITED, format(at), uuid)
 end
 
--- A message for the job is about to be sent: its number. A claim answers all numbers up to the present one.
-local function next_ticket(uuid, now)
-  redis.call('HSET', PREFIX .. uuid, 'sent', format(now))
-  redis.call('ZADD', AWAITED, format(now), uuid)
-  return redis.call('HINCRBY', PREFIX .. uuid, 'ticket', 1)
-end
-
--- Whether a message counts as lost: after `resend` ms, then after twice as long, and so on up to 16 times. One of a moment
--- that is still to come was sent before the clock was put back.
-local function is_overdue(sent, tries, resend, now)
-  return sent > now or now - sent >= resend * 2 ^ math.min(4, tries)
+-- A message for the job is about to be sent, perhaps after one in vain: its number. A claim answers all numbers up to the
+-- present one. Unless one does, the next message is due after `resend` ms, after a message in vain twice as long, and so on
+-- up to 16 times.
+local function next_ticket(uuid, in_vain, resend, now)
+  local job = PREFIX .. uuid
+  local tries = in_vain and redis.call('HINCRBY', job, 'tries', 1) or 0
+  redis.call('HSET', job, 'sent', format(now))
+  set_due(uuid, now + resend * 2 ^ math.min(4, tries))
+  return redis.call('HINCRBY', job, 'ticket', 1)
 end
 
 -- Fields of a job; none when its key was made one of another type.
@@ -215,7 +213,7 @@ local function promote(now)
       redis.call('ZREM', CLAIMED, uuid)
       -- Sent in vain, as far as anybody knows: the next message is due at once, and must not go to the same owner.
       redis.call('HSET', PREFIX .. uuid, 'sent', 1)
-      redis.call('ZADD', AWAITED, 1, uuid)
+      set_due(uuid, now)
       emit('EXPIRED', uuid, job.name)
       make_ready(uuid)
     else

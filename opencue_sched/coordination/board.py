@@ -23,6 +23,8 @@ NEVER = math.inf
 
 ERROR_CHARACTERS = 4000
 TRASH_KEPT_SECONDS = 7 * 86400.0
+RESEND_SECONDS = 0.8
+"""So long after it was sent, a message that no claim answered counts as lost."""
 
 End = Literal["again", "abandon", "sleep", "idle", "put_off", "fail", "consume", "trash"]
 Update = Literal["trash", "restore", "rest", "delete"]
@@ -32,6 +34,11 @@ Pages = Literal["ready", "listed", "trash"]
 def life_ms(seconds: float) -> int:
     """A claim's life as the scripts want it: 0 for one that never ends."""
     return 0 if seconds == NEVER else max(1, round(seconds * 1000))
+
+
+def resend_ms() -> int:
+    """RESEND_SECONDS as the scripts want it."""
+    return round(RESEND_SECONDS * 1000)
 
 
 def new_token() -> str:
@@ -156,7 +163,8 @@ class BoardScripts:
         delay = round(delay_seconds * 1000)
         text = error[-ERROR_CHARACTERS:]
         call = self.keys.call(new_token())
-        return list(self.call("board_end", uuid, owner, fence, token, how, delay, wake, reason, text, call))
+        more = (delay, wake, reason, text, call, resend_ms())
+        return list(self.call("board_end", uuid, owner, fence, token, how, *more))
 
     def update(self, uuid: str, how: Update, value: str | int = "", *, force: bool = False) -> list[Any]:
         return list(self.call("board_update", uuid, how, value, int(force), self.keys.call(new_token())))

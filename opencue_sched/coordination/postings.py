@@ -19,7 +19,16 @@ from typing import Any, Generic, Protocol, TypeVar
 import redis
 import structlog
 
-from opencue_sched.coordination.board import TRASH_KEPT_SECONDS, BoardScripts, Counts, End, Listing, life_ms, new_token
+from opencue_sched.coordination.board import (
+    TRASH_KEPT_SECONDS,
+    BoardScripts,
+    Counts,
+    End,
+    Listing,
+    life_ms,
+    new_token,
+    resend_ms,
+)
 from opencue_sched.coordination.job import JobPriority
 from opencue_sched.coordination.leader import boot_clock
 from opencue_sched.coordination.names import BoardKeys
@@ -175,15 +184,8 @@ class ClaimRenewer(Generic[C]):
         return 0.0
 
 
-AFTER_THE_END_SECONDS = 0.002
-"""The board counts in milliseconds: so long after the end of a claim or a rest, it is over by its clock as well."""
-RESEND_SECONDS = 0.8
-"""So long after it was sent, a message counts as lost; so long after the end of a rest, nobody has sent one in time."""
 ENQUEUED_PER_CALL = 50
 LISTED_CLAIMS = 1000
-"""More than the threads of a fleet that may die at once: a claim that nobody saw before its end waits for the sweep."""
-LISTED_MESSAGES = 200
-"""More than are lost at once. With more than that overdue, a farm is short of workers, not of messages."""
 FAILURE_KINDS = ("postgresql", "redis", "program")
 """What the error came from that failed a pass."""
 _OF_A_COOLDOWN = ("state", "name", "details", "failures", "failing", "rest", "reason")
@@ -391,19 +393,6 @@ class ClusterPostings:
             self.scripts.end(uuid, owner, int(fence), token, "consume")
             return ClaimRefused("unreadable")
 
-    def ending(self, within_seconds: float) -> dict[str, float]:
-        """The claims that end within this time unless they are prolonged: posting -> seconds left, below 0 when over.
-
-        One command while nothing is claimed, else two; the first thousand.
-        """
-        claims: Any = self._client.zrange(self.keys.of("claimed"), 0, LISTED_CLAIMS - 1, withscores=True)
-        if not claims:
-            return {}
-        seconds, micros = self._client.time()
-        now_ms = 1000 * int(seconds) + int(micros) / 1000
-        left = {str(uuid): (float(ends_ms) - now_ms) / 1000 for uuid, ends_ms in claims}
-        return {uuid: seconds for uuid, seconds in left.items() if seconds <= within_seconds}
-
     def in_hand(self) -> dict[str, list[str]]:
         """Who has claimed what: owner -> keys of clusters; the first thousand claims."""
         uuids = self._client.zrange(self.keys.of("claimed"), 0, LISTED_CLAIMS - 1)
@@ -417,38 +406,19 @@ class ClusterPostings:
                 found.setdefault(owner, []).append(cluster)
         return found
 
-    def enqueue_again(self, uuid: str) -> Enqueued | None:
-        """Offer a posting whose claim or rest may be over; None when no message is to be sent for it.
-
-        It may be gone, asleep, trashed, at work or waited for; or nobody can read it, which is logged.
-        """
-        job = self.job(uuid)
-        if job is None or job.fields["state"] not in ("ready", "claimed"):
-            return None
-        try:
-            (enqueued,) = self.enqueue([decode_cluster(job.fields["details"])])
-        except InvalidInput as error:
-            log.error("posting_unreadable", posting=uuid, error=str(error))
-            return None
-        return enqueued if enqueued.send else None
-
-    def overdue(self) -> list[Enqueued]:
-        """The postings whose message nobody took in time, or for which nobody sent one when their rest was over, each
-        with the ticket of a message.
-
-        One command while no message is waited for and nothing rests that is to be sent for, else two; those that wait
-        longest.
-        """
-        if not self._client.zrange(self.keys.of("awaited"), 0, 0):
-            return []
-        answer = self.scripts.call("board_overdue", round(RESEND_SECONDS * 1000), LISTED_MESSAGES)
-        enqueued = []
-        for uuid, details, ticket, again in zip(*[iter(answer)] * 4, strict=True):
+    def take_due(self) -> tuple[list[Enqueued], float]:
+        """The postings for which a message is due, each with its ticket, and the seconds until the first claim ends
+        unless it is prolonged. One call of a script."""
+        ends_ms, *answer = self.scripts.call("board_due", resend_ms())
+        due = []
+        for uuid, details, ticket, sent_in_vain in zip(*[iter(answer)] * 4, strict=True):
             try:
-                enqueued.append(Enqueued(decode_cluster(details), str(uuid), int(ticket), again=bool(again)))
+                due.append(Enqueued(decode_cluster(details), str(uuid), int(ticket), again=sent_in_vain > 0))
+                if sent_in_vain == 1:
+                    log.warning("claim_ran_out", posting=uuid, cluster=due[-1].cluster.key)
             except InvalidInput as error:
                 log.error("posting_unreadable", posting=uuid, error=str(error))
-        return enqueued
+        return due, ends_ms / 1000 if ends_ms >= 0 else math.inf
 
     def extend(self, claims: Sequence[Claim], *, ttl_seconds: float) -> list[Claim]:
         """Prolong claims; returns those that are still held. One round trip."""
@@ -501,124 +471,80 @@ def _cooldown(fields: Mapping[str, str]) -> ClusterCooldown:
 
 
 def _enqueue_args(clusters: Sequence[Cluster], wake: bool) -> list[str | int | float]:
-    args: list[str | int | float] = [round(RESEND_SECONDS * 1000), round(TRASH_KEPT_SECONDS * 1000)]
+    args: list[str | int | float] = [resend_ms(), round(TRASH_KEPT_SECONDS * 1000)]
     for cluster in clusters:
         args += [cluster.key, encode_cluster(cluster), POSTING_PRIORITY.rank, int(wake)]
     return args
 
 
-# Watches for claims on cluster postings that nobody prolongs any more, and has their work go on the moment they end.
-#
-# A sweep finds them too, but at its next tick, and only while a beat leads: a machine that takes a worker and the
-# leading beat with it would keep the worker's clusters waiting for the election. So every worker watches. It costs two
-# commands a third of a claim's life, and one while nothing is claimed; a claim is looked at more closely only when its
-# holder has missed its time to prolong it. The board gives the ticket of the message to one of those who ask.
-
-
-class ClaimWatch(PeriodicThread):
-    """One thread. ``send`` puts a message for a posting on a dispatch queue."""
-
-    def __init__(self, postings: ClusterPostings, *, ttl_seconds: float, send: Callable[[Enqueued], None]) -> None:
-        super().__init__("claim-watch", self.look, failed="claims_not_watched", retry_seconds=ttl_seconds / 3)
-        self._postings = postings
-        self._ttl = ttl_seconds
-        self._send = send
-        self._overdue: frozenset[str] = frozenset()
-
-    def look(self) -> float:
-        """Send a message for every posting whose claim ran out. Seconds until the next look. Raises RedisError.
-
-        A claim that is prolonged at a third of its life has two thirds left at least. One that has less is remembered:
-        whoever uses the board after its end makes the posting ready, and then it is on no list of claims.
-        """
-        left = self._postings.ending(self._ttl * 2 / 3)
-        over = {uuid for uuid, seconds in left.items() if seconds <= 0} | (self._overdue - left.keys())
-        self._overdue |= left.keys()
-        for uuid in over:
-            if enqueued := self._postings.enqueue_again(uuid):
-                log.warning("claim_ran_out", posting=uuid, cluster=enqueued.cluster.key)
-                self._send(enqueued)
-        self._overdue = frozenset(left.keys() - over)
-        nearest = min((left[uuid] for uuid in self._overdue), default=self._ttl)
-        return min(self._ttl / 3, nearest + AFTER_THE_END_SECONDS)
-
-
-# Watches for cluster postings that should have been worked on by now, and sends messages for them: those whose message
-# nobody took, and those for which nobody sent one when their rest was over.
-#
-# A sweep does, too, but only while a beat leads: what was lost with the leader's machine, or falls due while none is
-# elected, would wait for the election. So every worker watches. It costs one command every two seconds while no message
-# is waited for and nothing rests but clusters without work, and two else. The board gives the ticket of the next
-# message to one of those who ask.
-
 LOOK_SECONDS = 2.0
-"""With the time after which a message is overdue, less than the 3 s that a cluster may be stranded."""
-
-
-class MessageWatch(PeriodicThread):
-    """One thread. ``send`` puts a message for a posting on a dispatch queue."""
-
-    def __init__(self, postings: ClusterPostings, *, send: Callable[[Enqueued], None]) -> None:
-        super().__init__("message-watch", self.look, failed="messages_not_watched", retry_seconds=LOOK_SECONDS)
-        self._postings = postings
-        self._send = send
-
-    def look(self) -> float:
-        """Send a message for every posting for which one is overdue. Seconds until the next look. Raises RedisError."""
-        for enqueued in self._postings.overdue():
-            log.debug("message_overdue", posting=enqueued.uuid, cluster=enqueued.cluster.key, again=enqueued.again)
-            self._send(enqueued)
-        return LOOK_SECONDS
-
-
-# Has a cluster that rests for a moment gone on with at the end of it, and not at the next sweep, two seconds later.
-#
-# The worker that ended the pass remembers the rest. If it dies, or Redis does not answer at the end, a sweep or another
-# worker's message watch finds the posting ready; the board gives the ticket of the message to one of those who ask.
-
+"""With RESEND_SECONDS less than the 3 s that a cluster may be stranded."""
 SHORT_SECONDS = 2.0
-"""What rests longer is left to the sweeps and the message watches."""
-_RETRY_SECONDS = 0.1
+"""The end of a longer rest is left to the periodic looks."""
+AFTER_THE_END_SECONDS = 0.002
+"""The board counts in milliseconds: so long after the end of a claim or a rest, it is over by its clock as well."""
 
 
-class ShortRests(PeriodicThread):
-    """One thread, which runs as soon as something rests. ``send`` puts a message for a posting on a dispatch queue."""
+class DueThread(PeriodicThread):
+    """Sends a message for every posting that is due: nobody took its last message, its claim ran out, or its rest is
+    over.
+
+    Every worker has this thread, and of many that look the board gives the ticket of a message to one. So no accident
+    strands a cluster, also while no beat leads. Once ``watch`` was called it looks every LOOK_SECONDS, or three times
+    in the life of a claim (``claim_ttl``), and when the first claim ends that nobody prolongs. It also looks when a
+    short rest ends that this process began; the child of a prefork pool, whose parent watches, only then. ``send`` puts
+    a message for a posting on a dispatch queue.
+    """
 
     def __init__(
         self,
         postings: ClusterPostings,
         *,
+        claim_ttl: float,
         send: Callable[[Enqueued], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__("short-rests", self.look, failed="short_rest_left_to_a_sweep", retry_seconds=_RETRY_SECONDS)
+        # A claim that is made after a look must not end before the next one.
+        self._period = min(LOOK_SECONDS, claim_ttl / 3)
+        super().__init__("due-postings", self.look, failed="due_postings_not_read", retry_seconds=self._period)
         self._postings = postings
         self._send = send
         self._clock = clock
-        self._ends: list[tuple[float, str]] = []
         self._lock = threading.Lock()
-        self._begun = False
+        self._watching = self._begun = False
+        self._rest_ends: list[float] = []
 
-    def ends_in(self, uuid: str, seconds: float) -> None:
-        """The posting rests from now on for so many seconds."""
+    def watch(self) -> None:
+        """Look periodically from now on."""
+        self._watching = True
+        self._begin()
+
+    def look_in(self, seconds: float) -> None:
+        """Look when a rest of so many seconds from now ends, if it is short."""
         if seconds > SHORT_SECONDS:
             return
         with self._lock:
-            heapq.heappush(self._ends, (self._clock() + seconds + AFTER_THE_END_SECONDS, uuid))
+            heapq.heappush(self._rest_ends, self._clock() + seconds + AFTER_THE_END_SECONDS)
+        self._begin()
+
+    def _begin(self) -> None:
+        with self._lock:
             begin, self._begun = not self._begun, True
         if begin:
             self.start()
         self.wake()
 
     def look(self) -> float | None:
-        """Send a message for every posting whose rest is over. Seconds until the next one is; None: none rests. Raises
-        RedisError, and leaves the one in hand to the sweeps."""
-        while uuid := self._next():
-            if enqueued := self._postings.enqueue_again(uuid):
-                self._send(enqueued)
+        """Send the messages that are due. Seconds until the next look; None: when a rest begins. Raises RedisError."""
         with self._lock:
-            return max(0.0, self._ends[0][0] - self._clock()) if self._ends else None
-
-    def _next(self) -> str | None:
+            # Before the board is asked, so that a rest which ends meanwhile has a look of its own.
+            while self._rest_ends and self._rest_ends[0] <= self._clock():
+                heapq.heappop(self._rest_ends)
+        due, claim_ends = self._postings.take_due()
+        for enqueued in due:
+            self._send(enqueued)
         with self._lock:
-            return heapq.heappop(self._ends)[1] if self._ends and self._ends[0][0] <= self._clock() else None
+            pauses = [max(0.0, end - self._clock()) for end in self._rest_ends[:1]]
+        if self._watching:
+            pauses += [self._period, claim_ends + AFTER_THE_END_SECONDS]
+        return min(pauses, default=None)

@@ -32,8 +32,8 @@ _SAYS_NOTHING_OF_THE_CLUSTER = (PassEnd.QUERY_ERROR, PassEnd.NOT_READY, PassEnd.
 
 @dataclass(frozen=True, slots=True)
 class Dispatcher:
-    """Passes of one process. ``send`` puts a message for a posting on a dispatch queue; ``rests`` is told of a posting
-    that rests from now on, and for how many seconds, unless a store in trouble is why: all would be back at once."""
+    """Passes of one process. ``send`` puts a message for a posting on a dispatch queue; ``look_in`` has the board
+    looked at for postings that are due, after so many seconds."""
 
     settings: Settings
     postings: ClusterPostings
@@ -41,7 +41,7 @@ class Dispatcher:
     runner: PassRunner
     owner: str
     send: Callable[[Enqueued], None]
-    rests: Callable[[str, float], None]
+    look_in: Callable[[float], None]
 
     def dispatch(self, posting: str, ticket: int | None = None) -> PassReport | ClaimRefused:
         """One pass over the posted cluster; ClaimRefused when it is gone, somebody else's, asleep or trashed, or when
@@ -101,8 +101,8 @@ class Dispatcher:
             ticket = self.postings.end(claim, "again" if delay == 0 else rest, delay_seconds=delay)
             if ticket:
                 self.send(Enqueued(claim.cluster, claim.uuid, ticket))
-            elif rest != "put_off":
-                self.rests(claim.uuid, delay)
+            elif rest != "put_off":  # what a store in trouble put off would be back all at once
+                self.look_in(delay)
         except RedisError as error:
             log.warning("claim_left_to_expire", cluster=claim.cluster.key, error=str(error))
 

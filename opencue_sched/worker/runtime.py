@@ -35,10 +35,8 @@ from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import (
     ClaimRefused,
     ClaimRenewer,
-    ClaimWatch,
     ClusterPostings,
-    MessageWatch,
-    ShortRests,
+    DueThread,
 )
 from opencue_sched.coordination.presence import WorkerState
 from opencue_sched.coordination.queues import HostShares
@@ -166,12 +164,7 @@ class Runtime:
             self.client, settings, lambda: {claim.cluster.key for claim in self.renewer.held()}
         )
         self.messenger = Messenger(app, self.membership.router, legacy_queues=settings.coordination.legacy_queues)
-        send = self.messenger.send
-        self.watches = (
-            ClaimWatch(self.postings, ttl_seconds=settings.coordination.claim_ttl, send=send),
-            MessageWatch(self.postings, send=send),
-        )
-        self.rests = ShortRests(self.postings, send=send)
+        self.due = DueThread(self.postings, claim_ttl=settings.coordination.claim_ttl, send=self.messenger.send)
         self.leader_keys = LeaderKeys(settings.coordination.namespace, beat_role(settings.scheduler.facility))
 
     @cached_property
@@ -231,7 +224,7 @@ class Runtime:
             runner,
             self.settings.instance,
             self.messenger.send,
-            self.rests.ends_in,
+            self.due.look_in,
         )
 
     @cached_property
@@ -402,8 +395,7 @@ class Runtime:
         """Give everything back. Claims not ended expire by themselves."""
         if "events" in self.__dict__:
             self.events.stop()
-        for watch in (*self.watches, self.rests):
-            watch.stop()
+        self.due.stop()
         self._background.close()
         self.renewer.stop()
         self.channels.close()
@@ -442,8 +434,7 @@ def start_worker(app: Celery, *, hostname: str, capacity: int, sleep: Callable[[
     mine.membership.join(hostname, queues=partial(consumed_by, app), capacity=capacity)
     mine.prepare(sleep=sleep)
     mine.events.start()
-    for watch in mine.watches:
-        watch.start()
+    mine.due.watch()
     log.info(
         "worker_started",
         worker=hostname,

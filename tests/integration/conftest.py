@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from opencue_sched.coordination import postings
+from opencue_sched.coordination import board
 from opencue_sched.embedded.services import EmbeddedPostgres
 from opencue_sched.store.engine import OURS
 from opencue_sched.store.schema import upgrade
@@ -19,7 +19,7 @@ RESEND_MS = 60_000
 @pytest.fixture(autouse=True)
 def resend(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not after the second in which a sweep or a watch sends it again otherwise."""
-    monkeypatch.setattr(postings, "RESEND_SECONDS", RESEND_MS / 1000)
+    monkeypatch.setattr(board, "RESEND_SECONDS", RESEND_MS / 1000)
 
 
 @pytest.fixture(scope="module")

@@ -365,8 +365,8 @@ def test_a_pass_that_placed_nothing_of_a_full_window_goes_on_at_once_and_the_las
     sent: list[Enqueued] = []
     postings = here.sweeper._postings
     renewer = ClaimRenewer(postings, ttl_seconds=3)
-    rests: dict[str, float] = {}
-    dispatcher = Dispatcher(here.settings, postings, renewer, here.runner, "one", sent.append, rests.__setitem__)
+    rests: list[float] = []
+    dispatcher = Dispatcher(here.settings, postings, renewer, here.runner, "one", sent.append, rests.append)
     try:
         offers = [enqueued for _, enqueued in here.sweeper.sweep().send]
         reports = []
