@@ -80,7 +80,7 @@ if is_celery(sys.argv):
         for name in unknown_variables(os.environ):
             print(f"warning: {name} is no setting and has no effect", file=sys.stderr, flush=True)  # noqa: T201
 
-app = Celery("opencue_sched", task_cls="opencue_sched.worker.task:Door")
+app = Celery("opencue_sched", task_cls="opencue_sched.worker.task:SchedulerTask")
 app.config_from_object("celeryconfig")
 if is_celery(sys.argv) and asks_for_prefork(sys.argv):
     app.conf.worker_pool = "prefork"

@@ -1,1 +1,1 @@
-"""The doors: one thin Celery task per job. No SQL, no Redis, no rules."""
+"""One thin Celery task a job: no SQL, no Redis, no rules."""

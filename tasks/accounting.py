@@ -1,4 +1,4 @@
-"""Doors of the accounting queue."""
+"""Tasks of the accounting queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Doors of the dispatch queue."""
+"""Tasks of the dispatch queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Doors of the maintenance queue."""
+"""Tasks of the maintenance queue."""
 
 from __future__ import annotations
 

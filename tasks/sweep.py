@@ -1,4 +1,4 @@
-"""Doors of the sweep queue."""
+"""Tasks of the sweep queue."""
 
 from __future__ import annotations
 

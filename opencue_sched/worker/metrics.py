@@ -1,6 +1,6 @@
 """Prometheus metrics: the scheduler reference's ``scheduler_*`` names, and ours.
 
-Rooms below return reports; the doors hand them to the ``record_*`` functions here. Works in one process per instance
+Packages return reports; the tasks hand them to the ``record_*`` functions here. Works in one process per instance
 (threads pool) and in prefork (``PROMETHEUS_MULTIPROC_DIR``): every gauge says how processes combine.
 """
 
@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from wsgiref.simple_server import WSGIServer
 
 import structlog
@@ -37,8 +37,10 @@ from opencue_sched.dispatch.report import PassReport
 from opencue_sched.dispatch.sweep import SweepReport
 from opencue_sched.domain.cluster import ClusterKind, Verdict
 from opencue_sched.errors import SchedulerError
-from opencue_sched.farm.reaper import ReaperReport
 from opencue_sched.placement.host_cache import CacheStats
+
+if TYPE_CHECKING:
+    from opencue_sched.farm.reaper import ReaperReport  # it loads gRPC, which a beat does not need
 
 log = structlog.get_logger(__name__)
 
@@ -111,7 +113,7 @@ recompute_duration = Histogram(
 )
 recompute_age = Gauge(
     "scheduler_recompute_age_seconds",
-    "Seconds since the last recompute of all shows, whoever did it; not a number while none is known.",
+    "Seconds since the last recompute of all shows; not a number while none is known.",
     multiprocess_mode=LATEST,
 )
 drift_found = Counter(
@@ -251,7 +253,7 @@ def record_recompute(report: RecomputeReport) -> None:
 
 
 def record_store(view: StoreView) -> None:
-    """Show whether the counters are open, whoever filled them, their generation, and how old the last recompute is."""
+    """Show whether the counters are open, their generation, and how old the last recompute is."""
     store_ready.set(int(view.generation > 0))
     store_epoch.set(view.generation)
     recompute_age.set(math.nan if view.recompute_age_seconds is None else view.recompute_age_seconds)
@@ -266,7 +268,7 @@ def record_reaped(report: ReaperReport) -> None:
 
 
 def record_event(event: str, amount: int) -> None:
-    """Count one event of the release room, by its name there."""
+    """Count one event of the farm package, by its name there."""
     release_events.labels(event).inc(amount)
 
 

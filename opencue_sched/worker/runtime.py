@@ -1,6 +1,6 @@
 """Everything one process has open: engine, Redis, ledger, caches, channels. Made on first use, after any fork.
 
-The doors in ``tasks/`` call the methods here; these compose the rooms and record the metrics.
+The tasks in ``tasks/`` call the methods here; these use the other packages and record the metrics of their reports.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ class Runtime:
     def _wake(self, shows: Collection[str], hosts: Collection[str]) -> float:
         return self.sweep(wake_shows=shows, wake_hosts=hosts).ask_again
 
-    # What the doors call
+    # What the tasks call
 
     def reload_clusters(self) -> bool:
         """Read the set of clusters anew and sweep, in the background; False while that is under way already."""

@@ -1,21 +1,29 @@
-"""What every task does first: count itself, reject a message without its arguments, and drop what a former leader sent
-or a later tick overtook.
+"""The base class of our tasks, and the messages that have them run.
 
-A task may be held up after that. So what it changes in the counters carries the fence, and is refused by the scripts
-once there is a newer leader.
+A task first counts itself, rejects a message that it cannot be run with, and drops one that a former leader sent or a
+later tick overtook. It may be held up after that: so what it changes in the counters carries the leader's fence, and
+the scripts refuse it once there is a newer leader.
 """
 
 from __future__ import annotations
 
 import inspect
+import time
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 import structlog
-from celery import Task
+from celery import Celery, Task
+from kombu import Queue
+from kombu.exceptions import OperationalError
 from pydantic import TypeAdapter, ValidationError
+from redis.exceptions import RedisError
 
+from opencue_sched.coordination.job import JobPriority
 from opencue_sched.coordination.leader import CatchUp, Freshness, tick_freshness
+from opencue_sched.coordination.postings import POSTING_PRIORITY, Enqueued
+from opencue_sched.coordination.queues import Router
 from opencue_sched.coordination.transport import note_unreadable
 from opencue_sched.errors import FencedOff, InvalidInput
 from opencue_sched.store.fences import PersistentFences
@@ -23,17 +31,6 @@ from opencue_sched.worker import fleet_metrics
 
 if TYPE_CHECKING:
     from opencue_sched.worker.runtime import Runtime
-import time
-from collections.abc import Sequence
-
-from celery import Celery
-from kombu import Queue
-from kombu.exceptions import OperationalError
-from redis.exceptions import RedisError
-
-from opencue_sched.coordination.job import JobPriority
-from opencue_sched.coordination.postings import POSTING_PRIORITY, Enqueued
-from opencue_sched.coordination.queues import Router
 
 log = structlog.get_logger(__name__)
 
@@ -41,7 +38,7 @@ FENCED_OFF = "fenced_off"
 """The reason for which a task ends whose leader was succeeded while it ran."""
 MALFORMED = "malformed"
 """The reason for which a message is rejected that has not the arguments of its task, or headers nobody can read."""
-_OF_A_LEADER: dict[str, TypeAdapter[Any]] = {
+_LEADER_HEADERS: dict[str, TypeAdapter[Any]] = {
     "fence": TypeAdapter(int),
     "tick": TypeAdapter(int),
     "tick_of": TypeAdapter(str),
@@ -49,15 +46,15 @@ _OF_A_LEADER: dict[str, TypeAdapter[Any]] = {
 """What a leader writes on its messages."""
 
 
-class Door(Task):  # type: ignore[type-arg]
+class SchedulerTask(Task):  # type: ignore[type-arg]
     """Base of our tasks (``Celery(task_cls=...)``)."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the task, unless its message carries the fence of a leader that was succeeded, or not its arguments."""
+        """Run the task, or return why its message was dropped as ``{"dropped": reason}``."""
         mine = runtime()
         with mine.membership.workload.task():
-            if misfit := self._misfit(args, kwargs) or self._odd_header():
-                self._reject(mine, misfit, args, kwargs)
+            if problem := self._wrong_argument(args, kwargs) or self._wrong_header():
+                self._reject(mine, problem, args, kwargs)
                 return {"dropped": MALFORMED}
             freshness = self._freshness(mine)
             if freshness is not Freshness.CURRENT:
@@ -81,39 +78,34 @@ class Door(Task):  # type: ignore[type-arg]
         hints = get_type_hints(self.run, include_extras=True)
         return {name: TypeAdapter(hint) for name, hint in hints.items() if name != "return"}
 
-    def _misfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def _wrong_argument(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Why the task cannot be called with these arguments; empty when it can."""
         try:
             given = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:
             return str(error)
         for name in given.keys() & self._types.keys():
-            try:
-                self._types[name].validate_python(given[name], strict=True)
-            except ValidationError as error:
-                return f"{name}: {error.errors()[0]['msg']}"
+            if why := _refusal(self._types[name], given[name]):
+                return f"{name}: {why}"
         return ""
 
-    def _odd_header(self) -> str:
-        """Why nobody can read what a leader wrote on this message; empty when it can be read, or no leader did."""
-        for name, adapter in _OF_A_LEADER.items():
+    def _wrong_header(self) -> str:
+        """Which of a leader's headers cannot be read; empty when all can be, or no leader sent the message."""
+        for name, kind in _LEADER_HEADERS.items():
             value = _header(self, name)
-            try:
-                if value is not None:
-                    adapter.validate_python(value, strict=True)
-            except ValidationError as error:
-                return f"header {name} {value!r:.200}: {error.errors()[0]['msg']}"
+            if value is not None and (why := _refusal(kind, value)):
+                return f"header {name} {value!r:.200}: {why}"
         return ""
 
-    def _reject(self, mine: Runtime, misfit: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Count a message that the task cannot be run with, and answer whoever waits for what it asked."""
-        note_unreadable(str(self.name), MALFORMED, reason=misfit, message=repr((args, kwargs)))
+    def _reject(self, mine: Runtime, problem: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count a message that the task cannot be run with, and answer the client that waits for its pass."""
+        note_unreadable(str(self.name), MALFORMED, reason=problem, message=repr((args, kwargs)))
         given = {**dict(zip(self._signature.parameters, args, strict=False)), **kwargs}
         if isinstance(reply := given.get("reply"), str):
-            mine.membership.answer_failed(reply, str(given.get("posting", "")), InvalidInput(misfit))
+            mine.membership.answer_failed(reply, str(given.get("posting", "")), InvalidInput(problem))
 
     def _freshness(self, mine: Runtime) -> Freshness:
-        """What this message is worth. Messages that no leader sent always count."""
+        """Whether this message still counts. Messages that no leader sent always do."""
         fence = fence_of(self)
         if fence is None:
             return Freshness.CURRENT
@@ -141,16 +133,24 @@ def _header(task: Task, name: str) -> Any:  # type: ignore[type-arg]
     return value if value is not None else (task.request.headers or {}).get(name)
 
 
-# Sends the messages that say where there is work. A message is a hint: the posting it names decides.
+def _refusal(kind: TypeAdapter[Any], value: object) -> str:
+    """Why ``value`` is not of this kind; empty when it is."""
+    try:
+        kind.validate_python(value, strict=True)
+    except ValidationError as error:
+        return str(error.errors()[0]["msg"])
+    return ""
+
 
 DISPATCH_TASK = "opencue_sched.dispatch.dispatch_cluster"
-SOMEBODY_WAITS = JobPriority.HIGH
+CLIENT_WAITS = JobPriority.HIGH
 
 
 class Messenger:
-    """Dispatch messages of one process. Safe to share between threads.
+    """Sends the messages of one process that say where there is work. Safe to share between threads.
 
-    ``legacy_queues`` get a copy of each message while queues are renamed; the ticket keeps copies from doing anything.
+    A message is a hint: the posting it names decides. ``legacy_queues`` get a copy of each message while queues are
+    renamed; the ticket keeps copies from doing anything.
     """
 
     def __init__(self, app: Celery, router: Router, *, legacy_queues: Sequence[str] = ()) -> None:
@@ -164,21 +164,20 @@ class Messenger:
         """Send a message for a posting to the best place. One that cannot be sent is left to the next sweep."""
         try:
             queue = self._router.queue_for(enqueued.cluster, again=enqueued.again)
-            self._put(str(queue), enqueued.uuid, ticket=enqueued.ticket)
-            for name in self._legacy:
+            for name in (str(queue), *self._legacy):
                 self._put(name, enqueued.uuid, ticket=enqueued.ticket)
         except (OperationalError, RedisError) as error:
             log.warning("message_left_to_the_next_sweep", cluster=enqueued.cluster.key, error=str(error))
 
     def give_back(self, posting: str, ticket: int | None, *, reply: str | None = None) -> None:
-        """Hand a message that this process does not work on to the others; who takes it answers."""
-        priority = POSTING_PRIORITY if reply is None else SOMEBODY_WAITS
+        """Hand a message that this process does not work on to the others; the worker that takes it answers."""
+        priority = POSTING_PRIORITY if reply is None else CLIENT_WAITS
         self._put(str(self._router.queue_of_all()), posting, ticket=ticket, reply=reply, priority=priority)
 
     def ask(self, posting: str, *, reply: str, delay_seconds: float = 0.0) -> None:
         """Send a message whose pass is to be reported to the reply queue ``reply``."""
         queue = str(self._router.queue_of_all())
-        self._put(queue, posting, reply=reply, countdown=delay_seconds, priority=SOMEBODY_WAITS)
+        self._put(queue, posting, reply=reply, countdown=delay_seconds, priority=CLIENT_WAITS)
 
     def _put(
         self,
@@ -199,9 +198,5 @@ class Messenger:
             declare=[],
             priority=priority.queue_priority,
             countdown=countdown or None,
-            headers=_headers(),
+            headers={"sent_at": round(time.time(), 3)},
         )
-
-
-def _headers() -> dict[str, float]:
-    return {"sent_at": round(time.time(), 3)}

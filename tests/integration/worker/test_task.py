@@ -28,7 +28,7 @@ from opencue_sched.errors import FencedOff
 from opencue_sched.settings import Settings
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.worker.runtime import Runtime
-from opencue_sched.worker.task import SOMEBODY_WAITS, Door
+from opencue_sched.worker.task import CLIENT_WAITS, SchedulerTask
 from tests.brief_fleet import open_counters
 
 DISPATCH = "opencue_sched.dispatch.dispatch_cluster"
@@ -39,7 +39,7 @@ SWEEP = "opencue_sched.sweep.sweep_clusters"
 def runtime(settings: Settings, redis_client: Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
     for name in celeryconfig.imports:
         importlib.import_module(name)
-    app = Celery("door", broker="memory://", set_as_current=False)
+    app = Celery("task", broker="memory://", set_as_current=False)
     made = Runtime(settings, app)
     monkeypatch.setattr("opencue_sched.worker.runtime.runtime", lambda: made)
     yield made
@@ -129,7 +129,7 @@ RESEED = "opencue_sched.accounting.reseed_limits"
 
 
 @contextmanager
-def message_of(task: str, **headers: object) -> Iterator[Door]:
+def message_of(task: str, **headers: object) -> Iterator[SchedulerTask]:
     """The task, as it is run for a message with these headers."""
     found = real_app.tasks[task]
     found.push_request(**headers)
@@ -282,7 +282,7 @@ def test_a_message_given_back_is_answered_by_who_takes_it_next(runtime, redis_cl
     # when another one takes the message
     ((_, message),) = sent
     assert (message["args"], message["kwargs"]) == ((posting,), {"ticket": 3, "reply": waiter})
-    assert message["priority"] == SOMEBODY_WAITS.queue_priority
+    assert message["priority"] == CLIENT_WAITS.queue_priority
     runtime.membership.workload.resume()
     real_app.tasks[DISPATCH](*message["args"], reply=message["kwargs"]["reply"])
     # then the answer comes
