@@ -5,9 +5,8 @@ As a file (with pictures.py beside it) or as a module::
     python renderer.py frame --number 7 --count 48 --output DIR/frame.%04d.png
     python renderer.py sheet --input DIR --output contact-sheet.png
 
-The scene is a signed distance field: four blobs melting into each other inside a turning ring, over a polished floor at
-dusk; the camera goes round once in ``--count`` frames, so the animation loops. Frame n is the same picture wherever and
-however often it is rendered.
+A ray tracer: polished balls circle over a tiled floor at dusk, and the camera goes round once in ``--count`` frames, so
+the animation loops. Frame n is the same picture wherever and however often it is rendered.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 if __package__:
     from opencue_sched.embedded.pictures import Picture, contact_sheet, numbered, write_png
@@ -28,11 +28,19 @@ else:
 Colour = tuple[float, float, float]
 Vector = tuple[float, float, float]
 
-_FAR = 40.0
-_HIT = 0.002
-_BOUND_CENTRE_Y, _BOUND_RADIUS = 1.02, 1.66
 _SUN: Vector = (0.55, 0.52, -0.653)
 _SUN_COLOUR: Colour = (1.55, 1.18, 0.82)
+_BALL_COLOURS: tuple[Colour, ...] = ((1.0, 0.70, 0.30), (0.92, 0.20, 0.12), (0.03, 0.48, 0.56), (0.34, 0.10, 0.62))
+_MIRRORINGS = 2
+"""How often a ray is followed from one polished surface to the next."""
+_OFFSETS = ((0.2, 0.3), (0.75, 0.15), (0.8, 0.8), (0.25, 0.75), (0.5, 0.1), (0.1, 0.55), (0.9, 0.45))
+"""Places of the further rays within a pixel."""
+
+
+class Ball(NamedTuple):
+    centre: Vector
+    radius: float
+    colour: Colour
 
 
 class Scene:
@@ -40,133 +48,71 @@ class Scene:
 
     def __init__(self, phase: float) -> None:
         turn = 2.0 * math.pi * phase
-        self.blobs: list[tuple[float, float, float, float]] = [
-            (0.0, 1.0 + 0.06 * math.sin(2 * turn), 0.0, 0.56),
-            *(
-                (
-                    0.86 * math.cos(2 * turn + spread),
-                    1.0 + 0.42 * math.sin(turn + 2 * spread),
-                    0.86 * math.sin(2 * turn + spread),
-                    0.33 + 0.05 * math.sin(turn + spread),
-                )
-                for spread in (0.0, 2.094, 4.189)
-            ),
-        ]
-        self._ring = _ring(-turn)
-        self.distance = self._make_distance()
+        self.balls = [Ball((0.0, 0.95 + 0.10 * math.sin(2 * turn), 0.0), 0.72, _BALL_COLOURS[0])]
+        for place, colour in enumerate(_BALL_COLOURS[1:]):
+            angle = 2 * turn + place * 2.0 * math.pi / 3
+            height = 0.85 + 0.45 * math.sin(turn + 2 * angle)
+            self.balls.append(Ball((1.35 * math.cos(angle), height, 1.35 * math.sin(angle)), 0.36, colour))
         angle = turn + 0.6
-        self.eye: Vector = (3.5 * math.cos(angle), 1.55 + 0.40 * math.sin(turn), 3.5 * math.sin(angle))
+        self.eye: Vector = (3.9 * math.cos(angle), 1.55 + 0.40 * math.sin(turn), 3.9 * math.sin(angle))
 
-    def _make_distance(self) -> Callable[[float, float, float], float]:
-        """The distance to the nearest surface of blobs and ring, with everything constant taken out of the way."""
-        (ax, ay, az, ar), (bx, by, bz, br), (cx, cy, cz, cr), (dx, dy, dz, dr) = self.blobs
-        ring_distance = self._ring
-        sqrt = math.sqrt
+    def trace(self, start: Vector, ray: Vector, mirrorings: int = _MIRRORINGS) -> Colour:
+        """The light that comes to ``start`` against the direction ``ray``, before exposure."""
+        distance, ball = self._nearest(start, ray)
+        if ball is not None:
+            point = _along(start, ray, distance)
+            normal = _unit(*((point[i] - ball.centre[i]) for i in range(3)))
+            return self._surface(point, normal, ray, ball.colour, 0.25, mirrorings)
+        if ray[1] >= -0.004:
+            return _sky(*ray)
+        distance = -start[1] / ray[1]
+        point = _along(start, ray, distance)
+        tile = 0.16 if (math.floor(point[0] * 1.6) + math.floor(point[2] * 1.6)) % 2 else 0.07
+        seen = self._surface(point, (0.0, 1.0, 0.0), ray, (tile, tile, 1.3 * tile), 0.18, mirrorings)
+        fog = 1.0 - math.exp(-0.0016 * distance * distance)
+        return _mixed(seen, _sky(ray[0], 0.0, ray[2]), fog)
 
-        def distance(x: float, y: float, z: float) -> float:
-            near = sqrt((x - ax) * (x - ax) + (y - ay) * (y - ay) + (z - az) * (z - az)) - ar
-            for px, py, pz, radius in ((bx, by, bz, br), (cx, cy, cz, cr), (dx, dy, dz, dr)):
-                other = sqrt((x - px) * (x - px) + (y - py) * (y - py) + (z - pz) * (z - pz)) - radius
-                blend = 0.38 - abs(near - other)
-                if other < near:
-                    near = other
-                if blend > 0.0:
-                    near -= blend * blend * 0.6579
-            ring = ring_distance(x, y, z)
-            return ring if ring < near else near
+    def _surface(
+        self, point: Vector, normal: Vector, ray: Vector, colour: Colour, polish: float, mirrorings: int
+    ) -> Colour:
+        """Sunlight and skylight on a surface, and what it mirrors: more the flatter it is looked at."""
+        above = _along(point, normal, 0.001)
+        facing = max(0.0, _dot(normal, _SUN))
+        if facing and self._nearest(above, _SUN)[1] is not None:
+            facing = 0.0
+        sky = 0.20 + 0.10 * normal[1]
+        lit = _colour(colour[i] * (sky + _SUN_COLOUR[i] * facing) for i in range(3))
+        if not mirrorings:
+            return lit
+        against = -_dot(ray, normal)
+        mirrored = self.trace(above, _along(ray, normal, 2.0 * against), mirrorings - 1)
+        return _mixed(lit, mirrored, polish + (1.0 - polish) * (1.0 - max(0.0, against)) ** 4)
 
-        return distance
-
-    def normal(self, x: float, y: float, z: float) -> Vector:
-        """Direction in which the distance grows (tetrahedron differences)."""
-        d, e = self.distance, 0.0015
-        a, b = d(x + e, y - e, z - e), d(x - e, y - e, z + e)
-        c, f = d(x - e, y + e, z - e), d(x + e, y + e, z + e)
-        return _unit(a - b - c + f, -a - b + c + f, -a + b - c + f)
-
-    def albedo(self, x: float, y: float, z: float) -> tuple[Colour, float]:
-        """Colour and shininess of the surface at a point: the blobs' colours weighed by nearness, gold on the ring."""
-        if self._ring(x, y, z) < 0.01:
-            return (1.0, 0.70, 0.30), 1.0
-        weights = []
-        for px, py, pz, radius in self.blobs:
-            gap = math.sqrt((x - px) ** 2 + (y - py) ** 2 + (z - pz) ** 2) - radius
-            weights.append(math.exp(-5.5 * max(gap, -0.2)))
-        total = sum(weights)
-        mixed = [0.0, 0.0, 0.0]
-        for weight, colour in zip(weights, _BLOB_COLOURS, strict=True):
-            for channel in range(3):
-                mixed[channel] += weight / total * colour[channel]
-        return (mixed[0], mixed[1], mixed[2]), 0.55
-
-    def march(self, x: float, y: float, z: float, dx: float, dy: float, dz: float) -> float:
-        """Distance along a ray to blobs or ring, or _FAR. Rays that miss the ball around them cost nothing."""
-        along = -(x * dx + (y - _BOUND_CENTRE_Y) * dy + z * dz)
-        beside = x * x + (y - _BOUND_CENTRE_Y) ** 2 + z * z - along * along
-        room = _BOUND_RADIUS * _BOUND_RADIUS - beside
-        if room <= 0.0:
-            return _FAR
-        half = math.sqrt(room)
-        travelled, end = max(0.0, along - half), along + half
-        distance = self.distance
-        for _ in range(60):
-            if travelled >= end:
-                return _FAR
-            gap = distance(x + dx * travelled, y + dy * travelled, z + dz * travelled)
-            if gap < _HIT:
-                return travelled
-            travelled += gap * 0.95
-        return travelled if travelled < end else _FAR
-
-    def sunlight(self, x: float, y: float, z: float) -> float:
-        """1 in the sun, 0 in the shade, in between in the soft edge of a shadow."""
-        dx, dy, dz = _SUN
-        along = -(x * dx + (y - _BOUND_CENTRE_Y) * dy + z * dz)
-        beside = x * x + (y - _BOUND_CENTRE_Y) ** 2 + z * z - along * along
-        room = (_BOUND_RADIUS + 0.25) ** 2 - beside
-        if room <= 0.0 or along + math.sqrt(room) <= 0.0:
-            return 1.0
-        travelled, end, light = max(0.03, along - math.sqrt(room)), along + math.sqrt(room), 1.0
-        distance = self.distance
-        for _ in range(24):
-            gap = distance(x + dx * travelled, y + dy * travelled, z + dz * travelled)
-            light = min(light, 9.0 * gap / travelled)
-            if light < 0.01:
-                return 0.0
-            travelled += min(max(gap, 0.05), 0.35)
-            if travelled >= end:
-                break
-        return light * light * (3.0 - 2.0 * light)
-
-    def openness(self, x: float, y: float, z: float, nx: float, ny: float, nz: float) -> float:
-        """Ambient occlusion: 1 in the open, towards 0 in creases and near the floor."""
-        shut = 0.0
-        for reach, weight in ((0.06, 1.6), (0.18, 1.0), (0.40, 0.55)):
-            py = y + ny * reach
-            gap = min(self.distance(x + nx * reach, py, z + nz * reach), py)
-            shut += (reach - gap) * weight
-        return max(0.0, 1.0 - 0.9 * shut)
+    def _nearest(self, start: Vector, ray: Vector) -> tuple[float, Ball | None]:
+        """The ball that a ray meets first, and how far away."""
+        nearest, found = math.inf, None
+        for ball in self.balls:
+            (x, y, z), radius = ball.centre, ball.radius
+            dx, dy, dz = x - start[0], y - start[1], z - start[2]
+            middle = dx * ray[0] + dy * ray[1] + dz * ray[2]
+            half_squared = radius * radius - (dx * dx + dy * dy + dz * dz - middle * middle)
+            if half_squared > 0.0:
+                distance = middle - math.sqrt(half_squared)
+                if 0.0 < distance < nearest:
+                    nearest, found = distance, ball
+        return nearest, found
 
 
-def _ring(turn: float) -> Callable[[float, float, float], float]:
-    """The distance to a ring that turns about the upright and sways."""
-    tilt = 0.42 + 0.22 * math.sin(turn)
-    cos_tilt, sin_tilt = math.cos(tilt), math.sin(tilt)
-    cos_turn, sin_turn = math.cos(turn), math.sin(turn)
-    sqrt = math.sqrt
-
-    def distance(x: float, y: float, z: float) -> float:
-        u = x * cos_turn + z * sin_turn
-        v = z * cos_turn - x * sin_turn
-        w = y - 1.0
-        height = w * cos_tilt - u * sin_tilt
-        along = sqrt((u * cos_tilt + w * sin_tilt) ** 2 + v * v) - 1.5
-        return sqrt(along * along + height * height) - 0.058
-
-    return distance
+def _along(start: Vector, direction: Vector, distance: float) -> Vector:
+    return (
+        start[0] + direction[0] * distance,
+        start[1] + direction[1] * distance,
+        start[2] + direction[2] * distance,
+    )
 
 
-_BLOB_COLOURS: tuple[Colour, ...] = ((0.92, 0.20, 0.12), (0.03, 0.48, 0.56), (0.34, 0.10, 0.62), (0.98, 0.52, 0.14))
+def _dot(one: Vector, other: Vector) -> float:
+    return one[0] * other[0] + one[1] * other[1] + one[2] * other[2]
 
 
 def _unit(x: float, y: float, z: float) -> Vector:
@@ -192,71 +138,9 @@ def _sky(dx: float, dy: float, dz: float) -> Colour:
     )
 
 
-def _lit(scene: Scene, point: Vector, ray: Vector) -> Colour:
-    """Colour of blobs or ring where a ray meets them."""
-    x, y, z = point
-    nx, ny, nz = scene.normal(x, y, z)
-    colour, shine = scene.albedo(x, y, z)
-    open_sky = scene.openness(x, y, z, nx, ny, nz)
-    facing = nx * _SUN[0] + ny * _SUN[1] + nz * _SUN[2]
-    sun = scene.sunlight(x + nx * 0.02, y + ny * 0.02, z + nz * 0.02) if facing > 0.0 else 0.0
-    direct = max(0.0, facing) * sun
-    sky = 0.5 + 0.5 * ny
-    against = -(ray[0] * nx + ray[1] * ny + ray[2] * nz)
-    mirrored = (ray[0] + 2 * against * nx, ray[1] + 2 * against * ny, ray[2] + 2 * against * nz)
-    seen = _sky(*mirrored) if mirrored[1] > 0.0 else (0.10, 0.08, 0.10)
-    edge = (0.05 + 0.5 * max(0.0, 1.0 - against) ** 4) * (0.4 + shine) * open_sky
-    sparkle = max(0.0, mirrored[0] * _SUN[0] + mirrored[1] * _SUN[1] + mirrored[2] * _SUN[2]) ** 48 * sun * shine * 1.6
-    ambient = (0.20 * sky + 0.09, 0.20 * sky + 0.06, 0.34 * sky + 0.05)
-    return _colour(
-        colour[i] * (ambient[i] * open_sky + _SUN_COLOUR[i] * direct) + seen[i] * edge + _SUN_COLOUR[i] * sparkle
-        for i in range(3)
-    )
-
-
-def _floor(scene: Scene, point: Vector, ray: Vector) -> Colour:
-    """Dark polished tiles: sun and shade, contact shadow, and the blobs mirrored in them."""
-    x, _, z = point
-    radius = math.hypot(x, z)
-    ring = abs(math.fmod(radius, 0.9) / 0.9 - 0.5)
-    spoke = abs(math.fmod((math.atan2(z, x) / (2 * math.pi) + 1.0) * 24.0, 1.0) - 0.5) if radius > 0.9 else 0.0
-    fade = math.exp(-0.05 * radius * radius)
-    line = 1.0 + 0.55 * fade * max(_step(0.455, 0.49, ring), _step(0.46, 0.49, spoke))
-    sun = scene.sunlight(x, 0.02, z)
-    shut = 1.0
-    if radius < 2.4:
-        shut = min(1.0, 0.35 + 0.65 * min(1.0, scene.distance(x, 0.25, z) / 0.9))
-    base = (0.060 * line, 0.058 * line, 0.085 * line)
-    light = tuple((0.30 + 0.25 * i / 2) * shut + _SUN_COLOUR[i] * 0.75 * sun for i in range(3))
-    mirrored = (ray[0], -ray[1], ray[2])
-    travelled = scene.march(x, 0.01, z, *mirrored)
-    if travelled < _FAR:
-        there = (x + mirrored[0] * travelled, 0.01 + mirrored[1] * travelled, z + mirrored[2] * travelled)
-        seen = _lit(scene, there, mirrored)
-    else:
-        seen = _sky(*mirrored)
-    shine = 0.16 + 0.66 * (1.0 - max(0.0, -ray[1])) ** 3.5
-    return _colour(base[i] * light[i] * 2.0 * (1.0 - shine) + seen[i] * shine for i in range(3))
-
-
-def _step(low: float, high: float, value: float) -> float:
-    part = min(1.0, max(0.0, (value - low) / (high - low)))
-    return part * part * (3.0 - 2.0 * part)
-
-
-def _trace(scene: Scene, ray: Vector) -> Colour:
-    """What the camera sees along a ray, before exposure."""
-    x, y, z = scene.eye
-    travelled = scene.march(x, y, z, *ray)
-    if travelled < _FAR:
-        return _lit(scene, (x + ray[0] * travelled, y + ray[1] * travelled, z + ray[2] * travelled), ray)
-    if ray[1] >= -0.004:
-        return _sky(*ray)
-    travelled = y / -ray[1]
-    colour = _floor(scene, (x + ray[0] * travelled, 0.0, z + ray[2] * travelled), ray)
-    fog = 1.0 - math.exp(-0.0016 * travelled * travelled)
-    haze = _sky(ray[0], 0.0, ray[2])
-    return _colour(colour[i] + (haze[i] - colour[i]) * fog for i in range(3))
+def _mixed(one: Colour, other: Colour, part: float) -> Colour:
+    """``part`` of the other colour, and of the first what is left."""
+    return _colour(one[i] + (other[i] - one[i]) * part for i in range(3))
 
 
 class _Camera:
@@ -297,7 +181,7 @@ def render(phase: float, width: int, height: int, samples: int = 4) -> Picture:
 
     def shade(column: float, row: float) -> Colour:
         place = 2.0 * column / width - 1.0, 2.0 * row / height - 1.0
-        return _exposed(_trace(scene, camera.ray(column, row)), *place)
+        return _exposed(scene.trace(scene.eye, camera.ray(column, row)), *place)
 
     image = [[shade(column + 0.5, row + 0.5) for column in range(width)] for row in range(height)]
     if samples > 1:
@@ -306,9 +190,6 @@ def render(phase: float, width: int, height: int, samples: int = 4) -> Picture:
             image[row][column] = _colour(sum(c[i] for c in several) / len(several) for i in range(3))
     pixels = bytes(int(light * 255.0 + 0.5) for line in image for colour in line for light in colour)
     return Picture(width, height, pixels)
-
-
-_OFFSETS = ((0.2, 0.3), (0.75, 0.15), (0.8, 0.8), (0.25, 0.75), (0.5, 0.1), (0.1, 0.55), (0.9, 0.45))
 
 
 def _edges(image: Sequence[Sequence[Colour]]) -> list[tuple[int, int]]:
