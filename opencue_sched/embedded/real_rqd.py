@@ -243,10 +243,9 @@ class RealRqdFarm(Startable):
         tags: Sequence[str] = (),
         facility: str = "cloud",
         prefix: str = "render",
-        environment: Path | None = None,
     ) -> None:
         host, _, port = report_address.rpartition(":")
-        python = ensure_rqd_environment(environment)
+        python = ensure_rqd_environment()
         self.rqds = [
             RealRqd(
                 RqdConfig(

@@ -106,10 +106,6 @@ class StressFarm:
     """A stress farm in the database."""
 
     show: ShowIds
-    facility_id: str
-    facility_name: str
-    allocs: tuple[AllocIds, ...]
-    manual_tags: tuple[str, ...]
     hosts: tuple[HostIds, ...]
     jobs: tuple[JobIds, ...]
     burst_cores: float
@@ -152,7 +148,7 @@ def stress_farm(connection: Connection, shape: StressShape, seed: int = SEED) ->
     layer_tags = (*manual_tags, *(alloc.tag for alloc in allocs))
     jobs = farm.jobs(_jobs(shape, prefix, show, facility, layer_tags, chance))
     burst = shape.subscription_cores * shape.allocs
-    return StressFarm(show, facility, f"{prefix}_fac", allocs, manual_tags, tuple(hosts), tuple(jobs), burst)
+    return StressFarm(show, tuple(hosts), tuple(jobs), burst)
 
 
 def _hosts(

@@ -1,0 +1,364 @@
+"""The demo: a whole farm on this machine renders an animation, through the real path."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import redis
+from pydantic import SecretStr
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from sqlalchemy import Engine, create_engine
+
+from opencue_sched.embedded import renderer
+from opencue_sched.embedded.fleet import Fleet
+from opencue_sched.embedded.processes import ServiceFailed, free_port, private_directory, remove_directory
+from opencue_sched.embedded.real_rqd import RealRqdFarm
+from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
+from opencue_sched.insight.audit import AuditReport, run_audit
+from opencue_sched.settings import Accounting, Settings
+from opencue_sched.store.jobs import JobProgress, read_progress
+
+_SHOW = "demo"
+_CONTACT_SHEET = "contact-sheet.png"
+_CORES_PER_HOST = 2
+_WIDTH, _HEIGHT = 192, 108
+_DEADLINE_SECONDS = 600.0
+"""For the job, not for installing anything."""
+_COMMAND_SECONDS = 60
+_COMMIT_DEADLINE_SECONDS = 2
+_IN_FLIGHT_AGE_SECONDS = 6
+_POLL_SECONDS = 0.25
+_PLAIN_LINE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """``output`` is where the pictures go."""
+
+    frames: int = 48
+    hosts: int = 3
+    workers: int = 2
+    keep: bool = False
+    output: Path = Path("demo-output")
+
+
+def run_demo(options: DemoOptions, console: Console) -> int:
+    """Everything; returns the exit status: 0 when the job finished and the audit passed."""
+    _clean_up_on_signals()
+    with _stage(
+        hosts=options.hosts,
+        cores=_CORES_PER_HOST,
+        workers=options.workers,
+        say=lambda text: console.print(f"[cyan]·[/cyan] {text}"),
+    ) as farm:
+        try:
+            outcome = _render(farm, options, console)
+        except ServiceFailed:
+            _show_logs(farm, console)
+            raise
+        picture = _collect(farm, options)
+        report = _audit(farm)
+        _summarise(farm, options, outcome, report, picture, console)
+        if options.keep:
+            _keep(farm, console)
+        return 1 if report.failed else 0
+
+
+def _render(farm: _Stage, options: DemoOptions, console: Console) -> _Outcome:
+    job_file = farm.directory / "job.json"
+    job_file.write_text(json.dumps(_job(farm, options)), encoding="utf-8")
+    submitted = json.loads(farm.command("submit", str(job_file), "--json"))
+    console.print(f"[cyan]·[/cyan] submitted {submitted['name']}: {options.frames} frames and a contact sheet")
+
+    def check() -> None:
+        if ended := farm.fleet.ended():
+            raise ServiceFailed(f"{', '.join(ended)} ended by itself")
+
+    return _watch_job(farm.engine, submitted["job"], console, check=check)
+
+
+def _job(farm: _Stage, options: DemoOptions) -> dict[str, object]:
+    """The job file: an animation, and a second layer that depends on it."""
+    program = f"{sys.executable} {Path(renderer.__file__)}"
+    frames = farm.frames_directory
+    return {
+        "show": _SHOW,
+        "shot": "sh010",
+        "user": "demo",
+        "name": "turntable",
+        "layers": [
+            {
+                "name": "render",
+                "command": f"{program} frame --number #IFRAME# --count {options.frames} --width {_WIDTH} "
+                f"--height {_HEIGHT} --output {frames}/frame.%04d.png",
+                "range": f"1-{options.frames}",
+                "cores": 1,
+                "threadable": False,
+                "memory": "512MiB",
+                "tags": ["general"],
+            },
+            {
+                "name": "contact_sheet",
+                "command": f"{program} sheet --input {frames} --count {options.frames} "
+                f"--output {frames}/{_CONTACT_SHEET}",
+                "range": "1",
+                "cores": 1,
+                "threadable": False,
+                "memory": "512MiB",
+                "tags": ["general"],
+                "depends": ["render"],
+            },
+        ],
+    }
+
+
+def _collect(farm: _Stage, options: DemoOptions) -> Path:
+    options.output.mkdir(parents=True, exist_ok=True)
+    picture = options.output / _CONTACT_SHEET
+    shutil.copyfile(farm.frames_directory / _CONTACT_SHEET, picture)
+    frames = options.output / "frames"
+    shutil.rmtree(frames, ignore_errors=True)
+    frames.mkdir()
+    for frame in sorted(farm.frames_directory.glob("frame.*.png")):
+        shutil.copyfile(frame, frames / frame.name)
+    return picture
+
+
+def _audit(farm: _Stage) -> AuditReport:
+    environment = farm.fleet.environment
+    settings = Settings(
+        database_url=SecretStr(environment["OPENCUE_SCHED_DATABASE_URL"]),
+        redis_url=SecretStr(environment["OPENCUE_SCHED_REDIS_URL"]),
+        accounting=Accounting(
+            commit_deadline=float(environment["OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE"]),
+            in_flight_age=float(environment["OPENCUE_SCHED_ACCOUNTING__IN_FLIGHT_AGE"]),
+        ),
+    )
+    client = redis.Redis.from_url(settings.redis_dsn, decode_responses=True, socket_timeout=10)
+    try:
+        return run_audit(farm.engine, client, settings)
+    finally:
+        client.close()
+
+
+def _summarise(
+    farm: _Stage, options: DemoOptions, outcome: _Outcome, report: AuditReport, picture: Path, console: Console
+) -> None:
+    progress = outcome.progress
+    console.print(
+        f"\n[bold]{progress.done} of {progress.total} frames[/bold] in {outcome.seconds:.1f} s on {options.hosts} RQDs "
+        f"({progress.done / outcome.seconds:.2f} frames/s, up to {outcome.most_cores} cores booked)"
+    )
+    console.print("\n[bold]audit[/bold]")
+    for line in report.lines():
+        console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"\n[bold]contact sheet[/bold]  {picture}")
+    console.print(f"[bold]Flower[/bold]         {farm.flower_url}" + ("" if options.keep else "  (was)"))
+    for url in farm.metrics_urls:
+        console.print(f"[bold]metrics[/bold]        {url}" + ("" if options.keep else "  (was)"))
+
+
+def _keep(farm: _Stage, console: Console) -> None:
+    names = ("DATABASE_URL", "REDIS_URL", "RQD__ADDRESSES", "SUBMISSION__LOG_ROOT")
+    console.print("\nThe farm stays up. To talk to it:")
+    for name in names:
+        value = farm.fleet.environment[f"OPENCUE_SCHED_{name}"]
+        console.print(f"  export OPENCUE_SCHED_{name}='{value}'", soft_wrap=True, markup=False)
+    console.print(f"Logs are in {farm.directory}. Press Ctrl-C to stop everything.")
+    with contextlib.suppress(KeyboardInterrupt):  # it ends the farm; the demo has done all it should
+        signal.pause()
+
+
+def _show_logs(farm: _Stage, console: Console) -> None:
+    for log in sorted(farm.directory.glob("*.log")):
+        console.print(f"\n[bold]{log.name}[/bold]")
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]:
+            console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _clean_up_on_signals() -> None:
+    """End as on Ctrl-C when told to stop, and when the terminal is closed (unless ``nohup`` says to go on)."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _interrupt)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    # A closed terminal is told by the system and by the shell: the second time must not end the cleaning up.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """A farm that is up. ``frames_directory`` and ``logs`` are in the private directory."""
+
+    fleet: Fleet
+    engine: Engine
+    directory: Path
+    frames_directory: Path
+    flower_url: str
+    metrics_urls: tuple[str, ...]
+
+    def command(self, *arguments: str) -> str:
+        """Run ``opencue-sched ARGUMENTS`` as a user would; its output. Raises ServiceFailed with what it said."""
+        ended = subprocess.run(
+            [sys.executable, "-c", "from opencue_sched.cli import main; main()", *arguments],
+            env=self.fleet.environment,
+            cwd=self.directory,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_COMMAND_SECONDS,
+        )
+        if ended.returncode != 0:
+            said = (ended.stdout + ended.stderr).strip()
+            raise ServiceFailed(f"opencue-sched {' '.join(arguments)} failed with status {ended.returncode}: {said}")
+        return ended.stdout
+
+
+@contextlib.contextmanager
+def _stage(*, hosts: int, cores: int, workers: int, say: Callable[[str], None]) -> Iterator[_Stage]:
+    """Stores, report service, RQDs, workers, beat and Flower, all on free ports of loopback."""
+    with contextlib.ExitStack() as stack:
+        directory = private_directory("demo")
+        stack.callback(remove_directory, directory)
+        say("PostgreSQL and Redis from wheels")
+        postgres = stack.enter_context(EmbeddedPostgres())
+        cache = stack.enter_context(EmbeddedRedis())
+        report_port, flower_port = free_port(), free_port()
+        say("real RQDs (their environment is made at the first run)")
+        rqds = RealRqdFarm(
+            hosts,
+            report_address=f"127.0.0.1:{report_port}",
+            directory=directory,
+            cores=cores,
+            tags=("general",),
+            facility="local",
+        )
+        fleet = stack.enter_context(
+            Fleet(
+                {
+                    "OPENCUE_SCHED_DATABASE_URL": postgres.url,
+                    "OPENCUE_SCHED_REDIS_URL": cache.url,
+                    "OPENCUE_SCHED_RELEASE__PORT": str(report_port),
+                    "OPENCUE_SCHED_RQD__ADDRESSES": json.dumps(rqds.addresses),
+                    "OPENCUE_SCHED_SUBMISSION__LOG_ROOT": str(directory / "render-logs"),
+                    "OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE": str(_COMMIT_DEADLINE_SECONDS),
+                    "OPENCUE_SCHED_ACCOUNTING__IN_FLIGHT_AGE": str(_IN_FLIGHT_AGE_SECONDS),
+                    "OPENCUE_SCHED_ACCOUNTING__RECOMPUTE_INTERVAL_SECONDS": "10",
+                    "OPENCUE_SCHED_QUEUE__CLUSTER_RELOAD_INTERVAL": "2",
+                },
+                directory,
+            )
+        )
+        engine = create_engine(postgres.url, pool_size=2)
+        stack.callback(engine.dispose)
+        frames_directory = directory / "frames"
+        frames_directory.mkdir()
+        metrics = tuple(free_port() for _ in range(workers))
+        ready = _Stage(
+            fleet=fleet,
+            engine=engine,
+            directory=directory,
+            frames_directory=frames_directory,
+            flower_url=f"http://127.0.0.1:{flower_port}",
+            metrics_urls=tuple(f"http://127.0.0.1:{port}/metrics" for port in metrics),
+        )
+        say("schema, show and subscription")
+        ready.command("migrate")
+        _open_show(ready, cores=hosts * cores)
+        say("report service, then the RQDs")
+        fleet.report_service()
+        stack.enter_context(rqds)
+        say("workers, beat and Flower")
+        for number, port in enumerate(metrics, 1):
+            fleet.worker(f"worker{number}", OPENCUE_SCHED_QUEUE__METRICS_PORT=str(port))
+        fleet.beat()
+        fleet.flower(flower_port)
+        yield ready
+
+
+def _open_show(ready: _Stage, *, cores: int) -> None:
+    ready.command("show", "create", _SHOW, "--managed")
+    ready.command("subscription", "create", _SHOW, "local.general", str(cores))
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """How the job went. Seconds from submission to FINISHED; the most cores that were booked at once."""
+
+    progress: JobProgress
+    seconds: float
+    most_cores: int
+
+
+def _watch_job(engine: Engine, job_id: str, console: Console, *, check: Callable[[], None]) -> _Outcome:
+    """Show the job until it is FINISHED. ``check`` raises when something the farm needs has ended.
+
+    Raises ServiceFailed when the deadline passes, or when frames are dead and nothing moves any more.
+    """
+    began = time.monotonic()
+    most_cores = 0
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+    )
+    task = bar.add_task("frames done")
+    printed = 0.0
+    with Live(console=console, refresh_per_second=8, transient=False) as live:
+        while True:
+            with engine.connect() as connection:
+                progress = read_progress(connection, job_id)
+            elapsed = time.monotonic() - began
+            most_cores = max(most_cores, progress.cores)
+            bar.update(task, total=progress.total, completed=progress.done)
+            live.update(Group(bar, _table(progress, elapsed)))
+            if not console.is_terminal and elapsed - printed >= _PLAIN_LINE_SECONDS:
+                printed = elapsed
+                console.print(_line(progress, elapsed))
+            if progress.finished:
+                return _Outcome(progress, elapsed, most_cores)
+            if progress.dead and not progress.running and not progress.waiting:
+                raise ServiceFailed(f"{progress.dead} frames of the job are dead; see their logs")
+            if elapsed > _DEADLINE_SECONDS:
+                raise ServiceFailed(f"the job did not finish in {_DEADLINE_SECONDS:.0f} s: {_line(progress, elapsed)}")
+            check()
+            time.sleep(_POLL_SECONDS)
+
+
+def _line(progress: JobProgress, elapsed: float) -> str:
+    rate = progress.done / max(elapsed, 0.1)
+    return (
+        f"{progress.done}/{progress.total} done, {progress.running} running, {progress.waiting} waiting, "
+        f"{progress.depending} depending, {progress.cores} cores booked, {rate:.2f} frames/s"
+    )
+
+
+def _table(progress: JobProgress, elapsed: float) -> Table:
+    table = Table(box=None, pad_edge=False)
+    shown = {
+        "waiting": progress.waiting,
+        "depending": progress.depending,
+        "running": progress.running,
+        "done": progress.done,
+        "dead": progress.dead,
+        "cores booked": progress.cores,
+        "frames/s": f"{progress.done / max(elapsed, 0.1):.2f}",
+    }
+    for heading in shown:
+        table.add_column(heading, justify="right")
+    table.add_row(*map(str, shown.values()))
+    return table

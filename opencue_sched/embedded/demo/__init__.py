@@ -1,1 +1,0 @@
-"""The demo: a whole farm on this machine renders an animation, through the real path."""
