@@ -95,9 +95,8 @@ def tag(name: str, tag: str) -> None:
     Example: opencue-sched alloc tag local.desktop workstation
     """
     new_name("tag", tag, width=ALLOCATION_TAG_WIDTH)
-    with farm() as (engine, _):
-        with engine.begin() as connection:
-            alloc = choose(connection, Kind.ALLOCATION, name)
-            hosts = shows.set_allocation_tag(connection, alloc.id, tag)
-        notify_hosts_changed(hosts)
+    with farm() as (engine, _), engine.begin() as connection:
+        alloc = choose(connection, Kind.ALLOCATION, name)
+        hosts = shows.set_allocation_tag(connection, alloc.id, tag)
+    notify_hosts_changed(hosts)
     output.done(f"{alloc.name} and {counted(len(hosts), 'host')} of it have the tag {tag}")

@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
 from opencue_sched.cli.inputs import UnknownName, checked_redis, choose, database, farm, redis_store
-from opencue_sched.cli.output import Column, duration_text, json_option, show_json, show_rows, working
+from opencue_sched.cli.output import Column, duration_text, json_option, show_json, show_report, show_rows, working
 from opencue_sched.coordination.leader import ONE_REDIS
 from opencue_sched.dispatch.verdicts import RecordedVerdict, VerdictLog
 from opencue_sched.domain.job_spec import near
@@ -55,10 +55,7 @@ def audit_command(as_json: bool) -> None:
     """
     with farm() as (engine, _), redis_store() as client, working("checking the invariants"):
         report = run_audit(engine, client, get_settings())
-    if as_json:
-        show_json(report.as_dict())
-    else:
-        click.echo("\n".join(report.lines()))
+    show_report(report.lines(), report.as_dict(), as_json=as_json)
     if report.failed:
         raise click.exceptions.Exit(1)
     if report.undecided:
@@ -80,10 +77,7 @@ def doctor_command(as_json: bool) -> None:
     """
     with database() as engine, redis_store() as client:
         diagnosis = diagnose(engine, client, get_settings())
-    if as_json:
-        show_json(diagnosis.as_dict())
-    else:
-        click.echo("\n".join(diagnosis.lines()))
+    show_report(diagnosis.lines(), diagnosis.as_dict(), as_json=as_json)
     if diagnosis.failed:
         raise click.exceptions.Exit(1)
 
@@ -135,10 +129,8 @@ def explain_command(name: str, layer: str | None, as_json: bool) -> None:
     if layer is not None and not chosen:
         names = [one.layer.name for one in explanation.layers]
         raise UnknownName(f"job {job.name} has no layer {layer!r}{near(layer, names)}")
-    if as_json:
-        show_json(_as_dict(explanation, chosen))
-    else:
-        click.echo("\n".join(_lines(explanation, chosen, every_reason=layer is not None)))
+    lines = _lines(explanation, chosen, every_reason=layer is not None)
+    show_report(lines, _as_dict(explanation, chosen), as_json=as_json)
 
 
 def _lines(explanation: Explanation, layers: list[LayerExplanation], *, every_reason: bool) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import uuid
 from collections.abc import Sequence
 
@@ -10,7 +9,15 @@ import click
 from sqlalchemy import Connection
 
 from opencue_sched.cli import output
-from opencue_sched.cli.inputs import CommandRefused, choose, choose_all, farm, new_name, notify_hosts_changed
+from opencue_sched.cli.inputs import (
+    CommandRefused,
+    choose,
+    choose_all,
+    current_user,
+    farm,
+    new_name,
+    notify_hosts_changed,
+)
 from opencue_sched.cli.output import (
     Column,
     age_text,
@@ -172,13 +179,12 @@ def add(name: str, words: tuple[str, ...]) -> None:
     Example: opencue-sched host tags add render01 bigmem ssd
     """
     wanted = [new_name("tag", word, width=HOST_TAG_WIDTH) for word in words]
-    with farm() as (engine, _):
-        with engine.begin() as connection:
-            host = choose(connection, Kind.HOST, name)
-            new_ids = [str(uuid.uuid4()) for _ in wanted]
-            changed = hosts.add_tags(connection, [host.id], wanted, new_ids)
-            tags_now = _tags(connection, host)
-        notify_hosts_changed(list(changed))
+    with farm() as (engine, _), engine.begin() as connection:
+        host = choose(connection, Kind.HOST, name)
+        new_ids = [str(uuid.uuid4()) for _ in wanted]
+        changed = hosts.add_tags(connection, [host.id], wanted, new_ids)
+        tags_now = _tags(connection, host)
+    notify_hosts_changed(list(changed))
     output.done(f"{host.name} has the tags {tags_now}")
 
 
@@ -190,17 +196,16 @@ def remove(name: str, words: tuple[str, ...]) -> None:
 
     Example: opencue-sched host tags remove render01 bigmem
     """
-    with farm() as (engine, _):
-        with engine.begin() as connection:
-            host = choose(connection, Kind.HOST, name)
-            changed = hosts.remove_tags(connection, [host.id], words)
-            left = hosts.kinds_of_tags(connection, [host.id], words)
-            tags_now = _tags(connection, host)
-            if left:
-                tag, kind = next(iter(left.items()))
-                why = _TAG_ORIGIN.get(kind, "is not a manual one")
-                raise CommandRefused(f"tag {tag} of {host.name} {why}; nothing was removed")
-        notify_hosts_changed(list(changed))
+    with farm() as (engine, _), engine.begin() as connection:
+        host = choose(connection, Kind.HOST, name)
+        changed = hosts.remove_tags(connection, [host.id], words)
+        left = hosts.kinds_of_tags(connection, [host.id], words)
+        tags_now = _tags(connection, host)
+        if left:
+            tag, kind = next(iter(left.items()))
+            why = _TAG_ORIGIN.get(kind, "is not a manual one")
+            raise CommandRefused(f"tag {tag} of {host.name} {why}; nothing was removed")
+    notify_hosts_changed(list(changed))
     output.done(f"{host.name} has the tags {tags_now}" + ("" if changed else " (it had none of those)"))
 
 
@@ -213,16 +218,15 @@ def move(names: tuple[str, ...], alloc: str, force: bool) -> None:
 
     Example: opencue-sched host move render01 render02 local.desktop
     """
-    with farm() as (engine, _):
-        with engine.begin() as connection:
-            chosen = choose_all(connection, Kind.HOST, names)
-            target = choose(connection, Kind.ALLOCATION, alloc)
-            ids = [host.id for host in chosen]
-            running = hosts.lock_hosts(connection, ids)
-            if running and not force:
-                raise CommandRefused(f"frames running there: {running}; lock the hosts and wait, or use --force")
-            hosts.move_hosts(connection, ids, target.id, [str(uuid.uuid4()) for _ in ids])
-        notify_hosts_changed(ids)
+    with farm() as (engine, _), engine.begin() as connection:
+        chosen = choose_all(connection, Kind.HOST, names)
+        target = choose(connection, Kind.ALLOCATION, alloc)
+        ids = [host.id for host in chosen]
+        running = hosts.lock_hosts(connection, ids)
+        if running and not force:
+            raise CommandRefused(f"frames running there: {running}; lock the hosts and wait, or use --force")
+        hosts.move_hosts(connection, ids, target.id, [str(uuid.uuid4()) for _ in ids])
+    notify_hosts_changed(ids)
     output.done(f"{', '.join(host.name for host in chosen)} in {target.name} now")
 
 
@@ -233,33 +237,31 @@ def delete(name: str) -> None:
 
     Example: opencue-sched host delete render01
     """
-    with farm() as (engine, _):
-        with engine.begin() as connection:
-            host = choose(connection, Kind.HOST, name)
-            running = hosts.lock_hosts(connection, [host.id])
-            state = hosts.hardware_state(connection, host.id)
-            if state != HardwareState.DOWN.value:
-                raise CommandRefused(f"{host.name} is {state}; only a host that is DOWN can be deleted")
-            if running:
-                raise CommandRefused(f"frames of {host.name} that are not released yet: {running}")
-            hosts.delete_host(connection, host.id)
-        notify_hosts_changed([host.id])
+    with farm() as (engine, _), engine.begin() as connection:
+        host = choose(connection, Kind.HOST, name)
+        running = hosts.lock_hosts(connection, [host.id])
+        state = hosts.hardware_state(connection, host.id)
+        if state != HardwareState.DOWN.value:
+            raise CommandRefused(f"{host.name} is {state}; only a host that is DOWN can be deleted")
+        if running:
+            raise CommandRefused(f"frames of {host.name} that are not released yet: {running}")
+        hosts.delete_host(connection, host.id)
+    notify_hosts_changed([host.id])
     output.done(f"deleted {host.name}")
 
 
 def _set_lock(names: Sequence[str], new: LockState, old: Sequence[LockState], word: str) -> None:
-    with farm() as (engine, _):
-        with engine.begin() as connection:
-            chosen = choose_all(connection, Kind.HOST, names)
-            changed = hosts.set_lock(
-                connection,
-                [host.id for host in chosen],
-                old=[state.value for state in old],
-                new=new.value,
-                source=_user(),
-            )
-            states = {it.id: it.lock_state for it in hosts.list_hosts(connection, host_ids=[h.id for h in chosen])}
-        notify_hosts_changed(changed)
+    with farm() as (engine, _), engine.begin() as connection:
+        chosen = choose_all(connection, Kind.HOST, names)
+        changed = hosts.set_lock(
+            connection,
+            [host.id for host in chosen],
+            old=[state.value for state in old],
+            new=new.value,
+            source=current_user() or "opencue-sched",
+        )
+        states = {it.id: it.lock_state for it in hosts.list_hosts(connection, host_ids=[h.id for h in chosen])}
+    notify_hosts_changed(changed)
     for host in chosen:
         click.echo(f"{host.name} is {word} now" if host.id in changed else f"{host.name} is {states[host.id]}")
 
@@ -267,13 +269,6 @@ def _set_lock(names: Sequence[str], new: LockState, old: Sequence[LockState], wo
 def _tags(connection: Connection, host: NamedRow) -> str:
     (row,) = hosts.list_hosts(connection, host_ids=[host.id])
     return " ".join(row.tags) or "none"
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "opencue-sched"
 
 
 def _thread_mode(number: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -98,6 +99,14 @@ def redis_store() -> Iterator[redis.Redis]:
         raise
     finally:
         client.close()
+
+
+def current_user() -> str | None:
+    """Who runs this command; None for a user id without a name (a container's, say)."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return None
 
 
 def choose(connection: Connection, kind: Kind, name_or_id: str) -> NamedRow:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from opencue_sched.cli.inputs import (
     choose_all,
     core_cap,
     core_count,
+    current_user,
     farm,
     frame_range,
     gpu_cap,
@@ -381,10 +381,7 @@ def _control(engine: Engine) -> Iterator[tuple[JobControl, dict[str, Unconfirmed
 
 
 def _reason(verb: str, reason: str | None) -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = "a user without a name"
+    user = current_user() or "a user without a name"
     return f"{verb} by {user} on {socket.gethostname()}" + (f": {reason}" if reason else "")
 
 

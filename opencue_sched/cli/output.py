@@ -113,12 +113,17 @@ def show_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2, default=_json_value))
 
 
+def show_report(lines: Iterable[str], document: Any, *, as_json: bool) -> None:
+    """Print the lines for people, or the document for scripts."""
+    if as_json:
+        show_json(document)
+    else:
+        click.echo("\n".join(lines))
+
+
 def done(text: str, *, as_json: bool = False, **fields: Any) -> None:
     """Say what was done: a line for people, the fields for scripts."""
-    if as_json:
-        show_json(fields)
-    else:
-        click.echo(text)
+    show_report([text], fields, as_json=as_json)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import uuid
 from dataclasses import asdict
 
 import click
-from sqlalchemy import Connection, Engine
 
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.show_handover import Flip, flip_show, wait_of
@@ -172,7 +171,8 @@ def managed(name: str, state: bool, wait: float | None, as_json: bool) -> None:
     """
     settings = get_settings()
     with farm() as (engine, facts), redis_store() as client:
-        show_id = _find(engine, name)
+        with engine.connect() as connection:
+            show_id = choose(connection, Kind.SHOW, name).id
         ledger = make_ledger(engine, client, owner=f"{settings.instance}-cli")
         age = settings.accounting.in_flight_age
         seconds = wait_of(settings, managed=state, cuebots=facts.origin == "cuebot") if wait is None else wait
@@ -219,15 +219,6 @@ def _set_flag(name: str, flag: str, value: bool, word: str) -> None:
 def _set_number(name: str, column: str, value: int) -> None:
     with farm() as (engine, _), engine.begin() as connection:
         shows.set_show_number(connection, choose(connection, Kind.SHOW, name).id, column, value)
-
-
-def _find(engine: Engine, name: str) -> str:
-    with engine.connect() as connection:
-        return _id_of(connection, name)
-
-
-def _id_of(connection: Connection, name: str) -> str:
-    return choose(connection, Kind.SHOW, name).id
 
 
 def _announce_wait(seconds: float) -> None:

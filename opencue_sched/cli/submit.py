@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 from dataclasses import asdict
 from typing import BinaryIO
 
 import click
 
-from opencue_sched.cli.inputs import farm
-from opencue_sched.cli.output import counted, json_option, show_json, working
+from opencue_sched.cli.inputs import current_user, farm
+from opencue_sched.cli.output import counted, json_option, show_json, show_report, working
 from opencue_sched.domain.job_spec import InvalidJobSpec
 from opencue_sched.farm.job_file import read_job_file
 from opencue_sched.farm.submission import Submitted, submit_job
@@ -30,24 +29,13 @@ def command(file: BinaryIO, paused: bool, dry_run: bool, as_json: bool) -> None:
     Example: opencue-sched submit examples/animation.yaml --paused
     """
     try:
-        spec = read_job_file(file, default_user=_current_user())
+        spec = read_job_file(file, default_user=current_user())
         with farm() as (engine, _), working(f"submitting {spec.name}"):
             submitted = submit_job(engine, spec, get_settings(), paused=paused, dry_run=dry_run)
     except InvalidJobSpec as error:
         _refuse(getattr(file, "name", "<stdin>"), error.problems, as_json=as_json)
         raise click.exceptions.Exit(1) from error
-    if as_json:
-        show_json(_as_dict(submitted))
-    else:
-        click.echo("\n".join(_lines(submitted)))
-
-
-def _current_user() -> str | None:
-    """Who submits; None for a user id without a name (a container's, say): then the file must say."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return None
+    show_report(_lines(submitted), _as_dict(submitted), as_json=as_json)
 
 
 def _refuse(name: str, problems: tuple[str, ...], *, as_json: bool) -> None:

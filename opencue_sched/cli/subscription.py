@@ -11,7 +11,14 @@ from opencue_sched.cli import output
 from opencue_sched.cli.inputs import CommandRefused, UnknownName, choose, core_count, farm
 from opencue_sched.cli.output import Column, in_cores, json_option, show_rows
 from opencue_sched.store import shows
-from opencue_sched.store.shows import Kind, NamedRow
+from opencue_sched.store.shows import Kind
+
+
+def _percent_of_size(subscription: shows.Subscription) -> float | None:
+    """What is used, of the size; None where that is 0."""
+    size = subscription.size_centicores
+    return round(100 * subscription.used_centicores / size, 2) if size > 0 else None
+
 
 SUBSCRIPTION_COLUMNS = (
     Column("show", "Show"),
@@ -21,7 +28,7 @@ SUBSCRIPTION_COLUMNS = (
     Column("burst", "Burst", in_cores("burst_centicores")),
     Column("used", "Used", in_cores("used_centicores")),
     Column("used_gpus"),
-    Column("percent", "Used %", lambda it: _percent_of_size(it), "{:.0f}%".format),
+    Column("percent", "Used %", _percent_of_size, "{:.0f}%".format),
     Column("left", "Left", lambda it: output.cores(max(0, it.burst_centicores - it.used_centicores))),
     Column("running_frames", read="procs"),
     Column("idle_cores", "Idle Cores", in_cores("idle_centicores")),
@@ -70,7 +77,7 @@ def create(show: str, alloc: str, size: int, burst: str | None, as_json: bool) -
     """
     most = size if burst is None else _burst(burst, size)
     with farm() as (engine, _), engine.begin() as connection:
-        show_row, alloc_row = _pair(connection, show, alloc)
+        show_row, alloc_row = choose(connection, Kind.SHOW, show), choose(connection, Kind.ALLOCATION, alloc)
         made = shows.insert_subscription(
             connection, str(uuid.uuid4()), show_row.id, alloc_row.id, size=size, burst=most
         )
@@ -98,11 +105,10 @@ def size(show: str, alloc: str, number: int) -> None:
     Example: opencue-sched subscription size demo local.general 200
     """
     with farm() as (engine, _), engine.begin() as connection:
-        show_row, alloc_row = _pair(connection, show, alloc)
-        subscription = _existing(connection, show_row, alloc_row)
-        shows.set_subscription(connection, show_row.id, alloc_row.id, size=number)
-    output.done(f"size of {show_row.name} in {alloc_row.name} is {output.cores(number)} cores")
-    _note_burst(number, subscription.burst_centicores)
+        found = _existing(connection, show, alloc)
+        shows.set_subscription(connection, found.show_id, found.alloc_id, size=number)
+    output.done(f"size of {found.show} in {found.allocation} is {output.cores(number)} cores")
+    _note_burst(number, found.burst_centicores)
 
 
 @command.command()
@@ -115,14 +121,13 @@ def burst(show: str, alloc: str, number: str) -> None:
     Example: opencue-sched subscription burst demo local.general 150%
     """
     with farm() as (engine, _), engine.begin() as connection:
-        show_row, alloc_row = _pair(connection, show, alloc)
-        subscription = _existing(connection, show_row, alloc_row)
-        most = _burst(number, subscription.size_centicores)
-        shows.set_subscription(connection, show_row.id, alloc_row.id, burst=most)
-    output.done(f"burst of {show_row.name} in {alloc_row.name} is {output.cores(most)} cores")
-    _note_burst(subscription.size_centicores, most)
-    if most < subscription.used_centicores:
-        used = output.cores(subscription.used_centicores)
+        found = _existing(connection, show, alloc)
+        most = _burst(number, found.size_centicores)
+        shows.set_subscription(connection, found.show_id, found.alloc_id, burst=most)
+    output.done(f"burst of {found.show} in {found.allocation} is {output.cores(most)} cores")
+    _note_burst(found.size_centicores, most)
+    if most < found.used_centicores:
+        used = output.cores(found.used_centicores)
         click.echo(f"note: {used} cores are in use; nothing is booked until fewer are", err=True)
 
 
@@ -136,28 +141,22 @@ def delete(show: str, alloc: str, force: bool) -> None:
     Example: opencue-sched subscription delete demo local.general
     """
     with farm() as (engine, _), engine.begin() as connection:
-        show_row, alloc_row = _pair(connection, show, alloc)
-        subscription = _existing(connection, show_row, alloc_row)
-        if subscription.procs and not force:
-            running = f"frames of {show_row.name} running in {alloc_row.name}: {subscription.procs}"
+        found = _existing(connection, show, alloc)
+        if found.procs and not force:
+            running = f"frames of {found.show} running in {found.allocation}: {found.procs}"
             raise CommandRefused(f"{running}; set burst 0 and wait, or use --force")
-        shows.delete_subscription(connection, show_row.id, alloc_row.id)
-    output.done(f"{show_row.name} may not use {alloc_row.name} any more")
+        shows.delete_subscription(connection, found.show_id, found.alloc_id)
+    output.done(f"{found.show} may not use {found.allocation} any more")
 
 
-def _percent_of_size(subscription: shows.Subscription) -> float | None:
-    size = subscription.size_centicores
-    return round(100 * subscription.used_centicores / size, 2) if size > 0 else None
-
-
-def _pair(connection: Connection, show: str, alloc: str) -> tuple[NamedRow, NamedRow]:
-    return choose(connection, Kind.SHOW, show), choose(connection, Kind.ALLOCATION, alloc)
-
-
-def _existing(connection: Connection, show: NamedRow, alloc: NamedRow) -> shows.Subscription:
-    found = shows.list_subscriptions(connection, show_id=show.id, alloc_id=alloc.id)
+def _existing(connection: Connection, show: str, alloc: str) -> shows.Subscription:
+    """The subscription of a show for an allocation, both by name or id. Raises UnknownName where there is none."""
+    show_row, alloc_row = choose(connection, Kind.SHOW, show), choose(connection, Kind.ALLOCATION, alloc)
+    found = shows.list_subscriptions(connection, show_id=show_row.id, alloc_id=alloc_row.id)
     if not found:
-        raise UnknownName(f"show {show.name} has no subscription for {alloc.name}; `subscription create` makes one")
+        raise UnknownName(
+            f"show {show_row.name} has no subscription for {alloc_row.name}; `subscription create` makes one"
+        )
     return found[0]
 
 

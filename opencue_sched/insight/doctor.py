@@ -82,6 +82,18 @@ class Diagnosis:
         return {"failed": self.failed, "findings": [asdict(finding) for finding in self.findings]}
 
 
+def _ok(what: str, text: str) -> HealthCheck:
+    return HealthCheck(what, Severity.OK, text)
+
+
+def _warn(what: str, text: str, remedy: str = "") -> HealthCheck:
+    return HealthCheck(what, Severity.WARN, text, remedy)
+
+
+def _fail(what: str, text: str, remedy: str = "") -> HealthCheck:
+    return HealthCheck(what, Severity.FAIL, text, remedy)
+
+
 def diagnose(
     engine: Engine, client: redis.Redis, settings: Settings, *, clock: Callable[[], float] = time.time
 ) -> Diagnosis:
@@ -94,20 +106,20 @@ def _database(engine: Engine, settings: Settings, clock: Callable[[], float]) ->
     try:
         check_postgresql(engine)
     except SchedulerError as error:
-        yield HealthCheck("PostgreSQL", Severity.FAIL, str(error))
+        yield _fail("PostgreSQL", str(error))
         return
     with engine.connect() as connection:
         yield from _server(connection, engine, clock)
         try:
             facts = check_schema(connection)
         except SchedulerError as error:
-            yield HealthCheck("schema", Severity.FAIL, str(error))
+            yield _fail("schema", str(error))
             return
         yield _schema(connection, facts)
         if facts.has_our_objects and not facts.has_guard:
             text = "our triggers on proc are missing or disabled: a Cuebot's retries and redirects book managed shows"
             remedy = "`opencue-sched migrate`; if they are disabled, ALTER TABLE proc ENABLE TRIGGER"
-            yield HealthCheck("guard", Severity.WARN, text, remedy)
+            yield _warn("guard", text, remedy)
         yield from _limits(connection, facts)
         yield from _farm(connection, settings)
         if facts.has_our_objects:
@@ -124,15 +136,13 @@ def _server(connection: Connection, engine: Engine, clock: Callable[[], float]) 
     where = engine.url.render_as_string(hide_password=True)
     version = f"{server.version // 10_000}.{server.version % 10_000}"
     if server.version < OLDEST_POSTGRESQL:
-        yield HealthCheck(
-            "PostgreSQL", Severity.FAIL, f"{where} is version {version}", "PostgreSQL 13 or newer is needed"
-        )
+        yield _fail("PostgreSQL", f"{where} is version {version}", "PostgreSQL 13 or newer is needed")
     else:
-        yield HealthCheck("PostgreSQL", Severity.OK, f"{where} answers, version {version}")
+        yield _ok("PostgreSQL", f"{where} answers, version {version}")
     if not server.client.startswith(OURS):
         text = f"knows this program as {server.client!r}: the guard on procs would refuse every booking"
         remedy = f"the connection pool in between must pass on an application_name that begins with {OURS}"
-        yield HealthCheck("PostgreSQL", Severity.FAIL, text, remedy)
+        yield _fail("PostgreSQL", text, remedy)
     yield _clock("PostgreSQL", server.now.timestamp(), asked, answered)
 
 
@@ -142,8 +152,8 @@ def _clock(whose: str, told: float, asked: float, answered: float) -> HealthChec
     if abs(ahead) > CLOCK_SECONDS:
         side = "ahead of" if ahead > 0 else "behind"
         text = f"{abs(ahead):.1f} s {side} this machine's"
-        return HealthCheck("clocks", Severity.WARN, f"{what} is {text}", "run a time service (NTP) on all machines")
-    return HealthCheck("clocks", Severity.OK, f"{what} agrees with this machine's")
+        return _warn("clocks", f"{what} is {text}", "run a time service (NTP) on all machines")
+    return _ok("clocks", f"{what} agrees with this machine's")
 
 
 def _schema(connection: Connection, facts: SchemaFacts) -> HealthCheck:
@@ -160,14 +170,12 @@ def _schema(connection: Connection, facts: SchemaFacts) -> HealthCheck:
     ]
     text = f"{made}" + (f", with {listed(extra)}" if extra else "")
     if not facts.has_our_objects:
-        return HealthCheck(
-            "schema", Severity.FAIL, f"{text}; our tables and triggers are missing", "run `opencue-sched migrate`"
-        )
+        return _fail("schema", f"{text}; our tables and triggers are missing", "run `opencue-sched migrate`")
     there, ours = revision_of(connection), newest_revision()
     if there != ours:
         text += f"; our tables and triggers are of revision {there}, and this program is of {ours}"
-        return HealthCheck("schema", Severity.WARN, text, "run `opencue-sched migrate` of the newest version you run")
-    return HealthCheck("schema", Severity.OK, f"{text}; our tables and triggers are there")
+        return _warn("schema", text, "run `opencue-sched migrate` of the newest version you run")
+    return _ok("schema", f"{text}; our tables and triggers are there")
 
 
 def _limits(connection: Connection, facts: SchemaFacts) -> Iterator[HealthCheck]:
@@ -176,41 +184,37 @@ def _limits(connection: Connection, facts: SchemaFacts) -> Iterator[HealthCheck]
         words = listed([f"{column} {word}" for column, word in sorted(limit.says.items())])
         text = f"{limit.name} is marked {words}; here it bounds running frames, always"
         remedy = f"`opencue-sched limit set {limit.name} MAX` with a MAX that is right for frames"
-        yield HealthCheck("limits", Severity.WARN, text, remedy)
+        yield _warn("limits", text, remedy)
     holds = holds_of_limits(connection)
     if holds:
         text = f"a Cuebot notes in {listed(holds)} who holds a limit; frames of managed shows are not noted there"
-        yield HealthCheck("limits", Severity.WARN, text, "give managed and unmanaged shows limits of their own")
+        yield _warn("limits", text, "give managed and unmanaged shows limits of their own")
 
 
 def _farm(connection: Connection, settings: Settings) -> Iterator[HealthCheck]:
     facility = settings.scheduler.facility
     if facility is not None and not waiting.facility_exists(connection, facility):
-        yield HealthCheck(
+        yield _fail(
             "facility",
-            Severity.FAIL,
             f"there is no facility {facility!r}, so nothing is ever booked",
             "set OPENCUE_SCHED_SCHEDULER__FACILITY to the name of one, or leave it out",
         )
     shows = waiting.managed_shows(connection)
     if not shows:
-        yield HealthCheck(
+        yield _warn(
             "shows",
-            Severity.WARN,
             "no show is managed by this scheduler",
             "`opencue-sched show managed NAME on` hands one over",
         )
     else:
         names = [show.name for show in shows]
-        yield HealthCheck("shows", Severity.OK, f"{len(shows)} managed by this scheduler: {listed(names)}")
+        yield _ok("shows", f"{len(shows)} managed by this scheduler: {listed(names)}")
     for show in shows:
         if not show.bookable:
-            yield HealthCheck(
-                "shows", Severity.WARN, f"{show.name} is managed, but paused, not active or not to be booked"
-            )
+            yield _warn("shows", f"{show.name} is managed, but paused, not active or not to be booked")
         elif show.largest_burst <= 0:
             remedy = f"`opencue-sched subscription create {show.name} ALLOCATION CORES`, or raise a burst"
-            yield HealthCheck("shows", Severity.WARN, f"{show.name} has no subscription with a burst", remedy)
+            yield _warn("shows", f"{show.name} has no subscription with a burst", remedy)
     yield _hosts(waiting.hosts(connection, staleness=settings.host_cache.host_staleness_threshold))
 
 
@@ -221,11 +225,11 @@ def _hosts(hosts: waiting.Hosts) -> HealthCheck:
     )
     if not hosts.total:
         remedy = f"start `opencue-sched report-service` (or a Cuebot) and point RQDs at it; {_LISTENS}"
-        return HealthCheck("hosts", Severity.WARN, "no host has ever reported", remedy)
+        return _warn("hosts", "no host has ever reported", remedy)
     if not hosts.fresh:
         remedy = f"do the RQDs reach the report service? {_LISTENS}"
-        return HealthCheck("hosts", Severity.WARN, f"{text}; none can be used", remedy)
-    return HealthCheck("hosts", Severity.OK, text)
+        return _warn("hosts", f"{text}; none can be used", remedy)
+    return _ok("hosts", text)
 
 
 def _quarantine(connection: Connection) -> Iterator[HealthCheck]:
@@ -233,14 +237,14 @@ def _quarantine(connection: Connection) -> Iterator[HealthCheck]:
     if jobs:
         names = listed([job.job_name or job.job_id for job in jobs])
         remedy = "`opencue-sched explain JOB` says why; they are tried again by themselves"
-        yield HealthCheck("quarantine", Severity.WARN, f"jobs left alone for a while: {names}", remedy)
+        yield _warn("quarantine", f"jobs left alone for a while: {names}", remedy)
 
 
 def _two_redis(engine: Engine, settings: Settings) -> Iterator[HealthCheck]:
     keys = LeaderKeys(settings.coordination.namespace, beat_role(settings.scheduler.facility))
     if PersistentFences(engine).two_redis(keys.name):
         text = f"beats of two Redis want to lead in this database and namespace {keys.ns!r}; one stands by"
-        yield HealthCheck("beats", Severity.FAIL, text, ONE_REDIS)
+        yield _fail("beats", text, ONE_REDIS)
 
 
 def _rqds(connection: Connection, settings: Settings) -> Iterator[HealthCheck]:
@@ -248,15 +252,13 @@ def _rqds(connection: Connection, settings: Settings) -> Iterator[HealthCheck]:
     malformed = [f"{host}={address}" for host, address in addresses.items() if _split(address) is None]
     if malformed:
         remedy = "OPENCUE_SCHED_RQD__ADDRESSES maps host names to address:port"
-        yield HealthCheck("RQD", Severity.FAIL, f"not address:port: {listed(malformed)}", remedy)
+        yield _fail("RQD", f"not address:port: {listed(malformed)}", remedy)
     unknown = waiting.unknown_hosts(connection, list(addresses))
     if unknown:
-        yield HealthCheck(
-            "RQD", Severity.WARN, f"rqd.addresses names hosts that have never reported: {listed(unknown)}"
-        )
+        yield _warn("RQD", f"rqd.addresses names hosts that have never reported: {listed(unknown)}")
     if settings.rqd.dry_run_mode:
         remedy = "OPENCUE_SCHED_RQD__DRY_RUN_MODE=false for a farm that renders"
-        yield HealthCheck("RQD", Severity.WARN, "dry run: frames are booked and never launched", remedy)
+        yield _warn("RQD", "dry run: frames are booked and never launched", remedy)
         return
     names = waiting.recent_hosts(connection, RQDS_PROBED)
     if names:
@@ -275,7 +277,7 @@ def _probed(names: list[str], settings: Settings) -> HealthCheck:
     silent = [f"{name} ({addresses[name]})" for name in names if not answers[name]]
     text = f"{len(names) - len(silent)} of {len(names)} hosts that are up accept connections"
     if not silent:
-        return HealthCheck("RQD", Severity.OK, text)
+        return _ok("RQD", text)
     level = Severity.WARN if len(silent) < len(names) else Severity.FAIL
     remedy = "name resolution, firewall, or OPENCUE_SCHED_RQD__ADDRESSES / OPENCUE_SCHED_RQD__GRPC_PORT"
     return HealthCheck("RQD", level, f"{text}; not {listed(silent)}", remedy)
@@ -304,12 +306,12 @@ def _release_feed(engine: Engine, settings: Settings, facts: SchemaFacts) -> Ite
     check = check_release_feed(engine, feed)
     if check.misconfigured:
         remedy = "`opencue-sched migrate` adds the trigger; then OPENCUE_SCHED_ACCOUNTING__RELEASE_FEED=proc-trigger"
-        yield HealthCheck("release feed", Severity.FAIL, check.message, remedy)
+        yield _fail("release feed", check.message, remedy)
     elif feed == "cuebot-redis" and facts.origin == "opencue-sched":
         text = f"{feed}, but this database was made by this scheduler: no Cuebot publishes anything"
-        yield HealthCheck("release feed", Severity.FAIL, text, "leave OPENCUE_SCHED_ACCOUNTING__RELEASE_FEED out")
+        yield _fail("release feed", text, "leave OPENCUE_SCHED_ACCOUNTING__RELEASE_FEED out")
     else:
-        yield HealthCheck("release feed", Severity.OK, check.message)
+        yield _ok("release feed", check.message)
 
 
 def _redis(
@@ -325,34 +327,34 @@ def _redis(
         members = list_members(client, settings.coordination.namespace)
         held = held_clusters(cluster_postings(client, settings))
     except (SchedulerError, redis.RedisError) as error:
-        yield HealthCheck("Redis", Severity.FAIL, str(error))
+        yield _fail("Redis", str(error))
         return
-    yield HealthCheck("Redis", Severity.OK, f"version {info.get('redis_version')}, does not evict")
+    yield _ok("Redis", f"version {info.get('redis_version')}, does not evict")
     if str(info.get("cluster_enabled", 0)) == "1":
         remedy = "use a single Redis, or Sentinel: counters change together or not at all"
-        yield HealthCheck("Redis", Severity.FAIL, "runs in cluster mode, which the counters cannot use", remedy)
+        yield _fail("Redis", "runs in cluster mode, which the counters cannot use", remedy)
     if info.get("role") not in (None, "master"):
         remedy = "name the master, or Sentinels, in OPENCUE_SCHED_REDIS_URL"
-        yield HealthCheck("Redis", Severity.FAIL, f"is a {info.get('role')}: nothing can be written", remedy)
+        yield _fail("Redis", f"is a {info.get('role')}: nothing can be written", remedy)
     yield _clock("Redis", int(seconds) + int(microseconds) / 1e6, asked, answered)
     if state is StoreState.OPEN:
-        yield HealthCheck("counters", Severity.OK, "open for booking")
+        yield _ok("counters", "open for booking")
     else:
         text = f"{state.value}: nothing is booked before a worker has filled them from PostgreSQL"
-        yield HealthCheck("counters", Severity.WARN, text, "start a worker: `celery -A opencue_sched worker`")
+        yield _warn("counters", text, "start a worker: `celery -A opencue_sched worker`")
     for it in held:
-        yield HealthCheck("clusters", Severity.WARN, cluster_words(it))
+        yield _warn("clusters", cluster_words(it))
     workers = members.of(QueueType.DISPATCH.value)
     if workers:
-        yield HealthCheck("workers", Severity.OK, f"{len(workers)} alive; `opencue-sched fleet` says more")
+        yield _ok("workers", f"{len(workers)} alive; `opencue-sched fleet` says more")
         return
     remedy = "`celery -A opencue_sched worker` and `... beat`"
     frames = _waiting_frames(engine, settings)
     if frames:
         text = f"none is alive, and {frames} frames of managed shows wait"
-        yield HealthCheck("workers", Severity.FAIL, text, remedy)
+        yield _fail("workers", text, remedy)
     else:
-        yield HealthCheck("workers", Severity.WARN, "none is alive", remedy)
+        yield _warn("workers", "none is alive", remedy)
 
 
 def _waiting_frames(engine: Engine, settings: Settings) -> int:
