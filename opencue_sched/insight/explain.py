@@ -82,50 +82,36 @@ def job_reasons(
     scope_exists: bool,
 ) -> tuple[WaitReason, ...]:
     """In the order in which an operator would have to change things. ``facility_scope`` is scheduler.facility."""
-    reasons = _of_switches(situation, quarantine)
-    if facility_scope is not None and not scope_exists:
-        text = f"scheduler.facility names {facility_scope!r}, which is no facility"
-        reasons.append(WaitReason("facility", text, decides=True))
-    elif facility_scope is not None and facility_scope != situation.facility:
-        text = f"the job is in facility {situation.facility}; this scheduler works on {facility_scope} only"
-        reasons.append(WaitReason("facility", text, decides=True))
-    return (*reasons, *_of_subscriptions(situation, subscriptions), *_of_caps(situation))
-
-
-def _of_switches(situation: Situation, quarantine: Quarantine | None) -> list[WaitReason]:
-    """What is switched off, finished or in quarantine: of the job first, then of its show."""
     name, state, show = situation.name, situation.state, situation.show
+    show_on = f"`opencue-sched show {{}} {show} on`".format
+    until = "" if quarantine is None else quarantine.until.astimezone().strftime("%H:%M:%S")
+    why = "" if quarantine is None else quarantine.reason
+    scoped_out = facility_scope is not None and facility_scope != situation.facility
+    scope = f"the job is in facility {situation.facility}; this scheduler works on {facility_scope} only"
+    if not scope_exists:
+        scope = f"scheduler.facility names {facility_scope!r}, which is no facility"
     possible = [
         (state == JobState.FINISHED.value, "finished", "the job is finished"),
         (state not in (JobState.FINISHED.value, JobState.PENDING.value), "state", f"the job is {state}, not PENDING"),
         (situation.paused, "paused", f"the job is paused; `opencue-sched job unpause {name}`"),
         (not situation.auto_book, "auto_book", "booking is off for the job (b_auto_book)"),
-        (quarantine is not None, Verdict.QUARANTINED, _quarantine_words(quarantine)),
         (
-            not situation.show_active,
-            "show_inactive",
-            f"show {show} is not active; `opencue-sched show active {show} on`",
+            quarantine is not None,
+            Verdict.QUARANTINED,
+            f"the job is in quarantine until {until}, because booking it failed: {why}",
         ),
+        (not situation.show_active, "show_inactive", f"show {show} is not active; {show_on('active')}"),
         (
             not situation.show_managed,
             "show_unmanaged",
-            f"show {show} is not managed by this scheduler; `opencue-sched show managed {show} on`",
+            f"show {show} is not managed by this scheduler; {show_on('managed')}",
         ),
-        (
-            not situation.show_booking,
-            "show_booking",
-            f"booking is off for show {show}; `opencue-sched show booking {show} on`",
-        ),
+        (not situation.show_booking, "show_booking", f"booking is off for show {show}; {show_on('booking')}"),
         (situation.show_paused, "show_paused", f"show {show} is paused"),
+        (scoped_out, "facility", scope),
     ]
-    return [WaitReason(code, text, decides=True) for holds, code, text in possible if holds]
-
-
-def _quarantine_words(quarantine: Quarantine | None) -> str:
-    if quarantine is None:
-        return ""
-    until = quarantine.until.astimezone().strftime("%H:%M:%S")
-    return f"the job is in quarantine until {until}, because booking it failed: {quarantine.reason}"
+    switched = [WaitReason(code, text, decides=True) for holds, code, text in possible if holds]
+    return (*switched, *_of_subscriptions(situation, subscriptions), *_of_caps(situation))
 
 
 def _of_subscriptions(situation: Situation, subscriptions: Sequence[Subscribed]) -> list[WaitReason]:
@@ -147,7 +133,7 @@ def _of_subscriptions(situation: Situation, subscriptions: Sequence[Subscribed])
 
 
 def _small_bursts(subscriptions: Sequence[Subscribed]) -> str:
-    """Bursts that have no room for one core, and where."""
+    """Bursts below one core, and where."""
     if all(one.burst_centicores <= 0 for one in subscriptions):
         return f"0 in {listed([one.allocation for one in subscriptions])}"
     return f"below one core in {listed([f'{one.allocation} ({_burst(one)} cores)' for one in subscriptions])}"
@@ -352,7 +338,7 @@ def verdict_words(recorded: RecordedVerdict, now: float) -> str:
     verdict = recorded.verdict
     detail = f": {verdict.detail}" if verdict.detail else ""
     placed = f", {verdict.frames} placed" if verdict.frames else ""
-    return f"{verdict.verdict.value.replace('_', ' ')}{detail}{placed} ({_ago(now - recorded.at)})"
+    return f"{verdict.verdict.value.replace('_', ' ')}{detail}{placed} ({_span(now - recorded.at)} ago)"
 
 
 def _explained(
@@ -370,8 +356,10 @@ def _explained(
     if layer.dead:
         frames = "1 frame is" if layer.dead == 1 else f"{layer.dead} frames are"
         reasons.append(WaitReason("dead", f"{frames} dead; `opencue-sched job retry {job_name}` lets them run again"))
-    if not reasons:
-        reasons.append(_over_reason(layer))
+    if not reasons and (layer.running or layer.checkpoint):
+        reasons.append(WaitReason("running", "everything left of it is running"))
+    elif not reasons:
+        reasons.append(WaitReason("done", "it is done"))
     return LayerExplanation(layer, tuple(reasons), verdict)
 
 
@@ -466,16 +454,6 @@ def _depend_reason(layer: Layer, depends: Sequence[Depend], job_name: str) -> Wa
     if not on:
         return WaitReason("depend", f"{waits} for something that is gone; the scheduler frees such within ten minutes")
     return WaitReason("depend", f"{waits} for {listed(on)}")
-
-
-def _over_reason(layer: Layer) -> WaitReason:
-    if layer.running or layer.checkpoint:
-        return WaitReason("running", "everything left of it is running")
-    return WaitReason("done", "it is done")
-
-
-def _ago(seconds: float) -> str:
-    return f"{_span(seconds)} ago"
 
 
 def _span(seconds: float) -> str:
