@@ -1,9 +1,9 @@
 """Redundant beats: run as many ``celery -A opencue_sched beat`` as you like, one fires.
 
 ``LeaderScheduler`` is the scheduler class (set in celeryconfig.py, and an entry point). A standby does nothing but
-campaign. The leader names each tick by its nominal time by the clocks of the stores (coordination/leader.py), checks
-its fence and marks the tick as fired in one Lua call, and only then sends the message. The message carries the fence,
-and who acts on it looks again.
+campaign. The leader names each tick by its nominal time by the clock of Redis (coordination/leader.py), records it
+under its fence, and only then sends the message. The message carries the fence and the tick, and the worker that takes
+it compares them with the record.
 
 Interval schedules fire by tick; other schedules (crontab) when they are due, under the name of that minute; these skip
 what they missed. Which policy our own tasks have is said in celeryconfig.py.
@@ -26,17 +26,13 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.coordination.leader import (
-    AGREE_SECONDS,
     MINUTE,
     ONE_REDIS,
     CatchUp,
-    Clocks,
     LeaderGate,
     boot_clock,
     due_ticks,
-    mark_seconds,
     seconds_to_next,
-    tick_began,
     tick_series,
 )
 from opencue_sched.coordination.names import LeaderKeys, beat_role, worker_group
@@ -54,6 +50,8 @@ log = structlog.get_logger(__name__)
 
 CONSERVATIVE_RETRY_SECONDS = 5.0
 POLL_SECONDS = 0.5
+FUTURE_SECONDS = 5.0
+"""A recorded tick that begins later than this is of the future; less is the drift between two Redis of a failover."""
 
 
 def make_gate(settings: Settings) -> LeaderGate:
@@ -100,7 +98,7 @@ class LeaderScheduler(Scheduler):
         self.survey: FleetSurvey | None = None
         self._refresh_at = 0.0
         self._shown_fence = 0
-        self._told: dict[tuple[str, object], float] = {}
+        self._log_again_at: dict[tuple[str, object], float] = {}
         super().__init__(*args, **kwargs)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:  # noqa: ARG002 - celery's signature
@@ -124,15 +122,14 @@ class LeaderScheduler(Scheduler):
         return Troubles(get_settings(), boot_clock)
 
     def _lead(self, gate: LeaderGate) -> float:
-        clocks, last = gate.clocks(), gate.last_ticks()
-        self._look_at_clocks(clocks, last)
-        waits = [self._serve(gate, name, entry, clocks, last) for name, entry in list(self.schedule.items())]
+        now, last_ticks = gate.redis_time(), gate.last_ticks()
+        waits = [self._serve(gate, name, entry, now, last_ticks) for name, entry in list(self.schedule.items())]
+        self._watch_future_ticks(now, last_ticks)
         return max(0.01, min([*waits, POLL_SECONDS]))
 
     def _stand_by(self, gate: LeaderGate) -> float:
         if gate.led_elsewhere:
-            self._tell("two_redis_under_one_database", namespace=gate.keys.ns, role=gate.keys.role, cure=ONE_REDIS)
-        fleet_metrics.clocks_apart.set(0)
+            self._log_error("two_redis_under_one_database", namespace=gate.keys.ns, role=gate.keys.role, cure=ONE_REDIS)
         fleet_metrics.ticks_ahead.set(0)
         return max(0.05, min(gate.next_look, POLL_SECONDS))
 
@@ -165,48 +162,41 @@ class LeaderScheduler(Scheduler):
             log.warning("beat_presence_taken", error=str(error))
             self.presence = None
 
-    def _look_at_clocks(self, clocks: Clocks, last_ticks: Mapping[str, int]) -> None:
-        """Show and tell what no clock of the stores should say, and what one said once and was recorded."""
-        fleet_metrics.clocks_apart.set(clocks.apart)
-        if not clocks.agree:
-            self._tell("clocks_of_the_stores_differ", redis_ahead_seconds=round(clocks.apart, 1))
+    def _watch_future_ticks(self, now: float, last_ticks: Mapping[str, int]) -> None:
+        """Report the tasks that wait for a tick that was fired while the clock of Redis ran ahead."""
         longest = 0.0
-        for name, entry in list(self.schedule.items()):
+        for name, entry in self.schedule.items():
             interval = _interval(entry)
             series = name if interval is None else tick_series(name, interval)
-            if series in last_ticks:
-                fired = tick_began(series, last_ticks[series])
-                to_wait = fired - clocks.now(fired)
-                if to_wait > AGREE_SECONDS:
-                    longest = max(longest, to_wait)
-                    self._tell("tick_of_the_future_recorded", task=series, seconds_to_wait=round(to_wait, 1))
+            ahead = last_ticks.get(series, 0) * (interval or MINUTE) - now
+            if ahead > FUTURE_SECONDS:
+                longest = max(longest, ahead)
+                self._log_error("tick_of_the_future_recorded", task=series, seconds_to_wait=round(ahead, 1))
         fleet_metrics.ticks_ahead.set(longest)
 
-    def _tell(self, event: str, **fields: object) -> None:
+    def _log_error(self, event: str, **fields: object) -> None:
         """Log an error, each once a minute."""
         what = (event, fields.get("task"))
-        if boot_clock() >= self._told.get(what, 0.0):
-            self._told[what] = boot_clock() + TOLD_AGAIN_SECONDS
+        if boot_clock() >= self._log_again_at.get(what, 0.0):
+            self._log_again_at[what] = boot_clock() + TOLD_AGAIN_SECONDS
             log.error(event, **fields)
 
     def _serve(
-        self, gate: LeaderGate, name: str, entry: ScheduleEntry, clocks: Clocks, last_ticks: Mapping[str, int]
+        self, gate: LeaderGate, name: str, entry: ScheduleEntry, now: float, last_ticks: Mapping[str, int]
     ) -> float:
+        """Fire what is due of one entry; returns seconds until it is due again."""
         interval = _interval(entry)
-        if interval is not None:
-            policy = CatchUp((entry.options or {}).get("headers", {}).get("catch_up", CatchUp.LATEST))
-            series = tick_series(name, interval)
-            last = last_ticks.get(series)
-            now = clocks.now(None if last is None else tick_began(series, last))
-            for tick in due_ticks(last, now, interval, policy):
-                self._fire(gate, series, entry, tick, now, marked=mark_seconds(interval, policy))
-            return seconds_to_next(now, interval)
-        return self._serve_at_due_times(gate, name, entry, clocks, last_ticks.get(name))
+        if interval is None:
+            return self._serve_at_due_times(gate, name, entry, now, last_ticks.get(name))
+        policy = CatchUp((entry.options or {}).get("headers", {}).get("catch_up", CatchUp.LATEST))
+        series = tick_series(name, interval)
+        for tick in due_ticks(last_ticks.get(series), now, interval, policy):
+            self._fire(gate, series, entry, tick, now)
+        return seconds_to_next(now, interval)
 
     def _serve_at_due_times(
-        self, gate: LeaderGate, name: str, entry: ScheduleEntry, clocks: Clocks, last: int | None
+        self, gate: LeaderGate, name: str, entry: ScheduleEntry, now: float, last: int | None
     ) -> float:
-        now = clocks.now(None if last is None else last * MINUTE)
         at = datetime.fromtimestamp(now, UTC)
         entry.schedule.nowfun = lambda: at  # type: ignore[union-attr]
         if entry.last_run_at is None or entry.last_run_at > at:
@@ -217,16 +207,14 @@ class LeaderScheduler(Scheduler):
             entry.last_run_at = max(entry.last_run_at, datetime.fromtimestamp(last * MINUTE, UTC))
         due, wait = entry.is_due()
         if due:
-            self._fire(gate, name, entry, int(now // MINUTE), now, marked=mark_seconds(MINUTE, CatchUp.SKIP))
+            self._fire(gate, name, entry, int(now // MINUTE), now)
             self.schedule[name] = next(entry)
         return float(wait)
 
-    def _fire(
-        self, gate: LeaderGate, series: str, entry: ScheduleEntry, tick: int, now: float, *, marked: float
-    ) -> None:
+    def _fire(self, gate: LeaderGate, series: str, entry: ScheduleEntry, tick: int, now: float) -> None:
         lease = gate.lease
         producer = self.producer  # connects at its first use: not between a tick's claim and its message
-        if lease is None or not gate.may_fire(series, tick, mark_seconds=marked):
+        if lease is None or not gate.may_fire(series, tick):
             return
         headers = {"tick": tick, "tick_of": series, "fence": lease.fence, "sent_at": now}
         options = entry.options or {}

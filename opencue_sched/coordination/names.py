@@ -220,10 +220,6 @@ class LeaderKeys:
         return f"{self.ns}:leader:{self.role}:fence"
 
     @property
-    def last_ticks(self) -> str:
-        return f"{self.ns}:leader:{self.role}:ticks"
-
-    @property
     def fired_at(self) -> str:
         """When anything was fired last, ms."""
         return f"{self.ns}:leader:{self.role}:fired_at"
@@ -232,9 +228,6 @@ class LeaderKeys:
     def quiet(self) -> str:
         """There while a new leader must not fire yet (conservative hand-over)."""
         return f"{self.ns}:leader:{self.role}:quiet"
-
-    def fired(self, task: str, tick: int) -> str:
-        return f"{self.ns}:leader:{self.role}:fired:{task}:{tick}"
 
 
 BOARD_PARTS = ("ready", "delayed", "claimed", "names", "seq", "events", "trash", "listed", "awaited")

@@ -85,7 +85,7 @@ class Dispatcher:
         """Whether PostgreSQL answers, asked before a claim: who hangs in this holds no cluster up, for the message is
         sent again to others."""
         try:
-            PersistentFences(self.runner.engine).time()
+            PersistentFences(self.runner.engine).ping()
         except SQLAlchemyError as error:
             log.warning("database_away", error=str(error))
             return False

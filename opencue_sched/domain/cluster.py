@@ -80,18 +80,6 @@ class Fence:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class LeaderNote:
-    """Who leads, as it notes itself at each renewal: numbers of its Redis (see LeaderGate) and its process, and when,
-    in microseconds by the clock of the fence store. ``age_seconds`` of that, below 0 when the clock was put back since.
-    """
-
-    store: int
-    process: int
-    seen: int
-    age_seconds: float
-
-
 # Why a layer did, or did not, get a host in a pass. Every layer looked at ends with exactly one verdict.
 
 

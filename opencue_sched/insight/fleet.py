@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import redis
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from opencue_sched.coordination.leader import AGREE_SECONDS, FenceStore, recorded_tick_age
 from opencue_sched.coordination.names import LeaderKeys, beat_role, worker_group
 from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, list_members
 from opencue_sched.coordination.queues import survey_queues
 from opencue_sched.insight.explain import cluster_postings
 from opencue_sched.insight.stores import reason_of
 from opencue_sched.settings import Settings
+from opencue_sched.store.fences import PersistentFences
 
 log = structlog.get_logger(__name__)
 
-T = TypeVar("T")
 
-
-def fleet_view(client: redis.Redis, settings: Settings, fences: FenceStore | None = None) -> dict[str, Any]:
+def fleet_view(client: redis.Redis, settings: Settings, fences: PersistentFences | None = None) -> dict[str, Any]:
     """Everything ``opencue-sched fleet`` shows, JSON-able. Seconds throughout. ``fences`` as for leader_view.
 
     Everybody on this Redis and namespace; but the leader, queues, backlog and postings of one's own facility scope.
@@ -60,12 +58,11 @@ def fleet_view(client: redis.Redis, settings: Settings, fences: FenceStore | Non
 
 
 def leader_view(
-    client: redis.Redis, keys: LeaderKeys, members: Members, fences: FenceStore | None = None
+    client: redis.Redis, keys: LeaderKeys, members: Members, fences: PersistentFences | None = None
 ) -> dict[str, Any]:
     """The leader of the beats: its instance if that is alive, fence, and seconds since a tick was fired.
 
-    Those are asked of ``fences`` where Redis does not know, or names a moment that is still to come. ``two_redis``:
-    beats of two Redis wanted to lead lately, so one stands by; None when ``fences`` cannot say.
+    ``two_redis``: beats of two Redis wanted to lead lately, so one stands by; None when ``fences`` cannot say.
     """
     with client.pipeline(transaction=False) as pipe:
         pipe.get(keys.lease)
@@ -74,8 +71,6 @@ def leader_view(
         pipe.time()
         lease, left_ms, fired_at, (seconds, micros) = pipe.execute()
     age = None if fired_at is None else float(seconds) + float(micros) / 1e6 - float(fired_at) / 1000
-    if (age is None or age < -AGREE_SECONDS) and fences is not None:
-        age = _asked(lambda: recorded_tick_age(fences, keys))
     fence = None if lease is None else int(str(lease).rpartition("|")[2])
     # Leaders of other roles count fences of their own: the same number says nothing.
     beats = [actor for actor in members.of(BEAT_TYPE) if actor.fence == fence and keys.role in actor.capabilities]
@@ -87,14 +82,13 @@ def leader_view(
         "fence": fence,
         "lease_seconds_left": None if lease is None else round(left_ms / 1000, 1),
         "tick_age_seconds": None if age is None else round(max(0.0, age), 1),
-        "two_redis": None if fences is None else _asked(lambda: fences.two_redis(keys.name)),
+        "two_redis": None if fences is None else _two_redis(fences, keys),
     }
 
 
-def _asked(ask: Callable[[], T | None]) -> T | None:
-    """What the fence store answers; None without an answer."""
+def _two_redis(fences: PersistentFences, keys: LeaderKeys) -> bool | None:
     try:
-        return ask()
+        return fences.two_redis(keys.name)
     except SQLAlchemyError as error:
         log.warning("leader_record_not_read", error=reason_of(error))
         return None

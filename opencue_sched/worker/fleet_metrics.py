@@ -63,11 +63,6 @@ tick_age = Gauge(
     "Seconds since any beat fired a tick, as this beat knows. Grows when this beat hangs, or when none leads.",
     registry=BEAT,
 )
-clocks_apart = Gauge(
-    "scheduler_store_clocks_apart_seconds",
-    "How far the clock of Redis is ahead of PostgreSQL's, as the leading beat finds; negative: behind.",
-    registry=BEAT,
-)
 ticks_ahead = Gauge(
     "scheduler_ticks_ahead_seconds",
     "How long some periodic task has to wait because a tick of the future is recorded as fired; 0: none has to.",

@@ -109,10 +109,10 @@ class SchedulerTask(Task):  # type: ignore[type-arg]
         fence = fence_of(self)
         if fence is None:
             return Freshness.CURRENT
-        repeats = _header(self, "catch_up") == CatchUp.ALL
-        task = None if repeats else _header(self, "tick_of")
-        tick, fences = int(_header(self, "tick") or 0), PersistentFences(mine.engine)
-        return tick_freshness(mine.client, mine.leader_keys, fence, task, tick, fences=fences)
+        # With "all" each tick counts for itself: none overtakes another.
+        task = "" if _header(self, "catch_up") == CatchUp.ALL else str(_header(self, "tick_of") or "")
+        tick = int(_header(self, "tick") or 0)
+        return tick_freshness(PersistentFences(mine.engine), mine.leader_keys, fence, task, tick)
 
 
 def runtime() -> Runtime:

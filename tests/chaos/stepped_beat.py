@@ -1,8 +1,9 @@
 """Beats that die at a chosen command: a script that forks a leader, has it killed, and forks its successor.
 
 Every step n is a leader of its own (in a namespace of its own) that kills itself with SIGKILL right after the n-th
-command by which it changes anything in Redis was carried out, and before it could do anything more. Dying before the
-next command, or before an answer arrives, leaves nothing else behind; and commands that only read leave nothing.
+command by which it changes anything in Redis, or records a tick, was carried out, and before it could do anything more.
+Dying before the next command, or before an answer arrives, leaves nothing else behind; and commands that only read
+leave nothing.
 How many things come before some of them depends on the time, so these deaths have steps of their own: NAMED.
 
     python stepped_beat.py LAST_STEP PARALLEL     one line of JSON a step
@@ -31,6 +32,7 @@ from opencue_sched.coordination.leader import CatchUp
 from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.lua_scripts import load_script
 from opencue_sched.settings import get_settings
+from opencue_sched.store.fences import PersistentFences
 from tests.chaos.wire import SCRIPTS, commands_of
 
 # What a beat would load as it starts: once, before the forks, not after each. None of it looks at the settings.
@@ -68,6 +70,10 @@ NAMED = {-1: ("lease_acquire", 2), -2: ("lease_release", 1), -3: ("presence_drop
 """Step: die after this change was made that many times. The second lease_acquire is the renewal."""
 
 
+CLAIMED = "claimed:"
+"""What comes before a tick that was recorded, in the lines of a leader."""
+
+
 def namespace(step: int) -> str:
     return f"step{step}"
 
@@ -87,14 +93,24 @@ class Commands:
                 self.changed(names, connection)
 
         AbstractConnection.send_packed_command = watched
+        claim = PersistentFences.claim_tick
 
-    def changed(self, names: list[str], connection: AbstractConnection) -> None:
+        def watched_claim(fences: PersistentFences, name: str, fence: int, task: str, tick: int) -> tuple[bool, int]:
+            answer = claim(fences, name, fence, task, tick)
+            if answer[0]:
+                os.write(self.out, f"{CLAIMED}{task}:{tick}\n".encode())
+                self.changed(["claim_tick"], None)
+            return answer
+
+        PersistentFences.claim_tick = watched_claim
+
+    def changed(self, names: list[str], connection: AbstractConnection | None) -> None:
         self.changes += 1
         self.made.update(names)
         os.write(self.out, f"{'+'.join(names)}\n".encode())
         name, times = NAMED.get(self.die_after or 0, ("", 0))
         if self.changes == self.die_after or (name in names and self.made[name] == times):
-            while not connection.can_read(timeout=10):
+            while connection is not None and not connection.can_read(timeout=10):
                 pass
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -147,8 +163,8 @@ def live(step: int, out: int, die_after: int | None) -> None:
     scheduler.close()
 
 
-def forked(step: int, die_after: int | None) -> tuple[list[str], int]:
-    """Run a beat as a process of its own; what it changed, and its exit status."""
+def forked(step: int, die_after: int | None) -> tuple[list[str], list[str], int]:
+    """Run a beat as a process of its own; what it changed, the ticks it recorded, and its exit status."""
     readable, writable = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -161,18 +177,27 @@ def forked(step: int, die_after: int | None) -> tuple[list[str], int]:
             os._exit(code)
     os.close(writable)
     with os.fdopen(readable, encoding="utf-8") as lines:
-        changes = lines.read().split()
+        told = lines.read().split()
     _, status = os.waitpid(pid, 0)
-    return changes, os.waitstatus_to_exitcode(status)
+    claims = [line.removeprefix(CLAIMED) for line in told if line.startswith(CLAIMED)]
+    return [line for line in told if not line.startswith(CLAIMED)], claims, os.waitstatus_to_exitcode(status)
 
 
 def run(step: int, client: redis.Redis) -> dict[str, object]:
     """A leader that dies after its ``step``-th change, then its successor."""
     keys = LeaderKeys(namespace(step), "beat")
-    changes, status = forked(step, step)
+    changes, claimed, status = forked(step, step)
     lease, fence = client.pttl(keys.lease), int(client.get(keys.fence) or 0)
-    _, end = forked(step, None)
-    return {"step": step, "changes": changes, "status": status, "lease": lease, "fence": fence, "end": end}
+    _, then_claimed, end = forked(step, None)
+    return {
+        "step": step,
+        "changes": changes,
+        "claimed": claimed + then_claimed,
+        "status": status,
+        "lease": lease,
+        "fence": fence,
+        "end": end,
+    }
 
 
 def main(last: int, parallel: int) -> None:

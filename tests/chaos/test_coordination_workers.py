@@ -34,6 +34,7 @@ from opencue_sched.coordination.presence import REFRESH_SECONDS, TTL_SECONDS, li
 from opencue_sched.coordination.queues import broker_settings
 from opencue_sched.embedded.processes import ServiceFailed, free_port
 from opencue_sched.insight.audit import run_audit
+from opencue_sched.store.fences import PersistentFences
 from tests import warm_start
 from tests.chaos.conftest import Site
 from tests.farm import Farm, HostSpec, LayerSpec
@@ -544,6 +545,12 @@ def sender(site: Site):
     app.close()
 
 
+def led_by(site: Site, keys: LeaderKeys, fence: int) -> None:
+    """As an election leaves it: in Redis, and in the record."""
+    site.client.set(keys.fence, fence)
+    assert PersistentFences(site.engine).claim(keys.name, fence)
+
+
 def send_recomputes(site: Site, *sent: tuple[int, int]) -> None:
     """Periodic messages, as a leader of this fence sends them for this tick."""
     queue = Queue(str(QueueName("cue", "accounting", "default")))
@@ -564,8 +571,8 @@ def test_what_a_former_leader_or_an_earlier_tick_sent_is_dropped_and_counted(sit
     plant(site, frames=1)
     site.fleet.worker("w1", OPENCUE_SCHED_QUEUE__METRICS_PORT=str(port))
     keys = LeaderKeys("cue", "beat")
-    site.client.set(keys.fence, 5)
-    site.client.hset(keys.last_ticks, "recompute", 70)
+    led_by(site, keys, 5)
+    assert PersistentFences(site.engine).claim_tick(keys.name, 5, "recompute", 70)[0]
     send_recomputes(site, (4, 71), (5, 69), (5, 70))
     for line in (
         'scheduler_messages_dropped_total{reason="former_leader"} 1.0',
@@ -589,8 +596,8 @@ def test_what_a_killed_worker_had_in_hand_is_done_by_another(site):
     """Acknowledged late, so the broker hands it out again; the two minutes until then are cut short here."""
     plant(site, frames=1)
     keys = LeaderKeys("cue", "beat")
-    site.client.set(keys.fence, 5)
-    site.client.hset(keys.last_ticks, "recompute", 70)
+    led_by(site, keys, 5)
+    assert PersistentFences(site.engine).claim_tick(keys.name, 5, "recompute", 70)[0]
     # Of the accounting queue only: a message to dispatch the planted frame would be one of the two in hand.
     recomputes = str(QueueName("cue", "accounting", "default"))
     site.fleet.worker("w1", "--queues", recomputes, OPENCUE_SCHED_QUEUE__WORKER_THREADS="2")
@@ -660,7 +667,7 @@ def test_control_queues_speak_to_workers_too_and_nonsense_is_dropped(site):
 def last_sweep(site: Site, role: str) -> int:
     """Number of the last sweep that a leader of this role fired."""
     series = tick_series("sweep-clusters", site.settings.queue.active_scan_interval)
-    return int(site.client.hget(LeaderKeys("cue", role).last_ticks, series) or 0)
+    return PersistentFences(site.engine).last_ticks(LeaderKeys("cue", role).name).get(series, 0)
 
 
 def test_a_cluster_told_to_rest_is_left_alone_until_it_is_told_otherwise(site):

@@ -10,11 +10,8 @@ from opencue_sched.coordination.leader import (
     CATCH_UP_WINDOW_TICKS,
     CatchUp,
     due_ticks,
-    last_began,
-    mark_seconds,
     nominal_tick,
     seconds_to_next,
-    tick_began,
     tick_series,
 )
 
@@ -42,13 +39,6 @@ def test_after_a_gap_each_policy_does_what_it_says(policy, expected):
     assert due_ticks(5, 950.0, 100.0, policy) == expected
 
 
-@given(now=st.floats(1e6, 1e9), interval=st.floats(0.5, 7200), policy=st.sampled_from(list(CatchUp)))
-def test_a_tick_is_remembered_as_fired_for_longer_than_anybody_finds_it_due(now, interval, policy):
-    due = due_ticks(0, now, interval, policy)
-    longest = max((now - tick * interval for tick in due), default=0.0)
-    assert mark_seconds(interval, policy) >= longest + 600, "and clocks may differ by that"
-
-
 def test_skip_resumes_with_the_next_tick_that_begins():
     assert due_ticks(5, 1000.2, 100.0, CatchUp.SKIP) == [10]
 
@@ -61,21 +51,3 @@ def test_ticks_of_different_intervals_are_counted_apart(one, other):
 
 def test_a_series_is_named_as_the_setting_is_written():
     assert [tick_series("sweep", interval) for interval in (2.0, 0.4, 7200)] == ["sweep@2", "sweep@0.4", "sweep@7200"]
-
-
-@given(interval=st.integers(1, 10**7), now=st.floats(0, 2e9))
-def test_a_tick_of_a_series_began_at_its_nominal_time(interval, now):
-    seconds = interval / 1000
-    began = tick_began(tick_series("sweep", seconds), nominal_tick(now, seconds))
-    assert now - seconds - 1e-3 <= began <= now + 1e-3
-
-
-def test_a_schedule_without_interval_counts_minutes():
-    assert tick_began("nightly", 3) == tick_began("me@home", 3) == 180
-
-
-def test_of_the_ticks_that_began_the_latest_counts_and_none_that_is_still_to_come():
-    assert last_began({"sweep@2": 50, "recompute@120": 1, "nightly": 2}, 119.0) == 100
-    assert last_began({"sweep@2": 50, "recompute@120": 1, "nightly": 2}, 125.0) == 120
-    assert last_began({"sweep@2": 50}, 99.0) is None
-    assert last_began({}, 99.0) is None

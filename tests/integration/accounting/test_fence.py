@@ -16,7 +16,6 @@ from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.accounting.scripts import Change
-from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.domain.cluster import Fence
 from opencue_sched.errors import FencedOff
@@ -36,12 +35,8 @@ def contents(client: redis.Redis) -> dict[str, str]:
 
 
 def elect(client: redis.Redis) -> Fence:
-    """A new leader of the beats, whatever became of the one before."""
-    client.delete(LEADER.lease)
-    gate = LeaderGate(client, LEADER, ttl_seconds=15, renew_deadline_seconds=10, retry_seconds=0)
-    lease = gate.renew()
-    assert lease is not None
-    return Fence(LEADER.fence, lease.fence)
+    """The fence of a new leader of the beats, which Redis knows as the lease is granted."""
+    return Fence(LEADER.fence, client.incr(LEADER.fence))
 
 
 CALLS: dict[str, Callable[[str], list[ScriptCall]]] = {

@@ -8,14 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import Engine, create_engine, event
 
-from opencue_sched.store.fences import PersistentFences
+from opencue_sched.store.fences import LeaderRecord, PersistentFences
 
 NAME = "cue:beat"
 CALLS: dict[str, Callable[[PersistentFences], object]] = {
     "claim": lambda fences: fences.claim(NAME, 2),
     "claim_tick": lambda fences: fences.claim_tick(NAME, 1, "reap@30", 8),
     "last_ticks": lambda fences: fences.last_ticks(NAME),
-    "highest": lambda fences: fences.highest(NAME),
+    "leader": lambda fences: fences.leader(NAME),
+    "latest": lambda fences: fences.latest(NAME, "reap@30"),
+    "renew": lambda fences: fences.renew(NAME, 1, store=7),
 }
 
 
@@ -30,8 +32,8 @@ def fences(engine: Engine) -> PersistentFences:
 
 def test_each_fence_is_given_once_and_none_below_the_highest(fences: PersistentFences) -> None:
     assert [fences.claim(NAME, fence) for fence in (1, 5, 5, 4, 6)] == [False, True, False, False, True]
-    assert fences.highest(NAME) == 6
-    assert fences.highest("cue:beat.alpha") == 0
+    assert fences.leader(NAME).fence == 6
+    assert fences.leader("cue:beat.alpha").fence == 0
 
 
 def test_each_tick_is_given_once_in_their_order_and_to_the_latest_leader(fences: PersistentFences) -> None:
@@ -43,6 +45,18 @@ def test_each_tick_is_given_once_in_their_order_and_to_the_latest_leader(fences:
     assert fences.claim_tick(NAME, 2, "recompute@120", 1) == (True, 2)
     assert fences.last_ticks(NAME) == {"reap@30": 9, "recompute@120": 1}
     assert fences.last_ticks("cue:bea") == {}
+    assert [fences.latest(NAME, task) for task in ("reap@30", "nightly")] == [(2, 9), (2, None)]
+
+
+def test_the_redis_of_the_latest_leader_is_recorded_and_none_of_a_former_one(fences: PersistentFences) -> None:
+    assert fences.leader(NAME) == LeaderRecord(1)
+    assert fences.renew(NAME, 1, store=7) == 1
+    first = fences.leader(NAME)
+    assert (first.fence, first.store) == (1, 7)
+    assert 0 <= first.age_seconds < 10
+    assert fences.claim(NAME, 2)
+    assert fences.renew(NAME, 1, store=8) == 2
+    assert fences.leader(NAME).store == 7
 
 
 def test_of_many_at_once_one_gets_the_fence_and_one_call_the_tick(engine: Engine, fences: PersistentFences) -> None:

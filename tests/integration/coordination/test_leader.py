@@ -7,6 +7,7 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from functools import partial
 from urllib.parse import urlsplit
 
 import pytest
@@ -19,8 +20,7 @@ from opencue_sched.beat import LeaderScheduler, make_gate
 from opencue_sched.coordination.leader import Freshness, LeaderGate, boot_clock, tick_freshness
 from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.coordination.postings import ClaimRenewer
-from opencue_sched.domain.cluster import LeaderNote
-from opencue_sched.store.fences import PersistentFences
+from opencue_sched.store.fences import LeaderRecord, PersistentFences
 from tests.polling import eventually
 
 
@@ -37,7 +37,17 @@ def keys() -> LeaderKeys:
     return LeaderKeys("cue", "beat")
 
 
-def gate(client, keys, *, clock=None, ttl=15.0, deadline=10.0, fences=None) -> LeaderGate:
+@pytest.fixture
+def fences(engine) -> PersistentFences:
+    return PersistentFences(engine)
+
+
+@pytest.fixture
+def gate(fences):
+    return partial(gate_of, fences=fences)
+
+
+def gate_of(client, keys, *, fences, clock=None, ttl=15.0, deadline=10.0) -> LeaderGate:
     return LeaderGate(
         client,
         keys,
@@ -49,7 +59,7 @@ def gate(client, keys, *, clock=None, ttl=15.0, deadline=10.0, fences=None) -> L
     )
 
 
-def test_one_of_two_candidates_leads_and_the_other_never_prolongs_its_lease(redis_client, keys):
+def test_one_of_two_candidates_leads_and_the_other_never_prolongs_its_lease(redis_client, keys, gate):
     leader, standby = gate(redis_client, keys), gate(redis_client, keys)
     assert leader.renew() is not None
     redis_client.pexpire(keys.lease, 5000)
@@ -58,12 +68,12 @@ def test_one_of_two_candidates_leads_and_the_other_never_prolongs_its_lease(redi
     assert redis_client.pttl(keys.lease) <= 5000
 
 
-def test_the_lease_always_has_a_time_to_live(redis_client, keys):
+def test_the_lease_always_has_a_time_to_live(redis_client, keys, gate):
     gate(redis_client, keys).renew()
     assert 0 < redis_client.pttl(keys.lease) <= 15000
 
 
-def test_take_over_after_the_lease_ran_out_has_a_higher_fence(redis_client, keys):
+def test_take_over_after_the_lease_ran_out_has_a_higher_fence(redis_client, keys, gate):
     first, second = gate(redis_client, keys), gate(redis_client, keys)
     old = first.renew()
     redis_client.delete(keys.lease)
@@ -71,7 +81,7 @@ def test_take_over_after_the_lease_ran_out_has_a_higher_fence(redis_client, keys
     assert new.fence > old.fence
 
 
-def test_a_leader_that_cannot_renew_in_time_stops_by_itself(redis_client, keys):
+def test_a_leader_that_cannot_renew_in_time_stops_by_itself(redis_client, keys, gate):
     clock = Clock()
     leader = gate(redis_client, keys, clock=clock)
     leader.renew()
@@ -82,7 +92,7 @@ def test_a_leader_that_cannot_renew_in_time_stops_by_itself(redis_client, keys):
 
 
 def test_the_deadline_counts_from_before_the_call_that_renewed_on_a_clock_that_runs_through_a_suspend(
-    redis_client, keys, monkeypatch
+    redis_client, keys, monkeypatch, gate
 ):
     """The lease lives from when Redis was asked, at the latest; its answer may have taken long."""
     clock, evalsha = Clock(), redis_client.evalsha
@@ -113,61 +123,50 @@ def test_the_deadline_counts_from_before_the_call_that_renewed_on_a_clock_that_r
     assert clocks == [time.CLOCK_BOOTTIME]
 
 
-def test_a_paused_ex_leader_fires_nothing(redis_client, keys):
+def test_a_paused_ex_leader_fires_nothing(redis_client, keys, gate):
     """L2: its own clock stood still with it, so only the fence can stop it."""
     paused, successor = gate(redis_client, keys), gate(redis_client, keys)
     paused.renew()
     redis_client.delete(keys.lease)
     successor.renew()
     assert paused.lease is not None
-    assert not paused.may_fire("recompute", 7, mark_seconds=60)
-    assert successor.may_fire("recompute", 7, mark_seconds=60)
+    assert not paused.may_fire("recompute", 7)
+    assert successor.may_fire("recompute", 7)
     assert paused.lease is None
 
 
-def test_a_leader_paused_between_its_claim_of_a_tick_and_its_mark_fires_nothing(redis_client, keys, engine):
-    """L2: looked at in the call that marks the tick, for all before that was true when it was asked."""
+def test_a_leader_paused_between_its_look_at_the_lease_and_its_claim_of_a_tick_fires_nothing(
+    redis_client, keys, engine, gate
+):
+    """L2: looked at in the statement that records the tick, for all before that was true when it was asked."""
 
     class Pausing(PersistentFences):
         def claim_tick(self, name: str, fence: int, task: str, tick: int) -> tuple[bool, int]:
-            answer = super().claim_tick(name, fence, task, tick)
             redis_client.delete(keys.lease)
-            assert gate(redis_client, keys, fences=PersistentFences(engine)).renew() is not None
-            return answer
+            assert successor.renew() is not None
+            return super().claim_tick(name, fence, task, tick)
 
-    paused = gate(redis_client, keys, fences=Pausing(engine))
+    paused, successor = gate(redis_client, keys, fences=Pausing(engine)), gate(redis_client, keys)
     paused.renew()
-    assert not paused.may_fire("recompute", 7, mark_seconds=60)
-    assert not redis_client.exists(keys.fired("recompute", 7))
+    assert not paused.may_fire("recompute", 7)
+    assert paused.lease is None
+    assert successor.may_fire("recompute", 7), "it was used up by nobody"
 
 
-def test_a_tick_fires_once_across_a_change_of_leader(redis_client, keys):
+def test_a_tick_fires_once_across_a_change_of_leader(redis_client, keys, gate):
     first, second = gate(redis_client, keys), gate(redis_client, keys)
     first.renew()
-    assert first.may_fire("recompute", 7, mark_seconds=60)
+    assert first.may_fire("recompute", 7)
     first.resign()
     second.renew()
-    assert not second.may_fire("recompute", 7, mark_seconds=60)
-    assert second.may_fire("recompute", 8, mark_seconds=60)
+    assert not second.may_fire("recompute", 7)
+    assert second.may_fire("recompute", 8)
     assert second.last_ticks() == {"recompute": 8}
-    assert second.may_fire("recompute", 6, mark_seconds=60), "one that was missed"
-    assert redis_client.hget(keys.last_ticks, "recompute") == "8"
+    assert not second.may_fire("recompute", 6)
+    assert second.last_ticks() == {"recompute": 8}
 
 
-@pytest.mark.parametrize("nonsense", ["soon", "", "1.5", "nan", "1e18", "0x7fffffffffff", "9" * 400, "1" + "0" * 5000])
-def test_a_last_tick_that_is_none_ends_no_beat_and_is_written_anew(redis_client, keys, engine, nonsense):
-    """Every beat of a fleet reads it, one after the other."""
-    leader = gate(redis_client, keys, fences=PersistentFences(engine))
-    leader.renew()
-    assert leader.may_fire("recompute", 7, mark_seconds=60)
-    redis_client.hset(keys.last_ticks, mapping={"recompute": nonsense, "a stranger's": nonsense})
-    assert leader.last_ticks() == {"recompute": 7}, "as PostgreSQL has it"
-    assert leader.may_fire("recompute", 8, mark_seconds=60)
-    assert leader.last_ticks() == {"recompute": 8}
-    assert redis_client.hget(keys.last_ticks, "recompute") == "8"
-
-
-def test_resigning_releases_only_ones_own_lease(redis_client, keys):
+def test_resigning_releases_only_ones_own_lease(redis_client, keys, gate):
     first, second = gate(redis_client, keys), gate(redis_client, keys)
     first.renew()
     redis_client.delete(keys.lease)
@@ -176,7 +175,7 @@ def test_resigning_releases_only_ones_own_lease(redis_client, keys):
     assert redis_client.exists(keys.lease)
 
 
-def test_each_process_has_a_token_of_its_own_that_says_nothing_of_it(redis_client, keys):
+def test_each_process_has_a_token_of_its_own_that_says_nothing_of_it(redis_client, keys, gate):
     """L5: not host and pid, which another process may have too."""
     tokens = [gate(redis_client, keys).token for _ in range(100)]
     assert len(set(tokens)) == 100
@@ -186,7 +185,7 @@ def test_each_process_has_a_token_of_its_own_that_says_nothing_of_it(redis_clien
     assert redis_client.get(keys.lease) == f"{leader.token}|1"
 
 
-def test_the_fence_grows_although_redis_was_emptied(redis_client, keys, engine):
+def test_the_fence_grows_although_redis_was_emptied(redis_client, keys, engine, gate):
     fences = PersistentFences(engine)
     first = gate(redis_client, keys, fences=fences)
     for _ in range(3):
@@ -197,7 +196,7 @@ def test_the_fence_grows_although_redis_was_emptied(redis_client, keys, engine):
     assert after.fence > before.fence
 
 
-def test_a_holder_that_renews_in_an_emptied_redis_gets_a_higher_fence(redis_client, keys, engine):
+def test_a_holder_that_renews_in_an_emptied_redis_gets_a_higher_fence(redis_client, keys, engine, gate):
     """It renews in time, so nothing else makes it ask for the highest fence again."""
     clock, fences = Clock(), PersistentFences(engine)
     assert fences.claim(keys.name, 6)
@@ -208,7 +207,7 @@ def test_a_holder_that_renews_in_an_emptied_redis_gets_a_higher_fence(redis_clie
     redis_client.flushdb()
     clock.now += 5
     assert leader.renew().fence == 8
-    assert fences.highest(keys.name) == 8
+    assert fences.leader(keys.name).fence == 8
 
 
 class Copy:
@@ -234,7 +233,7 @@ def url_of(client) -> str:
     return f"redis://{password}{options['host']}:{options['port']}/{options['db']}"
 
 
-def test_a_leader_whose_earlier_lease_comes_back_gets_a_higher_fence(redis_client, keys, engine):
+def test_a_leader_whose_earlier_lease_comes_back_gets_a_higher_fence(redis_client, keys, engine, gate):
     """A failover to an older state that has an unexpired lease of its own, of a lower fence."""
     clock, fences = Clock(), PersistentFences(engine)
     leader = gate(redis_client, keys, clock=clock, fences=fences)
@@ -244,15 +243,15 @@ def test_a_leader_whose_earlier_lease_comes_back_gets_a_higher_fence(redis_clien
     clock.now += 6
     assert leader.renew().fence == 2
     older.comes_back()
-    assert not leader.may_fire("recompute", 1, mark_seconds=60)
+    assert not leader.may_fire("recompute", 1)
     clock.now += 6
     assert leader.renew().fence == 3
-    assert int(redis_client.get(keys.fence)) == fences.highest(keys.name) == 3
-    assert leader.may_fire("recompute", 1, mark_seconds=60)
+    assert int(redis_client.get(keys.fence)) == fences.leader(keys.name).fence == 3
+    assert leader.may_fire("recompute", 1)
 
 
 @pytest.mark.parametrize("seconds", [4, 6, 11])
-def test_a_former_leader_whose_lease_comes_back_does_not_lead_by_it(redis_client, keys, engine, seconds):
+def test_a_former_leader_whose_lease_comes_back_does_not_lead_by_it(redis_client, keys, engine, seconds, gate):
     """It looks first after the failover: stalled past its deadline, or not knowing yet that it was succeeded."""
     clock, fences = Clock(), PersistentFences(engine)
     former, leader = (gate(redis_client, keys, clock=clock, fences=fences) for _ in range(2))
@@ -265,14 +264,14 @@ def test_a_former_leader_whose_lease_comes_back_does_not_lead_by_it(redis_client
     known = former.renew()
     if seconds < 5:
         assert known.fence == 1, "it was not yet time to look"
-        assert not former.may_fire("recompute", 1, mark_seconds=60)
+        assert not former.may_fire("recompute", 1)
         known = former.renew()
     assert known.fence == 3
     clock.now += 5
     assert leader.renew() is None
 
 
-def test_a_lease_of_a_fence_that_was_succeeded_is_not_waited_for(redis_client, keys, engine):
+def test_a_lease_of_a_fence_that_was_succeeded_is_not_waited_for(redis_client, keys, engine, gate):
     """The former leader may be dead, or believe that it leads still: its lease is worth nothing to anybody."""
     clock, fences = Clock(), PersistentFences(engine)
     former, leader, third = (gate(redis_client, keys, clock=clock, fences=fences) for _ in range(3))
@@ -283,12 +282,12 @@ def test_a_lease_of_a_fence_that_was_succeeded_is_not_waited_for(redis_client, k
     older.comes_back()
     assert third.renew().fence == 3
     assert former.lease is not None, "it does not know"
-    assert not former.may_fire("recompute", 1, mark_seconds=60)
-    assert not leader.may_fire("recompute", 1, mark_seconds=60)
-    assert third.may_fire("recompute", 1, mark_seconds=60)
+    assert not former.may_fire("recompute", 1)
+    assert not leader.may_fire("recompute", 1)
+    assert third.may_fire("recompute", 1)
 
 
-def test_a_counter_that_is_lost_alone_is_put_back_and_one_ahead_is_overtaken(redis_client, keys, engine):
+def test_a_counter_that_is_lost_alone_is_put_back_and_one_ahead_is_overtaken(redis_client, keys, engine, gate):
     """Messages are judged by the counter, so a leader below it would be dropped for ever."""
     clock = Clock()
     leader = gate(redis_client, keys, clock=clock, fences=PersistentFences(engine))
@@ -302,7 +301,9 @@ def test_a_counter_that_is_lost_alone_is_put_back_and_one_ahead_is_overtaken(red
     assert leader.renew().fence == 6
 
 
-def test_no_fence_is_given_to_two_leaders_though_redis_forgets_it_before_postgresql_knows(redis_client, keys, engine):
+def test_no_fence_is_given_to_two_leaders_though_redis_forgets_it_before_postgresql_knows(
+    redis_client, keys, engine, gate
+):
     """The window between the grant of Redis and the record in PostgreSQL."""
     fences = PersistentFences(engine)
 
@@ -314,10 +315,10 @@ def test_no_fence_is_given_to_two_leaders_though_redis_forgets_it_before_postgre
 
     late = gate(redis_client, keys, fences=Slow(engine))
     assert late.renew() is None
-    assert fences.highest(keys.name) == 1
+    assert fences.leader(keys.name).fence == 1
 
 
-def test_who_cannot_record_its_fence_leaves_the_lease_to_others(redis_client, keys, engine):
+def test_who_cannot_record_its_fence_leaves_the_lease_to_others(redis_client, keys, engine, gate):
     """A beat whose PostgreSQL is away, or a standby that takes no writes, must not keep the others from leading."""
 
     class ReadOnly(PersistentFences):
@@ -332,7 +333,7 @@ def test_who_cannot_record_its_fence_leaves_the_lease_to_others(redis_client, ke
     assert gate(redis_client, keys, fences=PersistentFences(engine)).renew() is not None
 
 
-def test_a_holder_whose_lease_went_to_another_stands_by(redis_client, keys):
+def test_a_holder_whose_lease_went_to_another_stands_by(redis_client, keys, gate):
     clock = Clock()
     first, second = gate(redis_client, keys, clock=clock), gate(redis_client, keys, clock=clock)
     first.renew()
@@ -343,24 +344,24 @@ def test_a_holder_whose_lease_went_to_another_stands_by(redis_client, keys):
     assert second.renew() == new
 
 
-def test_of_many_racing_candidates_exactly_one_fires_each_tick(redis_client, keys):
+def test_of_many_racing_candidates_exactly_one_fires_each_tick(redis_client, keys, gate):
     gates = [gate(redis_client, keys) for _ in range(8)]
 
     def campaign(candidate: LeaderGate) -> int:
         candidate.renew()
-        return sum(candidate.may_fire("sweep", tick, mark_seconds=60) for tick in range(50))
+        return sum(candidate.may_fire("sweep", tick) for tick in range(50))
 
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(campaign, gates)) == 50
 
 
-def test_redis_errors_count_as_not_renewed(redis_server, keys):
+def test_redis_errors_count_as_not_renewed(redis_server, keys, gate):
     dead = redis.Redis(host="127.0.0.1", port=1, socket_connect_timeout=0.2, retry=None)
     assert gate(dead, keys).renew() is None
     dead.close()
 
 
-def test_standbys_do_not_campaign_in_step(redis_client, keys):
+def test_standbys_do_not_campaign_in_step(redis_client, keys, gate, fences):
     clock = Clock()
     draws = iter([0.0, 1.0, 0.5])
     gate(redis_client, keys).renew()
@@ -370,6 +371,7 @@ def test_standbys_do_not_campaign_in_step(redis_client, keys):
         ttl_seconds=15,
         renew_deadline_seconds=10,
         retry_seconds=2.0,
+        fences=fences,
         clock=clock,
         jitter=lambda: next(draws),
     )
@@ -381,37 +383,35 @@ def test_standbys_do_not_campaign_in_step(redis_client, keys):
     assert naps == [2.0, 1.5, 1.75]
 
 
-def test_a_periodic_message_is_worth_something_until_a_later_leader_or_tick(redis_client, keys):
+def test_a_periodic_message_is_worth_something_until_a_later_leader_or_tick(redis_client, keys, gate, fences):
     first, second = gate(redis_client, keys), gate(redis_client, keys)
     fence = first.renew().fence
-    first.may_fire("recompute", 7, mark_seconds=60)
-    assert tick_freshness(redis_client, keys, fence, "recompute", 7) is Freshness.CURRENT
-    first.may_fire("recompute", 8, mark_seconds=60)
-    assert tick_freshness(redis_client, keys, fence, "recompute", 7) is Freshness.OVERTAKEN
-    assert tick_freshness(redis_client, keys, fence) is Freshness.CURRENT
+    first.may_fire("recompute", 7)
+    assert tick_freshness(fences, keys, fence, "recompute", 7) is Freshness.CURRENT
+    first.may_fire("recompute", 8)
+    assert tick_freshness(fences, keys, fence, "recompute", 7) is Freshness.OVERTAKEN
+    assert tick_freshness(fences, keys, fence, "", 7) is Freshness.CURRENT
     first.resign()
-    assert tick_freshness(redis_client, keys, fence) is Freshness.CURRENT
+    assert tick_freshness(fences, keys, fence, "recompute", 8) is Freshness.CURRENT
     second.renew()
-    assert tick_freshness(redis_client, keys, fence, "recompute", 8) is Freshness.FORMER_LEADER
-    assert tick_freshness(redis_client, keys, fence) is Freshness.FORMER_LEADER
-    redis_client.flushdb()
-    assert tick_freshness(redis_client, keys, fence) is Freshness.CURRENT
+    assert tick_freshness(fences, keys, fence, "recompute", 8) is Freshness.FORMER_LEADER
+    assert tick_freshness(fences, keys, fence, "", 8) is Freshness.FORMER_LEADER
 
 
-def test_every_beat_knows_when_a_tick_was_fired_last(redis_client, keys):
+def test_every_beat_knows_when_a_tick_was_fired_last(redis_client, keys, gate):
     clock = Clock()
     leader, standby = gate(redis_client, keys, clock=clock), gate(redis_client, keys, clock=clock)
     leader.renew()
     standby.renew()
     assert leader.tick_age == standby.tick_age == float("inf")
-    leader.may_fire("recompute", 7, mark_seconds=60)
+    leader.may_fire("recompute", 7)
     standby.renew()
     clock.now += 30
     assert leader.tick_age == 30
     assert 30 <= standby.tick_age < 40
 
 
-def test_the_age_of_the_last_tick_grows_though_the_clock_of_redis_was_put_back(redis_client, keys):
+def test_the_age_of_the_last_tick_grows_though_the_clock_of_redis_was_put_back(redis_client, keys, gate):
     """Its moment is still to come, then: a beat that hangs must not look alive until it has."""
     clock = Clock()
     standby = gate(redis_client, keys, clock=clock)
@@ -423,21 +423,7 @@ def test_the_age_of_the_last_tick_grows_though_the_clock_of_redis_was_put_back(r
         assert standby.tick_age == seconds
 
 
-def test_a_beat_that_comes_after_redis_was_emptied_knows_when_a_tick_was_fired_last(redis_client, keys, engine):
-    clock, fences = Clock(), PersistentFences(engine)
-    nobody_fired = gate(redis_client, keys, clock=clock, fences=fences)
-    nobody_fired.renew()
-    assert nobody_fired.tick_age == float("inf")
-    half_a_minute_ago = int(fences.time() - 30)
-    assert nobody_fired.may_fire("sweep@2", half_a_minute_ago // 2, mark_seconds=60)
-    assert fences.claim_tick(keys.name, 1, "recompute@120", (half_a_minute_ago + 7200) // 120)[0], "of the future"
-    redis_client.flushdb()
-    newcomer = gate(redis_client, keys, clock=clock, fences=fences)
-    newcomer.renew()
-    assert 30 <= newcomer.tick_age < 40
-
-
-def test_a_lease_that_a_clock_put_back_made_longer_than_any_is_cut_short(redis_client, keys):
+def test_a_lease_that_a_clock_put_back_made_longer_than_any_is_cut_short(redis_client, keys, gate):
     """A dead leader's would keep everybody out until the clock gets there again; a living one prolongs its own."""
     leader, standby = gate(redis_client, keys), gate(redis_client, keys)
     leader.renew()
@@ -447,28 +433,26 @@ def test_a_lease_that_a_clock_put_back_made_longer_than_any_is_cut_short(redis_c
         assert kept / 2 < redis_client.pttl(keys.lease) <= kept
 
 
-def test_a_new_leader_keeps_quiet_no_longer_than_the_time_out_though_the_clock_was_put_back(redis_client, keys):
-    leader = LeaderGate(
-        redis_client, keys, ttl_seconds=180, renew_deadline_seconds=162, retry_seconds=0, quiet_seconds=180
-    )
+def test_a_new_leader_keeps_quiet_no_longer_than_the_time_out_though_the_clock_was_put_back(redis_client, keys, engine):
+    leader = careful(redis_client, keys, engine)
     redis_client.set(keys.fence, 1)
     redis_client.set(keys.fired_at, (int(redis_client.time()[0]) + 3600) * 1000)
     assert leader.renew() is not None
     assert 100_000 < redis_client.pttl(keys.quiet) <= 180_000
 
 
-def test_what_a_message_is_worth_is_known_though_redis_was_emptied(redis_client, keys, engine):
+def test_what_a_message_is_worth_is_known_though_redis_was_emptied(redis_client, keys, engine, gate):
     fences = PersistentFences(engine)
     first, second = (gate(redis_client, keys, fences=fences) for _ in range(2))
     old = first.renew().fence
-    first.may_fire("recompute", 7, mark_seconds=60)
+    first.may_fire("recompute", 7)
     first.resign()
     new = second.renew().fence
-    second.may_fire("recompute", 8, mark_seconds=60)
+    second.may_fire("recompute", 8)
     redis_client.flushdb()
-    assert tick_freshness(redis_client, keys, old, "recompute", 8, fences=fences) is Freshness.FORMER_LEADER
-    assert tick_freshness(redis_client, keys, new, "recompute", 7, fences=fences) is Freshness.OVERTAKEN
-    assert tick_freshness(redis_client, keys, new, "recompute", 8, fences=fences) is Freshness.CURRENT
+    assert tick_freshness(fences, keys, old, "recompute", 8) is Freshness.FORMER_LEADER
+    assert tick_freshness(fences, keys, new, "recompute", 7) is Freshness.OVERTAKEN
+    assert tick_freshness(fences, keys, new, "recompute", 8) is Freshness.CURRENT
 
 
 def test_the_conservative_setting_is_the_proposals_rule_and_the_other_is_not(settings, redis_client, keys):
@@ -481,10 +465,10 @@ def test_the_conservative_setting_is_the_proposals_rule_and_the_other_is_not(set
         first, second = make_gate(chosen), make_gate(chosen)
         assert first.renew() is not None
         assert seconds * 500 < redis_client.pttl(keys.lease) <= seconds * 1000
-        assert first.may_fire("recompute", tick, mark_seconds=600)
+        assert first.may_fire("recompute", tick)
         first.resign()
         assert second.renew() is not None
-        assert second.may_fire("recompute", tick + 1, mark_seconds=600) == (handover == "fenced")
+        assert second.may_fire("recompute", tick + 1) == (handover == "fenced")
         assert redis_client.exists(keys.quiet) == (handover == "conservative")
 
 
@@ -494,39 +478,39 @@ def test_how_long_the_conservative_hand_over_waits_is_a_setting(settings, redis_
     chosen = settings.model_copy(update={"coordination": coordination})
     first, looking_on, second = make_gate(chosen), make_gate(chosen), make_gate(chosen)
     assert first.renew() is not None
-    assert first.may_fire("recompute", 7, mark_seconds=600)
+    assert first.may_fire("recompute", 7)
     assert looking_on.renew() is None
     assert wait * 900 < redis_client.pttl(keys.lease) <= wait * 1000
     first.resign()
     assert second.renew() is not None
-    assert not second.may_fire("recompute", 8, mark_seconds=600)
+    assert not second.may_fire("recompute", 8)
     assert wait * 900 < redis_client.pttl(keys.quiet) <= wait * 1000
 
 
-def test_no_tick_is_fired_twice_though_redis_was_emptied(redis_client, keys, engine):
+def test_no_tick_is_fired_twice_though_redis_was_emptied(redis_client, keys, engine, gate):
     clock, fences = Clock(), PersistentFences(engine)
     leader = gate(redis_client, keys, clock=clock, fences=fences)
     leader.renew()
-    assert leader.may_fire("recompute", 7, mark_seconds=60)
+    assert leader.may_fire("recompute", 7)
     redis_client.flushdb()
     clock.now += 6
     assert leader.renew().fence == 2
     assert leader.last_ticks() == {"recompute": 7}, "so that it is not even asked for, and catching up is right"
-    assert not leader.may_fire("recompute", 7, mark_seconds=60)
-    assert leader.may_fire("recompute", 8, mark_seconds=60)
-    assert not leader.may_fire("recompute", 7, mark_seconds=60)
+    assert not leader.may_fire("recompute", 7)
+    assert leader.may_fire("recompute", 8)
+    assert not leader.may_fire("recompute", 7)
 
 
 @pytest.mark.parametrize("who", ["the same leader", "its successor"])
-def test_no_tick_is_fired_twice_though_redis_forgot_the_last_second(redis_client, keys, engine, who):
+def test_no_tick_is_fired_twice_though_redis_forgot_the_last_second(redis_client, keys, engine, who, gate):
     """A failover to a replica that has the lease, but not the newest marks. Nothing in Redis can tell."""
     fences = PersistentFences(engine)
     leader, standby = (gate(redis_client, keys, fences=fences) for _ in range(2))
     leader.renew()
-    assert leader.may_fire("recompute", 7, mark_seconds=60)
+    assert leader.may_fire("recompute", 7)
     older = Copy(redis_client, keys)
-    assert leader.may_fire("recompute", 8, mark_seconds=60)
-    assert leader.may_fire("sweep", 1, mark_seconds=60)
+    assert leader.may_fire("recompute", 8)
+    assert leader.may_fire("sweep", 1)
     older.comes_back()
     then = leader
     if who == "its successor":
@@ -534,12 +518,14 @@ def test_no_tick_is_fired_twice_though_redis_forgot_the_last_second(redis_client
         assert standby.renew() is not None
         then = standby
     assert then.last_ticks() == {"recompute": 8, "sweep": 1}
-    assert not then.may_fire("recompute", 8, mark_seconds=60)
-    assert not then.may_fire("sweep", 1, mark_seconds=60)
-    assert then.may_fire("recompute", 9, mark_seconds=60)
+    assert not then.may_fire("recompute", 8)
+    assert not then.may_fire("sweep", 1)
+    assert then.may_fire("recompute", 9)
 
 
-def test_of_two_leaders_on_two_sides_of_a_split_redis_each_tick_is_fired_by_one(redis_client, redis_server, engine):
+def test_of_two_leaders_on_two_sides_of_a_split_redis_each_tick_is_fired_by_one(
+    redis_client, redis_server, engine, gate
+):
     """The side that was cut off goes on with its lease; PostgreSQL knows who was elected last."""
     keys, there = LeaderKeys("cue", "beat"), LeaderKeys("cut-off", "beat")
     fences = PersistentFences(engine)
@@ -553,17 +539,20 @@ def test_of_two_leaders_on_two_sides_of_a_split_redis_each_tick_is_fired_by_one(
         def claim_tick(self, name: str, fence: int, task: str, tick: int) -> tuple[bool, int]:
             return super().claim_tick(keys.name, fence, task, tick)
 
-        def highest(self, name: str) -> int:
-            return super().highest(keys.name)
+        def leader(self, name: str) -> LeaderRecord:
+            return super().leader(keys.name)
+
+        def renew(self, name: str, fence: int, *, store: int) -> int:
+            return super().renew(keys.name, fence, store=store)
 
     cut_off = gate(redis_client, there, fences=Shared(engine))
     assert cut_off.renew().fence == 1
     elected = gate(redis_client, keys, fences=fences)
     assert elected.renew().fence == 2
     assert cut_off.lease is not None
-    assert not cut_off.may_fire("recompute", 7, mark_seconds=60)
+    assert not cut_off.may_fire("recompute", 7)
     assert cut_off.lease is None
-    assert elected.may_fire("recompute", 7, mark_seconds=60)
+    assert elected.may_fire("recompute", 7)
 
 
 @pytest.fixture
@@ -577,7 +566,7 @@ def other_redis(redis_server):
 
 
 def test_of_two_redis_under_one_database_the_beat_of_one_leads_and_the_other_says_so_and_stands_by(
-    redis_client, other_redis, keys, engine
+    redis_client, other_redis, keys, engine, gate
 ):
     # given a leader, and a beat that has the database and the namespace in common with it, and not the Redis
     clock, fences = Clock(), PersistentFences(engine)
@@ -587,7 +576,7 @@ def test_of_two_redis_under_one_database_the_beat_of_one_leads_and_the_other_say
         assert there.renew() is None
         clock.now += 5.1
         assert here.renew().fence == 1
-        assert here.may_fire("recompute", tick, mark_seconds=60)
+        assert here.may_fire("recompute", tick)
 
     # then the leader stays, and the other knows why it does not lead; so does whoever looks
     assert there.led_elsewhere
@@ -599,19 +588,19 @@ def test_of_two_redis_under_one_database_the_beat_of_one_leads_and_the_other_say
     (said,) = logs
     assert (said["event"], said["log_level"]) == ("two_redis_under_one_database", "error")
     assert "OPENCUE_SCHED_REDIS_URL" in said["cure"]
-    assert fences.highest(keys.name) == 1
+    assert fences.leader(keys.name).fence == 1
     assert fences.two_redis(keys.name)
     assert not fences.two_redis("cue:beat.alpha")
 
 
-def test_two_beats_of_two_redis_that_led_at_once_do_not_take_turns(redis_client, other_redis, keys, engine):
+def test_two_beats_of_two_redis_that_led_at_once_do_not_take_turns(redis_client, other_redis, keys, engine, gate):
     clock, fences = Clock(), PersistentFences(engine)
 
     class Early(PersistentFences):
         """Looked before the other was recorded."""
 
-        def leader(self, name: str) -> LeaderNote | None:
-            return None
+        def leader(self, name: str) -> LeaderRecord:
+            return LeaderRecord(super().leader(name).fence)
 
     here, there = (
         gate(redis_client, keys, clock=clock, fences=fences),
@@ -622,13 +611,13 @@ def test_two_beats_of_two_redis_that_led_at_once_do_not_take_turns(redis_client,
     fired = {here: 0, there: 0}
     for tick in range(6):
         for beat in (here, there):
-            fired[beat] += beat.renew() is not None and beat.may_fire("recompute", tick, mark_seconds=60)
+            fired[beat] += beat.renew() is not None and beat.may_fire("recompute", tick)
         clock.now += 5.1
     assert fired == {here: 0, there: 6}
-    assert fences.highest(keys.name) == 2
+    assert fences.leader(keys.name).fence == 2
 
 
-def test_a_beat_of_another_redis_leads_when_the_leader_is_no_more(redis_client, other_redis, keys, engine):
+def test_a_beat_of_another_redis_leads_when_the_leader_is_no_more(redis_client, other_redis, keys, engine, gate):
     clock, fences = Clock(), PersistentFences(engine)
     here, there = (
         gate(client, keys, clock=clock, fences=fences, ttl=1.5, deadline=1.0) for client in (redis_client, other_redis)
@@ -640,7 +629,7 @@ def test_a_beat_of_another_redis_leads_when_the_leader_is_no_more(redis_client, 
     assert not fences.two_redis(keys.name), "a Redis that was succeeded by another is one"
 
 
-def test_a_leader_whose_redis_was_succeeded_by_another_leads_on(redis_client, other_redis, keys, engine):
+def test_a_leader_whose_redis_was_succeeded_by_another_leads_on(redis_client, other_redis, keys, engine, gate):
     clock, fences = Clock(), PersistentFences(engine)
     leader, standby = (gate(redis_client, keys, clock=clock, fences=fences) for _ in range(2))
     assert leader.renew().fence == 1
@@ -687,22 +676,22 @@ def test_a_new_leader_keeps_quiet_for_the_whole_time_out_where_redis_forgot_what
 def test_a_tick_is_not_used_up_by_a_leader_that_keeps_quiet(redis_client, keys, engine):
     first, second, third = (careful(redis_client, keys, engine) for _ in range(3))
     first.renew()
-    assert first.may_fire("recompute", 7, mark_seconds=60)
+    assert first.may_fire("recompute", 7)
     first.resign()
     second.renew()
-    assert not second.may_fire("recompute", 8, mark_seconds=60)
+    assert not second.may_fire("recompute", 8)
     second.resign()
     third.renew()
     redis_client.delete(keys.quiet)
-    assert third.may_fire("recompute", 8, mark_seconds=60)
+    assert third.may_fire("recompute", 8)
 
 
-def test_fleets_of_two_namespaces_fire_their_own_ticks(redis_client, engine):
+def test_fleets_of_two_namespaces_fire_their_own_ticks(redis_client, engine, gate):
     fences = PersistentFences(engine)
     for ns in ("cue", "cue2"):
         leader = gate(redis_client, LeaderKeys(ns, "beat"), fences=fences)
         assert leader.renew().fence == 1
-        assert leader.may_fire("recompute", 7, mark_seconds=60)
+        assert leader.may_fire("recompute", 7)
 
 
 class Away(PersistentFences):
@@ -710,10 +699,15 @@ class Away(PersistentFences):
 
     there = writes = True
 
-    def highest(self, name: str) -> int:
+    def leader(self, name: str) -> LeaderRecord:
         if not self.there:
             raise OperationalError("SELECT", {}, Exception("connection refused"))
-        return super().highest(name)
+        return super().leader(name)
+
+    def renew(self, name: str, fence: int, *, store: int) -> int:
+        if not (self.there and self.writes):
+            raise OperationalError("INSERT", {}, Exception("connection refused"))
+        return super().renew(name, fence, store=store)
 
     def claim(self, name: str, fence: int) -> bool:
         if not (self.there and self.writes):
@@ -726,25 +720,25 @@ class Away(PersistentFences):
         return super().claim_tick(name, fence, task, tick)
 
 
-def test_a_tick_that_is_due_while_postgresql_is_away_is_fired_when_it_is_back(redis_client, keys, engine):
+def test_a_tick_that_is_due_while_postgresql_is_away_is_fired_when_it_is_back(redis_client, keys, engine, gate):
     clock, fences = Clock(), Away(engine)
     leader = gate(redis_client, keys, clock=clock, fences=fences)
     leader.renew()
-    assert leader.may_fire("recompute", 7, mark_seconds=60)
+    assert leader.may_fire("recompute", 7)
     fences.there = False
     for _ in range(3):
         clock.now += 4.5
         assert leader.renew() is not None, "it goes on leading for a while"
         with pytest.raises(OperationalError):
-            leader.may_fire("recompute", 8, mark_seconds=60)
+            leader.may_fire("recompute", 8)
     assert leader.last_ticks() == {"recompute": 7}
     fences.there = True
-    assert leader.may_fire("recompute", 8, mark_seconds=60)
+    assert leader.may_fire("recompute", 8)
 
 
 @pytest.mark.parametrize("trouble", ["there", "writes"])
 def test_a_leader_that_cannot_record_what_it_fires_leaves_the_lease_to_one_that_can(
-    redis_client, keys, engine, trouble
+    redis_client, keys, engine, trouble, gate
 ):
     """Its own network is broken, or its address leads to a standby: reading may go on well."""
     clock, cut_off = Clock(), Away(engine)
@@ -757,19 +751,19 @@ def test_a_leader_that_cannot_record_what_it_fires_leaves_the_lease_to_one_that_
         assert standby.renew() is None
         assert leader.renew() is not None
         with pytest.raises(OperationalError):
-            leader.may_fire("recompute", 8, mark_seconds=60)
+            leader.may_fire("recompute", 8)
         clock.now += 1
         seconds += 1
     assert seconds == 11, "the renewal deadline"
     assert leader.lease is None
     assert standby.renew() is not None
-    assert standby.may_fire("recompute", 8, mark_seconds=60)
+    assert standby.may_fire("recompute", 8)
     with suppress(OperationalError):
         leader.renew()
     assert leader.lease is None
 
 
-def test_a_leader_that_reached_postgresql_in_between_goes_on(redis_client, keys, engine):
+def test_a_leader_that_reached_postgresql_in_between_goes_on(redis_client, keys, engine, gate):
     clock, fences = Clock(), Away(engine)
     leader = gate(redis_client, keys, clock=clock, fences=fences)
     leader.renew()
@@ -778,7 +772,7 @@ def test_a_leader_that_reached_postgresql_in_between_goes_on(redis_client, keys,
         fences.there = tick % 2 == 0
         assert leader.renew() is not None
         if fences.there:
-            assert leader.may_fire("recompute", tick, mark_seconds=60)
+            assert leader.may_fire("recompute", tick)
         else:
             with pytest.raises(OperationalError):
-                leader.may_fire("recompute", tick, mark_seconds=60)
+                leader.may_fire("recompute", tick)

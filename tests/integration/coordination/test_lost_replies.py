@@ -22,35 +22,35 @@ def leader(proxied, engine) -> LeaderGate:
         fences=PersistentFences(engine),
     )
     assert gate.renew() is not None
-    assert gate.may_fire("recompute", 1, mark_seconds=60)
+    assert gate.may_fire("recompute", 1)
     return gate
 
 
 def test_a_tick_whose_first_answer_was_lost_is_fired_and_only_once(proxy, leader):
     proxy.lose("EVALSHA")
-    assert leader.may_fire("recompute", 2, mark_seconds=60)
+    assert leader.may_fire("recompute", 2)
     assert proxy.lost == 1
-    assert not leader.may_fire("recompute", 2, mark_seconds=60)
+    assert not leader.may_fire("recompute", 2)
 
 
 def test_a_lease_whose_first_answer_was_lost_is_led_by(proxy, leader, redis_client):
     before = leader.lease
     redis_client.delete(leader.keys.lease)
-    assert not leader.may_fire("recompute", 2, mark_seconds=60)
+    assert not leader.may_fire("recompute", 2)
     proxy.lose("EVALSHA")
     after = leader.renew()
     assert proxy.lost == 1
     assert after.fence > before.fence
     assert redis_client.get(leader.keys.lease) == f"{after.token}|{after.fence}"
-    assert leader.may_fire("recompute", 2, mark_seconds=60)
+    assert leader.may_fire("recompute", 2)
 
 
 def test_a_tick_to_which_no_try_got_an_answer_is_asked_for_again(proxy, leader):
     proxy.lose("EVALSHA", times=2)
     with pytest.raises(RedisError):
-        leader.may_fire("recompute", 2, mark_seconds=60)
+        leader.may_fire("recompute", 2)
     assert proxy.lost == 2
     assert leader.last_ticks() == {"recompute": 1}
-    assert leader.may_fire("recompute", 2, mark_seconds=60)
+    assert leader.may_fire("recompute", 2)
     assert leader.last_ticks() == {"recompute": 2}
-    assert not leader.may_fire("recompute", 2, mark_seconds=60)
+    assert not leader.may_fire("recompute", 2)

@@ -37,7 +37,7 @@ class Beat(LeaderScheduler):
         self.app = Celery("beat", broker=broker_settings(broker).url, set_as_current=False)
         self.Producer = self.app.amqp.Producer
         self.presence = None
-        self._told: dict[tuple[str, object], float] = {}
+        self._log_again_at: dict[tuple[str, object], float] = {}
         self.gate = LeaderGate(
             client,
             KEYS,
@@ -77,7 +77,7 @@ def beat(redis_client, engine) -> Iterator[Callable[[str, float], Beat]]:
 
 
 def test_others_take_over_no_tick_is_fired_twice_and_the_late_message_is_dropped(
-    beat, proxy, redis_server, redis_client, monkeypatch
+    beat, proxy, redis_server, redis_client, monkeypatch, engine
 ):
     # As if a worker took each message before the next one is sent: none takes the place of another.
     monkeypatch.setattr(transport, "replacing_tick", lambda _message: ("", 0))
@@ -100,7 +100,10 @@ def test_others_take_over_no_tick_is_fired_twice_and_the_late_message_is_dropped
     blocked.join()
     late = fired(redis_client)[before]
     assert late["fence"] == old
-    assert tick_freshness(redis_client, KEYS, late["fence"], late["tick_of"], late["tick"]) is Freshness.FORMER_LEADER
+    assert (
+        tick_freshness(PersistentFences(engine), KEYS, late["fence"], late["tick_of"], late["tick"])
+        is Freshness.FORMER_LEADER
+    )
     # and it stands by: neither gone, nor firing
     silent.tick()
     assert silent.gate.lease is None

@@ -100,24 +100,18 @@ def test_without_a_lease_nobody_is_shown_as_leader(scoped, redis_client):
     assert (view["fence"], view["instance"]) == (None, None)
 
 
-def test_the_age_of_the_last_tick_is_known_though_redis_was_emptied(redis_client: Redis, engine: Engine) -> None:
-    keys, fences = LeaderKeys("cue", beat_role(None)), PersistentFences(engine)
-    members = list_members(redis_client, "cue")
-    assert leader_view(redis_client, keys, members, fences)["tick_age_seconds"] is None, "none was fired yet"
-    fences.claim(keys.name, 1)
-    fences.claim_tick(keys.name, 1, "sweep-clusters@2", int(fences.time() - 60) // 2)
-    assert 60 <= leader_view(redis_client, keys, members, fences)["tick_age_seconds"] < 90
-    redis_client.set(keys.fired_at, (int(redis_client.time()[0]) + 3600) * 1000)
-    assert 60 <= leader_view(redis_client, keys, members, fences)["tick_age_seconds"] < 90, "its clock was put back"
+def test_the_age_of_the_last_tick_is_shown(redis_client: Redis) -> None:
+    keys, members = LeaderKeys("cue", beat_role(None)), list_members(redis_client, "cue")
+    assert leader_view(redis_client, keys, members)["tick_age_seconds"] is None, "none was fired yet"
     redis_client.set(keys.fired_at, (int(redis_client.time()[0]) - 10) * 1000)
-    assert 10 <= leader_view(redis_client, keys, members, fences)["tick_age_seconds"] < 30
+    assert 10 <= leader_view(redis_client, keys, members)["tick_age_seconds"] < 30
 
 
 def test_without_postgresql_the_fleet_is_shown_all_the_same(redis_client: Redis, engine: Engine) -> None:
     class Away(PersistentFences):
-        def time(self) -> float:
+        def two_redis(self, name: str) -> bool:
             raise OperationalError("SELECT", {}, Exception("connection refused"))
 
     keys = LeaderKeys("cue", beat_role(None))
     view = leader_view(redis_client, keys, list_members(redis_client, "cue"), Away(engine))
-    assert (view["fence"], view["tick_age_seconds"]) == (None, None)
+    assert (view["fence"], view["tick_age_seconds"], view["two_redis"]) == (None, None, None)

@@ -359,7 +359,6 @@ def _same(before: dict[tuple[object, ...], float], after: dict[tuple[object, ...
 OF_BEATS = [
     "scheduler_leader_fence",
     "scheduler_tick_age_seconds",
-    "scheduler_store_clocks_apart_seconds",
     "scheduler_ticks_ahead_seconds",
 ]
 
@@ -595,7 +594,7 @@ for registry in (metrics.worker_registry(), fleet_metrics.BEAT):
 
 def of_beats(*, leading: bool) -> set[str]:
     groups = (fleet_metrics.of_queues.registry, fleet_metrics.of_farm.registry) if leading else ()
-    standby = {"leader_fence", "tick_age_seconds", "store_clocks_apart_seconds", "ticks_ahead_seconds"}
+    standby = {"leader_fence", "tick_age_seconds", "ticks_ahead_seconds"}
     return {f"scheduler_{name}" for name in standby} | {metric.name for group in groups for metric in group.collect()}
 
 

@@ -193,7 +193,6 @@ def test_what_a_former_leader_sent_or_a_later_tick_overtook_is_dropped(
     assert fences.claim_tick(keys.name, 2, "x@2", 7)[0]
     if not emptied:
         runtime.client.set(keys.fence, 2)
-        runtime.client.hset(keys.last_ticks, "x@2", 7)
     monkeypatch.setattr(runtime, "reseed_limits", lambda **_: {"ended": "run"})
     with message_of(RESEED, **headers) as run:
         assert next(iter(run().values())) == ended

@@ -13,7 +13,6 @@ from celery.schedules import crontab, schedule
 from kombu.exceptions import OperationalError
 
 from opencue_sched.beat import LeaderScheduler
-from opencue_sched.coordination.leader import Clocks
 
 HOURLY = "hourly"
 OFTEN = "often"
@@ -27,7 +26,7 @@ class Gate:
     def __init__(self) -> None:
         self.fired: dict[str, int] = {}
 
-    def may_fire(self, name: str, tick: int, *, mark_seconds: float) -> bool:
+    def may_fire(self, name: str, tick: int) -> bool:
         if self.fired.get(name) == tick:
             return False
         self.fired[name] = tick
@@ -48,7 +47,7 @@ class Beat(LeaderScheduler):
 
     def at(self, hour: int, minute: int) -> None:
         now = datetime(2026, 1, 1, hour, minute, 1, tzinfo=UTC).timestamp()
-        self._serve(self._gate, HOURLY, self.data[HOURLY], Clocks(now), self._gate.fired)
+        self._serve(self._gate, HOURLY, self.data[HOURLY], now, self._gate.fired)
 
 
 @pytest.fixture
@@ -106,6 +105,6 @@ def test_a_task_whose_interval_was_changed_fires_on(app: Celery) -> None:
         beat = Beat(app, gate, started)
         entry = ScheduleEntry(OFTEN, "task", started, schedule=schedule(interval, app=app), app=app, options={})
         for second in (0, 1, 2, 3):
-            beat._serve(gate, OFTEN, entry, Clocks(started.timestamp() + second), gate.fired)
+            beat._serve(gate, OFTEN, entry, started.timestamp() + second, gate.fired)
         assert len(beat.sent) == 4 / interval, f"every {interval} s"
         started += timedelta(minutes=1)
