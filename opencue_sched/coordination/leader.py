@@ -66,7 +66,9 @@ def tick_series(task: str, interval_seconds: float) -> str:
 
 def nominal_tick(now_seconds: float, interval_seconds: float) -> int:
     """The tick that ``now`` belongs to."""
-    return int(now_seconds // interval_seconds)
+    tick = int(now_seconds // interval_seconds)
+    # 8.0 // 1.6 is 4.0, for 1.6 is stored as a little more; but 5 * 1.6 == 8.0: there the next tick has begun.
+    return tick + 1 if (tick + 1) * interval_seconds <= now_seconds else tick
 
 
 def due_ticks(last: int | None, now_seconds: float, interval_seconds: float, policy: CatchUp) -> list[int]:

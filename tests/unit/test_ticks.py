@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from opencue_sched.coordination.leader import (
@@ -17,6 +17,7 @@ from opencue_sched.coordination.leader import (
 
 
 @given(now=st.floats(0, 2e9), interval=st.floats(0.5, 7200))
+@example(now=8.0, interval=1.6)
 def test_the_next_tick_is_ahead_and_within_one_interval(now, interval):
     wait = seconds_to_next(now, interval)
     assert 0 < wait <= interval + 1e-6
