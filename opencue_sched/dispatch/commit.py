@@ -8,6 +8,7 @@ job until that job is alone; it is quarantined and everything else is committed.
 
 from __future__ import annotations
 
+import operator
 import random
 import threading
 import time
@@ -20,7 +21,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.keys import VertexCaps
-from opencue_sched.dispatch.failures import Failure, classify, describe, in_doubt, waited_in_vain
+from opencue_sched.dispatch.failures import Failure, classify, describe, in_doubt, waited_too_long
 from opencue_sched.dispatch.trim import Lost, fit_caps, fit_hosts, read_current_caps
 from opencue_sched.domain.farm import PlannedProc
 from opencue_sched.domain.units import centicores
@@ -31,18 +32,16 @@ from opencue_sched.store.jobs import quarantine_jobs
 from opencue_sched.store.pending import SchemaColumns
 from opencue_sched.store.release import StartedFrame, undo_bookings
 
-# Commits of one process that lock the same rows follow each other.
-#
-# Passes of a process plan on what the others leave of a host, so two plans may book on one host at the same time
-# without taking anything from each other. Their transactions cannot: who finds a host locked loses what it planned
-# there. And plans of different clusters meet in the counters of a job with layers in both, where the triggers on frames
-# make each wait for the other's COMMIT while it holds rows that a third waits for, until somebody's time is over. Here
-# the second waits for the first, which it knows of, before it holds anything. Other processes, and whoever ends runs,
-# are met at the row as before.
-
 
 class CommitTurns:
-    """Of one process. Thread-safe; who holds a turn asks for no second one."""
+    """Commits of one process that lock the same hosts or counters follow each other. Thread-safe; a thread that holds a
+    turn must not ask for a second one.
+
+    Without turns, of two plans for one host the second finds it locked and loses what it planned there. Plans of
+    clusters that share a job meet in the job's counters, where each waits for the other's COMMIT while it holds rows
+    that a third waits for, until one runs out of time. Here the second waits before it holds anything. Transactions of
+    other processes are met at the row.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -55,10 +54,10 @@ class CommitTurns:
 
     @contextmanager
     def on(self, ids: Collection[str], *, wait_seconds: float) -> Iterator[bool]:
-        """Wait until all who asked before for one of these ids of hosts and jobs are done, but not for longer than
+        """Wait until all that asked before for one of these ids of hosts and jobs are done, but not for longer than
         ``wait_seconds``; whether they were in time.
 
-        In the order in which they asked: nobody waits in a circle, and a plan of many hosts is not overtaken for ever.
+        In the order in which they asked: none waits in a circle, and a plan of many hosts is not overtaken for ever.
         """
         ticket, rows = object(), frozenset(ids)
         with self._changed:
@@ -104,7 +103,7 @@ class CommittedProc:
     version: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CommitResult:
     """How every proc of the plan ended, each group in plan order.
 
@@ -114,11 +113,11 @@ class CommitResult:
     PostgreSQL asked to repeat.
     """
 
-    committed: tuple[CommittedProc, ...] = ()
-    lost: tuple[Lost, ...] = ()
-    unknown: tuple[tuple[PlannedProc, DatabaseFailure], ...] = ()
-    quarantined: Mapping[str, str] = field(default_factory=dict)
-    lowered: frozenset[str] = frozenset()
+    committed: list[CommittedProc] = field(default_factory=list)
+    lost: list[Lost] = field(default_factory=list)
+    unknown: list[tuple[PlannedProc, DatabaseFailure]] = field(default_factory=list)
+    quarantined: dict[str, str] = field(default_factory=dict)
+    lowered: set[str] = field(default_factory=set)
     sent_at: float | None = None
     statements: int = 0
     transactions: int = 0
@@ -145,9 +144,13 @@ def commit_plan(
         return CommitResult()
     began = clock() if booked_at is None else booked_at
     run = _Commit(engine, caps, settings, facts, began, clock, turns or CommitTurns())
-    run.commit(_one_per_frame(procs, run.lost))
+    run.commit(_one_per_frame(procs, run.result.lost))
     run.store_quarantine()
-    return run.result(procs)
+    result, order = run.result, {proc.proc_id: position for position, proc in enumerate(procs)}
+    result.committed.sort(key=lambda it: order[it.planned.proc_id])
+    result.lost.sort(key=lambda pair: order[pair[0].proc_id])
+    result.unknown.sort(key=lambda pair: order[pair[0].proc_id])
+    return result
 
 
 def compensate(connection: Connection, committed: Iterable[CommittedProc]) -> frozenset[str]:
@@ -180,7 +183,7 @@ class _Commit:
         clock: Callable[[], float],
         turns: CommitTurns,
     ) -> None:
-        self.lost: list[Lost] = []
+        self.result = CommitResult()
         self._engine = engine
         self._caps = caps
         self._settings = settings
@@ -189,28 +192,6 @@ class _Commit:
         self._turns = turns
         self._booked_at = booked_at
         self._deadline = settings.accounting.commit_deadline
-        self._committed: list[CommittedProc] = []
-        self._unknown: list[tuple[PlannedProc, DatabaseFailure]] = []
-        self._quarantined: dict[str, str] = {}
-        self._lowered: set[str] = set()
-        self._sent_at: float | None = None
-        self._statements = 0
-        self._transactions = 0
-        self._deadlocks = 0
-
-    def result(self, procs: Sequence[PlannedProc]) -> CommitResult:
-        turn = {proc.proc_id: position for position, proc in enumerate(procs)}
-        return CommitResult(
-            committed=tuple(sorted(self._committed, key=lambda c: turn[c.planned.proc_id])),
-            lost=tuple(sorted(self.lost, key=lambda pair: turn[pair[0].proc_id])),
-            unknown=tuple(sorted(self._unknown, key=lambda pair: turn[pair[0].proc_id])),
-            quarantined=dict(self._quarantined),
-            lowered=frozenset(self._lowered),
-            sent_at=self._sent_at,
-            statements=self._statements,
-            transactions=self._transactions,
-            deadlocks=self._deadlocks,
-        )
 
     def commit(self, procs: Sequence[PlannedProc]) -> None:
         """Commit these procs in one transaction, or as much of them as can be when it fails."""
@@ -224,7 +205,7 @@ class _Commit:
             except SQLAlchemyError as error:
                 failure = classify(error)
                 if failure is Failure.REPEAT:
-                    self._deadlocks += 1
+                    self.result.deadlocks += 1
                     time.sleep(random.uniform(0, _RETRY_PAUSE_SECONDS))
                 elif failure is Failure.DATABASE:
                     log.error("commit_failed", procs=len(procs), error=describe(error))
@@ -244,10 +225,10 @@ class _Commit:
             return
         reason = describe(error)
         if failure is Failure.ROWS:
-            self._quarantined[jobs[0]] = reason
+            self.result.quarantined[jobs[0]] = reason
             log.error("job_quarantined", job_id=jobs[0], procs=len(procs), reason=reason)
         if failure is Failure.HOST:
-            self.lost += [(p, HostExhausted(reason, proc_id=p.proc_id, host=p.host.name)) for p in procs]
+            self.result.lost += [(p, HostExhausted(reason, proc_id=p.proc_id, host=p.host.name)) for p in procs]
         else:
             self._fail(procs, DatabaseFailure(reason))
 
@@ -262,7 +243,7 @@ class _Commit:
     def _carry_out(self, procs: Sequence[PlannedProc]) -> None:
         """Nothing is recorded before the outcome is known."""
         with self._engine.connect() as connection:
-            self._transactions += 1
+            self.result.transactions += 1
             with connection.begin() as transaction:
                 committed, lost, lowered = self._write(connection, procs)
                 sent_at = self._clock()
@@ -274,24 +255,27 @@ class _Commit:
                         raise
                     log.error("commit_outcome_unknown", procs=len(committed), error=describe(error))
                     failure = DatabaseFailure(describe(error), outcome_unknown=True)
-                    self._unknown += [(proc.planned, failure) for proc in committed]
+                    self.result.unknown += [(proc.planned, failure) for proc in committed]
                     committed = []
-        if committed and self._sent_at is None:
-            self._sent_at = sent_at
-        self._committed += committed
-        self.lost += lost
-        self._lowered |= lowered
+        if committed and self.result.sent_at is None:
+            self.result.sent_at = sent_at
+        self.result.committed += committed
+        self.result.lost += lost
+        self.result.lowered |= lowered
 
     def _write(
         self, connection: Connection, procs: Sequence[PlannedProc]
     ) -> tuple[list[CommittedProc], list[Lost], frozenset[str]]:
-        """Lock, decide, write: the steps (a) to (d) of design 3.6, the counters after everything nobody waits for."""
+        """Lock, decide, write: the steps (a) to (d) of design 3.6, the counters last, which other plans wait for."""
         self._next()
         store.set_timeouts(connection, self._times())
         self._next()
         frames = store.lock_frames(connection, [_booking(p) for p in procs], self._facts)
         kept, lost = _split(
-            procs, frames, _frame_id, "the frame was started, changed, paused or taken by somebody else"
+            procs,
+            frames,
+            operator.attrgetter("frame.id"),
+            "the frame was started, changed, paused or taken by somebody else",
         )
         if not kept:
             return [], lost, frozenset()
@@ -306,7 +290,7 @@ class _Commit:
         try:
             committed, taken_over = self._start(connection, kept)
         except SQLAlchemyError as error:
-            if not waited_in_vain(error):
+            if not waited_too_long(error):
                 raise
             kept, busy = self._with_free_counters(connection, kept)
             committed, taken_over = self._start(connection, kept)
@@ -323,7 +307,9 @@ class _Commit:
             return [], []
         self._next()
         inserted = store.insert_procs(connection, [_booking(p) for p in procs])
-        kept, taken_over = _split(procs, inserted, _proc_id, "the frame got a proc from somebody else")
+        kept, taken_over = _split(
+            procs, inserted, operator.attrgetter("proc_id"), "the frame got a proc from somebody else"
+        )
         if not kept:
             return [], taken_over
         bookings = [_booking(p) for p in kept]
@@ -344,23 +330,23 @@ class _Commit:
         self._next(3)
         store.take_back_writes(connection)
         free = store.lock_free_stats(connection, {p.layer.id for p in procs}, {p.job.id for p in procs})
-        error = DatabaseFailure("the counters of the layer or job stayed locked by somebody else")
+        error = DatabaseFailure("the counters of the layer or job stayed locked by another transaction")
         kept = [proc for proc in procs if proc.layer.id in free and proc.job.id in free]
         return kept, [(proc, error) for proc in procs if proc.layer.id not in free or proc.job.id not in free]
 
     def store_quarantine(self) -> None:
         """Write down who is quarantined. Without our table, or without the database, only the caller knows."""
-        if not self._quarantined or not self._facts.has_our_objects:
+        if not self.result.quarantined or not self._facts.has_our_objects:
             return
         try:
             with self._engine.begin() as connection:
-                quarantine_jobs(connection, self._quarantined, self._settings.queue.job_back_off_duration)
-                self._statements += 1
+                quarantine_jobs(connection, self.result.quarantined, self._settings.queue.job_back_off_duration)
+                self.result.statements += 1
         except SQLAlchemyError as error:
-            log.error("quarantine_not_stored", job_ids=sorted(self._quarantined), error=describe(error))
+            log.error("quarantine_not_stored", job_ids=sorted(self.result.quarantined), error=describe(error))
 
     def _fail(self, procs: Sequence[PlannedProc], failure: DatabaseFailure) -> None:
-        self.lost += [(proc, failure) for proc in procs]
+        self.result.lost += [(proc, failure) for proc in procs]
 
     def _elapsed(self) -> float:
         return self._clock() - self._booked_at
@@ -368,7 +354,7 @@ class _Commit:
     def _next(self, statements: int = 1) -> None:
         """Count statements about to be sent, unless it is too late for them."""
         self._check_time(_COMMIT_BEFORE)
-        self._statements += statements
+        self.result.statements += statements
 
     def _check_time(self, share: float) -> None:
         if self._elapsed() > share * self._deadline:
@@ -399,14 +385,6 @@ def _booking(proc: PlannedProc) -> store.Booking:
         gpus=taken.gpus,
         gpu_memory_kb=taken.gpu_memory_kb,
     )
-
-
-def _frame_id(proc: PlannedProc) -> str:
-    return proc.frame.id
-
-
-def _proc_id(proc: PlannedProc) -> str:
-    return proc.proc_id
 
 
 def _frame_lost(proc: PlannedProc, text: str) -> FrameLost:

@@ -56,7 +56,7 @@ def classify(error: Exception) -> Failure:
     return Failure.DATABASE
 
 
-def waited_in_vain(error: Exception) -> bool:
+def waited_too_long(error: Exception) -> bool:
     """Whether a statement that only locks rows ended because it took too long: at one row, or at one after another."""
     return _sqlstate(error) in (_LOCK_NOT_AVAILABLE, _QUERY_CANCELED)
 
@@ -104,26 +104,22 @@ _TROUBLE_WORDS = frozenset({"BUSY", "MISCONF", "NOREPLICAS", "TRYAGAIN", "UNKILL
 
 def is_trouble(error: Exception) -> bool:
     """Whether ``error``, raised by SQLAlchemy or redis-py, is a store's own and not that of the work."""
+    if type(error) is ResponseError:
+        return str(error).partition(" ")[0] in _TROUBLE_WORDS
     if isinstance(error, RedisError):
-        return _is_trouble_of_redis(error)
+        return not isinstance(error, DataError)
     return isinstance(error, SQLAlchemyError) and _is_trouble_of_postgresql(error)
 
 
 def is_missing(error: Exception) -> bool:
     """Whether PostgreSQL answers and only lacks what ``migrate`` or a GRANT brings back; nothing tells when."""
-    return isinstance(error, DBAPIError) and (getattr(error.orig, "pgcode", None) or "")[:2] in _MISSING_CLASSES
-
-
-def _is_trouble_of_redis(error: RedisError) -> bool:
-    if type(error) is ResponseError:
-        return str(error).partition(" ")[0] in _TROUBLE_WORDS
-    return not isinstance(error, DataError)
+    return _sqlstate(error)[:2] in _MISSING_CLASSES
 
 
 def _is_trouble_of_postgresql(error: SQLAlchemyError) -> bool:
     if not isinstance(error, DBAPIError):
         return isinstance(error, TimeoutError | DisconnectionError | PendingRollbackError)
-    state = getattr(error.orig, "pgcode", None) or ""
+    state = _sqlstate(error)
     if state[:2] == _TOO_LARGE_CLASS:
         return False
     if error.connection_invalidated or isinstance(error, OperationalError | InterfaceError):

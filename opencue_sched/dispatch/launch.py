@@ -24,7 +24,7 @@ import grpc
 import structlog
 from opencue_proto import rqd_pb2
 
-from opencue_sched.dispatch.rqd import RqdChannels, RunningFrameRef, Whereabouts, describe, look
+from opencue_sched.dispatch.rqd import FrameSeen, RqdChannels, RunningFrameRef, Whereabouts, describe, look
 from opencue_sched.domain.command import command_line, environment, memory_limits
 from opencue_sched.domain.farm import PlannedProc
 from opencue_sched.domain.units import centicores
@@ -150,9 +150,9 @@ def _launch_on_host(
     silent = ""
     for index, request in requests:
         if silent:
-            outcome = _failed(request, 0, f"not sent: {silent}")
+            outcome = _outcome(request, LaunchState.FAILED, 0, f"not sent: {silent}")
         elif clock() >= not_after:
-            outcome = _failed(request, 0, "not sent: its turn did not come in time")
+            outcome = _outcome(request, LaunchState.FAILED, 0, "not sent: its turn did not come in time")
         else:
             outcome, answered = _Launch(channels, request).run()
             if not answered:
@@ -174,7 +174,9 @@ class _Launch:
         answer, text = self._send()
         if answer is None:
             return self._end(LaunchState.LAUNCHED), True
-        if answer in (Answer.NOT_SENT, Answer.REFUSED) or (answer is Answer.UNCLEAR and self._absent()):
+        if answer in (Answer.NOT_SENT, Answer.REFUSED) or (
+            answer is Answer.UNCLEAR and self._look().place is Whereabouts.ABSENT
+        ):
             time.sleep(_RESEND_PAUSE_SECONDS)
             answer, text = self._send()
             if answer is None:
@@ -197,13 +199,12 @@ class _Launch:
             return classify(error.code(), error.details() or ""), describe(error)
         return None, ""
 
-    def _absent(self) -> bool:
-        return look(self._channels, self._request.ref).place is Whereabouts.ABSENT
+    def _look(self) -> FrameSeen:
+        return look(self._channels, self._request.ref)
 
     def _ask(self, answer: Answer, text: str) -> LaunchOutcome:
         """RQD answered, but in a way that leaves open whether the frame runs."""
-        ref = self._request.ref
-        seen = look(self._channels, ref)
+        ref, seen = self._request.ref, self._look()
         if seen.place is Whereabouts.OURS:
             log.info("launch_found_running", host=ref.host_name, proc_id=ref.proc_id, answer=text)
             return self._end(LaunchState.LAUNCHED)
@@ -213,10 +214,6 @@ class _Launch:
 
     def _end(self, state: LaunchState, text: str = "", *, answered: bool = False) -> LaunchOutcome:
         return _outcome(self._request, state, self._sends, text, answered=answered)
-
-
-def _failed(request: LaunchRequest, sends: int, text: str) -> LaunchOutcome:
-    return _outcome(request, LaunchState.FAILED, sends, text)
 
 
 def _outcome(

@@ -201,7 +201,7 @@ class Whereabouts(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class FrameSeen:
     """What RQD said about one frame; ``detail`` is for an operator."""
 
     place: Whereabouts
@@ -235,7 +235,7 @@ class Confirmation:
     detail: str
 
 
-def look(channels: RqdChannels, ref: RunningFrameRef, *, timeout: float | None = None) -> Sighting:
+def look(channels: RqdChannels, ref: RunningFrameRef, *, timeout: float | None = None) -> FrameSeen:
     """Ask the host's RQD whether it runs the frame, and for which proc."""
     try:
         with channels.stub(ref.host_name) as stub:
@@ -243,8 +243,8 @@ def look(channels: RqdChannels, ref: RunningFrameRef, *, timeout: float | None =
                 rqd_pb2.RqdStaticReportStatusRequest(), timeout=timeout or channels.settings.kill_timeout
             )
     except grpc.RpcError as error:
-        return Sighting(Whereabouts.UNREACHABLE, describe(error))
-    return sighting(answer.host_report, ref)
+        return FrameSeen(Whereabouts.UNREACHABLE, describe(error))
+    return frame_seen(answer.host_report, ref)
 
 
 def answers(channels: RqdChannels, host_name: str, *, seconds: float) -> bool:
@@ -259,19 +259,19 @@ def answers(channels: RqdChannels, host_name: str, *, seconds: float) -> bool:
     return True
 
 
-def sighting(report: report_pb2.HostReport, ref: RunningFrameRef) -> Sighting:
+def frame_seen(report: report_pb2.HostReport, ref: RunningFrameRef) -> FrameSeen:
     """What a host report says about one frame."""
     listed = 0
     for frame in report.frames:
         listed += frame.num_cores
         if frame.frame_id == ref.frame_id:
             if frame.resource_id == ref.proc_id:
-                return Sighting(Whereabouts.OURS, f"runs for proc {ref.proc_id}")
-            return Sighting(Whereabouts.ANOTHERS, f"runs for another proc, {frame.resource_id}")
+                return FrameSeen(Whereabouts.OURS, f"runs for proc {ref.proc_id}")
+            return FrameSeen(Whereabouts.ANOTHERS, f"runs for another proc, {frame.resource_id}")
     unlisted = report.core_info.booked_cores - listed
     if unlisted > 0 and unlisted >= ref.cores_centicores:
-        return Sighting(Whereabouts.SETTING_UP, f"{unlisted} centicores are booked by frames not listed yet")
-    return Sighting(Whereabouts.ABSENT, "not listed")
+        return FrameSeen(Whereabouts.SETTING_UP, f"{unlisted} centicores are booked by frames not listed yet")
+    return FrameSeen(Whereabouts.ABSENT, "not listed")
 
 
 def kill(channels: RqdChannels, host_name: str, frame_id: str, reason: str) -> tuple[bool, str]:
@@ -320,7 +320,7 @@ def kill_and_confirm(
             try:
                 accepted, _ = kill(channels, ref.host_name, ref.frame_id, reason)
             except grpc.RpcError as error:
-                seen = Sighting(Whereabouts.UNREACHABLE, describe(error))
+                seen = FrameSeen(Whereabouts.UNREACHABLE, describe(error))
             else:
                 asked = True
                 killed = killed or accepted

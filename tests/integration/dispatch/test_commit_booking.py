@@ -27,7 +27,7 @@ def test_a_plan_becomes_running_frames_with_procs(engine: Engine, settings: Sett
     result = commit(engine, procs, settings)
 
     assert [c.planned.proc_id for c in result.committed] == [p.proc_id for p in procs]
-    assert result.lost == result.unknown == ()
+    assert result.lost == result.unknown == []
     with engine.connect() as connection:
         frames = connection.execute(text("SELECT * FROM frame ORDER BY int_number")).all()
         rows = connection.execute(text("SELECT * FROM proc")).all()
@@ -126,7 +126,7 @@ def test_what_may_no_longer_run_is_lost(engine: Engine, settings: Settings, stat
 
     result = commit(engine, procs, settings)
 
-    assert result.committed == ()
+    assert result.committed == []
     assert reasons(result) == ["frame_lost", "frame_lost"]
     assert_consistent(engine)
 
@@ -261,7 +261,7 @@ def test_an_empty_plan_asks_nothing_of_the_database(engine: Engine, settings: Se
         result = commit_plan(engine, [], {}, settings, facts=NO_COLUMNS)
 
     assert statements == []
-    assert result.committed == result.lost == ()
+    assert result.committed == result.lost == []
 
 
 class _NoColumns:

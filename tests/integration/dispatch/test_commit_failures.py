@@ -193,7 +193,7 @@ def test_a_database_that_does_not_answer_loses_the_plan_for_certain(engine: Engi
     nowhere.dispose()
     assert reasons(result) == ["database_failure"] * 2
     assert not any(error.outcome_unknown for _, error in result.lost if isinstance(error, DatabaseFailure))
-    assert result.unknown == ()
+    assert result.unknown == []
 
 
 def test_a_booking_that_is_too_old_is_not_sent_at_all(engine: Engine, settings: Settings) -> None:
@@ -227,7 +227,7 @@ def test_a_commit_that_would_come_too_late_is_not_sent(engine: Engine, settings:
         result = commit_plan(engine, procs, {}, settings, facts=facts, clock=clock)
 
     assert clock() == 9.0, "the last statement was sent"
-    assert result.committed == ()
+    assert result.committed == []
     assert reasons(result) == ["database_failure"]
     assert_consistent(engine)
 
@@ -262,7 +262,7 @@ def test_a_client_that_pauses_before_commit_is_refused_by_the_server(
     result = commit_plan(engine, procs, {}, with_deadline(settings, 6.0), facts=facts)
 
     other.dispose()
-    assert result.committed == result.lost == ()
+    assert result.committed == result.lost == []
     assert len(result.unknown) == 2
     assert_consistent(engine)
     with engine.connect() as connection:
@@ -287,7 +287,7 @@ def test_a_connection_lost_during_commit_leaves_the_outcome_in_doubt(
     result = commit_plan(engine, procs, {}, settings, facts=facts)
 
     other.dispose()
-    assert result.committed == result.lost == ()
+    assert result.committed == result.lost == []
     assert [proc.proc_id for proc, _ in result.unknown] == [p.proc_id for p in procs]
     assert all(error.outcome_unknown for _, error in result.unknown)
     again = commit_plan(engine, procs, {}, settings, facts=facts)
@@ -308,7 +308,7 @@ def test_a_connection_lost_before_commit_is_a_certain_loss(
     result = commit(engine, procs, settings)
 
     assert reasons(result) == ["database_failure"]
-    assert result.unknown == ()
+    assert result.unknown == []
     assert_consistent(engine)
 
 

@@ -7,7 +7,7 @@ import pytest
 from opencue_proto import report_pb2
 
 from opencue_sched.dispatch.launch import Answer, classify
-from opencue_sched.dispatch.rqd import RunningFrameRef, Whereabouts, sighting
+from opencue_sched.dispatch.rqd import RunningFrameRef, Whereabouts, frame_seen
 
 CODE = grpc.StatusCode
 
@@ -74,4 +74,4 @@ def test_a_host_report_tells_where_a_frame_is(
         ],
         core_info=report_pb2.CoreDetail(booked_cores=booked),
     )
-    assert sighting(report, RunningFrameRef("render1", "F", "P", 200)).place is place
+    assert frame_seen(report, RunningFrameRef("render1", "F", "P", 200)).place is place
