@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 import uuid as uuids
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum, StrEnum
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
-
-from opencue_sched.coordination.board import Listing
-from opencue_sched.errors import SchedulerError
-
-if TYPE_CHECKING:
-    from opencue_sched.coordination.jobboard import JobBoard
-import threading
-from collections import defaultdict
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import redis
 import structlog
 
+from opencue_sched.coordination.board import Listing
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.periodic import PeriodicThread
+from opencue_sched.errors import SchedulerError
+
+if TYPE_CHECKING:
+    from opencue_sched.coordination.jobboard import JobBoard
+
+log = structlog.get_logger(__name__)
 
 # What can go wrong with a job on a board. Names and meanings are TaskFlow's; ClaimLost and BoardClosed are ours.
 
@@ -222,22 +222,24 @@ class Job:
     @property
     def last_modified(self) -> datetime | None:
         """When it was last claimed, ended or written to, by the clock of Redis; None before its first claim."""
-        listing = self.board.listing(self.uuid)
-        text = "" if listing is None else listing.fields.get("modified", "")
+        text = self._field("modified")
         return _moment(text) if text else None
 
     @property
     def result(self) -> Any:
         """What a claimant recorded last, None for nothing."""
-        listing = self.board.listing(self.uuid)
-        text = "" if listing is None else listing.fields.get("result", "")
+        text = self._field("result")
         return json.loads(text) if text else None
 
     @property
     def error(self) -> str:
         """Why it failed last or was trashed."""
+        return self._field("error")
+
+    def _field(self, name: str) -> str:
+        """A field of the job as it is now; '' for one that is not there."""
         listing = self.board.listing(self.uuid)
-        return "" if listing is None else listing.fields.get("error", "")
+        return "" if listing is None else listing.fields.get(name, "")
 
     def expires_in(self) -> float:
         """Seconds until the claim ends; DOES_NOT_EXPIRE (-1) if it never does, NO_CLAIM (-2) without one."""
@@ -338,8 +340,6 @@ class Entities:
 # What happens on a board, from its Stream: POSTED, CLAIMED, READY, EXPIRED, REMOVED and TRASHED, each written in the
 # same call that made it true.
 
-log = structlog.get_logger(__name__)
-
 POSTED = "POSTED"
 CLAIMED = "CLAIMED"
 READY = "READY"
@@ -420,20 +420,20 @@ class Notifier:
         self._open = open_reader
         self._lock = threading.Lock()
         self._callbacks: dict[str, list[Callback]] = defaultdict(list)
-        self._rounds: PeriodicThread | None = None
+        self._thread: PeriodicThread | None = None
 
     def register(self, kind: str, callback: Callback) -> None:
         """Call ``callback(kind, {"job": uuid, "name": name})`` for each event of ``kind`` from now on (ANY: each)."""
         with self._lock:
             self._callbacks[kind].append(callback)
-            if self._rounds is None:
-                self._rounds = PeriodicThread(
+            if self._thread is None:
+                self._thread = PeriodicThread(
                     "board-events",
                     partial(self._pass_on, self._open()),
                     failed="board_events_unreadable",
                     retry_seconds=_RETRY_SECONDS,
                 )
-                self._rounds.start()
+                self._thread.start()
 
     def deregister(self, kind: str, callback: Callback) -> None:
         """Stop calling ``callback`` for ``kind``."""
@@ -444,9 +444,9 @@ class Notifier:
     def stop(self) -> None:
         """End the thread."""
         with self._lock:
-            rounds, self._rounds = self._rounds, None
-        if rounds is not None:
-            rounds.stop()
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.stop()
 
     def _pass_on(self, reader: EventReader) -> float:
         for event in reader.read(_BLOCK_SECONDS / 2):

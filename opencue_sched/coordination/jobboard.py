@@ -7,13 +7,6 @@ own and aware of their zone; the trash can be listed and restored; waiting is by
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from opencue_sched.coordination.board import Listing, Pages
-from opencue_sched.coordination.job import Job, UnreadableJob
-
-if TYPE_CHECKING:
-    pass
 import json
 import time
 import uuid as uuids
@@ -27,7 +20,17 @@ import redis
 import structlog
 from redis.exceptions import RedisError
 
-from opencue_sched.coordination.board import NEVER, BoardScripts, End, Update, decoding, life_ms, new_token
+from opencue_sched.coordination.board import (
+    NEVER,
+    BoardScripts,
+    End,
+    Listing,
+    Pages,
+    Update,
+    decoding,
+    life_ms,
+    new_token,
+)
 from opencue_sched.coordination.job import (
     STATES,
     Backend,
@@ -37,6 +40,7 @@ from opencue_sched.coordination.job import (
     Entities,
     Entity,
     EventReader,
+    Job,
     JobFailure,
     JobPriority,
     JobState,
@@ -45,9 +49,12 @@ from opencue_sched.coordination.job import (
     Notifier,
     Payload,
     UnclaimableJob,
+    UnreadableJob,
 )
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.domain.redis_url import UNDECODABLE
+
+log = structlog.get_logger(__name__)
 
 # Iteration over a board, in pages.
 
@@ -133,8 +140,6 @@ def end_refused(uuid: str, who: str, seen: str, how: End, answer: Sequence[Any])
 
 
 # Whether a Redis is fit to keep a jobboard.
-
-log = structlog.get_logger(__name__)
 
 OLDEST_REDIS = (6, 2)
 
@@ -373,7 +378,7 @@ class JobBoard:
         return bool(answer)
 
     def extend(self, claims: Sequence[Job], *, ttl_seconds: float) -> list[Job]:
-        """Prolong the claims of these handles; those still held. For coordination.renewer.ClaimRenewer."""
+        """Prolong the claims of these handles; returns those still held. One round trip."""
         calls = [(job.uuid, job.owner_seen, job.fence, job.token, life_ms(ttl_seconds)) for job in claims]
         with self._answering():
             answers = self._scripts.call_each("board_extend", calls)

@@ -276,20 +276,20 @@ def layers_booked(ns: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class LookKeys:
-    """Keys by which one process of a facility scope looks at everything when all have missed notifications."""
+class ResyncKeys:
+    """Keys by which one process of a facility scope reads everything again when all have missed notifications."""
 
     ns: str
     facility: str | None = None
 
     @property
     def lock(self) -> str:
-        """There while one looks."""
+        """There while one reads."""
         return f"{self.counts}:lock"
 
     @property
     def counts(self) -> str:
-        """Hash of how many looks were begun, and which has ended well."""
+        """Hash of how many resyncs were begun, and which has ended well."""
         return f"{self.ns}:looks:{self.facility.lower() if self.facility else 'all'}"
 
 

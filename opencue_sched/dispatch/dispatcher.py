@@ -37,7 +37,7 @@ class Dispatcher:
 
     settings: Settings
     postings: ClusterPostings
-    renewer: ClaimRenewer[Claim]
+    renewer: ClaimRenewer
     runner: PassRunner
     owner: str
     send: Callable[[Enqueued], None]

@@ -1,7 +1,7 @@
 """What a worker does when PostgreSQL notifies it of something (design 4, "Release feeds").
 
 Every worker listens: releasing twice, loading caps twice and waking twice are harmless, and no worker depends on
-another. After a lost connection one worker looks at everything for all (missed_news); what is lost otherwise is made up
+another. After a lost connection one worker reads everything again for all (Resync); what is lost otherwise is made up
 for by the recompute, the reseed and the sweep.
 """
 
@@ -29,7 +29,7 @@ from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.recompute import RecomputeReport, recompute
 from opencue_sched.accounting.scripts import token_drop_call
 from opencue_sched.accounting.show_handover import follow_handed_back
-from opencue_sched.coordination.names import LookKeys
+from opencue_sched.coordination.names import ResyncKeys
 from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.dispatch.failures import is_trouble
 from opencue_sched.dispatch.hosts import HostFeed
@@ -230,98 +230,100 @@ def _ids(value: Any) -> list[str]:
     return value
 
 
-# Makes up for what PostgreSQL told while nobody heard it, or when it could not be followed.
+# Resync: read again what PostgreSQL may have notified while this worker did not listen, or what could not be read then.
 #
-# After a restart of PostgreSQL every listener has missed the same. A look at everything serves all whose listener was
-# back before it began, so one process of a facility scope looks and the others wait for it. Should it fail or die,
-# another one does. Nothing depends on the election: two that look at once read the same twice.
+# After a restart of PostgreSQL every worker has missed the same notifications. A resync serves all workers whose
+# listener was back before it began, so one process of a facility scope does it and the others wait for its end. If it
+# fails or dies, another one does it. Correctness does not depend on the election: two at once read the same twice.
 
 SETTLE_SECONDS = 0.25
-"""The other listeners come back about now; a look that begins after that serves them too."""
-LOOK_LIFE_SECONDS = 30.0
-"""After which a look counts as given up. One that takes longer is only joined by another."""
+"""The other listeners connect again about now; a resync that begins after that serves them too."""
+RESYNC_LIFE_SECONDS = 30.0
+"""After which a resync counts as given up. One that takes longer is only joined by another."""
 ASK_AGAIN_SECONDS = 0.25
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.5, 10.0
 
 _BEGUN, _ENDED = "begun", "ended"
-"""Of the looks so far: the number of the one that began last, and that of one that ended well."""
+"""Fields of the resyncs so far: the number of the one that began last, and that of one that ended well."""
 
 FollowCaps = Callable[[frozenset[str]], object]
 
 
-class MissedNews(PeriodicThread):
+class Resync(PeriodicThread):
     """One thread. ``everything`` and ``caps`` may be called from any.
 
-    ``look_at_all()`` reads everything again, ``follow_caps(vertex names)`` the caps of these; both may raise.
+    ``read_all()`` reads everything again, ``follow_caps(vertex names)`` the caps of these; both may raise, and are
+    called again later.
     """
 
     def __init__(
-        self, client: redis.Redis, keys: LookKeys, *, look_at_all: Callable[[], object], follow_caps: FollowCaps
+        self, client: redis.Redis, keys: ResyncKeys, *, read_all: Callable[[], object], follow_caps: FollowCaps
     ) -> None:
         super().__init__(
-            "missed-news",
-            self._make_up_for,
-            failed="missed_news_left_for_later",
+            "resync",
+            self._resync,
+            failed="resync_left_for_later",
             retry_seconds=FIRST_RETRY_SECONDS,
             longest_retry_seconds=LONGEST_RETRY_SECONDS,
         )
         self._client = client
         self._keys = keys
-        self._look_at_all = look_at_all
+        self._read_all = read_all
         self._follow_caps = follow_caps
         self._lock = threading.Lock()
         self._all = False
         self._vertices: set[str] = set()
         self.busy = False
-        """Whether anything is left to be made up for."""
+        """Whether anything is still to be read."""
 
     def everything(self) -> None:
         """Any notification may have been missed until now."""
-        with self._lock:
-            self.busy = self._all = True
-        self.wake()
+        self._add(everything=True)
 
     def caps(self, vertices: Collection[str]) -> None:
-        """These caps changed, and could not be followed."""
+        """These caps changed, and could not be read."""
+        self._add(vertices)
+
+    def _add(self, vertices: Collection[str] = (), *, everything: bool = False) -> None:
         with self._lock:
             self.busy = True
+            self._all |= everything
             self._vertices.update(vertices)
         self.wake()
 
-    def _make_up_for(self) -> None:
-        """All that was missed by now; what could not be made up for is kept."""
+    def _resync(self) -> None:
+        """Read what is wanted by now; what could not be read is wanted again."""
         with self._lock:
-            look, vertices = self._all, frozenset(self._vertices)
+            everything, vertices = self._all, frozenset(self._vertices)
             self._all = False
             self._vertices.clear()
         try:
-            if look:
-                self._have_looked()
-                look = False
+            if everything:
+                self._await_resync()
+                everything = False
             if vertices:
                 self._follow_caps(vertices)
         except Exception:
-            with self._lock:
-                self._all |= look
-                self._vertices |= vertices
+            self._add(vertices, everything=everything)
             raise
         with self._lock:
             self.busy = self._all or bool(self._vertices)
 
-    def _have_looked(self) -> None:
-        """Return when a look that began after this call has ended well: another process's, or this one's."""
+    def _await_resync(self) -> None:
+        """Return when a resync that began after this call has ended well: another process's, or this one's."""
         begun = int(self._client.hget(self._keys.counts, _BEGUN) or 0)
         token = uuid.uuid4().hex
         pause = SETTLE_SECONDS
         while not self.pause(pause):
             pause = ASK_AGAIN_SECONDS
-            mine = self._client.set(self._keys.lock, token, nx=True, px=round(1000 * LOOK_LIFE_SECONDS))
+            mine = self._client.set(self._keys.lock, token, nx=True, px=round(1000 * RESYNC_LIFE_SECONDS))
             try:
+                # After the lock was tried: its last holder counted its resync before it gave the lock back.
                 if int(self._client.hget(self._keys.counts, _ENDED) or 0) > begun:
                     return
                 if mine:
                     number = self._client.hincrby(self._keys.counts, _BEGUN, 1)
-                    self._look_at_all()
+                    self._read_all()
                     self._client.hset(self._keys.counts, _ENDED, number)
                     return
             finally:
@@ -329,10 +331,10 @@ class MissedNews(PeriodicThread):
                     call_scripts(self._client, [token_drop_call((self._keys.lock,), token)])
 
 
-# Turns notifications into sweeps: new work, freed hosts, changed caps - a few milliseconds after their commit.
+# The waker turns notifications - new work, freed hosts, changed caps - into sweeps, milliseconds after their commit.
 #
 # Everything that arrives while a sweep runs goes into the next one, so a burst of ten thousand notifications costs two
-# sweeps. When a store is in trouble, what arrived is kept for the next try. Sweeps by beat remain the safety net.
+# sweeps. When a store is in trouble, what arrived is kept for the next try. Beat's sweeps remain the safety net.
 
 DEBOUNCE_SECONDS = 0.01
 _AFTER_AN_ERROR_SECONDS = 0.25
@@ -382,7 +384,8 @@ class Waker(PeriodicThread):
         try:
             again = self._sweep(shows, hosts)
         except (SQLAlchemyError, RedisError) as error:
-            # A plain sweep does not rouse what rests. What can never be asked for must not keep the others from it.
+            # Kept, because a plain sweep does not wake clusters that rest; but not after an error that every try would
+            # meet again, for then no other cluster would be woken either.
             if is_trouble(error):
                 self._keep(shows, hosts)
             raise
@@ -423,10 +426,10 @@ class Events:
         self._recomputed = recomputed
         self._waker = Waker(wake)
         self._by_id = settings.accounting.release_feed == "proc-trigger"
-        self._missed = MissedNews(
+        self._resync = Resync(
             ledger.client,
-            LookKeys(settings.coordination.namespace, settings.scheduler.facility),
-            look_at_all=self._look_at_all,
+            ResyncKeys(settings.coordination.namespace, settings.scheduler.facility),
+            read_all=self._read_all,
             follow_caps=self._follow_caps,
         )
         self.listener = NotificationListener(settings, self._handlers(), counts=counts)
@@ -437,17 +440,17 @@ class Events:
             on_caps=self._caps_changed,
             on_work=self._waker.shows,
             on_handed_back=self._handed_back,
-            on_reconnect=self._missed.everything,
+            on_reconnect=self._resync.everything,
         )
 
     def start(self) -> None:
         self._waker.start()
-        self._missed.start()
+        self._resync.start()
         self.listener.start()
 
     def stop(self) -> None:
         self.listener.stop()
-        self._missed.stop()
+        self._resync.stop()
         self._waker.stop()
 
     def _released(self, procs: Sequence[str], hosts: Sequence[str]) -> None:
@@ -467,7 +470,7 @@ class Events:
             self._follow_caps(vertices)
         except (NotReady, RedisError, SQLAlchemyError) as error:
             log.warning("caps_left_for_a_moment", vertices=len(vertices), error=str(error))
-            self._missed.caps(vertices)
+            self._resync.caps(vertices)
 
     def _follow_caps(self, vertices: Collection[str]) -> None:
         load_caps(self._engine, self._ledger, [f"acct:{vertex}" for vertex in vertices])
@@ -492,7 +495,7 @@ class Events:
         except (NotReady, RedisError, SQLAlchemyError) as error:
             log.warning("handed_back_left_to_recompute", shows=list(shows), error=str(error))
 
-    def _look_at_all(self) -> None:
+    def _read_all(self) -> None:
         """What was released and which caps changed while nobody heard: as the next recompute and reseed would."""
         age = self._settings.accounting.in_flight_age
         self._recomputed(recompute(self._engine, self._ledger, age_seconds=age, write_tables=False))

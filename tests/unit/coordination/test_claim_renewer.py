@@ -56,9 +56,9 @@ def clock() -> Clock:
 
 @pytest.fixture
 def make_renewer(board, clock):
-    made: list[ClaimRenewer[Claim]] = []
+    made: list[ClaimRenewer] = []
 
-    def make(ttl_seconds: float, **how: float) -> ClaimRenewer[Claim]:
+    def make(ttl_seconds: float, **how: float) -> ClaimRenewer:
         made.append(ClaimRenewer(board, ttl_seconds=ttl_seconds, clock=clock, **how))
         return made[-1]
 

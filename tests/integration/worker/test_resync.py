@@ -14,19 +14,19 @@ from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
 from opencue_sched.accounting import keys
-from opencue_sched.coordination.names import LookKeys
+from opencue_sched.coordination.names import ResyncKeys
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Accounting, Settings
 from opencue_sched.worker import events as events_module
-from opencue_sched.worker.events import MissedNews
+from opencue_sched.worker.events import Resync
 from opencue_sched.worker.runtime import Runtime
 from tests.polling import eventually
 
 RECENT = 20.0
 WORKERS = 6
 
-Make = Callable[..., MissedNews]
+Make = Callable[..., Resync]
 
 
 class Looks:
@@ -58,8 +58,8 @@ class Looks:
 def make(redis_client: redis.Redis) -> Iterator[Make]:
     with ExitStack() as stack:
 
-        def made(look: Callable[[], object], follow: Callable[[frozenset[str]], object] = lambda _: None) -> MissedNews:
-            missed = MissedNews(redis_client, LookKeys("cue"), look_at_all=look, follow_caps=follow)
+        def made(look: Callable[[], object], follow: Callable[[frozenset[str]], object] = lambda _: None) -> Resync:
+            missed = Resync(redis_client, ResyncKeys("cue"), read_all=look, follow_caps=follow)
             missed.start()
             stack.callback(missed.stop)
             return missed
@@ -67,7 +67,7 @@ def make(redis_client: redis.Redis) -> Iterator[Make]:
         yield made
 
 
-def idle(fleet: list[MissedNews]) -> bool:
+def idle(fleet: list[Resync]) -> bool:
     return not any(it.busy for it in fleet)
 
 
@@ -84,7 +84,7 @@ def test_one_of_a_fleet_looks_for_all_that_came_back_before_it_began(make: Make,
     # then those that were late for it share another
     assert looks.begun <= 2
     assert looks.most_at_once == 1
-    assert not redis_client.exists(LookKeys("cue").lock)
+    assert not redis_client.exists(ResyncKeys("cue").lock)
 
 
 def test_who_comes_back_later_is_looked_for_anew(make: Make):
@@ -103,7 +103,7 @@ def test_a_look_that_fails_is_made_again_soon(make: Make):
         worker.everything()
         eventually(lambda: idle([worker]), RECENT, "a look")
     assert looks.begun == 3
-    assert [line["event"] for line in said] == ["missed_news_left_for_later"], "the same error is told once"
+    assert [line["event"] for line in said] == ["resync_left_for_later"], "the same error is told once"
 
 
 def test_what_could_not_be_followed_is_kept(make: Make):
@@ -123,7 +123,7 @@ def test_what_could_not_be_followed_is_kept(make: Make):
 def test_a_worker_looks_itself_though_redis_forgot_how_many_looks_there_were(make: Make, redis_client: redis.Redis):
     looks = Looks()
     worker = make(looks)
-    redis_client.hset(LookKeys("cue").counts, mapping={"begun": 1000, "ended": 1000})
+    redis_client.hset(ResyncKeys("cue").counts, mapping={"begun": 1000, "ended": 1000})
     worker.everything()
     eventually(lambda: idle([worker]), RECENT, "a look")
     redis_client.flushdb()
@@ -182,7 +182,7 @@ def test_after_a_restart_of_postgresql_one_worker_recomputes(
     # then it is made up for, not by each of them
     eventually(lambda: not redis_client.hexists(keys.LEDGER, gone), RECENT, "the release nobody heard")
     eventually(lambda: burst(redis_client) == "3", RECENT, "the cap nobody heard")
-    eventually(lambda: idle([worker.events._missed for worker in fleet]), RECENT, "rest")
+    eventually(lambda: idle([worker.events._resync for worker in fleet]), RECENT, "rest")
     assert len(reports) in (1, 2)
 
 
