@@ -7,8 +7,9 @@ INSTALLED := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 # Tests wait for servers, locks and time-outs as long as they compute: four at a time, also on two cores.
 TEST_PROCESSES ?= 4
-# Rooms go by file, in the order given, so that long files do not come last; whole processes see tests/side_by_side.py.
-ROOMS := $(PYTEST) --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+# Unit and integration tests go by file, in the order given, so that long files do not come last. For those of whole
+# processes see tests/side_by_side.py.
+SUITES := $(PYTEST) --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 PROCESSES := $(PYTEST) --numprocesses $(TEST_PROCESSES) -p tests.side_by_side --dist loadgroup
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEMO_ARGS ?=
@@ -49,15 +50,15 @@ format: $(INSTALLED) ## Put every file in form
 
 test: $(INSTALLED) ## Every test, on PostgreSQL and Redis of its own; prints the time of each suite
 	@status=0; \
-	$(ROOMS) $(PYTEST_ARGS) tests/integration tests/unit || status=$$?; \
+	$(SUITES) $(PYTEST_ARGS) tests/integration tests/unit || status=$$?; \
 	$(PROCESSES) $(PYTEST_ARGS) tests/e2e tests/chaos || status=$$?; \
 	exit $$status
 
 test-unit: $(INSTALLED) ## Tests without services
-	$(ROOMS) $(PYTEST_ARGS) tests/unit
+	$(SUITES) $(PYTEST_ARGS) tests/unit
 
-test-integration: $(INSTALLED) ## Tests of rooms on real PostgreSQL and Redis
-	$(ROOMS) $(PYTEST_ARGS) tests/integration
+test-integration: $(INSTALLED) ## Tests of packages on real PostgreSQL and Redis
+	$(SUITES) $(PYTEST_ARGS) tests/integration
 
 test-e2e: $(INSTALLED) ## Tests of whole processes
 	$(PROCESSES) $(PYTEST_ARGS) tests/e2e

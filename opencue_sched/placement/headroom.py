@@ -1,8 +1,8 @@
 """What a plan may still take under every cap, as it fills.
 
 Caps are those of the snapshot; the ledger and the commit check them again. Cores of subscriptions, folders and jobs,
-GPUs of folders and jobs, one running frame under each limit of a layer (all of them must have room: design section 9).
-Subscriptions have no GPU cap (facts D), and an allocation without a subscription may not be booked.
+GPUs of folders and jobs, one running frame under each limit of a layer (design section 9: every limit must have
+headroom). Subscriptions have no GPU cap (facts D), and an allocation without a subscription may not be booked.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class PlanHeadroom:
         )
 
     def over_cap(self, job: Job, layer: Layer, need: Need) -> OverCap | None:
-        """The cap that no frame of the layer can pass any more, on whatever host; None if each has room for one.
+        """The cap that no frame of the layer can pass any more, on whatever host; None if each has headroom for one.
 
         ``need.cores`` is the normalised minimum, so zero and negative minimums do not slip past (facts I).
         """

@@ -96,7 +96,7 @@ class KnownHosts:
 
     @property
     def checked_out(self) -> Collection[str]:
-        """Ids of the hosts somebody has."""
+        """Ids of the hosts that planners have checked out."""
         return self._out.keys()
 
     @property
@@ -249,7 +249,7 @@ class KnownHosts:
         return host.less(_sum(hold.taken for hold in holds.values()), last_updated=self._next_version())
 
     def _show(self, host: Host) -> None:
-        """Make the host bookable as it is, unless somebody has it: then its check-in will."""
+        """Make the host bookable as it is, unless it is checked out: then its check-in will."""
         if not self.groups.shows(host):
             self.groups.put(host)
         if host.id in self._out:
@@ -394,7 +394,7 @@ class HostCache:
 
     def take_news(self) -> tuple[Host, ...]:
         """The hosts that groups were fetched with since the last call, and those that a search missed because another
-        pass had them. Told once, to whoever asks first, also when the refresh that read them failed afterwards."""
+        pass had them. Returned by one call only, also when the refresh that read them failed afterwards."""
         with self._lock:
             news, self._news = tuple(self._news), []
             return news

@@ -264,7 +264,7 @@ class HostChanges:
 
     def __init__(self, client: redis.Redis, namespace: str, *, keep_entries: int = _MAX_ENTRIES_KEPT) -> None:
         self._client = client
-        # Not in coordination/names.py, which this room may not see.
+        # Not in coordination/names.py, which placement may not import.
         self._key = f"{namespace}:hosts:changed"
         self._keep_entries = keep_entries
 

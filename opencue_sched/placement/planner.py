@@ -349,12 +349,12 @@ class _Planner:
             )
         taken: dict[str, Reservation] = {}
         current = host
-        room = min(
+        most = min(
             len(layer.frames) - state.placed,
             self._policy.max_frames - len(self._procs),
             headroom.frames_left(job, layer, state.need),
         )
-        while len(taken) < room:
+        while len(taken) < most:
             left = headroom.cores_left(job, alloc_id)
             answer = reserve(layer, current, rules, os_name=job.os_name, job_cores_left=left)
             if not isinstance(answer, Reservation):

@@ -60,7 +60,7 @@ class Module:
         return str(self.path.relative_to(ROOT))
 
     @property
-    def room(self) -> str:
+    def package(self) -> str:
         parts = self.path.relative_to(ROOT).with_suffix("").parts
         return parts[1] if parts[0] == "opencue_sched" else parts[0]
 
@@ -98,7 +98,7 @@ def _imports(module: Module) -> Iterator[tuple[str, int]]:
             yield from ((f"{base}.{alias.name}", node.lineno) for alias in node.names)
 
 
-def _room_of(imported: str) -> str | None:
+def _package_of(imported: str) -> str | None:
     parts = imported.split(".")
     if parts[0] == "opencue_sched":
         return parts[1] if len(parts) > 1 and not parts[1].startswith("__") else None
@@ -106,26 +106,26 @@ def _room_of(imported: str) -> str | None:
 
 
 def test_every_room_has_its_rule() -> None:
-    assert {module.room for module in MODULES} <= set(ALLOWED), "a new room needs a line in ALLOWED"
+    assert {module.package for module in MODULES} <= set(ALLOWED), "a new package needs a line in ALLOWED"
 
 
 @pytest.mark.parametrize("module", MODULES, ids=NAMES)
 def test_a_room_imports_only_what_is_below_it(module: Module) -> None:
-    allowed = {module.room, *ALLOWED[module.room]}
+    allowed = {module.package, *ALLOWED[module.package]}
     climbing = [
         f"line {line}: {imported}"
         for imported, line in _imports(module)
-        if (room := _room_of(imported)) is not None and room not in allowed
+        if (package := _package_of(imported)) is not None and package not in allowed
     ]
-    assert not climbing, f"{module.name} imports rooms it may not see: {climbing}"
+    assert not climbing, f"{module.name} imports packages it may not see: {climbing}"
 
 
 def test_the_rules_have_no_cycle_below_the_doors() -> None:
-    lower = {room: seen for room, seen in ALLOWED.items() if room not in {"embedded", "worker", "cli"}}
+    lower = {package: seen for package, seen in ALLOWED.items() if package not in {"embedded", "worker", "cli"}}
     order: list[str] = []
     while remaining := set(lower) - set(order):
-        ready = sorted(room for room in remaining if not (lower[room] & remaining - {room}))
-        assert ready, f"rooms that import each other: {sorted(remaining)}"
+        ready = sorted(package for package in remaining if not (lower[package] & remaining - {package}))
+        assert ready, f"packages that import each other: {sorted(remaining)}"
         order += ready
 
 
@@ -133,7 +133,7 @@ def test_the_domain_is_pure() -> None:
     foreign = {
         f"{module.name}:{line} {imported}"
         for module in MODULES
-        if module.room == "domain"
+        if module.package == "domain"
         for imported, line in _imports(module)
         if imported.split(".")[0] not in sys.stdlib_module_names | {"opencue_sched"}
     }
@@ -145,7 +145,7 @@ def test_sql_is_written_in_the_store_only() -> None:
     elsewhere = {
         f"{module.name}:{line}"
         for module in MODULES
-        if module.room not in {"store", "embedded"} and module.name != LISTENS
+        if module.package not in {"store", "embedded"} and module.name != LISTENS
         for imported, line in _imports(module)
         if imported in {"sqlalchemy.text", "sqlalchemy.sql.text"} or imported.split(".")[0] == "psycopg2"
     }
@@ -156,7 +156,7 @@ def test_the_doors_are_thin() -> None:
     thick = {
         f"{module.name}:{line} {imported}"
         for module in MODULES
-        if module.room == "tasks"
+        if module.package == "tasks"
         for imported, line in _imports(module)
         if imported.split(".")[0] in {"sqlalchemy", "redis", "psycopg2", "grpc"}
     }
@@ -188,7 +188,7 @@ def test_everything_imported_is_declared() -> None:
         for module in MODULES
         for imported, line in _imports(module)
         if (top := imported.split(".")[0]) not in sys.stdlib_module_names
-        and _room_of(imported) is None
+        and _package_of(imported) is None
         and top not in {"opencue_sched", *OF_ANOTHER_ENVIRONMENT}
         and not module.path.with_name(f"{top}.py").exists()  # a script's neighbour
         and not {name.lower().replace("_", "-") for name in distributions.get(top, [])} & declared

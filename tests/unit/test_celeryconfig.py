@@ -154,10 +154,10 @@ import json, sys
 import opencue_sched.beat
 from opencue_sched.celery import RuntimeStep, app
 app.loader.import_default_modules()
-rooms = ("grpc", "opencue_sched.dispatch.dispatcher", "opencue_sched.worker.runtime")
-of_a_beat = sorted(set(rooms) & sys.modules.keys())
+loaded_late = ("grpc", "opencue_sched.dispatch.dispatcher", "opencue_sched.worker.runtime")
+of_a_beat = sorted(set(loaded_late) & sys.modules.keys())
 RuntimeStep(None)
-print(json.dumps([sorted(app.tasks), of_a_beat, sorted(set(rooms) & sys.modules.keys())]))
+print(json.dumps([sorted(app.tasks), of_a_beat, sorted(set(loaded_late) & sys.modules.keys())]))
 """
 
 

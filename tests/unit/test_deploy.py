@@ -47,7 +47,7 @@ def named_metrics(text: str) -> set[str]:
 def known_labels() -> dict[str, set[str]]:
     """Labels by the names a metric's samples have."""
     found: dict[str, set[str]] = {}
-    for family in (value for room in (metrics, fleet_metrics) for value in vars(room).values()):
+    for family in (value for module in (metrics, fleet_metrics) for value in vars(module).values()):
         if isinstance(family, MetricWrapperBase):
             for suffix in ("", "_total", "_bucket", "_sum", "_count"):
                 found[family._name + suffix] = {*family._labelnames, "le", "instance", "job"}

@@ -85,7 +85,7 @@ NAMED = (
 
 def families() -> dict[str, MetricWrapperBase]:
     """Our metrics by exposed name."""
-    ours = [value for room in (metrics, fleet_metrics) for value in vars(room).values()]
+    ours = [value for module in (metrics, fleet_metrics) for value in vars(module).values()]
     found = [value for value in ours if isinstance(value, MetricWrapperBase)]
     return {value._name + ("_total" if value._type == "counter" else ""): value for value in found}
 

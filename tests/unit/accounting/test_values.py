@@ -1,4 +1,4 @@
-"""Keys, entries, epochs, caps, ages and sums: the pure parts of the accounting room."""
+"""Keys, entries, epochs, caps, ages and sums: the pure parts of accounting."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ KEY = re.compile(
 )
 # A name that begins with a namespace, whatever follows.
 NAMESPACED = re.compile(r"\{[^{}]*(?:namespace|\b_?ns)\}[:.]\S*?[\"']|(?:namespace|\b_?ns)\s*\+\s*f?[\"'][:.]")
-# The placement room may not see the coordination room, and nobody else builds the name of its log.
+# The package placement may not import coordination, and nobody else builds the name of its log.
 EXCEPTIONS = {'opencue_sched/placement/host_groups.py: {namespace}:hosts:changed"'}
 
 
