@@ -122,7 +122,7 @@ def ensure_bootstrapped(
     seconds of waiting for another filler it raises NotReady; None waits for as long as it takes.
     """
     started = time.monotonic()
-    check_eviction_policy(ledger.client).raise_if_fatal()
+    check_eviction_policy(ledger.client)
     filler = _Filler(engine, ledger, dual=dual, wait_age=wait_age, sleep=sleep)
     action = Action.VERIFIED
     while True:
@@ -286,35 +286,24 @@ class _Filler:
         return int(answers[0]) == 1
 
 
-@dataclass(frozen=True, slots=True)
-class EvictionCheck:
-    """Whether Redis may throw away counters. ``fatal``: it may evict any key; else a warning or nothing."""
-
-    policy: str
-    fatal: bool
-    message: str
-
-    def raise_if_fatal(self) -> None:
-        if self.fatal:
-            raise InvalidInput(self.message)
-        if self.message:
-            log.warning("redis_eviction_policy", policy=self.policy, message=self.message)
-
-
-def check_eviction_policy(client: redis.Redis) -> EvictionCheck:
-    """Refuse a Redis that evicts keys to make room: a lost counter over-books. Raises NotReady without an answer."""
+def check_eviction_policy(client: redis.Redis) -> None:
+    """Refuse a Redis that evicts keys to make room, with InvalidInput: a lost counter over-books. Raises NotReady."""
     with answering():
         memory = cast("dict[str, object]", client.info("memory"))
-    return judge_eviction(str(memory.get("maxmemory_policy", "unknown")), int(str(memory.get("maxmemory", 0))))
+    policy = str(memory.get("maxmemory_policy", "unknown"))
+    warning = judge_eviction(policy, int(str(memory.get("maxmemory", 0))))
+    if warning:
+        log.warning("redis_eviction_policy", policy=policy, message=warning)
 
 
-def judge_eviction(policy: str, max_memory: int) -> EvictionCheck:
-    """``max_memory`` in bytes, 0 is no limit (then nothing is evicted, today)."""
+def judge_eviction(policy: str, max_memory: int) -> str:
+    """What to warn of, if anything. Raises InvalidInput for a policy that evicts any key, if there is a maximum.
+
+    ``max_memory`` in bytes, 0 is no limit (then nothing is evicted, today).
+    """
     if policy == "noeviction":
-        return EvictionCheck(policy, False, "")
+        return ""
     cure = "Set 'maxmemory-policy noeviction' in redis.conf, or CONFIG SET maxmemory-policy noeviction."
     if policy.startswith("allkeys") and max_memory > 0:
-        return EvictionCheck(
-            policy, True, f"Redis evicts keys (maxmemory-policy {policy}): counters would vanish. {cure}"
-        )
-    return EvictionCheck(policy, False, f"Redis has maxmemory-policy {policy}: keys may be evicted. {cure}")
+        raise InvalidInput(f"Redis evicts keys (maxmemory-policy {policy}): counters would vanish. {cure}")
+    return f"Redis has maxmemory-policy {policy}: keys may be evicted. {cure}"

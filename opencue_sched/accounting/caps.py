@@ -6,10 +6,8 @@ the version of the snapshot it was read in, and an older one of the same server 
 
 from __future__ import annotations
 
-import time
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
@@ -37,8 +35,6 @@ class CapsReport:
     written: int
     kept: int
     missing: tuple[str, ...] = ()
-    by_kind: Mapping[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
 
 
 def make_ledger(engine: Engine, client: redis.Redis, *, owner: str) -> Ledger:
@@ -108,7 +104,6 @@ def load_caps(engine: Engine, ledger: Ledger, vertex_keys: Collection[str]) -> C
 
     Also the answer to a cap notification, and to "re-read the frames of unmanaged shows that hold a limit".
     """
-    started = time.monotonic()
     wanted = _by_vertex_kind(vertex_keys)
     imported = imported_shows(ledger.client) if VertexKind.LIMIT in wanted else {}
     with repeatable_read(engine) as connection:
@@ -117,12 +112,11 @@ def load_caps(engine: Engine, ledger: Ledger, vertex_keys: Collection[str]) -> C
     written, kept = ledger.write_caps(version, rows)
     found = {key for key, _ in rows}
     missing = tuple(key for key in vertex_keys if key not in found)
-    return CapsReport(written, kept, missing, _by_kind(rows), time.monotonic() - started)
+    return CapsReport(written, kept, missing)
 
 
 def reseed_limits(engine: Engine, ledger: Ledger, show_ids: Collection[str]) -> CapsReport:
     """Write all caps of these shows, and every limit. Subscriptions that were deleted get burst 0."""
-    started = time.monotonic()
     stored = _stored_subscriptions(ledger.client, show_ids)
     imported = imported_shows(ledger.client)
     with repeatable_read(engine) as connection:
@@ -130,8 +124,7 @@ def reseed_limits(engine: Engine, ledger: Ledger, show_ids: Collection[str]) -> 
         rows = cap_rows_of_shows(connection, show_ids, imported)
     found = {key for key, _ in rows}
     rows += [(key, _NO_SUBSCRIPTION) for key in stored if key not in found]
-    written, kept = ledger.write_caps(version, rows)
-    return CapsReport(written, kept, (), _by_kind(rows), time.monotonic() - started)
+    return CapsReport(*ledger.write_caps(version, rows))
 
 
 def cap_rows_of_shows(connection: Connection, show_ids: Collection[str], imported: Mapping[str, str]) -> list[CapRow]:
@@ -223,7 +216,3 @@ def _limit(row: store.LimitCaps) -> CapRow:
 
 def _cores(centicores: int) -> str:
     return str(cap_cores(centicores))
-
-
-def _by_kind(rows: Sequence[CapRow]) -> dict[str, int]:
-    return dict(Counter(ref.kind.value for key, _ in rows if (ref := keys.parse(key)) is not None))

@@ -198,7 +198,7 @@ class Ledger:
         return {b.proc_id: a for b, a in zip(bookings, answers, strict=True)}, caps
 
     def _take_back(self, taken: Sequence[Booking]) -> None:
-        """Members back what nobody will commit. Where that fails, recompute finds it too old."""
+        """Roll back what nobody will commit. Where that fails, recompute finds it too old."""
         try:
             self.rollback(taken)
         except (NotReady, RedisError) as error:
@@ -282,8 +282,7 @@ class Ledger:
     def apply(self, changes: Sequence[Change], *, epoch: Epoch) -> Applied:
         """Apply differences that were found under ``epoch``."""
         applied, passed, seqs = 0, [], []
-        for start in range(0, len(changes), _APPLIED_PER_ROUND_TRIP):
-            part = changes[start : start + _APPLIED_PER_ROUND_TRIP]
+        for part in chunks(changes, _APPLIED_PER_ROUND_TRIP):
             answers = self.call_under(reconcile_calls(epoch.text, part, self.owner))
             applied += sum(int(answer[2]) for answer in answers)
             passed += [proc_id for answer in answers for proc_id in answer[3:]]
@@ -324,34 +323,25 @@ class Ledger:
         reads: Sequence[Sequence[str]] = (),
         raising: bool = True,
     ) -> tuple[list[Any], list[Any]]:
-        """Make the calls; those refused for the epoch are made once more if the store has a new one by now.
-
-        ``raising`` False: errors of Redis stand among the answers.
-        """
+        """Make the calls, once more if the store has a new epoch by now. ``raising`` False: errors of Redis stand among
+        the answers."""
         epoch = self.epoch()
         made = calls(epoch.text)
         if not made and not reads:
             return [], []
         answers, values = self._send(made, reads, raising=raising)
-        stale = [i for i, answer in enumerate(answers) if refused_for(answer) == NOT_READY]
-        if stale:
-            fresh = self.learn_epoch()
-            again = calls(fresh.text)
-            if list(map(_size, again)) != list(map(_size, made)):
-                # Cut otherwise, for a store of the other kind: all are made again, and nothing counts twice.
-                stale, answers = list(range(len(again))), [None] * len(again)
-            retried, values = self._send([again[i] for i in stale], reads, raising=raising)
-            if any(refused_for(answer) == NOT_READY for answer in retried):
+        if _refused_for_the_epoch(answers):
+            # All of them again: what was answered under the former epoch went with the store that had it.
+            answers, values = self._send(calls(self.learn_epoch().text), reads, raising=raising)
+            if _refused_for_the_epoch(answers):
                 self.forget_epoch()
                 raise NotReady("the counters in Redis are being filled; waiting for the bootstrap")
-            for i, answer in zip(stale, retried, strict=True):
-                answers[i] = answer
         return answers, values
 
     def call_under(self, calls: Sequence[ScriptCall]) -> list[Any]:
         """Make calls that carry an epoch of their own. Raises NotReady when it is not the store's (any more)."""
         answers, _ = self._send(calls, ())
-        if any(refused_for(answer) == NOT_READY for answer in answers):
+        if _refused_for_the_epoch(answers):
             raise NotReady("the counters in Redis were lost, or filled anew, in the middle of an operation")
         return answers
 
@@ -384,8 +374,8 @@ def _capped_keys(bookings: Iterable[Booking]) -> list[str]:
     return list(dict.fromkeys(key for booking in bookings for key in keys.capped(booking.vertices)))
 
 
-def _size(call: ScriptCall) -> int:
-    return len(call.args)
+def _refused_for_the_epoch(answers: Sequence[Any]) -> bool:
+    return any(refused_for(answer) == NOT_READY for answer in answers)
 
 
 def _number(text: str | None) -> int | None:

@@ -28,13 +28,18 @@ from opencue_sched.accounting.reconcile import (
     Drift,
     FirstSeen,
     Pass,
-    by_kind,
     drift_of_entries,
     reconcile,
     renew_entries,
 )
 from opencue_sched.accounting.scripts import Phase, chunks, foreign_calls, reclaim_calls, reseed_cas_calls
-from opencue_sched.store import accounting
+from opencue_sched.store import accounting as store
+
+log = structlog.get_logger(__name__)
+
+DEFAULT_AGE_SECONDS = 40.0
+DEFAULT_GRACE_SECONDS = 30.0
+_KEYS_PER_ROUND_TRIP = 2000
 
 # The reference's reseed contract, for a store into which another program publishes plain decrements.
 #
@@ -47,9 +52,6 @@ from opencue_sched.store import accounting
 # Under load nothing ever stands still. Then the pass ends with the foreign deltas instead of being skipped: one above 0
 # older than a grace is a lost decrement, one below 0 at two passes' ends belongs to nobody (lua/foreign.lua). A publish
 # that comes after its proc's entry was swapped away under-counts until the next pass: the reference's own drift bound.
-
-DEFAULT_GRACE_SECONDS = 30.0
-_KEYS_PER_ROUND_TRIP = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +135,10 @@ def _dissolve(ledger: Ledger, epoch: Epoch, phase: Phase, grace_seconds: float, 
     return corrected
 
 
-log = structlog.get_logger(__name__)
+# One pass over everything.
 
-DEFAULT_AGE_SECONDS = 40.0
 _IDS_PER_STATEMENT = 5000
-_OWNERS: Mapping[VertexKind, tuple[accounting.Owner, int]] = {
+_OWNERS: Mapping[VertexKind, tuple[store.Owner, int]] = {
     VertexKind.JOB: ("job", 0),
     VertexKind.LAYER: ("layer", 0),
     VertexKind.FOLDER: ("folder", 0),
@@ -178,11 +179,6 @@ class RecomputeReport:
     def healed(self) -> int:
         """Entries and counters that were not as they should be."""
         return sum(self.causes.values()) + sum(self.drifted.values())
-
-    @property
-    def moved(self) -> dict[str, int]:
-        """Vertices whose counters were put right, by kind."""
-        return by_kind(self.healed_vertices)
 
 
 def recompute(
@@ -237,7 +233,7 @@ def recompute(
         in_flight=found.in_flight,
         oldest_in_flight_seconds=0.0 if oldest is None else float(max(0, done.mark.seconds - oldest)),
         reclaimed=reclaim_orphans(engine, ledger, done.mark, check) if only is None and check.complete else 0,
-        tables=accounting.refresh_tables(engine, only or done.snapshot.managed) if write_tables else {},
+        tables=store.refresh_tables(engine, only or done.snapshot.managed) if write_tables else {},
         cas=cas,
         seconds=time.monotonic() - started,
     )
@@ -270,7 +266,7 @@ def _heal_drift(ledger: Ledger, mark: Mark, check: ConsistencyCheck) -> dict[Ver
 def reclaim_orphans(engine: Engine, ledger: Ledger, mark: Mark, check: ConsistencyCheck) -> int:
     """Free the keys of jobs and layers that are finished or gone, and of folders and shows that are gone, if they count
     nothing; returns how many."""
-    rows: dict[accounting.Owner, dict[str, str]] = defaultdict(dict)
+    rows: dict[store.Owner, dict[str, str]] = defaultdict(dict)
     for key in check.readings:
         ref = keys.parse(key)
         if ref is not None and ref.kind in _OWNERS:
@@ -281,7 +277,7 @@ def reclaim_orphans(engine: Engine, ledger: Ledger, mark: Mark, check: Consisten
         alive: set[str] = set()
         for part in chunks(sorted(set(row_of.values())), _IDS_PER_STATEMENT):
             with engine.begin() as connection:
-                alive |= accounting.alive(connection, table, part)
+                alive |= store.alive(connection, table, part)
         orphans += [key for key, row_id in row_of.items() if row_id not in alive]
     freed = 0
     for part in chunks(orphans, _KEYS_PER_ROUND_TRIP):

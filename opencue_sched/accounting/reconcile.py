@@ -24,9 +24,13 @@ from opencue_sched.accounting.ledger import Applied, Ledger, Mark, answering
 from opencue_sched.accounting.scripts import Change, chunks
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.domain.units import booked_cores
-from opencue_sched.store import accounting
 from opencue_sched.store import accounting as store
 from opencue_sched.store.engine import repeatable_read
+
+log = structlog.get_logger(__name__)
+
+_IDS_PER_STATEMENT = 5000
+_ROWS_BETWEEN_PAUSES = 2000
 
 # What to change so that the ledger says what the proc table says: pure decisions (design section 4, "Recompute").
 #
@@ -154,11 +158,6 @@ def additions(fresh: Mapping[str, str]) -> list[Change]:
 
 # The proc table as ledger entries, at one moment.
 
-log = structlog.get_logger(__name__)
-
-_IDS_PER_STATEMENT = 5000
-_ROWS_BETWEEN_PAUSES = 2000
-
 
 @dataclass(frozen=True, slots=True)
 class ProcSnapshot:
@@ -179,25 +178,23 @@ def snapshot_of(
 ) -> ProcSnapshot:
     """The snapshot a transaction sees; ``meanwhile`` is called now and then while it is read."""
     managed = store.managed_show_ids(connection)
-    procs = accounting.procs(connection, only)
+    procs = store.procs(connection, only)
     return ProcSnapshot(managed, entries_of(procs if meanwhile is None else _with_pauses(procs, meanwhile)))
 
 
-def _with_pauses(
-    rows: Iterable[accounting.AccountedProc], pause: Callable[[], object]
-) -> Iterator[accounting.AccountedProc]:
+def _with_pauses(rows: Iterable[store.AccountedProc], pause: Callable[[], object]) -> Iterator[store.AccountedProc]:
     for number, row in enumerate(rows):
         if number % _ROWS_BETWEEN_PAUSES == 0:
             pause()
         yield row
 
 
-def entries_of(rows: Iterable[accounting.AccountedProc]) -> dict[str, str]:
+def entries_of(rows: Iterable[store.AccountedProc]) -> dict[str, str]:
     """Procs as ledger entries: cores rounded up per proc."""
     return {row.proc_id: _booking(row).packed() for row in rows if _countable(row.show_id)}
 
 
-def _booking(row: accounting.AccountedProc) -> Booking:
+def _booking(row: store.AccountedProc) -> Booking:
     alloc, folder, job, layer, dept = (
         vertex_id if _countable(vertex_id) else ""
         for vertex_id in (row.alloc_id, row.folder_id, row.job_id, row.layer_id, row.dept_id)
@@ -223,7 +220,7 @@ def may_still_commit(engine: Engine, age_seconds: float) -> bool:
     has ended by then is in it.
     """
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        stalled = accounting.unfinished_commits(connection, age_seconds / 3)
+        stalled = store.unfinished_commits(connection, age_seconds / 3)
     if stalled:
         log.warning("commits_are_stalled", commits=stalled, seconds=age_seconds / 3)
     return stalled > 0
@@ -234,7 +231,7 @@ def fresh_additions(engine: Engine, proc_ids: Collection[str]) -> list[Change]:
     changes: list[Change] = []
     for part in chunks(list(proc_ids), _IDS_PER_STATEMENT):
         with engine.begin() as connection:
-            changes += additions(entries_of(accounting.procs_by_id(connection, part)))
+            changes += additions(entries_of(store.procs_by_id(connection, part)))
     return changes
 
 
@@ -345,6 +342,8 @@ def reconcile(
     engine: Engine, ledger: Ledger, only: frozenset[str] | None, *, age_seconds: float, first_seen: FirstSeen
 ) -> Pass:
     """Bring the ledger to what the proc table says, as far as it can be said for certain now."""
+    # The order is the rule: mark, open COMMITs, snapshot, ledger. What happens between two of them is newer than the
+    # mark, and is left to the next pass; a COMMIT that has ended before the snapshot is in it.
     marked_at = first_seen.clock()
     mark = ledger.mark()
     ledger.drop_misfits(mark, first_seen.key)
@@ -358,6 +357,7 @@ def reconcile(
     too_old = frozenset[str]() if stalled else old
     scope = Scope(snapshot.managed, only)
     found = find_differences(mark.seq, snapshot.entries, check.records.values(), too_old=too_old, scope=scope)
+    # Read again, because a proc that was released since the snapshot has left the ledger too, and perhaps no tombstone.
     found.add_missing(fresh_additions(engine, found.absent))
     if only is None and check.unreadable:
         log.error("ledger_entries_not_understood", entries=len(check.unreadable), procs=check.unreadable[:20])
@@ -413,11 +413,3 @@ def drift_of_entries(
         after = set() if change.entry is None else set(amounts(change.entry))
         touched[cause_of[change.proc_id]] |= {key for key, _, _ in before ^ after}
     return {(kind, cause): count for cause, keys in touched.items() for kind, count in count_by_kind(keys).items()}
-
-
-def by_kind(drift: Drift) -> dict[str, int]:
-    """The same without causes, by the kind's name in the keys."""
-    sums: Counter[str] = Counter()
-    for (kind, _), count in drift.items():
-        sums[kind.value] += count
-    return dict(sums)

@@ -349,21 +349,20 @@ def test_a_restarted_redis_stops_bookings_until_it_is_filled_again(engine: Engin
 
 class TestEviction:
     def test_this_redis_keeps_its_keys(self, redis_client: redis.Redis) -> None:
-        assert not check_eviction_policy(redis_client).fatal
+        check_eviction_policy(redis_client)
 
     @pytest.mark.parametrize(
-        ("policy", "max_memory", "fatal", "warns"),
-        [
-            ("noeviction", 1000, False, False),
-            ("allkeys-lru", 1000, True, True),
-            ("allkeys-lru", 0, False, True),
-            ("volatile-ttl", 1000, False, True),
-        ],
+        ("policy", "max_memory", "warns"),
+        [("noeviction", 1000, False), ("allkeys-lru", 0, True), ("volatile-ttl", 1000, True)],
     )
-    def test_policies(self, policy: str, max_memory: int, fatal: bool, warns: bool) -> None:
-        check = judge_eviction(policy, max_memory)
-        assert (check.fatal, bool(check.message)) == (fatal, warns)
-        assert not warns or "noeviction" in check.message
+    def test_policies(self, policy: str, max_memory: int, warns: bool) -> None:
+        warning = judge_eviction(policy, max_memory)
+        assert bool(warning) == warns
+        assert not warns or "noeviction" in warning
+
+    def test_a_policy_that_evicts_any_key_is_refused_with_its_cure(self) -> None:
+        with pytest.raises(InvalidInput, match="noeviction"):
+            judge_eviction("allkeys-lru", 1000)
 
     def test_a_redis_that_evicts_is_refused_at_start(self, engine: Engine, own_redis: EmbeddedRedis) -> None:
         client = make_redis(own_redis.url, Settings())

@@ -28,7 +28,7 @@ def test_a_reseed_writes_the_fields_of_the_reference_in_whole_cores(world: World
     world.sql("UPDATE job_resource SET int_max_cores = 50, int_max_gpus = -1, int_priority = 77")
     world.sql("UPDATE point SET int_min_cores = 300")
     report = reseed_limits(world.engine, world.ledger, [world.show.id])
-    assert report.by_kind == {"sub": 1, "folder": 1, "job": 1, "point": 1}
+    assert report.written == 4
     counters = {"int_cores": "0", "int_gpus": "0"}
     with world.engine.begin() as connection:
         alloc = Farm(connection).default_alloc()
@@ -170,7 +170,8 @@ def test_a_deleted_subscription_gets_burst_zero_at_the_next_reseed(world: World)
 
 def test_finished_jobs_are_not_reseeded(world: World) -> None:
     world.sql("UPDATE job SET str_state = 'FINISHED'")
-    assert "job" not in reseed_limits(world.engine, world.ledger, [world.show.id]).by_kind
+    reseed_limits(world.engine, world.ledger, [world.show.id])
+    assert fields(world, keys.job(world.job.id)) == {}
 
 
 def test_a_limit_is_lowered_by_the_running_frames_of_unmanaged_shows(world: World) -> None:

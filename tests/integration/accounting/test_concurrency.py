@@ -150,7 +150,7 @@ def test_a_recompute_in_the_middle_of_another_changes_nothing_twice(world: World
     outer = world.recompute()
     assert outer.passed_over == 2
     assert {cause for _, cause in outer.found} == {Cause.MISSED_RELEASE, Cause.MISSING}
-    assert outer.moved == {}, "found, but healed by the other"
+    assert outer.healed_vertices == {}, "found, but healed by the other"
     assert world.job_cores() == 6
     world.exact()
 

@@ -19,9 +19,10 @@ from opencue_sched.accounting.bootstrap import StoreState, ensure_bootstrapped, 
 from opencue_sched.accounting.connection import look_at_store
 from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.entries import EntryState
+from opencue_sched.accounting.keys import VertexKind
 from opencue_sched.accounting.ledger import Booking
 from opencue_sched.accounting.recompute import recompute
-from opencue_sched.accounting.reconcile import ProcSnapshot, may_still_commit, read_snapshot
+from opencue_sched.accounting.reconcile import Cause, ProcSnapshot, may_still_commit, read_snapshot
 from opencue_sched.accounting.scripts import MAX_IDS_PER_CALL, Change
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
@@ -37,7 +38,7 @@ def test_a_proc_the_ledger_lacks_is_added(world: World) -> None:
     world.run(3)
     report = world.recompute()
     assert report.causes == {"missing": 3}
-    assert report.moved == {"sub": 1, "folder": 1, "job": 1, "layer": 1, "point": 1}
+    assert report.healed_vertices == {(kind, Cause.MISSING): 1 for kind in VertexKind if kind is not VertexKind.LIMIT}
     assert world.job_cores() == 6
     world.exact()
 
@@ -53,7 +54,7 @@ def test_a_second_pass_changes_nothing(world: World) -> None:
     world.recompute()
     seq = world.store.seq()
     report = world.recompute()
-    assert (report.healed, report.moved, report.entries) == (0, {}, 3)
+    assert (report.healed, report.healed_vertices, report.entries) == (0, {}, 3)
     assert world.store.seq() == seq
 
 
