@@ -15,7 +15,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
 from opencue_sched.errors import SchedulerError, WrongConfiguration
-from opencue_sched.insight.stores import trouble_in_words
+from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import get_settings, setting_problems
 from opencue_sched.store.schema import VERSION_TABLE, explained, migration_lock, refuse_too_old
 
@@ -60,7 +60,7 @@ def run_for_alembic() -> None:
     except SchedulerError as error:
         _end(EXIT_FAILED, str(error))
     except OperationalError as error:
-        _end(EXIT_FAILED, trouble_in_words(error, get_settings()))
+        _end(EXIT_FAILED, describe_failure(error, get_settings()))
 
 
 def _end(status: int, *reasons: str) -> None:

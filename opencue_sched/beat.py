@@ -38,7 +38,7 @@ from opencue_sched.coordination.leader import (
 from opencue_sched.coordination.names import LeaderKeys, beat_role, worker_group
 from opencue_sched.coordination.presence import BEAT_TYPE, REFRESH_SECONDS, InstanceTaken, Presence
 from opencue_sched.errors import SchedulerError
-from opencue_sched.insight.stores import TOLD_AGAIN_SECONDS, Troubles, check_for_beat
+from opencue_sched.insight.stores import LOG_AGAIN_SECONDS, StoreFailures, check_for_beat
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.fences import PersistentFences
@@ -112,14 +112,14 @@ class LeaderScheduler(Scheduler):
         except (RedisError, SQLAlchemyError, SchedulerError, KombuError) as error:
             trouble, wait = error, POLL_SECONDS
         if trouble is None:
-            self._troubles.met_none()
+            self._failures.ended()
         else:
-            self._troubles.met(trouble)
+            self._failures.seen(trouble)
         return wait
 
     @cached_property
-    def _troubles(self) -> Troubles:
-        return Troubles(get_settings(), boot_clock)
+    def _failures(self) -> StoreFailures:
+        return StoreFailures(get_settings(), boot_clock)
 
     def _lead(self, gate: LeaderGate) -> float:
         now, last_ticks = gate.redis_time(), gate.last_ticks()
@@ -178,7 +178,7 @@ class LeaderScheduler(Scheduler):
         """Log an error, each once a minute."""
         what = (event, fields.get("task"))
         if boot_clock() >= self._log_again_at.get(what, 0.0):
-            self._log_again_at[what] = boot_clock() + TOLD_AGAIN_SECONDS
+            self._log_again_at[what] = boot_clock() + LOG_AGAIN_SECONDS
             log.error(event, **fields)
 
     def _serve(

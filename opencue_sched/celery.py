@@ -32,7 +32,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.coordination.queues import broker_settings
 from opencue_sched.errors import InvalidInput, NotReady, SchedulerError
-from opencue_sched.insight.stores import StoreAway, check_broker, check_for_beat, trouble_in_words
+from opencue_sched.insight.stores import StoreAway, check_broker, check_for_beat, describe_failure
 from opencue_sched.settings import get_settings, setting_problems, unknown_variables
 from opencue_sched.worker.consumer import (
     PresenceStep,
@@ -147,7 +147,7 @@ class RuntimeStep(bootsteps.StartStopStep):
         except (RedisError, SQLAlchemyError) as error:
             if not is_trouble(error):
                 raise
-            _refuse(StoreAway(trouble_in_words(error, get_settings())))
+            _refuse(StoreAway(describe_failure(error, get_settings())))
         except SystemExit:
             # Told to stop meanwhile. Celery ends no step of a worker that has not started all.
             stop_worker()

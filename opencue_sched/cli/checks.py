@@ -31,7 +31,7 @@ from opencue_sched.insight.explain import (
     verdict_words,
 )
 from opencue_sched.insight.fleet import fleet_view
-from opencue_sched.insight.stores import trouble_in_words
+from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import get_settings
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.jobs import Layer
@@ -248,7 +248,7 @@ def _refuse_unmigrated(engine: Engine) -> None:
         with engine.connect() as connection:
             refuse_unmigrated(check_schema(connection))
     except OperationalError as error:
-        click.echo(f"warning: {trouble_in_words(error, get_settings())}", err=True)
+        click.echo(f"warning: {describe_failure(error, get_settings())}", err=True)
 
 
 def _leader_line(leader: dict[str, Any]) -> str:

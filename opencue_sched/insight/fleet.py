@@ -1,4 +1,4 @@
-"""The fleet at one moment: who is alive, who leads, what each is at, what waits."""
+"""The fleet at one moment: which processes live, which beat leads, what each works on, and what waits."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ log = structlog.get_logger(__name__)
 def fleet_view(client: redis.Redis, settings: Settings, fences: PersistentFences | None = None) -> dict[str, Any]:
     """Everything ``opencue-sched fleet`` shows, JSON-able. Seconds throughout. ``fences`` as for leader_view.
 
-    Everybody on this Redis and namespace; but the leader, queues, backlog and postings of one's own facility scope.
+    Workers and beats are all of this Redis and namespace; leader, queues, backlog and postings are those of the
+    settings' facility scope.
     """
     namespace, facility = settings.coordination.namespace, settings.scheduler.facility
     members = list_members(client, namespace)
     group = worker_group(facility, settings.coordination.group)
-    survey = survey_queues(client, namespace, members, group=group, facility=facility)
+    queues = survey_queues(client, namespace, members, group=group, facility=facility)
     postings = cluster_postings(client, settings)
     counts = postings.counts()
     return {
         "namespace": namespace,
         "leader": leader_view(client, LeaderKeys(namespace, beat_role(facility)), members, fences),
         "workers": _workers(members, postings.in_hand()),
-        "beats": [_person(actor) | {"fence": actor.fence or None} for actor in members.of(BEAT_TYPE)],
+        "beats": [_process(actor) | {"fence": actor.fence or None} for actor in members.of(BEAT_TYPE)],
         "gone": list(members.gone),
         "queues": {
             type_: {
@@ -45,9 +46,9 @@ def fleet_view(client: redis.Redis, settings: Settings, fences: PersistentFences
                 "oldest_seconds": round(figures.oldest_seconds, 1),
                 "queues": {name: depth for name, depth in figures.queues.items() if depth},
             }
-            for type_, figures in survey.by_type.items()
+            for type_, figures in queues.by_type.items()
         },
-        "backlog_per_worker": {name: round(backlog, 2) for name, backlog in survey.backlog_per_worker.items()},
+        "backlog_per_worker": {name: round(backlog, 2) for name, backlog in queues.backlog_per_worker.items()},
         "postings": {
             "ready": counts.ready,
             "resting": counts.delayed,
@@ -62,7 +63,7 @@ def leader_view(
 ) -> dict[str, Any]:
     """The leader of the beats: its instance if that is alive, fence, and seconds since a tick was fired.
 
-    ``two_redis``: beats of two Redis wanted to lead lately, so one stands by; None when ``fences`` cannot say.
+    ``two_redis``: beats of two Redis recently wanted to lead, so one stands by; None when ``fences`` does not answer.
     """
     with client.pipeline(transaction=False) as pipe:
         pipe.get(keys.lease)
@@ -97,8 +98,8 @@ def _two_redis(fences: PersistentFences, keys: LeaderKeys) -> bool | None:
 def _workers(members: Members, in_hand: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
     """One entry per worker instance, with all its types.
 
-    It works on what it says, and on what the board says, which knows of the children of a prefork pool. To the board an
-    owner is the name of an instance, so it says nothing of one that two groups have.
+    Its work is what its presence lists, and what the board lists for its name: the board knows the children of a
+    prefork pool. To the board an owner is an instance's name, so it is not asked about one that two groups have.
     """
     by_instance: dict[tuple[str, str], list[Actor]] = {}
     for actor in members.alive:
@@ -106,7 +107,7 @@ def _workers(members: Members, in_hand: Mapping[str, Sequence[str]]) -> list[dic
             by_instance.setdefault((actor.group, actor.instance), []).append(actor)
     names = Counter(instance for _, instance in by_instance)
     return [
-        _person(actors[0])
+        _process(actors[0])
         | {
             "types": sorted(actor.type for actor in actors),
             "state": actors[0].state,
@@ -118,7 +119,7 @@ def _workers(members: Members, in_hand: Mapping[str, Sequence[str]]) -> list[dic
     ]
 
 
-def _person(actor: Actor) -> dict[str, Any]:
+def _process(actor: Actor) -> dict[str, Any]:
     now = time.time()
     return {
         "group": actor.group,

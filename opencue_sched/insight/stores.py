@@ -21,9 +21,9 @@ from opencue_sched.store.schema import check_schema, refuse_unmigrated
 log = structlog.get_logger(__name__)
 
 OLDEST_REDIS = (6, 2)
-TOLD_AGAIN_SECONDS = 60.0
+LOG_AGAIN_SECONDS = 60.0
 QUIET_SECONDS = 10.0
-"""Trouble that was not met for this long is over: longer than a beat waits between two looks at a store."""
+"""A failure that was not seen for this long is over: longer than a beat waits between two uses of a store."""
 
 
 class StoreUnusable(SchedulerError):
@@ -79,7 +79,7 @@ def check_redis(client: redis.Redis, settings: Settings) -> None:
 
 
 def check_broker(settings: Settings) -> None:
-    """The Redis of the settings, for who needs nothing else. Raises StoreUnusable."""
+    """Check the Redis of the settings alone. Raises StoreUnusable."""
     with closing(make_redis(settings.redis_dsn, settings)) as client:
         check_redis(client, settings)
 
@@ -92,14 +92,14 @@ def check_for_beat(settings: Settings) -> None:
         with engine.connect() as connection:
             refuse_unmigrated(check_schema(connection))
     except SQLAlchemyError as error:
-        raise StoreAway(trouble_in_words(error, settings)) from error
+        raise StoreAway(describe_failure(error, settings)) from error
     finally:
         engine.dispose()
     check_broker(settings)
 
 
-def trouble_in_words(error: Exception, settings: Settings) -> str:
-    """What a store's error says, in a line, with the store, the variable that names it, and no password."""
+def describe_failure(error: Exception, settings: Settings) -> str:
+    """A store's error in a line: the store, its reason, the variable that names it, and no password."""
     if isinstance(error, SchedulerError):
         return str(error)
     if isinstance(error, SQLAlchemyError):
@@ -114,35 +114,35 @@ def reason_of(error: SQLAlchemyError) -> str:
     return str(getattr(error, "orig", None) or error).strip().splitlines()[0]
 
 
-class Troubles:
-    """Tells of each store's trouble once, once a minute while it lasts, and once when it is over.
+class StoreFailures:
+    """Logs each store's failure when it begins, once a minute while it lasts, and when it is over.
 
-    What comes again within seconds is the same trouble. ``clock`` in seconds.
+    Failures that follow one another within QUIET_SECONDS are one. ``clock`` in seconds.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
         self._settings, self._clock = settings, clock
         self._began: dict[str, float] = {}
-        self._told: dict[str, float] = {}
-        self._met = float("-inf")
+        self._logged: dict[str, float] = {}
+        self._last = float("-inf")
 
-    def met(self, error: Exception) -> None:
-        """Something could not be done for it."""
-        now = self._met = self._clock()
+    def seen(self, error: Exception) -> None:
+        """Something could not be done, because a store failed."""
+        now = self._last = self._clock()
         store = _store_of(error)
         self._began.setdefault(store, now)
-        if now - self._told.get(store, float("-inf")) >= TOLD_AGAIN_SECONDS:
-            self._told[store] = now
+        if now - self._logged.get(store, float("-inf")) >= LOG_AGAIN_SECONDS:
+            self._logged[store] = now
             seconds = round(now - self._began[store], 1)
-            log.warning("beat_cannot_reach_its_stores", error=trouble_in_words(error, self._settings), seconds=seconds)
+            log.warning("beat_cannot_reach_its_stores", error=describe_failure(error, self._settings), seconds=seconds)
 
-    def met_none(self) -> None:
-        """Everything that was to be done was done."""
-        if self._began and self._clock() - self._met >= QUIET_SECONDS:
+    def ended(self) -> None:
+        """Everything that was due was done. One success in between does not end a failure: QUIET_SECONDS without do."""
+        if self._began and self._clock() - self._last >= QUIET_SECONDS:
             for store, began in self._began.items():
-                log.info("beat_reaches_its_stores_again", was=store, after_seconds=round(self._met - began, 1))
+                log.info("beat_reaches_its_stores_again", was=store, after_seconds=round(self._last - began, 1))
             self._began.clear()
-            self._told.clear()
+            self._logged.clear()
 
 
 def _store_of(error: Exception) -> str:

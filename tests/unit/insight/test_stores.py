@@ -10,7 +10,7 @@ from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
 from opencue_sched.beat import LeaderScheduler
-from opencue_sched.insight.stores import Troubles, trouble_in_words
+from opencue_sched.insight.stores import StoreFailures, describe_failure
 from opencue_sched.settings import Settings
 
 SETTINGS = Settings(
@@ -33,7 +33,7 @@ REDIS_AWAY = RedisConnectionError("Error 111 connecting to cache:6379.")
     ],
 )
 def test_trouble_is_told_in_a_line_that_names_the_variable_and_no_password(error: Exception, words: str) -> None:
-    said = trouble_in_words(error, SETTINGS)
+    said = describe_failure(error, SETTINGS)
     assert said.startswith(words)
     assert "sesame" not in said
     assert "\n" not in said
@@ -42,13 +42,13 @@ def test_trouble_is_told_in_a_line_that_names_the_variable_and_no_password(error
 def test_trouble_is_told_once_then_once_a_minute_and_when_it_is_over() -> None:
     # given a store that is away for 150 s and was reached once, for a moment
     now = 0.0
-    troubles = Troubles(SETTINGS, lambda: now)
+    failures = StoreFailures(SETTINGS, lambda: now)
     with capture_logs() as logs:
         while now < 150:
-            (troubles.met_none if now == 80 else lambda: troubles.met(DATABASE_AWAY))()
+            (failures.ended if now == 80 else lambda: failures.seen(DATABASE_AWAY))()
             now += 0.5
         while now < 300:
-            troubles.met_none()
+            failures.ended()
             now += 0.5
     told = [(entry["event"], entry.get("seconds", entry.get("after_seconds"))) for entry in logs]
     assert told == [
@@ -60,10 +60,10 @@ def test_trouble_is_told_once_then_once_a_minute_and_when_it_is_over() -> None:
 
 
 def test_two_stores_are_two_troubles() -> None:
-    troubles = Troubles(SETTINGS, lambda: 0.0)
+    failures = StoreFailures(SETTINGS, lambda: 0.0)
     with capture_logs() as logs:
         for error in (DATABASE_AWAY, REDIS_AWAY, DATABASE_AWAY, REDIS_AWAY):
-            troubles.met(error)
+            failures.seen(error)
     assert [str(entry["error"]).rpartition(" ")[2] for entry in logs] == [
         "OPENCUE_SCHED_DATABASE_URL",
         "OPENCUE_SCHED_REDIS_URL",
