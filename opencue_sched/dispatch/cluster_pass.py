@@ -5,8 +5,8 @@ Where the process may die, and what holds then:
 - after *book*, before *commit*: the bookings stay in flight in Redis without a proc; recompute removes them once they
   are too old (I2: counters only ever too high).
 - during *commit*: PostgreSQL decides; entries in flight are confirmed or removed by recompute after looking them up.
-- after *commit*, before *launch*: RUNNING frames nobody runs; host reports do not show them, and the report service
-  puts them back to WAITING (I6).
+- after *commit*, before *launch*: RUNNING frames that no host runs; host reports do not show them, and the report
+  service puts them back to WAITING (I6).
 - after *launch*, before *settle*: frames run and are in the database; recompute confirms their ledger entries.
 """
 
@@ -158,7 +158,7 @@ class _Pass:
     def _steps(self) -> None:
         report, runner = self._report, self._runner
         # 1. Claim. The caller holds the cluster's claim (dispatch.dispatcher), which expires: it is asked for again
-        #    before each step after which nobody else may work on the cluster.
+        #    before each step that only the holder of the claim may take.
 
         # 2. Gather: hosts first, so that what is freed while layers are read counts as a change for the next pass.
         gathered = self._gather()
@@ -173,7 +173,7 @@ class _Pass:
             return
 
         # 3. Permits: a layer with tags of several clusters is planned by one of them at a time. Not before the layers
-        #    are known, and not after the plan, which would be lost in vain. What others booked since this pass read
+        #    are known, and not after the plan, which would be made for nothing. What others booked since this pass read
         #    what waits is not granted: its frames are still WAITING in the snapshot.
         wanted = {layer.id: len(layer.frames) for job in gathered.snapshot.jobs for layer in job.layers}
         if not self._alive():
@@ -218,7 +218,7 @@ class _Pass:
             return skipped.left_out
 
         with runner.engine.connect() as connection:
-            gathered = gather(connection, self._cluster, self._settings, facts=runner.facts, backing_off=skip)
+            gathered = gather(connection, self._cluster, self._settings, facts=runner.facts, skip=skip)
             connection.rollback()
         self._progress()
         self._gathered, self._gathered_at = True, self._clock()
@@ -369,7 +369,7 @@ class _Pass:
         for host_id, why in {lost.host.id: str(why) for lost, why in result.lost if why.retriable}.items():
             runner.hosts.cache.invalidate(host_id, rest_seconds=seconds.get(host_id, 0.0), why=why)
         if result.lowered and runner.ledger.load_caps is not None:
-            # A store that is away must not keep what is committed from its launch: until it is back nobody books, and
+            # A store that is away must not keep what is committed from its launch: until it is back no pass books, and
             # the next commit finds the same.
             try:
                 runner.ledger.load_caps(sorted(result.lowered))

@@ -1,9 +1,9 @@
 """Commit: one PostgreSQL transaction for a whole plan (design 3.6).
 
 Every proc of the plan ends in exactly one of three ways. ``committed``: its rows are there. ``lost``: they certainly
-are not, and its booking in Redis is to be rolled back. ``unknown``: the connection broke during COMMIT, nobody may
-touch the booking, and the next recompute finds out. A plan that fails because of some job's rows is cut in halves by
-job until that job is alone; it is quarantined and everything else is committed.
+are not, and its booking in Redis is to be rolled back. ``unknown``: the connection broke during COMMIT, the
+booking must not be touched, and the next recompute finds out. A plan that fails because of some job's rows is cut in
+halves by job until that job is alone; it is quarantined and everything else is committed.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ class _Commit:
             procs,
             frames,
             operator.attrgetter("frame.id"),
-            "the frame was started, changed, paused or taken by somebody else",
+            "the frame was started, changed, paused or taken by another transaction",
         )
         if not kept:
             return [], lost, frozenset()
@@ -307,9 +307,7 @@ class _Commit:
             return [], []
         self._next()
         inserted = store.insert_procs(connection, [_booking(p) for p in procs])
-        kept, taken_over = _split(
-            procs, inserted, operator.attrgetter("proc_id"), "the frame got a proc from somebody else"
-        )
+        kept, taken_over = _split(procs, inserted, operator.attrgetter("proc_id"), "the frame got another proc")
         if not kept:
             return [], taken_over
         bookings = [_booking(p) for p in kept]

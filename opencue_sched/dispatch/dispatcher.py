@@ -27,7 +27,35 @@ log = structlog.get_logger(__name__)
 CONTENDED_SLEEP_SECONDS = 0.5
 SHORTEST_SLEEP_SECONDS = 0.05
 NOT_READY_SLEEP_SECONDS = 1.0
-_SAYS_NOTHING_OF_THE_CLUSTER = (PassEnd.QUERY_ERROR, PassEnd.NOT_READY, PassEnd.CLAIM_LOST)
+
+
+def next_state(report: PassReport, saturated_seconds: float, *, missing: bool = False) -> tuple[End, float]:
+    """The state of a cluster after a pass that did not fail, and its length in seconds. Nothing else decides it.
+
+    ``again``: posted at once. ``sleep``: posted when its time is over. ``idle``: posted when a sweep or an event finds
+    work. ``put_off``: a store was in trouble, which says nothing of the cluster. ``missing``: PostgreSQL answers, and
+    lacks what ``migrate`` or a GRANT brings back.
+    """
+    if report.frames_booked or report.go_on:
+        return "again", 0.0
+    if report.ended is PassEnd.NOT_READY:
+        return "put_off", NOT_READY_SLEEP_SECONDS
+    if report.ended is PassEnd.QUERY_ERROR:
+        return "put_off", saturated_seconds if missing else EMPTY_SLEEP_SECONDS
+    # No event tells when a layer may start.
+    soon = [] if report.next_start is None else [max(SHORTEST_SLEEP_SECONDS, report.next_start)]
+    if report.ended is PassEnd.NO_JOBS:
+        return "sleep" if soon else "idle", min([EMPTY_SLEEP_SECONDS, *soon])
+    state: End = "put_off" if report.ended is PassEnd.CLAIM_LOST else "sleep"
+    permit_held = any(verdict.verdict is Verdict.PERMIT_HELD for verdict in report.verdicts)
+    if permit_held or report.losses.keys() - {HostLocked.reason}:
+        return state, min(CONTENDED_SLEEP_SECONDS, saturated_seconds)
+    # Nor does one tell when the cooldown of a layer or of a host ends.
+    if report.look_again is not None:
+        soon.append(report.look_again)
+    if report.hosts_back_in is not None:
+        soon.append(max(FIRST_LOCKED_SECONDS, report.hosts_back_in))
+    return state, min([saturated_seconds, *soon])
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +97,7 @@ class Dispatcher:
             report = PassReport(claim.cluster, ended=PassEnd.QUERY_ERROR, error=str(error))
             if is_trouble(error):
                 log.error("pass_failed_in_a_store", cluster=claim.cluster.key, error=str(error))
-                self._end(claim, report, self.settings.queue.cluster_saturated_sleep if is_missing(error) else None)
+                self._end(claim, report, missing=is_missing(error))
             else:
                 self._fail(claim, error)
         except Exception as error:
@@ -91,43 +119,16 @@ class Dispatcher:
             return False
         return True
 
-    def _end(self, claim: Claim, report: PassReport, delay: float | None = None) -> None:
-        delay = self._rest(report) if delay is None else delay
-        # Of a cluster without work a sweep or an event tells when it has some: none is sent for until then.
-        rest: End = "idle" if report.ended is PassEnd.NO_JOBS and report.next_start is None else "sleep"
-        if report.ended in _SAYS_NOTHING_OF_THE_CLUSTER:
-            rest = "put_off"
+    def _end(self, claim: Claim, report: PassReport, *, missing: bool = False) -> None:
+        state, seconds = next_state(report, self.settings.queue.cluster_saturated_sleep, missing=missing)
         try:
-            ticket = self.postings.end(claim, "again" if delay == 0 else rest, delay_seconds=delay)
+            ticket = self.postings.end(claim, state, delay_seconds=seconds)
             if ticket:
                 self.send(Enqueued(claim.cluster, claim.uuid, ticket))
-            elif rest != "put_off":  # what a store in trouble put off would be back all at once
-                self.look_in(delay)
+            elif state != "put_off":  # what a store in trouble put off would be back all at once
+                self.look_in(seconds)
         except RedisError as error:
             log.warning("claim_left_to_expire", cluster=claim.cluster.key, error=str(error))
-
-    def _rest(self, report: PassReport) -> float:
-        """Seconds the cluster is left alone; 0 to go on at once."""
-        queue = self.settings.queue
-        if report.frames_booked or report.go_on:
-            return 0.0
-        # Nobody tells when a layer may start.
-        soon = [] if report.next_start is None else [max(SHORTEST_SLEEP_SECONDS, report.next_start)]
-        if report.ended is PassEnd.NO_JOBS:
-            return min([EMPTY_SLEEP_SECONDS, *soon])
-        if report.ended is PassEnd.NOT_READY:
-            return NOT_READY_SLEEP_SECONDS
-        if report.ended is PassEnd.QUERY_ERROR:
-            return EMPTY_SLEEP_SECONDS
-        permit_held = any(verdict.verdict is Verdict.PERMIT_HELD for verdict in report.verdicts)
-        if permit_held or report.losses.keys() - {HostLocked.reason}:
-            return min(CONTENDED_SLEEP_SECONDS, queue.cluster_saturated_sleep)
-        # Nobody tells when a pause ends, or when a host that was set aside for a moment may be tried again.
-        if report.look_again is not None:
-            soon.append(report.look_again)
-        if report.hosts_back_in is not None:
-            soon.append(max(FIRST_LOCKED_SECONDS, report.hosts_back_in))
-        return min([queue.cluster_saturated_sleep, *soon])
 
     def _fail(self, claim: Claim, error: Exception) -> None:
         log.error("pass_crashed", cluster=claim.cluster.key, error=traceback.format_exc())

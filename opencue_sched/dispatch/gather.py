@@ -44,14 +44,14 @@ _MOST = {
 }
 """What a frame can ask for at most, by column; the other numbers of a layer fit into any counter."""
 
-BackingOff = Callable[[Mapping[str, float]], LeftOut]
-"""``backing_off(room)``: what is left out when the show's subscriptions have ``room`` (allocation id -> cores) left."""
+Skip = Callable[[Mapping[str, float]], LeftOut]
+"""``skip(headroom)``: the layers to skip when the show's subscriptions have ``headroom`` (allocation id -> cores)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """``snapshot`` for the planner. ``bad_rows`` were left out, and ``bad_layers`` with them; ``statements`` were sent
-    to PostgreSQL. ``more``: as many jobs were found as a pass looks at, so there may be others behind them.
+    """``snapshot`` for the planner. ``bad_rows`` were skipped, and ``bad_layers`` with them; ``statements`` were sent
+    to PostgreSQL. ``more``: as many jobs were found as a pass looks at, so there may be others.
     ``versions`` are those of the rows of all layers found, by id.
 
     ``held_back``: work waits, but all of it is over some cap or backing off; the cluster is saturated rather than
@@ -74,17 +74,18 @@ def gather(
     settings: Settings,
     *,
     facts: SchemaColumns,
-    backing_off: BackingOff = lambda _room: LeftOut(),
+    skip: Skip = lambda _headroom: LeftOut(),
 ) -> Gathered:
-    """Read the cluster's pending work and the live room under every cap that work stands under.
+    """Read the cluster's pending work and the live headroom under every cap that work stands under.
 
-    Layers that are backing off are left out; a job with nothing else to do gives its place to
-    the next one. The caller owns the transaction; nothing is locked or changed.
+    A job all of whose layers are to be skipped gives its place to the next one.
+
+    The caller owns the transaction; nothing is locked or changed.
     """
     limits = fetch_limits(connection)
     subscriptions = fetch_subscriptions(connection, cluster.show_id)
     subscribed = {row.alloc_id: _subscription_caps(row) for row in subscriptions}
-    left_out = backing_off({alloc_id: caps.cores.left for alloc_id, caps in subscribed.items()})
+    left_out = skip({alloc_id: caps.cores.left for alloc_id, caps in subscribed.items()})
     selection = _selection(cluster, settings, limits.values(), subscriptions, left_out)
     job_rows, statements = fetch_pending_jobs(connection, selection, facts), 4
     held_back = False

@@ -58,7 +58,7 @@ class HostFeed:
         return HostNews(self.cache.take_news())
 
     def note(self, host_ids: Collection[str]) -> None:
-        """These hosts changed, as every process has been told: read them again at the next refresh."""
+        """These hosts changed, and every process was notified: read them again at the next refresh."""
         with self._lock:
             self._noted.update(host_ids)
 
@@ -79,7 +79,7 @@ class HostFeed:
         self.bad_rows.report([row])
 
     def follow(self) -> HostNews:
-        """Read again what changed since this process looked last, in any cluster; told once, to whoever asks first."""
+        """Read again what changed since this process looked last, in any cluster; each change is returned once."""
         with self._lock:
             try:
                 self._cursor, ids = self._changes.since(self._cursor)

@@ -69,8 +69,7 @@ class PassReport:
     refused: frozenset[str] = frozenset()
     """Layers of which the ledger refused frames."""
     go_on: bool = False
-    """Nothing was booked, but there are jobs behind those that this pass looked at, or something happened since those
-    before them were looked at."""
+    """Nothing was booked, but there are jobs not yet looked at, or something happened since others were."""
     look_again: float | None = None
     """Seconds after which to look again at layers for which a host changed in their cooldown."""
     next_start: float | None = None

@@ -119,7 +119,7 @@ class RqdChannels:
             return frozenset(self._pool)
 
     def evict_idle(self) -> int:
-        """Close the connections that nobody used for the idle time-out; returns how many."""
+        """Close the connections that were idle for five minutes; returns how many."""
         with self._lock:
             return self._evict(self._clock())
 

@@ -1,4 +1,4 @@
-"""What follows a launch: confirm what runs, undo what does not, leave alone what nobody can be sure of.
+"""What follows a launch: confirm what runs, undo what does not, leave alone what is unknown.
 
 Order of an undoing, and why: RQD first (the frame does not run there, confirmed while its proc is still ours), then
 PostgreSQL (proc gone, host idle restored, frame WAITING again), then the Redis ledger, then the word that the host
@@ -63,7 +63,7 @@ class SettleReport:
 @dataclass(frozen=True, slots=True)
 class Settlement:
     """Everything a settlement talks to. ``compensate`` undoes committed procs in the caller's transaction and returns
-    the ids it removed; the others had already been released by somebody else."""
+    the ids it removed; the others had already been released."""
 
     engine: Engine
     ledger: Ledger
@@ -123,7 +123,7 @@ class Settlement:
     ) -> tuple[list[LaunchOutcome], dict[str, RqdFailure]]:
         """Those whose frames still belong to their procs, so that RQD may be told to kill them; and those to be left.
 
-        A process that was stopped for long may find its frame given to somebody else, on the same host even; RQD knows
+        A process that was stopped for long may find its frame given to another proc, on the same host even; RQD knows
         frames by frame id only. A proc that is gone has nothing to be undone but in the ledger: it joins ``to_undo``.
         """
         if not unsure:

@@ -23,9 +23,9 @@ _TABLES = {VertexKind.FOLDER: "folder", VertexKind.JOB: "job", VertexKind.LIMIT:
 
 
 def fit_hosts(procs: Iterable[PlannedProc], hosts: Mapping[str, LockedHost]) -> tuple[list[PlannedProc], list[Lost]]:
-    """Keep, in plan order, what the locked hosts really have room for.
+    """Keep, in plan order, what really fits the locked hosts.
 
-    A host without a lock is somebody else's at the moment. One that went down, was locked by a person or changed its
+    A host without a lock is locked by another transaction. One that went down, was locked by a person or changed its
     allocation since it was planned takes nothing.
     """
     kept: list[PlannedProc] = []
@@ -69,8 +69,8 @@ def _at(proc: PlannedProc, error: type[BookingError], text: str) -> BookingError
 
 @dataclass(frozen=True, slots=True)
 class _CapNow:
-    """A vertex's caps in PostgreSQL, in the units of VertexCaps (cores, GPUs, frames); not ``steady`` while somebody
-    changes them."""
+    """A vertex's caps in PostgreSQL, in the units of VertexCaps (cores, GPUs, frames); not ``steady`` while another
+    transaction changes them."""
 
     cores: float = _INFINITY
     gpus: float = _INFINITY
@@ -101,7 +101,7 @@ def fit_caps(
         cap_now = current.get(key, _gone(key))
         if not cap_now.steady:
             for proc in members:
-                errors[proc.proc_id] = _at(proc, CapChanging, f"somebody is changing the cap of {key}")
+                errors[proc.proc_id] = _at(proc, CapChanging, f"another transaction is changing the cap of {key}")
         if caps is None:
             continue
         if _lower(caps, cap_now):

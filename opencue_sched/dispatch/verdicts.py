@@ -5,7 +5,7 @@ tag it names, so a field is ``{layer id}|{cluster}`` and its value the verdict a
 looks at any more expires after a day, so nothing is left of jobs that are gone. How many frames each cluster's last
 pass left waiting is in one more hash, ``{namespace}:waiting``, of which the leading beat shows the sum: frames that
 several clusters reach are in it once for each. Beside the clusters it has a field for the frames that no pass looked at
-(dispatch.behind), and for all that wait, each once; one for each facility scope.
+(`count_frames_not_looked_at`), and for all that wait, each once; one for each facility scope.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class VerdictLog:
     ) -> None:
         """Keep the verdicts of one pass, in one round trip. They are for people only: a failure is logged.
 
-        ``skipped`` layers, by id, were not looked at; their frames wait as they did when they began to rest.
+        ``skipped`` layers, by id, were not looked at; their frames wait as they did when they were.
         """
         at = round(self._clock(), 3)
         by_job: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
@@ -118,7 +118,7 @@ class VerdictLog:
         decoded = {key: _decoded_waiting(text) for key, text in fields.items() if not key.startswith(_BEHIND)}
         return {cluster: left[1] for cluster, left in decoded.items() if left is not None}
 
-    def record_behind(self, scope: str, frames: Mapping[str, int], *, distinct: int) -> None:
+    def record_not_looked_at(self, scope: str, frames: Mapping[str, int], *, distinct: int) -> None:
         """Keep how many frames no pass looked at, by verdict, and how many wait at all. Raises RedisError."""
         entry = {"at": self._clock(), "frames": dict(frames), "distinct": distinct}
         self._client.hset(self.waiting_key, _BEHIND + scope, json.dumps(entry))
@@ -127,12 +127,12 @@ class VerdictLog:
         """Frames that the last passes left waiting, or did not look at, by verdict, in all clusters of the namespace.
         Raises RedisError.
 
-        A cluster that nobody passed over for ``believed_seconds`` has no work any more, and is forgotten.
+        A cluster without a pass for ``believed_seconds`` has no work any more, and is forgotten.
         """
         fields = cast("Mapping[str, str]", self._client.hgetall(self.waiting_key))
         oldest = self._clock() - believed_seconds
         frames: Counter[str] = Counter()
-        distinct = []
+        distinct = 0
         gone = []
         for cluster, text in fields.items():
             left = _decoded_waiting(text)
@@ -140,25 +140,20 @@ class VerdictLog:
                 gone.append(cluster)
             else:
                 frames.update(left[1])
-                distinct += _decoded_distinct(text)
+                distinct += left[2]
         if gone:
             self._client.hdel(self.waiting_key, *gone)
-        return WaitingFrames(frames, sum(distinct))
+        return WaitingFrames(frames, distinct)
 
 
-def _decoded_waiting(text: str) -> tuple[float, dict[str, int]] | None:
-    """None for what another version of this program wrote."""
+def _decoded_waiting(text: str) -> tuple[float, dict[str, int], int] | None:
+    """When, frames by verdict, and all that wait, each once (0 of a cluster); None for what another version wrote."""
     try:
         data = json.loads(text)
-        return float(data["at"]), {Verdict(name).value: int(count) for name, count in data["frames"].items()}
+        frames = {Verdict(name).value: int(count) for name, count in data["frames"].items()}
+        return float(data["at"]), frames, int(data.get("distinct", 0))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _decoded_distinct(text: str) -> list[int]:
-    """Empty for the entry of a cluster, and for one that another version of this program wrote."""
-    count = json.loads(text).get("distinct")
-    return [count] if isinstance(count, int) else []
 
 
 def _encoded(verdict: LayerVerdict, at: float) -> str:
@@ -190,13 +185,14 @@ def _decoded(job_id: str, layer_id: str, cluster: str, text: str) -> RecordedVer
 # Frames that no pass has looked at, although they wait: others come before them, their job stands at a cap or is in
 # quarantine, or their cluster is cooled down.
 #
-# A pass looks at the first jobs that may book something. What it leaves waiting has a verdict; what it had no turn for
-# is the difference to all there is, cluster by cluster. Both are from different moments, so the figure is for people.
+# A pass looks at the first jobs that may book something. What it leaves waiting has a verdict; what it did not
+# look at is the difference to all there is, cluster by cluster. Both are from different moments, so the figure is for
+# people.
 
 _BY_CAP = (Verdict.OVER_JOB.value, Verdict.OVER_FOLDER.value)
 
 
-def count_frames_behind(
+def count_frames_not_looked_at(
     engine: Engine, settings: Settings, verdicts: VerdictLog, facts: SchemaColumns, *, cooled_down: Collection[str]
 ) -> None:
     """Count them in the facility scope, and keep the figures with the verdicts. ``cooled_down`` are keys of clusters.
@@ -207,11 +203,11 @@ def count_frames_behind(
         clusters = load_clusters(connection, settings)
         work = fetch_waiting_work(connection, scoped_facilities(connection, settings), facts)
     ignored = frozenset(map(normalise_tag, settings.scheduler.ignore_tags))
-    behind = frames_behind(clusters, work, verdicts.left_waiting(), ignored=ignored, cooled_down=cooled_down)
-    verdicts.record_behind(settings.scheduler.facility or "", behind, distinct=sum(it.frames for it in work))
+    behind = frames_not_looked_at(clusters, work, verdicts.left_waiting(), ignored=ignored, cooled_down=cooled_down)
+    verdicts.record_not_looked_at(settings.scheduler.facility or "", behind, distinct=sum(it.frames for it in work))
 
 
-def frames_behind(
+def frames_not_looked_at(
     clusters: Iterable[Cluster],
     work: Iterable[WaitingWork],
     judged: Mapping[str, Mapping[str, int]],
@@ -223,7 +219,7 @@ def frames_behind(
 
     ``judged``: cluster key -> verdict -> frames left waiting. Like those, frames are counted once for each cluster that
     reaches them: nine of a layer with the tags of two clusters are eighteen. Those that no cluster reaches, because no
-    host has such a tag, have no host; but not if their tags are ``ignored``, for somebody else looks after them.
+    host has such a tag, have no host; but not if their tags are ``ignored``, for another scheduler has them.
     ``cooled_down``: keys of clusters that no pass looks at now.
     """
     by_place: defaultdict[tuple[str, str], list[WaitingWork]] = defaultdict(list)

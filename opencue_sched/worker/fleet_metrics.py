@@ -24,7 +24,7 @@ from opencue_sched.coordination.queues import survey_queues
 from opencue_sched.coordination.transport import count_unreadable_with
 from opencue_sched.dispatch.clusters import scoped_facilities
 from opencue_sched.dispatch.cooldown import EMPTY_SLEEP_SECONDS
-from opencue_sched.dispatch.verdicts import VerdictLog, count_frames_behind
+from opencue_sched.dispatch.verdicts import VerdictLog, count_frames_not_looked_at
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
@@ -202,7 +202,7 @@ class FleetSurvey:
         A cluster with work is passed over at least once in the longest rest of a cluster.
         """
         cooled_down = {cooldown.key for cooldown in self._postings.cooldowns()}
-        count_frames_behind(self._engine, self._settings, self._verdicts, self._facts, cooled_down=cooled_down)
+        count_frames_not_looked_at(self._engine, self._settings, self._verdicts, self._facts, cooled_down=cooled_down)
         longest = max(EMPTY_SLEEP_SECONDS, self._settings.queue.cluster_saturated_sleep)
         waiting = self._verdicts.waiting(believed_seconds=max(60.0, 3 * longest))
         for verdict in Verdict:

@@ -35,7 +35,7 @@ def gathered(
     """Gather with some queue settings changed, without some layers."""
     changed = settings.model_copy(update={"queue": settings.queue.model_copy(update=queue)})
     facts = check_schema(connection)
-    return gather(connection, cluster, changed, facts=facts, backing_off=lambda _room: left_out or LeftOut())
+    return gather(connection, cluster, changed, facts=facts, skip=lambda _room: left_out or LeftOut())
 
 
 def with_start_times(engine: Engine) -> None:
