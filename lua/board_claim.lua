@@ -17,15 +17,13 @@ if fence then
 end
 local job = whole(uuid)
 if not job then
-  scrap(uuid)
+  forget(uuid)
   return {0, 'gone'}
 elseif ARGV[5] ~= '' and tonumber(ARGV[5]) <= job.done then
   return {0, 'stale'}
 elseif job.state == 'claimed' then
   if ARGV[6] ~= '' and job.owner == owner then
-    local expires = tonumber(ARGV[6]) > 0 and format(now + tonumber(ARGV[6])) or '+inf'
-    redis.call('ZADD', CLAIMED, expires, uuid)
-    redis.call('HSET', PREFIX .. uuid, 'expires', expires)
+    set_expiry(uuid, tonumber(ARGV[6]), now)
   end
   return {0, 'held', job.owner}
 elseif job.state == 'delayed' then

@@ -14,7 +14,7 @@ local answer = {expiry < math.huge and math.max(0, expiry - now) or -1}
 for _, uuid in ipairs(redis.call('ZRANGEBYSCORE', AWAITED, '-inf', now, 'LIMIT', 0, JOBS_PER_CALL)) do
   local job = whole(uuid)
   if not job then
-    scrap(uuid)
+    forget(uuid)
   elseif job.state == 'ready' then
     for _, value in ipairs({uuid, job.details, next_ticket(uuid, job.sent > 0, resend, now), job.sent}) do
       answer[#answer + 1] = value

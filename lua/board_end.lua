@@ -24,27 +24,20 @@ if before then
 end
 local uuid, how, delay, error_text = ARGV[2], ARGV[6], tonumber(ARGV[7]), ARGV[10]
 local job = PREFIX .. uuid
-local read = fields_now(uuid, 'state', 'owner', 'fence', 'claim', 'wake', 'rest', 'name')
-if not read[1] then
-  return {0, 'gone'}
-elseif read[1] ~= 'claimed' then
-  return {0, 'unclaimed'}
-elseif read[2] ~= ARGV[3] then
-  return {0, 'other', read[2]}
-elseif not is_claim(read, ARGV[4], ARGV[5]) then
-  return {0, 'lost'}
+local refused = not_ours(uuid, ARGV[3], ARGV[4], ARGV[5])
+if refused then
+  return refused
 end
-local name = read[7]
-redis.call('ZREM', CLAIMED, uuid)
+local wake, rest, name = unpack(redis.call('HMGET', job, 'wake', 'rest', 'name'))
+rest = tonumber(rest)
 redis.call('HSET', job, 'modified', format(now))
 
 if how == 'fail' then
   if redis.call('HINCRBY', job, 'failures', 1) == 1 then
     redis.call('HSET', job, 'failing', format(now))
   end
-  local rest = math.max(tonumber(read[6]), now + delay)
+  rest, how = math.max(rest, now + delay), 'sleep'
   redis.call('HSET', job, 'error', error_text, 'reason', ARGV[9], 'rest', format(rest))
-  read[6], how = rest, 'sleep'
 elseif how == 'put_off' then
   how = 'sleep'
 elseif how ~= 'abandon' then
@@ -56,12 +49,11 @@ if how == 'consume' then
   emit('REMOVED', uuid, name)
   return remember(ARGV[11], {1, 0, 'complete'})
 elseif how == 'trash' then
-  shelve(uuid, name, error_text, now)
+  make_trashed(uuid, name, error_text, now)
   return remember(ARGV[11], {1, 0, 'trash'})
 end
-local rest = tonumber(read[6])
 local rests = how == 'sleep' or how == 'idle'
-if rest > now or (rests and read[5] == ARGV[8]) then
+if rest > now or (rests and wake == ARGV[8]) then
   local due = math.max(rest, rests and now + delay or 0)
   make_delayed(uuid, due)
   if how ~= 'idle' then

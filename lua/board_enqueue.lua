@@ -59,7 +59,6 @@ for i = 4, #ARGV, 4 do
       redis.call('HINCRBY', PREFIX .. uuid, 'wake', 1)
     end
     if state == 'delayed' and (wake or modified > now) and job.rest <= now then
-      redis.call('ZREM', DELAYED, uuid)
       make_ready(uuid)
       send = true
     elseif state == 'claimed' and modified > now then
@@ -69,7 +68,7 @@ for i = 4, #ARGV, 4 do
     end
   else
     if uuid then
-      scrap(uuid)
+      forget(uuid)
     end
     uuid = redis.sha1hex(PREFIX .. name .. ':' .. redis.call('INCR', SEQ) .. ':' .. now)
     create(uuid, name, name, details, prio, now)

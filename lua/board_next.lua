@@ -23,6 +23,6 @@ for _ = 1, PROMOTED_PER_CALL do
   elseif not uuid then
     break
   end
-  scrap(uuid)
+  forget(uuid)
 end
 return {0}

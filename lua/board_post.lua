@@ -25,7 +25,7 @@ end
 if key ~= '' then
   local existing = redis.call('HGET', NAMES, key)
   if existing and not whole(existing) then
-    scrap(existing)
+    forget(existing)
   elseif existing then
     return {0, existing, redis.call('HGETALL', PREFIX .. existing)}
   end

@@ -15,7 +15,6 @@ local owner, token, details, prio = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 promote(now)
 empty_trash(now, tonumber(ARGV[6]))
 for _, uuid in ipairs(redis.call('ZRANGE', READY, 0, FORGOTTEN_PER_CALL - 1)) do
-  redis.call('ZREM', READY, uuid)
   forget(uuid)
   emit('REMOVED', uuid, uuid)
 end
@@ -25,9 +24,7 @@ local function take_posted(uuid, life)
   local read = redis.call('HMGET', job, 'state', 'owner', 'claim', 'fence', 'expires', 'modified')
   local claimed, same = read[1] == 'claimed', read[2] == owner
   if claimed and same and read[3] == token then
-    local expires = format(now + life)
-    redis.call('HSET', job, 'expires', expires)
-    redis.call('ZADD', CLAIMED, expires, uuid)
+    set_expiry(uuid, life, now)
     return tonumber(read[4])
   end
   local over = claimed and (tonumber(read[5]) <= now or tonumber(read[6]) > now)
@@ -74,7 +71,7 @@ for i, it in ipairs(wanted) do
     fences[i] = take_posted(it.uuid, it.life)
   else
     if posted then
-      scrap(it.uuid)
+      forget(it.uuid)
     end
     fences[i] = it.seq
     new[#new + 1] = it

@@ -26,55 +26,36 @@ if how == 'restore' or how == 'delete' then
   if state ~= 'trash' then
     return {0, 'not_trashed'}
   end
-  redis.call('ZREM', TRASH, uuid)
-  if how == 'delete' then
-    forget(uuid)
-    emit('REMOVED', uuid, read.name)
-    return remember(ARGV[6], {1, 'complete'})
-  end
-  redis.call('ZADD', LISTED, rank(read.prio, read.seq), uuid)
-  redis.call('HSET', job, 'failures', 0, 'error', '', 'sent', 0, 'rest', 0)
-  make_ready(uuid)
-  set_due(uuid, now)
-  return remember(ARGV[6], {1, 'ready'})
-end
-if state == 'trash' then
+elseif state == 'trash' then
   return {0, 'trashed'}
+elseif state == 'claimed' and (how == 'withdraw' or (how == 'trash' and ARGV[5] ~= '1')) then
+  return {0, 'held', read.owner}
 end
-if how == 'trash' then
-  if state == 'claimed' and ARGV[5] ~= '1' then
-    return {0, 'held', read.owner}
-  end
-  redis.call('ZREM', READY, uuid)
-  redis.call('ZREM', DELAYED, uuid)
-  redis.call('ZREM', CLAIMED, uuid)
-  shelve(uuid, read.name, ARGV[4], now)
-  return remember(ARGV[6], {1, 'trash'})
-end
-if how == 'withdraw' then
-  if state == 'claimed' then
-    return {0, 'held', read.owner}
-  end
-  redis.call('ZREM', READY, uuid)
-  redis.call('ZREM', DELAYED, uuid)
+
+if how == 'delete' or how == 'withdraw' then
   forget(uuid)
   emit('REMOVED', uuid, read.name)
   return remember(ARGV[6], {1, 'complete'})
+elseif how == 'trash' then
+  make_trashed(uuid, read.name, ARGV[4], now)
+  return remember(ARGV[6], {1, 'trash'})
 end
-local until_ms = tonumber(ARGV[4]) > 0 and now + tonumber(ARGV[4]) or 0
-redis.call('HSET', job, 'rest', format(until_ms))
-if state ~= 'claimed' then
-  redis.call('ZREM', READY, uuid)
-  redis.call('ZREM', DELAYED, uuid)
-  if until_ms > 0 then
-    make_delayed(uuid, until_ms)
-    set_due(uuid, until_ms)
-    state = 'delayed'
-  else
-    redis.call('HSET', job, 'sent', 0)
-    make_ready(uuid)
-    set_due(uuid, now)
-    state = 'ready'
+local due = now
+if how == 'restore' then
+  redis.call('ZADD', LISTED, rank(read.prio, read.seq), uuid)
+  redis.call('HSET', job, 'failures', 0, 'error', '', 'rest', 0)
+else
+  due = now + tonumber(ARGV[4])
+  redis.call('HSET', job, 'rest', due > now and format(due) or 0)
+  if state == 'claimed' then
+    return remember(ARGV[6], {1, state})
   end
 end
-return remember(ARGV[6], {1, state})
+set_due(uuid, due)
+if due > now then
+  make_delayed(uuid, due)
+  return remember(ARGV[6], {1, 'delayed'})
+end
+redis.call('HSET', job, 'sent', 0)
+make_ready(uuid)
+return remember(ARGV[6], {1, 'ready'})

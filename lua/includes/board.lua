@@ -61,17 +61,29 @@ local function rank(prio, seq)
   return tonumber(prio) * 1e12 + tonumber(seq)
 end
 
+local function remove_from(indexes, uuid)
+  for _, index in ipairs(indexes) do
+    redis.call('ZREM', index, uuid)
+  end
+end
+
+-- The job leaves its place for another one, where nobody has it.
+local function move(uuid, state, place, score)
+  remove_from({READY, DELAYED, CLAIMED, TRASH}, uuid)
+  redis.call('ZADD', place, format(score), uuid)
+  redis.call('HSET', PREFIX .. uuid, 'state', state, 'owner', '', 'expires', 0)
+end
+
 local function make_ready(uuid)
   local job = redis.call('HMGET', PREFIX .. uuid, 'prio', 'seq', 'name')
-  redis.call('HSET', PREFIX .. uuid, 'state', 'ready', 'owner', '', 'expires', 0)
-  redis.call('ZADD', READY, rank(job[1], job[2]), uuid)
+  move(uuid, 'ready', READY, rank(job[1], job[2]))
   emit('READY', uuid, job[3])
 end
 
 -- What was sent for it is answered or void, so when it is due its first message is no repetition.
 local function make_delayed(uuid, due)
-  redis.call('HSET', PREFIX .. uuid, 'state', 'delayed', 'owner', '', 'expires', 0, 'sent', 0, 'tries', 0)
-  redis.call('ZADD', DELAYED, format(due), uuid)
+  move(uuid, 'delayed', DELAYED, due)
+  redis.call('HSET', PREFIX .. uuid, 'sent', 0, 'tries', 0)
 end
 
 -- A message for the job is due at this moment; nobody sends one now.
@@ -114,12 +126,14 @@ local function whole(uuid)
   return (not named or named == uuid) and job or nil
 end
 
--- What is left of a job that is not whole goes. Whoever offers it posts it anew.
-local function scrap(uuid)
-  redis.call('DEL', PREFIX .. uuid)
-  for _, index in ipairs({READY, DELAYED, CLAIMED, TRASH, LISTED, AWAITED}) do
-    redis.call('ZREM', index, uuid)
+-- The job goes for good, or what is left of one that is not whole: whoever enqueues it then posts it anew.
+local function forget(uuid)
+  local key = fields_now(uuid, 'key')[1]
+  if key and key ~= '' and redis.call('HGET', NAMES, key) == uuid then
+    redis.call('HDEL', NAMES, key)
   end
+  redis.call('DEL', PREFIX .. uuid)
+  remove_from({READY, DELAYED, CLAIMED, TRASH, LISTED, AWAITED}, uuid)
 end
 
 -- What a job's hash has from the beginning.
@@ -140,48 +154,50 @@ local function create(uuid, name, key, details, prio, now)
   return seq
 end
 
-local function forget(uuid)
-  local key = fields_now(uuid, 'key')[1]
-  if key and key ~= '' then
-    redis.call('HDEL', NAMES, key)
-  end
-  redis.call('DEL', PREFIX .. uuid)
-  redis.call('ZREM', LISTED, uuid)
-  redis.call('ZREM', AWAITED, uuid)
-end
-
-local function shelve(uuid, name, error, now)
-  redis.call('HSET', PREFIX .. uuid, 'state', 'trash', 'owner', '', 'expires', 0, 'error', error)
-  redis.call('ZREM', LISTED, uuid)
-  redis.call('ZREM', AWAITED, uuid)
-  redis.call('ZADD', TRASH, format(now), uuid)
+local function make_trashed(uuid, name, error, now)
+  move(uuid, 'trash', TRASH, now)
+  remove_from({LISTED, AWAITED}, uuid)
+  redis.call('HSET', PREFIX .. uuid, 'error', error)
   emit('TRASHED', uuid, name)
 end
 
 -- What was put aside longer ago than kept_ms goes for good. Bounded; what is left waits for the next call.
 local function empty_trash(now, kept_ms)
   for _, uuid in ipairs(redis.call('ZRANGEBYSCORE', TRASH, '-inf', now - kept_ms, 'LIMIT', 0, 10)) do
-    redis.call('ZREM', TRASH, uuid)
     forget(uuid)
   end
 end
 
--- Whether the claim that `read` (HMGET of state, owner, fence, claim) tells of is the one with this fence and token. A
--- Redis that was restored or failed over to an older state may give a fence out twice, but no token.
-local function is_claim(read, fence, token)
-  return read[3] == fence and (read[4] or '') == token
+-- Why a call under this owner, fence and token is refused: {0, reason}; nil when the present claim is under these. A Redis
+-- that was restored or failed over to an older state may give a fence out twice, but no token.
+local function not_ours(uuid, owner, fence, token)
+  local state, present, number, known = unpack(fields_now(uuid, 'state', 'owner', 'fence', 'claim'))
+  if not state then
+    return {0, 'gone'}
+  elseif state ~= 'claimed' then
+    return {0, 'unclaimed'}
+  elseif present ~= owner then
+    return {0, 'other', present}
+  elseif number ~= fence or (known or '') ~= token then
+    return {0, 'lost'}
+  end
+end
+
+-- The claim ends so many ms from now; 0: never.
+local function set_expiry(uuid, life, now)
+  local expires = life > 0 and format(now + life) or '+inf'
+  redis.call('ZADD', CLAIMED, expires, uuid)
+  redis.call('HSET', PREFIX .. uuid, 'expires', expires)
 end
 
 -- Take a ready job; its fence, wake count, name and details.
 local function take(uuid, owner, life, now, token)
   local job = PREFIX .. uuid
   local fence = redis.call('HINCRBY', job, 'fence', 1)
-  local expires = life > 0 and format(now + life) or '+inf'
-  redis.call('ZREM', READY, uuid)
-  redis.call('ZREM', AWAITED, uuid)
-  redis.call('ZADD', CLAIMED, expires, uuid)
+  remove_from({READY, AWAITED}, uuid)
+  set_expiry(uuid, life, now)
   local read = redis.call('HMGET', job, 'wake', 'name', 'details', 'ticket')
-  redis.call('HSET', job, 'state', 'claimed', 'owner', owner, 'claim', token, 'expires', expires, 'modified', format(now),
+  redis.call('HSET', job, 'state', 'claimed', 'owner', owner, 'claim', token, 'modified', format(now),
     'done', read[4], 'tries', 0)
   emit('CLAIMED', uuid, read[2])
   return fence, tonumber(read[1]), read[2], read[3]
@@ -201,23 +217,21 @@ end
 local function promote(now)
   for _, uuid in ipairs(redis.call('ZRANGEBYSCORE', DELAYED, '-inf', now, 'LIMIT', 0, PROMOTED_PER_CALL)) do
     if whole(uuid) then
-      redis.call('ZREM', DELAYED, uuid)
       make_ready(uuid)
     else
-      scrap(uuid)
+      forget(uuid)
     end
   end
   for _, uuid in ipairs(redis.call('ZRANGEBYSCORE', CLAIMED, '-inf', now, 'LIMIT', 0, PROMOTED_PER_CALL)) do
     local job = whole(uuid)
     if job then
-      redis.call('ZREM', CLAIMED, uuid)
       -- Sent in vain, as far as anybody knows: the next message is due at once, and must not go to the same owner.
       redis.call('HSET', PREFIX .. uuid, 'sent', 1)
       set_due(uuid, now)
       emit('EXPIRED', uuid, job.name)
       make_ready(uuid)
     else
-      scrap(uuid)
+      forget(uuid)
     end
   end
 end

@@ -392,7 +392,7 @@ class JobBoard:
         except (TypeError, ValueError) as error:
             raise JobFailure(f"the result of job {job.uuid} cannot be written: {error}") from error
         with self._answering():
-            answer = self._scripts.call("board_note", job.uuid, who, job.fence, job.token, text)
+            answer = self._scripts.call("board_extend", job.uuid, who, job.fence, job.token, "", text)
         if answer == 0:
             raise NotFound(f"nobody has claimed job {job.uuid}")
         if answer < 0:
