@@ -4,7 +4,7 @@
 --         counters was read, then threes (at most 250): vertex key, cores to add, GPUs to add (a limit: frames, 0)
 -- Returns {1, seq, 1}; {1, seq, 0} when nothing was done; or {0, 'not_ready', stored epoch, '0'}.
 -- Invariants: adds, never overwrites, so it commutes with everything that moves counter and ledger together; a
---         call sent again after a lost answer counts once; what somebody else has corrected since the counters were
+--         call sent again after a lost answer counts once; what another process has corrected since the counters were
 --         read is not corrected a second time.
 --@include ledger
 local corrected, by = string.match(call('GET', 'acct:corrected') or '', '^(%d+)|(.*)$')

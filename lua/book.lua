@@ -84,7 +84,7 @@ end
 local force = ARGV[2] == 'force'
 if force and (cores < 0 or gpus < 0) then
   local record = call('HGET', LEDGER, id)
-  bury({id}, bucket)
+  remember_released({id}, bucket)
   if not record then
     return {1, tonumber(call('GET', SEQ) or 0), 'already'}
   end

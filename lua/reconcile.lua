@@ -1,7 +1,8 @@
 -- reconcile: apply differences between the ledger and the proc table, entry by entry.
 -- KEYS    1 acct:seq, 2 acct:ledger, 3 acct:epoch, 4 acct:audit
 -- ARGV    1 epoch, 2 owner of what is added, then fours (at most 250): pk_proc,
---         expected changed seq ('' expects no entry, or one nobody can read), state ('F', 'C', or '' to remove), entry ('' to remove)
+--         expected changed seq ('' expects no entry, or an unreadable one), state ('F', 'C', or '' to remove),
+--         entry ('' to remove)
 -- Returns {1, seq, applied, ids passed over...}, or {0, 'not_ready', stored epoch, '0'}.
 --         Passed over: the entry changed since it was read, or the id to be added is there by now or is tombstoned.
 -- Invariants: nothing is decided here about an entry other than the one the caller saw, so the call commutes with
@@ -11,7 +12,7 @@
 --@include ledger
 --@include moves
 local now, bucket = clock()
-bury({}, bucket)
+remember_released({}, bucket)
 local ids = {}
 for i = 3, #ARGV, 4 do
   ids[#ids + 1] = ARGV[i]

@@ -33,7 +33,7 @@ for i, id in ipairs(ids) do
     end
   end
 end
-bury(done, bucket)
+remember_released(done, bucket)
 if #gone > 0 then
   answer[2], answer[3] = call('INCR', SEQ), #gone
   apply_moves(answer[2])

@@ -2,7 +2,7 @@
 -- KEYS    1 the key with the token, others to delete with it
 -- ARGV    1 token
 -- Returns 1, or 0 when the token is not ours (any more).
--- Invariants: nobody else's lease or inventory is ended.
+-- Invariants: another holder's lease or check is not ended.
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 0
 end

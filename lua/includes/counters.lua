@@ -1,4 +1,4 @@
--- Reads counters of a vertex, also one that somebody spoilt. Needs includes/ledger.
+-- Reads counters of a vertex, also a spoilt one. Needs includes/ledger.
 
 -- The fields as numbers, 0 for one that is not there. A spoilt one becomes SPOILT. A key of another type goes, and is
 -- seeded when it is booked.

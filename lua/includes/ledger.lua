@@ -8,7 +8,7 @@
 -- Keyspace (whole cores; GPUs and frames are units):
 --   acct:sub:{show}:{alloc}, acct:folder:{folder}, acct:job:{job}, acct:layer:{layer}, acct:point:{dept}:{show}
 --     hashes: the caps of the seed, caps_at (their version: server|number), int_cores, int_gpus. In a dual store (below) also
---     ledger_cores, ledger_gpus: what the ledger alone accounts for; somebody else's plain HINCRBY moves only int_*;
+--     ledger_cores, ledger_gpus: what the ledger alone accounts for; another program's plain HINCRBY moves only int_*;
 --     foreign_cores, foreign_gpus, dropped_at: see foreign
 --   acct:limit:{limit}   hash: int_max_value, int_foreign, caps_at, int_running (frames)
 --   acct:ledger          hash: pk_proc -> record
@@ -20,7 +20,7 @@
 --
 -- An entry is  cores|gpus|show|alloc|folder|job|layer|dept|limit,limit  (an empty id: no such vertex);
 -- a record is  1|state|booked at, seconds|changed seq|owner|entry  with state F (in flight) or C (confirmed). What does
--- not match RECORD nobody can read (as in opencue_sched/accounting/entries.py): it counts for nothing.
+-- not match RECORD is unreadable (as in opencue_sched/accounting/entries.py): it counts for nothing.
 local SEQ, LEDGER, EPOCH, AUDIT = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local AUDIT_LOG = 'acct:audit:log'
 local TOMB_WIDTH = 120
@@ -41,9 +41,9 @@ if KEYS[5] then
   end
 end
 
--- Add to a counter. HINCRBY would end a script in the midst of its work where somebody wrote what is no whole number, or
--- a key of another type: that counter becomes SPOILT, more than any cap, so that nothing is booked there until whoever
--- takes check has corrected it.
+-- Add to a counter. HINCRBY would end a script in the midst of its work where another program wrote what is no whole
+-- number, or a key of another type: that counter becomes SPOILT, more than any cap, and nothing is booked there until
+-- a recompute has corrected it.
 local SPOILT = '1000000000000'
 local function add(key, field, more)
   local sum = redis.pcall('HINCRBY', key, field, more)
@@ -66,7 +66,7 @@ end
 
 -- Remember released ids for one to two bucket widths: they go into this bucket and the next, so that one look-up does.
 -- Old buckets are unlinked here rather than left to expire, because Redis frees an expired set in the foreground.
-local function bury(ids, bucket)
+local function remember_released(ids, bucket)
   if #ids > 0 then
     for b = bucket, bucket + 1 do
       call('SADD', 'acct:tomb:' .. b, unpack(ids))

@@ -24,9 +24,9 @@ local function move_key(key, cores, gpus, ledger_only)
   end
 end
 
--- Count the entry of a proc in (sign 1) or out (sign -1). An entry somebody spoilt (nil, or unreadable) goes out without
--- touching counters, so that it cannot block the others of its call; the consistency check puts its counters right. With ledger_only the int_* fields stay: in a dual store the
--- other program takes the cores of a proc it deleted off them itself.
+-- Count the entry of a proc in (sign 1) or out (sign -1). An unreadable entry (or nil) goes out without touching counters,
+-- so that it cannot block the others of its call; the consistency check puts its counters right. With ledger_only the
+-- int_* fields stay: in a dual store the other program takes the cores of a proc it deleted off them itself.
 local function move(id, entry, sign, ledger_only)
   local cores, gpus, show, alloc, folder, job, layer, dept, limits = string.match(entry or '', ENTRY)
   if not cores then

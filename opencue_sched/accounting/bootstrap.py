@@ -50,7 +50,7 @@ LEASE_SECONDS = 15.0
 """Of one at work. With 100,000 procs half a second passed between renewals at most, a second and a half on a machine
 four times overloaded; one that is slower than its lease is interrupted by the next, which may be as slow."""
 WAITING_LEASE_SECONDS = 5.0
-"""Of one that waits, and does nothing but renew it. Losing it costs nothing: what was waited counts for the next."""
+"""Of one that waits, and does nothing but renew it. Nothing is lost with it: what was waited counts for the next."""
 _POLL_SECONDS = 0.25
 _STALLED_POLL_SECONDS = 2.0
 """Each look at COMMITs that PostgreSQL does not end is told of in the log, and what they wait for takes longer."""

@@ -66,7 +66,7 @@ class ImportNote:
 
     @classmethod
     def parse(cls, text: str | None) -> ImportNote | None:
-        """None for no note, and for one nobody understands."""
+        """None for no note, and for an unreadable one."""
         version, found, due = (text or "").partition("|")
         try:
             return cls(version, float(due)) if found else None

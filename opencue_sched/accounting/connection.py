@@ -175,7 +175,7 @@ def _delete_foreign_epoch(connection: Connection) -> None:
 
 def takes_no_write(error: ResponseError) -> bool:
     """Whether Redis answers, but takes no write: a replica, one that lost its master or its replicas, one
-    that is held up by somebody's script, a full disk, full memory.
+    that is held up by a script, a full disk, full memory.
 
     Up to Redis 6.2 an error inside a script is told by its text only; from 7 on, and in Valkey, it has a class of its
     own, and redis-py cuts the word from its text.
@@ -224,7 +224,7 @@ def look_at_store(client: redis.Redis) -> StoreView:
         (stored, recomputed_at), (seconds, _) = pipe.execute()
     try:
         age = None if recomputed_at is None else max(0.0, float(seconds) - float(recomputed_at))
-    except ValueError:  # somebody else wrote it; the next recompute writes over it
+    except ValueError:  # another program wrote it; the next recompute writes over it
         age = None
     return StoreView(generation_of(Epoch.parse(stored)), age)
 

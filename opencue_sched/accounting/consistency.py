@@ -54,7 +54,7 @@ class ConsistencyCheck:
     """The ledger as scanned, the counters as read, and what happened meanwhile.
 
     ``complete`` is False when another check was under way, or this one outlived its token: then only ``records`` are
-    valid, and ``unreadable``, the ids of the entries that nobody can read.
+    valid, and ``unreadable``, the ids of unreadable entries.
     """
 
     epoch: Epoch
@@ -163,7 +163,7 @@ def drift(check: ConsistencyCheck) -> dict[str, Amounts]:
 
 
 def correct(ledger: Ledger, check: ConsistencyCheck, differing: Mapping[str, Amounts]) -> None:
-    """Take the differences that were found in ``check`` out of the counters, unless somebody else has done so since."""
+    """Take these differences of ``check`` out of the counters, unless another process has done so since."""
     read_at = min(check.readings[key].seq for key in differing)
     amounts_to_add = [(key, -cores, -gpus) for key, (cores, gpus) in differing.items()]
     calls = adjust_calls(check.epoch.text, amounts_to_add, read_at=read_at)

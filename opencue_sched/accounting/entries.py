@@ -115,7 +115,7 @@ def most_vertices(entry: str) -> int:
 
 def amounts(entry: str) -> tuple[tuple[str, int, int], ...]:
     """What an entry adds to which vertex: key, cores (a limit: 1 frame) and GPUs (a limit: 0). Nothing of an entry that
-    somebody spoilt, which the scripts take out of no counter either (lua/includes/moves.lua)."""
+    that is spoilt, which the scripts take out of no counter either (lua/includes/moves.lua)."""
     try:
         booking = unpack_entry("", entry)
     except InvalidInput:

@@ -245,7 +245,7 @@ class Ledger:
             return self.mark()
         return Mark(epoch, _number(seq) or 0, int(seconds))
 
-    def drop_misfits(self, mark: Mark, *hashes: str) -> None:
+    def drop_keys_of_another_type(self, mark: Mark, *hashes: str) -> None:
         """Drop keys of a type that no script can use: tombstones, notes, the token of a consistency check, the sequence
         number and these ``hashes`` are written anew. A ledger cannot be, for nobody knows what was in flight: then the
         store is closed, for the bootstrap to fill it, and NotReady raised."""
@@ -257,16 +257,16 @@ class Ledger:
             for key in types:
                 pipe.type(key)
             found = zip(types, pipe.execute(), strict=True)
-            misfits = [key for key, kind in found if kind not in ("none", types[key])]
-            if not misfits:
+            wrong = [key for key, kind in found if kind not in ("none", types[key])]
+            if not wrong:
                 return
-            log.error("keys_of_another_type", keys=misfits)
-            self.client.unlink(*(keys.EPOCH if key == keys.LEDGER else key for key in misfits))
-        if keys.LEDGER in misfits:
+            log.error("keys_of_another_type", keys=wrong)
+            self.client.unlink(*(keys.EPOCH if key == keys.LEDGER else key for key in wrong))
+        if keys.LEDGER in wrong:
             raise NotReady("the ledger in Redis was overwritten by another program; waiting for the bootstrap")
 
     def catch_up(self, seen: int) -> bool:
-        """Raise acct:seq to the highest number ``seen``, if somebody has set it back; whether it was."""
+        """Raise acct:seq to the highest number ``seen``, if another program has set it back; whether it was."""
         with answering():
             stored, corrected = cast("list[str | None]", self.client.mget(keys.SEQ, keys.CORRECTED))
             least = max(seen, _number((corrected or "").partition("|")[0]) or 0)
@@ -302,7 +302,7 @@ class Ledger:
     def records(self, unreadable: list[str] | None = None) -> Iterator[Record]:
         """Every entry, by HSCAN: bounded work a call; one that comes or goes meanwhile may or may not be seen.
 
-        ``unreadable`` gets the ids of the entries nobody can read, which a recompute removes.
+        ``unreadable`` gets the ids of unreadable entries, which a recompute removes.
         """
         seen: set[str] = set()
         with answering():
@@ -384,7 +384,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _of_one_key(error: Exception) -> bool:
-    """Whether an error says that somebody spoilt a key, and not that Redis refuses whatever it is sent."""
+    """Whether an error says that one key is spoilt, and not that Redis refuses whatever it is sent."""
     return type(error) is ResponseError and not takes_no_write(error)
 
 

@@ -89,7 +89,7 @@ def reseed_booked(
 
 
 def swap_counters(ledger: Ledger, done: Pass) -> bool:
-    """Write every counter as the ledger says, if nobody but this pass moved anything since its mark."""
+    """Write every counter as the ledger says, if only this pass moved anything since its mark."""
     if not is_undisturbed(done.mark.seq, done.applied.seqs):
         return False
     values = counters(done.entries_now().values(), _stored(ledger, done.check))
@@ -154,7 +154,7 @@ class RecomputeReport:
 
     ``causes``: entries that differed, by Cause. ``found`` and ``healed_vertices``: vertices whose counters were off,
     and those put right, by kind and cause. ``drifted``: counters that were off their entries, by vertex kind, which
-    only somebody else's writing explains (``check_complete`` False: not looked at this time). ``passed_over``:
+    only another program's writing explains (``check_complete`` False: not looked at this time). ``passed_over``:
     differences that had changed by the time they were applied. ``oldest_in_flight_seconds`` is by Redis TIME.
     ``tables``: PostgreSQL rows written. ``cas``: of a dual store only.
     """

@@ -42,14 +42,14 @@ _ROWS_BETWEEN_PAUSES = 2000
 class Cause(StrEnum):
     """Why an entry differs from the proc table."""
 
-    MISSED_RELEASE = "missed_release"  # confirmed, and its proc is gone: nobody told us
+    MISSED_RELEASE = "missed_release"  # confirmed, and its proc is gone: its release was not heard
     CRASHED_BOOKING = "crashed_booking"  # never confirmed, no proc, too old to be committed still
     RETIRED = "retired"  # the show is not managed any more
     MISSING = "missing"  # a proc without entry
     MOVED = "moved"  # job, host or amounts changed since the booking
-    LATE_SETTLE = "late_settle"  # committed, but whoever booked it died before settling
-    UNREADABLE = "unreadable"  # somebody spoilt the entry, and it has no proc
-    FOREIGN_WRITE = "foreign_write"  # no entry at all: somebody else wrote to a counter (accounting.consistency)
+    LATE_SETTLE = "late_settle"  # committed, but the worker that booked it died before settling
+    UNREADABLE = "unreadable"  # the entry is spoilt, and it has no proc
+    FOREIGN_WRITE = "foreign_write"  # no entry at all: another program wrote to a counter (accounting.consistency)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Differences:
         self.cause_of[change.proc_id] = cause
 
     def add_unreadable(self, proc_ids: Iterable[str]) -> None:
-        """Entries nobody can read: those of procs that were found missing are written over, the others are removed."""
+        """Unreadable entries: those of procs that were found missing are written over, the others are removed."""
         for proc_id in proc_ids:
             if proc_id not in self.cause_of:
                 self.add(Cause.UNREADABLE, Change(proc_id, None, None))
@@ -240,7 +240,7 @@ def fresh_additions(engine: Engine, proc_ids: Collection[str]) -> list[Change]:
 # Redis TIME alone may not decide that a booking is too old: it can be set forward, and a booking that is just being
 # committed would be thrown away. So an age must also have passed on this machine's boot clock since this machine first
 # saw the entry at a mark. FirstSeen are kept in Redis, apart for each boot of each machine, so that any process of the
-# machine can go on where another stopped; losing them only postpones a judgement.
+# machine can go on where another stopped; without them a judgement is only postponed.
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _KEPT_SECONDS = 24 * 3600
@@ -307,7 +307,7 @@ def first_seen_at(stored: str | None, record: Record, marked_at: float) -> float
 
 
 def is_too_old(record: Record, first_seen: float, mark_seconds: int, marked_at: float, *, age_seconds: float) -> bool:
-    """Both clocks say that an age has passed: Redis TIME since the booking, the boot clock since the first sighting."""
+    """Both clocks say that an age has passed: Redis TIME since the booking, the boot clock since it was first seen."""
     return mark_seconds - record.booked_at >= age_seconds and marked_at - first_seen >= age_seconds
 
 
@@ -346,7 +346,7 @@ def reconcile(
     # mark, and is left to the next pass; a COMMIT that has ended before the snapshot is in it.
     marked_at = first_seen.clock()
     mark = ledger.mark()
-    ledger.drop_misfits(mark, first_seen.key)
+    ledger.drop_keys_of_another_type(mark, first_seen.key)
     stalled = may_still_commit(engine, age_seconds)
     snapshot = read_snapshot(engine, only)
     check = check_consistency(ledger, mark.epoch)
@@ -382,7 +382,7 @@ def renew_entries(ledger: Ledger, show_ids: Collection[str]) -> None:
 def _lend_before_retiring(engine: Engine, ledger: Ledger, check: ConsistencyCheck, found: Differences) -> None:
     """Count the frames of shows that are not managed any more as foreign before their entries go.
 
-    The other way round somebody who read the limits while the show was managed could book its licences again.
+    The other way round a process that read the limits while the show was managed could book its licences again.
     """
     retired = [proc_id for proc_id, cause in found.cause_of.items() if cause is Cause.RETIRED]
     moved = (key for proc_id in retired for key, _, _ in amounts(check.records[proc_id].entry))

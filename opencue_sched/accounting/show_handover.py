@@ -20,8 +20,8 @@ handed back off                    none; ``handed-back:shows`` has it           
 
 An *import* brings caps and ledger to what runs of the show. Two things move a show: our own command (flip_show), which
 also switches its booking off for as long as it takes; or a Cuebot, which changes the flag and nothing else. Then
-whoever would book there first imports the show (ImportedShows), and a notification makes one process do what is left of
-handing it back (follow_handed_back).
+the first worker that would book there imports the show (ImportedShows), and a notification makes one process do what is
+left of handing it back (follow_handed_back).
 
 Why to wait: a Cuebot remembers for ``CUEBOT_CACHE_SECONDS`` whose a show is. It may book a quarantined show as its own,
 which the second import finds; and it may delete procs of a show that was handed back without decrementing the
@@ -133,7 +133,7 @@ def check_release_feed(engine: Engine, release_feed: str) -> FeedCheck:
     return FeedCheck(False, managed, f"{managed} managed shows, releases arrive by {release_feed}")
 
 
-# From new to ours: by whoever would book a show that has its flag.
+# From new to ours: by the worker that would book the show.
 
 
 class ImportedShows:
@@ -322,7 +322,7 @@ def hand_over(
         booking = show.booking if booking is None else booking
         if show.managed and show.booking == booking:
             return Flip(False, show.booking)
-        # Nobody books until the quarantine is over, Cuebots included: they read this flag anew each time.
+        # Booking is off until the quarantine is over; a Cuebot in the midst of a booking is found by the second import.
         shows.set_show_flag(connection, show_id, "b_booking_enabled", False)
         shows.set_show_flag(connection, show_id, "b_scheduler_managed", True)
         version = show_version(connection, show_id)
@@ -338,7 +338,7 @@ def hand_over(
         alone = show_version(connection, show_id) == version
         if booking:
             shows.set_show_flag(connection, show_id, "b_booking_enabled", True)
-        # Had anybody changed the row, the show may have been away: it is new, and imported by whoever would book there.
+        # If the row was changed meanwhile, the show may have been away: it stays new, and is imported before it books.
         if ready and alone:
             ready = _note_ours(connection, ledger, show_id)
     log.info("show_managed", show=show_id, counted=counted, store_ready=ready)
@@ -498,7 +498,7 @@ def follow_handed_back(engine: Engine, ledger: Ledger, *, age_seconds: float) ->
 def refresh_handed_back(engine: Engine, client: redis.Redis) -> int:
     """Bring the tables of shows given back to Cuebot up to date, once every Cuebot knows; returns the rows written.
 
-    Again for ten minutes, because a row that somebody holds is passed over. Raises RedisError.
+    Again for ten minutes, because a locked row is passed over. Raises RedisError.
     """
     now = float(client.time()[0])
     due = [str(show) for show in client.zrange(HANDED_BACK, "-inf", str(now), byscore=True)]

@@ -215,7 +215,7 @@ def _imported(imported: Mapping[str, str]) -> dict[str, list[str]]:
 # The five accounting tables of OpenCue, brought to what the proc table says (managed shows, only rows that differ).
 #
 # Each table is done in one transaction of its own, in three steps: find the rows that differ, lock them in id order (a
-# row somebody else holds is left for the next pass), sum again under the locks and write. Two triggers of the schema
+# row that is locked is left for the next pass), sum again under the locks and write. Two triggers of the schema
 # stand in the way: job_resource raises when cores or GPUs grow past either maximum (it has no unlimited: -1 always
 # raises, and growing cores raise over GPUs), subscription when cores grow past the burst. A row they would refuse gets
 # its cap raised together with the count and put back by a second statement; the cap is read under the lock, so nobody's
