@@ -37,7 +37,6 @@ _ns = _settings.coordination.namespace
 _facility = _settings.scheduler.facility
 _exchange = names.work_exchange(_ns)
 _group = worker_group(_facility, _settings.coordination.group)
-_timeout = _settings.accounting.redis_timeout
 _broker = broker_settings(_settings.redis_dsn)
 guard_transports()
 
@@ -57,8 +56,8 @@ broker_transport_options = {
     "unacked_restore_interval": 5,
     "unacked_restore_throttle": 1,  # 5 would be every 25 s: kombu multiplies the two
     "unacked_mutex_expire": 30,  # one killed while it restores must not keep the others from it for kombu's 5 minutes
-    "socket_timeout": max(30.0, _timeout),
-    "socket_connect_timeout": _timeout,
+    "socket_timeout": 30.0,
+    "socket_connect_timeout": 5.0,  # as of our own client (accounting/connection.py)
     "socket_keepalive": True,
     "health_check_interval": 15,
     "global_keyprefix": "",

@@ -132,12 +132,16 @@ class _Section(BaseModel):
 
 
 class Logging(_Section):
+    """Logs."""
+
     level: str = Field("info", description="Log level: debug, info, warning or error.")
     path: Path | None = Field(None, description="File to append to as well, besides standard error.")
     format: Literal["json", "console"] = Field("json", description="One JSON object a line, or text for people.")
 
 
 class HostBookingStrategy(_Section):
+    """How hosts are chosen."""
+
     core_saturation: bool = Field(
         True, description="True: best fit on cores (fill hosts, keep big ones free). False: worst fit."
     )
@@ -147,6 +151,8 @@ class HostBookingStrategy(_Section):
 
 
 class Stream(_Section):
+    """The reference's stream buffers, which are Celery's job here."""
+
     cluster_buffer_size: int = Field(
         3,
         ge=1,
@@ -172,6 +178,8 @@ class Stream(_Section):
 
 
 class Queue(_Section):
+    """Clusters, passes and placement."""
+
     worker_threads: int = Field(4, ge=1, description="Celery's job: default of `celery worker --concurrency`.")
     dispatch_frames_per_layer_limit: int = Field(
         20, ge=1, description="Frames of one layer looked at in a pass. Lower is fairer, higher finishes layers sooner."
@@ -186,14 +194,12 @@ class Queue(_Section):
     )
     cluster_reload_interval: Seconds = Field(120.0, description="Seconds between reloads of the cluster set.")
     active_scan_interval: Seconds = Field(2.0, description="Seconds between awake scans when no event asks for one.")
-    stream: Stream = Field(default_factory=Stream, description="Stream buffers.")
+    stream: Stream = Field(default_factory=Stream)
     max_jobs_per_cluster_pass: int = Field(20, ge=1, description="Jobs looked at in one cluster pass.")
     manual_tags_chunk_size: int = Field(100, ge=1, description="Manual tags per cluster.")
     hostname_tags_chunk_size: int = Field(300, ge=1, description="Hostname tags per cluster.")
     selfish_services: Words = Field((), description="Services whose frames take all idle cores of a host.")
-    host_booking_strategy: HostBookingStrategy = Field(
-        default_factory=HostBookingStrategy, description="How hosts are chosen."
-    )
+    host_booking_strategy: HostBookingStrategy = Field(default_factory=HostBookingStrategy)
     host_booking_strategy_by_show: Annotated[dict[str, HostBookingStrategy], NoDecode, BeforeValidator(json_value)] = (
         Field(default_factory=dict, description="Per-show override of host_booking_strategy, by show name.")
     )
@@ -204,6 +210,8 @@ class Queue(_Section):
 
 
 class Database(_Section):
+    """PostgreSQL."""
+
     pool_size: int = Field(20, ge=1, description="Most connections of one process.")
     db_host: str = Field("localhost", description="PostgreSQL host, when database_url is not set.")
     db_port: int = Field(5432, description="PostgreSQL port, when database_url is not set.")
@@ -213,6 +221,8 @@ class Database(_Section):
 
 
 class Rqd(_Section):
+    """Render hosts."""
+
     grpc_port: int = Field(8444, description="Port of every RQD without an entry in `addresses`.")
     dry_run_mode: bool = Field(
         False,
@@ -226,6 +236,8 @@ class Rqd(_Section):
 
 
 class HostCacheSettings(_Section):
+    """What a worker remembers of the hosts."""
+
     concurrent_groups: int = Field(3, ge=1, description="Host groups refreshed from PostgreSQL at once.")
     memory_key_divisor: ByteSize = Field(ByteSize(2 * 1024**3), description="Width of a memory bucket.")
     group_idle_timeout: Seconds = Field(10800.0, description="A group not asked for this long is dropped.")
@@ -233,16 +245,19 @@ class HostCacheSettings(_Section):
 
 
 class SchedulerScope(_Section):
+    """Which part of the farm this process works on."""
+
     facility: FacilityName | None = Field(None, description="Work only on this facility (by name).")
     ignore_tags: Words = Field((), description="Host tags that never form a cluster.")
 
 
 class Accounting(_Section):
+    """Redis and the counters in it."""
+
     redis_url: RedisUrl = Field(
         SecretStr("redis://127.0.0.1:6379/0"), description="Redis of the counters, board and broker."
     )
     redis_pool_size: int = Field(20, ge=1, description="Most Redis connections of one process.")
-    redis_timeout: Seconds = Field(5.0, description="Connect and read time-out of every Redis call.")
     recompute_interval_seconds: Seconds = Field(120.0, description="Seconds between recomputes of booked counters.")
     limit_reseed_interval_seconds: Seconds = Field(300.0, description="Seconds between reloads of caps.")
     commit_deadline: Seconds = Field(
@@ -257,6 +272,8 @@ class Accounting(_Section):
 
 
 class Coordination(_Section):
+    """Leaders, claims, queues."""
+
     namespace: Name = Field("cue", description="Prefix of board and queue keys.")
     group: Name = Field("default", description="Worker group of this process.")
     lease_ttl: Seconds = Field(
@@ -296,6 +313,8 @@ class Coordination(_Section):
 
 
 class Release(_Section):
+    """The report service, and what follows from reports."""
+
     host: str = Field("127.0.0.1", description="Address the report service listens on.")
     port: int = Field(8443, ge=0, le=65535, description="Port the report service listens on (Cuebot's).")
     facility: str = Field("local", description="Facility of hosts whose tags name none.")
@@ -307,6 +326,8 @@ class Release(_Section):
 
 
 class Submission(_Section):
+    """What `opencue-sched submit` fills in."""
+
     log_root: str = Field(
         "/shots", description="Jobs that name no log_dir log below this: <log_root>/<show>/<shot>/logs/<job>--<job id>."
     )
@@ -335,16 +356,17 @@ class Settings(BaseSettings):
         default_factory=lambda: f"{socket.gethostname().split('.')[0].lower()[:50]}-{os.getpid()}",
         description="Name of this process in its group. Default: host name and process id.",
     )
-    logging: Logging = Field(default_factory=Logging, description="Logs.")
-    queue: Queue = Field(default_factory=Queue, description="Dispatch.")
-    database: Database = Field(default_factory=Database, description="PostgreSQL.")
-    rqd: Rqd = Field(default_factory=Rqd, description="Render hosts.")
-    host_cache: HostCacheSettings = Field(default_factory=HostCacheSettings, description="Host cache.")
-    scheduler: SchedulerScope = Field(default_factory=SchedulerScope, description="Scope.")
-    accounting: Accounting = Field(default_factory=Accounting, description="Redis accounting.")
-    coordination: Coordination = Field(default_factory=Coordination, description="Leaders, claims, queues.")
-    release: Release = Field(default_factory=Release, description="Report service.")
-    submission: Submission = Field(default_factory=Submission, description="What `opencue-sched submit` fills in.")
+    # By factories: a default given as such would count as set by somebody (see Stream).
+    logging: Logging = Field(default_factory=Logging)
+    queue: Queue = Field(default_factory=Queue)
+    database: Database = Field(default_factory=Database)
+    rqd: Rqd = Field(default_factory=Rqd)
+    host_cache: HostCacheSettings = Field(default_factory=HostCacheSettings)
+    scheduler: SchedulerScope = Field(default_factory=SchedulerScope)
+    accounting: Accounting = Field(default_factory=Accounting)
+    coordination: Coordination = Field(default_factory=Coordination)
+    release: Release = Field(default_factory=Release)
+    submission: Submission = Field(default_factory=Submission)
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
@@ -460,6 +482,7 @@ _REPLACED = {
     "host_cache.concurrent_fetch_permit": _FIXED,
     "host_cache.update_stat_on_book": "rqd.dry_run_mode does it",
     "host_cache.group_refresh_interval": _FIXED,
+    "accounting.redis_timeout": _FIXED,
     "accounting.managed_shows_ttl": _FIXED,
     "accounting.cas_max_retries": _FIXED,
     "coordination.renew_deadline": "it follows from coordination.lease_ttl",

@@ -74,6 +74,8 @@ def run_id_of(text: str) -> str:
     return parts[2] if len(parts) > 2 else ""
 
 
+REDIS_SECONDS = 5.0
+"""Connect and read time-out of a try: two and a pause are over before a leader's lease of 15 s is."""
 _RETRIES = 1
 _NO_WRITE_ERRORS = (ReadOnlyError, MasterDownError, OutOfMemoryError)
 _NO_WRITE_WORDS = ("READONLY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "BUSY Redis", "OOM command not allowed")
@@ -83,7 +85,7 @@ _DROP_FOREIGN_EPOCH = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redi
 def make_redis(url: str | None, settings: Settings) -> redis.Redis:
     """A thread-safe client with ``decode_responses``. ``url`` None takes the settings' own. Raises InvalidInput.
 
-    Every call ends within ``accounting.redis_timeout`` a try, and is tried twice: the scripts are idempotent, so a
+    Every call ends within REDIS_SECONDS a try, and is tried twice: the scripts are idempotent, so a
     pipeline that is sent again after a lost answer books nothing twice. Connections are made on first use, and anew to
     wherever the URL leads when their server has become a replica. Idle ones get no health check: redis-py would make it
     from within ``guard_epoch``, without end on a Redis that hangs.
@@ -92,8 +94,8 @@ def make_redis(url: str | None, settings: Settings) -> redis.Redis:
     options: dict[str, Any] = {
         "decode_responses": True,
         "encoding_errors": UNDECODABLE,
-        "socket_timeout": settings.accounting.redis_timeout,
-        "socket_connect_timeout": settings.accounting.redis_timeout,
+        "socket_timeout": REDIS_SECONDS,
+        "socket_connect_timeout": REDIS_SECONDS,
         "socket_keepalive": True,
         "max_connections": settings.accounting.redis_pool_size,
         "retry": Retry(ExponentialWithJitterBackoff(base=0.05, cap=0.5), _RETRIES),
@@ -105,7 +107,7 @@ def make_redis(url: str | None, settings: Settings) -> redis.Redis:
     if url.startswith("unix://"):
         del options["socket_keepalive"]  # such a connection takes no option of TCP, and raises TypeError for one
     try:
-        pool = redis.BlockingConnectionPool.from_url(url, timeout=settings.accounting.redis_timeout, **options)
+        pool = redis.BlockingConnectionPool.from_url(url, timeout=REDIS_SECONDS, **options)
     except ValueError as error:
         raise InvalidInput(f"accounting.redis_url is not a Redis URL: {error}") from error
     pool.connection_class = leaving_replicas(pool.connection_class)

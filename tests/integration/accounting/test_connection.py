@@ -14,7 +14,7 @@ import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from opencue_sched.accounting import keys
+from opencue_sched.accounting import connection, keys
 from opencue_sched.accounting.bootstrap import Action, StoreState, ensure_bootstrapped, server_run_id, store_state
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.connection import Epoch, make_redis
@@ -22,7 +22,7 @@ from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.embedded.processes import GuardedProcess
 from opencue_sched.embedded.services import EmbeddedRedis, bundled_redis
 from opencue_sched.errors import InvalidInput, NotReady
-from opencue_sched.settings import Accounting, Settings
+from opencue_sched.settings import Settings
 from tests.integration.accounting.conftest import Store
 from tests.integration.accounting.world import World
 from tests.polling import eventually
@@ -79,10 +79,10 @@ def test_a_unix_socket_is_connected_to_and_its_loss_is_an_error_of_redis(tmp_pat
         client.close()
 
 
-def test_a_redis_that_hangs_is_given_up_within_the_time_out() -> None:
-    settings = Settings(accounting=Accounting(redis_timeout=0.2))
+def test_a_redis_that_hangs_is_given_up_within_the_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "REDIS_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        client = make_redis(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", settings)
+        client = make_redis(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", Settings())
         started = time.monotonic()
         try:
             with pytest.raises(NotReady):
@@ -160,9 +160,12 @@ def tls(sentinel: WatchedPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         yield f"&ssl=true&ssl_ca_certs={authority}"
 
 
-def test_after_a_failover_nobody_books_on_the_replicas_copy(engine: object, sentinel: WatchedPair, tls: str) -> None:
+def test_after_a_failover_nobody_books_on_the_replicas_copy(
+    engine: object, sentinel: WatchedPair, tls: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = sentinel.first
-    client = make_redis(sentinel.url + tls, Settings(accounting=Accounting(redis_timeout=1)))
+    monkeypatch.setattr(connection, "REDIS_SECONDS", 1.0)
+    client = make_redis(sentinel.url + tls, Settings())
 
     def answers() -> bool:
         try:

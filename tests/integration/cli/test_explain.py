@@ -328,7 +328,6 @@ def test_without_redis_the_database_is_asked_all_the_same(
     cli: Cli, work: Work, change: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENCUE_SCHED_REDIS_URL", "redis://127.0.0.1:1/0")
-    monkeypatch.setenv("OPENCUE_SCHED_ACCOUNTING__REDIS_TIMEOUT", "0.5")
     change("UPDATE job SET b_paused = true")
     ran = cli("explain", NAME)
     assert (ran.status, "the job is paused" in ran.out) == (0, True)
