@@ -146,9 +146,10 @@ def _server(connection: Connection, engine: Engine, clock: Callable[[], float]) 
     yield _clock("PostgreSQL", server.now.timestamp(), asked, answered)
 
 
-def _clock(whose: str, told: float, asked: float, answered: float) -> HealthCheck:
-    """An answer that took long says no more than that it was given in between."""
-    what, ahead = f"clock of {whose}", max(0.0, told - answered) + min(0.0, told - asked)
+def _clock(whose: str, theirs: float, asked: float, answered: float) -> HealthCheck:
+    """Compare a store's clock with ours. It was read between ``asked`` and ``answered`` (epoch seconds): only what lies
+    outside of these is a difference."""
+    what, ahead = f"clock of {whose}", max(0.0, theirs - answered) + min(0.0, theirs - asked)
     if abs(ahead) > CLOCK_SECONDS:
         side = "ahead of" if ahead > 0 else "behind"
         text = f"{abs(ahead):.1f} s {side} this machine's"

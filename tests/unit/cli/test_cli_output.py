@@ -1,13 +1,15 @@
-"""What takes a while shows itself on a terminal, and nowhere else."""
+"""A column serves table and JSON; what takes a while shows itself on a terminal, and nowhere else."""
 
 from __future__ import annotations
 
 import io
+import json
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from opencue_sched.cli.output import working
+from opencue_sched.cli.output import Column, in_cores, show_rows, working
 
 
 class Terminal(io.StringIO):
@@ -32,3 +34,33 @@ def test_a_pipe_sees_nothing_and_errors_pass(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(KeyError), working("migrating the schema"):
         raise KeyError("it failed")
     assert pipe.getvalue() == ""
+
+
+THINGS = [
+    SimpleNamespace(name="a", centicores=150, up=True, note=None),
+    SimpleNamespace(name="b", centicores=1000, up=False, note="full"),
+]
+COLUMNS = (
+    Column("thing", "Thing", "name"),
+    Column("cores", "Cores", in_cores("centicores")),
+    Column("up", "Up"),
+    Column("note"),
+    Column("", "Note", lambda thing: thing.note, "({})".format),
+)
+
+
+def test_a_column_with_a_key_is_in_json_under_it(capsys: pytest.CaptureFixture[str]) -> None:
+    show_rows(THINGS, COLUMNS, as_json=True)
+    assert json.loads(capsys.readouterr().out) == [
+        {"thing": "a", "cores": 1.5, "up": True, "note": None},
+        {"thing": "b", "cores": 10, "up": False, "note": "full"},
+    ]
+
+
+def test_a_column_with_a_title_is_in_the_table_and_numbers_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:
+    show_rows(THINGS, COLUMNS)
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
+        "Thing  Cores  Up   Note",
+        "a        1.5  yes",
+        "b         10  no   (full)",
+    ]
