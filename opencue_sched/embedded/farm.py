@@ -14,6 +14,7 @@ import random
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Connection, text
@@ -342,13 +343,13 @@ class Farm:
     def layer_on_layer(self, er: tuple[JobIds, int], on: tuple[JobIds, int], *, any_frame: bool = False) -> str:
         """Id of a dependency of a layer (job, index of the layer) on a whole layer, or on any frame of it."""
         layer = er[0].layers[er[1]]
-        row = {**er_columns(er), **on_columns(on), "str_type": "LAYER_ON_LAYER", "b_any": any_frame}
+        row = {**_depend_columns(er, on), "str_type": "LAYER_ON_LAYER", "b_any": any_frame}
         return self._depend(row, layer.frames)
 
     def frame_by_frame(self, er: tuple[JobIds, int], on: tuple[JobIds, int]) -> str:
         """Id of a dependency of each frame of a layer on the frame at the same position of another."""
         composite = {"str_type": "FRAME_BY_FRAME", "b_composite": True}
-        parent = self._depend({**er_columns(er), **on_columns(on), **composite}, ())
+        parent = self._depend({**_depend_columns(er, on), **composite}, ())
         pairs = zip(er[0].layers[er[1]].frames, on[0].layers[on[1]].frames, strict=False)
         for er_frame, on_frame in pairs:
             self.frame_on_frame((*er, er_frame), (*on, on_frame), parent=parent)
@@ -359,7 +360,7 @@ class Farm:
     ) -> str:
         """Id of a dependency of one frame (job, index of the layer, frame id) on another."""
         frames = {"pk_frame_depend_er": er[2], "pk_frame_depend_on": on[2], "pk_parent": parent}
-        row = {**er_columns(er[:2]), **on_columns(on[:2]), **frames, "str_type": "FRAME_ON_FRAME"}
+        row = {**_depend_columns(er[:2], on[:2]), **frames, "str_type": "FRAME_ON_FRAME"}
         return self._depend(row, [er[2]])
 
     def job_on_job(self, er: JobIds, on: JobIds) -> str:
@@ -436,7 +437,6 @@ def host_row(spec: HostSpec, ids: HostIds, tags: Sequence[Mapping[str, Any]]) ->
         "pk_alloc": ids.alloc_id,
         "str_name": ids.name,
         "str_lock_state": spec.lock,
-        "b_nimby": spec.nimby,
         "int_cores": centicores(spec.cores),
         "int_procs": 1,
         "int_cores_idle": centicores(idle_cores),
@@ -447,12 +447,8 @@ def host_row(spec: HostSpec, ids: HostIds, tags: Sequence[Mapping[str, Any]]) ->
         "int_gpu_mem": kilobytes(spec.gpu_memory_gb),
         "int_gpu_mem_idle": kilobytes(spec.gpu_memory_gb),
         "int_thread_mode": spec.thread_mode,
-        "str_tags": " ".join(str(tag["str_tag"]) for tag in sorted(tags, key=_tag_order)),
+        "str_tags": " ".join(str(tag["str_tag"]) for tag in sorted(tags, key=itemgetter("str_tag_type", "str_tag"))),
     }
-
-
-def _tag_order(tag: Mapping[str, Any]) -> tuple[str, str]:
-    return str(tag["str_tag_type"]), str(tag["str_tag"])
 
 
 def host_stat_row(spec: HostSpec, ids: HostIds, stat_id: str) -> dict[str, Any]:
@@ -493,7 +489,6 @@ def job_row(spec: JobSpec, ids: JobIds, facility_id: str) -> dict[str, Any]:
         "b_paused": spec.paused,
         "b_autoeat": spec.autoeat,
         "int_max_retries": spec.max_retries,
-        "str_email": spec.email,
         "str_show": ids.show.name,
         "str_os": spec.os,
     }
@@ -522,7 +517,7 @@ def layer_row(spec: LayerSpec, job: JobIds, position: int) -> dict[str, Any]:
         "int_cores_max": round(spec.cores_max * CENTICORES_PER_CORE),
         "int_mem_min": kilobytes(spec.memory_gb),
         "int_gpus_min": spec.gpus,
-        "int_gpus_max": max(spec.gpus, spec.gpus_max),
+        "int_gpus_max": spec.gpus,
         "int_gpu_mem_min": kilobytes(spec.gpu_memory_gb),
         "str_tags": spec.tags,
         "str_type": spec.type,
@@ -551,9 +546,11 @@ def frame_rows(spec: LayerSpec, job: JobIds, position: int) -> list[dict[str, An
     ]
 
 
-def er_columns(layer: tuple[JobIds, int]) -> dict[str, str]:
-    return {"pk_job_depend_er": layer[0].id, "pk_layer_depend_er": layer[0].layers[layer[1]].id}
-
-
-def on_columns(layer: tuple[JobIds, int]) -> dict[str, str]:
-    return {"pk_job_depend_on": layer[0].id, "pk_layer_depend_on": layer[0].layers[layer[1]].id}
+def _depend_columns(er: tuple[JobIds, int], on: tuple[JobIds, int]) -> dict[str, str]:
+    """The columns of the table depend for a layer (job, index of the layer) that depends on another."""
+    return {
+        "pk_job_depend_er": er[0].id,
+        "pk_layer_depend_er": er[0].layers[er[1]].id,
+        "pk_job_depend_on": on[0].id,
+        "pk_layer_depend_on": on[0].layers[on[1]].id,
+    }

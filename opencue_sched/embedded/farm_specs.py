@@ -91,7 +91,6 @@ class HostSpec:
     thread_mode: int = 0
     lock: str = "OPEN"
     state: str = "UP"
-    nimby: bool = False
     ping_age: float = 0
 
 
@@ -107,7 +106,6 @@ class LayerSpec:
     cores_max: float = 0
     memory_gb: float = 1
     gpus: int = 0
-    gpus_max: int = 0
     gpu_memory_gb: float = 0
     name: str | None = None
     tags: str = "general"
@@ -163,5 +161,4 @@ class JobSpec:
     user: str = "artist"
     uid: int | None = None
     log_dir: str = ""
-    email: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)

@@ -89,12 +89,9 @@ class HostIndex:
         if position is not None:
             self._take_out(position)
 
-    def candidates(self, need: Need, strategy: Strategy) -> Iterator[Host]:
-        """The hosts with at least ``need`` idle, in the strategy's order. Lazy: do not change the index meanwhile."""
-        return (host for _, host in self.ranked(need, strategy))
-
     def ranked(self, need: Need, strategy: Strategy) -> Iterator[tuple[Rank, Host]]:
-        """``candidates`` with their ranks, so that several indexes can be merged into one order."""
+        """The hosts with at least ``need`` idle in the strategy's order, with their ranks, by which several indexes are
+        merged into one order. Lazy: do not change the index meanwhile."""
         best_cores, best_memory = strategy.cores is Fit.BEST, strategy.memory is Fit.BEST
         least_bucket = max(0, need.memory_kb) // self._divisor
         for level in self._levels.irange(minimum=_gpu_level(need.gpus, need.gpu_memory_kb)):
