@@ -205,6 +205,7 @@ class _Commit:
             except SQLAlchemyError as error:
                 failure = classify(error)
                 if failure is Failure.REPEAT:
+                    # The pause is random, so that the two that met do not meet again.
                     self.result.deadlocks += 1
                     time.sleep(random.uniform(0, _RETRY_PAUSE_SECONDS))
                 elif failure is Failure.DATABASE:
@@ -226,7 +227,7 @@ class _Commit:
         reason = describe(error)
         if failure is Failure.ROWS:
             self.result.quarantined[jobs[0]] = reason
-            log.error("job_quarantined", job_id=jobs[0], procs=len(procs), reason=reason)
+            log.error("job_quarantined", job=jobs[0], procs=len(procs), reason=reason)
         if failure is Failure.HOST:
             self.result.lost += [(p, HostExhausted(reason, proc_id=p.proc_id, host=p.host.name)) for p in procs]
         else:
@@ -241,7 +242,6 @@ class _Commit:
             self._carry_out(procs)
 
     def _carry_out(self, procs: Sequence[PlannedProc]) -> None:
-        """Nothing is recorded before the outcome is known."""
         with self._engine.connect() as connection:
             self.result.transactions += 1
             with connection.begin() as transaction:
@@ -257,6 +257,7 @@ class _Commit:
                     failure = DatabaseFailure(describe(error), outcome_unknown=True)
                     self.result.unknown += [(proc.planned, failure) for proc in committed]
                     committed = []
+        # Nothing is recorded before the outcome is known: a transaction that failed is repeated, or cut.
         if committed and self.result.sent_at is None:
             self.result.sent_at = sent_at
         self.result.committed += committed
@@ -266,9 +267,11 @@ class _Commit:
     def _write(
         self, connection: Connection, procs: Sequence[PlannedProc]
     ) -> tuple[list[CommittedProc], list[Lost], frozenset[str]]:
-        """Lock, decide, write: the steps (a) to (d) of design 3.6, the counters last, which other plans wait for."""
+        """Lock, decide, write: the steps (a) to (d) of design 3.6."""
+        # The server's time-outs first: they, not this client's clock, end a transaction whose process was paused.
         self._next()
         store.set_timeouts(connection, self._times())
+        # (a) Frames, without waiting: one that is locked is being started, retried or killed, and is lost to this plan.
         self._next()
         frames = store.lock_frames(connection, [_booking(p) for p in procs], self._facts)
         kept, lost = _split(
@@ -279,6 +282,7 @@ class _Commit:
         )
         if not kept:
             return [], lost, frozenset()
+        # (b) Hosts, without waiting either, then caps, which stay as they are until COMMIT.
         self._next()
         hosts = store.lock_hosts(connection, {p.host.id for p in kept})
         self._next()
@@ -287,6 +291,8 @@ class _Commit:
         lost += without_cap + without_host
         if not kept:
             return [], lost, lowered
+        # (c) and (d) Write. Only this can wait, for counters that another transaction has locked. After a wait that was
+        # too long what was written is taken back, and the procs whose counters are free are written again.
         try:
             committed, taken_over = self._start(connection, kept)
         except SQLAlchemyError as error:
@@ -298,11 +304,7 @@ class _Commit:
         return committed, lost + taken_over, lowered
 
     def _start(self, connection: Connection, procs: list[PlannedProc]) -> tuple[list[CommittedProc], list[Lost]]:
-        """Procs inserted, hosts lowered and frames RUNNING, for procs that fit; the others are lost.
-
-        Frames come last: starting them locks the counters of their layers and jobs, which plans of other clusters wait
-        for.
-        """
+        """Insert procs, lower hosts and start frames, for procs that fit; the others are lost."""
         if not procs:
             return [], []
         self._next()
@@ -314,6 +316,7 @@ class _Commit:
         reported_free = self._settings.rqd.dry_run_mode
         self._next(2 if reported_free else 1)
         store.take_from_hosts(connection, bookings, reported_free=reported_free)
+        # Frames last: this locks the counters of their layers and jobs, for which plans of other clusters wait.
         self._next()
         versions = store.start_frames(connection, bookings)
         return [CommittedProc(p, versions[p.frame.id]) for p in kept], taken_over

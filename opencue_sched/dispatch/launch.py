@@ -149,7 +149,7 @@ def _launch_on_host(
     outcomes: list[tuple[int, LaunchOutcome]] = []
     silent = ""
     for index, request in requests:
-        if silent:
+        if silent:  # each further call would hang as long as the first
             outcome = _outcome(request, LaunchState.FAILED, 0, f"not sent: {silent}")
         elif clock() >= not_after:
             outcome = _outcome(request, LaunchState.FAILED, 0, "not sent: its turn did not come in time")
@@ -177,6 +177,7 @@ class _Launch:
         if answer in (Answer.NOT_SENT, Answer.REFUSED) or (
             answer is Answer.UNCLEAR and self._look().place is Whereabouts.ABSENT
         ):
+            # Certainly nothing started, so it is sent once more. After a pause: an RQD that is starting is there then.
             time.sleep(_RESEND_PAUSE_SECONDS)
             answer, text = self._send()
             if answer is None:
