@@ -49,6 +49,11 @@ class Epoch:
         return run_id_of(self.text)
 
     @property
+    def generation(self) -> int:
+        """The first digits of it, few enough to be exact as a floating-point number."""
+        return int(self.text.split("|")[1][:12], 16)
+
+    @property
     def dual(self) -> bool:
         return self.text.endswith(_DUAL)
 
@@ -204,8 +209,6 @@ def _server_run_id(info: str) -> str:
 
 # What a look at the store tells people: its generation, and how old the last recompute is.
 
-_GENERATION_DIGITS = 12
-
 
 @dataclass(frozen=True, slots=True)
 class StoreView:
@@ -228,14 +231,5 @@ def look_at_store(client: redis.Redis) -> StoreView:
         age = None if recomputed_at is None else max(0.0, float(seconds) - float(recomputed_at))
     except ValueError:  # another program wrote it; the next recompute writes over it
         age = None
-    return StoreView(generation_of(Epoch.parse(stored)), age)
-
-
-def generation_of(epoch: Epoch | None) -> int:
-    """Small enough to be exact as a floating-point number."""
-    if epoch is None:
-        return 0
-    try:
-        return int(epoch.text.split("|")[1][:_GENERATION_DIGITS], 16)
-    except ValueError:
-        return 0
+    epoch = Epoch.parse(stored)
+    return StoreView(0 if epoch is None else epoch.generation, age)

@@ -374,11 +374,9 @@ def hand_back(
         shows.set_show_flag(connection, show_id, "b_scheduler_managed", False)
         shows.set_show_flag(connection, show_id, "b_booking_enabled", booking)
     _remember_handed_back(ledger.client, [show_id])
-    try:
+    retired, ready = 0, False
+    with _left_to_bootstrap(show_id):
         retired, ready = _retire(engine, ledger, [show_id], age_seconds), True
-    except NotReady as error:
-        retired, ready = 0, False
-        log.info("flip_left_to_bootstrap", show=show_id, reason=str(error))
     log.info("show_unmanaged", show=show_id, retired=retired, store_ready=ready)
     return Flip(True, booking, ready, retired)
 
@@ -426,32 +424,35 @@ def _import_unseen(connection: Connection, ledger: Ledger, show_id: str) -> int:
     From then on its frames are not foreign to a limit any more: were they not in the ledger, others could book their
     licences again.
     """
-    try:
+    with _left_to_bootstrap(show_id):
         missing = additions(snapshot_of(connection, [show_id]).entries)
         return ledger.apply(missing, epoch=ledger.epoch()).count
-    except NotReady as error:
-        log.info("flip_left_to_bootstrap", show=show_id, reason=str(error))
-        return 0
+    return 0
 
 
 def _import_if_open(engine: Engine, ledger: Ledger, show_id: str, age_seconds: float) -> tuple[bool, int, int]:
-    """Import the show: whether the store was open, entries put right, caps written. Else its bootstrap imports it."""
-    try:
+    """Import the show: whether the store was open, entries put right, caps written."""
+    with _left_to_bootstrap(show_id):
         caps, report = import_show(engine, ledger, show_id, age_seconds=age_seconds, write_tables=True)
         return True, report.healed, caps
-    except NotReady as error:
-        log.info("flip_left_to_bootstrap", show=show_id, reason=str(error))
-        return False, 0, 0
+    return False, 0, 0
 
 
 def _note_ours(connection: Connection, ledger: Ledger, show_id: str) -> bool:
     """Note that the show is ours with its row as this transaction leaves it; whether the store took the note."""
-    try:
+    with _left_to_bootstrap(show_id):
         note_imported(ledger.client, {show_id: str(show_version(connection, show_id))})
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def _left_to_bootstrap(show_id: str) -> Iterator[None]:
+    """A flip goes on although the store is not open, or lost: its bootstrap imports every managed show."""
+    try:
+        yield
     except NotReady as error:
         log.info("flip_left_to_bootstrap", show=show_id, reason=str(error))
-        return False
-    return True
 
 
 # From ours to handed back, to Cuebot's: what hand_back() leaves to others, and a Cuebot that changes the flag alone.
