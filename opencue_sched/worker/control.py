@@ -12,7 +12,8 @@ import contextlib
 import ipaddress
 import os
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from pathlib import PurePath
 from typing import Any
 
@@ -32,8 +33,6 @@ from opencue_sched.store.fences import PersistentFences
 
 log = structlog.get_logger(__name__)
 
-Instances = Sequence[str] | None
-
 
 def _runtime() -> Any:
     from opencue_sched.worker.runtime import runtime
@@ -41,8 +40,20 @@ def _runtime() -> Any:
     return runtime()
 
 
-def _meant(instances: Instances) -> bool:
-    return not instances or _runtime().settings.instance in instances
+def _instance_command(**options: Any) -> Callable[[Callable[..., dict[str, object]]], Any]:
+    """A control command that a worker carries out only if it is one of the ``instances`` in its arguments, if any."""
+
+    def decorate(function: Callable[..., dict[str, object]]) -> Any:
+        @control_command(**options)
+        @wraps(function)
+        def run(*given: Any, instances: Sequence[str] | None = None, **named: Any) -> dict[str, object]:
+            if instances and _runtime().settings.instance not in instances:
+                return {"ok": "not meant"}
+            return function(*given, **named)
+
+        return run
+
+    return decorate
 
 
 def _work_queues(state: Any, types: Iterable[str]) -> list[str]:
@@ -64,31 +75,25 @@ def _stop_consuming(state: Any, types: Iterable[str]) -> None:
         state.consumer.cancel_task_queue(name)
 
 
-@control_command()
-def pause_dispatch(state: Any, instances: Instances = None) -> dict[str, object]:
+@_instance_command()
+def pause_dispatch(state: Any) -> dict[str, object]:
     """Take no more dispatch messages until resume_dispatch; other work goes on."""
-    if not _meant(instances):
-        return {"ok": "not meant"}
     _runtime().membership.workload.pause()
     _stop_consuming(state, [QueueType.DISPATCH.value])
     return {"ok": "paused"}
 
 
-@control_command()
-def drain(state: Any, instances: Instances = None) -> dict[str, object]:
+@_instance_command()
+def drain(state: Any) -> dict[str, object]:
     """Take no more messages of any type until resume_dispatch; what is in hand is finished."""
-    if not _meant(instances):
-        return {"ok": "not meant"}
     _runtime().membership.workload.drain()
     _stop_consuming(state, [type_.value for type_ in QueueType])
     return {"ok": "draining", "in_hand": _runtime().membership.in_flight()}
 
 
-@control_command()
-def resume_dispatch(state: Any, instances: Instances = None) -> dict[str, object]:
+@_instance_command()
+def resume_dispatch(state: Any) -> dict[str, object]:
     """Take messages again after pause_dispatch or drain."""
-    if not _meant(instances):
-        return {"ok": "not meant"}
     _runtime().membership.workload.resume()
     queues = state.app.amqp.queues
     for name in _work_queues(state, [type_.value for type_ in QueueType]):
@@ -98,11 +103,9 @@ def resume_dispatch(state: Any, instances: Instances = None) -> dict[str, object
     return {"ok": "working"}
 
 
-@control_command()
-def stop_worker(state: Any, instances: Instances = None) -> dict[str, object]:  # noqa: ARG001 - celery's signature
+@_instance_command()
+def stop_worker(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery's signature
     """Finish what is in hand and end this worker, as SIGTERM does."""
-    if not _meant(instances):
-        return {"ok": "not meant"}
     os.kill(os.getpid(), signal.SIGTERM)
     return {"ok": "stopping"}
 
@@ -115,16 +118,13 @@ def duration(text: str) -> float:
         raise click.BadParameter(str(error)) from error
 
 
-@control_command(args=[("cluster", str), ("seconds", duration)], signature="<cluster> <seconds>")
+@_instance_command(args=[("cluster", str), ("seconds", duration)], signature="<cluster> <seconds>")
 def sleep_cluster(
     state: Any,  # noqa: ARG001 - celery's signature
     cluster: str,
     seconds: float,
-    instances: Instances = None,
 ) -> dict[str, object]:
     """Let a cluster (by its key) rest for some seconds, or 10m or 2h, whatever would wake it; 0 ends its rest."""
-    if not _meant(instances):
-        return {"ok": "not meant"}
     try:
         rest = checked_rest(cluster, seconds)
         return {"ok": _runtime().rest_cluster(*rest)}

@@ -41,11 +41,9 @@ from opencue_sched.store.accounting import managed_show_ids
 from opencue_sched.store.engine import CONNECT_SECONDS, DEAD_CONNECTION, connect
 from opencue_sched.store.shows import shows_under
 
-# PostgreSQL notifications: releases, changed hosts and caps, new work and shows given back, as whoever does it commits
-# them.
-#
-# A notification is a hint. One that is missed while the connection is away is made up for by the recompute, the reseed
-# and the sweep; after a reconnection ``on_reconnect`` lets them run at once.
+# PostgreSQL's notifications of releases, changed hosts and caps, new work and shows handed back come with their commit.
+# Each is only a hint: one that is missed while the connection is away is made up for by the recompute, the reseed and
+# the sweep; after a reconnection ``on_reconnect`` lets them run at once.
 
 _log = structlog.get_logger(__name__)
 
@@ -82,15 +80,14 @@ class NotificationListener:
         self._stop = threading.Event()
         self._connected = threading.Event()
         self._thread = threading.Thread(target=self._run, name="notifications", daemon=True)
-        self._dispatch: dict[str, Callable[[Any], None]] = {}
-        if handlers.on_release is not None:
-            self._dispatch[RELEASE_CHANNEL] = self._release
-        if handlers.on_caps is not None:
-            self._dispatch[CAPS_CHANNEL] = self._caps
-        if handlers.on_work is not None:
-            self._dispatch[WORK_CHANNEL] = self._shows(handlers.on_work)
-        if handlers.on_handed_back is not None:
-            self._dispatch[HANDED_BACK_CHANNEL] = self._shows(handlers.on_handed_back)
+        wanted: dict[str, tuple[Callable[..., object] | None, tuple[str, ...]]] = {
+            RELEASE_CHANNEL: (handlers.on_release, ("procs", "hosts")),
+            CAPS_CHANNEL: (handlers.on_caps, ("vertices",)),
+            WORK_CHANNEL: (handlers.on_work, ("shows",)),
+            HANDED_BACK_CHANNEL: (handlers.on_handed_back, ("shows",)),
+        }
+        # By channel: the handler, and the lists of ids in the payload that are its arguments.
+        self._channels = {name: (handler, lists) for name, (handler, lists) in wanted.items() if handler is not None}
 
     def start(self) -> None:
         """Start listening, now or as soon as PostgreSQL can be reached."""
@@ -148,7 +145,7 @@ class NotificationListener:
         try:
             connection.set_isolation_level(ISOLATION_LEVEL_AUTOCOMMIT)
             with connection.cursor() as cursor:
-                for channel in self._dispatch:
+                for channel in self._channels:
                     cursor.execute(f"LISTEN {quote_ident(channel, cursor)}")
         except psycopg2.Error:
             connection.close()
@@ -177,8 +174,8 @@ class NotificationListener:
     def _handle(self, channel: str, payload: str) -> None:
         """A payload that makes no sense, or a handler that fails, costs this notification only."""
         try:
-            content = json.loads(payload)
-            self._dispatch[channel](content)
+            handler, lists = self._channels[channel]
+            handler(*_ids(json.loads(payload), lists))
         except (ValueError, KeyError, TypeError) as error:
             self.counts.add("notification_malformed")
             _log.warning("notification_malformed", channel=channel, payload=payload[:200], error=str(error))
@@ -195,25 +192,6 @@ class NotificationListener:
             self.counts.add("notification_failed")
             _log.exception("notification_failed", channel=name)
 
-    def _release(self, content: Any) -> None:
-        if not isinstance(content, dict):
-            raise TypeError("expected an object with procs and hosts")
-        procs, hosts = _ids(content.get("procs", [])), _ids(content.get("hosts", []))
-        if self._handlers.on_release is not None:
-            self._handlers.on_release(procs, hosts)
-
-    def _caps(self, content: Any) -> None:
-        keys = _ids(content.get("vertices", []) if isinstance(content, dict) else content)
-        if self._handlers.on_caps is not None:
-            self._handlers.on_caps(keys)
-
-    @staticmethod
-    def _shows(handler: Callable[[Sequence[str]], object]) -> Callable[[Any], None]:
-        def pass_on(content: Any) -> None:
-            handler(_ids(content.get("shows", []) if isinstance(content, dict) else content))
-
-        return pass_on
-
 
 def database_address(url: str) -> dict[str, Any]:
     """The arguments that SQLAlchemy's engine would connect with. It reads characters in a password that end the address
@@ -223,11 +201,16 @@ def database_address(url: str) -> dict[str, Any]:
     return dict(arguments)
 
 
-def _ids(value: Any) -> list[str]:
-    """A JSON list of ids; anything else raises TypeError."""
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise TypeError("expected a list of ids")
-    return value
+def _ids(content: Any, lists: Sequence[str]) -> list[list[str]]:
+    """The lists of ids of a payload: an object with them, or the only one itself. Anything else raises TypeError."""
+    if isinstance(content, list) and len(lists) == 1:
+        content = {lists[0]: content}
+    if not isinstance(content, dict):
+        raise TypeError("expected an object with lists of ids")
+    found = [content.get(name, []) for name in lists]
+    if not all(isinstance(ids, list) and all(isinstance(id_, str) for id_ in ids) for ids in found):
+        raise TypeError("expected lists of ids")
+    return found
 
 
 # Resync: read again what PostgreSQL may have notified while this worker did not listen, or what could not be read then.

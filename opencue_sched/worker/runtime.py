@@ -68,8 +68,6 @@ from opencue_sched.worker.membership import Membership, consumed_by
 from opencue_sched.worker.task import Messenger
 from opencue_sched.worker.upkeep import Upkeep, upkeep_scope
 
-# Work beside the tasks: on threads that say why they failed, and that end before what they use is closed.
-
 log = structlog.get_logger(__name__)
 
 STOP_SECONDS = 10.0
@@ -80,7 +78,8 @@ class Closing(SchedulerError):
 
 
 class Background:
-    """The background work of one process. Thread-safe."""
+    """Work of one process beside its tasks: on threads that log why they failed, and that end before what they use is
+    closed. Thread-safe."""
 
     def __init__(self) -> None:
         self._closed = threading.Event()
@@ -90,7 +89,7 @@ class Background:
     def start(self, name: str, work: Callable[[], object]) -> bool:
         """Run ``work`` on a thread, unless the work of this name still runs or the process ends; whether it began.
 
-        Whoever starts it has to start it again if it fails: here a failure is only told.
+        A failure is only logged: the caller has to start the work again.
         """
         with self._lock:
             if self._closed.is_set() or name in self._running:
@@ -281,8 +280,8 @@ class Runtime:
         return report
 
     def dispatch(self, posting: str, *, ticket: int | None = None, reply: str | None = None) -> dict[str, object]:
-        """One pass for a message, unless this worker is told to take no work. Who waits at ``reply`` is also told of
-        an error, which goes to the caller."""
+        """One pass for a message, unless this worker is told to take no work. The client that waits at ``reply`` gets
+        the summary, or the error, which is raised all the same."""
         if not self.membership.workload.takes_work:
             self.messenger.give_back(posting, ticket, reply=reply)
             return {"ended": "given back"}
@@ -316,7 +315,7 @@ class Runtime:
             self._bootstrap_in_background()
 
     def rest_cluster(self, key: str, seconds: float) -> str:
-        """Let a cluster rest, whatever would wake it; 0 ends its rest. Raises InvalidInput for an unknown cluster."""
+        """Let a cluster rest, whatever happens; 0 ends its rest. Raises InvalidInput for an unknown cluster."""
         posting = self.postings.find(key)
         answer = [0, "gone"]
         if posting is not None:

@@ -1,4 +1,4 @@
-"""What messages of the maintenance queue have a worker do: put right what others left behind."""
+"""The work of the maintenance tasks: put right what hosts and processes that died left behind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def upkeep_scope(settings: Settings, facts: SchemaFacts) -> UpkeepScope:
 
 
 class Upkeep:
-    """Thread-safe. Whatever a process that dies in it leaves undone, the next message does.
+    """One per process, thread-safe. The next message does what a process that died in one of the methods left undone.
 
     ``scope`` is whose rows the reaper and the recovery touch (see ``upkeep_scope``). ``stopping`` says whether the
     process is to end: then no longer part of a reap is begun.
