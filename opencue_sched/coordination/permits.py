@@ -6,9 +6,9 @@ planned it is prolonged until the commit's deadline, and at the end of the pass 
 races between passes of overlapping clusters; correctness never depends on it. The reference has no upper bound: a
 process that dies there in a pass over 20 frames keeps everybody off their layer for 40 s.
 
-A pass reads the frames of its layers before it asks for their permits. Of a layer that another pass worked on meanwhile
-it has read just the frames that the other booked, and could only lose them. So whoever books frames says so in a log of
-the fleet, and whoever has permits looks there for what it has read too early.
+A pass reads the frames of its layers before it asks for their permits. If another pass booked frames of a layer
+meanwhile, this pass has read just those frames as waiting, and would lose them at its commit. So each pass names the
+layers of which it booked frames in a log of the fleet, and leaves out the layers that are named there since it read.
 """
 
 from __future__ import annotations
@@ -22,28 +22,26 @@ from opencue_sched.coordination.board import TRASH_KEPT_SECONDS, BoardScripts, l
 from opencue_sched.coordination.job import JobPriority, Payload
 from opencue_sched.coordination.names import BoardKeys, layers_booked, permit_board
 
-# Many jobs of a board at a time: had by an owner for a while, and on the board only while somebody has them.
-#
-# One call of a script takes as many as may be, and another is done with them; what a dead owner left is forgotten by
-# whoever takes next.
-
 JOBS_PER_CALL = 50
-"""A call of so many takes Redis half a millisecond, for which everybody else waits; more are several calls."""
+"""A call of so many takes Redis half a millisecond, for which all other clients wait; more are several calls."""
 _PAYLOAD = Payload({}, None).encode()
 _PRIORITY = JobPriority.NORMAL
 
 
 class ManyJobs:
-    """Such jobs of one board. Each has a uuid of the caller's choice, which is also its name."""
+    """Jobs of a board that are claimed many at a time, and are on the board only while they are claimed.
+
+    Each has a uuid of the caller's choice, which is also its name. What a dead owner left is removed by later calls.
+    """
 
     def __init__(self, client: redis.Redis, keys: BoardKeys) -> None:
         self._scripts = BoardScripts(client, keys)
 
     def take(self, owner: str, token: str, seconds: Mapping[str, float]) -> dict[str, int]:
-        """Claim jobs, each for its seconds: uuid -> fence, of those that nobody else has. One round trip.
+        """Claim jobs, each for its seconds: uuid -> fence, of those that no other owner has. One round trip.
 
-        Of an owner there is one at a time: what an earlier one left, known by another ``token``, is this one's. What it
-        has by this token lives anew.
+        There is one owner of a name at a time: it takes over what an earlier one, known by another ``token``, left. A
+        claim that it has by this token already lives for its seconds from now.
         """
         first = (owner, token, _PAYLOAD, _PRIORITY.rank, round(TRASH_KEPT_SECONDS * 1000))
         chunks = _chunks(seconds)
@@ -54,7 +52,7 @@ class ManyJobs:
         return fences
 
     def consume(self, owner: str, token: str, uuids: Iterable[str]) -> int:
-        """The jobs that ``owner`` took by ``token``, and nobody since, are done and gone; how many. One round trip."""
+        """Remove the jobs that ``owner`` took by ``token`` and no one took since; how many. One round trip."""
         calls = [(owner, token, *chunk) for chunk in _chunks(uuids)]
         return sum(int(gone) for gone in self._scripts.call_each("board_consume_many", calls))
 
@@ -65,17 +63,17 @@ def _chunks(uuids: Iterable[str]) -> list[list[str]]:
 
 
 SECONDS_PER_FRAME = 2.0
-_BOOKINGS_TOLD = 1_000
-"""More than a fleet commits while a pass reads and asks. Who asks later than that loses what others booked, as ever."""
-_BOOKINGS_TOLD_SECONDS = 60
+_BOOKINGS_KEPT = 1_000
+"""More than a fleet commits while a pass reads and asks. A pass that asks later loses what others booked, at its commit."""
+_BOOKINGS_KEPT_SECONDS = 60
 _BEGINNING = "0-0"
 
 
 class LayerPermits:
     """Permits of one namespace. ``claim_ttl``: seconds that a claim on a cluster lives unless it is prolonged.
 
-    An owner is ``place|token``, or a token alone. Of a place there is one at a time: each also gets what an earlier one
-    of its place left.
+    An owner is ``place|token``, or a token alone. There is one owner of a place at a time: it also gets the permits that
+    an earlier one of its place left.
     """
 
     def __init__(self, client: redis.Redis, namespace: str, *, claim_ttl: float) -> None:
@@ -100,22 +98,24 @@ class LayerPermits:
         return self._jobs.consume(*_place_and_token(owner), layers)
 
     def tell_booked(self, layers: Collection[str]) -> None:
-        """Frames of these layers are booked and committed; to be told before permits are given back. One round trip."""
+        """Log that frames of these layers are committed; call it before permits are given back. One round trip."""
         if not layers:
             return
-        pipeline = self._client.pipeline(transaction=True)  # who dies in between would leave it for good
-        pipeline.xadd(self._log, dict.fromkeys(layers, ""), maxlen=_BOOKINGS_TOLD, approximate=True)
-        pipeline.expire(self._log, _BOOKINGS_TOLD_SECONDS)
+        pipeline = self._client.pipeline(
+            transaction=True
+        )  # else a process that dies in between leaves the log for good
+        pipeline.xadd(self._log, dict.fromkeys(layers, ""), maxlen=_BOOKINGS_KEPT, approximate=True)
+        pipeline.expire(self._log, _BOOKINGS_KEPT_SECONDS)
         pipeline.execute()
 
     def log_end(self) -> str:
-        """Where the log of bookings ends; to be asked before frames are read. One round trip."""
+        """Where the log of bookings ends; call it before frames are read. One round trip."""
         last = cast("list[tuple[str, object]]", self._client.xrevrange(self._log, count=1))
         return last[0][0] if last else _BEGINNING
 
     def booked_since(self, log_end: str) -> frozenset[str]:
-        """The layers of which frames were booked that who read then may take for waiting; to be asked when the permits
-        are had. One round trip."""
+        """The layers of which frames were booked since, so that frames read then may be booked by now; call it once the
+        permits are granted. One round trip."""
         told = cast("list[tuple[str, dict[str, str]]]", self._client.xrange(self._log, f"({log_end}"))
         return frozenset(layer for _, layers in told for layer in layers)
 

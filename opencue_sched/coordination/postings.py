@@ -12,7 +12,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,8 +157,10 @@ class ClusterPostings:
         self.keys = keys
         self.scripts = BoardScripts(client, keys)
 
-    def enqueue(self, clusters: Iterable[Cluster], *, wake: bool = False, fence: Fence | None = None) -> list[Enqueued]:
-        """Post each cluster unless it is posted; with ``wake``, also rouse sleeping ones. One round trip.
+    def enqueue(
+        self, clusters: Iterable[Cluster], *, wake: bool | Collection[Cluster] = False, fence: Fence | None = None
+    ) -> list[Enqueued]:
+        """Post each cluster unless it is posted; wake those of ``wake``, or all, if they rest. One round trip.
 
         Raises FencedOff, and posts nothing more, when a leader after that of ``fence`` was elected.
         """
@@ -333,10 +335,11 @@ def _cooldown(fields: Mapping[str, str]) -> ClusterCooldown:
     )
 
 
-def _enqueue_args(clusters: Sequence[Cluster], wake: bool) -> list[str | int | float]:
+def _enqueue_args(clusters: Sequence[Cluster], wake: bool | Collection[Cluster]) -> list[str | int | float]:
     args: list[str | int | float] = [resend_ms(), round(TRASH_KEPT_SECONDS * 1000)]
     for cluster in clusters:
-        args += [cluster.key, encode_cluster(cluster), POSTING_PRIORITY.rank, int(wake)]
+        woken = wake if isinstance(wake, bool) else cluster in wake
+        args += [cluster.key, encode_cluster(cluster), POSTING_PRIORITY.rank, int(woken)]
     return args
 
 

@@ -1,7 +1,6 @@
 """The clusters there are, and which of them have work (distributed scheduler, "ClusterFeed").
 
-Without I/O of its own: it is given a loader and a clock, and keeps the set of clusters and the awake gate's last
-answer. Which of them rest, whose turn it is and who is at work is told by their postings, which all processes share.
+Which of them rest and who works on them is told by their postings, which all processes share.
 """
 
 from __future__ import annotations
@@ -107,8 +106,8 @@ def _clusters_of(
 # The awake gate: which clusters have work at all, from one scan for the whole farm.
 #
 # Most clusters of a show are idle at any moment; asking each in turn cost upstream a query per cluster and round. One
-# scan of the waiting layers' tags answers for all of them. It must never miss a cluster that the pending-jobs query
-# would find work in, so it looks at fewer conditions than that query, never at more.
+# scan of the waiting layers' tags answers for all of them. It must never miss a cluster in which the pending-jobs query
+# would find work, so it has fewer conditions than that query, never more.
 
 
 class AwakeSet:
@@ -133,15 +132,14 @@ class AwakeSet:
 
 
 def scan_awake(connection: Connection, facilities: tuple[str, ...] | None) -> AwakeSet:
-    """One statement. ``facilities`` as from ``discovery.scoped_facilities``; None means all."""
+    """One statement. ``facilities`` as from ``scoped_facilities``; None means all."""
     return AwakeSet(waiting_tags(connection, facilities))
 
 
 class ClusterFeed:
-    """The clusters of one process, read anew now and then.
+    """The clusters of one process, read anew now and then, and the awake gate's last answer. Thread-safe.
 
-    ``load`` reads the clusters (``discovery.load_clusters``); ``clock`` counts seconds and never goes back. Safe to
-    share between threads.
+    ``load`` reads the clusters (``load_clusters``); ``clock`` counts seconds and never goes back.
     """
 
     def __init__(

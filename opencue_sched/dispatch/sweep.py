@@ -1,8 +1,8 @@
-"""The sweep: find clusters with work, post them, and say which need a message.
+"""The sweep: find clusters with work, enqueue them, and say for which a message should be sent.
 
-Any process may sweep, several may at once; posting is idempotent. Sleeping clusters are not roused by a plain sweep,
-except those this process sees with work for the first time since they had none. While every cluster rests the periodic
-sweeps leave PostgreSQL alone for longer ("longer naps when all sleep"): they still offer what this process knows of.
+Any process may sweep, also several at once: enqueueing is idempotent. A plain sweep does not wake clusters that rest,
+except those that this process sees with work for the first time since they had none. While every cluster rests the
+periodic sweeps scan PostgreSQL less often ("longer naps when all sleep") and enqueue the clusters of the last scan.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ log = structlog.get_logger(__name__)
 _NOTHING = (frozenset[str](), frozenset[str]())
 NAP_SECONDS = 5.0
 """How long a process does without an awake scan when its last one found every cluster at rest, as long as the reference
-naps then. New work, freed hosts and changed caps are told of; this is for what nobody tells."""
+naps then. New work, freed hosts and changed caps are notified; the scan is for what no notification tells."""
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 0.25
-_ROUSED_PER_SECOND = 100
+_WOKEN_PER_SECOND = 100
 """In a full farm hosts come free all the time, and each costs every cluster that could use it two passes: a cluster is
-roused for them ten times a second, or less often where many are, four times at least."""
+woken for them ten times a second at most, and where many clusters could use them less often, at least four times."""
 _COUNTING_SHARE = 0.1
-"""The room under a cap is counted from what runs, for no more than this share of a process's time: it can be much."""
+"""The headroom under caps is counted from what runs, which can be much: for at most this share of a process's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class SweepReport:
     scan_seconds: float | None
     """None of a sweep that did without an awake scan, because every cluster rested."""
     ask_again: float = 0.0
-    """Seconds after which to ask for the same hosts again, for some cluster had been roused for one a moment ago; 0: no
-    need."""
+    """Seconds after which to sweep for the same hosts again, because some cluster was woken for one a moment ago; 0:
+    no need."""
 
     def summary(self) -> dict[str, object]:
         """A small JSON-able answer for the task."""
@@ -71,7 +71,7 @@ class Sweeper:
         self._count_after = float("-inf")
         self._uncounted = False
         self._shows: frozenset[str] = frozenset()
-        self._roused: dict[str, float] = {}
+        self._woken_at: dict[str, float] = {}
         self._reload_after = 0.0
         self._reload_wanted = False
         self._withdraw_due = False
@@ -94,12 +94,12 @@ class Sweeper:
         may_nap: bool = False,
         fence: Fence | None = None,
     ) -> SweepReport:
-        """Post every cluster with waiting work; under ``fence``, nothing once a later leader was elected (FencedOff).
+        """Enqueue every cluster with waiting work; under ``fence``, none once a later leader was elected (FencedOff).
 
-        Rouse those of ``wake_shows``, and those that could use one of ``wake_hosts`` or wait at a cap under which what
-        ended there made room; the latter only so often (see pause_between_rouses). The report says when that held a
-        cluster back: then ask for the same hosts again.
-        ``may_nap``: nobody asked for anything, so a scan may wait while all clusters rest (NAP_SECONDS).
+        Wakes the clusters of ``wake_shows``, and those that could use one of ``wake_hosts`` or wait at a cap under
+        which a run that ended there made headroom; the latter only so often (see pause_between_wakes). The report says
+        when that held a cluster back: then sweep for the same hosts again.
+        ``may_nap``: no notification asks for this sweep, so its scan may wait while all clusters rest (NAP_SECONDS).
         """
         with self._lock:
             return self._sweep(frozenset(wake_shows), wake_hosts, may_nap, fence)
@@ -109,17 +109,17 @@ class Sweeper:
     ) -> SweepReport:
         self._withdraw_due |= self._reload(wake_shows)
         napping = may_nap and not self._withdraw_due and time.monotonic() < self._nap_until
-        (freed_tags, with_room), scanned = (_NOTHING, None) if napping else self._scan(wake_hosts)
+        (freed_tags, with_headroom), scanned = (_NOTHING, None) if napping else self._scan(wake_hosts)
         ready = self._feed.ready()
         active = frozenset(ready)
-        rouse = {c for c in active if c.show_id in wake_shows} | (active - self._active)
-        reaching = {c for c in active if c.key in with_room or not freed_tags.isdisjoint(c.tags)}
-        pause = pause_between_rouses(len(reaching))
+        wake = {c for c in active if c.show_id in wake_shows} | (active - self._active)
+        reaching = {c for c in active if c.key in with_headroom or not freed_tags.isdisjoint(c.tags)}
+        pause = pause_between_wakes(len(reaching))
         due = self._due(reaching, pause)
-        rouse |= due
-        enqueued = self._postings.enqueue([c for c in ready if c in rouse], wake=True, fence=fence)
-        enqueued += self._postings.enqueue([c for c in ready if c not in rouse], fence=fence)
-        # Not before: a sweep that fails here has roused nobody, and the next one must.
+        wake |= due
+        # Those to be woken first: their messages are sent in this order.
+        enqueued = self._postings.enqueue(sorted(ready, key=lambda c: c not in wake), wake=wake, fence=fence)
+        # Not before: a sweep that fails here has woken no cluster, and the next one must.
         self._active = active
         self.cap_waits.forget(cluster.key for cluster in due)
         sleeping = self._postings.sleeping([o.uuid for o in enqueued])
@@ -141,20 +141,20 @@ class Sweeper:
         )
 
     def _scan(self, wake_hosts: Collection[str]) -> tuple[tuple[frozenset[str], frozenset[str]], float]:
-        """Ask PostgreSQL which clusters have work; the tags of these hosts, the clusters that wait at a cap which has
-        room by now, if something ended, and how many seconds the scan took."""
+        """Ask PostgreSQL which clusters have work. Returns the tags of these hosts, the clusters that wait at a cap
+        which has headroom by now if any run ended, and how many seconds the scan took."""
         self._nap_until = float("-inf")
         began = time.monotonic()
         with self._engine.connect() as connection:
             awake = scan_awake(connection, scoped_facilities(connection, self._settings))
             freed_tags = tags_of_hosts(connection, wake_hosts) if wake_hosts else frozenset[str]()
-            with_room = self._with_room(connection) if wake_hosts else frozenset[str]()
+            with_headroom = self._with_headroom(connection) if wake_hosts else frozenset[str]()
         self._feed.observe(awake)
-        return (freed_tags, with_room), time.monotonic() - began
+        return (freed_tags, with_headroom), time.monotonic() - began
 
-    def _with_room(self, connection: Connection) -> frozenset[str]:
-        """The clusters that wait at a cap which has room by now; none, and to be asked again, so soon after the last
-        count."""
+    def _with_headroom(self, connection: Connection) -> frozenset[str]:
+        """The clusters that wait at a cap which has headroom by now; none, and to be asked again, so soon after the
+        last count."""
         caps, began = self.cap_waits.caps(), time.monotonic()
         self._uncounted = bool(caps) and began < self._count_after
         if not caps or self._uncounted:
@@ -165,7 +165,7 @@ class Sweeper:
         return self.cap_waits.with_room(room)
 
     def _reload(self, wake_shows: frozenset[str]) -> bool:
-        """Read the clusters when it is time to, or soon when a show nobody knew has work; whether they were read."""
+        """Read the clusters when it is time to, or soon when an unknown show has work; whether they were read."""
         now = time.monotonic()
         self._reload_wanted = self._reload_wanted or bool(wake_shows - self._shows)
         if self._reload_wanted and now >= self._reload_after:
@@ -178,20 +178,20 @@ class Sweeper:
         return read
 
     def _due(self, reaching: set[Cluster], pause: float) -> set[Cluster]:
-        """Those of these clusters that were not roused for a host within ``pause`` seconds; they are now."""
+        """Those of these clusters that were not woken for a host within ``pause`` seconds; they are now."""
         now = time.monotonic()
-        due = {cluster for cluster in reaching if now - self._roused.get(cluster.key, float("-inf")) >= pause}
-        self._roused.update(dict.fromkeys((cluster.key for cluster in due), now))
+        due = {cluster for cluster in reaching if now - self._woken_at.get(cluster.key, float("-inf")) >= pause}
+        self._woken_at.update(dict.fromkeys((cluster.key for cluster in due), now))
         return due
 
     def _withdraw(self, fence: Fence | None) -> None:
-        """Take down the postings of clusters that no longer exist; one that is being worked on goes next time."""
+        """Take down the postings of clusters that no longer exist; a claimed one goes next time."""
         gone = [uuid for name, uuid in self._postings.posted().items() if self._feed.find(name) is None]
         withdrawn = self._postings.withdraw(gone, fence=fence)
         if withdrawn:
             log.info("postings_withdrawn", postings=withdrawn)
 
 
-def pause_between_rouses(clusters: int) -> float:
-    """Seconds for which a cluster is not roused again for a freed host that so many clusters could use."""
-    return min(_LONGEST_PAUSE_SECONDS, max(_SHORTEST_PAUSE_SECONDS, clusters / _ROUSED_PER_SECOND))
+def pause_between_wakes(clusters: int) -> float:
+    """Seconds for which a cluster is not woken again for a freed host that so many clusters could use."""
+    return min(_LONGEST_PAUSE_SECONDS, max(_SHORTEST_PAUSE_SECONDS, clusters / _WOKEN_PER_SECOND))

@@ -22,7 +22,7 @@ from opencue_sched.dispatch import cluster_pass, gather, sweep
 from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.dispatch.report import PassEnd, PassReport
-from opencue_sched.dispatch.sweep import pause_between_rouses
+from opencue_sched.dispatch.sweep import pause_between_wakes
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.errors import NotReady
@@ -504,7 +504,7 @@ def test_a_sweep_says_that_it_held_a_cluster_back_until_it_may_be_roused_again(
         host = farm.host(cores=2)
         farm.job([LayerSpec(frames=1)])
     # given a cluster that was roused for a freed host a moment ago
-    monkeypatch.setattr(sweep, "pause_between_rouses", lambda clusters: 30.0 * clusters)
+    monkeypatch.setattr(sweep, "pause_between_wakes", lambda clusters: 30.0 * clusters)
     assert here.sweeper.sweep(wake_hosts=[host.id]).ask_again == 0
 
     # when the host is freed again, then the sweep asks to be told once more
@@ -515,5 +515,5 @@ def test_a_sweep_says_that_it_held_a_cluster_back_until_it_may_be_roused_again(
 
 
 def test_the_more_clusters_could_use_a_freed_host_the_less_often_it_rouses_them() -> None:
-    pauses = {clusters: pause_between_rouses(clusters) for clusters in (0, 1, 10, 20, 25, 1000)}
+    pauses = {clusters: pause_between_wakes(clusters) for clusters in (0, 1, 10, 20, 25, 1000)}
     assert pauses == {0: 0.1, 1: 0.1, 10: 0.1, 20: 0.2, 25: 0.25, 1000: 0.25}
