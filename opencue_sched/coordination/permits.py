@@ -64,7 +64,7 @@ def _chunks(uuids: Iterable[str]) -> list[list[str]]:
 
 SECONDS_PER_FRAME = 2.0
 _BOOKINGS_KEPT = 1_000
-"""More than a fleet commits while a pass reads and asks. A pass that asks later loses what others booked, at its commit."""
+"""More than a fleet commits while a pass reads and asks. One that asks later loses at its commit what others booked."""
 _BOOKINGS_KEPT_SECONDS = 60
 _BEGINNING = "0-0"
 
@@ -72,8 +72,8 @@ _BEGINNING = "0-0"
 class LayerPermits:
     """Permits of one namespace. ``claim_ttl``: seconds that a claim on a cluster lives unless it is prolonged.
 
-    An owner is ``place|token``, or a token alone. There is one owner of a place at a time: it also gets the permits that
-    an earlier one of its place left.
+    An owner is ``place|token``, or a token alone. There is one owner of a place at a time: it also gets the permits
+    that an earlier one of its place left.
     """
 
     def __init__(self, client: redis.Redis, namespace: str, *, claim_ttl: float) -> None:

@@ -110,8 +110,8 @@ class Dispatcher:
         return report
 
     def _database_answers(self) -> bool:
-        """Whether PostgreSQL answers, asked before a claim: who hangs in this holds no cluster up, for the message is
-        sent again to others."""
+        """Whether PostgreSQL answers. Asked before a claim: a process that hangs here holds no cluster up, because the
+        message is sent again to others."""
         try:
             PersistentFences(self.runner.engine).ping()
         except SQLAlchemyError as error:
