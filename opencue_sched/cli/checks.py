@@ -34,7 +34,7 @@ from opencue_sched.insight.fleet import fleet_view
 from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import get_settings
 from opencue_sched.store.fences import PersistentFences
-from opencue_sched.store.jobs import Layer
+from opencue_sched.store.jobs import LayerView
 from opencue_sched.store.schema import check_schema, refuse_unmigrated
 from opencue_sched.store.shows import Kind
 
@@ -146,7 +146,7 @@ def _lines(explanation: Explanation, layers: list[LayerExplanation], *, every_re
     return lines or [f"nothing of {explanation.job} waits: it is {explanation.state}"]
 
 
-def _counts(layer: Layer) -> dict[str, int]:
+def _counts(layer: LayerView) -> dict[str, int]:
     """Frames by state."""
     return {
         "waiting": layer.waiting,

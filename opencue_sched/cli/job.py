@@ -412,19 +412,19 @@ def _say_deferred(job: str, places: Mapping[tuple[str, str], Sequence[str]]) -> 
         click.echo(f"  and {len(places) - _NAMED} more of these", err=True)
 
 
-def _is_running(frame: jobs.Frame) -> bool:
+def _is_running(frame: jobs.FrameView) -> bool:
     return frame.state == FrameState.RUNNING.value
 
 
-def _is_waiting(frame: jobs.Frame) -> bool:
+def _is_waiting(frame: jobs.FrameView) -> bool:
     return frame.state == FrameState.WAITING.value
 
 
-def _runtime(frame: jobs.Frame) -> str:
+def _runtime(frame: jobs.FrameView) -> str:
     return output.age_text(frame.started, None if _is_running(frame) else frame.stopped)
 
 
-def _memory(frame: jobs.Frame) -> str:
+def _memory(frame: jobs.FrameView) -> str:
     """Used (at most, of one that has ended) and reserved, of a frame that was started."""
     used = frame.memory_used_kb if _is_running(frame) else frame.memory_max_kb
     return f"{memory_text(used)} / {memory_text(frame.memory_reserved_kb)}" if frame.started else ""
@@ -614,11 +614,11 @@ def _singular(name: str, words: str) -> str:
     return f"{name} {'has' + words.removeprefix('have') if words.startswith('have') else words}"
 
 
-def _state(job: jobs.Job) -> str:
+def _state(job: jobs.JobView) -> str:
     return "PAUSED" if job.paused and job.state == JobState.PENDING.value else job.state
 
 
-def _fields(job: jobs.Job) -> dict[str, str]:
+def _fields(job: jobs.JobView) -> dict[str, str]:
     return {
         "Job": job.name,
         "Id": job.id,

@@ -24,13 +24,12 @@ from opencue_sched.accounting.keys import VertexCaps
 from opencue_sched.dispatch.failures import Failure, classify, describe, in_doubt, waited_too_long
 from opencue_sched.dispatch.trim import Lost, fit_caps, fit_hosts, read_current_caps
 from opencue_sched.domain.farm import PlannedProc
-from opencue_sched.domain.units import centicores
 from opencue_sched.errors import DatabaseFailure, FrameLost, HostExhausted
 from opencue_sched.settings import Settings
 from opencue_sched.store import booking as store
 from opencue_sched.store.jobs import quarantine_jobs
 from opencue_sched.store.pending import SchemaColumns
-from opencue_sched.store.release import StartedFrame, undo_bookings
+from opencue_sched.store.release import undo_bookings
 
 
 class CommitTurns:
@@ -158,12 +157,8 @@ def compensate(connection: Connection, committed: Iterable[CommittedProc]) -> fr
 
     The caller owns the transaction, and releases the ledger entries after it.
     """
-    started = [_started(proc.planned, proc.version) for proc in committed]
-    return undo_bookings(connection, started).procs if started else frozenset()
-
-
-def _started(proc: PlannedProc, version: int | None) -> StartedFrame:
-    return StartedFrame(proc.proc_id, proc.host.id, proc.frame.id, proc.layer.id, proc.job.id, version)
+    started = [(proc.planned, proc.version) for proc in committed]
+    return undo_bookings(connection, started) if started else frozenset()
 
 
 class _OutOfTimeError(Exception):
@@ -273,7 +268,7 @@ class _Commit:
         store.set_timeouts(connection, self._times())
         # (a) Frames, without waiting: one that is locked is being started, retried or killed, and is lost to this plan.
         self._next()
-        frames = store.lock_frames(connection, [_booking(p) for p in procs], self._facts)
+        frames = store.lock_frames(connection, procs, self._facts)
         kept, lost = _split(
             procs,
             frames,
@@ -308,17 +303,16 @@ class _Commit:
         if not procs:
             return [], []
         self._next()
-        inserted = store.insert_procs(connection, [_booking(p) for p in procs])
+        inserted = store.insert_procs(connection, procs)
         kept, taken_over = _split(procs, inserted, operator.attrgetter("proc_id"), "the frame got another proc")
         if not kept:
             return [], taken_over
-        bookings = [_booking(p) for p in kept]
         reported_free = self._settings.rqd.dry_run_mode
         self._next(2 if reported_free else 1)
-        store.take_from_hosts(connection, bookings, reported_free=reported_free)
+        store.take_from_hosts(connection, kept, reported_free=reported_free)
         # Frames last: this locks the counters of their layers and jobs, for which plans of other clusters wait.
         self._next()
-        versions = store.start_frames(connection, bookings)
+        versions = store.start_frames(connection, kept)
         return [CommittedProc(p, versions[p.frame.id]) for p in kept], taken_over
 
     def _with_free_counters(
@@ -368,24 +362,6 @@ class _Commit:
             idle=_IDLE * self._deadline,
             whole=_WHOLE * self._deadline - self._elapsed(),
         )
-
-
-def _booking(proc: PlannedProc) -> store.Booking:
-    taken = proc.reservation
-    return store.Booking(
-        proc_id=proc.proc_id,
-        frame_id=proc.frame.id,
-        frame_version=proc.frame.version,
-        layer_id=proc.layer.id,
-        job_id=proc.job.id,
-        show_id=proc.vertices.show_id,
-        host_id=proc.host.id,
-        host_name=proc.host.name,
-        centicores=centicores(taken.cores),
-        memory_kb=taken.memory_kb,
-        gpus=taken.gpus,
-        gpu_memory_kb=taken.gpu_memory_kb,
-    )
 
 
 def _frame_lost(proc: PlannedProc, text: str) -> FrameLost:

@@ -391,31 +391,23 @@ HISTORY_SECONDS = 15.0
 """No batch is begun after this long."""
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryReport:
-    """``events`` left the queue; ``skipped`` of them were not written: refused, or their job has no history."""
-
-    events: int = 0
-    skipped: int = 0
-
-
 def drain_history(
     engine: Engine,
     *,
     batch: int = HISTORY_ROWS_PER_CALL,
     seconds: float = HISTORY_SECONDS,
     timer: Callable[[], float] = time.monotonic,
-) -> HistoryReport:
+) -> Drained:
     """Drain the queue, batch by batch, to its end or for so long. A failure is logged, and ends it."""
     until = timer() + seconds
-    report = HistoryReport()
+    report = Drained()
     while True:
         try:
             drained = _drain(engine, batch)
         except SQLAlchemyError as error:
             _log.error("frame_history_not_drained", error=str(error).strip(), drained=report.events)
             return report
-        report = HistoryReport(report.events + drained.events, report.skipped + drained.skipped)
+        report = Drained(report.events + drained.events, report.skipped + drained.skipped)
         if drained.events < batch or timer() >= until:
             return report
 

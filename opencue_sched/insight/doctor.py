@@ -31,7 +31,7 @@ from opencue_sched.store import waiting
 from opencue_sched.store.engine import OURS
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.jobs import quarantined_jobs
-from opencue_sched.store.pending import fetch_waiting_work, holds_of_limits, limits_meant_otherwise
+from opencue_sched.store.pending import facility_ids, fetch_waiting_work, holds_of_limits, limits_meant_otherwise
 from opencue_sched.store.schema import SchemaFacts, check_schema, newest_revision, revision_of
 
 OLDEST_POSTGRESQL = 130_000
@@ -194,7 +194,7 @@ def _limits(connection: Connection, facts: SchemaFacts) -> Iterator[HealthCheck]
 
 def _farm(connection: Connection, settings: Settings) -> Iterator[HealthCheck]:
     facility = settings.scheduler.facility
-    if facility is not None and not waiting.facility_exists(connection, facility):
+    if facility is not None and not facility_ids(connection, facility):
         yield _fail(
             "facility",
             f"there is no facility {facility!r}, so nothing is ever booked",

@@ -25,11 +25,11 @@ from opencue_sched.domain.farm import HardwareState, JobState, LockState
 from opencue_sched.domain.job_spec import near
 from opencue_sched.domain.units import CENTICORES_PER_CORE, os_names
 from opencue_sched.settings import Settings
-from opencue_sched.store import jobs, waiting
-from opencue_sched.store.jobs import Depend, Layer
-from opencue_sched.store.pending import Limit, fetch_limits
+from opencue_sched.store import jobs, pending, waiting
+from opencue_sched.store.jobs import Depend
+from opencue_sched.store.pending import Limit, SubscriptionRow, fetch_limits
 from opencue_sched.store.schema import SchemaFacts
-from opencue_sched.store.waiting import Quarantine, Situation, Subscribed, TaggedHost
+from opencue_sched.store.waiting import Situation, TaggedHost
 
 HeldCluster = ClusterCooldown | TrashedPosting
 """A cluster that no pass looks at now."""
@@ -75,8 +75,8 @@ class WaitReason:
 
 def job_reasons(
     situation: Situation,
-    subscriptions: Sequence[Subscribed],
-    quarantine: Quarantine | None,
+    subscriptions: Sequence[SubscriptionRow],
+    quarantine: jobs.QuarantinedJob | None,
     *,
     facility_scope: str | None,
     scope_exists: bool,
@@ -114,7 +114,7 @@ def job_reasons(
     return (*switched, *_of_subscriptions(situation, subscriptions), *_of_caps(situation))
 
 
-def _of_subscriptions(situation: Situation, subscriptions: Sequence[Subscribed]) -> list[WaitReason]:
+def _of_subscriptions(situation: Situation, subscriptions: Sequence[SubscriptionRow]) -> list[WaitReason]:
     show = situation.show
     here = [one for one in subscriptions if one.facility_id == situation.facility_id]
     create = f"`opencue-sched subscription create {show} ALLOCATION CORES`"
@@ -132,14 +132,14 @@ def _of_subscriptions(situation: Situation, subscriptions: Sequence[Subscribed])
     return []
 
 
-def _small_bursts(subscriptions: Sequence[Subscribed]) -> str:
+def _small_bursts(subscriptions: Sequence[SubscriptionRow]) -> str:
     """Bursts below one core, and where."""
     if all(one.burst_centicores <= 0 for one in subscriptions):
         return f"0 in {listed([one.allocation for one in subscriptions])}"
     return f"below one core in {listed([f'{one.allocation} ({_burst(one)} cores)' for one in subscriptions])}"
 
 
-def _burst(subscription: Subscribed) -> str:
+def _burst(subscription: SubscriptionRow) -> str:
     """In cores."""
     return f"{subscription.burst_centicores / CENTICORES_PER_CORE:g}"
 
@@ -169,10 +169,10 @@ def _of_caps(situation: Situation) -> list[WaitReason]:
 
 
 def host_reasons(
-    layer: Layer,
+    layer: jobs.LayerView,
     situation: Situation,
     hosts: Sequence[TaggedHost],
-    subscriptions: Sequence[Subscribed],
+    subscriptions: Sequence[SubscriptionRow],
     settings: Settings,
     known_tags: Sequence[str],
 ) -> list[WaitReason]:
@@ -265,7 +265,7 @@ not exist."""
 class LayerExplanation:
     """Why a layer's frames wait, the reason that explains most first, and the most telling verdict of the passes."""
 
-    layer: Layer
+    layer: jobs.LayerView
     reasons: tuple[WaitReason, ...]
     verdict: RecordedVerdict | None
 
@@ -294,14 +294,14 @@ def explain_job(
     """Explain a job. ``verdicts`` are those of its layers (VerdictLog.of_job), ``held`` the clusters that no pass looks
     at now; both are empty when Redis does not answer."""
     situation = waiting.situation(connection, job_id)
-    subscriptions = waiting.subscriptions(connection, situation.show_id)
+    subscriptions = pending.fetch_subscriptions(connection, situation.show_id)
     whole = job_reasons(
         situation,
         subscriptions,
-        waiting.quarantine(connection, job_id) if facts.has_our_objects else None,
+        next(iter(jobs.quarantined_jobs(connection, job_id)), None) if facts.has_our_objects else None,
         facility_scope=settings.scheduler.facility,
         scope_exists=settings.scheduler.facility is None
-        or waiting.facility_exists(connection, settings.scheduler.facility),
+        or bool(pending.facility_ids(connection, settings.scheduler.facility)),
     )
     layers = jobs.layers_of(connection, job_id, has_start_after=facts.has_start_after)
     tags = {tag for layer in layers for tag in normalise_tags(layer.tags)}
@@ -342,7 +342,7 @@ def verdict_words(recorded: RecordedVerdict, now: float) -> str:
 
 
 def _explained(
-    layer: Layer,
+    layer: jobs.LayerView,
     whole: tuple[WaitReason, ...],
     own: tuple[WaitReason, ...],
     depends: Sequence[Depend],
@@ -389,7 +389,7 @@ def _behind_reasons(ahead: int, settings: Settings) -> list[WaitReason]:
     return [WaitReason(Verdict.BEHIND, text)]
 
 
-def _cluster_reasons(layer: Layer, situation: Situation, held: Sequence[HeldCluster]) -> list[WaitReason]:
+def _cluster_reasons(layer: jobs.LayerView, situation: Situation, held: Sequence[HeldCluster]) -> list[WaitReason]:
     """The clusters of the layer that no pass looks at. They decide when they have all of its tags."""
     tags, left = frozenset(normalise_tags(layer.tags)), set(normalise_tags(layer.tags))
     here = []
@@ -433,7 +433,7 @@ def cluster_words(held: HeldCluster) -> str:
     )
 
 
-def _start_reasons(layer: Layer, situation: Situation) -> list[WaitReason]:
+def _start_reasons(layer: jobs.LayerView, situation: Situation) -> list[WaitReason]:
     if layer.start_after is None or layer.start_after <= situation.now:
         return []
     seconds = (layer.start_after - situation.now).total_seconds()
@@ -441,13 +441,13 @@ def _start_reasons(layer: Layer, situation: Situation) -> list[WaitReason]:
     return [WaitReason("start_after", f"not to be started before {moment} (in {_span(seconds)})", decides=True)]
 
 
-def _limit_reasons(layer: Layer, limits: Mapping[str, Limit]) -> list[WaitReason]:
+def _limit_reasons(layer: jobs.LayerView, limits: Mapping[str, Limit]) -> list[WaitReason]:
     text = "limit {0.name} is full ({0.running} of {0.max_value} frames run)"
     full = [limits[name] for name in layer.limits if name in limits and limits[name].full]
     return [WaitReason(Verdict.OVER_LIMIT, text.format(limit), decides=True) for limit in full]
 
 
-def _depend_reason(layer: Layer, depends: Sequence[Depend], job_name: str) -> WaitReason:
+def _depend_reason(layer: jobs.LayerView, depends: Sequence[Depend], job_name: str) -> WaitReason:
     own = [one for one in depends if one.er_layer == layer.name or one.er_layer is None]
     on = list(dict.fromkeys(describe_depend(one, job_name) for one in own))
     waits = "1 frame waits" if layer.depend == 1 else f"{layer.depend} frames wait"

@@ -16,6 +16,8 @@ from typing import NamedTuple
 from sqlalchemy import Connection, TextClause, text
 
 from opencue_sched.domain.exit_rules import STATUSES_NOT_COUNTED_AS_RETRY
+from opencue_sched.domain.farm import PlannedProc
+from opencue_sched.domain.units import centicores
 from opencue_sched.store.pending import SchemaColumns
 
 FIRST_MEMORY_USED_KB = 262_144
@@ -23,21 +25,12 @@ FIRST_MEMORY_USED_KB = 262_144
 
 _TRANSACTION_TIMEOUT_SINCE = 17
 
-_TIMEOUTS = text(
-    """
+_TIMEOUTS = """
     SELECT set_config('statement_timeout', :statement_ms, true),
            set_config('lock_timeout', :lock_ms, true),
            set_config('idle_in_transaction_session_timeout', :idle_ms, true)
-    """
-)
-_TRANSACTION_TIMEOUTS = text(
-    """
-    SELECT set_config('statement_timeout', :statement_ms, true),
-           set_config('lock_timeout', :lock_ms, true),
-           set_config('idle_in_transaction_session_timeout', :idle_ms, true),
-           set_config('transaction_timeout', :transaction_ms, true)
-    """
-)
+"""
+_TRANSACTION_TIMEOUTS = text(f"{_TIMEOUTS}, set_config('transaction_timeout', :transaction_ms, true)")
 
 _LOCK_FRAMES = """
     SELECT f.pk_frame
@@ -57,7 +50,7 @@ _LOCK_FRAMES = """
 
 _LOCK_HOSTS = text(
     """
-    SELECT h.pk_host, h.pk_alloc, h.str_lock_state, s.str_state,
+    SELECT h.pk_host, h.pk_alloc, h.str_lock_state = 'OPEN' AND s.str_state = 'UP' AS up,
            h.int_cores_idle, h.int_mem_idle, h.int_gpus_idle, h.int_gpu_mem_idle
     FROM host h
     JOIN host_stat s ON s.pk_host = h.pk_host
@@ -165,24 +158,6 @@ _TAKE_FROM_HOST_STATS = text(
 
 
 @dataclass(frozen=True, slots=True)
-class Booking:
-    """One proc as it is written. Centicores, KB, whole GPUs."""
-
-    proc_id: str
-    frame_id: str
-    frame_version: int | None
-    layer_id: str
-    job_id: str
-    show_id: str
-    host_id: str
-    host_name: str
-    centicores: int
-    memory_kb: int
-    gpus: int
-    gpu_memory_kb: int
-
-
-@dataclass(frozen=True, slots=True)
 class LockedHost:
     """A host row this transaction holds. Centicores, KB, whole GPUs. ``up``: UP and OPEN."""
 
@@ -230,33 +205,22 @@ def set_timeouts(connection: Connection, times: TransactionTimes) -> None:
     if version is not None and int(version[0]) >= _TRANSACTION_TIMEOUT_SINCE:
         connection.execute(_TRANSACTION_TIMEOUTS, {**parameters, "transaction_ms": _milliseconds(times.whole)})
     else:
-        connection.execute(_TIMEOUTS, parameters)
+        connection.execute(text(_TIMEOUTS), parameters)
 
 
-def lock_frames(connection: Connection, bookings: Sequence[Booking], columns: SchemaColumns) -> frozenset[str]:
+def lock_frames(connection: Connection, procs: Sequence[PlannedProc], columns: SchemaColumns) -> frozenset[str]:
     """Lock those frames that may still be started: waiting, unchanged, ownerless, of a job and show that may run.
 
     Ids of the frames locked. A frame somebody else has locked is not waited for.
     """
-    parameters = {"frames": [b.frame_id for b in bookings], "versions": [b.frame_version for b in bookings]}
+    parameters = {"frames": [p.frame.id for p in procs], "versions": [p.frame.version for p in procs]}
     return frozenset(connection.execute(_lock_frames(columns.has_start_after), parameters).scalars())
 
 
 def lock_hosts(connection: Connection, host_ids: Collection[str]) -> dict[str, LockedHost]:
     """Lock those hosts nobody else has locked, by id. Ids are in key order whoever asks."""
     rows = connection.execute(_LOCK_HOSTS, {"hosts": sorted(host_ids)})
-    return {
-        row.pk_host: LockedHost(
-            row.pk_host,
-            row.pk_alloc,
-            row.str_lock_state == "OPEN" and row.str_state == "UP",
-            row.int_cores_idle,
-            row.int_mem_idle,
-            row.int_gpus_idle,
-            row.int_gpu_mem_idle,
-        )
-        for row in rows
-    }
+    return {row.pk_host: LockedHost(*row) for row in rows}
 
 
 def read_caps(
@@ -307,63 +271,65 @@ def take_back_writes(connection: Connection) -> None:
     connection.execute(_BACK)
 
 
-def insert_procs(connection: Connection, bookings: Sequence[Booking]) -> frozenset[str]:
+def insert_procs(connection: Connection, procs: Sequence[PlannedProc]) -> frozenset[str]:
     """Insert the procs; ids of those inserted. A frame that got a proc from somebody else keeps that one."""
     parameters = {
-        "procs": [b.proc_id for b in bookings],
-        "hosts": [b.host_id for b in bookings],
-        "shows": [b.show_id for b in bookings],
-        "jobs": [b.job_id for b in bookings],
-        "layers": [b.layer_id for b in bookings],
-        "frames": [b.frame_id for b in bookings],
-        "cores": [b.centicores for b in bookings],
-        "memory": [b.memory_kb for b in bookings],
-        "gpus": [b.gpus for b in bookings],
-        "gpu_memory": [b.gpu_memory_kb for b in bookings],
+        "procs": [p.proc_id for p in procs],
+        "hosts": [p.host.id for p in procs],
+        "shows": [p.vertices.show_id for p in procs],
+        "jobs": [p.job.id for p in procs],
+        "layers": [p.layer.id for p in procs],
+        "frames": [p.frame.id for p in procs],
+        **_amounts(procs),
         "memory_used": FIRST_MEMORY_USED_KB,
     }
     return frozenset(connection.execute(_INSERT_PROCS, parameters).scalars())
 
 
-def start_frames(connection: Connection, bookings: Sequence[Booking]) -> dict[str, int]:
+def start_frames(connection: Connection, procs: Sequence[PlannedProc]) -> dict[str, int]:
     """Set locked frames RUNNING; frame id -> int_version afterwards (a trigger may raise it by more than one).
 
     The counters are locked by the same message (see lock_stats): every plan of these jobs waits for them, so they are
     held for no round trip but COMMIT's.
     """
     parameters = {
-        "layers": list({b.layer_id for b in bookings}),
-        "jobs": list({b.job_id for b in bookings}),
-        "frames": [b.frame_id for b in bookings],
-        "host_names": [b.host_name for b in bookings],
-        "cores": [b.centicores for b in bookings],
-        "memory": [b.memory_kb for b in bookings],
-        "gpus": [b.gpus for b in bookings],
-        "gpu_memory": [b.gpu_memory_kb for b in bookings],
+        "layers": list({p.layer.id for p in procs}),
+        "jobs": list({p.job.id for p in procs}),
+        "frames": [p.frame.id for p in procs],
+        "host_names": [p.host.name for p in procs],
+        **_amounts(procs),
         "no_retry": sorted(STATUSES_NOT_COUNTED_AS_RETRY),
     }
     return {row.pk_frame: row.int_version for row in connection.execute(_START_FRAMES, parameters)}
 
 
-def take_from_hosts(connection: Connection, bookings: Sequence[Booking], *, reported_free: bool) -> None:
-    """Lower the idle columns of locked hosts, each host once by the sum of its bookings.
+def take_from_hosts(connection: Connection, procs: Sequence[PlannedProc], *, reported_free: bool) -> None:
+    """Lower the idle columns of locked hosts, each host once by the sum of its procs.
 
     ``reported_free`` also lowers what the machine reports free, which only a host report raises again: for
     benchmarks without RQD (``rqd.dry_run_mode``).
     """
     sums: dict[str, list[int]] = {}
-    for booking in bookings:
-        taken = sums.setdefault(booking.host_id, [0, 0, 0, 0])
-        taken[0] += booking.centicores
-        taken[1] += booking.memory_kb
-        taken[2] += booking.gpus
-        taken[3] += booking.gpu_memory_kb
+    for proc, wanted in zip(procs, zip(*_amounts(procs).values(), strict=True), strict=True):
+        taken = sums.setdefault(proc.host.id, [0, 0, 0, 0])
+        for column, amount in enumerate(wanted):
+            taken[column] += amount
     hosts = sorted(sums)
     cores, memory, gpus, gpu_memory = ([sums[host][column] for host in hosts] for column in range(4))
     amounts: Mapping[str, list[int]] = {"cores": cores, "memory": memory, "gpus": gpus, "gpu_memory": gpu_memory}
     connection.execute(_TAKE_FROM_HOSTS, {"hosts": hosts, **amounts})
     if reported_free:
         connection.execute(_TAKE_FROM_HOST_STATS, {"hosts": hosts, "memory": memory, "gpu_memory": gpu_memory})
+
+
+def _amounts(procs: Sequence[PlannedProc]) -> dict[str, list[int]]:
+    """What each proc takes, as columns: centicores, KB, whole GPUs."""
+    return {
+        "cores": [centicores(p.reservation.cores) for p in procs],
+        "memory": [p.reservation.memory_kb for p in procs],
+        "gpus": [p.reservation.gpus for p in procs],
+        "gpu_memory": [p.reservation.gpu_memory_kb for p in procs],
+    }
 
 
 @cache

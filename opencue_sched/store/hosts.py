@@ -200,7 +200,7 @@ _TAG_KINDS = text(
      WHERE pk_host = ANY(CAST(:hosts AS varchar[])) AND str_tag = ANY(CAST(:tags AS varchar[]))
     """
 )
-_RECALCULATE = text(
+RECALCULATE_TAGS = text(
     "SELECT recalculate_tags(pk_host) FROM host WHERE pk_host = ANY(CAST(:hosts AS varchar[])) ORDER BY pk_host"
 )
 _RUNNING = text("SELECT count(*) FROM proc WHERE pk_host = ANY(CAST(:hosts AS varchar[]))")
@@ -326,7 +326,7 @@ def move_hosts(connection: Connection, host_ids: Sequence[str], alloc_id: str, n
     if tag:
         rows = {"ids": list(new_ids), "tags": [tag] * len(host_ids), "type": TagType.ALLOC.value}
         connection.execute(_ADD_TAGS, {**hosts, **rows})
-    connection.execute(_RECALCULATE, hosts)
+    connection.execute(RECALCULATE_TAGS, hosts)
     return moved
 
 
@@ -344,5 +344,5 @@ def delete_host(connection: Connection, host_id: str) -> None:
 def _retagged(connection: Connection, changed: Sequence[str]) -> dict[str, int]:
     """Rewrite host.str_tags of the hosts named, each as often as its tags changed."""
     counts = {host: changed.count(host) for host in sorted(set(changed))}
-    connection.execute(_RECALCULATE, {"hosts": list(counts)})
+    connection.execute(RECALCULATE_TAGS, {"hosts": list(counts)})
     return counts

@@ -107,7 +107,7 @@ _OPEN_DEPENDS = text(
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobView:
     """A job with its counts, its caps and what it uses now."""
 
     id: str
@@ -142,7 +142,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LayerView:
     """A layer with its counts. ``eligible``: since when the oldest of its waiting frames could run."""
 
     id: str
@@ -175,7 +175,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class FrameView:
     """A frame. ``llu``: when its log last grew."""
 
     id: str
@@ -224,15 +224,15 @@ def list_jobs(
     state: str | None = None,
     part: str | None = None,
     most: int = 1_000_000,
-) -> list[Job]:
+) -> list[JobView]:
     """Jobs of a show, user or state, or with ``part`` in their name; live ones first, by priority and age."""
     wanted = {"job": job_id, "show": show_id, "user_name": user, "state": state, "part": part, "most": most}
-    return [Job(*row) for row in connection.execute(_JOBS, wanted)]
+    return [JobView(*row) for row in connection.execute(_JOBS, wanted)]
 
 
-def layers_of(connection: Connection, job_id: str, *, has_start_after: bool) -> list[Layer]:
+def layers_of(connection: Connection, job_id: str, *, has_start_after: bool) -> list[LayerView]:
     """The layers of a job in dispatch order. ``has_start_after``: the schema knows layer.ts_start_after."""
-    return [Layer(*row) for row in connection.execute(_layers(has_start_after), {"job": job_id})]
+    return [LayerView(*row) for row in connection.execute(_layers(has_start_after), {"job": job_id})]
 
 
 @cache
@@ -249,10 +249,10 @@ def frames_of(
     numbers: Collection[int] | None = None,
     states: Collection[FrameState] | None = None,
     most: int = 1_000_000,
-) -> list[Frame]:
+) -> list[FrameView]:
     """Frames of a job in dispatch order, of these layers, numbers and states; None is any."""
     wanted = _wanted(job_id, layer_ids, numbers, states)
-    return [Frame(*row) for row in connection.execute(_FRAMES, {**wanted, "most": most})]
+    return [FrameView(*row) for row in connection.execute(_FRAMES, {**wanted, "most": most})]
 
 
 def choose_frames(
@@ -346,7 +346,7 @@ def running_frames(
 ) -> list[RunningFrame]:
     """Which of these frames, or of these jobs' frames, a proc has. Locally dispatched procs are Cuebot's."""
     rows = connection.execute(_RUNNING, {"frames": list(frame_ids), "jobs": list(job_ids)})
-    return [RunningFrame(row.pk_proc, row.pk_frame, row.str_name) for row in rows]
+    return [RunningFrame(*row) for row in rows]
 
 
 def set_paused(connection: Connection, job_ids: Collection[str], *, paused: bool) -> list[str]:
@@ -462,10 +462,10 @@ _QUARANTINE = text(
 )
 _LIST = text(
     """
-    SELECT q.pk_job, j.str_name, q.reason, q.ts, q.until
+    SELECT q.pk_job, coalesce(j.str_name, ''), q.reason, q.ts, q.until
     FROM opencue_sched_quarantine q
     LEFT JOIN job j ON j.pk_job = q.pk_job
-    WHERE q.until > clock_timestamp()
+    WHERE q.until > clock_timestamp() AND (CAST(:job AS varchar) IS NULL OR q.pk_job = :job)
     ORDER BY q.until, q.pk_job
     """
 )
@@ -496,12 +496,9 @@ def quarantine_jobs(connection: Connection, reasons: Mapping[str, str], seconds:
     connection.execute(_QUARANTINE, parameters)
 
 
-def quarantined_jobs(connection: Connection) -> list[QuarantinedJob]:
-    """Who is left alone now, the first to come back first."""
-    return [
-        QuarantinedJob(row.pk_job, row.str_name or "", row.reason, row.ts, row.until)
-        for row in connection.execute(_LIST)
-    ]
+def quarantined_jobs(connection: Connection, job_id: str | None = None) -> list[QuarantinedJob]:
+    """The jobs, or the one, left alone now; the first to come back first."""
+    return [QuarantinedJob(*row) for row in connection.execute(_LIST, {"job": job_id})]
 
 
 def forget_ended_quarantines(connection: Connection) -> None:

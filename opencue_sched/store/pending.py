@@ -37,6 +37,7 @@ class SubscriptionRow(NamedTuple):
     """One subscription of a show. Centicores for ``burst``, whole cores for ``cores``."""
 
     alloc_id: str
+    allocation: str
     facility_id: str
     burst_centicores: int
     cores: int
@@ -99,8 +100,8 @@ _LEAST_CORES = """CASE WHEN NOT l.b_threadable OR l.int_cores_min < 100 THEN 1
 
 _SUBSCRIPTIONS = text(
     """
-    SELECT sub.pk_alloc, a.pk_facility, sub.int_burst,
-           COALESCE(used.cores, 0) AS cores, COALESCE(used.gpus, 0) AS gpus
+    SELECT sub.pk_alloc, a.str_name, a.pk_facility, sub.int_burst,
+           CAST(COALESCE(used.cores, 0) AS bigint) AS cores, CAST(COALESCE(used.gpus, 0) AS bigint) AS gpus
     FROM subscription sub
     JOIN alloc a ON a.pk_alloc = sub.pk_alloc
     LEFT JOIN (
@@ -111,6 +112,7 @@ _SUBSCRIPTIONS = text(
         GROUP BY h.pk_alloc
     ) used ON used.pk_alloc = sub.pk_alloc
     WHERE sub.pk_show = :show_id
+    ORDER BY a.str_name
     """
 )
 
@@ -350,8 +352,7 @@ def fetch_subscriptions(connection: Connection, show_id: str) -> list[Subscripti
 
     Local procs (a user's own machine) do not count against a subscription.
     """
-    rows = connection.execute(_SUBSCRIPTIONS, {"show_id": show_id})
-    return [SubscriptionRow(r.pk_alloc, r.pk_facility, r.int_burst, int(r.cores), int(r.gpus)) for r in rows]
+    return [SubscriptionRow(*row) for row in connection.execute(_SUBSCRIPTIONS, {"show_id": show_id})]
 
 
 def fetch_pending_jobs(connection: Connection, selection: JobSelection, columns: SchemaColumns) -> Sequence[Row[Any]]:
@@ -509,7 +510,7 @@ def managed_subscriptions(connection: Connection) -> list[tuple[str, str]]:
 def waiting_tags(connection: Connection, facilities: Sequence[str] | None) -> frozenset[WaitingTag]:
     """Where work waits: a superset of what ``store.pending`` can return for any cluster."""
     rows = connection.execute(_WAITING_TAGS, {"facility_ids": _ids(facilities)})
-    return frozenset(WaitingTag(row.pk_facility, row.pk_show, row.tag) for row in rows)
+    return frozenset(WaitingTag(*row) for row in rows)
 
 
 def _ids(ids: Sequence[str] | None) -> list[str] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -70,7 +70,8 @@ _DELETE_PROCS = text(
     """
     DELETE FROM proc USING host
      WHERE proc.pk_proc = ANY(CAST(:procs AS varchar[])) AND host.pk_host = proc.pk_host
-    RETURNING proc.pk_proc, proc.pk_host, host.pk_alloc, proc.pk_show, proc.pk_job, proc.pk_layer, proc.b_local,
+    RETURNING proc.pk_proc, proc.pk_host, host.pk_alloc, coalesce(proc.pk_show, ''), coalesce(proc.pk_job, ''),
+              coalesce(proc.pk_layer, ''), proc.b_local,
               proc.int_cores_reserved, proc.int_mem_reserved, proc.int_gpus_reserved, proc.int_gpu_mem_reserved
     """
 )
@@ -263,23 +264,7 @@ def lock_hosts(connection: Connection, host_ids: Collection[str]) -> None:
 
 def delete_procs(connection: Connection, proc_ids: Collection[str]) -> list[DeletedProc]:
     """Delete procs. Only what this call really deleted is returned, so one of several racing callers wins each."""
-    rows = connection.execute(_DELETE_PROCS, {"procs": list(proc_ids)})
-    return [
-        DeletedProc(
-            row.pk_proc,
-            row.pk_host,
-            row.pk_alloc,
-            row.pk_show or "",
-            row.pk_job or "",
-            row.pk_layer or "",
-            row.b_local,
-            row.int_cores_reserved,
-            row.int_mem_reserved,
-            row.int_gpus_reserved,
-            row.int_gpu_mem_reserved,
-        )
-        for row in rows
-    ]
+    return [DeletedProc(*row) for row in connection.execute(_DELETE_PROCS, {"procs": list(proc_ids)})]
 
 
 def restore_hosts(connection: Connection, procs: Iterable[DeletedProc]) -> None:
@@ -421,7 +406,7 @@ _MARK_DOWN = text(
 # In random order, so that runs which cannot be ended now never keep the others out of a bounded batch.
 _LOST_PROCS = text(
     f"""
-    SELECT proc.pk_proc, proc.pk_frame, proc.ts_ping, host.str_name, host_stat.str_state,
+    SELECT proc.pk_proc, proc.pk_frame, host.str_name, host_stat.str_state, proc.ts_ping,
            CAST(extract(epoch FROM current_timestamp - proc.ts_ping) AS float8) AS silent_for,
            host_stat.ts_booted > proc.ts_dispatched + interval '300 seconds' AS rebooted,
            CASE WHEN host_stat.str_state = 'DOWN' THEN 'host_down'
@@ -508,8 +493,7 @@ class OrphanFrame:
 
 def hearing(connection: Connection, *, silent_after: float, scope: UpkeepScope = EVERYTHING) -> Hearing:
     """Whether it is the hosts that are silent, or we who are deaf."""
-    row = connection.execute(_HEARING, {"after": silent_after, **scope.parameters()}).one()
-    return Hearing(row.up, row.silent, row.database_age)
+    return Hearing(*connection.execute(_HEARING, {"after": silent_after, **scope.parameters()}).one())
 
 
 def mark_hosts_down(connection: Connection, *, silent_after: float, scope: UpkeepScope = EVERYTHING) -> list[str]:
@@ -540,19 +524,7 @@ def lost_procs(
         "but": list(but),
     }
     rows = connection.execute(_LOST_PROCS, parameters | scope.parameters())
-    return [
-        LostProc(
-            row.pk_proc,
-            row.pk_frame,
-            row.str_name,
-            row.str_state,
-            row.ts_ping,
-            row.silent_for,
-            row.rebooted,
-            Why(row.why),
-        )
-        for row in rows
-    ]
+    return [replace(LostProc(*row), why=Why(row.why)) for row in rows]
 
 
 def orphan_frames(
@@ -567,4 +539,4 @@ def orphan_frames(
     none of ``but``."""
     parameters = {"silent": silent_after, "limit": limit, "but": list(but)}
     rows = connection.execute(_ORPHAN_FRAMES, parameters | scope.parameters())
-    return [OrphanFrame(row.pk_frame, row.str_host, row.str_state, row.silent_for) for row in rows]
+    return [OrphanFrame(*row) for row in rows]

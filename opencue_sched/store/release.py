@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.exit_rules import MEMORY_FLOOR_KB, MEMORY_INCREASE_KB
-from opencue_sched.domain.farm import ExitStatus, FrameState
+from opencue_sched.domain.farm import ExitStatus, FrameState, PlannedProc
 from opencue_sched.store.booking import lock_stats
 from opencue_sched.store.procs import (
     EVERYTHING,
@@ -25,12 +25,6 @@ from opencue_sched.store.procs import (
 
 _INT4_MAX = 2_147_483_647
 
-_LOCK_LAYER_STATS = text(
-    "SELECT pk_layer FROM layer_stat WHERE pk_layer = ANY(CAST(:ids AS varchar[])) ORDER BY pk_layer FOR NO KEY UPDATE"
-)
-_LOCK_JOB_STATS = text(
-    "SELECT pk_job FROM job_stat WHERE pk_job = ANY(CAST(:ids AS varchar[])) ORDER BY pk_job FOR NO KEY UPDATE"
-)
 # Past core and GPU seconds are 4-byte integers, which a wide frame that keeps failing would overflow.
 _STOP_FRAMES = text(
     """
@@ -268,8 +262,7 @@ def counters_of_frames(frames: Iterable[ChangedFrame]) -> Counters:
 
 def lock_counters(connection: Connection, counters: Counters) -> None:
     """Lock layer_stat rows, then job_stat rows, each in id order: before any frame of theirs changes state."""
-    connection.execute(_LOCK_LAYER_STATS, {"ids": list(counters.layers)})
-    connection.execute(_LOCK_JOB_STATS, {"ids": list(counters.jobs)})
+    lock_stats(connection, counters.layers, counters.jobs)
 
 
 def stop_frames(connection: Connection, stops: Sequence[FrameStop]) -> list[StoppedFrame]:
@@ -432,47 +425,25 @@ _CHECKPOINTING = text(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StartedFrame:
-    """A committed booking. ``version`` is frame.int_version as the booking left it."""
-
-    proc_id: str
-    host_id: str
-    frame_id: str
-    layer_id: str
-    job_id: str
-    version: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Undone:
-    """``procs`` were deleted and their hosts restored by this call; ``frames`` wait again because of it."""
-
-    procs: frozenset[str]
-    frames: frozenset[str]
-
-
-def undo_bookings(connection: Connection, started: Sequence[StartedFrame]) -> Undone:
+def undo_bookings(connection: Connection, started: Sequence[tuple[PlannedProc, int | None]]) -> frozenset[str]:
     """Delete the procs, give the hosts back what they hold now, set the frames WAITING with exit status 299.
 
-    Idempotent: what somebody else released, or an earlier call undid, is left as it is. Locks frames, procs, hosts,
-    layer and job counters, in this order. Seven statements whatever the number of bookings, one more for frames that
-    have a checkpoint.
+    Each proc comes with frame.int_version as its booking left it. Idempotent: what somebody else released, or an
+    earlier call undid, is left as it is. Ids of the procs that this call deleted. Seven statements whatever the number
+    of bookings, one more for frames that have a checkpoint.
     """
-    lock_runs(connection, [s.proc_id for s in started], [s.frame_id for s in started])
-    lock_hosts(connection, {s.host_id for s in started})
-    lock_stats(connection, {s.layer_id for s in started}, {s.job_id for s in started})
-    deleted = delete_procs(connection, [s.proc_id for s in started])
+    procs = [proc for proc, _ in started]
+    ids, frames = [proc.proc_id for proc in procs], [proc.frame.id for proc in procs]
+    # In the order of every transaction that ends runs: frames, procs, hosts, counters of layers, of jobs.
+    lock_runs(connection, ids, frames)
+    lock_hosts(connection, {proc.host.id for proc in procs})
+    lock_stats(connection, {proc.layer.id for proc in procs}, {proc.job.id for proc in procs})
+    deleted = delete_procs(connection, ids)
     restore_hosts(connection, deleted)
-    cleared = connection.execute(
-        _CLEAR_FRAMES,
-        {
-            "frames": [s.frame_id for s in started],
-            "versions": [s.version for s in started],
-            "exit_status": int(ExitStatus.FRAME_CLEARED),
-        },
-    ).all()
+    versions = [version for _, version in started]
+    parameters = {"frames": frames, "versions": versions, "exit_status": int(ExitStatus.FRAME_CLEARED)}
+    cleared = connection.execute(_CLEAR_FRAMES, parameters).all()
     checkpoints = {row.pk_frame: row.str_checkpoint_state for row in cleared if row.str_checkpoint_state != "DISABLED"}
     if checkpoints:
         connection.execute(_CHECKPOINTING, {"frames": list(checkpoints), "states": list(checkpoints.values())})
-    return Undone(frozenset(proc.id for proc in deleted), frozenset(row.pk_frame for row in cleared))
+    return frozenset(proc.id for proc in deleted)

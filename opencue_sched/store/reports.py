@@ -516,9 +516,7 @@ def unreported_procs(
 ) -> list[UnreportedProc]:
     """Procs of a host its report does not name, ``grace`` seconds after dispatch and silent for ``unseen`` seconds."""
     parameters = {"host": host_id, "reported": list(reported), "grace": grace, "unseen": unseen}
-    return [
-        UnreportedProc(row.pk_proc, row.pk_frame, row.ts_ping) for row in connection.execute(_UNREPORTED, parameters)
-    ]
+    return [UnreportedProc(*row) for row in connection.execute(_UNREPORTED, parameters)]
 
 
 def _reported(row: Row[Any]) -> ReportedRun:

@@ -295,7 +295,7 @@ class Drained:
     """``events`` left the queue, ``skipped`` of them without being written; ``refused`` says which of those failed and
     why, in the words of the database, with the id of the event."""
 
-    events: int
+    events: int = 0
     skipped: int = 0
     refused: tuple[str, ...] = ()
 

@@ -12,6 +12,8 @@ from enum import StrEnum
 
 from sqlalchemy import Connection, TextClause, text
 
+from opencue_sched.store.hosts import RECALCULATE_TAGS
+
 _SHOWS = text(
     """
     SELECT show.pk_show, show.str_name, b_active, b_scheduler_managed, b_booking_enabled, b_dispatch_enabled, b_paused,
@@ -89,10 +91,6 @@ _SET_HOST_ALLOCATION_TAGS = text(
     RETURNING host.pk_host
     """
 )
-_RECALCULATE_TAGS = text(
-    "SELECT recalculate_tags(pk_host) FROM host WHERE pk_host = ANY(CAST(:hosts AS varchar[])) ORDER BY pk_host"
-)
-
 _SUBSCRIPTIONS = text(
     """
     SELECT pk_subscription, subscription.pk_show, show.str_name, subscription.pk_alloc, alloc.str_name AS alloc,
@@ -293,7 +291,7 @@ def set_allocation_tag(connection: Connection, alloc_id: str, tag: str) -> Seque
     connection.execute(_SET_ALLOCATION_TAG, {"alloc": alloc_id, "tag": tag})
     tagged = connection.execute(_SET_HOST_ALLOCATION_TAGS, {"alloc": alloc_id, "tag": tag}).scalars().all()
     hosts = sorted(set(tagged))
-    connection.execute(_RECALCULATE_TAGS, {"hosts": hosts})
+    connection.execute(RECALCULATE_TAGS, {"hosts": hosts})
     return hosts
 
 

@@ -46,22 +46,6 @@ _AHEAD = text(
        AND EXISTS (SELECT 1 FROM layer_stat stat WHERE stat.pk_job = job.pk_job AND stat.int_waiting_count > 0)
     """
 )
-_QUARANTINE = text(
-    "SELECT reason, until FROM opencue_sched_quarantine WHERE pk_job = :job AND until > current_timestamp"
-)
-_SUBSCRIPTIONS = text(
-    """
-    SELECT alloc.pk_alloc, alloc.str_name, alloc.pk_facility, int_burst,
-           CAST(coalesce(used.cores, 0) AS bigint) AS cores
-      FROM subscription
-      JOIN alloc ON alloc.pk_alloc = subscription.pk_alloc
-      LEFT JOIN (SELECT host.pk_alloc, sum((int_cores_reserved + 99) / 100) AS cores
-                   FROM proc JOIN host ON host.pk_host = proc.pk_host
-                  WHERE proc.pk_show = :show AND NOT b_local GROUP BY host.pk_alloc) used
-             ON used.pk_alloc = subscription.pk_alloc
-     WHERE subscription.pk_show = :show ORDER BY alloc.str_name
-    """
-)
 _HOSTS = text(
     """
     SELECT host.pk_host AS id, host.str_name AS name, alloc.pk_alloc AS alloc_id, alloc.str_name AS allocation,
@@ -79,7 +63,6 @@ _HOSTS = text(
     """
 )
 _TAGS = text("SELECT DISTINCT replace(str_tag, ' ', '') FROM host_tag")
-_FACILITY = text("SELECT count(*) FROM facility WHERE str_name = :name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,25 +96,6 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True)
-class Quarantine:
-    """Why a job is left alone, and until when."""
-
-    reason: str
-    until: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class Subscribed:
-    """An allocation the show may use: its burst in centicores, its use in whole cores."""
-
-    alloc_id: str
-    allocation: str
-    facility_id: str
-    burst_centicores: int
-    cores: int
-
-
-@dataclass(frozen=True, slots=True)
 class TaggedHost:
     """A host that carries some of the tags asked for. ``report_age``: seconds since its last report."""
 
@@ -153,20 +117,9 @@ def situation(connection: Connection, job_id: str) -> Situation:
     return Situation(*connection.execute(_SITUATION, {"job": job_id}).one())
 
 
-def quarantine(connection: Connection, job_id: str) -> Quarantine | None:
-    """The job's quarantine, if it is in one. Needs our own tables."""
-    row = connection.execute(_QUARANTINE, {"job": job_id}).one_or_none()
-    return None if row is None else Quarantine(row.reason, row.until)
-
-
 def jobs_ahead(connection: Connection, job_id: str) -> int:
     """How many pending jobs of its show and facility with waiting frames are served before the job."""
     return int(connection.execute(_AHEAD, {"job": job_id}).scalar_one())
-
-
-def subscriptions(connection: Connection, show_id: str) -> list[Subscribed]:
-    """What a show may use, and uses."""
-    return [Subscribed(*row) for row in connection.execute(_SUBSCRIPTIONS, {"show": show_id})]
 
 
 def tagged_hosts(connection: Connection, tags: Collection[str]) -> list[TaggedHost]:
@@ -178,11 +131,6 @@ def tagged_hosts(connection: Connection, tags: Collection[str]) -> list[TaggedHo
 def all_tags(connection: Connection) -> list[str]:
     """Every tag a host carries."""
     return list(connection.execute(_TAGS).scalars())
-
-
-def facility_exists(connection: Connection, name: str) -> bool:
-    """Whether there is a facility of exactly this name."""
-    return bool(connection.execute(_FACILITY, {"name": name}).scalar_one())
 
 
 # Figures about a farm as a whole, for somebody who asks whether it can work at all. Reads only.

@@ -10,12 +10,12 @@ from sqlalchemy import Engine
 
 from opencue_sched.coordination.leader import turn
 from opencue_sched.coordination.names import reap_turn
-from opencue_sched.farm.reaper import HistoryReport, Reaper, drain_history, recover_depends
+from opencue_sched.farm.reaper import Reaper, drain_history, recover_depends
 from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import forget_ended_quarantines
 from opencue_sched.store.procs import UpkeepScope
 from opencue_sched.store.release import cuebot_recalculates_subs, recalculate_subs
-from opencue_sched.store.schema import SchemaFacts
+from opencue_sched.store.schema import Drained, SchemaFacts
 from opencue_sched.worker import metrics
 
 REAP_TURN_SECONDS = 60.0
@@ -71,7 +71,7 @@ class Upkeep:
         report = self._reaper.run_once()
         metrics.record_reaped(report)
         drains = self._facts.has_frame_history_queue and not self._stopping()
-        history = drain_history(self._engine) if drains else HistoryReport()
+        history = drain_history(self._engine) if drains else Drained()
         if self._facts.has_our_objects:
             with self._engine.begin() as connection:
                 forget_ended_quarantines(connection)

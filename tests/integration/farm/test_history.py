@@ -6,7 +6,8 @@ import pytest
 from sqlalchemy import Engine, text
 from structlog.testing import capture_logs
 
-from opencue_sched.farm.reaper import HistoryReport, drain_history
+from opencue_sched.farm.reaper import drain_history
+from opencue_sched.store.schema import Drained
 
 # Stands for OpenCue's function, with its parameters and results: an event whose status does not fit is refused.
 _QUEUE = """
@@ -59,7 +60,7 @@ def count(engine: Engine, table: str) -> int:
 
 def test_the_queue_is_drained_to_its_end_however_long_it_is(queue: Engine) -> None:
     enqueue(queue, *[0] * 25)
-    assert drain_history(queue, batch=10) == HistoryReport(events=25)
+    assert drain_history(queue, batch=10) == Drained(events=25)
     assert (count(queue, "frame_history_queue"), count(queue, "written")) == (0, 25)
 
 
@@ -72,7 +73,7 @@ def test_an_event_that_fails_is_logged_with_its_id_and_keeps_no_other_in_the_que
         report = drain_history(queue, batch=10)
 
     # then all the others are written, and one can read which it was
-    assert report == HistoryReport(events=25, skipped=1)
+    assert report == Drained(events=25, skipped=1)
     assert (count(queue, "frame_history_queue"), count(queue, "written")) == (0, 24)
     (skipped,) = [entry for entry in logs if entry["event"] == "frame_history_event_skipped"]
     assert "event 14 of frame f14" in skipped["detail"]
@@ -94,8 +95,8 @@ def test_while_somebody_else_drains_it_does_nothing(queue: Engine) -> None:
     enqueue(queue, 0)
     with queue.begin() as connection:
         connection.execute(text("SELECT pg_advisory_xact_lock(77)"))
-        assert drain_history(queue) == HistoryReport()
-    assert drain_history(queue) == HistoryReport(events=1)
+        assert drain_history(queue) == Drained()
+    assert drain_history(queue) == Drained(events=1)
 
 
 def test_a_drain_that_fails_in_both_ways_is_logged_and_what_was_done_counts(queue: Engine) -> None:
@@ -112,6 +113,6 @@ def test_a_drain_that_fails_in_both_ways_is_logged_and_what_was_done_counts(queu
         )
     with capture_logs() as logs:
         report = drain_history(queue, batch=10)
-    assert report == HistoryReport(events=10)
+    assert report == Drained(events=10)
     (failed,) = [entry for entry in logs if entry["event"] == "frame_history_not_drained"]
     assert "row 11 stays" in failed["error"]
