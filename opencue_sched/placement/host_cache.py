@@ -22,19 +22,6 @@ from opencue_sched.placement.host_groups import Accept, Census, GroupKey, HostGr
 from opencue_sched.placement.policy import Strategy
 from opencue_sched.settings import HostCacheSettings
 
-# What one process believes about each host: the last read, less what was taken since.
-#
-# Three things change a host: a read of PostgreSQL, a plan that takes from it, and the outcome of that plan. They arrive
-# in any order, so a host is kept as **what the last read said, less the holds that read cannot have seen**:
-#
-# - Reads are ordered by when they *began*, on this process's clock; an older read never overwrites a newer one.
-# - A hold starts at check-in. Once its booking has been committed, reads that begin later contain it and end it; if
-#   it was lost, its idle is back at once. A hold nobody settles ends with the first read that begins ``hold_seconds``
-#   after it. So a read that was under way during a commit does not bring back idle that the commit took, and cores
-#   that anybody freed are seen by the next read, not by the host's next report (design trap I-3).
-#
-# Every doubt under-books: the host shows less idle than it has until the next read.
-
 log = structlog.get_logger(__name__)
 
 
@@ -80,6 +67,17 @@ class _Entry:
 
 class KnownHosts:
     """The hosts, their holds and their check-outs, shown in ``groups`` as they can be booked now. Not thread-safe.
+
+    Three things change a host: a read of PostgreSQL, a plan that takes from it, and the outcome of that plan. They
+    arrive in any order, so a host is kept as *what the last read said, less the holds that read cannot have seen*:
+
+    - Reads are ordered by when they *began*, on this process's clock; an older read never overwrites a newer one.
+    - A hold starts at check-in. Once its booking is committed, reads that begin later contain it and end it; if it was
+      lost, its idle is back at once. A hold that is never settled ends with the first read that begins
+      ``hold_seconds`` after it. So a read that was under way during a commit does not bring back idle that the commit
+      took, and the next read shows freed cores, not the host's next report (design trap I-3).
+
+    Every doubt under-books: the host shows less idle than it has until the next read.
 
     Times are seconds of one clock that never runs backwards. Every change gives a host a larger ``last_updated``.
     """

@@ -242,12 +242,6 @@ def _each_once(ranked: Iterator[tuple[Rank, Host]]) -> Iterator[Host]:
 Accept = Callable[[Host], bool]
 """Whether a planner would take a host. Must be pure: it may be asked about hosts that are then not handed out."""
 
-# The change log of hosts: a Redis stream of host ids whose rows changed.
-#
-# Whoever commits a booking or a release appends the hosts it touched; every worker reads what is new at its next gather
-# and reads just those hosts again. So freed cores are seen at once by every cache, without waiting for a host report or
-# for a group to expire. The log is a hint, never a truth: when it cannot answer, the caller reads everything.
-
 log = structlog.get_logger(__name__)
 
 _FIELD = "hosts"
@@ -260,7 +254,13 @@ _Entry = tuple[str, dict[str, str]]
 
 
 class HostChanges:
-    """Reads and writes the log ``{namespace}:hosts:changed``. Holds no state: readers keep their own cursor."""
+    """Reads and writes ``{namespace}:hosts:changed``, a Redis stream with the ids of hosts whose rows changed.
+
+    Who commits a booking or a release appends the hosts it touched; every worker reads what is new at its next gather
+    and reads just those hosts again. So every cache sees freed cores at once, without waiting for a host report or for
+    a group to expire. The log is a hint, never a truth: when it cannot answer, the caller reads every host. Holds no
+    state: readers keep their own cursor.
+    """
 
     def __init__(self, client: redis.Redis, namespace: str, *, keep_entries: int = _MAX_ENTRIES_KEPT) -> None:
         self._client = client
