@@ -196,7 +196,7 @@ def recompute(
     """One pass over all managed shows, or only over ``show_ids`` (a hint that something was released there).
 
     ``age_seconds`` is accounting.in_flight_age; ``cas_max_retries`` and ``publish_grace`` (seconds) only matter to a
-    store that another program publishes into (accounting.cas). ``renew``: ``show_ids`` may have been unmanaged a moment
+    store that another program publishes into. ``renew``: ``show_ids`` may have been unmanaged a moment
     ago, and passes under way may have seen them so. Raises NotReady and SQLAlchemy's errors: then nothing
     or a part was applied, and each part is right by itself.
     """
@@ -244,7 +244,7 @@ def recompute(
 
 
 def _remember(ledger: Ledger, mark: Mark) -> None:
-    """When the last whole pass took its mark, for anybody who asks how old it is (operate.store_metrics)."""
+    """Keep when the last whole pass took its mark, for the metric of its age (connection.look_at_store)."""
     with answering():
         ledger.client.set(keys.RECOMPUTED_AT, mark.seconds)
 
