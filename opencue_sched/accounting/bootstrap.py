@@ -35,8 +35,8 @@ from opencue_sched.accounting.scripts import (
     epoch_fill_call,
     epoch_open_call,
     epoch_waited_call,
-    token_drop_call,
-    token_extend_call,
+    lease_drop_call,
+    lease_take_call,
     wipe_calls,
 )
 from opencue_sched.errors import InvalidInput, NotReady
@@ -171,8 +171,7 @@ class _Filler:
         return self._take()
 
     def __exit__(self, *_: object) -> None:
-        with answering():
-            self._call(token_drop_call((keys.BOOTSTRAP_LEASE,), self._token))
+        self._call(lease_drop_call((keys.BOOTSTRAP_LEASE,), self._token))
 
     def idle(self) -> bool:
         """Nobody is filling or reconciling."""
@@ -267,17 +266,14 @@ class _Filler:
         for part in chunks(stale, _SCAN_COUNT):
             self._ledger.call_under(wipe_calls(filling.text, part))
 
-    def _take(self) -> bool:
-        """Take the lease, if nobody has it; whether it is ours."""
-        with answering():
-            return bool(self._client.set(keys.BOOTSTRAP_LEASE, self._token, nx=True, px=round(LEASE_SECONDS * 1000)))
+    def _take(self, life: float = LEASE_SECONDS) -> bool:
+        """Take or keep the lease for ``life`` seconds, unless another process has it; whether it is ours."""
+        return self._call(lease_take_call(keys.BOOTSTRAP_LEASE, self._token, round(life * 1000)))
 
     def _renew(self, life: float = LEASE_SECONDS) -> None:
         """Keep the lease; take it again if it ran out on a slow machine and nobody has it. Whoever had it meanwhile has
         made another filling epoch, and the scripts refuse ours."""
-        with answering():
-            kept = self._call(token_extend_call(keys.BOOTSTRAP_LEASE, self._token, round(life * 1000)))
-        if not (kept or self._take()):
+        if not self._take(life):
             raise NotReady("the bootstrap lease was lost in a pause; another process goes on")
 
     def _call(self, call: ScriptCall) -> bool:

@@ -19,7 +19,7 @@ from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.entries import Record, amounts
 from opencue_sched.accounting.keys import VertexKind
 from opencue_sched.accounting.ledger import Ledger, answering
-from opencue_sched.accounting.scripts import adjust_calls, audit_begin_call, chunks, inventory_calls, token_drop_call
+from opencue_sched.accounting.scripts import adjust_calls, audit_begin_call, chunks, inventory_calls, lease_drop_call
 from opencue_sched.lua_scripts import call_scripts
 
 Amounts = tuple[int, int]
@@ -82,7 +82,7 @@ def check_consistency(ledger: Ledger, epoch: Epoch | None = None) -> Consistency
     finally:
         if mine:
             with answering():
-                (dropped,), _ = call_scripts(client, [token_drop_call((keys.AUDIT, keys.AUDIT_LOG), token)])
+                (dropped,), _ = call_scripts(client, [lease_drop_call((keys.AUDIT, keys.AUDIT_LOG), token)])
     return ConsistencyCheck(epoch, records, readings, events, mine and int(dropped) == 1, unreadable)
 
 

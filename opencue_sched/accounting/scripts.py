@@ -173,12 +173,12 @@ def epoch_open_call(filling: str, opened: str) -> ScriptCall:
     return ScriptCall("epoch_open", (EPOCH, SEQ, FILLERS_WAITED), (filling, opened))
 
 
-def token_drop_call(keys: Sequence[str], token: str) -> ScriptCall:
-    return ScriptCall("token_drop", tuple(keys), (token,))
+def lease_take_call(key: str, token: str, life_ms: int) -> ScriptCall:
+    return ScriptCall("lease_take", (key,), (token, life_ms))
 
 
-def token_extend_call(key: str, token: str, life_ms: int) -> ScriptCall:
-    return ScriptCall("token_extend", (key,), (token, life_ms))
+def lease_drop_call(keys: Sequence[str], token: str) -> ScriptCall:
+    return ScriptCall("lease_drop", tuple(keys), (token,))
 
 
 def portions(items: Sequence[_T], work: Callable[[_T], int]) -> list[Sequence[_T]]:

@@ -34,7 +34,7 @@ import structlog
 from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
-from opencue_sched.coordination.names import LeaderKeys, turn_key
+from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.lua_scripts import call_script
 from opencue_sched.store.fences import LeaderRecord, PersistentFences
 
@@ -302,11 +302,7 @@ class LeaderGate:
             log.info("leadership_resigned", role=self.keys.role)
 
     def _release(self) -> bool:
-        try:
-            return bool(call_script(self._client, "lease_release", [self.keys.lease], [self.token]))
-        except RedisError as error:
-            log.warning("lease_release_failed", role=self.keys.role, error=str(error))
-            return False
+        return _drop(self._client, self.keys.lease, self.token)
 
     def may_fire(self, task: str, tick: int) -> bool:
         """True at most once per (task, tick) in the whole fleet, and only while leading. Raises RedisError, and
@@ -399,28 +395,30 @@ def tick_freshness(fences: PersistentFences, keys: LeaderKeys, fence: int, task:
     return Freshness.OVERTAKEN if last is not None and last > tick else Freshness.CURRENT
 
 
-# Work that one process of the fleet does at a time.
-#
-# A turn ends by itself, should its process die, and is given back as soon as it is done. It spares doing the same side
-# by side; correctness must not depend on it, for one that outlives its turn goes on beside the next.
+# Work that one process of the fleet does at a time, without a fence: see exclusive().
 
 
 @contextmanager
-def turn(client: redis.Redis, namespace: str, work: str, *, seconds: float) -> Iterator[bool]:
-    """Whether it is this caller's turn, for as long as the block takes and at most ``seconds``. Raises RedisError if
-    that cannot be asked."""
-    keys, token = [turn_key(namespace, work)], uuid.uuid4().hex
-    mine = bool(call_script(client, "turn_take", keys, [token, round(1000 * seconds)]))
+def exclusive(client: redis.Redis, key: str, *, seconds: float) -> Iterator[bool]:
+    """Whether this caller has the lease ``key``, for as long as the block takes and at most ``seconds``. Raises
+    RedisError if that cannot be asked.
+
+    The lease spares doing the same work side by side. Correctness must not depend on it: a caller that takes longer
+    than ``seconds`` goes on beside the next.
+    """
+    token = uuid.uuid4().hex
+    mine = bool(call_script(client, "lease_take", [key], [token, round(1000 * seconds)]))
     try:
         yield mine
     finally:
         if mine:
-            _give_back(client, work, keys, token)
+            _drop(client, key, token)
 
 
-def _give_back(client: redis.Redis, work: str, keys: list[str], token: str) -> None:
-    """The work is done: that its turn could not be given back is no failure of it."""
+def _drop(client: redis.Redis, key: str, token: str) -> bool:
+    """Whether a lease of ours was given up. That it could not be is no failure: it ends by itself."""
     try:
-        call_script(client, "token_drop", keys, [token])
+        return bool(call_script(client, "lease_drop", [key], [token]))
     except RedisError as error:
-        log.warning("turn_not_given_back", work=work, error=str(error))
+        log.warning("lease_left_to_expire", lease=key, error=str(error))
+        return False

@@ -184,9 +184,9 @@ def beat_role(facility: str | None) -> str:
     return f"beat.{facility.lower()}" if facility else "beat"
 
 
-def reap_turn(facility: str | None) -> str:
-    """The turn of reaping for one facility scope: a fleet reaps nothing of another's facility."""
-    return f"reap.{facility.lower()}" if facility else "reap"
+def reap_lease(ns: str, facility: str | None) -> str:
+    """The lease of the process that reaps for one facility scope: a fleet reaps nothing of another's facility."""
+    return f"{ns}:turn:reap.{facility.lower()}" if facility else f"{ns}:turn:reap"
 
 
 def worker_group(facility: str | None, group: str) -> str:
@@ -284,18 +284,13 @@ class ResyncKeys:
 
     @property
     def lock(self) -> str:
-        """There while one reads."""
+        """The lease of the process that reads."""
         return f"{self.counts}:lock"
 
     @property
     def counts(self) -> str:
         """Hash of how many resyncs were begun, and which has ended well."""
         return f"{self.ns}:looks:{self.facility.lower() if self.facility else 'all'}"
-
-
-def turn_key(ns: str, work: str) -> str:
-    """There while a process of the fleet does work that one at a time should do."""
-    return f"{ns}:turn:{work}"
 
 
 def verdicts(ns: str, job_id: str) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import select
 import threading
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -27,15 +26,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.accounting.caps import load_caps, reseed_limits
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.recompute import RecomputeReport, recompute
-from opencue_sched.accounting.scripts import token_drop_call
 from opencue_sched.accounting.show_handover import follow_handed_back
+from opencue_sched.coordination.leader import exclusive
 from opencue_sched.coordination.names import ResyncKeys
 from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.dispatch.failures import is_trouble
 from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.errors import NotReady
 from opencue_sched.farm.model import EventCounts
-from opencue_sched.lua_scripts import call_scripts
 from opencue_sched.settings import Settings
 from opencue_sched.store.accounting import managed_show_ids
 from opencue_sched.store.engine import CONNECT_SECONDS, DEAD_CONNECTION, connect
@@ -295,12 +293,10 @@ class Resync(PeriodicThread):
     def _await_resync(self) -> None:
         """Return when a resync that began after this call has ended well: another process's, or this one's."""
         begun = int(self._client.hget(self._keys.counts, _BEGUN) or 0)
-        token = uuid.uuid4().hex
         pause = SETTLE_SECONDS
         while not self.pause(pause):
             pause = ASK_AGAIN_SECONDS
-            mine = self._client.set(self._keys.lock, token, nx=True, px=round(1000 * RESYNC_LIFE_SECONDS))
-            try:
+            with exclusive(self._client, self._keys.lock, seconds=RESYNC_LIFE_SECONDS) as mine:
                 # After the lock was tried: its last holder counted its resync before it gave the lock back.
                 if int(self._client.hget(self._keys.counts, _ENDED) or 0) > begun:
                     return
@@ -309,9 +305,6 @@ class Resync(PeriodicThread):
                     self._read_all()
                     self._client.hset(self._keys.counts, _ENDED, number)
                     return
-            finally:
-                if mine:
-                    call_scripts(self._client, [token_drop_call((self._keys.lock,), token)])
 
 
 # The waker turns notifications - new work, freed hosts, changed caps - into sweeps, milliseconds after their commit.

@@ -8,8 +8,8 @@ from dataclasses import asdict
 import redis
 from sqlalchemy import Engine
 
-from opencue_sched.coordination.leader import turn
-from opencue_sched.coordination.names import reap_turn
+from opencue_sched.coordination.leader import exclusive
+from opencue_sched.coordination.names import reap_lease
 from opencue_sched.farm.reaper import Reaper, drain_history, recover_depends
 from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import forget_ended_quarantines
@@ -18,7 +18,7 @@ from opencue_sched.store.release import cuebot_recalculates_subs, recalculate_su
 from opencue_sched.store.schema import Drained, SchemaFacts
 from opencue_sched.worker import metrics
 
-REAP_TURN_SECONDS = 60.0
+REAP_LEASE_SECONDS = 60.0
 """A reap begins nothing that late. When its process dies in it, the fleet's next is up to this much later."""
 
 
@@ -63,8 +63,8 @@ class Upkeep:
 
     def reap(self) -> dict[str, object]:
         """Put right what hosts and processes left behind, unless another process of the fleet is at it."""
-        work = reap_turn(self._settings.scheduler.facility)
-        with turn(self._client, self._settings.coordination.namespace, work, seconds=REAP_TURN_SECONDS) as mine:
+        key = reap_lease(self._settings.coordination.namespace, self._settings.scheduler.facility)
+        with exclusive(self._client, key, seconds=REAP_LEASE_SECONDS) as mine:
             return self._reap() if mine else {"reaped": False}
 
     def _reap(self) -> dict[str, object]:

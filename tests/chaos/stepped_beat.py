@@ -66,7 +66,7 @@ READS = {
     "LLEN",
     "ZRANGE",
 }
-NAMED = {-1: ("lease_acquire", 2), -2: ("lease_release", 1), -3: ("presence_drop", 1)}
+NAMED = {-1: ("lease_acquire", 2), -2: ("lease_drop", 1), -3: ("presence_drop", 1)}
 """Step: die after this change was made that many times. The second lease_acquire is the renewal."""
 
 

@@ -194,7 +194,7 @@ def succeed(site, end: str) -> Succession:
         name, fence = eventually(lambda: _renewed(site, log), 30, "a renewal of the leader")
         getattr(site.fleet.processes.pop(name), end)()
         eventually(lambda: (_leader(site) or ("", 0))[1] > fence, 30, "take-over")
-        released = log.calls("lease_release")
+        released = log.calls("lease_drop")
         renewed = renewals(log, fence)[-1]
         free_from = released[0].at if released else renewed + TTL_SECONDS + 0.05
         asked = looks(log)

@@ -40,7 +40,7 @@ def own_redis() -> Iterator[EmbeddedRedis]:
 def test_a_timed_script_answers_as_ever_and_leaves_a_note_of_each_call(redis_client: redis.Redis) -> None:
     def dropped() -> list[object]:
         redis_client.set("lease", "mine")
-        return [call_script(redis_client, "token_drop", ["lease"], [token]) for token in ("other", "mine")]
+        return [call_script(redis_client, "lease_drop", ["lease"], [token]) for token in ("other", "mine")]
 
     plain = dropped()
     assert calls_noted(redis_client) == []
@@ -48,7 +48,7 @@ def test_a_timed_script_answers_as_ever_and_leaves_a_note_of_each_call(redis_cli
         assert dropped() == plain
     assert dropped() == plain
     noted = calls_noted(redis_client)
-    assert [call.name for call in noted] == ["token_drop"] * 2
+    assert [call.name for call in noted] == ["lease_drop"] * 2
     assert all(call.processor_ms > 0 and call.wall_ms > 0 for call in noted)
     assert calls_noted(redis_client) == []
 

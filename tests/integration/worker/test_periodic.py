@@ -11,7 +11,8 @@ from celery import Celery
 from sqlalchemy import Engine, text
 from structlog.testing import capture_logs
 
-from opencue_sched.coordination.leader import turn
+from opencue_sched.coordination.leader import exclusive
+from opencue_sched.coordination.names import reap_lease
 from opencue_sched.coordination.presence import Presence
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.settings import Settings
@@ -82,7 +83,7 @@ def test_one_reap_at_a_time_in_the_fleet(runtime: Runtime, engine: Engine, setti
         connection.execute(text("UPDATE host_stat SET str_state = 'DOWN'"))
         quarantine_jobs(connection, {"over": "bad"}, -1)
         quarantine_jobs(connection, {"not over": "bad"}, 600)
-    with turn(runtime.client, settings.coordination.namespace, "reap", seconds=60.0):
+    with exclusive(runtime.client, reap_lease(settings.coordination.namespace, None), seconds=60.0):
         # then another message does nothing
         assert runtime.upkeep.reap() == {"reaped": False}
         assert procs(engine) == 1

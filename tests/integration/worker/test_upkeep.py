@@ -10,7 +10,8 @@ import pytest
 from celery import Celery
 from sqlalchemy import Engine, text
 
-from opencue_sched.coordination.leader import turn
+from opencue_sched.coordination.leader import exclusive
+from opencue_sched.coordination.names import reap_lease
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import Origin
@@ -113,7 +114,7 @@ def test_a_fleet_of_one_facility_leaves_the_others_alone(
     far, near = start("opencue-sched", "far"), start("opencue-sched", "local")
     far.upkeep.recover_depends()
     assert there.put_right(view) == [False, False, True, True, False]
-    with turn(far.client, settings.coordination.namespace, "reap.far", seconds=60.0):
+    with exclusive(far.client, reap_lease(settings.coordination.namespace, "far"), seconds=60.0):
         assert not far.upkeep.reap()["reaped"]
 
         # when the fleet of this one passes, then it puts right what is in its own

@@ -31,8 +31,8 @@ CALLS: dict[str, tuple[ScriptCall, int]] = {
     "epoch_waited": (scripts.epoch_waited_call("f", 1000), 0),
     "wipe": (scripts.wipe_calls("f", ["k", "l"])[0], 1),
     "epoch_open": (scripts.epoch_open_call("f", "o"), 0),
-    "token_drop": (scripts.token_drop_call(["k"], "t"), 0),
-    "token_extend": (scripts.token_extend_call("k", "t", 1000), 0),
+    "lease_drop": (scripts.lease_drop_call(["k"], "t"), 0),
+    "lease_take": (scripts.lease_take_call("k", "t", 1000), 0),
 }
 
 
