@@ -327,7 +327,7 @@ def _kind(value: object) -> str:
     return kinds.get(type(value), type(value).__name__)
 
 
-# The layers of a job file and what they wait for; the format is described in domain.job_spec.
+# The layers of a job file and what they wait for.
 
 DEFAULT_MEMORY_KB = 4_194_304
 DEFAULT_TAGS = ("general",)

@@ -60,7 +60,7 @@ class _Stopped:
 
 
 class JobControl:
-    """Operations on jobs and frames for the command line and other doors."""
+    """Operations on jobs and frames for the command line."""
 
     def __init__(self, releaser: Releaser, killer: RqdKiller) -> None:
         self._releaser = releaser
@@ -189,8 +189,6 @@ def _wait_again(connection: Connection, frame_ids: Sequence[str], wider: Counter
 
 # Letting a job go on without what it waits for.
 
-log = structlog.get_logger(__name__)
-
 
 def drop_depends(engine: Engine, job_id: str, depend_ids: Collection[str] | None = None) -> depends.Satisfied:
     """Satisfy what a job still waits for: everything, or these dependencies and the pairs of frames they group."""
@@ -205,5 +203,5 @@ def drop_depends(engine: Engine, job_id: str, depend_ids: Collection[str] | None
         return depends.satisfy_depends(connection, still)
 
     satisfied, _ = with_counters(engine, step)
-    log.info("depends_dropped", job=job_id, depends=satisfied.depends, freed=len(satisfied.freed_frames))
+    _log.info("depends_dropped", job=job_id, depends=satisfied.depends, freed=len(satisfied.freed_frames))
     return satisfied

@@ -165,7 +165,7 @@ class ReportService:
     """A gRPC server for RqdReportInterface with everything behind it.
 
     ``counts`` has an entry for every kind of event (completion_applied, report_refused, process_killed,
-    lost_completion, ...); doors turn them into metrics.
+    lost_completion, ...), which the worker turns into metrics.
     """
 
     def __init__(

@@ -26,7 +26,6 @@ from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Settings
 from opencue_sched.store import shows as naming
 from opencue_sched.store import submit
-from opencue_sched.store import submit as store
 from opencue_sched.store.submit import DependRow, LayerProgress
 
 # Where a job goes: the show, folder, facility, department, limits and other jobs that its file names.
@@ -197,11 +196,6 @@ def _external_problem(
     return None
 
 
-def is_over(state: str) -> bool:
-    """Whether a job in this state will change no more."""
-    return state == JobState.FINISHED.value
-
-
 # What a new job waits for, as rows of ``depend`` and as the number of things each of its frames waits for.
 #
 # As in Cuebot, a dependency frame by frame is a composite row with one FRAME_ON_FRAME row below it for each pair, and
@@ -251,7 +245,8 @@ class DependRows:
     def add_internal(self) -> None:
         """What layers of the job wait for in the job itself."""
         for layer in self._layers.values():
-            for depend in _whole_before_any(layer.spec.depends):
+            # A layer asked for both as a whole and by any frame: the whole counts, and comes first.
+            for depend in sorted(layer.spec.depends, key=lambda depend: depend.any_frame):
                 if depend.on_job is not None or depend.on_layer is None:
                     continue
                 on = self._layers[depend.on_layer]
@@ -268,7 +263,7 @@ class DependRows:
         for path, layer_spec, depend in sorted(by_path, key=lambda entry: entry[2].any_frame):
             layer = None if layer_spec is None else self._layers[layer_spec.name]
             on_job = elsewhere.job(depend)
-            over = is_over(progress.job_states.get(on_job.id, on_job.state))
+            over = progress.job_states.get(on_job.id, on_job.state) == JobState.FINISHED
             side = _external_side(elsewhere, depend)
             if depend.type.composite and layer is not None:
                 numbers = {number: frame for (of, number), frame in elsewhere.frames.items() if of == side.layer}
@@ -308,8 +303,7 @@ class DependRows:
 
         One chunk of several frames on either side makes it a dependency of layer on layer, as in Cuebot.
         """
-        pairing = frame_by_frame if kind is DependType.FRAME_BY_FRAME else previous_frame
-        pairs = pairing(layer.spec.frames, on_range)
+        pairs = _PAIRING[kind](layer.spec.frames, on_range)
         if pairs is None:
             met = all(frame in over for frame in on_frames.values())
             self._add_whole(layer, DependSpec(DependType.LAYER_ON_LAYER), side, met=met)
@@ -368,11 +362,6 @@ def _signature(kind: DependType, er: _Side, on: _Side) -> str:
     parts = (kind.value, er.job, on.job, er.frame or er.layer or "", on.frame or on.layer or "")
     digest = hashlib.md5("".join(parts).encode(), usedforsecurity=False).digest()
     return str(uuid.UUID(bytes=digest, version=3))
-
-
-def _whole_before_any(depends: Iterable[DependSpec]) -> list[DependSpec]:
-    """A layer asked for both as a whole and by any frame: the whole counts, and comes first."""
-    return sorted(depends, key=lambda depend: depend.any_frame)
 
 
 def _external_side(elsewhere: Elsewhere, depend: DependSpec) -> _Side:
@@ -455,7 +444,7 @@ def submit_job(
     Raises InvalidJobSpec naming everything that is wrong; then nothing was stored.
     """
     with engine.connect() as connection, connection.begin() as transaction:
-        store.allow_time(connection, STATEMENT_SECONDS)
+        submit.allow_time(connection, STATEMENT_SECONDS)
         place = find_place(connection, spec)
         submitted = _submit(connection, spec, place, settings, paused=paused, dry_run=dry_run, new_id=new_id)
         if dry_run:
@@ -477,15 +466,15 @@ def _submit(
 ) -> Submitted:
     job = _job_row(spec, place, settings, paused=paused, job_id=new_id())
     _refuse_impossible(spec, job)
-    if not store.insert_job(connection, job, point_id=new_id()):
+    if not submit.insert_job(connection, job, point_id=new_id()):
         raise InvalidJobSpec([f"name: a job called {job.name!r} is already pending; kill it first or choose another"])
     layers = {
         layer.name: NewLayer(new_id(), layer, {number: new_id() for number in layer.frame_numbers})
         for layer in spec.layers
     }
-    store.insert_layers(connection, job.id, [_layer_row(layer, order) for order, layer in _in_order(layers)])
-    store.insert_environments(connection, job.id, *_environments(spec, layers, new_id))
-    store.insert_layer_limits(
+    submit.insert_layers(connection, job.id, [_layer_row(layer, order) for order, layer in _in_order(layers)])
+    submit.insert_environments(connection, job.id, *_environments(spec, layers, new_id))
+    submit.insert_layer_limits(
         connection,
         [
             {"id": new_id(), "layer": layer.id, "limit_id": place.limits[limit]}
@@ -494,14 +483,14 @@ def _submit(
         ],
     )
     columns = _frame_columns(layers)
-    store.insert_frames(connection, job.id, columns)
+    submit.insert_frames(connection, job.id, columns)
     depends = DependRows(job.id, layers, new_id)
     depends.add_internal()
     if place.elsewhere.jobs:
         depends.add_external(spec, place.elsewhere, _hold_still(connection, spec, place.elsewhere, settings))
-    store.insert_depends(connection, job.id, depends.rows)
+    submit.insert_depends(connection, job.id, depends.rows)
     waits_for = [depends.waits_for[frame] for frame in columns.ids]
-    store.activate(connection, job, frames=columns.ids, waits_for=waits_for, layers=len(layers))
+    submit.activate(connection, job, frames=columns.ids, waits_for=waits_for, layers=len(layers))
     return Submitted(
         job_id=job.id,
         name=job.name,
@@ -518,10 +507,10 @@ def _submit(
     )
 
 
-def _job_row(spec: JobSpec, place: Place, settings: Settings, *, paused: bool, job_id: str) -> store.JobRow:
+def _job_row(spec: JobSpec, place: Place, settings: Settings, *, paused: bool, job_id: str) -> submit.JobRow:
     folder, show = place.folder, place.show
     min_cores = _first(spec.min_cores_centicores, folder.job_min_cores, show.default_min_cores)
-    return store.JobRow(
+    return submit.JobRow(
         id=job_id,
         show_id=show.id,
         show_name=show.name,
@@ -546,7 +535,7 @@ def _job_row(spec: JobSpec, place: Place, settings: Settings, *, paused: bool, j
     )
 
 
-def _refuse_impossible(spec: JobSpec, job: store.JobRow) -> None:
+def _refuse_impossible(spec: JobSpec, job: submit.JobRow) -> None:
     """Frames that want more than a job may have by what its folder or show says (its own cap was checked before)."""
     most = job.max_cores // CENTICORES_PER_CORE if job.max_cores > 0 else None
     problems = [
@@ -616,14 +605,14 @@ def _environments(
     return of_job, of_layers
 
 
-def _frame_columns(layers: Mapping[str, NewLayer]) -> store.FrameColumns:
+def _frame_columns(layers: Mapping[str, NewLayer]) -> submit.FrameColumns:
     rows = [
         (frame, layer.id, frame_name(number, layer.spec.name), number, position, order)
         for order, layer in _in_order(layers)
         for position, (number, frame) in enumerate(layer.frames.items())
     ]
     ids, of_layers, names, numbers, positions, orders = zip(*rows, strict=True)
-    return store.FrameColumns(ids, of_layers, names, numbers, positions, orders)
+    return submit.FrameColumns(ids, of_layers, names, numbers, positions, orders)
 
 
 def _hold_still(connection: Connection, spec: JobSpec, elsewhere: Elsewhere, settings: Settings) -> Progress:

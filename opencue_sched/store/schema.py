@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import psycopg2
 from psycopg2 import errorcodes
@@ -22,7 +22,6 @@ from opencue_sched.errors import SchedulerError, SchemaTooOld
 
 if TYPE_CHECKING:
     from alembic.config import Config
-from typing import Any
 
 Origin = Literal["opencue-sched", "cuebot"]
 

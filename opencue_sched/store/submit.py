@@ -1,4 +1,4 @@
-"""Putting a job in: its rows, and the activation that makes its frames bookable. What it refers to: submit_targets.py.
+"""Putting a job in: its rows, and the activation that makes its frames bookable.
 
 Every statement is set-based, so their number does not depend on the job's layers, frames or dependencies. The triggers
 of the schema make the counter rows of the job and its layers; frames come in as SETUP, uncounted, and the activation
