@@ -52,7 +52,8 @@ from opencue_sched.placement.planner import Plan, UnschedulableLayer, plan_pass,
 from opencue_sched.placement.policy import policy_for
 from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import Environments, fetch_environments, quarantine_jobs
-from opencue_sched.store.pending import LeftOut, SchemaColumns, fetch_next_start
+from opencue_sched.store.pending import LeftOut, fetch_next_start
+from opencue_sched.store.schema import SchemaFacts
 
 log = structlog.get_logger(__name__)
 
@@ -70,7 +71,7 @@ class PassRunner:
     hosts: HostFeed
     permits: LayerPermits
     settlement: Settlement
-    facts: SchemaColumns
+    facts: SchemaFacts
     layers: LayerCooldowns
     shares: HostShares | None = None
     verdicts: VerdictLog | None = None

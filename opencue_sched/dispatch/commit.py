@@ -28,8 +28,8 @@ from opencue_sched.errors import DatabaseFailure, FrameLost, HostExhausted
 from opencue_sched.settings import Settings
 from opencue_sched.store import booking as store
 from opencue_sched.store.jobs import quarantine_jobs
-from opencue_sched.store.pending import SchemaColumns
 from opencue_sched.store.release import undo_bookings
+from opencue_sched.store.schema import SchemaFacts
 
 
 class CommitTurns:
@@ -129,7 +129,7 @@ def commit_plan(
     caps: Mapping[str, VertexCaps],
     settings: Settings,
     *,
-    facts: SchemaColumns,
+    facts: SchemaFacts,
     booked_at: float | None = None,
     clock: Callable[[], float] = time.monotonic,
     turns: CommitTurns | None = None,
@@ -173,7 +173,7 @@ class _Commit:
         engine: Engine,
         caps: Mapping[str, VertexCaps],
         settings: Settings,
-        facts: SchemaColumns,
+        facts: SchemaFacts,
         booked_at: float,
         clock: Callable[[], float],
         turns: CommitTurns,

@@ -28,13 +28,13 @@ from opencue_sched.store.pending import (
     JobSelection,
     LeftOut,
     Limit,
-    SchemaColumns,
     SubscriptionRow,
     fetch_limits,
     fetch_pending_jobs,
     fetch_subscriptions,
     fetch_waiting_layers,
 )
+from opencue_sched.store.schema import SchemaFacts
 
 _MOST = {
     "int_cores_min": MOST_CENTICORES,
@@ -73,7 +73,7 @@ def gather(
     cluster: Cluster,
     settings: Settings,
     *,
-    facts: SchemaColumns,
+    facts: SchemaFacts,
     skip: Skip = lambda _headroom: LeftOut(),
 ) -> Gathered:
     """Read the cluster's pending work and the live headroom under every cap that work stands under.

@@ -25,7 +25,8 @@ from opencue_sched.coordination import names
 from opencue_sched.dispatch.clusters import load_clusters, scoped_facilities
 from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict, normalise_tag
 from opencue_sched.settings import Settings
-from opencue_sched.store.pending import SchemaColumns, WaitingWork, fetch_waiting_work
+from opencue_sched.store.pending import WaitingWork, fetch_waiting_work
+from opencue_sched.store.schema import SchemaFacts
 
 log = structlog.get_logger(__name__)
 
@@ -193,7 +194,7 @@ _BY_CAP = (Verdict.OVER_JOB.value, Verdict.OVER_FOLDER.value)
 
 
 def count_frames_not_looked_at(
-    engine: Engine, settings: Settings, verdicts: VerdictLog, facts: SchemaColumns, *, cooled_down: Collection[str]
+    engine: Engine, settings: Settings, verdicts: VerdictLog, facts: SchemaFacts, *, cooled_down: Collection[str]
 ) -> None:
     """Count them in the facility scope, and keep the figures with the verdicts. ``cooled_down`` are keys of clusters.
 

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, TextClause, text
 from opencue_sched.domain.exit_rules import STATUSES_NOT_COUNTED_AS_RETRY
 from opencue_sched.domain.farm import PlannedProc
 from opencue_sched.domain.units import centicores
-from opencue_sched.store.pending import SchemaColumns
+from opencue_sched.store.schema import SchemaFacts
 
 FIRST_MEMORY_USED_KB = 262_144
 """proc.int_mem_used before the first host report, as Cuebot writes it."""
@@ -208,7 +208,7 @@ def set_timeouts(connection: Connection, times: TransactionTimes) -> None:
         connection.execute(text(_TIMEOUTS), parameters)
 
 
-def lock_frames(connection: Connection, procs: Sequence[PlannedProc], columns: SchemaColumns) -> frozenset[str]:
+def lock_frames(connection: Connection, procs: Sequence[PlannedProc], columns: SchemaFacts) -> frozenset[str]:
     """Lock those frames that may still be started: waiting, unchanged, ownerless, of a job and show that may run.
 
     Ids of the frames locked. A frame somebody else has locked is not waited for.

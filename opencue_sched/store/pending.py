@@ -12,25 +12,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, TextClause, bindparam, text
 
 from opencue_sched.domain.farm import Headroom, TagType
 from opencue_sched.domain.reservation import cores_cap, gpus_cap
 from opencue_sched.domain.units import MOST_CENTICORES, MOST_GPUS
-
-
-class SchemaColumns(Protocol):
-    """What differs between the schemas the SQL runs on (``store.schema.SchemaFacts``)."""
-
-    @property
-    def has_start_after(self) -> bool:
-        """``layer.ts_start_after`` exists (Cuebot V47)."""
-
-    @property
-    def has_our_objects(self) -> bool:
-        """Our migration has run: ``opencue_sched_quarantine`` exists."""
+from opencue_sched.store.schema import SchemaFacts
 
 
 class SubscriptionRow(NamedTuple):
@@ -308,7 +297,7 @@ def _waiting_work(has_start_after: bool, has_quarantine: bool) -> TextClause:
 
 
 def fetch_waiting_work(
-    connection: Connection, facilities: Sequence[str] | None, columns: SchemaColumns
+    connection: Connection, facilities: Sequence[str] | None, columns: SchemaFacts
 ) -> list[WaitingWork]:
     """All work that passes may look at, in ``facilities`` or everywhere, by the tags it names."""
     statement = _waiting_work(columns.has_start_after, columns.has_our_objects)
@@ -355,7 +344,7 @@ def fetch_subscriptions(connection: Connection, show_id: str) -> list[Subscripti
     return [SubscriptionRow(*row) for row in connection.execute(_SUBSCRIPTIONS, {"show_id": show_id})]
 
 
-def fetch_pending_jobs(connection: Connection, selection: JobSelection, columns: SchemaColumns) -> Sequence[Row[Any]]:
+def fetch_pending_jobs(connection: Connection, selection: JobSelection, columns: SchemaFacts) -> Sequence[Row[Any]]:
     """The first jobs that may book something now: priority first, then the oldest, then the id.
 
     A job, or its folder, at its cap by live usage is passed over, as is one whose waiting layers all want more than
@@ -396,7 +385,7 @@ def fetch_next_start(
 def fetch_waiting_layers(
     connection: Connection,
     job_ids: Sequence[str],
-    columns: SchemaColumns,
+    columns: SchemaFacts,
     *,
     tags: Sequence[str],
     left_out: LeftOut,
