@@ -249,17 +249,22 @@ _STATUSES = {
 }
 
 
+def _new_state(fate: KillFate, host_gone: bool, silent_for: float, give_up_after: float) -> FrameState | None:
+    """WAITING for a frame that is known not to run; else DEAD once it was silent so many seconds, and None before."""
+    if fate is KillFate.NOT_RUNNING or (host_gone and fate is KillFate.UNREACHABLE):
+        return FrameState.WAITING
+    return FrameState.DEAD if silent_for >= give_up_after else None
+
+
 def _end_proc(proc: LostProc, fates: dict[str, KillFate]) -> LostRun | None:
     """The request that ends a lost proc, or None to try again in the next reap."""
     fate = KillFate.NOT_RUNNING if proc.frame_id is None else fates.get(proc.frame_id)
     if fate is None or fate is KillFate.RUNNING:
         return None
-    down = proc.host_state == HardwareState.DOWN
-    state = FrameState.WAITING
-    if fate is not KillFate.NOT_RUNNING and not proc.rebooted and not (down and fate is KillFate.UNREACHABLE):
-        if proc.silent_for < GIVE_UP_SECONDS:
-            return None
-        state = FrameState.DEAD
+    gone = proc.host_state == HardwareState.DOWN
+    state = FrameState.WAITING if proc.rebooted else _new_state(fate, gone, proc.silent_for, GIVE_UP_SECONDS)
+    if state is None:
+        return None
     return LostRun(
         proc.proc_id,
         proc.frame_id,
@@ -276,12 +281,9 @@ def _end_frame(frame: OrphanFrame, fates: dict[str, KillFate]) -> LostRun | None
     fate = fates.get(frame.frame_id) if frame.host_name else KillFate.NOT_RUNNING
     if fate is None:
         return None
-    gone = _host_gone(frame)
-    state = FrameState.WAITING
-    if fate is not KillFate.NOT_RUNNING and not (gone and fate is KillFate.UNREACHABLE):
-        if frame.silent_for < GIVE_UP_ORPHAN_SECONDS:
-            return None
-        state = FrameState.DEAD
+    state = _new_state(fate, _host_gone(frame), frame.silent_for, GIVE_UP_ORPHAN_SECONDS)
+    if state is None:
+        return None
     return LostRun("", frame.frame_id, state, ExitStatus.FRAME_ORPHAN, reason="no proc owns it")
 
 

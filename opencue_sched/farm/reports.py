@@ -406,9 +406,7 @@ class HostReportResult:
     """What one report led to. ``changed``: booking sees the host differently now."""
 
     host_id: str
-    created: bool = False
-    changed: bool = False
-    running: int = 0
+    changed: bool
 
 
 @dataclass(slots=True)
@@ -461,8 +459,7 @@ class HostReports:
             if seen.kills or missing:
                 self._background(result.host_id, lambda: self._end(host.name, seen.kills, missing, fresh_until))
         reconciled = self._reconcile(result.host_id, host.name)
-        changed = result.changed or reconciled
-        return HostReportResult(result.host_id, result.created, changed, len(seen.owned))
+        return HostReportResult(result.host_id, result.changed or reconciled)
 
     def _host(self, host: ReportedHost, *, boot: bool) -> HostReportResult:
         with self._engine.begin() as connection:
@@ -477,7 +474,7 @@ class HostReports:
             _log.info("host_created", host=host.name, cores=host.size.centicores / 100, alloc_tag=row.alloc_tag)
         if changed:
             self._releaser.publish_hosts([row.id])
-        return HostReportResult(row.id, created, changed)
+        return HostReportResult(row.id, changed)
 
     def _create(self, connection: Connection, host: ReportedHost) -> HostRow:
         """A new host in the allocation its tags name, or in the default one."""
