@@ -12,6 +12,7 @@ import pytest
 import redis
 from sqlalchemy import Engine, create_engine
 
+from opencue_sched.coordination.queues import guard_transports
 from opencue_sched.embedded.fleet import Fleet
 from opencue_sched.embedded.services import EmbeddedRedis
 from opencue_sched.settings import Settings
@@ -39,6 +40,12 @@ QUICK = {
     "OPENCUE_SCHED_ACCOUNTING__IN_FLIGHT_AGE": "6s",
     "OPENCUE_SCHED_HOST_CACHE__HOST_STALENESS_THRESHOLD": "1h",
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def guarded_transports() -> None:
+    """Kombu remembers the first transport it made for a scheme: of all tests of a process, it is ours."""
+    guard_transports()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from celery import Celery
 from kombu import Queue
 
 from opencue_sched.coordination.names import consumed_queues, control_exchange
-from opencue_sched.coordination.queues import broker_settings, guard_transports
+from opencue_sched.coordination.queues import broker_settings
 from opencue_sched.embedded.processes import GuardedProcess
 from tests.polling import all_but_one_soon, eventually
 from tests.warm_start import WarmProcess
@@ -364,7 +364,6 @@ def test_headers_that_are_not_ours_change_nothing(redis_client, sender, start_wo
 def test_a_periodic_message_takes_the_place_of_the_one_before_it_that_waits(redis_client, redis_server):
     """A day of sweeps while no worker lives, of two series on one queue, and one whose every tick is wanted."""
     broker = broker_settings(redis_server.url)
-    guard_transports()
     app = Celery("beat", broker=broker.url, set_as_current=False)
     app.conf.update(
         broker_transport_options={"priority_steps": [0, 1, 2], "sep": ":prio:"},

@@ -101,7 +101,7 @@ def test_a_fleet_follows_the_master_that_its_sentinel_names(sentinel_site):
     add_job(site, "more", frames=3)
     eventually(lambda: booked(site) == 4, 60, "frames booked on the other master")
     recorded = PersistentFences(site.engine)
-    eventually(lambda: fence(site.client) == recorded.highest(KEYS.name) >= led, 30, "a leader there")
+    eventually(lambda: fence(site.client) == recorded.leader(KEYS.name).fence >= led, 30, "a leader there")
     assert site.fleet.ended() == []
     assert "bootstrapped" in site.fleet.log("w1").read_text()
     eventually(lambda: list_members(site.client, "cue").of("dispatch"), 30, "presence")
