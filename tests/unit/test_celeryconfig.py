@@ -22,7 +22,7 @@ from opencue_sched.coordination.names import QueueName, QueueType, common_queue,
 from opencue_sched.farm.reaper import HISTORY_SECONDS, REAP_SECONDS
 from opencue_sched.settings import Rqd, Settings, get_settings
 from opencue_sched.store.engine import STATEMENT_SECONDS
-from opencue_sched.worker.upkeep import REAP_TURN_SECONDS
+from opencue_sched.worker.upkeep import REAP_LEASE_SECONDS
 
 TASKS = {
     "opencue_sched.sweep.sweep_clusters",
@@ -175,8 +175,8 @@ def test_a_reap_ends_before_its_message_is_handed_out_again_and_its_turn_before_
     begun = REAP_SECONDS + Rqd().kill_timeout + HISTORY_SECONDS
     longest = begun + 2 * STATEMENT_SECONDS
     assert longest < celeryconfig.broker_transport_options["visibility_timeout"]
-    assert begun < REAP_TURN_SECONDS
-    assert celeryconfig.broker_transport_options["visibility_timeout"] > REAP_TURN_SECONDS
+    assert begun < REAP_LEASE_SECONDS
+    assert celeryconfig.broker_transport_options["visibility_timeout"] > REAP_LEASE_SECONDS
 
 
 def test_messages_are_delivered_as_the_page_on_coordination_says() -> None:
