@@ -551,12 +551,12 @@ def led_by(site: Site, keys: LeaderKeys, fence: int) -> None:
     assert PersistentFences(site.engine).claim(keys.name, fence)
 
 
-def send_recomputes(site: Site, *sent: tuple[int, int]) -> None:
+def send_recomputes(site: Site, *sent: tuple[int, int], catch_up: str = "latest") -> None:
     """Periodic messages, as a leader of this fence sends them for this tick."""
     queue = Queue(str(QueueName("cue", "accounting", "default")))
     with sender(site) as app:
         for fence, tick in sent:
-            headers = {"fence": fence, "tick": tick, "tick_of": "recompute", "catch_up": "latest"}
+            headers = {"fence": fence, "tick": tick, "tick_of": "recompute", "catch_up": catch_up}
             app.send_task("opencue_sched.accounting.recompute", queue=queue, declare=[], priority=0, headers=headers)
 
 
@@ -603,7 +603,8 @@ def test_what_a_killed_worker_had_in_hand_is_done_by_another(site):
     site.fleet.worker("w1", "--queues", recomputes, OPENCUE_SCHED_QUEUE__WORKER_THREADS="2")
     with site.engine.connect() as connection:
         connection.execute(text("LOCK TABLE proc IN ACCESS EXCLUSIVE MODE"))
-        send_recomputes(site, *[(5, 70)] * 4)
+        # None of them takes the place of one that waits.
+        send_recomputes(site, *[(5, 70)] * 4, catch_up="all")
         eventually(lambda: waiting_for(site, "proc"), 30, "a recompute under way")
         eventually(lambda: (recomputes_in_hand(site), site.client.llen(recomputes)) == (2, 2), 30, "two of each")
         site.fleet.processes["w1"].kill()
