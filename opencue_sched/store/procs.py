@@ -403,7 +403,11 @@ _MARK_DOWN = text(
     RETURNING host_stat.pk_host
     """  # noqa: S608
 )
-# In random order, so that runs which cannot be ended now never keep the others out of a bounded batch.
+# Two reports of its host in a row have not named the proc. Without this, procs would count as silent when it was us who
+# did not hear: while a Cuebot or the report service was away.
+_UNNAMED = "proc.ts_ping <= host_stat.ts_ping - CAST(:unnamed AS float8) * interval '1 second'"
+# In random order, so that runs which cannot be ended now never keep the others out of a bounded batch. A silent host
+# that is neither UP nor DOWN is never marked DOWN: its RQD is asked about its procs, as about unnamed ones.
 _LOST_PROCS = text(
     f"""
     SELECT proc.pk_proc, proc.pk_frame, host.str_name, host_stat.str_state, proc.ts_ping,
@@ -412,7 +416,8 @@ _LOST_PROCS = text(
            CASE WHEN host_stat.str_state = 'DOWN' THEN 'host_down'
                 WHEN job.str_state = 'FINISHED' THEN 'job_finished'
                 WHEN proc.pk_frame IS NULL THEN 'no_frame'
-                WHEN proc.ts_ping < current_timestamp - CAST(:silent AS float8) * interval '1 second' THEN 'silent'
+                WHEN proc.ts_ping < current_timestamp - CAST(:silent AS float8) * interval '1 second' AND {_UNNAMED}
+                THEN 'silent'
                 ELSE 'unnamed' END AS why
       FROM proc
       JOIN host ON host.pk_host = proc.pk_host
@@ -421,11 +426,11 @@ _LOST_PROCS = text(
       LEFT JOIN job ON job.pk_job = proc.pk_job
      WHERE NOT proc.b_local AND {SHOW_IN_SCOPE} AND {HOST_IN_SCOPE}
        AND (host_stat.str_state = 'DOWN' OR job.str_state = 'FINISHED'
-            OR proc.ts_ping < current_timestamp - CAST(:silent AS float8) * interval '1 second'
+            OR (proc.ts_ping < current_timestamp - CAST(:silent AS float8) * interval '1 second'
+                AND ({_UNNAMED} OR host_stat.str_state <> 'UP'))
             OR (proc.pk_frame IS NULL
                 AND proc.ts_ping < current_timestamp - CAST(:frameless AS float8) * interval '1 second')
-            OR (CAST(:beside_cuebot AS boolean) AND proc.pk_frame IS NOT NULL
-                AND proc.ts_ping <= host_stat.ts_ping - CAST(:unnamed AS float8) * interval '1 second'
+            OR (CAST(:beside_cuebot AS boolean) AND proc.pk_frame IS NOT NULL AND {_UNNAMED}
                 AND proc.ts_dispatched < current_timestamp - CAST(:grace AS float8) * interval '1 second'))
        AND proc.pk_proc <> ALL (CAST(:but AS varchar[]))
      ORDER BY random() LIMIT :limit

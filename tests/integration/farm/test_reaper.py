@@ -144,6 +144,27 @@ def test_a_silent_proc_is_ended_only_once_its_process_is_confirmed_dead(
     view.assert_consistent()
 
 
+@pytest.mark.parametrize(("fate", "state"), [(KillFate.RUNNING, "RUNNING"), (KillFate.NOT_RUNNING, "WAITING")])
+@pytest.mark.parametrize("host", ["UP", "REPAIR"])
+def test_procs_of_a_host_that_nobody_heard_are_not_killed(
+    engine: Engine, view: FarmView, killer: ScriptedKiller, fate: KillFate, state: str, host: str
+) -> None:
+    # given a proc and its host that both went silent ten minutes ago: whoever takes the reports was away
+    run = start(view)
+    silence(view, run, 600)
+    view.run_sql("UPDATE host_stat SET str_state = :s", s=host)
+    killer.fate = fate
+
+    # when the reaper passes before the host is DOWN
+    Reaper(Releaser(engine), Release(host_down_after=1e6), killer=killer).run_once()
+
+    # then nothing is killed; a host that can never be marked DOWN is asked, and only what it does not run is ended
+    assert killer.stopped == []
+    assert killer.looked_for == ([] if host == "UP" else list(run.frames))
+    assert view.states(run.frames) == ["RUNNING" if host == "UP" else state]
+    view.assert_consistent()
+
+
 def test_a_host_that_booted_since_cannot_run_the_frame(view: FarmView, reaper: Reaper, killer: ScriptedKiller) -> None:
     run = start(view)
     view.run_sql("UPDATE proc SET ts_ping = now() - interval '700 s', ts_dispatched = now() - interval '700 s'")
