@@ -1,15 +1,12 @@
 -- queue_drain: move the messages of a dead instance's queue to its group's queue.
 -- KEYS[1] presence key   KEYS[2] index of instances   KEYS[3..5] instance lists by priority   KEYS[6..8] group lists
--- KEYS[9] the instance's control queue: what was said to it concerns nobody else
 -- ARGV[1] most messages a call   ARGV[2] age in ms after which an empty dead instance is forgotten
--- Returns {moved, forgotten (1|0), control messages dropped}; {-1, 0, 0} when the instance is present.
+-- Returns {moved, forgotten (1|0)}; {-1, 0} when the instance is present.
 -- Invariants: each message is in exactly one list at any time; order within a priority is kept; what waited at the
 -- instance goes to the consuming end of the group's list, because it has waited longest.
 if redis.call('EXISTS', KEYS[1]) == 1 then
-  return {-1, 0, 0}
+  return {-1, 0}
 end
-local dropped = redis.call('LLEN', KEYS[9])
-redis.call('DEL', KEYS[9])
 local moved, room = 0, tonumber(ARGV[1])
 for i = 3, 5 do
   -- Consumers pop from the right. Taking the newest first (left) and putting each on the far right keeps the order,
@@ -31,6 +28,6 @@ local now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
 local seen = tonumber(redis.call('ZSCORE', KEYS[2], KEYS[1]) or '0')
 if moved == 0 and now - seen >= tonumber(ARGV[2]) then
   redis.call('ZREM', KEYS[2], KEYS[1])
-  return {0, 1, dropped}
+  return {0, 1}
 end
-return {moved, 0, dropped}
+return {moved, 0}

@@ -10,25 +10,18 @@ import redis
 
 from opencue_sched.cli.inputs import checked_redis, database
 from opencue_sched.cli.output import json_option, show_json, working
-from opencue_sched.coordination.control import (
-    Command,
-    ControlMessage,
-    NoReply,
-    await_reply,
-    open_job,
-    push_control_message,
-)
-from opencue_sched.coordination.names import QueueName, QueueType, worker_group
+from opencue_sched.coordination.names import QueueType, worker_group
 from opencue_sched.coordination.postings import ClusterPostings, Enqueued
-from opencue_sched.coordination.presence import BEAT_TYPE, Members, list_members
+from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, list_members
 from opencue_sched.coordination.queues import Router
+from opencue_sched.coordination.replies import NoReply, await_reply, open_job
 from opencue_sched.dispatch.clusters import load_clusters
 from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.errors import InvalidInput, SchedulerError
 from opencue_sched.insight.explain import cluster_postings
 from opencue_sched.settings import Settings, as_seconds, get_settings
-from opencue_sched.worker.control import broadcast
+from opencue_sched.worker.control import broadcast, put_to_sleep
 from opencue_sched.worker.task import Messenger
 
 WAIT_SECONDS = 3.0
@@ -37,7 +30,6 @@ WAIT_SECONDS = 3.0
 def _addressed(function: Callable[..., None]) -> Callable[..., None]:
     for option in (
         json_option,
-        click.option("--queued", is_flag=True, help="Leave it on the control queue; workers look every few seconds."),
         click.option("--instance", help="Only this instance; with --group if several groups have one of the name."),
         click.option("--group", help="Only workers of this group. Default: of all; with a facility set, its own."),
         click.option(
@@ -58,7 +50,7 @@ def command() -> None:
     """Pause, resume, drain and stop workers; let a cluster sleep.
 
     The same as `celery -A opencue_sched control pause_dispatch|resume_dispatch|drain|stop_worker|sleep_cluster`, but
-    addressed by queue type, group and instance. The workers of a facility hear only who has its name in
+    workers are addressed by queue type, group and instance. The workers of a facility hear only who has its name in
     OPENCUE_SCHED_SCHEDULER__FACILITY, or says it as --group.
 
     Example: opencue-sched ctl pause --group default
@@ -72,7 +64,7 @@ def pause(**where: Any) -> None:
 
     Example: opencue-sched ctl pause --instance node1
     """
-    _say(ControlMessage(Command.PAUSE), **where)
+    _command("pause_dispatch", **where)
 
 
 @command.command()
@@ -82,7 +74,7 @@ def resume(**where: Any) -> None:
 
     Example: opencue-sched ctl resume --instance node1
     """
-    _say(ControlMessage(Command.RESUME), **where)
+    _command("resume_dispatch", **where)
 
 
 @command.command()
@@ -92,7 +84,7 @@ def drain(**where: Any) -> None:
 
     Example: opencue-sched ctl drain --instance node1
     """
-    _say(ControlMessage(Command.DRAIN), **where)
+    _command("drain", **where)
 
 
 @command.command()
@@ -102,15 +94,15 @@ def stop(**where: Any) -> None:
 
     Example: opencue-sched ctl stop --instance node1
     """
-    _say(ControlMessage(Command.STOP), **where)
+    _command("stop_worker", **where)
 
 
 @command.command()
 @click.option("--cluster", required=True, help="Key of the cluster, as `opencue-sched board list` shows it.")
 @click.option("--for", "duration", required=True, help="How long, such as 90s, 10m or 2h; 0 wakes it.")
-@_addressed
-def sleep(cluster: str, duration: str, **where: Any) -> None:
-    """Let a cluster sleep for a time, whatever would wake it.
+@json_option
+def sleep(cluster: str, duration: str, as_json: bool) -> None:
+    """Let a cluster of one's own facility sleep for a time, whatever would wake it.
 
     Example: opencue-sched ctl sleep --cluster alloc-0f3a9c1d2b4e5f60 --for 10m
     """
@@ -118,28 +110,22 @@ def sleep(cluster: str, duration: str, **where: Any) -> None:
         seconds = float(as_seconds(duration))
     except ValueError as error:
         raise InvalidInput(str(error)) from error
-    _say(ControlMessage(Command.SLEEP, cluster, seconds), **where)
+    with checked_redis() as client:
+        done = put_to_sleep(cluster_postings(client, get_settings()), cluster, seconds)
+    if as_json:
+        show_json({"ok": done})
+    else:
+        click.echo(done)
 
 
-def _say(
-    message: ControlMessage, *, type_: str, group: str | None, instance: str | None, queued: bool, as_json: bool
-) -> None:
+def _command(command: str, *, type_: str, group: str | None, instance: str | None, as_json: bool) -> None:
     from opencue_sched.celery import app
 
     settings = get_settings()
-    namespace, facility = settings.coordination.namespace, settings.scheduler.facility
+    namespace = settings.coordination.namespace
     with checked_redis() as client:
-        members = list_members(client, namespace)
-        if group is None and instance is not None:
-            type_, group = _place_of(members, facility, instance, type_)
-        if group is None and (facility is not None or instance is not None):
-            group = worker_group(facility, settings.coordination.group)
-        queue = QueueName(namespace, type_, group, instance, family="ctl")
-        if queued:
-            push_control_message(client, queue, message)
-            click.echo(f"left on {queue}; workers look every few seconds")
-            return
-    answers = broadcast(app, queue, message, members=members, wait_seconds=WAIT_SECONDS)
+        meant = addressees(list_members(client, namespace), settings.scheduler.facility, type_, group, instance)
+    answers = broadcast(app, namespace, command, meant, wait_seconds=WAIT_SECONDS)
     rows = {node: answer for reply in answers for node, answer in reply.items()}
     if as_json:
         show_json(rows)
@@ -147,23 +133,30 @@ def _say(
         for node, answer in sorted(rows.items()):
             click.echo(f"{node}: {answer.get('ok') or answer.get('error')}")
     if not rows:
-        raise SchedulerError(f"no live worker answered for {queue}; see: opencue-sched fleet")
+        raise SchedulerError("no live worker answered; see: opencue-sched fleet")
     if any("error" in answer for answer in rows.values()):
         raise click.exceptions.Exit(1)
 
 
-def _place_of(members: Members, facility: str | None, instance: str, type_: str) -> tuple[str, str | None]:
-    """A type that the live instance of this name consumes, ``type_`` if it does, and its group; None without one.
+def addressees(
+    members: Members, facility: str | None, type_: str, group: str | None, instance: str | None
+) -> list[Actor]:
+    """The live workers that a command is for, once each: of ``group``, or of one's own fleet; an instance whatever it
+    consumes, and otherwise those that consume ``type_``.
 
     Raises InvalidInput when several groups of the fleet have an instance of this name.
     """
-    fleet = (facility or "").lower()
-    found = [it for it in members.alive if (it.instance, it.facility) == (instance, fleet) and it.type != BEAT_TYPE]
-    groups = sorted({actor.group for actor in found})
-    if len(groups) > 1:
+    found = {
+        (actor.group, actor.instance): actor
+        for actor in members.alive
+        if actor.type != BEAT_TYPE
+        and (actor.facility == (facility or "").lower() if group is None else actor.group == group)
+        and (actor.type == type_ if instance is None else actor.instance == instance)
+    }
+    groups = sorted({group for group, _ in found})
+    if instance is not None and len(groups) > 1:
         raise InvalidInput(f"several groups have an instance {instance!r}: {', '.join(groups)}; say which by --group")
-    types = {actor.type for actor in found}
-    return (min(types - {type_}) if types and type_ not in types else type_), (groups[0] if groups else None)
+    return list(found.values())
 
 
 # ``opencue-sched dispatch``.

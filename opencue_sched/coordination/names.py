@@ -3,7 +3,6 @@
 Grammar (queue naming proposal, with our types)::
 
     work  = {ns}:q:work:type:T[:group:G[:inst:I]][:prio:P]
-    ctl   = {ns}:q:ctl:type:T[:group:G[:inst:I]]
     reply = {ns}:q:reply:JOB        job = {ns}:job:JOB
     meta  = {ns}:meta:actor:inst:T:G:I        {ns}:meta:queue:stats:T[:FACILITY]
     T, G, I, JOB = [a-z0-9][a-z0-9_.-]{0,62}    P = 0 | 1 | 2
@@ -20,7 +19,7 @@ from opencue_sched.errors import InvalidInput
 _N = r"([a-z0-9][a-z0-9_.-]{0,62})"
 _NAME = re.compile(_N)
 _WORK = re.compile(
-    r"(?P<ns>[^:]+):q:(?P<family>work|ctl):type:(?P<type>[^:]+)"
+    r"(?P<ns>[^:]+):q:work:type:(?P<type>[^:]+)"
     r"(?::group:(?P<group>[^:]+)(?::inst:(?P<instance>[^:]+))?)?(?::prio:(?P<prio>[012]))?"
 )
 _PRESENCE = re.compile(f"{_N}:meta:actor:inst:{_N}:{_N}:{_N}")
@@ -47,18 +46,15 @@ def checked_name(what: str, value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class QueueName:
-    """A work or control queue, as specific as its fields. ``prio`` 0 is served first."""
+    """A work queue, as specific as its fields. ``prio`` 0 is served first."""
 
     ns: str
     type: str
     group: str | None = None
     instance: str | None = None
     prio: int | None = None
-    family: str = "work"
 
     def __post_init__(self) -> None:
-        if self.family not in ("work", "ctl"):
-            raise InvalidInput(f"queue family {self.family!r} is neither 'work' nor 'ctl'")
         checked_name("namespace", self.ns)
         checked_name("queue type", self.type)
         if self.group is not None:
@@ -69,11 +65,9 @@ class QueueName:
             checked_name("instance", self.instance)
         if self.prio not in (None, 0, 1, 2):
             raise InvalidInput(f"queue priority {self.prio!r} is not 0, 1 or 2")
-        if self.prio is not None and self.family == "ctl":
-            raise InvalidInput("control queues have no priority")
 
     def __str__(self) -> str:
-        text = f"{self.ns}:q:{self.family}:type:{self.type}"
+        text = f"{self.ns}:q:work:type:{self.type}"
         if self.group is not None:
             text += f":group:{self.group}"
         if self.instance is not None:
@@ -87,19 +81,7 @@ class QueueName:
         if match is None:
             raise InvalidInput(f"{text!r} is not a queue name of the form ns:q:work:type:T[:group:G[:inst:I]][:prio:P]")
         prio = match["prio"]
-        return cls(
-            match["ns"],
-            match["type"],
-            match["group"],
-            match["instance"],
-            None if prio is None else int(prio),
-            match["family"],
-        )
-
-    @property
-    def base(self) -> QueueName:
-        """The same queue without a priority: the name Celery knows it by."""
-        return QueueName(self.ns, self.type, self.group, self.instance, None, self.family)
+        return cls(match["ns"], match["type"], match["group"], match["instance"], None if prio is None else int(prio))
 
 
 QUEUE_PRIORITIES = (0, 1, 2)
@@ -108,7 +90,7 @@ PRIORITY_SEPARATOR = ":prio:"
 
 def priority_lists(queue: QueueName) -> tuple[str, ...]:
     """The Redis lists that hold a work queue's messages, most urgent first; priority 0 has no suffix (kombu's way)."""
-    name = str(queue.base)
+    name = str(queue)
     return tuple(f"{name}{PRIORITY_SEPARATOR}{prio}" if prio else name for prio in QUEUE_PRIORITIES)
 
 

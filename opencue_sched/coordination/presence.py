@@ -15,17 +15,17 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from math import isfinite
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import redis
 import structlog
+from pydantic import FiniteFloat, TypeAdapter
 
 from opencue_sched import __version__
-from opencue_sched.coordination.names import QueueName, parse_presence_key, presence_index, presence_key
+from opencue_sched.coordination.names import parse_presence_key, presence_index, presence_key
 from opencue_sched.errors import InvalidInput, SchedulerError
 from opencue_sched.lua_scripts import call_script
 
@@ -58,8 +58,8 @@ class Actor:
     pid: int = 0
     hostname: str = ""
     machine: str = ""
-    started_at: float = 0.0
-    last_heartbeat: float = 0.0
+    started_at: FiniteFloat = 0.0
+    last_heartbeat: FiniteFloat = 0.0
     version: str = ""
     capabilities: tuple[str, ...] = ()
     in_flight: int = 0
@@ -70,33 +70,17 @@ class Actor:
     facility: str = ""
     token: str = field(default="", repr=False)
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def parse(cls, text: str) -> Actor | None:
         """An actor from its record; None for a record nobody can read. Unknown fields are a newer version's."""
         try:
-            data = json.loads(text)
-            known = {name: data[name] for name in cls.__slots__ if name in data}
-            known["capabilities"] = tuple(known.get("capabilities", ()))
-            known["work"] = tuple(known.get("work", ()))
-            actor = cls(**known)
-            actor._check_kinds()
-            return actor
-        except (ValueError, TypeError, RecursionError, OverflowError):
+            return _RECORD.validate_json(text, strict=True)
+        except ValueError:
             log.warning("presence_unreadable", record=text[:200])
             return None
 
-    def _check_kinds(self) -> None:
-        """Raise TypeError for a value of another kind: one such record, put in order with the others or counted
-        together with them, would keep every reader from the whole list."""
-        kinds: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "float": (int, float)}
-        for it in fields(self):
-            value = getattr(self, it.name)
-            values, kind = (value, str) if isinstance(value, tuple) else ((value,), kinds.get(str(it.type), tuple))
-            if not all(isinstance(one, kind) for one in values) or (it.type == "float" and not isfinite(value)):
-                raise TypeError(f"{it.name}: {value!r:.100}")
+
+_RECORD = TypeAdapter(Actor)
 
 
 class Presence:
@@ -158,12 +142,12 @@ class Presence:
         """Take the name. Raises InstanceTaken when another process is alive under it.
 
         The record of a process that was killed outlives it: it is replaced at once if that process was on this machine
-        and is gone, and waited for otherwise. Control messages that nobody was there to hear are dropped.
+        and is gone, and waited for otherwise.
         """
         deadline = time.monotonic() + patience_seconds
         first: Actor | None = None
-        while (holder := self._take()) is not None:
-            if _is_gone(holder) and self._take(replaceable=holder.token) is None:
+        while (holder := self._keep()) is not None:
+            if _is_gone(holder) and self._keep(replaceable=holder.token) is None:
                 log.info("presence_of_dead_process_replaced", instance=holder.instance, pid=holder.pid)
                 break
             first = first or holder
@@ -214,38 +198,17 @@ class Presence:
         self._announced = False
         call_script(self._client, "presence_drop", self._keys, [self.token])
 
-    def _take(self, *, replaceable: str = "") -> Actor | None:
-        """Write the records for the first time, and drop what was said before to nobody but this one."""
-        return self._keep(replaceable=replaceable, unheard=self._unheard())
-
-    def _unheard(self) -> list[str]:
-        """The control queues that only this instance would take from: what is on them was not meant for it."""
-        members = list_members(self._client, self._namespace)
-        queues = []
-        for mine in self._actors:
-            others = [
-                actor for actor in members.of(mine.type) if (actor.group, actor.instance) != (mine.group, mine.instance)
-            ]
-            queues.append(QueueName(self._namespace, mine.type, mine.group, mine.instance, family="ctl"))
-            if not any(actor.group == mine.group for actor in others):
-                queues.append(QueueName(self._namespace, mine.type, mine.group, family="ctl"))
-            if not mine.facility and not any(actor.facility == "" for actor in others):
-                queues.append(QueueName(self._namespace, mine.type, family="ctl"))
-        return [str(queue) for queue in queues]
-
-    def _keep(self, *, replaceable: str = "", unheard: Sequence[str] = ()) -> Actor | None:
+    def _keep(self, *, replaceable: str = "") -> Actor | None:
         """Write the records; the holder when another incarnation has one of the names."""
         now = self._clock()
-        records = [json.dumps(replace(actor, last_heartbeat=now).as_dict()) for actor in self._actors]
+        records = [json.dumps(asdict(replace(actor, last_heartbeat=now))) for actor in self._actors]
         answer = call_script(
             self._client,
             "presence_keep",
-            [self._index, *self._keys, *unheard],
+            [self._index, *self._keys],
             [self.token, int(TTL_SECONDS * 1000), replaceable, *records],
         )
         if answer[0] == 1:
-            if answer[1]:
-                log.warning("unheard_control_messages_dropped", instance=self.instance, messages=answer[1])
             return None
         _, type_, group, instance = parse_presence_key(str(answer[1]))
         return Actor.parse(str(answer[2])) or Actor(type_, group, instance)

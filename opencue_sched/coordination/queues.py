@@ -182,8 +182,6 @@ class QueueSurvey:
 def drain_dead_instances(client: redis.Redis, namespace: str, members: Members) -> int:
     """Move what waits for instances that are gone to their groups; returns how many messages were moved.
 
-    What was said to them on their control queues is dropped.
-
     Any process may do this, several may at once: each step is one script that looks at the presence again.
     """
     calls, keys = [], []
@@ -192,20 +190,12 @@ def drain_dead_instances(client: redis.Redis, namespace: str, members: Members) 
         forget_after = 0.0 if type_ == BEAT_TYPE else FORGET_SECONDS
         source = priority_lists(QueueName(namespace, type_, group, instance))
         target = priority_lists(QueueName(namespace, type_, group))
-        control = str(QueueName(namespace, type_, group, instance, family="ctl"))
-        calls.append(
-            ScriptCall(
-                "queue_drain",
-                [key, presence_index(namespace), *source, *target, control],
-                [MOVED_PER_CALL, int(forget_after * 1000)],
-            )
-        )
+        places = [key, presence_index(namespace), *source, *target]
+        calls.append(ScriptCall("queue_drain", places, [MOVED_PER_CALL, int(forget_after * 1000)]))
         keys.append(key)
     if not calls:
         return 0
     answers, _ = call_scripts(client, calls)
-    if dropped := sum(int(answer[2]) for answer in answers):
-        log.warning("control_messages_of_dead_instances_dropped", messages=dropped)
     moved_of = {key: int(answer[0]) for key, answer in zip(keys, answers, strict=True) if answer[0] > 0}
     for key, moved in moved_of.items():
         log.warning("dead_instance_drained", presence=key, messages=moved)

@@ -29,7 +29,7 @@ from redis.exceptions import RedisError
 
 from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken, Workload
 from opencue_sched.coordination.transport import note_unreadable
-from opencue_sched.worker.control import fleet_figures, obey
+from opencue_sched.worker.control import fleet_figures
 
 _log = logging.getLogger(__name__)
 
@@ -146,11 +146,9 @@ class PresenceStep(bootsteps.StartStopStep):
         membership.in_flight = lambda: len(state.reserved_requests)
         membership.workload.begin()
 
-        def beat(*, listens: bool = True) -> None:
+        def beat() -> None:
             try:
                 membership.heartbeat()
-                if listens:
-                    obey(parent, membership.control_messages())
                 runtime().show_store()
             except InstanceTaken as error:
                 log.error("worker_stops", reason=str(error))
@@ -161,8 +159,7 @@ class PresenceStep(bootsteps.StartStopStep):
                 # As the timer does with the others: the first one would end the worker, at each reconnection.
                 log.exception("beat_of_the_worker_failed")
 
-        # The subscription to remote control begins with the event loop: what is passed on before, nobody here hears.
-        beat(listens=False)
+        beat()
         self._timer = parent.timer.call_repeatedly(REFRESH_SECONDS, beat)
 
     def stop(self, parent: Any) -> None:  # noqa: ARG002 - celery's signature

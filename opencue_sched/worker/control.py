@@ -1,7 +1,6 @@
 """Our commands of Celery's remote control: ``celery -A opencue_sched control drain`` and so on.
 
-They run in the worker's main process. ``instances`` narrows a command to workers of these instance names, because
-Celery's node names need not be unique. Pausing is done by not consuming, so it holds for every kind of pool.
+They run in the worker's main process. Pausing is done by not consuming, so it holds for every kind of pool.
 
 The fleets of different facilities may share a Redis: each hears remote control by an exchange of its own.
 """
@@ -10,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import math
 import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
@@ -18,20 +18,16 @@ from pathlib import PurePath
 from typing import Any
 
 import click
-import structlog
 from celery.app.control import Control
 from celery.worker.control import control_command, inspect_command
-from kombu.utils.functional import lazy
 from redis.exceptions import RedisError
 
-from opencue_sched.coordination.control import Addressed, Command, ControlMessage, addressees, checked_rest
 from opencue_sched.coordination.names import QueueName, QueueType, control_exchange
-from opencue_sched.coordination.presence import Members, list_members
+from opencue_sched.coordination.postings import ClusterPostings
+from opencue_sched.coordination.presence import Actor, list_members
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import as_seconds
 from opencue_sched.store.fences import PersistentFences
-
-log = structlog.get_logger(__name__)
 
 
 def _runtime() -> Any:
@@ -41,7 +37,8 @@ def _runtime() -> Any:
 
 
 def _instance_command(**options: Any) -> Callable[[Callable[..., dict[str, object]]], Any]:
-    """A control command that a worker carries out only if it is one of the ``instances`` in its arguments, if any."""
+    """A control command that a worker carries out only if it is one of the ``instances`` in its arguments, if any:
+    Celery's node names, by which ``destination`` goes, need not be unique."""
 
     def decorate(function: Callable[..., dict[str, object]]) -> Any:
         @control_command(**options)
@@ -118,18 +115,28 @@ def duration(text: str) -> float:
         raise click.BadParameter(str(error)) from error
 
 
-@_instance_command(args=[("cluster", str), ("seconds", duration)], signature="<cluster> <seconds>")
+@control_command(args=[("cluster", str), ("seconds", duration)], signature="<cluster> <seconds>")
 def sleep_cluster(
     state: Any,  # noqa: ARG001 - celery's signature
     cluster: str,
     seconds: float,
 ) -> dict[str, object]:
-    """Let a cluster (by its key) rest for some seconds, or 10m or 2h, whatever would wake it; 0 ends its rest."""
+    """Let a cluster (by its key) sleep for some seconds, or 10m or 2h, whatever would wake it; 0 wakes it."""
     try:
-        rest = checked_rest(cluster, seconds)
-        return {"ok": _runtime().rest_cluster(*rest)}
+        return {"ok": put_to_sleep(_runtime().postings, cluster, seconds)}
     except InvalidInput as error:
         return {"error": str(error)}
+
+
+def put_to_sleep(postings: ClusterPostings, key: str, seconds: float) -> str:
+    """Let a cluster sleep, whatever would wake it; 0 wakes it. Raises InvalidInput for an unknown one."""
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
+        raise InvalidInput(f"sleep needs a finite number of seconds, 0 or more, not {seconds!r}")
+    posting = postings.find(key)
+    answer = [0, "gone"] if posting is None else postings.scripts.update(posting, "rest", round(seconds * 1000))
+    if not answer[0]:
+        raise InvalidInput(f"cluster {key!r} cannot sleep: its posting is {answer[1]}")
+    return f"{key} sleeps for {seconds:g} s" if seconds else f"{key} is awake"
 
 
 @control_command()
@@ -173,55 +180,25 @@ def fleet_figures() -> dict[str, object]:
     return shown
 
 
-class FleetControl(Control):
-    """Celery's remote control of the workers of one facility scope; of ``celery control`` it is that of one's own."""
-
-    def __init__(self, app: Any, namespace: str, facility: str | None) -> None:
-        super().__init__(app)
-        self.mailbox = self.Mailbox(
-            control_exchange(namespace, facility),
-            type="fanout",
-            accept=app.conf.accept_content,
-            serializer=app.conf.task_serializer,
-            producer_pool=lazy(lambda: app.amqp.producer_pool),
-            queue_ttl=app.conf.control_queue_ttl,
-            queue_expires=app.conf.control_queue_expires,
-            reply_queue_ttl=app.conf.control_queue_ttl,
-            reply_queue_expires=app.conf.control_queue_expires,
-        )
+def fleet_control(app: Any, namespace: str, facility: str | None) -> Control:
+    """Celery's remote control of the workers of one facility scope; ``celery control`` speaks to those of one's own."""
+    app.conf.control_exchange = control_exchange(namespace, facility)
+    return Control(app)
 
 
-def broadcast(
-    app: Any, queue: QueueName, message: ControlMessage, *, members: Members, wait_seconds: float | None
-) -> list[Any]:
-    """Tell every live instance that ``queue`` speaks to; their replies if ``wait_seconds`` says how long to wait."""
-    actors = addressees(members, queue)
-    arguments: dict[str, object] = {}
-    if message.command is Command.SLEEP:
-        # The board is told once, by whichever worker comes first.
-        actors = actors[:1]
-        arguments = {"cluster": message.cluster, "seconds": message.seconds}
-    replies: list[Any] = []
-    for facility in sorted({actor.facility for actor in actors}):
-        meant = [actor for actor in actors if actor.facility == facility]
-        answers = FleetControl(app, queue.ns, facility).broadcast(
-            message.command.value,
-            arguments={"instances": [actor.instance for actor in meant], **arguments},
-            destination=sorted({actor.node for actor in meant}),
-            reply=wait_seconds is not None,
-            timeout=wait_seconds or 1.0,
-            limit=len(meant) if wait_seconds is not None else None,
-        )
-        replies += answers or ()
-    return replies
-
-
-def obey(consumer: Any, messages: Iterable[Addressed]) -> None:
-    """Pass control messages from the control queues on to all they are meant for."""
-    for addressed in messages:
-        members = list_members(_runtime().client, addressed.queue.ns)
-        log.info("control_message", queue=str(addressed.queue), command=addressed.message.command.value)
-        broadcast(consumer.app, addressed.queue, addressed.message, members=members, wait_seconds=None)
+def broadcast(app: Any, namespace: str, command: str, meant: Sequence[Actor], *, wait_seconds: float) -> list[Any]:
+    """Give a command to live instances of one facility scope; their answers, waiting no longer than for all of them."""
+    if not meant:
+        return []
+    answers: list[Any] | None = fleet_control(app, namespace, meant[0].facility).broadcast(
+        command,
+        arguments={"instances": [actor.instance for actor in meant]},
+        destination=sorted({actor.node for actor in meant}),
+        reply=True,
+        timeout=wait_seconds,
+        limit=len(meant),
+    )
+    return answers or []
 
 
 # What the command line of Celery is guarded against, before anything starts.

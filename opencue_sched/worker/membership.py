@@ -1,7 +1,7 @@
 """This process's membership in the fleet: its presence, what it has in hand, and the care of the queues.
 
 The heartbeat comes from a step of Celery's consumer, so it goes on after the broker was away. It refreshes the
-presence, moves the messages of dead instances to their groups and obeys control messages.
+presence, and moves the messages of dead instances to their groups.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import structlog
 from celery import Celery
 from redis.exceptions import RedisError
 
-from opencue_sched.coordination import control
-from opencue_sched.coordination.control import Addressed, take_control_messages
+from opencue_sched.coordination import replies
 from opencue_sched.coordination.names import QueueName, QueueType, worker_group
 from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.coordination.presence import REFRESH_SECONDS, Presence, WorkerState, Workload, list_members
@@ -106,14 +105,6 @@ class Membership:
         finally:
             thread.stop()
 
-    def control_messages(self) -> list[Addressed]:
-        """Control messages that wait for this instance, its group or its types; taken from their queues."""
-        types = () if self.presence is None else self.presence.types
-        scoped = self._settings.scheduler.facility is not None
-        return take_control_messages(
-            self._client, self.namespace, types, self.group, self._settings.instance, scoped=scoped
-        )
-
     def heartbeat(self) -> None:
         """Refresh the presence and look after the queues. Raises InstanceTaken when another process took the name."""
         try:
@@ -163,17 +154,17 @@ class Membership:
 
     def answer(self, reply: str, posting: str, summary: dict[str, object], messenger: Messenger) -> None:
         """Report a pass to who waits for it; while the cluster is in other hands, ask again in a moment."""
-        if summary.get("reason") == "held" and control.is_waiting(self._client, self.namespace, reply):
+        if summary.get("reason") == "held" and replies.is_waiting(self._client, self.namespace, reply):
             messenger.ask(posting, reply=reply, delay_seconds=ASK_AGAIN_SECONDS)
             return
-        control.answer(self._client, self.namespace, reply, summary)
+        replies.answer(self._client, self.namespace, reply, summary)
 
     def answer_failed(self, reply: str, posting: str, error: Exception) -> None:
         """Tell who waits for a pass that it ended in an error. A waiter that cannot be told is left to its time-out."""
         text = f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
         output = {"posting": posting, "ended": FAILED, "error": text}
         try:
-            control.answer(self._client, self.namespace, reply, output, status=FAILED)
+            replies.answer(self._client, self.namespace, reply, output, status=FAILED)
         except (RedisError, InvalidInput) as problem:
             log.warning("waiter_not_told", posting=posting, error=str(problem))
 

@@ -52,7 +52,7 @@ from opencue_sched.dispatch.settle import Settlement
 from opencue_sched.dispatch.sweep import Sweeper, SweepReport
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.cluster import Fence
-from opencue_sched.errors import InvalidInput, SchedulerError
+from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.kill import RqdKiller
 from opencue_sched.farm.model import EventCounts
@@ -313,16 +313,6 @@ class Runtime:
         metrics.record_store(view)
         if not view.generation:
             self._bootstrap_in_background()
-
-    def rest_cluster(self, key: str, seconds: float) -> str:
-        """Let a cluster rest, whatever happens; 0 ends its rest. Raises InvalidInput for an unknown cluster."""
-        posting = self.postings.find(key)
-        answer = [0, "gone"]
-        if posting is not None:
-            answer = self.postings.scripts.update(posting, "rest", round(seconds * 1000))
-        if not answer[0]:
-            raise InvalidInput(f"cluster {key!r} cannot rest: its posting is {answer[1]}")
-        return f"{key} rests for {seconds:g} s" if seconds else f"{key} rests no more"
 
     def recompute(self, *, fence: int | None = None) -> dict[str, object]:
         """Reconcile the ledger with proc. Raises FencedOff when a leader after that of ``fence`` was elected."""

@@ -651,15 +651,10 @@ def _lists(queue: str) -> tuple[str, ...]:
     return priority_lists(name)
 
 
-def test_control_queues_speak_to_workers_too_and_nonsense_is_dropped(site):
-    """What was said before it came is not heard."""
-    queue = str(QueueName("cue", "dispatch", "default", family="ctl"))
-    for place in (f"{queue}:inst:w1", queue, str(QueueName("cue", "dispatch", family="ctl"))):
-        site.client.rpush(place, '{"command": "stop"}')
+def test_a_worker_that_drains_stays_up_until_it_is_stopped(site):
     site.fleet.worker("w1")
-    site.client.rpush(queue, "nonsense", '{"command": "dance"}', '{"command": "drain"}')
+    steer(site, "drain", "--instance", "w1")
     eventually(lambda: list_members(site.client, "cue").of("dispatch")[0].state == "draining", 30, "draining")
-    assert site.fleet.log("w1").read_text().count('"event": "message_unreadable"') == 1, "once by kind"
     assert site.fleet.processes["w1"].running
     assert opencue_sched(site, "ctl", "stop", "--instance", "w1").returncode == 0
     assert site.fleet.processes["w1"].wait(100) == 0

@@ -27,8 +27,8 @@ names = st.from_regex(r"[a-z0-9][a-z0-9_.-]{0,62}", fullmatch=True)
 )
 def test_every_name_that_can_be_built_parses_back(ns, type_, group, instance, prio):
     place = (ns, type_, group, instance if group else None)
-    for name in (QueueName(*place, prio), QueueName(*place, family="ctl")):
-        assert QueueName.parse(str(name)) == name
+    name = QueueName(*place, prio)
+    assert QueueName.parse(str(name)) == name
     if group and instance:
         assert parse_presence_key(presence_key(ns, type_, group, instance)) == place
 
@@ -64,8 +64,6 @@ def test_an_instance_needs_a_group_and_priorities_are_three():
         QueueName("cue", "dispatch", None, "node1")
     with pytest.raises(InvalidInput, match="not 0, 1 or 2"):
         QueueName("cue", "dispatch", prio=3)
-    with pytest.raises(InvalidInput, match="no priority"):
-        QueueName("cue", "dispatch", prio=1, family="ctl")
 
 
 def test_a_worker_consumes_the_most_specific_queue_first():
@@ -79,8 +77,6 @@ def test_a_worker_consumes_the_most_specific_queue_first():
 def test_the_other_keys_follow_the_seed():
     place = ("cue", "dispatch", "spi", "node1")
     assert str(QueueName(*place, prio=2)) == "cue:q:work:type:dispatch:group:spi:inst:node1:prio:2"
-    assert str(QueueName(*place, family="ctl")) == "cue:q:ctl:type:dispatch:group:spi:inst:node1"
-    assert str(QueueName("cue", "sweep", family="ctl")) == "cue:q:ctl:type:sweep"
     sweeps = "cue:q:work:type:sweep"
     assert priority_lists(QueueName("cue", "sweep")) == (sweeps, f"{sweeps}:prio:1", f"{sweeps}:prio:2")
     assert reply_queue("cue", "j1") == "cue:q:reply:j1"

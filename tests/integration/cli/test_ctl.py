@@ -1,67 +1,99 @@
-"""Whom ``opencue-sched ctl`` speaks to."""
+"""Which workers ``opencue-sched ctl`` speaks to."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import redis
 
-from opencue_sched.coordination.presence import Presence
+from opencue_sched.cli import ctl
+from opencue_sched.coordination.names import BoardKeys
+from opencue_sched.coordination.postings import ClusterPostings
+from opencue_sched.coordination.presence import Actor, Presence
+from opencue_sched.domain.cluster import Cluster, ClusterKind
 
 from .conftest import Cli
 
 
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str]]]:
+    """Group and instance of the workers that the last command was broadcast to."""
+    found: list[tuple[str, str]] = []
+
+    def broadcast(_app: object, _namespace: str, _command: str, meant: list[Actor], **_: Any) -> list[object]:
+        found[:] = sorted((actor.group, actor.instance) for actor in meant)
+        return [{actor.instance: {"ok": "heard"}} for actor in meant]
+
+    monkeypatch.setattr(ctl, "broadcast", broadcast)
+    yield found
+
+
+@pytest.fixture
+def fleet(redis_client: redis.Redis) -> None:
+    """Two groups of no facility and two facilities; an instance of sweeps alone, and one of two types."""
+    for group, instance, types, facility in (
+        ("farm", "w1", ["dispatch", "sweep"], None),
+        ("farm", "w2", ["dispatch"], None),
+        ("big", "w3", ["dispatch"], None),
+        ("big", "w4", ["sweep"], None),
+        ("alpha", "w1", ["dispatch", "sweep"], "Alpha"),
+        ("alpha", "w5", ["dispatch"], "Alpha"),
+        ("beta", "w1", ["dispatch"], "beta"),
+    ):
+        Presence(redis_client, "cue", types=types, group=group, instance=instance, facility=facility).announce()
+
+
 @pytest.mark.parametrize(
-    ("facility", "words", "queue"),
+    ("facility", "words", "meant"),
     [
-        (None, [], "cue:q:ctl:type:dispatch"),
-        (None, ["--instance", "w1"], "cue:q:ctl:type:dispatch:group:farm:inst:w1"),
-        (None, ["--group", "big"], "cue:q:ctl:type:dispatch:group:big"),
-        ("Alpha", [], "cue:q:ctl:type:dispatch:group:alpha"),
-        ("Alpha", ["--instance", "w1"], "cue:q:ctl:type:dispatch:group:alpha:inst:w1"),
-        ("Alpha", ["--type", "sweep"], "cue:q:ctl:type:sweep:group:alpha"),
-        ("Alpha", ["--group", "beta", "--instance", "w1"], "cue:q:ctl:type:dispatch:group:beta:inst:w1"),
+        (None, [], [("big", "w3"), ("farm", "w1"), ("farm", "w2")]),
+        (None, ["--instance", "w1"], [("farm", "w1")]),
+        (None, ["--instance", "w4"], [("big", "w4")]),
+        (None, ["--group", "big"], [("big", "w3")]),
+        (None, ["--group", "big", "--type", "sweep"], [("big", "w4")]),
+        (None, ["--group", "beta"], [("beta", "w1")]),
+        (None, ["--group", "nobody"], []),
+        ("Alpha", [], [("alpha", "w1"), ("alpha", "w5")]),
+        ("Alpha", ["--instance", "w1"], [("alpha", "w1")]),
+        ("Alpha", ["--type", "sweep"], [("alpha", "w1")]),
+        ("Alpha", ["--group", "beta", "--instance", "w1"], [("beta", "w1")]),
     ],
 )
-@pytest.mark.parametrize("command", [("stop",), ("sleep", "--cluster", "alloc-1", "--for", "1m")])
+@pytest.mark.usefixtures("fleet")
 def test_a_command_is_for_ones_own_fleet_unless_it_says_another(
     cli: Cli,
     environment: pytest.MonkeyPatch,
-    redis_client: redis.Redis,
+    told: list[tuple[str, str]],
     facility: str | None,
     words: list[str],
-    queue: str,
-    command: tuple[str, ...],
+    meant: list[tuple[str, str]],
 ) -> None:
     environment.setenv("OPENCUE_SCHED_COORDINATION__GROUP", "farm")
     if facility is not None:
         environment.setenv("OPENCUE_SCHED_SCHEDULER__FACILITY", facility)
-    assert cli("ctl", *command, *words, "--queued").status == 0
-    assert redis_client.keys("cue:q:ctl:*") == [queue]
-    assert redis_client.llen(queue) == 1
+    ran = cli("ctl", "stop", *words)
+    assert told == meant
+    assert ran.status == (0 if meant else 1)
 
 
-@pytest.mark.parametrize(
-    ("words", "queue"),
-    [
-        (["--instance", "w7"], "cue:q:ctl:type:sweep:group:nights:inst:w7"),
-        (["--instance", "w7", "--group", "farm"], "cue:q:ctl:type:dispatch:group:farm:inst:w7"),
-        (["--instance", "w8"], "cue:q:ctl:type:dispatch:group:nights:inst:w8"),
-    ],
-)
-def test_a_live_instance_is_found_by_its_name(
-    cli: Cli, environment: pytest.MonkeyPatch, redis_client: redis.Redis, words: list[str], queue: str
-) -> None:
-    environment.setenv("OPENCUE_SCHED_COORDINATION__GROUP", "farm")
-    for instance, types in (("w7", ["sweep"]), ("w8", ["dispatch", "sweep"])):
-        Presence(redis_client, "cue", types=types, group="nights", instance=instance).announce()
-    assert cli("ctl", "drain", *words, "--queued").status == 0
-    assert redis_client.keys("cue:q:ctl:*") == [queue]
-
-
+@pytest.mark.usefixtures("told")
 def test_a_name_that_two_groups_have_needs_the_group(cli: Cli, redis_client: redis.Redis) -> None:
     for group in ("nights", "days"):
         Presence(redis_client, "cue", types=["dispatch"], group=group, instance="w7").announce()
-    ran = cli("ctl", "drain", "--instance", "w7", "--queued")
+    ran = cli("ctl", "drain", "--instance", "w7")
     assert ran.status != 0
     assert "days, nights" in ran.err
-    assert redis_client.keys("cue:q:ctl:*") == []
+
+
+def test_a_cluster_is_put_to_sleep_and_woken_though_no_worker_lives(cli: Cli, redis_client: redis.Redis) -> None:
+    cluster = Cluster("facility", "show", ClusterKind.MANUAL, ("fast",))
+    postings = ClusterPostings(redis_client, BoardKeys("cue", "clusters"))
+    (posting,) = postings.enqueue([cluster])
+    for duration, state in (("10m", "delayed"), ("0", "ready")):
+        assert cli("ctl", "sleep", "--cluster", cluster.key, "--for", duration).status == 0
+        assert postings.scripts.job(posting.uuid).fields["state"] == state
+    ran = cli("ctl", "sleep", "--cluster", "nobody", "--for", "10m")
+    assert ran.status == 1
+    assert "gone" in ran.err

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
 
@@ -78,12 +79,12 @@ def test_a_second_process_of_the_same_name_is_refused_while_the_first_lives(redi
 def test_a_heartbeat_seen_while_waiting_refuses_at_once(redis_client):
     holder = Actor("dispatch", "default", "w1", pid=7, machine="elsewhere", token="other", last_heartbeat=1.0)
     key = presence_key("cue", "dispatch", "default", "w1")
-    redis_client.set(key, json.dumps(holder.as_dict()), px=15_000)
+    redis_client.set(key, json.dumps(asdict(holder)), px=15_000)
     naps = []
 
     def heartbeat(seconds: float) -> None:
         naps.append(seconds)
-        record = {**holder.as_dict(), "last_heartbeat": 2.0}
+        record = {**asdict(holder), "last_heartbeat": 2.0}
         redis_client.set(key, json.dumps(record), px=15_000)
 
     with pytest.raises(InstanceTaken, match="process 7"):
@@ -107,20 +108,20 @@ def test_a_name_that_is_held_for_one_type_is_taken_for_none(redis_client):
     """And who may replace a dead process does not replace the one that was faster."""
     holder = Actor("sweep", "default", "w1", pid=7, machine="elsewhere", token="other")
     key = presence_key("cue", "sweep", "default", "w1")
-    redis_client.set(key, json.dumps(holder.as_dict()), px=15_000)
+    redis_client.set(key, json.dumps(asdict(holder)), px=15_000)
     newcomer = presence(redis_client)
     for replaceable in ("", "the dead one's"):
-        assert newcomer._take(replaceable=replaceable) == holder
+        assert newcomer._keep(replaceable=replaceable) == holder
         assert [actor.type for actor in list_members(redis_client, "cue").alive] == []
         assert not redis_client.exists(presence_key("cue", "dispatch", "default", "w1"))
-    assert newcomer._take(replaceable="other") is None
+    assert newcomer._keep(replaceable="other") is None
     assert {actor.token for actor in list_members(redis_client, "cue").alive} == {newcomer.token}
 
 
 def test_a_name_nobody_refreshes_is_free_after_its_life(redis_client):
     key = presence_key("cue", "dispatch", "default", "w1")
     holder = Actor("dispatch", "default", "w1", pid=7, machine="elsewhere", token="other")
-    redis_client.set(key, json.dumps(holder.as_dict()), px=300)
+    redis_client.set(key, json.dumps(asdict(holder)), px=300)
     presence(redis_client).announce(patience_seconds=TTL_SECONDS)
     assert len(list_members(redis_client, "cue").alive) == 2
 

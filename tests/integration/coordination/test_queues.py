@@ -1,4 +1,4 @@
-"""Routing, draining, depths, replies and control messages on real Redis."""
+"""Routing, draining, depths and replies on real Redis."""
 
 from __future__ import annotations
 
@@ -13,15 +13,7 @@ from celery import Celery
 
 import celeryconfig
 from opencue_sched.accounting.connection import make_redis
-from opencue_sched.coordination import control as replies
-from opencue_sched.coordination import transport
-from opencue_sched.coordination.control import (
-    LIFE_SECONDS,
-    Command,
-    ControlMessage,
-    push_control_message,
-    take_control_messages,
-)
+from opencue_sched.coordination import replies
 from opencue_sched.coordination.names import (
     PRIORITY_SEPARATOR,
     QUEUE_PRIORITIES,
@@ -35,7 +27,7 @@ from opencue_sched.coordination.names import (
     reply_queue,
 )
 from opencue_sched.coordination.postings import Enqueued
-from opencue_sched.coordination.presence import InstanceTaken, Presence, list_members
+from opencue_sched.coordination.presence import Presence, list_members
 from opencue_sched.coordination.queues import (
     FORGET_SECONDS,
     Router,
@@ -47,7 +39,6 @@ from opencue_sched.coordination.queues import (
     warm_key,
 )
 from opencue_sched.domain.cluster import Cluster, ClusterKind
-from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Settings
 from opencue_sched.worker.membership import Membership
 from opencue_sched.worker.task import Messenger
@@ -403,113 +394,6 @@ def test_the_first_answer_stands_and_no_answer_is_told(redis_client):
     assert not replies.is_waiting(redis_client, "cue", silent)
 
 
-# Control queues
-
-
-def test_control_messages_are_taken_once_by_those_they_are_for(redis_client):
-    place = {
-        "type": QueueName("cue", "dispatch", family="ctl"),
-        "group": QueueName("cue", "dispatch", "default", family="ctl"),
-        "instance": QueueName("cue", "dispatch", "default", "a", family="ctl"),
-        "other": QueueName("cue", "dispatch", "default", "b", family="ctl"),
-    }
-    for queue in place.values():
-        push_control_message(redis_client, queue, ControlMessage(Command.PAUSE))
-    taken = take_control_messages(redis_client, "cue", ["dispatch"], "default", "a")
-    assert {addressed.queue for addressed in taken} == {place["type"], place["group"], place["instance"]}
-    assert take_control_messages(redis_client, "cue", ["dispatch"], "default", "a") == []
-    assert redis_client.llen(str(place["other"])) == 1
-    with pytest.raises(InvalidInput, match="no control queue"):
-        push_control_message(redis_client, GROUP, ControlMessage(Command.PAUSE))
-
-
-def test_a_fleet_of_a_facility_leaves_the_control_queue_of_the_type_to_the_others(redis_client):
-    for queue in (QueueName("cue", "dispatch", family="ctl"), QueueName("cue", "dispatch", "alpha", family="ctl")):
-        push_control_message(redis_client, queue, ControlMessage(Command.STOP))
-    taken = take_control_messages(redis_client, "cue", ["dispatch"], "alpha", "a", scoped=True)
-    assert [addressed.queue.group for addressed in taken] == ["alpha"]
-    taken = take_control_messages(redis_client, "cue", ["dispatch"], "default", "a")
-    assert [addressed.queue.group for addressed in taken] == [None]
-
-
-STOP = '{"command": "stop"}'
-
-
-def control(group: str | None = "default", instance: str | None = None) -> str:
-    return str(QueueName("cue", "dispatch", group, instance, family="ctl"))
-
-
-def commands(client, instance: str) -> int:
-    return len(take_control_messages(client, "cue", ["dispatch"], "default", instance))
-
-
-def test_what_was_said_to_an_instance_that_was_away_does_not_end_a_later_one(redis_client):
-    """Whoever pushes by hand gives the list no life; the worker that hears it was never meant."""
-    redis_client.rpush(control(instance="a"), STOP, STOP)
-    present(redis_client, "a")
-    assert commands(redis_client, "a") == 0
-    redis_client.rpush(control(instance="a"), STOP)
-    assert commands(redis_client, "a") == 1, "said to the one that is there now"
-
-
-def test_a_second_process_of_a_name_loses_nothing_of_the_first(redis_client, monkeypatch):
-    monkeypatch.setattr("opencue_sched.coordination.presence._is_gone", lambda _: False)
-    present(redis_client, "a")
-    redis_client.rpush(control(instance="a"), STOP)
-    second = Presence(redis_client, "cue", types=("dispatch",), group="default", instance="a")
-    with pytest.raises(InstanceTaken):
-        second.announce(patience_seconds=0, sleep=lambda _: None)
-    assert commands(redis_client, "a") == 1
-
-
-def test_what_was_said_to_a_fleet_that_was_down_is_not_heard_by_the_next(redis_client):
-    redis_client.rpush(control(), STOP)
-    redis_client.rpush(control(group=None), STOP)
-    present(redis_client, "a")
-    assert commands(redis_client, "a") == 0
-
-
-def test_what_is_said_to_a_group_or_a_type_that_is_there_is_kept_when_another_joins(redis_client):
-    present(redis_client, "a")
-    present(redis_client, "elsewhere", group="other")
-    redis_client.rpush(control(), STOP)
-    redis_client.rpush(control(group=None), STOP)
-    present(redis_client, "b")
-    assert commands(redis_client, "a") == 2
-
-
-def test_what_was_said_to_a_type_is_dropped_by_the_first_of_no_facility(redis_client):
-    """Workers of a facility do not hear it, so those that were there did not and one that comes drops nothing."""
-    redis_client.rpush(control(group=None), STOP)
-    present(redis_client, "a", group="alpha", facility="Alpha")
-    assert redis_client.llen(control(group=None)) == 1
-    present(redis_client, "b")
-    assert commands(redis_client, "b") == 0
-
-
-def test_refreshing_a_presence_drops_nothing(redis_client):
-    presence = present(redis_client, "a")
-    for place in (control(instance="a"), control(), control(group=None)):
-        redis_client.rpush(place, STOP)
-    presence.refresh()
-    assert commands(redis_client, "a") == 3
-
-
-def test_the_control_queue_of_a_dead_instance_goes_with_it(redis_client):
-    present(redis_client, "a").withdraw()
-    redis_client.rpush(control(instance="a"), STOP)
-    redis_client.rpush(control(), STOP)
-    present(redis_client, "b")
-    drain_dead_instances(redis_client, "cue", list_members(redis_client, "cue"))
-    assert not redis_client.exists(control(instance="a"))
-
-
-def test_what_we_leave_on_a_control_queue_does_not_stay(redis_client):
-    queue = QueueName("cue", "dispatch", "default", family="ctl")
-    push_control_message(redis_client, queue, ControlMessage(Command.STOP))
-    assert 0 < redis_client.ttl(str(queue)) <= LIFE_SECONDS
-
-
 NO_TEXT = [b"\xff\xfe", b"[" * 100_000, b"null", b'{"headers": {"sent_at": []}}']
 
 
@@ -519,16 +403,6 @@ def client(redis_server, redis_client):
     settings = Settings(redis_url=redis_server.url)
     with closing(make_redis(None, settings)) as made:
         yield made
-
-
-@pytest.mark.parametrize("value", NO_TEXT, ids=["bytes", "nested", "null", "odd"])
-def test_a_control_message_nobody_can_read_is_counted_and_takes_no_other_with_it(client, monkeypatch, value):
-    present(client, "a")
-    client.rpush(control(), value, STOP)
-    counted: list[int] = []
-    monkeypatch.setattr(transport, "_listeners", [lambda: counted.append(1)])
-    assert commands(client, "a") == 1
-    assert counted == [1]
 
 
 @pytest.mark.parametrize("value", NO_TEXT, ids=["bytes", "nested", "null", "odd"])

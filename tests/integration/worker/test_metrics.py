@@ -44,6 +44,7 @@ from opencue_sched.placement.host_cache import CacheStats
 from opencue_sched.settings import Accounting, Rqd, Settings
 from opencue_sched.store.jobs import quarantine_jobs
 from opencue_sched.worker import fleet_metrics, metrics
+from opencue_sched.worker.control import put_to_sleep
 from opencue_sched.worker.fleet_metrics import FleetSurvey
 from opencue_sched.worker.runtime import Runtime
 from tests.polling import eventually
@@ -300,10 +301,10 @@ def test_clusters_that_rest_are_counted_while_they_have_work(runtime: Runtime, e
         farm.job([LayerSpec(frames=9, tags="general | big")])
     runtime.sweep()
     one, other = runtime.postings.posted()
-    runtime.rest_cluster(one, 60)
+    put_to_sleep(runtime.postings, one, 60)
     runtime.sweep()
     assert (sample("scheduler_clusters_active"), sample("scheduler_clusters_sleeping")) == (2, 1)
-    runtime.rest_cluster(other, 60)
+    put_to_sleep(runtime.postings, other, 60)
     runtime.sweep()
     assert (sample("scheduler_clusters_active"), sample("scheduler_clusters_sleeping")) == (2, 2)
     # when their work is paused
@@ -425,7 +426,7 @@ def test_every_metric_of_ours_moves(runtime: Runtime, survey: FleetSurvey, engin
         metrics.record_pass(PassReport(cluster, attempts=(2,), wasted_attempts=1))
     assert grown == [1]
     metrics.record_cache(CacheStats(size=1, groups=1, hits=0, misses=0, checked_out=0, given_up=metrics._given_up + 1))
-    runtime.rest_cluster(cluster.key, 60)
+    put_to_sleep(runtime.postings, cluster.key, 60)
     runtime.sweep()
     _fail_and_trash(runtime, cluster.key)
     survey.look_at_queues()

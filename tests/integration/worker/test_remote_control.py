@@ -13,20 +13,19 @@ from celery import Celery
 from click import BadParameter
 from kombu import Queue
 
-from opencue_sched.coordination.control import Command, ControlMessage
-from opencue_sched.coordination.names import LeaderKeys, QueueName, QueueType, consumed_queues
+from opencue_sched.cli.ctl import addressees
+from opencue_sched.coordination.names import LeaderKeys, QueueType, consumed_queues
 from opencue_sched.coordination.presence import Presence, WorkerState, Workload, list_members
 from opencue_sched.coordination.queues import broker_settings, guard_transports
 from opencue_sched.settings import Settings
 from opencue_sched.worker import control
 from opencue_sched.worker.consumer import PresenceStep
-from opencue_sched.worker.control import FleetControl, broadcast, duration
+from opencue_sched.worker.control import broadcast, duration, fleet_control
 from opencue_sched.worker.membership import Membership
 from tests.polling import eventually
 
 NODE = "celery@here"
-PAUSE = ControlMessage(Command.PAUSE)
-SLEEP = ControlMessage(Command.SLEEP, "alloc-1", 60)
+COMMANDS = ("pause_dispatch", "resume_dispatch", "drain", "stop_worker")
 
 Start = Callable[[str, str | None, str], list[dict]]
 
@@ -52,8 +51,8 @@ def listening(app: Celery, client, facility: str | None, heard: list[dict]) -> I
 
     def listen() -> None:
         with app.connection() as connection:
-            handlers = {command.value: hear for command in Command}
-            mailbox = FleetControl(app, "cue", facility).mailbox(connection)
+            handlers = dict.fromkeys(COMMANDS, hear)
+            mailbox = fleet_control(app, "cue", facility).mailbox(connection)
             node = mailbox.Node(NODE, state=None, handlers=handlers, channel=connection.channel())
             with node.listen():
                 while not ended.is_set():
@@ -94,64 +93,58 @@ def start(app, redis_client) -> Iterator[Start]:
         yield present
 
 
-def say(app, client, group: str | None, message: ControlMessage, instance: str | None = None) -> list[dict]:
+def say(app, client, facility: str | None, group: str | None, command: str, instance: str | None = None) -> list[dict]:
     """The answers, without the node's name."""
-    queue = QueueName("cue", "dispatch", group, instance, family="ctl")
-    replies = broadcast(app, queue, message, members=list_members(client, "cue"), wait_seconds=60)
+    meant = addressees(list_members(client, "cue"), facility, "dispatch", group, instance)
+    replies = broadcast(app, "cue", command, meant, wait_seconds=60)
     return [answer for reply in replies for answer in reply.values()]
 
 
-@pytest.mark.parametrize("message", [PAUSE, SLEEP])
-def test_a_fleet_hears_what_is_said_to_its_group_and_no_other_does(app, redis_client, start, message):
+@pytest.mark.parametrize("command", ["pause_dispatch", "stop_worker"])
+def test_a_fleet_hears_what_is_said_to_its_group_and_no_other_does(app, redis_client, start, command):
     """Even when instances and nodes have the same names."""
     alpha, beta = start("w1", "Alpha", "alpha"), start("w1", "beta", "beta")
-    assert say(app, redis_client, "beta", message, "w1") == [{"ok": "beta"}]
+    assert say(app, redis_client, None, "beta", command, "w1") == [{"ok": "beta"}]
     assert (len(alpha), len(beta)) == (0, 1)
-    assert say(app, redis_client, "alpha", message) == [{"ok": "Alpha"}]
+    assert say(app, redis_client, "Alpha", None, command) == [{"ok": "Alpha"}]
     assert (len(alpha), len(beta)) == (1, 1)
 
 
-@pytest.mark.parametrize("message", [PAUSE, SLEEP])
-def test_what_is_said_to_a_type_is_for_fleets_of_no_facility(app, redis_client, start, message):
+def test_what_is_said_to_a_type_is_for_fleets_of_no_facility(app, redis_client, start):
     alpha, other = start("w1", "Alpha", "alpha"), start("w1", None, "default")
-    assert say(app, redis_client, None, message) == [{"ok": None}]
+    assert say(app, redis_client, None, None, "drain") == [{"ok": None}]
     assert (len(alpha), len(other)) == (0, 1)
-    FleetControl(app, "cue", None).broadcast(PAUSE.command.value, reply=True, timeout=60, limit=1)
+    fleet_control(app, "cue", None).broadcast("drain", reply=True, timeout=60, limit=1)
     assert (len(alpha), len(other)) == (0, 2), "as `celery control` says it, to everybody"
 
 
 def test_where_nobody_of_the_fleet_is_nobody_else_answers(app, redis_client, start):
     alpha = start("w1", "Alpha", "alpha")
-    assert say(app, redis_client, None, SLEEP) == []
+    assert say(app, redis_client, None, None, "drain") == []
     assert alpha == []
 
 
-@pytest.mark.parametrize("command", list(Command))
+@pytest.mark.parametrize("command", COMMANDS)
 def test_what_is_said_to_another_instance_of_the_same_node_name_is_for_that_one_alone(app, monkeypatch, command):
     """Celery's names of nodes need not be unique."""
     told: list[str] = []
     membership = SimpleNamespace(workload=Workload(), in_flight=lambda: 0)
-    mine = SimpleNamespace(
-        membership=membership,
-        settings=SimpleNamespace(instance="w1"),
-        rest_cluster=lambda *_: told.append("rest"),
-    )
+    mine = SimpleNamespace(membership=membership, settings=SimpleNamespace(instance="w1"))
     monkeypatch.setattr(control, "_runtime", lambda: mine)
     monkeypatch.setattr("os.kill", lambda *_: told.append("kill"))
     app.conf.task_queues = []
-    arguments = ("alloc-1", 60.0) if command is Command.SLEEP else ()
-    heard = getattr(control, command.value)
+    heard = getattr(control, command)
     before = membership.workload.state
     state = SimpleNamespace(app=app, consumer=None)
-    assert heard(state, *arguments, instances=["w2", "w3"]) == {"ok": "not meant"}
+    assert heard(state, instances=["w2", "w3"]) == {"ok": "not meant"}
     assert (told, membership.workload.state) == ([], before)
-    heard(state, *arguments, instances=["w2", "w1"])
+    heard(state, instances=["w2", "w1"])
     assert told or membership.workload.state is not before
 
 
 @pytest.mark.parametrize("seconds", [-5.0, float("inf"), float("nan"), "60", True])
 def test_no_cluster_rests_for_a_time_that_is_none(monkeypatch, seconds):
-    monkeypatch.setattr(control, "_runtime", lambda: pytest.fail("a rest was ordered"))
+    monkeypatch.setattr(control, "_runtime", lambda: SimpleNamespace(postings=None))
     assert "number of seconds" in control.sleep_cluster(None, "alloc-1", seconds)["error"]
 
 
