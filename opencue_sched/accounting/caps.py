@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import redis
 import structlog
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, Row
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.keys import VertexKind, VertexRef
+from opencue_sched.accounting.keys import VertexKind
 from opencue_sched.accounting.ledger import Ledger, answering
-from opencue_sched.domain.units import UNLIMITED, cap_cores
+from opencue_sched.domain.units import cap_cores
 from opencue_sched.store import accounting as store
 from opencue_sched.store.engine import repeatable_read
 
@@ -98,21 +98,27 @@ def note_imported(client: redis.Redis, versions: Mapping[str, str]) -> None:
 
 # Caps, read and written.
 
+_WITH_CAPS = tuple(kind for kind in VertexKind if kind is not VertexKind.LAYER)
+_NO_SUBSCRIPTION = ("size", "0", "burst", "0")
+_IN_CENTICORES = ("size", "burst", "int_min_cores", "int_max_cores")
+
 
 def load_caps(engine: Engine, ledger: Ledger, vertex_keys: Collection[str]) -> CapsReport:
     """Read the caps of these vertices and write them. A subscription that does not exist has burst 0.
 
     Also the answer to a cap notification, and to "re-read the frames of unmanaged shows that hold a limit".
     """
-    wanted = _by_vertex_kind(vertex_keys)
+    wanted: dict[VertexKind, list[tuple[str, ...]]] = {}
+    for ref in filter(None, map(keys.parse, vertex_keys)):
+        wanted.setdefault(ref.kind, []).append(ref.ids)
     imported = imported_shows(ledger.client) if VertexKind.LIMIT in wanted else {}
     with repeatable_read(engine) as connection:
         version = store.caps_version(connection)
         rows = _rows_of(connection, wanted, imported)
+    _add_absent_subscriptions(rows, vertex_keys)
     written, kept = ledger.write_caps(version, rows)
     found = {key for key, _ in rows}
-    missing = tuple(key for key in vertex_keys if key not in found)
-    return CapsReport(written, kept, missing)
+    return CapsReport(written, kept, tuple(key for key in vertex_keys if key not in found))
 
 
 def reseed_limits(engine: Engine, ledger: Ledger, show_ids: Collection[str]) -> CapsReport:
@@ -122,97 +128,43 @@ def reseed_limits(engine: Engine, ledger: Ledger, show_ids: Collection[str]) -> 
     with repeatable_read(engine) as connection:
         version = store.caps_version(connection)
         rows = cap_rows_of_shows(connection, show_ids, imported)
-    found = {key for key, _ in rows}
-    rows += [(key, _NO_SUBSCRIPTION) for key in stored if key not in found]
+    _add_absent_subscriptions(rows, stored)
     return CapsReport(*ledger.write_caps(version, rows))
 
 
 def cap_rows_of_shows(connection: Connection, show_ids: Collection[str], imported: Mapping[str, str]) -> list[CapRow]:
-    """Vertex keys and hash fields of all caps of these shows, and of every limit (see store.all_limits)."""
+    """Vertex keys and hash fields of all caps of these shows, and of every limit."""
     return [
-        *map(_subscription, store.subscriptions_of_shows(connection, show_ids)),
-        *map(_folder, store.folders_of_shows(connection, show_ids)),
-        *map(_job, store.jobs_of_shows(connection, show_ids)),
-        *map(_point, store.points_of_shows(connection, show_ids)),
-        *map(_limit, store.all_limits(connection, imported)),
+        _cap_row(kind, row) for kind in _WITH_CAPS for row in store.caps_of_shows(connection, kind, show_ids, imported)
     ]
 
 
-def _by_vertex_kind(vertex_keys: Collection[str]) -> dict[VertexKind, list[VertexRef]]:
-    wanted: dict[VertexKind, list[VertexRef]] = {}
-    for key in vertex_keys:
-        ref = keys.parse(key)
-        if ref is not None:
-            wanted.setdefault(ref.kind, []).append(ref)
-    return wanted
-
-
 def _rows_of(
-    connection: Connection, wanted: Mapping[VertexKind, Sequence[VertexRef]], imported: Mapping[str, str]
+    connection: Connection, wanted: Mapping[VertexKind, Sequence[tuple[str, ...]]], imported: Mapping[str, str]
 ) -> list[CapRow]:
-    rows: list[CapRow] = []
-    if refs := wanted.get(VertexKind.SUBSCRIPTION):
-        pairs = [(ref.ids[0], ref.ids[1]) for ref in refs]
-        rows += map(_subscription, store.subscriptions(connection, pairs))
-        found = {key for key, _ in rows}
-        rows += [(key, _NO_SUBSCRIPTION) for key in (keys.subscription(*pair) for pair in pairs) if key not in found]
-    if refs := wanted.get(VertexKind.FOLDER):
-        rows += map(_folder, store.folders(connection, [ref.ids[0] for ref in refs]))
-    if refs := wanted.get(VertexKind.JOB):
-        rows += map(_job, store.jobs(connection, [ref.ids[0] for ref in refs]))
-    if refs := wanted.get(VertexKind.POINT):
-        rows += map(_point, store.points(connection, [(ref.ids[0], ref.ids[1]) for ref in refs]))
-    if refs := wanted.get(VertexKind.LIMIT):
-        rows += map(_limit, store.limits(connection, [ref.ids[0] for ref in refs], imported))
-    return rows
+    return [
+        _cap_row(kind, row)
+        for kind in _WITH_CAPS
+        if kind in wanted
+        for row in store.caps_by_id(connection, kind, wanted[kind], imported)
+    ]
+
+
+def _cap_row(kind: VertexKind, row: Row[Any]) -> CapRow:
+    """A row of PostgreSQL (centicores) as the key and the fields of the reference (whole cores)."""
+    size = keys.ids_of(kind)
+    fields = zip(row._fields[size:], row[size:], strict=True)
+    texts = ((name, str(cap_cores(value) if name in _IN_CENTICORES else value)) for name, value in fields)
+    return keys.vertex(kind, *row[:size]), tuple(text for pair in texts for text in pair)
+
+
+def _add_absent_subscriptions(rows: list[CapRow], vertex_keys: Iterable[str]) -> None:
+    found, prefix = {key for key, _ in rows}, keys.pattern(VertexKind.SUBSCRIPTION).rstrip("*")
+    rows += [(key, _NO_SUBSCRIPTION) for key in vertex_keys if key.startswith(prefix) and key not in found]
 
 
 def _stored_subscriptions(client: redis.Redis, show_ids: Collection[str]) -> list[str]:
-    with answering():
-        scanned = cast(
-            "Iterable[str]", client.scan_iter(match=keys.pattern(VertexKind.SUBSCRIPTION), count=_SCAN_COUNT)
-        )
-        refs = {key: keys.parse(key) for key in scanned}
     shows = frozenset(show_ids)
-    return [key for key, ref in refs.items() if ref is not None and ref.ids[0] in shows]
-
-
-# One function per kind: a row of PostgreSQL (centicores) to the fields of the reference (whole cores).
-
-_NO_SUBSCRIPTION = ("size", "0", "burst", "0")
-
-
-def _subscription(row: store.SubscriptionCaps) -> CapRow:
-    fields = ("size", _cores(row.size_centicores), "burst", _cores(row.burst_centicores))
-    return keys.subscription(row.show_id, row.alloc_id), fields
-
-
-def _folder(row: store.FolderCaps) -> CapRow:
-    return keys.folder(row.folder_id), (
-        *("int_min_cores", _cores(row.min_centicores), "int_max_cores", _cores(row.max_centicores)),
-        *("int_min_gpus", str(row.min_gpus), "int_max_gpus", str(row.max_gpus)),
-        *("show_id", row.show_id),
-    )
-
-
-def _job(row: store.JobCaps) -> CapRow:
-    return keys.job(row.job_id), (
-        *("int_max_cores", _cores(row.max_centicores), "int_max_gpus", str(row.max_gpus)),
-        *("int_priority", str(row.priority)),
-    )
-
-
-def _point(row: store.PointCaps) -> CapRow:
-    fields = ("int_min_cores", _cores(row.min_centicores), "int_max_cores", str(UNLIMITED))
-    return keys.point(row.dept_id, row.show_id), fields
-
-
-def _limit(row: store.LimitCaps) -> CapRow:
-    return keys.limit(row.limit_id), (
-        *("int_max_value", str(row.max_value or 0)),
-        *("int_foreign", str(row.foreign_running)),
-    )
-
-
-def _cores(centicores: int) -> str:
-    return str(cap_cores(centicores))
+    with answering():
+        scanned = cast("Iterable[str]", client.scan_iter(keys.pattern(VertexKind.SUBSCRIPTION), count=_SCAN_COUNT))
+        return [key for key in scanned if (ref := keys.parse(key)) is not None and ref.ids[0] in shows]

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from opencue_sched.domain.farm import Vertices
-from opencue_sched.errors import InvalidInput
 
 SEQ = "acct:seq"
 LEDGER = "acct:ledger"
@@ -45,38 +44,42 @@ class VertexKind(StrEnum):
     LIMIT = "limit"
 
 
+def vertex(kind: VertexKind, *ids: str) -> str:
+    return f"acct:{kind.value}:{':'.join(ids)}"
+
+
 def subscription(show_id: str, alloc_id: str) -> str:
-    return f"acct:sub:{show_id}:{alloc_id}"
+    return vertex(VertexKind.SUBSCRIPTION, show_id, alloc_id)
 
 
 def folder(folder_id: str) -> str:
-    return f"acct:folder:{folder_id}"
+    return vertex(VertexKind.FOLDER, folder_id)
 
 
 def job(job_id: str) -> str:
-    return f"acct:job:{job_id}"
+    return vertex(VertexKind.JOB, job_id)
 
 
 def layer(layer_id: str) -> str:
-    return f"acct:layer:{layer_id}"
+    return vertex(VertexKind.LAYER, layer_id)
 
 
 def point(dept_id: str, show_id: str) -> str:
-    return f"acct:point:{dept_id}:{show_id}"
+    return vertex(VertexKind.POINT, dept_id, show_id)
 
 
 def limit(limit_id: str) -> str:
-    return f"acct:limit:{limit_id}"
+    return vertex(VertexKind.LIMIT, limit_id)
 
 
 def pattern(kind: VertexKind) -> str:
     """A SCAN pattern for all vertices of one kind."""
-    return f"acct:{kind.value}:*"
+    return vertex(kind, "*")
 
 
 def capped(vertices: Vertices) -> tuple[str, ...]:
     """Keys of the vertices that can refuse a booking. An empty id means that there is no such vertex."""
-    return (*_hierarchy(vertices), *(limit(limit_id) for limit_id in vertices.limit_ids))
+    return (*_hierarchy(vertices), *map(limit, vertices.limit_ids))
 
 
 def counted(vertices: Vertices) -> tuple[str, ...]:
@@ -86,7 +89,7 @@ def counted(vertices: Vertices) -> tuple[str, ...]:
         keys.append(layer(vertices.layer_id))
     if vertices.dept_id:
         keys.append(point(vertices.dept_id, vertices.show_id))
-    return (*keys, *(limit(limit_id) for limit_id in vertices.limit_ids))
+    return (*keys, *map(limit, vertices.limit_ids))
 
 
 def _hierarchy(vertices: Vertices) -> list[str]:
@@ -100,9 +103,6 @@ def _hierarchy(vertices: Vertices) -> list[str]:
     return keys
 
 
-_KINDS = {kind.value: kind for kind in VertexKind}
-
-
 @dataclass(frozen=True, slots=True)
 class VertexRef:
     """A vertex key taken apart. ``ids`` has two entries for subscriptions (show, alloc) and points (dept, show)."""
@@ -111,19 +111,23 @@ class VertexRef:
     ids: tuple[str, ...]
 
 
+_KINDS = {kind.value: kind for kind in VertexKind}
+
+
+def ids_of(kind: VertexKind) -> int:
+    """How many ids the key of such a vertex has."""
+    return 2 if kind in (VertexKind.SUBSCRIPTION, VertexKind.POINT) else 1
+
+
 def parse(key: str) -> VertexRef | None:
     """The vertex a key stands for; None when it is no vertex key."""
-    parts = key.split(":")
-    kind = _KINDS.get(parts[1]) if len(parts) > 2 and parts[0] == "acct" else None
-    if kind is None:
-        return None
-    wanted = 2 if kind in (VertexKind.SUBSCRIPTION, VertexKind.POINT) else 1
-    return VertexRef(kind, tuple(parts[2:])) if len(parts) == 2 + wanted else None
+    prefix, _, name = key.partition(":")
+    of_kind, *ids = name.split(":")
+    kind = _KINDS.get(of_kind) if prefix == "acct" else None
+    return VertexRef(kind, tuple(ids)) if kind is not None and len(ids) == ids_of(kind) else None
 
 
 # What a vertex may have, and has: the fields of the ``acct:*`` hashes as values.
-
-_INFINITY = float("inf")
 
 _CAP_FIELDS = {
     VertexKind.SUBSCRIPTION: ("int_cores", "int_gpus", "burst"),
@@ -131,6 +135,11 @@ _CAP_FIELDS = {
     VertexKind.JOB: ("int_cores", "int_gpus", "int_max_cores", "int_max_gpus"),
     VertexKind.LIMIT: ("int_running", "int_foreign", "int_max_value"),
 }
+
+
+def cap_fields(key: str) -> tuple[str, ...]:
+    """The hash fields ``read_caps`` wants of a vertex that has caps, in its order."""
+    return _CAP_FIELDS[VertexKind(key.split(":", 2)[1])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,50 +159,21 @@ class VertexCaps:
     max_frames: float | None = None
     foreign_frames: int = 0
 
-    @property
-    def left_cores(self) -> float:
-        return _INFINITY if self.max_cores is None else self.max_cores - self.cores
-
-    @property
-    def left_gpus(self) -> float:
-        return _INFINITY if self.max_gpus is None else self.max_gpus - self.gpus
-
-    @property
-    def left_frames(self) -> float:
-        return _INFINITY if self.max_frames is None else self.max_frames - self.frames
-
-
-def cap_fields(key: str) -> tuple[str, ...]:
-    """The hash fields ``read_caps`` wants, in its order. Raises InvalidInput for a vertex without caps."""
-    ref = parse(key)
-    if ref is None or ref.kind not in _CAP_FIELDS:
-        raise InvalidInput(f"{key!r} is not a vertex with caps")
-    return _CAP_FIELDS[ref.kind]
-
 
 def read_caps(key: str, values: Sequence[str | None] | Exception) -> VertexCaps | None:
     """The caps from an HMGET of ``cap_fields(key)``; None while the vertex is not seeded, and for a spoilt one."""
+    ref = parse(key)
+    if ref is None or isinstance(values, Exception) or None in values[2:]:
+        return None
     try:
-        return None if isinstance(values, Exception) else _read(key, values)
+        first, second = int(values[0] or 0), int(values[1] or 0)
+        caps = [float(value or 0) for value in values[2:]]
     except ValueError:
         return None
-
-
-def _read(key: str, values: Sequence[str | None]) -> VertexCaps | None:
-    ref = parse(key)
-    if ref is None or any(value is None for value in values[2:]):
-        return None
     if ref.kind is VertexKind.LIMIT:
-        foreign = int(values[1] or 0)
-        cap = float(values[2] or 0) - foreign
-        return VertexCaps(key, ref.kind, 0, 0, frames=int(values[0] or 0), max_frames=cap, foreign_frames=foreign)
-    cores, gpus = int(values[0] or 0), int(values[1] or 0)
+        return VertexCaps(key, ref.kind, 0, 0, frames=first, max_frames=caps[0] - second, foreign_frames=second)
     if ref.kind is VertexKind.SUBSCRIPTION:
-        return VertexCaps(key, ref.kind, cores, gpus, max_cores=float(values[2] or 0))
-    return VertexCaps(key, ref.kind, cores, gpus, max_cores=_positive(values[2]), max_gpus=_positive(values[3]))
-
-
-def _positive(value: str | None) -> float | None:
-    """A folder or job cap: 0 and negative are unlimited."""
-    number = float(value or 0)
-    return number if number > 0 else None
+        return VertexCaps(key, ref.kind, first, second, max_cores=caps[0])
+    # 0 and negative are unlimited to a folder or a job.
+    max_cores, max_gpus = (cap if cap > 0 else None for cap in caps)
+    return VertexCaps(key, ref.kind, first, second, max_cores, max_gpus)

@@ -406,7 +406,7 @@ def _refused(booking: Booking, answer: Any, caps: Mapping[str, VertexCaps]) -> B
     elif table.startswith("job"):
         vertex = keys.job(v.job_id)
     elif table == "limit":
-        full = [k for k in map(keys.limit, v.limit_ids) if k in caps and caps[k].left_frames < 1]
+        full = [k for k in map(keys.limit, v.limit_ids) if k in caps and caps[k].frames >= (caps[k].max_frames or 0)]
         vertex = full[0] if full else keys.limit(v.limit_ids[0])
     else:
         return BookingRefused(table, 0.0, 0.0, "")

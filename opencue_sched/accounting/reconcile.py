@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import redis
 import structlog
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, Row
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import load_caps
@@ -174,34 +174,26 @@ def read_snapshot(engine: Engine, only: Collection[str] | None = None) -> ProcSn
 
 
 def snapshot_of(
-    connection: Connection, only: Collection[str] | None = None, *, meanwhile: Callable[[], object] | None = None
+    connection: Connection, only: Collection[str] | None = None, *, meanwhile: Callable[[], object] = lambda: None
 ) -> ProcSnapshot:
     """The snapshot a transaction sees; ``meanwhile`` is called now and then while it is read."""
     managed = store.managed_show_ids(connection)
-    procs = store.procs(connection, only)
-    return ProcSnapshot(managed, entries_of(procs if meanwhile is None else _with_pauses(procs, meanwhile)))
+    return ProcSnapshot(managed, entries_of(store.procs(connection, only), meanwhile))
 
 
-def _with_pauses(rows: Iterable[store.AccountedProc], pause: Callable[[], object]) -> Iterator[store.AccountedProc]:
+def entries_of(rows: Iterable[Row[Any]], meanwhile: Callable[[], object] = lambda: None) -> dict[str, str]:
+    """Procs of store.procs as ledger entries: cores rounded up per proc."""
+    entries = {}
     for number, row in enumerate(rows):
         if number % _ROWS_BETWEEN_PAUSES == 0:
-            pause()
-        yield row
-
-
-def entries_of(rows: Iterable[store.AccountedProc]) -> dict[str, str]:
-    """Procs as ledger entries: cores rounded up per proc."""
-    return {row.proc_id: _booking(row).packed() for row in rows if _countable(row.show_id)}
-
-
-def _booking(row: store.AccountedProc) -> Booking:
-    alloc, folder, job, layer, dept = (
-        vertex_id if _countable(vertex_id) else ""
-        for vertex_id in (row.alloc_id, row.folder_id, row.job_id, row.layer_id, row.dept_id)
-    )
-    limits = tuple(filter(_countable, row.limit_ids))
-    vertices = Vertices(row.show_id, alloc, folder, job, layer, dept, limits)
-    return Booking(row.proc_id, vertices, booked_cores(row.centicores), row.gpus)
+            meanwhile()
+        if _countable(row.pk_show):
+            ids = (row.pk_alloc, row.pk_folder, row.pk_job, row.pk_layer, row.pk_dept)
+            alloc, folder, job, layer, dept = (vertex_id if _countable(vertex_id) else "" for vertex_id in ids)
+            limits = tuple(limit_id for limit_id in row.limits.split(",") if limit_id and _countable(limit_id))
+            vertices = Vertices(row.pk_show, alloc, folder, job, layer, dept, limits)
+            entries[row.pk_proc] = Booking(row.pk_proc, vertices, booked_cores(row.centicores), row.gpus).packed()
+    return entries
 
 
 def _countable(vertex_id: str) -> bool:

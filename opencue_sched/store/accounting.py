@@ -9,7 +9,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from sqlalchemy import Connection, Engine, TextClause, text
+from sqlalchemy import Connection, Engine, Row, TextClause, text
+
+# ruff: noqa: S608 - the statements are put together from constants of this module only
 
 # Of two snapshots of one server the one that sees more commits has a higher xmax, or the same and fewer transactions in
 # progress below it. A clock cannot tell: it is read before its snapshot is taken, or after.
@@ -21,7 +23,6 @@ _CAPS_VERSION = text(
       FROM pg_current_snapshot() AS seen
     """
 )
-_MANAGED_SHOWS = text("SELECT pk_show FROM show WHERE b_scheduler_managed")
 _SHOW_VERSION = text("SELECT CAST(xmin AS text) FROM show WHERE pk_show = :show")
 _MANAGED_VERSIONS = text("SELECT pk_show, CAST(xmin AS text) AS version FROM show WHERE b_scheduler_managed")
 
@@ -32,43 +33,24 @@ _RELEASE_TRIGGER = text(
     """
 )
 
-_SUBSCRIPTIONS_OF_SHOWS = text(
-    "SELECT pk_show, pk_alloc, int_size, int_burst FROM subscription WHERE pk_show = ANY(:shows)"
-)
-_SUBSCRIPTIONS = text(
-    """
-    SELECT pk_show, pk_alloc, int_size, int_burst
-      FROM subscription
-      JOIN unnest(CAST(:shows AS varchar[]), CAST(:allocs AS varchar[])) AS wanted(show, alloc)
-        ON wanted.show = pk_show AND wanted.alloc = pk_alloc
-    """
-)
+# Of each kind of vertex (accounting.keys.VertexKind): its ids, in the order of its key, then its caps by their names in
+# the accounting reference.
+_SUBSCRIPTIONS = "SELECT pk_show, pk_alloc, int_size AS size, int_burst AS burst FROM subscription"
 _FOLDERS = """
-    SELECT pk_folder, folder.pk_show, resource.int_min_cores, resource.int_max_cores, resource.int_min_gpus,
-           resource.int_max_gpus
+    SELECT pk_folder, resource.int_min_cores, resource.int_max_cores, resource.int_min_gpus, resource.int_max_gpus,
+           folder.pk_show AS show_id
       FROM folder_resource resource JOIN folder USING (pk_folder)
 """
-_FOLDERS_OF_SHOWS = text(f"{_FOLDERS} WHERE folder.pk_show = ANY(:shows)")
-_FOLDERS_BY_ID = text(f"{_FOLDERS} WHERE pk_folder = ANY(:ids)")
 _JOBS = """
     SELECT pk_job, resource.int_max_cores, resource.int_max_gpus, resource.int_priority
       FROM job_resource resource JOIN job USING (pk_job)
 """
-_JOBS_OF_SHOWS = text(f"{_JOBS} WHERE job.pk_show = ANY(:shows) AND job.str_state <> 'FINISHED'")
-_JOBS_BY_ID = text(f"{_JOBS} WHERE pk_job = ANY(:ids)")
-_POINTS_OF_SHOWS = text("SELECT pk_dept, pk_show, int_min_cores FROM point WHERE pk_show = ANY(:shows)")
-_POINTS = text(
-    """
-    SELECT pk_dept, pk_show, int_min_cores
-      FROM point
-      JOIN unnest(CAST(:depts AS varchar[]), CAST(:shows AS varchar[])) AS wanted(dept, show)
-        ON wanted.dept = pk_dept AND wanted.show = pk_show
-    """
-)
-# What the frames that the ledger does not have leave of a limit, counted as OpenCue counts: running frames. They are of
-# shows that book elsewhere, and of managed ones that are not imported, or whose row changed since they were.
+_POINTS = "SELECT pk_dept, pk_show, int_min_cores, -1 AS int_max_cores FROM point"
+# A limit of NULL admits none, as in OpenCue's comparison. int_foreign is what the frames that the ledger does not have
+# leave of it, counted as OpenCue counts: running frames. They are of shows that book elsewhere, and of managed ones
+# that are not imported, or whose row changed since they were.
 _LIMITS = """
-    SELECT pk_limit_record, int_max_value,
+    SELECT pk_limit_record, coalesce(int_max_value, 0) AS int_max_value,
            coalesce((SELECT sum(layer_stat.int_running_count)
                        FROM layer_limit JOIN layer_stat USING (pk_layer)
                        JOIN job ON job.pk_job = layer_stat.pk_job JOIN show ON show.pk_show = job.pk_show
@@ -79,57 +61,24 @@ _LIMITS = """
                               FROM unnest(CAST(:imported AS varchar[]), CAST(:versions AS varchar[]))
                                    AS note(show, version)
                              WHERE note.show = show.pk_show AND note.version = CAST(show.xmin AS text)
-                        ))), 0) AS foreign_running
+                        ))), 0) AS int_foreign
       FROM limit_record
 """
-_ALL_LIMITS = text(_LIMITS)
-_LIMITS_BY_ID = text(f"{_LIMITS} WHERE pk_limit_record = ANY(:ids)")
-
-
-@dataclass(frozen=True, slots=True)
-class SubscriptionCaps:
-    show_id: str
-    alloc_id: str
-    size_centicores: int
-    burst_centicores: int
-
-
-@dataclass(frozen=True, slots=True)
-class FolderCaps:
-    """Maxima of 0 or below are unlimited."""
-
-    folder_id: str
-    show_id: str
-    min_centicores: int
-    max_centicores: int
-    min_gpus: int
-    max_gpus: int
-
-
-@dataclass(frozen=True, slots=True)
-class JobCaps:
-    """Maxima of 0 or below are unlimited."""
-
-    job_id: str
-    max_centicores: int
-    max_gpus: int
-    priority: int
-
-
-@dataclass(frozen=True, slots=True)
-class PointCaps:
-    dept_id: str
-    show_id: str
-    min_centicores: int
-
-
-@dataclass(frozen=True, slots=True)
-class LimitCaps:
-    """``max_value`` frames may run at once (NULL admits none, as in OpenCue's comparison)."""
-
-    limit_id: str
-    max_value: int | None
-    foreign_running: int
+_PAIRS = "IN (SELECT * FROM unnest(CAST(:first AS varchar[]), CAST(:second AS varchar[])))"
+_BY_ID: Mapping[str, TextClause] = {
+    "sub": text(f"{_SUBSCRIPTIONS} WHERE (pk_show, pk_alloc) {_PAIRS}"),
+    "folder": text(f"{_FOLDERS} WHERE pk_folder = ANY(:first)"),
+    "job": text(f"{_JOBS} WHERE pk_job = ANY(:first)"),
+    "point": text(f"{_POINTS} WHERE (pk_dept, pk_show) {_PAIRS}"),
+    "limit": text(f"{_LIMITS} WHERE pk_limit_record = ANY(:first)"),
+}
+_OF_SHOWS: Mapping[str, TextClause] = {
+    "sub": text(f"{_SUBSCRIPTIONS} WHERE pk_show = ANY(:shows)"),
+    "folder": text(f"{_FOLDERS} WHERE folder.pk_show = ANY(:shows)"),
+    "job": text(f"{_JOBS} WHERE job.pk_show = ANY(:shows) AND job.str_state <> 'FINISHED'"),
+    "point": text(f"{_POINTS} WHERE pk_show = ANY(:shows)"),
+    "limit": text(_LIMITS),
+}
 
 
 def caps_version(connection: Connection) -> str:
@@ -142,7 +91,12 @@ def caps_version(connection: Connection) -> str:
 
 def managed_show_ids(connection: Connection) -> frozenset[str]:
     """Shows whose bookings this scheduler accounts for (b_scheduler_managed), active or not."""
-    return frozenset(row.pk_show for row in connection.execute(_MANAGED_SHOWS))
+    return frozenset(managed_show_versions(connection))
+
+
+def managed_show_versions(connection: Connection) -> dict[str, str]:
+    """The same, each with the version of its row."""
+    return {row.pk_show: row.version for row in connection.execute(_MANAGED_VERSIONS)}
 
 
 def show_version(connection: Connection, show_id: str) -> str | None:
@@ -150,62 +104,27 @@ def show_version(connection: Connection, show_id: str) -> str | None:
     return connection.execute(_SHOW_VERSION, {"show": show_id}).scalar()
 
 
-def managed_show_versions(connection: Connection) -> dict[str, str]:
-    """The same of every managed show."""
-    return {row.pk_show: row.version for row in connection.execute(_MANAGED_VERSIONS)}
-
-
 def has_release_trigger(connection: Connection) -> bool:
     """Whether our trigger on deleted procs is in the database and enabled."""
     return bool(connection.execute(_RELEASE_TRIGGER).scalar_one())
 
 
-def subscriptions_of_shows(connection: Connection, show_ids: Collection[str]) -> list[SubscriptionCaps]:
-    return [SubscriptionCaps(*row) for row in connection.execute(_SUBSCRIPTIONS_OF_SHOWS, {"shows": list(show_ids)})]
+def caps_by_id(
+    connection: Connection, kind: str, ids: Collection[tuple[str, ...]], imported: Mapping[str, str]
+) -> Sequence[Row[Any]]:
+    """Rows of ids and caps of these vertices of a kind; one that does not exist has no row.
+
+    ``imported``: the shows whose frames the ledger has, each with the version of its row then.
+    """
+    wanted = {"first": [found[0] for found in ids], "second": [found[-1] for found in ids]}
+    return connection.execute(_BY_ID[kind], wanted | _imported(imported)).all()
 
 
-def subscriptions(connection: Connection, pairs: Sequence[tuple[str, str]]) -> list[SubscriptionCaps]:
-    """Subscriptions by (show id, alloc id); one that does not exist has no row."""
-    wanted = {"shows": [show for show, _ in pairs], "allocs": [alloc for _, alloc in pairs]}
-    return [SubscriptionCaps(*row) for row in connection.execute(_SUBSCRIPTIONS, wanted)]
-
-
-def folders_of_shows(connection: Connection, show_ids: Collection[str]) -> list[FolderCaps]:
-    return [FolderCaps(*row) for row in connection.execute(_FOLDERS_OF_SHOWS, {"shows": list(show_ids)})]
-
-
-def folders(connection: Connection, folder_ids: Collection[str]) -> list[FolderCaps]:
-    return [FolderCaps(*row) for row in connection.execute(_FOLDERS_BY_ID, {"ids": list(folder_ids)})]
-
-
-def jobs_of_shows(connection: Connection, show_ids: Collection[str]) -> list[JobCaps]:
-    """Jobs that are not FINISHED."""
-    return [JobCaps(*row) for row in connection.execute(_JOBS_OF_SHOWS, {"shows": list(show_ids)})]
-
-
-def jobs(connection: Connection, job_ids: Collection[str]) -> list[JobCaps]:
-    return [JobCaps(*row) for row in connection.execute(_JOBS_BY_ID, {"ids": list(job_ids)})]
-
-
-def points_of_shows(connection: Connection, show_ids: Collection[str]) -> list[PointCaps]:
-    return [PointCaps(*row) for row in connection.execute(_POINTS_OF_SHOWS, {"shows": list(show_ids)})]
-
-
-def points(connection: Connection, pairs: Sequence[tuple[str, str]]) -> list[PointCaps]:
-    """Points by (dept id, show id)."""
-    wanted = {"depts": [dept for dept, _ in pairs], "shows": [show for _, show in pairs]}
-    return [PointCaps(*row) for row in connection.execute(_POINTS, wanted)]
-
-
-def all_limits(connection: Connection, imported: Mapping[str, str]) -> list[LimitCaps]:
-    """``imported``: the shows whose frames the ledger has, each with the version of its row then."""
-    return [LimitCaps(*row) for row in connection.execute(_ALL_LIMITS, _imported(imported))]
-
-
-def limits(connection: Connection, limit_ids: Collection[str], imported: Mapping[str, str]) -> list[LimitCaps]:
-    """The same for some limits."""
-    parameters = {"ids": list(limit_ids), **_imported(imported)}
-    return [LimitCaps(*row) for row in connection.execute(_LIMITS_BY_ID, parameters)]
+def caps_of_shows(
+    connection: Connection, kind: str, show_ids: Collection[str], imported: Mapping[str, str]
+) -> Sequence[Row[Any]]:
+    """The same of all vertices of a kind in these shows, but of FINISHED jobs, and of every limit."""
+    return connection.execute(_OF_SHOWS[kind], {"shows": list(show_ids)} | _imported(imported)).all()
 
 
 def _imported(imported: Mapping[str, str]) -> dict[str, list[str]]:
@@ -220,9 +139,6 @@ def _imported(imported: Mapping[str, str]) -> dict[str, list[str]]:
 # raises, and growing cores raise over GPUs), subscription when cores grow past the burst. A row they would refuse gets
 # its cap raised together with the count and put back by a second statement; the cap is read under the lock, so nobody's
 # change of it can be lost.
-
-# ruff: noqa: S608 - the statements are put together from constants of this module only
-
 
 _ROWS_PER_TRANSACTION = 500
 _WANTED = (
@@ -239,9 +155,8 @@ class _Table:
     """One table: its name and the column that identifies a row, how its rows find their show, and its sums.
 
     ``owner`` joins ``row`` to ``show``. ``sums`` groups procs by ``summed_by``, the expression that equals ``key``.
-    ``caps`` are the columns the triggers compare cores and GPUs with (NULL: not compared). ``local_of_ours`` and
-    ``local_of_theirs``: whether local procs count, in a show of ours, and in one of Cuebot's. Those are what Cuebot
-    takes off its tables when such a proc ends.
+    ``caps`` are the columns the triggers compare cores, and GPUs, with. ``local_of_ours`` and ``local_of_theirs``:
+    whether local procs count, in a show of ours, and in one of Cuebot's: what Cuebot takes off when such a proc ends.
     """
 
     name: str
@@ -249,13 +164,9 @@ class _Table:
     owner: str
     summed_from: str
     summed_by: str
-    caps: tuple[str, str] | None = None
+    caps: tuple[str, ...] = ()
     local_of_ours: bool = True
     local_of_theirs: bool = False
-
-    def local(self, as_cuebot: bool) -> bool:
-        """Whether local procs count."""
-        return self.local_of_theirs if as_cuebot else self.local_of_ours
 
     def sums(self, condition: str) -> str:
         return f"""SELECT {self.summed_by} AS id, CAST(sum(proc.int_cores_reserved) AS bigint) AS cores,
@@ -273,7 +184,7 @@ class _Table:
         )
 
     def lock(self) -> TextClause:
-        columns = ", ".join((self.key, "int_cores", "int_gpus", *(self.caps or ())))
+        columns = ", ".join((self.key, "int_cores", "int_gpus", *self.caps))
         return text(
             f"""SELECT {columns} FROM {self.name} WHERE {self.key} = ANY(:ids)
                  ORDER BY {self.key} FOR NO KEY UPDATE SKIP LOCKED"""
@@ -283,22 +194,15 @@ class _Table:
         return text(self.sums(f"{self.summed_by} = ANY(:ids)"))
 
     def write(self, *, raising: bool) -> TextClause:
-        raised = "".join(f", {cap} = {_RAISED.format(cap=cap)}" for cap in self.cap_columns() if raising)
+        raised = "".join(f", {cap} = {_RAISED.format(cap=cap)}" for cap in self.caps if raising)
         return text(
             f"""UPDATE {self.name} SET int_cores = wanted.cores, int_gpus = wanted.gpus{raised}
                   FROM {_WANTED} WHERE {self.key} = wanted.id"""
         )
 
     def restore(self) -> TextClause:
-        caps = ", ".join(
-            f"{cap} = wanted.{amount}"
-            for cap, amount in zip(self.caps or (), ("cores", "gpus"), strict=True)
-            if cap != "NULL"
-        )
+        caps = ", ".join(f"{cap} = wanted.{amount}" for cap, amount in zip(self.caps, ("cores", "gpus"), strict=False))
         return text(f"UPDATE {self.name} SET {caps} FROM {_WANTED} WHERE {self.key} = wanted.id")
-
-    def cap_columns(self) -> list[str]:
-        return [cap for cap in self.caps or () if cap != "NULL"]
 
 
 def refresh_tables(
@@ -315,7 +219,7 @@ def refresh_tables(
 
 
 def _refresh(engine: Engine, table: _Table, shows: Sequence[str], managed: bool, as_cuebot: bool) -> int:
-    local = table.local(as_cuebot)
+    local = table.local_of_theirs if as_cuebot else table.local_of_ours
     wanted = {"shows": shows, "managed": managed, "local": local}
     with engine.begin() as connection:
         differing = list(connection.execute(table.differing(), wanted).scalars())
@@ -329,12 +233,8 @@ def _refresh(engine: Engine, table: _Table, shows: Sequence[str], managed: bool,
 def _write(connection: Connection, table: _Table, ids: Sequence[str], local: bool) -> int:
     locked = {row[0]: row for row in connection.execute(table.lock(), {"ids": list(ids)})}
     sums = connection.execute(table.sums_of_rows(), {"ids": list(locked), "local": local})
-    used = {row.id: (row.cores, row.gpus) for row in sums}
-    changed = {
-        row_id: used.get(row_id, (0, 0))
-        for row_id, row in locked.items()
-        if used.get(row_id, (0, 0)) != (row[1], row[2])
-    }
+    used = dict.fromkeys(locked, (0, 0)) | {row.id: (row.cores, row.gpus) for row in sums}
+    changed = {row_id: count for row_id, count in used.items() if count != tuple(locked[row_id][1:3])}
     refused = {row_id: count for row_id, count in changed.items() if would_be_refused(count, locked[row_id])}
     plain = {row_id: count for row_id, count in changed.items() if row_id not in refused}
     if plain:
@@ -342,19 +242,16 @@ def _write(connection: Connection, table: _Table, ids: Sequence[str], local: boo
     if refused:
         connection.execute(_QUIET)
         connection.execute(table.write(raising=True), _wanted(refused))
-        connection.execute(table.restore(), _wanted({row_id: tuple(locked[row_id][3:]) for row_id in refused}))
+        connection.execute(table.restore(), _wanted({row_id: (*locked[row_id][3:], 0)[:2] for row_id in refused}))
     return len(changed)
 
 
 def would_be_refused(count: tuple[int, int], row: Sequence[Any]) -> bool:
-    """Whether a trigger would raise on writing ``count`` (cores, GPUs) to a locked row (id, cores, GPUs, caps...).
-
-    A cap of None is not checked by a trigger.
-    """
+    """Whether a trigger would raise on writing ``count`` (cores, GPUs) to a locked row (id, cores, GPUs, caps...)."""
     _, cores, gpus, *caps = row
-    if not caps or (count[0] <= cores and count[1] <= gpus):
+    if count[0] <= cores and count[1] <= gpus:
         return False
-    return any(cap is not None and value > cap for value, cap in zip(count, caps, strict=True))
+    return any(value > cap for value, cap in zip(count, caps, strict=False))
 
 
 def _wanted(pairs: Mapping[str, tuple[Any, ...]]) -> dict[str, list[Any]]:
@@ -407,7 +304,7 @@ _TABLES = (
             " JOIN subscription ON subscription.pk_alloc = host.pk_alloc AND subscription.pk_show = proc.pk_show"
         ),
         summed_by="subscription.pk_subscription",
-        caps=("int_burst", "NULL"),
+        caps=("int_burst",),
         local_of_ours=False,
     ),
 )
@@ -420,8 +317,9 @@ _TABLES = (
 
 _PROCS = """
     SELECT proc.pk_proc, proc.pk_show, CASE WHEN proc.b_local THEN '' ELSE host.pk_alloc END AS pk_alloc,
-           coalesce(job.pk_folder, ''), coalesce(proc.pk_job, ''), coalesce(proc.pk_layer, ''),
-           coalesce(job.pk_dept, ''), proc.int_cores_reserved, proc.int_gpus_reserved, coalesce(held.limits, '')
+           coalesce(job.pk_folder, '') AS pk_folder, coalesce(proc.pk_job, '') AS pk_job,
+           coalesce(proc.pk_layer, '') AS pk_layer, coalesce(job.pk_dept, '') AS pk_dept,
+           proc.int_cores_reserved AS centicores, proc.int_gpus_reserved AS gpus, coalesce(held.limits, '') AS limits
       FROM proc
       JOIN host USING (pk_host)
       JOIN show ON show.pk_show = proc.pk_show AND show.b_scheduler_managed
@@ -430,9 +328,9 @@ _PROCS = """
                    FROM layer_limit JOIN limit_record USING (pk_limit_record)
                   GROUP BY pk_layer) held ON held.pk_layer = proc.pk_layer
 """
-_ALL = text(_PROCS)
-_OF_SHOWS = text(f"{_PROCS} WHERE proc.pk_show = ANY(:shows)")
-_BY_ID = text(f"{_PROCS} WHERE proc.pk_proc = ANY(:ids)")
+_ALL_PROCS = text(_PROCS)
+_PROCS_OF_SHOWS = text(f"{_PROCS} WHERE proc.pk_show = ANY(:shows)")
+_PROCS_BY_ID = text(f"{_PROCS} WHERE proc.pk_proc = ANY(:ids)")
 Owner: TypeAlias = Literal["job", "layer", "folder", "show"]
 _ALIVE: Mapping[Owner, TextClause] = {
     "job": text("SELECT pk_job FROM job WHERE pk_job = ANY(:ids) AND str_state <> 'FINISHED'"),
@@ -452,32 +350,23 @@ _UNFINISHED_COMMITS = text(
 _ROWS_PER_FETCH = 5000
 
 
-@dataclass(frozen=True, slots=True)
-class AccountedProc:
-    """A proc and its vertices; an empty id where it has none. ``limit_ids`` are in no order."""
+def procs(connection: Connection, show_ids: Collection[str] | None = None) -> Iterator[Row[Any]]:
+    """Procs of all managed shows, or of these among them, with their vertices: an empty id where there is none.
 
-    proc_id: str
-    show_id: str
-    alloc_id: str
-    folder_id: str
-    job_id: str
-    layer_id: str
-    dept_id: str
-    centicores: int
-    gpus: int
-    limit_ids: tuple[str, ...]
-
-
-def procs(connection: Connection, show_ids: Collection[str] | None = None) -> Iterator[AccountedProc]:
-    """Procs of all managed shows, or of these among them."""
+    ``limits`` are ids joined by commas, in no order.
+    """
     if show_ids is None:
-        return _rows(connection, _ALL, {})
-    return _rows(connection, _OF_SHOWS, {"shows": list(show_ids)})
+        return _fetched(connection, _ALL_PROCS)
+    return _fetched(connection, _PROCS_OF_SHOWS, shows=list(show_ids))
 
 
-def procs_by_id(connection: Connection, proc_ids: Collection[str]) -> Iterator[AccountedProc]:
+def procs_by_id(connection: Connection, proc_ids: Collection[str]) -> Iterator[Row[Any]]:
     """Those of these procs that exist and belong to a managed show."""
-    return _rows(connection, _BY_ID, {"ids": list(proc_ids)})
+    return _fetched(connection, _PROCS_BY_ID, ids=list(proc_ids))
+
+
+def _fetched(connection: Connection, statement: TextClause, **wanted: list[str]) -> Iterator[Row[Any]]:
+    yield from connection.execution_options(yield_per=_ROWS_PER_FETCH).execute(statement, wanted)
 
 
 def alive(connection: Connection, table: Owner, ids: Collection[str]) -> set[str]:
@@ -491,10 +380,3 @@ def unfinished_commits(connection: Connection, seconds: float) -> int:
     It lets one take as long as it takes, whatever its time-outs: a disk may be slow, a synchronous standby away.
     """
     return int(connection.execute(_UNFINISHED_COMMITS, {"seconds": seconds}).scalar_one())
-
-
-def _rows(connection: Connection, statement: TextClause, parameters: dict[str, object]) -> Iterator[AccountedProc]:
-    result = connection.execution_options(yield_per=_ROWS_PER_FETCH).execute(statement, parameters)
-    for proc, show, alloc, folder, job, layer, dept, centicores, gpus, limits in result:
-        held = tuple(limits.split(",")) if limits else ()
-        yield AccountedProc(proc, show, alloc, folder, job, layer, dept, centicores, gpus, held)

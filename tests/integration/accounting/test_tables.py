@@ -212,9 +212,9 @@ def test_a_cuebot_that_decrements_the_tables_itself_is_healed(books: Books, stor
     ("count", "row", "refused"),
     [
         ((200, 0), ("id", 100, 0), False),
-        ((200, 0), ("id", 100, 0, 200, None), False),
-        ((300, 0), ("id", 100, 0, 200, None), True),
-        ((300, 0), ("id", 400, 0, 200, None), False),
+        ((200, 0), ("id", 100, 0, 200), False),
+        ((300, 0), ("id", 100, 0, 200), True),
+        ((300, 0), ("id", 400, 0, 200), False),
         ((200, 0), ("id", 100, 0, 5000, -1), True),
         ((100, 2), ("id", 100, 1, 50, 4), True),
     ],

@@ -17,7 +17,7 @@ from opencue_sched.accounting.consistency import (
     parse_event,
 )
 from opencue_sched.accounting.entries import Booking, EntryState, Record, amounts, show_of, unpack, unpack_entry
-from opencue_sched.accounting.keys import cap_fields, read_caps
+from opencue_sched.accounting.keys import read_caps
 from opencue_sched.accounting.recompute import counters, is_undisturbed
 from opencue_sched.accounting.reconcile import first_seen_at, is_too_old
 from opencue_sched.domain.farm import Vertices
@@ -118,22 +118,17 @@ class TestCaps:
     def test_a_burst_is_a_cap_even_when_it_is_zero(self) -> None:
         caps = read_caps("acct:sub:s:a", ["3", "1", "0"])
         assert caps is not None
-        assert (caps.max_cores, caps.max_gpus, caps.left_cores) == (0, None, -3)
+        assert (caps.cores, caps.max_cores, caps.max_gpus) == (3, 0, None)
 
     def test_folder_and_job_caps_of_zero_and_below_are_unlimited(self) -> None:
         caps = read_caps("acct:folder:f", [None, None, "-1", "0"])
         assert caps is not None
-        assert (caps.left_cores, caps.left_gpus) == (float("inf"), float("inf"))
+        assert (caps.max_cores, caps.max_gpus) == (None, None)
 
     def test_a_limit_is_lowered_by_foreign_frames(self) -> None:
         caps = read_caps("acct:limit:n", ["2", "3", "10"])
         assert caps is not None
-        assert (caps.max_frames, caps.left_frames, caps.left_cores) == (7, 5, float("inf"))
-
-    @pytest.mark.parametrize("key", ["acct:layer:l", "acct:point:d:s", "acct:seq"])
-    def test_vertices_without_caps_have_no_cap_fields(self, key: str) -> None:
-        with pytest.raises(InvalidInput):
-            cap_fields(key)
+        assert (caps.frames, caps.max_frames, caps.max_cores) == (2, 7, None)
 
 
 class TestAge:
