@@ -103,13 +103,13 @@ class FencedOff(SchedulerError):
     """A newer leader was elected: what a task of an older one would still have changed is refused."""
 
 
-class SchemaTooOld(SchedulerError):
-    """The database was made by a Cuebot older than migration V45."""
-
-
 class InvalidInput(SchedulerError):
     """Something a person or another program sent does not make sense; the message names the field."""
 
 
 class WrongConfiguration(InvalidInput):
     """The settings cannot be read: starting again would not help."""
+
+
+class WrongSchema(WrongConfiguration):
+    """The database has no OpenCue schema, one of a Cuebot older than V45, or our objects of an older revision."""

@@ -6,8 +6,9 @@ Not where Cuebot is older than V47, whose layers have no start time.
 from __future__ import annotations
 
 from alembic import op
+from sqlalchemy import inspect
 
-from opencue_sched.store.schema import TABLE_LOCK_SECONDS, check_schema
+from opencue_sched.store.schema import TABLE_LOCK_SECONDS
 
 revision = "0009"
 down_revision = "0008"
@@ -21,7 +22,7 @@ def _wait_no_longer() -> None:
 
 
 def upgrade() -> None:
-    if not check_schema(op.get_bind()).has_start_after:
+    if not any(column["name"] == "ts_start_after" for column in inspect(op.get_bind()).get_columns("layer")):
         return
     _wait_no_longer()
     op.execute("""

@@ -79,8 +79,8 @@ def cli(context: click.Context) -> None:
     The database and Redis come from OPENCUE_SCHED_DATABASE_URL and OPENCUE_SCHED_REDIS_URL, or from the file named by
     OPENCUE_SCHED_CONFIG. Workers, beats and Flower are Celery's: `celery -A opencue_sched worker`.
 
-    Exit status: 0 done; 1 refused or failed, with the reason on standard error; 2 wrong usage; 78 wrong configuration;
-    130 stopped by Ctrl-C.
+    Exit status: 0 done; 1 refused or failed, with the reason on standard error; 2 wrong usage; 78 wrong configuration,
+    or a database to migrate first; 130 stopped by Ctrl-C.
 
     Example: opencue-sched audit --json
     """

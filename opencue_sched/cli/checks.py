@@ -35,7 +35,7 @@ from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import get_settings
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.jobs import LayerView
-from opencue_sched.store.schema import check_schema, refuse_unmigrated
+from opencue_sched.store.schema import check_schema
 from opencue_sched.store.shows import Kind
 
 # ``opencue-sched audit``.
@@ -246,7 +246,7 @@ def _refuse_unmigrated(engine: Engine) -> None:
     """Raises SchedulerError saying what to run. Without PostgreSQL, most of what is known of the fleet is shown."""
     try:
         with engine.connect() as connection:
-            refuse_unmigrated(check_schema(connection))
+            check_schema(connection)
     except OperationalError as error:
         click.echo(f"warning: {describe_failure(error, get_settings())}", err=True)
 

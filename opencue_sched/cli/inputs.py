@@ -54,7 +54,7 @@ def database() -> Iterator[Engine]:
 def farm() -> Iterator[tuple[Engine, SchemaFacts]]:
     """An engine on a database that answers and has a schema we can use, and what the schema has.
 
-    Raises StoreUnusable, SchemaMissing or SchemaTooOld, each saying what to do.
+    Raises StoreUnusable or WrongSchema, saying what to do.
     """
     with database() as engine:
         check_postgresql(engine)

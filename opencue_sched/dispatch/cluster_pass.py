@@ -412,16 +412,12 @@ class _Pass:
         self._quarantine({**blame.jobs, **{job_of[it.proc_id]: str(it.error) for it in impossible}})
 
     def _quarantine(self, reasons: Mapping[str, str]) -> None:
-        """Quarantine jobs, by id. In a database without our table this process skips their layers at least."""
-        report, runner = self._report, self._runner
+        """Quarantine jobs, by id."""
         for job_id, reason in reasons.items():
             log.error("job_quarantined", job=job_id, reason=reason)
-        if reasons and runner.facts.has_our_objects:
-            with runner.engine.begin() as connection:
+        if reasons:
+            with self._runner.engine.begin() as connection:
                 quarantine_jobs(connection, reasons, self._settings.queue.job_back_off_duration)
-        elif reasons:
-            theirs = [it for it in report.verdicts if it.job_id in reasons]
-            self._skip_rows([replace(it, verdict=Verdict.FAILED, detail=reasons[it.job_id]) for it in theirs])
 
     def _choose_next(self, gathered: Gathered) -> None:
         """Choose whether the cluster is dispatched again at once, which layers its next pass skips, and when it has to

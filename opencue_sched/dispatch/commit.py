@@ -330,8 +330,8 @@ class _Commit:
         return kept, [(proc, error) for proc in procs if proc.layer.id not in free or proc.job.id not in free]
 
     def store_quarantine(self) -> None:
-        """Write down who is quarantined. Without our table, or without the database, only the caller knows."""
-        if not self.result.quarantined or not self._facts.has_our_objects:
+        """Write down who is quarantined. Without the database only the caller knows."""
+        if not self.result.quarantined:
             return
         try:
             with self._engine.begin() as connection:

@@ -32,7 +32,7 @@ from opencue_sched.store.engine import OURS
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.jobs import quarantined_jobs
 from opencue_sched.store.pending import facility_ids, fetch_waiting_work, holds_of_limits, limits_meant_otherwise
-from opencue_sched.store.schema import SchemaFacts, check_schema, newest_revision, revision_of
+from opencue_sched.store.schema import REVISION, SchemaFacts, check_schema
 
 OLDEST_POSTGRESQL = 130_000
 CLOCK_SECONDS = 2.0
@@ -115,16 +115,15 @@ def _database(engine: Engine, settings: Settings, clock: Callable[[], float]) ->
         except SchedulerError as error:
             yield _fail("schema", str(error))
             return
-        yield _schema(connection, facts)
-        if facts.has_our_objects and not facts.has_guard:
+        yield _schema(facts)
+        if not waiting.guard_stands(connection):
             text = "our triggers on proc are missing or disabled: a Cuebot's retries and redirects book managed shows"
-            remedy = "`opencue-sched migrate`; if they are disabled, ALTER TABLE proc ENABLE TRIGGER"
+            remedy = "if they are disabled, ALTER TABLE proc ENABLE TRIGGER"
             yield _warn("guard", text, remedy)
         yield from _limits(connection, facts)
         yield from _farm(connection, settings)
-        if facts.has_our_objects:
-            yield from _quarantine(connection)
-            yield from _two_redis(engine, settings)
+        yield from _quarantine(connection)
+        yield from _two_redis(engine, settings)
         yield from _rqds(connection, settings)
     yield from _release_feed(engine, settings, facts)
 
@@ -157,25 +156,21 @@ def _clock(whose: str, theirs: float, asked: float, answered: float) -> HealthCh
     return _ok("clocks", f"{what} agrees with this machine's")
 
 
-def _schema(connection: Connection, facts: SchemaFacts) -> HealthCheck:
+def _schema(facts: SchemaFacts) -> HealthCheck:
     made = "made by this scheduler" if facts.origin == "opencue-sched" else "made by Cuebot"
     extra = [
         word
         for word, there in (
             ("start-after times", facts.has_start_after),
             ("queued frame history", facts.has_frame_history_queue),
-            ("slots", facts.has_slots),
             ("limits of several kinds", bool(facts.limit_columns)),
         )
         if there
     ]
     text = f"{made}" + (f", with {listed(extra)}" if extra else "")
-    if not facts.has_our_objects:
-        return _fail("schema", f"{text}; our tables and triggers are missing", "run `opencue-sched migrate`")
-    there, ours = revision_of(connection), newest_revision()
-    if there != ours:
-        text += f"; our tables and triggers are of revision {there}, and this program is of {ours}"
-        return _warn("schema", text, "run `opencue-sched migrate` of the newest version you run")
+    if facts.revision != REVISION:
+        text += f"; our tables and triggers are of revision {facts.revision}, and this program is of {REVISION}"
+        return _warn("schema", text, "upgrade this program as well")
     return _ok("schema", f"{text}; our tables and triggers are there")
 
 

@@ -298,7 +298,7 @@ def explain_job(
     whole = job_reasons(
         situation,
         subscriptions,
-        next(iter(jobs.quarantined_jobs(connection, job_id)), None) if facts.has_our_objects else None,
+        next(iter(jobs.quarantined_jobs(connection, job_id)), None),
         facility_scope=settings.scheduler.facility,
         scope_exists=settings.scheduler.facility is None
         or bool(pending.facility_ids(connection, settings.scheduler.facility)),

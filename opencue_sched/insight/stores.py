@@ -16,7 +16,7 @@ from opencue_sched.accounting.connection import make_redis
 from opencue_sched.errors import SchedulerError
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
-from opencue_sched.store.schema import check_schema, refuse_unmigrated
+from opencue_sched.store.schema import check_schema
 
 log = structlog.get_logger(__name__)
 
@@ -90,7 +90,7 @@ def check_for_beat(settings: Settings) -> None:
     try:
         check_postgresql(engine)
         with engine.connect() as connection:
-            refuse_unmigrated(check_schema(connection))
+            check_schema(connection)
     except SQLAlchemyError as error:
         raise StoreAway(describe_failure(error, settings)) from error
     finally:

@@ -77,7 +77,6 @@ _NOT_LEFT_OUT = f"""(l.pk_layer, {_VERSION}) NOT IN (
           AND {_KIND} NOT IN (SELECT unnest(CAST(:left_out_kinds AS text[])))"""  # noqa: S608 - only our own constants
 _STARTED = "AND (l.ts_start_after IS NULL OR l.ts_start_after <= now())"
 _QUARANTINED = "EXISTS (SELECT 1 FROM opencue_sched_quarantine q WHERE q.pk_job = j.pk_job AND q.until > now())"
-_NOT_QUARANTINED = f"AND NOT {_QUARANTINED}"
 
 _MAY_BE_BOOKED = """j.str_state = 'PENDING' AND j.b_paused = false AND j.b_auto_book
           AND s.b_active AND s.b_scheduler_managed AND s.b_booking_enabled AND s.b_dispatch_enabled AND NOT s.b_paused
@@ -144,7 +143,7 @@ _PENDING_JOBS = """
               JOIN layer_stat ls ON ls.pk_layer = l.pk_layer AND ls.int_waiting_count > 0
               WHERE l.pk_job = j.pk_job AND {layer_tags} && CAST(:tags AS text[]) {started}
           )
-          {not_quarantined}
+          AND NOT {quarantined}
         ORDER BY r.int_priority DESC NULLS LAST, j.ts_started, j.pk_job
         OFFSET 0
     ) c
@@ -236,7 +235,7 @@ _WAITING_WORK = """
     SELECT pk_facility, pk_show, tags, why, sum(frames) AS frames
     FROM (
         SELECT j.pk_facility, j.pk_show, replace(l.str_tags, ' ', '') AS tags, ls.int_waiting_count AS frames,
-               CASE {quarantined}
+               CASE WHEN {quarantined} THEN 'quarantined'
                     WHEN r.int_max_cores > 0
                          AND {least_cores} > r.int_max_cores / 100 - COALESCE(used.cores, 0) THEN 'over_job'
                     WHEN f.int_max_cores > 0
@@ -285,13 +284,13 @@ class WaitingWork:
 
 
 @cache
-def _waiting_work(has_start_after: bool, has_quarantine: bool) -> TextClause:
+def _waiting_work(has_start_after: bool) -> TextClause:
     return text(
         _WAITING_WORK.format(
             may_be_booked=_MAY_BE_BOOKED,
             least_cores=_LEAST_CORES,
             started=_STARTED if has_start_after else "",
-            quarantined=f"WHEN {_QUARANTINED} THEN 'quarantined'" if has_quarantine else "",
+            quarantined=_QUARANTINED,
         )
     )
 
@@ -300,7 +299,7 @@ def fetch_waiting_work(
     connection: Connection, facilities: Sequence[str] | None, columns: SchemaFacts
 ) -> list[WaitingWork]:
     """All work that passes may look at, in ``facilities`` or everywhere, by the tags it names."""
-    statement = _waiting_work(columns.has_start_after, columns.has_our_objects)
+    statement = _waiting_work(columns.has_start_after)
     rows = connection.execute(statement, {"facility_ids": None if facilities is None else list(facilities)})
     return [
         WaitingWork(row.pk_facility, row.pk_show, frozenset(row.tags.split("|")), row.why, int(row.frames))
@@ -309,7 +308,7 @@ def fetch_waiting_work(
 
 
 @cache
-def _pending_jobs(has_start_after: bool, has_quarantine: bool) -> TextClause:
+def _pending_jobs(has_start_after: bool) -> TextClause:
     statement = _PENDING_JOBS.format(
         may_be_booked=_MAY_BE_BOOKED,
         least_cores=_LEAST_CORES,
@@ -317,7 +316,7 @@ def _pending_jobs(has_start_after: bool, has_quarantine: bool) -> TextClause:
         most=min(MOST_CENTICORES, MOST_GPUS),
         not_left_out=_NOT_LEFT_OUT.format(os="c.str_os"),
         started=_STARTED if has_start_after else "",
-        not_quarantined=_NOT_QUARANTINED if has_quarantine else "",
+        quarantined=_QUARANTINED,
     )
     return text(statement).bindparams(bindparam("max_jobs"))
 
@@ -351,7 +350,7 @@ def fetch_pending_jobs(connection: Connection, selection: JobSelection, columns:
     what is left of any cap, unless one wants more than there can be: that is a bad row. Caps below one core refuse
     everything; 0 and below are no cap (of a burst: no room).
     """
-    statement = _pending_jobs(columns.has_start_after, columns.has_our_objects)
+    statement = _pending_jobs(columns.has_start_after)
     parameters: Mapping[str, Any] = {
         "show_id": selection.show_id,
         "facility_id": selection.facility_id,

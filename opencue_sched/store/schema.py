@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import psycopg2
 from psycopg2 import errorcodes
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Row, text
 from sqlalchemy.exc import DBAPIError
 
-from opencue_sched.errors import SchedulerError, SchemaTooOld
+from opencue_sched.errors import SchedulerError, WrongSchema
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -28,6 +28,9 @@ Origin = Literal["opencue-sched", "cuebot"]
 VERSION_TABLE = "opencue_sched_version"
 """Alembic's version table. Flyway's is never touched."""
 
+REVISION = "0009"
+"""The revision that this program's migrations lead to. Migrations only add, so it works with any later one as well."""
+
 TABLE_LOCK_SECONDS = 20.0
 """How long a migration waits for one of Cuebot's tables, keeping everybody behind it waiting too."""
 
@@ -35,35 +38,23 @@ _MIGRATION_LOCK_KEY = 0x6F63732D6D696772
 """Session advisory lock held while migrating: the bytes of ``ocs-migr``."""
 _MIGRATION_LOCK_SECONDS = 60.0
 
-_HAS_CUEBOT_TABLES = text(
-    "SELECT to_regclass('show') IS NOT NULL AND to_regclass('frame') IS NOT NULL AND to_regclass('proc') IS NOT NULL"
-)
-
 _FACTS = text(
     """
     WITH col AS (
-        SELECT attrelid::regclass::text || '.' || attname AS name, format_type(atttypid, atttypmod) AS type
+        SELECT attrelid::regclass::text || '.' || attname AS name
         FROM pg_attribute
         WHERE attnum > 0 AND NOT attisdropped AND attrelid IN (
-            to_regclass('show'), to_regclass('layer'), to_regclass('proc'), to_regclass('limit_record'),
-            to_regclass('frame_history_queue')
+            to_regclass('show'), to_regclass('layer'), to_regclass('limit_record'), to_regclass('frame_history_queue')
         )
     )
-    SELECT EXISTS (SELECT FROM col WHERE name = 'show.b_scheduler_managed') AS has_scheduler_managed,
+    SELECT to_regclass('show') IS NOT NULL AND to_regclass('frame') IS NOT NULL
+               AND to_regclass('proc') IS NOT NULL AS has_cuebot_tables,
+           EXISTS (SELECT FROM col WHERE name = 'show.b_scheduler_managed') AS has_scheduler_managed,
            EXISTS (SELECT FROM col WHERE name = 'layer.ts_start_after') AS has_start_after,
            EXISTS (SELECT FROM col WHERE name = 'frame_history_queue.pk_frame') AS has_frame_history_queue,
-           EXISTS (SELECT FROM col WHERE name = 'proc.int_slots_reserved') AS has_slots,
-           EXISTS (SELECT FROM col WHERE name = 'layer.str_range' AND type = 'text') AS has_text_ranges,
            (SELECT array_agg(substr(name, 14) ORDER BY name) FROM col WHERE name LIKE 'limit_record.%'
             AND name NOT IN ('limit_record.pk_limit_record', 'limit_record.str_name', 'limit_record.int_max_value',
-                             'limit_record.b_host_limit')) AS limit_columns,
-           to_regclass('opencue_sched_origin') IS NOT NULL AS has_origin,
-           to_regclass('opencue_sched_quarantine') IS NOT NULL
-               AND to_regclass('opencue_sched_fence') IS NOT NULL AS has_our_tables,
-           EXISTS (SELECT FROM pg_trigger WHERE tgrelid = to_regclass('proc')
-                           AND tgname = 'opencue_sched_proc_released' AND tgenabled <> 'D') AS has_our_trigger,
-           (SELECT count(*) FROM pg_trigger WHERE tgrelid = to_regclass('proc') AND tgenabled <> 'D'
-               AND tgname IN ('opencue_sched_guard_insert', 'opencue_sched_guard_update')) = 2 AS has_guard
+                             'limit_record.b_host_limit')) AS limit_columns
     """
 )
 
@@ -85,36 +76,24 @@ _EQUIVALENT_INDEX = text(
 _HOLDINGS = text("SELECT (SELECT count(*) FROM show) AS shows, (SELECT count(*) FROM job) AS jobs")
 
 
-class SchemaMissing(SchedulerError):
-    """The database has no OpenCue schema, or not our objects in it."""
-
-
 @dataclass(frozen=True)
 class SchemaFacts:
-    """What a database has. ``origin`` is who made OpenCue's tables in it."""
+    """What differs between the databases that this program works with. ``origin`` is who made OpenCue's tables."""
 
     origin: Origin
-    has_our_tables: bool
-    """Leaders record their fences and ticks in them; without them no beat leads."""
-    has_our_objects: bool
-    """Our triggers are there as well: releases and cap changes arrive by notification."""
-    has_guard: bool
-    """Our triggers are there that let nobody else assign frames of managed shows."""
+    revision: str
+    """That of our own objects: REVISION, or a later one."""
     has_start_after: bool
     """layer.ts_start_after exists (V47)."""
     has_frame_history_queue: bool
     """Frame history is queued and frame_history_drain() must be called by somebody (after V49)."""
-    has_slots: bool
-    """proc.int_slots_reserved exists (slot booking branch)."""
-    has_text_ranges: bool
-    """layer.str_range and str_cmd are unbounded text (after V49); else varchar(4000)."""
     limit_columns: tuple[str, ...]
     """Columns of limit_record beyond those of V45 (types and enforcement levels, V49)."""
 
 
 def has_cuebot_tables(connection: Connection) -> bool:
     """Whether OpenCue's tables are there, whoever made them."""
-    return bool(connection.scalar(_HAS_CUEBOT_TABLES))
+    return bool(connection.execute(_FACTS).one().has_cuebot_tables)
 
 
 def read_origin(connection: Connection) -> Origin:
@@ -134,46 +113,41 @@ def has_equivalent_index(connection: Connection, table: str, columns: Sequence[s
     )
 
 
-def refuse_too_old(connection: Connection) -> None:
-    """Raise SchemaTooOld for a database made by a Cuebot without show.b_scheduler_managed; an empty one passes."""
-    if has_cuebot_tables(connection) and not connection.execute(_FACTS).one().has_scheduler_managed:
-        raise SchemaTooOld(
+def refuse_too_old(connection: Connection) -> Row[Any]:
+    """Raise WrongSchema for a database made by a Cuebot without show.b_scheduler_managed; an empty one passes."""
+    facts = connection.execute(_FACTS).one()
+    if facts.has_cuebot_tables and not facts.has_scheduler_managed:
+        raise WrongSchema(
             "this database was made by a Cuebot older than migration V45 (column show.b_scheduler_managed is missing): "
             "upgrade Cuebot first. Nothing was changed."
         )
-
-
-def refuse_unmigrated(facts: SchemaFacts) -> None:
-    """Raise SchemaMissing for a database without our tables. Scheduling works without our triggers, by recompute."""
-    if not facts.has_our_tables:
-        raise SchemaMissing(
-            "this database has OpenCue's tables but not ours, where leaders and set-aside jobs are recorded: run "
-            "`opencue-sched migrate` (it adds objects of its own and changes none of Cuebot's)"
-        )
+    return facts
 
 
 def check_schema(connection: Connection) -> SchemaFacts:
-    """What the database has; one query.
+    """What the database has.
 
-    Raises SchemaMissing when there is no OpenCue schema and SchemaTooOld when it is older than V45. One without our
-    tables is reported, so that it can be looked at and migrated; whoever schedules calls ``refuse_unmigrated``.
+    Raises WrongSchema, saying what to do, when there is no OpenCue schema, it is older than V45, or our own objects in
+    it are missing or older than this program. Newer ones pass: in a rolling upgrade the database goes first.
     """
-    if not has_cuebot_tables(connection):
-        raise SchemaMissing(
+    facts = refuse_too_old(connection)
+    if not facts.has_cuebot_tables:
+        raise WrongSchema(
             "this database has no OpenCue schema: check that OPENCUE_SCHED_DATABASE_URL names the right database, then "
             "run `opencue-sched migrate`"
         )
-    refuse_too_old(connection)
-    facts = connection.execute(_FACTS).one()
+    revision = revision_of(connection)
+    if revision is None or revision < REVISION:
+        there = "not there" if revision is None else f"of revision {revision}"
+        raise WrongSchema(
+            f"the tables and triggers of opencue-sched in this database are {there}, and this program needs revision "
+            f"{REVISION}: run `opencue-sched migrate` (it adds objects of its own and changes none of Cuebot's)"
+        )
     return SchemaFacts(
         origin=read_origin(connection),
-        has_our_tables=facts.has_our_tables,
-        has_our_objects=facts.has_our_tables and facts.has_our_trigger,
-        has_guard=facts.has_guard,
+        revision=revision,
         has_start_after=facts.has_start_after,
         has_frame_history_queue=facts.has_frame_history_queue,
-        has_slots=facts.has_slots,
-        has_text_ranges=facts.has_text_ranges,
         limit_columns=tuple(facts.limit_columns or ()),
     )
 
@@ -223,8 +197,8 @@ def explained() -> Iterator[None]:
         if code == errorcodes.INSUFFICIENT_PRIVILEGE:
             raise SchedulerError(
                 f"the database user may not do this ({reason}): run the migration as the owner of OpenCue's tables, "
-                "then let the scheduler's user SELECT, INSERT, UPDATE and DELETE on opencue_sched_fence, "
-                "opencue_sched_quarantine and opencue_sched_origin"
+                "then let the scheduler's user SELECT, INSERT, UPDATE and DELETE on opencue_sched_fence and "
+                "opencue_sched_quarantine, and SELECT on opencue_sched_origin and opencue_sched_version"
             ) from error
         if code == errorcodes.LOCK_NOT_AVAILABLE:
             raise SchedulerError(
@@ -237,7 +211,7 @@ def explained() -> Iterator[None]:
 def upgrade(url: str, revision: str = "head") -> None:
     """Bring the database at ``url`` to ``revision``.
 
-    Raises SchemaTooOld, with nothing changed, for a Cuebot older than V45, and SchedulerError saying what to do when
+    Raises WrongSchema, with nothing changed, for a Cuebot older than V45, and SchedulerError saying what to do when
     the user lacks a privilege or a table stays locked.
     """
     from alembic import command
@@ -267,13 +241,6 @@ def revision_of(connection: Connection) -> str | None:
     if connection.execute(text("SELECT to_regclass('opencue_sched_version')")).scalar() is None:
         return None
     return connection.execute(text("SELECT version_num FROM opencue_sched_version")).scalar()
-
-
-def newest_revision() -> str | None:
-    """The revision that this program's ``upgrade`` leads to."""
-    from alembic.script import ScriptDirectory
-
-    return ScriptDirectory.from_config(_alembic("")).get_current_head()
 
 
 def downgrade(url: str, revision: str = "base") -> None:

@@ -141,6 +141,13 @@ _SERVER = text(
            current_setting('application_name') AS client
     """
 )
+_GUARD = text(
+    """
+    SELECT count(*) = 2 FROM pg_trigger
+     WHERE tgrelid = to_regclass('proc') AND tgenabled <> 'D'
+       AND tgname IN ('opencue_sched_guard_insert', 'opencue_sched_guard_update')
+    """
+)
 _SHOWS = text(
     """
     SELECT show.str_name, show.b_active AND show.b_booking_enabled AND show.b_dispatch_enabled AND NOT show.b_paused,
@@ -213,6 +220,11 @@ class Hosts:
 def server(connection: Connection) -> Server:
     """The server as it answers."""
     return Server(*connection.execute(_SERVER).one())
+
+
+def guard_stands(connection: Connection) -> bool:
+    """Whether our triggers on proc are enabled that let nobody else assign frames of managed shows."""
+    return bool(connection.execute(_GUARD).scalar_one())
 
 
 def managed_shows(connection: Connection) -> list[ManagedShow]:

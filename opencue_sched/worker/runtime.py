@@ -61,7 +61,7 @@ from opencue_sched.insight.stores import check_stores
 from opencue_sched.placement.host_groups import HostChanges
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.engine import STATEMENT_SECONDS, make_engine
-from opencue_sched.store.schema import SchemaFacts, check_schema, refuse_unmigrated
+from opencue_sched.store.schema import SchemaFacts, check_schema
 from opencue_sched.worker import fleet_metrics, metrics
 from opencue_sched.worker.events import Events
 from opencue_sched.worker.membership import Membership, consumed_by
@@ -168,7 +168,7 @@ class Runtime:
 
     @cached_property
     def facts(self) -> SchemaFacts:
-        """What the database schema has. Raises SchemaMissing or SchemaTooOld."""
+        """What the database schema has. Raises WrongSchema."""
         with self.engine.connect() as connection:
             return check_schema(connection)
 
@@ -347,7 +347,6 @@ class Runtime:
     def check(self) -> None:
         """Everything that must be there. Raises SchedulerError saying what to do."""
         check_stores(self.engine, self.client, self.settings)
-        refuse_unmigrated(self.facts)
         log.info("schema_found", **asdict(self.facts))
         with self.engine.connect() as connection:
             scoped_facilities(connection, self.settings)

@@ -72,9 +72,8 @@ class Upkeep:
         metrics.record_reaped(report)
         drains = self._facts.has_frame_history_queue and not self._stopping()
         history = drain_history(self._engine) if drains else Drained()
-        if self._facts.has_our_objects:
-            with self._engine.begin() as connection:
-                forget_ended_quarantines(connection)
+        with self._engine.begin() as connection:
+            forget_ended_quarantines(connection)
         return {
             "reaped": True,
             "history_events": history.events,

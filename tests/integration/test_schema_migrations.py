@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import Connection, create_engine, make_url, text
 from sqlalchemy.pool import NullPool
 
-from opencue_sched.errors import SchedulerError, SchemaTooOld
+from opencue_sched.errors import SchedulerError, WrongSchema
 from opencue_sched.store import schema
 from opencue_sched.store.schema import Drained, drain_frame_history
 from tests import warm_start
@@ -70,7 +70,7 @@ def cuebot_url(empty_database_url: str) -> str:
 def test_an_empty_database_gets_everything_and_gives_it_back(empty_database_url: str) -> None:
     schema.upgrade(empty_database_url)
     facts = _facts(empty_database_url)
-    assert (facts.origin, facts.has_our_objects, facts.has_start_after) == ("opencue-sched", True, True)
+    assert (facts.origin, facts.revision, facts.has_start_after) == ("opencue-sched", schema.REVISION, True)
     assert not facts.has_frame_history_queue
     schema.upgrade(empty_database_url)
     schema.downgrade(empty_database_url)
@@ -82,7 +82,7 @@ def test_a_database_made_by_cuebot_gets_only_our_objects_and_keeps_its_own(cuebo
     before = _catalog(cuebot_url)
     schema.upgrade(cuebot_url)
     facts = _facts(cuebot_url)
-    assert (facts.origin, facts.has_our_objects) == ("cuebot", True)
+    assert (facts.origin, facts.revision) == ("cuebot", schema.REVISION)
     assert _catalog(cuebot_url) == before
     assert "opencue_sched_frame_waiting" in _our_names(cuebot_url)
     schema.downgrade(cuebot_url)
@@ -101,11 +101,11 @@ def test_a_cuebot_of_v45_has_no_start_after(cuebot_url: str) -> None:
 
 
 def test_columns_of_newer_cuebots_are_recognised(cuebot_url: str) -> None:
-    plain = replace(_facts(cuebot_url), origin="cuebot")
+    schema.upgrade(cuebot_url)
+    plain = _facts(cuebot_url)
+    schema.downgrade(cuebot_url)
     with _session(cuebot_url) as connection:
         connection.execute(text("CREATE TABLE frame_history_queue (id bigserial PRIMARY KEY, pk_frame varchar(36))"))
-        connection.execute(text("ALTER TABLE layer ALTER str_range TYPE text"))
-        connection.execute(text("ALTER TABLE proc ADD int_slots_reserved integer NOT NULL DEFAULT 0"))
         connection.execute(text("ALTER TABLE limit_record ADD str_type varchar(16), ADD str_level varchar(16)"))
         connection.execute(
             text("CREATE INDEX theirs ON frame (pk_layer, int_dispatch_order) WHERE str_state = 'WAITING'")
@@ -113,12 +113,7 @@ def test_columns_of_newer_cuebots_are_recognised(cuebot_url: str) -> None:
     schema.upgrade(cuebot_url)
     assert _facts(cuebot_url) == replace(
         plain,
-        has_our_tables=True,
-        has_our_objects=True,
-        has_guard=True,
         has_frame_history_queue=True,
-        has_slots=True,
-        has_text_ranges=True,
         limit_columns=("str_level", "str_type"),
     )
     # An index of theirs that does what ours would is enough.
@@ -131,36 +126,47 @@ def test_a_cuebot_that_is_too_old_is_refused_and_left_alone(cuebot_url: str, mig
     with _session(cuebot_url) as connection:
         connection.execute(text("ALTER TABLE show DROP b_scheduler_managed"))
     before = _catalog(cuebot_url)
-    with pytest.raises(SchemaTooOld, match=r"V45.*b_scheduler_managed.*Nothing was changed"):
+    with pytest.raises(WrongSchema, match=r"V45.*b_scheduler_managed.*Nothing was changed"):
         migrate(cuebot_url)
     assert _catalog(cuebot_url) == before
     assert _our_names(cuebot_url) == set()
-    with _session(cuebot_url) as connection, pytest.raises(SchemaTooOld):
+    with _session(cuebot_url) as connection, pytest.raises(WrongSchema):
         schema.check_schema(connection)
 
 
 def test_a_database_without_a_schema_is_told_apart(empty_database_url: str) -> None:
     with (
         _session(empty_database_url) as connection,
-        pytest.raises(schema.SchemaMissing, match=r"opencue-sched migrate`$"),
+        pytest.raises(WrongSchema, match=r"opencue-sched migrate`$"),
     ):
         schema.check_schema(connection)
 
 
-def test_a_database_not_migrated_by_us_is_usable_but_says_so(cuebot_url: str) -> None:
-    facts = _facts(cuebot_url)
-    assert (facts.origin, facts.has_our_tables, facts.has_our_objects) == ("cuebot", False, False)
-    with pytest.raises(schema.SchemaMissing, match="opencue-sched migrate"):
-        schema.refuse_unmigrated(facts)
+def test_a_database_without_our_objects_or_with_older_ones_is_refused_and_a_newer_one_is_not(cuebot_url: str) -> None:
+    with pytest.raises(WrongSchema, match=r"not there, and this program needs.*run `opencue-sched migrate`"):
+        _facts(cuebot_url)
+    schema.upgrade(cuebot_url, "0006")
+    with pytest.raises(WrongSchema, match=r"of revision 0006, and this program needs.*run `opencue-sched migrate`"):
+        _facts(cuebot_url)
+    schema.upgrade(cuebot_url)
+    assert _facts(cuebot_url).revision == schema.REVISION
+    with _session(cuebot_url) as connection:
+        connection.execute(text("UPDATE opencue_sched_version SET version_num = '9999'"))
+    assert _facts(cuebot_url).revision == "9999"
+
+
+def test_revisions_are_numbers_in_their_order_and_the_program_knows_its_own() -> None:
+    # The start check compares them as text.
+    numbers = sorted(path.name.partition("_")[0] for path in (_ROOT / "alembic" / "versions").glob("*.py"))
+    assert numbers == [f"{number:04}" for number in range(1, len(numbers) + 1)]
+    assert numbers[-1] == schema.REVISION
 
 
 def test_a_database_whose_trigger_of_ours_is_disabled_can_be_scheduled_on(cuebot_url: str) -> None:
     schema.upgrade(cuebot_url)
     with _session(cuebot_url) as connection:
         connection.execute(text("ALTER TABLE proc DISABLE TRIGGER opencue_sched_proc_released"))
-    facts = _facts(cuebot_url)
-    schema.refuse_unmigrated(facts)
-    assert (facts.has_our_tables, facts.has_our_objects) == (True, False)
+    assert _facts(cuebot_url).revision == schema.REVISION
 
 
 def test_the_work_of_a_failed_migration_is_undone(cuebot_url: str) -> None:
@@ -172,14 +178,14 @@ def test_the_work_of_a_failed_migration_is_undone(cuebot_url: str) -> None:
         assert connection.scalar(text("SELECT to_regclass('opencue_sched_fence')")) is None
         connection.execute(text("DROP TABLE opencue_sched_quarantine"))
     schema.upgrade(cuebot_url)
-    assert _facts(cuebot_url).has_our_objects
+    assert _facts(cuebot_url).revision == schema.REVISION
 
 
 def test_two_migrations_at_once_take_turns(empty_database_url: str) -> None:
     with ThreadPoolExecutor(3) as pool:
         for done in [pool.submit(_migrate_in_a_process, empty_database_url) for _ in range(3)]:
             done.result()
-    assert _facts(empty_database_url).has_our_objects
+    assert _facts(empty_database_url).revision == schema.REVISION
 
 
 def _migrate_in_a_process(url: str) -> None:
@@ -212,7 +218,7 @@ def test_a_table_that_stays_locked_is_not_waited_for(cuebot_url: str, monkeypatc
             schema.upgrade(cuebot_url)
     assert _our_names(cuebot_url) == set()
     schema.upgrade(cuebot_url)
-    assert _facts(cuebot_url).has_our_objects
+    assert _facts(cuebot_url).revision == schema.REVISION
 
 
 def test_alembics_own_command_works_from_a_checkout(empty_database_url: str) -> None:
@@ -263,13 +269,13 @@ def test_migrations_shipped_inside_the_package_are_found(empty_database_url: str
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert _facts(empty_database_url).has_our_objects
+    assert _facts(empty_database_url).revision == schema.REVISION
 
 
 def test_a_password_with_a_percent_sign_is_taken_as_it_is(empty_database_url: str) -> None:
     url = make_url(empty_database_url).update_query_dict({"application_name": "50%(x)s"})
     schema.upgrade(url.render_as_string(hide_password=False))
-    assert _facts(empty_database_url).has_our_objects
+    assert _facts(empty_database_url).revision == schema.REVISION
 
 
 def test_history_that_newer_cuebots_queue_is_drained_through_their_own_function(cuebot_url: str) -> None:
@@ -291,7 +297,6 @@ def test_history_that_newer_cuebots_queue_is_drained_through_their_own_function(
         connection.execute(
             text("INSERT INTO frame_history_queue (pk_frame) SELECT 'f' || n FROM generate_series(1, 5) n")
         )
-    assert _facts(cuebot_url).has_frame_history_queue
     # When it is drained in batches, every event is counted once.
     with _session(cuebot_url) as connection:
         drained = [

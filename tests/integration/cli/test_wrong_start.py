@@ -1,4 +1,4 @@
-"""Celery's commands with settings that make no sense."""
+"""Celery's commands, and the report service, with settings that make no sense or a database that was not migrated."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from structlog.testing import capture_logs
 
 from opencue_sched.beat import LeaderScheduler
 from opencue_sched.settings import Settings
+from opencue_sched.store.schema import REVISION
+from tests.polling import eventually
 from tests.warm_start import ROOT, run
 
 
@@ -63,39 +65,62 @@ def test_a_beat_whose_postgresql_does_not_answer_says_so_once_and_may_be_started
     assert "Background on this error" not in ran.stderr
 
 
-@pytest.mark.parametrize("words", [("worker", "-P", "solo"), ("beat",)])
-def test_a_process_on_a_database_without_our_tables_says_what_to_run(
-    words: tuple[str, ...], engine: Engine, settings: Settings
+SERVICES = {
+    "worker": ("-m", "celery", "-A", "opencue_sched", "worker", "-P", "solo"),
+    "beat": ("-m", "celery", "-A", "opencue_sched", "beat"),
+    "report service": ("-c", "from opencue_sched.cli import main; main()", "report-service"),
+}
+
+
+@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize(
+    ("given", "there"),
+    [
+        ("DROP TABLE opencue_sched_version", "are not there"),
+        ("UPDATE opencue_sched_version SET version_num = '0006'", "are of revision 0006"),
+    ],
+)
+def test_a_service_on_a_database_that_was_not_migrated_says_what_to_run_and_is_not_started_again(
+    service: str, given: str, there: str, engine: Engine, settings: Settings
 ) -> None:
     with engine.begin() as connection:
-        connection.execute(text("DROP TABLE opencue_sched_fence"))
-    urls = {
+        connection.execute(text(given))
+    variables = {
         "OPENCUE_SCHED_DATABASE_URL": settings.database_url.get_secret_value(),
         "OPENCUE_SCHED_REDIS_URL": settings.redis_dsn,
+        "OPENCUE_SCHED_QUEUE__METRICS_PORT": "0",
     }
-    ran = celery(*words, **urls, OPENCUE_SCHED_QUEUE__METRICS_PORT="0")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("OPENCUE_SCHED_")}
+    ran = run([sys.executable, *SERVICES[service]], env={**kept, **variables}, cwd=ROOT)
     assert ran.returncode == 78, ran.stderr
-    assert "run `opencue-sched migrate`" in ran.stderr
+    (said,) = [line for line in ran.stderr.splitlines() if "opencue-sched migrate" in line]
+    assert f"{there}, and this program needs revision {REVISION}: run `opencue-sched migrate`" in said
+    assert "Traceback" not in ran.stderr
 
 
-def test_a_beat_on_a_database_without_our_tables_says_what_to_run_and_goes_on_when_it_was(
-    engine: Engine, settings: Settings, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ("opencue_sched_version", "run `opencue-sched migrate`"),
+        ("opencue_sched_fence", 'relation "opencue_sched_fence" does not exist'),
+    ],
+)
+def test_a_beat_says_which_of_our_tables_is_away_and_goes_on_when_it_is_back(
+    engine: Engine, settings: Settings, monkeypatch: pytest.MonkeyPatch, table: str, words: str
 ) -> None:
     monkeypatch.setattr("opencue_sched.beat.get_settings", lambda: settings)
     monkeypatch.setattr("opencue_sched.beat.serve_metrics", lambda *_: None)
     with engine.begin() as connection:
-        connection.execute(text("ALTER TABLE opencue_sched_fence RENAME TO elsewhere"))
+        connection.execute(text(f"ALTER TABLE {table} RENAME TO elsewhere"))
     beat = LeaderScheduler(app=Celery(set_as_current=False), lazy=True)
     try:
         with capture_logs() as logs:
             beat.tick()
-        told = [str(entry.get("error")) for entry in logs if entry["log_level"] != "debug"]
-        assert ["opencue-sched migrate" in error for error in told] == [True]
+        told = [str(entry.get("error")) for entry in logs if entry["log_level"] == "warning"]
+        assert [words in error for error in told] == [True]
 
         with engine.begin() as connection:
-            connection.execute(text("ALTER TABLE elsewhere RENAME TO opencue_sched_fence"))
-        beat.tick()
-        assert beat.gate is not None
-        assert beat.gate.lease is not None
+            connection.execute(text(f"ALTER TABLE elsewhere RENAME TO {table}"))
+        eventually(lambda: beat.tick() and beat.gate and beat.gate.lease, what="the beat leads")
     finally:
         beat.close()

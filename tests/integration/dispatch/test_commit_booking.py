@@ -266,7 +266,6 @@ def test_an_empty_plan_asks_nothing_of_the_database(engine: Engine, settings: Se
 
 class _NoColumns:
     has_start_after = False
-    has_our_objects = False
 
 
 NO_COLUMNS = _NoColumns()

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -337,17 +337,3 @@ def test_a_job_that_the_hosts_refuse_keeps_none_of_them_from_other_jobs(
         assert refused.verdict is Verdict.BACKING_OFF
         assert refused.detail.startswith("2 hosts refused its frames and will be tried again: ")
         assert words in refused.detail
-
-
-def test_such_a_job_rests_where_there_is_no_table_to_write_it_down_in(engine: Engine, settings: Settings) -> None:
-    """A database of Cuebot's in which none of our objects may be: the pass must not end in an error either."""
-    with site(engine, settings, [machine(f"h{n}", cores=4) for n in range(6)]) as here:
-        bad = here.job([LayerSpec(frames=24)], uid=0, priority=300)
-        good = here.job([LayerSpec(frames=48)])
-        here.execute("DROP TABLE opencue_sched_quarantine")
-        here.runner.runner = replace(here.runner.runner, facts=replace(here.runner.runner.facts, has_our_objects=False))
-        here.passes()
-        (report,) = here.passes()
-        assert {frame.job_id for _, frame in here.sent()} == {good.id}
-    assert report.skipped[bad.layers[0].id].verdict is Verdict.FAILED
-    assert bad.id not in {it.job_id for it in report.verdicts}

@@ -17,6 +17,7 @@ from opencue_sched.coordination.presence import Presence
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import quarantine_jobs
+from opencue_sched.store.schema import REVISION
 from opencue_sched.worker import control
 from opencue_sched.worker.runtime import Runtime
 from tests.polling import eventually
@@ -52,7 +53,7 @@ def test_what_was_found_of_the_schema_is_logged_as_what_it_is(runtime: Runtime) 
     with capture_logs() as logs:
         runtime.check()
     (found,) = [entry for entry in logs if entry["event"] == "schema_found"]
-    assert found["has_our_objects"] is True
+    assert found["revision"] == REVISION
     assert found["limit_columns"] == runtime.facts.limit_columns
 
 
