@@ -13,13 +13,14 @@ that dies between two of these steps leaves a fence or a tick unused; neither is
 Beats of two Redis under one database and name would succeed each other without end, each by the lease of its own. So a
 leader records its Redis at each renewal, and a beat of another one stands by while it does.
 
-With ``quiet_seconds`` (the conservative hand-over) the lease's life also restarts at each fire, and a new leader fires
-nothing until that long after the last fire of the one before, by the clock of Redis.
+The lease's life restarts at each fire. With ``quiet_seconds`` (the conservative hand-over) a new leader fires nothing
+until that long after the last fire of the one before, which is in the record.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 import time
 import uuid
@@ -143,22 +144,19 @@ class LeaderGate:
         self._ttl = ttl_seconds
         self._deadline = renew_deadline_seconds
         self._retry = retry_seconds
-        self._quiet_ms = int(quiet_seconds * 1000)
+        self._quiet = quiet_seconds
         self._fences = fences
         self._clock = clock
         self._jitter = jitter
         self.token = uuid.uuid4().hex
         self._fence: int | None = None
         self._last_fence = 0
-        self._confirmed = float("-inf")
-        self._next_try = float("-inf")
-        self._fired: float | None = None
-        self._fired_at = -1
+        self._confirmed = self._next_try = self._quiet_until = -math.inf
         self._last_ticks: dict[str, int] = {}
+        self._fired_at = -math.inf
+        self._last_fired: int | None = None
         self._unrecorded_since: float | None = None
-        self._elsewhere: LeaderRecord | None = None
-        self.led_elsewhere = False
-        """Whether a leader of another Redis was seen to renew while this process stood by for it."""
+        self._elsewhere_since: float | None = None
         self.trouble: RedisError | SQLAlchemyError | None = None
         """Why the last campaign or renewal got no answer of a store; None when it had all it asked for."""
 
@@ -166,43 +164,51 @@ class LeaderGate:
     def tick_age(self) -> float:
         """Seconds since anybody in the fleet fired a tick, as this process knows; infinite if it knows of none.
 
-        Grows when this process stops looking, so it also shows a beat that hangs; and by this process's own clock, so
-        whatever happens to that of Redis.
+        Grows when this process stops looking, so it also shows a beat that hangs; and by this process's own clock,
+        whatever happens to that of a store.
         """
-        return float("inf") if self._fired is None else max(0.0, self._clock() - self._fired)
+        return max(0.0, self._clock() - self._fired_at)
+
+    @property
+    def led_elsewhere(self) -> bool:
+        """Whether a leader of another Redis renews, while this process stands by for it."""
+        # The record of a leader that is no more is waited for no longer than its lease lived.
+        return self._elsewhere_since is not None and self._clock() - self._elsewhere_since > self._ttl
+
+    @property
+    def next_look(self) -> float:
+        """Seconds until renew() talks to Redis again."""
+        return max(0.0, self._next_try - self._clock())
 
     @property
     def lease(self) -> Lease | None:
         """The lease, unless it was lost or could not be renewed in time."""
-        fence = self._fence  # read once: who serves the metrics looks here as well
+        fence = self._fence  # read once: the thread that serves the metrics looks here as well
         if fence is None:
             return None
         if self._clock() - self._confirmed >= self._deadline:
             log.warning("leadership_expired", role=self.keys.role, fence=fence)
-            self._demote()
+            self._fence = None
             return None
         return Lease(self.token, fence)
 
     def renew(self) -> Lease | None:
-        """Campaign or renew if it is time to, and return the lease. Redis errors count as not renewed; ``trouble``
-        has them, for a caller to tell of.
+        """Campaign or renew if it is time to, and return the lease. What a store does not answer is ``trouble``.
 
-        Errors of PostgreSQL come through to a candidate, for it cannot lead without. A holder renews without, until it
-        could record no tick that was due for the renewal deadline.
+        A candidate cannot lead without PostgreSQL. A holder renews without, until it could record no tick that was due
+        for the renewal deadline.
         """
         now = self._clock()
         if now >= self._next_try:
-            self._next_try = now + self._retry_seconds()
-            leading = self._fence is not None
-            self.trouble = None
+            # Up to a quarter less than the retry interval, so that standbys do not campaign in step.
+            self._next_try = now + self._retry * (1.0 - 0.25 * self._jitter())
+            leading, self.trouble = self._fence is not None, None
             try:
                 self._campaign(now)
-            except RedisError as error:
+            except (RedisError, SQLAlchemyError) as error:
                 self.trouble = error
-                log.debug("lease_renewal_failed", role=self.keys.role, error=str(error))
-            except SQLAlchemyError as error:
-                self.trouble = error
-                raise
+            if self.trouble is not None:
+                log.debug("lease_renewal_failed", role=self.keys.role, error=str(self.trouble))
             if self._fence is None:
                 if leading:
                     log.warning("leadership_lost", role=self.keys.role)
@@ -210,46 +216,44 @@ class LeaderGate:
                 self._next_try = now + self._ttl / 3
         return self.lease
 
-    @property
-    def next_look(self) -> float:
-        """Seconds until renew() talks to Redis again."""
-        return max(0.0, self._next_try - self._clock())
-
-    def _retry_seconds(self) -> float:
-        """Up to a quarter less than the retry interval, so that standbys do not campaign in step."""
-        return self._retry * (1.0 - 0.25 * self._jitter())
-
     def _campaign(self, now: float) -> None:
         lease = self.lease
-        if lease is not None and self._is_latest(lease.fence) and self._ask(now, "renew", lease.fence) is not None:
-            self._confirmed = now
+        if lease is not None and self._is_latest(lease.fence) and self._ask(now, "renew", lease.fence):
             return
         # A lease that is gone may have been another's in between, or the store lost everything: as any candidate.
-        self._demote()
+        self._fence = None
         record = self._fences.leader(self.keys.name)
-        if self._stands_by_for_another_redis(record):
+        if record.fired is not None and record.fired != self._last_fired:
+            self._last_fired, self._fired_at = record.fired, now - max(0.0, record.fired_age_seconds)
+        if self._stands_by_for_another_redis(now, record):
             return
         fence = self._ask(now, "take", record.fence)
-        if fence is not None and self._recorded(fence):
-            log.info("leadership_taken", role=self.keys.role, fence=fence)
-            self._confirmed = now
-            self._fence = self._last_fence = fence
+        if not fence or not self._recorded(fence):
+            return
+        if self._quiet and record.fence not in (0, self._last_fence):
+            # Read anew: the leader before may have fired until the claim. In full where its last fire is not known.
+            fired = self._fences.leader(self.keys.name)
+            self._quiet_until = now + self._quiet - (max(0.0, fired.fired_age_seconds) if fired.fired else 0.0)
+        log.info("leadership_taken", role=self.keys.role, fence=fence)
+        self._fence = self._last_fence = fence
 
-    def _stands_by_for_another_redis(self, record: LeaderRecord) -> bool:
+    def _stands_by_for_another_redis(self, now: float, record: LeaderRecord) -> bool:
         """Whether a leader of another Redis recorded itself within the life of a lease. After a failover that is the
         last sign of a leader of before; one that goes on renewing says that two Redis are in use at the same time."""
-        before, self._elsewhere = self._elsewhere, None
-        fresh = record.store is not None and 0 <= record.age_seconds < self._ttl
         # One's own record never keeps one waiting: it names the Redis of before, once that was succeeded by another.
-        if fresh and record.fence != self._last_fence and record.store != self._store():
-            self._elsewhere = record
-        if self._elsewhere is None:
-            self.led_elsewhere = False
-        elif before is not None and before.store == record.store and before.seen != record.seen:
-            self.led_elsewhere = True
+        if (
+            record.store is None
+            or not 0 <= record.age_seconds < self._ttl
+            or record.fence == self._last_fence
+            or record.store == self._store()
+        ):
+            self._elsewhere_since = None
+            return False
+        if self._elsewhere_since is None:
+            self._elsewhere_since = now
         if self.led_elsewhere:
             self._fences.note_other_redis(self.keys.name)
-        return self._elsewhere is not None
+        return True
 
     def _store(self) -> int:
         """A number of the Redis process and the database in it that this client uses now. An emptied one keeps it."""
@@ -263,21 +267,20 @@ class LeaderGate:
             return self._fences.renew(self.keys.name, fence, store=self._store()) <= fence
         except SQLAlchemyError as error:
             self.trouble = error
-            log.debug("fence_store_away", role=self.keys.role, fence=fence, error=str(error))
             return True
 
-    def _ask(self, now: float, what: str, fence: int) -> int | None:
-        """The fence under which this process holds the lease in Redis, if it does."""
+    def _ask(self, now: float, what: str, fence: int) -> int:
+        """The fence under which this process holds the lease in Redis from ``now`` on; 0 if it does not."""
         longest = max(LONGEST_LEASE_SECONDS, self._ttl)
-        taken, held, _, fired_ms_ago, fired_at = call_script(
+        held = call_script(
             self._client,
             "lease_acquire",
-            [self.keys.lease, self.keys.fence, self.keys.fired_at, self.keys.quiet],
-            [self.token, int(self._ttl * 1000), what, fence, self._quiet_ms, int(longest * 1000)],
+            [self.keys.lease, self.keys.fence],
+            [self.token, int(self._ttl * 1000), what, fence, int(longest * 1000)],
         )
-        if fired_at >= 0 and fired_at != self._fired_at:
-            self._fired, self._fired_at = now - fired_ms_ago / 1000, fired_at
-        return int(held) if taken else None
+        if held:
+            self._confirmed = now
+        return int(held)
 
     def _recorded(self, fence: int) -> bool:
         """Whether ``fence`` is this process's for good. If not, the lease is left to others."""
@@ -292,48 +295,33 @@ class LeaderGate:
                 log.warning("fence_not_recorded", role=self.keys.role, fence=fence)
         finally:
             if not mine:
-                self._release()
+                _drop(self._client, self.keys.lease, self.token)
         return mine
 
     def resign(self) -> None:
         """Hand over: release the lease so that a standby takes over at its next try. Safe when not leading."""
-        self._demote()
-        if self._release():
+        self._fence = None
+        if _drop(self._client, self.keys.lease, self.token):
             log.info("leadership_resigned", role=self.keys.role)
-
-    def _release(self) -> bool:
-        return _drop(self._client, self.keys.lease, self.token)
 
     def may_fire(self, task: str, tick: int) -> bool:
         """True at most once per (task, tick) in the whole fleet, and only while leading. Raises RedisError, and
         SQLAlchemyError: then the tick may count as fired, and was not.
         """
-        lease = self.lease
-        if lease is None:
+        lease, now = self.lease, self._clock()
+        if lease is None or now < self._quiet_until:
             return False
-        now, keys = self._clock(), self.keys
-        # Redis first: a lease that is gone already, and the quiet time of a new leader, use up no tick.
-        answer = call_script(
-            self._client,
-            "fire_tick",
-            [keys.lease, keys.fired_at, keys.quiet],
-            [lease.token, lease.fence, self._quiet_ms],
-        )
-        if answer == "quiet":
-            return False
-        if answer == "not_leader":
-            self._fenced_off(lease.fence, task, tick)
-            return False
-        if self._quiet_ms:
-            self._confirmed = now
-        # Then the record, which alone decides: whoever was elected since is in it, and so is whatever was fired.
-        claimed, latest = self._claim_tick(lease.fence, task, tick)
+        # Redis first: a lease that is gone already uses up no tick. Then the record, which alone decides: whoever was
+        # elected since is in it, and so is whatever was fired.
+        held = self._ask(now, "renew", lease.fence)
+        claimed, latest = self._claim_tick(lease.fence, task, tick) if held else (False, 0)
         if latest != lease.fence:
-            self._fenced_off(lease.fence, task, tick)
+            log.warning("fenced_off", role=self.keys.role, task=task, tick=tick, fence=lease.fence)
+            self._fence, self._next_try = None, now
             return False
         self._last_ticks[task] = max(self._last_ticks.get(task, tick), tick)
         if claimed:
-            self._fired = now
+            self._fired_at = now
         return claimed
 
     def _claim_tick(self, fence: int, task: str, tick: int) -> tuple[bool, int]:
@@ -353,12 +341,6 @@ class LeaderGate:
         self._unrecorded_since = None
         return answer
 
-    def _fenced_off(self, fence: int, task: str, tick: int) -> None:
-        """Another process was elected, or the lease was lost: stand by, and look at once."""
-        log.warning("fenced_off", role=self.keys.role, task=task, tick=tick, fence=fence)
-        self._demote()
-        self._next_try = self._clock()
-
     def redis_time(self) -> float:
         """Seconds since the epoch by the clock of Redis, which names the ticks."""
         seconds, micros = self._client.time()
@@ -368,9 +350,6 @@ class LeaderGate:
         """The nominal tick fired last of every task, by any leader. Read at the election: since then only this leader
         fires."""
         return dict(self._last_ticks)
-
-    def _demote(self) -> None:
-        self._fence = None
 
 
 # What a periodic message is worth: its leader may have been paused between its check and its message.

@@ -201,16 +201,6 @@ class LeaderKeys:
     def fence(self) -> str:
         return f"{self.ns}:leader:{self.role}:fence"
 
-    @property
-    def fired_at(self) -> str:
-        """When anything was fired last, ms."""
-        return f"{self.ns}:leader:{self.role}:fired_at"
-
-    @property
-    def quiet(self) -> str:
-        """There while a new leader must not fire yet (conservative hand-over)."""
-        return f"{self.ns}:leader:{self.role}:quiet"
-
 
 BOARD_PARTS = ("ready", "delayed", "claimed", "names", "seq", "events", "trash", "listed", "awaited")
 

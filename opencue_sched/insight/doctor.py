@@ -238,7 +238,7 @@ def _quarantine(connection: Connection) -> Iterator[HealthCheck]:
 
 def _two_redis(engine: Engine, settings: Settings) -> Iterator[HealthCheck]:
     keys = LeaderKeys(settings.coordination.namespace, beat_role(settings.scheduler.facility))
-    if PersistentFences(engine).two_redis(keys.name):
+    if PersistentFences(engine).leader(keys.name).two_redis:
         text = f"beats of two Redis want to lead in this database and namespace {keys.ns!r}; one stands by"
         yield _fail("beats", text, ONE_REDIS)
 

@@ -17,7 +17,7 @@ from opencue_sched.coordination.queues import survey_queues
 from opencue_sched.insight.explain import cluster_postings
 from opencue_sched.insight.stores import reason_of
 from opencue_sched.settings import Settings
-from opencue_sched.store.fences import PersistentFences
+from opencue_sched.store.fences import LeaderRecord, PersistentFences
 
 log = structlog.get_logger(__name__)
 
@@ -63,15 +63,14 @@ def leader_view(
 ) -> dict[str, Any]:
     """The leader of the beats: its instance if that is alive, fence, and seconds since a tick was fired.
 
-    ``two_redis``: beats of two Redis recently wanted to lead, so one stands by; None when ``fences`` does not answer.
+    ``two_redis``: beats of two Redis recently wanted to lead, so one stands by. That and the age of the tick are None
+    when ``fences`` does not answer.
     """
     with client.pipeline(transaction=False) as pipe:
         pipe.get(keys.lease)
         pipe.pttl(keys.lease)
-        pipe.get(keys.fired_at)
-        pipe.time()
-        lease, left_ms, fired_at, (seconds, micros) = pipe.execute()
-    age = None if fired_at is None else float(seconds) + float(micros) / 1e6 - float(fired_at) / 1000
+        lease, left_ms = pipe.execute()
+    record = None if fences is None else _record(fences, keys)
     fence = None if lease is None else int(str(lease).rpartition("|")[2])
     # Leaders of other roles count fences of their own: the same number says nothing.
     beats = [actor for actor in members.of(BEAT_TYPE) if actor.fence == fence and keys.role in actor.capabilities]
@@ -82,14 +81,14 @@ def leader_view(
         "pid": beats[0].pid if beats else None,
         "fence": fence,
         "lease_seconds_left": None if lease is None else round(left_ms / 1000, 1),
-        "tick_age_seconds": None if age is None else round(max(0.0, age), 1),
-        "two_redis": None if fences is None else _two_redis(fences, keys),
+        "tick_age_seconds": round(max(0.0, record.fired_age_seconds), 1) if record and record.fired else None,
+        "two_redis": None if record is None else record.two_redis,
     }
 
 
-def _two_redis(fences: PersistentFences, keys: LeaderKeys) -> bool | None:
+def _record(fences: PersistentFences, keys: LeaderKeys) -> LeaderRecord | None:
     try:
-        return fences.two_redis(keys.name)
+        return fences.leader(keys.name)
     except SQLAlchemyError as error:
         log.warning("leader_record_not_read", error=reason_of(error))
         return None

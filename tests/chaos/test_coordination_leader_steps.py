@@ -106,4 +106,4 @@ def test_killed_after_whatever_it_did_a_leader_leaves_no_tick_twice_and_its_succ
         if step["step"] in NAMED:
             name, times = NAMED[step["step"]]
             assert (step["changes"][-1], Counter(step["changes"])[name]) == (name, times)
-    assert {"fire_tick", "claim_tick", "queue_put"} <= died_after
+    assert {"lease_acquire", "claim_tick", "queue_put"} <= died_after

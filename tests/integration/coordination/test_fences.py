@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import Engine, create_engine, event
 
-from opencue_sched.store.fences import LeaderRecord, PersistentFences
+from opencue_sched.store.fences import PersistentFences
 
 NAME = "cue:beat"
 CALLS: dict[str, Callable[[PersistentFences], object]] = {
@@ -49,7 +49,7 @@ def test_each_tick_is_given_once_in_their_order_and_to_the_latest_leader(fences:
 
 
 def test_the_redis_of_the_latest_leader_is_recorded_and_none_of_a_former_one(fences: PersistentFences) -> None:
-    assert fences.leader(NAME) == LeaderRecord(1)
+    assert (fences.leader(NAME).fence, fences.leader(NAME).store) == (1, None)
     assert fences.renew(NAME, 1, store=7) == 1
     first = fences.leader(NAME)
     assert (first.fence, first.store) == (1, 7)

@@ -6,13 +6,14 @@ import inspect
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
 from urllib.parse import urlsplit
 
 import pytest
 import redis
 from celery import Celery
+from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
@@ -326,9 +327,8 @@ def test_who_cannot_record_its_fence_leaves_the_lease_to_others(redis_client, ke
             raise OperationalError("INSERT", {}, Exception(f"read-only: {name} {fence}"))
 
     unlucky = gate(redis_client, keys, fences=ReadOnly(engine))
-    with pytest.raises(OperationalError):
-        unlucky.renew()
-    assert unlucky.lease is None
+    assert unlucky.renew() is None
+    assert isinstance(unlucky.trouble, OperationalError)
     assert not redis_client.exists(keys.lease)
     assert gate(redis_client, keys, fences=PersistentFences(engine)).renew() is not None
 
@@ -398,6 +398,25 @@ def test_a_periodic_message_is_worth_something_until_a_later_leader_or_tick(redi
     assert tick_freshness(fences, keys, fence, "", 8) is Freshness.FORMER_LEADER
 
 
+def fired_seconds_ago(engine, keys, seconds) -> None:
+    """Have the last tick fired so long ago, by the clock of PostgreSQL."""
+    statement = (
+        "UPDATE opencue_sched_fence SET fence = 1000000 * (extract(epoch FROM clock_timestamp()) - :seconds)"
+        " WHERE name = :name"
+    )
+    with engine.begin() as connection:
+        assert connection.execute(text(statement), {"name": f"{keys.name}|fired", "seconds": seconds}).rowcount == 1
+
+
+def quiet_for(gate, clock, seconds) -> None:
+    """Let so much time pass, and see that it leads all the while and fires nothing until then."""
+    clock.now += seconds - 1
+    assert gate.renew() is not None
+    assert not gate.may_fire("recompute", 10**9)
+    clock.now += 2
+    assert gate.may_fire("recompute", 10**9)
+
+
 def test_every_beat_knows_when_a_tick_was_fired_last(redis_client, keys, gate):
     clock = Clock()
     leader, standby = gate(redis_client, keys, clock=clock), gate(redis_client, keys, clock=clock)
@@ -411,12 +430,14 @@ def test_every_beat_knows_when_a_tick_was_fired_last(redis_client, keys, gate):
     assert 30 <= standby.tick_age < 40
 
 
-def test_the_age_of_the_last_tick_grows_though_the_clock_of_redis_was_put_back(redis_client, keys, gate):
+def test_the_age_of_the_last_tick_grows_though_the_clock_of_postgresql_was_put_back(redis_client, keys, engine, gate):
     """Its moment is still to come, then: a beat that hangs must not look alive until it has."""
     clock = Clock()
     standby = gate(redis_client, keys, clock=clock)
-    gate(redis_client, keys, clock=clock).renew()
-    redis_client.set(keys.fired_at, (int(redis_client.time()[0]) + 3600) * 1000)
+    leader = gate(redis_client, keys, clock=clock)
+    leader.renew()
+    assert leader.may_fire("recompute", 7)
+    fired_seconds_ago(engine, keys, -3600)
     for seconds in (0, 30, 60):
         clock.now = 1000.0 + seconds
         standby.renew()
@@ -434,11 +455,14 @@ def test_a_lease_that_a_clock_put_back_made_longer_than_any_is_cut_short(redis_c
 
 
 def test_a_new_leader_keeps_quiet_no_longer_than_the_time_out_though_the_clock_was_put_back(redis_client, keys, engine):
-    leader = careful(redis_client, keys, engine)
-    redis_client.set(keys.fence, 1)
-    redis_client.set(keys.fired_at, (int(redis_client.time()[0]) + 3600) * 1000)
-    assert leader.renew() is not None
-    assert 100_000 < redis_client.pttl(keys.quiet) <= 180_000
+    clock = Clock()
+    first, second = (careful(redis_client, keys, engine, clock) for _ in range(2))
+    first.renew()
+    assert first.may_fire("recompute", 7)
+    first.resign()
+    fired_seconds_ago(engine, keys, -3600)
+    assert second.renew() is not None
+    quiet_for(second, clock, 180)
 
 
 def test_what_a_message_is_worth_is_known_though_redis_was_emptied(redis_client, keys, engine, gate):
@@ -469,22 +493,21 @@ def test_the_conservative_setting_is_the_proposals_rule_and_the_other_is_not(set
         first.resign()
         assert second.renew() is not None
         assert second.may_fire("recompute", tick + 1) == (handover == "fenced")
-        assert redis_client.exists(keys.quiet) == (handover == "conservative")
 
 
 @pytest.mark.parametrize("wait", [60.0, 600.0])
 def test_how_long_the_conservative_hand_over_waits_is_a_setting(settings, redis_client, keys, wait):
     coordination = settings.coordination.model_copy(update={"handover": "conservative", "handover_wait": wait})
-    chosen = settings.model_copy(update={"coordination": coordination})
+    chosen, clock = settings.model_copy(update={"coordination": coordination}), Clock()
     first, looking_on, second = make_gate(chosen), make_gate(chosen), make_gate(chosen)
+    second._clock = clock
     assert first.renew() is not None
     assert first.may_fire("recompute", 7)
     assert looking_on.renew() is None
     assert wait * 900 < redis_client.pttl(keys.lease) <= wait * 1000
     first.resign()
     assert second.renew() is not None
-    assert not second.may_fire("recompute", 8)
-    assert wait * 900 < redis_client.pttl(keys.quiet) <= wait * 1000
+    quiet_for(second, clock, wait)
 
 
 def test_no_tick_is_fired_twice_though_redis_was_emptied(redis_client, keys, engine, gate):
@@ -589,8 +612,8 @@ def test_of_two_redis_under_one_database_the_beat_of_one_leads_and_the_other_say
     assert (said["event"], said["log_level"]) == ("two_redis_under_one_database", "error")
     assert "OPENCUE_SCHED_REDIS_URL" in said["cure"]
     assert fences.leader(keys.name).fence == 1
-    assert fences.two_redis(keys.name)
-    assert not fences.two_redis("cue:beat.alpha")
+    assert fences.leader(keys.name).two_redis
+    assert not fences.leader("cue:beat.alpha").two_redis
 
 
 def test_two_beats_of_two_redis_that_led_at_once_do_not_take_turns(redis_client, other_redis, keys, engine, gate):
@@ -626,7 +649,7 @@ def test_a_beat_of_another_redis_leads_when_the_leader_is_no_more(redis_client, 
     assert there.renew() is None
     eventually(lambda: there.renew(), 30)
     assert not there.led_elsewhere
-    assert not fences.two_redis(keys.name), "a Redis that was succeeded by another is one"
+    assert not fences.leader(keys.name).two_redis, "a Redis that was succeeded by another is one"
 
 
 def test_a_leader_whose_redis_was_succeeded_by_another_leads_on(redis_client, other_redis, keys, engine, gate):
@@ -640,10 +663,10 @@ def test_a_leader_whose_redis_was_succeeded_by_another_leads_on(redis_client, ot
     clock.now += 5.1
     assert standby.renew() is None
     assert not standby.led_elsewhere
-    assert not fences.two_redis(keys.name)
+    assert not fences.leader(keys.name).two_redis
 
 
-def careful(client, keys, engine) -> LeaderGate:
+def careful(client, keys, engine, clock=None) -> LeaderGate:
     return LeaderGate(
         client,
         keys,
@@ -652,29 +675,51 @@ def careful(client, keys, engine) -> LeaderGate:
         retry_seconds=0,
         quiet_seconds=180,
         fences=PersistentFences(engine),
-        clock=Clock(),
+        clock=clock or Clock(),
     )
 
 
 def test_a_new_leader_keeps_quiet_for_the_whole_time_out_where_redis_forgot_what_was_fired_since(
     redis_client, keys, engine
 ):
-    """The record it finds is that of a leader who was succeeded; the successor may have fired a moment ago."""
-    first, second, third = (careful(redis_client, keys, engine) for _ in range(3))
+    """Redis comes back as it was when the last fire was long ago; the successor has fired a moment ago."""
+    clock = Clock()
+    first, second, third = (careful(redis_client, keys, engine, clock) for _ in range(3))
     first.renew()
-    redis_client.set(keys.fired_at, (int(redis_client.time()[0]) - 175) * 1000)
+    assert first.may_fire("recompute", 7)
+    fired_seconds_ago(engine, keys, 175)
     older = Copy(redis_client, keys)
     redis_client.delete(keys.lease)
     assert second.renew().fence == 2
-    assert redis_client.pttl(keys.quiet) <= 5_000
+    assert not second.may_fire("recompute", 8)
+    clock.now += 5
+    assert second.may_fire("recompute", 8)
     older.comes_back()
     redis_client.delete(keys.lease)
     assert third.renew().fence == 3
-    assert 100_000 < redis_client.pttl(keys.quiet) <= 180_000
+    quiet_for(third, clock, 180)
+
+
+def test_a_leader_that_is_elected_anew_waits_for_nobody_but_for_the_rest_of_its_quiet_time(redis_client, keys, engine):
+    clock = Clock()
+    first, second = (careful(redis_client, keys, engine, clock) for _ in range(2))
+    first.renew()
+    assert first.may_fire("recompute", 7)
+    redis_client.flushdb()
+    clock.now += 60
+    assert first.renew().fence == 2
+    assert first.may_fire("recompute", 8)
+    first.resign()
+    assert second.renew() is not None
+    redis_client.flushdb()
+    clock.now += 61
+    assert second.renew().fence == 4
+    quiet_for(second, clock, 180 - 61)
 
 
 def test_a_tick_is_not_used_up_by_a_leader_that_keeps_quiet(redis_client, keys, engine):
-    first, second, third = (careful(redis_client, keys, engine) for _ in range(3))
+    clock = Clock()
+    first, second, third = (careful(redis_client, keys, engine, clock) for _ in range(3))
     first.renew()
     assert first.may_fire("recompute", 7)
     first.resign()
@@ -682,8 +727,11 @@ def test_a_tick_is_not_used_up_by_a_leader_that_keeps_quiet(redis_client, keys, 
     assert not second.may_fire("recompute", 8)
     second.resign()
     third.renew()
-    redis_client.delete(keys.quiet)
-    assert third.may_fire("recompute", 8)
+    fired_seconds_ago(engine, keys, 180)
+    third.resign()
+    fourth = careful(redis_client, keys, engine, clock)
+    fourth.renew()
+    assert fourth.may_fire("recompute", 8)
 
 
 def test_fleets_of_two_namespaces_fire_their_own_ticks(redis_client, engine, gate):
@@ -758,9 +806,7 @@ def test_a_leader_that_cannot_record_what_it_fires_leaves_the_lease_to_one_that_
     assert leader.lease is None
     assert standby.renew() is not None
     assert standby.may_fire("recompute", 8)
-    with suppress(OperationalError):
-        leader.renew()
-    assert leader.lease is None
+    assert leader.renew() is None
 
 
 def test_a_leader_that_reached_postgresql_in_between_goes_on(redis_client, keys, engine, gate):

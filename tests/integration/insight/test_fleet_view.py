@@ -15,7 +15,7 @@ from opencue_sched.coordination.presence import Presence, list_members
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.insight.fleet import fleet_view, leader_view
 from opencue_sched.settings import Settings
-from opencue_sched.store.fences import PersistentFences
+from opencue_sched.store.fences import LeaderRecord, PersistentFences
 from opencue_sched.worker.membership import Membership
 
 QUEUES = ("cue:q:work:type:dispatch", "cue:q:work:type:sweep")
@@ -100,16 +100,21 @@ def test_without_a_lease_nobody_is_shown_as_leader(scoped, redis_client):
     assert (view["fence"], view["instance"]) == (None, None)
 
 
-def test_the_age_of_the_last_tick_is_shown(redis_client: Redis) -> None:
-    keys, members = LeaderKeys("cue", beat_role(None)), list_members(redis_client, "cue")
-    assert leader_view(redis_client, keys, members)["tick_age_seconds"] is None, "none was fired yet"
-    redis_client.set(keys.fired_at, (int(redis_client.time()[0]) - 10) * 1000)
-    assert 10 <= leader_view(redis_client, keys, members)["tick_age_seconds"] < 30
+def test_the_age_of_the_last_tick_is_shown(redis_client: Redis, engine: Engine) -> None:
+    keys, members, fences = (
+        LeaderKeys("cue", beat_role(None)),
+        list_members(redis_client, "cue"),
+        PersistentFences(engine),
+    )
+    assert leader_view(redis_client, keys, members, fences)["tick_age_seconds"] is None, "none was fired yet"
+    assert fences.claim(keys.name, 1)
+    assert fences.claim_tick(keys.name, 1, "recompute", 7)[0]
+    assert 0 <= leader_view(redis_client, keys, members, fences)["tick_age_seconds"] < 30
 
 
 def test_without_postgresql_the_fleet_is_shown_all_the_same(redis_client: Redis, engine: Engine) -> None:
     class Away(PersistentFences):
-        def two_redis(self, name: str) -> bool:
+        def leader(self, name: str) -> LeaderRecord:
             raise OperationalError("SELECT", {}, Exception("connection refused"))
 
     keys = LeaderKeys("cue", beat_role(None))
