@@ -18,27 +18,60 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from itertools import count
 from types import FrameType
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import structlog
 from celery import bootsteps
 from celery.utils.time import maybe_iso8601
 from celery.worker import state
 from celery.worker.consumer import Consumer
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from redis.exceptions import RedisError
 
 from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken, Workload
 from opencue_sched.coordination.transport import note_unreadable
+from opencue_sched.errors import InvalidInput
 from opencue_sched.worker.control import fleet_figures
 
 _log = logging.getLogger(__name__)
 
-_TEXTS = ("task", "id")
-_TEXTS_OR_NONE = ("root_id", "parent_id", "argsrepr", "kwargsrepr", "origin")
-_TIMES = ("eta", "expires")
-_OURS = ("sent_at", "fence", "tick", "tick_of", "catch_up")
-"""Headers of our own messages. worker/task.py checks those that it reads."""
-_SIGNATURES = {"callbacks", "errbacks", "chain", "chord"}
+
+def _time(value: str) -> str:
+    """A time as Celery reads it. Raises ValueError."""
+    try:
+        maybe_iso8601(value)
+    except OverflowError as error:
+        raise ValueError("out of range") from error
+    return value
+
+
+class _Message(BaseModel):
+    """What a message of ours consists of: the headers that Celery reads, those that a leader writes, and the payload
+    of arguments, keywords and options.
+
+    No callbacks, chain or chord, well formed or not: no task of ours has any, and Celery reads them in the thread that
+    runs the task, where a malformed one would keep the thread's slot.
+    """
+
+    model_config = ConfigDict(strict=True)
+
+    task: str
+    id: str
+    root_id: str | None = None
+    parent_id: str | None = None
+    argsrepr: str | None = None
+    kwargsrepr: str | None = None
+    origin: str | None = None
+    eta: Annotated[str, AfterValidator(_time)] | None = None
+    sent_at: float | None = None
+    fence: int | None = None
+    tick: int | None = None
+    tick_of: str | None = None
+    catch_up: str | None = None
+    payload: Annotated[
+        tuple[list[Any], dict[str, Any], dict[Literal["callbacks", "errbacks", "chain", "chord"], None]],
+        Field(strict=False),
+    ]
 
 
 class TolerantConsumer(Consumer):
@@ -52,9 +85,10 @@ class TolerantConsumer(Consumer):
         handle = super().create_task_handler(*args, **kwargs)
 
         def on_task_received(message: Any) -> Any:
-            if problem := problem_of(message, self.strategies):
-                return self._drop(message, problem)
-            message.headers = readable_headers(message.headers)
+            try:
+                message.headers = read_headers(message, self.strategies)
+            except InvalidInput as problem:
+                return self._drop(message, str(problem))
             return handle(message)
 
         return on_task_received
@@ -74,49 +108,25 @@ class TolerantConsumer(Consumer):
         message.ack_log_error(_log, self.connection_errors)
 
 
-def problem_of(message: Any, tasks: Collection[str]) -> str:
-    """Why ``message`` is none of ``tasks``; empty when it is one. The words name a kind of mistake, never a value.
+def read_headers(message: Any, tasks: Collection[str]) -> dict[str, Any]:
+    """The headers of a message that is complete and for one of ``tasks``, without any that are not ours: Celery makes
+    attributes of the task's request of them all, and reads limits, stamps and groups without looking at their kind.
 
-    Callbacks, chains and chords are refused whether they are well formed or not: no task of ours has any, and Celery
-    reads them in the thread that runs the task, where a malformed one would keep the thread's slot.
+    Raises InvalidInput with the kind of mistake, never a value.
     """
-    headers = message.headers
-    if not all(isinstance(headers.get(name), str) for name in _TEXTS):
-        return "no task and id in its headers"
-    if headers["task"] not in tasks or headers["task"].startswith("celery."):
-        return "no task of ours"
-    if not all(isinstance(headers.get(name), str | None) for name in _TEXTS_OR_NONE):
-        return "a header that is no text"
-    if not all(map(_is_time_or_none, map(headers.get, _TIMES))):
-        return "eta or expires is no time"
     try:
         payload = message.payload
     except Exception as error:  # a codec may raise anything over a body, and nothing but the codec runs here
-        return f"a body that cannot be decoded: {type(error).__name__}"
-    if not isinstance(payload, list) or len(payload) != 3:
-        return "a body that is not arguments, keywords and options"
-    args, kwargs, options = payload
-    if not (isinstance(args, list) and isinstance(kwargs, dict) and isinstance(options, dict)):
-        return "arguments, keywords or options of another kind"
-    if options.keys() - _SIGNATURES or any(options.values()):
-        return "callbacks, a chain, a chord or unknown options"
-    return ""
-
-
-def _is_time_or_none(value: object) -> bool:
-    if not isinstance(value, str):
-        return value is None
+        raise InvalidInput(f"a body that cannot be decoded: {type(error).__name__}") from error
     try:
-        return maybe_iso8601(value) is not None
-    except (ValueError, OverflowError):
-        return False
-
-
-def readable_headers(headers: dict[str, Any]) -> dict[str, Any]:
-    """The headers that were checked and our own, without any other: Celery makes attributes of the task's request of
-    them all, and reads limits, stamps and groups without looking at their kind. No task of ours has a result."""
-    names = (*_TEXTS, *_TEXTS_OR_NONE, *_TIMES, *_OURS)
-    return {name: headers[name] for name in names if name in headers} | {"ignore_result": True}
+        read = _Message.model_validate({**message.headers, "payload": payload})
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise InvalidInput(f"{problem['loc'][0]}: {problem['type']}") from error
+    if read.task not in tasks or read.task.startswith("celery."):
+        raise InvalidInput("no task of ours")
+    # No task of ours has a result.
+    return read.model_dump(exclude={"payload"}, exclude_unset=True) | {"ignore_result": True}
 
 
 # Steps of Celery's consumer: the heartbeat of this worker's presence, started anew after each reconnect.

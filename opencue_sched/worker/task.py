@@ -7,17 +7,16 @@ the scripts refuse it once there is a newer leader.
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from celery import Celery, Task
 from kombu import Queue
 from kombu.exceptions import OperationalError
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, ValidationError, validate_call
 from redis.exceptions import RedisError
 
 from opencue_sched.coordination.job import JobPriority
@@ -37,13 +36,7 @@ log = structlog.get_logger(__name__)
 FENCED_OFF = "fenced_off"
 """The reason for which a task ends whose leader was succeeded while it ran."""
 MALFORMED = "malformed"
-"""The reason for which a message is rejected that has not the arguments of its task, or headers nobody can read."""
-_LEADER_HEADERS: dict[str, TypeAdapter[Any]] = {
-    "fence": TypeAdapter(int),
-    "tick": TypeAdapter(int),
-    "tick_of": TypeAdapter(str),
-}
-"""What a leader writes on its messages."""
+"""The reason for which a message is rejected that has not the arguments of its task."""
 
 
 class SchedulerTask(Task):  # type: ignore[type-arg]
@@ -53,56 +46,30 @@ class SchedulerTask(Task):  # type: ignore[type-arg]
         """Run the task, or return why its message was dropped as ``{"dropped": reason}``."""
         mine = runtime()
         with mine.membership.workload.task():
-            if problem := self._wrong_argument(args, kwargs) or self._wrong_header():
-                self._reject(mine, problem, args, kwargs)
-                return {"dropped": MALFORMED}
             freshness = self._freshness(mine)
             if freshness is not Freshness.CURRENT:
                 fleet_metrics.messages_dropped.labels(freshness.value).inc()
                 log.warning("periodic_message_dropped", task=self.name, reason=freshness.value)
                 return {"dropped": freshness.value}
             try:
-                return self.run(*args, **kwargs)
+                return self._checked_run(*args, **kwargs)
+            except ValidationError as error:
+                if error.title != self.run.__name__:
+                    raise
+                reason = "; ".join(f"{problem['loc'][0]}: {problem['msg']}" for problem in error.errors())
+                note_unreadable(str(self.name), MALFORMED, reason=reason, message=repr((args, kwargs)))
+                if isinstance(reply := kwargs.get("reply"), str):
+                    mine.membership.answer_failed(reply, str(args[0] if args else ""), InvalidInput(reason))
+                return {"dropped": MALFORMED}
             except FencedOff as error:
                 fleet_metrics.messages_dropped.labels(FENCED_OFF).inc()
                 log.warning("periodic_task_fenced_off", task=self.name, error=str(error))
                 return {"dropped": FENCED_OFF}
 
     @cached_property
-    def _signature(self) -> inspect.Signature:
-        return inspect.signature(self.run)
-
-    @cached_property
-    def _types(self) -> dict[str, TypeAdapter[Any]]:
-        """Of the arguments, by name, as they are annotated."""
-        hints = get_type_hints(self.run, include_extras=True)
-        return {name: TypeAdapter(hint) for name, hint in hints.items() if name != "return"}
-
-    def _wrong_argument(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Why the task cannot be called with these arguments; empty when it can."""
-        try:
-            given = self._signature.bind(*args, **kwargs).arguments
-        except TypeError as error:
-            return str(error)
-        for name in given.keys() & self._types.keys():
-            if why := _refusal(self._types[name], given[name]):
-                return f"{name}: {why}"
-        return ""
-
-    def _wrong_header(self) -> str:
-        """Which of a leader's headers cannot be read; empty when all can be, or no leader sent the message."""
-        for name, kind in _LEADER_HEADERS.items():
-            value = _header(self, name)
-            if value is not None and (why := _refusal(kind, value)):
-                return f"header {name} {value!r:.200}: {why}"
-        return ""
-
-    def _reject(self, mine: Runtime, problem: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Count a message that the task cannot be run with, and answer the client that waits for its pass."""
-        note_unreadable(str(self.name), MALFORMED, reason=problem, message=repr((args, kwargs)))
-        given = {**dict(zip(self._signature.parameters, args, strict=False)), **kwargs}
-        if isinstance(reply := given.get("reply"), str):
-            mine.membership.answer_failed(reply, str(given.get("posting", "")), InvalidInput(problem))
+    def _checked_run(self) -> Any:
+        """``run``, which refuses other arguments than those it is annotated for."""
+        return validate_call(config=ConfigDict(strict=True))(self.run)
 
     def _freshness(self, mine: Runtime) -> Freshness:
         """Whether this message still counts. Messages that no leader sent always do."""
@@ -110,8 +77,8 @@ class SchedulerTask(Task):  # type: ignore[type-arg]
         if fence is None:
             return Freshness.CURRENT
         # With "all" each tick counts for itself: none overtakes another.
-        task = "" if _header(self, "catch_up") == CatchUp.ALL else str(_header(self, "tick_of") or "")
-        tick = int(_header(self, "tick") or 0)
+        task = "" if self.request.get("catch_up") == CatchUp.ALL else self.request.get("tick_of") or ""
+        tick = self.request.get("tick") or 0
         return tick_freshness(PersistentFences(mine.engine), mine.leader_keys, fence, task, tick)
 
 
@@ -124,22 +91,7 @@ def runtime() -> Runtime:
 
 def fence_of(task: Task | None) -> int | None:  # type: ignore[type-arg]
     """The fence of the leader that sent the message this task is run for; None when no leader did."""
-    fence = None if task is None else _header(task, "fence")
-    return None if fence is None else int(fence)
-
-
-def _header(task: Task, name: str) -> Any:  # type: ignore[type-arg]
-    value = task.request.get(name)
-    return value if value is not None else (task.request.headers or {}).get(name)
-
-
-def _refusal(kind: TypeAdapter[Any], value: object) -> str:
-    """Why ``value`` is not of this kind; empty when it is."""
-    try:
-        kind.validate_python(value, strict=True)
-    except ValidationError as error:
-        return str(error.errors()[0]["msg"])
-    return ""
+    return None if task is None else task.request.get("fence")
 
 
 DISPATCH_TASK = "opencue_sched.dispatch.dispatch_cluster"

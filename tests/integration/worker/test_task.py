@@ -65,15 +65,15 @@ def rejected(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 @pytest.mark.parametrize(
     ("task", "args", "kwargs", "words"),
     [
-        (DISPATCH, [], {}, "missing a required argument: 'posting'"),
-        (DISPATCH, ["one", "two", "three", "four"], {}, "too many positional arguments"),
-        (DISPATCH, ["one"], {"surprise": 1}, "unexpected keyword argument 'surprise'"),
-        (SWEEP, [17], {}, "too many positional arguments"),
+        (DISPATCH, [], {}, "posting: Missing required argument"),
+        (DISPATCH, ["one", "two", "three", "four"], {}, ": Unexpected positional argument"),
+        (DISPATCH, ["one"], {"surprise": 1}, "surprise: Unexpected keyword argument"),
+        (SWEEP, [17], {}, ": Unexpected positional argument"),
         (DISPATCH, ["a" * 40], {"ticket": "3"}, "ticket: Input should be a valid integer"),
         (DISPATCH, ["a" * 40], {"ticket": True}, "ticket: Input should be a valid integer"),
         (DISPATCH, ["a" * 40], {"reply": "../etc/passwd"}, "reply: String should match pattern"),
-        *((DISPATCH, [it], {}, "posting: String should match") for it in ("", "x" * 40, "a" * 41, "a" * 40 + "\n")),
-        *((DISPATCH, [it], {}, "posting: Input should be a valid string") for it in (None, 7, ["a"])),
+        *((DISPATCH, [it], {}, "0: String should match") for it in ("", "x" * 40, "a" * 41, "a" * 40 + "\n")),
+        *((DISPATCH, [it], {}, "0: Input should be a valid string") for it in (None, 7, ["a"])),
     ],
 )
 def test_a_message_without_the_arguments_of_its_task_is_rejected(monkeypatch, task, args, kwargs, words):
@@ -85,27 +85,6 @@ def test_a_message_without_the_arguments_of_its_task_is_rejected(monkeypatch, ta
     assert reason.startswith(f"{task}: ")
     assert words in reason
     assert unreadable_messages() - before == 2
-
-
-@pytest.mark.parametrize(
-    ("headers", "words"),
-    [
-        ({"fence": "x"}, "header fence 'x': Input should be a valid integer"),
-        ({"fence": True}, "header fence True: Input"),
-        ({"fence": 1.5}, "header fence 1.5: Input"),
-        ({"fence": {"a": 1}}, "header fence {'a': 1}: Input"),
-        ({"fence": 5, "tick": "soon", "tick_of": "recompute"}, "header tick 'soon': Input should be a valid integer"),
-        ({"fence": 5, "tick": 7, "tick_of": ["recompute"]}, "header tick_of ['recompute']: Input"),
-        ({"headers": {"fence": "x" * 5000}}, "header fence 'xxx"),
-    ],
-)
-def test_a_message_whose_fence_or_tick_nobody_can_read_is_rejected(monkeypatch, headers, words):
-    """A task that fails at it would be a line in the log of one worker, as often as the message comes."""
-    with rejected(monkeypatch) as reasons, message_of(SWEEP, **headers) as run:
-        assert run() == {"dropped": "malformed"}
-    (reason,) = reasons
-    assert reason.startswith(f"{SWEEP}: {words}")
-    assert len(reason) < 400
 
 
 def test_a_periodic_sweep_of_a_farm_with_nothing_to_do_naps(runtime):
@@ -244,17 +223,12 @@ def test_a_pass_that_a_store_ended_says_why(redis_client, posting, waiter, monke
     assert "the server closed the connection" in answer["error"]
 
 
-@pytest.mark.parametrize("how", ["by name", "by place", "to nobody"])
-def test_who_waits_for_a_message_that_is_rejected_is_told(redis_client, waiter, how):
+@pytest.mark.parametrize("told", [True, False])
+def test_who_waits_for_a_message_that_is_rejected_is_told(redis_client, waiter, told):
     before = unreadable_messages()
-    if how == "by name":
-        real_app.tasks[DISPATCH]("no posting", reply=waiter)
-    elif how == "by place":
-        real_app.tasks[DISPATCH]("no posting", None, waiter, "one too many")
-    else:
-        real_app.tasks[DISPATCH]("no posting", reply="../" + waiter)
+    real_app.tasks[DISPATCH]("no posting", reply=waiter if told else "../" + waiter)
     assert unreadable_messages() - before == 1
-    if how != "to nobody":
+    if told:
         answer = replies.await_reply(redis_client, "cue", waiter, timeout_seconds=1)
         assert (answer["posting"], answer["ended"]) == ("no posting", "failed")
         assert answer["error"].startswith("InvalidInput: ")
