@@ -28,7 +28,7 @@ from opencue_sched.accounting.ledger import BookAnswers, Ledger
 from opencue_sched.accounting.show_handover import ImportedShows
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.queues import HostShares
-from opencue_sched.dispatch.commit import CommitResult, CommitTurns, commit_plan
+from opencue_sched.dispatch.commit import CommitQueue, CommitResult, commit_plan, quarantine
 from opencue_sched.dispatch.cooldown import (
     EMPTY_SLEEP_SECONDS,
     FIRST_LOCKED_SECONDS,
@@ -41,9 +41,8 @@ from opencue_sched.dispatch.cooldown import (
 )
 from opencue_sched.dispatch.gather import BadRowLog, Gathered, gather
 from opencue_sched.dispatch.hosts import HostFeed
-from opencue_sched.dispatch.launch import launch_all, launch_requests
+from opencue_sched.dispatch.launch import Refusals, Settlement, booking_of, launch_all, launch_requests
 from opencue_sched.dispatch.report import PassEnd, PassReport, after_booking, after_refusals, given_back
-from opencue_sched.dispatch.settle import Refusals, Settlement, booking_of
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict
 from opencue_sched.domain.farm import Host, PlannedProc
@@ -51,7 +50,7 @@ from opencue_sched.errors import HostLocked, NotReady
 from opencue_sched.placement.planner import Plan, UnschedulableLayer, plan_pass, release_plan
 from opencue_sched.placement.policy import policy_for
 from opencue_sched.settings import Settings
-from opencue_sched.store.jobs import Environments, fetch_environments, quarantine_jobs
+from opencue_sched.store.jobs import Environments, fetch_environments
 from opencue_sched.store.pending import LeftOut, fetch_next_start
 from opencue_sched.store.schema import SchemaFacts
 
@@ -79,7 +78,7 @@ class PassRunner:
     bad_rows: BadRowLog = field(default_factory=BadRowLog)
     refusals: Refusals = field(default_factory=Refusals)
     locked: Cooldowns[str] = field(default_factory=lambda: Cooldowns(FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS))
-    turns: CommitTurns = field(default_factory=CommitTurns)
+    queue: CommitQueue = field(default_factory=CommitQueue)
     cap_waits: CapWaits = field(default_factory=CapWaits)
     clock: Callable[[], float] = time.monotonic
 
@@ -304,7 +303,7 @@ class _Pass:
             return environments, result
         finally:
             # What was not committed is idle again, and layers may wait for want of just that.
-            committed = {it.planned.proc_id for it in result.committed}
+            committed = {proc.proc_id for proc in result.committed}
             unknown = frozenset(planned.proc_id for planned, _ in result.unknown)
             release_plan(runner.hosts.cache, plan, committed=committed, unknown=unknown)
             self._given_back = given_back(plan.procs, committed | unknown)
@@ -341,18 +340,18 @@ class _Pass:
             facts=runner.facts,
             booked_at=booked_at,
             clock=self._clock,
-            turns=runner.turns,
+            queue=runner.queue,
         )
         ended = self._clock()
-        booked = [it.planned for it in result.committed] + [planned for planned, _ in result.unknown]
+        booked = (*result.committed, *(planned for planned, _ in result.unknown))
         self._booked_layers = frozenset(planned.layer.id for planned in booked)
         report.commit_seconds = ended - began
         report.statements += result.statements
         report.frames_booked = len(result.committed)
         report.seconds_to_book = [
-            it.planned.frame.waited_seconds + ended - self._gathered_at
-            for it in result.committed
-            if it.planned.frame.waited_seconds is not None
+            proc.frame.waited_seconds + ended - self._gathered_at
+            for proc in result.committed
+            if proc.frame.waited_seconds is not None
         ]
         return result
 
@@ -387,37 +386,26 @@ class _Pass:
     def _launch_and_settle(self, environments: Environments, result: CommitResult) -> None:
         report, runner = self._report, self._runner
         began = self._clock()
-        procs = [it.planned for it in result.committed]
         # 7. Launch, without a lock. The time to send counts from the COMMIT: a process that was stopped since then
         #    sends nothing late, and what it does not send is undone.
-        requests, impossible = launch_requests(procs, environments, self._settings)
+        requests, impossible = launch_requests(result.committed, environments, self._settings)
         since_commit = 0.0 if result.sent_at is None else began - result.sent_at
         send_within = self._settings.rqd.launch_timeout - since_commit
         launched = launch_all(runner.settlement.channels, requests, send_within=send_within, progress=self._progress)
 
-        # 8. Settle: see dispatch.settle for its order.
-        outcomes = [*impossible, *launched]
-        settled = runner.settlement.settle(result.committed, outcomes, progress=self._progress)
+        # 8. Settle: see dispatch.launch for its order.
+        settled = runner.settlement.settle(result.committed, [*impossible, *launched], progress=self._progress)
         report.launch_seconds = self._clock() - began
         report.frames_launched = len(settled.launched)
-        job_of = {proc.proc_id: proc.job.id for proc in procs}
-        blame = runner.refusals.blame(outcomes, job_of, {proc.proc_id: proc.layer.id for proc in procs})
-        for undone in (*settled.compensated, *settled.left_unknown):
-            report.losses[undone.error.reason] += 1
-            host = undone.planned.host
-            seconds = FAILED_HOST_SECONDS if host.name in blame.hosts else 0.0
-            runner.hosts.cache.invalidate(host.id, rest_seconds=seconds, why=str(undone.error))
-        runner.hosts.changed({it.planned.host.id for it in result.committed})
+        blame = runner.refusals.blame(launched)
+        for proc, error in (*settled.compensated, *settled.left_unknown):
+            report.losses[error.reason] += 1
+            seconds = FAILED_HOST_SECONDS if proc.host.name in blame.hosts else 0.0
+            runner.hosts.cache.invalidate(proc.host.id, rest_seconds=seconds, why=str(error))
+        runner.hosts.changed({proc.host.id for proc in result.committed})
         # Jobs for which no RunFrame can be made, or that no host takes: it would end the same way again.
-        self._quarantine({**blame.jobs, **{job_of[it.proc_id]: str(it.error) for it in impossible}})
-
-    def _quarantine(self, reasons: Mapping[str, str]) -> None:
-        """Quarantine jobs, by id."""
-        for job_id, reason in reasons.items():
-            log.error("job_quarantined", job=job_id, reason=reason)
-        if reasons:
-            with self._runner.engine.begin() as connection:
-                quarantine_jobs(connection, reasons, self._settings.queue.job_back_off_duration)
+        hopeless = {it.request.run_frame.job_id: str(it.error) for it in impossible}
+        quarantine(runner.engine, {**blame.jobs, **hopeless}, self._settings)
 
     def _choose_next(self, gathered: Gathered) -> None:
         """Choose whether the cluster is dispatched again at once, which layers its next pass skips, and when it has to

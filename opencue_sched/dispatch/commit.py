@@ -2,54 +2,77 @@
 
 Every proc of the plan ends in exactly one of three ways. ``committed``: its rows are there. ``lost``: they certainly
 are not, and its booking in Redis is to be rolled back. ``unknown``: the connection broke during COMMIT, the
-booking must not be touched, and the next recompute finds out. A plan that fails because of some job's rows is cut in
-halves by job until that job is alone; it is quarantined and everything else is committed.
+booking must not be touched, and the next recompute finds out. What no longer fits the locked rows and today's caps is
+lost, and nothing else with it. A plan that fails because of some job's rows is cut in halves by job until that job is
+alone; it is quarantined and everything else is committed.
 """
 
 from __future__ import annotations
 
-import operator
+import math
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from opencue_sched.accounting.keys import VertexCaps
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.keys import VertexCaps, VertexKind
 from opencue_sched.dispatch.failures import Failure, classify, describe, in_doubt, waited_too_long
-from opencue_sched.dispatch.trim import Lost, fit_caps, fit_hosts, read_current_caps
 from opencue_sched.domain.farm import PlannedProc
-from opencue_sched.errors import DatabaseFailure, FrameLost, HostExhausted
+from opencue_sched.domain.reservation import burst_cap, cores_cap, gpus_cap
+from opencue_sched.domain.units import centicores
+from opencue_sched.errors import (
+    AllocationOverBurst,
+    BookingError,
+    CapChanging,
+    CapExceeded,
+    DatabaseFailure,
+    FrameLost,
+    HostExhausted,
+    HostLocked,
+)
 from opencue_sched.settings import Settings
 from opencue_sched.store import booking as store
 from opencue_sched.store.jobs import quarantine_jobs
-from opencue_sched.store.release import undo_bookings
 from opencue_sched.store.schema import SchemaFacts
 
+log = structlog.get_logger(__name__)
 
-class CommitTurns:
-    """Commits of one process that lock the same hosts or counters follow each other. Thread-safe; a thread that holds a
-    turn must not ask for a second one.
+# Shares of accounting.commit_deadline, counted from the booking in Redis. The last COMMIT is sent by COMMIT_BEFORE plus
+# IDLE at the latest, because a client that pauses longer than IDLE finds its transaction ended by the server.
+_QUEUE_BEFORE = 0.35
+_STATEMENTS_BEFORE = 0.5
+_STATEMENT = 0.3
+_LOCK = 0.2
+_COMMIT_BEFORE = 0.8
+_IDLE = 0.15
+_WHOLE = 0.95
 
-    Without turns, of two plans for one host the second finds it locked and loses what it planned there. Plans of
-    clusters that share a job meet in the job's counters, where each waits for the other's COMMIT while it holds rows
-    that a third waits for, until one runs out of time. Here the second waits before it holds anything. Transactions of
-    other processes are met at the row.
+_RETRY_PAUSE_SECONDS = 0.02
+
+Lost = tuple[PlannedProc, BookingError]
+
+
+class CommitQueue:
+    """Commits of one process that lock the same hosts or counters follow each other. Thread-safe; a thread that is at
+    its head for some rows must not ask for others.
+
+    Otherwise, of two plans for one host the second finds it locked and loses what it planned there. Plans of clusters
+    that share a job meet in the job's counters, where each waits for the other's COMMIT while it holds rows that a
+    third waits for, until one runs out of time. Here the second waits before it holds anything. Transactions of other
+    processes are met at the row.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._asked: dict[object, frozenset[str]] = {}
-
-    def asked(self) -> int:
-        """How many are at work or wait for their turn."""
-        with self._changed:
-            return len(self._asked)
 
     @contextmanager
     def on(self, ids: Collection[str], *, wait_seconds: float) -> Iterator[bool]:
@@ -63,14 +86,14 @@ class CommitTurns:
             self._asked[ticket] = rows
         try:
             with self._changed:
-                mine = self._changed.wait_for(lambda: self._is_next(ticket, rows), timeout=wait_seconds)
-            yield mine
+                first = self._changed.wait_for(lambda: self._is_first(ticket, rows), timeout=wait_seconds)
+            yield first
         finally:
             with self._changed:
                 del self._asked[ticket]
                 self._changed.notify_all()
 
-    def _is_next(self, ticket: object, rows: frozenset[str]) -> bool:
+    def _is_first(self, ticket: object, rows: frozenset[str]) -> bool:
         for asked, wanted in self._asked.items():
             if asked is ticket:
                 break
@@ -79,42 +102,20 @@ class CommitTurns:
         return True
 
 
-log = structlog.get_logger(__name__)
-
-# Shares of accounting.commit_deadline, counted from the booking in Redis. The last COMMIT is sent by COMMIT_BEFORE plus
-# IDLE at the latest, because a client that pauses longer than IDLE finds its transaction ended by the server.
-_TURN_BEFORE = 0.35
-_STATEMENTS_BEFORE = 0.5
-_STATEMENT = 0.3
-_LOCK = 0.2
-_COMMIT_BEFORE = 0.8
-_IDLE = 0.15
-_WHOLE = 0.95
-
-_RETRY_PAUSE_SECONDS = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class CommittedProc:
-    """A proc whose rows are committed. ``version`` is frame.int_version after the start: what later guards compare."""
-
-    planned: PlannedProc
-    version: int | None
-
-
 @dataclass(slots=True)
 class CommitResult:
     """How every proc of the plan ended, each group in plan order.
 
-    ``unknown`` must stay booked. ``quarantined``: job id -> why. ``lowered``: keys of vertices whose cap in PostgreSQL
-    is lower than in Redis; load them again. ``sent_at``: ``clock()`` before the first COMMIT that succeeded, so
-    that a pause while it was answered counts. ``statements`` counts SQL statements, ``deadlocks`` the transactions that
-    PostgreSQL asked to repeat.
+    ``committed`` procs have frame.int_version as it is after the start: what later guards compare. ``unknown`` must
+    stay booked. ``quarantined``: job id -> why. ``lowered``: keys of vertices whose cap in PostgreSQL is lower than in
+    Redis; load them again. ``sent_at``: ``clock()`` before the first COMMIT that succeeded, so that a pause while it
+    was answered counts. ``statements`` counts SQL statements, ``deadlocks`` the transactions that PostgreSQL asked to
+    repeat.
     """
 
-    committed: list[CommittedProc] = field(default_factory=list)
+    committed: list[PlannedProc] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
-    unknown: list[tuple[PlannedProc, DatabaseFailure]] = field(default_factory=list)
+    unknown: list[Lost] = field(default_factory=list)
     quarantined: dict[str, str] = field(default_factory=dict)
     lowered: set[str] = field(default_factory=set)
     sent_at: float | None = None
@@ -132,33 +133,35 @@ def commit_plan(
     facts: SchemaFacts,
     booked_at: float | None = None,
     clock: Callable[[], float] = time.monotonic,
-    turns: CommitTurns | None = None,
+    queue: CommitQueue | None = None,
 ) -> CommitResult:
     """Write the plan's bookings. Never raises for what the database does: see CommitResult.
 
     ``caps`` are those the ledger booked the plan under (``BookAnswers.caps``). ``booked_at`` is ``clock()`` from before
-    that booking (default: now), from which the commit deadline counts. ``turns`` are those of the process.
+    that booking (default: now), from which the commit deadline counts. ``queue`` is that of the process.
     """
-    if not procs:
-        return CommitResult()
     began = clock() if booked_at is None else booked_at
-    run = _Commit(engine, caps, settings, facts, began, clock, turns or CommitTurns())
-    run.commit(_one_per_frame(procs, run.result.lost))
-    run.store_quarantine()
+    run = _Commit(engine, caps, settings, facts, began, clock, queue or CommitQueue())
+    run.commit(procs)
     result, order = run.result, {proc.proc_id: position for position, proc in enumerate(procs)}
-    result.committed.sort(key=lambda it: order[it.planned.proc_id])
+    quarantine(engine, result.quarantined, settings)
+    result.committed.sort(key=lambda proc: order[proc.proc_id])
     result.lost.sort(key=lambda pair: order[pair[0].proc_id])
     result.unknown.sort(key=lambda pair: order[pair[0].proc_id])
     return result
 
 
-def compensate(connection: Connection, committed: Iterable[CommittedProc]) -> frozenset[str]:
-    """Undo committed procs whose frames certainly do not run; ids of the procs this call removed. Idempotent.
-
-    The caller owns the transaction, and releases the ledger entries after it.
-    """
-    started = [(proc.planned, proc.version) for proc in committed]
-    return undo_bookings(connection, started) if started else frozenset()
+def quarantine(engine: Engine, reasons: Mapping[str, str], settings: Settings) -> None:
+    """Leave jobs alone for ``queue.job_back_off_duration``: id -> why."""
+    for job_id, reason in reasons.items():
+        log.error("job_quarantined", job=job_id, reason=reason)
+    if not reasons:
+        return
+    try:
+        with engine.begin() as connection:
+            quarantine_jobs(connection, reasons, settings.queue.job_back_off_duration)
+    except SQLAlchemyError as error:  # the next pass meets the same jobs, and says the same of them
+        log.error("quarantine_not_stored", job_ids=sorted(reasons), error=describe(error))
 
 
 class _OutOfTimeError(Exception):
@@ -176,7 +179,7 @@ class _Commit:
         facts: SchemaFacts,
         booked_at: float,
         clock: Callable[[], float],
-        turns: CommitTurns,
+        queue: CommitQueue,
     ) -> None:
         self.result = CommitResult()
         self._engine = engine
@@ -184,7 +187,7 @@ class _Commit:
         self._settings = settings
         self._facts = facts
         self._clock = clock
-        self._turns = turns
+        self._queue = queue
         self._booked_at = booked_at
         self._deadline = settings.accounting.commit_deadline
 
@@ -222,22 +225,18 @@ class _Commit:
         reason = describe(error)
         if failure is Failure.ROWS:
             self.result.quarantined[jobs[0]] = reason
-            log.error("job_quarantined", job=jobs[0], procs=len(procs), reason=reason)
         if failure is Failure.HOST:
-            self.result.lost += [(p, HostExhausted(reason, proc_id=p.proc_id, host=p.host.name)) for p in procs]
+            self.result.lost += [_lost(proc, HostExhausted, reason) for proc in procs]
         else:
             self._fail(procs, DatabaseFailure(reason))
 
     def _transaction(self, procs: Sequence[PlannedProc]) -> None:
         """One transaction, after those of this process that lock some of its hosts, or counters of its jobs."""
-        patience = max(0.0, _TURN_BEFORE * self._deadline - self._elapsed())
+        patience = max(0.0, _QUEUE_BEFORE * self._deadline - self._elapsed())
         locked = {proc.host.id for proc in procs} | {proc.job.id for proc in procs}
-        with self._turns.on(locked, wait_seconds=patience):
+        # After a wait that was too long all the same: those before it may have died in their COMMIT.
+        with self._queue.on(locked, wait_seconds=patience), self._engine.connect() as connection:
             self._check_time(_STATEMENTS_BEFORE)
-            self._carry_out(procs)
-
-    def _carry_out(self, procs: Sequence[PlannedProc]) -> None:
-        with self._engine.connect() as connection:
             self.result.transactions += 1
             with connection.begin() as transaction:
                 committed, lost, lowered = self._write(connection, procs)
@@ -250,7 +249,7 @@ class _Commit:
                         raise
                     log.error("commit_outcome_unknown", procs=len(committed), error=describe(error))
                     failure = DatabaseFailure(describe(error), outcome_unknown=True)
-                    self.result.unknown += [(proc.planned, failure) for proc in committed]
+                    self.result.unknown += [(proc, failure) for proc in committed]
                     committed = []
         # Nothing is recorded before the outcome is known: a transaction that failed is repeated, or cut.
         if committed and self.result.sent_at is None:
@@ -261,84 +260,67 @@ class _Commit:
 
     def _write(
         self, connection: Connection, procs: Sequence[PlannedProc]
-    ) -> tuple[list[CommittedProc], list[Lost], frozenset[str]]:
+    ) -> tuple[list[PlannedProc], list[Lost], frozenset[str]]:
         """Lock, decide, write: the steps (a) to (d) of design 3.6."""
         # The server's time-outs first: they, not this client's clock, end a transaction whose process was paused.
         self._next()
-        store.set_timeouts(connection, self._times())
+        store.set_timeouts(
+            connection,
+            statement=_STATEMENT * self._deadline,
+            lock=_LOCK * self._deadline,
+            idle=_IDLE * self._deadline,
+            whole=_WHOLE * self._deadline - self._elapsed(),
+        )
         # (a) Frames, without waiting: one that is locked is being started, retried or killed, and is lost to this plan.
         self._next()
         frames = store.lock_frames(connection, procs, self._facts)
-        kept, lost = _split(
-            procs,
-            frames,
-            operator.attrgetter("frame.id"),
-            "the frame was started, changed, paused or taken by another transaction",
-        )
+        changed = "the frame was started, changed, paused or taken by another transaction"
+        kept = [proc for proc in procs if proc.frame.id in frames]
+        lost = [_lost(proc, FrameLost, changed) for proc in procs if proc.frame.id not in frames]
         if not kept:
             return [], lost, frozenset()
         # (b) Hosts, without waiting either, then caps, which stay as they are until COMMIT.
         self._next()
         hosts = store.lock_hosts(connection, {p.host.id for p in kept})
         self._next()
-        kept, without_cap, lowered = fit_caps(kept, self._caps, read_current_caps(connection, kept))
+        kept, without_cap, lowered = fit_caps(kept, self._caps, store.read_caps(connection, kept))
         kept, without_host = fit_hosts(kept, hosts)
         lost += without_cap + without_host
-        if not kept:
-            return [], lost, lowered
         # (c) and (d) Write. Only this can wait, for counters that another transaction has locked. After a wait that was
-        # too long what was written is taken back, and the procs whose counters are free are written again.
+        # too long what was written is taken back, and the procs whose counters are free are written again: the frames
+        # and hosts stay locked.
         try:
             committed, taken_over = self._start(connection, kept)
         except SQLAlchemyError as error:
             if not waited_too_long(error):
                 raise
-            kept, busy = self._with_free_counters(connection, kept)
-            committed, taken_over = self._start(connection, kept)
-            lost += busy
+            self._next(3)
+            store.take_back_writes(connection)
+            free = store.lock_free_stats(connection, {p.layer.id for p in kept}, {p.job.id for p in kept})
+            busy = DatabaseFailure("the counters of the layer or job stayed locked by another transaction")
+            lost += [(proc, busy) for proc in kept if not {proc.layer.id, proc.job.id} <= free]
+            committed, taken_over = self._start(
+                connection, [proc for proc in kept if {proc.layer.id, proc.job.id} <= free]
+            )
         return committed, lost + taken_over, lowered
 
-    def _start(self, connection: Connection, procs: list[PlannedProc]) -> tuple[list[CommittedProc], list[Lost]]:
+    def _start(self, connection: Connection, procs: list[PlannedProc]) -> tuple[list[PlannedProc], list[Lost]]:
         """Insert procs, lower hosts and start frames, for procs that fit; the others are lost."""
         if not procs:
             return [], []
         self._next()
         inserted = store.insert_procs(connection, procs)
-        kept, taken_over = _split(procs, inserted, operator.attrgetter("proc_id"), "the frame got another proc")
+        kept = [proc for proc in procs if proc.proc_id in inserted]
+        lost = [_lost(proc, FrameLost, "the frame got another proc") for proc in procs if proc.proc_id not in inserted]
         if not kept:
-            return [], taken_over
+            return [], lost
         reported_free = self._settings.rqd.dry_run_mode
         self._next(2 if reported_free else 1)
         store.take_from_hosts(connection, kept, reported_free=reported_free)
         # Frames last: this locks the counters of their layers and jobs, for which plans of other clusters wait.
         self._next()
         versions = store.start_frames(connection, kept)
-        return [CommittedProc(p, versions[p.frame.id]) for p in kept], taken_over
-
-    def _with_free_counters(
-        self, connection: Connection, procs: list[PlannedProc]
-    ) -> tuple[list[PlannedProc], list[Lost]]:
-        """After a wait that was too long: the procs whose counters are free, now locked, and the others as lost.
-
-        The frames and hosts this transaction has locked stay its own.
-        """
-        self._next(3)
-        store.take_back_writes(connection)
-        free = store.lock_free_stats(connection, {p.layer.id for p in procs}, {p.job.id for p in procs})
-        error = DatabaseFailure("the counters of the layer or job stayed locked by another transaction")
-        kept = [proc for proc in procs if proc.layer.id in free and proc.job.id in free]
-        return kept, [(proc, error) for proc in procs if proc.layer.id not in free or proc.job.id not in free]
-
-    def store_quarantine(self) -> None:
-        """Write down who is quarantined. Without the database only the caller knows."""
-        if not self.result.quarantined:
-            return
-        try:
-            with self._engine.begin() as connection:
-                quarantine_jobs(connection, self.result.quarantined, self._settings.queue.job_back_off_duration)
-                self.result.statements += 1
-        except SQLAlchemyError as error:
-            log.error("quarantine_not_stored", job_ids=sorted(self.result.quarantined), error=describe(error))
+        return [replace(p, frame=replace(p.frame, version=versions[p.frame.id])) for p in kept], lost
 
     def _fail(self, procs: Sequence[PlannedProc], failure: DatabaseFailure) -> None:
         self.result.lost += [(proc, failure) for proc in procs]
@@ -355,38 +337,122 @@ class _Commit:
         if self._elapsed() > share * self._deadline:
             raise _OutOfTimeError
 
-    def _times(self) -> store.TransactionTimes:
-        return store.TransactionTimes(
-            statement=_STATEMENT * self._deadline,
-            lock=_LOCK * self._deadline,
-            idle=_IDLE * self._deadline,
-            whole=_WHOLE * self._deadline - self._elapsed(),
-        )
+
+def _lost(proc: PlannedProc, error: type[BookingError], text: str) -> Lost:
+    return proc, error(text, proc_id=proc.proc_id, host=proc.host.name, layer_id=proc.layer.id)
 
 
-def _frame_lost(proc: PlannedProc, text: str) -> FrameLost:
-    return FrameLost(text, proc_id=proc.proc_id, host=proc.host.name, layer_id=proc.layer.id)
+# What of a plan still holds against the locked rows and today's caps (design 3.6 b).
 
 
-def _split(
-    procs: Iterable[PlannedProc], kept_ids: Container[str], key: Callable[[PlannedProc], str], text: str
+def fit_hosts(
+    procs: Iterable[PlannedProc], hosts: Mapping[str, store.LockedHost]
 ) -> tuple[list[PlannedProc], list[Lost]]:
-    """Those whose ``key`` is among ``kept_ids``, and the others as FrameLost because of ``text``."""
+    """Keep, in plan order, what really fits the locked hosts.
+
+    A host without a lock is locked by another transaction. One that went down, was locked by a person or changed its
+    allocation since it was planned takes nothing.
+    """
     kept: list[PlannedProc] = []
     lost: list[Lost] = []
+    left = {host.id: (host.centicores, host.memory_kb, host.gpus, host.gpu_memory_kb) for host in hosts.values()}
     for proc in procs:
-        if key(proc) in kept_ids:
-            kept.append(proc)
+        name, host, takes = proc.host.name, hosts.get(proc.host.id), proc.reservation
+        wanted = (centicores(takes.cores), takes.memory_kb, takes.gpus, takes.gpu_memory_kb)
+        if host is None:
+            lost.append(_lost(proc, HostLocked, f"host {name} is locked by another transaction, or gone"))
+        elif not host.up:
+            lost.append(_lost(proc, HostExhausted, f"host {name} is no longer UP and OPEN"))
+        elif host.alloc_id != proc.vertices.alloc_id:
+            lost.append(_lost(proc, HostExhausted, f"host {name} was moved to another allocation"))
+        elif any(want > has for want, has in zip(wanted, left[host.id], strict=True)):
+            text = f"host {name} has (centicores, KB, GPUs, GPU KB) {left[host.id]} left, not {wanted}"
+            lost.append(_lost(proc, HostExhausted, text))
         else:
-            lost.append((proc, _frame_lost(proc, text)))
+            cores, memory, gpus, gpu_memory = (has - want for want, has in zip(wanted, left[host.id], strict=True))
+            left[host.id] = cores, memory, gpus, gpu_memory
+            kept.append(proc)
     return kept, lost
 
 
-def _one_per_frame(procs: Sequence[PlannedProc], lost: list[Lost]) -> list[PlannedProc]:
-    """The first proc planned for each frame; the others join ``lost``."""
-    by_frame: dict[str, PlannedProc] = {}
+def fit_caps(
+    procs: Sequence[PlannedProc], booked_under: Mapping[str, VertexCaps], now: Mapping[str, store.CapRow]
+) -> tuple[list[PlannedProc], list[Lost], frozenset[str]]:
+    """Drop what no longer fits a cap as it is ``now`` (by vertex, see ``store.read_caps``), and all under one that is
+    being changed.
+
+    Dropped from the end of the plan, and only as much as the counter was over the cap right after the booking, so that
+    a lowered cap which still has room stops nothing. Redis may have learnt of the lower cap between the booking and
+    the reading of caps and counters, so a cap they agree on is compared too. Also returns the keys of vertices whose
+    cap Redis knows higher than it is: it should load those again. A vertex without an entry in ``booked_under`` is not
+    compared.
+    """
+    by_vertex: dict[str, list[PlannedProc]] = defaultdict(list)
     for proc in procs:
-        by_frame.setdefault(proc.frame.id, proc)
-    again = [proc for proc in procs if by_frame[proc.frame.id] is not proc]
-    lost += [(proc, _frame_lost(proc, "the plan has the frame twice")) for proc in again]
-    return list(by_frame.values())
+        for key in keys.capped(proc.vertices):
+            by_vertex[key].append(proc)
+    errors: dict[str, BookingError] = {}
+    lowered = set()
+    for key, members in by_vertex.items():
+        row = now.get(key.removeprefix("acct:"))
+        if row is not None and not row.steady:
+            for proc in members:
+                errors[proc.proc_id] = _lost(proc, CapChanging, f"another transaction is changing the cap of {key}")[1]
+        caps = booked_under.get(key)
+        if caps is not None:
+            cap = _today(caps, row)
+            if any(left < booked for left, booked in zip(_left(cap), _left(caps), strict=True)):
+                lowered.add(key)
+            _drop(members, cap, errors)
+    kept = [proc for proc in procs if proc.proc_id not in errors]
+    return kept, [(proc, errors[proc.proc_id]) for proc in procs if proc.proc_id in errors], frozenset(lowered)
+
+
+def _today(caps: VertexCaps, row: store.CapRow | None) -> VertexCaps:
+    """The vertex's caps as PostgreSQL has them. Of a vertex without a row: a deleted subscription allows nothing, the
+    others have no cap any more."""
+    if caps.kind is VertexKind.SUBSCRIPTION:
+        return replace(caps, max_cores=burst_cap(row.cores) if row else 0)
+    if caps.kind is VertexKind.LIMIT:
+        return replace(caps, max_frames=max(0, row.cores) - caps.foreign_frames if row else None)
+    return replace(caps, max_cores=cores_cap(row.cores) if row else None, max_gpus=gpus_cap(row.gpus) if row else None)
+
+
+def _left(caps: VertexCaps) -> tuple[float, float, float]:
+    """Cores, GPUs and frames, infinity without a cap."""
+    pairs = ((caps.max_cores, caps.cores), (caps.max_gpus, caps.gpus), (caps.max_frames, caps.frames))
+    cores, gpus, frames = (math.inf if cap is None else cap - booked for cap, booked in pairs)
+    return cores, gpus, frames
+
+
+def _drop(members: Sequence[PlannedProc], caps: VertexCaps, errors: dict[str, BookingError]) -> None:
+    """Drop members, last first, until the counter as it was after the booking is within the cap again."""
+    over_cores, over_gpus, over_frames = (-left for left in _left(caps))
+    for proc in reversed(members):
+        if over_cores <= 0 and over_frames <= 0 and (over_gpus <= 0 or proc.reservation.gpus <= 0):
+            continue
+        if proc.proc_id not in errors:
+            errors[proc.proc_id] = _over_cap(proc, caps, gpus=over_cores <= 0 < over_gpus)
+        over_cores -= proc.reservation.cores
+        over_gpus -= proc.reservation.gpus
+        over_frames -= 1
+
+
+def _over_cap(proc: PlannedProc, caps: VertexCaps, *, gpus: bool) -> BookingError:
+    if caps.kind is VertexKind.SUBSCRIPTION:
+        text = f"the burst was lowered to {caps.max_cores:g} cores while {caps.cores} are booked"
+        return _lost(proc, AllocationOverBurst, text)[1]
+    table, current, limit = caps.kind.value, caps.cores, caps.max_cores
+    if caps.kind is VertexKind.LIMIT:
+        current, limit = caps.frames + caps.foreign_frames, (caps.max_frames or 0) + caps.foreign_frames
+    elif gpus:
+        table, current, limit = f"{table}_gpus", caps.gpus, caps.max_gpus
+    return CapExceeded(
+        f"the {table} cap was lowered to {limit:g} while {current} are booked",
+        table=table,
+        current=current,
+        limit=limit or 0,
+        proc_id=proc.proc_id,
+        host=proc.host.name,
+        layer_id=proc.layer.id,
+    )

@@ -1,4 +1,5 @@
-"""Sending RunFrames to RQD, and saying exactly what is known afterwards.
+"""Sending RunFrames to RQD, saying exactly what is known afterwards, and settling it: confirm what runs, undo what does
+not, leave alone what is unknown.
 
 RQD must not be sent a frame twice while its first copy is being set up: it would start a second thread for it, which
 fails after ten seconds, reports exit 256 and forgets the copy that runs. So a call is repeated, once, only when it is
@@ -9,32 +10,59 @@ certain that nothing started:
 - "already running": RQD is asked for which proc. Ours: launched. Another's, or unclear: unknown.
 - ABORTED, INTERNAL, UNKNOWN otherwise: the call ended, its effect is unclear. RQD is asked; when the frame is absent,
   it is sent once more.
-- DEADLINE_EXCEEDED, connection lost, cancelled: it may start at any time, so it is unknown (dispatch.settle asks).
+- DEADLINE_EXCEEDED, connection lost, cancelled: it may start at any time, so it is unknown (the settlement asks).
 - any other code: refused for good.
+
+Order of an undoing, and why: RQD first (the frame does not run there, confirmed while its proc is still ours), then
+PostgreSQL (proc gone, host idle restored, frame WAITING again), then the Redis ledger, then the word that the host
+changed. A kill after the second step could hit the frame's next run on the same host; a ledger release before it could
+let another booking over the cap.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 import grpc
 import structlog
 from opencue_proto import rqd_pb2
+from redis.exceptions import RedisError
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
 
-from opencue_sched.dispatch.rqd import FrameSeen, RqdChannels, RunningFrameRef, Whereabouts, describe, look
+from opencue_sched.accounting.entries import Booking
+from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.dispatch.cooldown import Cooldowns
+from opencue_sched.dispatch.rqd import (
+    Confirmation,
+    Fate,
+    RqdChannels,
+    RunningFrameRef,
+    Whereabouts,
+    describe,
+    kill_and_confirm,
+    look,
+)
 from opencue_sched.domain.command import command_line, environment, memory_limits
 from opencue_sched.domain.farm import PlannedProc
 from opencue_sched.domain.units import centicores
-from opencue_sched.errors import InvalidInput, RqdFailure
+from opencue_sched.errors import InvalidInput, NotReady, RqdFailure
+from opencue_sched.placement.host_groups import HostChanges
 from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import Environments
+from opencue_sched.store.procs import frames_of
+from opencue_sched.store.release import undo_bookings
 
 log = structlog.get_logger(__name__)
 
 _RESEND_PAUSE_SECONDS = 0.05
+_KILL_REASON = "opencue-sched: the launch was not confirmed"
 _NOT_CONNECTED = (
     "failed to connect to all addresses",
     "errors resolving",
@@ -73,16 +101,23 @@ class LaunchRequest:
 class LaunchOutcome:
     """LAUNCHED: RQD has it. FAILED: nothing runs and nothing will. UNKNOWN: it may run now or later.
 
-    ``sends`` counts LaunchFrame calls; 0 means that it was not sent at all. ``answered``: RQD itself said no.
+    ``sends`` counts LaunchFrame calls; 0 means that it was not sent at all. ``answered``: RQD said something.
     """
 
-    proc_id: str
-    host_name: str
-    frame_id: str
-    state: LaunchState
-    sends: int
+    request: LaunchRequest
+    sends: int = 0
     error: RqdFailure | None = None
     answered: bool = False
+
+    @property
+    def state(self) -> LaunchState:
+        if self.error is None:
+            return LaunchState.LAUNCHED
+        return LaunchState.UNKNOWN if self.error.outcome_unknown else LaunchState.FAILED
+
+    @property
+    def proc_id(self) -> str:
+        return str(self.request.run_frame.resource_id)
 
 
 class Answer(StrEnum):
@@ -127,109 +162,74 @@ def launch_all(
     With ``rqd.dry_run_mode`` nothing is sent and everything counts as launched. ``progress`` is called as hosts end.
     """
     if channels.settings.dry_run_mode:
-        return [_outcome(request, LaunchState.LAUNCHED, 0) for request in requests]
+        return [LaunchOutcome(request) for request in requests]
     not_after = clock() + (channels.settings.launch_timeout if send_within is None else send_within)
     by_host: dict[str, list[int]] = {}
     for index, request in enumerate(requests):
         by_host.setdefault(request.host_name, []).append(index)
 
     def serve(indexes: list[int]) -> list[tuple[int, LaunchOutcome]]:
-        return _launch_on_host(channels, [(index, requests[index]) for index in indexes], not_after, clock)
+        outcomes = []
+        silent = ""
+        for index in indexes:
+            request = requests[index]
+            if silent:  # each further call would hang as long as the first
+                outcome = _not_launched(request, f"not sent: {silent}")
+            elif clock() >= not_after:
+                outcome = _not_launched(request, "not sent: its turn did not come in time")
+            else:
+                outcome = _launch(channels, request)
+                silent = "" if outcome.answered else f"{request.host_name} did not answer the launch before it"
+            outcomes.append((index, outcome))
+        return outcomes
 
     outcomes = dict(pair for pairs in channels.each(serve, by_host.values(), progress=progress) for pair in pairs)
     return [outcomes[index] for index in range(len(requests))]
 
 
-def _launch_on_host(
-    channels: RqdChannels,
-    requests: Sequence[tuple[int, LaunchRequest]],
-    not_after: float,
-    clock: Callable[[], float],
-) -> list[tuple[int, LaunchOutcome]]:
-    outcomes: list[tuple[int, LaunchOutcome]] = []
-    silent = ""
-    for index, request in requests:
-        if silent:  # each further call would hang as long as the first
-            outcome = _outcome(request, LaunchState.FAILED, 0, f"not sent: {silent}")
-        elif clock() >= not_after:
-            outcome = _outcome(request, LaunchState.FAILED, 0, "not sent: its turn did not come in time")
-        else:
-            outcome, answered = _Launch(channels, request).run()
-            if not answered:
-                silent = f"{request.host_name} did not answer the launch before it"
-        outcomes.append((index, outcome))
-    return outcomes
-
-
-class _Launch:
+def _launch(channels: RqdChannels, request: LaunchRequest) -> LaunchOutcome:
     """One frame's launch: at most two LaunchFrame calls, and two questions what RQD runs."""
-
-    def __init__(self, channels: RqdChannels, request: LaunchRequest) -> None:
-        self._channels = channels
-        self._request = request
-        self._sends = 0
-
-    def run(self) -> tuple[LaunchOutcome, bool]:
-        """The outcome, and whether the host answered at all."""
-        answer, text = self._send()
-        if answer is None:
-            return self._end(LaunchState.LAUNCHED), True
-        if answer in (Answer.NOT_SENT, Answer.REFUSED) or (
-            answer is Answer.UNCLEAR and self._look().place is Whereabouts.ABSENT
-        ):
-            # Certainly nothing started, so it is sent once more. After a pause: an RQD that is starting is there then.
-            time.sleep(_RESEND_PAUSE_SECONDS)
-            answer, text = self._send()
-            if answer is None:
-                return self._end(LaunchState.LAUNCHED), True
-        if answer in (Answer.NOT_SENT, Answer.REFUSED, Answer.REFUSED_FOR_GOOD):
-            answered = answer is not Answer.NOT_SENT
-            return self._end(LaunchState.FAILED, text, answered=answered), answered
-        if answer is Answer.LOST:
-            return self._end(LaunchState.UNKNOWN, text), False
-        return self._ask(answer, text), True
-
-    def _send(self) -> tuple[Answer | None, str]:
-        """None when RQD accepted the frame."""
-        self._sends += 1
-        request = rqd_pb2.RqdStaticLaunchFrameRequest(run_frame=self._request.run_frame)
-        try:
-            with self._channels.stub(self._request.host_name) as stub:
-                stub.LaunchFrame(request, timeout=self._channels.settings.launch_timeout)
-        except grpc.RpcError as error:
-            return classify(error.code(), error.details() or ""), describe(error)
-        return None, ""
-
-    def _look(self) -> FrameSeen:
-        return look(self._channels, self._request.ref)
-
-    def _ask(self, answer: Answer, text: str) -> LaunchOutcome:
-        """RQD answered, but in a way that leaves open whether the frame runs."""
-        ref, seen = self._request.ref, self._look()
-        if seen.place is Whereabouts.OURS:
-            log.info("launch_found_running", host=ref.host_name, proc_id=ref.proc_id, answer=text)
-            return self._end(LaunchState.LAUNCHED)
-        if answer is Answer.UNCLEAR and seen.place is Whereabouts.ABSENT:
-            return self._end(LaunchState.FAILED, text, answered=True)
-        return self._end(LaunchState.UNKNOWN, f"{text}; then {seen.place.value}: {seen.detail}")
-
-    def _end(self, state: LaunchState, text: str = "", *, answered: bool = False) -> LaunchOutcome:
-        return _outcome(self._request, state, self._sends, text, answered=answered)
+    ref, sends, (answer, words) = request.ref, 1, _send(channels, request)
+    if answer in (Answer.NOT_SENT, Answer.REFUSED) or (
+        answer is Answer.UNCLEAR and look(channels, ref).place is Whereabouts.ABSENT
+    ):
+        # Certainly nothing started, so it is sent once more. After a pause: an RQD that is starting is there then.
+        time.sleep(_RESEND_PAUSE_SECONDS)
+        sends, (answer, words) = 2, _send(channels, request)
+    if answer is None:
+        return LaunchOutcome(request, sends, answered=True)
+    if answer in (Answer.NOT_SENT, Answer.REFUSED, Answer.REFUSED_FOR_GOOD):
+        return _not_launched(request, words, sends, answered=answer is not Answer.NOT_SENT)
+    if answer is Answer.LOST:
+        return _not_launched(request, words, sends, unknown=True)
+    # RQD answered, but in a way that leaves open whether the frame runs.
+    seen = look(channels, ref)
+    if seen.place is Whereabouts.OURS:
+        log.info("launch_found_running", host=ref.host_name, proc_id=ref.proc_id, answer=words)
+        return LaunchOutcome(request, sends, answered=True)
+    if answer is Answer.UNCLEAR and seen.place is Whereabouts.ABSENT:
+        return _not_launched(request, words, sends, answered=True)
+    words = f"{words}; then {seen.place.value}: {seen.detail}"
+    return _not_launched(request, words, sends, answered=True, unknown=True)
 
 
-def _outcome(
-    request: LaunchRequest, state: LaunchState, sends: int, text: str = "", *, answered: bool = False
+def _send(channels: RqdChannels, request: LaunchRequest) -> tuple[Answer | None, str]:
+    """None when RQD accepted the frame; RQD's words."""
+    message = rqd_pb2.RqdStaticLaunchFrameRequest(run_frame=request.run_frame)
+    try:
+        with channels.stub(request.host_name) as stub:
+            stub.LaunchFrame(message, timeout=channels.settings.launch_timeout)
+    except grpc.RpcError as error:
+        return classify(error.code(), error.details() or ""), describe(error)
+    return None, ""
+
+
+def _not_launched(
+    request: LaunchRequest, words: str, sends: int = 0, *, answered: bool = False, unknown: bool = False
 ) -> LaunchOutcome:
     ref = request.ref
-    error = None
-    if state is not LaunchState.LAUNCHED:
-        error = RqdFailure(
-            f"{ref.host_name}: {text}",
-            outcome_unknown=state is LaunchState.UNKNOWN,
-            proc_id=ref.proc_id,
-            host=ref.host_name,
-        )
-    return LaunchOutcome(ref.proc_id, ref.host_name, ref.frame_id, state, sends, error, answered)
+    error = RqdFailure(f"{ref.host_name}: {words}", outcome_unknown=unknown, proc_id=ref.proc_id, host=ref.host_name)
+    return LaunchOutcome(request, sends, error, answered)
 
 
 # The RunFrame message RQD gets for a booked proc (facts E; Cuebot's dispatch support and the Rust dispatcher).
@@ -286,28 +286,269 @@ def build_run_frame(
 
 
 def launch_requests(
-    procs: Sequence[PlannedProc],
-    environments: Environments,
-    settings: Settings,
-    *,
-    now: Callable[[], float] = time.time,
+    procs: Sequence[PlannedProc], environments: Environments, settings: Settings
 ) -> tuple[list[LaunchRequest], list[LaunchOutcome]]:
     """The launches of booked procs, and a FAILED outcome for each whose RunFrame cannot be built."""
     requests: list[LaunchRequest] = []
     failed: list[LaunchOutcome] = []
-    for planned in procs:
-        host = planned.host.name
+    for proc in procs:
         try:
             message = build_run_frame(
-                planned,
-                job_env=environments.jobs.get(planned.job.id, {}),
-                layer_env=environments.layers.get(planned.layer.id, {}),
+                proc,
+                job_env=environments.jobs.get(proc.job.id, {}),
+                layer_env=environments.layers.get(proc.layer.id, {}),
                 settings=settings,
-                now=now,
             )
         except InvalidInput as invalid:
-            error = RqdFailure(str(invalid), outcome_unknown=False, proc_id=planned.proc_id, host=host)
-            failed.append(LaunchOutcome(planned.proc_id, host, planned.frame.id, LaunchState.FAILED, 0, error))
+            ids = rqd_pb2.RunFrame(
+                resource_id=proc.proc_id, frame_id=proc.frame.id, layer_id=proc.layer.id, job_id=proc.job.id
+            )
+            error = RqdFailure(str(invalid), outcome_unknown=False, proc_id=proc.proc_id, host=proc.host.name)
+            failed.append(LaunchOutcome(LaunchRequest(proc.host.name, ids), error=error))
         else:
-            requests.append(LaunchRequest(host, message))
+            requests.append(LaunchRequest(proc.host.name, message))
     return requests, failed
+
+
+# What follows a launch.
+
+NotLaunched = tuple[PlannedProc, RqdFailure]
+
+
+@dataclass(frozen=True, slots=True)
+class SettleReport:
+    """``launched`` procs run. ``compensated``: given back, the frame waits again (or was taken over).
+
+    ``left_unknown``: still booked, because it could not be confirmed that nothing runs, or because PostgreSQL did not
+    take the compensation; the reaper resolves them.
+    """
+
+    launched: tuple[PlannedProc, ...]
+    compensated: tuple[NotLaunched, ...]
+    left_unknown: tuple[NotLaunched, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """Everything a settlement talks to. ``undo`` takes back bookings (``store.release.undo_bookings``)."""
+
+    engine: Engine
+    ledger: Ledger
+    changes: HostChanges
+    channels: RqdChannels
+    undo: Callable[[Connection, Sequence[PlannedProc]], Collection[str]] = undo_bookings
+
+    def settle(
+        self,
+        committed: Sequence[PlannedProc],
+        outcomes: Sequence[LaunchOutcome],
+        *,
+        progress: Callable[[], None] = lambda: None,
+    ) -> SettleReport:
+        """Settle committed procs, given the outcome of each one's launch (one per proc, in any order). ``progress`` is
+        called as RQDs are asked."""
+        by_id = {proc.proc_id: proc for proc in committed}
+        launched = [by_id[it.proc_id] for it in outcomes if it.error is None]
+        to_undo = [(by_id[it.proc_id], it.error) for it in outcomes if it.error and not it.error.outcome_unknown]
+        unsure = [(by_id[it.proc_id], it.error) for it in outcomes if it.error and it.error.outcome_unknown]
+
+        # 1. RQD.
+        unsure, gone, left = self._still_ours(unsure)
+        to_undo += gone
+        confirmations = self.channels.each(self._kill_unless_ours, unsure, progress=progress)
+        for (proc, error), confirmation in zip(unsure, confirmations, strict=True):
+            if confirmation.fate is Fate.RUNNING:
+                launched.append(proc)
+            elif confirmation.fate is Fate.NOT_RUNNING:
+                to_undo.append((proc, error))
+            else:
+                left.append((proc, _because(error, f"not confirmed to be gone ({confirmation.detail})")))
+
+        # 2. PostgreSQL.
+        problems = self._undo_in_postgresql([proc for proc, _ in to_undo])
+        left += [(proc, _because(why, problems[proc.proc_id])) for proc, why in to_undo if proc.proc_id in problems]
+        compensated = [(proc, error) for proc, error in to_undo if proc.proc_id not in problems]
+
+        # 3. Redis. What is committed in PostgreSQL is confirmed in the ledger even when it is not sure to run.
+        try:
+            if launched or left:
+                self.ledger.settle([booking_of(proc) for proc in (*launched, *(proc for proc, _ in left))])
+            if compensated:
+                self.ledger.release([proc.proc_id for proc, _ in compensated])
+                self.changes.publish(list(dict.fromkeys(proc.host.id for proc, _ in compensated)))
+        except (RedisError, NotReady) as error:  # the next recompute repairs the ledger
+            log.warning("settlement_not_told_to_redis", procs=len(committed), error=f"{type(error).__name__}: {error}")
+
+        for proc, failure in compensated:
+            log.warning("launch_compensated", proc_id=proc.proc_id, host=proc.host.name, error=str(failure))
+        for proc, failure in left:
+            log.error("launch_left_unknown", proc_id=proc.proc_id, host=proc.host.name, error=str(failure))
+        return SettleReport(tuple(launched), tuple(compensated), tuple(left))
+
+    def _still_ours(self, unsure: list[NotLaunched]) -> tuple[list[NotLaunched], list[NotLaunched], list[NotLaunched]]:
+        """Those whose frames still belong to their procs, so that RQD may be told to kill them; those whose procs are
+        gone, with nothing to be undone but in the ledger; and those to be left.
+
+        A process that was stopped for long may find its frame given to another proc, on the same host even; RQD knows
+        frames by frame id only.
+        """
+        if not unsure:
+            return [], [], []
+        try:
+            with self.engine.connect() as connection:
+                frames = frames_of(connection, [proc.proc_id for proc, _ in unsure])
+        except SQLAlchemyError as problem:
+            reason = f"PostgreSQL did not say whose its frame is: {type(problem).__name__}"
+            return [], [], [(proc, _because(error, reason)) for proc, error in unsure]
+        ours, gone, left = [], [], []
+        for proc, error in unsure:
+            if proc.proc_id not in frames:
+                gone.append((proc, error))
+            elif frames[proc.proc_id] != proc.frame.id:
+                left.append((proc, _because(error, "its frame was taken off its proc")))
+            else:
+                ours.append((proc, error))
+        return ours, gone, left
+
+    def _kill_unless_ours(self, unsure: NotLaunched) -> Confirmation:
+        proc, _ = unsure
+        ref = RunningFrameRef(proc.host.name, proc.frame.id, proc.proc_id, centicores(proc.reservation.cores))
+        return kill_and_confirm(self.channels, ref, reason=_KILL_REASON, adopt=True)
+
+    def _undo_in_postgresql(self, procs: Sequence[PlannedProc]) -> dict[str, str]:
+        """One transaction, or one per proc when that fails, so that one bad row holds back nothing else.
+
+        Returns the proc ids that could not be undone, or not surely, and why.
+        """
+        if not procs:
+            return {}
+        ids = [proc.proc_id for proc in procs]
+        try:
+            with self.engine.begin() as connection:
+                removed = self.undo(connection, procs)
+        except SQLAlchemyError as error:
+            log.warning("compensation_failed", proc_ids=ids, error=str(error))
+            if len(procs) == 1:
+                return {ids[0]: f"PostgreSQL did not take the compensation: {type(error).__name__}"}
+            problems: dict[str, str] = {}
+            for proc in procs:
+                problems |= self._undo_in_postgresql([proc])
+            return problems
+        others = [proc_id for proc_id in ids if proc_id not in removed]
+        if others:
+            log.info("compensated_by_others", proc_ids=others)
+        return {}
+
+
+def booking_of(planned: PlannedProc) -> Booking:
+    """What a planned proc takes from the counters."""
+    return Booking(planned.proc_id, planned.vertices, planned.reservation.cores, planned.reservation.gpus)
+
+
+def _because(error: RqdFailure, reason: str) -> RqdFailure:
+    return RqdFailure(f"{error}; {reason}", outcome_unknown=True, proc_id=error.proc_id, host=error.host)
+
+
+# Whose fault it is when RQD does not take a frame: the host's, the job's, or that of the two together.
+#
+# Either can look like the other: a host without a disk refuses every job, and a job with a user that may not be is
+# refused by every host. A host that says that it takes nothing, or says nothing, is at fault itself and gets a
+# cooldown. Any other refusal is first between the layer and the host: they are kept apart, for longer each time, and
+# both go on with others. It also counts against the job, until one of its frames is launched, and against the host,
+# until it takes a frame: a job that several hosts refused within a minute is at fault, and so is a host that refused
+# several jobs.
+
+HOSTS_TO_BLAME = 3
+JOBS_TO_BLAME = 3
+APART_SECONDS = 5.0
+LONGEST_APART_SECONDS = 60.0
+"""How long a layer and a host are kept apart at first, and at most: what the host lacked may be free again."""
+REMEMBERED_SECONDS = 60.0
+_REMEMBERED = 10_000
+# Of both RQDs: down, about to stop, taken back by its user, or with less free than PostgreSQL says.
+_HOST_WORDS = ("HardwareState", "shutdown", "imby", "insufficient idle")
+
+
+class Blame(NamedTuple):
+    """``jobs``: what RQD said, by id. ``hosts``: names of those that take nothing now."""
+
+    jobs: Mapping[str, str]
+    hosts: frozenset[str]
+
+
+class _Against:
+    """Who refused, or was refused, lately: name -> who said so -> when."""
+
+    def __init__(self) -> None:
+        self._said: OrderedDict[str, dict[str, float]] = OrderedDict()
+
+    def note(self, name: str, by: str, now: float) -> None:
+        self._said.setdefault(name, {})[by] = now
+        self._said.move_to_end(name)
+        while len(self._said) > _REMEMBERED:
+            self._said.popitem(last=False)
+
+    def clear(self, name: str) -> None:
+        self._said.pop(name, None)
+
+    def lately(self, name: str, now: float) -> int:
+        return sum(now - at < REMEMBERED_SECONDS for at in self._said.get(name, {}).values())
+
+
+class Refusals:
+    """The refusals of the last minute, of one process. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._jobs, self._hosts = _Against(), _Against()
+        self._apart = Cooldowns[tuple[str, str]](APART_SECONDS, LONGEST_APART_SECONDS, clock)
+
+    def apart(self) -> Mapping[tuple[str, str], str]:
+        """The layers and hosts (id, name) that are kept apart now, and what RQD said."""
+        return self._apart.active()
+
+    def blame(self, outcomes: Iterable[LaunchOutcome]) -> Blame:
+        """Note how launches ended. What is blamed starts anew afterwards."""
+        sent = [it for it in outcomes if it.sends]
+        refused: dict[tuple[str, str], str] = {}
+        hosts = set()
+        with self._lock:
+            now = self._clock()
+            kept_apart = self._apart.active()
+            for it in sent:
+                host, frame = it.request.host_name, it.request.run_frame
+                if it.error is None:
+                    continue
+                if not _refuses_the_job(it):
+                    hosts.add(host)
+                    continue
+                refused[frame.job_id, host] = str(it.error)
+                self._jobs.note(frame.job_id, host, now)
+                self._hosts.note(host, frame.job_id, now)
+                # A frame that was sent before the two were kept apart says nothing new.
+                if (frame.layer_id, host) not in kept_apart:
+                    kept_apart[frame.layer_id, host] = str(it.error)
+                    self._apart.failed((frame.layer_id, host), str(it.error))
+            for it in sent:
+                if it.error is None:
+                    self._jobs.clear(it.request.run_frame.job_id)
+                    self._hosts.clear(it.request.host_name)
+                    self._apart.worked((it.request.run_frame.layer_id, it.request.host_name))
+            jobs = {job: words for (job, _), words in refused.items() if self._jobs.lately(job, now) >= HOSTS_TO_BLAME}
+            hosts |= {
+                host for job, host in refused if job not in jobs and self._hosts.lately(host, now) >= JOBS_TO_BLAME
+            }
+            for job in jobs:
+                self._jobs.clear(job)
+            for host in hosts:
+                self._hosts.clear(host)
+            return Blame(jobs, frozenset(hosts))
+
+
+def _refuses_the_job(outcome: LaunchOutcome) -> bool:
+    return (
+        outcome.state is LaunchState.FAILED
+        and outcome.answered
+        and not any(word in str(outcome.error) for word in _HOST_WORDS)
+    )

@@ -9,7 +9,6 @@ row.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -69,20 +68,20 @@ _CAPS = text(
     WHERE NOT pg_try_advisory_xact_lock_shared(hashtextextended('opencue_sched_caps:' || name, 0))
        OR NOT pg_try_advisory_xact_lock_shared(
               hashtext('opencue_sched_caps:' || split_part(name, ':', 1)), hashtext(name) & 1023);
-    SELECT kind, id, id2, cores, gpus, concat_ws(':', kind, id, id2) <> ALL(changing.names) AS steady
+    SELECT vertex, cores, gpus, vertex <> ALL(changing.names) AS steady
     FROM (SELECT CAST(current_setting('opencue_sched.caps_changing') AS varchar[])) AS changing(names), (
-        SELECT 'sub' AS kind, sub.pk_show AS id, sub.pk_alloc AS id2,
+        SELECT concat_ws(':', 'sub', sub.pk_show, sub.pk_alloc) AS vertex,
                CAST(sub.int_burst AS bigint) AS cores, CAST(-1 AS bigint) AS gpus
         FROM unnest(CAST(:shows AS varchar[]), CAST(:allocs AS varchar[])) AS wanted(pk_show, pk_alloc)
         JOIN subscription sub ON sub.pk_show = wanted.pk_show AND sub.pk_alloc = wanted.pk_alloc
         UNION ALL
-        SELECT 'folder', pk_folder, NULL, int_max_cores, int_max_gpus
+        SELECT 'folder:' || pk_folder, int_max_cores, int_max_gpus
         FROM folder_resource WHERE pk_folder = ANY(CAST(:folders AS varchar[]))
         UNION ALL
-        SELECT 'job', pk_job, NULL, int_max_cores, int_max_gpus
+        SELECT 'job:' || pk_job, int_max_cores, int_max_gpus
         FROM job_resource WHERE pk_job = ANY(CAST(:jobs AS varchar[]))
         UNION ALL
-        SELECT 'limit', pk_limit_record, NULL, COALESCE(int_max_value, 0), -1
+        SELECT 'limit:' || pk_limit_record, COALESCE(int_max_value, 0), -1
         FROM limit_record WHERE pk_limit_record = ANY(CAST(:limits AS varchar[]))
     ) caps
     """
@@ -157,8 +156,7 @@ _TAKE_FROM_HOST_STATS = text(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LockedHost:
+class LockedHost(NamedTuple):
     """A host row this transaction holds. Centicores, KB, whole GPUs. ``up``: UP and OPEN."""
 
     id: str
@@ -171,39 +169,28 @@ class LockedHost:
 
 
 class CapRow(NamedTuple):
-    """A cap as PostgreSQL has it now. ``cores`` in centicores (of a limit: frames); kind: sub, folder, job, limit.
+    """A cap as PostgreSQL has it now. ``cores`` in centicores (of a limit: frames); ``vertex``: its kind (sub, folder,
+    job, limit) and ids, with colons between.
 
-    ``steady``: it stays so until this transaction ends. Otherwise somebody is changing it.
+    ``steady``: it stays so until this transaction ends. Otherwise another transaction is changing it.
     """
 
-    kind: str
-    id: str
-    id2: str | None
+    vertex: str
     cores: int
     gpus: int
     steady: bool
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionTimes:
-    """What the server allows a transaction, in seconds."""
-
-    statement: float
-    lock: float
-    idle: float
-    whole: float
-
-
-def set_timeouts(connection: Connection, times: TransactionTimes) -> None:
-    """Bound this transaction on the server; ``whole`` only where the server can (PostgreSQL 17)."""
+def set_timeouts(connection: Connection, *, statement: float, lock: float, idle: float, whole: float) -> None:
+    """Bound this transaction on the server, in seconds; ``whole`` only where the server can (PostgreSQL 17)."""
     parameters = {
-        "statement_ms": _milliseconds(times.statement),
-        "lock_ms": _milliseconds(times.lock),
-        "idle_ms": _milliseconds(times.idle),
+        "statement_ms": _milliseconds(statement),
+        "lock_ms": _milliseconds(lock),
+        "idle_ms": _milliseconds(idle),
     }
     version = connection.dialect.server_version_info
     if version is not None and int(version[0]) >= _TRANSACTION_TIMEOUT_SINCE:
-        connection.execute(_TRANSACTION_TIMEOUTS, {**parameters, "transaction_ms": _milliseconds(times.whole)})
+        connection.execute(_TRANSACTION_TIMEOUTS, {**parameters, "transaction_ms": _milliseconds(whole)})
     else:
         connection.execute(text(_TIMEOUTS), parameters)
 
@@ -223,18 +210,14 @@ def lock_hosts(connection: Connection, host_ids: Collection[str]) -> dict[str, L
     return {row.pk_host: LockedHost(*row) for row in rows}
 
 
-def read_caps(
-    connection: Connection,
-    *,
-    subscriptions: Collection[tuple[str, str]],
-    folders: Collection[str],
-    jobs: Collection[str],
-    limits: Collection[str],
-) -> list[CapRow]:
-    """The caps of these vertices as they are now, kept from changing until the transaction ends, in one message.
-
-    One that no longer exists has no row. (show, alloc) pairs.
+def read_caps(connection: Connection, procs: Sequence[PlannedProc]) -> dict[str, CapRow]:
+    """The caps of these procs' vertices as they are now, by vertex, kept from changing until the transaction ends, in
+    one message. One that no longer exists has no row.
     """
+    vertices = [proc.vertices for proc in procs]
+    subscriptions = sorted({(it.show_id, it.alloc_id) for it in vertices})
+    folders, jobs = sorted({it.folder_id for it in vertices}), sorted({it.job_id for it in vertices})
+    limits = sorted({limit for it in vertices for limit in it.limit_ids})
     parameters = {
         "vertices": [
             *(f"sub:{show}:{alloc}" for show, alloc in subscriptions),
@@ -244,11 +227,11 @@ def read_caps(
         ],
         "shows": [show for show, _ in subscriptions],
         "allocs": [alloc for _, alloc in subscriptions],
-        "folders": list(folders),
-        "jobs": list(jobs),
-        "limits": list(limits),
+        "folders": folders,
+        "jobs": jobs,
+        "limits": limits,
     }
-    return [CapRow(*row) for row in connection.execute(_CAPS, parameters)]
+    return {row.vertex: CapRow(*row) for row in connection.execute(_CAPS, parameters)}
 
 
 def lock_stats(connection: Connection, layer_ids: Collection[str], job_ids: Collection[str]) -> None:

@@ -425,14 +425,13 @@ _CHECKPOINTING = text(
 )
 
 
-def undo_bookings(connection: Connection, started: Sequence[tuple[PlannedProc, int | None]]) -> frozenset[str]:
+def undo_bookings(connection: Connection, procs: Sequence[PlannedProc]) -> frozenset[str]:
     """Delete the procs, give the hosts back what they hold now, set the frames WAITING with exit status 299.
 
-    Each proc comes with frame.int_version as its booking left it. Idempotent: what somebody else released, or an
+    Each proc's frame has int_version as its booking left it. Idempotent: what somebody else released, or an
     earlier call undid, is left as it is. Ids of the procs that this call deleted. Seven statements whatever the number
     of bookings, one more for frames that have a checkpoint.
     """
-    procs = [proc for proc, _ in started]
     ids, frames = [proc.proc_id for proc in procs], [proc.frame.id for proc in procs]
     # In the order of every transaction that ends runs: frames, procs, hosts, counters of layers, of jobs.
     lock_runs(connection, ids, frames)
@@ -440,7 +439,7 @@ def undo_bookings(connection: Connection, started: Sequence[tuple[PlannedProc, i
     lock_stats(connection, {proc.layer.id for proc in procs}, {proc.job.id for proc in procs})
     deleted = delete_procs(connection, ids)
     restore_hosts(connection, deleted)
-    versions = [version for _, version in started]
+    versions = [proc.frame.version for proc in procs]
     parameters = {"frames": frames, "versions": versions, "exit_status": int(ExitStatus.FRAME_CLEARED)}
     cleared = connection.execute(_CLEAR_FRAMES, parameters).all()
     checkpoints = {row.pk_frame: row.str_checkpoint_state for row in cleared if row.str_checkpoint_state != "DISABLED"}

@@ -42,13 +42,12 @@ from opencue_sched.coordination.presence import WorkerState
 from opencue_sched.coordination.queues import HostShares
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.clusters import scoped_facilities
-from opencue_sched.dispatch.commit import compensate
 from opencue_sched.dispatch.cooldown import LayerCooldowns
 from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.hosts import HostFeed
+from opencue_sched.dispatch.launch import Settlement
 from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.dispatch.rqd import RqdChannels
-from opencue_sched.dispatch.settle import Settlement
 from opencue_sched.dispatch.sweep import Sweeper, SweepReport
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.cluster import Fence
@@ -208,7 +207,7 @@ class Runtime:
                 self.settings.coordination.namespace,
                 claim_ttl=self.settings.coordination.claim_ttl,
             ),
-            settlement=Settlement(self.engine, self.ledger, self.changes, self.channels, compensate),
+            settlement=Settlement(self.engine, self.ledger, self.changes, self.channels),
             facts=self.facts,
             layers=LayerCooldowns(SLEEPS_A_LAYER_IS_SKIPPED * self.settings.queue.cluster_saturated_sleep),
             shares=HostShares(self.settings.instance, self.membership.router.instances),

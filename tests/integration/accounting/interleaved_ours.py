@@ -27,18 +27,18 @@ from opencue_sched.accounting.show_handover import hand_back, hand_over
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.cluster_pass import PassRunner
-from opencue_sched.dispatch.commit import CommittedProc, compensate
 from opencue_sched.dispatch.cooldown import LayerCooldowns
 from opencue_sched.dispatch.hosts import HostFeed
+from opencue_sched.dispatch.launch import Settlement
 from opencue_sched.dispatch.rqd import RqdChannels
-from opencue_sched.dispatch.settle import Settlement
 from opencue_sched.domain.cluster import Cluster, ClusterKind
-from opencue_sched.domain.farm import Vertices
+from opencue_sched.domain.farm import PlannedProc, Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.placement.host_groups import HostChanges
 from opencue_sched.settings import Settings
 from opencue_sched.store.accounting import managed_show_versions
+from opencue_sched.store.release import undo_bookings
 from opencue_sched.store.schema import check_schema
 from tests.integration.accounting.interleaved import (
     AGE,
@@ -108,10 +108,10 @@ class Ours(Side):
         ledger.rollback = _marked(ledger.rollback, before=ROLLBACK)  # type: ignore[method-assign]
         return runner
 
-    def _compensate(self, connection: Connection, committed: Sequence[CommittedProc]) -> Collection[str]:
+    def _compensate(self, connection: Connection, procs: Sequence[PlannedProc]) -> Collection[str]:
         if self.compensations_fail:
             raise OperationalError("DELETE", {}, Exception("the server is shutting down"))
-        removed = compensate(connection, committed)
+        removed = undo_bookings(connection, procs)
         boundary(UNDOING)
         return removed
 

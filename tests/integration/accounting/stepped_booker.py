@@ -13,9 +13,10 @@ from sqlalchemy.exc import DBAPIError
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.keys import VertexCaps
 from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.dispatch.commit import fit_caps
 from opencue_sched.dispatch.failures import in_doubt
-from opencue_sched.dispatch.trim import fit_caps, read_current_caps
 from opencue_sched.domain.farm import PlannedProc, Reservation
+from opencue_sched.store.booking import read_caps
 from tests.integration.accounting.stepped_farm import INSERT_PROC, SteppedFarm
 from tests.integration.accounting.stepping import Actor, Clock, boundary, current
 
@@ -102,7 +103,7 @@ class Booker:
         self, connection: Connection, attempts: Sequence[Attempt], caps: Mapping[str, VertexCaps]
     ) -> Sequence[Attempt]:
         planned = [attempt.planned() for attempt in attempts]
-        kept, _, _ = fit_caps(planned, caps, read_current_caps(connection, planned))
+        kept, _, _ = fit_caps(planned, caps, read_caps(connection, planned))
         ids = {proc.proc_id for proc in kept}
         return [a for a in attempts if a.booking.proc_id in ids and self._insert(connection, a)]
 

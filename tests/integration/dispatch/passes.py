@@ -15,12 +15,11 @@ from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.dispatch.cluster_pass import PassRunner
-from opencue_sched.dispatch.commit import compensate
 from opencue_sched.dispatch.cooldown import LayerCooldowns
 from opencue_sched.dispatch.hosts import HostFeed
+from opencue_sched.dispatch.launch import Settlement
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.dispatch.rqd import RqdChannels
-from opencue_sched.dispatch.settle import Settlement
 from opencue_sched.dispatch.sweep import Sweeper
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.cluster import Cluster
@@ -109,7 +108,7 @@ def passes(engine: Engine, settings: Settings, instance: str = "one", *, claim_t
             checkout_seconds=settings.accounting.commit_deadline + 2,
         ),
         LayerPermits(client, "cue", claim_ttl=claim_ttl),
-        Settlement(engine, ledger, changes, channels, compensate),
+        Settlement(engine, ledger, changes, channels),
         facts,
         LayerCooldowns(5.0),
         verdicts=VerdictLog(client, "cue"),

@@ -326,7 +326,7 @@ def run_one_within_the_other(one, engine):
         steps.append(("locked", threading.current_thread() is later))
         if later.ident is None:
             later.start()
-            eventually(lambda: one.runner.turns.asked() == 2 or not later.is_alive())
+            eventually(lambda: len(one.runner.queue._asked) == 2 or not later.is_alive())
             later.join(timeout=0.2)  # by then it would have lost what it planned, or waited with locks of its own
 
     def committed(_connection):

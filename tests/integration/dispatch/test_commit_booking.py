@@ -26,13 +26,13 @@ def test_a_plan_becomes_running_frames_with_procs(engine: Engine, settings: Sett
 
     result = commit(engine, procs, settings)
 
-    assert [c.planned.proc_id for c in result.committed] == [p.proc_id for p in procs]
+    assert [c.proc_id for c in result.committed] == [p.proc_id for p in procs]
     assert result.lost == result.unknown == []
     with engine.connect() as connection:
         frames = connection.execute(text("SELECT * FROM frame ORDER BY int_number")).all()
         rows = connection.execute(text("SELECT * FROM proc")).all()
         idle = connection.execute(text("SELECT * FROM host")).one()
-    assert [frame.int_version for frame in frames] == [c.version for c in result.committed]
+    assert [frame.int_version for frame in frames] == [c.frame.version for c in result.committed]
     for frame in frames:
         assert (frame.str_state, frame.str_host, frame.int_cores) == ("RUNNING", host.name, 300)
         assert (frame.int_mem_reserved, frame.int_gpus, frame.int_gpu_mem_reserved) == (5 * KB_PER_GB, 1, KB_PER_GB)
@@ -97,7 +97,7 @@ def test_a_frame_that_changed_since_it_was_gathered_is_lost(engine: Engine, sett
 
     result = commit(engine, procs, settings)
 
-    assert [c.planned.frame.number for c in result.committed] == [1, 3]
+    assert [c.frame.number for c in result.committed] == [1, 3]
     assert [(proc.frame.number, error.reason, error.retriable) for proc, error in result.lost] == [
         (2, "frame_lost", False)
     ]
@@ -144,7 +144,7 @@ def test_a_layer_that_is_delayed_meanwhile_is_lost(engine: Engine, settings: Set
 
     result = commit(engine, procs, settings)
 
-    assert [c.planned.layer.id for c in result.committed] == [procs[1].layer.id]
+    assert [c.layer.id for c in result.committed] == [procs[1].layer.id]
     assert reasons(result) == ["frame_lost"]
 
 
@@ -162,7 +162,7 @@ def test_a_frame_that_still_has_a_proc_is_lost_and_its_host_share_not_taken(engi
 
     result = commit(engine, procs, settings)
 
-    assert [c.planned.frame.id for c in result.committed] == [job.frames[1]]
+    assert [c.frame.id for c in result.committed] == [job.frames[1]]
     assert reasons(result) == ["frame_lost"]
     with engine.connect() as connection:
         assert connection.scalar(text("SELECT int_cores_idle FROM host")) == 800 - 100 - 200
@@ -179,7 +179,7 @@ def test_a_version_that_is_null_is_a_version_like_any_other(engine: Engine, sett
 
     result = commit(engine, procs, settings)
 
-    assert [(c.planned.frame.number, c.version) for c in result.committed] == [(1, 1)]
+    assert [(c.frame.number, c.frame.version) for c in result.committed] == [(1, 1)]
     assert reasons(result) == ["frame_lost"]
 
 
@@ -200,7 +200,7 @@ def test_the_version_is_the_one_the_triggers_left(engine: Engine, settings: Sett
     (committed,) = commit(engine, procs, settings).committed
 
     assert procs[0].frame.version is not None
-    assert committed.version == procs[0].frame.version + 6
+    assert committed.frame.version == procs[0].frame.version + 6
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_a_frame_planned_twice_runs_once(engine: Engine, settings: Settings) -> 
 
     result = commit(engine, [proc, again], settings)
 
-    assert [c.planned.proc_id for c in result.committed] == [proc.proc_id]
+    assert [c.proc_id for c in result.committed] == [proc.proc_id]
     assert [(lost.proc_id, error.reason) for lost, error in result.lost] == [("again", "frame_lost")]
     assert_consistent(engine)
 

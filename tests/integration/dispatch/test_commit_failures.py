@@ -53,7 +53,7 @@ def test_one_job_whose_rows_fail_is_found_and_quarantined_and_the_others_run(
 
     result = commit(engine, procs, settings)
 
-    assert {c.planned.job.id for c in result.committed} == {job.id for job in ids} - {bad.id}
+    assert {c.job.id for c in result.committed} == {job.id for job in ids} - {bad.id}
     assert len(result.committed) == 3 * (jobs - 1)
     assert reasons(result) == ["database_failure"] * 3
     assert result.quarantined.keys() == {bad.id}
@@ -82,7 +82,7 @@ def test_a_job_made_while_history_was_off_stops_nobody_else(engine: Engine, sett
 
     result = commit(engine, procs, settings)
 
-    committed = {c.planned.job.id for c in result.committed}
+    committed = {c.job.id for c in result.committed}
     assert committed == {job.id for job in good} | (set() if fails else {bad.id})
     assert result.quarantined.keys() == ({bad.id} if fails else set())
     assert all("23503" in reason for reason in result.quarantined.values())
@@ -158,7 +158,7 @@ def test_jobs_whose_counters_stay_locked_are_left_out_without_blame(
         result = commit(engine, procs, with_deadline(settings, 10.0))
 
     # then every other job is booked all the same, in one transaction, without cutting the plan in halves
-    assert {c.planned.job.id for c in result.committed} == {job.id for job in jobs} - held
+    assert {c.job.id for c in result.committed} == {job.id for job in jobs} - held
     assert reasons(result) == ["database_failure"] * 6
     assert {proc.job.id for proc, _ in result.lost} == held
     assert (result.transactions, result.quarantined) == (1, {})
@@ -398,7 +398,7 @@ def test_a_frame_that_is_given_a_proc_under_our_lock_keeps_that_one(engine: Engi
     result = commit(engine, procs, settings)
     event.remove(engine, "before_cursor_execute", interfere)
 
-    assert [c.planned.frame.number for c in result.committed] == [2]
+    assert [c.frame.number for c in result.committed] == [2]
     assert reasons(result) == ["frame_lost"]
     assert result.quarantined == {}
     with engine.connect() as connection:
@@ -425,7 +425,7 @@ def test_committers_of_one_plan_start_each_frame_once(engine: Engine, settings: 
     for thread in threads:
         thread.join()
 
-    started = [c.planned.frame.id for result in results for c in result.committed]
+    started = [c.frame.id for result in results for c in result.committed]
     assert len(started) == len(set(started)) > 0
     assert sum(len(result.lost) for result in results) == 120 - len(started)
     assert_consistent(engine)

@@ -11,11 +11,11 @@ from sqlalchemy.exc import OperationalError
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import VertexCaps, VertexKind
-from opencue_sched.dispatch.trim import read_current_caps
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
 from opencue_sched.errors import AllocationOverBurst, CapChanging, CapExceeded, HostExhausted, HostLocked
 from opencue_sched.settings import Settings
+from opencue_sched.store.booking import read_caps
 from tests.integration.dispatch.plans import KB_PER_GB, assert_consistent, commit, plan, reasons
 
 
@@ -41,7 +41,7 @@ def test_the_first_procs_of_the_plan_get_what_a_host_has_left(
 
     result = commit(engine, procs, settings)
 
-    assert [c.planned.proc_id for c in result.committed] == [p.proc_id for p in procs[:fits]]
+    assert [c.proc_id for c in result.committed] == [p.proc_id for p in procs[:fits]]
     assert [type(error) for _, error in result.lost] == [HostExhausted] * (4 - fits)
     assert all(error.retriable and error.host and error.proc_id == proc.proc_id for proc, error in result.lost)
     with engine.connect() as connection:
@@ -70,7 +70,7 @@ def test_a_host_that_changed_takes_nothing(engine: Engine, settings: Settings, s
 
     result = commit(engine, procs, settings)
 
-    assert {c.planned.host.name for c in result.committed} == {"a"}
+    assert {c.host.name for c in result.committed} == {"a"}
     assert reasons(result) == ["host_exhausted"] * 2
     assert_consistent(engine)
 
@@ -87,7 +87,7 @@ def test_a_locked_host_is_not_waited_for(engine: Engine, settings: Settings) -> 
         other.execute(text("SELECT 1 FROM host WHERE str_name = 'a' FOR NO KEY UPDATE"))
         result = commit(engine, procs, settings)
 
-    assert {c.planned.host.name for c in result.committed} == {"b"}
+    assert {c.host.name for c in result.committed} == {"b"}
     assert [type(error) for _, error in result.lost] == [HostLocked] * 2
     assert all(error.retriable for _, error in result.lost)
     assert_consistent(engine)
@@ -104,7 +104,7 @@ def test_a_locked_frame_is_not_waited_for(engine: Engine, settings: Settings) ->
         other.execute(text("SELECT 1 FROM frame WHERE int_number = 2 FOR NO KEY UPDATE"))
         result = commit(engine, procs, settings)
 
-    assert [c.planned.frame.number for c in result.committed] == [1, 3]
+    assert [c.frame.number for c in result.committed] == [1, 3]
     assert reasons(result) == ["frame_lost"]
     assert_consistent(engine)
 
@@ -166,7 +166,7 @@ def test_a_cap_lowered_since_the_booking_keeps_what_fits_below_it(
 
     result = commit(engine, farm.procs, settings, farm.caps())
 
-    assert [c.planned.proc_id for c in result.committed] == [p.proc_id for p in farm.procs[:fits]]
+    assert [c.proc_id for c in result.committed] == [p.proc_id for p in farm.procs[:fits]]
     errors = [error for _, error in result.lost]
     assert len(errors) == 4 - fits
     assert not any(error.retriable for error in errors)
@@ -249,7 +249,7 @@ def test_a_lowered_cap_of_one_job_leaves_the_others(engine: Engine, settings: Se
 
     result = commit(engine, procs, settings, caps)
 
-    assert sorted(c.planned.job.id for c in result.committed) == sorted([jobs[0].id, jobs[1].id, jobs[1].id])
+    assert sorted(c.job.id for c in result.committed) == sorted([jobs[0].id, jobs[1].id, jobs[1].id])
     assert result.lowered == {key}
 
 
@@ -290,7 +290,7 @@ def test_a_change_of_one_jobs_cap_leaves_the_others(engine: Engine, settings: Se
         other.execute(text("UPDATE job_resource SET int_max_cores = 300 WHERE pk_job = :j"), {"j": jobs[0].id})
         result = commit(engine, procs, settings)
     assert reasons(result) == ["cap_changing"] * 2
-    assert {c.planned.job.id for c in result.committed} == {jobs[1].id}
+    assert {c.job.id for c in result.committed} == {jobs[1].id}
 
 
 @pytest.mark.parametrize("statement", CAP_CHANGES)
@@ -299,7 +299,7 @@ def test_a_cap_changes_only_when_the_commits_that_read_it_are_over(
 ) -> None:
     farm = CapFarm(engine, settings)
     with engine.begin() as booking:
-        assert all(row.steady for row in read_current_caps(booking, farm.procs))
+        assert all(row.steady for row in read_caps(booking, farm.procs).values())
         with pytest.raises(OperationalError, match="lock timeout"), engine.begin() as other:
             other.execute(text("SET LOCAL lock_timeout = '20ms'"))
             other.execute(text(statement))
@@ -311,7 +311,7 @@ def test_a_cap_changes_only_when_the_commits_that_read_it_are_over(
 def test_a_commit_that_dies_after_it_read_the_caps_lets_them_change(engine: Engine, settings: Settings) -> None:
     farm = CapFarm(engine, settings)
     booking = engine.connect()
-    read_current_caps(booking, farm.procs)
+    read_caps(booking, farm.procs)
     pid = booking.connection.dbapi_connection.info.backend_pid  # type: ignore[union-attr]
     with engine.begin() as other:
         assert other.scalar(text("SELECT pg_terminate_backend(:pid, 60000)"), {"pid": pid})
@@ -361,7 +361,7 @@ def test_what_only_counts_beside_a_cap_waits_for_no_commit(engine: Engine, setti
     """Cuebot's counters are in the same rows; and who lifts a cap puts it back in the same transaction."""
     farm = CapFarm(engine, settings)
     with engine.begin() as booking:
-        read_current_caps(booking, farm.procs)
+        read_caps(booking, farm.procs)
         with engine.begin() as other:
             other.execute(text("SET LOCAL lock_timeout = '20ms'"))
             for table in ("subscription", "folder_resource", "job_resource"):
@@ -371,4 +371,4 @@ def test_what_only_counts_beside_a_cap_waits_for_no_commit(engine: Engine, setti
             other.rollback()
         with engine.begin() as other:
             other.execute(text("UPDATE job_resource SET int_cores = int_cores + 100"))
-            assert all(row.steady for row in read_current_caps(booking, farm.procs))
+            assert all(row.steady for row in read_caps(booking, farm.procs).values())

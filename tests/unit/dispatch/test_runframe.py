@@ -189,7 +189,7 @@ def test_what_makes_no_sense_fails_alone(planned: PlannedProc, words: str) -> No
     # then the good one goes out and the bad one is a definite failure that says why
     assert [request.run_frame.frame_id for request in requests] == ["F-1"]
     (outcome,) = failed
-    assert (outcome.state, outcome.sends, outcome.host_name) == (LaunchState.FAILED, 0, "render042")
+    assert (outcome.state, outcome.sends, outcome.request.host_name) == (LaunchState.FAILED, 0, "render042")
     assert words in str(outcome.error)
     with pytest.raises(InvalidInput):
         build(planned)

@@ -5,25 +5,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection
 
-from opencue_sched.dispatch.commit import CommitTurns
+from opencue_sched.dispatch.commit import CommitQueue
 from tests.polling import eventually
 
 LONG = 30.0
 
 
 class Commit:
-    """A commit in a thread of its own, under way from its turn until it is told to end."""
+    """A commit in a thread of its own, under way from its place at the head until it is told to end."""
 
-    def __init__(self, turns: CommitTurns, *hosts: str, wait_seconds: float = LONG) -> None:
+    def __init__(self, queue: CommitQueue, *hosts: str, wait_seconds: float = LONG) -> None:
         self.began, self._end = threading.Event(), threading.Event()
         self.in_time: bool | None = None
-        before = turns.asked()
-        self._thread = threading.Thread(target=self._run, args=(turns, hosts, wait_seconds), daemon=True)
+        before = len(queue._asked)
+        self._thread = threading.Thread(target=self._run, args=(queue, hosts, wait_seconds), daemon=True)
         self._thread.start()
-        eventually(lambda: turns.asked() > before)
+        eventually(lambda: len(queue._asked) > before)
 
-    def _run(self, turns: CommitTurns, hosts: Collection[str], wait_seconds: float) -> None:
-        with turns.on(hosts, wait_seconds=wait_seconds) as self.in_time:
+    def _run(self, queue: CommitQueue, hosts: Collection[str], wait_seconds: float) -> None:
+        with queue.on(hosts, wait_seconds=wait_seconds) as self.in_time:
             self.began.set()
             assert self._end.wait(LONG)
 
@@ -35,10 +35,10 @@ class Commit:
 
 
 def test_a_commit_waits_for_those_before_it_on_its_hosts_and_for_no_other() -> None:
-    turns = CommitTurns()
-    first = Commit(turns, "h1", "h2")
-    second = Commit(turns, "h2", "h3")
-    elsewhere = Commit(turns, "h4")
+    queue = CommitQueue()
+    first = Commit(queue, "h1", "h2")
+    second = Commit(queue, "h2", "h3")
+    elsewhere = Commit(queue, "h4")
     assert first.began.wait(LONG)
     assert elsewhere.began.wait(LONG)
     assert not second.began.is_set()
@@ -51,10 +51,10 @@ def test_a_commit_waits_for_those_before_it_on_its_hosts_and_for_no_other() -> N
 
 
 def test_nobody_who_asks_later_overtakes_a_commit_of_many_hosts() -> None:
-    turns = CommitTurns()
-    first = Commit(turns, "h1")
-    many = Commit(turns, "h1", "h2")
-    later = Commit(turns, "h2")
+    queue = CommitQueue()
+    first = Commit(queue, "h1")
+    many = Commit(queue, "h1", "h2")
+    later = Commit(queue, "h2")
     assert first.began.wait(LONG)
     assert not later.began.is_set(), "h2 is free, but asked for before"
 
@@ -65,22 +65,22 @@ def test_nobody_who_asks_later_overtakes_a_commit_of_many_hosts() -> None:
     later.end()
 
 
-def test_a_commit_goes_on_after_a_while_though_it_is_not_its_turn() -> None:
-    turns = CommitTurns()
-    stuck = Commit(turns, "h1")
-    hasty = Commit(turns, "h1", wait_seconds=0.01)
+def test_a_commit_goes_on_after_a_while_though_others_are_before_it() -> None:
+    queue = CommitQueue()
+    stuck = Commit(queue, "h1")
+    hasty = Commit(queue, "h1", wait_seconds=0.01)
     hasty.end()
     assert hasty.in_time is False
     stuck.end()
 
 
-def test_a_commit_that_fails_gives_its_turn_back() -> None:
-    turns = CommitTurns()
+def test_a_commit_that_fails_leaves_the_queue() -> None:
+    queue = CommitQueue()
     try:
-        with turns.on({"h1"}, wait_seconds=LONG):
+        with queue.on({"h1"}, wait_seconds=LONG):
             raise ConnectionError
     except ConnectionError:
         pass
-    after = Commit(turns, "h1")
+    after = Commit(queue, "h1")
     after.end()
-    assert turns.asked() == 0
+    assert len(queue._asked) == 0
