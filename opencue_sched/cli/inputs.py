@@ -13,13 +13,13 @@ import redis
 from sqlalchemy import Connection, Engine
 
 from opencue_sched.accounting.connection import make_redis
+from opencue_sched.dispatch.hosts import HostChanges
 from opencue_sched.domain.frame_range import FrameRange
 from opencue_sched.domain.job_spec import INT_MAX, NAME_CHARACTERS, near
 from opencue_sched.domain.units import CENTICORES_PER_CORE, UNLIMITED
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.insight.stores import StoreAway, check_postgresql, check_redis
 from opencue_sched.placement.host_cache import GROUP_REFRESH_SECONDS
-from opencue_sched.placement.host_groups import HostChanges
 from opencue_sched.settings import get_settings
 from opencue_sched.store import shows
 from opencue_sched.store.engine import make_engine

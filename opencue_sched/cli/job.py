@@ -360,11 +360,11 @@ def _control(engine: Engine) -> Iterator[tuple[JobControl, dict[str, Unconfirmed
     """What ends frames, with the ledger and the host caches told; and, by frame, what could not be confirmed dead."""
     # These import grpc, which commands that only read or write PostgreSQL do without.
     from opencue_sched.accounting.caps import make_ledger
+    from opencue_sched.dispatch.hosts import HostChanges
     from opencue_sched.dispatch.rqd import RqdChannels
     from opencue_sched.farm.completion import Releaser
     from opencue_sched.farm.jobs import JobControl
     from opencue_sched.farm.kill import RqdKiller
-    from opencue_sched.placement.host_groups import HostChanges
 
     settings = get_settings()
     only_on_success = settings.release.satisfy_only_on_frame_success

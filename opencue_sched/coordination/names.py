@@ -1,4 +1,4 @@
-"""Every Redis key and queue name under the namespace, built and parsed in one place (but see placement/host_groups.py).
+"""Every Redis key and queue name under the namespace, built and parsed in one place.
 
 Grammar (queue naming proposal, with our types)::
 
@@ -263,6 +263,11 @@ class ResyncKeys:
     def counts(self) -> str:
         """Hash of how many resyncs were begun, and which has ended well."""
         return f"{self.ns}:looks:{self.facility.lower() if self.facility else 'all'}"
+
+
+def host_changes(ns: str) -> str:
+    """Stream of the ids of hosts whose rows changed."""
+    return f"{ns}:hosts:changed"
 
 
 def verdicts(ns: str, job_id: str) -> str:

@@ -253,7 +253,7 @@ class _Pass:
         report.planned = True
         report.frames_planned = len(plan.procs)
         report.attempts, report.scores = tuple(plan.attempts.values()), plan.scores
-        report.wasted_attempts = plan.wasted_attempts
+        report.wasted_attempts, report.layers_given_up = plan.wasted_attempts, plan.given_up
         report.cache_hits, report.cache_misses = plan.cache_hits, plan.cache_misses
         report.verdicts = (*gathered.bad_layers, *after_refusals(plan, apart))
         self._blocked = plan.unschedulable
@@ -367,7 +367,7 @@ class _Pass:
         locked = {lost.host.id for lost, why in result.lost if isinstance(why, HostLocked)}
         seconds = {host_id: runner.locked.failed(host_id) for host_id in locked}
         for host_id, why in {lost.host.id: str(why) for lost, why in result.lost if why.retriable}.items():
-            runner.hosts.cache.invalidate(host_id, rest_seconds=seconds.get(host_id, 0.0), why=why)
+            runner.hosts.cache.invalidate(host_id, cooldown_seconds=seconds.get(host_id, 0.0), why=why)
         if result.lowered and runner.ledger.load_caps is not None:
             # A store that is away must not keep what is committed from its launch: until it is back no pass books, and
             # the next commit finds the same.
@@ -401,7 +401,7 @@ class _Pass:
         for proc, error in (*settled.compensated, *settled.left_unknown):
             report.losses[error.reason] += 1
             seconds = FAILED_HOST_SECONDS if proc.host.name in blame.hosts else 0.0
-            runner.hosts.cache.invalidate(proc.host.id, rest_seconds=seconds, why=str(error))
+            runner.hosts.cache.invalidate(proc.host.id, cooldown_seconds=seconds, why=str(error))
         runner.hosts.changed({proc.host.id for proc in result.committed})
         # Jobs for which no RunFrame can be made, or that no host takes: it would end the same way again.
         hopeless = {it.request.run_frame.job_id: str(it.error) for it in impossible}

@@ -1,28 +1,101 @@
-"""The host cache of a process, kept current: groups from PostgreSQL, changes from the change log."""
+"""The hosts of a process, kept current: groups from PostgreSQL, changes from the change log in Redis."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import islice
+from typing import Any, cast
 
+import redis
 import structlog
 from redis.exceptions import RedisError
 from sqlalchemy import Engine
 
+from opencue_sched.coordination import names
 from opencue_sched.dispatch.cooldown import HostNews
 from opencue_sched.dispatch.gather import BadRowLog
 from opencue_sched.domain.cluster import Cluster
-from opencue_sched.domain.farm import BadRow
-from opencue_sched.placement.host_cache import CHECKOUT_SECONDS, HostCache, HostReading
-from opencue_sched.placement.host_groups import HostChanges
+from opencue_sched.domain.farm import BadRow, Host
+from opencue_sched.placement.host_cache import HOLD_SECONDS, HostCache
 from opencue_sched.settings import HostCacheSettings
 from opencue_sched.store.hosts import fetch_groups, fetch_hosts_by_id
 
 log = structlog.get_logger(__name__)
 
+_FIELD = "hosts"
+_START = "0-0"
+_IDS_PER_ENTRY = 250
+_MAX_ENTRIES_KEPT = 10_000
+_MAX_ENTRIES_READ = 1_000
 _CLEAN_UP_SECONDS = 300.0
 """Between evictions of idle groups, which live for hours (``host_cache.group_idle_timeout``)."""
+
+_Entry = tuple[str, dict[str, str]]
+
+
+class HostChanges:
+    """Reads and writes ``{namespace}:hosts:changed``, a Redis stream with the ids of hosts whose rows changed.
+
+    Who commits a booking or a release appends the hosts it touched; every worker reads what is new at its next gather
+    and reads just those hosts again. So every cache sees freed cores at once, without waiting for a host report or for
+    a group to expire. The log is a hint, never a truth: when it cannot answer, the caller reads every host. Holds no
+    state: readers keep their own cursor.
+    """
+
+    def __init__(self, client: redis.Redis, namespace: str, *, keep_entries: int = _MAX_ENTRIES_KEPT) -> None:
+        self._client = client
+        self._key = names.host_changes(namespace)
+        self._keep_entries = keep_entries
+
+    def publish(self, host_ids: Collection[str]) -> None:
+        """Append the ids, in one round trip; 250 to an entry. Call it after the commit that changed the hosts."""
+        ids = iter(dict.fromkeys(host_ids))
+        pipeline = self._client.pipeline(transaction=False)
+        while batch := list(islice(ids, _IDS_PER_ENTRY)):
+            pipeline.xadd(self._key, {_FIELD: json.dumps(batch)}, maxlen=self._keep_entries, approximate=True)
+        if len(pipeline):
+            pipeline.execute()
+
+    def since(self, cursor: str | None) -> tuple[str, frozenset[str] | None]:
+        """What was appended after ``cursor``: the new cursor, and the ids, or None for "read every host again".
+
+        None when there is no cursor yet, when the entry it names is gone (trimmed, or a flushed or failed-over Redis),
+        when more than 1,000 entries are new, or when an entry is not ours. Read the hosts *after* this call: then
+        nothing can fall between. One round trip.
+        """
+        pipeline = self._client.pipeline(transaction=True)
+        at = cursor or _START
+        pipeline.xrange(self._key, at, at)
+        pipeline.xrange(self._key, f"({at}", "+", count=_MAX_ENTRIES_READ + 1)
+        pipeline.xrevrange(self._key, count=1)
+        answers = cast("list[list[_Entry]]", pipeline.execute())
+        named, new, last = answers
+        if not last:
+            return _START, frozenset() if cursor == _START else None
+        now = last[0][0]
+        if cursor is None or not named or len(new) > _MAX_ENTRIES_READ:
+            return now, None
+        ids = _ids(new)
+        if ids is None:
+            log.warning("host_change_log_unreadable", key=self._key)
+        return now, ids
+
+
+def _ids(entries: list[_Entry]) -> frozenset[str] | None:
+    """All ids of the entries; None if one of them was not written by ``publish``."""
+    ids: set[str] = set()
+    for _, fields in entries:
+        try:
+            batch: Any = json.loads(fields[_FIELD])
+        except (KeyError, ValueError):
+            return None
+        if not isinstance(batch, list) or not all(isinstance(host_id, str) for host_id in batch):
+            return None
+        ids.update(batch)
+    return frozenset(ids)
 
 
 class HostFeed:
@@ -35,7 +108,7 @@ class HostFeed:
         settings: HostCacheSettings,
         *,
         instance: str,
-        checkout_seconds: float = CHECKOUT_SECONDS,
+        hold_seconds: float = HOLD_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
@@ -47,15 +120,15 @@ class HostFeed:
         self._noted: set[str] = set()
         self._evict_at = clock() + _CLEAN_UP_SECONDS
         self.bad_rows = BadRowLog()
-        self.cache = HostCache(settings, self._fetch, instance=instance, checkout_seconds=checkout_seconds, clock=clock)
+        self.cache = HostCache(settings, self._fetch, instance=instance, hold_seconds=hold_seconds, clock=clock)
 
     def refresh(self, cluster: Cluster) -> HostNews:
         """Make the cluster's groups current. Whatever was read for them is news, also to clusters of other tags."""
-        self.cache.refresh(cluster.facility_id, cluster.tags)
+        hosts = self.cache.refresh(cluster.facility_id, cluster.tags)
         if self._clock() >= self._evict_at:
             self._evict_at = self._clock() + _CLEAN_UP_SECONDS
             self.cache.evict_idle_groups()
-        return HostNews(self.cache.take_news())
+        return HostNews(tuple(hosts))
 
     def note(self, host_ids: Collection[str]) -> None:
         """These hosts changed, and every process was notified: read them again at the next refresh."""
@@ -71,7 +144,7 @@ class HostFeed:
         except RedisError as error:
             log.warning("host_changes_not_published", hosts=len(host_ids), error=str(error))
 
-    def _fetch(self, facility_id: str, tags: Sequence[str]) -> Mapping[str, Sequence[HostReading]]:
+    def _fetch(self, facility_id: str, tags: Sequence[str]) -> list[Host]:
         with self._engine.connect() as connection:
             return fetch_groups(connection, facility_id, tags, self._settings.host_staleness_threshold, self._bad)
 
@@ -92,11 +165,11 @@ class HostFeed:
             wanted = self._noted | self.cache.invalidated_ids()
             if not wanted:
                 return HostNews(everything=ids is None)
-            with self.cache.reading() as read_at, self._engine.connect() as connection:
-                readings = fetch_hosts_by_id(
+            read_at = self.cache.instant()
+            with self._engine.connect() as connection:
+                hosts = fetch_hosts_by_id(
                     connection, sorted(wanted), self._settings.host_staleness_threshold, self._bad
                 )
-            found = {reading.host.id for reading in readings}
-            self.cache.apply(readings, wanted - found, read_at=read_at)
+            self.cache.apply(hosts, wanted - {host.id for host in hosts}, read_at=read_at)
             self._noted.clear()
-            return HostNews(tuple(reading.host for reading in readings), everything=ids is None)
+            return HostNews(tuple(hosts), everything=ids is None)

@@ -55,6 +55,8 @@ class PassReport:
     """Hosts tried by each layer that got to try any."""
     scores: tuple[float, ...] = ()
     wasted_attempts: int = 0
+    layers_given_up: int = 0
+    """Layers whose hosts were taken by other passes too often."""
     cache_hits: int = 0
     cache_misses: int = 0
     statements: int = 0
@@ -224,7 +226,7 @@ def given_back(procs: Iterable[PlannedProc], kept: Collection[str]) -> tuple[Hos
     for proc in procs:
         host = hosts.setdefault(proc.host.id, proc.host)
         if proc.proc_id in kept:
-            hosts[host.id] = host.less(proc.reservation, last_updated=host.last_updated)
+            hosts[host.id] = host.less(proc.reservation)
         else:
             some_back.add(host.id)
     return tuple(host for host in hosts.values() if host.id in some_back)

@@ -105,7 +105,6 @@ class Host:
 
     ``idle_memory_kb`` and ``idle_gpu_memory_kb`` are already the lesser of what is unreserved and what the machine
     reports free. ``tags`` are normalised (spaces removed). ``os_names`` is host_stat.str_os split on commas.
-    ``last_updated`` grows with every change the cache sees; check-out compares it.
     """
 
     id: str
@@ -123,7 +122,6 @@ class Host:
     idle_gpus: int = 0
     total_gpu_memory_kb: int = 0
     idle_gpu_memory_kb: int = 0
-    last_updated: float = 0.0
 
     @property
     def idle_cores(self) -> int:
@@ -134,7 +132,7 @@ class Host:
     def total_cores(self) -> int:
         return idle_cores(self.total_centicores)
 
-    def less(self, taken: Reservation, *, last_updated: float) -> Host:
+    def less(self, taken: Reservation) -> Host:
         """The same host after ``taken`` has been booked on it."""
         return replace(
             self,
@@ -142,7 +140,6 @@ class Host:
             idle_memory_kb=self.idle_memory_kb - taken.memory_kb,
             idle_gpus=self.idle_gpus - taken.gpus,
             idle_gpu_memory_kb=self.idle_gpu_memory_kb - taken.gpu_memory_kb,
-            last_updated=last_updated,
         )
 
 

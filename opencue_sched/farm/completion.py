@@ -18,11 +18,11 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.dispatch.hosts import HostChanges
 from opencue_sched.domain.exit_rules import Completion, Decision, decide, satisfies_depends
 from opencue_sched.domain.farm import ExitStatus, FrameState
 from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.model import CompletedFrame, EventCounts, LostRun, RunOutcome, RunsEnded, RunVerdict
-from opencue_sched.placement.host_groups import HostChanges
 from opencue_sched.store import depends, procs, release
 from opencue_sched.store.procs import DeletedProc, FrameRow, ProcRow, RunRow
 from opencue_sched.store.release import ChangedFrame, FrameStop, StoppedFrame

@@ -25,13 +25,13 @@ from sqlalchemy import Engine
 
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.dispatch.hosts import HostChanges
 from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.errors import InvalidInput, SchedulerError
 from opencue_sched.farm.completion import CompletionBatcher, NotAccepting, Releaser, database_away
 from opencue_sched.farm.kill import KillPool, RqdKiller
 from opencue_sched.farm.model import CompletedFrame, EventCounts
 from opencue_sched.farm.reports import LONGEST_FULL_NAME, MOST_KB, HostReports, check_bounds, wrong_id
-from opencue_sched.placement.host_groups import HostChanges
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
 

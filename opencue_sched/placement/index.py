@@ -14,7 +14,7 @@ from sortedcontainers import SortedDict
 
 from opencue_sched.domain.farm import Host
 from opencue_sched.domain.reservation import Need
-from opencue_sched.placement.policy import Fit, Strategy
+from opencue_sched.settings import HostBookingStrategy
 
 Rank = tuple[int, int, int, str]
 """A host's place in the order of a strategy (GPU level, cores, bucket, tie); smaller first, no two hosts share one."""
@@ -61,12 +61,6 @@ class HostIndex:
         self._levels: SortedDict[int, SortedDict[int, SortedDict[int, SortedDict[str, Host]]]] = SortedDict()
         self._positions: dict[str, _Position] = {}
 
-    def __len__(self) -> int:
-        return len(self._positions)
-
-    def __contains__(self, host_id: object) -> bool:
-        return host_id in self._positions
-
     def add(self, host: Host) -> None:
         """Put a host where its idle resources say, out of where it was before."""
         known = self._positions.get(host.id)
@@ -89,10 +83,10 @@ class HostIndex:
         if position is not None:
             self._take_out(position)
 
-    def ranked(self, need: Need, strategy: Strategy) -> Iterator[tuple[Rank, Host]]:
+    def ranked(self, need: Need, strategy: HostBookingStrategy) -> Iterator[tuple[Rank, Host]]:
         """The hosts with at least ``need`` idle in the strategy's order, with their ranks, by which several indexes are
         merged into one order. Lazy: do not change the index meanwhile."""
-        best_cores, best_memory = strategy.cores is Fit.BEST, strategy.memory is Fit.BEST
+        best_cores, best_memory = strategy.core_saturation, strategy.memory_saturation
         least_bucket = max(0, need.memory_kb) // self._divisor
         for level in self._levels.irange(minimum=_gpu_level(need.gpus, need.gpu_memory_kb)):
             by_cores = self._levels[level]

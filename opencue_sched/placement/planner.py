@@ -3,17 +3,16 @@
 Pure but for the pool: no clock, no I/O, no randomness beyond the ids it is given. For every layer, by
 priority: the caps first, then hosts one after another, on each as many frames as fit.
 
-A host goes back to the pool as soon as the layer is done with it, less what the plan took: the hold. So other passes
-of the process plan on the rest of it while this plan is being booked, and never on the same cores; kept until the
-commit, the few hosts of a small farm would all be in one plan's hands and everybody else's layers would look stuck.
-Once the outcome is known, the caller passes it to ``release_plan``.
+What the plan takes from a host is a hold in the pool, so other passes of the process plan on the rest of the host while
+this plan is being booked, and never on the same cores. Once the outcome is known, the caller passes it to
+``release_plan``.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Container, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict
@@ -21,7 +20,6 @@ from opencue_sched.domain.farm import Host, Job, Layer, PlannedProc, Reservation
 from opencue_sched.domain.reservation import Dimension, Need, reserve, smallest_need
 from opencue_sched.placement.headroom import OverCap, PlanHeadroom
 from opencue_sched.placement.host_cache import HostCache
-from opencue_sched.placement.host_groups import Accept
 from opencue_sched.placement.policy import FirstChoice, Policy
 from opencue_sched.placement.reasons import explain_shortage
 
@@ -89,26 +87,23 @@ class UnschedulableLayer:
 class Plan:
     """What one pass wants to book.
 
-    ``hosts`` are the hosts of ``procs`` by id, as they will be once all of it is booked. ``attempts`` is how many hosts
-    each layer that got to try any was given. ``wasted_attempts`` counts hosts on which then nothing was placed.
-    ``scores`` are those of the hosts chosen by a policy that scores. ``full``: ``max_frames`` was reached, so there is
-    more to place right away. ``unschedulable`` are the layers of which nothing was placed, because no host would do.
+    ``attempts`` is how many hosts each layer that got to try any was given; ``wasted_attempts`` counts those that
+    others took from meanwhile, ``given_up`` the layers for which that were too many. ``cache_hits`` and
+    ``cache_misses`` count searches for a host. ``scores`` are those of the hosts chosen by a policy that scores.
+    ``full``: ``max_frames`` was reached, so there is more to place right away. ``unschedulable`` are the layers of
+    which nothing was placed, because no host would do.
     """
 
     procs: tuple[PlannedProc, ...]
     verdicts: tuple[LayerVerdict, ...]
-    hosts: Mapping[str, Host]
     attempts: Mapping[str, int]
     wasted_attempts: int
+    given_up: int
     cache_hits: int
     cache_misses: int
     full: bool
     scores: tuple[float, ...] = ()
     unschedulable: tuple[UnschedulableLayer, ...] = ()
-
-    @property
-    def hosts_attempted(self) -> int:
-        return sum(self.attempts.values())
 
 
 def plan_pass(
@@ -177,7 +172,6 @@ class _LayerState:
     vetoed: bool = False
     hostless: bool = False
     capped: OverCap | None = None
-    vertices: dict[str, Vertices] = field(default_factory=dict)
 
 
 class _Planner:
@@ -200,9 +194,9 @@ class _Planner:
         self._procs: list[PlannedProc] = []
         self._verdicts: list[LayerVerdict] = []
         self._unschedulable: list[UnschedulableLayer] = []
-        self._hosts: dict[str, Host] = {}
-        self._attempts: dict[str, int] = {}
-        self._wasted = self._hits = self._misses = 0
+        self._used: set[str] = set()
+        self._attempts: Counter[str] = Counter()
+        self._wasted = self._given_up = self._hits = self._misses = 0
         self._cut_short = False
         self._scores: list[float] = []
         self._negative = NegativeCache()
@@ -214,9 +208,9 @@ class _Planner:
         return Plan(
             procs=tuple(self._procs),
             verdicts=tuple(self._verdicts),
-            hosts=self._hosts,
             attempts=self._attempts,
             wasted_attempts=self._wasted,
+            given_up=self._given_up,
             cache_hits=self._hits,
             cache_misses=self._misses,
             full=self._cut_short,
@@ -257,119 +251,110 @@ class _Planner:
             host = self._next_host(state)
             if host is None:
                 return self._shortage(state)
-            self._attempts[layer.id] = self._attempts.get(layer.id, 0) + 1
+            self._attempts[layer.id] += 1
             if not self._fill(state, host):
                 state.wasted += 1
                 self._wasted += 1
                 if state.wasted >= self._policy.attempts_per_layer:
+                    self._given_up += 1
                     detail = f"{state.wasted} hosts were taken by others while its frames were being placed"
                     return OverCap(Verdict.CAPACITY, detail)
         return OverCap(Verdict.FLOWING, "")
 
     def _next_host(self, state: _LayerState) -> Host | None:
-        """A host for the layer's next frame, checked out. Searches that cannot find one are not made twice."""
+        """A host for the layer's next frame. Searches that cannot find one are not made twice."""
+        state.asked = state.vetoed = False
+        state.capped = None
         if self._negative.covers(state.search):
-            state.asked = state.vetoed = False
-            state.capped = None
             return None
         for choice, negative in self._choices():
             if not negative.covers(state.search):
-                accept = partial(self._accepts_first, state, choice)
-                host = self._search(state, accept, negative, patient=negative is not self._negative_alone)
+                host = self._search(state, choice, negative)
                 if host is not None:
+                    self._hits += 1
+                    if self._policy.score is not None:
+                        self._scores.append(self._policy.score(state.layer, host))
                     return host
-        return self._search(state, partial(self._accepts, state), self._negative)
+        self._misses += 1
+        return None
 
-    def _choices(self) -> Iterator[tuple[FirstChoice, NegativeCache]]:
+    def _choices(self) -> Iterator[tuple[FirstChoice | None, NegativeCache]]:
         """The hosts to look at before all others: those the policy wants first, and of these the ones from which no
         other plan under way takes, whose commit would meet ours there."""
         first = self._policy.first
         busy = self._pool.being_booked()
-        if len(busy) > len(self._hosts):
+        if len(busy) > len(self._used):
             yield partial(self._alone, first, busy), self._negative_alone
         if first is not None:
             yield first, self._negative_first
+        yield None, self._negative
 
     def _alone(self, first: FirstChoice | None, busy: Container[str], host_id: str) -> bool:
-        return (first is None or first(host_id)) and (host_id in self._hosts or host_id not in busy)
+        return (first is None or first(host_id)) and (host_id in self._used or host_id not in busy)
 
-    def _search(
-        self, state: _LayerState, accept: Accept, negative: NegativeCache, *, patient: bool = True
-    ) -> Host | None:
+    def _search(self, state: _LayerState, choice: FirstChoice | None, negative: NegativeCache) -> Host | None:
         state.asked = state.vetoed = False
         state.capped = None
         score = self._policy.score
-        host = self._pool.check_out(
+        host = self._pool.find(
             self._cluster.facility_id,
             state.search.tags,
             state.need,
             self._policy.strategy,
-            accept,
+            partial(self._accepts, state, choice),
             allocs=state.open_allocs,
             score=None if score is None else partial(score, state.layer),
-            patient=patient,
         )
-        if host is not None:
-            if score is not None:
-                self._scores.append(score(state.layer, host))
-            self._hits += 1
-            return host
-        self._misses += patient
-        if not state.asked:
+        if host is None and not state.asked:
             negative.nothing_idle(state.search)
-        elif state.capped is None and not state.vetoed:
+        elif host is None and state.capped is None and not state.vetoed:
             negative.all_refused(state.search)
-        return None
+        return host
 
-    def _accepts_first(self, state: _LayerState, first: FirstChoice, host: Host) -> bool:
-        return first(host.id) and self._accepts(state, host)
-
-    def _accepts(self, state: _LayerState, host: Host) -> bool:
+    def _accepts(self, state: _LayerState, choice: FirstChoice | None, host: Host) -> bool:
         """Whether the next frame of the layer can go to the host as it is."""
+        if choice is not None and not choice(host.id):
+            return False
         state.asked = True
         job = state.job
         left = self._headroom.cores_left(job, host.alloc_id)
         answer = reserve(state.layer, host, self._policy.rules, os_name=job.os_name, job_cores_left=left)
         if isinstance(answer, Reservation):
-            admitted = self._policy.admit(job, state.layer, host)
+            admitted = self._policy.admit is None or self._policy.admit(job, state.layer, host)
             state.vetoed = state.vetoed or not admitted
             return admitted
         if answer.dimension is Dimension.JOB_CORES:
             state.capped = self._headroom.binding(job, host.alloc_id, answer.needed)
         return False
 
-    def _fill(self, state: _LayerState, host: Host) -> int:
-        """Cut as many frames of the layer from a checked-out host as fit, and check it in; how many."""
+    def _fill(self, state: _LayerState, host: Host) -> bool:
+        """Cut as many frames of the layer from the host as fit. False if another pass took from it meanwhile."""
         job, layer, rules, headroom = state.job, state.layer, self._policy.rules, self._headroom
-        alloc_id = host.alloc_id
-        vertices = state.vertices.get(alloc_id)
-        if vertices is None:
-            vertices = state.vertices[alloc_id] = Vertices(
-                job.show_id, alloc_id, job.folder_id, job.id, layer.id, job.dept_id, layer.limit_ids
-            )
-        taken: dict[str, Reservation] = {}
+        vertices = Vertices(job.show_id, host.alloc_id, job.folder_id, job.id, layer.id, job.dept_id, layer.limit_ids)
+        procs: list[PlannedProc] = []
+        cores_left = headroom.cores_left(job, host.alloc_id)
         current = host
         most = min(
             len(layer.frames) - state.placed,
             self._policy.max_frames - len(self._procs),
             headroom.frames_left(job, layer, state.need),
         )
-        while len(taken) < most:
-            left = headroom.cores_left(job, alloc_id)
-            answer = reserve(layer, current, rules, os_name=job.os_name, job_cores_left=left)
+        while len(procs) < most:
+            answer = reserve(layer, current, rules, os_name=job.os_name, job_cores_left=cores_left)
             if not isinstance(answer, Reservation):
                 break
-            proc_id = self._new_id()
-            frame = layer.frames[state.placed + len(taken)]
-            self._procs.append(PlannedProc(proc_id, job, layer, frame, current, answer, vertices))
-            headroom.take(job, layer, alloc_id, answer)
-            taken[proc_id] = answer
-            current = current.less(answer, last_updated=host.last_updated)
-        self._pool.check_in(host, taken)
-        if taken:
-            self._hosts[host.id] = current
-            state.placed += len(taken)
-        return len(taken)
+            frame = layer.frames[state.placed + len(procs)]
+            procs.append(PlannedProc(self._new_id(), job, layer, frame, current, answer, vertices))
+            cores_left -= answer.cores
+            current = current.less(answer)
+        if not (procs and self._pool.take(host, {proc.proc_id: proc.reservation for proc in procs})):
+            return False
+        for proc in procs:
+            headroom.take(job, layer, host.alloc_id, proc.reservation)
+        self._procs += procs
+        self._used.add(host.id)
+        state.placed += len(procs)
+        return True
 
     def _shortage(self, state: _LayerState) -> OverCap:
         """Why no host was found."""

@@ -10,7 +10,7 @@ from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import Host, Layer, Reservation
 from opencue_sched.domain.reservation import Dimension, Need, Rules, reserve
 from opencue_sched.placement.headroom import OverCap, PlanHeadroom
-from opencue_sched.placement.host_groups import Census, HostClass
+from opencue_sched.placement.host_cache import Census, HostClass
 
 _KB_PER_GIB = 1024 * 1024
 _LACKS = {

@@ -7,7 +7,6 @@ upstream adds its lagging counters to every host, and every host of a show looke
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,7 +27,6 @@ _COLUMNS = """
     SELECT h.pk_host, h.str_name, h.pk_alloc, a.pk_facility, h.int_thread_mode, s.str_os,
            h.int_cores, h.int_cores_idle, h.int_mem, LEAST(h.int_mem_idle, s.int_mem_free) AS mem_idle,
            h.int_gpus, h.int_gpus_idle, h.int_gpu_mem, LEAST(h.int_gpu_mem_idle, s.int_gpu_mem_free) AS gpu_mem_idle,
-           CAST(extract(epoch FROM clock_timestamp() - s.ts_ping) AS double precision) AS report_age,
            ARRAY(SELECT replace(t.str_tag, ' ', '') FROM host_tag t WHERE t.pk_host = h.pk_host) AS tags
     FROM host h
     JOIN host_stat s ON s.pk_host = h.pk_host
@@ -53,41 +51,26 @@ def _log_bad(row: BadRow) -> None:
     log.warning("host_skipped", id=row.id, name=row.name, reason=row.reason)
 
 
-@dataclass(frozen=True, slots=True)
-class FetchedHost:
-    """A host and the age of its last report in seconds, both as of the query."""
-
-    host: Host
-    report_age: float
-
-
 def fetch_groups(
     connection: Connection, facility_id: str, tags: Sequence[str], staleness: float, on_bad: OnBadRow = _log_bad
-) -> dict[str, list[FetchedHost]]:
-    """The hosts of a facility that carry each tag, of any allocation, heard of in the last ``staleness`` seconds: by
-    tag, and a tag without hosts has an empty list. One statement."""
+) -> list[Host]:
+    """The hosts of a facility that carry one of the tags, of any allocation, heard of in the last ``staleness``
+    seconds. One statement."""
     rows = connection.execute(_OF_TAGS, {"facility_id": facility_id, "tags": list(tags), "staleness": staleness})
-    groups: dict[str, list[FetchedHost]] = {tag: [] for tag in tags}
-    by_tag: defaultdict[str, list[FetchedHost]] = defaultdict(list)
-    for fetched in _hosts(rows, on_bad):
-        for tag in fetched.host.tags:
-            by_tag[tag].append(fetched)
-    for tag in groups:
-        groups[tag] = by_tag[tag]
-    return groups
+    return list(_hosts(rows, on_bad))
 
 
 def fetch_hosts_by_id(
     connection: Connection, ids: Sequence[str], staleness: float, on_bad: OnBadRow = _log_bad
-) -> list[FetchedHost]:
+) -> list[Host]:
     """Those of these hosts that may take frames now. One that is absent from the answer may not."""
     return list(_hosts(connection.execute(_BY_ID, {"ids": list(ids), "staleness": staleness}), on_bad))
 
 
-def _hosts(rows: Iterable[Row[Any]], on_bad: OnBadRow) -> Iterable[FetchedHost]:
+def _hosts(rows: Iterable[Row[Any]], on_bad: OnBadRow) -> Iterable[Host]:
     for row in rows:
         try:
-            yield FetchedHost(_host(row), row.report_age)
+            yield _host(row)
         except (TypeError, ValueError) as error:
             on_bad(BadRow("host", row.pk_host, str(error), row.str_name))
 

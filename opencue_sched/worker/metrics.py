@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -37,7 +36,6 @@ from opencue_sched.dispatch.report import PassReport
 from opencue_sched.dispatch.sweep import SweepReport
 from opencue_sched.domain.cluster import ClusterKind, Verdict
 from opencue_sched.errors import SchedulerError
-from opencue_sched.placement.host_cache import CacheStats
 
 if TYPE_CHECKING:
     from opencue_sched.farm.reaper import ReaperReport  # it loads gRPC, which a beat does not need
@@ -101,7 +99,7 @@ host_cache_hits = Counter("scheduler_host_cache_hits_total", "Searches of the ho
 host_cache_misses = Counter("scheduler_host_cache_misses_total", "Searches of the host cache that found none.")
 placement_retries_exhausted = Counter(
     "scheduler_placement_inner_retries_exhausted_total",
-    "Searches given up after being repeated because other passes held or took the hosts.",
+    "Layers given up for a pass because other passes took their hosts again and again.",
 )
 placement_score = Histogram(
     "scheduler_placement_score_chosen",
@@ -172,9 +170,6 @@ def single_process_registry(*series: Collector) -> CollectorRegistry:
 
 REPORT_SERVICE = single_process_registry(release_events)
 
-_lock = threading.Lock()
-_given_up = 0
-
 
 def record_pass(report: PassReport) -> None:
     """Count one cluster pass."""
@@ -192,6 +187,7 @@ def record_pass(report: PassReport) -> None:
         bad_rows.labels(table).inc(count)
     hosts_attempted.inc(report.hosts_attempted)
     wasted_attempts.inc(report.wasted_attempts)
+    placement_retries_exhausted.inc(report.layers_given_up)
     sql_statements.inc(report.statements)
     host_cache_hits.inc(report.cache_hits)
     host_cache_misses.inc(report.cache_misses)
@@ -270,16 +266,6 @@ def record_reaped(report: ReaperReport) -> None:
 def record_event(event: str, amount: int) -> None:
     """Count one event of the farm package, by its name there."""
     release_events.labels(event).inc(amount)
-
-
-def record_cache(stats: CacheStats) -> None:
-    """Show the size of the host cache, and count the searches given up since the last call."""
-    global _given_up
-    host_cache_size.set(stats.size)
-    with _lock:
-        more, _given_up = stats.given_up - _given_up, max(_given_up, stats.given_up)
-    if more > 0:
-        placement_retries_exhausted.inc(more)
 
 
 def worker_registry() -> CollectorRegistry:

@@ -44,7 +44,7 @@ from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.clusters import scoped_facilities
 from opencue_sched.dispatch.cooldown import LayerCooldowns
 from opencue_sched.dispatch.dispatcher import Dispatcher
-from opencue_sched.dispatch.hosts import HostFeed
+from opencue_sched.dispatch.hosts import HostChanges, HostFeed
 from opencue_sched.dispatch.launch import Settlement
 from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.dispatch.rqd import RqdChannels
@@ -57,7 +57,6 @@ from opencue_sched.farm.kill import RqdKiller
 from opencue_sched.farm.model import EventCounts
 from opencue_sched.farm.reaper import Reaper
 from opencue_sched.insight.stores import check_stores
-from opencue_sched.placement.host_groups import HostChanges
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.engine import STATEMENT_SECONDS, make_engine
 from opencue_sched.store.schema import SchemaFacts, check_schema
@@ -179,7 +178,7 @@ class Runtime:
             self.settings.host_cache,
             instance=self.settings.instance,
             # A host must not be handed out again while what was planned on it may still be committed.
-            checkout_seconds=self.settings.accounting.commit_deadline + COMMIT_MARGIN_SECONDS,
+            hold_seconds=self.settings.accounting.commit_deadline + COMMIT_MARGIN_SECONDS,
         )
 
     @cached_property
@@ -300,7 +299,7 @@ class Runtime:
             fleet_metrics.messages_dropped.labels(report.reason).inc()
             return {"ended": "dropped", "reason": report.reason, "owner": report.owner}
         metrics.record_pass(report)
-        metrics.record_cache(self.hosts.cache.stats())
+        metrics.host_cache_size.set(len(self.hosts.cache))
         if report.ended is PassEnd.NOT_READY:
             self._bootstrap_in_background()
         return report.summary()

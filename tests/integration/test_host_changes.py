@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 import redis
 from sqlalchemy import Engine, text
 
-from opencue_sched.domain.farm import Reservation
+from opencue_sched.dispatch.hosts import HostChanges
+from opencue_sched.domain.farm import Host, Reservation
 from opencue_sched.domain.reservation import Need
-from opencue_sched.placement.host_cache import HostCache, HostReading
-from opencue_sched.placement.host_groups import HostChanges
-from opencue_sched.placement.policy import Strategy
-from opencue_sched.settings import HostCacheSettings
+from opencue_sched.placement.host_cache import HostCache
+from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
 from opencue_sched.store.hosts import fetch_groups, fetch_hosts_by_id
 from tests.farm import Farm
 
@@ -196,7 +195,7 @@ class Worker:
         self.cursor, _ = changes.since(None)
         self.cache.refresh(facility_id, ["general"])
 
-    def fetch(self, facility_id: str, tags: Sequence[str]) -> Mapping[str, Sequence[HostReading]]:
+    def fetch(self, facility_id: str, tags: Sequence[str]) -> Sequence[Host]:
         with self.engine.connect() as connection:
             return fetch_groups(connection, facility_id, tags, STALENESS)
 
@@ -205,19 +204,20 @@ class Worker:
         if ids is None:
             self.cache.expire()
         elif ids:
-            with self.cache.reading() as read_at, self.engine.connect() as connection:
+            read_at = self.cache.instant()
+            with self.engine.connect() as connection:
                 found = fetch_hosts_by_id(connection, sorted(ids), STALENESS)
-            self.cache.apply(found, ids - {reading.host.id for reading in found}, read_at=read_at)
+            self.cache.apply(found, ids - {host.id for host in found}, read_at=read_at)
         self.cache.refresh(self.facility_id, ["general"])
 
     def idle(self) -> dict[str, int]:
         """Idle cores of every bookable host by name."""
         seen: dict[str, int] = {}
-        self.cache.check_out(
+        self.cache.find(
             self.facility_id,
             ["general"],
             ONE_CORE,
-            Strategy(),
+            HostBookingStrategy(),
             lambda host: seen.__setitem__(host.name, host.idle_cores) or False,  # type: ignore[func-returns-value]
         )
         return seen
@@ -225,9 +225,9 @@ class Worker:
     def book(self, proc_id: str, cores: int) -> str:
         """Plan, commit and publish one proc; its host's id."""
         need = Need(cores, 0, 0, 0)
-        host = self.cache.check_out(self.facility_id, ["general"], need, Strategy(), lambda _: True)
+        host = self.cache.find(self.facility_id, ["general"], need, HostBookingStrategy(), lambda _: True)
         assert host is not None
-        self.cache.check_in(host, {proc_id: Reservation(cores, 0)})
+        assert self.cache.take(host, {proc_id: Reservation(cores, 0)})
         take_cores(self.engine, host.id, cores)
         self.cache.settle(host.id, committed=[proc_id], lost=[])
         self.changes.publish([host.id])

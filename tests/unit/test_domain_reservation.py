@@ -378,7 +378,7 @@ def test_a_reservation_fits_the_host_and_the_job_and_covers_the_need(
 ) -> None:
     answer = ask(a_layer, a_host, rules=rules, left=left)
     assume(isinstance(answer, Reservation))
-    after = a_host.less(answer, last_updated=1.0)
+    after = a_host.less(answer)
     assert min(after.idle_centicores, after.idle_memory_kb, after.idle_gpus, after.idle_gpu_memory_kb) >= 0
     assert 1 <= answer.cores <= left
     need = smallest_need(a_layer, mem_reserved_min_kb=rules.mem_reserved_min_kb)

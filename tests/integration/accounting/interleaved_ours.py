@@ -28,14 +28,13 @@ from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.cooldown import LayerCooldowns
-from opencue_sched.dispatch.hosts import HostFeed
+from opencue_sched.dispatch.hosts import HostChanges, HostFeed
 from opencue_sched.dispatch.launch import Settlement
 from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.domain.farm import PlannedProc, Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
-from opencue_sched.placement.host_groups import HostChanges
 from opencue_sched.settings import Settings
 from opencue_sched.store.accounting import managed_show_versions
 from opencue_sched.store.release import undo_bookings

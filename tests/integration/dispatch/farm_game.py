@@ -20,13 +20,12 @@ from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.cooldown import FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, Cooldowns, LayerCooldowns
 from opencue_sched.dispatch.dispatcher import CONTENDED_SLEEP_SECONDS
-from opencue_sched.dispatch.hosts import HostFeed
+from opencue_sched.dispatch.hosts import HostChanges, HostFeed
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import AllocIds, HostSpec, JobSpec, LayerSpec, ShowIds
 from opencue_sched.farm.model import CompletedFrame
-from opencue_sched.placement.host_groups import HostChanges
 from tests.integration.farm.runs import complete_frame
 
 from .passes import Passes

@@ -16,14 +16,13 @@ from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.cooldown import LayerCooldowns
-from opencue_sched.dispatch.hosts import HostFeed
+from opencue_sched.dispatch.hosts import HostChanges, HostFeed
 from opencue_sched.dispatch.launch import Settlement
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.dispatch.sweep import Sweeper
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.cluster import Cluster
-from opencue_sched.placement.host_groups import HostChanges
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import check_schema
 
@@ -105,7 +104,7 @@ def passes(engine: Engine, settings: Settings, instance: str = "one", *, claim_t
             changes,
             settings.host_cache,
             instance=instance,
-            checkout_seconds=settings.accounting.commit_deadline + 2,
+            hold_seconds=settings.accounting.commit_deadline + 2,
         ),
         LayerPermits(client, "cue", claim_ttl=claim_ttl),
         Settlement(engine, ledger, changes, channels),

@@ -19,6 +19,7 @@ from opencue_sched.accounting.connection import Epoch, make_redis
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.dispatch.commit import commit_plan
 from opencue_sched.dispatch.gather import gather
+from opencue_sched.dispatch.hosts import HostChanges
 from opencue_sched.dispatch.launch import (
     LaunchState,
     Settlement,
@@ -34,7 +35,6 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostIds, LayerSpec
 from opencue_sched.embedded.simulated_host import Answer
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
-from opencue_sched.placement.host_groups import HostChanges
 from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import Environments
 from opencue_sched.store.release import undo_bookings

@@ -18,6 +18,7 @@ from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.dispatch.hosts import HostChanges
 from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.simulated_host import HostSpec
@@ -27,7 +28,6 @@ from opencue_sched.farm.jobs import JobControl
 from opencue_sched.farm.kill import KillFate, RqdKiller
 from opencue_sched.farm.reaper import Reaper
 from opencue_sched.farm.service import ReportService
-from opencue_sched.placement.host_groups import HostChanges
 from opencue_sched.settings import Release, Rqd, Settings
 from opencue_sched.store.procs import UpkeepScope
 from tests.farm import HostIds, JobIds, LayerSpec

@@ -40,7 +40,6 @@ from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import CompletedFrame
 from opencue_sched.placement import host_cache
-from opencue_sched.placement.host_cache import CacheStats
 from opencue_sched.settings import Accounting, Rqd, Settings
 from opencue_sched.store.jobs import quarantine_jobs
 from opencue_sched.worker import fleet_metrics, metrics
@@ -423,9 +422,8 @@ def test_every_metric_of_ours_moves(runtime: Runtime, survey: FleetSurvey, engin
     _hosts_go_down(runtime, engine)
     cluster = next(iter(runtime.sweeper._feed.clusters()))
     with increments("scheduler_checkout_outcome_total", outcome="no_progress") as grown:
-        metrics.record_pass(PassReport(cluster, attempts=(2,), wasted_attempts=1))
+        metrics.record_pass(PassReport(cluster, attempts=(2,), wasted_attempts=1, layers_given_up=1))
     assert grown == [1]
-    metrics.record_cache(CacheStats(size=1, groups=1, hits=0, misses=0, checked_out=0, given_up=metrics._given_up + 1))
     put_to_sleep(runtime.postings, cluster.key, 60)
     runtime.sweep()
     _fail_and_trash(runtime, cluster.key)

@@ -82,7 +82,7 @@ def test_a_host_is_given_back_as_it_is_without_what_was_not_kept() -> None:
     plan = []
     for number, at in enumerate((host, other, host, host)):
         earlier = sum(proc.host.id == at.id for proc in plan)
-        now = at.less(Reservation(4 * earlier, 1024 * earlier), last_updated=1.0)
+        now = at.less(Reservation(4 * earlier, 1024 * earlier))
         plan.append(replace(PROCS[0], proc_id=f"p{number}", host=now, reservation=Reservation(4, 1024)))
 
     assert given_back(plan, {"p0", "p1", "p2", "p3"}) == ()

@@ -1,9 +1,9 @@
-"""The host cache: groups and their expiry, check-outs, holds against reads, staleness."""
+"""The host cache: groups and their expiry, searches, holds against reads."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +12,8 @@ import pytest
 from opencue_sched.domain.farm import Host
 from opencue_sched.placement import host_cache
 from opencue_sched.placement.host_cache import HostCache
-from opencue_sched.placement.policy import Strategy
-from opencue_sched.settings import HostCacheSettings
-from tests.polling import eventually
-from tests.unit.placement.values import GIB, Reading, make_host, make_need, take
+from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
+from tests.unit.placement.values import GIB, make_host, make_need, take
 
 
 class Clock:
@@ -34,29 +32,22 @@ class Farm:
 
     def __init__(self, *hosts: Host) -> None:
         self.hosts = {host.id: host for host in hosts}
-        self.ages: dict[str, float] = {}
         self.queries: list[list[str]] = []
         self.failure: Exception | None = None
 
-    def fetch(self, facility_id: str, tags: Sequence[str]) -> Mapping[str, Sequence[Reading]]:
+    def fetch(self, facility_id: str, tags: Sequence[str]) -> Sequence[Host]:
         self.queries.append(list(tags))
         if self.failure is not None:
             raise self.failure
-        return {
-            tag: [
-                Reading(host, self.ages.get(host.id, 0.0))
-                for host in self.hosts.values()
-                if host.facility_id == facility_id and tag in host.tags
-            ]
-            for tag in tags
-        }
+        wanted = frozenset(tags)
+        return [host for host in self.hosts.values() if host.facility_id == facility_id and host.tags & wanted]
 
     def book(self, host_id: str, cores: int) -> None:
         host = self.hosts[host_id]
         self.hosts[host_id] = replace(host, idle_centicores=host.idle_centicores - cores * 100)
 
-    def read(self, *host_ids: str) -> list[Reading]:
-        return [Reading(self.hosts[host_id]) for host_id in host_ids if host_id in self.hosts]
+    def read(self, *host_ids: str) -> list[Host]:
+        return [self.hosts[host_id] for host_id in host_ids if host_id in self.hosts]
 
 
 def make_cache(farm: Farm, clock: Clock, **settings: Any) -> HostCache:
@@ -65,33 +56,33 @@ def make_cache(farm: Farm, clock: Clock, **settings: Any) -> HostCache:
     return cache
 
 
-def check_out(cache: HostCache, cores: int = 1, **options: Any) -> Host | None:
+def find(cache: HostCache, cores: int = 1, **options: Any) -> Host | None:
     accept = options.pop("accept", lambda _: True)
-    return cache.check_out("fac", ["general"], make_need(cores), Strategy(), accept, **options)
+    return cache.find("fac", ["general"], make_need(cores), HostBookingStrategy(), accept, **options)
 
 
-def must_check_out(cache: HostCache, cores: int = 1, **options: Any) -> Host:
-    host = check_out(cache, cores, **options)
+def must_find(cache: HostCache, cores: int = 1, **options: Any) -> Host:
+    host = find(cache, cores, **options)
     assert host is not None
     return host
 
 
 def book_one(cache: HostCache, proc_id: str, cores: int) -> str:
     """Plan one proc on whatever host fits; its host."""
-    host = must_check_out(cache, cores)
-    cache.check_in(host, {proc_id: take(cores)})
+    host = must_find(cache, cores)
+    assert cache.take(host, {proc_id: take(cores)})
     return host.id
 
 
 def idle_cores(cache: HostCache, host_id: str = "h1") -> int | None:
-    """What the cache would hand out, looked at without taking it."""
+    """What the cache would show of a host."""
     seen: dict[str, int] = {}
 
     def look(host: Host) -> bool:
         seen[host.id] = host.idle_cores
         return False
 
-    cache.check_out("fac", ["general"], make_need(1), Strategy(), look)
+    find(cache, accept=look)
     return seen.get(host_id)
 
 
@@ -106,11 +97,11 @@ class TestGroups:
         cache = make_cache(farm, clock)
 
         clock.advance(9)
-        assert cache.refresh("fac", ["general"]) == 0
+        assert cache.refresh("fac", ["general"]) == ()
         assert len(farm.queries) == 1
 
         clock.advance(1)
-        assert cache.refresh("fac", ["general"]) == 1
+        assert [host.id for host in cache.refresh("fac", ["general"])] == ["h1"]
         assert len(farm.queries) == 2
 
     def test_expired_groups_are_fetched_once_more_each(self, clock: Clock) -> None:
@@ -120,16 +111,18 @@ class TestGroups:
 
         cache.expire()
 
-        assert cache.refresh("fac", ["general"]) == 1
-        assert cache.refresh("fac", ["general", "other"]) == 1
-        assert cache.refresh("fac", ["general", "other"]) == 0
+        for _ in range(2):
+            cache.refresh("fac", ["general"])
+            cache.refresh("fac", ["general", "other"])
+        assert farm.queries[2:] == [["general"], ["other"]]
 
     def test_all_groups_of_a_cluster_are_fetched_by_one_query(self, clock: Clock) -> None:
         farm = Farm()
         cache = make_cache(farm, clock)
 
-        assert cache.refresh("fac", [f"host{number}" for number in range(300)] + ["general"]) == 300
+        cache.refresh("fac", [f"host{number}" for number in range(300)] + ["general"])
         assert len(farm.queries) == 2
+        assert len(farm.queries[1]) == 300
         assert "general" not in farm.queries[1]
 
     def test_an_empty_group_is_not_fetched_again_at_every_miss(self, clock: Clock) -> None:
@@ -138,7 +131,7 @@ class TestGroups:
         cache = make_cache(farm, clock)
 
         for _ in range(5):
-            assert check_out(cache) is None
+            assert find(cache) is None
             cache.refresh("fac", ["general"])
 
         assert len(farm.queries) == 1
@@ -154,7 +147,7 @@ class TestGroups:
 
         assert idle_cores(cache, "h1") is None
         assert idle_cores(cache, "h2") == 8
-        assert cache.stats().size == 1
+        assert len(cache) == 1
 
     def test_a_failed_fetch_leaves_the_group_as_it_was_and_can_be_repeated(self, clock: Clock) -> None:
         farm = Farm(make_host())
@@ -167,7 +160,7 @@ class TestGroups:
         assert idle_cores(cache) == 8
 
         farm.failure = None
-        assert cache.refresh("fac", ["general"]) == 1
+        assert len(cache.refresh("fac", ["general"])) == 1
 
     def test_a_group_nobody_asked_for_is_dropped_with_its_hosts(self, clock: Clock) -> None:
         farm = Farm(make_host("h1"), make_host("h2", tags=frozenset({"other"})))
@@ -179,16 +172,15 @@ class TestGroups:
         clock.advance(3600 + 1)
 
         assert cache.evict_idle_groups() == 1
-        assert cache.stats().groups == 1
-        assert cache.stats().size == 1
+        assert len(cache) == 1
         assert idle_cores(cache, "h1") is None
 
     def test_hosts_of_no_open_group_are_not_kept(self, clock: Clock) -> None:
         cache = make_cache(Farm(), clock)
 
-        cache.apply([Reading(make_host("h9", tags=frozenset({"other"})))], [], read_at=clock())
+        cache.apply([make_host("h9", tags=frozenset({"other"}))], [], read_at=clock())
 
-        assert cache.stats().size == 0
+        assert len(cache) == 0
 
     def test_one_thread_fetches_a_group_and_the_others_wait_for_it(self) -> None:
         # given a fetch that lasts until all threads have asked
@@ -197,7 +189,7 @@ class TestGroups:
         asked = threading.Semaphore(0)
         cache: HostCache
 
-        def slow(facility_id: str, tags: Sequence[str]) -> Mapping[str, Sequence[Reading]]:
+        def slow(facility_id: str, tags: Sequence[str]) -> Sequence[Host]:
             for _ in range(threads - 1):
                 assert asked.acquire(timeout=10)
             return farm.fetch(facility_id, tags)
@@ -209,8 +201,8 @@ class TestGroups:
         def run(announce: bool) -> None:
             if announce:
                 asked.release()
-            fetched.append(cache.refresh("fac", ["general"]))
-            known.append(cache.stats().size)
+            fetched.append(len(cache.refresh("fac", ["general"])))
+            known.append(len(cache))
 
         # when they all need it
         first = threading.Thread(target=run, args=(False,))
@@ -226,19 +218,13 @@ class TestGroups:
         assert len(farm.queries) == 1
         assert known == [1] * threads
 
-    @pytest.mark.parametrize(
-        ("settings", "permits", "most"),
-        [(HostCacheSettings(concurrent_groups=2), 4, 2), (HostCacheSettings(), 1, 1)],
-    )
-    def test_no_more_fetches_run_at_once_than_permitted(
-        self, monkeypatch: pytest.MonkeyPatch, settings: HostCacheSettings, permits: int, most: int
-    ) -> None:
-        monkeypatch.setattr(host_cache, "_FETCHES_AT_ONCE", permits)
+    @pytest.mark.parametrize("most", [1, 2])
+    def test_no_more_fetches_run_at_once_than_permitted(self, most: int) -> None:
         running = peak = 0
         lock = threading.Lock()
         enough, too_many = threading.Event(), threading.Event()
 
-        def fetch(_facility_id: str, tags: Sequence[str]) -> Mapping[str, Sequence[Reading]]:
+        def fetch(_facility_id: str, tags: Sequence[str]) -> Sequence[Host]:
             nonlocal running, peak
             with lock:
                 running += 1
@@ -252,9 +238,9 @@ class TestGroups:
             too_many.wait(timeout=0.1)
             with lock:
                 running -= 1
-            return {tag: [] for tag in tags}
+            return []
 
-        cache = HostCache(settings, fetch, instance="one")
+        cache = HostCache(HostCacheSettings(concurrent_groups=most), fetch, instance="one")
         threads = [threading.Thread(target=cache.refresh, args=("fac", [f"tag{number}"])) for number in range(6)]
         for thread in threads:
             thread.start()
@@ -264,53 +250,45 @@ class TestGroups:
         assert peak == most
 
 
-class TestCheckOut:
-    def test_a_host_is_handed_out_to_one_planner_at_a_time(self, clock: Clock) -> None:
-        cache = make_cache(Farm(make_host()), clock)
-
-        host = must_check_out(cache)
-        assert check_out(cache) is None
-
-        assert cache.check_in(host, {})
-        assert must_check_out(cache) == host
-
-    def test_what_was_taken_is_gone_for_everybody_at_check_in(self, clock: Clock) -> None:
+class TestFindAndTake:
+    def test_what_was_taken_is_gone_for_everybody_at_once(self, clock: Clock) -> None:
         cache = make_cache(Farm(make_host(cores=8)), clock)
 
         book_one(cache, "p1", 5)
 
-        assert check_out(cache, 4) is None
-        assert must_check_out(cache, 3).idle_cores == 3
+        assert find(cache, 4) is None
+        assert must_find(cache, 3).idle_cores == 3
 
-    def test_last_updated_grows_with_every_change(self, clock: Clock) -> None:
+    def test_of_two_plans_that_found_a_host_as_it_was_only_the_first_takes_from_it(self, clock: Clock) -> None:
         cache = make_cache(Farm(make_host(cores=8)), clock)
-        versions = []
-        for number in range(3):
-            host = must_check_out(cache)
-            versions.append(host.last_updated)
-            cache.check_in(host, {f"p{number}": take(1)})
+        first, second = must_find(cache), must_find(cache)
 
-        assert versions == sorted(set(versions))
+        assert cache.take(first, {"p1": take(5)})
+        assert not cache.take(second, {"p2": take(5)})
 
-    def test_a_host_that_changes_while_it_is_looked_at_is_looked_at_again(self, clock: Clock) -> None:
-        # given a predicate during which a read of the host arrives, once
+        assert idle_cores(cache) == 3
+        assert cache.take(must_find(cache), {"p2": take(3)})
+
+    def test_a_host_that_changed_since_it_was_found_is_not_taken_from(self, clock: Clock) -> None:
         farm = Farm(make_host(cores=8))
         cache = make_cache(farm, clock)
-        looked_at: list[int] = []
+        host = must_find(cache)
+        farm.book("h1", 4)
+        clock.advance(1)
+        cache.apply(farm.read("h1"), [], read_at=clock())
 
-        def accept(host: Host) -> bool:
-            looked_at.append(host.idle_cores)
-            if len(looked_at) == 1:
-                farm.book("h1", 6)
-                cache.apply(farm.read("h1"), [], read_at=clock())
-            return True
+        assert not cache.take(host, {"p1": take(3)})
 
-        # when it is checked out
-        host = must_check_out(cache, accept=accept)
+        assert idle_cores(cache) == 4
 
-        # then the planner has what it is now, not what it first saw
-        assert looked_at == [8, 2]
-        assert host.idle_cores == 2
+    def test_a_host_that_was_read_and_found_the_same_is_taken_from(self, clock: Clock) -> None:
+        farm = Farm(make_host(cores=8))
+        cache = make_cache(farm, clock)
+        host = must_find(cache)
+        clock.advance(1)
+        cache.apply(farm.read("h1"), [], read_at=clock())
+
+        assert cache.take(host, {"p1": take(3)})
 
     def test_hosts_of_other_allocations_are_not_even_looked_at(self, clock: Clock) -> None:
         cache = make_cache(Farm(make_host("h1", alloc_id="full"), make_host("h2", alloc_id="open")), clock)
@@ -320,7 +298,7 @@ class TestCheckOut:
             looked_at.append(host.id)
             return True
 
-        assert must_check_out(cache, accept=accept, allocs={"open"}).id == "h2"
+        assert must_find(cache, accept=accept, allocs={"open"}).id == "h2"
         assert looked_at == ["h2"]
 
     def test_a_score_chooses_among_the_first_candidates(self, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +306,7 @@ class TestCheckOut:
         hosts = [make_host(f"h{cores}", cores=cores) for cores in range(1, 9)]
         cache = make_cache(Farm(*hosts), clock)
 
-        widest_of_three = must_check_out(cache, score=lambda host: -host.idle_cores)
+        widest_of_three = must_find(cache, score=lambda host: -host.idle_cores)
 
         assert widest_of_three.idle_cores == 3
 
@@ -336,57 +314,9 @@ class TestCheckOut:
         cache = make_cache(Farm(*(make_host(f"h{number}", cores=1 + number % 9) for number in range(300))), clock)
         seen: list[str] = []
 
-        assert check_out(cache, accept=lambda host: seen.append(host.id) or False) is None
+        assert find(cache, accept=lambda host: seen.append(host.id) or False) is None
 
         assert len(seen) == len(set(seen)) == 300
-
-    def test_a_check_out_that_lasts_too_long_is_taken_back(self, clock: Clock) -> None:
-        # given a planner that does not come back
-        cache = make_cache(Farm(make_host(cores=8)), clock)
-        lost = must_check_out(cache)
-        clock.advance(12.1)
-
-        # when another one has taken the host meanwhile
-        host = must_check_out(cache)
-
-        # then the late check-in is not valid, ends nobody else's check-out, and its procs count all the same
-        assert not cache.check_in(lost, {"late": take(3)})
-        assert check_out(cache) is None
-        assert cache.check_in(host, {"p1": take(2)})
-        assert idle_cores(cache) == 3
-
-    def test_a_search_waits_a_moment_for_a_host_another_pass_has(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        # given a one-host farm and a pass that gives it back while another one asks
-        cache = HostCache(HostCacheSettings(), Farm(make_host()).fetch, instance="one")
-        cache.refresh("fac", ["general"])
-        host = must_check_out(cache)
-        waiting = threading.Event()
-        found: list[Host | None] = []
-        wait = cache._lock.wait
-
-        def wait_for_long(_seconds: float) -> bool:
-            waiting.set()
-            return wait(10)
-
-        monkeypatch.setattr(cache._lock, "wait", wait_for_long)
-        thread = threading.Thread(target=lambda: found.append(check_out(cache)))
-        thread.start()
-        assert waiting.wait(timeout=10)
-        cache.check_in(host, {})
-        thread.join(timeout=20)
-
-        assert found == [host]
-
-    def test_hits_and_misses_are_counted(self, clock: Clock) -> None:
-        cache = make_cache(Farm(make_host(cores=2)), clock)
-
-        host = must_check_out(cache)
-        assert cache.stats().checked_out == 1
-        cache.check_in(host, {"p1": take(2)})
-        assert check_out(cache) is None
-
-        stats = cache.stats()
-        assert (stats.hits, stats.misses, stats.size, stats.groups, stats.checked_out) == (1, 1, 1, 1, 0)
 
 
 class TestReadsAndHolds:
@@ -396,8 +326,8 @@ class TestReadsAndHolds:
         book_one(cache, "p1", 6)
 
         # given a read that began, and saw the host, before the booking was committed
-        with cache.reading() as read_at:
-            readings = farm.read("h1")
+        read_at = cache.instant()
+        readings = farm.read("h1")
         clock.advance(0.1)
         farm.book("h1", 6)
         cache.settle("h1", committed=["p1"], lost=[])
@@ -431,7 +361,7 @@ class TestReadsAndHolds:
         clock.advance(0.1)
 
         farm.book("h1", -6)
-        cache.apply([Reading(farm.hosts["h1"], report_age=50)], [], read_at=clock())
+        cache.apply(farm.read("h1"), [], read_at=clock())
 
         assert idle_cores(cache) == 8
 
@@ -490,20 +420,7 @@ class TestReadsAndHolds:
         clock.advance(1)
         cache.apply(farm.read("h1"), [], read_at=clock())
 
-        assert check_out(cache) is None
-
-    def test_a_host_read_while_it_is_out_comes_back_as_read_less_what_was_taken(self, clock: Clock) -> None:
-        farm = Farm(make_host(cores=8))
-        cache = make_cache(farm, clock)
-        host = must_check_out(cache)
-        farm.book("h1", 4)
-        clock.advance(1)
-        cache.apply(farm.read("h1"), [], read_at=clock())
-        assert check_out(cache) is None
-
-        assert cache.check_in(host, {"p1": take(3)})
-
-        assert idle_cores(cache) == 1
+        assert find(cache) is None
 
 
 class TestGoneAndInvalidated:
@@ -517,29 +434,29 @@ class TestGoneAndInvalidated:
         assert cache.invalidated_ids() == {"h1"}
 
         cache.apply(farm.read("h1"), [], read_at=before)
-        assert check_out(cache) is None
+        assert find(cache) is None
         assert cache.invalidated_ids() == {"h1"}
 
         clock.advance(1)
         cache.apply(farm.read("h1"), [], read_at=clock())
-        assert must_check_out(cache).id == "h1"
+        assert must_find(cache).id == "h1"
         assert cache.invalidated_ids() == frozenset()
 
     def test_a_host_that_rests_is_not_brought_back_by_a_read_before_its_time(self, clock: Clock) -> None:
         farm = Farm(make_host())
         cache = make_cache(farm, clock)
-        cache.invalidate("h1", rest_seconds=5)
+        cache.invalidate("h1", cooldown_seconds=5)
         cache.invalidate("h1")  # somebody else's refusal does not shorten it
 
         clock.advance(4)
         assert cache.invalidated_ids() == frozenset()
         cache.apply(farm.read("h1"), [], read_at=clock())
-        assert check_out(cache) is None
+        assert find(cache) is None
 
         clock.advance(2)
         assert cache.invalidated_ids() == {"h1"}
         cache.apply(farm.read("h1"), [], read_at=clock())
-        assert must_check_out(cache).id == "h1"
+        assert must_find(cache).id == "h1"
         assert cache.invalidated_ids() == frozenset()
 
     def test_the_longest_rest_counts_whichever_came_first(self, clock: Clock) -> None:
@@ -547,7 +464,7 @@ class TestGoneAndInvalidated:
         assert cache.back_in() is None
         cache.invalidate("h1")
         assert cache.back_in() == pytest.approx(0, abs=1e-6)
-        cache.invalidate("h1", rest_seconds=5)
+        cache.invalidate("h1", cooldown_seconds=5)
 
         clock.advance(4)
         assert cache.invalidated_ids() == frozenset()
@@ -562,8 +479,8 @@ class TestGoneAndInvalidated:
         def refused(tag: str = "general") -> tuple[str, ...]:
             return cache.census("fac", [tag], make_need()).refused
 
-        cache.invalidate("h1", rest_seconds=5, why="no answer")
-        cache.invalidate("h1", rest_seconds=5, why="not sent: no answer before")
+        cache.invalidate("h1", cooldown_seconds=5, why="no answer")
+        cache.invalidate("h1", cooldown_seconds=5, why="not sent: no answer before")
         cache.invalidate("h2")
         cache.invalidate("unknown", why="nobody has it")
         assert refused() == ("no answer", "")
@@ -573,14 +490,14 @@ class TestGoneAndInvalidated:
         cache.apply(farm.read("h1"), ["h2"], read_at=clock())
         assert refused() == ()
 
-    def test_a_check_out_of_an_invalidated_host_is_not_valid_any_more(self, clock: Clock) -> None:
+    def test_an_invalidated_host_is_not_taken_from(self, clock: Clock) -> None:
         cache = make_cache(Farm(make_host()), clock)
-        host = must_check_out(cache)
+        host = must_find(cache)
 
         cache.invalidate("h1")
 
-        assert not cache.check_in(host, {"p1": take(1)})
-        assert check_out(cache) is None
+        assert not cache.take(host, {"p1": take(1)})
+        assert find(cache) is None
 
     def test_an_older_read_does_not_bring_back_a_host_that_is_gone(self, clock: Clock) -> None:
         farm = Farm(make_host())
@@ -591,14 +508,14 @@ class TestGoneAndInvalidated:
         cache.apply([], ["h1"], read_at=clock())
         cache.apply(older, [], read_at=older_at)
 
-        assert check_out(cache) is None
+        assert find(cache) is None
 
     def test_a_group_read_does_not_bring_back_a_host_found_gone_meanwhile(self, clock: Clock) -> None:
         # given a slow read of a group this process has never seen, and a host in it that goes down meanwhile
         farm = Farm(make_host())
         cache: HostCache
 
-        def fetch(facility_id: str, tags: Sequence[str]) -> Mapping[str, Sequence[Reading]]:
+        def fetch(facility_id: str, tags: Sequence[str]) -> Sequence[Host]:
             readings = farm.fetch(facility_id, tags)
             clock.advance(1)
             cache.apply([], ["h1"], read_at=clock())
@@ -607,7 +524,7 @@ class TestGoneAndInvalidated:
         cache = HostCache(HostCacheSettings(), fetch, instance="one", clock=clock)
         cache.refresh("fac", ["general"])
 
-        assert check_out(cache) is None
+        assert find(cache) is None
 
     def test_holds_survive_a_host_that_comes_and_goes(self, clock: Clock) -> None:
         farm = Farm(make_host(cores=8))
@@ -672,139 +589,24 @@ class TestBeingBooked:
         assert set(cache.being_booked()) == set()
 
 
-class TestStaleness:
-    def test_a_host_that_has_not_reported_in_time_is_not_handed_out(self, clock: Clock) -> None:
-        farm = Farm(make_host("h1"), make_host("h2"))
-        farm.ages["h1"] = 60.0
-        cache = make_cache(farm, clock, host_staleness_threshold=120)
-
-        clock.advance(59)
-        assert idle_cores(cache, "h1") == 8
-        clock.advance(2)
-        assert idle_cores(cache, "h1") is None
-        assert idle_cores(cache, "h2") == 8
-
-    def test_it_comes_back_with_its_next_report(self, clock: Clock) -> None:
-        farm = Farm(make_host("h1"))
-        cache = make_cache(farm, clock, host_staleness_threshold=120)
-        clock.advance(121)
-        assert check_out(cache) is None
-
-        cache.apply(farm.read("h1"), [], read_at=clock())
-
-        assert must_check_out(cache).id == "h1"
-
-
-class TestNews:
-    def test_hosts_that_a_group_was_fetched_with_are_told_once(self, clock: Clock) -> None:
-        cache = make_cache(Farm(make_host("h1"), make_host("h2")), clock)
-        assert {host.id for host in cache.take_news()} == {"h1", "h2"}
-        assert cache.take_news() == ()
-
-    def test_they_are_told_although_the_refresh_failed_for_another_group(self, clock: Clock) -> None:
-        # given a thread that fetches one group, waits for another and then has to fetch that itself, in vain
-        farm = Farm(make_host("h1"))
-        asked, answer = threading.Event(), threading.Event()
-
-        def fetch(facility_id: str, tags: Sequence[str]) -> Mapping[str, Sequence[Reading]]:
-            if tags == ["other"]:
-                asked.set()
-                assert answer.wait(10)
-                raise ConnectionError
-            return farm.fetch(facility_id, tags)
-
-        cache = HostCache(HostCacheSettings(), fetch, instance="one", clock=clock)
-        failed: list[Sequence[str]] = []
-
-        def refresh(*tags: str) -> None:
-            try:
-                cache.refresh("fac", tags)
-            except ConnectionError:
-                failed.append(tags)
-
-        first = threading.Thread(target=refresh, args=("other",))
-        first.start()
-        assert asked.wait(10)
-        second = threading.Thread(target=refresh, args=("general", "other"))
-        second.start()
-        eventually(lambda: farm.queries == [["general"]])
-        answer.set()
-        for thread in (first, second):
-            thread.join(20)
-
-        assert sorted(failed) == [("general", "other"), ("other",)]
-        assert [host.id for host in cache.take_news()] == ["h1"]
-
-    def test_a_host_that_a_search_missed_because_another_pass_had_it_is_news_when_it_is_back(
-        self, clock: Clock
-    ) -> None:
-        cache = make_cache(Farm(make_host("h1")), clock)
-        cache.take_news()
-        host = must_check_out(cache)
-        assert check_out(cache) is None
-
-        cache.check_in(host, {"p1": take(2)})
-
-        (news,) = cache.take_news()
-        assert news.idle_cores == host.idle_cores - 2
-
-    def test_a_host_that_nobody_missed_is_no_news(self, clock: Clock) -> None:
-        cache = make_cache(Farm(make_host("h1"), make_host("h2")), clock)
-        cache.take_news()
-        host = must_check_out(cache)
-        assert check_out(cache) is not None
-
-        cache.check_in(host, {})
-
-        assert cache.take_news() == ()
-
-    def test_a_search_that_has_others_to_look_at_does_not_wait_for_a_host_nor_miss_it(self, clock: Clock) -> None:
-        cache = make_cache(Farm(make_host("h1")), clock)
-        cache.take_news()
-        host = must_check_out(cache)
-
-        assert check_out(cache, patient=False) is None
-
-        cache.check_in(host, {})
-        assert cache.take_news() == ()
-        assert cache.stats().misses == 0
-
-    def test_hosts_with_which_other_passes_were_quicker_each_time_are_news(self, clock: Clock) -> None:
-        cache = make_cache(Farm(make_host("h1")), clock)
-        cache.take_news()
-
-        def another_is_quicker(host: Host) -> bool:
-            cache.check_in(must_check_out(cache), {f"p{host.idle_cores}": take(1)})
-            return True
-
-        assert check_out(cache, accept=another_is_quicker) is None
-        assert [host.idle_cores for host in cache.take_news()] == [4]
-
-
-def test_many_threads_never_hold_one_host_together_and_never_take_more_than_there_is() -> None:
+def test_many_threads_never_take_more_than_there_is() -> None:
     # given a small farm, and more passes than hosts
     farm = Farm(*(make_host(f"h{number}", cores=16, memory_gib=64) for number in range(3)))
     cache = HostCache(HostCacheSettings(), farm.fetch, instance="one")
     cache.refresh("fac", ["general"])
-    holders: dict[str, int] = {}
     taken: dict[str, int] = {}
     lock = threading.Lock()
-    problems: list[str] = []
 
     def plan_and_book(worker: int) -> None:
-        for number in range(40):
-            host = check_out(cache, 1)
-            if host is None:
-                continue
-            with lock:
-                if holders.setdefault(host.id, worker) != worker:
-                    problems.append(f"{host.id} is with {holders[host.id]} and {worker}")
+        number = 0
+        while (host := find(cache, 1)) is not None:
             proc_id = f"p{worker}-{number}"
+            if not cache.take(host, {proc_id: take(1)}):
+                continue
+            number += 1
             lost = number % 3 == 0
             with lock:
-                del holders[host.id]
                 taken[host.id] = taken.get(host.id, 0) + (0 if lost else 1)
-            cache.check_in(host, {proc_id: take(1)})
             cache.settle(host.id, committed=[] if lost else [proc_id], lost=[proc_id] if lost else [])
 
     threads = [threading.Thread(target=plan_and_book, args=(worker,)) for worker in range(6)]
@@ -812,12 +614,10 @@ def test_many_threads_never_hold_one_host_together_and_never_take_more_than_ther
         thread.start()
     for thread in threads:
         thread.join(timeout=60)
+    plan_and_book(6)
 
     # then every core was taken once
-    assert problems == []
-    assert sum(taken.values()) == 48
-    assert all(cores == 16 for cores in taken.values())
-    assert check_out(cache) is None
+    assert taken == {"h0": 16, "h1": 16, "h2": 16}
 
 
 def test_the_memory_bucket_width_is_the_setting(clock: Clock) -> None:
@@ -830,7 +630,7 @@ def test_the_memory_bucket_width_is_the_setting(clock: Clock) -> None:
             settings = HostCacheSettings.model_validate({"memory_key_divisor": divisor})
             cache = HostCache(settings, Farm(*hosts).fetch, instance=instance, clock=clock)
             cache.refresh("fac", ["general"])
-            firsts.add(must_check_out(cache).id)
+            firsts.add(must_find(cache).id)
         order[divisor] = firsts
 
     assert order == {"2GiB": {"large"}, "64GiB": {"small", "large"}}

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from opencue_sched.domain.farm import Host
 from opencue_sched.placement.host_cache import HostCache
-from opencue_sched.placement.policy import Strategy
-from opencue_sched.settings import HostCacheSettings
-from tests.unit.placement.values import Reading, make_host, make_need, take
+from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
+from tests.unit.placement.values import make_host, make_need, take
 
 CORES = 6
 HOSTS = ["h1", "h2"]
@@ -36,8 +35,8 @@ class Proc:
     state: str = "planned"
 
 
-def readings(seen: Mapping[str, int]) -> list[Reading]:
-    return [Reading(make_host(host_id, cores=CORES, idle_centicores=idle * 100)) for host_id, idle in seen.items()]
+def readings(seen: Mapping[str, int]) -> list[Host]:
+    return [make_host(host_id, cores=CORES, idle_centicores=idle * 100) for host_id, idle in seen.items()]
 
 
 class Model:
@@ -51,14 +50,14 @@ class Model:
         self.cache = HostCache(
             HostCacheSettings(host_staleness_threshold=1e9),
             self.fetch,
-            checkout_seconds=1e9,
+            hold_seconds=1e9,
             instance="one",
             clock=lambda: self.now,
         )
         self.cache.refresh("fac", ["general"])
 
-    def fetch(self, _facility_id: str, tags: Sequence[str]) -> Mapping[str, Sequence[Reading]]:
-        return {tag: readings(self.idle_in_database()) for tag in tags}
+    def fetch(self, _facility_id: str, _tags: Sequence[str]) -> Sequence[Host]:
+        return readings(self.idle_in_database())
 
     def cores_of(self, host_id: str, *states: str) -> int:
         return sum(proc.cores for proc in self.procs if proc.host_id == host_id and proc.state in states)
@@ -73,7 +72,7 @@ class Model:
             seen[host.id] = host.idle_cores
             return False
 
-        self.cache.check_out("fac", ["general"], make_need(1), Strategy(), look)
+        self.cache.find("fac", ["general"], make_need(1), HostBookingStrategy(), look)
         return seen
 
     def pick(self, which: int, *states: str) -> Proc | None:
@@ -85,12 +84,12 @@ class Model:
 
     def plan(self, which: int) -> None:
         cores = 1 + which
-        host = self.cache.check_out("fac", ["general"], make_need(cores), Strategy(), lambda _: True)
+        host = self.cache.find("fac", ["general"], make_need(cores), HostBookingStrategy(), lambda _: True)
         if host is not None:
             self.numbers += 1
             proc = Proc(f"p{self.numbers}", host.id, cores)
             self.procs.append(proc)
-            assert self.cache.check_in(host, {proc.id: take(cores)})
+            assert self.cache.take(host, {proc.id: take(cores)})
 
     def commit(self, which: int) -> None:
         proc = self.pick(which, "planned")
@@ -119,8 +118,7 @@ class Model:
         self.cache.invalidate(HOSTS[which % 2])
 
     def begin_to_read(self, _which: int) -> None:
-        with self.cache.reading() as began_at:
-            self.reads.append(Read(began_at))
+        self.reads.append(Read(self.cache.instant()))
 
     def see(self, which: int) -> None:
         if self.reads:
@@ -174,6 +172,5 @@ def test_the_cache_never_promises_what_is_not_there(steps: list[tuple[str, int]]
         model.lose(0)
     while model.pick(0, "committed") is not None:
         model.hear_of_the_commit(0)
-    with model.cache.reading() as read_at:
-        model.cache.apply(readings(model.idle_in_database()), [], read_at=read_at)
+    model.cache.apply(readings(model.idle_in_database()), [], read_at=model.cache.instant())
     assert model.visible() == {host_id: idle for host_id, idle in model.idle_in_database().items() if idle}

@@ -12,10 +12,10 @@ import pytest
 from opencue_sched.domain.cluster import LayerVerdict, Verdict
 from opencue_sched.domain.farm import Caps, Headroom, Host, Job, Layer, Reservation, ThreadMode
 from opencue_sched.domain.reservation import Rules
-from opencue_sched.placement.host_groups import Census
+from opencue_sched.placement.host_cache import Census
 from opencue_sched.placement.planner import Plan, release_plan
-from opencue_sched.placement.policy import Fit, Policy, Strategy, policy_for
-from opencue_sched.settings import Queue
+from opencue_sched.placement.policy import Policy, policy_for
+from opencue_sched.settings import HostBookingStrategy, Queue
 from tests.unit.placement.frozen_pool import FrozenPool
 from tests.unit.placement.values import (
     GIB,
@@ -86,16 +86,15 @@ class TestHosts:
 
         assert [host for _, host in placed(planned)] == ["h1"] * 4 + ["h2"] * 2
         assert planned.attempts == {"l1": 2}
-        assert planned.hosts_attempted == 2
 
-    @pytest.mark.parametrize(("cores", "memory"), list(product(Fit, Fit)))
-    def test_the_strategy_chooses_the_host(self, cores: Fit, memory: Fit) -> None:
+    @pytest.mark.parametrize(("cores", "memory"), list(product((True, False), (True, False))))
+    def test_the_strategy_chooses_the_host(self, cores: bool, memory: bool) -> None:
         hosts = [make_host(f"{size}-{gib}", cores=size, memory_gib=gib) for size, gib in product((8, 64), (32, 256))]
-        policy = Policy(NO_MEMORY_RULE, strategy=Strategy(cores, memory))
+        policy = Policy(NO_MEMORY_RULE, strategy=HostBookingStrategy(core_saturation=cores, memory_saturation=memory))
 
         planned = plan_layer(make_layer(), *hosts, policy=policy)
 
-        expected = f"{8 if cores is Fit.BEST else 64}-{32 if memory is Fit.BEST else 256}"
+        expected = f"{8 if cores else 64}-{32 if memory else 256}"
         assert placed(planned) == [("l1-f1", expected)]
 
     def test_a_score_chooses_among_the_candidates(self) -> None:
@@ -129,10 +128,12 @@ class TestHosts:
     def test_layers_share_what_is_left_of_a_host(self) -> None:
         job = make_job(layers=[make_layer("a", cores=5), make_layer("b", cores=3), make_layer("c", cores=1)])
 
-        planned = plan(make_snapshot(job), FrozenPool([make_host(cores=8)]))
+        pool = FrozenPool([make_host(cores=8)])
+        planned = plan(make_snapshot(job), pool)
 
         assert [proc.layer.id for proc in planned.procs] == ["a", "b"]
-        assert planned.hosts["h1"].idle_cores == 0
+        assert (host := pool.get("h1")) is not None
+        assert host.idle_cores == 0
         assert [verdict.verdict for verdict in planned.verdicts] == [
             Verdict.FLOWING,
             Verdict.FLOWING,
@@ -186,11 +187,13 @@ class TestHosts:
             ]
         )
 
-        planned = plan(make_snapshot(job), FrozenPool([gpu_host, make_host("plain", cores=64)]))
+        pool = FrozenPool([gpu_host, make_host("plain", cores=64)])
+        planned = plan(make_snapshot(job), pool)
 
         assert [host for _, host in placed(planned)] == ["plain", "plain", "gpu", "gpu"]
         assert planned.verdicts[1].verdict is Verdict.CAPACITY
-        assert planned.hosts["gpu"].idle_gpus == 0
+        assert (host := pool.get("gpu")) is not None
+        assert host.idle_gpus == 0
 
 
 class TestBlocked:
@@ -339,7 +342,8 @@ class TestCaps:
         planned = plan_layer(make_layer(cores=cores), make_host(cores=64), job_caps={"j1": make_caps(10, booked=10)})
 
         assert only_verdict(planned).verdict is Verdict.OVER_JOB
-        assert planned.hosts_attempted == planned.cache_misses == 0
+        assert not planned.attempts
+        assert planned.cache_misses == 0
 
     def test_a_cap_below_one_core_refuses_and_is_not_unlimited(self) -> None:
         planned = plan_layer(make_layer(), make_host(), job_caps={"j1": make_caps(0.5)})
@@ -352,7 +356,7 @@ class TestCaps:
             make_host("large", cores=64),
             make_host("small", cores=8),
             job_caps={"j1": make_caps(20)},
-            policy=Policy(NO_MEMORY_RULE, strategy=Strategy(cores=Fit.WORST)),
+            policy=Policy(NO_MEMORY_RULE, strategy=HostBookingStrategy(core_saturation=False)),
         )
 
         assert placed(planned) == [("l1-f1", "small")]
@@ -552,12 +556,8 @@ class TestSize:
     def test_a_host_that_gives_nothing_after_all_is_a_wasted_attempt(self) -> None:
         # given a pool that hands out hosts other passes have emptied meanwhile
         class Emptied(FrozenPool):
-            def check_out(self, *args: object, **options: object) -> Host | None:
-                host = super().check_out(*args, **options)  # type: ignore[arg-type]
-                return None if host is None else replace(host, idle_centicores=0)
-
-            def check_in(self, host: Host, taken: object) -> bool:
-                return True
+            def take(self, host: Host, taken: object) -> bool:
+                return False
 
         pool = Emptied([make_host(f"h{number}") for number in range(20)])
 
@@ -566,7 +566,8 @@ class TestSize:
         )
 
         assert planned.procs == ()
-        assert planned.hosts_attempted == planned.wasted_attempts == 3
+        assert planned.attempts["l1"] == planned.wasted_attempts == 3
+        assert planned.given_up == 1
         assert only_verdict(planned).verdict is Verdict.CAPACITY
 
 
@@ -578,16 +579,16 @@ class TestPlansUnderWay:
         mine: frozenset[str] = frozenset()
         searches = 0
 
-        def check_out(self, *args: object, **options: object) -> Host | None:
+        def find(self, *args: Any, **options: Any) -> Host | None:
             self.searches += 1
-            return super().check_out(*args, **options)  # type: ignore[arg-type]
+            return super().find(*args, **options)
 
         def being_booked(self) -> frozenset[str]:
             return self.others | self.mine
 
-        def check_in(self, host: Host, taken: Mapping[str, Reservation]) -> bool:
-            self.mine |= {host.id} if taken else set()
-            return super().check_in(host, taken)
+        def take(self, host: Host, taken: Mapping[str, Reservation]) -> bool:
+            self.mine |= {host.id}
+            return super().take(host, taken)
 
     def busy(self, *others: str, hosts: Sequence[Host]) -> Busy:
         pool = self.Busy(hosts)
@@ -639,7 +640,7 @@ class TestRelease:
 
         release_plan(pool, planned, committed={"p1"})
 
-        host = pool.groups.get("h1")
+        host = pool.get("h1")
         assert host is not None
         assert host.idle_cores == 6
 
@@ -649,7 +650,7 @@ class TestRelease:
 
         release_plan(pool, planned, committed={"p1"}, unknown={"p2"})
 
-        host = pool.groups.get("h1")
+        host = pool.get("h1")
         assert host is not None
         assert host.idle_cores == 4
 
@@ -666,6 +667,6 @@ def test_the_settings_give_the_policy() -> None:
     policy = policy_for(queue, "preview")
 
     assert policy.rules == Rules(GIB, frozenset({"arnold"}), 250 * 1024)
-    assert policy.strategy == Strategy(Fit.WORST, Fit.WORST)
+    assert policy.strategy == HostBookingStrategy(core_saturation=False, memory_saturation=False)
     assert (policy.attempts_per_layer, policy.max_frames) == (10, 500)
-    assert policy_for(queue, "feature").strategy == Strategy()
+    assert policy_for(queue, "feature").strategy == HostBookingStrategy()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import product
 from math import inf
 
 from hypothesis import given, settings
@@ -14,14 +13,12 @@ from hypothesis import strategies as st
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import Caps, Headroom, Host, Job, Layer, Reservation, Snapshot, ThreadMode
 from opencue_sched.domain.reservation import Rules, reserve, smallest_need
-from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.placement.planner import Plan, release_plan
-from opencue_sched.placement.policy import Fit, Policy, Strategy
-from opencue_sched.settings import HostCacheSettings
+from opencue_sched.placement.policy import Policy
+from opencue_sched.settings import HostBookingStrategy
 from tests.unit.placement.frozen_pool import FrozenPool
 from tests.unit.placement.values import (
     GIB,
-    Reading,
     make_caps,
     make_cluster,
     make_host,
@@ -47,11 +44,11 @@ class Situation:
     hosts: tuple[Host, ...]
     policy: Policy
 
-    def plan(self, instance: str = "one") -> Plan:
-        return plan(self.snapshot, self.pool(instance), cluster=CLUSTER, policy=self.policy)
+    def plan(self, pool: FrozenPool | None = None) -> Plan:
+        return plan(self.snapshot, pool or self.pool(), cluster=CLUSTER, policy=self.policy)
 
-    def pool(self, instance: str = "one") -> FrozenPool:
-        return FrozenPool(self.hosts, instance=instance)
+    def pool(self) -> FrozenPool:
+        return FrozenPool(self.hosts, instance="one")
 
 
 @st.composite
@@ -116,7 +113,7 @@ def situations(draw: st.DrawFn) -> Situation:
     own_hosts = tuple(draw(hosts(f"h{number}")) for number in range(draw(st.integers(2, 6) | st.integers(0, 6))))
     policy = Policy(
         Rules(draw(st.sampled_from([-1, 2 * GIB, 64 * GIB])), frozenset({"selfish"}), GIB // 4),
-        strategy=Strategy(*draw(st.sampled_from(list(product(Fit, Fit))))),
+        strategy=draw(st.builds(HostBookingStrategy, core_saturation=st.booleans(), memory_saturation=st.booleans())),
         max_frames=draw(st.sampled_from([3, 1000])),
     )
     return Situation(snapshot, own_hosts, policy)
@@ -176,13 +173,13 @@ def no_cap_limit_or_host_is_passed(situation: Situation, planned: Plan) -> None:
     left = dict(hosts_by_id)
     for proc in planned.procs:
         host = left[proc.host.id]
-        left[host.id] = host.less(proc.reservation, last_updated=0)
+        left[host.id] = host.less(proc.reservation)
+    pool = situation.pool()
+    situation.plan(pool)
     for host_id, host in left.items():
         assert host.idle_centicores >= 0
         assert min(host.idle_memory_kb, host.idle_gpus, host.idle_gpu_memory_kb) >= 0
-        if host_id in planned.hosts:
-            assert replace(planned.hosts[host_id], last_updated=0) == host
-    assert set(planned.hosts) == {proc.host.id for proc in planned.procs}
+        assert pool.get(host_id) == (host if host.tags else None)
 
     # and what a frame may run on
     for proc in planned.procs:
@@ -228,8 +225,9 @@ def frames_are_planned_once_and_in_order(situation: Situation, planned: Plan) ->
 def test_what_is_left_is_too_little_for_every_request_waiting(situation: Situation) -> None:
     # given a plan that was not cut short
     situation = replace(situation, policy=replace(situation.policy, max_frames=1000))
-    planned, snapshot = situation.plan(), situation.snapshot
-    left = {host.id: planned.hosts.get(host.id, host) for host in situation.hosts}
+    pool, snapshot = situation.pool(), situation.snapshot
+    planned = situation.plan(pool)
+    left = {host.id: pool.get(host.id) or host for host in situation.hosts}
     used = {kind: (cores_by(planned, kind), gpus_by(planned, kind)) for kind in ("alloc_id", "folder_id", "job_id")}
     running: Counter[str] = Counter(limit for proc in planned.procs for limit in proc.layer.limit_ids)
 
@@ -271,23 +269,14 @@ def test_what_is_left_is_too_little_for_every_request_waiting(situation: Situati
 
 @settings(max_examples=40, deadline=None)
 @given(situations())
-def test_the_cache_and_the_plain_pool_give_the_same_plan(situation: Situation) -> None:
-    # given the production pool with the same hosts and instance
-    def fetch(facility_id: str, tags: object) -> dict[str, list[Reading]]:
-        return {tag: [Reading(host) for host in situation.hosts if tag in host.tags] for tag in TAGS}
+def test_undoing_a_plan_leaves_the_pool_as_it_was(situation: Situation) -> None:
+    pool = situation.pool()
+    planned = situation.plan(pool)
 
-    cache = HostCache(HostCacheSettings(), fetch, instance="one")
-    cache.refresh("fac", TAGS)
-    planned = plan(situation.snapshot, cache, cluster=CLUSTER, policy=situation.policy)
+    release_plan(pool, planned, committed=set())
 
-    # then the plan is the same, and undoing it leaves the cache as it was
-    plain = situation.plan("one")
-    assert [(proc.frame.id, proc.host.id, proc.reservation) for proc in planned.procs] == [
-        (proc.frame.id, proc.host.id, proc.reservation) for proc in plain.procs
-    ]
-    assert planned.verdicts == plain.verdicts
-    release_plan(cache, planned, committed=set())
-    again = plan(situation.snapshot, cache, cluster=CLUSTER, policy=situation.policy)
+    assert {host.id: pool.get(host.id) or host for host in situation.hosts} == {it.id: it for it in situation.hosts}
+    again = situation.plan(pool)
     assert [(proc.frame.id, proc.host.id) for proc in again.procs] == [
-        (proc.frame.id, proc.host.id) for proc in plain.procs
+        (proc.frame.id, proc.host.id) for proc in planned.procs
     ]

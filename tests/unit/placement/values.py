@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from opencue_sched.domain.cluster import Cluster, ClusterKind
@@ -18,14 +17,6 @@ GIB = 1024 * 1024
 """KB in a GiB."""
 NO_MEMORY_RULE = Rules(memory_stranded_threshold_kb=-1)
 """Frames never take all idle cores because of memory."""
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What ``store.hosts`` returns."""
-
-    host: Host
-    report_age: float = 0.0
 
 
 class Every:
