@@ -40,7 +40,7 @@ from pydantic_settings import (
 
 from opencue_sched.domain.redis_url import check_redis_url
 from opencue_sched.errors import InvalidInput, WrongConfiguration
-from opencue_sched.text_file import UnreadableFile, read_text, read_toml, read_yaml
+from opencue_sched.text_file import InvalidFile, read_text, read_toml, read_yaml
 
 PREFIX = "OPENCUE_SCHED_"
 CONFIG_VARIABLE = "OPENCUE_SCHED_CONFIG"
@@ -440,7 +440,7 @@ def read_settings_file(path: Path) -> dict[str, Any]:
         said = error.strerror if isinstance(error, OSError) else error
         reason = f"{CONFIG_VARIABLE} names {path}, which cannot be read: {said}"
         raise WrongConfiguration(reason) from error
-    except UnreadableFile as error:
+    except InvalidFile as error:
         raise WrongConfiguration(f"{path}: {'; '.join(error.problems)}") from error
     if data is None:
         return {}

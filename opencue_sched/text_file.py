@@ -15,7 +15,8 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from itertools import chain, islice
 from typing import IO, Any
 
 import yaml
@@ -33,12 +34,12 @@ _TAG = "tag:yaml.org,2002:"
 _NUMBER = r"-?(?:0|[1-9][0-9]*)"
 
 
-class UnreadableFile(InvalidInput):
-    """Text that cannot be read; ``problems`` are sentences with the line or the path of the field."""
+class InvalidFile(InvalidInput):
+    """A file, or something in it, that is refused; ``problems`` are sentences with a line or the path of a field."""
 
     def __init__(self, *problems: str) -> None:
-        self.problems = problems[:_MOST_PROBLEMS]
-        super().__init__("\n".join(self.problems))
+        self.problems = problems
+        super().__init__("\n".join(problems))
 
 
 class _Loader(yaml.SafeLoader):
@@ -80,22 +81,22 @@ for _name, (_pattern, _first) in _SCALARS.items():
 
 
 def read_text(stream: IO[bytes]) -> str:
-    """The text of an open file, of which no more is read than it may have. Raises UnreadableFile."""
+    """The text of an open file, of which no more is read than it may have. Raises InvalidFile."""
     return as_text(stream.read(MOST_BYTES + 1))
 
 
 def as_text(content: bytes) -> str:
-    """The text of a file's content. Raises UnreadableFile."""
+    """The text of a file's content. Raises InvalidFile."""
     if len(content) > MOST_BYTES:
-        raise UnreadableFile(f"has more than {MOST_BYTES // 1024**2} MiB")
+        raise InvalidFile(f"has more than {MOST_BYTES // 1024**2} MiB")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UnreadableFile(f"not UTF-8 text (byte {error.start + 1})") from error
+        raise InvalidFile(f"not UTF-8 text (byte {error.start + 1})") from error
 
 
 def read_yaml(text: str, check: Callable[[yaml.Node, str], Iterator[str]] | None = None) -> Any:
-    """What YAML text says. ``check`` finds more problems in the nodes of the text. Raises UnreadableFile."""
+    """What YAML text says. ``check`` finds more problems in the nodes of the text. Raises InvalidFile."""
     try:
         loader = _Loader(text)
         try:
@@ -103,51 +104,50 @@ def read_yaml(text: str, check: Callable[[yaml.Node, str], Iterator[str]] | None
             if root is None:
                 return None
             _size(root, {}, 0)
-            problems = [*_scalar_problems(root, "", set()), *(check(root, text) if check else ())]
-            if not problems:
-                data = loader.construct_document(root)
-                problems = list(_value_problems(data, "", 0))
+            _refuse(chain(_node_problems(root), check(root, text) if check else ()))
+            return _checked(loader.construct_document(root))
         finally:
             loader.dispose()
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise UnreadableFile(f"line {line}: not YAML: character U+{ord(text[error.position]):04X}") from error
+        raise InvalidFile(f"line {line}: not YAML: character U+{ord(text[error.position]):04X}") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise UnreadableFile(f"{where}not YAML: {str(error.problem or error)[:200]}") from error
+        raise InvalidFile(f"{where}not YAML: {str(error.problem or error)[:200]}") from error
     except RecursionError as error:
-        raise UnreadableFile(f"not YAML: nested more than {MOST_DEPTH} deep") from error
+        raise InvalidFile(f"not YAML: nested more than {MOST_DEPTH} deep") from error
     except (ValueError, OverflowError) as error:  # an escape in a text in quotes that stands for no character
-        raise UnreadableFile(f"not YAML: {str(error)[:200]}") from error
-    if problems:
-        raise UnreadableFile(*problems)
-    return data
+        raise InvalidFile(f"not YAML: {str(error)[:200]}") from error
 
 
 def read_json(text: str) -> Any:
-    """What JSON text says. Raises JSONDecodeError for what is none, UnreadableFile for what is not to be read."""
+    """What JSON text says. Raises JSONDecodeError for what is none, InvalidFile for what is not to be read."""
     try:
         data = json.loads(text, object_pairs_hook=_without_repeats, parse_int=_int)
     except RecursionError as error:
-        raise UnreadableFile(f"not JSON: nested more than {MOST_DEPTH} deep") from error
+        raise InvalidFile(f"not JSON: nested more than {MOST_DEPTH} deep") from error
     return _checked(data)
 
 
 def read_toml(text: str) -> Any:
-    """What TOML text says. Raises UnreadableFile."""
+    """What TOML text says. Raises InvalidFile."""
     try:
         return _checked(tomllib.loads(text))
     except ValueError as error:  # also of a number with too many digits
-        raise UnreadableFile(f"not TOML: {str(error)[:200]}") from error
+        raise InvalidFile(f"not TOML: {str(error)[:200]}") from error
     except RecursionError as error:
-        raise UnreadableFile(f"not TOML: nested more than {MOST_DEPTH} deep") from error
+        raise InvalidFile(f"not TOML: nested more than {MOST_DEPTH} deep") from error
 
 
 def _checked(data: Any) -> Any:
-    if problems := list(_value_problems(data, "", 0)):
-        raise UnreadableFile(*problems)
+    _refuse(_value_problems(data, "", 0))
     return data
+
+
+def _refuse(problems: Iterable[str]) -> None:
+    if found := tuple(islice(problems, _MOST_PROBLEMS)):
+        raise InvalidFile(*found)
 
 
 def _int(digits: str) -> int:
@@ -157,7 +157,7 @@ def _int(digits: str) -> int:
 
 def _size(node: yaml.Node, known: dict[int, tuple[int, int]], depth: int) -> tuple[int, int]:
     """Characters and nodes that ``node`` has with each alias written out, and how deep it is nested. An alias shares a
-    node, so a few lines may stand for gigabytes: each node is counted once, and UnreadableFile ends the count early."""
+    node, so a few lines may stand for gigabytes: each node is counted once, and InvalidFile ends the count early."""
     size, height = known.get(id(node), (0, 0))
     if not size:
         size = 1 + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
@@ -169,9 +169,9 @@ def _size(node: yaml.Node, known: dict[int, tuple[int, int]], depth: int) -> tup
             height = 1
         known[id(node)] = size, height
     if depth + height > MOST_DEPTH:
-        raise UnreadableFile(f"line {node.start_mark.line + 1}: nested more than {MOST_DEPTH} deep")
+        raise InvalidFile(f"line {node.start_mark.line + 1}: nested more than {MOST_DEPTH} deep")
     if size > MOST_BYTES:
-        raise UnreadableFile(
+        raise InvalidFile(
             f"line {node.start_mark.line + 1}: has more than {MOST_BYTES // 1024**2} MiB with its aliases written out"
         )
     return size, height
@@ -185,31 +185,31 @@ def _children(node: yaml.Node) -> Iterator[yaml.Node]:
         yield from node.value
 
 
-def walk(node: yaml.Node, path: str, seen: set[int]) -> Iterator[tuple[str, yaml.ScalarNode]]:
-    """Every scalar below ``node`` that is no key, with its path, each once however many aliases lead to it."""
-    if id(node) in seen:
-        return
-    seen.add(id(node))
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            name = str(key.value)[:60] if isinstance(key, yaml.ScalarNode) else "?"
-            yield from walk(value, f"{path}.{name}" if path else name, seen)
-    elif isinstance(node, yaml.SequenceNode):
-        for position, entry in enumerate(node.value):
-            yield from walk(entry, f"{path}[{position}]", seen)
-    elif isinstance(node, yaml.ScalarNode):
-        yield path, node
-
-
-def _scalar_problems(root: yaml.Node, path: str, seen: set[int]) -> Iterator[str]:
-    """Tags that are not read here, and texts that are not what their tag says: PyYAML stumbles over both."""
-    nodes: list[tuple[str, yaml.Node]] = [(path, root)]
+def walk(root: yaml.Node) -> Iterator[tuple[str, yaml.Node, bool]]:
+    """Every node with its path, and whether it is a key; each once, however many aliases lead to it."""
+    seen: set[int] = set()
+    nodes = [("", root, False)]
     while nodes:
-        at, node = nodes.pop()
+        path, node, is_key = nodes.pop()
         if id(node) in seen:
             continue
         seen.add(id(node))
-        where = f"line {node.start_mark.line + 1}: {at}: " if at else f"line {node.start_mark.line + 1}: "
+        yield path, node, is_key
+        below: list[tuple[str, yaml.Node, bool]] = []
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                name = str(key.value)[:60] if isinstance(key, yaml.ScalarNode) else "?"
+                at = f"{path}.{name}" if path else name
+                below += [(at, key, True), (at, value, False)]
+        elif isinstance(node, yaml.SequenceNode):
+            below = [(f"{path}[{position}]", entry, False) for position, entry in enumerate(node.value)]
+        nodes += reversed(below)
+
+
+def _node_problems(root: yaml.Node) -> Iterator[str]:
+    """Tags that are not read here, and texts that are not what their tag says: PyYAML stumbles over both."""
+    for path, node, _ in walk(root):
+        where = f"line {node.start_mark.line + 1}: {path}: " if path else f"line {node.start_mark.line + 1}: "
         kind = node.tag.removeprefix(_TAG)
         if isinstance(node, yaml.ScalarNode):
             if kind != "str" and kind not in _SCALARS:
@@ -220,13 +220,6 @@ def _scalar_problems(root: yaml.Node, path: str, seen: set[int]) -> Iterator[str
                 yield f"{where}a number of more than 18 digits"
         elif kind != ("map" if isinstance(node, yaml.MappingNode) else "seq"):
             yield f"{where}the tag {node.tag[:60]} is not read here"
-        elif isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                name = str(key.value)[:60] if isinstance(key, yaml.ScalarNode) else "?"
-                below = f"{at}.{name}" if at else name
-                nodes += [(below, value), (below, key)]
-        else:
-            nodes += [(f"{at}[{position}]", entry) for position, entry in enumerate(node.value)]
 
 
 def _value_problems(data: object, path: str, depth: int) -> Iterator[str]:
@@ -259,5 +252,5 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(mapping) < len(pairs):
         seen: set[str] = set()
         repeated = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise UnreadableFile(f"key {repeated[:60]!r} is given twice")
+        raise InvalidFile(f"key {repeated[:60]!r} is given twice")
     return mapping

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import math
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -15,8 +13,15 @@ from sqlalchemy import Connection, Engine
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.dispatch.hosts import HostChanges
 from opencue_sched.domain.frame_range import FrameRange
-from opencue_sched.domain.job_spec import INT_MAX, NAME_CHARACTERS, near
-from opencue_sched.domain.units import CENTICORES_PER_CORE, UNLIMITED
+from opencue_sched.domain.units import (
+    CENTICORES_PER_CORE,
+    INT_MAX,
+    NAME,
+    NAME_CHARACTERS,
+    UNLIMITED,
+    centicores_of,
+    near,
+)
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.insight.stores import StoreAway, check_postgresql, check_redis
 from opencue_sched.placement.host_cache import GROUP_REFRESH_SECONDS
@@ -28,8 +33,6 @@ from opencue_sched.store.shows import Kind, NamedRow
 
 NEGATIVE_NUMBERS = {"ignore_unknown_options": True}
 """Context settings of a command that takes -1 as a value rather than for an option."""
-
-_NAME = re.compile(r"^[A-Za-z0-9_.-]+$")
 
 
 class UnknownName(InvalidInput):
@@ -136,7 +139,7 @@ def choose_all(connection: Connection, kind: Kind, names: Sequence[str]) -> list
 
 def new_name(what: str, name: str, *, width: int) -> str:
     """A name for something new. Raises InvalidInput for one that would not fit or would break paths and commands."""
-    if not _NAME.match(name):
+    if not NAME.match(name):
         raise InvalidInput(f"{what} {name!r} may contain only {NAME_CHARACTERS}")
     if len(name) > width:
         raise InvalidInput(f"{what} {name!r} has {len(name)} characters; {width} is the most OpenCue stores")
@@ -191,12 +194,8 @@ def switch(value: str) -> bool:
 
 def _centicores(value: str) -> int:
     try:
-        number = float(value)
+        return centicores_of(float(value))
     except ValueError as error:
         raise click.BadParameter(f"{value!r} is not a number of cores") from error
-    if not math.isfinite(number) or abs(number) > INT_MAX / CENTICORES_PER_CORE:
-        raise click.BadParameter(f"{value!r} is not a number of cores")
-    centicores = round(number * CENTICORES_PER_CORE)
-    if number != 0 and centicores == 0:
-        raise click.BadParameter(f"{value} is less than a hundredth of a core, the least OpenCue counts")
-    return centicores
+    except InvalidInput as error:
+        raise click.BadParameter(str(error)) from error

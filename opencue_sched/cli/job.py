@@ -43,8 +43,7 @@ from opencue_sched.cli.output import (
 )
 from opencue_sched.domain.farm import FrameState, JobState
 from opencue_sched.domain.frame_range import FrameRange
-from opencue_sched.domain.job_spec import INT_MAX, near
-from opencue_sched.domain.units import CENTICORES_PER_CORE
+from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX, near
 from opencue_sched.insight.explain import describe_depend
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs

@@ -9,8 +9,7 @@ import click
 from opencue_sched.cli import output
 from opencue_sched.cli.inputs import CommandRefused, choose, farm, new_name
 from opencue_sched.cli.output import Column, counted, json_option, show_rows
-from opencue_sched.domain.job_spec import INT_MAX
-from opencue_sched.domain.units import LIMIT_NAME_WIDTH
+from opencue_sched.domain.units import INT_MAX, LIMIT_NAME_WIDTH
 from opencue_sched.store import shows
 from opencue_sched.store.pending import fetch_limits
 from opencue_sched.store.shows import Kind

@@ -9,10 +9,10 @@ import click
 
 from opencue_sched.cli.inputs import current_user, farm
 from opencue_sched.cli.output import counted, json_option, show_json, show_report, working
-from opencue_sched.domain.job_spec import InvalidJobSpec
 from opencue_sched.farm.job_file import read_job_file
 from opencue_sched.farm.submission import Submitted, submit_job
 from opencue_sched.settings import get_settings
+from opencue_sched.text_file import InvalidFile
 
 
 @click.command("submit")
@@ -23,8 +23,8 @@ from opencue_sched.settings import get_settings
 def command(file: BinaryIO, paused: bool, dry_run: bool, as_json: bool) -> None:
     """Submit a job file, YAML or JSON; - reads standard input.
 
-    The format is described in docs/job-file.md. Everything that is wrong with the file is said at once, by field, and
-    then nothing is stored. Exit status: 0 submitted, 1 refused.
+    The format is described in docs/job-file.md. All fields that are wrong are said at once, and then
+    nothing is stored. Exit status: 0 submitted, 1 refused.
 
     Example: opencue-sched submit examples/animation.yaml --paused
     """
@@ -32,36 +32,15 @@ def command(file: BinaryIO, paused: bool, dry_run: bool, as_json: bool) -> None:
         spec = read_job_file(file, default_user=current_user())
         with farm() as (engine, _), working(f"submitting {spec.name}"):
             submitted = submit_job(engine, spec, get_settings(), paused=paused, dry_run=dry_run)
-    except InvalidJobSpec as error:
-        _refuse(getattr(file, "name", "<stdin>"), error.problems, as_json=as_json)
+    except InvalidFile as error:
+        if as_json:
+            show_json({"submitted": False, "problems": error.problems})
+        for problem in error.problems:
+            click.echo(f"{getattr(file, 'name', '<stdin>')}: {problem}", err=True)
+        click.echo(f"not submitted: {counted(len(error.problems), 'problem')}", err=True)
         raise click.exceptions.Exit(1) from error
-    show_report(_lines(submitted), _as_dict(submitted), as_json=as_json)
-
-
-def _refuse(name: str, problems: tuple[str, ...], *, as_json: bool) -> None:
-    if as_json:
-        show_json({"submitted": False, "problems": list(problems)})
-    for problem in problems:
-        click.echo(f"{name}: {problem}", err=True)
-    click.echo(f"not submitted: {counted(len(problems), 'problem')}", err=True)
-
-
-def _as_dict(submitted: Submitted) -> dict[str, object]:
-    return {
-        "submitted": not submitted.dry_run,
-        "dry_run": submitted.dry_run,
-        "job": submitted.job_id,
-        "name": submitted.name,
-        "show": submitted.show,
-        "folder": submitted.folder,
-        "facility": submitted.facility,
-        "paused": submitted.paused,
-        "frames": submitted.frames,
-        "depends": submitted.depends,
-        "log_dir": submitted.log_dir,
-        "layers": [asdict(layer) for layer in submitted.layers],
-        "notes": list(submitted.notes),
-    }
+    document = {"submitted": not dry_run, "job": submitted.job_id, **asdict(submitted)}
+    show_report(_lines(submitted), document, as_json=as_json)
 
 
 def _lines(submitted: Submitted) -> list[str]:

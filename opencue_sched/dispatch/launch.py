@@ -50,7 +50,7 @@ from opencue_sched.dispatch.rqd import (
     kill_and_confirm,
     look,
 )
-from opencue_sched.domain.command import command_line, environment, memory_limits
+from opencue_sched.domain.command import command_line, environment, memory_limit
 from opencue_sched.domain.farm import PlannedProc
 from opencue_sched.domain.units import centicores
 from opencue_sched.errors import InvalidInput, NotReady, RqdFailure
@@ -250,11 +250,6 @@ def build_run_frame(
     Raises InvalidInput when the layer's range or command, or a value that does not fit its field, makes no sense.
     """
     job, layer, frame, host, reservation = planned.job, planned.layer, planned.frame, planned.host, planned.reservation
-    limits = memory_limits(
-        reservation.memory_kb,
-        soft_factor=settings.queue.frame_memory_soft_limit,
-        hard_factor=settings.queue.frame_memory_hard_limit,
-    )
     try:
         message = rqd_pb2.RunFrame(
             resource_id=planned.proc_id,
@@ -274,8 +269,8 @@ def build_run_frame(
             ignore_nimby=False,
             environment=environment(planned, job_env, layer_env),
             os=job.os_name or next(iter(host.os_names), ""),
-            soft_memory_limit=limits.soft_kb,
-            hard_memory_limit=limits.hard_kb,
+            soft_memory_limit=memory_limit(reservation.memory_kb, settings.queue.frame_memory_soft_limit),
+            hard_memory_limit=memory_limit(reservation.memory_kb, settings.queue.frame_memory_hard_limit),
             loki_url=job.loki_url or "",
         )
         if job.uid is not None:

@@ -6,44 +6,25 @@ substitution gives ``$`` and backslashes in names a meaning of their own.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from opencue_sched.domain.farm import PlannedProc
 from opencue_sched.domain.frame_range import FrameRange, frame_spec
-from opencue_sched.domain.units import COMMAND_WIDTH
-from opencue_sched.errors import InvalidInput
 
-
-@dataclass(frozen=True, slots=True)
-class FrameWords:
-    """What the tokens of a command stand for. ``numbers`` are the frame numbers of the chunk, in rendering order."""
-
-    numbers: Sequence[int]
-    chunk_size: int
-    frame_name: str
-    layer_name: str
-    job_name: str
-
-    @property
-    def number(self) -> int:
-        return self.numbers[0]
-
-
-_WORDS: Mapping[str, Callable[[FrameWords], str]] = {
-    "#ZFRAME#": lambda words: f"{words.number:04d}",
-    "#IFRAME#": lambda words: str(words.number),
-    "#FRAME_START#": lambda words: str(words.number),
-    "#FRAME_END#": lambda words: str(words.numbers[-1]),
-    "#FRAME_CHUNK#": lambda words: str(words.chunk_size),
-    "#LAYER#": lambda words: words.layer_name,
-    "#JOB#": lambda words: words.job_name,
-    "#FRAMESPEC#": lambda words: frame_spec(words.numbers),
-    "#FRAME#": lambda words: words.frame_name,
+_WORDS: Mapping[str, Callable[[PlannedProc, Sequence[int]], str]] = {
+    "#ZFRAME#": lambda _, numbers: f"{numbers[0]:04d}",
+    "#IFRAME#": lambda _, numbers: str(numbers[0]),
+    "#FRAME_START#": lambda _, numbers: str(numbers[0]),
+    "#FRAME_END#": lambda _, numbers: str(numbers[-1]),
+    "#FRAME_CHUNK#": lambda planned, _: str(planned.layer.chunk_size),
+    "#LAYER#": lambda planned, _: planned.layer.name,
+    "#JOB#": lambda planned, _: planned.job.name,
+    "#FRAMESPEC#": lambda _, numbers: frame_spec(numbers),
+    "#FRAME#": lambda planned, _: planned.frame.name,
 }
-"""The tokens in the order in which OpenCue replaces them."""
+"""The tokens in the order in which OpenCue replaces them, and what each becomes for a planned frame and the numbers of
+its chunk, in rendering order."""
 
 TOKENS: tuple[str, ...] = tuple(_WORDS)
 
@@ -52,51 +33,22 @@ TOKEN = re.compile(r"#[A-Za-z][A-Za-z0-9_]*#")
 """What looks like a token, whether it is one or not."""
 
 
-def substitute(command: str, words: FrameWords) -> str:
-    """The command with every token replaced, in OpenCue's order. Unknown tokens stay as they are."""
-    for token, word in _WORDS.items():
-        if token in command:
-            command = command.replace(token, word(words))
-    return command
-
-
 def unknown_tokens(command: str) -> tuple[str, ...]:
     """What looks like a token but is none, each once, in order: ``#FRAMES#``, ``#frame#``."""
     return tuple(dict.fromkeys(TOKEN.findall(_KNOWN_TOKEN.sub("\0", command))))
 
 
-def command_problems(command: str) -> list[str]:
-    """What is wrong with a layer's command, as sentences for the person who submits it. Empty when nothing is."""
-    problems = []
-    if not command.strip():
-        problems.append("is empty")
-    if "\0" in command:
-        problems.append("contains a NUL character")
-    if len(command) > COMMAND_WIDTH:
-        problems.append(f"has {len(command)} characters; {COMMAND_WIDTH} is the most OpenCue stores")
-    for token in unknown_tokens(command):
-        near = difflib.get_close_matches(token.upper(), TOKENS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(TOKENS)}"
-        problems.append(f"uses the unknown token {token}; {hint}")
-    return problems
-
-
-def words_of(planned: PlannedProc) -> FrameWords:
-    """The words of a planned frame. Raises InvalidInput when its layer's range or chunk size makes no sense."""
-    layer = planned.layer
-    frames = FrameRange.parse(layer.frame_range)
-    return FrameWords(
-        numbers=frames.chunk(planned.frame.number, layer.chunk_size),
-        chunk_size=layer.chunk_size,
-        frame_name=planned.frame.name,
-        layer_name=layer.name,
-        job_name=planned.job.name,
-    )
-
-
 def command_line(planned: PlannedProc) -> str:
-    """The command RQD runs for a planned frame."""
-    return substitute(planned.layer.command, words_of(planned))
+    """The command RQD runs for a planned frame: every token replaced, in OpenCue's order; unknown ones stay.
+
+    Raises InvalidInput when its layer's range or chunk size makes no sense.
+    """
+    layer, command = planned.layer, planned.layer.command
+    numbers = FrameRange.parse(layer.frame_range).chunk(planned.frame.number, layer.chunk_size)
+    for token, word in _WORDS.items():
+        if token in command:
+            command = command.replace(token, word(planned, numbers))
+    return command
 
 
 RESERVED_VARIABLES: frozenset[str] = frozenset(
@@ -143,21 +95,9 @@ def environment(
     }
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryLimits:
-    """RunFrame's soft and hard memory limit, in KB."""
+def memory_limit(memory_kb: int, factor: float) -> int:
+    """RunFrame's soft or hard limit, in KB, of a frame that reserves ``memory_kb``: truncated as in Cuebot.
 
-    soft_kb: int
-    hard_kb: int
-
-
-def memory_limits(memory_kb: int, *, soft_factor: float, hard_factor: float) -> MemoryLimits:
-    """The limits of a frame that reserves ``memory_kb``: that times the two settings, truncated as in Cuebot.
-
-    A hard limit below the reservation would kill frames that use what they were given, so neither goes below it.
+    A limit below the reservation would kill frames that use what they were given, so it never goes below it.
     """
-    if soft_factor <= 0 or hard_factor <= 0:
-        raise InvalidInput(f"memory limit factors must be positive, not {soft_factor} and {hard_factor}")
-    return MemoryLimits(
-        soft_kb=max(memory_kb, int(memory_kb * soft_factor)), hard_kb=max(memory_kb, int(memory_kb * hard_factor))
-    )
+    return max(memory_kb, int(memory_kb * factor))

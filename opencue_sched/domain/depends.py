@@ -32,18 +32,6 @@ class DependType(StrEnum):
         """Whether the row only groups the FRAME_ON_FRAME rows below it and is never satisfied by itself."""
         return self in (DependType.FRAME_BY_FRAME, DependType.PREVIOUS_FRAME)
 
-    @property
-    def waits_for_whole(self) -> bool:
-        """Whether all frames of one side wait for all, or for one, of the other: not frame with frame."""
-        return not self.composite and self is not DependType.FRAME_ON_FRAME
-
-
-class DependTarget(StrEnum):
-    """``depend.str_target``: within one job, or between two."""
-
-    INTERNAL = "INTERNAL"
-    EXTERNAL = "EXTERNAL"
-
 
 @dataclass(frozen=True, slots=True)
 class ChunkedRange:
@@ -91,35 +79,32 @@ def previous_frame(waiting: ChunkedRange, on: ChunkedRange) -> tuple[tuple[int, 
     return tuple(pairs)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerEdge:
-    """``waiting`` layer depends on layer ``on`` of the same job."""
-
-    waiting: str
-    on: str
-    type: DependType
+def frame_pairs(kind: DependType, waiting: ChunkedRange, on: ChunkedRange) -> tuple[tuple[int, int], ...] | None:
+    """The pairs of a composite dependency; empty when no frame would wait, None when the layers wait as a whole."""
+    return (previous_frame if kind is DependType.PREVIOUS_FRAME else frame_by_frame)(waiting, on)
 
 
-def waiting_circle(edges: Sequence[LayerEdge]) -> tuple[str, ...]:
+def waiting_circle(edges: Sequence[tuple[str, str, DependType]]) -> tuple[str, ...]:
     """Layers that would wait for one another for ever, first and last the same; empty when there are none.
 
-    A circle is harmless only when it goes from frame to frame throughout and passes through the previous frame (a
-    simulation step that needs the step before).
+    An edge is a layer, the layer of the same job it waits for, and how. A circle is harmless only when it goes from
+    frame to frame throughout and passes through the previous frame (a simulation step that needs the step before).
     """
     all_edges: dict[str, set[str]] = defaultdict(set)
     same_time: dict[str, set[str]] = defaultdict(set)
-    for edge in edges:
-        all_edges[edge.waiting].add(edge.on)
-        if edge.type is not DependType.PREVIOUS_FRAME:
-            same_time[edge.waiting].add(edge.on)
-    if _has_no_circle(all_edges):
-        return ()
-    for edge in edges:
-        if edge.type is DependType.PREVIOUS_FRAME:
-            continue
-        path = _path(all_edges if edge.type.waits_for_whole else same_time, edge.on, edge.waiting)
-        if path:
-            return (edge.waiting, *path)
+    for waiting, on, kind in edges:
+        all_edges[waiting].add(on)
+        if kind is not DependType.PREVIOUS_FRAME:
+            same_time[waiting].add(on)
+    try:
+        TopologicalSorter(all_edges).prepare()
+    except CycleError:
+        for waiting, on, kind in edges:
+            if kind is not DependType.PREVIOUS_FRAME:
+                path = _path(same_time if kind is DependType.FRAME_BY_FRAME else all_edges, on, waiting)
+                if path:
+                    return (waiting, *path)
+    # Sorted, or only circles through previous frames: the first is the usual case, and quick for thousands of layers.
     return ()
 
 
@@ -128,29 +113,15 @@ def _frame_that_renders(layer: ChunkedRange) -> dict[int, int]:
     return {own: number for number in layer.numbers for own in layer.frames.chunk(number, layer.chunk_size)}
 
 
-def _has_no_circle(edges: dict[str, set[str]]) -> bool:
-    """Whether the layers can be sorted: the usual case, and a quick answer for jobs of thousands of layers."""
-    try:
-        TopologicalSorter(edges).prepare()
-    except CycleError:
-        return False
-    return True
-
-
 def _path(edges: dict[str, set[str]], start: str, goal: str) -> tuple[str, ...]:
     """A shortest path along the edges, both ends included; empty when there is none."""
-    came_from: dict[str, str | None] = {start: None}
+    paths: dict[str, tuple[str, ...]] = {start: (start,)}
     queue = [start]
     for layer in queue:
         if layer == goal:
-            path: list[str] = []
-            step: str | None = layer
-            while step is not None:
-                path.append(step)
-                step = came_from[step]
-            return tuple(reversed(path))
+            return paths[layer]
         for following in sorted(edges.get(layer, ())):
-            if following not in came_from:
-                came_from[following] = layer
+            if following not in paths:
+                paths[following] = (*paths[layer], following)
                 queue.append(following)
     return ()

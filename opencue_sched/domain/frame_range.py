@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
 
+from opencue_sched.domain.units import INT_MAX
 from opencue_sched.errors import InvalidInput
 
 MAX_NUMBERS = 1_000_000
 """Numbers one range may have. Ten times the frames OpenCue allows a job, since a chunk makes one frame of many."""
 
-_INT_MIN, _INT_MAX = -(2**31), 2**31 - 1
 _LONGEST = 11
 _PIECE = re.compile(r"^(-?[0-9]+)(?:-(-?[0-9]+)(?:([xy:])(-?[0-9]+))?)?$")
 _FORMS = "write n, a-b, a-bxs, a-bys or a-b:s"
@@ -40,17 +40,25 @@ class FrameRange:
     text: str
     numbers: tuple[int, ...]
 
-    @classmethod
-    def parse(cls, text: str, *, max_numbers: int = MAX_NUMBERS) -> FrameRange:
-        """Reads a range; spaces around its pieces are ignored.
+    @staticmethod
+    @lru_cache(maxsize=32)
+    def parse(text: str) -> FrameRange:
+        """Reads a range; spaces around its pieces are ignored. Cached: a pass reads a few ranges for all its frames.
 
-        Raises InvalidInput naming the piece that does not parse, or saying how many numbers are too many. The count is
-        checked before anything is expanded, so ``1-2000000000`` costs nothing.
+        Raises InvalidInput naming the piece that does not parse, or with which there are more than MAX_NUMBERS. The
+        numbers are counted before anything is expanded, so ``1-2000000000`` costs nothing.
         """
-        return _parse(text, max_numbers)
-
-    def __len__(self) -> int:
-        return len(self.numbers)
+        names = [piece.strip() for piece in text.split(",")]
+        pieces = [_piece(name, text) for name in names]
+        total = 0
+        for name, (span, _) in zip(names, pieces, strict=True):
+            total += len(span)
+            if total > MAX_NUMBERS:
+                raise _unreadable(text, name, f"makes more than {MAX_NUMBERS} frames")
+        numbers = dict.fromkeys(chain.from_iterable(numbers for _, numbers in pieces))
+        if not numbers:
+            raise InvalidInput(f"frame range {_short(text)!r} has no frames")
+        return FrameRange(",".join(names), tuple(numbers))
 
     def frame_numbers(self, chunk_size: int) -> tuple[int, ...]:
         """The numbers of the frames a layer with this range has: the first of every chunk."""
@@ -73,7 +81,7 @@ class FrameRange:
 def check_frame_range(text: str) -> None:
     """Raises InvalidInput naming the piece that does not parse. Costs the same for a range of a million numbers."""
     for piece in text.split(","):
-        _Piece.parse(piece.strip(), text)
+        _piece(piece.strip(), text)
 
 
 def frame_spec(numbers: Iterable[int]) -> str:
@@ -82,28 +90,17 @@ def frame_spec(numbers: Iterable[int]) -> str:
     pieces: list[str] = []
     start = 0
     while start < len(frames):
-        end = _run_end(frames, start)
-        step = frames[start + 1] - frames[start] if end > start else 0
+        step = frames[start + 1] - frames[start] if start + 1 < len(frames) else 0
+        end = start
+        while step != 0 and end + 1 < len(frames) and frames[end + 1] - frames[end] == step:
+            end += 1
         if end - start >= 2 or step == 1:
             pieces.append(f"{frames[start]}-{frames[end]}" + ("" if step == 1 else f"x{step}"))
-            start = end + 1
         else:
             pieces.append(str(frames[start]))
-            start += 1
+            end = start
+        start = end + 1
     return ",".join(pieces)
-
-
-def _run_end(frames: Sequence[int], start: int) -> int:
-    """The last position of the longest run with one step that begins at ``start``."""
-    if start + 1 >= len(frames):
-        return start
-    step = frames[start + 1] - frames[start]
-    if step == 0:
-        return start
-    end = start + 1
-    while end + 1 < len(frames) and frames[end + 1] - frames[end] == step:
-        end += 1
-    return end
 
 
 def _checked_chunk_size(chunk_size: int) -> int:
@@ -112,72 +109,34 @@ def _checked_chunk_size(chunk_size: int) -> int:
     return chunk_size
 
 
-@lru_cache(maxsize=32)
-def _parse(text: str, max_numbers: int) -> FrameRange:
-    """Cached: a pass reads the same few ranges once for every frame it launches."""
-    pieces = [_Piece.parse(piece.strip(), text) for piece in text.split(",")]
-    total = 0
-    for piece in pieces:
-        total += len(piece.span)
-        if total > max_numbers:
-            raise _unreadable(text, piece.text, f"makes more than {max_numbers} frames")
-    numbers: dict[int, None] = {}
-    for piece in pieces:
-        numbers.update(dict.fromkeys(piece.numbers()))
-    if not numbers:
-        raise InvalidInput(f"frame range {_short(text)!r} has no frames")
-    return FrameRange(",".join(piece.text for piece in pieces), tuple(numbers))
+def _piece(piece: str, text: str) -> tuple[range, Iterable[int]]:
+    """The numbers between a piece's ends (of the step for ``x``, otherwise every one), and its numbers in order, some
+    repeated where it is interleaved. Nothing is expanded yet."""
+    match = _PIECE.match(piece)
+    if match is None:
+        raise _unreadable(text, piece, f"does not parse; {_FORMS}")
+    digits = [part for part in match.group(1, 2, 4) if part is not None]
+    if any(len(part) > _LONGEST or not -INT_MAX - 1 <= int(part) <= INT_MAX for part in digits):
+        raise _unreadable(text, piece, "has a number that is too large")
+    start, end = int(digits[0]), int(digits[min(1, len(digits) - 1)])
+    direction = 1 if end >= start else -1
+    kind, step = match.group(3), int(digits[2]) if len(digits) == 3 else direction
+    if step == 0:
+        raise _unreadable(text, piece, "has a step of 0")
+    if step * direction < 0:
+        way, sign = ("up", "positive") if direction > 0 else ("down", "negative")
+        raise _unreadable(text, piece, f"counts {way}, so its step must be {sign}")
 
+    def every(step: int) -> range:
+        return range(start, end + direction, step)
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """One piece of a range: ``kind`` is x, y, ``:`` or empty; ``step`` has the sign of the direction."""
-
-    text: str
-    start: int
-    end: int
-    kind: str
-    step: int
-
-    @classmethod
-    def parse(cls, piece: str, text: str) -> _Piece:
-        match = _PIECE.match(piece)
-        if match is None:
-            raise _unreadable(text, piece, f"does not parse; {_FORMS}")
-        numbers = [int(digits) for digits in match.group(1, 2, 4) if digits is not None and len(digits) <= _LONGEST]
-        if len(numbers) < sum(digits is not None for digits in match.group(1, 2, 4)) or any(
-            not _INT_MIN <= number <= _INT_MAX for number in numbers
-        ):
-            raise _unreadable(text, piece, "has a number that is too large")
-        start, end = numbers[0], numbers[min(1, len(numbers) - 1)]
-        kind = match.group(3) or ""
-        if not kind:
-            return cls(piece, start, end, kind, 1 if end >= start else -1)
-        step = numbers[2]
-        if step == 0:
-            raise _unreadable(text, piece, "has a step of 0")
-        if step > 0 and end < start:
-            raise _unreadable(text, piece, "counts down, so its step must be negative")
-        if step < 0 and end >= start:
-            raise _unreadable(text, piece, "counts up, so its step must be positive")
-        return cls(piece, start, end, kind, step)
-
-    @property
-    def span(self) -> range:
-        """The numbers between the ends: of the step for ``x``, otherwise every one."""
-        return self._every(self.step if self.kind == "x" else (1 if self.step > 0 else -1))
-
-    def numbers(self) -> Iterable[int]:
-        """The numbers in order; an interleaved piece repeats some."""
-        if self.kind == "y":
-            stepped = self._every(self.step)
-            return (number for number in self.span if number not in stepped)
-        if self.kind == ":":
-            return chain.from_iterable(self._every(step) for step in _halvings(self.step))
-        return self.span
-
-    def _every(self, step: int) -> range:
-        return range(self.start, self.end + (1 if step > 0 else -1), step)
+    span = every(step if kind == "x" else direction)
+    if kind == "y":
+        stepped = every(step)
+        return span, (number for number in span if number not in stepped)
+    if kind == ":":
+        return span, chain.from_iterable(map(every, _halvings(step)))
+    return span, span
 
 
 def _halvings(step: int) -> Iterable[int]:

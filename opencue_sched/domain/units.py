@@ -6,11 +6,19 @@ booked rounds up, what may be booked rounds down, so every rounding error under-
 
 from __future__ import annotations
 
+import difflib
+import re
+from collections.abc import Iterable
+
+from opencue_sched.errors import InvalidInput
+
+INT_MAX = 2**31 - 1
+"""The most OpenCue's integer columns hold."""
 CENTICORES_PER_CORE = 100
 UNLIMITED = -1
-MOST_CENTICORES = 2**31 - 1
+MOST_CENTICORES = INT_MAX
 """What the columns of caps hold. A layer that asks for more, or a host that has more, is a mistake."""
-MOST_GPUS = MOST_CENTICORES
+MOST_GPUS = INT_MAX
 MOST_KB = 2**50
 """2^60 bytes: no machine has as much memory."""
 
@@ -18,6 +26,15 @@ MOST_KB = 2**50
 def centicores(cores: int) -> int:
     """Whole cores to centicores, for a value on its way into PostgreSQL."""
     return cores * CENTICORES_PER_CORE
+
+
+def centicores_of(cores: float) -> int:
+    """Cores as people write them, which may have a fraction, in centicores. Raises InvalidInput for what is no such."""
+    if not abs(cores) <= INT_MAX / CENTICORES_PER_CORE:  # nor is NaN
+        raise InvalidInput(f"{cores} is not a number of cores")
+    if cores != 0 and round(cores * CENTICORES_PER_CORE) == 0:
+        raise InvalidInput(f"{cores} is less than a hundredth of a core, the least OpenCue counts")
+    return round(cores * CENTICORES_PER_CORE)
 
 
 def booked_cores(reserved_centicores: int) -> int:
@@ -63,6 +80,16 @@ ENVIRONMENT_WIDTH = 2048
 LIMIT_NAME_WIDTH = 255
 FRAME_NAME_WIDTH = 256
 HOST_TAG_WIDTH = 45
+
+NAME = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.-]+\Z")
+"""A name that ends up in paths and commands."""
+NAME_CHARACTERS = "letters, digits, '_', '-' and '.'"
+
+
+def near(word: str, words: Iterable[str]) -> str:
+    """``; did you mean x?`` for a mistyped word, or nothing."""
+    close = difflib.get_close_matches(word[:64], list(words), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def frame_name(number: int, layer_name: str) -> str:

@@ -1,55 +1,466 @@
-"""Reading the text of a job file, YAML or JSON, as text_file.py reads it.
+"""The job file that ``opencue-sched submit`` takes (docs/job-file.md), checked completely before anything is stored.
 
-A ``#`` after a space begins a comment in any YAML, so ``command: render #IFRAME# --out x`` would be ``render``. A
-comment that begins like a token is an error where it cuts a value off.
+The keys of a file are the fields of the models, and most are the columns that store.submit writes. A field that is left
+empty counts as left out. Cores become centicores and sizes KB.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from typing import IO
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import IO, Annotated, Any, ClassVar, Literal
 
 import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
-from opencue_sched.domain.command import TOKEN
-from opencue_sched.domain.job_spec import InvalidJobSpec, JobSpec
-from opencue_sched.text_file import UnreadableFile, as_text, read_json, read_text, read_yaml, walk
+from opencue_sched.domain import units
+from opencue_sched.domain.cluster import join_tags
+from opencue_sched.domain.command import RESERVED_VARIABLES, TOKEN, TOKENS, unknown_tokens
+from opencue_sched.domain.depends import ChunkedRange, DependType, frame_pairs, waiting_circle
+from opencue_sched.domain.exit_rules import MEMORY_FLOOR_KB
+from opencue_sched.domain.frame_range import FrameRange
+from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX, UNLIMITED, booked_cores, frame_name, near
+from opencue_sched.errors import InvalidInput
+from opencue_sched.text_file import InvalidFile, as_text, read_json, read_text, read_yaml, walk
 
+MAX_LAYERS = 2000
+"""Layers a job may have, as in OpenCue."""
+MAX_FRAMES = 100_000
+"""Frames a job may have, as in OpenCue."""
+
+_SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT])(?:i?B)?\s*$", re.IGNORECASE)
+_KB_PER_UNIT = {"K": 1, "M": 1024, "G": 1024**2, "T": 1024**3}
+_MOST_KB = 2**40
+_VARIABLE = re.compile(r"[^\s=\x00-\x1f]+\Z")
+_ABSOLUTE_PATH = re.compile(r"(/|\\\\|[A-Za-z]:[\\/])[^\t\r\n]*\Z")
+_LONGEST = 500
+"""Characters of a path, and of what is said of it: a value may have millions."""
 _CUT_OFF = re.compile(rf"[ \t]+({TOKEN.pattern})")
 _BLOCKS = ("|", ">")
+_SAID = {"extra_forbidden": "unknown key", "model_type": "expected a mapping of keys", "missing": "is missing"}
+
+
+# What the values of keys may be. Numbers are numbers and texts are texts, but a whole number may stand for a text.
+
+
+def _text(value: Any) -> Any:
+    return str(value) if type(value) is int else value
+
+
+def _name(value: str) -> str:
+    if not units.NAME.match(value):
+        raise ValueError(f"{value!r} may contain only {units.NAME_CHARACTERS}")
+    return value
+
+
+def _listed(value: Any) -> Any:
+    """One entry may stand without a list."""
+    return value if isinstance(value, list) else [value]
+
+
+def _words(value: Any) -> Any:
+    """Names in a list, or in one text between commas or bars."""
+    words = re.split("[,|]", value) if isinstance(value, str) else _listed(value)
+    return [word for word in words if not isinstance(word, str) or word.strip()]
+
+
+def _once(words: list[str]) -> list[str]:
+    return list(dict.fromkeys(words))
+
+
+def _centicores(value: Any) -> int:
+    """Cores, as a number that may have a fraction, in centicores."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("expected a number of cores")
+    try:
+        return units.centicores_of(value)
+    except InvalidInput as error:
+        raise ValueError(str(error)) from error
+
+
+def _core_cap(centicores: int) -> int:
+    if 0 < centicores < CENTICORES_PER_CORE:
+        raise ValueError("is less than one core, so no frame could ever run; 0 or -1 is unlimited")
+    return centicores if centicores > 0 else UNLIMITED
+
+
+def size_kb(value: Any) -> Any:
+    """A size such as ``512MiB``, ``2G`` or ``1.5GB`` in KB; a whole number is KB. All units are powers of 1024."""
+    if type(value) is int:
+        return value
+    match = _SIZE.match(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"{value!r} is not a size; write 512MiB, 2GiB or a number of KB")
+    return round(float(match.group(1)) * _KB_PER_UNIT[match.group(2).upper()])
+
+
+def _command(command: str) -> str:
+    unknown = unknown_tokens(command)
+    if unknown:
+        raise ValueError(", ".join(f"uses the unknown token {it}{near(it.upper(), TOKENS)}" for it in unknown))
+    return command
+
+
+def _range(value: Any) -> FrameRange:
+    text = _text(value)
+    if not isinstance(text, str) or len(text) > units.LAYER_RANGE_WIDTH:
+        raise ValueError(f"expected a frame range of at most {units.LAYER_RANGE_WIDTH} characters")
+    try:
+        return FrameRange.parse(text)
+    except InvalidInput as error:
+        raise ValueError(str(error)) from error
+
+
+def _variable(name: str) -> str:
+    if not _VARIABLE.match(name):
+        raise ValueError("is not the name of a variable; it has no spaces and no '='")
+    if name in RESERVED_VARIABLES:
+        raise ValueError("is set by the scheduler; use another name")
+    return name
+
+
+def _number_as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def _absolute(path: str) -> str:
+    if not _ABSOLUTE_PATH.match(path):
+        raise ValueError(f"{path!r} is not an absolute path; RQD writes there from any directory")
+    return path
+
+
+_AS_TEXT = BeforeValidator(_text)
+_NAME = AfterValidator(_name)
+_WORDS = BeforeValidator(_words)
+_ONCE = AfterValidator(_once)
+_JobName = Annotated[str, Field(max_length=units.JOB_NAME_WIDTH), _AS_TEXT, _NAME]
+_LayerName = Annotated[str, Field(max_length=units.LAYER_NAME_WIDTH), _AS_TEXT, _NAME]
+_Int = Annotated[int, Field(ge=-INT_MAX, le=INT_MAX)]
+_Count = Annotated[int, Field(ge=0, le=INT_MAX)]
+_Centicores = Annotated[int, BeforeValidator(_centicores)]
+_Environment = dict[
+    Annotated[
+        str, StringConstraints(strip_whitespace=False, max_length=units.ENVIRONMENT_WIDTH), AfterValidator(_variable)
+    ],
+    Annotated[
+        str,
+        StringConstraints(strip_whitespace=False, min_length=0, max_length=units.ENVIRONMENT_WIDTH),
+        BeforeValidator(_number_as_text),
+    ],
+]
+
+
+class _Keys(BaseModel):
+    """A mapping of a file. ``bare`` is the key that a text alone stands for."""
+
+    model_config = ConfigDict(
+        strict=True,
+        extra="forbid",
+        frozen=True,
+        arbitrary_types_allowed=True,
+        str_strip_whitespace=True,
+        str_min_length=1,
+    )
+    bare: ClassVar[str] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _given(cls, data: Any) -> Any:
+        if isinstance(data, str) and cls.bare:
+            return {cls.bare: data}
+        if isinstance(data, Mapping):
+            return {str(key): value for key, value in data.items() if value is not None or key not in cls.model_fields}
+        return data
+
+
+class JobDepend(_Keys):
+    """What a job waits for: another job by its full name, or a layer or frame of that."""
+
+    bare = "job"
+    job: _JobName | None = None
+    layer: _LayerName | None = None
+    frame: _Int | None = None
+
+    @property
+    def kind(self) -> DependType:
+        if self.frame is not None:
+            return DependType.JOB_ON_FRAME
+        return DependType.JOB_ON_JOB if self.layer is None else DependType.JOB_ON_LAYER
+
+    @property
+    def any_frame(self) -> bool:
+        """Whether one frame of the layer is enough (depend.b_any)."""
+        return False
+
+    @model_validator(mode="after")
+    def _complete(self) -> JobDepend:
+        if self.job is None and (self.layer is None or self.bare == "job"):
+            raise ValueError("names no job" if self.bare == "job" else "names neither a layer nor a job")
+        if self.frame is not None and self.layer is None:
+            raise ValueError("a frame needs the layer it belongs to")
+        return self
+
+
+class LayerDepend(JobDepend):
+    """What a layer waits for: another layer of its job (without ``job``), or another job, its layer or frame."""
+
+    bare = "layer"
+    type: Literal["layer", "any_frame", "frame_by_frame", "previous_frame"] | None = None
+
+    @property
+    def kind(self) -> DependType:
+        if self.frame is not None:
+            return DependType.LAYER_ON_FRAME
+        if self.layer is None:
+            return DependType.LAYER_ON_JOB
+        kinds = {"frame_by_frame": DependType.FRAME_BY_FRAME, "previous_frame": DependType.PREVIOUS_FRAME}
+        return kinds.get(self.type or "", DependType.LAYER_ON_LAYER)
+
+    @property
+    def any_frame(self) -> bool:
+        return self.type == "any_frame"
+
+    @model_validator(mode="after")
+    def _type_of_a_layer(self) -> LayerDepend:
+        if self.type is not None and (self.layer is None or self.frame is not None):
+            raise ValueError("type goes with a layer, not with a job alone or with a frame")
+        return self
+
+
+class Layer(_Keys):
+    """One layer. Cores are centicores with OpenCue's meaning of 0 and negative values; times are minutes."""
+
+    name: _LayerName
+    command: Annotated[str, Field(max_length=units.COMMAND_WIDTH), _AS_TEXT, AfterValidator(_command)]
+    range: Annotated[FrameRange, PlainValidator(_range), PlainSerializer(lambda frames: frames.text)]
+    type: Annotated[
+        Literal["RENDER", "PRE", "UTIL"], BeforeValidator(lambda it: it.upper() if isinstance(it, str) else it)
+    ] = "RENDER"
+    chunk: Annotated[int, Field(ge=1, le=INT_MAX)] = 1
+    cores: _Centicores = CENTICORES_PER_CORE
+    max_cores: Annotated[_Centicores, Field(ge=0)] = 0
+    threadable: bool | None = None
+    memory: Annotated[int, BeforeValidator(size_kb), Field(ge=MEMORY_FLOOR_KB, le=_MOST_KB)] = 4 * 1024**2
+    gpus: _Count = 0
+    gpu_memory: Annotated[int, BeforeValidator(size_kb), Field(ge=0, le=_MOST_KB)] = 0
+    tags: Annotated[
+        list[Annotated[str, Field(max_length=units.HOST_TAG_WIDTH), _AS_TEXT, _NAME]],
+        Field(min_length=1),
+        _WORDS,
+        _ONCE,
+    ] = ["general"]
+    services: Annotated[list[Annotated[str, _AS_TEXT, _NAME]], _WORDS, _ONCE] = ["default"]
+    limits: Annotated[
+        list[Annotated[str, Field(max_length=units.LIMIT_NAME_WIDTH), _AS_TEXT, _NAME]],
+        _WORDS,
+        _ONCE,
+    ] = []
+    timeout: _Count = 0
+    timeout_llu: _Count = 0
+    env: _Environment = {}
+    depends: Annotated[list[LayerDepend], BeforeValidator(_listed)] = []
+
+    @property
+    def frames(self) -> ChunkedRange:
+        """The layer's frames, in dispatch order."""
+        return ChunkedRange(self.range, self.chunk)
+
+    @property
+    def threads(self) -> bool:
+        """``layer.b_threadable``. As in Cuebot, less than one core does not thread."""
+        return not 0 < self.cores < CENTICORES_PER_CORE if self.threadable is None else self.threadable
+
+    @property
+    def least_cores(self) -> int:
+        """The whole cores every frame takes at least, on any host."""
+        return booked_cores(self.cores) if self.threads and self.cores > 0 else 1
+
+
+class JobSpec(_Keys):
+    """A job file. None: what the show, folder or facility says. Cores are centicores; an unlimited cap is -1."""
+
+    show: Annotated[str, Field(max_length=units.SHOW_NAME_WIDTH), _AS_TEXT, _NAME]
+    shot: Annotated[str, Field(max_length=units.SHOT_NAME_WIDTH), _AS_TEXT, _NAME]
+    user: Annotated[str, Field(max_length=units.USER_NAME_WIDTH), _AS_TEXT, _NAME]
+    name: _JobName
+    layers: Annotated[list[Layer], Field(min_length=1, max_length=MAX_LAYERS)]
+    depends: Annotated[list[JobDepend], BeforeValidator(_listed)] = []
+    env: _Environment = {}
+    # RQD runs nothing as root.
+    uid: Annotated[int, Field(ge=1, le=INT_MAX)] | None = None
+    priority: _Int = 1
+    facility: Annotated[str, Field(max_length=units.FACILITY_NAME_WIDTH), _AS_TEXT] | None = None
+    folder: Annotated[str, Field(max_length=units.FOLDER_NAME_WIDTH), _AS_TEXT] | None = None
+    dept: Annotated[str, Field(max_length=units.DEPT_NAME_WIDTH), _AS_TEXT] | None = None
+    os: Annotated[str, Field(max_length=units.JOB_OS_WIDTH), _AS_TEXT, _NAME] | None = None
+    paused: bool = False
+    max_retries: Annotated[int, Field(ge=0, le=2**15 - 1)] = 3
+    autoeat: bool = False
+    log_dir: Annotated[str, Field(max_length=units.LOG_DIR_WIDTH), _AS_TEXT, AfterValidator(_absolute)] | None = None
+    min_cores: Annotated[_Centicores, Field(ge=0)] | None = None
+    max_cores: Annotated[_Centicores, AfterValidator(_core_cap)] | None = None
+    min_gpus: _Count | None = None
+    max_gpus: Annotated[_Int, AfterValidator(lambda gpus: gpus if gpus > 0 else UNLIMITED)] | None = None
+
+    @property
+    def full_name(self) -> str:
+        """``job.str_name`` as OpenCue builds it: ``show-shot-user_name``, in lower case."""
+        prefix = f"{self.show}-{self.shot}-{self.user}_"
+        return (self.name if self.name.startswith(prefix) else prefix + self.name).lower()
+
+    @property
+    def frame_count(self) -> int:
+        return sum(len(layer.frames.numbers) for layer in self.layers)
+
+    @classmethod
+    def parse(cls, data: object, *, default_user: str | None = None) -> JobSpec:
+        """Reads a job file that YAML or JSON has made a mapping of.
+
+        Raises InvalidFile with the problems of all fields or, when each is right, of all that do not go together.
+        """
+        if isinstance(data, Mapping) and data.get("user") is None and default_user is not None:
+            data = {**data, "user": default_user}
+        try:
+            spec = cls.model_validate(data)
+        except ValidationError as error:
+            raise InvalidFile(*map(_problem, error.errors(include_url=False))) from error
+        if problems := list(_problems_together(spec)):
+            raise InvalidFile(*problems)
+        return spec
+
+
+_MODELS: Mapping[tuple[str, ...], type[_Keys]] = {
+    (): JobSpec,
+    ("depends",): JobDepend,
+    ("layers",): Layer,
+    ("layers", "depends"): LayerDepend,
+}
+"""By the keys on the path to them."""
+
+
+def _problem(error: Any) -> str:
+    """``layers[0].range: problem`` of a problem that pydantic found."""
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"] if part != "[key]")
+    said = _SAID.get(error["type"], error["msg"].removeprefix("Value error, "))
+    if error["type"] == "extra_forbidden":
+        said += near(str(error["loc"][-1]), _MODELS[error["loc"][:-1:2]].model_fields)
+    return f"{path.lstrip('.')[:_LONGEST] or 'job file'}: {said[:_LONGEST]}"
+
+
+# What only shows when fields are seen together.
+
+
+def _problems_together(spec: JobSpec) -> Iterator[str]:
+    for name, times in Counter(layer.name for layer in spec.layers).items():
+        if times > 1:
+            yield f"layers: {times} layers are called {name!r}; a layer's name must be unique in its job"
+    if spec.frame_count > MAX_FRAMES:
+        yield f"layers: the job has {spec.frame_count} frames; {MAX_FRAMES} is the most it may have"
+    if len(spec.full_name) > units.JOB_NAME_WIDTH:
+        yield f"name: the job's full name has {len(spec.full_name)} characters; {units.JOB_NAME_WIDTH} is the most"
+    if 0 < (spec.max_cores or 0) < (spec.min_cores or 0):
+        yield "max_cores: is less than min_cores"
+    if 0 < (spec.max_gpus or 0) < (spec.min_gpus or 0):
+        yield "max_gpus: is less than min_gpus"
+    for position, layer in enumerate(spec.layers):
+        for problem in _layer_problems(spec, layer):
+            yield f"layers[{position}].{problem}"
+    yield from _depend_problems(spec)
+
+
+def _layer_problems(spec: JobSpec, layer: Layer) -> Iterator[str]:
+    numbers = layer.range.numbers
+    width = max(len(frame_name(number, layer.name)) for number in (min(numbers), max(numbers)))
+    if width > units.FRAME_NAME_WIDTH:
+        yield f"name: makes frame names of {width} characters; OpenCue stores {units.FRAME_NAME_WIDTH} at most"
+    if 0 < layer.max_cores < layer.cores:
+        yield "max_cores: is less than cores"
+    if layer.threads and 0 < layer.cores < CENTICORES_PER_CORE:
+        yield "threadable: a layer of less than one core cannot thread"
+    for key, joined, most in (
+        ("tags", join_tags(layer.tags), units.LAYER_TAGS_WIDTH),
+        ("services", ",".join(layer.services), units.LAYER_SERVICES_WIDTH),
+    ):
+        if len(joined) > most:
+            yield f"{key}: need {len(joined)} characters; {most} is the most OpenCue stores"
+    cores, gpus = (spec.max_cores or 0) // CENTICORES_PER_CORE, spec.max_gpus or 0
+    if 0 < cores < layer.least_cores:
+        yield f"cores: a frame takes at least {layer.least_cores} cores, more than the job's max_cores ({cores})"
+    if 0 < gpus < layer.gpus:
+        yield f"gpus: {layer.gpus} is more than the job's max_gpus ({gpus}); no frame could ever run"
+
+
+def _depend_problems(spec: JobSpec) -> Iterator[str]:
+    """Layers waited for that are not there or hold nothing back, and layers that wait for themselves in the end."""
+    by_name = {layer.name: layer for layer in spec.layers}
+    edges: list[tuple[str, str, DependType]] = []
+    for path, layer, depend in depends_of(spec):
+        if layer is None or depend.job is not None:
+            if depend.job is not None and depend.job.lower() == spec.full_name:
+                yield f"{path}: names this job; leave 'job' out to depend on a layer of it"
+            continue
+        name = depend.layer or ""
+        on = by_name.get(name)
+        if on is None:
+            yield f"{path}: the job has no layer {name!r}{near(name, by_name.keys() - {layer.name})}"
+            continue
+        if depend.frame is not None and depend.frame not in on.frames.numbers:
+            yield f"{path}: {depend.frame} is not the number of a frame of layer {on.name!r} ({on.range.text})"
+        if depend.kind.composite and frame_pairs(depend.kind, layer.frames, on.frames) == ():
+            yield f"{path}: layers {layer.name!r} and {on.name!r} have no frame in common"
+        edges.append((layer.name, on.name, depend.kind))
+    if circle := waiting_circle(edges):
+        yield f"layers: wait for one another for ever: {' -> '.join(circle)}"
+
+
+def depends_of(spec: JobSpec) -> Iterator[tuple[str, Layer | None, JobDepend]]:
+    """Every dependency: the path of its field, the layer that waits (None: the job), and itself."""
+    for number, of_job in enumerate(spec.depends):
+        yield f"depends[{number}]", None, of_job
+    for position, layer in enumerate(spec.layers):
+        for number, of_layer in enumerate(layer.depends):
+            yield f"layers[{position}].depends[{number}]", layer, of_layer
+
+
+# The text of a file.
 
 
 def read_job_file(content: bytes | IO[bytes], *, default_user: str | None = None) -> JobSpec:
-    """The job in a file, open or already read. Raises InvalidJobSpec with every problem, or the one that made it
-    unreadable."""
-    try:
-        text = as_text(content) if isinstance(content, bytes) else read_text(content)
-        data = _json(text) if text.lstrip().startswith("{") else read_yaml(text, _cut_off)
-    except UnreadableFile as error:
-        raise InvalidJobSpec(error.problems) from error
-    return JobSpec.parse(data, default_user=default_user)
+    """The job in a file, open or already read, as text_file.py reads it. Raises InvalidFile."""
+    text = as_text(content) if isinstance(content, bytes) else read_text(content)
+    return JobSpec.parse(_data(text), default_user=default_user)
 
 
-def _json(text: str) -> object:
-    try:
-        return read_json(text)
-    except json.JSONDecodeError as error:
-        problem = f"line {error.lineno}, column {error.colno}: not JSON: {error.msg}"
-    try:
-        return read_yaml(text, _cut_off)  # YAML's own {flow: mapping} begins with a brace as well
-    except UnreadableFile as error:
-        if "not YAML" not in str(error):
-            raise
-        raise InvalidJobSpec([problem]) from error
+def _data(text: str) -> Any:
+    if text.lstrip().startswith("{"):
+        with suppress(json.JSONDecodeError):  # YAML's own {flow: mapping} begins with a brace as well
+            return read_json(text)
+    return read_yaml(text, _cut_off)
 
 
 def _cut_off(root: yaml.Node, text: str) -> Iterator[str]:
-    """A problem for each value that a comment beginning like a token cuts off."""
-    for path, node in walk(root, "", set()):
-        comment = None if node.style in _BLOCKS else _CUT_OFF.match(text, node.end_mark.index)
-        if comment is not None:
+    """A problem for each value that a comment beginning like a token cuts off.
+
+    A ``#`` after a space begins a comment in any YAML, so ``command: render #IFRAME# --out x`` would be ``render``.
+    """
+    for path, node, is_key in walk(root):
+        if is_key or not isinstance(node, yaml.ScalarNode) or node.style in _BLOCKS:
+            continue
+        if comment := _CUT_OFF.match(text, node.end_mark.index):
             yield (
                 f"line {node.end_mark.line + 1}: {path}: {comment[1]} and what follows is a comment here; put the text "
                 "in quotes"

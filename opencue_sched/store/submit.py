@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.farm import FrameState
 
@@ -22,8 +21,8 @@ _INSERT_JOB = text(
     """
     INSERT INTO job (pk_job, pk_show, pk_folder, pk_facility, pk_dept, str_name, str_visible_name, str_show, str_shot,
                      str_user, str_state, str_log_dir, str_os, int_uid, b_paused, b_autoeat, int_max_retries)
-    VALUES (:job, :show, :folder, :facility, :dept, :name, :name, :show_name, :shot,
-            :user_name, 'STARTUP', :log_dir, :os, :uid, :paused, :autoeat, :max_retries)
+    VALUES (:job, :show_id, :folder_id, :facility_id, :dept_id, :full_name, :full_name, :show, :shot,
+            :user, 'STARTUP', :log_dir, :os, :uid, :paused, :autoeat, :max_retries)
     ON CONFLICT (str_visible_name) DO NOTHING
     RETURNING pk_job
     """
@@ -36,7 +35,9 @@ _JOB_RESOURCE = text(
     """
 )
 # The word "point" is a type of PostgreSQL's too, which an INSERT does not mind.
-_POINT = text("INSERT INTO point (pk_point, pk_dept, pk_show) VALUES (:point, :dept, :show) ON CONFLICT DO NOTHING")
+_POINT = text(
+    "INSERT INTO point (pk_point, pk_dept, pk_show) VALUES (:point, :dept_id, :show_id) ON CONFLICT DO NOTHING"
+)
 _INSERT_JOB_ENV = text(
     """
     INSERT INTO job_env (pk_job_env, pk_job, str_key, str_value)
@@ -49,13 +50,12 @@ _INSERT_LAYERS = text(
     INSERT INTO layer (pk_layer, pk_job, str_name, str_cmd, str_range, int_chunk_size, int_dispatch_order,
                        str_tags, str_type, int_cores_min, int_cores_max, b_threadable, int_mem_min, int_gpus_min,
                        int_gpus_max, int_gpu_mem_min, str_services, int_timeout, int_timeout_llu)
-    SELECT id, :job, name, command, frame_range, chunk_size, dispatch_order, tags, type, cores_min, cores_max,
-           threadable, memory_kb, gpus, gpus, gpu_memory_kb, services, timeout, timeout_llu
+    SELECT id, :job, name, command, range, chunk, dispatch_order, tags, type, cores, max_cores, threads, memory, gpus,
+           gpus, gpu_memory, services, timeout, timeout_llu
       FROM json_to_recordset(CAST(:rows AS json))
-           AS row(id varchar, name varchar, command varchar, frame_range varchar, chunk_size bigint,
-                  dispatch_order bigint, tags varchar, type varchar, cores_min bigint, cores_max int,
-                  threadable boolean, memory_kb bigint, gpus bigint, gpu_memory_kb bigint, services varchar,
-                  timeout int, timeout_llu int)
+           AS row(id varchar, name varchar, command varchar, range varchar, chunk bigint, dispatch_order bigint,
+                  tags varchar, type varchar, cores bigint, max_cores int, threads boolean, memory bigint, gpus bigint,
+                  gpu_memory bigint, services varchar, timeout int, timeout_llu int)
      ORDER BY dispatch_order
     """
 )
@@ -134,69 +134,9 @@ _COUNT_SHOW = text(
     """
     UPDATE show_stats SET int_frame_insert_count = int_frame_insert_count + :frames,
                           int_job_insert_count = int_job_insert_count + 1
-     WHERE pk_show = :show
+     WHERE pk_show = :show_id
     """
 )
-
-
-@dataclass(frozen=True, slots=True)
-class JobRow:
-    """The job and its resources. Cores in centicores."""
-
-    id: str
-    show_id: str
-    show_name: str
-    folder_id: str
-    facility_id: str
-    dept_id: str
-    name: str
-    shot: str
-    user: str
-    log_dir: str
-    os: str | None
-    uid: int | None
-    paused: bool
-    autoeat: bool
-    max_retries: int
-    priority: int
-    min_cores: int
-    max_cores: int
-    min_gpus: int
-    max_gpus: int
-
-
-@dataclass(frozen=True, slots=True)
-class FrameColumns:
-    """The frames of a job as columns of equal length."""
-
-    ids: Sequence[str]
-    layers: Sequence[str]
-    names: Sequence[str]
-    numbers: Sequence[int]
-    dispatch_orders: Sequence[int]
-    layer_orders: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class DependRow:
-    """One dependency of the new job. Fields that do not apply to its type are None."""
-
-    id: str
-    parent: str | None
-    type: str
-    er_layer: str | None
-    er_frame: str | None
-    on_job: str
-    on_layer: str | None
-    on_frame: str | None
-    target: str
-    any_frame: bool
-    active: bool
-    composite: bool
-    signature: str
-
-
-_FRAME_COLUMNS = tuple(field.name for field in fields(FrameColumns))
 
 
 def allow_time(connection: Connection, seconds: float) -> None:
@@ -204,20 +144,18 @@ def allow_time(connection: Connection, seconds: float) -> None:
     connection.execute(_TIMEOUT, {"milliseconds": str(int(seconds * 1000))})
 
 
-def insert_job(connection: Connection, job: JobRow, *, point_id: str) -> bool:
-    """Insert the job in STARTUP, with its resources. False when a live job has its name."""
-    row = asdict(job)
-    row |= {"job": job.id, "show": job.show_id, "folder": job.folder_id, "facility": job.facility_id}
-    row |= {"dept": job.dept_id, "user_name": job.user, "point": point_id}
-    if connection.execute(_INSERT_JOB, row).one_or_none() is None:
+def insert_job(connection: Connection, job: Mapping[str, Any]) -> bool:
+    """Insert the job in STARTUP, with its resources; the keys are the names in the statements above, cores in
+    centicores. False when a live job has its name."""
+    if connection.execute(_INSERT_JOB, job).one_or_none() is None:
         return False
-    connection.execute(_JOB_RESOURCE, row)
-    connection.execute(_POINT, row)
+    connection.execute(_JOB_RESOURCE, job)
+    connection.execute(_POINT, job)
     return True
 
 
 def insert_layers(connection: Connection, job_id: str, layers: Sequence[Mapping[str, Any]]) -> None:
-    """Insert layers; the keys are the names in the statement above. Cores in centicores."""
+    """Insert layers; the keys are the names in the statement above. Cores in centicores, memory in KB."""
     connection.execute(_INSERT_LAYERS, {"job": job_id, "rows": json.dumps(layers)})
 
 
@@ -234,39 +172,36 @@ def insert_layer_limits(connection: Connection, rows: Sequence[Mapping[str, str]
     connection.execute(_INSERT_LAYER_LIMITS, {"rows": json.dumps(rows)})
 
 
-def insert_frames(connection: Connection, job_id: str, frames: FrameColumns) -> None:
-    """Insert frames in SETUP."""
-    connection.execute(
-        _INSERT_FRAMES, {"job": job_id, **{name: list(getattr(frames, name)) for name in _FRAME_COLUMNS}}
-    )
+def insert_frames(connection: Connection, job_id: str, frames: Sequence[tuple[str, str, str, int, int, int]]) -> None:
+    """Insert frames in SETUP: id, layer's id, name, number, and orders of dispatch of the frame and of its layer."""
+    names = ("ids", "layers", "names", "numbers", "dispatch_orders", "layer_orders")
+    columns = dict(zip(names, map(list, zip(*frames, strict=True)), strict=True))
+    connection.execute(_INSERT_FRAMES, {"job": job_id, **columns})
 
 
-def insert_depends(connection: Connection, job_id: str, rows: Sequence[DependRow]) -> None:
-    """Insert what the job, its layers and its frames wait for."""
-    connection.execute(_INSERT_DEPENDS, {"job": job_id, "rows": json.dumps([asdict(row) for row in rows])})
+def insert_depends(connection: Connection, job_id: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert what the job, its layers and its frames wait for; what does not apply to a type is left out."""
+    connection.execute(_INSERT_DEPENDS, {"job": job_id, "rows": json.dumps(rows)})
 
 
-def activate(
-    connection: Connection, job: JobRow, *, frames: Sequence[str], waits_for: Sequence[int], layers: int
-) -> None:
+def activate(connection: Connection, job: Mapping[str, Any], waits_for: Mapping[str, int], *, layers: int) -> None:
     """Make the job bookable: frames WAITING, or DEPEND where they wait for something; the first counts; PENDING.
 
-    ``waits_for`` is the number of active dependencies of each frame. show_stats comes last: one row a show is the
-    hottest of all.
+    ``waits_for`` is the number of active dependencies of each frame, by its id. show_stats comes last: one row a show
+    is the hottest of all.
     """
-    connection.execute(_ACTIVATE_FRAMES, {"frames": list(frames), "waits_for": list(waits_for)})
-    connection.execute(_COUNT_LAYERS, {"job": job.id})
-    connection.execute(_COUNT_JOB, {"job": job.id})
-    connection.execute(_ACTIVATE_JOB, {"job": job.id, "frames": len(frames), "layers": layers})
-    connection.execute(_COUNT_SHOW, {"show": job.show_id, "frames": len(frames)})
+    connection.execute(_ACTIVATE_FRAMES, {"frames": list(waits_for), "waits_for": list(waits_for.values())})
+    counted = {**job, "frames": len(waits_for), "layers": layers}
+    for statement in (_COUNT_LAYERS, _COUNT_JOB, _ACTIVATE_JOB, _COUNT_SHOW):
+        connection.execute(statement, counted)
 
 
 # What a job that is put in refers to: its show and folder, facilities, departments, limits, and jobs it waits for.
 
 _SHOW = text(
     """
-    SELECT pk_show, str_name, b_active, b_paused, b_scheduler_managed, int_default_min_cores, int_default_max_cores,
-           int_default_max_gpus
+    SELECT pk_show AS id, str_name AS name, b_active AS active, b_paused AS paused, b_scheduler_managed AS managed,
+           int_default_min_cores AS min_cores, int_default_max_cores AS max_cores, int_default_max_gpus AS max_gpus
       FROM show
      WHERE str_name = :name
         OR pk_show IN (SELECT pk_show FROM show_alias WHERE show_alias.str_name = :name)
@@ -275,8 +210,9 @@ _SHOW = text(
 )
 _FOLDERS = text(
     """
-    SELECT pk_folder, str_name, pk_dept, pk_parent_folder IS NULL AS root, int_job_min_cores, int_job_max_cores,
-           int_job_min_gpus, int_job_max_gpus
+    SELECT pk_folder AS id, str_name AS name, pk_dept AS dept_id, pk_parent_folder IS NULL AS is_default,
+           int_job_min_cores AS min_cores, int_job_max_cores AS max_cores, int_job_min_gpus AS min_gpus,
+           int_job_max_gpus AS max_gpus
       FROM folder WHERE pk_show = :show ORDER BY pk_parent_folder IS NULL DESC, b_default DESC, pk_folder
     """
 )
@@ -289,14 +225,14 @@ _NAMES = text(
 )
 _JOBS = text(
     """
-    SELECT DISTINCT ON (str_name) pk_job, str_name, str_state
+    SELECT DISTINCT ON (str_name) pk_job AS id, str_name AS name, str_state AS state
       FROM job WHERE str_name = ANY(CAST(:names AS varchar[]))
      ORDER BY str_name, (str_visible_name IS NOT NULL) DESC, ts_started DESC
     """
 )
 _LAYERS = text(
     """
-    SELECT pk_layer, pk_job, str_name, str_range, int_chunk_size FROM layer
+    SELECT pk_layer AS id, pk_job AS job_id, str_name AS name, str_range AS range, int_chunk_size AS chunk FROM layer
      WHERE pk_job = ANY(CAST(:jobs AS varchar[])) ORDER BY pk_job, int_dispatch_order
     """
 )
@@ -312,120 +248,45 @@ _LAYER_PROGRESS = text(
 )
 _FRAMES = text(
     """
-    SELECT pk_frame, pk_layer, int_number, str_state FROM frame WHERE pk_layer = ANY(CAST(:layers AS varchar[]))
+    SELECT pk_frame AS id, pk_layer AS layer_id, int_number AS number, str_state AS state
+      FROM frame WHERE pk_layer = ANY(CAST(:layers AS varchar[]))
      ORDER BY pk_layer, int_dispatch_order
     """
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ShowRow:
-    """The show a job goes to. Cores in centicores."""
-
-    id: str
-    name: str
-    active: bool
-    paused: bool
-    managed: bool
-    default_min_cores: int
-    default_max_cores: int
-    default_max_gpus: int
+def find_show(connection: Connection, name: str) -> Row[Any] | None:
+    """The show of this name, or with this alias; default cores in centicores."""
+    return connection.execute(_SHOW, {"name": name}).one_or_none()
 
 
-@dataclass(frozen=True, slots=True)
-class FolderRow:
-    """A folder of a show, the root first. What it says about its jobs is -1 where it says nothing; centicores."""
-
-    id: str
-    name: str
-    dept_id: str
-    root: bool
-    job_min_cores: int
-    job_max_cores: int
-    job_min_gpus: int
-    job_max_gpus: int
+def folders_of(connection: Connection, show_id: str) -> Sequence[Row[Any]]:
+    """The show's folders, the root (the default one) first. What one says about its jobs is -1 where it says nothing;
+    centicores."""
+    return connection.execute(_FOLDERS, {"show": show_id}).all()
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A facility, department or limit."""
-
-    id: str
-    name: str
-    default: bool
-
-
-@dataclass(frozen=True, slots=True)
-class OtherJob:
-    """A job that another one is to wait for: the live one of that name, else the last."""
-
-    id: str
-    name: str
-    state: str
-
-
-@dataclass(frozen=True, slots=True)
-class OtherLayer:
-    """A layer of such a job."""
-
-    id: str
-    job_id: str
-    name: str
-    frame_range: str
-    chunk_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class OtherFrame:
-    """A frame of such a layer."""
-
-    id: str
-    layer_id: str
-    number: int
-    state: str
-
-
-@dataclass(frozen=True, slots=True)
-class LayerProgress:
-    """Whether all, or any, of a layer's frames are over."""
-
-    every_frame: bool
-    any_frame: bool
-
-
-def find_show(connection: Connection, name: str) -> ShowRow | None:
-    """The show of this name, or with this alias."""
-    row = connection.execute(_SHOW, {"name": name}).one_or_none()
-    return None if row is None else ShowRow(*row)
-
-
-def folders_of(connection: Connection, show_id: str) -> list[FolderRow]:
-    """The show's folders, the root first."""
-    return [FolderRow(*row) for row in connection.execute(_FOLDERS, {"show": show_id})]
-
-
-def names(connection: Connection) -> Mapping[str, list[Named]]:
+def names(connection: Connection) -> Mapping[str, list[Row[Any]]]:
     """All facilities, departments and limits, by kind: ``facility``, ``dept``, ``limit``."""
-    found: dict[str, list[Named]] = {"facility": [], "dept": [], "limit": []}
+    found: dict[str, list[Row[Any]]] = {"facility": [], "dept": [], "limit": []}
     for row in connection.execute(_NAMES):
-        found[row.kind].append(Named(row.id, row.name, row.is_default))
+        found[row.kind].append(row)
     return found
 
 
-def find_jobs(connection: Connection, job_names: Collection[str]) -> dict[str, OtherJob]:
-    """Jobs by name."""
-    rows = connection.execute(_JOBS, {"names": list(job_names)})
-    return {row.str_name: OtherJob(row.pk_job, row.str_name, row.str_state) for row in rows}
+def find_jobs(connection: Connection, job_names: Collection[str]) -> dict[str, Row[Any]]:
+    """Jobs by name: the live one of that name, else the last."""
+    return {row.name: row for row in connection.execute(_JOBS, {"names": list(job_names)})}
 
 
-def layers_of(connection: Connection, job_ids: Collection[str]) -> list[OtherLayer]:
+def layers_of(connection: Connection, job_ids: Collection[str]) -> Sequence[Row[Any]]:
     """All layers of these jobs."""
-    return [OtherLayer(*row) for row in connection.execute(_LAYERS, {"jobs": list(job_ids)})]
+    return connection.execute(_LAYERS, {"jobs": list(job_ids)}).all()
 
 
-def frames_of(connection: Connection, layer_ids: Collection[str]) -> list[OtherFrame]:
+def frames_of(connection: Connection, layer_ids: Collection[str]) -> Sequence[Row[Any]]:
     """All frames of these layers, in dispatch order."""
-    return [OtherFrame(*row) for row in connection.execute(_FRAMES, {"layers": list(layer_ids)})]
+    return connection.execute(_FRAMES, {"layers": list(layer_ids)}).all()
 
 
 def hold_jobs(connection: Connection, job_ids: Collection[str]) -> dict[str, str]:
@@ -439,7 +300,7 @@ def hold_jobs(connection: Connection, job_ids: Collection[str]) -> dict[str, str
 
 def layer_progress(
     connection: Connection, layer_ids: Collection[str], done: Collection[FrameState]
-) -> dict[str, LayerProgress]:
-    """How far these layers are; ``done`` are the states that satisfy a dependency."""
+) -> dict[str, Row[Any]]:
+    """Whether ``every_frame`` and ``any_frame`` of these layers is over; ``done`` states satisfy a dependency."""
     rows = connection.execute(_LAYER_PROGRESS, {"layers": list(layer_ids), "done": [state.value for state in done]})
-    return {row.pk_layer: LayerProgress(row.every_frame, row.any_frame) for row in rows}
+    return {row.pk_layer: row for row in rows}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,28 +9,30 @@ from hypothesis import strategies as st
 from opencue_sched.domain.command import (
     RESERVED_VARIABLES,
     TOKENS,
-    FrameWords,
     command_line,
-    command_problems,
     environment,
-    memory_limits,
-    substitute,
+    memory_limit,
     unknown_tokens,
 )
 from opencue_sched.domain.farm import Frame, Host, Job, Layer, PlannedProc, Reservation, ThreadMode, Vertices
 from opencue_sched.errors import InvalidInput
 
-WORDS = FrameWords(
-    numbers=(11, 13, 15), chunk_size=3, frame_name="0011-render", layer_name="render", job_name="show-shot-user_test"
-)
+COMMAND = "render -f #ZFRAME# -s #FRAMESPEC# -e #FRAME_END# -o #LAYER#.#IFRAME#"
 
 
-def planned(*, number: int = 11, frame_range: str = "1-19x2", chunk_size: int = 3) -> PlannedProc:
+def planned(
+    command: str = COMMAND,
+    *,
+    number: int = 11,
+    frame_range: str = "1-19x2",
+    chunk_size: int = 3,
+    layer_name: str = "render",
+) -> PlannedProc:
     layer = Layer(
         id="layer-id",
         job_id="job-id",
-        name="render",
-        command="render -f #ZFRAME# -s #FRAMESPEC# -e #FRAME_END# -o #LAYER#.#IFRAME#",
+        name=layer_name,
+        command=command,
         frame_range=frame_range,
         chunk_size=chunk_size,
         dispatch_order=1,
@@ -91,7 +91,7 @@ def planned(*, number: int = 11, frame_range: str = "1-19x2", chunk_size: int = 
     ],
 )
 def test_every_token(token: str, word: str) -> None:
-    assert substitute(f"a {token} b{token}", WORDS) == f"a {word} b{word}"
+    assert command_line(planned(f"a {token} b{token}")) == f"a {word} b{word}"
 
 
 def test_all_tokens_are_tested_above() -> None:
@@ -99,18 +99,17 @@ def test_all_tokens_are_tested_above() -> None:
 
 
 def test_a_negative_frame_is_padded_like_its_name() -> None:
-    words = replace(WORDS, numbers=(-1,), frame_name="-001-render")
-    assert substitute("#ZFRAME# #IFRAME# #FRAME#", words) == "-001 -1 -001-render"
+    proc = planned("#ZFRAME# #IFRAME# #FRAME#", number=-1, frame_range="-1")
+    assert command_line(proc) == "-001 -1 -001-render"
 
 
 def test_names_are_put_in_literally() -> None:
     # Upstream reads the replacement as a pattern: "$1" and backslashes in a name break the command.
-    words = replace(WORDS, layer_name=r"a$1\2")
-    assert substitute("#LAYER#", words) == r"a$1\2"
+    assert command_line(planned("#LAYER#", layer_name=r"a$1\2")) == r"a$1\2"
 
 
 def test_a_command_without_tokens_and_an_unknown_token_stay_as_they_are() -> None:
-    assert substitute("echo '#nothing' #FRAMES# 100%", WORDS) == "echo '#nothing' #FRAMES# 100%"
+    assert command_line(planned("echo '#nothing' #FRAMES# 100%")) == "echo '#nothing' #FRAMES# 100%"
 
 
 @pytest.mark.parametrize(
@@ -130,20 +129,7 @@ def test_unknown_tokens(command: str, unknown: tuple[str, ...]) -> None:
 
 @given(st.lists(st.sampled_from(TOKENS), max_size=6))
 def test_no_token_is_left_after_substitution(tokens: list[str]) -> None:
-    assert "#" not in substitute(" ".join(tokens), WORDS)
-
-
-def test_a_good_command_has_no_problems() -> None:
-    assert command_problems("render -f #ZFRAME# " + "x" * (4000 - 19)) == []
-
-
-def test_each_problem_of_a_command_is_a_sentence() -> None:
-    assert command_problems("  ") == ["is empty"]
-    assert command_problems("a\0b") == ["contains a NUL character"]
-    assert command_problems("x" * 4001) == ["has 4001 characters; 4000 is the most OpenCue stores"]
-    assert command_problems("render #frame#") == ["uses the unknown token #frame#; did you mean #FRAME#?"]
-    (far,) = command_problems("render #QUALITY#")
-    assert far.startswith("uses the unknown token #QUALITY#; known are #ZFRAME#, ")
+    assert "#" not in command_line(planned(" ".join(tokens)))
 
 
 def test_the_command_line_of_a_planned_frame() -> None:
@@ -193,16 +179,10 @@ def test_the_layers_environment_overrides_the_jobs_and_opencues_overrides_both()
 
 def test_memory_limits_are_in_real_kb() -> None:
     # Upstream divides a KB of 1000 bytes by 1024 and hands out 97.7 % (facts D, trap a).
-    limits = memory_limits(4_194_304, soft_factor=1.6, hard_factor=2.0)
-    assert (limits.soft_kb, limits.hard_kb) == (6_710_886, 8_388_608)
+    assert memory_limit(4_194_304, 1.6) == 6_710_886
+    assert memory_limit(4_194_304, 2.0) == 8_388_608
 
 
-def test_memory_limits_never_fall_below_the_reservation() -> None:
-    limits = memory_limits(1000, soft_factor=0.5, hard_factor=0.9)
-    assert (limits.soft_kb, limits.hard_kb) == (1000, 1000)
-
-
-@pytest.mark.parametrize(("soft", "hard"), [(0, 2.0), (1.6, -1)])
-def test_memory_factors_must_be_positive(soft: float, hard: float) -> None:
-    with pytest.raises(InvalidInput, match="factors"):
-        memory_limits(1000, soft_factor=soft, hard_factor=hard)
+@pytest.mark.parametrize("factor", [0.5, 0, -1])
+def test_memory_limits_never_fall_below_the_reservation(factor: float) -> None:
+    assert memory_limit(1000, factor) == 1000

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from opencue_sched.domain.depends import (
     ChunkedRange,
     DependType,
-    LayerEdge,
     frame_by_frame,
     previous_frame,
     waiting_circle,
@@ -88,12 +87,12 @@ LAYER, FRAME, PREVIOUS = DependType.LAYER_ON_LAYER, DependType.FRAME_BY_FRAME, D
     ],
 )
 def test_circles(edges: list[tuple[str, str, DependType]], circle: tuple[str, ...]) -> None:
-    assert waiting_circle([LayerEdge(*edge) for edge in edges]) == circle
+    assert waiting_circle(edges) == circle
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=60))
 def test_layers_that_only_wait_for_earlier_ones_never_make_a_circle(numbers: list[tuple[int, int]]) -> None:
-    edges = [LayerEdge(f"l{max(pair)}", f"l{min(pair)}", LAYER) for pair in numbers if pair[0] != pair[1]]
+    edges = [(f"l{max(pair)}", f"l{min(pair)}", LAYER) for pair in numbers if pair[0] != pair[1]]
     assert waiting_circle(edges) == ()
 
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from opencue_sched.domain import job_spec
 from opencue_sched.domain.command import TOKENS
 from opencue_sched.domain.frame_range import FrameRange
-from opencue_sched.farm.job_file import read_job_file
+from opencue_sched.farm.job_file import JobDepend, JobSpec, Layer, LayerDepend, read_job_file
 from tests.farm import Farm
 from tests.integration.cli.conftest import Cli
 
@@ -93,9 +92,7 @@ def test_the_commands_that_examples_name_work(cli: Cli) -> None:
 
 
 def test_every_key_of_the_format_is_in_the_guide() -> None:
-    described = (job_spec.__doc__ or "").partition("::\n")[2].partition("\nA layer's")[0]
-    keys = set(re.findall(r"^\s+(?:- )?([a-z_]+):", described, flags=re.MULTILINE))
-    assert {"show", "priority", "gpu_memory", "timeout_llu", "depends"} <= keys
+    keys = {key for model in (JobSpec, Layer, JobDepend, LayerDepend) for key in model.model_fields}
     missing = {key for key in keys if f"`{key}`" not in GUIDE}
     assert not missing
 

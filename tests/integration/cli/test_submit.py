@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
-from opencue_sched.domain.job_spec import InvalidJobSpec, JobSpec
+from opencue_sched.farm.job_file import JobSpec
 from opencue_sched.farm.submission import submit_job
 from opencue_sched.settings import Settings
 from opencue_sched.store.audit import wrong_counts
+from opencue_sched.text_file import InvalidFile
 from tests.farm import Farm, LayerSpec
 from tests.integration.cli.conftest import Cli
 
@@ -278,7 +279,7 @@ def test_a_cap_of_the_show_that_no_frame_fits_is_refused(engine: Engine, setting
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE show SET int_default_max_cores = 400")
     wide = [{"name": "render", "command": "render", "range": "1", "cores": 8}]
-    with pytest.raises(InvalidJobSpec, match=r"layers\[0\].cores: a frame takes at least 8 cores, more than the 4"):
+    with pytest.raises(InvalidFile, match=r"layers\[0\].cores: a frame takes at least 8 cores, more than the 4"):
         submit_job(engine, spec(layers=wide), settings)
     assert submit_job(engine, spec(layers=wide, max_cores=8), settings).frames == 1
 
@@ -301,10 +302,10 @@ layers:
     assert ran.status == 1
     for expected in (
         "prioritty: unknown key; did you mean 'priority'?",
-        "layers[0].command: uses the unknown token #FRAMES#; did you mean #FRAME#?",
+        "layers[0].command: uses the unknown token #FRAMES#; did you mean '#FRAME#'?",
         "layers[0].range: frame range '1-x': '1-x' does not parse",
-        "layers[1].command: has 4001 characters; 4000 is the most",
-        "layers[1].tags: 'big mem' contains a space",
+        "layers[1].command: String should have at most 4000 characters",
+        "layers[1].tags[0]: 'big mem' may contain only letters",
     ):
         assert expected in ran.err
     assert rows("SELECT count(*) FROM job") == [(0,)]
@@ -318,13 +319,13 @@ layers:
 @pytest.mark.parametrize(
     ("file", "problem"),
     [
-        ("show: demo\nshot: s\nuser: u\nname: n\nlayers: []\n", "layers: a job needs at least one layer"),
-        ("show: demo\nshot: s\nuser: u\nname: n\n", "layers: a job needs at least one layer"),
-        ("", "job file: expected a mapping of keys, found nothing"),
-        ("- a\n- b\n", "job file: expected a mapping of keys, found a list"),
+        ("show: demo\nshot: s\nuser: u\nname: n\nlayers: []\n", "layers: List should have at least 1 item"),
+        ("show: demo\nshot: s\nuser: u\nname: n\n", "layers: is missing"),
+        ("", "job file: expected a mapping of keys"),
+        ("- a\n- b\n", "job file: expected a mapping of keys"),
         ("show: [demo\n", "not YAML"),
-        ('{"show": "demo",}', "layers: a job needs at least one layer"),
-        ('{"show": "demo"', "line 1, column 16: not JSON"),
+        ('{"show": "demo",}', "layers: is missing"),
+        ('{"show": "demo"', "line 1, column 16: not YAML: expected ',' or '}'"),
         ("show: demo\nshow: other\n", "line 2, column 1: not YAML: key 'show' is given twice"),
         (
             "show: demo\nshot: #SHOT# is cut off\n",
@@ -373,7 +374,7 @@ layers:
     assert ran.status == 1
     for expected in (
         "facility: there is no facility 'locl'; did you mean 'local'?",
-        "folder: show 'demo' has no folder 'lightning'; did you mean 'lighting'?",
+        "folder: there is no folder 'lightning'; did you mean 'lighting'?",
         "dept: there is no dept 'Unknwn'; did you mean 'Unknown'?",
         "layers[0].limits: there is no limit 'arnodl'; did you mean 'arnold'?",
         "layers[0].limits: there is no limit 'houdini'",

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
-from opencue_sched.domain.job_spec import InvalidJobSpec, JobSpec
 from opencue_sched.farm.completion import Releaser
+from opencue_sched.farm.job_file import JobSpec
 from opencue_sched.farm.model import CompletedFrame
 from opencue_sched.farm.submission import Submitted, submit_job
 from opencue_sched.settings import Settings
 from opencue_sched.store.audit import wrong_counts
+from opencue_sched.text_file import InvalidFile
 from tests.farm import Farm
 from tests.polling import eventually
 
@@ -246,7 +247,7 @@ def test_what_can_never_be_met_is_refused(jobs: Jobs) -> None:
     jobs.submit("first", {"name": "sim"})
     with jobs.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE job SET str_state = 'FINISHED', str_visible_name = NULL")
-    with pytest.raises(InvalidJobSpec, match=r"layers\[0\].depends\[0\]: job 'demo-s-u_first' is finished, but not"):
+    with pytest.raises(InvalidFile, match=r"layers\[0\].depends\[0\]: job 'demo-s-u_first' is finished, but not"):
         jobs.submit("second", {"name": "a", "depends": [{"job": "demo-s-u_first", "layer": "sim"}]})
     assert jobs.rows("SELECT count(*) FROM job") == [(1,)]
 
@@ -259,7 +260,7 @@ def test_a_frame_that_ends_while_a_job_is_submitted_is_not_missed(jobs: Jobs) ->
     looks: list[str] = []
 
     def end_frames_once_seen_running(conn: object, cursor: object, statement: str, *_: object) -> None:
-        if "int_number, str_state FROM frame" not in statement:
+        if "int_number AS number, str_state AS state" not in statement:
             return
         looks.append(statement)
         if len(looks) == 2:  # the first look is at the names, the second at the states

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
-from opencue_sched.domain import job_spec
-from opencue_sched.domain.job_spec import InvalidJobSpec
 from opencue_sched.farm.job_file import read_job_file
+from opencue_sched.text_file import InvalidFile
 
 HEAD = "show: demo\nshot: sh010\nuser: alice\nname: cut\n"
 LAYERS = HEAD + "layers:\n  - name: render\n    range: 1-4\n"
 
 
 def problems(text: str) -> tuple[str, ...]:
-    with pytest.raises(InvalidJobSpec) as refused:
+    with pytest.raises(InvalidFile) as refused:
         read_job_file(text.encode())
     return refused.value.problems
 
@@ -67,10 +64,3 @@ def test_an_alias_and_a_knot_of_them_end() -> None:
     text = LAYERS + "    command: &c render #IFRAME#\n    env: &e {A: *c, B: *e}\n"
     assert len(problems(text)) == 1
     assert problems("&a [*a, *a]")
-
-
-def test_the_example_in_the_reference_of_the_format_keeps_its_token() -> None:
-    example = re.search(r"::\n\n(.*?)\n\nA layer's", job_spec.__doc__ or "", flags=re.DOTALL)
-    assert example is not None
-    spec = read_job_file(re.sub(r"(?m)^    ", "", example[1]).replace("[comp]", "[]").encode())
-    assert spec.layers[0].command == "render #FRAME#"
