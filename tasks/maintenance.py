@@ -9,16 +9,16 @@ from opencue_sched.worker.task import runtime
 @app.task(name="opencue_sched.maintenance.recalculate_subs", acks_late=True)
 def recalculate_subs() -> dict[str, object]:
     """Recount the subscriptions of unmanaged shows (beat, every 2 hours)."""
-    return runtime().upkeep.recalculate_subs()
+    return runtime().recalculate_subs()
 
 
 @app.task(name="opencue_sched.maintenance.reap", acks_late=True)
 def reap() -> dict[str, object]:
     """Put right what hosts and processes left behind (beat, every 30 seconds)."""
-    return runtime().upkeep.reap()
+    return runtime().reap()
 
 
 @app.task(name="opencue_sched.maintenance.recover_depends", acks_late=True)
 def recover_depends() -> dict[str, object]:
     """Finish what a process that died after a completion left undone (beat, every minute)."""
-    return runtime().upkeep.recover_depends()
+    return runtime().recover_depends()

@@ -247,22 +247,10 @@ def layers_booked(ns: str) -> str:
     return f"{ns}:layers:booked"
 
 
-@dataclass(frozen=True, slots=True)
-class ResyncKeys:
-    """Keys by which one process of a facility scope reads everything again when all have missed notifications."""
-
-    ns: str
-    facility: str | None = None
-
-    @property
-    def lock(self) -> str:
-        """The lease of the process that reads."""
-        return f"{self.counts}:lock"
-
-    @property
-    def counts(self) -> str:
-        """Hash of how many resyncs were begun, and which has ended well."""
-        return f"{self.ns}:looks:{self.facility.lower() if self.facility else 'all'}"
+def resync_counts(ns: str, facility: str | None = None) -> str:
+    """Hash of how many resyncs were begun in a facility scope, and which has ended well. With ``:lock`` the lease of
+    the process that reads everything again, when all have missed notifications."""
+    return f"{ns}:looks:{facility.lower() if facility else 'all'}"
 
 
 def host_changes(ns: str) -> str:

@@ -142,7 +142,8 @@ def put_to_sleep(postings: ClusterPostings, key: str, seconds: float) -> str:
 @control_command()
 def reload_clusters(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery's signature
     """Read the set of clusters anew and sweep, in the background."""
-    return {"ok": "reloading" if _runtime().reload_clusters() else "reloading already"}
+    _runtime().reload_clusters()
+    return {"ok": "reloading"}
 
 
 @inspect_command()

@@ -11,8 +11,8 @@ import json
 import select
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import psycopg2
@@ -20,7 +20,7 @@ import redis
 import structlog
 from psycopg2.extensions import ISOLATION_LEVEL_AUTOCOMMIT, quote_ident
 from redis.exceptions import RedisError
-from sqlalchemy import Engine, make_url
+from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.caps import load_caps, reseed_limits
@@ -28,134 +28,105 @@ from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.recompute import RecomputeReport, recompute
 from opencue_sched.accounting.show_handover import follow_handed_back
 from opencue_sched.coordination.leader import exclusive
-from opencue_sched.coordination.names import ResyncKeys
+from opencue_sched.coordination.names import resync_counts
 from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.dispatch.failures import is_trouble
 from opencue_sched.dispatch.hosts import HostFeed
-from opencue_sched.errors import NotReady
+from opencue_sched.errors import NotReady, SchedulerError
 from opencue_sched.farm.model import EventCounts
 from opencue_sched.settings import Settings
 from opencue_sched.store.accounting import managed_show_ids
-from opencue_sched.store.engine import CONNECT_SECONDS, DEAD_CONNECTION, connect
 from opencue_sched.store.shows import shows_under
 
-# PostgreSQL's notifications of releases, changed hosts and caps, new work and shows handed back come with their commit.
-# Each is only a hint: one that is missed while the connection is away is made up for by the recompute, the reseed and
-# the sweep; after a reconnection ``on_reconnect`` lets them run at once.
-
-_log = structlog.get_logger(__name__)
+log = structlog.get_logger(__name__)
 
 RELEASE_CHANNEL, CAPS_CHANNEL, WORK_CHANNEL = "opencue_sched_release", "opencue_sched_caps", "opencue_sched_work"
 HANDED_BACK_CHANNEL = "opencue_sched_handed_back"
+_LISTS = {
+    RELEASE_CHANNEL: ("procs", "hosts"),
+    CAPS_CHANNEL: ("vertices",),
+    WORK_CHANNEL: ("shows",),
+    HANDED_BACK_CHANNEL: ("shows",),
+}
+"""The lists of ids in the payload of each channel. Notifications come with the commit of what they tell."""
 
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.2, 10.0
 _PROBE_SECONDS = 10.0
 _POLL_SECONDS = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Handlers:
-    """Called in the listener's thread; keep them short. None: the channel is not listened to.
+class NotificationListener(PeriodicThread):
+    """A thread with a connection of its own, made with growing pauses when it is lost.
 
-    ``on_release(released procs, changed hosts)``, ``on_caps(vertex keys)``, ``on_work(show ids)`` and
-    ``on_handed_back(show ids)``; ``on_reconnect()`` after notifications may have been missed.
+    ``handlers`` of the channels that are listened to are called in this thread with the lists of ids: keep them short.
+    ``on_reconnect()`` is called when notifications may have been missed.
     """
 
-    on_release: Callable[[Sequence[str], Sequence[str]], object] | None = None
-    on_caps: Callable[[Sequence[str]], object] | None = None
-    on_work: Callable[[Sequence[str]], object] | None = None
-    on_handed_back: Callable[[Sequence[str]], object] | None = None
-    on_reconnect: Callable[[], object] | None = None
-
-
-class NotificationListener:
-    """A thread with a connection of its own, reopened with growing pauses when it is lost."""
-
-    def __init__(self, settings: Settings, handlers: Handlers, *, counts: EventCounts | None = None) -> None:
-        self._address = database_address(settings.sqlalchemy_url)
+    def __init__(
+        self,
+        engine: Engine,
+        handlers: Mapping[str, Callable[..., object]],
+        *,
+        on_reconnect: Callable[[], object] = bool,
+        counts: EventCounts | None = None,
+    ) -> None:
+        super().__init__(
+            "notifications",
+            self._listen,
+            failed="listener_cannot_connect",
+            retry_seconds=_FIRST_RETRY_SECONDS,
+            longest_retry_seconds=_LONGEST_RETRY_SECONDS,
+        )
+        self._engine = engine
         self._handlers = handlers
+        self._on_reconnect = on_reconnect
         self.counts = counts or EventCounts()
-        self._stop = threading.Event()
         self._connected = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="notifications", daemon=True)
-        wanted: dict[str, tuple[Callable[..., object] | None, tuple[str, ...]]] = {
-            RELEASE_CHANNEL: (handlers.on_release, ("procs", "hosts")),
-            CAPS_CHANNEL: (handlers.on_caps, ("vertices",)),
-            WORK_CHANNEL: (handlers.on_work, ("shows",)),
-            HANDED_BACK_CHANNEL: (handlers.on_handed_back, ("shows",)),
-        }
-        # By channel: the handler, and the lists of ids in the payload that are its arguments.
-        self._channels = {name: (handler, lists) for name, (handler, lists) in wanted.items() if handler is not None}
-
-    def start(self) -> None:
-        """Start listening, now or as soon as PostgreSQL can be reached."""
-        self._thread.start()
-
-    def stop(self, timeout: float = 10.0) -> None:
-        """End the thread and its connection."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout)
+        self._connected_before = False
 
     def wait_connected(self, timeout: float) -> bool:
         """Whether it listens, waiting at most ``timeout`` seconds for it."""
         return self._connected.wait(timeout)
 
-    @property
-    def connected(self) -> bool:
-        """Whether it listens now."""
-        return self._connected.is_set()
-
-    def _run(self) -> None:
-        retry_after = _FIRST_RETRY_SECONDS
-        before = False
-        while not self._stop.is_set():
-            try:
-                connection = self._connect()
-            except psycopg2.Error as error:
-                self.counts.add("listener_connect_failed")
-                _log.warning("listener_cannot_connect", error=str(error).strip(), retry_in=retry_after)
-                self._stop.wait(retry_after)
-                retry_after = min(retry_after * 2, _LONGEST_RETRY_SECONDS)
-                continue
-            try:
-                self._connected.set()
-                if before and self._handlers.on_reconnect is not None:
-                    self._call("reconnect", self._handlers.on_reconnect)
-                before, retry_after = True, _FIRST_RETRY_SECONDS
-                self._listen(connection)
-            except (psycopg2.Error, OSError) as error:
-                self.counts.add("listener_lost")
-                _log.warning("listener_lost_connection", error=str(error).strip())
-                self._stop.wait(retry_after)
-            finally:
-                self._connected.clear()
-                connection.close()
+    def _listen(self) -> float:
+        """Listen until the connection is lost, or the thread is to end; returns how long to wait before the next."""
+        connection = self._connect()
+        try:
+            self._connected.set()
+            if self._connected_before:
+                self._call("reconnect", self._on_reconnect)
+            self._connected_before = True
+            self._hear(connection)
+        except (psycopg2.Error, OSError) as error:
+            self.counts.add("listener_lost")
+            log.warning("listener_lost_connection", error=str(error).strip())
+        finally:
+            self._connected.clear()
+            connection.close()
+        return _FIRST_RETRY_SECONDS
 
     def _connect(self) -> Any:
-        ours = {
-            "connect_timeout": CONNECT_SECONDS,
-            "application_name": "opencue-sched-listener",
-            "options": "-c statement_timeout=5000",
-            **DEAD_CONNECTION,
-        }
-        connection = connect(**{**self._address, **ours})
+        """A connection of the driver's own that listens, made as the engine makes them."""
         try:
+            pooled = self._engine.raw_connection()
+            connection: Any = pooled.driver_connection
+            pooled.detach()  # the pool has room for another, and never closes this one
             connection.set_isolation_level(ISOLATION_LEVEL_AUTOCOMMIT)
             with connection.cursor() as cursor:
-                for channel in self._channels:
+                cursor.execute("SET application_name = 'opencue-sched-listener'; SET statement_timeout = '5s'")
+                for channel in self._handlers:
                     cursor.execute(f"LISTEN {quote_ident(channel, cursor)}")
-        except psycopg2.Error:
-            connection.close()
-            raise
+        except (psycopg2.Error, SQLAlchemyError) as error:
+            self.counts.add("listener_connect_failed")
+            raise SchedulerError(str(error).strip()) from error
         return connection
 
-    def _listen(self, connection: Any) -> None:
+    def _hear(self, connection: Any) -> None:
         idle = 0.0
         # select() knows no file above 1023, and a process with a connection to each of many hosts has more.
         news = select.poll()
         news.register(connection, select.POLLIN)
-        while not self._stop.is_set():
+        while not self.pause(0):
             if news.poll(1000 * _POLL_SECONDS):
                 connection.poll()
                 idle = 0.0
@@ -172,31 +143,21 @@ class NotificationListener:
     def _handle(self, channel: str, payload: str) -> None:
         """A payload that makes no sense, or a handler that fails, costs this notification only."""
         try:
-            handler, lists = self._channels[channel]
-            handler(*_ids(json.loads(payload), lists))
-        except (ValueError, KeyError, TypeError) as error:
+            ids = _ids(json.loads(payload), _LISTS[channel])
+        except (ValueError, TypeError) as error:
             self.counts.add("notification_malformed")
-            _log.warning("notification_malformed", channel=channel, payload=payload[:200], error=str(error))
-        except Exception:
-            self.counts.add("notification_failed")
-            _log.exception("notification_failed", channel=channel)
-        else:
-            self.counts.add(f"notification_{channel}")
+            log.warning("notification_malformed", channel=channel, payload=payload[:200], error=str(error))
+            return
+        self._call(channel, partial(self._handlers[channel], *ids))
 
     def _call(self, name: str, handler: Callable[[], object]) -> None:
         try:
             handler()
         except Exception:
             self.counts.add("notification_failed")
-            _log.exception("notification_failed", channel=name)
-
-
-def database_address(url: str) -> dict[str, Any]:
-    """The arguments that SQLAlchemy's engine would connect with. It reads characters in a password that end the address
-    for PostgreSQL's own library."""
-    parsed = make_url(url)
-    _, arguments = parsed.get_dialect()().create_connect_args(parsed)
-    return dict(arguments)
+            log.exception("notification_failed", channel=name)
+        else:
+            self.counts.add(f"notification_{name}")
 
 
 def _ids(content: Any, lists: Sequence[str]) -> list[list[str]]:
@@ -238,7 +199,7 @@ class Resync(PeriodicThread):
     """
 
     def __init__(
-        self, client: redis.Redis, keys: ResyncKeys, *, read_all: Callable[[], object], follow_caps: FollowCaps
+        self, client: redis.Redis, counts: str, *, read_all: Callable[[], object], follow_caps: FollowCaps
     ) -> None:
         super().__init__(
             "resync",
@@ -248,7 +209,7 @@ class Resync(PeriodicThread):
             longest_retry_seconds=LONGEST_RETRY_SECONDS,
         )
         self._client = client
-        self._keys = keys
+        self._counts = counts
         self._read_all = read_all
         self._follow_caps = follow_caps
         self._lock = threading.Lock()
@@ -292,18 +253,18 @@ class Resync(PeriodicThread):
 
     def _await_resync(self) -> None:
         """Return when a resync that began after this call has ended well: another process's, or this one's."""
-        begun = int(self._client.hget(self._keys.counts, _BEGUN) or 0)
+        begun = int(self._client.hget(self._counts, _BEGUN) or 0)
         pause = SETTLE_SECONDS
         while not self.pause(pause):
             pause = ASK_AGAIN_SECONDS
-            with exclusive(self._client, self._keys.lock, seconds=RESYNC_LIFE_SECONDS) as mine:
+            with exclusive(self._client, f"{self._counts}:lock", seconds=RESYNC_LIFE_SECONDS) as mine:
                 # After the lock was tried: its last holder counted its resync before it gave the lock back.
-                if int(self._client.hget(self._keys.counts, _ENDED) or 0) > begun:
+                if int(self._client.hget(self._counts, _ENDED) or 0) > begun:
                     return
                 if mine:
-                    number = self._client.hincrby(self._keys.counts, _BEGUN, 1)
+                    number = self._client.hincrby(self._counts, _BEGUN, 1)
                     self._read_all()
-                    self._client.hset(self._keys.counts, _ENDED, number)
+                    self._client.hset(self._counts, _ENDED, number)
                     return
 
 
@@ -376,8 +337,6 @@ class Waker(PeriodicThread):
             self._hosts |= hosts
 
 
-log = structlog.get_logger(__name__)
-
 Recomputed = Callable[[RecomputeReport], object]
 
 
@@ -404,20 +363,17 @@ class Events:
         self._by_id = settings.accounting.release_feed == "proc-trigger"
         self._resync = Resync(
             ledger.client,
-            ResyncKeys(settings.coordination.namespace, settings.scheduler.facility),
+            resync_counts(settings.coordination.namespace, settings.scheduler.facility),
             read_all=self._read_all,
             follow_caps=self._follow_caps,
         )
-        self.listener = NotificationListener(settings, self._handlers(), counts=counts)
-
-    def _handlers(self) -> Handlers:
-        return Handlers(
-            on_release=self._released,
-            on_caps=self._caps_changed,
-            on_work=self._waker.shows,
-            on_handed_back=self._handed_back,
-            on_reconnect=self._resync.everything,
-        )
+        handlers: dict[str, Callable[..., object]] = {
+            RELEASE_CHANNEL: self._released,
+            CAPS_CHANNEL: self._caps_changed,
+            WORK_CHANNEL: self._waker.shows,
+            HANDED_BACK_CHANNEL: self._handed_back,
+        }
+        self.listener = NotificationListener(engine, handlers, on_reconnect=self._resync.everything, counts=counts)
 
     def start(self) -> None:
         self._waker.start()

@@ -9,13 +9,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import cached_property, partial
 
 import structlog
 from celery import Celery
-from redis.exceptions import RedisError
-from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger, reseed_limits
@@ -30,7 +29,9 @@ from opencue_sched.accounting.show_handover import (
     notice_handed_back,
     refresh_handed_back,
 )
-from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board
+from opencue_sched.coordination.leader import exclusive
+from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board, reap_lease
+from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import (
     ClaimRefused,
@@ -38,7 +39,7 @@ from opencue_sched.coordination.postings import (
     ClusterPostings,
     DueThread,
 )
-from opencue_sched.coordination.presence import WorkerState
+from opencue_sched.coordination.presence import REFRESH_SECONDS, WorkerState
 from opencue_sched.coordination.queues import HostShares
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.clusters import scoped_facilities
@@ -55,78 +56,25 @@ from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.kill import RqdKiller
 from opencue_sched.farm.model import EventCounts
-from opencue_sched.farm.reaper import Reaper
+from opencue_sched.farm.reaper import Reaper, drain_history, recover_depends
 from opencue_sched.insight.stores import check_stores
 from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.engine import STATEMENT_SECONDS, make_engine
-from opencue_sched.store.schema import SchemaFacts, check_schema
+from opencue_sched.store.jobs import forget_ended_quarantines
+from opencue_sched.store.procs import UpkeepScope
+from opencue_sched.store.release import cuebot_recalculates_subs, recalculate_subs
+from opencue_sched.store.schema import Drained, SchemaFacts, check_schema
 from opencue_sched.worker import fleet_metrics, metrics
 from opencue_sched.worker.events import Events
 from opencue_sched.worker.membership import Membership, consumed_by
 from opencue_sched.worker.task import Messenger
-from opencue_sched.worker.upkeep import Upkeep, upkeep_scope
 
 log = structlog.get_logger(__name__)
 
-STOP_SECONDS = 10.0
-
-
-class Closing(SchedulerError):
-    """The process is ending: what waits in the background gives up."""
-
-
-class Background:
-    """Work of one process beside its tasks: on threads that log why they failed, and that end before what they use is
-    closed. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._closed = threading.Event()
-        self._lock = threading.Lock()
-        self._running: dict[str, threading.Thread] = {}
-
-    def start(self, name: str, work: Callable[[], object]) -> bool:
-        """Run ``work`` on a thread, unless the work of this name still runs or the process ends; whether it began.
-
-        A failure is only logged: the caller has to start the work again.
-        """
-        with self._lock:
-            if self._closed.is_set() or name in self._running:
-                return False
-            thread = self._running[name] = threading.Thread(target=self._run, args=(name, work), name=name, daemon=True)
-            thread.start()
-            return True
-
-    def sleep(self, seconds: float) -> None:
-        """What background work calls to wait. Raises Closing as soon as the process ends."""
-        if self._closed.wait(seconds):
-            raise Closing("the process is ending")
-
-    def close(self, timeout: float = STOP_SECONDS) -> None:
-        """Begin nothing more, wake what sleeps, and wait for the threads, each for up to ``timeout`` seconds."""
-        with self._lock:
-            self._closed.set()
-            running = dict(self._running)
-        for name, thread in running.items():
-            thread.join(timeout)
-            if thread.is_alive():
-                log.warning("background_work_abandoned", work=name, waited_seconds=timeout)
-
-    def _run(self, name: str, work: Callable[[], object]) -> None:
-        try:
-            work()
-        except Closing:
-            log.info("background_work_given_up", work=name, reason="the process is ending")
-        except (SchedulerError, SQLAlchemyError, RedisError) as error:
-            log.warning("background_work_failed", work=name, error=str(error))
-        except Exception:
-            log.exception("background_work_failed", work=name)
-        finally:
-            with self._lock:
-                del self._running[name]
-
-
 COMMIT_MARGIN_SECONDS = 2.0
 """A checked-out host is taken back this long after the last moment at which its booking may be committed."""
+REAP_LEASE_SECONDS = 60.0
+"""A reap begins nothing that late. When its process dies in it, the fleet's next is up to this much later."""
 SLEEPS_A_LAYER_IS_SKIPPED = 2
 """A layer that finds no host rests longer than its cluster sleeps, so that the jobs behind it have their turn."""
 
@@ -148,7 +96,6 @@ class Runtime:
         )
         self.first_seen = FirstSeen(self.client)
         self.verdicts = VerdictLog(self.client, settings.coordination.namespace)
-        self._background = Background()
         self.counts = EventCounts(metrics.record_event)
         self.renewer = ClaimRenewer(
             self.postings,
@@ -163,6 +110,16 @@ class Runtime:
         self.messenger = Messenger(app, self.membership.router, legacy_queues=settings.coordination.legacy_queues)
         self.due = DueThread(self.postings, claim_ttl=settings.coordination.claim_ttl, send=self.messenger.send)
         self.leader_keys = LeaderKeys(settings.coordination.namespace, beat_role(settings.scheduler.facility))
+        self._closing = ExitStack()
+        # Given back in the reverse order: who uses something ends before it.
+        for give_back in (
+            self.engine.dispose,
+            self.client.close,
+            self.channels.close,
+            self.renewer.stop,
+            self.due.stop,
+        ):
+            self._closing.callback(give_back)
 
     @cached_property
     def facts(self) -> SchemaFacts:
@@ -224,40 +181,65 @@ class Runtime:
             self.due.look_in,
         )
 
-    @cached_property
-    def upkeep(self) -> Upkeep:
-        def stopping() -> bool:
-            return self.membership.workload.state is WorkerState.DRAINING
+    @property
+    def _scope(self) -> UpkeepScope:
+        """The fleet's facility; on a database made by Cuebot, managed shows alone: a Cuebot looks after the others."""
+        return UpkeepScope(self.settings.scheduler.facility, beside_cuebot=self.facts.origin == "cuebot")
 
-        scope = upkeep_scope(self.settings, self.facts)
+    def _stopping(self) -> bool:
+        return self.membership.workload.state is WorkerState.DRAINING
+
+    @cached_property
+    def reaper(self) -> Reaper:
         release = self.settings.release
         releaser = Releaser(self.engine, release.satisfy_only_on_frame_success, self.ledger, self.changes, self.counts)
-        reaper = Reaper(releaser, release, killer=RqdKiller(self.channels), scope=scope, stopping=stopping)
-        return Upkeep(self.engine, self.client, self.settings, self.facts, reaper, scope=scope, stopping=stopping)
+        killer = RqdKiller(self.channels)
+        return Reaper(releaser, release, killer=killer, scope=self._scope, stopping=self._stopping)
 
     @cached_property
     def events(self) -> Events:
         """The notifications of PostgreSQL, and what they set in motion."""
-        return Events(
-            self.settings,
-            self.engine,
-            self.ledger,
-            self.hosts,
-            self._wake,
-            self.counts,
-            recomputed=metrics.record_recompute,
+        recomputed = metrics.record_recompute
+        made = Events(
+            self.settings, self.engine, self.ledger, self.hosts, self._wake, self.counts, recomputed=recomputed
         )
+        self._closing.callback(made.stop)
+        return made
+
+    def _background(self, name: str, work: Callable[[PeriodicThread], None]) -> PeriodicThread:
+        """A thread that does ``work`` whenever it is woken, and again after a failure."""
+        thread = PeriodicThread(
+            name, lambda: work(thread), failed="background_work_failed", retry_seconds=REFRESH_SECONDS
+        )
+        thread.start()
+        self._closing.callback(thread.stop)
+        return thread
+
+    @cached_property
+    def _reloading(self) -> PeriodicThread:
+        return self._background("reload-clusters", self._reload_clusters)
+
+    @cached_property
+    def _filling(self) -> PeriodicThread:
+        return self._background("bootstrap", self._fill_counters)
+
+    def _fill_counters(self, thread: PeriodicThread) -> None:
+        def sleep(seconds: float) -> None:
+            if thread.pause(seconds):
+                raise SchedulerError("the process is ending")
+
+        self.bootstrap(sleep=sleep)
 
     def _wake(self, shows: Collection[str], hosts: Collection[str]) -> float:
         return self.sweep(wake_shows=shows, wake_hosts=hosts).ask_again
 
     # What the tasks call
 
-    def reload_clusters(self) -> bool:
-        """Read the set of clusters anew and sweep, in the background; False while that is under way already."""
-        return self._background.start("reload-clusters", self._reload_clusters)
+    def reload_clusters(self) -> None:
+        """Read the set of clusters anew and sweep, in the background."""
+        self._reloading.wake()
 
-    def _reload_clusters(self) -> None:
+    def _reload_clusters(self, _thread: PeriodicThread) -> None:
         self.sweeper.reload()
         self.sweep()
 
@@ -334,6 +316,42 @@ class Runtime:
         report = reseed_limits(self.engine, self._ledger_under(fence), self.managed.ids())
         return {"written": report.written, "kept": report.kept}
 
+    def recalculate_subs(self) -> dict[str, object]:
+        """Recount the subscriptions of unmanaged shows, unless a Cuebot does."""
+        with self.engine.begin() as connection:
+            if self.facts.origin == "cuebot" and cuebot_recalculates_subs(connection):
+                return {"recalculated": False}
+            recalculate_subs(connection)
+        return {"recalculated": True}
+
+    def reap(self) -> dict[str, object]:
+        """Put right what hosts and processes left behind, unless another process of the fleet is at it."""
+        key = reap_lease(self.settings.coordination.namespace, self.settings.scheduler.facility)
+        with exclusive(self.client, key, seconds=REAP_LEASE_SECONDS) as mine:
+            if not mine:
+                return {"reaped": False}
+            report = self.reaper.run_once()
+            metrics.record_reaped(report)
+            drains = self.facts.has_frame_history_queue and not self._stopping()
+            history = drain_history(self.engine) if drains else Drained()
+            with self.engine.begin() as connection:
+                forget_ended_quarantines(connection)
+        return {
+            "reaped": True,
+            "history_events": history.events,
+            "history_skipped": history.skipped,
+            "hosts_down": len(report.hosts_down),
+            "procs_released": report.procs_released,
+            "frames_waiting": report.frames_waiting,
+            "frames_dead": report.frames_dead,
+            "deferred": report.deferred,
+        }
+
+    def recover_depends(self) -> dict[str, object]:
+        """Finish what a process that died after a completion left undone."""
+        recovery = recover_depends(self.engine, self.settings.release.satisfy_only_on_frame_success, scope=self._scope)
+        return {name: str(value) for name, value in asdict(recovery).items()}
+
     def _ledger_under(self, fence: int | None) -> Ledger:
         return self.ledger.under(self._fence(fence))
 
@@ -370,7 +388,7 @@ class Runtime:
 
     def _bootstrap_in_background(self) -> None:
         metrics.store_ready.set(0)
-        self._background.start("bootstrap", lambda: self.bootstrap(sleep=self._background.sleep))
+        self._filling.wake()
 
     def _check_feed(self) -> None:
         check = check_release_feed(self.engine, self.settings.accounting.release_feed)
@@ -379,14 +397,7 @@ class Runtime:
 
     def close(self) -> None:
         """Give everything back. Claims not ended expire by themselves."""
-        if "events" in self.__dict__:
-            self.events.stop()
-        self.due.stop()
-        self._background.close()
-        self.renewer.stop()
-        self.channels.close()
-        self.client.close()
-        self.engine.dispose()
+        self._closing.close()
 
 
 _lock = threading.Lock()

@@ -14,7 +14,8 @@ from pydantic import SecretStr
 from sqlalchemy import Engine, text
 
 from opencue_sched.settings import Settings
-from opencue_sched.worker.events import Handlers, NotificationListener
+from opencue_sched.store.engine import make_engine
+from opencue_sched.worker.events import CAPS_CHANNEL, RELEASE_CHANNEL, WORK_CHANNEL, NotificationListener
 from tests.farm import LayerSpec
 from tests.integration.farm.runs import FarmView, complete_frame, start
 from tests.polling import eventually
@@ -43,14 +44,13 @@ def heard() -> Heard:
 
 
 @pytest.fixture
-def listener(settings: Settings, heard: Heard) -> Iterator[NotificationListener]:
-    handlers = Handlers(
-        on_release=heard.release,
-        on_caps=heard.caps.extend,
-        on_work=heard.shows.extend,
-        on_reconnect=heard.reconnect,
-    )
-    listener = NotificationListener(settings, handlers)
+def listener(engine: Engine, heard: Heard) -> Iterator[NotificationListener]:
+    handlers = {
+        RELEASE_CHANNEL: heard.release,
+        CAPS_CHANNEL: heard.caps.extend,
+        WORK_CHANNEL: heard.shows.extend,
+    }
+    listener = NotificationListener(engine, handlers, on_reconnect=heard.reconnect)
     listener.start()
     assert listener.wait_connected(20)
     try:
@@ -96,9 +96,7 @@ def test_a_malformed_payload_is_counted_and_the_next_one_heard(
     assert listener.counts["notification_malformed"] == 1
 
 
-def test_a_process_with_more_than_a_thousand_open_files_hears_as_any_other(
-    engine: Engine, settings: Settings, heard: Heard
-) -> None:
+def test_a_process_with_more_than_a_thousand_open_files_hears_as_any_other(engine: Engine, heard: Heard) -> None:
     """A worker has a connection to each RQD it talks to."""
     with ExitStack() as files:
         most, possible = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -109,7 +107,7 @@ def test_a_process_with_more_than_a_thousand_open_files_hears_as_any_other(
         while number < 1024:
             number = os.open(os.devnull, os.O_RDONLY)
             files.callback(os.close, number)
-        listener = NotificationListener(settings, Handlers(on_work=heard.shows.extend))
+        listener = NotificationListener(engine, {WORK_CHANNEL: heard.shows.extend})
         listener.start()
         files.callback(listener.stop)
         assert listener.wait_connected(20)
@@ -117,7 +115,7 @@ def test_a_process_with_more_than_a_thousand_open_files_hears_as_any_other(
         eventually(lambda: heard.shows == ["show-1"])
 
 
-def test_a_failing_handler_costs_one_notification(engine: Engine, settings: Settings) -> None:
+def test_a_failing_handler_costs_one_notification(engine: Engine) -> None:
     seen: list[Sequence[str]] = []
 
     def on_work(shows: Sequence[str]) -> None:
@@ -125,7 +123,7 @@ def test_a_failing_handler_costs_one_notification(engine: Engine, settings: Sett
         if shows == ["bad"]:
             raise RuntimeError("handler failed")
 
-    listener = NotificationListener(settings, Handlers(on_work=on_work))
+    listener = NotificationListener(engine, {WORK_CHANNEL: on_work})
     listener.start()
     try:
         assert listener.wait_connected(20)
@@ -154,16 +152,16 @@ def test_a_lost_connection_is_opened_again_and_said_so(
     notify(engine, "opencue_sched_work", '["show-1"]')
     eventually(lambda: heard.shows == ["show-1"])
     assert listener.counts["listener_lost"] == 1
-    assert listener.connected
+    assert listener.wait_connected(0)
 
 
 def test_a_connection_that_hears_nothing_is_tried_now_and_then(
-    engine: Engine, settings: Settings, view: FarmView, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, view: FarmView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One whose other end vanished would hear nothing for ever."""
     monkeypatch.setattr("opencue_sched.worker.events._PROBE_SECONDS", 0.1)
     monkeypatch.setattr("opencue_sched.worker.events._POLL_SECONDS", 0.1)
-    listener = NotificationListener(settings, Handlers(on_work=lambda _: None))
+    listener = NotificationListener(engine, {WORK_CHANNEL: lambda _: None})
     listener.start()
     last = "SELECT query FROM pg_stat_activity WHERE application_name = 'opencue-sched-listener'"
     try:
@@ -174,17 +172,18 @@ def test_a_connection_that_hears_nothing_is_tried_now_and_then(
 
 def test_a_database_that_does_not_answer_is_tried_until_stopped(settings: Settings, heard: Heard) -> None:
     nowhere = settings.model_copy(update={"database_url": SecretStr("postgresql://nobody@127.0.0.1:1/none")})
-    listener = NotificationListener(nowhere, Handlers(on_reconnect=heard.reconnect, on_work=heard.shows.extend))
+    handlers = {WORK_CHANNEL: heard.shows.extend}
+    listener = NotificationListener(make_engine(nowhere), handlers, on_reconnect=heard.reconnect)
     listener.start()
     eventually(lambda: listener.counts["listener_connect_failed"] >= 2)
-    assert not listener.connected
+    assert not listener.wait_connected(0)
     listener.stop()
     assert heard.reconnects == 0
 
 
 def test_a_database_that_refuses_in_an_encoding_of_its_own_is_tried_until_stopped(settings: Settings) -> None:
     with refusing_postgres(settings, "Das Datenbanksystem f\u00e4hrt herunter".encode("latin-1")) as elsewhere:
-        listener = NotificationListener(elsewhere, Handlers(on_work=lambda _: None))
+        listener = NotificationListener(make_engine(elsewhere), {WORK_CHANNEL: lambda _: None})
         listener.start()
         eventually(lambda: listener.counts["listener_connect_failed"] >= 2)
         listener.stop()

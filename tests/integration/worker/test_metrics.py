@@ -531,7 +531,7 @@ def _hosts_go_down(runtime: Runtime, engine: Engine) -> None:
         down = "UPDATE host_stat SET str_state = 'DOWN', ts_ping = now() - interval '1 hour'"
         connection.execute(text(down))
     with increments("scheduler_reaped_total", cause="proc_released") as grown:
-        runtime.upkeep.reap()
+        runtime.reap()
     assert grown[0] > 0
 
 

@@ -60,7 +60,7 @@ def test_what_was_found_of_the_schema_is_logged_as_what_it_is(runtime: Runtime) 
 def test_without_a_cuebot_subscriptions_are_recounted(runtime: Runtime, engine: Engine) -> None:
     spoil(engine, last_run="1 minute")
     runtime.__dict__["facts"] = replace(runtime.facts, origin="opencue-sched")
-    assert runtime.upkeep.recalculate_subs() == {"recalculated": True}
+    assert runtime.recalculate_subs() == {"recalculated": True}
     assert booked_by_the_columns(engine) == 0
 
 
@@ -70,7 +70,7 @@ def test_on_a_cuebots_database_only_when_no_cuebot_has_lately(
 ) -> None:
     spoil(engine, last_run=last_run)
     runtime.__dict__["facts"] = replace(runtime.facts, origin="cuebot")
-    assert runtime.upkeep.recalculate_subs() == {"recalculated": recounted}
+    assert runtime.recalculate_subs() == {"recalculated": recounted}
     assert booked_by_the_columns(engine) == (0 if recounted else 700)
 
 
@@ -86,11 +86,11 @@ def test_one_reap_at_a_time_in_the_fleet(runtime: Runtime, engine: Engine, setti
         quarantine_jobs(connection, {"not over": "bad"}, 600)
     with exclusive(runtime.client, reap_lease(settings.coordination.namespace, None), seconds=60.0):
         # then another message does nothing
-        assert runtime.upkeep.reap() == {"reaped": False}
+        assert runtime.reap() == {"reaped": False}
         assert procs(engine) == 1
 
     # and the next one, when that has ended, does it
-    summary = runtime.upkeep.reap()
+    summary = runtime.reap()
     assert (summary["reaped"], summary["procs_released"]) == (True, 1)
     assert procs(engine) == 0
     with engine.connect() as connection:
@@ -102,7 +102,7 @@ def test_a_history_that_cannot_be_drained_fails_no_reap(runtime: Runtime) -> Non
     # given a database that should have a queue, and has none
     runtime.__dict__["facts"] = replace(runtime.facts, has_frame_history_queue=True)
     with capture_logs() as logs:
-        summary = runtime.upkeep.reap()
+        summary = runtime.reap()
     assert (summary["reaped"], summary["history_events"]) == (True, 0)
     assert "frame_history_not_drained" in [entry["event"] for entry in logs]
 

@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
 from opencue_sched.accounting import keys
-from opencue_sched.coordination.names import ResyncKeys
+from opencue_sched.coordination.names import resync_counts
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Accounting, Settings
@@ -59,7 +59,7 @@ def make(redis_client: redis.Redis) -> Iterator[Make]:
     with ExitStack() as stack:
 
         def made(look: Callable[[], object], follow: Callable[[frozenset[str]], object] = lambda _: None) -> Resync:
-            missed = Resync(redis_client, ResyncKeys("cue"), read_all=look, follow_caps=follow)
+            missed = Resync(redis_client, resync_counts("cue"), read_all=look, follow_caps=follow)
             missed.start()
             stack.callback(missed.stop)
             return missed
@@ -84,7 +84,7 @@ def test_one_of_a_fleet_looks_for_all_that_came_back_before_it_began(make: Make,
     # then those that were late for it share another
     assert looks.begun <= 2
     assert looks.most_at_once == 1
-    assert not redis_client.exists(ResyncKeys("cue").lock)
+    assert not redis_client.exists(resync_counts("cue") + ":lock")
 
 
 def test_who_comes_back_later_is_looked_for_anew(make: Make):
@@ -123,7 +123,7 @@ def test_what_could_not_be_followed_is_kept(make: Make):
 def test_a_worker_looks_itself_though_redis_forgot_how_many_looks_there_were(make: Make, redis_client: redis.Redis):
     looks = Looks()
     worker = make(looks)
-    redis_client.hset(ResyncKeys("cue").counts, mapping={"begun": 1000, "ended": 1000})
+    redis_client.hset(resync_counts("cue"), mapping={"begun": 1000, "ended": 1000})
     worker.everything()
     eventually(lambda: idle([worker]), RECENT, "a look")
     redis_client.flushdb()

@@ -84,9 +84,9 @@ def mess(farm: Farm, *, managed: bool = True, facility: str = "local") -> Mess:
 
 def upkeep(runtime: Runtime) -> None:
     """Everything beat has a fleet do, until nothing is left of it."""
-    assert runtime.upkeep.reap()["reaped"]
-    runtime.upkeep.recover_depends()
-    runtime.upkeep.recover_depends()
+    assert runtime.reap()["reaped"]
+    runtime.recover_depends()
+    runtime.recover_depends()
 
 
 @pytest.mark.parametrize("origin", ["cuebot", "opencue-sched"])
@@ -112,10 +112,10 @@ def test_a_fleet_of_one_facility_leaves_the_others_alone(
     with view.farm() as farm:
         here, there = mess(farm), mess(farm, facility="far")
     far, near = start("opencue-sched", "far"), start("opencue-sched", "local")
-    far.upkeep.recover_depends()
+    far.recover_depends()
     assert there.put_right(view) == [False, False, True, True, False]
     with exclusive(far.client, reap_lease(settings.coordination.namespace, "far"), seconds=60.0):
-        assert not far.upkeep.reap()["reaped"]
+        assert not far.reap()["reaped"]
 
         # when the fleet of this one passes, then it puts right what is in its own
         upkeep(near)
