@@ -323,8 +323,8 @@ def hand_over(
         if show.managed and show.booking == booking:
             return Flip(False, show.booking)
         # Booking is off until the quarantine is over; a Cuebot in the midst of a booking is found by the second import.
-        shows.set_show_flag(connection, show_id, "b_booking_enabled", False)
-        shows.set_show_flag(connection, show_id, "b_scheduler_managed", True)
+        shows.set_show(connection, show_id, "b_booking_enabled", False)
+        shows.set_show(connection, show_id, "b_scheduler_managed", True)
         version = show_version(connection, show_id)
         counted = _import_unseen(connection, ledger, show_id)
     ready, more, caps = _import_if_open(engine, ledger, show_id, age_seconds)
@@ -337,7 +337,7 @@ def hand_over(
         shows.lock_show(connection, show_id)
         alone = show_version(connection, show_id) == version
         if booking:
-            shows.set_show_flag(connection, show_id, "b_booking_enabled", True)
+            shows.set_show(connection, show_id, "b_booking_enabled", True)
         # If the row was changed meanwhile, the show may have been away: it stays new, and is imported before it books.
         if ready and alone:
             ready = _note_ours(connection, ledger, show_id)
@@ -364,15 +364,15 @@ def hand_back(
         booking = show.booking if booking is None else booking
         if not show.managed:
             return Flip(False, show.booking)
-        shows.set_show_flag(connection, show_id, "b_booking_enabled", False)
+        shows.set_show(connection, show_id, "b_booking_enabled", False)
     if settle_seconds > 0:
         sleep(settle_seconds)
     with engine.begin() as connection:
         # Under this lock nobody can release a proc of the show: so the tables say what runs when the flag changes.
         shows.lock_show(connection, show_id)
         refresh_tables(engine, [show_id], as_cuebot=True)
-        shows.set_show_flag(connection, show_id, "b_scheduler_managed", False)
-        shows.set_show_flag(connection, show_id, "b_booking_enabled", booking)
+        shows.set_show(connection, show_id, "b_scheduler_managed", False)
+        shows.set_show(connection, show_id, "b_booking_enabled", booking)
     _remember_handed_back(ledger.client, [show_id])
     retired, ready = 0, False
     with _left_to_bootstrap(show_id):

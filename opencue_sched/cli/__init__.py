@@ -41,16 +41,20 @@ _COMMANDS = {
     "subscription": "List, create and change subscriptions.",
 }
 _SHARED_MODULES = {
+    "alloc": "show",
     "audit": "checks",
     "doctor": "checks",
     "explain": "checks",
     "fleet": "checks",
     "dispatch": "ctl",
     "demo": "services",
+    "limit": "show",
     "migrate": "services",
     "report-service": "services",
+    "show": "show",
+    "subscription": "show",
 }
-"""Commands that have no module of their own, and the one that each is in, as ``{name}_command``."""
+"""Commands of a module with several, where each is ``{name}_command``; the others are ``command`` of their own."""
 
 
 class _Lazy(click.Group):

@@ -1,11 +1,13 @@
-"""``opencue-sched show``."""
+"""``opencue-sched show``, ``alloc``, ``subscription`` and ``limit``: shows, and what they may use."""
 
 from __future__ import annotations
 
-import uuid
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from typing import Any
 
 import click
+from sqlalchemy import Connection, Row
 
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.show_handover import Flip, flip_show, wait_of
@@ -13,22 +15,27 @@ from opencue_sched.cli import output
 from opencue_sched.cli.inputs import (
     NEGATIVE_NUMBERS,
     CommandRefused,
+    UnknownName,
     choose,
     core_cap,
     core_count,
     farm,
     new_name,
+    notify_hosts_changed,
     redis_store,
     switch,
 )
-from opencue_sched.cli.output import Column, in_cores, json_option, json_row, show_fields, show_json, show_rows
-from opencue_sched.cli.subscription import SUBSCRIPTION_COLUMNS
-from opencue_sched.domain.units import SHOW_NAME_WIDTH
+from opencue_sched.cli.output import Column, counted, in_cores, json_option, json_row, show_fields, show_json, show_rows
+from opencue_sched.domain.units import FACILITY_NAME_WIDTH, INT_MAX, LIMIT_NAME_WIDTH, SHOW_NAME_WIDTH
 from opencue_sched.settings import get_settings
 from opencue_sched.store import shows
+from opencue_sched.store.pending import fetch_limits
 from opencue_sched.store.shows import Kind
 
-_COLUMNS = (
+ALLOCATION_NAME_WIDTH = 36
+ALLOCATION_TAG_WIDTH = 24
+
+_SHOW_COLUMNS = (
     Column("show", "Show", "name"),
     Column("id"),
     Column("active", "Active"),
@@ -43,32 +50,81 @@ _COLUMNS = (
     Column("default_min_cores", read=in_cores("default_min_cores")),
     Column("default_max_cores", read=in_cores("default_max_cores")),
 )
+_ALLOCATION_COLUMNS = (
+    Column("allocation", "Allocation", "name"),
+    Column("id"),
+    Column("tag", "Tag"),
+    Column("facility", "Facility"),
+    Column("running_cores", "Running Cores", in_cores("booked_centicores")),
+    Column("idle_cores", "Idle Cores", in_cores("idle_centicores")),
+    Column("cores", "Cores", in_cores("centicores")),
+    Column("hosts", "Hosts"),
+    Column("locked", "Locked"),
+    Column("down", "Down"),
+    Column("default", "Default"),
+)
+_SUBSCRIPTION_COLUMNS = (
+    Column("show", "Show"),
+    Column("allocation", "Allocation"),
+    Column("id"),
+    Column("size", "Size", in_cores("size_centicores")),
+    Column("burst", "Burst", in_cores("burst_centicores")),
+    Column("used", "Used", in_cores("used_centicores")),
+    Column("used_gpus"),
+    Column("percent", "Used %", lambda it: _percent(it.used_centicores, it.size_centicores), "{:.0f}%".format),
+    Column("left", "Left", lambda it: output.cores(max(0, it.burst_centicores - it.used_centicores))),
+    Column("running_frames", read="procs"),
+    Column("idle_cores", "Idle Cores", in_cores("idle_centicores")),
+)
+_LIMIT_COLUMNS = (
+    Column("limit", "Limit", "name"),
+    Column("id"),
+    Column("running", "Running"),
+    Column("max", "Max", "max_value"),
+    Column("left", "Left", lambda limit: max(0, limit.max_value - limit.running)),
+)
+
+
+def _percent(used: int, size: int) -> float | None:
+    return round(100 * used / size, 2) if size > 0 else None
+
+
+def _list_command(
+    group: click.Group, read: Callable[[Connection], Iterable[Any]], columns: tuple[Column, ...], help_: str
+) -> None:
+    """Add the command ``list`` of all there are."""
+
+    @group.command("list", help=help_)
+    @json_option
+    def list_(as_json: bool) -> None:
+        with farm() as (engine, _), engine.connect() as connection:
+            found = list(read(connection))
+        show_rows(found, columns, as_json=as_json)
+
+
+# ``opencue-sched show``.
 
 
 @click.group("show")
-def command() -> None:
+def show_command() -> None:
     """List, create and change shows.
 
     Example: opencue-sched show create demo --managed
     """
 
 
-@command.command("list")
-@json_option
-def list_(as_json: bool) -> None:
-    """List shows and what they are doing.
-
-    Example: opencue-sched show list
-    """
-    with farm() as (engine, _), engine.connect() as connection:
-        found = shows.list_shows(connection)
-    show_rows(found, _COLUMNS, as_json=as_json)
+_list_command(
+    show_command,
+    shows.list_shows,
+    _SHOW_COLUMNS,
+    "List shows and what they are doing.\n\nExample: opencue-sched show list",
+)
 
 
-@command.command()
+@show_command.command("info")
 @click.argument("name")
 @json_option
-def info(name: str, as_json: bool) -> None:
+def show_info(name: str, as_json: bool) -> None:
     """Show one show with its subscriptions.
 
     Example: opencue-sched show info demo
@@ -76,10 +132,10 @@ def info(name: str, as_json: bool) -> None:
     with farm() as (engine, _), engine.connect() as connection:
         (show,) = shows.list_shows(connection, choose(connection, Kind.SHOW, name).id)
         subscriptions = [
-            json_row(row, SUBSCRIPTION_COLUMNS) for row in shows.list_subscriptions(connection, show_id=show.id)
+            json_row(row, _SUBSCRIPTION_COLUMNS) for row in shows.list_subscriptions(connection, show_id=show.id)
         ]
     if as_json:
-        show_json({**json_row(show, _COLUMNS), "subscriptions": subscriptions})
+        show_json({**json_row(show, _SHOW_COLUMNS), "subscriptions": subscriptions})
         return
     show_fields(
         {
@@ -104,13 +160,13 @@ def info(name: str, as_json: bool) -> None:
     )
 
 
-@command.command()
+@show_command.command("create")
 @click.argument("name")
 @click.option("--managed/--unmanaged", default=None, help="Whether this scheduler books it. Default: without a Cuebot.")
 @click.option("--min-cores", type=core_count, metavar="CORES", help="Default of its jobs' min_cores (1).")
 @click.option("--max-cores", type=core_cap, metavar="CORES", help="Default of its jobs' max_cores (100).")
 @json_option
-def create(name: str, managed: bool | None, min_cores: int | None, max_cores: int | None, as_json: bool) -> None:
+def create_show(name: str, managed: bool | None, min_cores: int | None, max_cores: int | None, as_json: bool) -> None:
     """Create a show with its root folder.
 
     Nothing is booked before it has a subscription.
@@ -121,19 +177,20 @@ def create(name: str, managed: bool | None, min_cores: int | None, max_cores: in
     with farm() as (engine, facts), engine.begin() as connection:
         if shows.find_row(connection, Kind.SHOW, name) is not None:
             raise CommandRefused(f"there is a show {name!r} already")
-        dept = shows.default_dept(connection)
-        if dept is None:
-            raise CommandRefused("the database has no department; was it made by `opencue-sched migrate` or a Cuebot?")
-        ids = {key: str(uuid.uuid4()) for key in ("show_id", "folder_id", "point_id")}
         managed = managed if managed is not None else facts.origin == "opencue-sched"
-        shows.insert_show(
-            connection, name=name, dept_id=dept, managed=managed, min_cores=min_cores, max_cores=max_cores, **ids
-        )
+        made = shows.insert_show(connection, name, managed=managed, min_cores=min_cores, max_cores=max_cores)
     text = f"created show {name}" + ("" if managed else ", not managed by this scheduler")
-    output.done(text, as_json=as_json, show=name, id=ids["show_id"], managed=managed)
+    output.done(text, as_json=as_json, show=name, id=made, managed=managed)
 
 
-@command.command()
+def _set_show(name: str, column: str, value: bool | int, said: str) -> None:
+    with farm() as (engine, _), engine.begin() as connection:
+        show = choose(connection, Kind.SHOW, name)
+        changed = shows.set_show(connection, show.id, column, value)
+    output.done(said.format(show.name) + ("" if changed else " (it was)"))
+
+
+@show_command.command()
 @click.argument("name")
 @click.argument("state", type=switch, metavar="on|off")
 def active(name: str, state: bool) -> None:
@@ -141,10 +198,10 @@ def active(name: str, state: bool) -> None:
 
     Example: opencue-sched show active demo off
     """
-    _set_flag(name, "b_active", state, "active")
+    _set_show(name, "b_active", state, f"active of {{}} is {'on' if state else 'off'}")
 
 
-@command.command()
+@show_command.command()
 @click.argument("name")
 @click.argument("state", type=switch, metavar="on|off")
 def booking(name: str, state: bool) -> None:
@@ -152,10 +209,34 @@ def booking(name: str, state: bool) -> None:
 
     Example: opencue-sched show booking demo off
     """
-    _set_flag(name, "b_booking_enabled", state, "booking")
+    _set_show(name, "b_booking_enabled", state, f"booking of {{}} is {'on' if state else 'off'}")
 
 
-@command.command()
+@show_command.command("default-min-cores")
+@click.argument("name")
+@click.argument("number", type=core_count, metavar="CORES")
+def default_min_cores(name: str, number: int) -> None:
+    """Set the min_cores of jobs that do not say.
+
+    Example: opencue-sched show default-min-cores demo 1
+    """
+    said = f"jobs of {{}} have {output.cores(number)} min cores unless they say otherwise"
+    _set_show(name, "int_default_min_cores", number, said)
+
+
+@show_command.command("default-max-cores", context_settings=NEGATIVE_NUMBERS)
+@click.argument("name")
+@click.argument("number", type=core_cap, metavar="CORES")
+def default_max_cores(name: str, number: int) -> None:
+    """Set the max_cores of jobs that do not say; -1 is no cap.
+
+    Example: opencue-sched show default-max-cores demo 200
+    """
+    cap = "no cap" if number <= 0 else f"{output.cores(number)} max cores"
+    _set_show(name, "int_default_max_cores", number, f"jobs of {{}} have {cap} unless they say otherwise")
+
+
+@show_command.command()
 @click.argument("name")
 @click.argument("state", type=switch, metavar="on|off")
 @click.option("--wait", type=click.FloatRange(min=0), metavar="SECONDS", help="Time without booking in between.")
@@ -176,69 +257,297 @@ def managed(name: str, state: bool, wait: float | None, as_json: bool) -> None:
         ledger = make_ledger(engine, client, owner=f"{settings.instance}-cli")
         age = settings.accounting.in_flight_age
         seconds = wait_of(settings, managed=state, cuebots=facts.origin == "cuebot") if wait is None else wait
-        _announce_wait(seconds)
+        if seconds > 0:
+            click.echo(
+                f"its booking is off for {seconds:g} s, and stays off if this is interrupted: then say it again",
+                err=True,
+            )
         with output.working(f"handing {name} {'over' if state else 'back'}"):
             flip = flip_show(engine, ledger, show_id, managed=state, wait_seconds=seconds, age_seconds=age)
     text = "\n".join(_flip_lines(name, state, flip))
     output.done(text, as_json=as_json, show=name, managed=state, **asdict(flip))
 
 
-@command.command("default-min-cores")
-@click.argument("name")
-@click.argument("number", type=core_count, metavar="CORES")
-def default_min_cores(name: str, number: int) -> None:
-    """Set the min_cores of jobs that do not say.
-
-    Example: opencue-sched show default-min-cores demo 1
-    """
-    _set_number(name, "int_default_min_cores", number)
-    output.done(f"jobs of {name} have {output.cores(number)} min cores unless they say otherwise")
-
-
-@command.command("default-max-cores", context_settings=NEGATIVE_NUMBERS)
-@click.argument("name")
-@click.argument("number", type=core_cap, metavar="CORES")
-def default_max_cores(name: str, number: int) -> None:
-    """Set the max_cores of jobs that do not say; -1 is no cap.
-
-    Example: opencue-sched show default-max-cores demo 200
-    """
-    _set_number(name, "int_default_max_cores", number)
-    cap = "no cap" if number <= 0 else f"{output.cores(number)} max cores"
-    output.done(f"jobs of {name} have {cap} unless they say otherwise")
-
-
-def _set_flag(name: str, flag: str, value: bool, word: str) -> None:
-    with farm() as (engine, _), engine.begin() as connection:
-        show = choose(connection, Kind.SHOW, name)
-        changed = shows.set_show_flag(connection, show.id, flag, value)
-    state = "on" if value else "off"
-    output.done(f"{word} of {show.name} is {state}" + ("" if changed else " (it was)"))
-
-
-def _set_number(name: str, column: str, value: int) -> None:
-    with farm() as (engine, _), engine.begin() as connection:
-        shows.set_show_number(connection, choose(connection, Kind.SHOW, name).id, column, value)
-
-
-def _announce_wait(seconds: float) -> None:
-    if seconds > 0:
-        click.echo(
-            f"its booking is off for {seconds:g} s, and stays off if this is interrupted: then say it again",
-            err=True,
-        )
-
-
 def _flip_lines(name: str, state: bool, flip: Flip) -> list[str]:
-    if not flip.changed:
-        word = "is" if state else "is not"
-        lines = [f"show {name} {word} managed by this scheduler already"]
-    elif state:
-        lines = [f"show {name} is managed by this scheduler now"]
-    else:
-        lines = [f"show {name} is not managed by this scheduler any more"]
+    when = ("any more" if not state else "now") if flip.changed else "already"
+    lines = [f"show {name} {'is' if state else 'is not'} managed by this scheduler {when}"]
     if not flip.booking:
         lines.append(f"its booking is off: `opencue-sched show booking {name} on` lets it book")
     if not flip.store_ready:
         lines.append("Redis is not open for booking yet; the first worker counts what runs before it books")
     return lines
+
+
+# ``opencue-sched alloc``.
+
+
+@click.group("alloc")
+def alloc_command() -> None:
+    """List, create and change allocations: pools of hosts, found by a tag.
+
+    Example: opencue-sched alloc create local.desktop --tag desktop
+    """
+
+
+_list_command(
+    alloc_command,
+    shows.list_allocations,
+    _ALLOCATION_COLUMNS,
+    "List allocations with their hosts. Idle cores are those of hosts that are up and open.\n\n"
+    "Example: opencue-sched alloc list",
+)
+
+
+@alloc_command.command("create")
+@click.argument("name")
+@click.option("--tag", metavar="TAG", help="The tag of its hosts. Default: the name without the facility.")
+@click.option("--facility", metavar="NAME", help="Default: what the name begins with, else the default facility.")
+@click.option("--new-facility", is_flag=True, help="Create the facility as well.")
+@json_option
+def create_allocation(name: str, tag: str | None, facility: str | None, new_facility: bool, as_json: bool) -> None:
+    """Create an allocation, named FACILITY.NAME as in OpenCue.
+
+    Example: opencue-sched alloc create cloud.gpu --tag gpu --new-facility
+    """
+    before, dot, rest = name.partition(".")
+    with farm() as (engine, _), engine.begin() as connection:
+        facility = facility or (before if dot else shows.default_facility(connection))
+        if facility is None:
+            raise CommandRefused("there is no facility yet; name one with --facility and add --new-facility")
+        if new_facility:
+            new_name("facility", facility, width=FACILITY_NAME_WIDTH)
+            facility_id = shows.insert_facility(connection, facility)
+        else:
+            facility_id = choose(connection, Kind.FACILITY, facility).id
+        full_name = name if name.startswith(f"{facility}.") else f"{facility}.{name}"
+        new_name("allocation", full_name, width=ALLOCATION_NAME_WIDTH)
+        tag = new_name("tag", tag or (rest if dot else name), width=ALLOCATION_TAG_WIDTH)
+        made = shows.insert_allocation(connection, full_name, tag, facility_id)
+        if made is None:
+            raise CommandRefused(f"there is an allocation {full_name!r} already")
+    text = f"created allocation {full_name} of hosts tagged {tag}"
+    output.done(text, as_json=as_json, allocation=full_name, id=made, tag=tag, facility=facility)
+
+
+@alloc_command.command("tag")
+@click.argument("name")
+@click.argument("tag")
+def tag_allocation(name: str, tag: str) -> None:
+    """Give an allocation and its hosts another tag.
+
+    Example: opencue-sched alloc tag local.desktop workstation
+    """
+    new_name("tag", tag, width=ALLOCATION_TAG_WIDTH)
+    with farm() as (engine, _), engine.begin() as connection:
+        alloc = choose(connection, Kind.ALLOCATION, name)
+        hosts = shows.set_allocation_tag(connection, alloc.id, tag)
+    notify_hosts_changed(hosts)
+    output.done(f"{alloc.name} and {counted(len(hosts), 'host')} of it have the tag {tag}")
+
+
+# ``opencue-sched subscription``.
+
+
+@click.group("subscription")
+def subscription_command() -> None:
+    """List, create and change subscriptions: what a show may use of an allocation, in cores.
+
+    Size is what it is promised, burst the most it may use; burst 0 books nothing.
+
+    Example: opencue-sched subscription create demo local.general 100 150
+    """
+
+
+@subscription_command.command("list")
+@click.argument("show", required=False)
+@click.option("--alloc", metavar="NAME", help="Only of this allocation.")
+@json_option
+def list_subscriptions(show: str | None, alloc: str | None, as_json: bool) -> None:
+    """List subscriptions, or those of one show.
+
+    Used is what runs now, in percent of the size; Left is up to the burst; Idle Cores are what the allocation's hosts
+    that are up and open have left.
+
+    Example: opencue-sched subscription list demo
+    """
+    with farm() as (engine, _), engine.connect() as connection:
+        show_id = None if show is None else choose(connection, Kind.SHOW, show).id
+        alloc_id = None if alloc is None else choose(connection, Kind.ALLOCATION, alloc).id
+        found = shows.list_subscriptions(connection, show_id=show_id, alloc_id=alloc_id)
+    show_rows(found, _SUBSCRIPTION_COLUMNS, as_json=as_json)
+
+
+@subscription_command.command("create")
+@click.argument("show")
+@click.argument("alloc")
+@click.argument("size", type=core_count, metavar="SIZE")
+@click.argument("burst", required=False, metavar="[BURST]")
+@json_option
+def create_subscription(show: str, alloc: str, size: int, burst: str | None, as_json: bool) -> None:
+    """Let a show use an allocation. BURST is like SIZE unless given, in cores or as a percentage of it.
+
+    Example: opencue-sched subscription create demo local.general 100 150%
+    """
+    most = size if burst is None else _burst(burst, size)
+    with farm() as (engine, _), engine.begin() as connection:
+        show_id, show = choose(connection, Kind.SHOW, show)
+        alloc_id, alloc = choose(connection, Kind.ALLOCATION, alloc)
+        if not shows.insert_subscription(connection, show_id, alloc_id, size=size, burst=most):
+            raise CommandRefused(f"show {show} has a subscription for {alloc} already")
+    caps = {"size": output.cores(size), "burst": output.cores(most)}
+    text = "{} may use {size} cores of {}, {burst} at most".format(show, alloc, **caps)
+    output.done(text, as_json=as_json, show=show, allocation=alloc, **caps)
+    _note_burst(size, most)
+
+
+@subscription_command.command("size")
+@click.argument("show")
+@click.argument("alloc")
+@click.argument("number", type=core_count, metavar="CORES")
+def set_size(show: str, alloc: str, number: int) -> None:
+    """Set what a show is promised of an allocation.
+
+    Example: opencue-sched subscription size demo local.general 200
+    """
+    with farm() as (engine, _), engine.begin() as connection:
+        found = _subscription(connection, show, alloc)
+        shows.set_subscription(connection, found.id, size=number)
+    output.done(f"size of {found.show} in {found.allocation} is {output.cores(number)} cores")
+    _note_burst(number, found.burst_centicores)
+
+
+@subscription_command.command("burst")
+@click.argument("show")
+@click.argument("alloc")
+@click.argument("number", metavar="CORES|PERCENT%")
+def set_burst(show: str, alloc: str, number: str) -> None:
+    """Set the most a show may use of an allocation, in cores or as a percentage of its size.
+
+    Example: opencue-sched subscription burst demo local.general 150%
+    """
+    with farm() as (engine, _), engine.begin() as connection:
+        found = _subscription(connection, show, alloc)
+        most = _burst(number, found.size_centicores)
+        shows.set_subscription(connection, found.id, burst=most)
+    output.done(f"burst of {found.show} in {found.allocation} is {output.cores(most)} cores")
+    _note_burst(found.size_centicores, most)
+    if most < found.used_centicores:
+        used = output.cores(found.used_centicores)
+        click.echo(f"note: {used} cores are in use; nothing is booked until fewer are", err=True)
+
+
+@subscription_command.command("delete")
+@click.argument("show")
+@click.argument("alloc")
+@click.option("--force", is_flag=True, help="Even while frames run under it; they go on.")
+def delete_subscription(show: str, alloc: str, force: bool) -> None:
+    """Take an allocation away from a show.
+
+    Example: opencue-sched subscription delete demo local.general
+    """
+    with farm() as (engine, _), engine.begin() as connection:
+        found = _subscription(connection, show, alloc)
+        if found.procs and not force:
+            running = f"frames of {found.show} running in {found.allocation}: {found.procs}"
+            raise CommandRefused(f"{running}; set burst 0 and wait, or use --force")
+        shows.delete_subscription(connection, found.id)
+    output.done(f"{found.show} may not use {found.allocation} any more")
+
+
+def _subscription(connection: Connection, show: str, alloc: str) -> Row[Any]:
+    """The subscription of a show for an allocation, both by name or id. Raises UnknownName where there is none."""
+    show_id, show = choose(connection, Kind.SHOW, show)
+    alloc_id, alloc = choose(connection, Kind.ALLOCATION, alloc)
+    found = shows.list_subscriptions(connection, show_id=show_id, alloc_id=alloc_id)
+    if not found:
+        raise UnknownName(f"show {show} has no subscription for {alloc}; `subscription create` makes one")
+    return found[0]
+
+
+def _note_burst(size: int, burst: int) -> None:
+    """Cuebot allows a burst below the size. 0 is how bookings are stopped; any other is most often a mistake."""
+    if 0 < burst < size:
+        most, promised = output.cores(burst), output.cores(size)
+        click.echo(f"note: the burst is below the size: {most} cores are the most it gets of its {promised}", err=True)
+
+
+def _burst(text: str, size: int) -> int:
+    """Cores, or a percentage of the size, as centicores."""
+    if not text.endswith("%"):
+        return core_count(text)
+    try:
+        percent = float(text[:-1])
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r} is not a percentage") from error
+    if not 0 <= percent <= 100_000:
+        raise click.BadParameter(f"{text} is not a percentage of a size")
+    return round(size * percent / 100)
+
+
+# ``opencue-sched limit``.
+
+_FRAMES = click.IntRange(0, INT_MAX)
+
+
+@click.group("limit")
+def limit_command() -> None:
+    """List, create and change limits: how many frames may run under a name (licences and the like).
+
+    Example: opencue-sched limit create arnold 20
+    """
+
+
+_list_command(
+    limit_command,
+    lambda connection: sorted(fetch_limits(connection).values(), key=lambda limit: limit.name),
+    _LIMIT_COLUMNS,
+    "List limits with the frames that run under each.\n\nExample: opencue-sched limit list",
+)
+
+
+@limit_command.command("create")
+@click.argument("name")
+@click.argument("most", type=_FRAMES, metavar="MAX")
+@json_option
+def create_limit(name: str, most: int, as_json: bool) -> None:
+    """Create a limit of MAX running frames.
+
+    Example: opencue-sched limit create arnold 20
+    """
+    new_name("limit", name, width=LIMIT_NAME_WIDTH)
+    with farm() as (engine, _), engine.begin() as connection:
+        if shows.find_row(connection, Kind.LIMIT, name) is not None:
+            raise CommandRefused(f"there is a limit {name!r} already")
+        made = shows.insert_limit(connection, name, most)
+    output.done(f"created limit {name} of {counted(most, 'frame')}", as_json=as_json, limit=name, id=made, max=most)
+
+
+@limit_command.command("set")
+@click.argument("name")
+@click.argument("most", type=_FRAMES, metavar="MAX")
+def set_limit(name: str, most: int) -> None:
+    """Change how many frames may run under a limit. What runs above it goes on.
+
+    Example: opencue-sched limit set arnold 25
+    """
+    with farm() as (engine, _), engine.begin() as connection:
+        limit_id, name = choose(connection, Kind.LIMIT, name)
+        shows.set_limit(connection, limit_id, most)
+    output.done(f"{counted(most, 'frame')} may run under {name}")
+
+
+@limit_command.command("delete")
+@click.argument("name")
+@click.option("--force", is_flag=True, help="Even while pending jobs have layers under it; they are limited no more.")
+def delete_limit(name: str, force: bool) -> None:
+    """Delete a limit.
+
+    Example: opencue-sched limit delete arnold
+    """
+    with farm() as (engine, _), engine.begin() as connection:
+        limit_id, name = choose(connection, Kind.LIMIT, name)
+        jobs = shows.pending_jobs_under_limit(connection, limit_id)
+        if jobs and not force:
+            raise CommandRefused(f"{name} holds {counted(jobs, 'pending job')}; --force deletes it all the same")
+        shows.delete_limit(connection, limit_id)
+    output.done(f"deleted limit {name}")

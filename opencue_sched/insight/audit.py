@@ -7,7 +7,7 @@ One function for the command line, the demo, the benchmarks and the tests. What 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import cast
@@ -19,174 +19,16 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.consistency import Amounts, ConsistencyCheck, check_consistency, drift
 from opencue_sched.accounting.entries import EntryState, Record, unpack
 from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.accounting.scripts import chunks
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.settings import Settings
-from opencue_sched.store import audit as store
-
-# I1 and I4 of a farm at work: what only changed while it was looked at is told from what is wrong.
-#
-# Counters and ledger are compared by the consistency check of a recompute, which is exact under any load. PostgreSQL
-# and Redis have no moment in common; so those ids that differ, and only those, are looked at again until they agree, or
-# have contradicted each other unchanged for ``STAYS_WRONG_SECONDS``.
+from opencue_sched.store.audit import OFFENDERS_NAMED, RULES, judge, managed_procs
 
 LOOK_AGAIN_SECONDS = 0.5
 STAYS_WRONG_SECONDS = 2.0
 LOOKS = 12
 CHECK_DEADLINE_SECONDS = 5.0
 KEYS_PER_ROUND_TRIP = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """``looked_at`` things were compared; ``wrong`` contradict each other, ``undecided`` never held still."""
-
-    looked_at: int
-    wrong: tuple[str, ...]
-    undecided: tuple[str, ...] = ()
-
-
-def compare_counters(ledger: Ledger) -> Compared:
-    """I1: every counter is the sum of its ledger entries. Wrong is what differs by the same amount in two checks,
-    because another program's decrement may be on its way (release_feed cuebot-redis)."""
-    try:
-        check = _check_consistency(ledger)
-        before = drift(check)
-        if before:
-            time.sleep(LOOK_AGAIN_SECONDS)
-            check = _check_consistency(ledger)
-    except NotReady as error:
-        return Compared(0, (), (str(error),))
-    after = drift(check)
-    wrong = {key for key, off in after.items() if before.get(key) == off}
-    return Compared(
-        len(check.readings),
-        tuple(_contradiction(key, check.readings[key].counted, after[key]) for key in after if key in wrong),
-        tuple(f"{key} differed by another amount each time" for key in sorted(before.keys() & after.keys() - wrong)),
-    )
-
-
-def _check_consistency(ledger: Ledger) -> ConsistencyCheck:
-    """A complete check. Raises NotReady when other processes check the counters all the time."""
-    deadline = time.monotonic() + CHECK_DEADLINE_SECONDS
-    while not (check := check_consistency(ledger)).complete:
-        if time.monotonic() >= deadline:
-            raise NotReady("another process was checking the counters all the time")
-        time.sleep(0.05)
-    return check
-
-
-def _contradiction(key: str, counted: Amounts, off: Amounts) -> str:
-    """The counter and the sum of its entries: cores and GPUs, or the frames of a limit."""
-    size = 1 if key.startswith(keys.LIMIT_PREFIX) else 2
-    booked = counted[0] - off[0], counted[1] - off[1]
-    return f"{key}: counter {counted[:size]}, ledger {booked[:size]}"
-
-
-@dataclass(frozen=True, slots=True)
-class ProcsCompared:
-    """I4, with figures of the first look."""
-
-    compared: Compared
-    entries: int
-    procs: int
-    being_booked: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Sides:
-    """What both stores say of some procs, at two moments close to each other. ``now`` is Redis TIME, in seconds."""
-
-    records: Mapping[str, Record]
-    procs: Mapping[str, Amounts]
-    now: int
-
-    def contradiction(self, proc_id: str, age: float) -> str | None:
-        """What is wrong about a proc. A booking in flight may wait for its commit until it is ``age`` seconds old."""
-        record, proc = self.records.get(proc_id), self.procs.get(proc_id)
-        if record is None:
-            return None if proc is None else f"proc {proc_id} is not in the ledger"
-        if proc is None:
-            young = record.state is EntryState.IN_FLIGHT and self.now - record.booked_at < age
-            return None if young else f"ledger entry {proc_id} has no proc"
-        try:
-            held = record.booking.cores, record.booking.gpus
-        except InvalidInput as error:
-            return str(error)
-        return None if held == proc else f"proc {proc_id} holds {proc} cores and GPUs, its ledger entry {held}"
-
-    def said(self, proc_id: str) -> object:
-        return self.records.get(proc_id), self.procs.get(proc_id)
-
-
-def compare_procs(engine: Engine, ledger: Ledger, *, age_seconds: float) -> ProcsCompared:
-    """I4: the ledger holds exactly the procs of managed shows, but for what is being booked this moment."""
-    records = {record.proc_id: record for record in ledger.records()}
-    with engine.connect() as connection:
-        first = _Sides(records, store.managed_procs(connection), _redis_seconds(ledger))
-    suspects = {i for i in records.keys() | first.procs.keys() if first.contradiction(i, age_seconds)}
-    compared = _look_until_decided(engine, ledger, first, suspects, age_seconds)
-    in_flight = {i for i, record in records.items() if record.state is EntryState.IN_FLIGHT}
-    looked_at = len(records.keys() | first.procs.keys())
-    return ProcsCompared(
-        Compared(looked_at, compared.wrong, compared.undecided),
-        len(records),
-        len(first.procs),
-        len(in_flight - first.procs.keys() - set(suspects)),
-    )
-
-
-def _look_until_decided(engine: Engine, ledger: Ledger, first: _Sides, suspects: set[str], age: float) -> Compared:
-    """Look at the suspects again, LOOKS times at most, till each agrees or has stayed wrong for long enough."""
-    since = dict.fromkeys(suspects, time.monotonic())
-    said = {proc_id: first.said(proc_id) for proc_id in suspects}
-    wrong: dict[str, str] = {}
-    for _ in range(LOOKS):
-        if not since:
-            break
-        time.sleep(LOOK_AGAIN_SECONDS)
-        sides = _look(engine, ledger, since.keys())
-        for proc_id in tuple(since):
-            contradiction = sides.contradiction(proc_id, age)
-            if contradiction is None:
-                del since[proc_id]
-            elif sides.said(proc_id) != said[proc_id]:
-                since[proc_id], said[proc_id] = time.monotonic(), sides.said(proc_id)
-            elif time.monotonic() - since[proc_id] >= STAYS_WRONG_SECONDS:
-                wrong[proc_id] = contradiction
-                del since[proc_id]
-    return Compared(
-        len(suspects),
-        tuple(wrong[proc_id] for proc_id in sorted(wrong)),
-        tuple(f"proc {proc_id} changed each time" for proc_id in sorted(since)),
-    )
-
-
-def _look(engine: Engine, ledger: Ledger, proc_ids: Collection[str]) -> _Sides:
-    """Both sides of some procs."""
-    ids = sorted(proc_ids)
-    records: dict[str, Record] = {}
-    for start in range(0, len(ids), KEYS_PER_ROUND_TRIP):
-        part = ids[start : start + KEYS_PER_ROUND_TRIP]
-        texts = cast("list[str | None]", ledger.client.hmget(keys.LEDGER, part))
-        for proc_id, text in zip(part, texts, strict=True):
-            if text is not None and (record := _understood(proc_id, text)) is not None:
-                records[proc_id] = record
-    with engine.connect() as connection:
-        return _Sides(records, store.managed_procs(connection, ids), _redis_seconds(ledger))
-
-
-def _understood(proc_id: str, text: str) -> Record | None:
-    """As Ledger.records: what is not understood is no entry (it was logged there)."""
-    try:
-        return unpack(proc_id, text)
-    except InvalidInput:
-        return None
-
-
-def _redis_seconds(ledger: Ledger) -> int:
-    return int(ledger.client.time()[0])
-
-
 LOST_AFTER_SECONDS = 60.0
 
 
@@ -262,53 +104,23 @@ def run_audit(engine: Engine, client: redis.Redis, settings: Settings) -> AuditR
     their changes while counters and ledger are compared (``acct:audit``).
     """
     ledger = Ledger(client, owner="audit")
-    checks = [_counters(ledger), _ledger_is_proc(engine, ledger, settings)]
+    checks = [compare_counters(ledger), compare_procs(engine, ledger, age_seconds=settings.accounting.in_flight_age)]
     with engine.connect() as connection:
-        checks += [
-            _found("I2", "vertices with procs within their caps (lowered ones show too)", store.over_cap(connection)),
-            _found(
-                "I6",
-                "RUNNING frames and procs belong together",
-                store.lost_frames(connection, grace_seconds=LOST_AFTER_SECONDS),
-            ),
-            _found("I6b", "layers whose counters are what their frames say", store.wrong_counts(connection)),
-            _found("I7", "hosts whose idle is total less procs, none negative", store.wrong_idle(connection)),
-        ]
+        for invariant, (text, _) in RULES.items():
+            found = judge(connection, invariant, grace_seconds=LOST_AFTER_SECONDS)
+            text = f"{text}: {found.looked_at - found.wrong} of {found.looked_at}"
+            checks.append(_check(invariant, text, found.named or ()))
     checks.append(_ready(ledger))
     checks += [Check(name, Outcome.NOT_SHOWN, text) for name, text in _BY_TEST.items()]
     return AuditReport(tuple(sorted(checks, key=lambda check: (int(check.invariant[1:].rstrip("b")), check.invariant))))
 
 
-def _found(invariant: str, text: str, finding: store.Contradictions) -> Check:
-    outcome = Outcome.FAIL if finding.wrong else Outcome.PASS
-    return Check(
-        invariant, outcome, f"{text}: {finding.looked_at - finding.wrong} of {finding.looked_at}", finding.named
-    )
-
-
-def _compared(invariant: str, text: str, compared: Compared) -> Check:
+def _check(invariant: str, text: str, wrong: Sequence[str], undecided: Sequence[str] = ()) -> Check:
     """Wrong is a failure whatever else is undecided; and what is undecided is never a pass."""
-    outcome = Outcome.FAIL if compared.wrong else Outcome.UNDECIDED if compared.undecided else Outcome.PASS
-    if compared.undecided:
-        text += f"; undecided: {len(compared.undecided)} changed while looked at"
-    named = compared.wrong[: store.OFFENDERS_NAMED] + compared.undecided[: store.OFFENDERS_NAMED]
-    return Check(invariant, outcome, text, named)
-
-
-def _counters(ledger: Ledger) -> Check:
-    """I1: every counter is the sum of its ledger entries."""
-    found = compare_counters(ledger)
-    good = found.looked_at - len(found.wrong)
-    text = f"counters that are the sum of their ledger entries: {good} of {found.looked_at}"
-    return _compared("I1", text, found)
-
-
-def _ledger_is_proc(engine: Engine, ledger: Ledger, settings: Settings) -> Check:
-    """I4: the ledger holds exactly the procs of managed shows; what is being booked this moment is counted apart."""
-    found = compare_procs(engine, ledger, age_seconds=settings.accounting.in_flight_age)
-    agree = "" if found.compared.wrong else " agree"
-    text = f"ledger and proc{agree}: {found.entries} entries, {found.procs} procs, {found.being_booked} being booked"
-    return _compared("I4", text, found.compared)
+    outcome = Outcome.FAIL if wrong else Outcome.UNDECIDED if undecided else Outcome.PASS
+    if undecided:
+        text += f"; undecided: {len(undecided)} changed while looked at"
+    return Check(invariant, outcome, text, (*wrong[:OFFENDERS_NAMED], *undecided[:OFFENDERS_NAMED]))
 
 
 def _ready(ledger: Ledger) -> Check:
@@ -318,3 +130,135 @@ def _ready(ledger: Ledger) -> Check:
         return Check("I8", Outcome.FAIL, f"the counters cannot be booked against: {error}")
     shown = "tests/chaos/test_stores.py::test_an_emptied_redis_stops_booking_and_is_filled_again_by_one_process"
     return Check("I8", Outcome.PASS, f"the counters are filled and open; recovery after a loss: {shown}")
+
+
+# I1 and I4 of a farm at work: what only changed while it was looked at is told from what is wrong.
+#
+# Counters and ledger are compared by the consistency check of a recompute, which is exact under any load. PostgreSQL
+# and Redis have no moment in common; so those ids that differ, and only those, are looked at again until they agree, or
+# have contradicted each other unchanged for ``STAYS_WRONG_SECONDS``.
+
+
+def compare_counters(ledger: Ledger) -> Check:
+    """I1: every counter is the sum of its ledger entries. Wrong is what differs by the same amount in two checks,
+    because another program's decrement may be on its way (release_feed cuebot-redis)."""
+    text = "counters that are the sum of their ledger entries"
+    try:
+        check = _check_consistency(ledger)
+        before = drift(check)
+        if before:
+            time.sleep(LOOK_AGAIN_SECONDS)
+            check = _check_consistency(ledger)
+    except NotReady as error:
+        return _check("I1", text, (), (str(error),))
+    after = drift(check)
+    wrong = [
+        _contradiction(key, check.readings[key].counted, off) for key, off in after.items() if before.get(key) == off
+    ]
+    moving = sorted(key for key, off in after.items() if before.get(key) not in (None, off))
+    text += f": {len(check.readings) - len(wrong)} of {len(check.readings)}"
+    return _check("I1", text, wrong, [f"{key} differed by another amount each time" for key in moving])
+
+
+def _check_consistency(ledger: Ledger) -> ConsistencyCheck:
+    """A complete check. Raises NotReady when other processes check the counters all the time."""
+    deadline = time.monotonic() + CHECK_DEADLINE_SECONDS
+    while not (check := check_consistency(ledger)).complete:
+        if time.monotonic() >= deadline:
+            raise NotReady("another process was checking the counters all the time")
+        time.sleep(0.05)
+    return check
+
+
+def _contradiction(key: str, counted: Amounts, off: Amounts) -> str:
+    """The counter and the sum of its entries: cores and GPUs, or the frames of a limit."""
+    size = 1 if key.startswith(keys.LIMIT_PREFIX) else 2
+    booked = counted[0] - off[0], counted[1] - off[1]
+    return f"{key}: counter {counted[:size]}, ledger {booked[:size]}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """What both stores say of some procs, at two moments close to each other. ``now`` is Redis TIME, in seconds."""
+
+    records: Mapping[str, Record]
+    procs: Mapping[str, Amounts]
+    now: int
+
+    def contradiction(self, proc_id: str, age: float) -> str | None:
+        """What is wrong about a proc. A booking in flight may wait for its commit until it is ``age`` seconds old."""
+        record, proc = self.said(proc_id)
+        if record is None:
+            return None if proc is None else f"proc {proc_id} is not in the ledger"
+        if proc is None:
+            young = record.state is EntryState.IN_FLIGHT and self.now - record.booked_at < age
+            return None if young else f"ledger entry {proc_id} has no proc"
+        try:
+            held = record.booking.cores, record.booking.gpus
+        except InvalidInput as error:
+            return str(error)
+        return None if held == proc else f"proc {proc_id} holds {proc} cores and GPUs, its ledger entry {held}"
+
+    def said(self, proc_id: str) -> tuple[Record | None, Amounts | None]:
+        return self.records.get(proc_id), self.procs.get(proc_id)
+
+
+def compare_procs(engine: Engine, ledger: Ledger, *, age_seconds: float) -> Check:
+    """I4: the ledger holds exactly the procs of managed shows, but for what is being booked this moment."""
+    first = _look(engine, ledger, {record.proc_id: record for record in ledger.records()})
+    suspects = {i for i in first.records.keys() | first.procs.keys() if first.contradiction(i, age_seconds)}
+    wrong, undecided = _look_until_decided(engine, ledger, {i: first.said(i) for i in suspects}, age_seconds)
+    in_flight = {i for i, record in first.records.items() if record.state is EntryState.IN_FLIGHT}
+    booked = len(in_flight - first.procs.keys() - suspects)
+    agree = "" if wrong else " agree"
+    text = f"ledger and proc{agree}: {len(first.records)} entries, {len(first.procs)} procs, {booked} being booked"
+    return _check("I4", text, wrong, undecided)
+
+
+def _look_until_decided(
+    engine: Engine, ledger: Ledger, said: dict[str, tuple[Record | None, Amounts | None]], age: float
+) -> tuple[list[str], list[str]]:
+    """Look at these suspects again, LOOKS times at most, till each agrees or has stayed wrong for long enough.
+
+    Returns what is wrong, and what never held still.
+    """
+    since = dict.fromkeys(said, time.monotonic())
+    wrong: dict[str, str] = {}
+    for _ in range(LOOKS):
+        if not since:
+            break
+        time.sleep(LOOK_AGAIN_SECONDS)
+        sides = _look(engine, ledger, _records(ledger, since), since)
+        for proc_id in tuple(since):
+            contradiction = sides.contradiction(proc_id, age)
+            if contradiction is None:
+                del since[proc_id]
+            elif sides.said(proc_id) != said[proc_id]:
+                since[proc_id], said[proc_id] = time.monotonic(), sides.said(proc_id)
+            elif time.monotonic() - since[proc_id] >= STAYS_WRONG_SECONDS:
+                wrong[proc_id] = contradiction
+                del since[proc_id]
+    return [wrong[i] for i in sorted(wrong)], [f"proc {i} changed each time" for i in sorted(since)]
+
+
+def _look(
+    engine: Engine, ledger: Ledger, records: Mapping[str, Record], proc_ids: Iterable[str] | None = None
+) -> _Sides:
+    """Records read just now, beside the procs: all, or these."""
+    with engine.connect() as connection:
+        procs = managed_procs(connection, None if proc_ids is None else sorted(proc_ids))
+    return _Sides(records, procs, int(ledger.client.time()[0]))
+
+
+def _records(ledger: Ledger, proc_ids: Iterable[str]) -> dict[str, Record]:
+    """Some entries of the ledger. As in Ledger.records, what cannot be read is no entry."""
+    records = {}
+    for part in chunks(sorted(proc_ids), KEYS_PER_ROUND_TRIP):
+        texts = cast("list[str | None]", ledger.client.hmget(keys.LEDGER, list(part)))
+        for proc_id, text in zip(part, texts, strict=True):
+            try:
+                if text is not None:
+                    records[proc_id] = unpack(proc_id, text)
+            except InvalidInput:
+                continue
+    return records

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Row, text
 
 from opencue_sched.domain.units import CENTICORES_PER_CORE
 
@@ -14,8 +13,7 @@ OFFENDERS_NAMED = 5
 
 _CORES = f"((p.int_cores_reserved + {CENTICORES_PER_CORE - 1}) / {CENTICORES_PER_CORE})"
 
-_OVER_CAP = text(
-    f"""
+_OVER_CAP = f"""
     WITH booked AS (
         SELECT p.pk_show, h.pk_alloc, j.pk_folder, p.pk_job, p.b_local,
                {_CORES} * {CENTICORES_PER_CORE} AS centicores, p.int_gpus_reserved AS gpus
@@ -48,74 +46,56 @@ _OVER_CAP = text(
         WHERE l.int_max_value IS NOT NULL
         GROUP BY l.pk_limit_record, l.str_name, l.int_max_value
     )
-    SELECT count(*) AS looked_at,
-           count(*) FILTER (WHERE used > cap AND (always OR cap > 0)) AS wrong,
-           (array_agg(what || ' ' || name || ': ' || used || ' > ' || cap)
-              FILTER (WHERE used > cap AND (always OR cap > 0)))[1:{OFFENDERS_NAMED}] AS named
+    SELECT what || ' ' || name || ': ' || used || ' > ' || cap AS detail, used > cap AND (always OR cap > 0) AS wrong
     FROM used
-    """  # noqa: S608 - constants only
-)
+"""  # noqa: S608 - constants only
 
-_IDLE = text(
-    f"""
-    WITH sums AS (
-        SELECT h.pk_host, h.str_name, h.int_cores, h.int_cores_idle, h.int_gpus, h.int_gpus_idle,
-               h.int_mem_idle, h.int_gpu_mem_idle,
-               coalesce(sum(p.int_cores_reserved), 0) AS cores, coalesce(sum(p.int_gpus_reserved), 0) AS gpus
-        FROM host h LEFT JOIN proc p ON p.pk_host = h.pk_host
-        GROUP BY h.pk_host
-    ), judged AS (
-        SELECT str_name, int_cores_idle <> int_cores - cores OR int_gpus_idle <> int_gpus - gpus
-            OR least(int_cores_idle, int_mem_idle, int_gpus_idle, int_gpu_mem_idle) < 0 AS wrong,
-            ': idle ' || int_cores_idle || ' of ' || int_cores || ' centicores, procs hold ' || cores AS detail
-        FROM sums
-    )
-    SELECT count(*) AS looked_at, count(*) FILTER (WHERE wrong) AS wrong,
-           (array_agg(str_name || detail) FILTER (WHERE wrong))[1:{OFFENDERS_NAMED}] AS named
-    FROM judged
-    """  # noqa: S608 - constants only
-)
+_LOST_FRAMES = """
+    SELECT f.pk_frame || ' RUNNING without a proc' AS detail,
+           p.pk_proc IS NULL AND f.ts_updated < now() - make_interval(secs => :grace) AS wrong
+    FROM frame f LEFT JOIN proc p ON p.pk_frame = f.pk_frame
+    WHERE f.str_state = 'RUNNING'
+    UNION ALL
+    SELECT p.pk_proc || ' owns a frame that is ' || coalesce(f.str_state, 'gone'),
+           coalesce(f.str_state, '') <> 'RUNNING' AND p.ts_dispatched < now() - make_interval(secs => :grace)
+    FROM proc p LEFT JOIN frame f ON f.pk_frame = p.pk_frame
+"""
 
-_LOST_FRAMES = text(
-    f"""
-    WITH judged AS (
-        SELECT f.pk_frame || ' RUNNING without a proc' AS detail,
-               p.pk_proc IS NULL AND f.ts_updated < now() - make_interval(secs => :grace) AS wrong
-        FROM frame f LEFT JOIN proc p ON p.pk_frame = f.pk_frame
-        WHERE f.str_state = 'RUNNING'
-        UNION ALL
-        SELECT p.pk_proc || ' owns a frame that is ' || coalesce(f.str_state, 'gone'),
-               coalesce(f.str_state, '') <> 'RUNNING' AND p.ts_dispatched < now() - make_interval(secs => :grace)
-        FROM proc p LEFT JOIN frame f ON f.pk_frame = p.pk_frame
-    )
-    SELECT count(*) AS looked_at, count(*) FILTER (WHERE wrong) AS wrong,
-           (array_agg(detail) FILTER (WHERE wrong))[1:{OFFENDERS_NAMED}] AS named
-    FROM judged
-    """  # noqa: S608 - constants only
-)
-
-_STATS = text(
-    f"""
-    WITH counted AS (
+_WRONG_COUNTS = """
+    SELECT c.pk_layer || ': layer_stat says ' || s.int_waiting_count || '/' || s.int_running_count || '/'
+           || s.int_succeeded_count || ' waiting/running/succeeded, its frames ' || c.waiting || '/' || c.running
+           || '/' || c.succeeded AS detail,
+           c.setup = 0 AND (s.int_waiting_count, s.int_running_count, s.int_succeeded_count, s.int_depend_count)
+           IS DISTINCT FROM (c.waiting, c.running, c.succeeded, c.depending) AS wrong
+    FROM (
         SELECT f.pk_layer, count(*) FILTER (WHERE f.str_state = 'WAITING') AS waiting,
                count(*) FILTER (WHERE f.str_state = 'RUNNING') AS running,
                count(*) FILTER (WHERE f.str_state = 'SUCCEEDED') AS succeeded,
                count(*) FILTER (WHERE f.str_state = 'DEPEND') AS depending,
                count(*) FILTER (WHERE f.str_state = 'SETUP') AS setup
         FROM frame f GROUP BY f.pk_layer
-    ), judged AS (
-        SELECT c.pk_layer || ': layer_stat says ' || s.int_waiting_count || '/' || s.int_running_count || '/'
-               || s.int_succeeded_count || ' waiting/running/succeeded, its frames ' || c.waiting || '/' || c.running
-               || '/' || c.succeeded AS detail,
-               c.setup = 0 AND (s.int_waiting_count, s.int_running_count, s.int_succeeded_count, s.int_depend_count)
-               IS DISTINCT FROM (c.waiting, c.running, c.succeeded, c.depending) AS wrong
-        FROM counted c JOIN layer_stat s ON s.pk_layer = c.pk_layer
-    )
-    SELECT count(*) AS looked_at, count(*) FILTER (WHERE wrong) AS wrong,
-           (array_agg(detail) FILTER (WHERE wrong))[1:{OFFENDERS_NAMED}] AS named
-    FROM judged
-    """  # noqa: S608 - constants only
-)
+    ) c JOIN layer_stat s ON s.pk_layer = c.pk_layer
+"""
+
+_WRONG_IDLE = """
+    SELECT str_name || ': idle ' || int_cores_idle || ' of ' || int_cores || ' centicores, procs hold ' || used.cores
+               AS detail,
+           int_cores_idle <> int_cores - used.cores OR int_gpus_idle <> int_gpus - used.gpus
+               OR least(int_cores_idle, int_mem_idle, int_gpus_idle, int_gpu_mem_idle) < 0 AS wrong
+    FROM host
+    CROSS JOIN LATERAL (
+        SELECT coalesce(sum(int_cores_reserved), 0) AS cores, coalesce(sum(int_gpus_reserved), 0) AS gpus
+        FROM proc WHERE proc.pk_host = host.pk_host
+    ) used
+"""
+
+RULES = {
+    "I2": ("vertices with procs within their caps (lowered ones show too)", _OVER_CAP),
+    "I6": ("RUNNING frames and procs belong together", _LOST_FRAMES),
+    "I6b": ("layers whose counters are what their frames say", _WRONG_COUNTS),
+    "I7": ("hosts whose idle is total less procs, none negative", _WRONG_IDLE),
+}
+"""Invariants that PostgreSQL alone can show: what is looked at, and a statement that judges each row (see judge())."""
 
 _MANAGED_PROCS = text(
     f"""
@@ -126,41 +106,20 @@ _MANAGED_PROCS = text(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Contradictions:
-    """``looked_at`` rows were judged, ``wrong`` of them contradict the rule; the first few are named."""
+def judge(connection: Connection, invariant: str, *, grace_seconds: float = 0.0) -> Row[Any]:
+    """Judge all rows by one of RULES, in one statement: ``looked_at`` rows, of which ``wrong`` contradict the rule.
 
-    looked_at: int
-    wrong: int
-    named: tuple[str, ...]
-
-
-def over_cap(connection: Connection) -> Contradictions:
-    """Subscriptions, folders, jobs and limits of managed shows whose procs hold more than their cap."""
-    return _finding(connection.execute(_OVER_CAP).one())
-
-
-def wrong_idle(connection: Connection) -> Contradictions:
-    """Hosts whose idle cores or GPUs are not total less procs, or whose idle anything is negative."""
-    return _finding(connection.execute(_IDLE).one())
-
-
-def lost_frames(connection: Connection, *, grace_seconds: float) -> Contradictions:
-    """RUNNING frames without a proc, and procs without a RUNNING frame, for longer than the grace."""
-    return _finding(connection.execute(_LOST_FRAMES, {"grace": grace_seconds}).one())
-
-
-def wrong_counts(connection: Connection) -> Contradictions:
-    """Layers whose layer_stat is not what their frames say."""
-    return _finding(connection.execute(_STATS).one())
+    ``named`` are the first few of these, or None. What was so for less than the grace is not wrong yet (I6).
+    """
+    statement = f"""
+        SELECT count(*) AS looked_at, count(*) FILTER (WHERE wrong) AS wrong,
+               (array_agg(detail) FILTER (WHERE wrong))[1:{OFFENDERS_NAMED}] AS named
+        FROM ({RULES[invariant][1]}) judged
+        """  # noqa: S608 - constants only
+    return connection.execute(text(statement), {"grace": grace_seconds} if ":grace" in statement else {}).one()
 
 
 def managed_procs(connection: Connection, proc_ids: Sequence[str] | None = None) -> dict[str, tuple[int, int]]:
     """pk_proc -> (whole cores, GPUs) of every proc of a managed show, or of those among ``proc_ids``."""
     ids = None if proc_ids is None else list(proc_ids)
     return {row.pk_proc: (int(row.cores), int(row.gpus)) for row in connection.execute(_MANAGED_PROCS, {"ids": ids})}
-
-
-def _finding(row: Any) -> Contradictions:
-    named: Sequence[str] = row.named or ()
-    return Contradictions(int(row.looked_at), int(row.wrong), tuple(named))

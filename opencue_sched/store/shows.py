@@ -6,20 +6,23 @@ Triggers of ours tell the scheduler about changed caps.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, TextClause, text
+from sqlalchemy import Connection, Row, text
 
 from opencue_sched.store.hosts import RECALCULATE_TAGS
 
 _SHOWS = text(
     """
-    SELECT show.pk_show, show.str_name, b_active, b_scheduler_managed, b_booking_enabled, b_dispatch_enabled, b_paused,
-           int_default_min_cores, int_default_max_cores, coalesce(work.jobs, 0),
-           CAST(coalesce(work.running, 0) AS bigint), CAST(coalesce(work.waiting, 0) AS bigint),
-           CAST(coalesce(used.cores, 0) AS bigint), coalesce(used.gpus, 0)
+    SELECT show.pk_show AS id, show.str_name AS name, b_active AS active, b_scheduler_managed AS managed,
+           b_booking_enabled AS booking, b_dispatch_enabled AS dispatch, b_paused AS paused,
+           int_default_min_cores AS default_min_cores, int_default_max_cores AS default_max_cores,
+           coalesce(work.jobs, 0) AS pending_jobs, CAST(coalesce(work.running, 0) AS bigint) AS running_frames,
+           CAST(coalesce(work.waiting, 0) AS bigint) AS waiting_frames,
+           CAST(coalesce(used.cores, 0) AS bigint) AS centicores, coalesce(used.gpus, 0) AS gpus
       FROM show
       LEFT JOIN (SELECT pk_show, count(*) AS jobs, sum(int_running_count) AS running, sum(int_waiting_count) AS waiting
                    FROM job JOIN job_stat ON job_stat.pk_job = job.pk_job
@@ -30,42 +33,50 @@ _SHOWS = text(
      ORDER BY show.str_name
     """
 )
+# As Cuebot makes a show: with its statistics, its root folder and its point.
+_NEW_SHOW = (
+    text(
+        """
+        INSERT INTO show (pk_show, str_name, b_scheduler_managed, int_default_min_cores, int_default_max_cores)
+        VALUES (:show, :name, :managed, coalesce(:min_cores, 100), coalesce(:max_cores, 10000))
+        """
+    ),
+    text("INSERT INTO show_stats (pk_show) VALUES (:show)"),
+    text("INSERT INTO folder (pk_folder, pk_show, str_name, pk_dept) VALUES (:folder, :show, left(:name, 36), :dept)"),
+    text("INSERT INTO point (pk_point, pk_dept, pk_show) VALUES (:point, :dept, :show) ON CONFLICT DO NOTHING"),
+)
+_DEFAULT_DEPT = text("SELECT pk_dept FROM dept ORDER BY b_default DESC, (str_name = 'Unknown') DESC, pk_dept LIMIT 1")
+_SHOW_COLUMNS = {
+    column: text(f"UPDATE show SET {column} = :value WHERE pk_show = :show AND {column} <> :value")  # noqa: S608
+    for column in (
+        "b_active",
+        "b_scheduler_managed",
+        "b_booking_enabled",
+        "int_default_min_cores",
+        "int_default_max_cores",
+    )
+}
+# Ending a run takes a share of this lock, so nobody releases a proc of the show meanwhile.
+_LOCK_SHOW = text(
+    """
+    SELECT b_scheduler_managed AS managed, b_booking_enabled AS booking
+      FROM show WHERE pk_show = :show FOR NO KEY UPDATE
+    """
+)
 # The lock of a show's flip is one of the session: it ends with the process that holds it, however that ends.
 _LOCK_FLIP = text("SELECT pg_try_advisory_lock(hashtextextended('opencue-sched flip ' || CAST(:show AS varchar), 0))")
 _UNLOCK_FLIP = text("SELECT pg_advisory_unlock(hashtextextended('opencue-sched flip ' || CAST(:show AS varchar), 0))")
-_STILL_THERE = text("SELECT 1")
-_INSERT_SHOW = text(
-    """
-    INSERT INTO show (pk_show, str_name, b_scheduler_managed, int_default_min_cores, int_default_max_cores)
-    VALUES (:show, :name, :managed, coalesce(:min_cores, 100), coalesce(:max_cores, 10000))
-    """
-)
-_INSERT_SHOW_STATS = text("INSERT INTO show_stats (pk_show) VALUES (:show)")
-_INSERT_ROOT = text("INSERT INTO folder (pk_folder, pk_show, str_name, pk_dept) VALUES (:folder, :show, :root, :dept)")
-_INSERT_POINT = text(
-    "INSERT INTO point (pk_point, pk_dept, pk_show) VALUES (:point, :dept, :show) ON CONFLICT DO NOTHING"
-)
-_DEFAULT_DEPT = text("SELECT pk_dept FROM dept ORDER BY b_default DESC, (str_name = 'Unknown') DESC, pk_dept LIMIT 1")
-# Ending a run takes a share of this lock, so nobody releases a proc of the show meanwhile.
-_LOCK_SHOW = text("SELECT b_scheduler_managed, b_booking_enabled FROM show WHERE pk_show = :show FOR NO KEY UPDATE")
-_SHOW_FLAGS = {
-    flag: text(f"UPDATE show SET {flag} = :value WHERE pk_show = :show AND {flag} <> :value")  # noqa: S608
-    for flag in ("b_active", "b_scheduler_managed", "b_booking_enabled")
-}
-_SHOW_NUMBERS = {
-    column: text(f"UPDATE show SET {column} = :value WHERE pk_show = :show")  # noqa: S608 - only our own constants
-    for column in ("int_default_min_cores", "int_default_max_cores")
-}
 
 _ALLOCATIONS = text(
     """
-    SELECT alloc.pk_alloc, alloc.str_name, alloc.str_tag, facility.str_name AS facility, alloc.b_default,
-           CAST(coalesce(sum(host.int_cores), 0) AS bigint),
-           CAST(coalesce(sum(host.int_cores - host.int_cores_idle), 0) AS bigint),
+    SELECT alloc.pk_alloc AS id, alloc.str_name AS name, alloc.str_tag AS tag, facility.str_name AS facility,
+           alloc.b_default AS default,
+           CAST(coalesce(sum(host.int_cores), 0) AS bigint) AS centicores,
+           CAST(coalesce(sum(host.int_cores - host.int_cores_idle), 0) AS bigint) AS booked_centicores,
            CAST(coalesce(sum(host.int_cores_idle) FILTER (WHERE str_lock_state = 'OPEN' AND str_state = 'UP'), 0)
-                AS bigint),
-           count(host.pk_host), count(host.pk_host) FILTER (WHERE str_lock_state <> 'OPEN'),
-           count(host.pk_host) FILTER (WHERE str_state <> 'UP')
+                AS bigint) AS idle_centicores,
+           count(host.pk_host) AS hosts, count(host.pk_host) FILTER (WHERE str_lock_state <> 'OPEN') AS locked,
+           count(host.pk_host) FILTER (WHERE str_state <> 'UP') AS down
       FROM alloc
       JOIN facility ON facility.pk_facility = alloc.pk_facility
       LEFT JOIN host ON host.pk_alloc = alloc.pk_alloc
@@ -75,12 +86,12 @@ _ALLOCATIONS = text(
      ORDER BY facility.str_name, alloc.str_name
     """
 )
+_DEFAULT_FACILITY = text("SELECT str_name FROM facility ORDER BY b_default DESC, str_name LIMIT 1")
 _INSERT_FACILITY = text("INSERT INTO facility (pk_facility, str_name) VALUES (:facility, :name)")
-_DEFAULT_FACILITY = text("SELECT pk_facility, str_name FROM facility ORDER BY b_default DESC, str_name LIMIT 1")
 _INSERT_ALLOCATION = text(
     """
     INSERT INTO alloc (pk_alloc, str_name, str_tag, pk_facility) VALUES (:alloc, :name, :tag, :facility)
-    ON CONFLICT DO NOTHING RETURNING pk_alloc
+    ON CONFLICT DO NOTHING
     """
 )
 _SET_ALLOCATION_TAG = text("UPDATE alloc SET str_tag = :tag WHERE pk_alloc = :alloc")
@@ -91,11 +102,14 @@ _SET_HOST_ALLOCATION_TAGS = text(
     RETURNING host.pk_host
     """
 )
+
 _SUBSCRIPTIONS = text(
     """
-    SELECT pk_subscription, subscription.pk_show, show.str_name, subscription.pk_alloc, alloc.str_name AS alloc,
-           int_size, int_burst, CAST(coalesce(used.cores, 0) AS bigint), coalesce(used.gpus, 0),
-           coalesce(used.procs, 0), CAST(coalesce(idle.cores, 0) AS bigint)
+    SELECT pk_subscription AS id, subscription.pk_show AS show_id, show.str_name AS show,
+           subscription.pk_alloc AS alloc_id, alloc.str_name AS allocation,
+           int_size AS size_centicores, int_burst AS burst_centicores,
+           CAST(coalesce(used.cores, 0) AS bigint) AS used_centicores, coalesce(used.gpus, 0) AS used_gpus,
+           coalesce(used.procs, 0) AS procs, CAST(coalesce(idle.cores, 0) AS bigint) AS idle_centicores
       FROM subscription
       JOIN show ON show.pk_show = subscription.pk_show
       JOIN alloc ON alloc.pk_alloc = subscription.pk_alloc
@@ -116,16 +130,16 @@ _SUBSCRIPTIONS = text(
 _INSERT_SUBSCRIPTION = text(
     """
     INSERT INTO subscription (pk_subscription, pk_show, pk_alloc, int_size, int_burst)
-    VALUES (:subscription, :show, :alloc, :size, :burst) ON CONFLICT DO NOTHING RETURNING pk_subscription
+    VALUES (:subscription, :show, :alloc, :size, :burst) ON CONFLICT DO NOTHING
     """
 )
 _SET_SUBSCRIPTION = text(
     """
     UPDATE subscription SET int_size = coalesce(:size, int_size), int_burst = coalesce(:burst, int_burst)
-     WHERE pk_show = :show AND pk_alloc = :alloc RETURNING pk_subscription
+     WHERE pk_subscription = :subscription
     """
 )
-_DELETE_SUBSCRIPTION = text("DELETE FROM subscription WHERE pk_show = :show AND pk_alloc = :alloc")
+_DELETE_SUBSCRIPTION = text("DELETE FROM subscription WHERE pk_subscription = :subscription")
 
 _INSERT_LIMIT = text("INSERT INTO limit_record (pk_limit_record, str_name, int_max_value) VALUES (:limit, :name, :max)")
 _SET_LIMIT = text("UPDATE limit_record SET int_max_value = :max WHERE pk_limit_record = :limit")
@@ -142,111 +156,31 @@ _DELETE_LIMIT_LAYERS = text("DELETE FROM layer_limit WHERE pk_limit_record = :li
 _DELETE_LIMIT = text("DELETE FROM limit_record WHERE pk_limit_record = :limit")
 
 
-@dataclass(frozen=True, slots=True)
-class Show:
-    """A show and what it is doing. ``centicores`` and ``gpus`` are booked now."""
-
-    id: str
-    name: str
-    active: bool
-    managed: bool
-    booking: bool
-    dispatch: bool
-    paused: bool
-    default_min_cores: int
-    default_max_cores: int
-    pending_jobs: int
-    running_frames: int
-    waiting_frames: int
-    centicores: int
-    gpus: int
-
-
-@dataclass(frozen=True, slots=True)
-class ShowFlags:
-    """Whose a show is, and whether it may book."""
-
-    managed: bool
-    booking: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """An allocation and its hosts. Idle cores are those of hosts that are OPEN and UP."""
-
-    id: str
-    name: str
-    tag: str | None
-    facility: str
-    default: bool
-    centicores: int
-    booked_centicores: int
-    idle_centicores: int
-    hosts: int
-    locked: int
-    down: int
-
-
-@dataclass(frozen=True, slots=True)
-class Subscription:
-    """What a show may use of an allocation, what it uses, and what is idle there."""
-
-    id: str
-    show_id: str
-    show: str
-    alloc_id: str
-    allocation: str
-    size_centicores: int
-    burst_centicores: int
-    used_centicores: int
-    used_gpus: int
-    procs: int
-    idle_centicores: int
-
-
-def list_shows(connection: Connection, show_id: str | None = None) -> list[Show]:
-    """All shows, or one."""
-    return [Show(*row) for row in connection.execute(_SHOWS, {"show": show_id})]
-
-
-def default_dept(connection: Connection) -> str | None:
-    """The department of what names none."""
-    return connection.execute(_DEFAULT_DEPT).scalar_one_or_none()
+def list_shows(connection: Connection, show_id: str | None = None) -> Sequence[Row[Any]]:
+    """All shows, or one, and what each is doing. ``centicores`` and ``gpus`` are booked now."""
+    return connection.execute(_SHOWS, {"show": show_id}).all()
 
 
 def insert_show(
-    connection: Connection,
-    *,
-    show_id: str,
-    folder_id: str,
-    point_id: str,
-    name: str,
-    dept_id: str,
-    managed: bool,
-    min_cores: int | None,
-    max_cores: int | None,
-) -> None:
-    """A show with its statistics, its root folder and its point, as Cuebot makes it."""
-    row: dict[str, object] = {"show": show_id, "folder": folder_id, "point": point_id, "dept": dept_id}
-    row |= {"name": name, "root": name[:36]}
-    row |= {"managed": managed, "min_cores": min_cores, "max_cores": max_cores}
-    for statement in (_INSERT_SHOW, _INSERT_SHOW_STATS, _INSERT_ROOT, _INSERT_POINT):
+    connection: Connection, name: str, *, managed: bool, min_cores: int | None, max_cores: int | None
+) -> str:
+    """A new show; its id."""
+    show, folder, point = (str(uuid.uuid4()) for _ in range(3))
+    row = {"show": show, "folder": folder, "point": point, "dept": connection.execute(_DEFAULT_DEPT).scalar_one()}
+    row |= {"name": name, "managed": managed, "min_cores": min_cores, "max_cores": max_cores}
+    for statement in _NEW_SHOW:
         connection.execute(statement, row)
+    return show
 
 
-def lock_show(connection: Connection, show_id: str) -> ShowFlags:
-    """The show's flags, which nobody else changes until this transaction ends."""
-    return ShowFlags(*connection.execute(_LOCK_SHOW, {"show": show_id}).one())
+def lock_show(connection: Connection, show_id: str) -> Row[Any]:
+    """The show's flags ``managed`` and ``booking``, which nobody else changes until this transaction ends."""
+    return connection.execute(_LOCK_SHOW, {"show": show_id}).one()
 
 
-def set_show_flag(connection: Connection, show_id: str, flag: str, value: bool) -> bool:
-    """Set b_active, b_scheduler_managed or b_booking_enabled; whether that changed anything."""
-    return connection.execute(_SHOW_FLAGS[flag], {"show": show_id, "value": value}).rowcount > 0
-
-
-def set_show_number(connection: Connection, show_id: str, column: str, value: int) -> None:
-    """Set int_default_min_cores or int_default_max_cores of a show."""
-    connection.execute(_SHOW_NUMBERS[column], {"show": show_id, "value": value})
+def set_show(connection: Connection, show_id: str, column: str, value: bool | int) -> bool:
+    """Set a flag or a default of a show; whether that changed anything."""
+    return connection.execute(_SHOW_COLUMNS[column], {"show": show_id, "value": value}).rowcount > 0
 
 
 def lock_flip(connection: Connection, show_id: str) -> bool:
@@ -256,7 +190,7 @@ def lock_flip(connection: Connection, show_id: str) -> bool:
 
 def keep_flip_lock(connection: Connection) -> None:
     """Raises SQLAlchemy's errors when the session, and with it the lock, is gone."""
-    connection.execute(_STILL_THERE)
+    connection.execute(text("SELECT 1"))
 
 
 def unlock_flip(connection: Connection, show_id: str) -> None:
@@ -264,26 +198,27 @@ def unlock_flip(connection: Connection, show_id: str) -> None:
     connection.execute(_UNLOCK_FLIP, {"show": show_id})
 
 
-def list_allocations(connection: Connection) -> list[Allocation]:
-    """All allocations that are in use, by facility and name."""
-    return [Allocation(*row) for row in connection.execute(_ALLOCATIONS)]
+def list_allocations(connection: Connection) -> Sequence[Row[Any]]:
+    """All allocations that are in use, by facility and name. Idle are the cores of hosts that are OPEN and UP."""
+    return connection.execute(_ALLOCATIONS).all()
 
 
-def default_facility(connection: Connection) -> tuple[str, str] | None:
-    """Id and name of the facility of what names none."""
-    row = connection.execute(_DEFAULT_FACILITY).one_or_none()
-    return None if row is None else (row.pk_facility, row.str_name)
+def default_facility(connection: Connection) -> str | None:
+    """The name of the facility of what names none."""
+    return connection.execute(_DEFAULT_FACILITY).scalar_one_or_none()
 
 
-def insert_facility(connection: Connection, facility_id: str, name: str) -> None:
-    """A new facility."""
-    connection.execute(_INSERT_FACILITY, {"facility": facility_id, "name": name})
+def insert_facility(connection: Connection, name: str) -> str:
+    """A new facility; its id."""
+    facility = str(uuid.uuid4())
+    connection.execute(_INSERT_FACILITY, {"facility": facility, "name": name})
+    return facility
 
 
-def insert_allocation(connection: Connection, alloc_id: str, name: str, tag: str, facility_id: str) -> bool:
-    """A new allocation; False when the name is taken."""
-    row = {"alloc": alloc_id, "name": name, "tag": tag, "facility": facility_id}
-    return connection.execute(_INSERT_ALLOCATION, row).one_or_none() is not None
+def insert_allocation(connection: Connection, name: str, tag: str, facility_id: str) -> str | None:
+    """A new allocation; its id, or None when the name is taken."""
+    row = {"alloc": str(uuid.uuid4()), "name": name, "tag": tag, "facility": facility_id}
+    return row["alloc"] if connection.execute(_INSERT_ALLOCATION, row).rowcount else None
 
 
 def set_allocation_tag(connection: Connection, alloc_id: str, tag: str) -> Sequence[str]:
@@ -297,36 +232,34 @@ def set_allocation_tag(connection: Connection, alloc_id: str, tag: str) -> Seque
 
 def list_subscriptions(
     connection: Connection, *, show_id: str | None = None, alloc_id: str | None = None
-) -> list[Subscription]:
-    """All subscriptions, or those of a show or an allocation, with live use."""
-    rows = connection.execute(_SUBSCRIPTIONS, {"show": show_id, "alloc": alloc_id})
-    return [Subscription(*row) for row in rows]
+) -> Sequence[Row[Any]]:
+    """What shows may use of allocations, with live use and what is idle there; all, or of a show or an allocation."""
+    return connection.execute(_SUBSCRIPTIONS, {"show": show_id, "alloc": alloc_id}).all()
 
 
-def insert_subscription(
-    connection: Connection, subscription_id: str, show_id: str, alloc_id: str, *, size: int, burst: int
-) -> bool:
+def insert_subscription(connection: Connection, show_id: str, alloc_id: str, *, size: int, burst: int) -> bool:
     """A new subscription; False when the show has one for the allocation."""
-    row = {"subscription": subscription_id, "show": show_id, "alloc": alloc_id, "size": size, "burst": burst}
-    return connection.execute(_INSERT_SUBSCRIPTION, row).one_or_none() is not None
+    row = {"subscription": str(uuid.uuid4()), "show": show_id, "alloc": alloc_id, "size": size, "burst": burst}
+    return connection.execute(_INSERT_SUBSCRIPTION, row).rowcount > 0
 
 
 def set_subscription(
-    connection: Connection, show_id: str, alloc_id: str, *, size: int | None = None, burst: int | None = None
-) -> bool:
-    """Change size or burst; False when there is no such subscription."""
-    row = {"show": show_id, "alloc": alloc_id, "size": size, "burst": burst}
-    return connection.execute(_SET_SUBSCRIPTION, row).one_or_none() is not None
+    connection: Connection, subscription_id: str, *, size: int | None = None, burst: int | None = None
+) -> None:
+    """Change size or burst."""
+    connection.execute(_SET_SUBSCRIPTION, {"subscription": subscription_id, "size": size, "burst": burst})
 
 
-def delete_subscription(connection: Connection, show_id: str, alloc_id: str) -> None:
+def delete_subscription(connection: Connection, subscription_id: str) -> None:
     """Delete a subscription."""
-    connection.execute(_DELETE_SUBSCRIPTION, {"show": show_id, "alloc": alloc_id})
+    connection.execute(_DELETE_SUBSCRIPTION, {"subscription": subscription_id})
 
 
-def insert_limit(connection: Connection, limit_id: str, name: str, most: int) -> None:
-    """A new limit of ``most`` running frames."""
-    connection.execute(_INSERT_LIMIT, {"limit": limit_id, "name": name, "max": most})
+def insert_limit(connection: Connection, name: str, most: int) -> str:
+    """A new limit of ``most`` running frames; its id."""
+    limit = str(uuid.uuid4())
+    connection.execute(_INSERT_LIMIT, {"limit": limit, "name": name, "max": most})
+    return limit
 
 
 def set_limit(connection: Connection, limit_id: str, most: int) -> None:
@@ -362,8 +295,7 @@ class Kind(StrEnum):
     JOB = "job"
 
 
-@dataclass(frozen=True, slots=True)
-class NamedRow:
+class NamedRow(NamedTuple):
     """A row that was asked for by name or id."""
 
     id: str
@@ -380,47 +312,31 @@ _TABLES = {
 }
 
 
-def _find(kind: Kind) -> TextClause:
+def find_row(connection: Connection, kind: Kind, name_or_id: str) -> NamedRow | None:
+    """The row of this name or id. A job's name means the live job, else the last one that was called so."""
     table, key = _TABLES[kind]
     also = {Kind.HOST: "OR str_fqdn = :text", Kind.JOB: "OR str_name = lower(:text)"}.get(kind, "")
-    # Of several jobs of one name the live one counts, else the last.
     order = {Kind.JOB: "str_visible_name IS NOT NULL DESC, ts_started DESC"}.get(kind, key)
-    return text(
-        f"""
-        SELECT {key} AS id, str_name AS name FROM {table}
+    statement = f"""
+        SELECT {key}, str_name FROM {table}
          WHERE str_name = :text OR {key} = :text {also}
          ORDER BY ({key} = :text) DESC, (str_name = :text) DESC, {order} LIMIT 1
         """  # noqa: S608 - only our own constants
-    )
+    row = connection.execute(text(statement), {"text": name_or_id}).one_or_none()
+    return None if row is None else NamedRow(*row)
 
 
-def _similar(kind: Kind) -> TextClause:
-    table, _ = _TABLES[kind]
+def similar_names(connection: Connection, kind: Kind, name: str) -> Sequence[str]:
+    """Names that may have been meant by ``name``, as candidates for a closer comparison."""
     only = "AND str_visible_name IS NOT NULL" if kind is Kind.JOB else ""
-    return text(
-        f"""
-        SELECT str_name FROM {table}
+    statement = f"""
+        SELECT str_name FROM {_TABLES[kind][0]}
          WHERE (lower(left(str_name, 1)) = lower(left(:text, 1)) OR lower(right(str_name, 1)) = lower(right(:text, 1))
                 OR position(lower(:text) IN lower(str_name)) > 0) {only}
          ORDER BY position(lower(:text) IN lower(str_name)) > 0 DESC, abs(length(str_name) - length(:text)), str_name
          LIMIT :most
         """  # noqa: S608 - only our own constants
-    )
-
-
-_FIND = {kind: _find(kind) for kind in Kind}
-_SIMILAR = {kind: _similar(kind) for kind in Kind}
-
-
-def find_row(connection: Connection, kind: Kind, name_or_id: str) -> NamedRow | None:
-    """The row of this name or id. A job's name means the live job, else the last one that was called so."""
-    row = connection.execute(_FIND[kind], {"text": name_or_id}).one_or_none()
-    return None if row is None else NamedRow(row.id, row.name)
-
-
-def similar_names(connection: Connection, kind: Kind, name: str) -> Sequence[str]:
-    """Names that may have been meant by ``name``, as candidates for a closer comparison."""
-    return list(connection.execute(_SIMILAR[kind], {"text": name, "most": NAMES_COMPARED}).scalars())
+    return list(connection.execute(text(statement), {"text": name, "most": NAMES_COMPARED}).scalars())
 
 
 # Whose work a cap stands over: the shows to look at again when it has changed.

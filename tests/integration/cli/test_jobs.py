@@ -18,7 +18,7 @@ from opencue_sched.embedded.simulated_host import Behaviour
 from opencue_sched.embedded.simulated_host import HostSpec as SimulatedSpec
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
 from opencue_sched.settings import Rqd
-from opencue_sched.store.audit import wrong_counts, wrong_idle
+from opencue_sched.store.audit import judge
 from tests.farm import Farm, HostIds, JobIds, LayerSpec
 from tests.integration.cli.conftest import Cli
 
@@ -99,8 +99,8 @@ def states(rows: Rows) -> Callable[[], dict[str, str]]:
 
 def assert_sound(engine: Engine) -> None:
     with engine.connect() as connection:
-        assert wrong_counts(connection).wrong == 0
-        assert wrong_idle(connection).wrong == 0
+        assert judge(connection, "I6b").wrong == 0
+        assert judge(connection, "I7").wrong == 0
 
 
 def set_state(engine: Engine, job: JobIds, frames: tuple[int, ...], state: str) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, event
 from opencue_sched.farm.job_file import JobSpec
 from opencue_sched.farm.submission import submit_job
 from opencue_sched.settings import Settings
-from opencue_sched.store.audit import wrong_counts
+from opencue_sched.store.audit import judge
 from opencue_sched.text_file import InvalidFile
 from tests.farm import Farm, LayerSpec
 from tests.integration.cli.conftest import Cli
@@ -138,7 +138,7 @@ layers:
     counted = "SELECT int_job_insert_count, int_frame_insert_count FROM show_stats WHERE pk_show = :show"
     assert rows(counted, show=demo.id) == [(1, 7)]
     with engine.connect() as connection:
-        assert wrong_counts(connection).wrong == 0
+        assert judge(connection, "I6b").wrong == 0
 
 
 def test_the_answer_for_people_says_what_went_in(cli: Cli, demo: Any) -> None:

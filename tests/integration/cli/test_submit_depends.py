@@ -14,7 +14,7 @@ from opencue_sched.farm.job_file import JobSpec
 from opencue_sched.farm.model import CompletedFrame
 from opencue_sched.farm.submission import Submitted, submit_job
 from opencue_sched.settings import Settings
-from opencue_sched.store.audit import wrong_counts
+from opencue_sched.store.audit import judge
 from opencue_sched.text_file import InvalidFile
 from tests.farm import Farm
 from tests.polling import eventually
@@ -89,7 +89,7 @@ class Jobs:
 
     def assert_counts(self) -> None:
         with self.engine.connect() as connection:
-            assert wrong_counts(connection).wrong == 0
+            assert judge(connection, "I6b").wrong == 0
 
 
 @pytest.fixture
