@@ -1,7 +1,7 @@
 -- board_due: take the jobs for which a message is due, each with the ticket of that message, those first that wait longest.
 -- ARGV[2] ms after which a message that nobody took is sent again
--- Returns ms until the first claim runs out (-1: none does), then for each job: uuid, details, ticket, and when a message was
--- sent in vain (ms; 0: none was, 1: its claim ran out).
+-- Returns ms until the first claim runs out (-1: none does), then for each job: {uuid, details, ticket, when a message
+-- was sent in vain (ms; 0: none was, 1: its claim ran out)}.
 -- Invariants: of many that ask one gets the ticket; a job that is at work, at rest, in the trash or gone is left alone, and
 -- so is one that rests for want of work.
 --@include board
@@ -16,9 +16,7 @@ for _, uuid in ipairs(redis.call('ZRANGEBYSCORE', AWAITED, '-inf', now, 'LIMIT',
   if not job then
     forget(uuid)
   elseif job.state == 'ready' then
-    for _, value in ipairs({uuid, job.details, next_ticket(uuid, job.sent > 0, resend, now), job.sent}) do
-      answer[#answer + 1] = value
-    end
+    answer[#answer + 1] = {uuid, job.details, next_ticket(uuid, job.sent > 0, resend, now), job.sent}
   elseif tonumber(redis.call('ZSCORE', DELAYED, uuid) or 'inf') > now then
     -- What rests and is due waits only for promote(), which is bounded: it keeps its place.
     redis.call('ZREM', AWAITED, uuid)

@@ -1,7 +1,8 @@
 -- board_enqueue: post jobs by name, once each, and say for which a message should be sent now.
 -- ARGV[2] ms after which a message that nobody took is sent again   ARGV[3] retention of trash in ms
 -- ARGV[4..] groups of four: name, details (JSON), priority rank 0..4, wake (1|0)
--- Returns for each group: uuid, ticket of the message to send (0: none), 1 if a message was sent before in vain else 0.
+-- Returns for each group: {uuid, ticket of the message to send (0: none), 1 if a message was sent before in vain else 0,
+-- 1 if it rests else 0}.
 -- Invariants: one job per name, however often it is enqueued; a wake is never lost: it either makes the job ready or
 -- moves `wake`, which the present claim compares when it ends; a job told to rest is not woken; nothing waits because the
 -- clock was put back; whatever of a job or of the board's own keys was lost or spoilt, the job is ready, and sent for.
@@ -52,7 +53,7 @@ for i = 4, #ARGV, 4 do
   local name, details, prio, wake = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3] == '1'
   local uuid = redis.call('HGET', NAMES, name)
   local job = uuid and readable(uuid, details)
-  local send, in_vain = false, false
+  local send, in_vain, rests = false, false, false
   if job then
     local state, modified = job.state, tonumber(job.modified) or 0
     if wake then
@@ -61,6 +62,8 @@ for i = 4, #ARGV, 4 do
     if state == 'delayed' and (wake or modified > now) and job.rest <= now then
       make_ready(uuid)
       send = true
+    elseif state == 'delayed' then
+      rests = true
     elseif state == 'claimed' and modified > now then
       live_anew(uuid, now, modified, job.expires)
     elseif state == 'ready' and is_due(uuid, job.sent, now) then
@@ -75,8 +78,7 @@ for i = 4, #ARGV, 4 do
     make_ready(uuid)
     send = true
   end
-  answer[#answer + 1] = uuid
-  answer[#answer + 1] = send and next_ticket(uuid, in_vain, resend, now) or 0
-  answer[#answer + 1] = in_vain and 1 or 0
+  local ticket = send and next_ticket(uuid, in_vain, resend, now) or 0
+  answer[#answer + 1] = {uuid, ticket, in_vain and 1 or 0, rests and 1 or 0}
 end
 return answer

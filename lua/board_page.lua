@@ -7,16 +7,8 @@ promote(now_ms())
 local set = ({ready = READY, listed = LISTED, trash = TRASH})[ARGV[2]]
 local from = ARGV[3] == '-inf' and '-inf' or '(' .. ARGV[3]
 local found = redis.call('ZRANGEBYSCORE', set, from, '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[4])
-local last = found[#found]
-if #found == 2 * tonumber(ARGV[4]) then
-  while #found > 0 and found[#found] == last do
-    table.remove(found)
-    table.remove(found)
-  end
-  for _, uuid in ipairs(redis.call('ZRANGEBYSCORE', set, last, last)) do
-    found[#found + 1] = uuid
-    found[#found + 1] = last
-  end
+if #found > 0 then
+  found = redis.call('ZRANGEBYSCORE', set, from, found[#found], 'WITHSCORES')
 end
 local answer = {}
 for i = 1, #found, 2 do

@@ -2,9 +2,8 @@
 -- ARGV[2] uuid   ARGV[3] name   ARGV[4] idempotency key or ''   ARGV[5] payload   ARGV[6] priority rank 0..4
 -- ARGV[7] delay in ms before which nobody gets it   ARGV[8] retention of trash in ms, or none
 -- ARGV[9] key that remembers that this very call posted the job, or none
--- Returns {1, uuid, fields and values} posted, now or by this very call when it was made before and its answer lost;
--- without the fields that a job gets later when it is done and gone by then;
--- {0, uuid, fields and values} of the job that has this key.
+-- Returns {uuid, fields and values} of the job that has this key, or that was posted: now, or by this very call when it was
+-- made before and its answer lost; then without the fields that a job gets later, should it be done and gone by now.
 -- Invariants: in one step the job is listed completely or not at all; one job per idempotency key;
 -- a call that is made again because its answer was lost posts nothing more, though the job may be done by then.
 --@include board
@@ -15,19 +14,19 @@ if ARGV[8] then
 end
 local uuid, key, delay = ARGV[2], ARGV[4], tonumber(ARGV[7])
 if redis.call('EXISTS', PREFIX .. uuid) == 1 then
-  return {1, uuid, redis.call('HGETALL', PREFIX .. uuid)}
+  return {uuid, redis.call('HGETALL', PREFIX .. uuid)}
 end
 local before = ARGV[9] and redis.call('GET', ARGV[9])
 if before then
   local seq, created = string.match(before, '^(%d+) (%d+)$')
-  return {1, uuid, {'name', ARGV[3], 'key', key, 'details', ARGV[5], 'prio', ARGV[6], 'seq', seq, 'created', created}}
+  return {uuid, {'name', ARGV[3], 'key', key, 'details', ARGV[5], 'prio', ARGV[6], 'seq', seq, 'created', created}}
 end
 if key ~= '' then
   local existing = redis.call('HGET', NAMES, key)
   if existing and not whole(existing) then
     forget(existing)
   elseif existing then
-    return {0, existing, redis.call('HGETALL', PREFIX .. existing)}
+    return {existing, redis.call('HGETALL', PREFIX .. existing)}
   end
 end
 local seq = create(uuid, ARGV[3], key, ARGV[5], ARGV[6], now)
@@ -39,4 +38,4 @@ if delay > 0 then
 else
   make_ready(uuid)
 end
-return {1, uuid, redis.call('HGETALL', PREFIX .. uuid)}
+return {uuid, redis.call('HGETALL', PREFIX .. uuid)}

@@ -157,7 +157,7 @@ end
 local function make_trashed(uuid, name, error, now)
   move(uuid, 'trash', TRASH, now)
   remove_from({LISTED, AWAITED}, uuid)
-  redis.call('HSET', PREFIX .. uuid, 'error', error)
+  redis.call('HSET', PREFIX .. uuid, 'error', error, 'modified', format(now))
   emit('TRASHED', uuid, name)
 end
 

@@ -36,7 +36,7 @@ _PERMIT_COLUMNS = (
     Column("layer", "Layer", "uuid"),
     Column("state", "State", lambda it: it.fields.get("state")),
     Column("cluster", "Cluster", lambda it: it.fields.get("owner") or None),
-    Column("fence", "Fence"),
+    Column("fence", "Fence", lambda it: int(it.fields.get("fence", "0"))),
     Column("taken", "Taken", lambda it: _moment(it.fields.get("modified")), lambda moment: _ago(moment)),
 )
 
@@ -86,7 +86,10 @@ def show(cluster: str, as_json: bool) -> None:
     """
     with _postings() as postings:
         listing = _found(postings, cluster)
-    row = json_row(listing, _COLUMNS) | {"error": listing.fields.get("error", ""), "fence": listing.fence}
+    row = json_row(listing, _COLUMNS) | {
+        "error": listing.fields.get("error", ""),
+        "fence": int(listing.fields.get("fence", "0")),
+    }
     if as_json:
         show_json(row)
         return

@@ -16,17 +16,16 @@ from sqlalchemy.exc import OperationalError
 from opencue_sched.cli.inputs import UnknownName, checked_redis, choose, database, farm, redis_store
 from opencue_sched.cli.output import Column, duration_text, json_option, show_json, show_report, show_rows, working
 from opencue_sched.coordination.leader import ONE_REDIS
+from opencue_sched.coordination.postings import SkippedCluster
 from opencue_sched.dispatch.verdicts import RecordedVerdict, VerdictLog
 from opencue_sched.domain.units import near
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.insight.doctor import diagnose
 from opencue_sched.insight.explain import (
     Explanation,
-    HeldCluster,
     LayerExplanation,
     cluster_postings,
     explain_job,
-    held_clusters,
     most_telling,
     verdict_words,
 )
@@ -120,10 +119,10 @@ def explain_command(name: str, layer: str | None, as_json: bool) -> None:
     with farm() as (engine, facts), engine.connect() as connection:
         job = choose(connection, Kind.JOB, name)
         verdicts: Mapping[str, Sequence[RecordedVerdict]] = {}
-        held: Sequence[HeldCluster] = []
+        held: Sequence[SkippedCluster] = []
         with _redis_or_note() as client:
             verdicts = VerdictLog(client, settings.coordination.namespace).of_job(job.id)
-            held = held_clusters(cluster_postings(client, settings))
+            held = cluster_postings(client, settings).skipped()
         explanation = explain_job(connection, job.id, settings, facts, verdicts, held)
     chosen = [one for one in explanation.layers if layer in (None, one.layer.name)]
     if layer is not None and not chosen:

@@ -1,33 +1,39 @@
-"""The calls that a board consists of: one per Lua script, with its arguments named. Cluster postings and the jobboard
-are built from them.
+"""The calls that a board consists of, one per Lua script, and the events it tells of. Cluster postings, layer permits
+and the jobboard are built from them.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 import uuid as uuids
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, NamedTuple, cast
 
 import redis
-from redis.sentinel import SentinelConnectionPool
+import structlog
 
 from opencue_sched.coordination.names import BoardKeys
+from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.domain.cluster import Fence
-from opencue_sched.domain.redis_url import UNDECODABLE
 from opencue_sched.lua_scripts import ScriptCall, call_script, call_scripts, check_fence, under_fence
+
+log = structlog.get_logger(__name__)
 
 NEVER = math.inf
 """A claim that does not end by itself."""
 
 ERROR_CHARACTERS = 4000
 TRASH_KEPT_SECONDS = 7 * 86400.0
+TRASH_KEPT_MS = round(TRASH_KEPT_SECONDS * 1000)
 RESEND_SECONDS = 0.8
 """So long after it was sent, a message that no claim answered counts as lost."""
 
 End = Literal["again", "abandon", "sleep", "idle", "put_off", "fail", "consume", "trash"]
-Update = Literal["trash", "restore", "rest", "delete"]
+Update = Literal["trash", "restore", "rest", "delete", "withdraw"]
 Pages = Literal["ready", "listed", "trash"]
 
 
@@ -46,20 +52,6 @@ def new_token() -> str:
     return uuids.uuid4().hex
 
 
-def decoding(client: redis.Redis) -> redis.Redis:
-    """``client`` if it decodes responses; else one like it that does, with connections of its own.
-
-    Raises ValueError when it was made by way of Sentinels: then it must be made with ``decode_responses=True``.
-    """
-    if client.get_encoder().decode_responses:
-        return client
-    pool = getattr(client, "connection_pool", None)
-    if not isinstance(pool, redis.ConnectionPool) or isinstance(pool, SentinelConnectionPool):
-        raise ValueError("the client of a board must be made with decode_responses=True")
-    options = {**pool.connection_kwargs, "decode_responses": True, "encoding_errors": UNDECODABLE}
-    return redis.Redis.from_pool(redis.ConnectionPool(connection_class=pool.connection_class, **options))
-
-
 @dataclass(frozen=True, slots=True)
 class Listing:
     """One job as it was at one moment. ``left_ms`` of its claim: -1 never ends, -2 no claim, None not asked for."""
@@ -69,42 +61,30 @@ class Listing:
     score: str = ""
     left_ms: float | None = None
 
-    @property
-    def fence(self) -> int:
-        return int(self.fields.get("fence", "0"))
 
-    @property
-    def token(self) -> str:
-        """Of the present or last claim."""
-        return self.fields.get("claim", "")
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """How many jobs are where; ``next_seconds`` until one becomes ready by itself, None when none will."""
+class Counts(NamedTuple):
+    """How many jobs are where; ``next_ms`` until one becomes ready by itself, -1 when none will."""
 
     ready: int
     delayed: int
     claimed: int
     trash: int
-    next_seconds: float | None
+    next_ms: int
 
 
 class BoardScripts:
     """The scripts on one board's keys.
 
     Redis clients make a call again whose answer was lost. Claims, ends and updates carry a token of the call, so that
-    the second gets the answer of the first; whoever means it a second time makes another call.
+    the second gets the answer of the first; a caller that means it a second time makes another call.
     """
 
     def __init__(self, client: redis.Redis, keys: BoardKeys) -> None:
         self.client = client
         self.keys = keys
-        self._parts = keys.parts()
-        self._prefix = keys.job("")
 
     def call(self, script: str, *args: str | int | float) -> Any:
-        return call_script(self.client, script, self._parts, [self._prefix, *args])
+        return call_script(self.client, script, self.keys.parts(), [self.keys.job(""), *args])
 
     def call_each(
         self, script: str, argument_lists: Sequence[Sequence[str | int | float]], *, fence: Fence | None = None
@@ -113,7 +93,8 @@ class BoardScripts:
         ``fence``. Raises FencedOff when a leader after that of ``fence`` was elected."""
         if isinstance(self.client, redis.RedisCluster):
             return [self.call(script, *args) for args in argument_lists]
-        calls = [ScriptCall(script, self._parts, [self._prefix, *args]) for args in argument_lists]
+        parts = self.keys.parts()
+        calls = [ScriptCall(script, parts, [self.keys.job(""), *args]) for args in argument_lists]
         if not calls:
             return []
         answers, _ = call_scripts(self.client, calls if fence is None else under_fence(fence, calls))
@@ -123,29 +104,19 @@ class BoardScripts:
 
     def post(self, uuid: str, name: str, key: str, payload: str, rank: int, *, delay_seconds: float) -> Listing:
         """The job as it was posted, or the one that has this key already."""
-        delay, kept = max(0, round(delay_seconds * 1000)), round(TRASH_KEPT_SECONDS * 1000)
+        delay = max(0, round(delay_seconds * 1000))
         call = self.keys.call(uuid)
-        _, there, fields = self.call("board_post", uuid, name, key, payload, rank, delay, kept, call)
+        there, fields = self.call("board_post", uuid, name, key, payload, rank, delay, TRASH_KEPT_MS, call)
         return Listing(str(there), _mapping(fields))
 
     def claim(
         self, uuid: str, owner: str, token: str, *, life: float, ticket: int | None = None, again: float | None = None
     ) -> list[Any]:
-        return list(
-            self.call(
-                "board_claim",
-                uuid,
-                owner,
-                life_ms(life),
-                "" if ticket is None else ticket,
-                "" if again is None else life_ms(again),
-                token,
-            )
-        )
-
-    def next(self, owner: str, token: str, *, life: float, highest: int, lowest: int) -> list[Any]:
-        """Claim the first ready job of these priority ranks, 0 the highest."""
-        return list(self.call("board_next", owner, life_ms(life), highest, lowest, token, self.keys.call(token)))
+        """Claim one job: the answer of lua/board_claim.lua. ``again`` is the life that a claim of the same owner gets
+        instead of being made anew."""
+        answered = "" if ticket is None else ticket
+        anew = "" if again is None else life_ms(again)
+        return list(self.call("board_claim", uuid, owner, life_ms(life), answered, anew, token))
 
     def end(
         self,
@@ -160,18 +131,17 @@ class BoardScripts:
         reason: str = "",
         error: str = "",
     ) -> list[Any]:
-        delay = round(delay_seconds * 1000)
-        text = error[-ERROR_CHARACTERS:]
-        call = self.keys.call(new_token())
-        more = (delay, wake, reason, text, call, resend_ms())
-        return list(self.call("board_end", uuid, owner, fence, token, how, *more))
+        """End a claim: the answer of lua/board_end.lua, which says what each end means."""
+        more = (round(delay_seconds * 1000), wake, reason, error[-ERROR_CHARACTERS:], self.keys.call(new_token()))
+        return list(self.call("board_end", uuid, owner, fence, token, how, *more, resend_ms()))
 
     def update(self, uuid: str, how: Update, value: str | int = "", *, force: bool = False) -> list[Any]:
+        """What an operator does to a job, whoever has it: the answer of lua/board_update.lua."""
         return list(self.call("board_update", uuid, how, value, int(force), self.keys.call(new_token())))
 
     def job(self, uuid: str) -> Listing | None:
         """One job now; None when it is gone."""
-        fields, left = self.call("board_job", uuid)
+        *_, fields, left = self.call("board_look", uuid)
         return Listing(uuid, _mapping(fields), left_ms=float(left)) if fields else None
 
     def page(self, which: Pages, after: str, count: int) -> list[Listing]:
@@ -180,9 +150,114 @@ class BoardScripts:
         return [Listing(str(uuid), _mapping(fields), str(score)) for uuid, score, fields in rows]
 
     def counts(self) -> Counts:
-        ready, delayed, claimed, trash, left = self.call("board_look")
-        return Counts(int(ready), int(delayed), int(claimed), int(trash), left / 1000 if left >= 0 else None)
+        """Where the jobs are now."""
+        return Counts(*self.call("board_look", "")[:5])
 
 
 def _mapping(flat: Sequence[Any]) -> dict[str, str]:
     return {str(flat[i]): str(flat[i + 1]) for i in range(0, len(flat), 2)}
+
+
+# What happens on a board, from its Stream: POSTED, CLAIMED, READY, EXPIRED, REMOVED and TRASHED, each written in the
+# same call that made it true.
+
+RESYNC = "RESYNC"
+ANY = "*"
+_BLOCK_SECONDS = 1.0
+_RETRY_SECONDS = 1.0
+
+
+class BoardEvent(NamedTuple):
+    """``kind`` RESYNC: events were lost (trimmed, or Redis was emptied); look at the board again."""
+
+    kind: str
+    job: str = ""
+    name: str = ""
+
+
+class EventReader:
+    """Reads a board's events from now on."""
+
+    def __init__(self, client: redis.Redis, stream: str) -> None:
+        self._client = client
+        self._stream = stream
+        _, self._position = self._ends()
+
+    def read(self, seconds: float) -> list[BoardEvent]:
+        """The events since the last call, waiting up to ``seconds`` for one. Raises RedisError."""
+        time_out = self._client.get_connection_kwargs().get("socket_timeout") or math.inf
+        block = max(1, round(1000 * min(seconds, _BLOCK_SECONDS, time_out / 2)))
+        oldest, newest = self._ends()
+        emptied, trimmed = newest < self._position, (0, 0) < self._position < oldest
+        if emptied or trimmed:
+            self._position = newest
+            return [BoardEvent(RESYNC)]
+        after = "{}-{}".format(*self._position)
+        answer = cast("list[Any]", self._client.xread({self._stream: after}, block=block, count=1000))
+        if not answer:
+            return []
+        entries = answer[0][1]
+        self._position = _numbers(entries[-1][0])
+        return [BoardEvent(fields["kind"], fields["job"], fields["name"]) for _, fields in entries]
+
+    def _ends(self) -> list[tuple[int, int]]:
+        """The ids of the oldest and the newest event; (0, 0) without one."""
+        oldest = cast("list[Any]", self._client.xrange(self._stream, count=1))
+        newest = cast("list[Any]", self._client.xrevrange(self._stream, count=1))
+        return [_numbers(entries[0][0]) if entries else (0, 0) for entries in (oldest, newest)]
+
+
+def _numbers(event_id: str) -> tuple[int, int]:
+    milliseconds, _, number = event_id.partition("-")
+    return int(milliseconds), int(number)
+
+
+Callback = Callable[[str, dict[str, Any]], None]
+
+
+class Notifier:
+    """Calls back, from a thread of its own, for events of the kinds registered. Callbacks must be quick.
+
+    After a loss callbacks of every kind get RESYNC once. The thread runs from the first registration on.
+    """
+
+    def __init__(self, open_reader: Callable[[], EventReader]) -> None:
+        self._open = open_reader
+        self._lock = threading.Lock()
+        self._callbacks: dict[str, list[Callback]] = defaultdict(list)
+        self._thread: PeriodicThread | None = None
+
+    def register(self, kind: str, callback: Callback) -> None:
+        """Call ``callback(kind, {"job": uuid, "name": name})`` for each event of ``kind`` from now on (ANY: each)."""
+        with self._lock:
+            self._callbacks[kind].append(callback)
+            if self._thread is None:
+                pass_on = partial(self._pass_on, self._open())
+                failed = "board_events_unreadable"
+                self._thread = PeriodicThread("board-events", pass_on, failed=failed, retry_seconds=_RETRY_SECONDS)
+                self._thread.start()
+
+    def deregister(self, kind: str, callback: Callback) -> None:
+        """Stop calling ``callback`` for ``kind``."""
+        with self._lock:
+            if callback in self._callbacks[kind]:
+                self._callbacks[kind].remove(callback)
+
+    def stop(self) -> None:
+        """End the thread."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.stop()
+
+    def _pass_on(self, reader: EventReader) -> float:
+        for event in reader.read(_BLOCK_SECONDS / 2):
+            with self._lock:
+                kinds = [*self._callbacks] if event.kind == RESYNC else [event.kind, ANY]
+                called = [callback for kind in kinds for callback in self._callbacks[kind]]
+            for callback in called:
+                try:
+                    callback(event.kind, {"job": event.job, "name": event.name})
+                except Exception:
+                    log.exception("board_callback_failed", kind=event.kind, job=event.job)
+        return 0.0

@@ -10,100 +10,315 @@ from __future__ import annotations
 import json
 import time
 import uuid as uuids
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import Enum, StrEnum
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qsl, urlsplit
 
 import redis
 import structlog
 from redis.exceptions import RedisError
+from redis.sentinel import SentinelConnectionPool
 
 from opencue_sched.coordination.board import (
     NEVER,
     BoardScripts,
     End,
+    EventReader,
     Listing,
+    Notifier,
     Pages,
     Update,
-    decoding,
     life_ms,
     new_token,
 )
-from opencue_sched.coordination.job import (
-    STATES,
-    Backend,
-    BoardClosed,
-    BoardError,
-    ClaimLost,
-    Entities,
-    Entity,
-    EventReader,
-    Job,
-    JobFailure,
-    JobPriority,
-    JobState,
-    LogBook,
-    NotFound,
-    Notifier,
-    Payload,
-    UnclaimableJob,
-    UnreadableJob,
-)
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.domain.redis_url import UNDECODABLE
+from opencue_sched.errors import SchedulerError
 
 log = structlog.get_logger(__name__)
 
-# Iteration over a board, in pages.
+# What can go wrong with a job on a board. Names and meanings are TaskFlow's; ClaimLost and BoardClosed are ours.
 
 
-class JobIterator:
+class BoardError(SchedulerError):
+    """Base of the errors of a board."""
+
+
+class JobFailure(BoardError):
+    """A job cannot be posted, read or changed; also when the store does not answer."""
+
+
+class UnclaimableJob(JobFailure):
+    """Somebody has the job. ``owner`` says who."""
+
+    def __init__(self, message: str, *, owner: str = "") -> None:
+        super().__init__(message)
+        self.owner = owner
+
+
+class ClaimLost(JobFailure):
+    """The claim this handle had ran out and the job was claimed again, by whomever: nothing was written."""
+
+
+class BoardClosed(JobFailure):
+    """The board is not connected (any more)."""
+
+
+class UnreadableJob(JobFailure, ValueError):
+    """A posting whose payload nobody can read."""
+
+
+class NotFound(BoardError):
+    """There is no such job, or nobody has claimed it. Not a JobFailure."""
+
+
+PAYLOAD_VERSION = 1
+DOES_NOT_EXPIRE = -1.0
+NO_CLAIM = -2.0
+
+
+class JobPriority(Enum):
+    """How urgent a job is."""
+
+    VERY_HIGH = "VERY_HIGH"
+    HIGH = "HIGH"
+    NORMAL = "NORMAL"
+    LOW = "LOW"
+    VERY_LOW = "VERY_LOW"
+
+    @classmethod
+    def convert(cls, value: JobPriority | str) -> JobPriority:
+        """A priority from its name in any case. Raises ValueError naming the choices."""
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str) and value.upper() in cls.__members__:
+            return cls[value.upper()]
+        raise ValueError(f"{value!r} is no job priority; use one of {', '.join(cls.__members__)}")
+
+    @property
+    def rank(self) -> int:
+        """0 for the most urgent to 4."""
+        return list(type(self)).index(self)
+
+    @property
+    def queue_priority(self) -> int:
+        """The message priority that goes with it: 0, 1 or 2."""
+        return (0, 0, 1, 2, 2)[self.rank]
+
+
+class JobState(StrEnum):
+    """Derived from where the job is. A job not yet due is UNCLAIMED."""
+
+    UNCLAIMED = "UNCLAIMED"
+    CLAIMED = "CLAIMED"
+    COMPLETE = "COMPLETE"
+    TRASHED = "TRASHED"
+
+
+_STATES = {
+    "ready": JobState.UNCLAIMED,
+    "delayed": JobState.UNCLAIMED,
+    "claimed": JobState.CLAIMED,
+    "trash": JobState.TRASHED,
+}
+
+
+@dataclass(frozen=True)
+class LogBook:
+    """What a job is about, when its details are not enough. ``meta["store"]`` holds parameters of its flow."""
+
+    name: str
+    uuid: str = field(default_factory=lambda: str(uuids.uuid4()))
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """Something that works with a board, such as a conductor."""
+
+    kind: str
+    name: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+def encode_payload(details: Mapping[str, Any], book: LogBook | None) -> str:
+    """What is posted: versioned JSON. Raises TypeError or ValueError for what JSON cannot hold."""
+    of_book = None if book is None else {"name": book.name, "uuid": book.uuid, "meta": dict(book.meta)}
+    return json.dumps({"v": PAYLOAD_VERSION, "details": dict(details), "book": of_book}, allow_nan=False)
+
+
+def decode_payload(text: str) -> tuple[dict[str, Any], LogBook | None]:
+    """Details and book of a payload. Raises UnreadableJob."""
+    try:
+        data = json.loads(text)
+        if data["v"] != PAYLOAD_VERSION:
+            raise UnreadableJob(f"payload version {data['v']!r}; this process reads version {PAYLOAD_VERSION}")
+        details, book = data["details"], data.get("book")
+        if not isinstance(details, dict):
+            raise UnreadableJob("details are no object")
+        return details, None if book is None else LogBook(book["name"], book["uuid"], book.get("meta") or {})
+    except UnreadableJob:
+        raise
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise UnreadableJob(f"{type(error).__name__}: {error}") from error
+
+
+class Job:
+    """One job. ``state``, ``last_modified`` and ``expires_in`` are read anew; the rest never changes.
+
+    The handle remembers under which fence and token it saw or made the claim, so that it can never act on another one.
+    """
+
+    def __init__(self, board: JobBoard, listing: Listing) -> None:
+        fields = listing.fields
+        self.board = board
+        self.uuid = listing.uuid
+        try:
+            self.details, self._book = decode_payload(fields["details"])
+            self.name = fields["name"]
+            self.sequence = int(fields["seq"])
+            self.priority = list(JobPriority)[int(fields["prio"])]
+            self.created_on = _moment(fields["created"])
+        except KeyError as error:
+            raise UnreadableJob(f"it has lost its {error}") from error
+        self.fence = int(fields.get("fence", "0"))
+        self.token = fields.get("claim", "")
+        self.owner_seen = fields.get("owner", "")
+
+    @property
+    def book(self) -> Any:
+        """The logbook: from the board's persistence if it has one, else as it was when posted; None without one."""
+        persistence = self.board.persistence
+        if self._book is None or persistence is None:
+            return self._book
+        if hasattr(persistence, "get_connection"):
+            with closing(persistence.get_connection()) as connection:
+                return connection.get_logbook(self._book.uuid)
+        return persistence(self._book.uuid)
+
+    @property
+    def book_uuid(self) -> str | None:
+        return None if self._book is None else self._book.uuid
+
+    @property
+    def book_name(self) -> str | None:
+        return None if self._book is None else self._book.name
+
+    @property
+    def store(self) -> dict[str, Any]:
+        """Parameters of the flow: the book's, overridden by those in the job's details."""
+        from_book = {} if self._book is None else dict(self._book.meta.get("store", {}))
+        return {**from_book, **self.details.get("store", {})}
+
+    @property
+    def state(self) -> JobState:
+        """Where the job is now. Raises JobFailure when the store does not answer or the board is closed."""
+        listing = self.board.listing(self.uuid)
+        return JobState.COMPLETE if listing is None else _STATES[listing.fields["state"]]
+
+    @property
+    def last_modified(self) -> datetime | None:
+        """When it was last claimed, ended or written to, by the clock of Redis; None before its first claim."""
+        text = self._field("modified")
+        return _moment(text) if text else None
+
+    @property
+    def result(self) -> Any:
+        """What a claimant recorded last, None for nothing."""
+        text = self._field("result")
+        return json.loads(text) if text else None
+
+    @property
+    def error(self) -> str:
+        """Why it failed last or was trashed."""
+        return self._field("error")
+
+    def _field(self, name: str) -> str:
+        """A field of the job as it is now; '' for one that is not there."""
+        listing = self.board.listing(self.uuid)
+        return "" if listing is None else listing.fields.get(name, "")
+
+    def expires_in(self) -> float:
+        """Seconds until the claim ends; DOES_NOT_EXPIRE (-1) if it never does, NO_CLAIM (-2) without one."""
+        listing = self.board.listing(self.uuid)
+        left = NO_CLAIM if listing is None or listing.left_ms is None else listing.left_ms
+        return left if left in (NO_CLAIM, DOES_NOT_EXPIRE) else max(0.0, left / 1000)
+
+    def extend_expiry(self, expiry: float) -> bool:
+        """Let the claim of this handle live ``expiry`` seconds from now; False when nobody has a claim.
+
+        Raises ClaimLost when the job was claimed again since, ValueError for ``expiry`` <= 0.
+        """
+        return self.board.extend_expiry(self, expiry)
+
+    def wait(
+        self,
+        timeout: float | None = None,
+        delay: float = 0.01,
+        delay_multiplier: float = 2.0,
+        max_delay: float = 60.0,
+        sleep_func: Callable[[float], None] = time.sleep,
+    ) -> bool:
+        """Wait until the job is complete (or trashed); False when that took longer than ``timeout`` seconds.
+
+        The board's events end the wait within milliseconds; the delays are kept for callers that pass them, and
+        ``max_delay`` bounds the time between two looks.
+        """
+        del delay, delay_multiplier, sleep_func
+        done = (JobState.COMPLETE, JobState.TRASHED)
+        return self.board.wait_until(lambda: self.state in done, timeout, longest=max_delay)
+
+    def __eq__(self, other: object) -> bool:
+        """Handles of one job are equal, whatever each has seen of it."""
+        return self.uuid == other.uuid if isinstance(other, Job) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.uuid)
+
+    def __repr__(self) -> str:
+        return f"<Job {self.name} {self.uuid} {self.priority.value} #{self.sequence}>"
+
+
+def _moment(milliseconds: str) -> datetime:
+    return datetime.fromtimestamp(int(milliseconds) / 1000, UTC)
+
+
+class JobIterator(Iterator[Job]):
     """Jobs of a board, read in pages as it goes on. Jobs that nobody can read are put aside and passed over."""
 
     def __init__(self, board: JobBoard, *, only_unclaimed: bool, ensure_fresh: bool) -> None:
         self.board = board
         self.only_unclaimed = only_unclaimed
         self.ensure_fresh = ensure_fresh
-        self._which: Pages = "ready" if only_unclaimed else "listed"
-        self._after = "-inf"
-        self._page: list[Listing] = []
-        self._ended = False
-
-    def __iter__(self) -> JobIterator:
-        return self
+        self._jobs = self._read()
 
     def __next__(self) -> Job:
-        while True:
-            if not self._page and not self._ended:
-                self._page = self.board.page(self._which, self._after)
-                self._ended = not self._page
-                self._after = self._page[-1].score if self._page else self._after
-                self._page.reverse()
-            if not self._page:
-                raise StopIteration
-            job = self._job(self._page.pop())
-            if job is not None:
-                return job
+        return next(self._jobs)
 
-    def _job(self, listing: Listing) -> Job | None:
-        now: Listing | None = listing
-        if self.only_unclaimed or self.ensure_fresh:
-            now = self.board.listing(listing.uuid)
-        if now is None or (self.only_unclaimed and now.fields["state"] != "ready"):
-            return None
-        try:
-            return Job(self.board, now)
-        except UnreadableJob as error:
-            self.board.quarantine(listing, error)
-            return None
+    def _read(self) -> Iterator[Job]:
+        for listing in self.board.listings("ready" if self.only_unclaimed else "listed"):
+            now: Listing | None = listing
+            if self.only_unclaimed or self.ensure_fresh:
+                now = self.board.listing(listing.uuid)
+            if now is None or (self.only_unclaimed and now.fields["state"] != "ready"):
+                continue
+            try:
+                job = Job(self.board, now)
+            except UnreadableJob as error:
+                self.board.quarantine(listing.uuid, listing.fields.get("name", "?"), error)
+                continue
+            yield job
 
 
-# What a board refuses before it asks Redis, and what Redis' refusals mean to the caller.
+# What a board refuses before it asks Redis.
 
 
-def check_owner(who: str) -> None:
+def _check_owner(who: str) -> None:
     """Raises TypeError or ValueError for what names nobody."""
     if not isinstance(who, str):
         raise TypeError(f"an owner is named by a string, not by {type(who).__name__}")
@@ -111,60 +326,15 @@ def check_owner(who: str) -> None:
         raise ValueError("an owner needs a name")
 
 
-def check_expiry(expiry: float | None) -> None:
+def _check_expiry(expiry: float | None) -> None:
     """Raises ValueError for a life that is none."""
     if expiry is not None and not (expiry > 0 or expiry == NEVER):
         raise ValueError(f"a claim's expiry must be above 0 seconds, not {expiry!r}")
 
 
-def claim_refused(board: str, uuid: str, answer: Sequence[Any]) -> BoardError:
-    """Why a job was not claimed, from the answer of lua/board_claim.lua."""
-    reason = answer[1]
-    if reason == "gone":
-        return NotFound(f"job {uuid} is not on board {board!r}")
-    if reason == "trashed":
-        return NotFound(f"job {uuid} is in the trash of board {board!r}")
-    if reason == "held":
-        return UnclaimableJob(f"job {uuid} is claimed by {answer[2]!r}", owner=str(answer[2]))
-    return UnclaimableJob(f"job {uuid} is not due for {float(answer[2]) / 1000:.1f} s")
-
-
-def end_refused(uuid: str, who: str, seen: str, how: End, answer: Sequence[Any]) -> BoardError:
-    """Why a claim was not ended, from the answer of lua/board_end.lua; ``seen`` is the owner that the handle knows."""
-    reason = answer[1]
-    if reason in ("gone", "unclaimed"):
-        return NotFound(f"job {uuid} is {'gone' if reason == 'gone' else 'claimed by nobody'}; cannot {how} it")
-    if reason == "other" and seen != who:
-        return JobFailure(f"job {uuid} is claimed by {answer[2]!r}, not by {who!r}; cannot {how} it")
-    return ClaimLost(f"job {uuid} was claimed again since; cannot {how} it")
-
-
-# Whether a Redis is fit to keep a jobboard.
-
-OLDEST_REDIS = (6, 2)
-
-
-def check_store(client: redis.Redis, board: str) -> None:
-    """Raises JobFailure when Redis does not answer, is too old or evicts jobs; warns when it may evict entities."""
-    try:
-        client.ping()
-        version = str(client.info("server").get("redis_version", "0.0"))
-        policy = str(client.info("memory").get("maxmemory_policy", "noeviction"))
-    except RedisError as error:
-        raise JobFailure(f"board {board!r}: Redis does not answer: {error}") from error
-    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_REDIS:
-        raise JobFailure(f"board {board!r}: Redis {version} is too old; 6.2 or newer is needed")
-    if policy.startswith("allkeys"):
-        raise JobFailure(
-            f"board {board!r}: Redis may evict jobs and claims (maxmemory-policy {policy}); "
-            "set maxmemory-policy to noeviction"
-        )
-    if policy != "noeviction":
-        log.warning("board_may_lose_entities", policy=policy, cure="set maxmemory-policy to noeviction")
-
-
 DEFAULT_CLAIM_SECONDS = 60.0
 PAGE = 100
+OLDEST_REDIS = (6, 2)
 _LONGEST_LOOK_SECONDS = 1.0
 
 
@@ -184,18 +354,17 @@ class JobBoard:
         name: str = "jobs",
         claim_ttl: float = DEFAULT_CLAIM_SECONDS,
         clustered: bool = False,
-        persistence: Callable[[str], Any] | Backend | None = None,
+        persistence: Any = None,
     ) -> None:
         self.name = name
         self.persistence = persistence
         self._given = client
-        client = self._client = decoding(client)
+        self._client = _decoding(client)
         self._keys = BoardKeys(namespace, name, clustered)
-        self._scripts = BoardScripts(client, self._keys)
+        self._scripts = _Scripts(self)
         self._claim_ttl = claim_ttl
         self._connected = False
         self.notifier = Notifier(self._reader)
-        self._entities = Entities(client, self._keys)
 
     # Connection
 
@@ -204,9 +373,25 @@ class JobBoard:
         return self._connected
 
     def connect(self) -> None:
-        """Check that the store answers and is fit. Raises JobFailure."""
-        check_store(self._client, self.name)
+        """Check that the store answers and is fit. Raises JobFailure when it does not answer, is too old or evicts
+        jobs."""
         self._connected = True
+        try:
+            with self.answering():
+                version = str(self._client.info("server").get("redis_version", "0.0"))
+                policy = str(self._client.info("memory").get("maxmemory_policy", "noeviction"))
+            if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_REDIS:
+                raise JobFailure(f"board {self.name!r}: Redis {version} is too old; 6.2 or newer is needed")
+            if policy.startswith("allkeys"):
+                raise JobFailure(
+                    f"board {self.name!r}: Redis may evict jobs and claims (maxmemory-policy {policy}); "
+                    "set maxmemory-policy to noeviction"
+                )
+        except JobFailure:
+            self._connected = False
+            raise
+        if policy != "noeviction":
+            log.warning("board_may_lose_entities", policy=policy, cure="set maxmemory-policy to noeviction")
 
     def close(self) -> None:
         """End notifications. Every later call raises BoardClosed; claims stay until they end."""
@@ -221,6 +406,16 @@ class JobBoard:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Raises BoardClosed when the board is not connected, JobFailure for errors of Redis within."""
+        if not self._connected:
+            raise BoardClosed(f"board {self.name!r} is not connected")
+        try:
+            yield
+        except RedisError as error:
+            raise JobFailure(f"board {self.name!r}: Redis does not answer: {error}") from error
 
     # Posting
 
@@ -242,13 +437,11 @@ class JobBoard:
         """
         rank = JobPriority.convert(priority).rank
         try:
-            payload = Payload(dict(details or {}), book).encode()
+            payload = encode_payload(details or {}, book)
         except (TypeError, ValueError, RecursionError) as error:
             raise JobFailure(f"job {name!r} cannot be posted: {error}") from error
         uuid = str(uuids.uuid4())
-        with self._answering():
-            posted = self._scripts.post(uuid, name, key or "", payload, rank, delay_seconds=delay)
-        return Job(self, posted)
+        return Job(self, self._scripts.post(uuid, name, key or "", payload, rank, delay_seconds=delay))
 
     # Looking
 
@@ -260,36 +453,52 @@ class JobBoard:
     @property
     def job_count(self) -> int:
         """Jobs on the board, claimed ones included, trash not."""
-        with self._answering():
-            counts = self._scripts.counts()
+        counts = self._scripts.counts()
         return counts.ready + counts.delayed + counts.claimed
 
     def iterjobs(self, only_unclaimed: bool = False, ensure_fresh: bool = False) -> JobIterator:
         """The jobs by priority, oldest first. ``only_unclaimed``: those that can be claimed now, each looked at again
         as the iterator reaches it. ``ensure_fresh``: each of the others is read again too.
         """
-        self._check_open()
-        return JobIterator(self, only_unclaimed=only_unclaimed, ensure_fresh=ensure_fresh)
-
-    def page(self, which: Pages, after: str) -> list[Listing]:
-        """A page of listings; see JobIterator."""
-        with self._answering():
-            return self._scripts.page(which, after, PAGE)
+        with self.answering():
+            return JobIterator(self, only_unclaimed=only_unclaimed, ensure_fresh=ensure_fresh)
 
     def listing(self, uuid: str) -> Listing | None:
         """What the board says of a job now; None when it is gone."""
-        with self._answering():
-            return self._scripts.job(uuid)
+        return self._scripts.job(uuid)
+
+    def listings(self, which: Pages) -> Iterator[Listing]:
+        """What the board says of the jobs of one kind, a page at a time."""
+        after = "-inf"
+        while page := self._scripts.page(which, after, PAGE):
+            yield from page
+            after = page[-1].score
 
     def wait(self, timeout: float | None = None) -> JobIterator:
         """Wait for a job that can be claimed; an iterator of those. Raises NotFound after ``timeout`` seconds."""
-
-        def anything_ready() -> bool:
-            return self._scripts.counts().ready > 0
-
-        if not self._wait(anything_ready, timeout, longest=_LONGEST_LOOK_SECONDS):
+        if not self.wait_until(lambda: self._scripts.counts().ready > 0, timeout, longest=_LONGEST_LOOK_SECONDS):
             raise NotFound(f"no job to claim appeared on board {self.name!r} in {timeout:g} s")
         return self.iterjobs(only_unclaimed=True)
+
+    def wait_until(self, done: Callable[[], bool], timeout: float | None, *, longest: float) -> bool:
+        """Look, then look again at each event, when a job becomes due, and at least every ``longest`` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        reader = self._reader()
+        while not done():
+            due_ms = self._scripts.counts().next_ms
+            pause = min(longest, _LONGEST_LOOK_SECONDS if due_ms < 0 else max(0.001, due_ms / 1000))
+            if deadline is not None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                pause = min(pause, left)
+            with self.answering():
+                reader.read(pause)
+        return True
+
+    def _reader(self) -> EventReader:
+        with self.answering():
+            return EventReader(self._client, self._keys.of("events"))
 
     def find_owner(self, job: Job) -> str | None:
         """Who has claimed the job; None when nobody has."""
@@ -298,34 +507,30 @@ class JobBoard:
             return None
         return listing.fields["owner"]
 
-    def state_of(self, job: Job) -> JobState:
-        """Where the job is now."""
-        listing = self.listing(job.uuid)
-        return JobState.COMPLETE if listing is None else STATES[listing.fields["state"]]
-
-    def wait_for(self, job: Job, timeout: float | None, *, longest: float) -> bool:
-        """Wait until a job is complete or trashed; see Job.wait."""
-        done = (JobState.COMPLETE, JobState.TRASHED)
-        return self._wait(lambda: self.state_of(job) in done, timeout, longest=longest)
-
     # Claims
 
     def claim(self, job: Job, who: str, expiry: float | None = None) -> Job:
-        """Claim a job for ``expiry`` seconds: the board's claim_ttl by default, ``jobboard.NEVER`` for ever.
+        """Claim a job for ``expiry`` seconds: the board's claim_ttl by default, ``board.NEVER`` for ever.
 
         Raises UnclaimableJob when somebody has it (the same owner too: its claim then lives ``expiry`` anew, if one was
         given) and when it is not due yet, NotFound when it is gone or in the trash, TypeError and ValueError.
         """
-        check_owner(who)
-        check_expiry(expiry)
+        _check_owner(who)
+        _check_expiry(expiry)
         life = self._claim_ttl if expiry is None else expiry
         token = new_token()
-        with self._answering():
-            answer = self._scripts.claim(job.uuid, who, token, life=life, again=expiry)
-        if answer[0]:
-            job.fence, job.token, job.owner_seen = int(answer[1]), token, who
+        claimed, *answer = self._scripts.claim(job.uuid, who, token, life=life, again=expiry)
+        if claimed:
+            job.fence, job.token, job.owner_seen = int(answer[0]), token, who
             return job
-        raise claim_refused(self.name, job.uuid, answer)
+        match answer:
+            case ["gone"]:
+                raise NotFound(f"job {job.uuid} is not on board {self.name!r}")
+            case ["trashed"]:
+                raise NotFound(f"job {job.uuid} is in the trash of board {self.name!r}")
+            case ["held", owner]:
+                raise UnclaimableJob(f"job {job.uuid} is claimed by {owner!r}", owner=str(owner))
+        raise UnclaimableJob(f"job {job.uuid} is not due for {float(answer[1]) / 1000:.1f} s")
 
     def claim_next(
         self,
@@ -339,60 +544,48 @@ class JobBoard:
 
         ``at_least`` leaves less urgent jobs. ``where`` picks by anything else: then jobs are looked at in turn.
         """
-        check_owner(who)
-        check_expiry(expiry)
+        _check_owner(who)
+        _check_expiry(expiry)
         if where is not None:
-            return self._claim_first(who, expiry, (job for job in self.iterjobs(only_unclaimed=True) if where(job)))
+            for job in filter(where, self.iterjobs(only_unclaimed=True)):
+                try:
+                    return self.claim(job, who, expiry)
+                except (UnclaimableJob, NotFound):
+                    continue
+            return None
         life = self._claim_ttl if expiry is None else expiry
         while True:
             token = new_token()
-            with self._answering():
-                answer = self._scripts.next(who, token, life=life, highest=0, lowest=at_least.rank)
-            if not answer[0]:
+            call = self._keys.call(token)
+            claimed, *answer = self._scripts.call("board_next", who, life_ms(life), 0, at_least.rank, token, call)
+            if not claimed:
                 return None
-            _, uuid, _, _, name, details = answer
+            uuid, _, _, name, details = map(str, answer)
             try:
-                Payload.decode(str(details))
+                decode_payload(details)
             except UnreadableJob as error:
-                self._quarantine(str(uuid), str(name), error)
+                self.quarantine(uuid, name, error)
                 continue
-            job = self.find(str(uuid))
-            if job is not None and job.token == token:
-                return job
-
-    def _claim_first(self, who: str, expiry: float | None, jobs: Iterable[Job]) -> Job | None:
-        for job in jobs:
-            try:
-                return self.claim(job, who, expiry)
-            except (UnclaimableJob, NotFound):
-                continue
-        return None
+            found = self.find(uuid)
+            if found is not None and found.token == token:
+                return found
 
     def extend_expiry(self, job: Job, expiry: float) -> bool:
         """See Job.extend_expiry."""
-        check_expiry(expiry)
-        with self._answering():
-            answer = self._scripts.call("board_extend", job.uuid, job.owner_seen, job.fence, job.token, life_ms(expiry))
+        _check_expiry(expiry)
+        answer = self._scripts.call("board_extend", job.uuid, job.owner_seen, job.fence, job.token, life_ms(expiry))
         if answer < 0:
             raise ClaimLost(f"job {job.uuid} was claimed by somebody since")
         return bool(answer)
 
-    def extend(self, claims: Sequence[Job], *, ttl_seconds: float) -> list[Job]:
-        """Prolong the claims of these handles; returns those still held. One round trip."""
-        calls = [(job.uuid, job.owner_seen, job.fence, job.token, life_ms(ttl_seconds)) for job in claims]
-        with self._answering():
-            answers = self._scripts.call_each("board_extend", calls)
-        return [job for job, held in zip(claims, answers, strict=True) if held == 1]
-
     def record(self, job: Job, who: str, result: Any) -> None:
         """Write a result on the job under the claim of this handle. Raises NotFound, JobFailure, ClaimLost."""
-        check_owner(who)
+        _check_owner(who)
         try:
             text = json.dumps(result, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise JobFailure(f"the result of job {job.uuid} cannot be written: {error}") from error
-        with self._answering():
-            answer = self._scripts.call("board_extend", job.uuid, who, job.fence, job.token, "", text)
+        answer = self._scripts.call("board_extend", job.uuid, who, job.fence, job.token, "", text)
         if answer == 0:
             raise NotFound(f"nobody has claimed job {job.uuid}")
         if answer < 0:
@@ -417,20 +610,24 @@ class JobBoard:
         self._end(job, who, "trash", error=reason)
 
     def _end(self, job: Job, who: str, how: End, *, error: str = "") -> None:
-        check_owner(who)
-        with self._answering():
-            answer = self._scripts.end(job.uuid, who, job.fence, job.token, how, error=error)
-        if not answer[0]:
-            raise end_refused(job.uuid, who, job.owner_seen, how, answer)
+        _check_owner(who)
+        match self._scripts.end(job.uuid, who, job.fence, job.token, how, error=error):
+            case [1, *_]:
+                return
+            case [0, "gone"]:
+                raise NotFound(f"job {job.uuid} is gone; cannot {how} it")
+            case [0, "unclaimed"]:
+                raise NotFound(f"job {job.uuid} is claimed by nobody; cannot {how} it")
+            case [0, "other", owner] if job.owner_seen != who:
+                raise JobFailure(f"job {job.uuid} is claimed by {owner!r}, not by {who!r}; cannot {how} it")
+        raise ClaimLost(f"job {job.uuid} was claimed again since; cannot {how} it")
 
     # The trash
 
     def trashed(self) -> Iterator[tuple[str, dict[str, str]]]:
         """What was put aside, oldest first: id and raw fields, because what lies there may be unreadable."""
-        after = "-inf"
-        while page := self.page("trash", after):
-            yield from ((listing.uuid, listing.fields) for listing in page)
-            after = page[-1].score
+        for listing in self.listings("trash"):
+            yield listing.uuid, listing.fields
 
     def restore(self, uuid: str) -> Job:
         """Put a trashed job back on the board. Raises NotFound for one that is not in the trash."""
@@ -445,66 +642,61 @@ class JobBoard:
         self._update(uuid, "delete")
 
     def _update(self, uuid: str, how: Update) -> None:
-        with self._answering():
-            answer = self._scripts.update(uuid, how)
-        if not answer[0]:
+        if not self._scripts.update(uuid, how)[0]:
             raise NotFound(f"job {uuid} is not in the trash of board {self.name!r}")
 
-    # Entities
+    def quarantine(self, uuid: str, name: str, error: UnreadableJob) -> None:
+        """Put a job aside that nobody can read, so that iteration and claiming go on."""
+        log.error("job_unreadable", board=self.name, job=uuid, name=name, error=str(error))
+        self._scripts.update(uuid, "trash", f"unreadable: {error}", force=True)
+
+    # Entities: records that end by themselves unless they are registered again.
 
     def register_entity(self, entity: Entity, *, ttl_seconds: float = 60.0) -> None:
-        """Say that something (a conductor, say) works with this board, for ``ttl_seconds`` from now."""
-        with self._answering():
-            self._entities.register(entity, ttl_seconds=ttl_seconds)
+        """Say that something (a conductor, say) works with this board, for ``ttl_seconds`` from now. Any object with
+        the attributes of an Entity will do. Raises TypeError for metadata that JSON cannot hold."""
+        key = self._keys.entity(entity.kind, entity.name)
+        record = json.dumps({"kind": entity.kind, "name": entity.name, "metadata": dict(entity.metadata)})
+        with self.answering(), self._client.pipeline(transaction=True) as pipe:
+            pipe.set(key, record, px=max(1, round(ttl_seconds * 1000)))
+            pipe.sadd(self._keys.of("entities"), key)
+            pipe.execute()
 
     def entities(self) -> list[Entity]:
-        """What is registered and has not run out."""
-        with self._answering():
-            return self._entities.all()
+        """What is registered and has not run out, by kind and name."""
+        with self.answering():
+            keys = sorted(cast("set[str]", self._client.smembers(self._keys.of("entities"))))
+            records = cast("list[str | None]", self._client.mget(keys)) if keys else []
+            gone = [key for key, record in zip(keys, records, strict=True) if record is None]
+            if gone:
+                self._client.srem(self._keys.of("entities"), *gone)
+        return [Entity(**json.loads(record)) for record in records if record is not None]
 
-    # Inside
 
-    def quarantine(self, listing: Listing, error: UnreadableJob) -> None:
-        """Put a job aside that nobody can read, so that iteration and claiming go on."""
-        self._quarantine(listing.uuid, listing.fields.get("name", "?"), error)
+class _Scripts(BoardScripts):
+    """The scripts of an open board, with the board's errors."""
 
-    def _quarantine(self, uuid: str, name: str, error: UnreadableJob) -> None:
-        log.error("job_unreadable", board=self.name, job=uuid, name=name, error=str(error))
-        with self._answering():
-            self._scripts.update(uuid, "trash", f"unreadable: {error}", force=True)
+    def __init__(self, board: JobBoard) -> None:
+        super().__init__(board._client, board._keys)
+        self._board = board
 
-    def _reader(self) -> EventReader:
-        with self._answering():
-            return EventReader(self._client, self._keys.of("events"))
+    def call(self, script: str, *args: str | int | float) -> Any:
+        with self._board.answering():
+            return super().call(script, *args)
 
-    def _wait(self, done: Callable[[], bool], timeout: float | None, *, longest: float) -> bool:
-        """Look, then look again at each event, when a job becomes due, and at least every ``longest`` seconds."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        with self._answering():
-            reader = EventReader(self._client, self._keys.of("events"))
-            while not done():
-                due = self._scripts.counts().next_seconds
-                pause = min(longest, _LONGEST_LOOK_SECONDS if due is None else max(0.001, due))
-                if deadline is not None:
-                    left = deadline - time.monotonic()
-                    if left <= 0:
-                        return False
-                    pause = min(pause, left)
-                reader.read(pause)
-                self._check_open()
-        return True
 
-    def _check_open(self) -> None:
-        if not self._connected:
-            raise BoardClosed(f"board {self.name!r} is not connected")
+def _decoding(client: redis.Redis) -> redis.Redis:
+    """``client`` if it decodes responses; else one like it that does, with connections of its own.
 
-    @contextmanager
-    def _answering(self) -> Iterator[None]:
-        self._check_open()
-        try:
-            yield
-        except RedisError as error:
-            raise JobFailure(f"board {self.name!r}: Redis does not answer: {error}") from error
+    Raises ValueError when it was made by way of Sentinels: then it must be made with ``decode_responses=True``.
+    """
+    if client.get_encoder().decode_responses:
+        return client
+    pool = getattr(client, "connection_pool", None)
+    if not isinstance(pool, redis.ConnectionPool) or isinstance(pool, SentinelConnectionPool):
+        raise ValueError("the client of a board must be made with decode_responses=True")
+    options = {**pool.connection_kwargs, "decode_responses": True, "encoding_errors": UNDECODABLE}
+    return redis.Redis.from_pool(redis.ConnectionPool(connection_class=pool.connection_class, **options))
 
 
 # Opens a board by name and configuration, through the entry points ``opencue_sched.jobboards``.

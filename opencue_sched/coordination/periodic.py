@@ -45,11 +45,14 @@ class PeriodicThread:
         self._told = ""
         self._wanted = threading.Event()
         self._stopped = threading.Event()
+        self._starting = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin, with a first round at once. May be called once."""
-        self._thread.start()
+        """Begin, with a first round at once, unless it has begun."""
+        with self._starting:
+            if self._thread.ident is None:
+                self._thread.start()
 
     def wake(self) -> None:
         """Have a round made now; when one is under way, another after it."""

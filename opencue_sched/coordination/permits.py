@@ -19,12 +19,12 @@ from typing import cast
 import redis
 
 from opencue_sched.coordination.board import TRASH_KEPT_SECONDS, BoardScripts, life_ms
-from opencue_sched.coordination.job import JobPriority, Payload
+from opencue_sched.coordination.jobboard import JobPriority, encode_payload
 from opencue_sched.coordination.names import BoardKeys, layers_booked, permit_board
 
 JOBS_PER_CALL = 50
 """A call of so many takes Redis half a millisecond, for which all other clients wait; more are several calls."""
-_PAYLOAD = Payload({}, None).encode()
+_PAYLOAD = encode_payload({}, None)
 _PRIORITY = JobPriority.NORMAL
 
 

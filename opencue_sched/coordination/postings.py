@@ -12,7 +12,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ import redis
 import structlog
 
 from opencue_sched.coordination.board import (
-    TRASH_KEPT_SECONDS,
+    TRASH_KEPT_MS,
     BoardScripts,
     Counts,
     End,
@@ -29,7 +29,7 @@ from opencue_sched.coordination.board import (
     new_token,
     resend_ms,
 )
-from opencue_sched.coordination.job import JobPriority
+from opencue_sched.coordination.jobboard import JobPriority
 from opencue_sched.coordination.leader import boot_clock
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.periodic import PeriodicThread
@@ -42,7 +42,6 @@ ENQUEUED_PER_CALL = 50
 LISTED_CLAIMS = 1000
 FAILURE_KINDS = ("postgresql", "redis", "program")
 """What the error came from that failed a pass."""
-_OF_A_COOLDOWN = ("state", "name", "details", "failures", "failing", "rest", "reason")
 POSTING_PRIORITY = JobPriority.NORMAL
 """Of every cluster: strict priority is among jobs, within a pass, and no rule puts one show before another."""
 
@@ -50,13 +49,14 @@ POSTING_PRIORITY = JobPriority.NORMAL
 @dataclass(frozen=True, slots=True)
 class Enqueued:
     """A cluster's posting. ``ticket`` of the message to send for it now, 0 for none; ``again`` when one was sent
-    before and nobody took it.
+    before and nobody took it; ``resting`` until its cooldown or sleep ends.
     """
 
     cluster: Cluster
     uuid: str
     ticket: int = 0
     again: bool = False
+    resting: bool = False
 
     @property
     def send(self) -> bool:
@@ -79,40 +79,23 @@ class Claim:
     token: str
 
 
-@dataclass(slots=True)
-class _Renewed:
-    """A claim that this process renews: when that went well last, and when the work under it did a step."""
-
-    claim: Claim
-    renewed_at: float
-    stepped_at: float
-
-
 @dataclass(frozen=True, slots=True)
-class ClusterCooldown:
-    """A cluster whose passes have failed ``failures`` times in a row since ``since``: it is not dispatched before
-    ``until``, whatever wakes it. Both in epoch seconds of Redis. ``kind`` is one of FAILURE_KINDS, ``reason`` one line.
+class SkippedCluster:
+    """A cluster that no pass looks at, and why: ``reason`` is one line. ``cluster`` is None for a posting that cannot
+    be read. All times are epoch seconds of Redis.
 
-    ``until`` is over while the cluster is tried again. ``cluster`` is None for a posting that cannot be read.
+    In the trash since ``since``; ``until`` is None. Or cooled down: its passes have failed ``failures`` times in a row
+    since ``since``, and it is not dispatched before ``until``, whatever wakes it. ``until`` is over while the cluster
+    is tried again. ``kind`` is one of FAILURE_KINDS.
     """
 
     key: str
     cluster: Cluster | None
     since: float
-    until: float
-    failures: int
-    kind: str
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class TrashedPosting:
-    """A posting that was put aside ``at`` that epoch second, and why: one line. ``cluster`` as in ClusterCooldown."""
-
-    key: str
-    cluster: Cluster | None
-    at: float
-    reason: str
+    until: float | None = None
+    failures: int = 0
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +148,18 @@ class ClusterPostings:
         Raises FencedOff, and posts nothing more, when a leader after that of ``fence`` was elected.
         """
         listed = list(clusters)
-        chunks = [listed[i : i + ENQUEUED_PER_CALL] for i in range(0, len(listed), ENQUEUED_PER_CALL)]
-        answers = self.scripts.call_each("board_enqueue", [_enqueue_args(chunk, wake) for chunk in chunks], fence=fence)
-        enqueued = []
-        for chunk, answer in zip(chunks, answers, strict=True):
-            for i, cluster in enumerate(chunk):
-                uuid, ticket, again = answer[3 * i : 3 * i + 3]
-                enqueued.append(Enqueued(cluster, str(uuid), int(ticket), bool(again)))
-        return enqueued
+        calls = []
+        for i in range(0, len(listed), ENQUEUED_PER_CALL):
+            args: list[str | int | float] = [resend_ms(), TRASH_KEPT_MS]
+            for cluster in listed[i : i + ENQUEUED_PER_CALL]:
+                woken = wake if isinstance(wake, bool) else cluster in wake
+                args += [cluster.key, encode_cluster(cluster), POSTING_PRIORITY.rank, int(woken)]
+            calls.append(args)
+        answers = [it for answer in self.scripts.call_each("board_enqueue", calls, fence=fence) for it in answer]
+        return [
+            Enqueued(cluster, str(uuid), int(ticket), bool(again), bool(resting))
+            for cluster, (uuid, ticket, again, resting) in zip(listed, answers, strict=True)
+        ]
 
     def withdraw(self, uuids: Sequence[str], *, fence: Fence | None = None) -> int:
         """Take postings down for good, but those that are claimed or in the trash; how many went. One round trip.
@@ -181,12 +168,6 @@ class ClusterPostings:
         """
         answers = self.scripts.call_each("board_update", [(uuid, "withdraw", "", 0, "") for uuid in uuids], fence=fence)
         return sum(int(answer[0]) for answer in answers)
-
-    def sleeping(self, uuids: Sequence[str]) -> int:
-        """How many of these postings rest. One round trip."""
-        if not uuids:
-            return 0
-        return sum(due is not None for due in self._client.zmscore(self.keys.of("delayed"), list(uuids)))
 
     def posted(self) -> dict[str, str]:
         """Cluster key -> posting uuid, of every posting."""
@@ -201,49 +182,40 @@ class ClusterPostings:
         """A posting as it is now."""
         return self.scripts.job(uuid)
 
-    def cooldowns(self) -> list[ClusterCooldown]:
-        """The clusters whose last pass failed, those that are left alone for longest first. Two round trips."""
-        read = self._fields(self.posted().values(), *_OF_A_COOLDOWN)
-        found = [_cooldown(it) for it in read if int(it["failures"] or 0) > 0 and it["state"] != "trash"]
-        return sorted(found, key=lambda it: it.until, reverse=True)
+    def counts(self) -> Counts:
+        """How many postings are where."""
+        return self.scripts.counts()
 
-    def trashed(self) -> list[TrashedPosting]:
-        """The postings in the trash, the oldest first. Two round trips."""
-        trash: Any = self._client.zrange(self.keys.of("trash"), 0, -1, withscores=True)
-        read = self._fields([uuid for uuid, _ in trash], "name", "details", "error")
-        return [
-            TrashedPosting(
-                fields["name"],
-                _cluster(fields["details"]),
-                float(at) / 1000,
-                fields["error"].strip().rpartition("\n")[2],
-            )
-            for (_, at), fields in zip(trash, read, strict=True)
-        ]
+    def skipped(self) -> list[SkippedCluster]:
+        """The clusters whose last pass failed, those that are left alone for longest first, then those in the trash,
+        the oldest first. Two round trips."""
+        names = ("state", "name", "details", "failures", "failing", "rest", "reason", "modified", "error")
+        rows = (dict(zip(names, row, strict=True)) for row in self._fields(self.posted().values(), *names))
+        found = [_skipped(fields) for fields in rows if fields["state"] == "trash" or int(fields["failures"] or 0) > 0]
+        return sorted(found, key=lambda it: (it.until is None, -(it.until or 0.0), it.since))
 
     def failures(self, claim: Claim) -> int:
         """How many passes over the claimed cluster have failed in a row before this one."""
         return int(self._client.hget(self.keys.job(claim.uuid), "failures") or 0)
 
-    def _fields(self, uuids: Iterable[str], *names: str) -> list[dict[str, str]]:
+    def in_hand(self) -> dict[str, list[str]]:
+        """Who has claimed what: owner -> keys of clusters; the first thousand claims."""
+        found: dict[str, list[str]] = {}
+        claimed = self._client.zrange(self.keys.of("claimed"), 0, LISTED_CLAIMS - 1)
+        for owner, cluster in self._fields(map(str, claimed), "owner", "name"):
+            if owner:
+                found.setdefault(owner, []).append(cluster)
+        return found
+
+    def _fields(self, uuids: Iterable[str], *names: str) -> list[list[str]]:
         """These fields of postings, '' for one that is not there."""
         with self._client.pipeline(transaction=False) as pipe:
             for uuid in uuids:
                 pipe.hmget(self.keys.job(uuid), *names)
             rows: Any = pipe.execute()
-        return [{name: value or "" for name, value in zip(names, row, strict=True)} for row in rows]
+        return [[value or "" for value in row] for row in rows]
 
-    def counts(self) -> Counts:
-        return self.scripts.counts()
-
-    def claim(self, uuid: str, owner: str, *, ttl_seconds: float, ticket: int | None = None) -> Claim | None:
-        """Claim a posting; None when it is gone, held, asleep, trashed, or ``ticket`` is stale."""
-        answer = self.try_claim(uuid, owner, ttl_seconds=ttl_seconds, ticket=ticket)
-        return answer if isinstance(answer, Claim) else None
-
-    def try_claim(
-        self, uuid: str, owner: str, *, ttl_seconds: float, ticket: int | None = None
-    ) -> Claim | ClaimRefused:
+    def claim(self, uuid: str, owner: str, *, ttl_seconds: float, ticket: int | None = None) -> Claim | ClaimRefused:
         """Claim a posting, or why not. One whose payload cannot be read is taken down: the next sweep that finds work
         in its cluster posts it anew."""
         token = new_token()
@@ -258,25 +230,12 @@ class ClusterPostings:
             self.scripts.end(uuid, owner, int(fence), token, "consume")
             return ClaimRefused("unreadable")
 
-    def in_hand(self) -> dict[str, list[str]]:
-        """Who has claimed what: owner -> keys of clusters; the first thousand claims."""
-        uuids = self._client.zrange(self.keys.of("claimed"), 0, LISTED_CLAIMS - 1)
-        with self._client.pipeline(transaction=False) as pipe:
-            for uuid in uuids:
-                pipe.hmget(self.keys.job(str(uuid)), "owner", "name")
-            claims: Any = pipe.execute()
-        found: dict[str, list[str]] = {}
-        for owner, cluster in claims:
-            if owner:
-                found.setdefault(owner, []).append(cluster)
-        return found
-
     def take_due(self) -> tuple[list[Enqueued], float]:
         """The postings for which a message is due, each with its ticket, and the seconds until the first claim ends
         unless it is prolonged. One call of a script."""
         ends_ms, *answer = self.scripts.call("board_due", resend_ms())
         due = []
-        for uuid, details, ticket, sent_in_vain in zip(*[iter(answer)] * 4, strict=True):
+        for uuid, details, ticket, sent_in_vain in answer:
             try:
                 due.append(Enqueued(decode_cluster(details), str(uuid), int(ticket), again=sent_in_vain > 0))
                 if sent_in_vain == 1:
@@ -296,58 +255,44 @@ class ClusterPostings:
 
         ``reason`` of a failure: its kind (FAILURE_KINDS), a colon and one line; ``error`` is all of it.
 
-        A claim lost meanwhile is somebody else's: nothing is changed, and 0 is returned.
+        A claim lost meanwhile is another worker's: nothing is changed, and 0 is returned.
         """
-        answer = self.scripts.end(
-            claim.uuid,
-            claim.owner,
-            claim.fence,
-            claim.token,
-            how,
-            delay_seconds=delay_seconds,
-            wake=claim.wake,
-            reason=reason,
-            error=error,
+        of_claim = (claim.uuid, claim.owner, claim.fence, claim.token)
+        ended, ticket, *_ = self.scripts.end(
+            *of_claim, how, delay_seconds=delay_seconds, wake=claim.wake, reason=reason, error=error
         )
-        if not answer[0]:
-            log.warning("claim_lost", posting=claim.uuid, cluster=claim.cluster.key, fence=claim.fence, how=how)
-            return 0
-        return int(answer[1])
+        if ended:
+            return int(ticket)
+        log.warning("claim_lost", posting=claim.uuid, cluster=claim.cluster.key, fence=claim.fence, how=how)
+        return 0
 
 
-def _cluster(details: str) -> Cluster | None:
+def _skipped(fields: dict[str, str]) -> SkippedCluster:
     try:
-        return decode_cluster(details)
+        cluster = decode_cluster(fields["details"])
     except InvalidInput:
-        return None
-
-
-def _cooldown(fields: Mapping[str, str]) -> ClusterCooldown:
+        cluster = None
+    if fields["state"] == "trash":
+        why = fields["error"].strip().rpartition("\n")[2]
+        return SkippedCluster(fields["name"], cluster, float(fields["modified"] or 0) / 1000, why)
     kind, _, reason = fields["reason"].partition(": ")
-    return ClusterCooldown(
+    return SkippedCluster(
         fields["name"],
-        _cluster(fields["details"]),
+        cluster,
         float(fields["failing"] or 0) / 1000,
-        float(fields["rest"] or 0) / 1000,
-        int(fields["failures"]),
-        kind if kind in FAILURE_KINDS else FAILURE_KINDS[-1],
         reason,
+        until=float(fields["rest"] or 0) / 1000,
+        failures=int(fields["failures"]),
+        kind=kind if kind in FAILURE_KINDS else FAILURE_KINDS[-1],
     )
 
 
-def _enqueue_args(clusters: Sequence[Cluster], wake: bool | Collection[Cluster]) -> list[str | int | float]:
-    args: list[str | int | float] = [resend_ms(), round(TRASH_KEPT_SECONDS * 1000)]
-    for cluster in clusters:
-        woken = wake if isinstance(wake, bool) else cluster in wake
-        args += [cluster.key, encode_cluster(cluster), POSTING_PRIORITY.rank, int(woken)]
-    return args
+@dataclass(slots=True)
+class _Renewed:
+    """When a claim was renewed last, and when the work under it did a step."""
 
-
-_ClaimKey = tuple[str, int, str]
-
-
-def _key(claim: Claim) -> _ClaimKey:
-    return claim.uuid, claim.fence, claim.token
+    renewed_at: float
+    stepped_at: float
 
 
 class ClaimRenewer:
@@ -376,38 +321,34 @@ class ClaimRenewer:
         self._longest_patience = longest_patience_seconds
         self._clock = clock
         self._lock = threading.Lock()
-        self._held: dict[_ClaimKey, _Renewed] = {}
-        self._given_up: dict[_ClaimKey, float] = {}
+        self._held: dict[Claim, _Renewed] = {}
+        self._given_up: dict[Claim, float] = {}
         self._thread = PeriodicThread(
             "claim-renewer", self._renew, failed="claims_not_renewed", retry_seconds=ttl_seconds / 3
         )
-        self._begun = False
 
     def keep(self, claim: Claim, *, claimed_at: float) -> None:
         """Start to renew ``claim``; ``claimed_at`` is the clock before the claim was asked for."""
         with self._lock:
-            self._held[_key(claim)] = _Renewed(claim, claimed_at, self._clock())
-            if not self._begun:
-                self._begun = True
-                self._thread.start()
+            self._held[claim] = _Renewed(claimed_at, self._clock())
+        self._thread.start()
         self._thread.wake()
 
     def progress(self, claim: Claim) -> None:
         """The work under ``claim`` has done a step. A claim that was given up stays so."""
-        key = _key(claim)
         with self._lock:
-            if key in self._held:
-                self._held[key].stepped_at = self._clock()
-            elif key in self._given_up:
-                took = self._clock() - self._given_up.pop(key)
+            if claim in self._held:
+                self._held[claim].stepped_at = self._clock()
+            elif claim in self._given_up:
+                took = self._clock() - self._given_up.pop(claim)
                 self._patience = max(self._patience, min(1.5 * took, self._longest_patience))
-                log.warning("step_was_slow", job=key[0], seconds=round(took, 1), patience_seconds=self._patience)
+                log.warning("step_was_slow", job=claim.uuid, seconds=round(took, 1), patience_seconds=self._patience)
 
     def drop(self, claim: Claim) -> None:
         """Stop renewing ``claim``."""
         with self._lock:
-            self._held.pop(_key(claim), None)
-            self._given_up.pop(_key(claim), None)
+            self._held.pop(claim, None)
+            self._given_up.pop(claim, None)
 
     @property
     def hangs(self) -> bool:
@@ -417,43 +358,39 @@ class ClaimRenewer:
     def held(self) -> list[Claim]:
         """The claims that are renewed at this moment."""
         with self._lock:
-            return [renewed.claim for renewed in self._held.values()]
+            return list(self._held)
 
     def alive(self, claim: Claim) -> bool:
         """Whether ``claim`` is certainly still this process's."""
-        with self._lock:
-            renewed = self._held.get(_key(claim))
+        renewed = self._held.get(claim)
         return renewed is not None and self._clock() - renewed.renewed_at < self._ttl * 0.75
 
     def stop(self) -> None:
         """End the thread; what is held is left to expire."""
         self._thread.stop(self._ttl)
 
-    def _give_up(self) -> None:
-        """Let go of the claims whose work hangs: this thread sees only that Redis answers."""
+    def _renew(self) -> float | None:
+        # Read before the call: a claim lives from the moment Redis renewed it, and that is not earlier.
+        now = self._clock()
         with self._lock:
-            now = self._clock()
-            for key, renewed in list(self._held.items()):
+            # This thread sees only that Redis answers: what hangs must not be renewed for ever.
+            for claim, renewed in list(self._held.items()):
                 silent = now - renewed.stepped_at
                 if silent > self._patience:
-                    log.error("claim_given_up", job=key[0], fence=key[1], seconds_without_progress=round(silent, 1))
-                    del self._held[key]
-                    self._given_up[key] = renewed.stepped_at
-
-    def _renew(self) -> float | None:
-        self._give_up()
+                    log.error(
+                        "claim_given_up", job=claim.uuid, fence=claim.fence, seconds_without_progress=round(silent, 1)
+                    )
+                    self._given_up[claim] = self._held.pop(claim).stepped_at
         claims = self.held()
         if not claims:
             return None
-        # Read before the call: a claim lives from the moment Redis renewed it, and that is not earlier.
-        now = self._clock()
-        renewed = {_key(claim) for claim in self._postings.extend(claims, ttl_seconds=self._ttl)}
+        kept = set(self._postings.extend(claims, ttl_seconds=self._ttl))
         with self._lock:
-            for key in map(_key, claims):
-                if key not in renewed:
-                    self._held.pop(key, None)
-                elif key in self._held:
-                    self._held[key].renewed_at = now
+            for claim in claims:
+                if claim not in kept:
+                    self._held.pop(claim, None)
+                elif claim in self._held:
+                    self._held[claim].renewed_at = now
         # Not as the wait for the next round: that ends with each claim that is made.
         self._thread.pause(self._ttl / 3)
         return 0.0
@@ -493,13 +430,14 @@ class DueThread(PeriodicThread):
         self._send = send
         self._clock = clock
         self._lock = threading.Lock()
-        self._watching = self._begun = False
+        self._watching = False
         self._rest_ends: list[float] = []
 
     def watch(self) -> None:
         """Look periodically from now on."""
         self._watching = True
-        self._begin()
+        self.start()
+        self.wake()
 
     def look_in(self, seconds: float) -> None:
         """Look when a rest of so many seconds from now ends, if it is short."""
@@ -507,13 +445,7 @@ class DueThread(PeriodicThread):
             return
         with self._lock:
             heapq.heappush(self._rest_ends, self._clock() + seconds + AFTER_THE_END_SECONDS)
-        self._begin()
-
-    def _begin(self) -> None:
-        with self._lock:
-            begin, self._begun = not self._begun, True
-        if begin:
-            self.start()
+        self.start()
         self.wake()
 
     def look(self) -> float | None:

@@ -82,7 +82,7 @@ class Dispatcher:
             return ClaimRefused("no_database")
         ttl = self.settings.coordination.claim_ttl
         before = boot_clock()
-        claim = self.postings.try_claim(posting, self.owner, ttl_seconds=ttl, ticket=ticket)
+        claim = self.postings.claim(posting, self.owner, ttl_seconds=ttl, ticket=ticket)
         if isinstance(claim, ClaimRefused):
             return claim
         self.renewer.keep(claim, claimed_at=before)

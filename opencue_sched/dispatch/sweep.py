@@ -122,7 +122,7 @@ class Sweeper:
         # Not before: a sweep that fails here has woken no cluster, and the next one must.
         self._active = active
         self.cap_waits.forget(cluster.key for cluster in due)
-        sleeping = self._postings.sleeping([o.uuid for o in enqueued])
+        sleeping = sum(it.resting for it in enqueued)
         if sleeping < len(enqueued):
             self._nap_until = float("-inf")
         elif not napping:
@@ -131,7 +131,7 @@ class Sweeper:
             self._withdraw(fence)
             self._withdraw_due = False
         return SweepReport(
-            send=tuple((o.cluster, o) for o in enqueued if o.send),
+            send=tuple((it.cluster, it) for it in enqueued if it.send),
             clusters=self._feed.by_kind(),
             active=len(active),
             sleeping=sleeping,

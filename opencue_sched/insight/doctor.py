@@ -24,7 +24,7 @@ from opencue_sched.coordination.names import LeaderKeys, QueueType, beat_role
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.dispatch.clusters import scoped_facilities
 from opencue_sched.errors import SchedulerError
-from opencue_sched.insight.explain import cluster_postings, cluster_words, held_clusters, listed
+from opencue_sched.insight.explain import cluster_postings, cluster_words, listed
 from opencue_sched.insight.stores import check_postgresql, check_redis
 from opencue_sched.settings import Settings
 from opencue_sched.store import waiting
@@ -321,7 +321,7 @@ def _redis(
         answered = clock()
         state = store_state(client)
         members = list_members(client, settings.coordination.namespace)
-        held = held_clusters(cluster_postings(client, settings))
+        held = cluster_postings(client, settings).skipped()
     except (SchedulerError, redis.RedisError) as error:
         yield _fail("Redis", str(error))
         return

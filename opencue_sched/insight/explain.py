@@ -17,7 +17,7 @@ import redis
 from sqlalchemy import Connection
 
 from opencue_sched.coordination.names import BoardKeys, cluster_board
-from opencue_sched.coordination.postings import ClusterCooldown, ClusterPostings, TrashedPosting
+from opencue_sched.coordination.postings import ClusterPostings, SkippedCluster
 from opencue_sched.dispatch.verdicts import RecordedVerdict
 from opencue_sched.domain.cluster import Verdict, normalise_tags
 from opencue_sched.domain.depends import DependType
@@ -30,7 +30,6 @@ from opencue_sched.store.pending import Limit, SubscriptionRow, fetch_limits
 from opencue_sched.store.schema import SchemaFacts
 from opencue_sched.store.waiting import Situation, TaggedHost
 
-HeldCluster = ClusterCooldown | TrashedPosting
 """A cluster that no pass looks at now."""
 
 # Sentences about what waits, for people.
@@ -286,7 +285,7 @@ def explain_job(
     settings: Settings,
     facts: SchemaFacts,
     verdicts: Mapping[str, Sequence[RecordedVerdict]],
-    held: Sequence[HeldCluster] = (),
+    held: Sequence[SkippedCluster] = (),
     *,
     clock: Callable[[], float] = time.time,
 ) -> Explanation:
@@ -388,7 +387,7 @@ def _behind_reasons(ahead: int, settings: Settings) -> list[WaitReason]:
     return [WaitReason(Verdict.BEHIND, text)]
 
 
-def _cluster_reasons(layer: jobs.LayerView, situation: Situation, held: Sequence[HeldCluster]) -> list[WaitReason]:
+def _cluster_reasons(layer: jobs.LayerView, situation: Situation, held: Sequence[SkippedCluster]) -> list[WaitReason]:
     """The clusters of the layer that no pass looks at. They decide when they have all of its tags."""
     tags, left = frozenset(normalise_tags(layer.tags)), set(normalise_tags(layer.tags))
     here = []
@@ -400,9 +399,7 @@ def _cluster_reasons(layer: jobs.LayerView, situation: Situation, held: Sequence
             left.difference_update(cluster.tags)
             here.append(it)
     return [
-        WaitReason(
-            Verdict.COOLED_DOWN if isinstance(it, ClusterCooldown) else "trashed", cluster_words(it), decides=not left
-        )
+        WaitReason("trashed" if it.until is None else Verdict.COOLED_DOWN, cluster_words(it), decides=not left)
         for it in here
     ]
 
@@ -414,15 +411,10 @@ def cluster_postings(client: redis.Redis, settings: Settings) -> ClusterPostings
     )
 
 
-def held_clusters(postings: ClusterPostings) -> list[HeldCluster]:
-    """The clusters that are cooled down or in the trash. Raises RedisError."""
-    return [*postings.cooldowns(), *postings.trashed()]
-
-
-def cluster_words(held: HeldCluster) -> str:
+def cluster_words(held: SkippedCluster) -> str:
     """Why no pass looks at a cluster, and what to do."""
     key = held.key
-    if isinstance(held, TrashedPosting):
+    if held.until is None:
         return f"cluster {key} was put into the trash ({held.reason}); `opencue-sched board restore {key}`"
     again = datetime.fromtimestamp(held.until).astimezone().strftime("%H:%M:%S")
     times = "the last pass" if held.failures == 1 else f"the last {held.failures} passes"

@@ -189,11 +189,11 @@ class FleetSurvey:
         for group in self._groups - survey.backlog_per_worker.keys():
             backlog_per_worker.remove(group)
         self._groups = set(survey.backlog_per_worker)
-        trashed = {posting.key for posting in self._postings.trashed()}
-        failed = [cooldown.kind for cooldown in self._postings.cooldowns() if cooldown.key not in trashed]
+        skipped = self._postings.skipped()
+        failed = [it.kind for it in skipped if it.until is not None]
         for kind in FAILURE_KINDS:
             clusters_cooled_down.labels(kind).set(failed.count(kind))
-        postings_trashed.set(len(trashed))
+        postings_trashed.set(len(skipped) - len(failed))
         of_queues.updated()
 
     def look_at_farm(self) -> None:
@@ -201,7 +201,7 @@ class FleetSurvey:
 
         A cluster with work is passed over at least once in the longest rest of a cluster.
         """
-        cooled_down = {cooldown.key for cooldown in self._postings.cooldowns()}
+        cooled_down = {it.key for it in self._postings.skipped() if it.until is not None}
         count_frames_not_looked_at(self._engine, self._settings, self._verdicts, self._facts, cooled_down=cooled_down)
         longest = max(EMPTY_SLEEP_SECONDS, self._settings.queue.cluster_saturated_sleep)
         waiting = self._verdicts.waiting(believed_seconds=max(60.0, 3 * longest))

@@ -19,7 +19,7 @@ from kombu.exceptions import OperationalError
 from pydantic import ConfigDict, ValidationError, validate_call
 from redis.exceptions import RedisError
 
-from opencue_sched.coordination.job import JobPriority
+from opencue_sched.coordination.jobboard import JobPriority
 from opencue_sched.coordination.leader import CatchUp, Freshness, tick_freshness
 from opencue_sched.coordination.postings import POSTING_PRIORITY, Enqueued
 from opencue_sched.coordination.queues import Router

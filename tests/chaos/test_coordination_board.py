@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from opencue_sched.coordination.board import new_token
-from opencue_sched.coordination.job import ClaimLost
-from opencue_sched.coordination.jobboard import JobBoard
+from opencue_sched.coordination.jobboard import ClaimLost, JobBoard
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.lua_scripts import load_script, lua_directory
 from tests.polling import eventually, tail_of
@@ -25,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CLAIMANT = """
     import sys
     import redis
-    from opencue_sched.coordination.job import JobFailure, NotFound
+    from opencue_sched.coordination.jobboard import JobFailure, NotFound
     from opencue_sched.coordination.jobboard import JobBoard
 
     client = redis.Redis.from_url(sys.argv[1], decode_responses=True)
@@ -104,7 +103,7 @@ def test_killed_at_any_moment_each_job_is_in_exactly_one_place(redis_client, sta
 SLEEPER = """
     import sys
     import redis
-    from opencue_sched.coordination.job import JobFailure
+    from opencue_sched.coordination.jobboard import JobFailure
     from opencue_sched.coordination.jobboard import JobBoard
 
     client = redis.Redis.from_url(sys.argv[1], decode_responses=True)

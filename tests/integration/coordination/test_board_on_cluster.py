@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from opencue_sched.coordination.job import JobState, RegisteredEntity
-from opencue_sched.coordination.jobboard import JobBoard
+from opencue_sched.coordination.jobboard import Entity, JobBoard, JobState
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.permits import JOBS_PER_CALL, ManyJobs
 from opencue_sched.embedded.processes import GuardedProcess, free_port
@@ -85,14 +84,14 @@ def test_a_board_under_one_hash_tag_works_on_either_node(cluster):
             job = board.post("render", details={"shot": "sh10"})
             assert [found.uuid for found in board.iterjobs(only_unclaimed=True)] == [job.uuid]
             claim = board.claim_next("me", 5)
-            assert board.extend([claim], ttl_seconds=50) == [claim]
+            assert claim.extend_expiry(50)
             assert 45 < job.expires_in() <= 50
             board.record(claim, "me", {"frames": 3})
             board.consume(claim, "me")
             assert job.state is JobState.COMPLETE
             board.post("later", delay=0.1)
             assert next(board.wait(10)).name == "later"
-            board.register_entity(RegisteredEntity("conductor", "c1"))
+            board.register_entity(Entity("conductor", "c1"))
             assert [entity.name for entity in board.entities()] == ["c1"]
             heard: list[str] = []
             board.notifier.register("POSTED", lambda _, event, heard=heard: heard.append(event["name"]))

@@ -85,7 +85,7 @@ def test_a_message_nobody_took_is_sent_again_by_one_of_many_and_no_sweep_does_it
     (sent,) = [sent for watch in watches for sent in watch.sent]
     assert (sent.cluster, sent.again) == (CLUSTER, True), "to the whole group"
     assert not postings.enqueue([CLUSTER])[0].send
-    assert postings.claim(sent.uuid, "w1", ttl_seconds=10, ticket=sent.ticket) is not None
+    assert isinstance(postings.claim(sent.uuid, "w1", ttl_seconds=10, ticket=sent.ticket), Claim)
 
 
 def test_what_is_sent_in_vain_is_sent_ever_less_often_by_sweeps_and_watches_together(postings, redis_client, enqueued):
@@ -124,7 +124,7 @@ def test_a_rest_that_is_over_is_followed_by_a_message_of_one_of_many(postings, r
     assert (sent.cluster, sent.again) == (CLUSTER, False), "to the instance with the warm host cache"
     assert postings.job(sent.uuid).fields["tries"] == "0", "no repetition"
     assert not postings.enqueue([CLUSTER])[0].send
-    assert postings.claim(sent.uuid, "w2", ttl_seconds=10, ticket=sent.ticket) is not None
+    assert isinstance(postings.claim(sent.uuid, "w2", ttl_seconds=10, ticket=sent.ticket), Claim)
 
 
 @pytest.mark.parametrize("how", ["restored", "its rest ended by command"])
@@ -314,7 +314,7 @@ def test_a_message_is_sent_when_the_rest_is_over_and_once(postings, redis_client
     assert rests.look() is None
     (sent,) = rests.sent
     assert not sent.again, "to the instance with the warm host cache"
-    assert postings.claim(posting, "w2", ttl_seconds=60, ticket=sent.ticket)
+    assert isinstance(postings.claim(posting, "w2", ttl_seconds=60, ticket=sent.ticket), Claim)
     assert rests.look() is None
     assert len(rests.sent) == 1
 

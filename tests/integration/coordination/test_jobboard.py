@@ -14,24 +14,24 @@ import pytest
 import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from opencue_sched.coordination.board import NEVER
-from opencue_sched.coordination.job import (
+from opencue_sched.coordination.board import NEVER, RESYNC, EventReader
+from opencue_sched.coordination.jobboard import (
     DOES_NOT_EXPIRE,
     NO_CLAIM,
-    RESYNC,
+    PAGE,
     BoardClosed,
     ClaimLost,
-    EventReader,
+    Entity,
     Job,
+    JobBoard,
     JobFailure,
     JobPriority,
     JobState,
     LogBook,
     NotFound,
-    RegisteredEntity,
     UnclaimableJob,
+    fetch,
 )
-from opencue_sched.coordination.jobboard import PAGE, JobBoard, fetch
 from opencue_sched.insight.stores import StoreUnusable, check_redis
 from tests.polling import eventually
 
@@ -117,10 +117,9 @@ def test_every_call_on_a_closed_board_fails_clearly(redis_client):
         lambda: board.consume(job, "me"),
         lambda: board.abandon(job, "me"),
         lambda: board.trash(job, "me"),
-        lambda: board.register_entity(RegisteredEntity("conductor", "me")),
+        lambda: board.register_entity(Entity("conductor", "me")),
         lambda: board.entities(),
         lambda: board.find(job.uuid),
-        lambda: board.extend([job], ttl_seconds=1),
         lambda: board.record(job, "me", 1),
         lambda: list(board.trashed()),
         lambda: board.restore(job.uuid),
@@ -421,7 +420,7 @@ def test_a_fence_given_out_twice_does_not_let_a_stale_handle_write(board, redis_
     ):
         with pytest.raises(ClaimLost):
             write()
-    assert board.extend([stale, present], ttl_seconds=60) == [present]
+    assert present.extend_expiry(60)
     assert board.find(job.uuid).result is None
     board.consume(present, "me")
 
@@ -802,8 +801,8 @@ def test_readers_that_fell_behind_what_is_kept_are_told_and_hear_what_follows(bo
 
 
 def test_registered_entities_are_remembered_for_their_life(board):
-    board.register_entity(RegisteredEntity("conductor", "c1", {"host": "a"}))
-    board.register_entity(RegisteredEntity("conductor", "c2"), ttl_seconds=0.05)
+    board.register_entity(Entity("conductor", "c1", {"host": "a"}))
+    board.register_entity(Entity("conductor", "c2"), ttl_seconds=0.05)
     eventually(lambda: len(board.entities()) == 1)
     (left,) = board.entities()
     assert (left.kind, left.name, left.metadata) == ("conductor", "c1", {"host": "a"})

@@ -8,8 +8,7 @@ import pytest
 import redis
 
 from opencue_sched.coordination.board import BoardScripts
-from opencue_sched.coordination.job import Job, JobState
-from opencue_sched.coordination.jobboard import JobBoard
+from opencue_sched.coordination.jobboard import Job, JobBoard, JobState
 from opencue_sched.coordination.names import BoardKeys, permit_board
 from opencue_sched.coordination.permits import JOBS_PER_CALL, SECONDS_PER_FRAME, LayerPermits, ManyJobs
 from opencue_sched.coordination.postings import ClusterPostings

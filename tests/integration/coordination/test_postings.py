@@ -7,7 +7,7 @@ import time
 import pytest
 
 from opencue_sched.coordination.names import BoardKeys, consumed_queues
-from opencue_sched.coordination.postings import ClaimRenewer, ClusterPostings
+from opencue_sched.coordination.postings import Claim, ClaimRefused, ClaimRenewer, ClusterPostings
 from opencue_sched.coordination.presence import Presence
 from opencue_sched.coordination.queues import Router
 from opencue_sched.domain.cluster import Cluster, ClusterKind
@@ -25,6 +25,10 @@ def postings(redis_client) -> ClusterPostings:
 
 def states(client) -> dict[str, int]:
     return {part: client.zcard(f"cue:board:clusters:{part}") for part in ("ready", "delayed", "claimed", "trash")}
+
+
+def claimed(answer):
+    return answer if isinstance(answer, Claim) else None
 
 
 def test_offering_twice_posts_once_and_sends_once(postings, redis_client):
@@ -62,7 +66,7 @@ def test_no_message_claim_or_rest_waits_for_a_clock_that_was_put_back(postings, 
     assert redis_client.zscore("cue:board:clusters:claimed", enqueued.uuid) == float(
         redis_client.hget(f"cue:board:clusters:job:{enqueued.uuid}", "expires")
     )
-    claim = eventually(lambda: postings.claim(enqueued.uuid, "w2", ttl_seconds=10))
+    claim = eventually(lambda: claimed(postings.claim(enqueued.uuid, "w2", ttl_seconds=10)))
     assert claim.fence > dead.fence
     postings.end(claim, "sleep", delay_seconds=30)
     assert not postings.enqueue([CLUSTER])[0].send
@@ -99,7 +103,7 @@ def test_a_claim_excludes_others_and_carries_the_cluster(postings, redis_client)
     (enqueued,) = postings.enqueue([OTHER])
     claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=10)
     assert claim.cluster == OTHER
-    assert postings.claim(enqueued.uuid, "w2", ttl_seconds=10) is None
+    assert isinstance(postings.claim(enqueued.uuid, "w2", ttl_seconds=10), ClaimRefused)
     assert not postings.enqueue([OTHER])[0].send
     assert states(redis_client) == {"ready": 0, "delayed": 0, "claimed": 1, "trash": 0}
 
@@ -107,7 +111,7 @@ def test_a_claim_excludes_others_and_carries_the_cluster(postings, redis_client)
 def test_a_dead_owners_claim_ends_and_its_late_writes_are_refused(postings):
     (enqueued,) = postings.enqueue([CLUSTER])
     dead = postings.claim(enqueued.uuid, "w1", ttl_seconds=0.05)
-    alive = eventually(lambda: postings.claim(enqueued.uuid, "w1", ttl_seconds=10))
+    alive = eventually(lambda: claimed(postings.claim(enqueued.uuid, "w1", ttl_seconds=10)))
     assert alive.fence > dead.fence
     assert postings.end(dead, "consume") == 0
     assert postings.extend([dead, alive], ttl_seconds=10) == [alive]
@@ -124,7 +128,7 @@ def test_sleeping_postings_are_not_sent_until_their_time(postings, redis_client)
     claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=10)
     assert postings.end(claim, "sleep", delay_seconds=60) == 0
     assert not postings.enqueue([CLUSTER])[0].send
-    assert postings.claim(enqueued.uuid, "w1", ttl_seconds=10) is None
+    assert isinstance(postings.claim(enqueued.uuid, "w1", ttl_seconds=10), ClaimRefused)
     redis_client.zincrby("cue:board:clusters:delayed", -60_000, enqueued.uuid)
     assert postings.enqueue([CLUSTER])[0].send
 
@@ -160,7 +164,7 @@ def test_a_wake_up_rouses_a_sleeper(postings):
     claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=10)
     postings.end(claim, "sleep", delay_seconds=600)
     assert postings.enqueue([CLUSTER], wake=True)[0].send
-    assert postings.claim(enqueued.uuid, "w2", ttl_seconds=10) is not None
+    assert isinstance(postings.claim(enqueued.uuid, "w2", ttl_seconds=10), Claim)
 
 
 def test_a_wake_up_during_a_claim_is_not_lost(postings):
@@ -168,14 +172,14 @@ def test_a_wake_up_during_a_claim_is_not_lost(postings):
     claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=10)
     assert not postings.enqueue([CLUSTER], wake=True)[0].send
     assert postings.end(claim, "sleep", delay_seconds=600) > 0
-    assert postings.claim(enqueued.uuid, "w2", ttl_seconds=10) is not None
+    assert isinstance(postings.claim(enqueued.uuid, "w2", ttl_seconds=10), Claim)
 
 
 def test_work_left_is_sent_at_once(postings):
     (enqueued,) = postings.enqueue([CLUSTER])
     claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=10)
     assert postings.end(claim, "again") > 0
-    assert postings.claim(enqueued.uuid, "w1", ttl_seconds=10) is not None
+    assert isinstance(postings.claim(enqueued.uuid, "w1", ttl_seconds=10), Claim)
 
 
 def test_for_an_abandoned_posting_the_next_sweep_sends(postings):
@@ -190,7 +194,7 @@ def test_for_an_abandoned_posting_the_next_sweep_sends(postings):
 def test_a_failed_cluster_is_woken_by_nothing_and_listed_with_its_reason_until_it_works(postings, redis_client):
     enqueued, _ = postings.enqueue([CLUSTER, OTHER])
     for attempt in range(12):
-        claim = eventually(lambda: postings.claim(enqueued.uuid, "w1", ttl_seconds=10))
+        claim = eventually(lambda: claimed(postings.claim(enqueued.uuid, "w1", ttl_seconds=10)))
         assert postings.failures(claim) == attempt
         postings.enqueue([CLUSTER], wake=True)
         seconds = 600 if attempt == 11 else 0.001
@@ -200,29 +204,29 @@ def test_a_failed_cluster_is_woken_by_nothing_and_listed_with_its_reason_until_i
     assert not any(it.send for it in postings.enqueue([CLUSTER], wake=True))
 
     # then it goes on resting, and whoever looks is told why
-    assert postings.try_claim(enqueued.uuid, "w1", ttl_seconds=10).reason == "not_yet"
+    assert postings.claim(enqueued.uuid, "w1", ttl_seconds=10).reason == "not_yet"
     assert redis_client.hget(f"cue:board:clusters:job:{enqueued.uuid}", "error") == "Traceback 11"
-    (cooldown,) = postings.cooldowns()
+    (cooldown,) = postings.skipped()
     assert (cooldown.key, cooldown.cluster, cooldown.failures) == (CLUSTER.key, CLUSTER, 12)
     assert (cooldown.kind, cooldown.reason) == ("redis", "no 11")
     assert cooldown.since + 599 < cooldown.until <= float(redis_client.time()[0]) + 601
 
     # when a person puts it into the trash and back, and the pass works, then it has failed no more
     postings.scripts.update(enqueued.uuid, "trash", "odd")
-    assert postings.cooldowns() == [], "it is in the trash instead"
+    assert [it.until for it in postings.skipped()] == [None], "it is in the trash instead"
     postings.scripts.update(enqueued.uuid, "restore")
     postings.end(postings.claim(enqueued.uuid, "w1", ttl_seconds=10), "sleep", delay_seconds=10)
-    assert postings.cooldowns() == []
+    assert postings.skipped() == []
     assert states(redis_client)["trash"] == 0
 
 
 def test_the_trash_is_listed_with_its_reasons(postings, redis_client):
     enqueued = postings.enqueue([CLUSTER, OTHER])
-    assert postings.trashed() == []
+    assert postings.skipped() == []
     for number, it in enumerate(enqueued):
         postings.scripts.update(it.uuid, "trash", f"Traceback\nodd {number}\n")
-        redis_client.zadd("cue:board:clusters:trash", {it.uuid: 1000 + number})
-    assert [(it.key, it.at, it.reason) for it in postings.trashed()] == [
+        redis_client.hset(f"cue:board:clusters:job:{it.uuid}", "modified", 1000 + number)
+    assert [(it.key, it.since, it.reason) for it in postings.skipped()] == [
         (CLUSTER.key, 1.0, "odd 0"),
         (OTHER.key, 1.001, "odd 1"),
     ]
@@ -232,7 +236,7 @@ def test_claims_that_run_out_trash_nothing_however_often(postings, redis_client)
     """A fleet that is killed again and again, or a Redis that comes and goes, must not cost healthy clusters."""
     (enqueued,) = postings.enqueue([CLUSTER])
     for _ in range(8):
-        eventually(lambda: postings.claim(enqueued.uuid, "w1", ttl_seconds=0.01))
+        eventually(lambda: claimed(postings.claim(enqueued.uuid, "w1", ttl_seconds=0.01)))
     eventually(lambda: postings.counts().ready == 1)
     assert redis_client.hget(f"cue:board:clusters:job:{enqueued.uuid}", "failures") == "0"
 
@@ -253,7 +257,7 @@ def test_the_renewer_holds_a_claim_past_its_ttl_and_notices_its_loss(postings, r
     ends = redis_client.zscore("cue:board:clusters:claimed", enqueued.uuid)
     renewer.keep(claim, claimed_at=before)
     eventually(lambda: redis_client.zscore("cue:board:clusters:claimed", enqueued.uuid) > ends)
-    assert postings.claim(enqueued.uuid, "w2", ttl_seconds=1) is None
+    assert isinstance(postings.claim(enqueued.uuid, "w2", ttl_seconds=1), ClaimRefused)
     redis_client.flushdb()
     eventually(lambda: not renewer.alive(claim))
     renewer.stop()
@@ -263,11 +267,11 @@ def test_a_message_is_stale_once_a_claim_has_answered_it(postings):
     """Copies of a message, and messages sent again while the first waited, do nothing."""
     (enqueued,) = postings.enqueue([CLUSTER])
     claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=10, ticket=enqueued.ticket)
-    assert postings.try_claim(enqueued.uuid, "w2", ttl_seconds=10, ticket=enqueued.ticket).reason == "stale"
+    assert postings.claim(enqueued.uuid, "w2", ttl_seconds=10, ticket=enqueued.ticket).reason == "stale"
     ticket = postings.end(claim, "again")
     assert ticket > enqueued.ticket
-    assert postings.try_claim(enqueued.uuid, "w2", ttl_seconds=10, ticket=enqueued.ticket).reason == "stale"
-    assert postings.claim(enqueued.uuid, "w2", ttl_seconds=10, ticket=ticket) is not None
+    assert postings.claim(enqueued.uuid, "w2", ttl_seconds=10, ticket=enqueued.ticket).reason == "stale"
+    assert isinstance(postings.claim(enqueued.uuid, "w2", ttl_seconds=10, ticket=ticket), Claim)
 
 
 def test_the_oldest_of_several_messages_is_good_and_the_rest_are_stale(postings, redis_client):
@@ -276,8 +280,8 @@ def test_the_oldest_of_several_messages_is_good_and_the_rest_are_stale(postings,
     (again,) = postings.enqueue([CLUSTER])
     assert again.again
     assert again.ticket > enqueued.ticket
-    assert postings.claim(enqueued.uuid, "w1", ttl_seconds=10, ticket=enqueued.ticket) is not None
-    assert postings.try_claim(enqueued.uuid, "w2", ttl_seconds=10, ticket=again.ticket).reason == "stale"
+    assert isinstance(postings.claim(enqueued.uuid, "w1", ttl_seconds=10, ticket=enqueued.ticket), Claim)
+    assert postings.claim(enqueued.uuid, "w2", ttl_seconds=10, ticket=again.ticket).reason == "stale"
 
 
 def test_messages_in_vain_are_sent_again_ever_less_often(postings, redis_client):
@@ -318,7 +322,7 @@ def test_a_cluster_told_to_rest_is_not_roused(postings):
     (enqueued,) = postings.enqueue([CLUSTER])
     assert postings.scripts.update(enqueued.uuid, "rest", 600_000)[0] == 1
     assert not postings.enqueue([CLUSTER], wake=True)[0].send
-    assert postings.claim(enqueued.uuid, "w1", ttl_seconds=10) is None
+    assert isinstance(postings.claim(enqueued.uuid, "w1", ttl_seconds=10), ClaimRefused)
     postings.scripts.update(enqueued.uuid, "rest", 0)
     assert postings.enqueue([CLUSTER])[0].send
 
@@ -358,7 +362,7 @@ def test_a_cluster_that_was_told_to_rest_and_trashed_rests_no_more_when_restored
 def test_an_unreadable_posting_is_taken_down_and_posted_anew(postings, redis_client):
     (enqueued,) = postings.enqueue([CLUSTER])
     redis_client.hset(f"cue:board:clusters:job:{enqueued.uuid}", "details", '{"v": 7}')
-    assert postings.try_claim(enqueued.uuid, "w1", ttl_seconds=10).reason == "unreadable"
+    assert postings.claim(enqueued.uuid, "w1", ttl_seconds=10).reason == "unreadable"
     assert not any(states(redis_client).values())
     (again,) = postings.enqueue([CLUSTER])
     assert again.send
@@ -440,7 +444,7 @@ def test_a_posting_that_nobody_can_read_stops_no_other(postings, redis_client, s
     # then every look at the board goes on, and the other is claimed
     assert postings.counts().ready == 1
     assert bad not in [due.uuid for due in postings.take_due()[0]]
-    assert postings.try_claim(bad, "w2", ttl_seconds=60).reason == "gone"
+    assert postings.claim(bad, "w2", ttl_seconds=60).reason == "gone"
     assert postings.claim(good, "w2", ttl_seconds=60).cluster == OTHER
 
 

@@ -413,7 +413,7 @@ def test_a_cluster_whose_passes_fail_is_cooled_down_longer_and_longer_whatever_w
 
     # then it is left alone for longer each time, to a bound, and sent for at the end
     assert cooled == pytest.approx([2, 4, 8, 16, 32, 64, 128, 256, 300, 300], abs=0.1)
-    (cooldown,) = here.sweeper._postings.cooldowns()
+    (cooldown,) = here.sweeper._postings.skipped()
     assert (cooldown.failures, cooldown.kind) == (10, "postgresql")
     assert cooldown.reason == "ProgrammingError: a row that no query can read"
     error = here.client.hget(f"cue:board:clusters:job:{posting}", "error") or ""
@@ -424,7 +424,7 @@ def test_a_cluster_whose_passes_fail_is_cooled_down_longer_and_longer_whatever_w
     report = dispatcher.dispatch(posting)
     assert isinstance(report, PassReport)
     assert report.frames_booked == 1
-    assert here.sweeper._postings.cooldowns() == []
+    assert here.sweeper._postings.skipped() == []
 
 
 def end_cooldown(here: Passes, posting: str) -> None:
@@ -460,7 +460,7 @@ def test_a_table_that_is_away_counts_against_no_cluster(here: Passes, dispatcher
         connection.execute(text("ALTER TABLE opencue_sched_quarantine RENAME TO away"))
     for _ in range(6):
         one_pass(here, dispatcher, posting)
-    assert here.sweeper._postings.cooldowns() == []
+    assert here.sweeper._postings.skipped() == []
     assert sent_for_at_its_end(here, posting), "the worker tries again by itself"
     assert 4 < rests(here, posting) <= 5, "soon: nothing tells when they are back"
 

@@ -10,7 +10,7 @@ from sqlalchemy.exc import OperationalError
 from opencue_sched.beat import LeaderScheduler, make_gate
 from opencue_sched.celery import app
 from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board
-from opencue_sched.coordination.postings import ClusterPostings
+from opencue_sched.coordination.postings import Claim, ClusterPostings
 from opencue_sched.coordination.presence import Presence, list_members
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.insight.fleet import fleet_view, leader_view
@@ -71,7 +71,7 @@ def test_what_the_children_of_a_worker_have_in_hand_is_shown_as_its_own(
     postings = ClusterPostings(redis_client, BoardKeys("cue", cluster_board(None)))
     first, second = (Cluster("f", "s", ClusterKind.ALLOC, ("general",), alloc) for alloc in ("a1", "a2"))
     for enqueued, owner in zip(postings.enqueue([first, second]), ("w1", "twin"), strict=True):
-        assert postings.claim(enqueued.uuid, owner, ttl_seconds=60)
+        assert isinstance(postings.claim(enqueued.uuid, owner, ttl_seconds=60), Claim)
     for group, instance in (("default", "w1"), ("default", "twin"), ("big", "twin")):
         Presence(redis_client, "cue", types=["dispatch"], group=group, instance=instance).announce()
     workers = fleet_view(redis_client, settings)["workers"]
