@@ -19,8 +19,8 @@ from typing import Generic, TypeVar
 
 from opencue_sched.domain.cluster import LayerVerdict, Verdict
 from opencue_sched.domain.farm import Host, Snapshot, ThreadMode
-from opencue_sched.domain.reservation import Need, least_cores, smallest_need
-from opencue_sched.placement.planner import Search, UnschedulableLayer
+from opencue_sched.domain.reservation import Need, Search, least_cores, smallest_need
+from opencue_sched.placement.planner import UnschedulableLayer
 from opencue_sched.store.pending import CapKind, Capped, LeftOut, Room
 
 FIRST_SECONDS = 2.0

@@ -132,6 +132,16 @@ class Host:
     def total_cores(self) -> int:
         return idle_cores(self.total_centicores)
 
+    def idle(self) -> Host:
+        """The same host with nothing on it."""
+        return replace(
+            self,
+            idle_centicores=self.total_centicores,
+            idle_memory_kb=self.total_memory_kb,
+            idle_gpus=self.total_gpus,
+            idle_gpu_memory_kb=self.total_gpu_memory_kb,
+        )
+
     def less(self, taken: Reservation) -> Host:
         """The same host after ``taken`` has been booked on it."""
         return replace(

@@ -17,9 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
-from opencue_sched.domain.farm import Host, Layer, Reservation, ThreadMode
+from opencue_sched.domain.farm import Host, Job, Layer, Reservation, ThreadMode
 from opencue_sched.domain.units import CENTICORES_PER_CORE, booked_cores, cap_cores
 
 VARIABLE_MODE_LEAST_CORES = 2
@@ -36,21 +35,12 @@ class Rules:
     mem_reserved_min_kb: int = 0
 
 
-class AsksForCores(Protocol):
-    """What a layer says about cores, in centicores as in its row."""
-
-    @property
-    def threadable(self) -> bool: ...
-
-    @property
-    def cores_min_centicores(self) -> int: ...
-
-    @property
-    def cores_max_centicores(self) -> int: ...
-
-
 class Dimension(StrEnum):
-    """What a host, or the job's cap, was short of."""
+    """Why a host takes no frame of a layer: what it, or the job's cap, is short of.
+
+    JOB_CORES speaks of this host only: a layer that wants whole hosts may fit the job's cap on a smaller one. It is
+    given only when the host itself would have taken the frame.
+    """
 
     OS = "os"
     THREAD_MODE = "thread_mode"
@@ -59,20 +49,6 @@ class Dimension(StrEnum):
     GPUS = "gpus"
     GPU_MEMORY = "gpu_memory"
     JOB_CORES = "job_cores"
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a host takes no frame of a layer. Cores and GPUs in whole units, memory in KB.
-
-    ``permanent``: not even the idle host would take one. JOB_CORES speaks of this host only: a layer that wants whole
-    hosts may fit the job's cap on a smaller one. It is given only when the host itself would have taken the frame.
-    """
-
-    dimension: Dimension
-    needed: float = 0
-    available: float = 0
-    permanent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +70,22 @@ class Need:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Search:
+    """All that decides which hosts a layer can use, caps and admission apart."""
+
+    tags: tuple[str, ...]
+    os_name: str | None
+    need: Need
+    threadable: bool
+    cores_min_centicores: int
+    cores_max_centicores: int
+
+    @classmethod
+    def of(cls, job: Job, layer: Layer, need: Need, tags: tuple[str, ...]) -> Search:
+        return cls(tags, job.os_name, need, layer.threadable, layer.cores_min_centicores, layer.cores_max_centicores)
+
+
 def cores_cap(cap_centicores: int) -> float | None:
     """A folder's or job's core cap in cores; None without one (0 or negative). Never 0: see units.cap_cores."""
     return cap_cores(cap_centicores) if cap_centicores > 0 else None
@@ -109,15 +101,7 @@ def burst_cap(burst_centicores: int) -> float:
     return max(0, cap_cores(burst_centicores))
 
 
-def os_matches(os_name: str | None, host: Host) -> bool:
-    """Whether a job's OS is one of the host's. A job without one runs anywhere.
-
-    The host's OS is a list, as Cuebot reads it; comparing it whole would lose hosts (facts D, trap d).
-    """
-    return not os_name or os_name in host.os_names
-
-
-def minimum_cores(layer: AsksForCores, host: Host) -> int:
+def minimum_cores(layer: Layer | Search, host: Host) -> int:
     """The layer's minimum in whole cores of this host. Not positive when it asks to leave more than the host has."""
     if _takes_one_core(layer):
         return 1
@@ -147,41 +131,51 @@ def smallest_need(layer: Layer, *, mem_reserved_min_kb: int = 0) -> Need:
 
 def reserve(
     layer: Layer, host: Host, rules: Rules, *, os_name: str | None, job_cores_left: float
-) -> Reservation | Refusal:
+) -> Reservation | Dimension:
     """What a frame of ``layer`` takes on ``host`` now, or the first dimension it is short of.
 
-    ``job_cores_left`` is what the job's cap still allows, in cores; infinity without a cap. A reservation never exceeds
-    it: otherwise a threaded frame grabs a whole host and a small job cap rejects it for ever (facts I). Nor does it
-    shrink below the layer's minimum, to fit neither the cap nor the idle cores; a thread mode's floor gives way to the
-    cap, not to the idle cores.
+    A job without an OS runs anywhere; the host's is a list, as Cuebot reads it (facts D, trap d). ``job_cores_left`` is
+    what the job's cap still allows, in cores; infinity without a cap. A reservation never exceeds it: otherwise a
+    threaded frame grabs a whole host and a small job cap rejects it for ever (facts I). Nor does it shrink below the
+    layer's minimum, to fit neither the cap nor the idle cores; a thread mode's floor gives way to the cap, not to the
+    idle cores.
     """
-    if not os_matches(os_name, host):
-        return Refusal(Dimension.OS, permanent=True)
+    if os_name and os_name not in host.os_names:
+        return Dimension.OS
     if host.thread_mode is ThreadMode.ALL and not layer.threadable:
-        return Refusal(Dimension.THREAD_MODE, permanent=True)
+        return Dimension.THREAD_MODE
     need = smallest_need(layer, mem_reserved_min_kb=rules.mem_reserved_min_kb)
     least = least_cores(layer, host)
-    short = _short_of(need, least, host)
-    if short is not None:
-        return short
-    fewest = _at_most_the_layers_maximum(layer, minimum_cores(layer, host))
-    if fewest > job_cores_left:
-        return Refusal(Dimension.JOB_CORES, fewest, job_cores_left)
+    if least < 1 or least > host.idle_cores:
+        return Dimension.CORES
+    if need.memory_kb > host.idle_memory_kb:
+        return Dimension.MEMORY
+    if need.gpus > host.idle_gpus:
+        return Dimension.GPUS
+    if need.gpu_memory_kb > host.idle_gpu_memory_kb:
+        return Dimension.GPU_MEMORY
+    if fewest_cores(layer, host) > job_cores_left:
+        return Dimension.JOB_CORES
     cores = max(least, min(_wanted_cores(layer, host, rules, need.memory_kb, least), host.idle_cores))
     if cores > job_cores_left:
         cores = int(job_cores_left)
     return Reservation(cores, need.memory_kb, need.gpus, need.gpu_memory_kb)
 
 
-def _takes_one_core(layer: AsksForCores) -> bool:
+def _takes_one_core(layer: Layer | Search) -> bool:
     return not layer.threadable or 0 < layer.cores_min_centicores < CENTICORES_PER_CORE
 
 
-def _at_most_the_layers_maximum(layer: AsksForCores, cores: int) -> int:
+def _at_most_the_layers_maximum(layer: Layer | Search, cores: int) -> int:
     return min(cores, booked_cores(layer.cores_max_centicores)) if layer.cores_max_centicores > 0 else cores
 
 
-def least_cores(layer: AsksForCores, host: Host) -> int:
+def fewest_cores(layer: Layer | Search, host: Host) -> int:
+    """The layer's own minimum on this host, which no cap makes smaller."""
+    return _at_most_the_layers_maximum(layer, minimum_cores(layer, host))
+
+
+def least_cores(layer: Layer | Search, host: Host) -> int:
     """The fewest cores a frame runs with on this host: its minimum, the thread mode's floor, the layer's maximum. Not
     positive: it never runs here."""
     least = minimum_cores(layer, host)
@@ -190,26 +184,6 @@ def least_cores(layer: AsksForCores, host: Host) -> int:
     if host.thread_mode is ThreadMode.VARIABLE and layer.cores_min_centicores > 0:
         least = max(least, VARIABLE_MODE_LEAST_CORES)
     return _at_most_the_layers_maximum(layer, least)
-
-
-def _short_of(need: Need, least: int, host: Host) -> Refusal | None:
-    """The first thing the host has too little of, if any."""
-    if least < 1 or least > host.idle_cores:
-        return Refusal(Dimension.CORES, least, host.idle_cores, permanent=least < 1 or least > host.total_cores)
-    if need.memory_kb > host.idle_memory_kb:
-        return Refusal(
-            Dimension.MEMORY, need.memory_kb, host.idle_memory_kb, permanent=need.memory_kb > host.total_memory_kb
-        )
-    if need.gpus > host.idle_gpus:
-        return Refusal(Dimension.GPUS, need.gpus, host.idle_gpus, permanent=need.gpus > host.total_gpus)
-    if need.gpu_memory_kb > host.idle_gpu_memory_kb:
-        return Refusal(
-            Dimension.GPU_MEMORY,
-            need.gpu_memory_kb,
-            host.idle_gpu_memory_kb,
-            permanent=need.gpu_memory_kb > host.total_gpu_memory_kb,
-        )
-    return None
 
 
 def _wanted_cores(layer: Layer, host: Host, rules: Rules, memory_kb: int, least: int) -> int:

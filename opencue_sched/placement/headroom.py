@@ -12,11 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from opencue_sched.domain.cluster import Verdict
-from opencue_sched.domain.farm import Caps, Headroom, Job, Layer, Reservation, Snapshot
+from opencue_sched.domain.farm import Job, Layer, Reservation, Snapshot
 from opencue_sched.domain.reservation import Need
-
-_UNLIMITED = Caps(cores=Headroom(None, 0), gpus=Headroom(None, 0))
-_NO_LIMIT = Headroom(None, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +25,16 @@ class OverCap:
 
 
 class PlanHeadroom:
-    """Mutable headroom of one plan."""
+    """Mutable headroom of one plan. A folder, job or limit that the snapshot has no cap of is unlimited."""
 
     def __init__(self, snapshot: Snapshot, limit_names: Mapping[str, str]) -> None:
         self._snapshot = snapshot
         self._limit_names = limit_names
         self._allocs = {alloc_id: caps.cores.left for alloc_id, caps in snapshot.subscriptions.items()}
-        self._folder_cores: dict[str, float] = {}
-        self._folder_gpus: dict[str, float] = {}
-        self._job_cores: dict[str, float] = {}
-        self._job_gpus: dict[str, float] = {}
-        for job in snapshot.jobs:
-            folder = snapshot.folders.get(job.folder_id, _UNLIMITED)
-            self._folder_cores[job.folder_id] = folder.cores.left
-            self._folder_gpus[job.folder_id] = folder.gpus.left
-            caps = snapshot.job_caps.get(job.id, _UNLIMITED)
-            self._job_cores[job.id] = caps.cores.left
-            self._job_gpus[job.id] = caps.gpus.left
+        self._folder_cores = {folder_id: caps.cores.left for folder_id, caps in snapshot.folders.items()}
+        self._folder_gpus = {folder_id: caps.gpus.left for folder_id, caps in snapshot.folders.items()}
+        self._job_cores = {job_id: caps.cores.left for job_id, caps in snapshot.job_caps.items()}
+        self._job_gpus = {job_id: caps.gpus.left for job_id, caps in snapshot.job_caps.items()}
         self._limits = {limit_id: limit.left for limit_id, limit in snapshot.limits.items()}
 
     def open_allocs(self, cores: int) -> frozenset[str]:
@@ -55,8 +45,8 @@ class PlanHeadroom:
         """Cores a frame of the job may take on a host of the allocation: the least of all its caps."""
         return min(
             self._allocs.get(alloc_id, 0.0),
-            self._folder_cores[job.folder_id],
-            self._job_cores[job.id],
+            self._folder_cores.get(job.folder_id, math.inf),
+            self._job_cores.get(job.id, math.inf),
         )
 
     def over_cap(self, job: Job, layer: Layer, need: Need) -> OverCap | None:
@@ -66,75 +56,61 @@ class PlanHeadroom:
         """
         if not self.open_allocs(need.cores):
             return self._over_subscriptions(need.cores)
-        if self._folder_cores[job.folder_id] < need.cores:
-            return self._over_folder(job, need.cores)
-        if self._job_cores[job.id] < need.cores:
-            return self._over_job(job, need.cores)
-        if need.gpus > self._folder_gpus[job.folder_id]:
-            left = _amount(self._folder_gpus[job.folder_id])
-            detail = f"a frame needs {need.gpus} GPUs, the job's folder has {left} left"
-            return OverCap(Verdict.OVER_FOLDER_GPUS, detail)
-        if need.gpus > self._job_gpus[job.id]:
-            left = _amount(self._job_gpus[job.id])
-            return OverCap(Verdict.OVER_JOB_GPUS, f"a frame needs {need.gpus} GPUs, its job has {left} left")
+        for verdict, whose, left, needed, what in (
+            (Verdict.OVER_FOLDER, "the job's folder", self._folder_cores.get(job.folder_id), need.cores, "cores"),
+            (Verdict.OVER_JOB, "its job", self._job_cores.get(job.id), need.cores, "cores"),
+            (Verdict.OVER_FOLDER_GPUS, "the job's folder", self._folder_gpus.get(job.folder_id), need.gpus, "GPUs"),
+            (Verdict.OVER_JOB_GPUS, "its job", self._job_gpus.get(job.id), need.gpus, "GPUs"),
+        ):
+            if left is not None and needed > left:
+                return OverCap(verdict, f"a frame needs {needed} {what}, {whose} has {left:g} left")
         for limit_id in layer.limit_ids:
             if self._limits.get(limit_id, 1.0) < 1:
-                cap = self._snapshot.limits.get(limit_id, _NO_LIMIT).cap
-                name = self._limit_names.get(limit_id, limit_id)
-                return OverCap(Verdict.OVER_LIMIT, f"all {_amount(cap or 0)} of limit {name} are in use")
+                cap, name = self._snapshot.limits[limit_id].cap, self._limit_names.get(limit_id, limit_id)
+                return OverCap(Verdict.OVER_LIMIT, f"all {cap or 0:g} of limit {name} are in use")
         return None
 
     def frames_left(self, job: Job, layer: Layer, need: Need) -> float:
         """How many more frames the GPU caps and limits allow; cores are counted as they are reserved."""
         left = min((self._limits.get(limit_id, math.inf) for limit_id in layer.limit_ids), default=math.inf)
         if need.gpus:
-            left = min(left, min(self._folder_gpus[job.folder_id], self._job_gpus[job.id]) / need.gpus)
+            folder, own = self._folder_gpus.get(job.folder_id, math.inf), self._job_gpus.get(job.id, math.inf)
+            left = min(left, min(folder, own) / need.gpus)
         return left if left == math.inf else math.floor(left)
 
-    def binding(self, job: Job, alloc_id: str, cores: float) -> OverCap:
+    def binding(self, job: Job, alloc_id: str, cores: int) -> OverCap:
         """The cap that kept a frame of ``cores`` off a host of the allocation, when ``cores_left`` was too little."""
         left = self.cores_left(job, alloc_id)
         if self._allocs.get(alloc_id, 0.0) <= left:
             return self.closed_alloc(alloc_id, cores)
-        if self._folder_cores[job.folder_id] <= left:
-            return self._over_folder(job, cores)
-        return self._over_job(job, cores)
+        if self._folder_cores.get(job.folder_id, math.inf) <= left:
+            return OverCap(Verdict.OVER_FOLDER, f"a frame needs {cores} cores, the job's folder has {left:g} left")
+        return OverCap(Verdict.OVER_JOB, f"a frame needs {cores} cores, its job has {left:g} left")
 
     def take(self, job: Job, layer: Layer, alloc_id: str, taken: Reservation) -> None:
         """Count a planned frame under every cap."""
-        self._allocs[alloc_id] -= taken.cores
-        self._folder_cores[job.folder_id] -= taken.cores
-        self._job_cores[job.id] -= taken.cores
-        if taken.gpus:
-            self._folder_gpus[job.folder_id] -= taken.gpus
-            self._job_gpus[job.id] -= taken.gpus
-        for limit_id in layer.limit_ids:
-            if limit_id in self._limits:
-                self._limits[limit_id] -= 1
+        for left, key, amount in (
+            (self._allocs, alloc_id, taken.cores),
+            (self._folder_cores, job.folder_id, taken.cores),
+            (self._job_cores, job.id, taken.cores),
+            (self._folder_gpus, job.folder_id, taken.gpus),
+            (self._job_gpus, job.id, taken.gpus),
+            *((self._limits, limit_id, 1) for limit_id in layer.limit_ids),
+        ):
+            if key in left:
+                left[key] -= amount
 
-    def closed_alloc(self, alloc_id: str, cores: float) -> OverCap:
+    def closed_alloc(self, alloc_id: str, cores: int) -> OverCap:
         """The verdict when a host would do, but its allocation has no headroom for a frame of ``cores``."""
         if alloc_id not in self._allocs:
             return OverCap(Verdict.OVER_SUBSCRIPTION, "the show has no subscription to the allocation of its hosts")
-        left = _amount(self._allocs[alloc_id])
-        detail = f"a frame needs {_amount(cores)} cores, the subscription has {left} left under its burst"
+        left = self._allocs[alloc_id]
+        detail = f"a frame needs {cores} cores, the subscription has {left:g} left under its burst"
         return OverCap(Verdict.OVER_SUBSCRIPTION, detail)
 
-    def _over_subscriptions(self, cores: float) -> OverCap:
+    def _over_subscriptions(self, cores: int) -> OverCap:
         if not self._allocs:
             return OverCap(Verdict.OVER_SUBSCRIPTION, "the show has no subscription here")
-        most = _amount(max(self._allocs.values()))
-        detail = f"a frame needs {_amount(cores)} cores, the subscriptions have at most {most} left under their burst"
+        most = max(self._allocs.values())
+        detail = f"a frame needs {cores} cores, the subscriptions have at most {most:g} left under their burst"
         return OverCap(Verdict.OVER_SUBSCRIPTION, detail)
-
-    def _over_folder(self, job: Job, cores: float) -> OverCap:
-        left = _amount(self._folder_cores[job.folder_id])
-        return OverCap(Verdict.OVER_FOLDER, f"a frame needs {_amount(cores)} cores, the job's folder has {left} left")
-
-    def _over_job(self, job: Job, cores: float) -> OverCap:
-        left = _amount(self._job_cores[job.id])
-        return OverCap(Verdict.OVER_JOB, f"a frame needs {_amount(cores)} cores, its job has {left} left")
-
-
-def _amount(value: float) -> str:
-    return f"{value:g}"

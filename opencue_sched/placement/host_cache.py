@@ -14,7 +14,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import NamedTuple
 
-from opencue_sched.domain.farm import Host, Reservation, ThreadMode
+from opencue_sched.domain.farm import Host, Reservation
 from opencue_sched.domain.reservation import Need
 from opencue_sched.placement.index import HostIndex, Rank, closeness
 from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
@@ -33,40 +33,32 @@ _SCORED_CANDIDATES = 500
 """Hosts a policy's score chooses among: it is called for each, so this bounds what one search costs."""
 
 
-class HostClass(NamedTuple):
-    """What a host is when nothing runs on it. Whole cores; memory in KB."""
+_HostClass = tuple[object, ...]
 
-    alloc_id: str
-    os_names: tuple[str, ...]
-    thread_mode: ThreadMode
-    centicores: int
-    memory_kb: int
-    gpus: int
-    gpu_memory_kb: int
 
-    @classmethod
-    def of(cls, host: Host) -> HostClass:
-        return cls(
-            host.alloc_id,
-            host.os_names,
-            host.thread_mode,
-            host.total_centicores,
-            host.total_memory_kb,
-            host.total_gpus,
-            host.total_gpu_memory_kb,
-        )
+def _class_of(host: Host) -> _HostClass:
+    """What the host is when nothing runs on it."""
+    return (
+        host.alloc_id,
+        host.os_names,
+        host.thread_mode,
+        host.total_centicores,
+        host.total_memory_kb,
+        host.total_gpus,
+        host.total_gpu_memory_kb,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Census:
     """Why no host was found: what the hosts with these tags are, and which comes closest right now.
 
-    ``host_classes`` maps each kind of host to how many there are; ``roomiest`` is None when none is of an allocation
-    that was asked for. ``refused`` has what PostgreSQL or RQD said of each further host, which is left alone for a
-    moment.
+    ``kinds`` has a host of each kind as it is when nothing runs on it, and how many there are; ``roomiest`` is None
+    when none is of an allocation that was asked for. ``refused`` has what PostgreSQL or RQD said of each further host,
+    which is left alone for a moment.
     """
 
-    host_classes: Mapping[HostClass, int]
+    kinds: Sequence[tuple[Host, int]]
     roomiest: Host | None
     refused: tuple[str, ...] = ()
 
@@ -77,18 +69,18 @@ class _Group:
 
     def __init__(self, new_index: Callable[[], HostIndex]) -> None:
         self.by_alloc: defaultdict[str, HostIndex] = defaultdict(new_index)
-        self.classes: defaultdict[HostClass, set[str]] = defaultdict(set)
+        self.classes: defaultdict[_HostClass, set[str]] = defaultdict(set)
         self.asked_at = 0.0
         self.fetched_at: float | None = None
         self.fetching = threading.Lock()
 
     def add(self, host: Host) -> None:
         self.by_alloc[host.alloc_id].add(host)
-        self.classes[HostClass.of(host)].add(host.id)
+        self.classes[_class_of(host)].add(host.id)
 
     def remove(self, host: Host) -> None:
         self.by_alloc[host.alloc_id].remove(host.id)
-        host_class = HostClass.of(host)
+        host_class = _class_of(host)
         self.classes[host_class].discard(host.id)
         if not self.classes[host_class]:
             del self.classes[host_class]
@@ -334,14 +326,13 @@ class HostCache:
         need and pass."""
         with self._lock:
             groups = [self._groups[facility_id, tag] for tag in tags if (facility_id, tag) in self._groups]
+            by_class: defaultdict[_HostClass, set[str]] = defaultdict(set)
             if len(groups) == 1:
-                host_classes = {host_class: len(ids) for host_class, ids in groups[0].classes.items()}
+                by_class = groups[0].classes
             else:
-                every: defaultdict[HostClass, set[str]] = defaultdict(set)
-                for group in groups:
-                    for host_class, ids in group.classes.items():
-                        every[host_class] |= ids
-                host_classes = {host_class: len(ids) for host_class, ids in every.items()}
+                for host_class, ids in (kind for group in groups for kind in group.classes.items()):
+                    by_class[host_class] |= ids
+            kinds = [(self._shown[next(iter(ids))].idle(), len(ids)) for ids in by_class.values()]
             closest = [index.roomiest(need) for index in self._indexes(facility_id, tags, allocs)]
             roomiest = max(
                 (host for host in closest if host is not None),
@@ -353,7 +344,7 @@ class HostCache:
                 for _, host, why in self._refused.values()
                 if host is not None and host.facility_id == facility_id and not host.tags.isdisjoint(tags)
             )
-            return Census(host_classes, roomiest, refused)
+            return Census(kinds, roomiest, refused)
 
     # Inside; under the lock
 
@@ -424,7 +415,7 @@ class HostCache:
     def _show(self, host: Host) -> None:
         """Let the host be found as it is now."""
         before = self._shown.get(host.id)
-        if before is not None and (before.tags != host.tags or HostClass.of(before) != HostClass.of(host)):
+        if before is not None and (before.tags != host.tags or _class_of(before) != _class_of(host)):
             self._hide(host.id)
         self._shown[host.id] = host
         for group in self._groups_of(host):

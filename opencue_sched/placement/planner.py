@@ -17,27 +17,11 @@ from functools import partial
 
 from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict
 from opencue_sched.domain.farm import Host, Job, Layer, PlannedProc, Reservation, Snapshot, Vertices
-from opencue_sched.domain.reservation import Dimension, Need, reserve, smallest_need
+from opencue_sched.domain.reservation import Dimension, Need, Search, fewest_cores, reserve, smallest_need
 from opencue_sched.placement.headroom import OverCap, PlanHeadroom
 from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.placement.policy import FirstChoice, Policy
 from opencue_sched.placement.reasons import explain_shortage
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    """All that decides which hosts a layer can use, caps and admission apart."""
-
-    tags: tuple[str, ...]
-    os_name: str | None
-    need: Need
-    threadable: bool
-    cores_min_centicores: int
-    cores_max_centicores: int
-
-    @classmethod
-    def of(cls, job: Job, layer: Layer, need: Need, tags: tuple[str, ...]) -> Search:
-        return cls(tags, job.os_name, need, layer.threadable, layer.cores_min_centicores, layer.cores_max_centicores)
 
 
 class NegativeCache:
@@ -323,8 +307,8 @@ class _Planner:
             admitted = self._policy.admit is None or self._policy.admit(job, state.layer, host)
             state.vetoed = state.vetoed or not admitted
             return admitted
-        if answer.dimension is Dimension.JOB_CORES:
-            state.capped = self._headroom.binding(job, host.alloc_id, answer.needed)
+        if answer is Dimension.JOB_CORES:
+            state.capped = self._headroom.binding(job, host.alloc_id, fewest_cores(state.layer, host))
         return False
 
     def _fill(self, state: _LayerState, host: Host) -> bool:

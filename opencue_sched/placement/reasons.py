@@ -10,7 +10,7 @@ from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import Host, Layer, Reservation
 from opencue_sched.domain.reservation import Dimension, Need, Rules, reserve
 from opencue_sched.placement.headroom import OverCap, PlanHeadroom
-from opencue_sched.placement.host_cache import Census, HostClass
+from opencue_sched.placement.host_cache import Census
 
 _KB_PER_GIB = 1024 * 1024
 _LACKS = {
@@ -41,19 +41,19 @@ def explain_shortage(
     OVER_SUBSCRIPTION: those that could are of allocations without headroom. CAPACITY: they are busy.
     """
     refused = _counted(len(census.refused), "host")
-    if not census.host_classes:
+    if not census.kinds:
         if census.refused:
             return OverCap(Verdict.NO_HOST, f"all with its tags, {refused}, {_left_alone(census)}")
         return OverCap(Verdict.NO_HOST, f"no open host that is up has the tag {' or '.join(sorted(tags))}")
     more = f"; {refused} more {_left_alone(census)}" if census.refused else ""
     refusals: Counter[Dimension] = Counter()
-    for host_class in sorted(census.host_classes, key=lambda host_class: host_class.alloc_id not in open_allocs):
-        answer = reserve(layer, _idle(host_class), rules, os_name=os_name, job_cores_left=math.inf)
+    for host, count in sorted(census.kinds, key=lambda kind: kind[0].alloc_id not in open_allocs):
+        answer = reserve(layer, host, rules, os_name=os_name, job_cores_left=math.inf)
         if isinstance(answer, Reservation):
-            if host_class.alloc_id in open_allocs:
+            if host.alloc_id in open_allocs:
                 return OverCap(Verdict.CAPACITY, _capacity(census, layer, need) + more)
-            return headroom.closed_alloc(host_class.alloc_id, need.cores)
-        refusals[answer.dimension] += census.host_classes[host_class]
+            return headroom.closed_alloc(host.alloc_id, need.cores)
+        refusals[answer] += count
     return OverCap(Verdict.NO_FIT, _no_fit(census, layer, need, os_name, refusals) + more)
 
 
@@ -74,9 +74,8 @@ def _no_fit(census: Census, layer: Layer, need: Need, os_name: str | None, refus
         return f"a frame needs the OS {os_name}; no host of {hosts} has it"
     if set(refusals) <= {Dimension.OS, Dimension.THREAD_MODE}:
         return f"its frames do not thread; no host of {hosts} takes such frames" + (f" on {os_name}" if os_name else "")
-    largest = max(census.host_classes, key=lambda host_class: (host_class.centicores, host_class.memory_kb))
-    cores = _counted(largest.centicores // 100, "core")
-    size = _amounts(cores, largest.memory_kb, largest.gpus, largest.gpu_memory_kb, gpus_wanted=need)
+    largest = max((host for host, _ in census.kinds), key=lambda host: (host.total_centicores, host.total_memory_kb))
+    size = _idle(largest, need)
     reasons = ", ".join(f"{refusals[lack]} {words}" for lack, words in _LACKS.items() if refusals[lack])
     needs = f"a frame needs {describe_need(layer, need)}"
     return f"{needs}; no host of {hosts} has that even when idle ({reasons}; largest: {size})"
@@ -87,9 +86,7 @@ def _capacity(census: Census, layer: Layer, need: Need) -> str:
     host = census.roomiest
     if host is None:
         return f"{needs}; no host of {_count(census)} can be booked now"
-    cores = _counted(host.idle_cores, "core")
-    idle = _amounts(cores, host.idle_memory_kb, host.idle_gpus, host.idle_gpu_memory_kb, gpus_wanted=need)
-    return f"{needs}; no host of {_count(census)} has that idle, the closest ({host.name}) has {idle}"
+    return f"{needs}; no host of {_count(census)} has that idle, the closest ({host.name}) has {_idle(host, need)}"
 
 
 def _left_alone(census: Census) -> str:
@@ -98,7 +95,7 @@ def _left_alone(census: Census) -> str:
 
 
 def _count(census: Census) -> str:
-    return f"the {sum(census.host_classes.values())} with its tags"
+    return f"the {sum(count for _, count in census.kinds)} with its tags"
 
 
 def _amounts(cores: str, memory_kb: int, gpus: int, gpu_memory_kb: int, *, gpus_wanted: Need) -> str:
@@ -114,22 +111,6 @@ def _counted(amount: int, noun: str) -> str:
     return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
 
 
-def _idle(host_class: HostClass) -> Host:
-    """A host of this host_class with nothing on it."""
-    return Host(
-        id="",
-        name="",
-        facility_id="",
-        alloc_id=host_class.alloc_id,
-        tags=frozenset(),
-        os_names=host_class.os_names,
-        thread_mode=host_class.thread_mode,
-        total_centicores=host_class.centicores,
-        idle_centicores=host_class.centicores,
-        total_memory_kb=host_class.memory_kb,
-        idle_memory_kb=host_class.memory_kb,
-        total_gpus=host_class.gpus,
-        idle_gpus=host_class.gpus,
-        total_gpu_memory_kb=host_class.gpu_memory_kb,
-        idle_gpu_memory_kb=host_class.gpu_memory_kb,
-    )
+def _idle(host: Host, need: Need) -> str:
+    cores = _counted(host.idle_cores, "core")
+    return _amounts(cores, host.idle_memory_kb, host.idle_gpus, host.idle_gpu_memory_kb, gpus_wanted=need)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from opencue_sched.domain.farm import Host
 from opencue_sched.domain.reservation import Need
-from opencue_sched.placement.host_cache import HostCache, HostClass
+from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
 from tests.unit.placement.values import make_host, make_need
 
@@ -102,9 +102,9 @@ def test_a_host_that_lost_a_tag_or_moved_leaves_nothing_behind() -> None:
     assert found(groups, "a") == []
     assert found(groups, "b", allocs={"x"}) == []
     assert found(groups, "b", allocs={"y"}) == ["h1"]
-    assert not groups.census("fac", ["a"], make_need(1)).host_classes
+    assert not groups.census("fac", ["a"], make_need(1)).kinds
     census = groups.census("fac", ["a", "b"], make_need(1))
-    assert [host_class.alloc_id for host_class in census.host_classes] == ["y"]
+    assert [host.alloc_id for host, _ in census.kinds] == ["y"]
 
 
 def test_a_host_that_was_rebuilt_is_surveyed_as_it_is_now() -> None:
@@ -113,14 +113,15 @@ def test_a_host_that_was_rebuilt_is_surveyed_as_it_is_now() -> None:
 
     put(groups, rebuilt)
 
-    assert groups.census("fac", ["a"], make_need(1)).host_classes == {HostClass.of(rebuilt): 1}
+    assert groups.census("fac", ["a"], make_need(1)).kinds == [(rebuilt, 1)]
 
 
 def test_a_survey_counts_a_host_with_two_of_the_tags_once() -> None:
     host = make_host("h1", tags=frozenset({"a", "b"}))
     groups = groups_of(host, make_host("h2", tags=frozenset({"b"})))
 
-    assert groups.census("fac", ["a", "b"], make_need(1)).host_classes == {HostClass.of(host): 2}
+    ((kind, count),) = groups.census("fac", ["a", "b"], make_need(1)).kinds
+    assert (kind.total_cores, count) == (host.total_cores, 2)
 
 
 def test_a_survey_names_the_host_that_comes_closest() -> None:
