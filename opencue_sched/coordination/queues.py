@@ -13,8 +13,9 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -46,7 +47,7 @@ def warm_key(cluster: Cluster) -> str:
     return "\x1f".join((cluster.facility_id, cluster.alloc_id or "", *(() if cluster.alloc_id else cluster.tags)))
 
 
-def rendezvous(key: str, instances: list[str]) -> str | None:
+def rendezvous(key: str, instances: Sequence[str]) -> str | None:
     """The instance that everybody picks for ``key``; None without instances."""
 
     def score(instance: str) -> bytes:
@@ -389,34 +390,18 @@ def broker_settings(url: str) -> BrokerSettings:
     return BrokerSettings(";".join(urls), options, named.tls)
 
 
-# Which hosts an instance tries first, so that two instances rarely plan the same ones.
-#
-# By rendezvous hashing over the live instances: no agreement is needed, and an instance that comes or goes moves only
-# its own share. A share is a preference, never a right: a layer that finds nothing in it looks at every host.
+def first_hosts(instance: str, live: Collection[str]) -> Callable[[str], bool] | None:
+    """Whether ``instance`` is to try a host (by id) before others, so that two instances rarely plan the same ones;
+    None for an instance that is alone, or not among the ``live`` ones.
+
+    A preference, never a right: a layer that finds nothing on these hosts looks at every host.
+    """
+    if instance not in live or len(live) < 2:
+        return None
+    return _picked_for(instance, tuple(sorted(live)))
 
 
-class HostShares:
-    """The share of ``instance``. ``live`` names the live instances; it is asked once a pass."""
-
-    def __init__(self, instance: str, live: Callable[[], frozenset[str]]) -> None:
-        self._instance = instance
-        self._live = live
-        self._peers: frozenset[str] = frozenset()
-        self._mine: dict[str, bool] = {}
-
-    def first(self) -> Callable[[str], bool] | None:
-        """Whether a host (by id) is to be tried first; None for an instance that is alone, or not known as live."""
-        peers = self._live()
-        if self._instance not in peers or len(peers) < 2:
-            return None
-        if peers != self._peers:
-            self._peers, self._mine = peers, {}
-        names, mine = sorted(peers), self._mine
-
-        def is_mine(host_id: str) -> bool:
-            known = mine.get(host_id)
-            if known is None:
-                known = mine[host_id] = rendezvous(host_id, names) == self._instance
-            return known
-
-        return is_mine
+@lru_cache(maxsize=1)
+def _picked_for(instance: str, instances: tuple[str, ...]) -> Callable[[str], bool]:
+    """Kept as long as the same instances live: a pass asks for each host."""
+    return cache(lambda host_id: rendezvous(host_id, instances) == instance)

@@ -27,7 +27,6 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.ledger import BookAnswers, Ledger
 from opencue_sched.accounting.show_handover import ImportedShows
 from opencue_sched.coordination.permits import LayerPermits
-from opencue_sched.coordination.queues import HostShares
 from opencue_sched.dispatch.commit import CommitQueue, CommitResult, commit_plan, quarantine
 from opencue_sched.dispatch.cooldown import (
     EMPTY_SLEEP_SECONDS,
@@ -72,7 +71,8 @@ class PassRunner:
     settlement: Settlement
     facts: SchemaFacts
     layers: LayerCooldowns
-    shares: HostShares | None = None
+    first_hosts: Callable[[], Callable[[str], bool] | None] = lambda: None
+    """Which hosts this instance tries before others."""
     verdicts: VerdictLog | None = None
     imported: ImportedShows | None = None
     bad_rows: BadRowLog = field(default_factory=BadRowLog)
@@ -237,7 +237,7 @@ class _Pass:
         began = self._clock()
         apart = runner.refusals.apart()
         policy = policy_for(self._settings.queue, report.show_name)
-        policy = replace(policy, first=None if runner.shares is None else runner.shares.first())
+        policy = replace(policy, first=runner.first_hosts())
         if apart:
             policy = replace(policy, admit=lambda _job, layer, host: (layer.id, host.name) not in apart)
         plan = plan_pass(

@@ -172,84 +172,91 @@ def _ids(content: Any, lists: Sequence[str]) -> list[list[str]]:
     return found
 
 
-# Resync: read again what PostgreSQL may have notified while this worker did not listen, or what could not be read then.
-#
-# After a restart of PostgreSQL every worker has missed the same notifications. A resync serves all workers whose
-# listener was back before it began, so one process of a facility scope does it and the others wait for its end. If it
-# fails or dies, another one does it. Correctness does not depend on the election: two at once read the same twice.
+class _Gatherer(PeriodicThread):
+    """A thread whose rounds take what was gathered from any thread. What arrives in a round goes into the next."""
+
+    def __init__(self, name: str, make_round: Callable[[], float | None], **options: Any) -> None:
+        super().__init__(name, make_round, **options)
+        self._lock = threading.Lock()
+        self._gathered: dict[str, set[str]] = defaultdict(set)
+
+    def _want(self, kind: str, ids: Collection[str]) -> None:
+        with self._lock:
+            self._gathered[kind].update(ids)
+
+    def _take(self) -> dict[str, frozenset[str]]:
+        with self._lock:
+            taken = defaultdict(frozenset[str], {kind: frozenset(ids) for kind, ids in self._gathered.items()})
+            self._gathered.clear()
+        return taken
+
 
 SETTLE_SECONDS = 0.25
 """The other listeners connect again about now; a resync that begins after that serves them too."""
 RESYNC_LIFE_SECONDS = 30.0
 """After which a resync counts as given up. One that takes longer is only joined by another."""
 ASK_AGAIN_SECONDS = 0.25
-FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.5, 10.0
 
 _BEGUN, _ENDED = "begun", "ended"
 """Fields of the resyncs so far: the number of the one that began last, and that of one that ended well."""
 
-FollowCaps = Callable[[frozenset[str]], object]
 
+class Resync(_Gatherer):
+    """Reads again what PostgreSQL may have notified while this worker did not listen, or what could not be read then.
 
-class Resync(PeriodicThread):
-    """One thread. ``everything`` and ``caps`` may be called from any.
+    After a restart of PostgreSQL every worker has missed the same notifications. A resync serves all workers whose
+    listener was back before it began, so one process of a facility scope does it and the others wait for its end. If
+    it fails or dies, another one does it. Correctness does not depend on the election: two at once read the same twice.
 
     ``read_all()`` reads everything again, ``follow_caps(vertex names)`` the caps of these; both may raise, and are
     called again later.
     """
 
     def __init__(
-        self, client: redis.Redis, counts: str, *, read_all: Callable[[], object], follow_caps: FollowCaps
+        self,
+        client: redis.Redis,
+        counts: str,
+        *,
+        read_all: Callable[[], object],
+        follow_caps: Callable[[frozenset[str]], object],
     ) -> None:
         super().__init__(
-            "resync",
-            self._resync,
-            failed="resync_left_for_later",
-            retry_seconds=FIRST_RETRY_SECONDS,
-            longest_retry_seconds=LONGEST_RETRY_SECONDS,
+            "resync", self._resync, failed="resync_left_for_later", retry_seconds=0.5, longest_retry_seconds=10.0
         )
         self._client = client
         self._counts = counts
         self._read_all = read_all
         self._follow_caps = follow_caps
-        self._lock = threading.Lock()
-        self._all = False
-        self._vertices: set[str] = set()
         self.busy = False
         """Whether anything is still to be read."""
 
     def everything(self) -> None:
         """Any notification may have been missed until now."""
-        self._add(everything=True)
+        self._add("everything", [""])
 
     def caps(self, vertices: Collection[str]) -> None:
         """These caps changed, and could not be read."""
-        self._add(vertices)
+        self._add("caps", vertices)
 
-    def _add(self, vertices: Collection[str] = (), *, everything: bool = False) -> None:
-        with self._lock:
-            self.busy = True
-            self._all |= everything
-            self._vertices.update(vertices)
+    def _add(self, kind: str, ids: Collection[str]) -> None:
+        self.busy = True
+        self._want(kind, ids)
         self.wake()
 
     def _resync(self) -> None:
         """Read what is wanted by now; what could not be read is wanted again."""
-        with self._lock:
-            everything, vertices = self._all, frozenset(self._vertices)
-            self._all = False
-            self._vertices.clear()
+        left = self._take()
         try:
-            if everything:
+            if left["everything"]:
                 self._await_resync()
-                everything = False
-            if vertices:
-                self._follow_caps(vertices)
+                del left["everything"]
+            if left["caps"]:
+                self._follow_caps(left["caps"])
         except Exception:
-            self._add(vertices, everything=everything)
+            for kind, ids in left.items():
+                self._add(kind, ids)
             raise
-        with self._lock:
-            self.busy = self._all or bool(self._vertices)
+        self.busy = bool(self._gathered)
 
     def _await_resync(self) -> None:
         """Return when a resync that began after this call has ended well: another process's, or this one's."""
@@ -268,76 +275,54 @@ class Resync(PeriodicThread):
                     return
 
 
-# The waker turns notifications - new work, freed hosts, changed caps - into sweeps, milliseconds after their commit.
-#
-# Everything that arrives while a sweep runs goes into the next one, so a burst of ten thousand notifications costs two
-# sweeps. When a store is in trouble, what arrived is kept for the next try. Beat's sweeps remain the safety net.
-
 DEBOUNCE_SECONDS = 0.01
-_AFTER_AN_ERROR_SECONDS = 0.25
-_LONGEST_WAKE_RETRY_SECONDS = 2.0
-
-SweepFor = Callable[[frozenset[str], frozenset[str]], float]
-"""``sweep(show ids, host ids)`` returns after how many seconds it wants to hear of the same hosts again; 0: never."""
+"""A burst of ten thousand notifications costs two sweeps."""
 
 
-class Waker(PeriodicThread):
-    """One thread; ``shows`` and ``hosts`` may be called from any."""
+class Waker(_Gatherer):
+    """Turns notifications - new work, freed hosts, changed caps - into sweeps, milliseconds after their commit.
 
-    def __init__(self, sweep: SweepFor) -> None:
+    ``sweep(show ids, host ids)`` returns after how many seconds it wants to hear of the same hosts again; 0: never.
+    """
+
+    def __init__(self, sweep: Callable[[frozenset[str], frozenset[str]], float]) -> None:
         super().__init__(
             "waker",
             self._wake,
             failed="wake_up_left_for_later",
-            retry_seconds=_AFTER_AN_ERROR_SECONDS,
-            longest_retry_seconds=_LONGEST_WAKE_RETRY_SECONDS,
+            retry_seconds=0.25,
+            longest_retry_seconds=2.0,
             debounce_seconds=DEBOUNCE_SECONDS,
         )
         self._sweep = sweep
-        self._lock = threading.Lock()
-        self._shows: set[str] = set()
-        self._hosts: set[str] = set()
 
     def shows(self, ids: Collection[str]) -> None:
-        """These shows have new work, or more room."""
-        self._note(self._shows, ids)
+        """These shows have new work, or more headroom."""
+        self._want("shows", ids)
+        self.wake()
 
     def hosts(self, ids: Collection[str]) -> None:
         """Something was given back on these hosts."""
-        self._note(self._hosts, ids)
-
-    def _note(self, into: set[str], ids: Collection[str]) -> None:
-        with self._lock:
-            into.update(ids)
+        self._want("hosts", ids)
         self.wake()
 
     def _wake(self) -> float | None:
-        with self._lock:
-            shows, hosts = frozenset(self._shows), frozenset(self._hosts)
-            self._shows.clear()
-            self._hosts.clear()
-        if not (shows or hosts):
+        taken = self._take()
+        if not any(taken.values()):
             return None
         try:
-            again = self._sweep(shows, hosts)
+            again = self._sweep(taken["shows"], taken["hosts"])
         except (SQLAlchemyError, RedisError) as error:
-            # Kept, because a plain sweep does not wake clusters that rest; but not after an error that every try would
-            # meet again, for then no other cluster would be woken either.
+            # Kept, because a plain sweep does not wake clusters that are skipped; but not after an error that every
+            # try would meet again, for then no other cluster would be woken either.
             if is_trouble(error):
-                self._keep(shows, hosts)
+                for kind, ids in taken.items():
+                    self._want(kind, ids)
             raise
         if again <= 0:
             return None
-        self._keep(frozenset(), hosts)
+        self._want("hosts", taken["hosts"])
         return again
-
-    def _keep(self, shows: frozenset[str], hosts: frozenset[str]) -> None:
-        with self._lock:
-            self._shows |= shows
-            self._hosts |= hosts
-
-
-Recomputed = Callable[[RecomputeReport], object]
 
 
 class Events:
@@ -349,10 +334,10 @@ class Events:
         engine: Engine,
         ledger: Ledger,
         hosts: HostFeed,
-        wake: SweepFor,
+        wake: Callable[[frozenset[str], frozenset[str]], float],
         counts: EventCounts,
         *,
-        recomputed: Recomputed,
+        recomputed: Callable[[RecomputeReport], object],
     ) -> None:
         self._settings = settings
         self._engine = engine

@@ -40,7 +40,7 @@ from opencue_sched.coordination.postings import (
     DueThread,
 )
 from opencue_sched.coordination.presence import REFRESH_SECONDS, WorkerState
-from opencue_sched.coordination.queues import HostShares
+from opencue_sched.coordination.queues import first_hosts
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.clusters import scoped_facilities
 from opencue_sched.dispatch.cooldown import LayerCooldowns
@@ -166,7 +166,7 @@ class Runtime:
             settlement=Settlement(self.engine, self.ledger, self.changes, self.channels),
             facts=self.facts,
             layers=LayerCooldowns(SLEEPS_A_LAYER_IS_SKIPPED * self.settings.queue.cluster_saturated_sleep),
-            shares=HostShares(self.settings.instance, self.membership.router.instances),
+            first_hosts=lambda: first_hosts(self.settings.instance, self.membership.router.instances()),
             verdicts=self.verdicts,
             imported=self.imported,
             cap_waits=self.sweeper.cap_waits,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.coordination.queues import HostShares
+from opencue_sched.coordination.queues import first_hosts
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.domain.farm import Caps, Frame, Headroom, Host, Job, Layer, Snapshot, ThreadMode
 from opencue_sched.domain.reservation import Rules
@@ -19,21 +19,18 @@ HOSTS = [f"host-{number}" for number in range(200)]
 
 @given(st.sets(st.text("abcdef0123456789-", min_size=1, max_size=8), min_size=2, max_size=6))
 def test_every_host_is_first_choice_of_exactly_one_instance(names):
-    firsts = [HostShares(name, lambda: frozenset(names)).first() for name in names]
+    firsts = [first_hosts(name, names) for name in names]
     assert all(sum(first(host) for first in firsts) == 1 for host in HOSTS)
 
 
 def test_an_instance_that_is_alone_or_unknown_has_no_preference():
-    assert HostShares("a", lambda: frozenset({"a"})).first() is None
-    assert HostShares("a", lambda: frozenset({"b", "c"})).first() is None
+    assert first_hosts("a", {"a"}) is None
+    assert first_hosts("a", {"b", "c"}) is None
 
 
 def test_a_leaving_instance_moves_only_its_own_hosts():
-    live = {"a", "b", "c"}
-    shares = HostShares("a", lambda: frozenset(live))
-    before = {host for host in HOSTS if shares.first()(host)}
-    live.discard("c")
-    after = {host for host in HOSTS if shares.first()(host)}
+    before = set(filter(first_hosts("a", {"a", "b", "c"}), HOSTS))
+    after = set(filter(first_hosts("a", {"a", "b"}), HOSTS))
     assert before < after
 
 
