@@ -50,8 +50,8 @@ from opencue_sched.store import jobs
 from opencue_sched.store.shows import Kind, NamedRow
 
 if TYPE_CHECKING:
+    from opencue_sched.dispatch.rqd import Unconfirmed
     from opencue_sched.farm.jobs import JobControl
-    from opencue_sched.farm.kill import Unconfirmed
 
 
 @click.group("job")
@@ -360,10 +360,9 @@ def _control(engine: Engine) -> Iterator[tuple[JobControl, dict[str, Unconfirmed
     # These import grpc, which commands that only read or write PostgreSQL do without.
     from opencue_sched.accounting.caps import make_ledger
     from opencue_sched.dispatch.hosts import HostChanges
-    from opencue_sched.dispatch.rqd import RqdChannels
+    from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller
     from opencue_sched.farm.completion import Releaser
     from opencue_sched.farm.jobs import JobControl
-    from opencue_sched.farm.kill import RqdKiller
 
     settings = get_settings()
     only_on_success = settings.release.satisfy_only_on_frame_success

@@ -217,8 +217,7 @@ def _send(channels: RqdChannels, request: LaunchRequest) -> tuple[Answer | None,
     """None when RQD accepted the frame; RQD's words."""
     message = rqd_pb2.RqdStaticLaunchFrameRequest(run_frame=request.run_frame)
     try:
-        with channels.stub(request.host_name) as stub:
-            stub.LaunchFrame(message, timeout=channels.settings.launch_timeout)
+        channels.stub(request.host_name).LaunchFrame(message, timeout=channels.settings.launch_timeout)
     except grpc.RpcError as error:
         return classify(error.code(), error.details() or ""), describe(error)
     return None, ""

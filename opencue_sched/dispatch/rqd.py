@@ -12,21 +12,23 @@ What RQD's answers are worth (opencue-rqd 1.37, observed and read in its source;
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import grpc
+import structlog
 from opencue_proto import report_pb2, rqd_pb2, rqd_pb2_grpc
 
 from opencue_sched.settings import Rqd
+
+_log = structlog.get_logger(__name__)
 
 # Where each RQD is, and the open connections to them.
 #
@@ -37,17 +39,9 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _LONGEST_CONNECT_SECONDS = 2.0
 _IDLE_SECONDS = 300.0
-"""A connection that was not used this long is closed: a host that is booked is called more often."""
+"""gRPC closes a connection that was not used this long: a host that is booked is called more often."""
 _CALLS_AT_ONCE = 16
 """Threads of one process that call RQDs. Each waits for a host nearly all its time."""
-
-
-@dataclass(slots=True)
-class _Pooled:
-    channel: Any
-    stub: Any
-    last_used: float
-    borrowers: int = field(default=1)
 
 
 class RqdChannels:
@@ -57,14 +51,12 @@ class RqdChannels:
     RuntimeError.
     """
 
-    def __init__(self, settings: Rqd, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: Rqd) -> None:
         self.settings = settings
-        self._clock = clock
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._pool: dict[str, _Pooled] = {}
-        self._next_eviction = clock() + _IDLE_SECONDS
-        self._threads: ThreadPoolExecutor | None = None
+        self._open: dict[str, tuple[Any, Any]] = {}
+        self._threads = ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="rqd")
         self._closed = False
 
     def address(self, host_name: str) -> str:
@@ -75,17 +67,18 @@ class RqdChannels:
         name = f"[{host_name}]" if ":" in host_name and not host_name.startswith("[") else host_name
         return f"{name}:{self.settings.grpc_port}"
 
-    @contextlib.contextmanager
-    def stub(self, host_name: str) -> Iterator[Any]:
-        """A RqdInterfaceStub for a host; its connection is not evicted inside the ``with`` block."""
+    def stub(self, host_name: str) -> Any:
+        """The RqdInterfaceStub for a host."""
         address = self.address(host_name)
-        pooled = self._borrow(address)
-        try:
-            yield pooled.stub
-        finally:
-            with self._lock:
-                pooled.borrowers -= 1
-                pooled.last_used = self._clock()
+        with self._lock:
+            if os.getpid() != self._pid:
+                raise RuntimeError("RqdChannels was made before a fork; make one in each process")
+            if self._closed:
+                raise RuntimeError("RqdChannels is closed")
+            if address not in self._open:
+                channel = grpc.insecure_channel(address, options=self._options())
+                self._open[address] = channel, rqd_pb2_grpc.RqdInterfaceStub(channel)
+            return self._open[address][1]
 
     def each(
         self,
@@ -98,70 +91,20 @@ class RqdChannels:
 
         ``progress`` is called as they end. The first exception is raised once all have ended.
         """
-        with self._lock:
-            self._check_usable()
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="rqd")
-            futures = [self._threads.submit(function, item) for item in items]
-        errors = []
+        futures = [self._threads.submit(function, item) for item in items]
         for future in futures:
-            if (error := future.exception()) is not None:
-                errors.append(error)
+            future.exception()
             progress()
-        if errors:
-            raise errors[0]
         return [future.result() for future in futures]
-
-    @property
-    def open_addresses(self) -> frozenset[str]:
-        """Addresses with an open connection."""
-        with self._lock:
-            return frozenset(self._pool)
-
-    def evict_idle(self) -> int:
-        """Close the connections that were idle for five minutes; returns how many."""
-        with self._lock:
-            return self._evict(self._clock())
 
     def close(self) -> None:
         """Close everything. Calls under way end as cancelled."""
         with self._lock:
             self._closed = True
-            pool, self._pool = self._pool, {}
-            threads, self._threads = self._threads, None
-        for pooled in pool.values():
-            pooled.channel.close()
-        if threads is not None:
-            threads.shutdown(wait=True)
-
-    def _borrow(self, address: str) -> _Pooled:
-        with self._lock:
-            self._check_usable()
-            now = self._clock()
-            if now >= self._next_eviction:
-                self._evict(now)
-            pooled = self._pool.get(address)
-            if pooled is None:
-                channel = grpc.insecure_channel(address, options=self._options())
-                pooled = self._pool[address] = _Pooled(channel, rqd_pb2_grpc.RqdInterfaceStub(channel), now)
-            else:
-                pooled.borrowers += 1
-                pooled.last_used = now
-            return pooled
-
-    def _check_usable(self) -> None:
-        if os.getpid() != self._pid:
-            raise RuntimeError("RqdChannels was made before a fork; make one in each process")
-        if self._closed:
-            raise RuntimeError("RqdChannels is closed")
-
-    def _evict(self, now: float) -> int:
-        idle = _IDLE_SECONDS
-        self._next_eviction = now + idle / 4
-        gone = [key for key, it in self._pool.items() if not it.borrowers and now - it.last_used >= idle]
-        for address in gone:
-            self._pool.pop(address).channel.close()
-        return len(gone)
+            opened, self._open = self._open, {}
+        for channel, _ in opened.values():
+            channel.close()
+        self._threads.shutdown(wait=True)
 
     def _options(self) -> list[tuple[str, int]]:
         """A connection attempt must end well before the call's deadline, so that a host that is down is told apart
@@ -174,6 +117,7 @@ class RqdChannels:
             ("grpc.min_reconnect_backoff_ms", max(1, int(connect_seconds * 1000))),
             ("grpc.initial_reconnect_backoff_ms", 200),
             ("grpc.max_reconnect_backoff_ms", 5000),
+            ("grpc.client_idle_timeout_ms", int(_IDLE_SECONDS * 1000)),
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_http_proxy", 0),
         ]
@@ -200,6 +144,16 @@ class Whereabouts(StrEnum):
     UNREACHABLE = "unreachable"
 
 
+_WORDS = {
+    Whereabouts.OURS: "its RQD took the kill, but still runs it",
+    Whereabouts.ANOTHERS: "its RQD runs it for another proc",
+    Whereabouts.SETTING_UP: "its RQD is setting a frame up, and cannot say which",
+    Whereabouts.ABSENT: "its RQD stopped naming it too late to be asked again",
+    Whereabouts.UNREACHABLE: "its RQD does not answer",
+}
+"""Why a frame is not confirmed dead."""
+
+
 @dataclass(frozen=True, slots=True)
 class FrameSeen:
     """What RQD said about one frame; ``detail`` is for an operator."""
@@ -219,11 +173,13 @@ class RunningFrameRef:
 
 
 class Fate(StrEnum):
-    """How a kill-and-confirm ended."""
+    """What is known of a process after trying to end it, or asking about it. Only NOT_RUNNING allows its frame to be
+    given away. UNREACHABLE: its RQD did not answer, and took no kill."""
 
     RUNNING = "running"
     NOT_RUNNING = "not_running"
     UNCONFIRMED = "unconfirmed"
+    UNREACHABLE = "unreachable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,31 +188,18 @@ class Confirmation:
 
     fate: Fate
     killed: bool
-    detail: str
+    detail: str = ""
 
 
 def look(channels: RqdChannels, ref: RunningFrameRef, *, timeout: float | None = None) -> FrameSeen:
     """Ask the host's RQD whether it runs the frame, and for which proc."""
     try:
-        with channels.stub(ref.host_name) as stub:
-            answer = stub.ReportStatus(
-                rqd_pb2.RqdStaticReportStatusRequest(), timeout=timeout or channels.settings.kill_timeout
-            )
+        answer = channels.stub(ref.host_name).ReportStatus(
+            rqd_pb2.RqdStaticReportStatusRequest(), timeout=timeout or channels.settings.kill_timeout
+        )
     except grpc.RpcError as error:
         return FrameSeen(Whereabouts.UNREACHABLE, describe(error))
     return frame_seen(answer.host_report, ref)
-
-
-def answers(channels: RqdChannels, host_name: str, *, seconds: float) -> bool:
-    """Whether the host's RQD answers a ReportStatus within ``seconds``; a connection refused is tried again in that
-    time, whatever became of the tries before."""
-    request = rqd_pb2.RqdStaticReportStatusRequest()
-    try:
-        with channels.stub(host_name) as stub:
-            stub.ReportStatus(request, timeout=seconds, wait_for_ready=True)
-    except grpc.RpcError:
-        return False
-    return True
 
 
 def frame_seen(report: report_pb2.HostReport, ref: RunningFrameRef) -> FrameSeen:
@@ -274,63 +217,111 @@ def frame_seen(report: report_pb2.HostReport, ref: RunningFrameRef) -> FrameSeen
     return FrameSeen(Whereabouts.ABSENT, "not listed")
 
 
-def kill(channels: RqdChannels, host_name: str, frame_id: str, reason: str) -> tuple[bool, str]:
-    """Ask RQD to kill a frame. Returns (accepted, detail); an unknown frame is (False, "not found").
+def kill(channels: RqdChannels, host_name: str, frame_id: str, reason: str) -> bool:
+    """Ask RQD to kill a frame. False: it does not know the frame.
 
     Raises grpc.RpcError for any other answer. Never call it once the frame has been put back to WAITING: it may have
     been booked on the same host again, and RQD knows frames by frame id only.
     """
     request = rqd_pb2.RqdStaticKillRunningFrameRequest(frame_id=frame_id, message=reason)
     try:
-        with channels.stub(host_name) as stub:
-            stub.KillRunningFrame(request, timeout=channels.settings.kill_timeout)
+        channels.stub(host_name).KillRunningFrame(request, timeout=channels.settings.kill_timeout)
     except grpc.RpcError as error:
         if error.code() == grpc.StatusCode.NOT_FOUND:
-            return False, "not found"
+            return False
         raise
-    return True, "kill accepted"
+    return True
 
 
 def kill_and_confirm(
-    channels: RqdChannels,
-    ref: RunningFrameRef,
-    *,
-    reason: str,
-    adopt: bool = False,
-    timeout: float | None = None,
-    clock: Callable[[], float] = time.monotonic,
+    channels: RqdChannels, ref: RunningFrameRef, *, reason: str, adopt: bool = False, timeout: float | None = None
 ) -> Confirmation:
     """Make sure that a frame does not run on a host, and say only what RQD confirmed.
 
     NOT_RUNNING is answered when RQD was asked to kill the frame (or knew nothing of it) and a report taken after that
     no longer lists it nor is setting anything up. With ``adopt``, a frame found running for ``ref.proc_id`` is left
-    alone and answered as RUNNING. UNCONFIRMED after ``timeout`` seconds (default ``rqd.kill_timeout``): nothing may be
-    freed then. The caller must still own the frame (see `kill`).
+    alone and answered as RUNNING. UNCONFIRMED or UNREACHABLE after ``timeout`` seconds (default ``rqd.kill_timeout``):
+    nothing may be freed then. The caller must still own the frame (see `kill`).
     """
-    limit = clock() + (timeout or channels.settings.kill_timeout)
+    limit = time.monotonic() + (timeout or channels.settings.kill_timeout)
     killed = asked = False
     while True:
-        left = max(0.05, limit - clock())
+        left = max(0.05, limit - time.monotonic())
         seen = look(channels, ref, timeout=min(left, channels.settings.kill_timeout))
         if adopt and seen.place is Whereabouts.OURS and not killed:
-            return Confirmation(Fate.RUNNING, killed, seen.detail)
+            return Confirmation(Fate.RUNNING, killed)
         if asked and seen.place is Whereabouts.ABSENT:
-            return Confirmation(Fate.NOT_RUNNING, killed, seen.detail)
+            return Confirmation(Fate.NOT_RUNNING, killed)
         if seen.place in (Whereabouts.OURS, Whereabouts.ANOTHERS, Whereabouts.ABSENT):
             try:
-                accepted, _ = kill(channels, ref.host_name, ref.frame_id, reason)
+                accepted = kill(channels, ref.host_name, ref.frame_id, reason)
             except grpc.RpcError as error:
                 seen = FrameSeen(Whereabouts.UNREACHABLE, describe(error))
             else:
                 asked = True
                 killed = killed or accepted
-                if not accepted and clock() < limit:
+                if not accepted and time.monotonic() < limit:
                     continue
-        if clock() >= limit:
-            return Confirmation(Fate.UNCONFIRMED, killed, f"{seen.place.value}: {seen.detail}")
-        time.sleep(min(_POLL_SECONDS, max(0.0, limit - clock())))
+        if time.monotonic() >= limit:
+            unreachable = seen.place is Whereabouts.UNREACHABLE
+            detail = _WORDS[seen.place] + (f" ({seen.detail})" if unreachable else "")
+            return Confirmation(Fate.UNREACHABLE if unreachable and not killed else Fate.UNCONFIRMED, killed, detail)
+        time.sleep(min(_POLL_SECONDS, max(0.0, limit - time.monotonic())))
 
 
 def describe(error: grpc.RpcError) -> str:
     """``CODE: text`` of a failed call."""
     return f"{error.code().name}: {error.details() or 'no details'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unconfirmed:
+    """A frame whose process could not be confirmed dead: where it runs, and why, in words for a person."""
+
+    frame_id: str
+    host_name: str
+    address: str
+    reason: str
+
+
+class RqdKiller:
+    """Kills through the connections of this process. ``tell`` is told, on any thread, of each frame that was not
+    confirmed dead."""
+
+    def __init__(self, channels: RqdChannels, *, tell: Callable[[Unconfirmed], object] = lambda _: None) -> None:
+        self._channels = channels
+        self._tell = tell
+
+    def answers(self, host_name: str, seconds: float) -> bool:
+        """Whether a host's RQD answers at all within ``seconds``; a connection refused is tried again in that time,
+        whatever became of the tries before."""
+        request = rqd_pb2.RqdStaticReportStatusRequest()
+        try:
+            self._channels.stub(host_name).ReportStatus(request, timeout=seconds, wait_for_ready=True)
+        except grpc.RpcError:
+            return False
+        return True
+
+    def ask(self, host_name: str, frame_id: str, reason: str) -> bool:
+        """Ask RQD to kill a frame, without waiting for its end. False: RQD could not be asked."""
+        try:
+            kill(self._channels, host_name, frame_id, reason)
+        except grpc.RpcError as error:
+            _log.info("kill_not_delivered", host=host_name, frame=frame_id, error=describe(error))
+            return False
+        return True
+
+    def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> Fate:
+        """Kill a frame and wait until RQD confirms that it does not run (at most rqd.kill_timeout)."""
+        return self._end(RunningFrameRef(host_name, frame_id, proc_id), reason, adopt=False)
+
+    def confirm_gone(self, host_name: str, frame_id: str, proc_id: str) -> Fate:
+        """Whether RQD confirms that a frame does not run; one that runs for this proc is left alone."""
+        return self._end(RunningFrameRef(host_name, frame_id, proc_id), "another proc has its frame", adopt=True)
+
+    def _end(self, ref: RunningFrameRef, reason: str, *, adopt: bool) -> Fate:
+        found = kill_and_confirm(self._channels, ref, reason=reason, adopt=adopt)
+        if found.fate in (Fate.UNCONFIRMED, Fate.UNREACHABLE):
+            address = self._channels.address(ref.host_name)
+            self._tell(Unconfirmed(ref.frame_id, ref.host_name, address, found.detail))
+        return found.fate

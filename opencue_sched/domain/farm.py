@@ -76,6 +76,14 @@ class ExitStatus(IntEnum):
     DOWN_HOST = 399
 
 
+STATUSES_NOT_COUNTED_AS_RETRY = frozenset(ExitStatus) - {
+    ExitStatus.SUCCESS,
+    ExitStatus.MEMORY_FAILURE,
+    ExitStatus.DOCKER_OOM,
+}
+"""Exit statuses of the run before that do not count as a try when the frame starts again (facts C, step 4)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reservation:
     """What one frame takes from one host. Whole cores; memory in KB."""

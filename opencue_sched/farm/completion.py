@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import structlog
@@ -19,141 +20,22 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.dispatch.hosts import HostChanges
-from opencue_sched.domain.exit_rules import Completion, Decision, decide, satisfies_depends
-from opencue_sched.domain.farm import ExitStatus, FrameState
+from opencue_sched.domain.farm import FrameState
 from opencue_sched.errors import SchedulerError
-from opencue_sched.farm.model import CompletedFrame, EventCounts, LostRun, RunOutcome, RunsEnded, RunVerdict
+from opencue_sched.farm.model import (
+    CompletedFrame,
+    Ending,
+    EventCounts,
+    LostRun,
+    RunOutcome,
+    RunsEnded,
+    RunVerdict,
+    ending_of,
+    satisfies_depends,
+)
 from opencue_sched.store import depends, procs, release
-from opencue_sched.store.procs import DeletedProc, FrameRow, ProcRow, RunRow
-from opencue_sched.store.release import ChangedFrame, FrameStop, StoppedFrame
-
-# What a report or a request about a run means for the frame and the proc it names. Pure: no database, no clock.
-#
-# The ownership fence comes first: a report may only stop the run it describes. A proc that no longer has the reported
-# frame means that the run was superseded (retried, eaten, cleared and perhaps booked again), and applying the report
-# would stop somebody else's run.
-
-_SMALLEST_EXIT_STATUS, _LARGEST_EXIT_STATUS = -32_768, 32_767
-"""frame_history.int_exit_status is a smallint; a Windows process ends with numbers far outside it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """What to do about one run. ``stop`` and ``release`` may both be None: then nothing is to be done.
-
-    ``memory_failure`` asks for a higher memory requirement of the layer; it is only known together with a proc.
-    """
-
-    verdict: RunVerdict
-    stop: FrameStop | None = None
-    release: ProcRow | None = None
-    frame: FrameRow | None = None
-    memory_failure: bool = False
-
-
-def end_completed(report: CompletedFrame, run: RunRow, *, now: float) -> Ending:
-    """The ending that a report asks for. ``now`` is epoch seconds."""
-    proc, frame = run.proc, run.frame
-    if proc is None:
-        return _end_without_proc(report, frame, now=now)
-    if _short(proc.host_name) != _short(report.host_name):
-        return Ending(RunVerdict.WRONG_HOST)
-    if proc.frame_id is None:
-        return Ending(RunVerdict.RELEASED, release=proc)
-    if proc.frame_id != report.frame_id or frame is None:
-        return Ending(RunVerdict.SUPERSEDED)
-    if frame.state is not FrameState.RUNNING:
-        return Ending(RunVerdict.RELEASED, release=proc, frame=frame)
-    decision = _decide(report, frame, now=now)
-    return Ending(RunVerdict.APPLIED, _stop(report, frame, decision), proc, frame, decision.memory_failure)
-
-
-def end_lost(request: LostRun, run: RunRow) -> Ending:
-    """The ending of a run whose process is gone without a report."""
-    proc, frame = run.proc, run.frame
-    if not request.proc_id:
-        if frame is None:
-            return Ending(RunVerdict.UNKNOWN)
-        if frame.state is not FrameState.RUNNING:
-            return Ending(RunVerdict.STALE)
-        if frame.owner_proc_id is not None:
-            return Ending(RunVerdict.SUPERSEDED)
-        return Ending(RunVerdict.ORPHAN_APPLIED, _stop_lost(request, frame), None, frame)
-    if proc is None:
-        return Ending(RunVerdict.STALE)
-    if proc.frame_id != request.frame_id:
-        return Ending(RunVerdict.SUPERSEDED)
-    if request.pinged_at is not None and proc.pinged_at > request.pinged_at:
-        return Ending(RunVerdict.ALIVE)
-    if request.host_state is not None and proc.host_state != request.host_state:
-        return Ending(RunVerdict.ALIVE)
-    if frame is None or frame.state is not FrameState.RUNNING:
-        return Ending(RunVerdict.RELEASED, release=proc, frame=frame)
-    return Ending(RunVerdict.APPLIED, _stop_lost(request, frame), proc, frame)
-
-
-def storable_exit_status(status: int) -> int:
-    """An exit status every table can hold: outside a smallint it becomes the nearest one (never 0)."""
-    return max(_SMALLEST_EXIT_STATUS, min(_LARGEST_EXIT_STATUS, status))
-
-
-def _end_without_proc(report: CompletedFrame, frame: FrameRow | None, *, now: float) -> Ending:
-    """A frame that still runs although its proc is gone ends with this report; a later run of it must not.
-
-    The report only counts if it comes from the host the frame was started on.
-    """
-    if frame is None:
-        return Ending(RunVerdict.UNKNOWN)
-    if frame.state is not FrameState.RUNNING:
-        return Ending(RunVerdict.STALE)
-    if frame.owner_proc_id is not None or _short(frame.host_name) != _short(report.host_name):
-        return Ending(RunVerdict.SUPERSEDED)
-    decision = _decide(report, frame, now=now)
-    return Ending(RunVerdict.ORPHAN_APPLIED, _stop(report, frame, decision), None, frame)
-
-
-def _decide(report: CompletedFrame, frame: FrameRow, *, now: float) -> Decision:
-    # frame.int_exit_status is that of the run before (a start does not reset it): a memory failure then must not make
-    # every later failure one, so it is not passed on as a stored memory kill.
-    return decide(
-        Completion(
-            frame_state=frame.state,
-            retries=frame.retries,
-            max_retries=frame.max_retries,
-            exit_status=report.exit_status,
-            exit_signal=report.exit_signal,
-            run_time_seconds=report.run_time,
-            stored_exit_status=ExitStatus.NONE,
-            auto_eat=frame.autoeat,
-            host_nimby_locked=report.nimby_locked,
-            timeout_minutes=frame.timeout_minutes,
-            log_timeout_minutes=frame.timeout_llu_minutes,
-            log_updated_at=report.llu_time,
-            now=now,
-        )
-    )
-
-
-def _stop(report: CompletedFrame, frame: FrameRow, decision: Decision) -> FrameStop:
-    return FrameStop(
-        frame.id,
-        frame.version,
-        decision.state,
-        storable_exit_status(decision.exit_status),
-        max_rss_kb=max(0, report.max_rss_kb),
-        lag_seconds=1,
-    )
-
-
-def _stop_lost(request: LostRun, frame: FrameRow) -> FrameStop:
-    return FrameStop(frame.id, frame.version, request.state, request.exit_status, keep_checkpoint=False)
-
-
-def _short(host_name: str | None) -> str:
-    """A host name without its domain; addresses stay whole."""
-    name = (host_name or "").lower()
-    return name if name.replace(".", "").isdigit() or ":" in name else name.partition(".")[0]
-
+from opencue_sched.store.procs import DeletedProc
+from opencue_sched.store.release import ChangedFrame, StoppedFrame
 
 # One transaction that ends any number of runs: frames stopped, procs released, dependencies met, jobs finished.
 #
@@ -192,29 +74,27 @@ def end_runs(
     Deadlocks (with a Cuebot or a person in psql; not with our own) and serialization failures are retried. Any other
     database error leaves everything unchanged and is raised.
     """
-    ended, attempts = with_counters(
-        engine, lambda connection, wider: _end(connection, requests, only_on_success, clock(), wider)
-    )
-    return replace(ended, attempts=attempts)
+    return with_counters(engine, lambda connection, wider: _end(connection, requests, only_on_success, clock(), wider))
 
 
-def with_counters(engine: Engine, step: Callable[[Connection, release.Counters], _Result]) -> tuple[_Result, int]:
+def with_counters(engine: Engine, step: Callable[[Connection, release.Counters], _Result]) -> _Result:
     """Run ``step`` in a transaction, again with more counters locked when it finds it needs them (WiderLocks).
 
-    Deadlocks and serialization failures are retried too. Returns its result and the number of attempts.
+    Deadlocks and serialization failures are retried too.
     """
     wider = release.Counters()
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             with engine.begin() as connection:
-                result = step(connection, wider)
-            return result, attempt
+                return step(connection, wider)
         except WiderLocks as found:
             wider |= found.counters
         except DBAPIError as error:
-            if attempt == _ATTEMPTS or sqlstate(error) not in _RETRIABLE_SQLSTATES:
+            sqlstate = str(getattr(error.orig, "pgcode", None) or "")
+            if attempt == _ATTEMPTS or sqlstate not in _RETRIABLE_SQLSTATES:
                 raise
-            _log.info("release_retried", sqlstate=sqlstate(error), attempt=attempt)
+            _log.info("release_retried", sqlstate=sqlstate, attempt=attempt)
+            # Those that met in a deadlock must not meet in it again.
             time.sleep(random.uniform(0, _LONGEST_RETRY_SECONDS))
     raise RuntimeError("the counters to lock for ended runs kept growing")
 
@@ -226,94 +106,78 @@ def database_away(error: BaseException) -> bool:
     return isinstance(error, (OperationalError, InterfaceError, PoolTimeout))
 
 
-def sqlstate(error: DBAPIError) -> str:
-    """The five-character code of a database error; empty when the connection was lost."""
-    return str(getattr(error.orig, "pgcode", None) or "")
-
-
 def _end(
     connection: Connection, requests: Sequence[Request], only_on_success: bool, now: float, wider: release.Counters
 ) -> RunsEnded:
-    runs = [(request.proc_id, request.frame_id or "") for request in requests]
-    procs.lock_runs(connection, {proc for proc, _ in runs if proc}, {frame for _, frame in runs if frame})
-    endings = _endings(requests, procs.read_runs(connection, runs), now)
+    named = [(request.proc_id, request.frame_id) for request in requests]
+    procs.lock_runs(connection, {proc for proc, _ in named if proc}, {frame for _, frame in named if frame})
+    endings = _endings(requests, procs.read_runs(connection, named), now)
     stops = [ending.stop for ending in endings if ending.stop is not None]
-    releases = {ending.release.id: ending.release for ending in endings if ending.release is not None}
-    if not stops and not releases:
-        return RunsEnded(tuple(_outcome(request, ending) for request, ending in zip(requests, endings, strict=True)))
+    releases = [ending.run for ending in endings if ending.releases]
+    stopped: dict[str, StoppedFrame] = {}
+    deleted: list[DeletedProc] = []
+    managed: frozenset[str] = frozenset()
+    finished_jobs: list[str] = []
+    if stops or releases:
+        managed = procs.managed_shows(connection, {run.proc_show_id for run in releases if run.proc_show_id})
+        held = _foreseen(connection, endings, only_on_success) | wider
+        procs.lock_hosts(connection, {run.host_id for run in releases})
+        release.lock_counters(connection, held)
 
-    managed = procs.managed_shows(connection, {proc.show_id for proc in releases.values() if proc.show_id})
-    held = _foreseen(connection, endings, only_on_success) | wider
-    procs.lock_hosts(connection, {proc.host_id for proc in releases.values()})
-    release.lock_counters(connection, held)
-
-    stopped = {frame.id: frame for frame in release.stop_frames(connection, stops)} if stops else {}
-    deleted = _release_procs(connection, list(releases), managed)
-    release.count_usage(connection, stopped.values())
-    finished_jobs = follow(connection, list(stopped.values()), held, only_on_success)
-    _adapt_memory(connection, endings, stopped)
-    release.count_shows(
-        connection,
-        [
-            (ending.frame.show_id, stopped[ending.frame.id].success)
-            for ending in endings
-            if ending.stop is not None and ending.frame is not None and ending.frame.id in stopped
-        ],
-    )
-    outcomes = tuple(
-        _outcome(request, ending, stopped.get(ending.frame.id) if ending.stop and ending.frame else None)
-        for request, ending in zip(requests, endings, strict=True)
-    )
+        if stops:
+            stopped = {frame.id: frame for frame in release.stop_frames(connection, stops)}
+        if releases:
+            deleted = _release_procs(connection, [run.proc_id for run in releases], managed)
+        release.count_usage(connection, stopped.values())
+        finished_jobs = follow(connection, list(stopped.values()), held, only_on_success)
+        _adapt_memory(connection, endings, stopped)
+        shows = {ending.run.frame_id: ending.run.show_id for ending in endings}
+        release.count_shows(connection, [(shows[frame.id], frame.success) for frame in stopped.values()])
+    outcomes = []
+    for request, ending in zip(requests, endings, strict=True):
+        frame = stopped.get(ending.stop.frame_id) if ending.stop else None
+        state = FrameState(frame.state) if frame else None
+        outcomes.append(RunOutcome(request.proc_id, request.frame_id, ending.verdict, state))
     return RunsEnded(
-        outcomes,
+        tuple(outcomes),
         tuple(proc.id for proc in deleted if proc.show_id in managed and not proc.local),
         tuple({proc.host_id: None for proc in deleted}),
         tuple(finished_jobs),
     )
 
 
-def _endings(requests: Sequence[Request], rows: Sequence[procs.RunRow], now: float) -> list[Ending]:
+def _endings(requests: Sequence[Request], runs: Sequence[procs.Run], now: float) -> list[Ending]:
     """Each request's ending; of several that name one frame or proc only the first does anything."""
     endings: list[Ending] = []
-    frames: set[str] = set()
-    released: set[str] = set()
-    for request, row in zip(requests, rows, strict=True):
-        ending = end_completed(request, row, now=now) if isinstance(request, CompletedFrame) else end_lost(request, row)
-        repeated = (ending.stop is not None and ending.stop.frame_id in frames) or (
-            ending.release is not None and ending.release.id in released
-        )
-        if repeated:
-            ending = Ending(RunVerdict.STALE)
-        if ending.stop is not None:
-            frames.add(ending.stop.frame_id)
-        if ending.release is not None:
-            released.add(ending.release.id)
-        endings.append(ending)
+    taken: set[str] = set()
+    for request, run in zip(requests, runs, strict=True):
+        ending = ending_of(request, run, now=now)
+        ids = {ending.stop.frame_id} if ending.stop else set()
+        if ending.releases:
+            ids.add(run.proc_id)
+        endings.append(Ending(RunVerdict.STALE, run) if ids & taken else ending)
+        taken |= ids
     return endings
 
 
 def _foreseen(connection: Connection, endings: Sequence[Ending], only_on_success: bool) -> release.Counters:
     """The counters this transaction is going to change, as far as can be told without their locks."""
-    stopping = [(ending.stop, ending.frame) for ending in endings if ending.stop is not None and ending.frame]
-    own = release.Counters(
-        frozenset(frame.layer_id for _, frame in stopping), frozenset(frame.job_id for _, frame in stopping)
-    )
-    over = [frame for stop, frame in stopping if stop.state in (FrameState.SUCCEEDED, FrameState.EATEN)]
-    satisfying = [frame for stop, frame in stopping if satisfies_depends(stop.state, only_on_success=only_on_success)]
-    ending_layers, ending_jobs = [frame.layer_id for frame in over], [frame.job_id for frame in over]
+    stopping = [(ending.stop.state, ending.run) for ending in endings if ending.stop is not None]
+    own = release.Counters(frozenset(run.layer_id for _, run in stopping), frozenset(run.job_id for _, run in stopping))
+    over = [run for state, run in stopping if state in (FrameState.SUCCEEDED, FrameState.EATEN)]
+    satisfying = [run for state, run in stopping if satisfies_depends(state, only_on_success=only_on_success)]
+    ending_layers, ending_jobs = Counter(run.layer_id for run in over), Counter(run.job_id for run in over)
     found = depends.find_depends(
         connection,
-        frames={frame.id for frame in satisfying},
-        frame_layers={frame.layer_id for frame in satisfying},
-        layers={frame.layer_id for frame in satisfying if frame.layer_open <= ending_layers.count(frame.layer_id)},
-        jobs={frame.job_id for frame in over if frame.job_open <= ending_jobs.count(frame.job_id)},
+        frames={run.frame_id for run in satisfying},
+        frame_layers={run.layer_id for run in satisfying},
+        layers={run.layer_id for run in satisfying if run.layer_open <= ending_layers[run.layer_id]},
+        jobs={run.job_id for run in over if run.job_open <= ending_jobs[run.job_id]},
     )
     return own | depends.counters_of_dependents(connection, found)
 
 
 def _release_procs(connection: Connection, proc_ids: Sequence[str], managed: frozenset[str]) -> list[DeletedProc]:
-    if not proc_ids:
-        return []
     deleted = procs.delete_procs(connection, proc_ids)
     procs.restore_hosts(connection, deleted)
     procs.decrement_local_accounts(connection, [proc for proc in deleted if proc.local])
@@ -352,22 +216,16 @@ def _adapt_memory(connection: Connection, endings: Sequence[Ending], stopped: di
     """The layer's memory requirement follows what its frames need (b_optimize), and grows after a memory failure."""
     peaks: dict[str, int] = {}
     for frame in stopped.values():
-        if frame.state is FrameState.SUCCEEDED and frame.max_rss_kb > 0:
+        if frame.state == FrameState.SUCCEEDED and frame.max_rss_kb > 0:
             peaks[frame.layer_id] = max(peaks.get(frame.layer_id, 0), frame.max_rss_kb)
     failed: dict[str, int] = {}
     for ending in endings:
-        if ending.memory_failure and ending.frame and ending.release and ending.frame.id in stopped:
-            layer_id = ending.frame.layer_id
-            failed[layer_id] = max(failed.get(layer_id, 0), ending.release.memory_reserved_kb)
+        run = ending.run
+        if ending.memory_failure and ending.releases and run.frame_id in stopped:
+            failed[run.layer_id] = max(failed.get(run.layer_id, 0), run.memory_reserved_kb)
     release.lower_layer_memory(connection, {layer: rss for layer, rss in peaks.items() if layer not in failed})
     for layer_id, memory_kb in release.raise_layer_memory(connection, failed).items():
         _log.info("layer_memory_raised", layer=layer_id, memory_kb=memory_kb)
-
-
-def _outcome(request: Request, ending: Ending, stopped: StoppedFrame | None = None) -> RunOutcome:
-    if stopped is None:
-        return RunOutcome(request.proc_id, request.frame_id, ending.verdict)
-    return RunOutcome(request.proc_id, request.frame_id, ending.verdict, stopped.state, stopped.exit_status)
 
 
 RUNS_PER_TRANSACTION = 50
@@ -386,40 +244,34 @@ class Releaser:
     only_on_success: bool = True
     ledger: Ledger | None = None
     changes: HostChanges | None = None
-    counts: EventCounts | None = None
+    counts: EventCounts = field(default_factory=EventCounts)
     clock: Callable[[], float] = time.time
     asked_for: bool = False
 
-    def complete(self, reports: Sequence[CompletedFrame]) -> list[RunOutcome | DBAPIError]:
+    def complete(self, reports: Sequence[CompletedFrame]) -> list[RunOutcome | Exception]:
         """Apply completions that arrived together, in one transaction, and answer each in its place.
 
-        The place of a report that the database refuses holds the error. An unreachable database is raised
-        (DBAPIError): all reports are still to be done then.
+        The place of a report that cannot be applied holds the error. An unreachable database is raised
+        (`database_away`): all reports are still to be done then.
         """
         answers = self._end(reports)
         for report, answer in zip(reports, answers, strict=True):
             if isinstance(answer, RunOutcome):
-                self._count(f"completion_{answer.verdict.value}")
+                self.counts.add(f"completion_{answer.verdict.value}")
                 _log_outcome(report, answer)
             else:
-                _log.error(
-                    "completion_refused",
-                    proc=report.proc_id,
-                    frame=report.frame_id,
-                    host=report.host_name,
-                    error=str(answer.orig).strip(),
-                )
+                self.counts.add("completion_refused")
+                _log_refused("completion_refused", report, answer, host=report.host_name)
         return answers
 
     def end_lost(self, requests: Sequence[LostRun]) -> list[RunOutcome]:
-        """End lost runs. Their processes must be known not to run. A run the database refuses is logged and kept."""
+        """End lost runs. Their processes must be known not to run. A run that cannot be ended is logged and kept."""
         outcomes: list[RunOutcome] = []
         for start in range(0, len(requests), RUNS_PER_TRANSACTION):
             part = requests[start : start + RUNS_PER_TRANSACTION]
             for request, answer in zip(part, self._end(part), strict=True):
-                if isinstance(answer, DBAPIError):
-                    error = str(answer.orig).strip()
-                    _log.error("lost_run_refused", proc=request.proc_id, frame=request.frame_id, error=error)
+                if isinstance(answer, Exception):
+                    _log_refused("lost_run_refused", request, answer)
                     continue
                 outcomes.append(answer)
                 already_over = answer.verdict is RunVerdict.STALE
@@ -435,59 +287,63 @@ class Releaser:
 
     def publish_hosts(self, host_ids: Sequence[str]) -> None:
         """Tell the host caches of hosts that were changed, after the commit."""
-        changes = self.changes
-        if changes is not None and host_ids:
-            self._tell("host_changes", lambda: changes.publish(host_ids), hosts=host_ids)
+        if self.changes is not None and host_ids:
+            self._announce("host_changes", self.changes.publish, host_ids)
 
-    def _end(self, requests: Sequence[Request]) -> list[RunOutcome | DBAPIError]:
-        """End runs in one transaction or, when the database refuses that, in one each: a row it refuses must not keep
+    def _end(self, requests: Sequence[Request]) -> list[RunOutcome | Exception]:
+        """End runs in one transaction or, when that fails, in one each: what is wrong with one of them must not keep
         the others from ending."""
         try:
             ended = end_runs(self.engine, requests, self.only_on_success, clock=self.clock)
-        except DBAPIError as error:
+        except Exception as error:
             if database_away(error):
                 raise
             if len(requests) == 1:
                 return [error]
             return [answer for request in requests for answer in self._end([request])]
-        ledger = self.ledger
-        if ledger is not None and ended.ledger_procs:
-            self._tell("ledger_release", lambda: ledger.release(ended.ledger_procs), procs=ended.ledger_procs)
+        if self.ledger is not None and ended.ledger_procs:
+            self._announce("ledger_release", self.ledger.release, ended.ledger_procs)
         self.publish_hosts(ended.hosts)
         for job_id in ended.finished_jobs:
             _log.info("job_finished", job=job_id)
         return list(ended.outcomes)
 
-    def _tell(self, step: str, tell: Callable[[], object], **ids: Sequence[str]) -> None:
+    def _announce(self, step: str, announce: Callable[[Sequence[str]], object], ids: Sequence[str]) -> None:
         try:
-            tell()
+            announce(ids)
         except Exception as error:
             # What is committed stands, and its caller must not hear that it failed: the notification of the proc
             # table and the next recompute bring the same.
             expected = isinstance(error, SchedulerError | RedisError)
-            (_log.warning if expected else _log.exception)("announce_failed", step=step, error=str(error), **ids)
-            self._count(f"{step}_failed")
+            (_log.warning if expected else _log.exception)("announce_failed", step=step, error=str(error), ids=ids)
+            self.counts.add(f"{step}_failed")
 
-    def _count(self, event: str) -> None:
-        if self.counts is not None:
-            self.counts.add(event)
+
+def _log_refused(event: str, request: Request, error: Exception, **fields: object) -> None:
+    refused = isinstance(error, DBAPIError)
+    text = str(error.orig if isinstance(error, DBAPIError) else error).strip()
+    trace = None if refused else error
+    _log.error(event, proc=request.proc_id, frame=request.frame_id, error=text, exc_info=trace, **fields)
 
 
 def _log_outcome(report: CompletedFrame, outcome: RunOutcome) -> None:
-    fields = {
-        "proc": report.proc_id,
-        "frame": report.frame_id,
-        "name": report.name,
-        "host": report.host_name,
-        "exit_status": report.exit_status,
-        "exit_signal": report.exit_signal,
-    }
-    if outcome.verdict in (RunVerdict.APPLIED, RunVerdict.ORPHAN_APPLIED):
-        _log.debug("frame_completed", state=outcome.state, verdict=outcome.verdict.value, **fields)
+    if outcome.state is not None:
+        log, event = _log.debug, "frame_completed"
     elif report.exit_status == 0 and outcome.verdict is not RunVerdict.STALE:
-        _log.warning("successful_result_discarded", verdict=outcome.verdict.value, **fields)
+        log, event = _log.warning, "successful_result_discarded"
     else:
-        _log.info("completion_ignored", verdict=outcome.verdict.value, **fields)
+        log, event = _log.info, "completion_ignored"
+    log(
+        event,
+        proc=report.proc_id,
+        frame=report.frame_id,
+        name=report.name,
+        host=report.host_name,
+        exit_status=report.exit_status,
+        exit_signal=report.exit_signal,
+        state=outcome.state,
+        verdict=outcome.verdict.value,
+    )
 
 
 # Completions that arrive together are applied together: one transaction, and one fsync, for all that wait.
@@ -500,8 +356,8 @@ MOST_TOGETHER = 64
 MOST_WAITING = 20_000
 _FIRST_RETRY_SECONDS, _LONGEST_BATCH_RETRY_SECONDS = 0.2, 5.0
 
-Apply = Callable[[Sequence[CompletedFrame]], Sequence[RunOutcome | DBAPIError]]
-"""Answers each report; raises DBAPIError when the database is away and all are still to be done."""
+Apply = Callable[[Sequence[CompletedFrame]], Sequence[RunOutcome | Exception]]
+"""Answers each report; raises what `database_away` says of when all are still to be done."""
 
 
 class NotAccepting(SchedulerError):
@@ -567,63 +423,40 @@ class CompletionBatcher:
             return waiting.done
 
     def _run(self) -> None:
-        retry_after = _FIRST_RETRY_SECONDS
-        together = MOST_TOGETHER
-        while not self._give_up.is_set():
-            batch = self._next(together)
-            if not batch:
-                return
+        retry_after, together = _FIRST_RETRY_SECONDS, MOST_TOGETHER
+        while not self._give_up.is_set() and (batch := self._next(together)):
+            answers: Sequence[RunOutcome | Exception]
             try:
-                self._apply_batch(batch)
-            except (DBAPIError, PoolTimeout) as error:
-                # One at a time until it works again, in case it is one report that makes the statement time out.
-                self._counts.add("completion_retry")
-                _log.warning("completions_kept", waiting=self.waiting, error=str(error).partition("\n")[0])
-                self._give_up.wait(retry_after)
-                retry_after = min(retry_after * 2, _LONGEST_BATCH_RETRY_SECONDS)
-                together = 1
-                self._rotate(batch)
-            else:
-                retry_after, together = _FIRST_RETRY_SECONDS, MOST_TOGETHER
+                answers = self._apply([waiting.report for waiting in batch])
+            except Exception as error:
+                if database_away(error):
+                    self._counts.add("completion_retry")
+                    _log.warning("completions_kept", waiting=self.waiting, error=str(error).partition("\n")[0])
+                    self._give_up.wait(retry_after)
+                    # One at a time until it works again, in case it is one report that makes the statement time out;
+                    # then it does not hold up the others.
+                    retry_after, together = min(retry_after * 2, _LONGEST_BATCH_RETRY_SECONDS), 1
+                    with self._wake:
+                        self._queue.rotate(-len(batch))
+                    continue
+                _log.exception("completions_failed", procs=[waiting.report.proc_id for waiting in batch])
+                answers = [error] * len(batch)
+            retry_after, together = _FIRST_RETRY_SECONDS, MOST_TOGETHER
+            for waiting, answer in zip(batch, answers, strict=True):
+                self._finish(waiting, answer)
 
     def _next(self, together: int) -> list[_Waiting]:
         """The completions at the head of the queue, which stay in it until they are applied. Empty: stop."""
         with self._wake:
-            while not self._queue:
-                if self._stopping:
-                    return []
-                self._wake.wait()
-            return [self._queue[index] for index in range(min(together, len(self._queue)))]
+            self._wake.wait_for(lambda: self._queue or self._stopping)
+            return list(itertools.islice(self._queue, together))
 
-    def _rotate(self, batch: Sequence[_Waiting]) -> None:
-        """A single completion that keeps failing goes to the end, so that it does not hold up the others."""
-        with self._wake:
-            if len(batch) == 1 and len(self._queue) > 1:
-                self._queue.rotate(-1)
-
-    def _apply_batch(self, batch: Sequence[_Waiting]) -> None:
-        try:
-            answers = self._apply([waiting.report for waiting in batch])
-        except (DBAPIError, PoolTimeout):
-            raise
-        except Exception as error:
-            if len(batch) > 1:
-                for waiting in batch:
-                    self._apply_batch([waiting])
-                return
-            _log.exception("completion_failed", proc=batch[0].report.proc_id, host=batch[0].report.host_name)
-            self._finish(batch[0], error)
-            return
-        for waiting, answer in zip(batch, answers, strict=True):
-            self._finish(waiting, answer)
-
-    def _finish(self, waiting: _Waiting, answer: RunOutcome | BaseException) -> None:
+    def _finish(self, waiting: _Waiting, answer: RunOutcome | Exception) -> None:
         with self._wake:
             if waiting not in self._queue:
                 return
             self._queue.remove(waiting)
-        if isinstance(answer, BaseException):
-            self._counts.add("completion_refused")
+        if isinstance(answer, Exception):
             waiting.done.set_exception(answer)
         else:
             waiting.done.set_result(answer)

@@ -31,9 +31,16 @@ from opencue_sched.domain import units
 from opencue_sched.domain.cluster import join_tags
 from opencue_sched.domain.command import RESERVED_VARIABLES, TOKEN, TOKENS, unknown_tokens
 from opencue_sched.domain.depends import ChunkedRange, DependType, frame_pairs, waiting_circle
-from opencue_sched.domain.exit_rules import MEMORY_FLOOR_KB
 from opencue_sched.domain.frame_range import FrameRange
-from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX, UNLIMITED, booked_cores, frame_name, near
+from opencue_sched.domain.units import (
+    CENTICORES_PER_CORE,
+    INT_MAX,
+    MEMORY_FLOOR_KB,
+    UNLIMITED,
+    booked_cores,
+    frame_name,
+    near,
+)
 from opencue_sched.errors import InvalidInput
 from opencue_sched.text_file import InvalidFile, as_text, read_json, read_text, read_yaml, walk
 

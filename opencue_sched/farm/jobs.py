@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import structlog
 from sqlalchemy import Connection, Engine
 
+from opencue_sched.dispatch.rqd import Fate, RqdKiller
 from opencue_sched.domain.farm import ExitStatus, FrameState
 from opencue_sched.farm.completion import Releaser, WiderLocks, follow, with_counters
-from opencue_sched.farm.kill import KillFate, RqdKiller
 from opencue_sched.farm.model import LostRun, RunVerdict
 from opencue_sched.store import depends, jobs, procs, release
 from opencue_sched.store.jobs import RunningFrame
@@ -76,7 +76,7 @@ class JobControl:
 
         Job-level dependencies on it are met, layer- and frame-level ones are not.
         """
-        finished, _ = with_counters(
+        finished = with_counters(
             self._releaser.engine, lambda connection, wider: self._finish(connection, job_id, wider)
         )
         _log.info("job_killed", job=job_id, reason=reason, finished=finished)
@@ -101,7 +101,7 @@ class JobControl:
         with self._releaser.engine.connect() as connection:
             running = jobs.running_frames(connection, frame_ids=frame_ids)
         stopped = self._stop(running, FrameState.WAITING, reason)
-        changed, _ = with_counters(
+        changed = with_counters(
             self._releaser.engine, lambda connection, wider: _wait_again(connection, frame_ids, wider)
         )
         return FramesChanged(tuple(dict.fromkeys([*stopped.ended, *stopped.over, *changed])), stopped.deferred)
@@ -126,7 +126,7 @@ class JobControl:
         def step(connection: Connection, wider: Counters) -> list[str]:
             return self._eat(connection, frame_ids, wider)
 
-        return with_counters(self._releaser.engine, step)[0]
+        return with_counters(self._releaser.engine, step)
 
     def _stop(self, running: Sequence[RunningFrame], state: FrameState, reason: str) -> _Stopped:
         """Kill frames and end their runs in ``state``, unless a completion has ended them by then."""
@@ -138,7 +138,7 @@ class JobControl:
                     lambda frame: self._killer.stop(frame.host_name, frame.frame_id, frame.proc_id, reason), running
                 )
             )
-        dead = [frame for frame, fate in zip(running, fates, strict=True) if fate is KillFate.NOT_RUNNING]
+        dead = [frame for frame, fate in zip(running, fates, strict=True) if fate is Fate.NOT_RUNNING]
         outcomes = self._releaser.end_lost(
             [LostRun(frame.proc_id, frame.frame_id, state, ExitStatus.FRAME_CLEARED, reason=reason) for frame in dead]
         )
@@ -146,9 +146,7 @@ class JobControl:
         return _Stopped(
             tuple(frame_id for outcome, frame_id in named if outcome.state is not None),
             tuple(frame_id for outcome, frame_id in named if outcome.verdict is RunVerdict.STALE),
-            tuple(
-                frame.frame_id for frame, fate in zip(running, fates, strict=True) if fate is not KillFate.NOT_RUNNING
-            ),
+            tuple(frame.frame_id for frame, fate in zip(running, fates, strict=True) if fate is not Fate.NOT_RUNNING),
         )
 
     def _finish(self, connection: Connection, job_id: str, wider: Counters) -> bool:
@@ -202,6 +200,6 @@ def drop_depends(engine: Engine, job_id: str, depend_ids: Collection[str] | None
             raise WiderLocks(depends.counters_of_dependents(connection, still))
         return depends.satisfy_depends(connection, still)
 
-    satisfied, _ = with_counters(engine, step)
+    satisfied = with_counters(engine, step)
     _log.info("depends_dropped", job=job_id, depends=satisfied.depends, freed=len(satisfied.freed_frames))
     return satisfied

@@ -1,15 +1,35 @@
-"""The values of the release path: what a run's end is asked for with, and what became of it."""
+"""The values and rules of the release path: what a run's end is asked for with, what that means for the frame and the
+proc it names, and what became of it. Pure: no database, no clock.
+
+The ownership fence comes first: a report may only stop the run it describes. A proc that no longer has the reported
+frame means that the run was superseded (retried, eaten, cleared and perhaps booked again), and applying the report
+would stop somebody else's run.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
 from opencue_sched.domain.farm import ExitStatus, FrameState
+from opencue_sched.store.procs import Run
+from opencue_sched.store.release import FrameStop
+
+NO_RETRY_RUN_TIME_SECONDS = 12 * 3600
+"""A frame that ran longer than this and failed is not tried again."""
+
+SIGNAL_SKIP_RETRY = 119
+"""The signal with which a frame asks to be tried again whatever its retries."""
+
+SIGNAL_TERMINATED = 15
+"""SIGTERM: how a host that its user takes back ends its frames."""
+
+_SMALLEST_EXIT_STATUS, _LARGEST_EXIT_STATUS = -32_768, 32_767
+"""frame_history.int_exit_status is a smallint; a Windows process ends with numbers far outside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +52,13 @@ class CompletedFrame:
 class LostRun:
     """A run to be ended without a report: its process is known not to run any more.
 
-    ``frame_id`` is the frame the proc was seen with, None for a proc without one, and the run is only ended if that
+    ``frame_id`` is the frame the proc was seen with, empty for a proc without one, and the run is only ended if that
     still holds. ``pinged_at``: give up when a report proved the run alive after that moment. ``host_state``: give up
     when the host is no longer in that state. ``proc_id`` is empty for an orphan frame (RUNNING without a proc).
     """
 
     proc_id: str
-    frame_id: str | None
+    frame_id: str
     state: FrameState = FrameState.WAITING
     exit_status: int = ExitStatus.FRAME_CLEARED
     pinged_at: datetime | None = None
@@ -72,10 +92,9 @@ class RunOutcome:
     """One report's or request's end. ``state`` is the frame's new state when it was stopped."""
 
     proc_id: str
-    frame_id: str | None
+    frame_id: str
     verdict: RunVerdict
     state: FrameState | None = None
-    exit_status: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +106,130 @@ class RunsEnded:
     ledger_procs: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     finished_jobs: tuple[str, ...] = ()
-    attempts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What to do about a run. ``stop``: its frame is to be stopped. ``memory_failure``: its layer needs more memory."""
+
+    verdict: RunVerdict
+    run: Run
+    stop: FrameStop | None = None
+    memory_failure: bool = False
+
+    @property
+    def releases(self) -> bool:
+        """Whether the proc is to be deleted."""
+        return self.verdict in (RunVerdict.APPLIED, RunVerdict.RELEASED)
+
+
+def ending_of(request: CompletedFrame | LostRun, run: Run, *, now: float) -> Ending:
+    """The ending that a report, or a request for a lost run, asks for. ``now`` is epoch seconds."""
+    if isinstance(request, LostRun):
+        verdict = _judge_lost(request, run)
+        stop = FrameStop(run.frame_id, run.version, request.state, request.exit_status, keep_checkpoint=False)
+        memory_failure = False
+    else:
+        verdict = _judge_completed(request, run)
+        status = max(_SMALLEST_EXIT_STATUS, min(_LARGEST_EXIT_STATUS, request.exit_status))
+        state = state_after(request, run, now=now)
+        stop = FrameStop(run.frame_id, run.version, state, status, max_rss_kb=request.max_rss_kb, lag_seconds=1)
+        memory_failure = request.exit_status != ExitStatus.SUCCESS and is_memory_failure(request)
+    stops = verdict in (RunVerdict.APPLIED, RunVerdict.ORPHAN_APPLIED)
+    return Ending(verdict, run, stop if stops else None, memory_failure)
+
+
+def _judge_completed(report: CompletedFrame, run: Run) -> RunVerdict:
+    if not run.proc_id:
+        # A frame that still runs although its proc is gone ends with the report of the host it was started on; a later
+        # run of it must not.
+        if not run.frame_id:
+            return RunVerdict.UNKNOWN
+        if run.frame_state != FrameState.RUNNING:
+            return RunVerdict.STALE
+        ours = not run.owner_proc_id and _same_host(run.frame_host, report.host_name)
+        return RunVerdict.ORPHAN_APPLIED if ours else RunVerdict.SUPERSEDED
+    if not _same_host(run.host_name, report.host_name):
+        return RunVerdict.WRONG_HOST
+    if not run.proc_frame_id:
+        return RunVerdict.RELEASED
+    if run.proc_frame_id != report.frame_id or not run.frame_id:
+        return RunVerdict.SUPERSEDED
+    return RunVerdict.APPLIED if run.frame_state == FrameState.RUNNING else RunVerdict.RELEASED
+
+
+def _judge_lost(request: LostRun, run: Run) -> RunVerdict:
+    if not request.proc_id:
+        if not run.frame_id:
+            return RunVerdict.UNKNOWN
+        if run.frame_state != FrameState.RUNNING:
+            return RunVerdict.STALE
+        return RunVerdict.SUPERSEDED if run.owner_proc_id else RunVerdict.ORPHAN_APPLIED
+    if not run.proc_id:
+        return RunVerdict.STALE
+    if run.proc_frame_id != request.frame_id:
+        return RunVerdict.SUPERSEDED
+    if request.pinged_at is not None and run.pinged_at > request.pinged_at:
+        return RunVerdict.ALIVE
+    if request.host_state is not None and run.host_state != request.host_state:
+        return RunVerdict.ALIVE
+    return RunVerdict.APPLIED if run.frame_state == FrameState.RUNNING else RunVerdict.RELEASED
+
+
+def state_after(report: CompletedFrame, run: Run, *, now: float) -> FrameState:
+    """The state of a running frame after its process has ended (facts F): the first rule that matches."""
+    if report.exit_status == ExitStatus.SUCCESS:
+        return FrameState.SUCCEEDED
+    if report.exit_status == ExitStatus.SKIP_RETRY or (
+        run.max_retries != 0 and report.exit_signal == SIGNAL_SKIP_RETRY
+    ):
+        return FrameState.WAITING
+    retries_left = run.retries < run.max_retries
+    if ExitStatus.FAILED_LAUNCH in (report.exit_status, report.exit_signal) and retries_left:
+        return FrameState.WAITING
+    if report.nimby_locked and report.exit_signal == SIGNAL_TERMINATED:
+        return FrameState.WAITING
+    if run.autoeat:
+        return FrameState.EATEN
+    if _timed_out(report, run, now):
+        return FrameState.DEAD
+    return FrameState.WAITING if retries_left or is_memory_failure(report) else FrameState.DEAD
+
+
+def is_memory_failure(report: CompletedFrame) -> bool:
+    """Whether a frame died of memory: RQD says so, or its container was killed.
+
+    frame.int_exit_status does not tell: a start does not reset it, so it is that of the run before.
+    """
+    return (
+        report.exit_status in (ExitStatus.MEMORY_FAILURE, ExitStatus.DOCKER_OOM)
+        or report.exit_signal == ExitStatus.MEMORY_FAILURE
+    )
+
+
+def _timed_out(report: CompletedFrame, run: Run, now: float) -> bool:
+    if run.timeout_llu_minutes > 0 and report.llu_time > 0:
+        minutes_silent = int(now - report.llu_time) // 60
+        if minutes_silent > run.timeout_llu_minutes - 1:
+            return True
+    if run.timeout_minutes > 0 and report.run_time > run.timeout_minutes * 60:
+        return True
+    return report.run_time > NO_RETRY_RUN_TIME_SECONDS
+
+
+def satisfies_depends(state: str, *, only_on_success: bool) -> bool:
+    """Whether frames that wait for this one may go on (``release.satisfy_only_on_frame_success``)."""
+    return state == FrameState.SUCCEEDED or (state == FrameState.EATEN and not only_on_success)
+
+
+def short_name(host_name: str) -> str:
+    """A host's name without its domain; addresses stay whole."""
+    is_address = host_name.replace(".", "").isdigit() or ":" in host_name
+    return host_name if is_address else host_name.partition(".")[0]
+
+
+def _same_host(one: str, other: str) -> bool:
+    return short_name(one).lower() == short_name(other).lower()
 
 
 class EventCounts:
@@ -108,8 +250,3 @@ class EventCounts:
     def __getitem__(self, event: str) -> int:
         with self._lock:
             return self._counts[event]
-
-    def snapshot(self) -> Mapping[str, int]:
-        """All counts at this moment."""
-        with self._lock:
-            return dict(self._counts)

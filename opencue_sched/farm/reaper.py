@@ -14,28 +14,27 @@ next.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 
 import structlog
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from opencue_sched.dispatch.rqd import Fate, RqdKiller
 from opencue_sched.domain.farm import ExitStatus, FrameState, HardwareState
 from opencue_sched.farm.completion import Releaser, database_away
-from opencue_sched.farm.kill import KillFate, RqdKiller
 from opencue_sched.farm.model import LostRun, RunOutcome, RunVerdict
 from opencue_sched.settings import Release
-from opencue_sched.store import depends, release
-from opencue_sched.store import procs as lost
-from opencue_sched.store.procs import EVERYTHING, LostProc, OrphanFrame, UpkeepScope, Why
+from opencue_sched.store import depends, procs, release
+from opencue_sched.store.procs import EVERYTHING, LostRow, UpkeepScope, Why
 from opencue_sched.store.schema import Drained, drain_frame_history
 
 _log = structlog.get_logger(__name__)
 
-BATCH = 200
-"""Most procs, and most frames, that are read and ended at once."""
+BATCH = 400
+"""Most runs that are read and ended at once."""
 
 REAP_SECONDS = 30.0
 """No kill is begun and no batch is read after this long. The last kill takes ``rqd.kill_timeout`` more."""
@@ -89,26 +88,15 @@ class ReaperReport:
         )
 
 
-@dataclass(slots=True)
-class _Host:
-    """What is to be killed on a host: (frame, proc or empty, reason); without a reason it is only asked about.
-    ``gone``: the host is DOWN, or not in the database."""
-
-    name: str
-    gone: bool = False
-    runs: list[tuple[str, str, str]] = field(default_factory=list)
+_ENDED = (RunVerdict.APPLIED, RunVerdict.RELEASED, RunVerdict.ORPHAN_APPLIED)
+_STATUSES: Mapping[str, ExitStatus] = {
+    Why.HOST_DOWN: ExitStatus.DOWN_HOST,
+    Why.JOB_FINISHED: ExitStatus.FRAME_CLEARED,
+    Why.NO_FRAME: ExitStatus.FRAME_CLEARED,
+}
 
 
 @dataclass(slots=True)
-class _Reap:
-    """One reap: when it begins nothing more, what it has tried, and who was out of reach."""
-
-    until: float
-    procs: set[str] = field(default_factory=set)
-    frames: set[str] = field(default_factory=set)
-    out_of_reach: set[str] = field(default_factory=set)
-
-
 class Reaper:
     """One reap at a time in a process; any number of processes may reap, each run is ended once.
 
@@ -116,175 +104,128 @@ class Reaper:
     time does.
     """
 
-    def __init__(
-        self,
-        releaser: Releaser,
-        settings: Release,
-        *,
-        killer: RqdKiller,
-        scope: UpkeepScope = EVERYTHING,
-        batch: int = BATCH,
-        seconds: float = REAP_SECONDS,
-        timer: Callable[[], float] = time.monotonic,
-        stopping: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._releaser = releaser
-        self._engine = releaser.engine
-        self._settings = settings
-        self._killer = killer
-        self._scope = scope
-        self._batch = batch
-        self._seconds = seconds
-        self._timer = timer
-        self._stopping = stopping
+    releaser: Releaser
+    settings: Release
+    _: KW_ONLY
+    killer: RqdKiller
+    scope: UpkeepScope = EVERYTHING
+    batch: int = BATCH
+    seconds: float = REAP_SECONDS
+    timer: Callable[[], float] = time.monotonic
+    stopping: Callable[[], bool] = lambda: False
+    _until: float = field(default=0.0, init=False)
+    _tried: set[str] = field(default_factory=set, init=False)
+    _out_of_reach: set[str] = field(default_factory=set, init=False)
 
     def run_once(self) -> ReaperReport:
         """Mark silent hosts DOWN, then end what is lost, batch by batch, within the time of a reap."""
-        reap = _Reap(self._timer() + self._seconds)
+        self._until = self.timer() + self.seconds
+        self._tried, self._out_of_reach = set(), set()
         report = ReaperReport(tuple(self._mark_hosts_down()))
         more = True
         while more:
-            procs, frames = self._next_batch(reap)
-            fates = self._kill(procs, frames, reap)
-            requests = [request for proc in procs if (request := _end_proc(proc, fates)) is not None]
-            requests += [request for frame in frames if (request := _end_frame(frame, fates)) is not None]
-            alive = sum(fate is KillFate.RUNNING for fate in fates.values())
-            report = report.with_batch(self._releaser.end_lost(requests), len(procs) + len(frames) - alive)
-            more = max(len(procs), len(frames)) == self._batch and self._goes_on(reap)
+            lost = self._next_batch()
+            fates = self._kill(lost)
+            requests = [request for run in lost if (request := _request(run, fates)) is not None]
+            alive = sum(fate is Fate.RUNNING for fate in fates.values())
+            report = report.with_batch(self.releaser.end_lost(requests), len(lost) - alive)
+            more = len(lost) == self.batch and self._goes_on()
         return report
 
-    def _goes_on(self, reap: _Reap) -> bool:
-        return self._timer() < reap.until and not self._stopping()
+    def _goes_on(self) -> bool:
+        return self.timer() < self._until and not self.stopping()
 
-    def _next_batch(self, reap: _Reap) -> tuple[list[LostProc], list[OrphanFrame]]:
-        with self._engine.connect() as connection:
-            procs = lost.lost_procs(
+    def _next_batch(self) -> list[LostRow]:
+        with self.releaser.engine.connect() as connection:
+            lost = procs.lost_runs(
                 connection,
                 silent_after=ORPHAN_SECONDS,
                 frameless_after=FRAMELESS_SECONDS,
                 unnamed_after=UNNAMED_SECONDS,
-                grace=self._settings.lost_completion_grace,
-                limit=self._batch,
-                but=reap.procs,
-                scope=self._scope,
+                grace=self.settings.lost_completion_grace,
+                limit=self.batch,
+                but=self._tried,
+                scope=self.scope,
             )
-            frames = lost.orphan_frames(
-                connection, silent_after=ORPHAN_SECONDS, limit=self._batch, but=reap.frames, scope=self._scope
-            )
-        reap.procs.update(proc.proc_id for proc in procs)
-        reap.frames.update(frame.frame_id for frame in frames)
-        return procs, frames
+        self._tried.update(run.proc_id or run.frame_id for run in lost)
+        # Procs first: they hold cores, frames without one do not.
+        return sorted(lost, key=lambda run: run.why == Why.NO_PROC)
 
     def _mark_hosts_down(self) -> list[str]:
         """Hosts that stopped reporting. Not right after PostgreSQL was away, and late if nearly all went silent."""
-        after = self._settings.host_down_after
-        with self._engine.begin() as connection:
-            heard = lost.hearing(connection, silent_after=after, scope=self._scope)
+        after = self.settings.host_down_after
+        with self.releaser.engine.begin() as connection:
+            heard = procs.hearing(connection, silent_after=after, scope=self.scope)
             if not heard.silent or heard.database_age < after:
                 return []
             if heard.silent > max(1, heard.up // 2):
                 _log.warning("most_hosts_silent", silent=heard.silent, up=heard.up)
                 after *= DEAF_FACTOR
-            down = lost.mark_hosts_down(connection, silent_after=after, scope=self._scope)
+            down = procs.mark_hosts_down(connection, silent_after=after, scope=self.scope)
         if down:
             _log.warning("hosts_down", hosts=down)
-            self._releaser.publish_hosts(down)
+            self.releaser.publish_hosts(down)
         return down
 
-    def _kill(self, procs: Sequence[LostProc], frames: Sequence[OrphanFrame], reap: _Reap) -> dict[str, KillFate]:
+    def _kill(self, lost: Sequence[LostRow]) -> dict[str, Fate]:
         """The fate of each frame's process, host by host, hosts side by side; none of one there was no time for."""
-        fates: dict[str, KillFate] = {}
-        hosts = _by_host(procs, frames)
+        hosts: dict[str, list[LostRow]] = {}
+        for run in lost:
+            if run.frame_id and run.host_name:
+                hosts.setdefault(run.host_name, []).append(run)
+        fates: dict[str, Fate] = {}
         if not hosts:
             return fates
         with ThreadPoolExecutor(min(_KILL_THREADS, len(hosts)), thread_name_prefix="reaper") as threads:
-            for host, part in zip(hosts, threads.map(lambda host: self._kill_on(host, reap), hosts), strict=True):
+            for host_name, part in zip(hosts, threads.map(self._kill_on, hosts, hosts.values()), strict=True):
                 fates |= part
-                if KillFate.UNREACHABLE in part.values():
-                    reap.out_of_reach.add(host.name)
+                if Fate.UNREACHABLE in part.values():
+                    self._out_of_reach.add(host_name)
         return fates
 
-    def _kill_on(self, host: _Host, reap: _Reap) -> dict[str, KillFate]:
-        fates: dict[str, KillFate] = {}
-        reachable = host.name not in reap.out_of_reach
-        if reachable and host.gone and self._goes_on(reap):
-            reachable = self._killer.answers(host.name, LOOK_SECONDS)
-        for frame_id, proc_id, reason in host.runs:
+    def _kill_on(self, host_name: str, runs: Sequence[LostRow]) -> dict[str, Fate]:
+        fates: dict[str, Fate] = {}
+        reachable = host_name not in self._out_of_reach
+        if reachable and runs[0].host_state == HardwareState.DOWN and self._goes_on():
+            reachable = self.killer.answers(host_name, LOOK_SECONDS)
+        for run in runs:
             if not reachable:
-                fates[frame_id] = KillFate.UNREACHABLE
-            elif self._goes_on(reap):
-                if reason:
-                    fates[frame_id] = self._killer.stop(host.name, frame_id, proc_id, reason)
+                fates[run.frame_id] = Fate.UNREACHABLE
+            elif self._goes_on():
+                if run.why == Why.UNNAMED:
+                    fate = self.killer.confirm_gone(host_name, run.frame_id, run.proc_id)
                 else:
-                    fates[frame_id] = self._killer.confirm_gone(host.name, frame_id, proc_id)
-                reachable = fates[frame_id] is not KillFate.UNREACHABLE
+                    fate = self.killer.stop(host_name, run.frame_id, run.proc_id, f"{run.why}: it is lost")
+                fates[run.frame_id] = fate
+                reachable = fate is not Fate.UNREACHABLE
         return fates
 
 
-def _by_host(procs: Sequence[LostProc], frames: Sequence[OrphanFrame]) -> list[_Host]:
-    hosts: dict[str, _Host] = {}
-    for proc in procs:
-        if proc.frame_id is not None:
-            host = hosts.setdefault(proc.host_name, _Host(proc.host_name, proc.host_state == HardwareState.DOWN))
-            reason = "" if proc.why is Why.UNNAMED else f"{proc.why.value}: it is lost"
-            host.runs.append((proc.frame_id, proc.proc_id, reason))
-    for frame in frames:
-        if frame.host_name:
-            host = hosts.setdefault(frame.host_name, _Host(frame.host_name, _host_gone(frame)))
-            host.runs.append((frame.frame_id, "", "no proc owns it"))
-    return list(hosts.values())
+def _request(run: LostRow, fates: Mapping[str, Fate]) -> LostRun | None:
+    """The request that ends a lost run, or None to try again in the next reap.
 
-
-def _host_gone(frame: OrphanFrame) -> bool:
-    return frame.host_state is None or frame.host_state == HardwareState.DOWN
-
-
-_ENDED = (RunVerdict.APPLIED, RunVerdict.RELEASED, RunVerdict.ORPHAN_APPLIED)
-_STATUSES = {
-    Why.HOST_DOWN: ExitStatus.DOWN_HOST,
-    Why.JOB_FINISHED: ExitStatus.FRAME_CLEARED,
-    Why.NO_FRAME: ExitStatus.FRAME_CLEARED,
-    Why.SILENT: ExitStatus.FRAME_ORPHAN,
-    Why.UNNAMED: ExitStatus.FRAME_ORPHAN,
-}
-
-
-def _new_state(fate: KillFate, host_gone: bool, silent_for: float, give_up_after: float) -> FrameState | None:
-    """WAITING for a frame that is known not to run; else DEAD once it was silent so many seconds, and None before."""
-    if fate is KillFate.NOT_RUNNING or (host_gone and fate is KillFate.UNREACHABLE):
-        return FrameState.WAITING
-    return FrameState.DEAD if silent_for >= give_up_after else None
-
-
-def _end_proc(proc: LostProc, fates: dict[str, KillFate]) -> LostRun | None:
-    """The request that ends a lost proc, or None to try again in the next reap."""
-    fate = KillFate.NOT_RUNNING if proc.frame_id is None else fates.get(proc.frame_id)
-    if fate is None or fate is KillFate.RUNNING:
+    A frame that is known not to run waits again; of any other a person must decide, once it was silent long enough.
+    """
+    fate = fates.get(run.frame_id) if run.frame_id and run.host_name else Fate.NOT_RUNNING
+    if fate is None or fate is Fate.RUNNING:
         return None
-    gone = proc.host_state == HardwareState.DOWN
-    state = FrameState.WAITING if proc.rebooted else _new_state(fate, gone, proc.silent_for, GIVE_UP_SECONDS)
-    if state is None:
+    gone = fate is Fate.UNREACHABLE and run.host_state == HardwareState.DOWN
+    if fate is Fate.NOT_RUNNING or gone or run.rebooted:
+        state = FrameState.WAITING
+    elif run.silent_for >= (GIVE_UP_SECONDS if run.proc_id else GIVE_UP_ORPHAN_SECONDS):
+        state = FrameState.DEAD
+    else:
         return None
     return LostRun(
-        proc.proc_id,
-        proc.frame_id,
+        run.proc_id,
+        run.frame_id,
         state,
-        _STATUSES[proc.why],
-        pinged_at=None if proc.why is Why.JOB_FINISHED else proc.pinged_at,
-        host_state=proc.host_state if proc.why is Why.HOST_DOWN and fate is KillFate.UNREACHABLE else None,
-        reason=proc.why.value,
+        _STATUSES.get(run.why, ExitStatus.FRAME_ORPHAN),
+        # A finished job's procs go though they report to the last.
+        pinged_at=None if run.why == Why.JOB_FINISHED else run.pinged_at,
+        host_state=run.host_state if run.why == Why.HOST_DOWN and fate is Fate.UNREACHABLE else None,
+        reason=run.why,
     )
-
-
-def _end_frame(frame: OrphanFrame, fates: dict[str, KillFate]) -> LostRun | None:
-    """The request that ends an orphan frame, or None to try again in the next reap."""
-    fate = fates.get(frame.frame_id) if frame.host_name else KillFate.NOT_RUNNING
-    if fate is None:
-        return None
-    state = _new_state(fate, _host_gone(frame), frame.silent_for, GIVE_UP_ORPHAN_SECONDS)
-    if state is None:
-        return None
-    return LostRun("", frame.frame_id, state, ExitStatus.FRAME_ORPHAN, reason="no proc owns it")
 
 
 # Heals what a crash can leave between the end of a frame and what follows from it.
@@ -306,10 +247,6 @@ class Recovery:
     finished_jobs: int = 0
     checkpoints: int = 0
 
-    @property
-    def found_anything(self) -> bool:
-        return bool(self.depends or self.freed_frames or self.finished_jobs or self.checkpoints)
-
 
 def recover_depends(
     engine: Engine, only_on_success: bool, *, scope: UpkeepScope = EVERYTHING, batch: int = RECOVERED_PER_CALL
@@ -329,14 +266,8 @@ def recover_depends(
     with engine.begin() as connection:
         checkpoints = _drop_stale_checkpoints(connection, scope, batch)
     recovery = Recovery(met.depends, len(met.freed_frames) + freed, finished, checkpoints)
-    if recovery.found_anything:
-        _log.warning(
-            "stuck_work_recovered",
-            depends=recovery.depends,
-            frames=recovery.freed_frames,
-            jobs=recovery.finished_jobs,
-            checkpoints=recovery.checkpoints,
-        )
+    if recovery != Recovery():
+        _log.warning("stuck_work_recovered", **asdict(recovery))
     return recovery
 
 

@@ -7,6 +7,7 @@ import math
 import random
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
 from time import monotonic
@@ -15,11 +16,11 @@ import structlog
 from opencue_proto import host_pb2, report_pb2
 from sqlalchemy import Connection
 
+from opencue_sched.dispatch.rqd import Fate, RqdKiller
 from opencue_sched.domain.farm import ExitStatus, HardwareState, JobState, LockState, TagType, ThreadMode
 from opencue_sched.errors import InvalidInput
-from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.kill import KillFate, RqdKiller
-from opencue_sched.farm.model import EventCounts, LostRun, RunVerdict
+from opencue_sched.farm.completion import Releaser, database_away
+from opencue_sched.farm.model import LostRun, RunVerdict
 from opencue_sched.settings import Release
 from opencue_sched.store import reports
 from opencue_sched.store.reports import HostRow, HostSize, HostStatus, ReportedRun, RunUsage, UnreportedProc
@@ -397,8 +398,41 @@ OLDEST_FOR_VERIFICATION_SECONDS = SETTLED_SECONDS - 1.0
 LONGEST_SETUP_SECONDS = 120.0
 """RQD lists a frame once its log is open, which takes ten seconds when the directory does not answer."""
 
-Background = Callable[[str, Callable[[], None]], bool]
-"""Has work done for a host (by id), one at a time, without being waited for; False: not now. `KillPool.submit`."""
+KILL_THREADS = 8
+
+
+class KillPool:
+    """Threads in which processes are ended, so that no host report waits for an RQD. Thread-safe.
+
+    A host has one job at a time; what a job leaves undone is found again by the next report of its host.
+    """
+
+    def __init__(self, threads: int = KILL_THREADS) -> None:
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kills")
+        self._lock = threading.Lock()
+        self._hosts: set[str] = set()
+
+    def submit(self, host_id: str, work: Callable[[], None]) -> bool:
+        """Have ``work`` done for a host without being waited for; False when that host's last is not over."""
+        with self._lock:
+            if host_id in self._hosts:
+                return False
+            self._threads.submit(self._run, host_id, work)
+            self._hosts.add(host_id)
+            return True
+
+    def close(self) -> None:
+        """Drop what waits; what is under way ends by itself (rqd.kill_timeout)."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self, host_id: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            (_log.warning if database_away(error) else _log.exception)("kills_failed", host=host_id, error=str(error))
+        finally:
+            with self._lock:
+                self._hosts.discard(host_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,7 +454,7 @@ class _Seen:
 class HostReports:
     """Handles the reports of every host. Thread-safe as long as one host's reports come one at a time.
 
-    Whatever waits for an RQD is done in the ``background``.
+    Whatever waits for an RQD is done in the ``background`` (`KillPool.submit`).
     """
 
     def __init__(
@@ -429,14 +463,14 @@ class HostReports:
         settings: Release,
         *,
         killer: RqdKiller,
-        background: Background,
+        background: Callable[[str, Callable[[], None]], bool],
     ) -> None:
         self._releaser = releaser
         self._engine = releaser.engine
         self._settings = settings
         self._killer = killer
         self._background = background
-        self._counts = releaser.counts or EventCounts()
+        self._counts = releaser.counts
         self._clock = releaser.clock
         self._throttle = KillThrottle(self._clock)
         self._absences = Absences()
@@ -610,7 +644,7 @@ class HostReports:
                 gone.append(
                     LostRun(
                         proc.proc_id,
-                        proc.frame_id,
+                        proc.frame_id or "",
                         exit_status=ExitStatus.FRAME_ORPHAN,
                         pinged_at=proc.pinged_at,
                         reason="its host no longer reports it",
@@ -651,7 +685,7 @@ class HostReports:
         if proc.frame_id is None:
             return True
         fate = self._killer.stop(host_name, proc.frame_id, proc.proc_id, "no report names it any more")
-        return fate is KillFate.NOT_RUNNING
+        return fate is Fate.NOT_RUNNING
 
     def _reconcile(self, host_id: str, host_name: str) -> bool:
         """Every ten minutes, spread over the hosts: idle resources are total minus procs."""

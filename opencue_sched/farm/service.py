@@ -26,12 +26,11 @@ from sqlalchemy import Engine
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.dispatch.hosts import HostChanges
-from opencue_sched.dispatch.rqd import RqdChannels
+from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller
 from opencue_sched.errors import InvalidInput, SchedulerError
 from opencue_sched.farm.completion import CompletionBatcher, NotAccepting, Releaser, database_away
-from opencue_sched.farm.kill import KillPool, RqdKiller
 from opencue_sched.farm.model import CompletedFrame, EventCounts
-from opencue_sched.farm.reports import LONGEST_FULL_NAME, MOST_KB, HostReports, check_bounds, wrong_id
+from opencue_sched.farm.reports import LONGEST_FULL_NAME, MOST_KB, HostReports, KillPool, check_bounds, wrong_id
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
 
@@ -227,9 +226,9 @@ class ReportService:
             stopped = server.stop(grace=_STOP_SECONDS)
         abandoned = self.completions.stop(_STOP_SECONDS) if server is not None else 0
         self.inbox.close()
-        self._kills.close()
         for worker in self._workers:
             worker.join(timeout=_STOP_SECONDS)
+        self._kills.close()
         if server is not None:
             stopped.wait(timeout=_STOP_SECONDS)
         _log.info("report_service_stopped", abandoned=abandoned)
@@ -380,8 +379,7 @@ def serve(settings: Settings, *, counts: EventCounts | None = None) -> int:
                 counts=counts,
             )
             service.start()
-            while not stopping.wait(1.0):
-                channels.evict_idle()
+            stopping.wait()
             return 1 if service.stop() else 0
     finally:
         client.close()

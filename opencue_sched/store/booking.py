@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, TextClause, text
 
-from opencue_sched.domain.exit_rules import STATUSES_NOT_COUNTED_AS_RETRY
-from opencue_sched.domain.farm import PlannedProc
+from opencue_sched.domain.farm import STATUSES_NOT_COUNTED_AS_RETRY, PlannedProc
 from opencue_sched.domain.units import centicores
 from opencue_sched.store.schema import SchemaFacts
 

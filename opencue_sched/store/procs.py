@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
 
-from sqlalchemy import Connection, Row, text
-
-from opencue_sched.domain.farm import FrameState, JobState
+from sqlalchemy import Connection, text
 
 _LOCK_FRAMES = text(
     "SELECT pk_frame FROM frame WHERE pk_frame = ANY(CAST(:frames AS varchar[])) ORDER BY pk_frame FOR NO KEY UPDATE"
@@ -38,20 +35,22 @@ _LOCK_SHOWS = text(
      WHERE pk_show = ANY(CAST(:shows AS varchar[])) ORDER BY pk_show FOR SHARE
     """
 )
-# The counters are read without their lock: good enough to foresee which layers and jobs are about to complete.
+# In the order of the fields of Run. The counters are read without their lock: good enough to foresee which layers and
+# jobs are about to complete.
 _READ_RUNS = text(
     """
-    SELECT run.ordinal, proc.pk_proc, proc.pk_host, proc.pk_frame AS proc_frame, proc.pk_show AS proc_show,
-           proc.ts_ping, proc.int_mem_reserved, host.str_name AS host_name,
-           host_stat.str_state AS host_state,
-           frame.pk_frame, frame.str_state AS frame_state, frame.int_version, frame.int_retries, frame.int_exit_status,
-           frame.str_host AS frame_host, frame.pk_layer, frame.pk_job, owner.pk_proc AS owner,
-           job.pk_show, job.str_state AS job_state, job.int_max_retries, job.b_autoeat,
-           layer.int_timeout, layer.int_timeout_llu, layer.str_services,
-           layer_stat.int_waiting_count + layer_stat.int_running_count + layer_stat.int_dead_count
-             + layer_stat.int_depend_count AS layer_open,
-           job_stat.int_waiting_count + job_stat.int_running_count + job_stat.int_dead_count
-             + job_stat.int_depend_count + job_stat.int_checkpoint_count AS job_open
+    SELECT coalesce(proc.pk_proc, ''), coalesce(proc.pk_host, ''), coalesce(host.str_name, ''),
+           coalesce(host_stat.str_state, ''), coalesce(proc.pk_frame, ''), coalesce(proc.pk_show, ''),
+           coalesce(proc.int_mem_reserved, 0), proc.ts_ping,
+           coalesce(frame.pk_frame, ''), coalesce(frame.pk_layer, ''), coalesce(frame.pk_job, ''),
+           coalesce(job.pk_show, ''), coalesce(frame.str_state, ''), frame.int_version, coalesce(frame.int_retries, 0),
+           coalesce(frame.str_host, ''), coalesce(owner.pk_proc, ''),
+           coalesce(job.int_max_retries, 0), coalesce(job.b_autoeat, false),
+           coalesce(layer.int_timeout, 0), coalesce(layer.int_timeout_llu, 0),
+           coalesce(layer_stat.int_waiting_count + layer_stat.int_running_count + layer_stat.int_dead_count
+                      + layer_stat.int_depend_count, 0),
+           coalesce(job_stat.int_waiting_count + job_stat.int_running_count + job_stat.int_dead_count
+                      + job_stat.int_depend_count + job_stat.int_checkpoint_count, 0)
       FROM unnest(CAST(:procs AS varchar[]), CAST(:frames AS varchar[])) WITH ORDINALITY
              AS run(proc, frame, ordinal)
       LEFT JOIN proc ON proc.pk_proc = run.proc
@@ -170,53 +169,39 @@ _LOCAL_HOSTS = text(
 
 
 @dataclass(frozen=True, slots=True)
-class ProcRow:
-    """A proc that still exists. ``frame_id`` is None when its frame was taken off it (eaten, killed)."""
+class Run:
+    """What the database knows about one (proc id, frame id) somebody reported or wants ended.
 
-    id: str
+    ``proc_id`` is empty when there is no such proc, and the next seven fields mean nothing then; ``proc_frame_id`` is
+    empty when its frame was taken off it (eaten, killed). ``frame_id`` is empty when there is no such frame; the other
+    fields are that frame's, and what its job and layer say about how its run may end. ``owner_proc_id`` is the proc
+    that has the frame now. ``layer_open`` and ``job_open`` count the frames that are not over yet; they were read
+    without a lock.
+    """
+
+    proc_id: str
     host_id: str
     host_name: str
     host_state: str
-    frame_id: str | None
-    show_id: str
+    proc_frame_id: str
+    proc_show_id: str
     memory_reserved_kb: int
     pinged_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class FrameRow:
-    """A frame with what its job and layer say about how its run may end.
-
-    ``owner_proc_id`` is the proc that has this frame now. ``layer_open`` and ``job_open`` count the frames that are
-    not over yet; they were read without a lock.
-    """
-
-    id: str
+    frame_id: str
     layer_id: str
     job_id: str
     show_id: str
-    state: FrameState
+    frame_state: str
     version: int | None
     retries: int
-    exit_status: int
-    host_name: str | None
-    owner_proc_id: str | None
-    job_state: JobState
+    frame_host: str
+    owner_proc_id: str
     max_retries: int
     autoeat: bool
     timeout_minutes: int
     timeout_llu_minutes: int
-    services: str
     layer_open: int
     job_open: int
-
-
-@dataclass(frozen=True, slots=True)
-class RunRow:
-    """What the database knows about one (proc id, frame id) somebody reported or wants ended."""
-
-    proc: ProcRow | None
-    frame: FrameRow | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,10 +230,10 @@ def lock_runs(connection: Connection, proc_ids: Collection[str], frame_ids: Coll
     connection.execute(_LOCK_PROCS, {"procs": list(proc_ids), "frames": list(frame_ids)})
 
 
-def read_runs(connection: Connection, runs: Sequence[tuple[str, str]]) -> list[RunRow]:
+def read_runs(connection: Connection, runs: Sequence[tuple[str, str]]) -> list[Run]:
     """What is known about each (proc id, frame id), in the order given. An empty id finds nothing."""
-    rows = connection.execute(_READ_RUNS, {"procs": [proc for proc, _ in runs], "frames": [frame for _, frame in runs]})
-    return [RunRow(_proc_row(row), _frame_row(row)) for row in rows]
+    ids = {"procs": [proc for proc, _ in runs], "frames": [frame for _, frame in runs]}
+    return [Run(*row) for row in connection.execute(_READ_RUNS, ids)]
 
 
 def managed_shows(connection: Connection, show_ids: Collection[str]) -> frozenset[str]:
@@ -311,46 +296,6 @@ def decrement_local_accounts(connection: Connection, procs: Sequence[DeletedProc
     connection.execute(_LOCAL_HOSTS, {"keys": jobs, "hosts": [proc.host_id for proc in procs], **amounts, **memory})
 
 
-def _proc_row(row: Row[Any]) -> ProcRow | None:
-    if row.pk_proc is None:
-        return None
-    return ProcRow(
-        row.pk_proc,
-        row.pk_host,
-        row.host_name,
-        row.host_state or "",
-        row.proc_frame,
-        row.proc_show or "",
-        row.int_mem_reserved,
-        row.ts_ping,
-    )
-
-
-def _frame_row(row: Row[Any]) -> FrameRow | None:
-    if row.pk_frame is None or row.job_state is None:
-        return None
-    return FrameRow(
-        row.pk_frame,
-        row.pk_layer,
-        row.pk_job,
-        row.pk_show,
-        FrameState(row.frame_state),
-        row.int_version,
-        row.int_retries,
-        row.int_exit_status,
-        row.frame_host,
-        row.owner,
-        JobState(row.job_state),
-        row.int_max_retries,
-        row.b_autoeat,
-        row.int_timeout or 0,
-        row.int_timeout_llu or 0,
-        row.str_services or "",
-        row.layer_open or 0,
-        row.job_open or 0,
-    )
-
-
 # Runs that nobody may ever report the end of: on silent hosts, of finished jobs, or without a proc.
 
 
@@ -406,18 +351,20 @@ _MARK_DOWN = text(
 # Two reports of its host in a row have not named the proc. Without this, procs would count as silent when it was us who
 # did not hear: while a Cuebot or the report service was away.
 _UNNAMED = "proc.ts_ping <= host_stat.ts_ping - CAST(:unnamed AS float8) * interval '1 second'"
-# In random order, so that runs which cannot be ended now never keep the others out of a bounded batch. A silent host
-# that is neither UP nor DOWN is never marked DOWN: its RQD is asked about its procs, as about unnamed ones.
-_LOST_PROCS = text(
+_SILENT = "proc.ts_ping < current_timestamp - CAST(:silent AS float8) * interval '1 second'"
+# In the order of the fields of LostRow; at random, so that runs which cannot be ended now never keep the others out of
+# a bounded batch. A silent host that is neither UP nor DOWN is never marked DOWN: its RQD is asked about its procs, as
+# about unnamed ones.
+_LOST_RUNS = text(
     f"""
-    SELECT proc.pk_proc, proc.pk_frame, host.str_name, host_stat.str_state, proc.ts_ping,
+    SELECT * FROM (
+    SELECT proc.pk_proc, coalesce(proc.pk_frame, ''), host.str_name, host_stat.str_state, proc.ts_ping,
            CAST(extract(epoch FROM current_timestamp - proc.ts_ping) AS float8) AS silent_for,
            host_stat.ts_booted > proc.ts_dispatched + interval '300 seconds' AS rebooted,
            CASE WHEN host_stat.str_state = 'DOWN' THEN 'host_down'
                 WHEN job.str_state = 'FINISHED' THEN 'job_finished'
                 WHEN proc.pk_frame IS NULL THEN 'no_frame'
-                WHEN proc.ts_ping < current_timestamp - CAST(:silent AS float8) * interval '1 second' AND {_UNNAMED}
-                THEN 'silent'
+                WHEN {_SILENT} AND {_UNNAMED} THEN 'silent'
                 ELSE 'unnamed' END AS why
       FROM proc
       JOIN host ON host.pk_host = proc.pk_host
@@ -426,20 +373,15 @@ _LOST_PROCS = text(
       LEFT JOIN job ON job.pk_job = proc.pk_job
      WHERE NOT proc.b_local AND {SHOW_IN_SCOPE} AND {HOST_IN_SCOPE}
        AND (host_stat.str_state = 'DOWN' OR job.str_state = 'FINISHED'
-            OR (proc.ts_ping < current_timestamp - CAST(:silent AS float8) * interval '1 second'
-                AND ({_UNNAMED} OR host_stat.str_state <> 'UP'))
+            OR ({_SILENT} AND ({_UNNAMED} OR host_stat.str_state <> 'UP'))
             OR (proc.pk_frame IS NULL
                 AND proc.ts_ping < current_timestamp - CAST(:frameless AS float8) * interval '1 second')
             OR (CAST(:beside_cuebot AS boolean) AND proc.pk_frame IS NOT NULL AND {_UNNAMED}
                 AND proc.ts_dispatched < current_timestamp - CAST(:grace AS float8) * interval '1 second'))
        AND proc.pk_proc <> ALL (CAST(:but AS varchar[]))
-     ORDER BY random() LIMIT :limit
-    """  # noqa: S608
-)
-_ORPHAN_FRAMES = text(
-    f"""
-    SELECT frame.pk_frame, frame.str_host, host_stat.str_state,
-           CAST(extract(epoch FROM current_timestamp - frame.ts_updated) AS float8) AS silent_for
+     UNION ALL
+    SELECT '', frame.pk_frame, coalesce(frame.str_host, ''), coalesce(host_stat.str_state, 'DOWN'), NULL,
+           CAST(extract(epoch FROM current_timestamp - frame.ts_updated) AS float8), false, 'no_proc'
       FROM frame
       LEFT JOIN host ON host.str_name = frame.str_host
       LEFT JOIN host_stat ON host_stat.pk_host = host.pk_host
@@ -447,19 +389,20 @@ _ORPHAN_FRAMES = text(
        AND frame.ts_updated < current_timestamp - CAST(:silent AS float8) * interval '1 second'
        AND NOT EXISTS (SELECT FROM proc WHERE proc.pk_frame = frame.pk_frame)
        AND frame.pk_frame <> ALL (CAST(:but AS varchar[]))
-     ORDER BY random() LIMIT :limit
+    ) lost ORDER BY random() LIMIT :limit
     """  # noqa: S608
 )
 
 
 class Why(StrEnum):
-    """Why a proc has to go."""
+    """Why a run has to be ended: of a proc, or of a frame that no proc has."""
 
     HOST_DOWN = "host_down"
     JOB_FINISHED = "job_finished"
     NO_FRAME = "no_frame"
     SILENT = "silent"
     UNNAMED = "unnamed"
+    NO_PROC = "no_proc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -472,28 +415,22 @@ class Hearing:
 
 
 @dataclass(frozen=True, slots=True)
-class LostProc:
-    """A proc that is to be ended. ``silent_for`` is the seconds since a report last named it; ``rebooted``: its host
-    booted more than 300 s after it was dispatched, so its process cannot live."""
+class LostRow:
+    """A run that is to be ended: a proc with its frame, if it has one, or a RUNNING frame without a proc (no proc id).
+
+    ``host_name`` is where it was started, if that is known; a host that is no more counts as DOWN. ``silent_for`` is
+    the seconds since a report last named it, at ``pinged_at``; ``rebooted``: its host booted more than 300 s after it
+    was dispatched, so its process cannot live. ``why`` is a Why.
+    """
 
     proc_id: str
-    frame_id: str | None
+    frame_id: str
     host_name: str
     host_state: str
-    pinged_at: datetime
+    pinged_at: datetime | None
     silent_for: float
     rebooted: bool
-    why: Why
-
-
-@dataclass(frozen=True, slots=True)
-class OrphanFrame:
-    """A RUNNING frame no proc has. ``host_name`` is where it started; ``host_state`` None: no such host any more."""
-
-    frame_id: str
-    host_name: str | None
-    host_state: str | None
-    silent_for: float
+    why: str
 
 
 def hearing(connection: Connection, *, silent_after: float, scope: UpkeepScope = EVERYTHING) -> Hearing:
@@ -506,7 +443,7 @@ def mark_hosts_down(connection: Connection, *, silent_after: float, scope: Upkee
     return [row.pk_host for row in connection.execute(_MARK_DOWN, {"after": silent_after, **scope.parameters()})]
 
 
-def lost_procs(
+def lost_runs(
     connection: Connection,
     *,
     silent_after: float,
@@ -516,10 +453,10 @@ def lost_procs(
     limit: int,
     but: Collection[str] = (),
     scope: UpkeepScope = EVERYTHING,
-) -> list[LostProc]:
+) -> list[LostRow]:
     """Procs on DOWN hosts, of finished jobs, silent, without a frame, or, beside a Cuebot, dispatched ``grace`` seconds
-    ago or more and last named ``unnamed_after`` seconds before the host's last report; at most ``limit`` of them, at
-    random, and none of ``but``."""
+    ago or more and last named ``unnamed_after`` seconds before the host's last report; and frames RUNNING without a
+    proc. At most ``limit`` of them, at random, and none of the proc and frame ids ``but``."""
     parameters = {
         "silent": silent_after,
         "frameless": frameless_after,
@@ -528,20 +465,5 @@ def lost_procs(
         "limit": limit,
         "but": list(but),
     }
-    rows = connection.execute(_LOST_PROCS, parameters | scope.parameters())
-    return [replace(LostProc(*row), why=Why(row.why)) for row in rows]
-
-
-def orphan_frames(
-    connection: Connection,
-    *,
-    silent_after: float,
-    limit: int,
-    but: Collection[str] = (),
-    scope: UpkeepScope = EVERYTHING,
-) -> list[OrphanFrame]:
-    """Frames that have been RUNNING without a proc for that many seconds; at most ``limit`` of them, at random, and
-    none of ``but``."""
-    parameters = {"silent": silent_after, "limit": limit, "but": list(but)}
-    rows = connection.execute(_ORPHAN_FRAMES, parameters | scope.parameters())
-    return [OrphanFrame(*row) for row in rows]
+    rows = connection.execute(_LOST_RUNS, parameters | scope.parameters())
+    return [LostRow(*row) for row in rows]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from opencue_sched.domain.exit_rules import MEMORY_FLOOR_KB, MEMORY_INCREASE_KB
 from opencue_sched.domain.farm import ExitStatus, FrameState, PlannedProc
+from opencue_sched.domain.units import MEMORY_FLOOR_KB
 from opencue_sched.store.booking import lock_stats
 from opencue_sched.store.procs import (
     EVERYTHING,
@@ -23,6 +23,9 @@ from opencue_sched.store.procs import (
     restore_hosts,
 )
 
+MEMORY_INCREASE_KB = 2_097_152
+"""How much more memory a layer asks for after a memory failure when its service does not say."""
+
 _INT4_MAX = 2_147_483_647
 
 # Past core and GPU seconds are 4-byte integers, which a wide frame that keeps failing would overflow.
@@ -30,74 +33,70 @@ _STOP_FRAMES = text(
     """
     UPDATE frame
        SET str_state = stop.state, int_exit_status = stop.exit_status, ts_updated = current_timestamp,
-           ts_stopped = current_timestamp + stop.lag * interval '1 second',
-           int_mem_max_used = coalesce(stop.max_rss, frame.int_mem_max_used),
+           ts_stopped = stop.at,
+           int_mem_max_used = coalesce(stop.max_rss_kb, frame.int_mem_max_used),
            str_checkpoint_state = CASE WHEN stop.keep_checkpoint THEN frame.str_checkpoint_state ELSE 'DISABLED' END,
            int_version = coalesce(frame.int_version, 0) + 1,
            int_total_past_core_time = least(:most, frame.int_total_past_core_time
-             + coalesce(round(extract(epoch FROM current_timestamp + stop.lag * interval '1 second' - ts_started)
-                              * frame.int_cores / 100), 0)),
+             + coalesce(round(extract(epoch FROM stop.at - ts_started) * frame.int_cores / 100), 0)),
            int_total_past_gpu_time = least(:most, frame.int_total_past_gpu_time
-             + coalesce(round(extract(epoch FROM current_timestamp + stop.lag * interval '1 second' - ts_started)
-                              * frame.int_gpus), 0))
-      FROM json_to_recordset(CAST(:rows AS json))
-             AS stop(frame varchar, version int, state varchar, exit_status bigint, max_rss bigint, lag int,
-                     keep_checkpoint boolean)
-     WHERE frame.pk_frame = stop.frame AND frame.str_state = 'RUNNING'
+             + coalesce(round(extract(epoch FROM stop.at - ts_started) * frame.int_gpus), 0))
+      FROM (SELECT *, current_timestamp + lag_seconds * interval '1 second' AS at
+              FROM json_to_recordset(CAST(:rows AS json))
+                     AS row(frame_id varchar, version int, state varchar, exit_status bigint, max_rss_kb bigint,
+                            lag_seconds int, keep_checkpoint boolean)) stop
+     WHERE frame.pk_frame = stop.frame_id AND frame.str_state = 'RUNNING'
        AND frame.int_version IS NOT DISTINCT FROM stop.version
-    RETURNING frame.pk_frame, frame.pk_layer, frame.pk_job, frame.str_state, stop.exit_status, stop.max_rss,
-              frame.int_cores, frame.int_gpus,
-              CAST(greatest(0, coalesce(extract(epoch FROM frame.ts_stopped - frame.ts_started), 0)) AS float8)
-                AS seconds
+    RETURNING frame.pk_frame, frame.pk_layer, frame.pk_job, frame.str_state, stop.exit_status = 0,
+              coalesce(stop.max_rss_kb, 0),
+              CAST(greatest(0, coalesce(extract(epoch FROM frame.ts_stopped - frame.ts_started), 0)) AS float8),
+              frame.int_cores, frame.int_gpus
     """
 )
+
+
+def _add_usage(table: str, *, more: str = "") -> str:
+    """SQL that adds the sums of each layer's, or job's, runs to its usage, and sets ``more`` columns."""
+    return f"""
+        UPDATE {table}_usage
+           SET int_core_time_success = int_core_time_success + sums.core_ok,
+               int_core_time_fail = int_core_time_fail + sums.core_bad,
+               int_gpu_time_success = int_gpu_time_success + sums.gpu_ok,
+               int_gpu_time_fail = int_gpu_time_fail + sums.gpu_bad,
+               int_clock_time_success = least(:most, int_clock_time_success + sums.clock_ok),
+               int_clock_time_fail = least(:most, int_clock_time_fail + sums.clock_bad),
+               int_frame_success_count = int_frame_success_count + sums.ok,
+               int_frame_fail_count = int_frame_fail_count + sums.bad,
+               int_clock_time_high = greatest(int_clock_time_high, sums.high){more}
+          FROM sums WHERE {table}_usage.pk_{table} = sums.{table}
+    """  # noqa: S608
+
+
+_LAYER_LOW = ", int_clock_time_low = coalesce(least(nullif(int_clock_time_low, 0), sums.low), 0)"
+# Each of the sums is of a layer (job is null) or of a job (layer is null).
 _COUNT_USAGE = text(
-    """
+    f"""
     WITH ended AS (
         SELECT * FROM json_to_recordset(CAST(:rows AS json))
-               AS row(layer varchar, job varchar, ok int, bad int, clock_ok bigint, clock_bad bigint, core_ok bigint,
-                      core_bad bigint, gpu_ok bigint, gpu_bad bigint, low int, rss bigint)),
-    layers AS (
-        SELECT layer, sum(ok) AS ok, sum(bad) AS bad, sum(clock_ok) AS clock_ok, sum(clock_bad) AS clock_bad,
-               sum(core_ok) AS core_ok, sum(core_bad) AS core_bad, sum(gpu_ok) AS gpu_ok, sum(gpu_bad) AS gpu_bad,
-               max(clock_ok) AS high, min(low) AS low, max(rss) AS rss
-          FROM ended GROUP BY layer),
-    jobs AS (
-        SELECT job, sum(ok) AS ok, sum(bad) AS bad, sum(clock_ok) AS clock_ok, sum(clock_bad) AS clock_bad,
-               sum(core_ok) AS core_ok, sum(core_bad) AS core_bad, sum(gpu_ok) AS gpu_ok, sum(gpu_bad) AS gpu_bad,
-               max(clock_ok) AS high, max(rss) AS rss
-          FROM ended GROUP BY job),
-    layer_times AS (
-        UPDATE layer_usage
-           SET int_core_time_success = int_core_time_success + layers.core_ok,
-               int_core_time_fail = int_core_time_fail + layers.core_bad,
-               int_gpu_time_success = int_gpu_time_success + layers.gpu_ok,
-               int_gpu_time_fail = int_gpu_time_fail + layers.gpu_bad,
-               int_clock_time_success = least(:most, int_clock_time_success + layers.clock_ok),
-               int_clock_time_fail = least(:most, int_clock_time_fail + layers.clock_bad),
-               int_frame_success_count = int_frame_success_count + layers.ok,
-               int_frame_fail_count = int_frame_fail_count + layers.bad,
-               int_clock_time_high = greatest(int_clock_time_high, layers.high),
-               int_clock_time_low = coalesce(least(nullif(int_clock_time_low, 0), layers.low), 0)
-          FROM layers WHERE layer_usage.pk_layer = layers.layer),
-    job_times AS (
-        UPDATE job_usage
-           SET int_core_time_success = int_core_time_success + jobs.core_ok,
-               int_core_time_fail = int_core_time_fail + jobs.core_bad,
-               int_gpu_time_success = int_gpu_time_success + jobs.gpu_ok,
-               int_gpu_time_fail = int_gpu_time_fail + jobs.gpu_bad,
-               int_clock_time_success = least(:most, int_clock_time_success + jobs.clock_ok),
-               int_clock_time_fail = least(:most, int_clock_time_fail + jobs.clock_bad),
-               int_frame_success_count = int_frame_success_count + jobs.ok,
-               int_frame_fail_count = int_frame_fail_count + jobs.bad,
-               int_clock_time_high = greatest(int_clock_time_high, jobs.high)
-          FROM jobs WHERE job_usage.pk_job = jobs.job),
+               AS row(layer varchar, job varchar, success boolean, clock bigint, core bigint, gpu bigint, rss bigint)),
+    sums AS (
+        SELECT layer, job, count(*) FILTER (WHERE success) AS ok, count(*) FILTER (WHERE NOT success) AS bad,
+               coalesce(sum(clock) FILTER (WHERE success), 0) AS clock_ok,
+               coalesce(sum(clock) FILTER (WHERE NOT success), 0) AS clock_bad,
+               coalesce(sum(core) FILTER (WHERE success), 0) AS core_ok,
+               coalesce(sum(core) FILTER (WHERE NOT success), 0) AS core_bad,
+               coalesce(sum(gpu) FILTER (WHERE success), 0) AS gpu_ok,
+               coalesce(sum(gpu) FILTER (WHERE NOT success), 0) AS gpu_bad,
+               max(clock) FILTER (WHERE success) AS high, min(clock) FILTER (WHERE success) AS low, max(rss) AS rss
+          FROM ended GROUP BY GROUPING SETS ((layer), (job))),
+    layer_times AS ({_add_usage("layer", more=_LAYER_LOW)}),
+    job_times AS ({_add_usage("job")}),
     layer_peaks AS (
-        UPDATE layer_mem SET int_max_rss = layers.rss
-          FROM layers WHERE layer_mem.pk_layer = layers.layer AND layer_mem.int_max_rss < layers.rss)
-    UPDATE job_mem SET int_max_rss = jobs.rss
-      FROM jobs WHERE job_mem.pk_job = jobs.job AND job_mem.int_max_rss < jobs.rss
-    """
+        UPDATE layer_mem SET int_max_rss = sums.rss
+          FROM sums WHERE layer_mem.pk_layer = sums.layer AND layer_mem.int_max_rss < sums.rss)
+    UPDATE job_mem SET int_max_rss = sums.rss
+      FROM sums WHERE job_mem.pk_job = sums.job AND job_mem.int_max_rss < sums.rss
+    """  # noqa: S608
 )
 _COUNT_SHOWS = text(
     """
@@ -125,7 +124,6 @@ _LOWER_LAYER_MEMORY = text(
     aim AS (SELECT pk_layer, rss + :margin AS memory FROM locked WHERE rss > 0)
     UPDATE layer SET int_mem_min = aim.memory
       FROM aim WHERE layer.pk_layer = aim.pk_layer AND layer.int_mem_min > aim.memory
-    RETURNING layer.pk_layer, layer.int_mem_min
     """
 )
 _RAISE_LAYER_MEMORY = text(
@@ -236,22 +234,18 @@ class ChangedFrame:
     id: str
     layer_id: str
     job_id: str
-    state: FrameState
+    state: str
 
 
 @dataclass(frozen=True, slots=True)
 class StoppedFrame(ChangedFrame):
     """A frame that this call stopped, and what its run used."""
 
-    exit_status: int
+    success: bool
     max_rss_kb: int
     seconds: float
     centicores: int
     gpus: int
-
-    @property
-    def success(self) -> bool:
-        return self.exit_status == 0
 
 
 def counters_of_frames(frames: Iterable[ChangedFrame]) -> Counters:
@@ -267,39 +261,13 @@ def lock_counters(connection: Connection, counters: Counters) -> None:
 
 def stop_frames(connection: Connection, stops: Sequence[FrameStop]) -> list[StoppedFrame]:
     """Stop running frames, each only if it is still RUNNING at the version given; returns those stopped."""
-    rows = [
-        {
-            "frame": stop.frame_id,
-            "version": stop.version,
-            "state": stop.state.value,
-            "exit_status": stop.exit_status,
-            "max_rss": stop.max_rss_kb,
-            "lag": stop.lag_seconds,
-            "keep_checkpoint": stop.keep_checkpoint,
-        }
-        for stop in stops
-    ]
-    stopped = connection.execute(_STOP_FRAMES, {"rows": json.dumps(rows), "most": _INT4_MAX})
-    return [
-        StoppedFrame(
-            row.pk_frame,
-            row.pk_layer,
-            row.pk_job,
-            FrameState(row.str_state),
-            row.exit_status,
-            row.max_rss or 0,
-            row.seconds,
-            row.int_cores,
-            row.int_gpus,
-        )
-        for row in stopped
-    ]
+    rows = json.dumps([asdict(stop) for stop in stops])
+    return [StoppedFrame(*row) for row in connection.execute(_STOP_FRAMES, {"rows": rows, "most": _INT4_MAX})]
 
 
 def read_frames(connection: Connection, frame_ids: Collection[str]) -> list[ChangedFrame]:
     """The frames as they are."""
-    rows = connection.execute(_READ_FRAMES, {"frames": list(frame_ids)})
-    return [ChangedFrame(row.pk_frame, row.pk_layer, row.pk_job, FrameState(row.str_state)) for row in rows]
+    return [ChangedFrame(*row) for row in connection.execute(_READ_FRAMES, {"frames": list(frame_ids)})]
 
 
 def set_frame_states(
@@ -310,13 +278,23 @@ def set_frame_states(
     The triggers have a say: SUCCEEDED to EATEN stays SUCCEEDED, WAITING with open dependencies becomes DEPEND.
     """
     parameters = {"frames": list(frame_ids), "state": state.value, "expected": [each.value for each in expected]}
-    rows = connection.execute(_SET_FRAME_STATES, parameters)
-    return [ChangedFrame(row.pk_frame, row.pk_layer, row.pk_job, FrameState(row.str_state)) for row in rows]
+    return [ChangedFrame(*row) for row in connection.execute(_SET_FRAME_STATES, parameters)]
 
 
 def count_usage(connection: Connection, stopped: Iterable[StoppedFrame]) -> None:
     """Add the runs to layer_usage and job_usage (seconds), and their peak memory to layer_mem and job_mem."""
-    rows = [_usage(frame) for frame in stopped]
+    rows = [
+        {
+            "layer": frame.layer_id,
+            "job": frame.job_id,
+            "success": frame.success,
+            "clock": min(_INT4_MAX, round(frame.seconds)),
+            "core": round(frame.seconds * frame.centicores / 100),
+            "gpu": round(frame.seconds * frame.gpus),
+            "rss": frame.max_rss_kb,
+        }
+        for frame in stopped
+    ]
     if rows:
         connection.execute(_COUNT_USAGE, {"rows": json.dumps(rows), "most": _INT4_MAX})
 
@@ -331,16 +309,14 @@ def count_shows(connection: Connection, shows: Iterable[tuple[str, bool]]) -> No
         connection.execute(_COUNT_SHOWS, {"rows": json.dumps(rows)})
 
 
-def lower_layer_memory(connection: Connection, peaks_kb: Mapping[str, int]) -> dict[str, int]:
+def lower_layer_memory(connection: Connection, peaks_kb: Mapping[str, int]) -> None:
     """Lower int_mem_min of layers (id to peak memory, KB) that allow it, to their peak and a quarter GB.
 
-    A layer nothing was measured of stays as it is. Returns the new minimum of each layer lowered.
+    A layer nothing was measured of stays as it is.
     """
-    if not peaks_kb:
-        return {}
-    rows = json.dumps([{"layer": layer, "rss": rss} for layer, rss in peaks_kb.items()])
-    parameters = {"rows": rows, "margin": MEMORY_FLOOR_KB}
-    return {row.pk_layer: row.int_mem_min for row in connection.execute(_LOWER_LAYER_MEMORY, parameters)}
+    if peaks_kb:
+        rows = json.dumps([{"layer": layer, "rss": rss} for layer, rss in peaks_kb.items()])
+        connection.execute(_LOWER_LAYER_MEMORY, {"rows": rows, "margin": MEMORY_FLOOR_KB})
 
 
 def raise_layer_memory(connection: Connection, reserved_kb: Mapping[str, int]) -> dict[str, int]:
@@ -380,21 +356,6 @@ def cuebot_recalculates_subs(connection: Connection) -> bool:
 def recalculate_subs(connection: Connection) -> None:
     """Recompute the subscriptions of unmanaged shows (Cuebot does so every 2 h)."""
     connection.execute(_RECALCULATE_SUBS)
-
-
-def _usage(frame: StoppedFrame) -> dict[str, object]:
-    clock = min(_INT4_MAX, round(frame.seconds))
-    outcome, other = ("ok", "bad") if frame.success else ("bad", "ok")
-    amounts = {
-        "clock": clock,
-        "core": round(frame.seconds * frame.centicores / 100),
-        "gpu": round(frame.seconds * frame.gpus),
-    }
-    row: dict[str, object] = {"layer": frame.layer_id, "job": frame.job_id, "rss": frame.max_rss_kb}
-    row |= {outcome: 1, other: 0, "low": clock if frame.success else None}
-    for name, amount in amounts.items():
-        row |= {f"{name}_{outcome}": amount, f"{name}_{other}": 0}
-    return row
 
 
 # Undoing a committed booking whose frame certainly does not run (facts C, "Compensation").

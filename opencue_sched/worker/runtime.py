@@ -48,13 +48,12 @@ from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.hosts import HostChanges, HostFeed
 from opencue_sched.dispatch.launch import Settlement
 from opencue_sched.dispatch.report import PassEnd
-from opencue_sched.dispatch.rqd import RqdChannels
+from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller
 from opencue_sched.dispatch.sweep import Sweeper, SweepReport
 from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.cluster import Fence
 from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.kill import RqdKiller
 from opencue_sched.farm.model import EventCounts
 from opencue_sched.farm.reaper import Reaper, drain_history, recover_depends
 from opencue_sched.insight.stores import check_stores

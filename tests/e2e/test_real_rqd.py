@@ -187,7 +187,7 @@ def test_a_frame_that_runs_is_seen_and_its_duplicate_is_told_apart(
 def test_killing_a_frame_it_does_not_know_confirms_that_it_does_not_run(rqd: RealRqd, channels: RqdChannels) -> None:
     unknown = RunningFrameRef(rqd.name, str(uuid.uuid4()), str(uuid.uuid4()), 100)
 
-    assert kill(channels, rqd.name, unknown.frame_id, "test") == (False, "not found")
+    assert not kill(channels, rqd.name, unknown.frame_id, "test")
     confirmation = kill_and_confirm(channels, unknown, reason="test")
 
     assert (confirmation.fate, confirmation.killed) == (Fate.NOT_RUNNING, False)
@@ -227,7 +227,7 @@ def test_a_launch_into_a_frozen_rqd_is_unknown_until_it_answers(
 
         # then neither claims to know
         assert outcome.state is LaunchState.UNKNOWN
-        assert confirmation.fate is Fate.UNCONFIRMED
+        assert confirmation.fate is Fate.UNREACHABLE
         # and once it answers, there is an answer
         confirmation = kill_and_confirm(others, request.ref, reason="test", adopt=True, timeout=60.0)
         assert confirmation.fate in (Fate.RUNNING, Fate.NOT_RUNNING)

@@ -8,60 +8,58 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.domain.exit_rules import (
+from opencue_sched.domain.farm import STATUSES_NOT_COUNTED_AS_RETRY, FrameState
+from opencue_sched.farm.model import (
     NO_RETRY_RUN_TIME_SECONDS,
-    STATUSES_NOT_COUNTED_AS_RETRY,
-    Completion,
-    Reason,
-    decide,
+    CompletedFrame,
+    ending_of,
     satisfies_depends,
+    state_after,
 )
-from opencue_sched.domain.farm import FrameState
+from opencue_sched.store.procs import Run
+from tests.unit.farm.test_endings import RUN
 
-FAILED = Completion(frame_state=FrameState.RUNNING, retries=0, max_retries=3, exit_status=1)
-LAST_TRY = replace(FAILED, retries=3)
+FAILED = CompletedFrame("p1", "f1", "node1", exit_status=1)
+LAST_TRY = replace(RUN, retries=3)
+NO_TRIES = replace(RUN, max_retries=0)
+AUTO_EAT = replace(RUN, autoeat=True)
+LIMITED = replace(RUN, timeout_minutes=10)
 HOURS_12 = NO_RETRY_RUN_TIME_SECONDS
 
 WAITING, DEAD, EATEN = FrameState.WAITING, FrameState.DEAD, FrameState.EATEN
 
 
 @pytest.mark.parametrize(
-    ("completion", "state", "reason"),
+    ("run", "report", "state"),
     [
-        (replace(FAILED, exit_status=0), FrameState.SUCCEEDED, Reason.SUCCEEDED),
-        (FAILED, WAITING, Reason.RETRY),
-        (replace(FAILED, retries=2), WAITING, Reason.RETRY),
-        (LAST_TRY, DEAD, Reason.RETRIES_USED_UP),
-        (replace(FAILED, max_retries=0), DEAD, Reason.RETRIES_USED_UP),
-        (replace(LAST_TRY, exit_status=286), WAITING, Reason.SKIP_RETRY),
-        (replace(LAST_TRY, exit_signal=119), WAITING, Reason.SKIP_RETRY),
-        (replace(FAILED, exit_signal=119, max_retries=0), DEAD, Reason.RETRIES_USED_UP),
-        (replace(FAILED, exit_status=256, auto_eat=True), WAITING, Reason.FAILED_LAUNCH),
-        (replace(FAILED, exit_signal=256, auto_eat=True), WAITING, Reason.FAILED_LAUNCH),
-        (replace(LAST_TRY, exit_status=256), DEAD, Reason.RETRIES_USED_UP),
-        (replace(LAST_TRY, host_nimby_locked=True, exit_signal=15), WAITING, Reason.HOST_TAKEN_BACK),
-        (replace(LAST_TRY, host_nimby_locked=True, exit_signal=9), DEAD, Reason.RETRIES_USED_UP),
-        (replace(LAST_TRY, exit_signal=15), DEAD, Reason.RETRIES_USED_UP),
-        (replace(FAILED, auto_eat=True), EATEN, Reason.AUTO_EAT),
-        (replace(FAILED, auto_eat=True, exit_status=7, delayed_statuses={7}), EATEN, Reason.AUTO_EAT),
-        (replace(LAST_TRY, exit_status=7, delayed_statuses={7}), WAITING, Reason.DELAYED),
-        (replace(LAST_TRY, stored_exit_status=33, delayed_statuses={33}), WAITING, Reason.DELAYED),
-        (replace(FAILED, timeout_minutes=10, run_time_seconds=600), WAITING, Reason.RETRY),
-        (replace(FAILED, timeout_minutes=10, run_time_seconds=601), DEAD, Reason.TIMEOUT),
-        (replace(FAILED, timeout_minutes=0, run_time_seconds=HOURS_12), WAITING, Reason.RETRY),
-        (replace(FAILED, run_time_seconds=HOURS_12 + 1), DEAD, Reason.RAN_TOO_LONG),
-        (replace(FAILED, exit_status=33, run_time_seconds=HOURS_12 + 1), DEAD, Reason.RAN_TOO_LONG),
-        (replace(LAST_TRY, exit_status=33), WAITING, Reason.MEMORY_RETRY),
-        (replace(LAST_TRY, exit_status=137), WAITING, Reason.MEMORY_RETRY),
-        (replace(LAST_TRY, exit_signal=33), WAITING, Reason.MEMORY_RETRY),
-        (replace(LAST_TRY, stored_exit_status=33, exit_signal=9), WAITING, Reason.MEMORY_RETRY),
-        (replace(FAILED, exit_status=33, auto_eat=True), EATEN, Reason.AUTO_EAT),
+        (RUN, {"exit_status": 0}, FrameState.SUCCEEDED),
+        (RUN, {}, WAITING),
+        (replace(RUN, retries=2), {}, WAITING),
+        (LAST_TRY, {}, DEAD),
+        (NO_TRIES, {}, DEAD),
+        (LAST_TRY, {"exit_status": 286}, WAITING),
+        (LAST_TRY, {"exit_signal": 119}, WAITING),
+        (NO_TRIES, {"exit_signal": 119}, DEAD),
+        (AUTO_EAT, {"exit_status": 256}, WAITING),
+        (AUTO_EAT, {"exit_signal": 256}, WAITING),
+        (LAST_TRY, {"exit_status": 256}, DEAD),
+        (LAST_TRY, {"nimby_locked": True, "exit_signal": 15}, WAITING),
+        (LAST_TRY, {"nimby_locked": True, "exit_signal": 9}, DEAD),
+        (LAST_TRY, {"exit_signal": 15}, DEAD),
+        (AUTO_EAT, {}, EATEN),
+        (LIMITED, {"run_time": 600}, WAITING),
+        (LIMITED, {"run_time": 601}, DEAD),
+        (RUN, {"run_time": HOURS_12}, WAITING),
+        (RUN, {"run_time": HOURS_12 + 1}, DEAD),
+        (RUN, {"exit_status": 33, "run_time": HOURS_12 + 1}, DEAD),
+        (LAST_TRY, {"exit_status": 33}, WAITING),
+        (LAST_TRY, {"exit_status": 137}, WAITING),
+        (LAST_TRY, {"exit_signal": 33}, WAITING),
+        (AUTO_EAT, {"exit_status": 33}, EATEN),
     ],
 )
-def test_the_first_rule_that_matches_decides(completion: Completion, state: FrameState, reason: Reason) -> None:
-    decision = decide(completion)
-    assert (decision.state, decision.reason) == (state, reason)
-    assert decision.stops_frame
+def test_the_first_rule_that_matches_decides(run: Run, report: dict[str, int], state: FrameState) -> None:
+    assert state_after(replace(FAILED, **report), run, now=0) is state
 
 
 @pytest.mark.parametrize(
@@ -69,76 +67,71 @@ def test_the_first_rule_that_matches_decides(completion: Completion, state: Fram
 )
 def test_a_log_that_was_not_written_for_the_log_timeout(silent_seconds: int, state: FrameState) -> None:
     now = 1_700_000_000
-    completion = replace(FAILED, log_timeout_minutes=10, log_updated_at=now - silent_seconds, now=now)
-    assert decide(completion).state is state
+    report = replace(FAILED, llu_time=now - silent_seconds)
+    assert state_after(report, replace(RUN, timeout_llu_minutes=10), now=now) is state
 
 
 def test_an_unknown_log_time_is_no_timeout() -> None:
-    assert decide(replace(FAILED, log_timeout_minutes=1, log_updated_at=0, now=1_700_000_000)).state is WAITING
+    assert state_after(FAILED, replace(RUN, timeout_llu_minutes=1), now=1_700_000_000) is WAITING
 
 
 @pytest.mark.parametrize(
-    ("frame_state", "auto_eat", "state"),
+    ("fields", "failure"),
     [
-        (FrameState.WAITING, False, WAITING),
-        (FrameState.EATEN, False, EATEN),
-        (FrameState.DEAD, True, EATEN),
-        (FrameState.DEAD, False, FrameState.DEPEND),
+        ({"exit_status": 33}, True),
+        ({"exit_status": 137}, True),
+        ({"exit_signal": 33}, True),
+        ({"exit_signal": 9}, False),
+        ({"exit_status": 0, "exit_signal": 33}, False),
     ],
 )
-def test_a_frame_somebody_set_meanwhile_is_not_stopped_again(
-    frame_state: FrameState, auto_eat: bool, state: FrameState
-) -> None:
-    decision = decide(replace(FAILED, frame_state=frame_state, auto_eat=auto_eat, exit_status=0))
-    assert (decision.state, decision.stops_frame) == (state, False)
+def test_what_a_memory_failure_is(fields: dict[str, int], failure: bool) -> None:
+    assert ending_of(replace(FAILED, **fields), RUN, now=0).memory_failure is failure
 
 
-def test_a_memory_kill_is_written_even_though_rqd_reports_a_plain_signal() -> None:
-    decision = decide(replace(FAILED, stored_exit_status=33, exit_status=1, exit_signal=9))
-    assert (decision.exit_status, decision.memory_failure) == (33, True)
+@pytest.mark.parametrize("status", [137, 286])
+def test_statuses_are_written_as_reported(status: int) -> None:
+    stop = ending_of(replace(FAILED, exit_status=status), RUN, now=0).stop
+    assert stop is not None
+    assert stop.exit_status == status
 
 
-def test_a_frame_that_finished_before_the_memory_kill_reached_it_succeeded() -> None:
-    decision = decide(replace(FAILED, stored_exit_status=33, exit_status=0))
-    assert (decision.state, decision.exit_status, decision.memory_failure) == (FrameState.SUCCEEDED, 0, False)
-
-
-def test_other_statuses_are_written_as_reported() -> None:
-    assert decide(replace(FAILED, exit_status=137)).exit_status == 137
-    assert decide(replace(FAILED, exit_status=286)).exit_status == 286
-
-
-completions = st.builds(
-    Completion,
-    frame_state=st.sampled_from(list(FrameState)),
-    retries=st.integers(0, 5),
-    max_retries=st.integers(0, 5),
+reports = st.builds(
+    CompletedFrame,
+    proc_id=st.just("p1"),
+    frame_id=st.just("f1"),
+    host_name=st.just("node1"),
     exit_status=st.sampled_from([-1, 0, 1, 33, 137, 256, 286, 299]),
     exit_signal=st.sampled_from([0, 9, 15, 33, 119, 256]),
-    run_time_seconds=st.floats(0, 60_000),
-    stored_exit_status=st.sampled_from([-1, 0, 33]),
-    auto_eat=st.booleans(),
-    host_nimby_locked=st.booleans(),
+    run_time=st.integers(0, 60_000),
+    llu_time=st.sampled_from([0, 1_000_000]),
+    nimby_locked=st.booleans(),
+)
+runs = st.builds(
+    replace,
+    st.just(RUN),
+    retries=st.integers(0, 5),
+    max_retries=st.integers(0, 5),
+    autoeat=st.booleans(),
     timeout_minutes=st.integers(0, 600),
-    log_timeout_minutes=st.integers(0, 600),
-    log_updated_at=st.sampled_from([0, 1_000_000]),
-    now=st.integers(1_000_000, 1_100_000),
+    timeout_llu_minutes=st.integers(0, 600),
 )
 
 
-@given(completions)
-def test_no_running_frame_is_lost(completion: Completion) -> None:
+@given(reports, runs, st.integers(1_000_000, 1_100_000))
+def test_no_running_frame_is_lost(report: CompletedFrame, run: Run, now: int) -> None:
     # I6: each frame ends terminal or waiting again.
-    decision = decide(replace(completion, frame_state=FrameState.RUNNING))
-    assert decision.state in (FrameState.SUCCEEDED, WAITING, DEAD, EATEN)
-    assert (decision.state is FrameState.SUCCEEDED) == (completion.exit_status == 0)
-    if completion.auto_eat:
-        assert decision.state is not DEAD
+    state = state_after(report, run, now=now)
+    assert state in (FrameState.SUCCEEDED, WAITING, DEAD, EATEN)
+    assert (state is FrameState.SUCCEEDED) == (report.exit_status == 0)
+    if run.autoeat:
+        assert state is not DEAD
 
 
-@given(completions)
-def test_only_a_running_frame_is_stopped(completion: Completion) -> None:
-    assert decide(completion).stops_frame == (completion.frame_state is FrameState.RUNNING)
+@given(reports, runs, st.sampled_from(list(FrameState)))
+def test_only_a_running_frame_is_stopped(report: CompletedFrame, run: Run, state: FrameState) -> None:
+    ending = ending_of(report, replace(run, frame_state=state), now=1_000_000)
+    assert (ending.stop is not None) == (state is FrameState.RUNNING)
 
 
 def test_statuses_that_do_not_count_as_a_try() -> None:

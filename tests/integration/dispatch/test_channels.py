@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
-from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from opencue_sched.dispatch import rqd
 from opencue_sched.dispatch.rqd import RqdChannels, Whereabouts, look
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
 from opencue_sched.settings import Rqd
 from tests.integration.dispatch.conftest import request
+from tests.polling import eventually
 
+_A_FARM = """
+import sys
+from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
+with SimulatedFarm(host_specs(1)) as farm:
+    print(farm.addresses["sim0001"], flush=True)
+    sys.stdin.readline()
+"""
 _USE_AFTER_FORK = """
 import os
 from opencue_sched.dispatch.rqd import RqdChannels
@@ -21,8 +31,8 @@ channels = RqdChannels(Rqd())
 child = os.fork()
 if not child:
     try:
-        with channels.stub("host"):
-            os._exit(1)
+        channels.stub("host")
+        os._exit(1)
     except RuntimeError as error:
         os._exit(0 if "fork" in str(error) else 2)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -58,31 +68,38 @@ def test_a_farm_on_one_port_needs_only_that_setting() -> None:
                 assert look(channels, request(name).ref).place is Whereabouts.ABSENT
 
 
-def test_idle_connections_are_closed_and_borrowed_ones_are_not(
-    farm: SimulatedFarm, connect: Callable[..., RqdChannels]
-) -> None:
-    # given a pool whose clock we hold, with connections to two hosts, one of them in use
-    now = [0.0]
-    settings = Rqd(addresses=farm.addresses)
-    with RqdChannels(settings, clock=lambda: now[0]) as channels:
-        assert look(channels, request("sim0001").ref).place is Whereabouts.ABSENT
-        with channels.stub("sim0002"):
-            assert channels.open_addresses == {farm.addresses["sim0001"], farm.addresses["sim0002"]}
-            # when the idle time-out passes
-            now[0] = 301.0
-            assert channels.evict_idle() == 1
-            assert channels.open_addresses == {farm.addresses["sim0002"]}
-
-        # then the borrowed one counts as used until it was given back, and another use cleans up by itself
-        now[0] = 1000.0
-        assert look(channels, request("sim0003").ref).place is Whereabouts.ABSENT
-        assert channels.open_addresses == {farm.addresses["sim0003"]}
+def sockets() -> set[str]:
+    """The open sockets of this process."""
+    targets = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            targets.add(str(descriptor.readlink()))
+    return {target for target in targets if target.startswith("socket:")}
 
 
-def test_one_host_has_one_connection_however_many_threads_use_it(channels: RqdChannels, farm: SimulatedFarm) -> None:
+def test_idle_connections_are_closed_and_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a connection that may be idle for a second, to a farm of another process
+    monkeypatch.setattr(rqd, "_IDLE_SECONDS", 1.0)
+    farm = subprocess.Popen([sys.executable, "-c", _A_FARM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert farm.stdout is not None
+    try:
+        with RqdChannels(Rqd(addresses={"sim0001": farm.stdout.readline().strip()}, kill_timeout=20.0)) as channels:
+            before = sockets()
+            assert look(channels, request("sim0001").ref).place is Whereabouts.ABSENT
+            opened = sockets() - before
+            assert opened
+            # when nobody calls for that long, then it is closed
+            eventually(lambda: not opened & sockets())
+            # and opened by the next call
+            assert look(channels, request("sim0001").ref).place is Whereabouts.ABSENT
+    finally:
+        farm.communicate("over")
+
+
+def test_one_host_has_one_connection_however_many_threads_use_it(channels: RqdChannels) -> None:
     places = channels.each(lambda _: look(channels, request("sim0001").ref).place, range(40))
     assert places == [Whereabouts.ABSENT] * 40
-    assert channels.open_addresses == {farm.addresses["sim0001"]}
+    assert len(set(channels.each(lambda _: channels.stub("sim0001"), range(40)))) == 1
 
 
 def test_the_first_error_of_many_is_raised_after_all_have_ended(channels: RqdChannels) -> None:
@@ -101,8 +118,8 @@ def test_the_first_error_of_many_is_raised_after_all_have_ended(channels: RqdCha
 
 def test_a_closed_pool_says_so(channels: RqdChannels) -> None:
     channels.close()
-    with pytest.raises(RuntimeError, match="closed"), channels.stub("sim0001"):
-        pass
+    with pytest.raises(RuntimeError, match="closed"):
+        channels.stub("sim0001")
 
 
 def test_a_pool_made_before_a_fork_refuses_to_be_used_after_it() -> None:

@@ -9,9 +9,17 @@ import grpc
 import pytest
 
 from opencue_sched.dispatch.launch import LaunchRequest, launch_all
-from opencue_sched.dispatch.rqd import Fate, RqdChannels, Whereabouts, answers, kill, kill_and_confirm, look
+from opencue_sched.dispatch.rqd import (
+    Fate,
+    RqdChannels,
+    RqdKiller,
+    Unconfirmed,
+    Whereabouts,
+    kill,
+    kill_and_confirm,
+    look,
+)
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
-from opencue_sched.farm.kill import KillFate, RqdKiller, Unconfirmed
 from opencue_sched.settings import Rqd
 from tests.integration.dispatch.conftest import for_another_proc, request
 from tests.polling import eventually
@@ -99,8 +107,8 @@ def test_nothing_is_claimed_about_a_host_that_does_not_answer(
 
     confirmation = kill_and_confirm(connect(kill_timeout=0.3), launch.ref, reason="test", timeout=0.6)
 
-    assert confirmation.fate is Fate.UNCONFIRMED
-    assert "unreachable" in confirmation.detail
+    assert confirmation.fate is Fate.UNREACHABLE
+    assert "its RQD does not answer" in confirmation.detail
 
 
 def test_nothing_is_claimed_about_a_frame_that_does_not_die_in_time(farm: SimulatedFarm, channels: RqdChannels) -> None:
@@ -123,17 +131,17 @@ def test_whether_a_host_answers_is_found_out_within_the_time_given(farm: Simulat
     with socket.create_server(("127.0.0.1", 0)) as silent:
         addresses = farm.addresses | {"silent": f"127.0.0.1:{silent.getsockname()[1]}"}
         with RqdChannels(Rqd(addresses=addresses, kill_timeout=3600.0)) as channels:
-            assert answers(channels, "sim0001", seconds=20.0)
-            assert not answers(channels, "silent", seconds=0.2)
+            assert RqdKiller(channels).answers("sim0001", 20.0)
+            assert not RqdKiller(channels).answers("silent", 0.2)
             farm.crash("sim0001")
-            assert not answers(channels, "sim0001", seconds=0.2)
+            assert not RqdKiller(channels).answers("sim0001", 0.2)
 
 
 def test_a_host_that_just_refused_a_connection_is_tried_again(farm: SimulatedFarm, channels: RqdChannels) -> None:
     farm.crash("sim0001")
-    assert not answers(channels, "sim0001", seconds=0.2)
+    assert not RqdKiller(channels).answers("sim0001", 0.2)
     farm.restart("sim0001")
-    assert answers(channels, "sim0001", seconds=20.0)
+    assert RqdKiller(channels).answers("sim0001", 20.0)
 
 
 def test_the_killer_tells_a_host_that_is_gone_from_one_that_does_not_confirm(
@@ -150,9 +158,9 @@ def test_the_killer_tells_a_host_that_is_gone_from_one_that_does_not_confirm(
     killer = RqdKiller(channels, tell=told.append)
 
     # then only what is known not to run may be given away
-    assert killer.stop("sim0001", "any", "proc", "test") is KillFate.UNREACHABLE
-    assert killer.stop("sim0002", running.ref.frame_id, running.ref.proc_id, "test") is KillFate.UNCONFIRMED
-    assert killer.stop("sim0002", "any", "proc", "test") is KillFate.NOT_RUNNING
+    assert killer.stop("sim0001", "any", "proc", "test") is Fate.UNREACHABLE
+    assert killer.stop("sim0002", running.ref.frame_id, running.ref.proc_id, "test") is Fate.UNCONFIRMED
+    assert killer.stop("sim0002", "any", "proc", "test") is Fate.NOT_RUNNING
     # and of the others is told where they run, and why it is not known that they do not
     assert [(it.host_name, it.address) for it in told] == [
         (name, farm.addresses[name]) for name in ("sim0001", "sim0002")

@@ -163,9 +163,11 @@ def test_what_cannot_be_sent_in_time_is_not_sent(farm: SimulatedFarm, channels: 
     assert all("its turn did not come" in str(outcome.error) for outcome in outcomes)
 
 
-def test_one_lane_serves_hosts_one_after_the_other(channels: RqdChannels, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_lane_serves_hosts_one_after_the_other(
+    connect: Callable[..., RqdChannels], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rqd, "_CALLS_AT_ONCE", 1)
-    outcomes = launch_all(channels, [request(f"sim000{n}") for n in (1, 2, 3)])
+    outcomes = launch_all(connect(), [request(f"sim000{n}") for n in (1, 2, 3)])
     assert ends(outcomes) == [(LAUNCHED, 1)] * 3
 
 
@@ -173,7 +175,6 @@ def test_a_dry_run_launches_everything_without_any_host() -> None:
     with RqdChannels(Rqd(dry_run_mode=True)) as channels:
         outcomes = launch_all(channels, [request("nowhere"), request("nowhere")])
         assert ends(outcomes) == [(LAUNCHED, 0)] * 2
-        assert channels.open_addresses == frozenset()
 
 
 def test_nothing_to_launch_is_fine(channels: RqdChannels) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from sqlalchemy import Engine, text
 
+from opencue_sched.dispatch.rqd import Fate
 from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.kill import KillFate
 from opencue_sched.farm.model import CompletedFrame, RunOutcome
 from tests.farm import Farm, HostIds, JobIds, LayerSpec
 from tests.polling import eventually
@@ -158,8 +158,8 @@ class RecordedChanges:
 class ScriptedKiller:
     """Stands for RQD: answers ``fate`` (or what ``fates`` says for a host), and keeps what it was asked."""
 
-    fate: KillFate = KillFate.NOT_RUNNING
-    fates: dict[str, KillFate] = field(default_factory=dict)
+    fate: Fate = Fate.NOT_RUNNING
+    fates: dict[str, Fate] = field(default_factory=dict)
     stopped: list[tuple[str, str]] = field(default_factory=list)
     asked: list[tuple[str, str]] = field(default_factory=list)
     probed: list[str] = field(default_factory=list)
@@ -167,17 +167,17 @@ class ScriptedKiller:
 
     def answers(self, host_name: str, seconds: float) -> bool:
         self.probed.append(host_name)
-        return self.fates.get(host_name, self.fate) is not KillFate.UNREACHABLE
+        return self.fates.get(host_name, self.fate) is not Fate.UNREACHABLE
 
     def ask(self, host_name: str, frame_id: str, reason: str) -> bool:
         self.asked.append((host_name, frame_id))
-        return self.fates.get(host_name, self.fate) is not KillFate.UNREACHABLE
+        return self.fates.get(host_name, self.fate) is not Fate.UNREACHABLE
 
-    def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> KillFate:
+    def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> Fate:
         self.stopped.append((host_name, frame_id))
         return self.fates.get(host_name, self.fate)
 
-    def confirm_gone(self, host_name: str, frame_id: str, proc_id: str) -> KillFate:
+    def confirm_gone(self, host_name: str, frame_id: str, proc_id: str) -> Fate:
         self.looked_for.append(frame_id)
         return self.fates.get(host_name, self.fate)
 

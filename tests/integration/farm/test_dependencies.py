@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import CompletedFrame
-from opencue_sched.farm.reaper import recover_depends
+from opencue_sched.farm.reaper import Recovery, recover_depends
 from tests.farm import Farm, HostIds, JobIds, LayerSpec
 from tests.integration.farm.runs import FarmView, complete_frame
 
@@ -281,7 +281,7 @@ def test_recovery_heals_what_a_dead_cuebot_left(
     assert view.job_state(first) == "FINISHED"
     assert set(view.states(second.frames)) == {"WAITING"}
     assert first_pass.depends + second_pass.depends == 3
-    assert not recover_depends(engine, True).found_anything
+    assert recover_depends(engine, True) == Recovery()
     view.assert_consistent()
 
 
@@ -334,5 +334,5 @@ def test_recovery_leaves_alone_what_is_still_waiting_for_something(
         farm.layer_on_layer((second, 0), (first, 0))
         farm.frame_by_frame((second, 1), (first, 1))
     run_and_complete(engine, view, host, [first.layers[0].frames[0]])
-    assert not recover_depends(engine, True).found_anything
+    assert recover_depends(engine, True) == Recovery()
     assert set(view.states(second.frames)) == {"DEPEND"}

@@ -8,11 +8,11 @@ import pytest
 from opencue_proto import host_pb2, report_pb2
 from sqlalchemy import Engine
 
+from opencue_sched.dispatch.rqd import Fate
 from opencue_sched.domain.farm import HardwareState
 from opencue_sched.errors import InvalidInput
 from opencue_sched.farm import reports as reports_module
 from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.kill import KillFate
 from opencue_sched.farm.model import EventCounts
 from opencue_sched.farm.reports import RECONCILE_SECONDS, HostReports
 from opencue_sched.settings import Release
@@ -358,7 +358,7 @@ def test_kills_go_on_only_while_their_report_is_fresh(
 def test_an_rqd_that_cannot_be_asked_is_asked_once_a_report(view: FarmView, desk: Desk) -> None:
     # given a host with three processes nobody owns, whose RQD does not answer
     run = start(view)
-    desk.killer.fate = KillFate.UNREACHABLE
+    desk.killer.fate = Fate.UNREACHABLE
     report = empty_report(run)
     report.frames.extend(report_pb2.RunningFrameInfo(frame_id=name) for name in "abc")
     # when it reports, then one of them is tried; after three times it is another one's turn
@@ -428,11 +428,11 @@ def test_nothing_is_lost_too_early(view: FarmView, desk: Desk) -> None:
 def test_a_lost_run_is_not_cleared_before_its_end_is_confirmed(view: FarmView, desk: Desk) -> None:
     run = start(view)
     age_procs(view)
-    desk.killer.fate = KillFate.UNCONFIRMED
+    desk.killer.fate = Fate.UNCONFIRMED
     for _ in range(3):
         desk.reports.status(empty_report(run))
     assert view.states(run.frames) == ["RUNNING"]
-    desk.killer.fate = KillFate.NOT_RUNNING
+    desk.killer.fate = Fate.NOT_RUNNING
     desk.reports.status(empty_report(run))
     assert view.states(run.frames) == ["WAITING"]
 

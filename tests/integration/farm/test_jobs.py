@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event
 
+from opencue_sched.dispatch.rqd import Fate
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.jobs import JobControl
-from opencue_sched.farm.kill import KillFate
 from opencue_sched.farm.model import RunVerdict
 from tests.farm import LayerSpec
 from tests.integration.farm.runs import FarmView, RecordedLedger, Running, ScriptedKiller, complete_frame, start
@@ -57,7 +57,7 @@ def test_killing_a_job_whose_host_does_not_answer_says_what_is_left(
     view: FarmView, control: JobControl, killer: ScriptedKiller
 ) -> None:
     run = start(view)
-    killer.fate = KillFate.UNREACHABLE
+    killer.fate = Fate.UNREACHABLE
     killed = control.kill_job(run.job.id, reason="asked by a test")
     assert (killed.finished, killed.stopped, killed.deferred) == (True, (), run.frames)
     assert view.job_state(run.job) == "FINISHED"
@@ -69,7 +69,7 @@ def test_what_was_booked_while_a_job_is_killed_is_killed_too(view: FarmView, eng
     run = start(view, LayerSpec(frames=2))
 
     class Slow(ScriptedKiller):
-        def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> KillFate:
+        def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> Fate:
             if not self.stopped:
                 with view.farm() as farm:
                     farm.run(run.job.frames[1:], run.host)
@@ -95,10 +95,10 @@ def test_a_running_frame_is_killed_before_it_waits_again(
     view: FarmView, control: JobControl, killer: ScriptedKiller, engine: Engine
 ) -> None:
     run = start(view, LayerSpec(frames=2), running=2)
-    killer.fate = KillFate.UNCONFIRMED
+    killer.fate = Fate.UNCONFIRMED
     assert control.retry_frames(run.frames[:1], reason="test").deferred == run.frames[:1]
     assert view.states(run.frames) == ["RUNNING", "RUNNING"]
-    killer.fate = KillFate.NOT_RUNNING
+    killer.fate = Fate.NOT_RUNNING
     assert control.retry_frames(run.frames[:1], reason="test").changed == run.frames[:1]
     assert view.states(run.frames) == ["WAITING", "RUNNING"]
     # the killed process's own report comes late
@@ -111,9 +111,9 @@ def test_the_report_of_the_killed_process_may_come_first(engine: Engine, view: F
     run = start(view, max_retries=0)
 
     class Quick(ScriptedKiller):
-        def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> KillFate:
+        def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> Fate:
             complete_frame(engine, run.report(exit_status=1, exit_signal=9))
-            return KillFate.NOT_RUNNING
+            return Fate.NOT_RUNNING
 
     control = JobControl(Releaser(engine), Quick())
     assert control.retry_frames(run.frames, reason="test").changed == run.frames
@@ -190,6 +190,6 @@ def test_a_frame_whose_process_does_not_die_is_not_eaten(
     view: FarmView, control: JobControl, killer: ScriptedKiller
 ) -> None:
     run = start(view)
-    killer.fate = KillFate.UNCONFIRMED
+    killer.fate = Fate.UNCONFIRMED
     assert control.eat_frames(run.frames, reason="test").deferred == run.frames
     assert view.states(run.frames) == ["RUNNING"]

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import Connection, Engine
 
+from opencue_sched.dispatch.rqd import Fate
 from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.kill import KillFate
 from opencue_sched.farm.reaper import Reaper
 from opencue_sched.settings import Release
 from opencue_sched.store import procs
@@ -52,7 +52,7 @@ def test_a_silent_host_goes_down_and_its_frames_wait_again(
     # given a host that cannot be reached and has not reported for a while
     run = start(view, LayerSpec(frames=3), running=2)
     silence(view, run, 60)
-    killer.fate = KillFate.UNREACHABLE
+    killer.fate = Fate.UNREACHABLE
 
     # when the reaper passes
     report = reaper.run_once()
@@ -132,22 +132,22 @@ def test_a_silent_proc_is_ended_only_once_its_process_is_confirmed_dead(
     view.run_sql("UPDATE proc SET ts_ping = now() - interval '360 seconds'")
 
     # when its RQD does not confirm, nothing changes
-    for fate in (KillFate.UNCONFIRMED, KillFate.UNREACHABLE):
+    for fate in (Fate.UNCONFIRMED, Fate.UNREACHABLE):
         killer.fate = fate
         assert reaper.run_once().deferred == 1
         assert view.states(run.frames) == ["RUNNING"]
 
     # when it does, the frame waits again with 301
-    killer.fate = KillFate.NOT_RUNNING
+    killer.fate = Fate.NOT_RUNNING
     assert reaper.run_once().frames_waiting == 1
     assert view.frame(run.frames[0]).int_exit_status == 301
     view.assert_consistent()
 
 
-@pytest.mark.parametrize(("fate", "state"), [(KillFate.RUNNING, "RUNNING"), (KillFate.NOT_RUNNING, "WAITING")])
+@pytest.mark.parametrize(("fate", "state"), [(Fate.RUNNING, "RUNNING"), (Fate.NOT_RUNNING, "WAITING")])
 @pytest.mark.parametrize("host", ["UP", "REPAIR"])
 def test_procs_of_a_host_that_nobody_heard_are_not_killed(
-    engine: Engine, view: FarmView, killer: ScriptedKiller, fate: KillFate, state: str, host: str
+    engine: Engine, view: FarmView, killer: ScriptedKiller, fate: Fate, state: str, host: str
 ) -> None:
     # given a proc and its host that both went silent ten minutes ago: whoever takes the reports was away
     run = start(view)
@@ -169,7 +169,7 @@ def test_a_host_that_booted_since_cannot_run_the_frame(view: FarmView, reaper: R
     run = start(view)
     view.run_sql("UPDATE proc SET ts_ping = now() - interval '700 s', ts_dispatched = now() - interval '700 s'")
     view.run_sql("UPDATE host_stat SET ts_booted = now() - interval '10 s', ts_ping = now() + interval '1 hour'")
-    killer.fate = KillFate.UNREACHABLE
+    killer.fate = Fate.UNREACHABLE
     assert reaper.run_once().frames_waiting == 1
     assert view.states(run.frames) == ["WAITING"]
 
@@ -180,7 +180,7 @@ def test_after_twenty_minutes_without_an_answer_a_person_must_decide(
     run = start(view)
     keep_reporting(view)
     view.run_sql("UPDATE proc SET ts_ping = now() - interval '1300 seconds'")
-    killer.fate = KillFate.UNCONFIRMED
+    killer.fate = Fate.UNCONFIRMED
     assert reaper.run_once().frames_dead == 1
     assert view.states(run.frames) == ["DEAD"]
     assert view.procs() == []
@@ -193,9 +193,9 @@ def test_a_run_that_proves_alive_meanwhile_is_left_alone(view: FarmView, engine:
     view.run_sql("UPDATE proc SET ts_ping = now() - interval '360 seconds'")
 
     class Late(ScriptedKiller):
-        def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> KillFate:
+        def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> Fate:
             view.run_sql("UPDATE proc SET ts_ping = now()")
-            return KillFate.NOT_RUNNING
+            return Fate.NOT_RUNNING
 
     report = Reaper(Releaser(engine), Release(), killer=Late()).run_once()
     assert report.procs_released == 0
@@ -208,9 +208,9 @@ def test_procs_of_a_finished_job_are_ended_though_they_report_to_the_last(view: 
     view.run_sql("UPDATE job SET str_state = 'FINISHED'")
 
     class Lively(ScriptedKiller):
-        def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> KillFate:
+        def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> Fate:
             view.run_sql("UPDATE proc SET ts_ping = now()")
-            return KillFate.NOT_RUNNING
+            return Fate.NOT_RUNNING
 
     assert Reaper(Releaser(engine), Release(), killer=Lively()).run_once().procs_released == 1
     assert view.states(run.frames) == ["WAITING"]
@@ -232,15 +232,15 @@ def test_a_proc_without_a_frame_is_released_after_a_minute(view: FarmView, reape
 @pytest.mark.parametrize(
     ("fate", "age", "state"),
     [
-        (KillFate.NOT_RUNNING, 400, "WAITING"),
-        (KillFate.UNCONFIRMED, 400, "RUNNING"),
-        (KillFate.UNREACHABLE, 400, "RUNNING"),
-        (KillFate.UNREACHABLE, 3700, "DEAD"),
-        (KillFate.NOT_RUNNING, 200, "RUNNING"),
+        (Fate.NOT_RUNNING, 400, "WAITING"),
+        (Fate.UNCONFIRMED, 400, "RUNNING"),
+        (Fate.UNREACHABLE, 400, "RUNNING"),
+        (Fate.UNREACHABLE, 3700, "DEAD"),
+        (Fate.NOT_RUNNING, 200, "RUNNING"),
     ],
 )
 def test_orphan_frames(
-    view: FarmView, reaper: Reaper, killer: ScriptedKiller, fate: KillFate, age: int, state: str
+    view: FarmView, reaper: Reaper, killer: ScriptedKiller, fate: Fate, age: int, state: str
 ) -> None:
     # given a frame that has been RUNNING without a proc for some time
     run = start(view)
@@ -261,7 +261,7 @@ def test_an_orphan_frame_of_a_host_that_is_gone_waits_again(
     view.run_sql(
         "UPDATE frame SET str_host = 'removed', ts_updated = now() - interval '400 s' WHERE str_state = 'RUNNING'"
     )
-    killer.fate = KillFate.UNREACHABLE
+    killer.fate = Fate.UNREACHABLE
     reaper.run_once()
     assert view.states(run.frames) == ["WAITING"]
 
@@ -308,16 +308,16 @@ def test_beside_a_cuebot_rqd_is_asked_about_a_proc_that_two_reports_have_not_nam
     view.assert_consistent()
 
 
-@pytest.mark.parametrize("fate", [KillFate.RUNNING, KillFate.UNCONFIRMED, KillFate.UNREACHABLE])
+@pytest.mark.parametrize("fate", [Fate.RUNNING, Fate.UNCONFIRMED, Fate.UNREACHABLE])
 def test_a_proc_that_reports_do_not_name_is_left_alone_unless_its_rqd_says_that_it_is_gone(
-    engine: Engine, view: FarmView, killer: ScriptedKiller, fate: KillFate
+    engine: Engine, view: FarmView, killer: ScriptedKiller, fate: Fate
 ) -> None:
     run = start(view)
     view.run_sql("UPDATE proc SET ts_ping = now() - interval '290 s', ts_dispatched = now() - interval '1 day'")
     view.run_sql("UPDATE host_stat SET ts_ping = now()")
     killer.fate = fate
     report = Reaper(Releaser(engine), Release(), killer=killer, scope=BESIDE_A_CUEBOT).run_once()
-    assert (report.procs_released, report.deferred) == (0, fate is not KillFate.RUNNING)
+    assert (report.procs_released, report.deferred) == (0, fate is not Fate.RUNNING)
     assert (len(killer.looked_for), killer.stopped) == (1, [])
     assert view.states(run.frames) == ["RUNNING"]
 
@@ -338,7 +338,7 @@ def test_a_host_that_is_down_and_does_not_answer_is_looked_for_once_however_many
 ) -> None:
     # given three dead hosts, in the database too, with four frames each
     on_hosts(view, "DOWN", hosts=3, frames=4)
-    killer.fate = KillFate.UNREACHABLE
+    killer.fate = Fate.UNREACHABLE
 
     # when they are reaped in several batches
     report = Reaper(Releaser(engine), Release(), killer=killer, batch=5).run_once()
@@ -367,7 +367,7 @@ def test_a_host_that_is_down_but_answers_has_its_processes_killed_and_confirmed(
     engine: Engine, view: FarmView, killer: ScriptedKiller
 ) -> None:
     on_hosts(view, "DOWN", hosts=1, frames=2)
-    killer.fate = KillFate.UNCONFIRMED
+    killer.fate = Fate.UNCONFIRMED
     report = Reaper(Releaser(engine), Release(), killer=killer).run_once()
     assert (report.procs_released, report.deferred) == (0, 2)
     assert len(killer.stopped) == 2
@@ -377,7 +377,7 @@ def test_a_host_that_is_up_is_asked_in_full_and_once_a_reap_when_it_cannot_be_re
     engine: Engine, view: FarmView, killer: ScriptedKiller
 ) -> None:
     on_hosts(view, "UP", hosts=2, frames=3)
-    killer.fate = KillFate.UNREACHABLE
+    killer.fate = Fate.UNREACHABLE
     report = Reaper(Releaser(engine), Release(host_down_after=1e6), killer=killer, batch=2).run_once()
     assert (report.procs_released, report.deferred) == (0, 6)
     assert killer.probed == []
@@ -395,7 +395,7 @@ def test_a_reap_goes_on_until_nothing_is_left(engine: Engine, view: FarmView, ki
 
 def test_what_cannot_be_ended_is_tried_once_a_reap(engine: Engine, view: FarmView, killer: ScriptedKiller) -> None:
     on_hosts(view, "UP", hosts=1, frames=5)
-    killer.fate = KillFate.UNCONFIRMED
+    killer.fate = Fate.UNCONFIRMED
     report = Reaper(Releaser(engine), Release(host_down_after=1e6), killer=killer, batch=2).run_once()
     assert report.deferred == 5
     assert len({frame for _, frame in killer.stopped}) == len(killer.stopped) == 5
@@ -416,7 +416,7 @@ def test_a_reap_begins_nothing_more(engine: Engine, view: FarmView, why: str) ->
     now = [0.0]
 
     class Slow(ScriptedKiller):
-        def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> KillFate:
+        def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> Fate:
             now[0] += 15.0
             return super().stop(host_name, frame_id, proc_id, reason)
 

@@ -19,13 +19,12 @@ from opencue_sched.accounting.connection import make_redis
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.dispatch.hosts import HostChanges
-from opencue_sched.dispatch.rqd import RqdChannels
+from opencue_sched.dispatch.rqd import Fate, RqdChannels, RqdKiller
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.simulated_host import HostSpec
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.jobs import JobControl
-from opencue_sched.farm.kill import KillFate, RqdKiller
 from opencue_sched.farm.reaper import Reaper
 from opencue_sched.farm.service import ReportService
 from opencue_sched.settings import Release, Rqd, Settings
@@ -49,11 +48,11 @@ class LateKiller:
         assert self.real is not None
         return self.real.ask(host_name, frame_id, reason)
 
-    def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> KillFate:
+    def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> Fate:
         assert self.real is not None
         return self.real.stop(host_name, frame_id, proc_id, reason)
 
-    def confirm_gone(self, host_name: str, frame_id: str, proc_id: str) -> KillFate:
+    def confirm_gone(self, host_name: str, frame_id: str, proc_id: str) -> Fate:
         assert self.real is not None
         return self.real.confirm_gone(host_name, frame_id, proc_id)
 
@@ -89,8 +88,8 @@ class Site:
             run = rqd_pb2.RunFrame(
                 resource_id=proc, frame_id=frame, job_id=job.id, layer_id=job.layers[0].id, num_cores=100, command="x"
             )
-            with self.channels.stub(host_name) as stub:
-                stub.LaunchFrame(rqd_pb2.RqdStaticLaunchFrameRequest(run_frame=run), timeout=60)
+            request = rqd_pb2.RqdStaticLaunchFrameRequest(run_frame=run)
+            self.channels.stub(host_name).LaunchFrame(request, timeout=60)
         return procs
 
     def booked(self) -> set[str]:
@@ -258,7 +257,7 @@ class _SlowToConfirm(LateKiller):
         self._site = site
         self.real = site.killer.real
 
-    def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> KillFate:
+    def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> Fate:
         fate = self._site.killer.stop(host_name, frame_id, proc_id, reason)
         eventually(lambda: proc_id not in self._site.view.procs())
         return fate

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Any, cast
 
 import pytest
+from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from opencue_sched.farm.completion import CompletionBatcher, NotAccepting
-from opencue_sched.farm.model import CompletedFrame, EventCounts, RunOutcome, RunVerdict
+from opencue_sched.farm import completion
+from opencue_sched.farm.completion import CompletionBatcher, NotAccepting, Releaser
+from opencue_sched.farm.model import CompletedFrame, EventCounts, RunOutcome, RunsEnded, RunVerdict
 from tests.polling import eventually
 
 
@@ -82,14 +85,15 @@ def test_one_that_cannot_be_applied_does_not_hold_up_the_others() -> None:
         bad.result(1)
 
 
-def test_one_that_makes_us_fail_is_answered_with_the_error() -> None:
-    def apply(reports: Sequence[CompletedFrame]) -> list[RunOutcome]:
+def test_one_that_makes_us_fail_is_answered_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end_runs(_engine: Any, reports: Sequence[CompletedFrame], *_: Any, **__: Any) -> RunsEnded:
         if any(each.proc_id == "bad" for each in reports):
             raise ValueError("a bug")
-        return applied(reports)
+        return RunsEnded(tuple(applied(reports)))
 
+    monkeypatch.setattr(completion, "end_runs", end_runs)
     counts = EventCounts()
-    batcher = CompletionBatcher(apply, counts=counts)
+    batcher = CompletionBatcher(Releaser(cast(Engine, None), counts=counts).complete, counts=counts)
     done = [batcher.submit(report(name)) for name in ("a", "bad", "b")]
     batcher.start()
     assert done[0].result(10).proc_id == "a"

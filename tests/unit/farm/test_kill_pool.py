@@ -8,18 +8,18 @@ from collections.abc import Iterator
 import pytest
 from structlog.testing import capture_logs
 
-from opencue_sched.farm.kill import KillPool
+from opencue_sched.farm.reports import KillPool
 from tests.polling import eventually
 
 
 @pytest.fixture
 def pool() -> Iterator[KillPool]:
-    made = KillPool(threads=1, most_hosts=2)
+    made = KillPool(threads=1)
     yield made
     made.close()
 
 
-def test_a_host_has_one_job_at_a_time_and_the_pool_so_many(pool: KillPool) -> None:
+def test_a_host_has_one_job_at_a_time(pool: KillPool) -> None:
     # given a job that takes its time, and one that waits behind it
     over = threading.Event()
     done: list[str] = []
@@ -27,7 +27,6 @@ def test_a_host_has_one_job_at_a_time_and_the_pool_so_many(pool: KillPool) -> No
     assert pool.submit("b", lambda: done.append("b"))
     # when more comes, then it is left to the next report
     assert not pool.submit("a", lambda: done.append("a"))
-    assert not pool.submit("c", lambda: done.append("c"))
     # and there is room again afterwards
     over.set()
     eventually(lambda: pool.submit("a", lambda: done.append("a again")))
@@ -46,8 +45,3 @@ def test_a_job_that_fails_is_logged_and_the_next_one_done(pool: KillPool) -> Non
         eventually(lambda: done == ["b"])
     assert [(line["event"], line["host"]) for line in said] == [("kills_failed", "a")]
     eventually(lambda: pool.submit("a", lambda: done.append("a")))
-
-
-def test_a_closed_pool_takes_nothing(pool: KillPool) -> None:
-    pool.close()
-    assert not pool.submit("a", lambda: None)

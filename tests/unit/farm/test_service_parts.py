@@ -11,9 +11,9 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DataError, OperationalError
 from structlog.testing import capture_logs
 
+from opencue_sched.dispatch.rqd import RqdKiller
 from opencue_sched.farm import completion
 from opencue_sched.farm import service as service_module
-from opencue_sched.farm.kill import RqdKiller
 from opencue_sched.farm.model import CompletedFrame, RunsEnded
 from opencue_sched.farm.service import HostMail, ReportService, read_completion
 from opencue_sched.settings import Release, Settings
