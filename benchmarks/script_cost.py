@@ -95,11 +95,11 @@ def _work(client: redis.Redis, epoch: Epoch) -> Iterator[tuple[str, list[ScriptC
     yield "caps", scripts.caps_calls(epoch.text, "server|1", [(key, caps) for key in vertices])
     yield "inventory", scripts.inventory_calls(epoch.text, vertices)
     seq = int(str(client.get(keys.SEQ)))
-    yield "adjust", scripts.adjust_calls(epoch.text, [(key, 1, 0) for key in vertices], read_at=seq)
+    yield "adjust", scripts.adjust_calls(epoch.text, "benchmark", [(key, 1, 0) for key in vertices])
     yield "foreign", scripts.foreign_calls(epoch.text, "before", 0, vertices)
     seq = int(str(client.get(keys.SEQ)))
     yield "reseed_cas", scripts.reseed_cas_calls(epoch.text, seq, [(key, 0, 0) for key in vertices])
-    yield "reclaim", scripts.reclaim_calls(epoch.text, vertices)
+    yield "free", scripts.free_calls(epoch.text, vertices, idle=True)
 
 
 def _whole(epoch: Epoch, procs: int) -> Iterator[tuple[str, list[ScriptCall]]]:

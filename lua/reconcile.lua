@@ -1,14 +1,15 @@
--- reconcile: apply differences between the ledger and the proc table, entry by entry.
+-- reconcile: bring entries of the ledger to what the proc table says, one by one.
 -- KEYS    1 acct:seq, 2 acct:ledger, 3 acct:epoch, 4 acct:audit
 -- ARGV    1 epoch, 2 owner of what is added, then fours (at most 250): pk_proc,
---         expected changed seq ('' expects no entry, or an unreadable one), state ('F', 'C', or '' to remove),
---         entry ('' to remove)
+--         expected changed seq ('' expects no entry, or an unreadable one; 'any' confirms what is there, or adds it: its
+--         proc was committed), state ('F', 'C', or '' to remove), entry ('' to remove)
 -- Returns {1, seq, applied, ids passed over...}, or {0, 'not_ready', stored epoch, '0'}.
 --         Passed over: the entry changed since it was read, or the id to be added is there by now or is tombstoned.
 -- Invariants: nothing is decided here about an entry other than the one the caller saw, so the call commutes with
---         booking, settling and releasing; an entry that stays the same moves no counter; removing leaves no tombstone
---         (a settle that comes late means the proc exists). In a dual store a removal leaves int_* to the program that
---         deleted the proc (see foreign).
+--         booking, settling and releasing; a tombstoned id never comes back; an entry that stays the same moves no
+--         counter, a confirmed one that is confirmed again does not change at all; removing leaves no tombstone (a settle
+--         that comes late means the proc exists). In a dual store a removal leaves int_* to the program that deleted the
+--         proc (see foreign).
 --@include ledger
 --@include moves
 local now, bucket = clock()
@@ -27,12 +28,18 @@ local seq, fields, gone = nil, {}, {}
 for i, id in ipairs(ids) do
   local at = 3 + (i - 1) * 4
   local expected, state, entry = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
-  local _, booked, changed, owner, old
+  local now_state, booked, changed, owner, old
   if known[i] then
-    _, booked, changed, owner, old = string.match(known[i], RECORD)
-    if changed and #changed > 15 then changed, old = nil, nil end
+    now_state, booked, changed, owner, old = string.match(known[i], RECORD)
+    if changed and #changed > 15 then now_state, changed, old = nil, nil, nil end
   end
-  if (changed or '') ~= expected or (not known[i] and state == '')
+  local over = expected == 'any' and known[i] and now_state ~= 'F'
+  if expected == 'any' then
+    expected, entry = changed or '', old or entry
+  end
+  if over then
+    -- Confirmed already; or unreadable, which is left to a recompute.
+  elseif (changed or '') ~= expected or (not known[i] and state == '')
     or (not old and state ~= '' and tombstoned(id, bucket)) then
     answer[#answer + 1] = id
   else

@@ -13,9 +13,9 @@
 --   acct:limit:{limit}   hash: int_max_value, int_foreign, caps_at, int_running (frames)
 --   acct:ledger          hash: pk_proc -> record
 --   acct:tomb:{bucket}   set of released pk_procs; a bucket is TOMB_WIDTH seconds of Redis TIME
---   acct:epoch           open|generation|run id, and |dual behind it when another program publishes plain decrements
---   acct:audit           token of a running inventory; while it is there, acct:audit:log gets every change
---   acct:adjusted:{name}:{call}, acct:corrected  corrections that were made, and the last: seq|name (see adjust)
+--   acct:epoch           open|generation|run id, and |dual behind it when another program publishes plain decrements;
+--                        while the store is filled: filling|token:ms it has been closed|run id
+--   acct:audit           token|number of corrections of a running consistency check; acct:audit:log gets every change
 --   acct:seq             moved by every mutation
 --
 -- An entry is  cores|gpus|show|alloc|folder|job|layer|dept|limit,limit  (an empty id: no such vertex);

@@ -47,15 +47,17 @@ local function move(id, entry, sign, ledger_only)
   end
 end
 
--- Adding 0 turns -0, which HINCRBY does not read, into 0.
+-- Adding 0 turns -0, which HINCRBY does not read, into 0. GPUs of 0 are written only to a vertex that is new: a command
+-- less for most.
 local function apply_moves(seq)
   local now = DUAL and call('TIME')[1]
   for key, sum in pairs(moves) do
     if string.sub(key, 1, 11) == 'acct:limit:' then
       add(key, 'int_running', sum[1] + 0)
     else
-      add(key, 'int_cores', sum[1] + 0)
-      add(key, 'int_gpus', sum[2] + 0)
+      if add(key, 'int_cores', sum[1] + 0) == sum[1] or sum[2] ~= 0 then
+        add(key, 'int_gpus', sum[2] + 0)
+      end
       if DUAL then
         add(key, 'ledger_cores', sum[3] + 0)
         add(key, 'ledger_gpus', sum[4] + 0)

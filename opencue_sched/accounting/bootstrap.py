@@ -6,9 +6,8 @@ answers not_ready and nobody books. One process fills, under a lease; its writes
 filler that lost its lease in a pause is refused by the scripts themselves.
 
 After a loss the store stays closed for one age before its filler takes a snapshot: by then nothing that was booked
-before can still be committed, so the proc table is the whole truth. While it waits a filler notes how long the store is
-closed, by its own boot clock and so never too long; if it dies, its successor only waits for what is left. The note
-holds as long as the store is as that filler left it: in the same Redis process, under the filling epoch it wrote.
+before can still be committed, so the proc table is the whole truth. While it waits a filler notes in its epoch how long
+the store is closed, by its own boot clock and so never too long; if it dies, its successor only waits for what is left.
 """
 
 from __future__ import annotations
@@ -27,20 +26,12 @@ from sqlalchemy import Engine
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import cap_rows_of_shows, note_imported, reseed_limits
 from opencue_sched.accounting.connection import Epoch
-from opencue_sched.accounting.ledger import Ledger, answering
+from opencue_sched.accounting.ledger import Ledger, answering, stored_epoch
 from opencue_sched.accounting.recompute import DEFAULT_AGE_SECONDS, RecomputeReport, recompute
 from opencue_sched.accounting.reconcile import additions, may_still_commit, snapshot_of
-from opencue_sched.accounting.scripts import (
-    chunks,
-    epoch_fill_call,
-    epoch_open_call,
-    epoch_waited_call,
-    lease_drop_call,
-    lease_take_call,
-    wipe_calls,
-)
+from opencue_sched.accounting.scripts import chunks, epoch_set_call, free_calls
 from opencue_sched.errors import InvalidInput, NotReady
-from opencue_sched.lua_scripts import ScriptCall, call_scripts
+from opencue_sched.lua_scripts import call_script, call_scripts
 from opencue_sched.store import accounting as store
 from opencue_sched.store.engine import repeatable_read
 
@@ -77,26 +68,21 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BootstrapReport:
-    """``procs`` and ``vertices`` were loaded by FILLED; ``recompute`` is the pass of RECONCILED."""
+    """``procs`` were loaded by FILLED; ``recompute`` is the pass of RECONCILED."""
 
     action: Action
     epoch: Epoch
     procs: int = 0
-    vertices: int = 0
     recompute: RecomputeReport | None = None
     seconds: float = 0.0
 
 
 def store_state(client: redis.Redis) -> StoreState:
     """Whether the store may be booked in. Raises NotReady when Redis does not answer."""
-    with answering():
-        (stored,) = cast("list[str | None]", client.mget(keys.EPOCH))
-        if stored is None:
-            return StoreState.LOST
-        epoch = Epoch.parse(stored)
-        if Epoch(stored).run_id != server_run_id(client):
-            return StoreState.LOST
-    return StoreState.FILLING if epoch is None else StoreState.OPEN
+    stored = stored_epoch(client)
+    if stored is None or Epoch(stored).run_id != server_run_id(client):
+        return StoreState.LOST
+    return StoreState.OPEN if Epoch.parse(stored) else StoreState.FILLING
 
 
 def server_run_id(client: redis.Redis) -> str:
@@ -122,7 +108,6 @@ def ensure_bootstrapped(
     seconds of waiting for another filler it raises NotReady; None waits for as long as it takes.
     """
     started = time.monotonic()
-    check_eviction_policy(ledger.client)
     filler = _Filler(engine, ledger, dual=dual, wait_age=wait_age, sleep=sleep)
     action = Action.VERIFIED
     while True:
@@ -171,7 +156,8 @@ class _Filler:
         return self._take()
 
     def __exit__(self, *_: object) -> None:
-        self._call(lease_drop_call((keys.BOOTSTRAP_LEASE,), self._token))
+        with answering():
+            call_script(self._client, "lease_drop", [keys.BOOTSTRAP_LEASE], [self._token])
 
     def idle(self) -> bool:
         """Nobody is filling or reconciling."""
@@ -188,35 +174,36 @@ class _Filler:
                 return filled
         with self._engine.begin() as connection:
             shows = store.managed_show_ids(connection)
-        caps = reseed_limits(self._engine, self._ledger, shows)
+        reseed_limits(self._engine, self._ledger, shows)
         passed = recompute(self._engine, self._ledger, age_seconds=self._age)
         seconds = time.monotonic() - started
-        return BootstrapReport(
-            Action.RECONCILED, self._ledger.epoch(), vertices=caps.written, recompute=passed, seconds=seconds
-        )
+        return BootstrapReport(Action.RECONCILED, self._ledger.epoch(), recompute=passed, seconds=seconds)
 
     def fill(self, *, close_open: bool = False) -> BootstrapReport | None:
-        """Fill the store and open it; None when another process opened it meanwhile."""
+        """Fill the store and open it; None when another process does, or has opened it meanwhile."""
         started = time.monotonic()
         run_id = server_run_id(self._client)
-        filling = Epoch.filling(run_id, dual=self._dual)
-        with answering():
-            ((closed, waited_ms),), _ = call_scripts(
-                self._client, [epoch_fill_call(self._token, filling.text, run_id, close_open=close_open)]
-            )
-        if int(closed) != 1:
+        if not self._take():
+            return None
+        stored = Epoch(stored_epoch(self._client) or "")
+        of_this_redis = stored.run_id == run_id
+        if Epoch.parse(stored.text) and of_this_redis and not close_open:
+            return None
+        # What was waited before another loss of Redis says nothing of this one.
+        filling = Epoch.filling(run_id, dual=self._dual, waited_ms=stored.waited_ms if of_this_redis else 0)
+        if not self._replace(stored, filling):
             return None
         with self._engine.begin() as connection:
             known = store.managed_show_versions(connection)
-        left = max(0.0, self._age - waited_ms / 1000)
+        left = max(0.0, self._age - filling.waited_ms / 1000)
         log.warning("store_closed", reason="its counters are filled from PostgreSQL", waits_seconds=left)
-        self._wait(filling, waited_ms / 1000)
+        filling = self._wait(filling)
         self._wipe(filling)
         with repeatable_read(self._engine) as connection:
             version = store.caps_version(connection)
             snapshot = snapshot_of(connection, meanwhile=self._renew)
-            counted = store.managed_show_versions(connection)
-            rows = cap_rows_of_shows(connection, snapshot.managed, counted)
+            imported = store.managed_show_versions(connection)
+            rows = cap_rows_of_shows(connection, snapshot.managed, imported)
         changes = additions(snapshot.entries)
         for part in chunks(rows, _CHANGES_PER_RENEWAL):
             self._ledger.write_caps(version, part, epoch=filling)
@@ -225,28 +212,28 @@ class _Filler:
             self._ledger.apply(piece, epoch=filling)
             self._renew()
         opened = Epoch.new(run_id, dual=self._dual)
-        if not self._call(epoch_open_call(filling.text, opened.text)):
+        if not self._replace(filling, opened):
             return None
         self._ledger.adopt(opened)
         with answering():
             self._client.set(keys.RECOMPUTED_AT, self._client.time()[0])
         # One handed over meanwhile a Cuebot may still take for its own: it is left to whoever would book there.
-        note_imported(self._client, {show: version for show, version in counted.items() if known.get(show) == version})
-        seconds = time.monotonic() - started
-        return BootstrapReport(Action.FILLED, opened, len(snapshot.entries), len(rows), seconds=seconds)
+        note_imported(self._client, {show: version for show, version in imported.items() if known.get(show) == version})
+        return BootstrapReport(Action.FILLED, opened, len(snapshot.entries), seconds=time.monotonic() - started)
 
-    def _wait(self, filling: Epoch, waited: float) -> None:
+    def _wait(self, filling: Epoch) -> Epoch:
         """Until the store is closed for an age, and PostgreSQL has ended every COMMIT of before, keeping the lease.
 
-        ``waited``: seconds that others are known to have waited. Ours are counted from after it was closed, and noted
-        from before they are sent, so that what is noted is never more than what has passed.
+        Our seconds are counted from after the store was closed, and noted from before they are sent, so that what is
+        noted is never more than what has passed. Returns the epoch with the last note.
         """
-        begun = time.monotonic()
+        begun, waited = time.monotonic(), filling.waited_ms / 1000
         while True:
             so_far = waited + time.monotonic() - begun
-            if not self._call(epoch_waited_call(filling.text, int(so_far * 1000))):
+            noted = Epoch.filling(filling.run_id, dual=self._dual, waited_ms=int(so_far * 1000))
+            if not self._replace(filling, noted):
                 raise NotReady("the store was lost, or taken over, while its filler waited")
-            left = self._age - so_far
+            filling, left = noted, self._age - so_far
             if left <= 0:
                 break
             self._renew(WAITING_LEASE_SECONDS)
@@ -255,51 +242,32 @@ class _Filler:
             self._renew(WAITING_LEASE_SECONDS)
             self._sleep(_STALLED_POLL_SECONDS)
         self._renew()
+        return filling
 
     def _wipe(self, filling: Epoch) -> None:
         """Drop what an older process of Redis left (a stale replica, say). Raises NotReady when we were overtaken."""
-        spared = {keys.EPOCH, keys.SEQ, keys.BOOTSTRAP_LEASE, keys.FILLERS_WAITED}
+        spared = {keys.EPOCH, keys.SEQ, keys.BOOTSTRAP_LEASE}
         with answering():
             stale = [
                 key for key in self._client.scan_iter(match=keys.EVERYTHING, count=_SCAN_COUNT) if key not in spared
             ]
         for part in chunks(stale, _SCAN_COUNT):
-            self._ledger.call_under(wipe_calls(filling.text, part))
+            self._ledger.call_under(free_calls(filling.text, part, idle=False))
+
+    def _replace(self, seen: Epoch, wanted: Epoch) -> bool:
+        """Put another epoch in the place of the one that was seen; whether it was still there."""
+        with answering():
+            (answer,), _ = call_scripts(self._client, [epoch_set_call(seen.text, wanted.text)])
+        return int(answer) == 1
 
     def _take(self, life: float = LEASE_SECONDS) -> bool:
         """Take or keep the lease for ``life`` seconds, unless another process has it; whether it is ours."""
-        return self._call(lease_take_call(keys.BOOTSTRAP_LEASE, self._token, round(life * 1000)))
+        with answering():
+            answer = call_script(self._client, "lease_take", [keys.BOOTSTRAP_LEASE], [self._token, round(life * 1000)])
+        return bool(answer)
 
     def _renew(self, life: float = LEASE_SECONDS) -> None:
         """Keep the lease; take it again if it ran out on a slow machine and nobody has it. Whoever had it meanwhile has
         made another filling epoch, and the scripts refuse ours."""
         if not self._take(life):
             raise NotReady("the bootstrap lease was lost in a pause; another process goes on")
-
-    def _call(self, call: ScriptCall) -> bool:
-        with answering():
-            answers, _ = call_scripts(self._client, [call])
-        return int(answers[0]) == 1
-
-
-def check_eviction_policy(client: redis.Redis) -> None:
-    """Refuse a Redis that evicts keys to make room, with InvalidInput: a lost counter over-books. Raises NotReady."""
-    with answering():
-        memory = cast("dict[str, object]", client.info("memory"))
-    policy = str(memory.get("maxmemory_policy", "unknown"))
-    warning = judge_eviction(policy, int(str(memory.get("maxmemory", 0))))
-    if warning:
-        log.warning("redis_eviction_policy", policy=policy, message=warning)
-
-
-def judge_eviction(policy: str, max_memory: int) -> str:
-    """What to warn of, if anything. Raises InvalidInput for a policy that evicts any key, if there is a maximum.
-
-    ``max_memory`` in bytes, 0 is no limit (then nothing is evicted, today).
-    """
-    if policy == "noeviction":
-        return ""
-    cure = "Set 'maxmemory-policy noeviction' in redis.conf, or CONFIG SET maxmemory-policy noeviction."
-    if policy.startswith("allkeys") and max_memory > 0:
-        raise InvalidInput(f"Redis evicts keys (maxmemory-policy {policy}): counters would vanish. {cure}")
-    return f"Redis has maxmemory-policy {policy}: keys may be evicted. {cure}"

@@ -3,7 +3,7 @@
 While ``acct:audit`` holds a token, the scripts also log every change of an entry. A counter is read together with the
 sequence number of that moment; the ledger, scanned over a longer time, is wound back or forward to the same moment by
 the log. So the answer is exact for each vertex under any load. A recompute adds the difference to what is wrong, which
-commutes with every booking; the audit only tells of it.
+commutes with every booking, while it still has the token: nobody else finds the same meanwhile. The audit only tells.
 """
 
 from __future__ import annotations
@@ -11,19 +11,24 @@ from __future__ import annotations
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import cast
+
+import structlog
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.entries import Record, amounts
 from opencue_sched.accounting.keys import VertexKind
 from opencue_sched.accounting.ledger import Ledger, answering
-from opencue_sched.accounting.scripts import adjust_calls, audit_begin_call, chunks, inventory_calls, lease_drop_call
-from opencue_sched.lua_scripts import call_scripts
+from opencue_sched.accounting.scripts import adjust_calls, chunks, inventory_calls
+from opencue_sched.lua_scripts import call_script
+
+log = structlog.get_logger(__name__)
 
 Amounts = tuple[int, int]
 
+_LEASE = (keys.AUDIT, keys.AUDIT_LOG)
 _LIFE_MS = 60_000
 _SCAN_COUNT = 1000
 _LOG_PAGE = 1000
@@ -54,7 +59,8 @@ class ConsistencyCheck:
     """The ledger as scanned, the counters as read, and what happened meanwhile.
 
     ``complete`` is False when another check was under way, or this one outlived its token: then only ``records`` are
-    valid, and ``unreadable``, the ids of unreadable entries.
+    valid, and ``unreadable``, the ids of unreadable entries. ``healed``: counters that were corrected, and by how much
+    they were off; ``seqs``: our sequence numbers of that.
     """
 
     epoch: Epoch
@@ -63,15 +69,20 @@ class ConsistencyCheck:
     events: Sequence[EntryChange]
     complete: bool
     unreadable: Sequence[str] = ()
+    healed: Mapping[str, Amounts] = field(default_factory=dict)
+    seqs: Sequence[int] = ()
 
 
-def check_consistency(ledger: Ledger, epoch: Epoch | None = None) -> ConsistencyCheck:
-    """Scan the ledger and read every counter, once, under ``epoch`` (default: the store's). Raises NotReady."""
+def check_consistency(ledger: Ledger, epoch: Epoch | None = None, *, heal: bool = False) -> ConsistencyCheck:
+    """Scan the ledger and read every counter, once, under ``epoch`` (default: the store's). Raises NotReady.
+
+    ``heal``: correct the counters that are off their entries.
+    """
     epoch = epoch or ledger.mark().epoch
     token = uuid.uuid4().hex
-    client = ledger.client
-    (begun,) = ledger.call_under([audit_begin_call(epoch.text, token, _LIFE_MS)])
-    mine = int(begun[1]) == 1
+    # A second check at once would empty the log of the first, and correct what that has corrected.
+    with answering():
+        mine = bool(call_script(ledger.client, "lease_take", _LEASE, [f"{token}|0", _LIFE_MS]))
     try:
         unreadable: list[str] = []
         records = {record.proc_id: record for record in ledger.records(unreadable)}
@@ -79,11 +90,33 @@ def check_consistency(ledger: Ledger, epoch: Epoch | None = None) -> Consistency
         vertices = vertex_keys(ledger) | {key for entry in entries for key, _, _ in amounts(entry)}
         readings = read_counters(ledger, epoch, sorted(vertices)) if mine else {}
         events = _read_log(ledger) if mine else []
+        check = ConsistencyCheck(epoch, records, readings, events, mine, unreadable)
+        if heal and mine:
+            check = correct(ledger, check, token)
     finally:
         if mine:
             with answering():
-                (dropped,), _ = call_scripts(client, [lease_drop_call((keys.AUDIT, keys.AUDIT_LOG), token)])
-    return ConsistencyCheck(epoch, records, readings, events, mine and int(dropped) == 1, unreadable)
+                dropped = bool(call_script(ledger.client, "lease_drop", _LEASE, [token]))
+    return check if mine and dropped else replace(check, complete=False, healed={})
+
+
+def correct(ledger: Ledger, check: ConsistencyCheck, token: str) -> ConsistencyCheck:
+    """Take what is off out of the counters, as long as ``check`` is under way; the check with what was done.
+
+    In a dual store it is the foreign delta and not drift, but for licences, which no decrement of another program is
+    about. Numbers of a sequence that was set back say nothing of the moment at which a counter was read.
+    """
+    differing = {
+        key: off for key, off in drift(check).items() if not check.epoch.dual or key.startswith(keys.LIMIT_PREFIX)
+    }
+    newest = max((record.changed_seq for record in check.records.values()), default=0)
+    moments = [newest, *(reading.seq for reading in check.readings.values())]
+    if not differing or moments != sorted(moments):
+        return check
+    log.warning("counters_drifted", vertices=dict(list(differing.items())[:20]), total=len(differing))
+    calls = adjust_calls(check.epoch.text, token, [(key, -cores, -gpus) for key, (cores, gpus) in differing.items()])
+    answers = [answer for part in chunks(calls, _CALLS_PER_ROUND_TRIP) for answer in ledger.call_under(part)]
+    return replace(check, healed=differing, seqs=[int(answer[1]) for answer in answers if int(answer[2])])
 
 
 def vertex_keys(ledger: Ledger) -> set[str]:
@@ -160,15 +193,6 @@ def drift(check: ConsistencyCheck) -> dict[str, Amounts]:
         if off != (0, 0):
             differing[key] = off
     return differing
-
-
-def correct(ledger: Ledger, check: ConsistencyCheck, differing: Mapping[str, Amounts]) -> None:
-    """Take these differences of ``check`` out of the counters, unless another process has done so since."""
-    read_at = min(check.readings[key].seq for key in differing)
-    amounts_to_add = [(key, -cores, -gpus) for key, (cores, gpus) in differing.items()]
-    calls = adjust_calls(check.epoch.text, amounts_to_add, read_at=read_at)
-    for part in chunks(calls, _CALLS_PER_ROUND_TRIP):
-        ledger.call_under(part)
 
 
 def count_by_kind(vertices: Iterable[str]) -> dict[VertexKind, int]:

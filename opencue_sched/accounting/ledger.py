@@ -130,9 +130,7 @@ class Ledger:
 
     def learn_epoch(self) -> Epoch:
         """Read the epoch of the store again. Raises NotReady."""
-        with answering():
-            (stored,) = cast("list[str | None]", self.client.mget(keys.EPOCH))
-        self._epoch = Epoch.parse(stored)
+        self._epoch = Epoch.parse(stored_epoch(self.client))
         if self._epoch is None:
             raise NotReady("the counters in Redis are not filled; waiting for the bootstrap")
         return self._epoch
@@ -210,8 +208,9 @@ class Ledger:
 
     def settle(self, bookings: Sequence[Booking]) -> list[str]:
         """The procs are committed. Returns the ids that had been released meanwhile (nothing to do about them)."""
-        answers, _ = self._call(lambda epoch: settle_calls(epoch, bookings, self.owner))
-        return [proc_id for answer in answers for proc_id in answer[4:]]
+        once = list({booking.proc_id: booking for booking in reversed(bookings)}.values())
+        answers, _ = self._call(lambda epoch: settle_calls(epoch, once, self.owner))
+        return [proc_id for answer in answers for proc_id in answer[3:]]
 
     def rollback(self, bookings: Sequence[Booking]) -> None:
         """The procs were certainly not committed (or their DELETE was): take exactly these entries out again.
@@ -250,7 +249,7 @@ class Ledger:
         number and these ``hashes`` are written anew. A ledger cannot be, for nobody knows what was in flight: then the
         store is closed, for the bootstrap to fill it, and NotReady raised."""
         bucket = mark.seconds // keys.TOMBSTONE_SECONDS
-        types = dict.fromkeys((keys.SEQ, keys.AUDIT, keys.CORRECTED), "string")
+        types = dict.fromkeys((keys.SEQ, keys.AUDIT), "string")
         types |= dict.fromkeys((keys.LEDGER, keys.IMPORTED, *hashes), "hash")
         types |= dict.fromkeys((f"{keys.TOMBSTONE_PREFIX}{bucket + ahead}" for ahead in range(3)), "set")
         with answering(), self.client.pipeline(transaction=False) as pipe:
@@ -268,15 +267,14 @@ class Ledger:
     def catch_up(self, seen: int) -> bool:
         """Raise acct:seq to the highest number ``seen``, if another program has set it back; whether it was."""
         with answering():
-            stored, corrected = cast("list[str | None]", self.client.mget(keys.SEQ, keys.CORRECTED))
-            least = max(seen, _number((corrected or "").partition("|")[0]) or 0)
+            (stored,) = cast("list[str | None]", self.client.mget(keys.SEQ))
             seq = _number(stored)
-            if (seq or 0) >= least:
+            if (seq or 0) >= seen:
                 return False
-            log.error("sequence_set_back", was=stored, raised_to=least)
+            log.error("sequence_set_back", was=stored, raised_to=seen)
             if seq is None:
                 self.client.unlink(keys.SEQ)
-            self.client.incrby(keys.SEQ, least - (seq or 0))
+            self.client.incrby(keys.SEQ, seen - (seq or 0))
         return True
 
     def apply(self, changes: Sequence[Change], *, epoch: Epoch) -> Applied:
@@ -355,6 +353,13 @@ class Ledger:
         if fence is not None:
             check_fence(fence, answers)
         return answers, values
+
+
+def stored_epoch(client: redis.Redis) -> str | None:
+    """The epoch as it stands in the store; None for none, and for a key of another type. Raises NotReady."""
+    with answering():
+        (stored,) = cast("list[str | None]", client.mget(keys.EPOCH))
+    return stored
 
 
 @contextmanager

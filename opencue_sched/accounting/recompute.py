@@ -19,7 +19,7 @@ from sqlalchemy import Engine
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.connection import Epoch
-from opencue_sched.accounting.consistency import ConsistencyCheck, correct, count_by_kind, drift, vertex_keys
+from opencue_sched.accounting.consistency import ConsistencyCheck, count_by_kind, vertex_keys
 from opencue_sched.accounting.entries import amounts
 from opencue_sched.accounting.keys import VertexKind
 from opencue_sched.accounting.ledger import Ledger, Mark, answering
@@ -32,7 +32,7 @@ from opencue_sched.accounting.reconcile import (
     reconcile,
     renew_entries,
 )
-from opencue_sched.accounting.scripts import Phase, chunks, foreign_calls, reclaim_calls, reseed_cas_calls
+from opencue_sched.accounting.scripts import Phase, chunks, foreign_calls, free_calls, reseed_cas_calls
 from opencue_sched.store import accounting as store
 
 log = structlog.get_logger(__name__)
@@ -90,10 +90,11 @@ def reseed_booked(
 
 def swap_counters(ledger: Ledger, done: Pass) -> bool:
     """Write every counter as the ledger says, if only this pass moved anything since its mark."""
-    if not is_undisturbed(done.mark.seq, done.applied.seqs):
+    own = (*done.check.seqs, *done.applied.seqs)
+    if not is_undisturbed(done.mark.seq, own):
         return False
     values = counters(done.entries_now().values(), _stored(ledger, done.check))
-    expected = done.mark.seq + len(done.applied.seqs)
+    expected = done.mark.seq + len(own)
     for part in chunks(values, _KEYS_PER_ROUND_TRIP):
         answers = ledger.call_under(reseed_cas_calls(done.mark.epoch.text, expected, part))
         if any(int(answer[0]) != 1 for answer in answers):
@@ -217,7 +218,7 @@ def recompute(
         done = one_pass()
     check, found, applied = done.check, done.found, done.applied
     oldest = found.oldest_in_flight_at
-    drifted = _heal_drift(ledger, done.mark, check)
+    drifted = count_by_kind(check.healed)
     foreign = {(kind, Cause.FOREIGN_WRITE): count for kind, count in drifted.items()}
     off = partial(drift_of_entries, check, done.changes, found.cause_of)
     report = RecomputeReport(
@@ -249,20 +250,6 @@ def _remember(ledger: Ledger, mark: Mark) -> None:
         ledger.client.set(keys.RECOMPUTED_AT, mark.seconds)
 
 
-def _heal_drift(ledger: Ledger, mark: Mark, check: ConsistencyCheck) -> dict[VertexKind, int]:
-    """Correct counters that are off their entries. In a dual store that is the foreign delta, and not drift, but for
-    licences, which no decrement of another program is about."""
-    if not check.complete:
-        return {}
-    differing = drift(check)
-    if mark.epoch.dual:
-        differing = {key: off for key, off in differing.items() if key.startswith(keys.LIMIT_PREFIX)}
-    if differing:
-        log.warning("counters_drifted", vertices=dict(list(differing.items())[:20]), total=len(differing))
-        correct(ledger, check, differing)
-    return count_by_kind(differing)
-
-
 def reclaim_orphans(engine: Engine, ledger: Ledger, mark: Mark, check: ConsistencyCheck) -> int:
     """Free the keys of jobs and layers that are finished or gone, and of folders and shows that are gone, if they count
     nothing; returns how many."""
@@ -281,5 +268,5 @@ def reclaim_orphans(engine: Engine, ledger: Ledger, mark: Mark, check: Consisten
         orphans += [key for key, row_id in row_of.items() if row_id not in alive]
     freed = 0
     for part in chunks(orphans, _KEYS_PER_ROUND_TRIP):
-        freed += sum(int(answer[1]) for answer in ledger.call_under(reclaim_calls(mark.epoch.text, part)))
+        freed += sum(int(answer[1]) for answer in ledger.call_under(free_calls(mark.epoch.text, part, idle=True)))
     return freed

@@ -341,7 +341,7 @@ def reconcile(
     ledger.drop_keys_of_another_type(mark, first_seen.key)
     stalled = may_still_commit(engine, age_seconds)
     snapshot = read_snapshot(engine, only)
-    check = check_consistency(ledger, mark.epoch)
+    check = check_consistency(ledger, mark.epoch, heal=True)
     if ledger.catch_up(max((mark.seq, *(record.changed_seq for record in check.records.values())))):
         # The mark may be too low, or numbers of before it given again after it: what was read under them is read anew.
         return reconcile(engine, ledger, only, age_seconds=age_seconds, first_seen=first_seen)

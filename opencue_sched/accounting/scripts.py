@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.entries import Booking, EntryState, most_vertices
-from opencue_sched.accounting.keys import BOOTSTRAP_LEASE, EPOCH, FILLERS_WAITED, LEDGER_KEYS, SEQ
+from opencue_sched.accounting.keys import EPOCH, LEDGER_KEYS, SEQ
 from opencue_sched.lua_scripts import ScriptCall
 
 MAX_IDS_PER_CALL = 250
@@ -25,6 +24,7 @@ ERROR = "error"
 Mode: TypeAlias = Literal["check", "force"]
 Phase: TypeAlias = Literal["before", "after"]
 _T = TypeVar("_T")
+_Fields = TypeVar("_Fields", bound=Sequence[str | int])
 
 # What the scripts do, at most. With an id: read and write its record, look for a tombstone, log the change, and take
 # texts apart. With a vertex of it: move cores and GPUs; in a dual store also the ledger's own, and note the time.
@@ -58,18 +58,16 @@ def rollback_call(epoch: str, booking: Booking, owner: str) -> ScriptCall:
 
 
 def settle_calls(epoch: str, bookings: Sequence[Booking], owner: str) -> list[ScriptCall]:
-    pairs = [(booking.proc_id, booking.packed()) for booking in bookings]
+    """Confirm entries, or add them."""
     of_a_vertex = _work_of_a_vertex(epoch)
-    return [
-        ScriptCall("settle", LEDGER_KEYS, (epoch, owner, *(text for pair in part for text in pair)))
-        for part in portions(pairs, lambda pair: _WORK_OF_AN_ID + of_a_vertex * most_vertices(pair[1]))
-    ]
+    rows = [(booking.proc_id, "any", EntryState.CONFIRMED.value, booking.packed()) for booking in bookings]
+    return _calls("reconcile", (epoch, owner), rows, lambda row: _WORK_OF_AN_ID + of_a_vertex * most_vertices(row[3]))
 
 
 def release_calls(epoch: str, proc_ids: Sequence[str]) -> list[ScriptCall]:
     """Only the ledger knows the vertices: the answers name the ids for which there was too much to do in one call."""
     usual = _WORK_OF_AN_ID + _work_of_a_vertex(epoch) * _USUAL_VERTICES
-    return [ScriptCall("release", LEDGER_KEYS, (epoch, *part)) for part in portions(proc_ids, lambda _: usual)]
+    return _calls("release", (epoch,), [(proc_id,) for proc_id in proc_ids], usual)
 
 
 def reconcile_calls(epoch: str, changes: Sequence[Change], owner: str) -> list[ScriptCall]:
@@ -86,99 +84,66 @@ def reconcile_calls(epoch: str, changes: Sequence[Change], owner: str) -> list[S
         return _WORK_OF_AN_ID + of_a_vertex * (vertices + most_vertices(change.entry or ""))
 
     return [
-        ScriptCall("reconcile", LEDGER_KEYS, (epoch, owner, *(text for c in part for text in _change(c))))
+        ScriptCall("reconcile", LEDGER_KEYS, (epoch, owner, *(text for change in part for text in _row(change))))
         for part in portions(changes, work)
     ]
+
+
+def _row(change: Change) -> tuple[str, str, str, str]:
+    expected = "" if change.expected_seq is None else str(change.expected_seq)
+    return change.proc_id, expected, change.state.value if change.entry is not None else "", change.entry or ""
 
 
 def _work_of_a_vertex(epoch: str) -> int:
     return _WORK_OF_A_DUAL_VERTEX if Epoch(epoch).dual else _WORK_OF_A_VERTEX
 
 
-def _change(change: Change) -> tuple[str, str, str, str]:
-    return (
-        change.proc_id,
-        "" if change.expected_seq is None else str(change.expected_seq),
-        "" if change.entry is None else change.state.value,
-        change.entry or "",
-    )
-
-
 def caps_calls(epoch: str, version: str, rows: Sequence[tuple[str, Sequence[str]]]) -> list[ScriptCall]:
     """``rows``: vertex key and its fields, each name before its value. To make a hash is more work than to find one."""
-    return [
-        ScriptCall("caps", LEDGER_KEYS, (epoch, version, *(text for row in part for text in _caps(row))))
-        for part in portions(rows, lambda row: 8 + len(row[1]))
-    ]
-
-
-def _caps(row: tuple[str, Sequence[str]]) -> tuple[str, ...]:
-    key, fields = row
-    return (key, str(len(fields)), *fields)
+    texts = [(key, str(len(fields)), *fields) for key, fields in rows]
+    return _calls("caps", (epoch, version), texts, lambda row: 6 + len(row))
 
 
 def inventory_calls(epoch: str, vertex_keys: Sequence[str]) -> list[ScriptCall]:
-    return [ScriptCall("inventory", LEDGER_KEYS, (epoch, *part)) for part in portions(vertex_keys, _each(3))]
+    return _calls("inventory", (epoch,), [(key,) for key in vertex_keys], 3)
 
 
-def adjust_calls(epoch: str, amounts: Sequence[tuple[str, int, int]], *, read_at: int) -> list[ScriptCall]:
-    """One correction. ``amounts``: vertex key, cores (or frames) and GPUs to add; ``read_at``: the sequence number at
-    which the first of them was read."""
-    name = uuid.uuid4().hex
+def adjust_calls(epoch: str, token: str, amounts: Sequence[tuple[str, int, int]]) -> list[ScriptCall]:
+    """The correction of the consistency check that has this token. ``amounts``: vertex key, cores (or frames) and GPUs
+    to add."""
     return [
-        ScriptCall(
-            "adjust", LEDGER_KEYS, (epoch, name, number, read_at, *(field for amount in part for field in amount))
-        )
-        for number, part in enumerate(portions(amounts, _each(4)))
+        ScriptCall("adjust", LEDGER_KEYS, (epoch, token, number, *(field for amount in part for field in amount)))
+        for number, part in enumerate(portions(amounts, lambda _: 4), start=1)
     ]
 
 
-def reclaim_calls(epoch: str, vertex_keys: Sequence[str]) -> list[ScriptCall]:
-    return [ScriptCall("reclaim", LEDGER_KEYS, (epoch, *part)) for part in portions(vertex_keys, _each(6))]
+def free_calls(epoch: str, vertex_keys: Sequence[str], *, idle: bool) -> list[ScriptCall]:
+    """``idle``: only those that count nothing."""
+    return _calls("free", (epoch, "idle" if idle else "all"), [(key,) for key in vertex_keys], 6)
 
 
 def reseed_cas_calls(epoch: str, seq: int, values: Sequence[tuple[str, int, int]]) -> list[ScriptCall]:
     """``values``: vertex key, cores and GPUs as they were at ``seq``. Each call compares and swaps by itself."""
-    return [
-        ScriptCall("reseed_cas", LEDGER_KEYS, (epoch, seq, *(field for value in part for field in value)))
-        for part in portions(values, _each(7))
-    ]
+    return _calls("reseed_cas", (epoch, seq), values, 7)
 
 
 def foreign_calls(epoch: str, phase: Phase, grace_seconds: float, vertex_keys: Sequence[str]) -> list[ScriptCall]:
+    return _calls("foreign", (epoch, phase, grace_seconds), [(key,) for key in vertex_keys], 12)
+
+
+def epoch_set_call(seen: str, wanted: str) -> ScriptCall:
+    return ScriptCall("epoch_set", (EPOCH, SEQ), (seen, wanted))
+
+
+def _calls(
+    name: str, fixed: Sequence[str | float], rows: Sequence[_Fields], work: int | Callable[[_Fields], int]
+) -> list[ScriptCall]:
+    """Calls that take the ``fixed`` arguments, and then as many rows as make bounded work."""
+    of_a_row = work if callable(work) else lambda _: work
     return [
-        ScriptCall("foreign", LEDGER_KEYS, (epoch, phase, grace_seconds, *part))
-        for part in portions(vertex_keys, _each(12))
+        ScriptCall(name, LEDGER_KEYS, (*fixed, *(field for row in part for field in row)))
+        for part in portions(rows, of_a_row)
     ]
-
-
-def audit_begin_call(epoch: str, token: str, life_ms: int) -> ScriptCall:
-    return ScriptCall("audit_begin", LEDGER_KEYS, (epoch, token, life_ms))
-
-
-def epoch_fill_call(lease: str, filling: str, run_id: str, *, close_open: bool) -> ScriptCall:
-    args = (lease, filling, run_id, int(close_open))
-    return ScriptCall("epoch_fill", (EPOCH, BOOTSTRAP_LEASE, FILLERS_WAITED), args)
-
-
-def epoch_waited_call(filling: str, waited_ms: int) -> ScriptCall:
-    return ScriptCall("epoch_waited", (EPOCH, FILLERS_WAITED), (filling, waited_ms))
-
-
-def wipe_calls(filling: str, keys: Sequence[str]) -> list[ScriptCall]:
-    return [ScriptCall("wipe", LEDGER_KEYS, (filling, *part)) for part in portions(keys, _each(4))]
-
-
-def epoch_open_call(filling: str, opened: str) -> ScriptCall:
-    return ScriptCall("epoch_open", (EPOCH, SEQ, FILLERS_WAITED), (filling, opened))
-
-
-def lease_take_call(key: str, token: str, life_ms: int) -> ScriptCall:
-    return ScriptCall("lease_take", (key,), (token, life_ms))
-
-
-def lease_drop_call(keys: Sequence[str], token: str) -> ScriptCall:
-    return ScriptCall("lease_drop", tuple(keys), (token,))
 
 
 def portions(items: Sequence[_T], work: Callable[[_T], int]) -> list[Sequence[_T]]:
@@ -194,10 +159,6 @@ def portions(items: Sequence[_T], work: Callable[[_T], int]) -> list[Sequence[_T
     if start < len(items):
         found.append(items[start:])
     return found
-
-
-def _each(work: int) -> Callable[[object], int]:
-    return lambda _: work
 
 
 def chunks(items: Sequence[_T], size: int) -> list[Sequence[_T]]:

@@ -200,7 +200,7 @@ def assert_in_order(done: list[str]) -> None:
     """What a pass does by which others go: prolong the permit, book, commit, launch, tell, and give it back."""
     assert done[:2] == [TAKE, TAKE]
     assert [done.count(what) for what in (TAKE, COMMIT, LAUNCH, TELL, GIVE_BACK)] == [2, 1, 1, 1, 1]
-    after = [done.index(what) for what in (BOOK, COMMIT, LAUNCH, "settle", TELL, GIVE_BACK)]
+    after = [done.index(what) for what in (BOOK, COMMIT, LAUNCH, "reconcile", TELL, GIVE_BACK)]
     assert after == sorted(after)
     assert done.count(BOOK) >= FEWER
 

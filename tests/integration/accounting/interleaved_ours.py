@@ -12,9 +12,8 @@ import pytest
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import OperationalError
 
-from opencue_sched.accounting import bootstrap, keys, reconcile
+from opencue_sched.accounting import bootstrap, consistency, keys, reconcile
 from opencue_sched.accounting import caps as caps_module
-from opencue_sched.accounting import recompute as recompute_module
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped, server_run_id
 from opencue_sched.accounting.caps import make_ledger, note_imported, reseed_limits
 from opencue_sched.accounting.connection import Epoch
@@ -240,7 +239,7 @@ def mark_moments(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     monkeypatch.setattr(cluster_pass, "plan_pass", _marked(cluster_pass.plan_pass, after=PLANNED))
     monkeypatch.setattr(reconcile, "read_snapshot", _marked(reconcile.read_snapshot, after=SNAPSHOT))
     monkeypatch.setattr(reconcile, "fresh_additions", _marked(reconcile.fresh_additions, before=JUDGED))
-    monkeypatch.setattr(recompute_module, "correct", _marked(recompute_module.correct, before=CORRECTION))
+    monkeypatch.setattr(consistency, "correct", _marked(consistency.correct, before=CORRECTION))
     monkeypatch.setattr(caps_module, "cap_rows_of_shows", _marked(caps_module.cap_rows_of_shows, after=CAPS_READ))
 
 

@@ -32,6 +32,7 @@ def test_every_mutation_moves_the_sequence(store: Store) -> None:
     """The reference's contract: whoever compares and swaps goes by it."""
     store.open(dual=True)
     taken, epoch = booking(4, proc_id="p"), store.ledger.epoch()
+    store.client.set(keys.AUDIT, "token|0")
 
     def somebody_takes_off(cores: int) -> None:
         store.client.hincrby(SUB, "int_cores", -cores)
@@ -43,7 +44,7 @@ def test_every_mutation_moves_the_sequence(store: Store) -> None:
         "book": lambda: store.ledger.book([taken]),
         "confirm": lambda: store.ledger.settle([taken]),
         "move": lambda: store.ledger.apply(_moved(store, 5), epoch=epoch),
-        "correct": lambda: store.ledger.call_under(adjust_calls(epoch.text, [(SUB, 3, 1)], read_at=store.seq())),
+        "correct": lambda: store.ledger.call_under(adjust_calls(epoch.text, "token", [(SUB, 3, 1)])),
         "take off what was lost": lambda: dissolve("before"),
         "release": lambda: store.ledger.release(["p"]),
         "add what was lost": lambda: store.ledger.settle([booking(2, proc_id="q")]),
@@ -75,7 +76,8 @@ def test_the_answer_carries_the_caps_it_was_booked_under(store: Store) -> None:
     caps = store.ledger.book([booking(4, 1)]).caps
     assert (caps[SUB].max_cores, caps[SUB].cores) == (10, 4)
     assert (caps[keys.folder("folder")].max_cores, caps[keys.folder("folder")].max_gpus) == (20, None)
-    assert (caps[keys.job("job")].max_cores, caps[keys.job("job")].left_gpus) == (None, 2)
+    assert (caps[keys.job("job")].max_cores, caps[keys.job("job")].max_gpus) == (None, 3)
+    assert caps[keys.job("job")].gpus == 1
 
 
 @pytest.mark.parametrize(
@@ -394,7 +396,8 @@ def test_a_spoilt_entry_can_be_rolled_back_and_settled(store: Store) -> None:
 
 def test_a_correction_that_is_sent_again_is_made_once(store: Store) -> None:
     store.ledger.book([booking(4)])
-    calls = adjust_calls(store.ledger.epoch().text, [(SUB, 3, 1)], read_at=0)
+    store.client.set(keys.AUDIT, "token|0")
+    calls = adjust_calls(store.ledger.epoch().text, "token", [(SUB, 3, 1)])
     store.ledger.call_under(calls)
     store.ledger.call_under(calls)
     assert store.counter(SUB) == (7, 1)

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from opencue_sched import lua_scripts
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.consistency import check_consistency, correct, drift
+from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.errors import NotReady
 from opencue_sched.lua_scripts import ScriptCall
 from tests.integration.accounting.conftest import Store, booking
@@ -101,7 +101,7 @@ def test_a_spoilt_counter_stops_only_the_bookings_that_it_would_decide(store: St
     assert store.counter(keys.job("other")) == (2, 0)
 
     # and the consistency check puts the counter right, after which the job is booked
-    heal(store)
+    check_consistency(store.ledger, heal=True)
     assert drift(check_consistency(store.ledger)) == {}
     store.caps(keys.job("job"), int_max_cores=-1, int_max_gpus=-1)
     assert store.ledger.book([booking(4, proc_id="later")]).accepted == {"later"}
@@ -113,7 +113,7 @@ def test_a_release_beside_a_spoilt_counter_takes_off_all_others(store: Store) ->
     store.client.hset(keys.job("job"), "int_cores", "abc")
     assert store.ledger.release(["ours", "theirs"]) == 2
     assert (store.ids(), store.counter(keys.job("other")), store.counter(SUB)) == (set(), (0, 0), (0, 0))
-    heal(store)
+    check_consistency(store.ledger, heal=True)
     assert store.counter(keys.job("job")) == (0, 0)
 
 
@@ -130,10 +130,3 @@ def test_what_was_accepted_is_taken_out_again_when_redis_forbids_the_next(
     with pytest.raises(NoPermissionError):
         store.ledger.book([booking(1, proc_id="first"), booking(2, proc_id="second")])
     assert "second" not in store.ids()
-
-
-def heal(store: Store) -> None:
-    """As a recompute does."""
-    check = check_consistency(store.ledger)
-    if differing := drift(check):
-        correct(store.ledger, check, differing)

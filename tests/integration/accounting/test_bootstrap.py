@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import redis
 from sqlalchemy import Connection, Engine
 from structlog.testing import capture_logs
 
@@ -16,9 +15,7 @@ from opencue_sched.accounting import bootstrap, keys
 from opencue_sched.accounting.bootstrap import (
     Action,
     StoreState,
-    check_eviction_policy,
     ensure_bootstrapped,
-    judge_eviction,
     server_run_id,
     store_state,
 )
@@ -27,10 +24,11 @@ from opencue_sched.accounting.connection import Epoch, look_at_store, make_redis
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.reconcile import ProcSnapshot
-from opencue_sched.accounting.scripts import epoch_open_call
+from opencue_sched.accounting.scripts import epoch_set_call
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.services import EmbeddedRedis
 from opencue_sched.errors import InvalidInput, NotReady
+from opencue_sched.insight.stores import StoreUnusable, check_redis
 from opencue_sched.lua_scripts import call_scripts
 from opencue_sched.settings import Settings
 from tests.integration.accounting.conftest import VERTICES, Store
@@ -277,7 +275,7 @@ def test_a_filler_that_was_overtaken_in_a_pause_cannot_open_or_write(emptied: Wo
     mine = Epoch.filling(server_run_id(client))
     client.set(keys.EPOCH, mine.text)
     ensure_bootstrapped(emptied.engine, emptied.ledger, wait_age=0)
-    answers, _ = call_scripts(client, [epoch_open_call(mine.text, Epoch.new("x").text)])
+    answers, _ = call_scripts(client, [epoch_set_call(mine.text, Epoch.new("x").text)])
     assert answers == [0]
     with pytest.raises(NotReady):
         emptied.ledger.write_caps("test|1", [(keys.job("j"), ["int_max_cores", "1"])], epoch=mine)
@@ -347,29 +345,10 @@ def test_a_restarted_redis_stops_bookings_until_it_is_filled_again(engine: Engin
         client.close()
 
 
-class TestEviction:
-    def test_this_redis_keeps_its_keys(self, redis_client: redis.Redis) -> None:
-        check_eviction_policy(redis_client)
-
-    @pytest.mark.parametrize(
-        ("policy", "max_memory", "warns"),
-        [("noeviction", 1000, False), ("allkeys-lru", 0, True), ("volatile-ttl", 1000, True)],
-    )
-    def test_policies(self, policy: str, max_memory: int, warns: bool) -> None:
-        warning = judge_eviction(policy, max_memory)
-        assert bool(warning) == warns
-        assert not warns or "noeviction" in warning
-
-    def test_a_policy_that_evicts_any_key_is_refused_with_its_cure(self) -> None:
-        with pytest.raises(InvalidInput, match="noeviction"):
-            judge_eviction("allkeys-lru", 1000)
-
-    def test_a_redis_that_evicts_is_refused_at_start(self, engine: Engine, own_redis: EmbeddedRedis) -> None:
-        client = make_redis(own_redis.url, Settings())
-        try:
-            client.config_set("maxmemory", "50mb")
-            client.config_set("maxmemory-policy", "allkeys-lru")
-            with pytest.raises(InvalidInput, match="maxmemory-policy"):
-                ensure_bootstrapped(engine, Ledger(client, owner="test"), wait_age=0)
-        finally:
-            client.close()
+def test_a_redis_that_evicts_is_refused_at_a_workers_start_with_its_cure(own_redis: EmbeddedRedis) -> None:
+    with contextlib.closing(make_redis(own_redis.url, Settings())) as client:
+        check_redis(client, Settings())
+        for policy in ("allkeys-lru", "volatile-ttl"):
+            client.config_set("maxmemory-policy", policy)
+            with pytest.raises(StoreUnusable, match="Set maxmemory-policy to noeviction"):
+                check_redis(client, Settings())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import cast
 
 import pytest
 
@@ -75,7 +74,7 @@ def dies(actor: Actor, world: World) -> None:
 
 def noted(world: World) -> float:
     """Seconds that fillers have noted."""
-    return int(str(world.store.client.get(keys.FILLERS_WAITED)).partition("|")[0]) / 1000
+    return Epoch(str(world.store.client.get(keys.EPOCH))).waited_ms / 1000
 
 
 def test_a_filler_waits_one_age_with_a_short_lease_and_has_a_long_one_at_work(
@@ -90,7 +89,6 @@ def test_a_filler_waits_one_age_with_a_short_lease_and_has_a_long_one_at_work(
     assert client.pttl(keys.BOOTSTRAP_LEASE) > LEASE_SECONDS * 500
     assert wait(only, clock) == 0
     assert waited == pytest.approx(AGE - 1)
-    assert not client.exists(keys.FILLERS_WAITED)
     world.exact()
 
 
@@ -139,8 +137,7 @@ def flushed(world: World) -> None:
 
 def of_another_process(world: World) -> None:
     """Redis came back with what it held."""
-    left = Epoch.filling("0" * 40).text
-    world.store.client.mset({keys.EPOCH: left, keys.FILLERS_WAITED: f"{AGE * 1000:.0f}|{left}"})
+    world.store.client.set(keys.EPOCH, Epoch.filling("0" * 40, waited_ms=round(AGE * 1000)).text)
 
 
 def filled_since(world: World) -> None:
@@ -168,12 +165,8 @@ def test_a_wait_of_another_loss_does_not_count(filler: MakeFiller, clock: Clock,
 def test_a_store_that_was_open_a_moment_ago_is_closed_for_an_age(
     filler: MakeFiller, clock: Clock, world: World, settings_url: str
 ) -> None:
-    """Also when it is closed on purpose, and a note of its last filling is there."""
-    first = filler()
-    wait(first, clock, AGE - 1)
-    note = cast("str", world.store.client.get(keys.FILLERS_WAITED))
-    wait(first, clock)
-    world.store.client.set(keys.FILLERS_WAITED, note)
+    """Also when it is closed on purpose."""
+    wait(filler(), clock)
     world.ledger.forget_epoch()
     slept: list[float] = []
 

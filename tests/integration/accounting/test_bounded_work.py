@@ -41,7 +41,7 @@ VERTICES = [key for booked in ALL for key in keys.counted(booked.vertices)]
 def epoch(store: Store, request: pytest.FixtureRequest) -> Epoch:
     """An open store, of either kind, while a consistency check runs: so the scripts log what they change too."""
     opened = store.open(dual=request.param)
-    store.client.set(keys.AUDIT, "somebody")
+    store.client.set(keys.AUDIT, "somebody|0")
     return opened
 
 
@@ -156,14 +156,14 @@ def test_caps_counters_and_keys(store: Store, epoch: Epoch, send: Sender) -> Non
     hierarchy = [key for key in VERTICES if not key.startswith(keys.LIMIT_PREFIX)]
     read = send(scripts.inventory_calls(epoch.text, VERTICES))
     assert sum(len(answer) - 2 for answer in read) == 2 * len(VERTICES)
-    corrected = send(scripts.adjust_calls(epoch.text, [(key, 1, 1) for key in VERTICES], read_at=store.seq()))
+    corrected = send(scripts.adjust_calls(epoch.text, "somebody", [(key, 1, 1) for key in VERTICES]))
     assert [answer[2] for answer in corrected] == [1] * len(corrected), "it is one correction, in however many calls"
     for phase in ("before", "after"):
         send(scripts.foreign_calls(epoch.text, phase, 0, hierarchy))
     send(scripts.reseed_cas_calls(epoch.text, store.seq(), [(key, 0, 0) for key in hierarchy]))
-    freed = send(scripts.reclaim_calls(epoch.text, hierarchy))
+    freed = send(scripts.free_calls(epoch.text, hierarchy, idle=True))
     assert sum(int(answer[1]) for answer in freed) == len(hierarchy)
-    send(scripts.wipe_calls(epoch.text, VERTICES))
+    send(scripts.free_calls(epoch.text, VERTICES, idle=False))
     assert not store.client.exists(*VERTICES)
 
 
@@ -172,9 +172,9 @@ def test_no_call_names_more_ids_than_lua_can_unpack(epoch: Epoch) -> None:
     for calls in (
         scripts.settle_calls(epoch.text, light, "me"),
         scripts.release_calls(epoch.text, [booked.proc_id for booked in light]),
-        scripts.wipe_calls(epoch.text, [booked.proc_id for booked in light]),
+        scripts.free_calls(epoch.text, [booked.proc_id for booked in light], idle=False),
     ):
-        assert max(len(call.args) for call in calls) <= 2 + 2 * MAX_IDS_PER_CALL
+        assert max(len(call.args) for call in calls) <= 2 + 4 * MAX_IDS_PER_CALL
 
 
 def test_the_parts_of_a_swap_are_each_a_compare_and_swap(store: Store, epoch: Epoch, send: Sender) -> None:

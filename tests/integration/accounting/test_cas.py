@@ -8,7 +8,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting import reconcile as reconcile_module
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.entries import Booking
-from opencue_sched.accounting.scripts import reclaim_calls, reseed_cas_calls
+from opencue_sched.accounting.scripts import free_calls, reseed_cas_calls
 from tests.cuebot_publish import PUBLISH
 from tests.integration.accounting.world import World
 
@@ -35,8 +35,8 @@ def never_quiet(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Something always moves between the snapshot and the swap."""
     original = reconcile_module.check_consistency
 
-    def busy(*args: object) -> object:
-        check = original(*args)  # type: ignore[arg-type]
+    def busy(*args: object, **how: object) -> object:
+        check = original(*args, **how)  # type: ignore[arg-type]
         world.store.client.incr(keys.SEQ)
         return check
 
@@ -93,7 +93,7 @@ def test_a_vertex_whose_decrements_came_before_its_entries_went_is_not_freed(dua
     dual.recompute()
     publish(dual, dual.entry(one))
     assert dual.job_cores() == 0
-    (answer,) = dual.ledger.call_under(reclaim_calls(dual.ledger.epoch().text, [keys.job(dual.job.id)]))
+    (answer,) = dual.ledger.call_under(free_calls(dual.ledger.epoch().text, [keys.job(dual.job.id)], idle=True))
     assert answer == [1, 0]
 
 

@@ -139,8 +139,8 @@ def test_a_recompute_in_the_middle_of_another_changes_nothing_twice(world: World
     original = reconcile_module.check_consistency
     inner: list[object] = []
 
-    def interrupted(*args: object) -> object:
-        check = original(*args)  # type: ignore[arg-type]
+    def interrupted(*args: object, **how: object) -> object:
+        check = original(*args, **how)  # type: ignore[arg-type]
         if not inner:
             inner.append(None)
             inner.append(recompute(world.engine, world.ledger, age_seconds=AGE, write_tables=False))

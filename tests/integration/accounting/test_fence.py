@@ -45,16 +45,13 @@ CALLS: dict[str, Callable[[str], list[ScriptCall]]] = {
         epoch, f"test|{10**18}", [(keys.folder("folder"), ("int_max_cores", "7"))]
     ),
     "adjust": lambda epoch: scripts.adjust_calls(
-        epoch, [(keys.job("job"), 5, 0), (keys.folder("folder"), 1, 1)], read_at=0
+        epoch, "token", [(keys.job("job"), 5, 0), (keys.folder("folder"), 1, 1)]
     ),
-    "reclaim": lambda epoch: scripts.reclaim_calls(epoch, [keys.job("idle"), keys.layer("idle")]),
-    "wipe": lambda epoch: scripts.wipe_calls(epoch, [keys.job("idle")]),
+    "free": lambda epoch: scripts.free_calls(epoch, [keys.job("idle"), keys.layer("idle")], idle=True),
     "inventory": lambda epoch: scripts.inventory_calls(epoch, [keys.job("job")]),
-    "audit_begin": lambda epoch: [scripts.audit_begin_call(epoch, "token", 60_000)],
     "reseed_cas": lambda epoch: scripts.reseed_cas_calls(epoch, 1, [(keys.job("job"), 9, 9)]),
     "foreign": lambda epoch: scripts.foreign_calls(epoch, "after", 0, [keys.job("job"), keys.folder("folder")]),
     "release": lambda epoch: scripts.release_calls(epoch, ["p"]),
-    "settle": lambda epoch: scripts.settle_calls(epoch, [BOOKED], "me"),
     "book": lambda epoch: [scripts.book_call(epoch, "check", booking(1, proc_id="new"), "me")],
 }
 
@@ -64,6 +61,7 @@ def booked(store: Store) -> Store:
     """A store with an entry, and a job's vertex nobody needs."""
     store.ledger.book([BOOKED])
     store.caps(keys.job("idle"), int_max_cores=1)
+    store.client.set(keys.AUDIT, "token|0")
     return store
 
 

@@ -18,7 +18,7 @@ from tests.integration.accounting.interleaved import COMMIT, JUDGED, SNAPSHOT, S
 from tests.integration.accounting.interleaved_ours import Ours, SharedLicence
 from tests.integration.accounting.stepping import Actor
 
-MARKED = "sql SELECT pk_show FROM show WHERE b_schedul"
+MARKED = "sql SELECT pk_show, CAST(xmin AS text) AS ve"
 """What a recompute does when it has its mark: ask who is managed."""
 
 START, VISIBLE, RENEWED = "start", "redis SCAN", "redis MULTI"

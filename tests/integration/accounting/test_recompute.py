@@ -508,7 +508,7 @@ class TestMisfits:
         world.delete(one)
         bucket = int(client.time()[0]) // 120
         tombs = [f"{keys.TOMBSTONE_PREFIX}{bucket + i}" for i in range(3)]
-        misfits = {*tombs, keys.FIRST_SEEN_PREFIX + "test-boot", keys.AUDIT, keys.IMPORTED, keys.CORRECTED, keys.SEQ}
+        misfits = {*tombs, keys.FIRST_SEEN_PREFIX + "test-boot", keys.AUDIT, keys.IMPORTED, keys.SEQ}
         client.delete(*misfits)
         for key in misfits:
             client.zadd(key, {"somebody": 1})

@@ -90,13 +90,12 @@ MUTANTS = {
     "rollback that decrements after a flush": Mutant(
         "book.lua",
         "  if not record then\n",
-        "  if not record then\n"
-        "    count_all(ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10], ARGV[11], ARGV[12], ARGV[13], '-1')\n",
+        "  if not record then\n    move(id, table.concat(ARGV, '|', 5), 1)\n    apply_moves(0)\n",
         plots.lost_before_its_insert,
         MISCOUNTED,
     ),
     "bootstrap that does not wait": Mutant(
-        bootstrap._Filler.fill, "self._wait(filling, waited_ms / 1000)", "None", plots.lost_before_its_commit
+        bootstrap._Filler.fill, "self._wait(filling)", "filling", plots.lost_before_its_commit
     ),
     "age judged by Redis TIME alone": Mutant(
         reconcile.is_too_old, " and marked_at - first_seen >= age_seconds", "", plots.clock_set_forward
@@ -128,14 +127,14 @@ MUTANTS = {
     ),
     "wipe that an overtaken filler can do": Mutant(
         bootstrap._Filler._wipe,
-        "self._ledger.call_under(wipe_calls(filling.text, part))",
+        "self._ledger.call_under(free_calls(filling.text, part, idle=False))",
         "self._client.unlink(*part)",
         plots.overtaken_filler,
     ),
     "successor of a dead filler that does not wait": Mutant(
-        "epoch_fill.lua",
-        "\nlocal waited, noted = ",
-        "\nif state == 'filling' then redis.call('SET', KEYS[3], '99000|' .. stored) end\nlocal waited, noted = ",
+        bootstrap._Filler.fill,
+        "waited_ms=stored.waited_ms if of_this_redis else 0",
+        "waited_ms=99000 if stored.text.startswith('filling') else 0",
         plots.filler_that_dies,
     ),
     "in flight that the swap does not carry": Mutant(

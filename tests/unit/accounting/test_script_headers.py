@@ -17,22 +17,17 @@ BOOKING = Booking("p", Vertices("s", "a", "f", "j", "l", "d", ("n", "m")), 4, 1)
 # One call of each script with two of whatever it takes many of, and how many arguments one of them is.
 CALLS: dict[str, tuple[ScriptCall, int]] = {
     "book": (scripts.book_call("e", "check", BOOKING, "me"), 0),
-    "settle": (scripts.settle_calls("e", [BOOKING] * 2, "me")[0], 2),
     "release": (scripts.release_calls("e", ["p", "q"])[0], 1),
     "reconcile": (scripts.reconcile_calls("e", [Change("p", None, "x"), Change("q", 3, None)], "me")[0], 4),
     "caps": (scripts.caps_calls("e", "s|7", [("k", ("burst", "1")), ("l", ("burst", "2"))])[0], 4),
     "inventory": (scripts.inventory_calls("e", ["k", "l"])[0], 1),
-    "adjust": (scripts.adjust_calls("e", [("k", 1, 0), ("l", -1, 0)], read_at=7)[0], 3),
-    "reclaim": (scripts.reclaim_calls("e", ["k", "l"])[0], 1),
+    "adjust": (scripts.adjust_calls("e", "t", [("k", 1, 0), ("l", -1, 0)])[0], 3),
+    "free": (scripts.free_calls("e", ["k", "l"], idle=True)[0], 1),
     "reseed_cas": (scripts.reseed_cas_calls("e", 5, [("k", 1, 0), ("l", 2, 0)])[0], 3),
     "foreign": (scripts.foreign_calls("e", "before", 30, ["k", "l"])[0], 1),
-    "audit_begin": (scripts.audit_begin_call("e", "t", 1000), 0),
-    "epoch_fill": (scripts.epoch_fill_call("t", "f", "r", close_open=False), 0),
-    "epoch_waited": (scripts.epoch_waited_call("f", 1000), 0),
-    "wipe": (scripts.wipe_calls("f", ["k", "l"])[0], 1),
-    "epoch_open": (scripts.epoch_open_call("f", "o"), 0),
-    "lease_drop": (scripts.lease_drop_call(["k"], "t"), 0),
-    "lease_take": (scripts.lease_take_call("k", "t", 1000), 0),
+    "epoch_set": (scripts.epoch_set_call("f", "o"), 0),
+    "lease_drop": (ScriptCall("lease_drop", ["k"], ["t"]), 0),
+    "lease_take": (ScriptCall("lease_take", ["k"], ["t", 1000]), 0),
 }
 
 
@@ -114,6 +109,11 @@ def test_a_change_says_remove_add_and_move() -> None:
     changes = [Change("p", None, "e"), Change("q", 3, None), Change("r", 4, "e", EntryState.IN_FLIGHT)]
     (call,) = scripts.reconcile_calls("epoch", changes, "me")
     assert call.args[2:] == ("p", "", "C", "e", "q", "3", "", "", "r", "4", "F", "e")
+
+
+def test_a_commit_confirms_whatever_entry_there_is() -> None:
+    (call,) = scripts.settle_calls("e", [BOOKING], "me")
+    assert call.args == ("e", "me", "p", "any", "C", BOOKING.packed())
 
 
 def test_a_rollback_is_force_with_negated_amounts() -> None:

@@ -20,7 +20,7 @@ class Scripts:
         return self._entered(slot, Entry.FLIGHT)._replace(age=slot.age if again else 0)
 
     def settle(self, slot: Slot) -> Slot:
-        """lua/settle.lua: confirm, or add by force what the ledger has lost."""
+        """lua/reconcile.lua, whatever is there: confirm, or add what the ledger has lost."""
         if slot.entry is Entry.FLIGHT or (slot.entry is Entry.ABSENT and not self.refuses(slot)):
             return self._entered(slot, Entry.CONFIRMED)
         return slot
