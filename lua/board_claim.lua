@@ -8,8 +8,6 @@
 -- Invariants: at most one live claim a job; every claim has a higher fence than all before; a call that is made again
 -- because its answer was lost gets the same claim.
 --@include board
-local now = now_ms()
-promote(now)
 local uuid, owner = ARGV[2], ARGV[3]
 local fence, wake, name, details = taken_before(uuid, ARGV[7])
 if fence then
@@ -23,7 +21,7 @@ elseif ARGV[5] ~= '' and tonumber(ARGV[5]) <= job.done then
   return {0, 'stale'}
 elseif job.state == 'claimed' then
   if ARGV[6] ~= '' and job.owner == owner then
-    set_expiry(uuid, tonumber(ARGV[6]), now)
+    set_expiry(uuid, tonumber(ARGV[6]))
   end
   return {0, 'held', job.owner}
 elseif job.state == 'delayed' then
@@ -31,4 +29,4 @@ elseif job.state == 'delayed' then
 elseif job.state == 'trash' then
   return {0, 'trashed'}
 end
-return {1, take(uuid, owner, tonumber(ARGV[4]), now, ARGV[7])}
+return {1, take(uuid, owner, tonumber(ARGV[4]), ARGV[7])}

@@ -7,8 +7,7 @@
 --@include board
 -- More than are lost at once. With more than that due, a farm is short of workers, not of messages.
 local JOBS_PER_CALL = 200
-local now, resend = now_ms(), tonumber(ARGV[2])
-promote(now)
+local resend = tonumber(ARGV[2])
 local expiry = tonumber(redis.call('ZRANGE', CLAIMED, 0, 0, 'WITHSCORES')[2] or 'inf') or math.huge
 local answer = {expiry < math.huge and math.max(0, expiry - now) or -1}
 for _, uuid in ipairs(redis.call('ZRANGEBYSCORE', AWAITED, '-inf', now, 'LIMIT', 0, JOBS_PER_CALL)) do
@@ -16,9 +15,9 @@ for _, uuid in ipairs(redis.call('ZRANGEBYSCORE', AWAITED, '-inf', now, 'LIMIT',
   if not job then
     forget(uuid)
   elseif job.state == 'ready' then
-    answer[#answer + 1] = {uuid, job.details, next_ticket(uuid, job.sent > 0, resend, now), job.sent}
+    answer[#answer + 1] = {uuid, job.details, next_ticket(uuid, job.sent > 0, resend), job.sent}
   elseif tonumber(redis.call('ZSCORE', DELAYED, uuid) or 'inf') > now then
-    -- What rests and is due waits only for promote(), which is bounded: it keeps its place.
+    -- What rests and is due waits only to be promoted, which is bounded: it keeps its place.
     redis.call('ZREM', AWAITED, uuid)
   end
 end

@@ -16,8 +16,6 @@
 -- operator told to rest does so; a call that is made again because its answer was lost gets the same answer, and changes
 -- nothing.
 --@include board
-local now = now_ms()
-promote(now)
 local before = answered_before(ARGV[11])
 if before then
   return before
@@ -49,7 +47,7 @@ if how == 'consume' then
   emit('REMOVED', uuid, name)
   return remember(ARGV[11], {1, 0, 'complete'})
 elseif how == 'trash' then
-  make_trashed(uuid, name, error_text, now)
+  make_trashed(uuid, name, error_text)
   return remember(ARGV[11], {1, 0, 'trash'})
 end
 local rests = how == 'sleep' or how == 'idle'
@@ -66,4 +64,4 @@ if how == 'abandon' then
   redis.call('HSET', job, 'sent', 0)
   return remember(ARGV[11], {1, 0, 'ready'})
 end
-return remember(ARGV[11], {1, next_ticket(uuid, false, tonumber(ARGV[12]), now), 'ready'})
+return remember(ARGV[11], {1, next_ticket(uuid, false, tonumber(ARGV[12])), 'ready'})

@@ -1,24 +1,23 @@
 -- board_enqueue: post jobs by name, once each, and say for which a message should be sent now.
--- ARGV[2] ms after which a message that nobody took is sent again   ARGV[3] retention of trash in ms
--- ARGV[4..] groups of four: name, details (JSON), priority rank 0..4, wake (1|0)
+-- ARGV[2] ms after which a message that nobody took is sent again
+-- ARGV[3..] groups of four: name, details (JSON), priority rank 0..4, wake (1|0)
 -- Returns for each group: {uuid, ticket of the message to send (0: none), 1 if a message was sent before in vain else 0,
 -- 1 if it rests else 0}.
 -- Invariants: one job per name, however often it is enqueued; a wake is never lost: it either makes the job ready or
 -- moves `wake`, which the present claim compares when it ends; a job told to rest is not woken; nothing waits because the
 -- clock was put back; whatever of a job or of the board's own keys was lost or spoilt, the job is ready, and sent for.
---@include board
+-- Before anything is read: a key of the board that was made one of another type would end every call.
 for i, kind in ipairs({'zset', 'zset', 'zset', 'hash', 'string', 'stream', 'zset', 'zset', 'zset'}) do
   local type = redis.call('TYPE', KEYS[i]).ok
   if type ~= kind and type ~= 'none' then
     redis.call('DEL', KEYS[i])
   end
 end
-local now = now_ms()
-promote(now)
-empty_trash(now, tonumber(ARGV[3]))
+--@include board
+empty_trash()
 -- A claim that was made at a moment that is still to come: its life is counted from now, unless its owner prolonged it
 -- since.
-local function live_anew(uuid, now, made, expires)
+local function live_anew(uuid, made, expires)
   redis.call('HSET', PREFIX .. uuid, 'modified', format(now))
   if expires > made and expires < math.huge then
     redis.call('HSET', PREFIX .. uuid, 'expires', format(now + expires - made))
@@ -42,14 +41,14 @@ local function readable(uuid, details)
 end
 
 -- Whether a message is due for a ready job. One of a moment that is still to come was sent before the clock was put back.
-local function is_due(uuid, sent, now)
+local function is_due(uuid, sent)
   local due = sent > 0 and sent <= now and redis.call('ZSCORE', AWAITED, uuid)
   return not due or tonumber(due) <= now
 end
 
 local resend = tonumber(ARGV[2])
 local answer = {}
-for i = 4, #ARGV, 4 do
+for i = 3, #ARGV, 4 do
   local name, details, prio, wake = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3] == '1'
   local uuid = redis.call('HGET', NAMES, name)
   local job = uuid and readable(uuid, details)
@@ -65,8 +64,8 @@ for i = 4, #ARGV, 4 do
     elseif state == 'delayed' then
       rests = true
     elseif state == 'claimed' and modified > now then
-      live_anew(uuid, now, modified, job.expires)
-    elseif state == 'ready' and is_due(uuid, job.sent, now) then
+      live_anew(uuid, modified, job.expires)
+    elseif state == 'ready' and is_due(uuid, job.sent) then
       send, in_vain = true, job.sent > 0
     end
   else
@@ -74,11 +73,11 @@ for i = 4, #ARGV, 4 do
       forget(uuid)
     end
     uuid = redis.sha1hex(PREFIX .. name .. ':' .. redis.call('INCR', SEQ) .. ':' .. now)
-    create(uuid, name, name, details, prio, now)
+    create(uuid, name, name, details, prio)
     make_ready(uuid)
     send = true
   end
-  local ticket = send and next_ticket(uuid, in_vain, resend, now) or 0
+  local ticket = send and next_ticket(uuid, in_vain, resend) or 0
   answer[#answer + 1] = {uuid, ticket, in_vain and 1 or 0, rests and 1 or 0}
 end
 return answer

@@ -4,14 +4,12 @@
 -- Returns 1; 0 when nobody has a claim; -1 when another owner or a later claim of the same one has.
 -- Invariant: only the claim's owner under its fence and token does either; a claim that ran out is never revived.
 --@include board
-local now = now_ms()
-promote(now)
 local refused = not_ours(ARGV[2], ARGV[3], ARGV[4], ARGV[5])
 if refused then
   return (refused[2] == 'gone' or refused[2] == 'unclaimed') and 0 or -1
 end
 if ARGV[6] ~= '' then
-  set_expiry(ARGV[2], tonumber(ARGV[6]), now)
+  set_expiry(ARGV[2], tonumber(ARGV[6]))
 end
 if ARGV[7] then
   redis.call('HSET', PREFIX .. ARGV[2], 'result', ARGV[7], 'modified', format(now))

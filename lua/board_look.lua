@@ -2,8 +2,6 @@
 -- Returns {ready, delayed, claimed, trash, ms until the next job becomes ready by itself or -1, the job's fields and values
 -- (none if it is gone), ms until its claim ends (-1 never, -2 no claim)}.
 --@include board
-local now = now_ms()
-promote(now)
 local function first(index)
   return tonumber(redis.call('ZRANGEBYSCORE', index, '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2] or 'inf') or math.huge
 end

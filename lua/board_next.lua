@@ -5,8 +5,6 @@
 -- Returns {1, uuid, fence, wake, name, details} or {0}.
 -- Invariants: as board_claim.
 --@include board
-local now = now_ms()
-promote(now)
 local before = redis.call('GET', ARGV[7])
 if before then
   local fence, wake, name, details = taken_before(before, ARGV[6])
@@ -19,7 +17,7 @@ for _ = 1, PROMOTED_PER_CALL do
     '(' .. format((tonumber(ARGV[5]) + 1) * 1e12), 'LIMIT', 0, 1)[1]
   if uuid and whole(uuid) then
     redis.call('SET', ARGV[7], uuid, 'PX', CALLS_KEPT_MS)
-    return {1, uuid, take(uuid, ARGV[2], tonumber(ARGV[3]), now, ARGV[6])}
+    return {1, uuid, take(uuid, ARGV[2], tonumber(ARGV[3]), ARGV[6])}
   elseif not uuid then
     break
   end

@@ -3,7 +3,6 @@
 -- ARGV[4] jobs a page, and as many more as share the score of its last
 -- Returns a list of {uuid, score, {the job's fields and values, not all if some were lost}}. With promotion first, so the page is of this moment.
 --@include board
-promote(now_ms())
 local set = ({ready = READY, listed = LISTED, trash = TRASH})[ARGV[2]]
 local from = ARGV[3] == '-inf' and '-inf' or '(' .. ARGV[3]
 local found = redis.call('ZRANGEBYSCORE', set, from, '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[4])

@@ -9,8 +9,6 @@
 -- Returns {1, new state}; {0, 'gone'}; {0, 'held', owner}; {0, 'not_trashed'}; {0, 'trashed'}.
 -- Invariants: the job is in exactly one place afterwards; as board_end for a call that is made again.
 --@include board
-local now = now_ms()
-promote(now)
 local before = answered_before(ARGV[6])
 if before then
   return before
@@ -37,7 +35,7 @@ if how == 'delete' or how == 'withdraw' then
   emit('REMOVED', uuid, read.name)
   return remember(ARGV[6], {1, 'complete'})
 elseif how == 'trash' then
-  make_trashed(uuid, read.name, ARGV[4], now)
+  make_trashed(uuid, read.name, ARGV[4])
   return remember(ARGV[6], {1, 'trash'})
 end
 local due = now

@@ -21,6 +21,7 @@ local PREFIX = ARGV[1]
 local PROMOTED_PER_CALL = 100
 local EVENTS_KEPT = '10000'
 local CALLS_KEPT_MS = 60000
+local TRASH_KEPT_MS = 7 * 86400 * 1000
 
 if KEYS[10] then
   local fence, newest = table.remove(ARGV), redis.call('GET', KEYS[10])
@@ -33,10 +34,8 @@ local function format(number)
   return string.format('%.0f', number)
 end
 
-local function now_ms()
-  local t = redis.call('TIME')
-  return tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
-end
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 
 -- Calls that change what they look at remember their answer for a while, under a key that the caller made up for this
 -- call: made again because the answer was lost, it gets the same one. '' or nil remembers nothing.
@@ -94,7 +93,7 @@ end
 -- A message for the job is about to be sent, perhaps after one in vain: its number. A claim answers all numbers up to the
 -- present one. Unless one does, the next message is due after `resend` ms, after a message in vain twice as long, and so on
 -- up to 16 times.
-local function next_ticket(uuid, in_vain, resend, now)
+local function next_ticket(uuid, in_vain, resend)
   local job = PREFIX .. uuid
   local tries = in_vain and redis.call('HINCRBY', job, 'tries', 1) or 0
   redis.call('HSET', job, 'sent', format(now))
@@ -137,15 +136,15 @@ local function forget(uuid)
 end
 
 -- What a job's hash has from the beginning.
-local function fields_of(name, key, details, prio, seq, now)
+local function fields_of(name, key, details, prio, seq)
   return {'name', name, 'key', key, 'details', details, 'prio', prio, 'created', format(now), 'modified', '', 'seq', seq,
     'owner', '', 'fence', 0, 'expires', 0, 'wake', 0, 'sent', 0, 'failures', 0, 'ticket', 0, 'done', 0, 'tries', 0,
     'rest', 0, 'state', 'ready'}
 end
 
-local function create(uuid, name, key, details, prio, now)
+local function create(uuid, name, key, details, prio)
   local seq = redis.call('INCR', SEQ)
-  redis.call('HSET', PREFIX .. uuid, unpack(fields_of(name, key, details, prio, seq, now)))
+  redis.call('HSET', PREFIX .. uuid, unpack(fields_of(name, key, details, prio, seq)))
   redis.call('ZADD', LISTED, rank(prio, seq), uuid)
   if key ~= '' then
     redis.call('HSET', NAMES, key, uuid)
@@ -154,16 +153,16 @@ local function create(uuid, name, key, details, prio, now)
   return seq
 end
 
-local function make_trashed(uuid, name, error, now)
+local function make_trashed(uuid, name, error)
   move(uuid, 'trash', TRASH, now)
   remove_from({LISTED, AWAITED}, uuid)
   redis.call('HSET', PREFIX .. uuid, 'error', error, 'modified', format(now))
   emit('TRASHED', uuid, name)
 end
 
--- What was put aside longer ago than kept_ms goes for good. Bounded; what is left waits for the next call.
-local function empty_trash(now, kept_ms)
-  for _, uuid in ipairs(redis.call('ZRANGEBYSCORE', TRASH, '-inf', now - kept_ms, 'LIMIT', 0, 10)) do
+-- What was put aside too long ago goes for good. Bounded; what is left waits for the next call.
+local function empty_trash()
+  for _, uuid in ipairs(redis.call('ZRANGEBYSCORE', TRASH, '-inf', now - TRASH_KEPT_MS, 'LIMIT', 0, 10)) do
     forget(uuid)
   end
 end
@@ -184,18 +183,18 @@ local function not_ours(uuid, owner, fence, token)
 end
 
 -- The claim ends so many ms from now; 0: never.
-local function set_expiry(uuid, life, now)
+local function set_expiry(uuid, life)
   local expires = life > 0 and format(now + life) or '+inf'
   redis.call('ZADD', CLAIMED, expires, uuid)
   redis.call('HSET', PREFIX .. uuid, 'expires', expires)
 end
 
 -- Take a ready job; its fence, wake count, name and details.
-local function take(uuid, owner, life, now, token)
+local function take(uuid, owner, life, token)
   local job = PREFIX .. uuid
   local fence = redis.call('HINCRBY', job, 'fence', 1)
   remove_from({READY, AWAITED}, uuid)
-  set_expiry(uuid, life, now)
+  set_expiry(uuid, life)
   local read = redis.call('HMGET', job, 'wake', 'name', 'details', 'ticket')
   redis.call('HSET', job, 'state', 'claimed', 'owner', owner, 'claim', token, 'modified', format(now),
     'done', read[4], 'tries', 0)
@@ -213,25 +212,21 @@ local function taken_before(uuid, token)
   return tonumber(read[3]), tonumber(read[4]), read[5], read[6]
 end
 
--- Jobs whose not-before has come, and claims that ran out, become ready. Bounded; what is left waits for the next call.
-local function promote(now)
-  for _, uuid in ipairs(redis.call('ZRANGEBYSCORE', DELAYED, '-inf', now, 'LIMIT', 0, PROMOTED_PER_CALL)) do
-    if whole(uuid) then
-      make_ready(uuid)
-    else
-      forget(uuid)
-    end
-  end
-  for _, uuid in ipairs(redis.call('ZRANGEBYSCORE', CLAIMED, '-inf', now, 'LIMIT', 0, PROMOTED_PER_CALL)) do
+-- Before anything else: jobs whose not-before has come, and claims that ran out, become ready. Bounded; what is left waits
+-- for the next call.
+for _, index in ipairs({DELAYED, CLAIMED}) do
+  for _, uuid in ipairs(redis.call('ZRANGEBYSCORE', index, '-inf', now, 'LIMIT', 0, PROMOTED_PER_CALL)) do
     local job = whole(uuid)
-    if job then
-      -- Sent in vain, as far as anybody knows: the next message is due at once, and must not go to the same owner.
-      redis.call('HSET', PREFIX .. uuid, 'sent', 1)
-      set_due(uuid, now)
-      emit('EXPIRED', uuid, job.name)
-      make_ready(uuid)
-    else
+    if not job then
       forget(uuid)
+    else
+      if index == CLAIMED then
+        -- Sent in vain, as far as anybody knows: the next message is due at once, and must not go to the same owner.
+        redis.call('HSET', PREFIX .. uuid, 'sent', 1)
+        set_due(uuid, now)
+        emit('EXPIRED', uuid, job.name)
+      end
+      make_ready(uuid)
     end
   end
 end

@@ -27,8 +27,6 @@ NEVER = math.inf
 """A claim that does not end by itself."""
 
 ERROR_CHARACTERS = 4000
-TRASH_KEPT_SECONDS = 7 * 86400.0
-TRASH_KEPT_MS = round(TRASH_KEPT_SECONDS * 1000)
 RESEND_SECONDS = 0.8
 """So long after it was sent, a message that no claim answered counts as lost."""
 
@@ -89,10 +87,10 @@ class BoardScripts:
     def call_each(
         self, script: str, argument_lists: Sequence[Sequence[str | int | float]], *, fence: Fence | None = None
     ) -> list[Any]:
-        """One script with several arguments, in one round trip; Redis Cluster takes no scripts in a pipeline, and no
-        ``fence``. Raises FencedOff when a leader after that of ``fence`` was elected."""
-        if isinstance(self.client, redis.RedisCluster):
-            return [self.call(script, *args) for args in argument_lists]
+        """One script with several arguments, in one round trip; Redis Cluster takes no scripts in a pipeline.
+
+        Raises FencedOff when a leader after that of ``fence`` was elected.
+        """
         parts = self.keys.parts()
         calls = [ScriptCall(script, parts, [self.keys.job(""), *args]) for args in argument_lists]
         if not calls:
@@ -106,7 +104,7 @@ class BoardScripts:
         """The job as it was posted, or the one that has this key already."""
         delay = max(0, round(delay_seconds * 1000))
         call = self.keys.call(uuid)
-        there, fields = self.call("board_post", uuid, name, key, payload, rank, delay, TRASH_KEPT_MS, call)
+        there, fields = self.call("board_post", uuid, name, key, payload, rank, delay, call)
         return Listing(str(there), _mapping(fields))
 
     def claim(

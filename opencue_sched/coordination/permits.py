@@ -18,51 +18,14 @@ from typing import cast
 
 import redis
 
-from opencue_sched.coordination.board import TRASH_KEPT_SECONDS, BoardScripts, life_ms
+from opencue_sched.coordination.board import BoardScripts, life_ms
 from opencue_sched.coordination.jobboard import JobPriority, encode_payload
-from opencue_sched.coordination.names import BoardKeys, layers_booked, permit_board
+from opencue_sched.coordination.names import layers_booked, permit_board
 
 JOBS_PER_CALL = 50
 """A call of so many takes Redis half a millisecond, for which all other clients wait; more are several calls."""
-_PAYLOAD = encode_payload({}, None)
-_PRIORITY = JobPriority.NORMAL
-
-
-class ManyJobs:
-    """Jobs of a board that are claimed many at a time, and are on the board only while they are claimed.
-
-    Each has a uuid of the caller's choice, which is also its name. What a dead owner left is removed by later calls.
-    """
-
-    def __init__(self, client: redis.Redis, keys: BoardKeys) -> None:
-        self._scripts = BoardScripts(client, keys)
-
-    def take(self, owner: str, token: str, seconds: Mapping[str, float]) -> dict[str, int]:
-        """Claim jobs, each for its seconds: uuid -> fence, of those that no other owner has. One round trip.
-
-        There is one owner of a name at a time: it takes over what an earlier one, known by another ``token``, left. A
-        claim that it has by this token already lives for its seconds from now.
-        """
-        first = (owner, token, _PAYLOAD, _PRIORITY.rank, round(TRASH_KEPT_SECONDS * 1000))
-        chunks = _chunks(seconds)
-        calls = [[*first, *(value for uuid in chunk for value in (uuid, life_ms(seconds[uuid])))] for chunk in chunks]
-        fences: dict[str, int] = {}
-        for chunk, answer in zip(chunks, self._scripts.call_each("board_take_many", calls), strict=True):
-            fences |= {uuid: int(fence) for uuid, fence in zip(chunk, answer, strict=True) if fence}
-        return fences
-
-    def consume(self, owner: str, token: str, uuids: Iterable[str]) -> int:
-        """Remove the jobs that ``owner`` took by ``token`` and no one took since; how many. One round trip."""
-        calls = [(owner, token, *chunk) for chunk in _chunks(uuids)]
-        return sum(int(gone) for gone in self._scripts.call_each("board_consume_many", calls))
-
-
-def _chunks(uuids: Iterable[str]) -> list[list[str]]:
-    listed = list(uuids)
-    return [listed[start : start + JOBS_PER_CALL] for start in range(0, len(listed), JOBS_PER_CALL)]
-
-
 SECONDS_PER_FRAME = 2.0
+_PAYLOAD = encode_payload({}, None)
 _BOOKINGS_KEPT = 1_000
 """More than a fleet commits while a pass reads and asks. One that asks later loses at its commit what others booked."""
 _BOOKINGS_KEPT_SECONDS = 60
@@ -78,35 +41,42 @@ class LayerPermits:
 
     def __init__(self, client: redis.Redis, namespace: str, *, claim_ttl: float) -> None:
         self._client = client
-        self._jobs = ManyJobs(client, permit_board(namespace))
+        self._scripts = BoardScripts(client, permit_board(namespace))
         self._log = layers_booked(namespace)
         self._claim_ttl = claim_ttl
 
     def take(self, owner: str, frames_by_layer: Mapping[str, int]) -> frozenset[str]:
         """Layer ids granted to ``owner``, out of layer id -> frames to be looked at. One round trip."""
-        seconds = {
-            layer: min(self._claim_ttl, SECONDS_PER_FRAME * max(1, frames)) for layer, frames in frames_by_layer.items()
-        }
-        return frozenset(self._jobs.take(*_place_and_token(owner), seconds))
+        lives = {layer: SECONDS_PER_FRAME * max(1, frames) for layer, frames in frames_by_layer.items()}
+        return self._take(owner, {layer: min(self._claim_ttl, seconds) for layer, seconds in lives.items()})
 
     def keep(self, owner: str, layers: Iterable[str], *, seconds: float) -> None:
         """Have those of ``layers`` that are ``owner``'s for so long from now. One round trip."""
-        self._jobs.take(*_place_and_token(owner), dict.fromkeys(layers, seconds))
+        self._take(owner, dict.fromkeys(layers, seconds))
+
+    def _take(self, owner: str, seconds: Mapping[str, float]) -> frozenset[str]:
+        """Claim permits, each for its seconds, of which no other owner has one. One round trip."""
+        first = (*_place_and_token(owner), _PAYLOAD, JobPriority.NORMAL.rank)
+        chunks = _chunks(seconds)
+        calls = [[*first, *(it for layer in chunk for it in (layer, life_ms(seconds[layer])))] for chunk in chunks]
+        answers = self._scripts.call_each("board_take_many", calls)
+        fences = [fence for answer in answers for fence in answer]
+        return frozenset(layer for layer, fence in zip(seconds, fences, strict=True) if fence)
 
     def drop(self, owner: str, layers: Iterable[str]) -> int:
         """Give back those of ``layers`` that are ``owner``'s; returns how many were. One round trip."""
-        return self._jobs.consume(*_place_and_token(owner), layers)
+        calls = [(*_place_and_token(owner), *chunk) for chunk in _chunks(layers)]
+        return sum(int(gone) for gone in self._scripts.call_each("board_consume_many", calls))
 
     def tell_booked(self, layers: Collection[str]) -> None:
         """Log that frames of these layers are committed; call it before permits are given back. One round trip."""
         if not layers:
             return
-        pipeline = self._client.pipeline(
-            transaction=True
-        )  # else a process that dies in between leaves the log for good
-        pipeline.xadd(self._log, dict.fromkeys(layers, ""), maxlen=_BOOKINGS_KEPT, approximate=True)
-        pipeline.expire(self._log, _BOOKINGS_KEPT_SECONDS)
-        pipeline.execute()
+        # A transaction, else a process that dies in between leaves the log for good.
+        with self._client.pipeline(transaction=True) as pipe:
+            pipe.xadd(self._log, dict.fromkeys(layers, ""), maxlen=_BOOKINGS_KEPT, approximate=True)
+            pipe.expire(self._log, _BOOKINGS_KEPT_SECONDS)
+            pipe.execute()
 
     def log_end(self) -> str:
         """Where the log of bookings ends; call it before frames are read. One round trip."""
@@ -118,6 +88,11 @@ class LayerPermits:
         permits are granted. One round trip."""
         told = cast("list[tuple[str, dict[str, str]]]", self._client.xrange(self._log, f"({log_end}"))
         return frozenset(layer for _, layers in told for layer in layers)
+
+
+def _chunks(layers: Iterable[str]) -> list[list[str]]:
+    listed = list(layers)
+    return [listed[start : start + JOBS_PER_CALL] for start in range(0, len(listed), JOBS_PER_CALL)]
 
 
 def _place_and_token(owner: str) -> tuple[str, str]:

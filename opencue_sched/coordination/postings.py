@@ -20,7 +20,6 @@ import redis
 import structlog
 
 from opencue_sched.coordination.board import (
-    TRASH_KEPT_MS,
     BoardScripts,
     Counts,
     End,
@@ -150,7 +149,7 @@ class ClusterPostings:
         listed = list(clusters)
         calls = []
         for i in range(0, len(listed), ENQUEUED_PER_CALL):
-            args: list[str | int | float] = [resend_ms(), TRASH_KEPT_MS]
+            args: list[str | int | float] = [resend_ms()]
             for cluster in listed[i : i + ENQUEUED_PER_CALL]:
                 woken = wake if isinstance(wake, bool) else cluster in wake
                 args += [cluster.key, encode_cluster(cluster), POSTING_PRIORITY.rank, int(woken)]

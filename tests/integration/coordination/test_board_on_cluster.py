@@ -10,7 +10,6 @@ import redis
 
 from opencue_sched.coordination.jobboard import Entity, JobBoard, JobState
 from opencue_sched.coordination.names import BoardKeys
-from opencue_sched.coordination.permits import JOBS_PER_CALL, ManyJobs
 from opencue_sched.embedded.processes import GuardedProcess, free_port
 from opencue_sched.embedded.services import bundled_redis
 from tests.polling import eventually
@@ -97,11 +96,6 @@ def test_a_board_under_one_hash_tag_works_on_either_node(cluster):
             board.notifier.register("POSTED", lambda _, event, heard=heard: heard.append(event["name"]))
             board.post("heard")
             eventually(lambda heard=heard: heard == ["heard"], what="the event")
-            many = ManyJobs(cluster, BoardKeys("cue", name, clustered=True))
-            wanted = {f"job{number}": 60.0 for number in range(JOBS_PER_CALL + 1)}
-            assert many.take("me", "token", wanted).keys() == wanted.keys()
-            assert board.find_owner(board.find("job0")) == "me"
-            assert many.consume("me", "token", wanted) == len(wanted)
 
 
 def test_without_the_hash_tag_a_cluster_refuses(cluster):

@@ -10,7 +10,7 @@ import redis
 from opencue_sched.coordination.board import BoardScripts
 from opencue_sched.coordination.jobboard import Job, JobBoard, JobState
 from opencue_sched.coordination.names import BoardKeys, permit_board
-from opencue_sched.coordination.permits import JOBS_PER_CALL, SECONDS_PER_FRAME, LayerPermits, ManyJobs
+from opencue_sched.coordination.permits import JOBS_PER_CALL, SECONDS_PER_FRAME, LayerPermits
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from tests.redis_log import RedisLog
@@ -209,11 +209,13 @@ def test_a_pass_has_the_permits_whose_answer_was_lost(proxy, proxied, board):
     assert (proxy.lost, board.job_count) == (2, 0)
 
 
-def test_of_owners_who_want_the_same_jobs_each_has_those_nobody_had(redis_client):
-    jobs = ManyJobs(redis_client, KEYS)
-    taken = [jobs.take(f"owner{n}", "token", {f"job{m}": 60.0 for m in range(n, n + 3)}) for n in range(3)]
-    assert [sorted(fences) for fences in taken] == [["job0", "job1", "job2"], ["job3"], ["job4"]]
-    fences = [fence for of_one in taken for fence in of_one.values()]
+def test_of_owners_who_want_the_same_layers_each_has_those_nobody_had(permits, board):
+    taken = [permits.take(f"owner{n}|token", {f"layer{m}": 60 for m in range(n, n + 3)}) for n in range(3)]
+    assert [sorted(layers) for layers in taken] == [["layer0", "layer1", "layer2"], ["layer3"], ["layer4"]]
+    fences = [permit(board, layer).fence for layers in taken for layer in layers]
     assert len({*fences}) == len(fences)
-    assert jobs.take("owner0", "token", {"job0": 60.0}) == {"job0": taken[0]["job0"]}, "its claim, that lives anew"
-    assert jobs.take("owner0", "another", {"job0": 60.0})["job0"] > taken[0]["job0"]
+    fence = permit(board, "layer0").fence
+    assert permits.take("owner0|token", {"layer0": 60}) == {"layer0"}
+    assert permit(board, "layer0").fence == fence, "its claim, that lives anew"
+    assert permits.take("owner0|another", {"layer0": 60}) == {"layer0"}
+    assert permit(board, "layer0").fence > fence
