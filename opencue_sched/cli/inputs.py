@@ -60,7 +60,7 @@ def farm() -> Iterator[tuple[Engine, SchemaFacts]]:
     Raises StoreUnusable or WrongSchema, saying what to do.
     """
     with database() as engine:
-        check_postgresql(engine)
+        check_postgresql(engine, get_settings())
         with engine.connect() as connection:
             facts = check_schema(connection)
         yield engine, facts

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import redis
 from sqlalchemy import Connection, Engine
@@ -22,10 +24,9 @@ from opencue_sched.accounting.show_handover import check_release_feed
 from opencue_sched.coordination.leader import ONE_REDIS
 from opencue_sched.coordination.names import LeaderKeys, QueueType, beat_role
 from opencue_sched.coordination.presence import list_members
-from opencue_sched.dispatch.clusters import scoped_facilities
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.explain import cluster_postings, cluster_words, listed
-from opencue_sched.insight.stores import check_postgresql, check_redis
+from opencue_sched.insight.stores import check_postgresql, check_redis, describe_failure
 from opencue_sched.settings import Settings
 from opencue_sched.store import waiting
 from opencue_sched.store.engine import OURS
@@ -54,10 +55,13 @@ class Severity(StrEnum):
 class HealthCheck:
     """One thing looked at. ``remedy`` is empty when nothing is to be done."""
 
-    what: str
     level: Severity
+    what: str
     text: str
     remedy: str = ""
+
+
+_ok, _warn, _fail = (partial(HealthCheck, level) for level in Severity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,57 +86,32 @@ class Diagnosis:
         return {"failed": self.failed, "findings": [asdict(finding) for finding in self.findings]}
 
 
-def _ok(what: str, text: str) -> HealthCheck:
-    return HealthCheck(what, Severity.OK, text)
-
-
-def _warn(what: str, text: str, remedy: str = "") -> HealthCheck:
-    return HealthCheck(what, Severity.WARN, text, remedy)
-
-
-def _fail(what: str, text: str, remedy: str = "") -> HealthCheck:
-    return HealthCheck(what, Severity.FAIL, text, remedy)
-
-
 def diagnose(
     engine: Engine, client: redis.Redis, settings: Settings, *, clock: Callable[[], float] = time.time
 ) -> Diagnosis:
     """Look at everything once. Never raises for what is wrong with the farm; what cannot be asked is a finding."""
-    findings = [*_database(engine, settings, clock), *_redis(client, engine, settings, clock)]
-    return Diagnosis(tuple(findings))
-
-
-def _database(engine: Engine, settings: Settings, clock: Callable[[], float]) -> Iterator[HealthCheck]:
+    findings: list[HealthCheck] = []
+    frames = 0
     try:
-        check_postgresql(engine)
-    except SchedulerError as error:
-        yield _fail("PostgreSQL", str(error))
-        return
-    with engine.connect() as connection:
-        yield from _server(connection, engine, clock)
-        try:
+        check_postgresql(engine, settings)
+        with engine.connect() as connection:
+            findings += _server(connection, clock)
             facts = check_schema(connection)
-        except SchedulerError as error:
-            yield _fail("schema", str(error))
-            return
-        yield _schema(facts)
-        if not waiting.guard_stands(connection):
-            text = "our triggers on proc are missing or disabled: a Cuebot's retries and redirects book managed shows"
-            remedy = "if they are disabled, ALTER TABLE proc ENABLE TRIGGER"
-            yield _warn("guard", text, remedy)
-        yield from _limits(connection, facts)
-        yield from _farm(connection, settings)
-        yield from _quarantine(connection)
-        yield from _two_redis(engine, settings)
-        yield from _rqds(connection, settings)
-    yield from _release_feed(engine, settings, facts)
+            for look in _ON_THE_DATABASE:
+                findings += look(connection, settings, facts)
+            scope = settings.scheduler.facility
+            facilities = None if scope is None else facility_ids(connection, scope)
+            frames = sum(work.frames for work in fetch_waiting_work(connection, facilities, facts))
+    except (SchedulerError, SQLAlchemyError) as error:
+        findings.append(_fail("schema" if findings else "PostgreSQL", describe_failure(error, settings)))
+    return Diagnosis((*findings, *_redis(client, settings, clock, frames)))
 
 
-def _server(connection: Connection, engine: Engine, clock: Callable[[], float]) -> Iterator[HealthCheck]:
+def _server(connection: Connection, clock: Callable[[], float]) -> Iterator[HealthCheck]:
     asked = clock()
     server = waiting.server(connection)
     answered = clock()
-    where = engine.url.render_as_string(hide_password=True)
+    where = connection.engine.url.render_as_string(hide_password=True)
     version = f"{server.version // 10_000}.{server.version % 10_000}"
     if server.version < OLDEST_POSTGRESQL:
         yield _fail("PostgreSQL", f"{where} is version {version}", "PostgreSQL 13 or newer is needed")
@@ -156,25 +135,26 @@ def _clock(whose: str, theirs: float, asked: float, answered: float) -> HealthCh
     return _ok("clocks", f"{what} agrees with this machine's")
 
 
-def _schema(facts: SchemaFacts) -> HealthCheck:
+def _schema(connection: Connection, _settings: Settings, facts: SchemaFacts) -> Iterator[HealthCheck]:
     made = "made by this scheduler" if facts.origin == "opencue-sched" else "made by Cuebot"
-    extra = [
-        word
-        for word, there in (
-            ("start-after times", facts.has_start_after),
-            ("queued frame history", facts.has_frame_history_queue),
-            ("limits of several kinds", bool(facts.limit_columns)),
-        )
-        if there
-    ]
-    text = f"{made}" + (f", with {listed(extra)}" if extra else "")
-    if facts.revision != REVISION:
-        text += f"; our tables and triggers are of revision {facts.revision}, and this program is of {REVISION}"
-        return _warn("schema", text, "upgrade this program as well")
-    return _ok("schema", f"{text}; our tables and triggers are there")
+    features = {
+        "start-after times": facts.has_start_after,
+        "queued frame history": facts.has_frame_history_queue,
+        "limits of several kinds": facts.limit_columns,
+    }
+    extra = [word for word, there in features.items() if there]
+    text = f"{made}" + (f", with {listed(extra)}" if extra else "") + "; our tables and triggers are "
+    if facts.revision == REVISION:
+        yield _ok("schema", f"{text}there")
+    else:
+        text += f"of revision {facts.revision}, and this program is of {REVISION}"
+        yield _warn("schema", text, "upgrade this program as well")
+    if not waiting.guard_stands(connection):
+        text = "our triggers on proc are missing or disabled: a Cuebot's retries and redirects book managed shows"
+        yield _warn("guard", text, "if they are disabled, ALTER TABLE proc ENABLE TRIGGER")
 
 
-def _limits(connection: Connection, facts: SchemaFacts) -> Iterator[HealthCheck]:
+def _limits(connection: Connection, _settings: Settings, facts: SchemaFacts) -> Iterator[HealthCheck]:
     """What a Cuebot after V47 says of limits, and this scheduler does not follow."""
     for limit in limits_meant_otherwise(connection, facts.limit_columns):
         words = listed([f"{column} {word}" for column, word in sorted(limit.says.items())])
@@ -187,48 +167,41 @@ def _limits(connection: Connection, facts: SchemaFacts) -> Iterator[HealthCheck]
         yield _warn("limits", text, "give managed and unmanaged shows limits of their own")
 
 
-def _farm(connection: Connection, settings: Settings) -> Iterator[HealthCheck]:
+def _shows(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[HealthCheck]:
     facility = settings.scheduler.facility
     if facility is not None and not facility_ids(connection, facility):
-        yield _fail(
-            "facility",
-            f"there is no facility {facility!r}, so nothing is ever booked",
-            "set OPENCUE_SCHED_SCHEDULER__FACILITY to the name of one, or leave it out",
-        )
+        text = f"there is no facility {facility!r}, so nothing is ever booked"
+        yield _fail("facility", text, "set OPENCUE_SCHED_SCHEDULER__FACILITY to the name of one, or leave it out")
     shows = waiting.managed_shows(connection)
-    if not shows:
-        yield _warn(
-            "shows",
-            "no show is managed by this scheduler",
-            "`opencue-sched show managed NAME on` hands one over",
-        )
+    if shows:
+        yield _ok("shows", f"{len(shows)} managed by this scheduler: {listed([show.name for show in shows])}")
     else:
-        names = [show.name for show in shows]
-        yield _ok("shows", f"{len(shows)} managed by this scheduler: {listed(names)}")
+        remedy = "`opencue-sched show managed NAME on` hands one over"
+        yield _warn("shows", "no show is managed by this scheduler", remedy)
     for show in shows:
         if not show.bookable:
             yield _warn("shows", f"{show.name} is managed, but paused, not active or not to be booked")
         elif show.largest_burst <= 0:
             remedy = f"`opencue-sched subscription create {show.name} ALLOCATION CORES`, or raise a burst"
             yield _warn("shows", f"{show.name} has no subscription with a burst", remedy)
-    yield _hosts(waiting.hosts(connection, staleness=settings.host_cache.host_staleness_threshold))
 
 
-def _hosts(hosts: waiting.Hosts) -> HealthCheck:
+def _hosts(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[HealthCheck]:
+    hosts = waiting.hosts(connection, staleness=settings.host_cache.host_staleness_threshold)
     text = (
         f"{hosts.total} in {hosts.allocations} allocations: {hosts.up} up, {hosts.open} of them open, "
         f"{hosts.fresh} of those heard of lately"
     )
     if not hosts.total:
         remedy = f"start `opencue-sched report-service` (or a Cuebot) and point RQDs at it; {_LISTENS}"
-        return _warn("hosts", "no host has ever reported", remedy)
-    if not hosts.fresh:
-        remedy = f"do the RQDs reach the report service? {_LISTENS}"
-        return _warn("hosts", f"{text}; none can be used", remedy)
-    return _ok("hosts", text)
+        yield _warn("hosts", "no host has ever reported", remedy)
+    elif not hosts.fresh:
+        yield _warn("hosts", f"{text}; none can be used", f"do the RQDs reach the report service? {_LISTENS}")
+    else:
+        yield _ok("hosts", text)
 
 
-def _quarantine(connection: Connection) -> Iterator[HealthCheck]:
+def _quarantine(connection: Connection, _settings: Settings, _facts: SchemaFacts) -> Iterator[HealthCheck]:
     jobs = quarantined_jobs(connection)
     if jobs:
         names = listed([job.job_name or job.job_id for job in jobs])
@@ -236,14 +209,14 @@ def _quarantine(connection: Connection) -> Iterator[HealthCheck]:
         yield _warn("quarantine", f"jobs left alone for a while: {names}", remedy)
 
 
-def _two_redis(engine: Engine, settings: Settings) -> Iterator[HealthCheck]:
+def _two_redis(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[HealthCheck]:
     keys = LeaderKeys(settings.coordination.namespace, beat_role(settings.scheduler.facility))
-    if PersistentFences(engine).leader(keys.name).two_redis:
+    if PersistentFences(connection.engine).leader(keys.name).two_redis:
         text = f"beats of two Redis want to lead in this database and namespace {keys.ns!r}; one stands by"
         yield _fail("beats", text, ONE_REDIS)
 
 
-def _rqds(connection: Connection, settings: Settings) -> Iterator[HealthCheck]:
+def _rqds(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[HealthCheck]:
     addresses = settings.rqd.addresses
     malformed = [f"{host}={address}" for host, address in addresses.items() if _split(address) is None]
     if malformed:
@@ -255,9 +228,7 @@ def _rqds(connection: Connection, settings: Settings) -> Iterator[HealthCheck]:
     if settings.rqd.dry_run_mode:
         remedy = "OPENCUE_SCHED_RQD__DRY_RUN_MODE=false for a farm that renders"
         yield _warn("RQD", "dry run: frames are booked and never launched", remedy)
-        return
-    names = waiting.recent_hosts(connection, RQDS_PROBED)
-    if names:
+    elif names := waiting.recent_hosts(connection, RQDS_PROBED):
         yield _probed(names, settings)
 
 
@@ -274,9 +245,8 @@ def _probed(names: list[str], settings: Settings) -> HealthCheck:
     text = f"{len(names) - len(silent)} of {len(names)} hosts that are up accept connections"
     if not silent:
         return _ok("RQD", text)
-    level = Severity.WARN if len(silent) < len(names) else Severity.FAIL
     remedy = "name resolution, firewall, or OPENCUE_SCHED_RQD__ADDRESSES / OPENCUE_SCHED_RQD__GRPC_PORT"
-    return HealthCheck("RQD", level, f"{text}; not {listed(silent)}", remedy)
+    return (_warn if len(silent) < len(names) else _fail)("RQD", f"{text}; not {listed(silent)}", remedy)
 
 
 def _listens(address: str) -> bool:
@@ -292,14 +262,16 @@ def _listens(address: str) -> bool:
 
 def _split(address: str) -> tuple[str, int] | None:
     """Host and port of ``address:port`` or ``[v6]:port``; None for anything else."""
-    host, _, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    return (host, int(port)) if host and port.isascii() and port.isdigit() and 0 < int(port) < 65536 else None
+    try:
+        place = urlsplit(f"//{address}")
+        return (place.hostname, place.port) if place.hostname and place.port else None
+    except ValueError:
+        return None
 
 
-def _release_feed(engine: Engine, settings: Settings, facts: SchemaFacts) -> Iterator[HealthCheck]:
+def _release_feed(connection: Connection, settings: Settings, facts: SchemaFacts) -> Iterator[HealthCheck]:
     feed = settings.accounting.release_feed
-    check = check_release_feed(engine, feed)
+    check = check_release_feed(connection.engine, feed)
     if check.misconfigured:
         remedy = "`opencue-sched migrate` adds the trigger; then OPENCUE_SCHED_ACCOUNTING__RELEASE_FEED=proc-trigger"
         yield _fail("release feed", check.message, remedy)
@@ -310,8 +282,11 @@ def _release_feed(engine: Engine, settings: Settings, facts: SchemaFacts) -> Ite
         yield _ok("release feed", check.message)
 
 
+_ON_THE_DATABASE = (_schema, _limits, _shows, _hosts, _quarantine, _two_redis, _rqds, _release_feed)
+
+
 def _redis(
-    client: redis.Redis, engine: Engine, settings: Settings, clock: Callable[[], float]
+    client: redis.Redis, settings: Settings, clock: Callable[[], float], waiting_frames: int
 ) -> Iterator[HealthCheck]:
     try:
         check_redis(client, settings)
@@ -320,8 +295,8 @@ def _redis(
         seconds, microseconds = client.time()
         answered = clock()
         state = store_state(client)
-        members = list_members(client, settings.coordination.namespace)
-        held = cluster_postings(client, settings).skipped()
+        workers = list_members(client, settings.coordination.namespace).of(QueueType.DISPATCH.value)
+        skipped = cluster_postings(client, settings).skipped()
     except (SchedulerError, redis.RedisError) as error:
         yield _fail("Redis", str(error))
         return
@@ -338,27 +313,13 @@ def _redis(
     else:
         text = f"{state.value}: nothing is booked before a worker has filled them from PostgreSQL"
         yield _warn("counters", text, "start a worker: `celery -A opencue_sched worker`")
-    for it in held:
+    for it in skipped:
         yield _warn("clusters", cluster_words(it))
-    workers = members.of(QueueType.DISPATCH.value)
+    remedy = "`celery -A opencue_sched worker` and `... beat`"
     if workers:
         yield _ok("workers", f"{len(workers)} alive; `opencue-sched fleet` says more")
-        return
-    remedy = "`celery -A opencue_sched worker` and `... beat`"
-    frames = _waiting_frames(engine, settings)
-    if frames:
-        text = f"none is alive, and {frames} frames of managed shows wait"
+    elif waiting_frames:
+        text = f"none is alive, and {waiting_frames} frames of managed shows wait"
         yield _fail("workers", text, remedy)
     else:
         yield _warn("workers", "none is alive", remedy)
-
-
-def _waiting_frames(engine: Engine, settings: Settings) -> int:
-    """Frames that wait and may be booked; 0 where that cannot be asked, which is a finding about the database."""
-    try:
-        with engine.connect() as connection:
-            facts = check_schema(connection)
-            work = fetch_waiting_work(connection, scoped_facilities(connection, settings), facts)
-    except (SchedulerError, SQLAlchemyError):
-        return 0
-    return sum(one.frames for one in work)

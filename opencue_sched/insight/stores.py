@@ -27,7 +27,7 @@ QUIET_SECONDS = 10.0
 
 
 class StoreUnusable(SchedulerError):
-    """A store does not answer, or may not be used; the message says which and what to set."""
+    """A store may not be used; the message says which and what to set."""
 
 
 class StoreAway(StoreUnusable):
@@ -36,46 +36,38 @@ class StoreAway(StoreUnusable):
 
 def check_stores(engine: Engine, client: redis.Redis, settings: Settings) -> None:
     """Raises StoreUnusable for a store that does not answer, is too old, or may evict keys."""
-    check_postgresql(engine)
+    check_postgresql(engine, settings)
     check_redis(client, settings)
 
 
-def check_postgresql(engine: Engine) -> None:
-    """One connection. The password never appears in the message."""
+def check_postgresql(engine: Engine, settings: Settings) -> None:
+    """One connection. Raises StoreUnusable."""
     try:
-        with engine.connect():
-            log.debug("postgresql_usable")
-    except OperationalError as error:
-        where = engine.url.render_as_string(hide_password=True)
-        raise StoreAway(
-            f"PostgreSQL at {where} does not answer ({reason_of(error)}); set OPENCUE_SCHED_DATABASE_URL"
-        ) from error
-    except ProgrammingError as error:
-        raise StoreUnusable(
-            f"PostgreSQL cannot be asked ({reason_of(error)}); set OPENCUE_SCHED_DATABASE_URL"
-        ) from error
+        engine.connect().close()
+    except (OperationalError, ProgrammingError) as error:
+        # The driver refuses an option of the URL that is none as an error of the program.
+        kind = StoreAway if isinstance(error, OperationalError) else StoreUnusable
+        raise kind(describe_failure(error, settings)) from error
 
 
 def check_redis(client: redis.Redis, settings: Settings) -> None:
     """Version and eviction policy. A Redis that may evict would lose counters, claims or messages without a sound."""
-    address = client.connection_pool.connection_kwargs
-    where = f"{address.get('host', address.get('path', '?'))}:{address.get('port', '')}"
+    where = f"Redis at {_without_password(settings.redis_dsn)}"
     try:
         info = client.info("server")
         policy = client.info("memory").get("maxmemory_policy", "noeviction")
     except AuthenticationError as error:
-        raise StoreUnusable(f"Redis at {where} refuses the password; set OPENCUE_SCHED_REDIS_URL") from error
+        raise StoreUnusable(f"{where} refuses the password; set OPENCUE_SCHED_REDIS_URL") from error
     except RedisError as error:
-        raise StoreAway(f"Redis at {where} does not answer ({error}); set OPENCUE_SCHED_REDIS_URL") from error
+        raise StoreAway(describe_failure(error, settings)) from error
     version = tuple(int(part) for part in str(info.get("redis_version", "0.0")).split(".")[:2])
     if version < OLDEST_REDIS:
-        raise StoreUnusable(f"Redis at {where} is {info['redis_version']}; 6.2 or newer (or Valkey) is needed")
+        raise StoreUnusable(f"{where} is {info['redis_version']}; 6.2 or newer (or Valkey) is needed")
     if policy != "noeviction":
         raise StoreUnusable(
-            f"Redis at {where} may evict keys (maxmemory-policy {policy}): counters and claims would vanish. "
+            f"{where} may evict keys (maxmemory-policy {policy}): counters and claims would vanish. "
             "Set maxmemory-policy to noeviction"
         )
-    log.debug("redis_usable", where=where, version=info.get("redis_version"), instance=settings.instance)
 
 
 def check_broker(settings: Settings) -> None:
@@ -88,7 +80,7 @@ def check_for_beat(settings: Settings) -> None:
     """Both stores and the tables in which leaders are recorded. Raises SchedulerError saying what to do."""
     engine = make_engine(settings, application_name="opencue-sched-beat", pool_size=1)
     try:
-        check_postgresql(engine)
+        check_postgresql(engine, settings)
         with engine.connect() as connection:
             check_schema(connection)
     except SQLAlchemyError as error:
@@ -105,8 +97,8 @@ def describe_failure(error: Exception, settings: Settings) -> str:
     if isinstance(error, SQLAlchemyError):
         where = make_url(settings.sqlalchemy_url).render_as_string(hide_password=True)
         what = "does not answer" if isinstance(error, OperationalError) else "refuses"
-        return f"PostgreSQL at {where} {what} ({reason_of(error)}); see OPENCUE_SCHED_DATABASE_URL"
-    return f"Redis at {_without_password(settings.redis_dsn)} does not answer ({error}); see OPENCUE_SCHED_REDIS_URL"
+        return f"PostgreSQL at {where} {what} ({reason_of(error)}); set OPENCUE_SCHED_DATABASE_URL"
+    return f"Redis at {_without_password(settings.redis_dsn)} does not answer ({error}); set OPENCUE_SCHED_REDIS_URL"
 
 
 def reason_of(error: SQLAlchemyError) -> str:
@@ -129,12 +121,12 @@ class StoreFailures:
     def seen(self, error: Exception) -> None:
         """Something could not be done, because a store failed."""
         now = self._last = self._clock()
-        store = _store_of(error)
+        text = describe_failure(error, self._settings)
+        store = next((it for it in ("PostgreSQL", "Redis") if text.startswith(it)), type(error).__name__)
         self._began.setdefault(store, now)
         if now - self._logged.get(store, float("-inf")) >= LOG_AGAIN_SECONDS:
             self._logged[store] = now
-            seconds = round(now - self._began[store], 1)
-            log.warning("beat_cannot_reach_its_stores", error=describe_failure(error, self._settings), seconds=seconds)
+            log.warning("beat_cannot_reach_its_stores", error=text, seconds=round(now - self._began[store], 1))
 
     def ended(self) -> None:
         """Everything that was due was done. One success in between does not end a failure: QUIET_SECONDS without do."""
@@ -143,14 +135,6 @@ class StoreFailures:
                 log.info("beat_reaches_its_stores_again", was=store, after_seconds=round(self._last - began, 1))
             self._began.clear()
             self._logged.clear()
-
-
-def _store_of(error: Exception) -> str:
-    if isinstance(error, StoreAway) and isinstance(error.__cause__, Exception):
-        return _store_of(error.__cause__)
-    if isinstance(error, SQLAlchemyError):
-        return "PostgreSQL"
-    return type(error).__name__ if isinstance(error, SchedulerError) else "Redis"
 
 
 def _without_password(url: str) -> str:

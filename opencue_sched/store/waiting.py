@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from typing import Any
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Row, text
 
 _SITUATION = text(
     """
-    SELECT job.pk_job, job.str_name, job.str_state, job.b_paused, job.b_auto_book, job.str_os,
-           job.pk_show, show.str_name AS show, show.b_active, show.b_scheduler_managed,
-           show.b_booking_enabled AND show.b_dispatch_enabled AS booking, show.b_paused AS show_paused,
-           job.pk_facility, facility.str_name AS facility,
-           coalesce(resource.int_max_cores, 0), coalesce(resource.int_max_gpus, 0), used.cores, used.gpus,
-           folder.str_name AS folder, coalesce(caps.int_max_cores, 0), coalesce(caps.int_max_gpus, 0),
-           folder_used.cores, folder_used.gpus, current_timestamp
+    SELECT job.str_name AS name, job.str_state AS state, job.b_paused AS paused, job.b_auto_book AS auto_book,
+           job.str_os AS os, job.pk_show AS show_id, show.str_name AS show, show.b_active AS show_active,
+           show.b_scheduler_managed AS show_managed, show.b_booking_enabled AND show.b_dispatch_enabled AS show_booking,
+           show.b_paused AS show_paused, job.pk_facility AS facility_id, facility.str_name AS facility,
+           coalesce(resource.int_max_cores, 0) AS max_centicores, coalesce(resource.int_max_gpus, 0) AS max_gpus,
+           used.cores, used.gpus, folder.str_name AS folder, coalesce(caps.int_max_cores, 0) AS folder_max_centicores,
+           coalesce(caps.int_max_gpus, 0) AS folder_max_gpus, folder_used.cores AS folder_cores,
+           folder_used.gpus AS folder_gpus, current_timestamp AS now
       FROM job
       JOIN show ON show.pk_show = job.pk_show
       JOIN facility ON facility.pk_facility = job.pk_facility
@@ -48,7 +48,7 @@ _AHEAD = text(
 )
 _HOSTS = text(
     """
-    SELECT host.pk_host AS id, host.str_name AS name, alloc.pk_alloc AS alloc_id, alloc.str_name AS allocation,
+    SELECT host.pk_host AS id, alloc.pk_alloc AS alloc_id, alloc.str_name AS allocation,
            alloc.pk_facility AS facility_id, facility.str_name AS facility, host.str_lock_state AS lock_state,
            host_stat.str_state AS state, host_stat.str_os AS os,
            CAST(extract(epoch FROM clock_timestamp() - host_stat.ts_ping) AS double precision) AS report_age,
@@ -65,56 +65,10 @@ _HOSTS = text(
 _TAGS = text("SELECT DISTINCT replace(str_tag, ' ', '') FROM host_tag")
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """A job, its show, its caps and what is used under them. Caps in centicores, use in whole cores as booked."""
-
-    job_id: str
-    name: str
-    state: str
-    paused: bool
-    auto_book: bool
-    os: str | None
-    show_id: str
-    show: str
-    show_active: bool
-    show_managed: bool
-    show_booking: bool
-    show_paused: bool
-    facility_id: str
-    facility: str
-    max_centicores: int
-    max_gpus: int
-    cores: int
-    gpus: int
-    folder: str
-    folder_max_centicores: int
-    folder_max_gpus: int
-    folder_cores: int
-    folder_gpus: int
-    now: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class TaggedHost:
-    """A host that carries some of the tags asked for. ``report_age``: seconds since its last report."""
-
-    id: str
-    name: str
-    alloc_id: str
-    allocation: str
-    facility_id: str
-    facility: str
-    lock_state: str
-    state: str
-    os: str
-    report_age: float
-    tags: frozenset[str]
-
-
-def situation(connection: Connection, job_id: str) -> Situation:
-    """A job as it stands. The job must exist."""
-    return Situation(*connection.execute(_SITUATION, {"job": job_id}).one())
+def situation(connection: Connection, job_id: str) -> Row[Any]:
+    """A job that exists, its show, its caps and what is used under them. Caps in centicores, use in whole cores as
+    booked."""
+    return connection.execute(_SITUATION, {"job": job_id}).one()
 
 
 def jobs_ahead(connection: Connection, job_id: str) -> int:
@@ -122,10 +76,12 @@ def jobs_ahead(connection: Connection, job_id: str) -> int:
     return int(connection.execute(_AHEAD, {"job": job_id}).scalar_one())
 
 
-def tagged_hosts(connection: Connection, tags: Collection[str]) -> list[TaggedHost]:
-    """All hosts, of any facility and in any state, with any of these tags."""
-    rows = connection.execute(_HOSTS, {"tags": list(tags)})
-    return [TaggedHost(**{**row, "tags": frozenset(row["tags"])}) for row in rows.mappings()]
+def tagged_hosts(connection: Connection, tags: Collection[str]) -> Sequence[Row[Any]]:
+    """All hosts, of any facility and in any state, with any of these tags, which they carry as ``tags``.
+
+    ``report_age``: seconds since a host's last report.
+    """
+    return connection.execute(_HOSTS, {"tags": list(tags)}).all()
 
 
 def all_tags(connection: Connection) -> list[str]:
@@ -150,19 +106,20 @@ _GUARD = text(
 )
 _SHOWS = text(
     """
-    SELECT show.str_name, show.b_active AND show.b_booking_enabled AND show.b_dispatch_enabled AND NOT show.b_paused,
-           coalesce(max(subscription.int_burst), 0)
+    SELECT show.str_name AS name, coalesce(max(subscription.int_burst), 0) AS largest_burst,
+           show.b_active AND show.b_booking_enabled AND show.b_dispatch_enabled AND NOT show.b_paused AS bookable
       FROM show LEFT JOIN subscription ON subscription.pk_show = show.pk_show
      WHERE show.b_scheduler_managed GROUP BY show.pk_show ORDER BY show.str_name
     """
 )
 _FARM_HOSTS = text(
     """
-    SELECT count(*), count(*) FILTER (WHERE str_state = 'UP'),
-           count(*) FILTER (WHERE str_state = 'UP' AND str_lock_state = 'OPEN'),
+    SELECT count(*) AS total, count(*) FILTER (WHERE str_state = 'UP') AS up,
+           count(*) FILTER (WHERE str_state = 'UP' AND str_lock_state = 'OPEN') AS open,
            count(*) FILTER (WHERE str_state = 'UP' AND str_lock_state = 'OPEN'
-                              AND ts_ping > clock_timestamp() - CAST(:staleness AS double precision) * interval '1 s'),
-           (SELECT count(*) FROM alloc WHERE coalesce(b_enabled, true)), (SELECT count(*) FROM subscription)
+                              AND ts_ping > clock_timestamp() - CAST(:staleness AS double precision) * interval '1 s')
+               AS fresh,
+           (SELECT count(*) FROM alloc WHERE coalesce(b_enabled, true)) AS allocations
       FROM host JOIN host_stat ON host_stat.pk_host = host.pk_host
     """
 )
@@ -187,39 +144,9 @@ _UNKNOWN_HOSTS = text(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
-    """PostgreSQL's version (150004) and clock, and the name it knows our session by."""
-
-    version: int
-    now: datetime
-    client: str
-
-
-@dataclass(frozen=True, slots=True)
-class ManagedShow:
-    """A show of ours: whether its frames may be booked at all, and its largest burst in centicores."""
-
-    name: str
-    bookable: bool
-    largest_burst: int
-
-
-@dataclass(frozen=True, slots=True)
-class Hosts:
-    """Hosts by what keeps them from being used, and the allocations and subscriptions there are."""
-
-    total: int
-    up: int
-    open: int
-    fresh: int
-    allocations: int
-    subscriptions: int
-
-
-def server(connection: Connection) -> Server:
-    """The server as it answers."""
-    return Server(*connection.execute(_SERVER).one())
+def server(connection: Connection) -> Row[Any]:
+    """PostgreSQL's ``version`` (150004) and clock (``now``), and the name it knows our session by (``client``)."""
+    return connection.execute(_SERVER).one()
 
 
 def guard_stands(connection: Connection) -> bool:
@@ -227,14 +154,15 @@ def guard_stands(connection: Connection) -> bool:
     return bool(connection.execute(_GUARD).scalar_one())
 
 
-def managed_shows(connection: Connection) -> list[ManagedShow]:
-    """All shows managed by this scheduler."""
-    return [ManagedShow(*row) for row in connection.execute(_SHOWS)]
+def managed_shows(connection: Connection) -> Sequence[Row[Any]]:
+    """All shows managed by this scheduler: whether frames may be booked at all, and the largest burst in centicores."""
+    return connection.execute(_SHOWS).all()
 
 
-def hosts(connection: Connection, *, staleness: float) -> Hosts:
-    """Counts of hosts; ``staleness``: seconds after which a report is too old."""
-    return Hosts(*connection.execute(_FARM_HOSTS, {"staleness": staleness}).one())
+def hosts(connection: Connection, *, staleness: float) -> Row[Any]:
+    """Counts of hosts by what keeps them from being used, and of allocations; ``staleness``: seconds after which a
+    report is too old."""
+    return connection.execute(_FARM_HOSTS, {"staleness": staleness}).one()
 
 
 def newest_report_age(connection: Connection, facilities: Sequence[str] | None) -> float | None:

@@ -325,7 +325,7 @@ def test_doctor_says_which_redis_does_not_answer(cli: Cli, environment: pytest.M
     environment.setenv("OPENCUE_SCHED_REDIS_URL", "redis://:sesame@127.0.0.1:1/0")
     ran = cli("doctor")
     assert ran.status == 1
-    assert "FAIL  Redis          Redis at 127.0.0.1:1 does not answer" in ran.out
+    assert "FAIL  Redis          Redis at redis://127.0.0.1:1/0 does not answer" in ran.out
     assert "set OPENCUE_SCHED_REDIS_URL" in ran.out
     assert "sesame" not in ran.out + ran.err
     assert "ok    PostgreSQL" in ran.out
@@ -452,6 +452,6 @@ def test_fleet_without_postgresql_is_shown_with_a_warning(cli: Cli, no_database:
     assert ran.status == 0
     assert "workers: none alive" in ran.out
     assert "127.0.0.1:1/farm does not answer" in ran.err
-    assert "see OPENCUE_SCHED_DATABASE_URL" in ran.err
+    assert "set OPENCUE_SCHED_DATABASE_URL" in ran.err
     assert "sesame" not in ran.err
     assert "Background on" not in ran.err

@@ -53,7 +53,7 @@ def test_a_process_whose_redis_does_not_answer_says_so_once_and_may_be_started_a
     ran = celery(role, OPENCUE_SCHED_DATABASE_URL=settings.sqlalchemy_url, OPENCUE_SCHED_REDIS_URL=dead)
     said = [line for line in ran.stderr.splitlines() if "set OPENCUE_SCHED_REDIS_URL" in line]
     assert (ran.returncode, len(said)) == (75, 1), ran.stderr
-    assert said[0].startswith("opencue-sched cannot start: Redis at 127.0.0.1:1 does not answer")
+    assert said[0].startswith("opencue-sched cannot start: Redis at redis://127.0.0.1:1/0 does not answer")
     assert "sesame" not in ran.stdout + ran.stderr
 
 

@@ -26,10 +26,10 @@ REDIS_AWAY = RedisConnectionError("Error 111 connecting to cache:6379.")
         (
             DATABASE_AWAY,
             "PostgreSQL at postgresql+psycopg2://cuebot:***@db:5432/cuebot does not answer (connection refused); "
-            "see OPENCUE_SCHED_DATABASE_URL",
+            "set OPENCUE_SCHED_DATABASE_URL",
         ),
-        (REDIS_AWAY, "Redis at redis://cache:6379/0 does not answer (Error 111 connecting to cache:6379.); see OPE"),
-        (BrokerError("Error 111"), "Redis at redis://cache:6379/0 does not answer (Error 111); see OPENCUE_SCHED_RE"),
+        (REDIS_AWAY, "Redis at redis://cache:6379/0 does not answer (Error 111 connecting to cache:6379.); set OPE"),
+        (BrokerError("Error 111"), "Redis at redis://cache:6379/0 does not answer (Error 111); set OPENCUE_SCHED_RE"),
     ],
 )
 def test_trouble_is_told_in_a_line_that_names_the_variable_and_no_password(error: Exception, words: str) -> None:
