@@ -50,7 +50,7 @@ from opencue_sched.placement.planner import Plan, UnschedulableLayer, plan_pass,
 from opencue_sched.placement.policy import policy_for
 from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import Environments, fetch_environments
-from opencue_sched.store.pending import LeftOut, fetch_next_start
+from opencue_sched.store.pending import SkippedLayers, fetch_next_start
 from opencue_sched.store.schema import SchemaFacts
 
 log = structlog.get_logger(__name__)
@@ -211,11 +211,11 @@ class _Pass:
         self._host_changes = runner.layers.host_changes
         self._bookings_read = runner.permits.log_end()
 
-        def skip(headroom: Mapping[str, float]) -> LeftOut:
+        def skip(headroom: Mapping[str, float]) -> SkippedLayers:
             self._progress()
             skipped = runner.layers.skipped(self._cluster.key, headroom)
             report.skipped = skipped.verdicts
-            return skipped.left_out
+            return skipped.layers
 
         with runner.engine.connect() as connection:
             gathered = gather(connection, self._cluster, self._settings, facts=runner.facts, skip=skip)
@@ -449,9 +449,7 @@ class _Pass:
         with self._runner.engine.connect() as connection:
             self._report.next_start = fetch_next_start(
                 connection,
-                self._cluster.show_id,
-                self._cluster.facility_id,
-                self._cluster.tags,
+                self._cluster,
                 # A layer whose time came while the pass read what waits was not seen by it: it starts now.
                 since=self._clock() - self._began,
                 within=max(EMPTY_SLEEP_SECONDS, self._settings.queue.cluster_saturated_sleep),

@@ -21,7 +21,7 @@ from opencue_sched.domain.cluster import LayerVerdict, Verdict
 from opencue_sched.domain.farm import Host, Snapshot, ThreadMode
 from opencue_sched.domain.reservation import Need, Search, least_cores, smallest_need
 from opencue_sched.placement.planner import UnschedulableLayer
-from opencue_sched.store.pending import CapKind, Capped, LeftOut, Room
+from opencue_sched.store.pending import CapHeadroom, CapKind, Capped, SkippedLayers
 
 FIRST_SECONDS = 2.0
 LONGEST_SECONDS = 300.0
@@ -162,7 +162,7 @@ class SkippedRow:
 class Skipped:
     """What a pass over a cluster skips, and the last ``verdicts`` on those of it that were ever looked at."""
 
-    left_out: LeftOut
+    layers: SkippedLayers
     verdicts: Mapping[str, LayerVerdict]
 
 
@@ -315,8 +315,8 @@ class LayerCooldowns:
             verdicts = {layer_id: row.verdict for layer_id, row in rows.items()}
             for layers in kinds.values():
                 verdicts |= layers
-            left_out = LeftOut({layer_id: row.version for layer_id, row in rows.items()}, list(kinds))
-            return Skipped(left_out, verdicts)
+            layers_skipped = SkippedLayers({layer_id: row.version for layer_id, row in rows.items()}, list(kinds))
+            return Skipped(layers_skipped, verdicts)
 
     def hosts_changed(self, news: HostNews) -> None:
         """End the cooldowns of all to which these hosts could make a difference, now or at their retry."""
@@ -465,7 +465,7 @@ class CapWait:
     """What a frame has too little of: cores and GPUs of a folder or job, or a seat (of ``cores``) of a limit."""
 
     at: Capped
-    need: Room
+    need: CapHeadroom
 
 
 def waits_of(verdicts: Iterable[LayerVerdict], snapshot: Snapshot) -> Iterator[CapWait]:
@@ -479,13 +479,13 @@ def waits_of(verdicts: Iterable[LayerVerdict], snapshot: Snapshot) -> Iterator[C
         job, layer = layers[verdict.layer_id]
         if kind is CapKind.LIMIT:
             full = [key for key in layer.limit_ids if key in snapshot.limits and snapshot.limits[key].left < 1]
-            yield from (CapWait(Capped(kind, key), Room(1, 0)) for key in full[:1])
+            yield from (CapWait(Capped(kind, key), CapHeadroom(1, 0)) for key in full[:1])
             continue
         of_folder = kind is CapKind.FOLDER
         caps = snapshot.folders.get(job.folder_id) if of_folder else snapshot.job_caps.get(job.id)
         least = smallest_need(layer)
-        need = Room(least.cores, least.gpus)
-        if caps is not None and not Room(caps.cores.left, caps.gpus.left).covers(need):
+        need = CapHeadroom(least.cores, least.gpus)
+        if caps is not None and not CapHeadroom(caps.cores.left, caps.gpus.left).covers(need):
             yield CapWait(Capped(kind, job.folder_id if of_folder else job.id), need)
 
 
@@ -526,10 +526,10 @@ class CapWaits:
         with self._lock:
             return frozenset(wait.at for waiting in self._clusters.values() for wait in waiting.waits)
 
-    def with_room(self, room: Mapping[Capped, Room]) -> frozenset[str]:
+    def with_headroom(self, headroom: Mapping[Capped, CapHeadroom]) -> frozenset[str]:
         """The clusters for which there is headroom now, those that have waited longest first, and no more of them than
         it is for: the next would find it taken."""
-        left = dict(room)
+        left = dict(headroom)
         chosen = set()
         with self._lock:
             for cluster, waiting in sorted(self._clusters.items(), key=lambda item: item[1].since):

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -25,9 +26,8 @@ from opencue_sched.domain.units import MOST_CENTICORES, MOST_GPUS, MOST_KB
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Settings
 from opencue_sched.store.pending import (
-    JobSelection,
-    LeftOut,
     Limit,
+    SkippedLayers,
     SubscriptionRow,
     fetch_limits,
     fetch_pending_jobs,
@@ -44,7 +44,7 @@ _MOST = {
 }
 """What a frame can ask for at most, by column; the other numbers of a layer fit into any counter."""
 
-Skip = Callable[[Mapping[str, float]], LeftOut]
+Skip = Callable[[Mapping[str, float]], SkippedLayers]
 """``skip(headroom)``: the layers to skip when the show's subscriptions have ``headroom`` (allocation id -> cores)."""
 
 
@@ -74,7 +74,7 @@ def gather(
     settings: Settings,
     *,
     facts: SchemaFacts,
-    skip: Skip = lambda _headroom: LeftOut(),
+    skip: Skip = lambda _headroom: SkippedLayers(),
 ) -> Gathered:
     """Read the cluster's pending work and the live headroom under every cap that work stands under.
 
@@ -85,20 +85,34 @@ def gather(
     limits = fetch_limits(connection)
     subscriptions = fetch_subscriptions(connection, cluster.show_id)
     subscribed = {row.alloc_id: _subscription_caps(row) for row in subscriptions}
-    left_out = skip({alloc_id: caps.cores.left for alloc_id, caps in subscribed.items()})
-    selection = _selection(cluster, settings, limits.values(), subscriptions, left_out)
-    job_rows, statements = fetch_pending_jobs(connection, selection, facts), 4
+    skipped = skip({alloc_id: caps.cores.left for alloc_id, caps in subscribed.items()})
+    max_jobs = settings.queue.max_jobs_per_cluster_pass
+    fetch_jobs = partial(
+        fetch_pending_jobs,
+        connection,
+        cluster,
+        facts,
+        headroom={
+            row.alloc_id: int(subscribed[row.alloc_id].cores.left)
+            for row in subscriptions
+            if row.facility_id == cluster.facility_id
+        },
+        full_limits=[limit.id for limit in limits.values() if limit.full],
+        skipped=skipped,
+        max_jobs=max_jobs,
+    )
+    job_rows, statements = fetch_jobs(), 4
     held_back = False
     if not job_rows:
         # Nothing can be booked. What is it that waits? The planner says of each layer why.
-        job_rows, statements = fetch_pending_jobs(connection, replace(selection, held_back=True), facts), 5
+        job_rows, statements = fetch_jobs(held_back=True), 5
         held_back = bool(job_rows)
     layer_rows = fetch_waiting_layers(
         connection,
         [row.pk_job for row in job_rows],
         facts,
         tags=cluster.tags,
-        left_out=left_out,
+        skipped=skipped,
         max_frames=settings.queue.dispatch_frames_per_layer_limit,
     )
     jobs, bad_jobs = _jobs(job_rows, [row for row in layer_rows if row.ids is not None])
@@ -125,32 +139,10 @@ def gather(
             ),
         ),
         held_back=held_back,
-        more=not held_back and len(job_rows) >= selection.max_jobs,
+        more=not held_back and len(job_rows) >= max_jobs,
         limits={key: limits[key] for key in wanted_limits if key in limits},
         versions={row.pk_layer: row.version for row in layer_rows},
         statements=statements,
-    )
-
-
-def _selection(
-    cluster: Cluster,
-    settings: Settings,
-    limits: Iterable[Limit],
-    subscriptions: Iterable[SubscriptionRow],
-    left_out: LeftOut,
-) -> JobSelection:
-    return JobSelection(
-        show_id=cluster.show_id,
-        facility_id=cluster.facility_id,
-        tags=cluster.tags,
-        room={
-            row.alloc_id: int(_subscription_caps(row).cores.left)
-            for row in subscriptions
-            if row.facility_id == cluster.facility_id
-        },
-        full_limits=[limit.id for limit in limits if limit.full],
-        left_out=left_out,
-        max_jobs=settings.queue.max_jobs_per_cluster_pass,
     )
 
 
@@ -255,12 +247,12 @@ def _folder_caps(row: Row[Any]) -> Caps | None:
     cores, gpus = cores_cap(row.folder_max_cores or 0), gpus_cap(row.folder_max_gpus or 0)
     if cores is None and gpus is None:
         return None
-    return Caps(Headroom(cores, int(row.folder_cores)), Headroom(gpus, int(row.folder_gpus)))
+    return Caps(Headroom(cores, row.folder_cores), Headroom(gpus, row.folder_gpus))
 
 
 def _job_caps(row: Row[Any]) -> Caps:
     cores, gpus = cores_cap(row.int_max_cores or 0), gpus_cap(row.int_max_gpus or 0)
-    return Caps(Headroom(cores, int(row.job_cores)), Headroom(gpus, int(row.job_gpus)))
+    return Caps(Headroom(cores, row.job_cores), Headroom(gpus, row.job_gpus))
 
 
 def _limit_headroom(limit: Limit) -> Headroom:
@@ -275,31 +267,28 @@ _REMEMBERED = 10_000
 
 
 class BadRowLog:
-    """Logs each bad row once, however often it is met. Remembers the latest 10,000. Thread-safe."""
+    """Logs each bad row once, however often it is met, as long as it is among the latest 10,000. Thread-safe."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[BadRow, None] = OrderedDict()
         self._met: Counter[str] = Counter()
         self._lock = Lock()
 
-    def report(self, rows: Iterable[BadRow]) -> int:
-        """Count these rows and log those that are new; how many were."""
-        return sum(self._report(row) for row in rows)
+    def report(self, rows: Iterable[BadRow]) -> None:
+        """Count these rows and log those that are new."""
+        for row in rows:
+            with self._lock:
+                self._met[row.table] += 1
+                known = row in self._seen
+                self._seen[row] = None
+                self._seen.move_to_end(row)
+                if len(self._seen) > _REMEMBERED:
+                    self._seen.popitem(last=False)
+            if not known:
+                log.warning(f"{row.table}_skipped", id=row.id, name=row.name, reason=row.reason)
 
     def taken_counts(self) -> Counter[str]:
         """How many bad rows were met since the last call, by table."""
         with self._lock:
             met, self._met = self._met, Counter()
             return met
-
-    def _report(self, row: BadRow) -> bool:
-        with self._lock:
-            self._met[row.table] += 1
-            if row in self._seen:
-                self._seen.move_to_end(row)
-                return False
-            self._seen[row] = None
-            if len(self._seen) > _REMEMBERED:
-                self._seen.popitem(last=False)
-        log.warning(f"{row.table}_skipped", id=row.id, name=row.name, reason=row.reason)
-        return True

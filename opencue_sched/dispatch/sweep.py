@@ -21,7 +21,7 @@ from opencue_sched.dispatch.cooldown import CapWaits
 from opencue_sched.domain.cluster import Cluster, ClusterKind, Fence
 from opencue_sched.settings import Settings
 from opencue_sched.store.hosts import tags_of_hosts
-from opencue_sched.store.pending import fetch_room
+from opencue_sched.store.pending import fetch_headroom
 
 log = structlog.get_logger(__name__)
 
@@ -159,10 +159,10 @@ class Sweeper:
         self._uncounted = bool(caps) and began < self._count_after
         if not caps or self._uncounted:
             return frozenset()
-        room = fetch_room(connection, caps)
+        headroom = fetch_headroom(connection, caps)
         ended = time.monotonic()
         self._count_after = ended + max(_SHORTEST_PAUSE_SECONDS, (ended - began) / _COUNTING_SHARE)
-        return self.cap_waits.with_room(room)
+        return self.cap_waits.with_headroom(headroom)
 
     def _reload(self, wake_shows: frozenset[str]) -> bool:
         """Read the clusters when it is time to, or soon when an unknown show has work; whether they were read."""

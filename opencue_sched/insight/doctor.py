@@ -156,10 +156,10 @@ def _schema(connection: Connection, _settings: Settings, facts: SchemaFacts) -> 
 
 def _limits(connection: Connection, _settings: Settings, facts: SchemaFacts) -> Iterator[HealthCheck]:
     """What a Cuebot after V47 says of limits, and this scheduler does not follow."""
-    for limit in limits_meant_otherwise(connection, facts.limit_columns):
-        words = listed([f"{column} {word}" for column, word in sorted(limit.says.items())])
-        text = f"{limit.name} is marked {words}; here it bounds running frames, always"
-        remedy = f"`opencue-sched limit set {limit.name} MAX` with a MAX that is right for frames"
+    for name, says in limits_meant_otherwise(connection, facts.limit_columns).items():
+        words = listed([f"{column} {word}" for column, word in sorted(says.items())])
+        text = f"{name} is marked {words}; here it bounds running frames, always"
+        remedy = f"`opencue-sched limit set {name} MAX` with a MAX that is right for frames"
         yield _warn("limits", text, remedy)
     holds = holds_of_limits(connection)
     if holds:

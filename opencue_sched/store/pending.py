@@ -1,4 +1,4 @@
-"""What waits: the jobs, layers and frames of one cluster, and the room left under their caps (facts C, A).
+"""What waits: the jobs, layers and frames of one cluster, and the headroom under their caps (facts C, A).
 
 All usage is summed live from ``proc``. OpenCue's own columns (subscription.int_cores, job_resource.int_cores, ...) are
 rewritten only every two minutes for managed shows, and the view ``vs_waiting`` reads them and hides jobs whose cap is
@@ -14,8 +14,9 @@ from enum import StrEnum, auto
 from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, TextClause, bindparam, text
+from sqlalchemy import Connection, Row, TextClause, text
 
+from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.farm import Headroom, TagType
 from opencue_sched.domain.reservation import cores_cap, gpus_cap
 from opencue_sched.domain.units import MOST_CENTICORES, MOST_GPUS
@@ -34,50 +35,32 @@ class SubscriptionRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
-    """Layers that are backing off: ``rows`` by id, with the version of its row (a layer that has another by now is not
-    meant), and every layer of ``kinds``: the columns by which hosts are found for it, as one text."""
+class SkippedLayers:
+    """``rows`` by id, with the version of its row (a layer that has another by now is not meant), and every layer of
+    ``kinds``: the columns by which hosts are found for it, as one text."""
 
     rows: Mapping[str, str] = field(default_factory=dict)
     kinds: Collection[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class JobSelection:
-    """Which jobs of a cluster a pass looks at: those with a waiting layer for one of ``tags`` that could be booked.
-
-    A layer cannot if it is ``left_out``, stands under one of ``full_limits``, or wants more cores than ``room``
-    (allocation id -> whole cores left of the show's subscription) leaves wherever its tags reach. ``held_back`` asks
-    for the jobs that only these conditions and the caps of jobs and folders hold back.
-    """
-
-    show_id: str
-    facility_id: str
-    tags: Sequence[str]
-    room: Mapping[str, int]
-    full_limits: Sequence[str]
-    left_out: LeftOut
-    max_jobs: int
-    held_back: bool = False
-
-
+USED = """CAST(COALESCE(sum((p.int_cores_reserved + 99) / 100), 0) AS bigint) AS cores,
+               CAST(COALESCE(sum(p.int_gpus_reserved), 0) AS bigint) AS gpus"""
+"""What procs take, in whole cores and GPUs."""
 # Must keep the exact spelling of the schema's GIN index, or PostgreSQL will not use it.
 _LAYER_TAGS = "string_to_array(replace(l.str_tags, ' ', ''), '|')"
 # xmin is another after every UPDATE of a row, whoever makes it.
 _VERSION = "CAST(l.xmin AS text)"
-# All that placement.searches.Search is made of. A row as text tells NULL from '' and quotes what it separates by.
-_KIND = """CAST(ROW({os}, l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min, l.int_gpu_mem_min,
+# All that domain.reservation.Search is made of. A row as text tells NULL from '' and quotes what it separates by.
+_KIND = """CAST(ROW(j.str_os, l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min, l.int_gpu_mem_min,
                          l.b_threadable, replace(l.str_tags, ' ', '')) AS text)"""
 # Neither list is correlated, so PostgreSQL hashes it once.
-_NOT_LEFT_OUT = f"""(l.pk_layer, {_VERSION}) NOT IN (
-              SELECT aside.layer, aside.version
-              FROM unnest(CAST(:left_out_rows AS varchar[]), CAST(:left_out_versions AS text[]))
-                   AS aside(layer, version)
+_NOT_SKIPPED = f"""(l.pk_layer, {_VERSION}) NOT IN (
+              SELECT skipped.layer, skipped.version
+              FROM unnest(CAST(:skipped_rows AS varchar[]), CAST(:skipped_versions AS text[]))
+                   AS skipped(layer, version)
           )
-          AND {_KIND} NOT IN (SELECT unnest(CAST(:left_out_kinds AS text[])))"""  # noqa: S608 - only our own constants
-_STARTED = "AND (l.ts_start_after IS NULL OR l.ts_start_after <= now())"
+          AND {_KIND} NOT IN (SELECT unnest(CAST(:skipped_kinds AS text[])))"""  # noqa: S608 - only our own constants
 _QUARANTINED = "EXISTS (SELECT 1 FROM opencue_sched_quarantine q WHERE q.pk_job = j.pk_job AND q.until > now())"
-
 _MAY_BE_BOOKED = """j.str_state = 'PENDING' AND j.b_paused = false AND j.b_auto_book
           AND s.b_active AND s.b_scheduler_managed AND s.b_booking_enabled AND s.b_dispatch_enabled AND NOT s.b_paused
           AND EXISTS (SELECT 1 FROM subscription sub WHERE sub.pk_show = j.pk_show AND sub.int_burst > 0)"""
@@ -87,13 +70,13 @@ _LEAST_CORES = """CASE WHEN NOT l.b_threadable OR l.int_cores_min < 100 THEN 1
                         ELSE (l.int_cores_min - 1) / 100 + 1 END"""
 
 _SUBSCRIPTIONS = text(
-    """
+    f"""
     SELECT sub.pk_alloc, a.str_name, a.pk_facility, sub.int_burst,
-           CAST(COALESCE(used.cores, 0) AS bigint) AS cores, CAST(COALESCE(used.gpus, 0) AS bigint) AS gpus
+           COALESCE(used.cores, 0) AS cores, COALESCE(used.gpus, 0) AS gpus
     FROM subscription sub
     JOIN alloc a ON a.pk_alloc = sub.pk_alloc
     LEFT JOIN (
-        SELECT h.pk_alloc, sum((p.int_cores_reserved + 99) / 100) AS cores, sum(p.int_gpus_reserved) AS gpus
+        SELECT h.pk_alloc, {USED}
         FROM proc p
         JOIN host h ON h.pk_host = p.pk_host
         WHERE p.pk_show = :show_id AND NOT p.b_local
@@ -101,30 +84,30 @@ _SUBSCRIPTIONS = text(
     ) used ON used.pk_alloc = sub.pk_alloc
     WHERE sub.pk_show = :show_id
     ORDER BY a.str_name
-    """
+    """  # noqa: S608 - only our own constant
 )
 
 # The inner query sorts the pending jobs of the cluster; the outer one walks down that order, sums the procs of a job
 # only when it gets there, and stops at the limit. OFFSET 0 keeps PostgreSQL from merging the two; the outer ORDER BY
 # costs nothing, because the order is already there. The folder sums are one scan, made only if a capped folder is met;
 # which allocations a tag reaches is looked up only if a layer wants more than the fullest of them has left.
-_PENDING_JOBS = """
+_PENDING_JOBS = f"""
     WITH folder_use AS MATERIALIZED (
-        SELECT j.pk_folder, sum((p.int_cores_reserved + 99) / 100) AS cores, sum(p.int_gpus_reserved) AS gpus
+        SELECT j.pk_folder, {USED}
         FROM proc p
         JOIN job j ON j.pk_job = p.pk_job
         WHERE p.pk_show = :show_id
         GROUP BY j.pk_folder
     ),
     reach AS MATERIALIZED (
-        SELECT replace(t.str_tag, ' ', '') AS tag, max(room.cores) AS cores
-        FROM unnest(CAST(:allocs AS varchar[]), CAST(:rooms AS bigint[])) AS room(pk_alloc, cores)
-        JOIN host h ON h.pk_alloc = room.pk_alloc
+        SELECT replace(t.str_tag, ' ', '') AS tag, max(headroom.cores) AS cores
+        FROM unnest(CAST(:allocs AS varchar[]), CAST(:headroom AS bigint[])) AS headroom(pk_alloc, cores)
+        JOIN host h ON h.pk_alloc = headroom.pk_alloc
         JOIN host_tag t ON t.pk_host = h.pk_host
         WHERE replace(t.str_tag, ' ', '') = ANY(CAST(:tags AS varchar[]))
         GROUP BY replace(t.str_tag, ' ', '')
     )
-    SELECT c.*, used.cores AS job_cores, used.gpus AS job_gpus,
+    SELECT j.*, used.cores AS job_cores, used.gpus AS job_gpus,
            COALESCE(folder.cores, 0) AS folder_cores, COALESCE(folder.gpus, 0) AS folder_gpus
     FROM (
         SELECT j.pk_job, j.str_name, j.pk_show, j.str_show, j.pk_facility, j.pk_folder, j.pk_dept, j.str_shot,
@@ -136,66 +119,65 @@ _PENDING_JOBS = """
         LEFT JOIN job_resource r ON r.pk_job = j.pk_job
         LEFT JOIN folder_resource f ON f.pk_folder = j.pk_folder
         WHERE j.pk_show = :show_id AND j.pk_facility = :facility_id
-          AND {may_be_booked}
+          AND {_MAY_BE_BOOKED}
           AND EXISTS (
               SELECT 1
               FROM layer l
               JOIN layer_stat ls ON ls.pk_layer = l.pk_layer AND ls.int_waiting_count > 0
-              WHERE l.pk_job = j.pk_job AND {layer_tags} && CAST(:tags AS text[]) {started}
+              WHERE l.pk_job = j.pk_job AND {_LAYER_TAGS} && CAST(:tags AS text[]) {{started}}
           )
-          AND NOT {quarantined}
+          AND NOT {_QUARANTINED}
         ORDER BY r.int_priority DESC NULLS LAST, j.ts_started, j.pk_job
         OFFSET 0
-    ) c
+    ) j
     CROSS JOIN LATERAL (
-        SELECT COALESCE(sum((p.int_cores_reserved + 99) / 100), 0) AS cores,
-               COALESCE(sum(p.int_gpus_reserved), 0) AS gpus
+        SELECT {USED}
         FROM proc p
-        WHERE p.pk_job = c.pk_job
+        WHERE p.pk_job = j.pk_job
     ) used
     LEFT JOIN LATERAL (
         SELECT u.cores, u.gpus
         FROM folder_use u
-        WHERE (c.folder_max_cores > 0 OR c.folder_max_gpus > 0) AND u.pk_folder = c.pk_folder
+        WHERE (j.folder_max_cores > 0 OR j.folder_max_gpus > 0) AND u.pk_folder = j.pk_folder
     ) folder ON true
     WHERE :held_back OR EXISTS (
         SELECT 1
         FROM layer l
         JOIN layer_stat ls ON ls.pk_layer = l.pk_layer AND ls.int_waiting_count > 0
         CROSS JOIN LATERAL (
-            SELECT {least_cores} AS cores,
+            SELECT {_LEAST_CORES} AS cores,
                    GREATEST(l.int_gpus_min, 0) AS gpus
         ) need
-        WHERE l.pk_job = c.pk_job AND {layer_tags} && CAST(:tags AS text[]) {started}
-          AND (GREATEST(l.int_cores_min, l.int_gpus_min) > {most} OR (
-              (COALESCE(c.int_max_cores, 0) <= 0 OR need.cores <= c.int_max_cores / 100 - used.cores)
-              AND (COALESCE(c.int_max_gpus, 0) <= 0 OR need.gpus = 0 OR need.gpus <= c.int_max_gpus - used.gpus)
-              AND (COALESCE(c.folder_max_cores, 0) <= 0
-                   OR need.cores <= c.folder_max_cores / 100 - COALESCE(folder.cores, 0))
-              AND (COALESCE(c.folder_max_gpus, 0) <= 0 OR need.gpus = 0
-                   OR need.gpus <= c.folder_max_gpus - COALESCE(folder.gpus, 0))
-              AND (need.cores <= :least_room OR EXISTS (
-                  SELECT 1 FROM reach WHERE reach.tag = ANY({layer_tags}) AND need.cores <= reach.cores
+        WHERE l.pk_job = j.pk_job AND {_LAYER_TAGS} && CAST(:tags AS text[]) {{started}}
+          AND (GREATEST(l.int_cores_min, l.int_gpus_min) > {min(MOST_CENTICORES, MOST_GPUS)} OR (
+              (COALESCE(j.int_max_cores, 0) <= 0 OR need.cores <= j.int_max_cores / 100 - used.cores)
+              AND (COALESCE(j.int_max_gpus, 0) <= 0 OR need.gpus = 0 OR need.gpus <= j.int_max_gpus - used.gpus)
+              AND (COALESCE(j.folder_max_cores, 0) <= 0
+                   OR need.cores <= j.folder_max_cores / 100 - COALESCE(folder.cores, 0))
+              AND (COALESCE(j.folder_max_gpus, 0) <= 0 OR need.gpus = 0
+                   OR need.gpus <= j.folder_max_gpus - COALESCE(folder.gpus, 0))
+              AND (need.cores <= :least_headroom OR EXISTS (
+                  SELECT 1 FROM reach WHERE reach.tag = ANY({_LAYER_TAGS}) AND need.cores <= reach.cores
               ))
           ))
-          AND {not_left_out}
+          AND {_NOT_SKIPPED}
           AND NOT EXISTS (
               SELECT 1 FROM layer_limit ll
               WHERE ll.pk_layer = l.pk_layer AND ll.pk_limit_record = ANY(CAST(:full_limits AS varchar[]))
           )
     )
-    ORDER BY c.int_priority DESC NULLS LAST, c.ts_started, c.pk_job
+    ORDER BY j.int_priority DESC NULLS LAST, j.ts_started, j.pk_job
     LIMIT :max_jobs
-"""
+"""  # noqa: S608 - only our own constants
 
 # One row a layer, its frames as parallel arrays. A frame is eligible since it was activated, freed by its last
 # dependency or put back to wait (ts_updated: the first attempt's ts_eligible stays), and its layer may start. Each
 # time is turned into seconds by itself: neither side of this connection can subtract infinite dates.
-_WAITING_LAYERS = """
+_WAITING_LAYERS = f"""
     SELECT l.pk_layer, l.pk_job, l.str_name, l.str_cmd, l.str_range, l.int_chunk_size, l.int_dispatch_order,
            l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min, l.int_gpu_mem_min, l.str_tags,
-           l.str_services, l.b_threadable, ls.int_waiting_count, {version} AS version,
-           {kind} AS kind,
+           l.str_services, l.b_threadable, ls.int_waiting_count, {_VERSION} AS version,
+           {_KIND} AS kind,
            ARRAY(SELECT DISTINCT pk_limit_record FROM layer_limit ll JOIN limit_record USING (pk_limit_record)
                  WHERE ll.pk_layer = l.pk_layer) AS limit_ids,
            waiting.ids, waiting.names, waiting.numbers, waiting.versions, waiting.waited
@@ -210,7 +192,7 @@ _WAITING_LAYERS = """
         FROM (
             SELECT pk_frame, str_name, int_number, int_version,
                    CAST(extract(epoch FROM clock_timestamp())
-                        - extract(epoch FROM GREATEST(ts_eligible, ts_updated{start_after})) AS double precision
+                        - extract(epoch FROM GREATEST(ts_eligible, ts_updated{{start_after}})) AS double precision
                    ) AS waited,
                    row_number() OVER (ORDER BY int_dispatch_order, int_layer_order, pk_frame) AS turn
             FROM frame
@@ -219,14 +201,14 @@ _WAITING_LAYERS = """
             LIMIT :max_frames
         ) f
     ) waiting
-    WHERE {layer_tags} && CAST(:tags AS text[]) {started} AND {not_left_out}
+    WHERE {_LAYER_TAGS} && CAST(:tags AS text[]) {{started}} AND {_NOT_SKIPPED}
     ORDER BY wanted.turn, l.int_dispatch_order, l.pk_layer
-"""
+"""  # noqa: S608 - only our own constants
 
 # Everything that passes could be looking at, whether or not they get that far; once in a while, for the metrics.
-_WAITING_WORK = """
+_WAITING_WORK = f"""
     WITH used AS MATERIALIZED (
-        SELECT p.pk_job, j.pk_folder, sum((p.int_cores_reserved + 99) / 100) AS cores
+        SELECT p.pk_job, j.pk_folder, {USED}
         FROM proc p
         JOIN job j ON j.pk_job = p.pk_job
         GROUP BY p.pk_job, j.pk_folder
@@ -235,11 +217,11 @@ _WAITING_WORK = """
     SELECT pk_facility, pk_show, tags, why, sum(frames) AS frames
     FROM (
         SELECT j.pk_facility, j.pk_show, replace(l.str_tags, ' ', '') AS tags, ls.int_waiting_count AS frames,
-               CASE WHEN {quarantined} THEN 'quarantined'
+               CASE WHEN {_QUARANTINED} THEN 'quarantined'
                     WHEN r.int_max_cores > 0
-                         AND {least_cores} > r.int_max_cores / 100 - COALESCE(used.cores, 0) THEN 'over_job'
+                         AND {_LEAST_CORES} > r.int_max_cores / 100 - COALESCE(used.cores, 0) THEN 'over_job'
                     WHEN f.int_max_cores > 0
-                         AND {least_cores} > f.int_max_cores / 100 - COALESCE(folder_used.cores, 0) THEN 'over_folder'
+                         AND {_LEAST_CORES} > f.int_max_cores / 100 - COALESCE(folder_used.cores, 0) THEN 'over_folder'
                     ELSE 'behind' END AS why
         FROM layer_stat ls
         JOIN layer l ON l.pk_layer = ls.pk_layer
@@ -249,12 +231,11 @@ _WAITING_WORK = """
         LEFT JOIN folder_resource f ON f.pk_folder = j.pk_folder
         LEFT JOIN used ON used.pk_job = j.pk_job
         LEFT JOIN folder_used ON folder_used.pk_folder = j.pk_folder
-        WHERE ls.int_waiting_count > 0 AND {may_be_booked} {started}
+        WHERE ls.int_waiting_count > 0 AND {_MAY_BE_BOOKED} {{started}}
           AND (CAST(:facility_ids AS varchar[]) IS NULL OR j.pk_facility = ANY(CAST(:facility_ids AS varchar[])))
     ) waiting
     GROUP BY pk_facility, pk_show, tags, why
-"""
-
+"""  # noqa: S608 - only our own constants
 
 _NEXT_START = text(
     f"""
@@ -271,10 +252,16 @@ _NEXT_START = text(
 )
 
 
+@cache
+def _statement(template: str, has_start_after: bool) -> TextClause:
+    started = "AND (l.ts_start_after IS NULL OR l.ts_start_after <= now())" if has_start_after else ""
+    return text(template.format(started=started, start_after=", l.ts_start_after" if has_start_after else ""))
+
+
 @dataclass(frozen=True, slots=True)
 class WaitingWork:
     """``frames`` that wait and may be booked, of layers with these tags. ``why``: quarantined, else over_job or
-    over_folder when that cap has no room for one of them, else behind."""
+    over_folder when that cap has too little headroom for one of them, else behind."""
 
     facility_id: str
     show_id: str
@@ -283,56 +270,15 @@ class WaitingWork:
     frames: int
 
 
-@cache
-def _waiting_work(has_start_after: bool) -> TextClause:
-    return text(
-        _WAITING_WORK.format(
-            may_be_booked=_MAY_BE_BOOKED,
-            least_cores=_LEAST_CORES,
-            started=_STARTED if has_start_after else "",
-            quarantined=_QUARANTINED,
-        )
-    )
-
-
 def fetch_waiting_work(
-    connection: Connection, facilities: Sequence[str] | None, columns: SchemaFacts
+    connection: Connection, facilities: Sequence[str] | None, facts: SchemaFacts
 ) -> list[WaitingWork]:
     """All work that passes may look at, in ``facilities`` or everywhere, by the tags it names."""
-    statement = _waiting_work(columns.has_start_after)
-    rows = connection.execute(statement, {"facility_ids": None if facilities is None else list(facilities)})
+    rows = connection.execute(_statement(_WAITING_WORK, facts.has_start_after), {"facility_ids": _ids(facilities)})
     return [
         WaitingWork(row.pk_facility, row.pk_show, frozenset(row.tags.split("|")), row.why, int(row.frames))
         for row in rows
     ]
-
-
-@cache
-def _pending_jobs(has_start_after: bool) -> TextClause:
-    statement = _PENDING_JOBS.format(
-        may_be_booked=_MAY_BE_BOOKED,
-        least_cores=_LEAST_CORES,
-        layer_tags=_LAYER_TAGS,
-        most=min(MOST_CENTICORES, MOST_GPUS),
-        not_left_out=_NOT_LEFT_OUT.format(os="c.str_os"),
-        started=_STARTED if has_start_after else "",
-        quarantined=_QUARANTINED,
-    )
-    return text(statement).bindparams(bindparam("max_jobs"))
-
-
-@cache
-def _waiting_layers(has_start_after: bool) -> TextClause:
-    return text(
-        _WAITING_LAYERS.format(
-            layer_tags=_LAYER_TAGS,
-            not_left_out=_NOT_LEFT_OUT.format(os="j.str_os"),
-            version=_VERSION,
-            kind=_KIND.format(os="j.str_os"),
-            started=_STARTED if has_start_after else "",
-            start_after=", l.ts_start_after" if has_start_after else "",
-        )
-    )
 
 
 def fetch_subscriptions(connection: Connection, show_id: str) -> list[SubscriptionRow]:
@@ -343,71 +289,69 @@ def fetch_subscriptions(connection: Connection, show_id: str) -> list[Subscripti
     return [SubscriptionRow(*row) for row in connection.execute(_SUBSCRIPTIONS, {"show_id": show_id})]
 
 
-def fetch_pending_jobs(connection: Connection, selection: JobSelection, columns: SchemaFacts) -> Sequence[Row[Any]]:
-    """The first jobs that may book something now: priority first, then the oldest, then the id.
+def fetch_pending_jobs(
+    connection: Connection,
+    cluster: Cluster,
+    facts: SchemaFacts,
+    *,
+    headroom: Mapping[str, int],
+    full_limits: Sequence[str],
+    skipped: SkippedLayers,
+    max_jobs: int,
+    held_back: bool = False,
+) -> Sequence[Row[Any]]:
+    """The first jobs of the cluster that may book something now: priority first, then the oldest, then the id.
 
-    A job, or its folder, at its cap by live usage is passed over, as is one whose waiting layers all want more than
-    what is left of any cap, unless one wants more than there can be: that is a bad row. Caps below one core refuse
-    everything; 0 and below are no cap (of a burst: no room).
+    A layer may not if it is ``skipped``, stands under one of ``full_limits``, or wants more cores than ``headroom``
+    (allocation id -> whole cores left of the show's subscription) leaves wherever its tags reach. A job, or its folder,
+    at its cap by live usage is passed over, as is one whose waiting layers all want more than what is left of any cap,
+    unless one wants more than there can be: that is a bad row. Caps below one core refuse everything; 0 and below are
+    no cap (of a burst: no headroom). ``held_back`` asks for the jobs that only these conditions hold back.
     """
-    statement = _pending_jobs(columns.has_start_after)
-    parameters: Mapping[str, Any] = {
-        "show_id": selection.show_id,
-        "facility_id": selection.facility_id,
-        "tags": list(selection.tags),
-        "allocs": list(selection.room),
-        "rooms": list(selection.room.values()),
-        "least_room": min(selection.room.values(), default=0),
-        "held_back": selection.held_back,
-        "full_limits": list(selection.full_limits),
-        **_left_out(selection.left_out),
-        "max_jobs": selection.max_jobs,
-    }
-    return connection.execute(statement, parameters).all()
-
-
-def fetch_next_start(
-    connection: Connection, show_id: str, facility_id: str, tags: Sequence[str], *, since: float, within: float
-) -> float | None:
-    """Seconds until the first layer with waiting frames for these tags may start, of those that may between ``since``
-    seconds ago and ``within`` seconds from now; below 0 when it has come. Needs ``has_start_after``."""
     parameters = {
-        "show_id": show_id,
-        "facility_id": facility_id,
-        "tags": list(tags),
-        "since": since,
-        "within": within,
+        "show_id": cluster.show_id,
+        "facility_id": cluster.facility_id,
+        "tags": list(cluster.tags),
+        "allocs": list(headroom),
+        "headroom": list(headroom.values()),
+        "least_headroom": min(headroom.values(), default=0),
+        "held_back": held_back,
+        "full_limits": list(full_limits),
+        **_skipped(skipped),
+        "max_jobs": max_jobs,
     }
-    return connection.execute(_NEXT_START, parameters).scalar()
+    return connection.execute(_statement(_PENDING_JOBS, facts.has_start_after), parameters).all()
+
+
+def fetch_next_start(connection: Connection, cluster: Cluster, *, since: float, within: float) -> float | None:
+    """Seconds until the first layer of the cluster with waiting frames may start, of those that may between ``since``
+    seconds ago and ``within`` seconds from now; below 0 when it has come. Needs ``has_start_after``."""
+    place = {"show_id": cluster.show_id, "facility_id": cluster.facility_id, "tags": list(cluster.tags)}
+    return connection.execute(_NEXT_START, {**place, "since": since, "within": within}).scalar()
 
 
 def fetch_waiting_layers(
     connection: Connection,
     job_ids: Sequence[str],
-    columns: SchemaFacts,
+    facts: SchemaFacts,
     *,
     tags: Sequence[str],
-    left_out: LeftOut,
+    skipped: SkippedLayers,
     max_frames: int,
 ) -> Sequence[Row[Any]]:
     """The bookable layers of all these jobs in dispatch order, each with its first ``max_frames`` waiting frames.
 
     ``ids`` is None for a layer whose counter says that frames wait, and none does.
     """
-    parameters: Mapping[str, Any] = {
-        "job_ids": list(job_ids),
-        "tags": list(tags),
-        **_left_out(left_out),
-        "max_frames": max_frames,
-    }
-    return connection.execute(_waiting_layers(columns.has_start_after), parameters).all()
+    parameters = {"job_ids": list(job_ids), "tags": list(tags), **_skipped(skipped), "max_frames": max_frames}
+    return connection.execute(_statement(_WAITING_LAYERS, facts.has_start_after), parameters).all()
 
 
-def _left_out(left_out: LeftOut) -> dict[str, list[str]]:
+def _skipped(layers: SkippedLayers) -> dict[str, list[str]]:
     return {
-        "left_out_rows": list(left_out.rows),
-        "left_out_versions": list(left_out.rows.values()),
-        "left_out_kinds": list(left_out.kinds),
+        "skipped_rows": list(layers.rows),
+        "skipped_versions": list(layers.rows.values()),
+        "skipped_kinds": list(layers.kinds),
     }
 
 
@@ -558,28 +502,19 @@ class Limit:
         return self.running >= self.max_value
 
 
-@dataclass(frozen=True, slots=True)
-class OtherwiseMeant:
-    """A limit of which a newer Cuebot says something that this scheduler does not follow: column -> what it says."""
-
-    name: str
-    says: Mapping[str, str]
-
-
-def limits_meant_otherwise(connection: Connection, columns: Collection[str]) -> list[OtherwiseMeant]:
-    """Limits of which one of ``columns`` (SchemaFacts.limit_columns) says something else than that frames are counted
-    and the limit is enforced. Only words are looked at: numbers and times do not say what a limit is."""
-    found = []
+def limits_meant_otherwise(connection: Connection, columns: Collection[str]) -> dict[str, dict[str, str]]:
+    """Limits by name of which one of ``columns`` (SchemaFacts.limit_columns) says something else than that frames are
+    counted and the limit is enforced, and what it says. Only words are looked at: numbers and times do not say what a
+    limit is."""
+    found = {}
     for name, row in connection.execute(_ROWS):
-        words = {column: row[column] for column in columns if isinstance(row.get(column), str)}
-        says = {
+        words = {column: row.get(column) for column in columns if column.startswith("str_")}
+        found[name] = {
             column: word
             for column, word in words.items()
-            if column.startswith("str_") and word and word.lower() not in _AS_HERE
+            if isinstance(word, str) and word and word.lower() not in _AS_HERE
         }
-        if says:
-            found.append(OtherwiseMeant(name, says))
-    return found
+    return {name: says for name, says in found.items() if says}
 
 
 def holds_of_limits(connection: Connection) -> list[str]:
@@ -595,15 +530,14 @@ def fetch_limits(connection: Connection) -> Mapping[str, Limit]:
     }
 
 
-# How much room some folders, jobs and limits have under their caps now, by live use.
+# The headroom under the caps of some folders, jobs and limits now, by live use.
 
-_ROOM = text(
-    """
+_HEADROOM = text(
+    f"""
     SELECT 'folder' AS kind, r.pk_folder AS id, r.int_max_cores, r.int_max_gpus, used.cores, used.gpus
     FROM folder_resource r
     CROSS JOIN LATERAL (
-        SELECT COALESCE(sum((p.int_cores_reserved + 99) / 100), 0) AS cores,
-               COALESCE(sum(p.int_gpus_reserved), 0) AS gpus
+        SELECT {USED}
         FROM job j JOIN proc p ON p.pk_job = j.pk_job
         WHERE j.pk_folder = r.pk_folder
     ) used
@@ -612,13 +546,12 @@ _ROOM = text(
     SELECT 'job', r.pk_job, r.int_max_cores, r.int_max_gpus, used.cores, used.gpus
     FROM job_resource r
     CROSS JOIN LATERAL (
-        SELECT COALESCE(sum((p.int_cores_reserved + 99) / 100), 0) AS cores,
-               COALESCE(sum(p.int_gpus_reserved), 0) AS gpus
+        SELECT {USED}
         FROM proc p
         WHERE p.pk_job = r.pk_job
     ) used
     WHERE r.pk_job = ANY(CAST(:jobs AS varchar[]))
-    """
+    """  # noqa: S608 - only our own constant
 )
 
 
@@ -630,41 +563,39 @@ class CapKind(StrEnum):
     LIMIT = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Capped:
+class Capped(NamedTuple):
     """One of them, by its id."""
 
     kind: CapKind
     id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class CapHeadroom(NamedTuple):
     """Whole cores (of a limit: running frames) and GPUs."""
 
     cores: float
     gpus: float
 
-    def covers(self, other: Room) -> bool:
+    def covers(self, other: CapHeadroom) -> bool:
         return self.cores >= other.cores and self.gpus >= other.gpus
 
-    def less(self, other: Room) -> Room:
-        return Room(self.cores - other.cores, self.gpus - other.gpus)
+    def less(self, other: CapHeadroom) -> CapHeadroom:
+        return CapHeadroom(self.cores - other.cores, self.gpus - other.gpus)
 
 
-def fetch_room(connection: Connection, caps: Collection[Capped]) -> dict[Capped, Room]:
+def fetch_headroom(connection: Connection, caps: Collection[Capped]) -> dict[Capped, CapHeadroom]:
     """What each has left; none for one that is gone. A statement for folders and jobs, and one for limits."""
     ids = defaultdict[CapKind, list[str]](list)
     for capped in caps:
         ids[capped.kind].append(capped.id)
-    room = {}
+    headroom = {}
     if ids[CapKind.FOLDER] or ids[CapKind.JOB]:
-        for row in connection.execute(_ROOM, {"folders": ids[CapKind.FOLDER], "jobs": ids[CapKind.JOB]}):
-            cores = Headroom(cores_cap(row.int_max_cores or 0), int(row.cores)).left
-            gpus = Headroom(gpus_cap(row.int_max_gpus or 0), int(row.gpus)).left
-            room[Capped(CapKind(row.kind), row.id)] = Room(cores, gpus)
+        for row in connection.execute(_HEADROOM, {"folders": ids[CapKind.FOLDER], "jobs": ids[CapKind.JOB]}):
+            cores = Headroom(cores_cap(row.int_max_cores or 0), row.cores).left
+            gpus = Headroom(gpus_cap(row.int_max_gpus or 0), row.gpus).left
+            headroom[Capped(CapKind(row.kind), row.id)] = CapHeadroom(cores, gpus)
     if ids[CapKind.LIMIT]:
         limits = fetch_limits(connection)
         for key in limits.keys() & ids[CapKind.LIMIT]:
-            room[Capped(CapKind.LIMIT, key)] = Room(max(0, limits[key].max_value - limits[key].running), 0)
-    return room
+            headroom[Capped(CapKind.LIMIT, key)] = CapHeadroom(max(0, limits[key].max_value - limits[key].running), 0)
+    return headroom

@@ -7,8 +7,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
+from opencue_sched.store.pending import USED
+
 _SITUATION = text(
-    """
+    f"""
     SELECT job.str_name AS name, job.str_state AS state, job.b_paused AS paused, job.b_auto_book AS auto_book,
            job.str_os AS os, job.pk_show AS show_id, show.str_name AS show, show.b_active AS show_active,
            show.b_scheduler_managed AS show_managed, show.b_booking_enabled AND show.b_dispatch_enabled AS show_booking,
@@ -24,15 +26,12 @@ _SITUATION = text(
       LEFT JOIN job_resource resource ON resource.pk_job = job.pk_job
       LEFT JOIN folder_resource caps ON caps.pk_folder = job.pk_folder
       CROSS JOIN LATERAL (
-          SELECT CAST(coalesce(sum((int_cores_reserved + 99) / 100), 0) AS bigint) AS cores,
-                 coalesce(sum(int_gpus_reserved), 0) AS gpus
-            FROM proc WHERE proc.pk_job = job.pk_job) used
+          SELECT {USED} FROM proc p WHERE p.pk_job = job.pk_job) used
       CROSS JOIN LATERAL (
-          SELECT CAST(coalesce(sum((int_cores_reserved + 99) / 100), 0) AS bigint) AS cores,
-                 coalesce(sum(int_gpus_reserved), 0) AS gpus
-            FROM proc JOIN job other ON other.pk_job = proc.pk_job WHERE other.pk_folder = job.pk_folder) folder_used
+          SELECT {USED}
+            FROM proc p JOIN job other ON other.pk_job = p.pk_job WHERE other.pk_folder = job.pk_folder) folder_used
      WHERE job.pk_job = :job
-    """
+    """  # noqa: S608 - only our own constant
 )
 _AHEAD = text(
     """

@@ -12,7 +12,7 @@ from opencue_sched.dispatch.gather import Gathered, gather
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.settings import Settings
-from opencue_sched.store.pending import LeftOut
+from opencue_sched.store.pending import SkippedLayers
 from opencue_sched.store.schema import check_schema
 
 
@@ -29,13 +29,13 @@ def gathered(
     cluster: Cluster,
     settings: Settings,
     *,
-    left_out: LeftOut | None = None,
+    skipped: SkippedLayers | None = None,
     **queue: Any,
 ) -> Gathered:
     """Gather with some queue settings changed, without some layers."""
     changed = settings.model_copy(update={"queue": settings.queue.model_copy(update=queue)})
     facts = check_schema(connection)
-    return gather(connection, cluster, changed, facts=facts, skip=lambda _room: left_out or LeftOut())
+    return gather(connection, cluster, changed, facts=facts, skip=lambda _room: skipped or SkippedLayers())
 
 
 def with_start_times(engine: Engine) -> None:

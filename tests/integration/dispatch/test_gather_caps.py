@@ -10,7 +10,7 @@ from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
 from opencue_sched.settings import Settings
-from opencue_sched.store.pending import LeftOut
+from opencue_sched.store.pending import SkippedLayers
 from opencue_sched.store.schema import check_schema
 from tests.integration.dispatch.gathering import cluster_of, counted_statements, gathered, job_ids
 
@@ -146,7 +146,7 @@ def test_layers_that_all_rest_are_held_back_too(engine: Engine, settings: Settin
         farm.job()
 
         versions = gathered(connection, cluster_of(farm), settings).versions
-        found = gathered(connection, cluster_of(farm), settings, left_out=LeftOut(versions))
+        found = gathered(connection, cluster_of(farm), settings, skipped=SkippedLayers(versions))
 
     assert found.held_back
     assert job_ids(found) == []

@@ -11,7 +11,7 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import quarantine_jobs
-from opencue_sched.store.pending import LeftOut
+from opencue_sched.store.pending import SkippedLayers
 from opencue_sched.store.schema import check_schema
 from tests.integration.dispatch.gathering import cluster_of, gathered, job_ids
 
@@ -265,7 +265,9 @@ def test_jobs_whose_layers_rest_give_their_place_to_the_next(engine: Engine, set
         layers = [resting.layers[0].id, half.layers[0].id]
         skip = {row.pk_layer: row.xmin for row in connection.execute(text(versions), {"layers": layers})}
 
-        found = gathered(connection, cluster_of(farm), settings, left_out=LeftOut(skip), max_jobs_per_cluster_pass=1)
+        found = gathered(
+            connection, cluster_of(farm), settings, skipped=SkippedLayers(skip), max_jobs_per_cluster_pass=1
+        )
 
     assert job_ids(found) == [half.id]
     assert [layer.id for layer in found.snapshot.jobs[0].layers] == [half.layers[1].id]
@@ -295,9 +297,9 @@ def test_a_kind_that_rests_is_left_out_with_all_its_jobs_and_no_other(
         connection.execute(text("UPDATE job SET str_os = 'rocky9'"))
         connection.execute(text(f"UPDATE {table} SET {change} WHERE pk_job = :job"), {"job": other.id})  # noqa: S608
         first = gathered(connection, cluster_of(farm), settings, max_jobs_per_cluster_pass=1).snapshot.jobs[0]
-        kinds = LeftOut(kinds=[first.layers[0].kind])
+        kinds = SkippedLayers(kinds=[first.layers[0].kind])
 
-        found = gathered(connection, cluster_of(farm), settings, left_out=kinds)
+        found = gathered(connection, cluster_of(farm), settings, skipped=kinds)
 
     assert first.id in {job.id for job in ahead}
     assert job_ids(found) == [other.id]

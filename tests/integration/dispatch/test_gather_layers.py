@@ -283,10 +283,10 @@ def test_a_bad_job_is_logged_once_however_often_it_is_met(engine: Engine, settin
         cluster, facts = cluster_of(farm), check_schema(connection)
 
         found = [gather(connection, cluster, settings, facts=facts) for _ in range(3)]
-        logged = [bad_rows.report(each.bad_rows) for each in found]
+        for each in found:
+            bad_rows.report(each.bad_rows)
 
     assert [len(each.bad_rows) for each in found] == [1, 1, 1]
-    assert logged == [1, 0, 0]
     assert [entry["id"] for entry in logs if entry["event"] == "job_skipped"] == [job.id]
     assert bad_rows.taken_counts() == {"job": 3}
     assert bad_rows.taken_counts() == {}

@@ -18,7 +18,7 @@ from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.accounting import managed_show_versions
-from opencue_sched.store.pending import CapKind, Capped, Room, fetch_room
+from opencue_sched.store.pending import CapHeadroom, CapKind, Capped, fetch_headroom
 from opencue_sched.worker.runtime import Runtime
 from tests.polling import eventually
 
@@ -122,13 +122,13 @@ def test_room_is_counted_only_so_often_and_what_ended_meanwhile_is_asked_for_aga
     (one, host), _ = running(engine)
     passed, counts = [0.0], []
 
-    def slowly(*given: Any) -> dict[Capped, Room]:
+    def slowly(*given: Any) -> dict[Capped, CapHeadroom]:
         counts.append(given)
         passed[0] += 3
-        return fetch_room(*given)
+        return fetch_headroom(*given)
 
     monkeypatch.setattr(sweep, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0]))
-    monkeypatch.setattr(sweep, "fetch_room", slowly)
+    monkeypatch.setattr(sweep, "fetch_headroom", slowly)
     assert here.sweeper.sweep(wake_hosts=[host]).ask_again == 0
 
     # when a run ends and is told of at once
@@ -174,13 +174,13 @@ def test_room_is_what_a_cap_leaves_of_live_use_and_a_vertex_without_a_cap_has_no
         farm.run(second.frames, host, cores=1)
         asked = [Capped(CapKind.FOLDER, folder), Capped(CapKind.LIMIT, limit), Capped(CapKind.LIMIT, unused)]
         asked += [Capped(CapKind.JOB, job) for job in (first.id, second.id, "gone")]
-        room = fetch_room(connection, asked)
+        room = fetch_headroom(connection, asked)
     assert list(map(room.get, asked)) == [
-        Room(5, 1),
-        Room(3, 0),
-        Room(0, 0),
-        Room(float("inf"), float("inf")),
-        Room(3, 2),
+        CapHeadroom(5, 1),
+        CapHeadroom(3, 0),
+        CapHeadroom(0, 0),
+        CapHeadroom(float("inf"), float("inf")),
+        CapHeadroom(3, 2),
         None,
     ]
 

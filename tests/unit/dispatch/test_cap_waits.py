@@ -7,10 +7,10 @@ from dataclasses import replace
 from opencue_sched.dispatch.cooldown import MOST_CLUSTERS, WAITS_OF_A_CLUSTER, CapWait, CapWaits, waits_of
 from opencue_sched.domain.cluster import LayerVerdict, Verdict
 from opencue_sched.domain.farm import Caps, Headroom
-from opencue_sched.store.pending import CapKind, Capped, Room
+from opencue_sched.store.pending import CapHeadroom, CapKind, Capped
 from tests.unit.placement.values import make_caps, make_job, make_layer, make_snapshot
 
-SEAT = Room(1, 0)
+SEAT = CapHeadroom(1, 0)
 LICENCE, OTHER, JOB = Capped(CapKind.LIMIT, "arnold"), Capped(CapKind.LIMIT, "maya"), Capped(CapKind.JOB, "j1")
 
 
@@ -35,21 +35,25 @@ def test_as_many_as_there_are_seats_are_roused_in_the_order_in_which_they_began_
     waits.note("third", [CapWait(LICENCE, SEAT)])
     waits.note("first", [CapWait(LICENCE, SEAT)])
     assert waits.caps() == {LICENCE, OTHER}
-    assert waits.with_room({LICENCE: Room(0, 0), OTHER: Room(0, 0)}) == frozenset()
-    assert waits.with_room({LICENCE: Room(1, 0)}) == {"first"}
-    assert waits.with_room({LICENCE: Room(2, 0), OTHER: Room(9, 0)}) == {"first", "second", "other"}
+    assert waits.with_headroom({LICENCE: CapHeadroom(0, 0), OTHER: CapHeadroom(0, 0)}) == frozenset()
+    assert waits.with_headroom({LICENCE: CapHeadroom(1, 0)}) == {"first"}
+    assert waits.with_headroom({LICENCE: CapHeadroom(2, 0), OTHER: CapHeadroom(9, 0)}) == {"first", "second", "other"}
 
     waits.forget(["first", "nobody"])
-    assert waits.with_room({LICENCE: Room(1, 0)}) == {"second"}
+    assert waits.with_headroom({LICENCE: CapHeadroom(1, 0)}) == {"second"}
     # and who was roused in vain stands behind the others
     waits.note("first", [CapWait(LICENCE, SEAT)])
-    assert waits.with_room({LICENCE: Room(2, 0)}) == {"second", "third"}
+    assert waits.with_headroom({LICENCE: CapHeadroom(2, 0)}) == {"second", "third"}
 
 
 def test_room_that_is_too_little_for_one_is_left_to_the_next() -> None:
-    waits = waiting(large=CapWait(JOB, Room(4, 0)), gpus=CapWait(JOB, Room(1, 1)), small=CapWait(JOB, Room(2, 0)))
-    assert waits.with_room({JOB: Room(3, 0)}) == {"small"}
-    assert waits.with_room({JOB: Room(float("inf"), 1)}) == {"large", "gpus", "small"}
+    waits = waiting(
+        large=CapWait(JOB, CapHeadroom(4, 0)),
+        gpus=CapWait(JOB, CapHeadroom(1, 1)),
+        small=CapWait(JOB, CapHeadroom(2, 0)),
+    )
+    assert waits.with_headroom({JOB: CapHeadroom(3, 0)}) == {"small"}
+    assert waits.with_headroom({JOB: CapHeadroom(float("inf"), 1)}) == {"large", "gpus", "small"}
 
 
 def test_what_nobody_says_again_is_forgotten_and_what_is_kept_is_bounded() -> None:
@@ -66,7 +70,7 @@ def test_what_nobody_says_again_is_forgotten_and_what_is_kept_is_bounded() -> No
     assert len(waits.caps()) == WAITS_OF_A_CLUSTER
     for n in range(2 * MOST_CLUSTERS):
         waits.note(f"cluster{n}", [CapWait(LICENCE, SEAT)])
-    assert len(waits.with_room({LICENCE: Room(float("inf"), 0)})) == MOST_CLUSTERS - 1
+    assert len(waits.with_headroom({LICENCE: CapHeadroom(float("inf"), 0)})) == MOST_CLUSTERS - 1
 
 
 def test_a_layer_waits_at_the_cap_its_verdict_names_if_that_had_too_little_for_it() -> None:
@@ -91,8 +95,8 @@ def test_a_layer_waits_at_the_cap_its_verdict_names_if_that_had_too_little_for_i
 
     licence = CapWait(Capped(CapKind.LIMIT, "full"), SEAT)
     assert waits(make_caps(4, booked=3), make_caps(gpus=0)) == [
-        CapWait(Capped(CapKind.FOLDER, "f1"), Room(2, 1)),
-        CapWait(JOB, Room(2, 1)),
+        CapWait(Capped(CapKind.FOLDER, "f1"), CapHeadroom(2, 1)),
+        CapWait(JOB, CapHeadroom(2, 1)),
         licence,
     ]
     # a host may want more cores for a frame than the least, and the counters may be ahead: no room is waited for then

@@ -11,7 +11,7 @@ from opencue_sched.domain.cluster import LayerVerdict, Verdict
 from opencue_sched.domain.farm import Host, ThreadMode
 from opencue_sched.domain.reservation import Need, Search
 from opencue_sched.placement.planner import UnschedulableLayer
-from opencue_sched.store.pending import LeftOut
+from opencue_sched.store.pending import SkippedLayers
 
 GIB = 1024 * 1024
 
@@ -150,7 +150,7 @@ def test_what_is_skipped_is_told_by_its_kind_and_what_makes_no_sense_by_the_vers
     )
     layers.skip_rows("cluster", [SkippedRow(LayerVerdict("job", "bad", Verdict.FAILED, 0, 3), "7")])
     skips = layers.skipped("cluster", {})
-    assert skips.left_out == LeftOut({"bad": "7"}, ["k"])
+    assert skips.layers == SkippedLayers({"bad": "7"}, ["k"])
     assert skips.verdicts.keys() == {"one", "other", "bad"}
 
 
@@ -162,7 +162,7 @@ def test_a_cooldown_ends_after_its_time():
     assert skipped(layers) == {"layer"}
     clock.now = 20.0
     assert skipped(layers) == set()
-    assert layers.skipped("cluster", {}).left_out == LeftOut({}, [])
+    assert layers.skipped("cluster", {}).layers == SkippedLayers({}, [])
 
 
 def test_a_layer_is_not_skipped_when_another_pass_took_note_of_a_host_for_it_meanwhile():
@@ -361,7 +361,7 @@ def test_of_full_passes_in_a_row_one_skips_what_was_looked_at_in_vain():
     assert skipped(layers) == set()
     look_in_vain(layers)
     skips = layers.skipped("cluster", {})
-    assert skips.left_out == LeftOut({"capped": "1"}, ["kind"])
+    assert skips.layers == SkippedLayers({"capped": "1"}, ["kind"])
     assert skips.verdicts.keys() == {"layer", "capped"}
     # and the cluster does not go to sleep on that
     assert layers.look_again("cluster") == 0.001
