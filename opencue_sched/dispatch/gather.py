@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
@@ -115,52 +115,60 @@ def gather(
         skipped=skipped,
         max_frames=settings.queue.dispatch_frames_per_layer_limit,
     )
-    jobs, bad_jobs = _jobs(job_rows, [row for row in layer_rows if row.ids is not None])
-    bad = {row.id: row.reason for row in bad_jobs}
-    empty = [row for row in layer_rows if row.ids is None]
+    jobs, bad_rows, bad_layers = _jobs(job_rows, layer_rows)
     kept = {job.id for job in jobs}
-    wanted_limits = {limit_id for job in jobs for layer in job.layers for limit_id in layer.limit_ids}
+    wanted = {limit_id for job in jobs for layer in job.layers for limit_id in layer.limit_ids}
+    wanted_limits = {key: limits[key] for key in wanted if key in limits}
     return Gathered(
         snapshot=Snapshot(
             show_id=cluster.show_id,
-            jobs=jobs,
+            jobs=tuple(jobs),
             subscriptions=subscribed,
             folders={row.pk_folder: caps for row in job_rows if (caps := _folder_caps(row)) is not None},
             job_caps={row.pk_job: _job_caps(row) for row in job_rows if row.pk_job in kept},
-            limits={key: _limit_headroom(limits[key]) for key in wanted_limits if key in limits},
+            limits={key: Headroom(limit.max_value, limit.running) for key, limit in wanted_limits.items()},
         ),
-        bad_rows=(*bad_jobs, *(BadRow("layer_stat", row.pk_layer, _miscount(row), row.str_name) for row in empty)),
-        bad_layers=(
-            *(LayerVerdict(row.pk_job, row.pk_layer, Verdict.FAILED, 0, 0, _miscount(row)) for row in empty),
-            *(
-                LayerVerdict(row.pk_job, row.pk_layer, Verdict.FAILED, 0, row.int_waiting_count, bad[row.pk_job])
-                for row in layer_rows
-                if row.pk_job in bad and row.ids is not None
-            ),
-        ),
+        bad_rows=tuple(bad_rows),
+        bad_layers=tuple(bad_layers),
         held_back=held_back,
         more=not held_back and len(job_rows) >= max_jobs,
-        limits={key: limits[key] for key in wanted_limits if key in limits},
+        limits=wanted_limits,
         versions={row.pk_layer: row.version for row in layer_rows},
         statements=statements,
     )
 
 
-def _jobs(job_rows: Sequence[Row[Any]], layer_rows: Iterable[Row[Any]]) -> tuple[tuple[Job, ...], list[BadRow]]:
-    """The jobs in the order of their rows, with their layers in the order of theirs, and those that make no sense."""
+def _jobs(
+    job_rows: Iterable[Row[Any]], layer_rows: Iterable[Row[Any]]
+) -> tuple[list[Job], list[BadRow], list[LayerVerdict]]:
+    """The jobs in the order of their rows, with their layers in the order of theirs; what makes no sense, and the
+    verdicts on the layers that are not looked at for it."""
+    jobs: list[Job] = []
+    bad_rows: list[BadRow] = []
+    bad_layers: list[LayerVerdict] = []
     layers_by_job: dict[str, list[Row[Any]]] = defaultdict(list)
     for row in layer_rows:
-        layers_by_job[row.pk_job].append(row)
-    jobs, bad = [], []
+        if row.ids is not None:
+            layers_by_job[row.pk_job].append(row)
+            continue
+        why = f"its counter says that {row.int_waiting_count} frames wait, and none does"
+        bad_rows.append(BadRow("layer_stat", row.pk_layer, why, row.str_name))
+        bad_layers.append(LayerVerdict(row.pk_job, row.pk_layer, Verdict.FAILED, 0, 0, why))
     for row in job_rows:
+        layers = layers_by_job[row.pk_job]
         try:
-            job = _job(row, tuple(_layer(layer) for layer in layers_by_job.get(row.pk_job, ())))
+            job = _job(row, tuple(map(_layer, layers)))
         except (InvalidInput, TypeError, ValueError, OverflowError) as error:
-            bad.append(BadRow("job", row.pk_job, str(error), row.str_name or ""))
+            why = str(error)
+            bad_rows.append(BadRow("job", row.pk_job, why, row.str_name or ""))
+            bad_layers += [
+                LayerVerdict(row.pk_job, layer.pk_layer, Verdict.FAILED, 0, layer.int_waiting_count, why)
+                for layer in layers
+            ]
             continue
         if job.layers:
             jobs.append(job)
-    return tuple(jobs), bad
+    return jobs, bad_rows, bad_layers
 
 
 def _job(row: Row[Any], layers: tuple[Layer, ...]) -> Job:
@@ -223,19 +231,12 @@ def _layer(row: Row[Any]) -> Layer:
     )
 
 
-def _miscount(row: Row[Any]) -> str:
-    return f"its counter says that {row.int_waiting_count} frames wait, and none does"
-
-
 def _frame(frame_id: str, name: str, number: int, version: int | None, waited: float | None) -> Frame:
     if name is None or number is None:
         raise InvalidInput(f"frame {frame_id}: str_name or int_number is missing")
-    return Frame(frame_id, name, number, version, _seconds(waited))
-
-
-def _seconds(waited: float | None) -> float | None:
-    """None for a frame whose dates say nothing (NULL or infinite); 0 for one that is eligible from later on."""
-    return None if waited is None or not math.isfinite(waited) else max(0.0, waited)
+    # None of a frame whose dates say nothing (NULL or infinite); 0 of one that is eligible from later on.
+    since = None if waited is None or not math.isfinite(waited) else max(0.0, waited)
+    return Frame(frame_id, name, number, version, since)
 
 
 def _subscription_caps(row: SubscriptionRow) -> Caps:
@@ -253,10 +254,6 @@ def _folder_caps(row: Row[Any]) -> Caps | None:
 def _job_caps(row: Row[Any]) -> Caps:
     cores, gpus = cores_cap(row.int_max_cores or 0), gpus_cap(row.int_max_gpus or 0)
     return Caps(Headroom(cores, row.job_cores), Headroom(gpus, row.job_gpus))
-
-
-def _limit_headroom(limit: Limit) -> Headroom:
-    return Headroom(limit.max_value, limit.running)
 
 
 # Rows that make no sense: each is logged once with its id, counted every time, and skipped.
