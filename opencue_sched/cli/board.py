@@ -19,7 +19,6 @@ from opencue_sched.errors import InvalidInput, SchedulerError
 from opencue_sched.insight.explain import cluster_postings
 from opencue_sched.settings import get_settings
 
-_PAGE = 200
 _COLUMNS = (
     Column("cluster", "Cluster", lambda it: it.fields.get("name")),
     Column("posting", read="uuid"),
@@ -64,13 +63,13 @@ def list_(state: str | None, permits: bool, as_json: bool) -> None:
     """
     with checked_redis() as client:
         if permits:
-            scripts = BoardScripts(client, permit_board(get_settings().coordination.namespace))
+            board = BoardScripts(client, permit_board(get_settings().coordination.namespace))
         else:
-            scripts = cluster_postings(client, get_settings()).scripts
+            board = cluster_postings(client, get_settings())
         found = [
             listing
             for which in _sets(state)
-            for listing in _all(scripts, which)
+            for listing in board.listings(which)
             if state in (None, listing.fields.get("state"))
         ]
     show_rows(found, _PERMIT_COLUMNS if permits else _COLUMNS, as_json=as_json)
@@ -108,7 +107,7 @@ def trash(cluster: str, reason: str, force: bool, as_json: bool) -> None:
     """
     with _postings() as postings:
         listing = _found(postings, cluster)
-        answer = postings.scripts.update(listing.uuid, "trash", reason, force=force)
+        answer = postings.update(listing.uuid, "trash", reason, force=force)
     if not answer[0]:
         raise SchedulerError(_refusal(cluster, answer))
     done(f"{cluster} is in the trash", as_json=as_json, cluster=cluster, state="trash")
@@ -124,7 +123,7 @@ def restore(cluster: str, as_json: bool) -> None:
     """
     with _postings() as postings:
         listing = _found(postings, cluster)
-        answer = postings.scripts.update(listing.uuid, "restore")
+        answer = postings.update(listing.uuid, "restore")
     if not answer[0]:
         raise SchedulerError(_refusal(cluster, answer))
     done(f"{cluster} is on the board again", as_json=as_json, cluster=cluster, state="ready")
@@ -140,13 +139,6 @@ def _sets(state: str | None) -> list[Pages]:
     if state == "trash":
         return ["trash"]
     return ["listed"] if state else ["listed", "trash"]
-
-
-def _all(scripts: BoardScripts, which: Pages) -> Iterator[Listing]:
-    after = "-inf"
-    while page := scripts.page(which, after, _PAGE):
-        yield from page
-        after = page[-1].score
 
 
 def _found(postings: ClusterPostings, cluster: str) -> Listing:

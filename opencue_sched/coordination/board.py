@@ -8,7 +8,7 @@ import math
 import threading
 import uuid as uuids
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, cast
@@ -27,6 +27,7 @@ NEVER = math.inf
 """A claim that does not end by itself."""
 
 ERROR_CHARACTERS = 4000
+PAGE = 100
 RESEND_SECONDS = 0.8
 """So long after it was sent, a message that no claim answered counts as lost."""
 
@@ -56,7 +57,6 @@ class Listing:
 
     uuid: str
     fields: dict[str, str]
-    score: str = ""
     left_ms: float | None = None
 
 
@@ -107,7 +107,7 @@ class BoardScripts:
         there, fields = self.call("board_post", uuid, name, key, payload, rank, delay, call)
         return Listing(str(there), _mapping(fields))
 
-    def claim(
+    def claim_job(
         self, uuid: str, owner: str, token: str, *, life: float, ticket: int | None = None, again: float | None = None
     ) -> list[Any]:
         """Claim one job: the answer of lua/board_claim.lua. ``again`` is the life that a claim of the same owner gets
@@ -116,7 +116,7 @@ class BoardScripts:
         anew = "" if again is None else life_ms(again)
         return list(self.call("board_claim", uuid, owner, life_ms(life), answered, anew, token))
 
-    def end(
+    def end_claim(
         self,
         uuid: str,
         owner: str,
@@ -142,10 +142,12 @@ class BoardScripts:
         *_, fields, left = self.call("board_look", uuid)
         return Listing(uuid, _mapping(fields), left_ms=float(left)) if fields else None
 
-    def page(self, which: Pages, after: str, count: int) -> list[Listing]:
-        """The next ``count`` jobs after a score (``-inf`` for the first), highest priority and oldest first."""
-        rows = self.call("board_page", which, after, count)
-        return [Listing(str(uuid), _mapping(fields), str(score)) for uuid, score, fields in rows]
+    def listings(self, which: Pages) -> Iterator[Listing]:
+        """The jobs of one kind, highest priority and oldest first (the trash: oldest first), read in pages."""
+        after = "-inf"
+        while rows := self.call("board_page", which, after, PAGE):
+            yield from (Listing(str(uuid), _mapping(fields)) for uuid, _, fields in rows)
+            after = str(rows[-1][1])
 
     def counts(self) -> Counts:
         """Where the jobs are now."""

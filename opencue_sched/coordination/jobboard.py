@@ -31,7 +31,6 @@ from opencue_sched.coordination.board import (
     EventReader,
     Listing,
     Notifier,
-    Pages,
     Update,
     life_ms,
     new_token,
@@ -218,7 +217,7 @@ class Job:
     @property
     def state(self) -> JobState:
         """Where the job is now. Raises JobFailure when the store does not answer or the board is closed."""
-        listing = self.board.listing(self.uuid)
+        listing = self.board.scripts.job(self.uuid)
         return JobState.COMPLETE if listing is None else _STATES[listing.fields["state"]]
 
     @property
@@ -240,12 +239,12 @@ class Job:
 
     def _field(self, name: str) -> str:
         """A field of the job as it is now; '' for one that is not there."""
-        listing = self.board.listing(self.uuid)
+        listing = self.board.scripts.job(self.uuid)
         return "" if listing is None else listing.fields.get(name, "")
 
     def expires_in(self) -> float:
         """Seconds until the claim ends; DOES_NOT_EXPIRE (-1) if it never does, NO_CLAIM (-2) without one."""
-        listing = self.board.listing(self.uuid)
+        listing = self.board.scripts.job(self.uuid)
         left = NO_CLAIM if listing is None or listing.left_ms is None else listing.left_ms
         return left if left in (NO_CLAIM, DOES_NOT_EXPIRE) else max(0.0, left / 1000)
 
@@ -301,10 +300,10 @@ class JobIterator(Iterator[Job]):
         return next(self._jobs)
 
     def _read(self) -> Iterator[Job]:
-        for listing in self.board.listings("ready" if self.only_unclaimed else "listed"):
+        for listing in self.board.scripts.listings("ready" if self.only_unclaimed else "listed"):
             now: Listing | None = listing
             if self.only_unclaimed or self.ensure_fresh:
-                now = self.board.listing(listing.uuid)
+                now = self.board.scripts.job(listing.uuid)
             if now is None or (self.only_unclaimed and now.fields["state"] != "ready"):
                 continue
             try:
@@ -333,7 +332,6 @@ def _check_expiry(expiry: float | None) -> None:
 
 
 DEFAULT_CLAIM_SECONDS = 60.0
-PAGE = 100
 OLDEST_REDIS = (6, 2)
 _LONGEST_LOOK_SECONDS = 1.0
 
@@ -361,7 +359,7 @@ class JobBoard:
         self._given = client
         self._client = _decoding(client)
         self._keys = BoardKeys(namespace, name, clustered)
-        self._scripts = _Scripts(self)
+        self.scripts = _Scripts(self)
         self._claim_ttl = claim_ttl
         self._connected = False
         self.notifier = Notifier(self._reader)
@@ -441,19 +439,19 @@ class JobBoard:
         except (TypeError, ValueError, RecursionError) as error:
             raise JobFailure(f"job {name!r} cannot be posted: {error}") from error
         uuid = str(uuids.uuid4())
-        return Job(self, self._scripts.post(uuid, name, key or "", payload, rank, delay_seconds=delay))
+        return Job(self, self.scripts.post(uuid, name, key or "", payload, rank, delay_seconds=delay))
 
     # Looking
 
     def find(self, uuid: str) -> Job | None:
         """The job of this id; None when it is gone. Raises JobFailure for one that nobody can read."""
-        listing = self.listing(uuid)
+        listing = self.scripts.job(uuid)
         return None if listing is None else Job(self, listing)
 
     @property
     def job_count(self) -> int:
         """Jobs on the board, claimed ones included, trash not."""
-        counts = self._scripts.counts()
+        counts = self.scripts.counts()
         return counts.ready + counts.delayed + counts.claimed
 
     def iterjobs(self, only_unclaimed: bool = False, ensure_fresh: bool = False) -> JobIterator:
@@ -463,20 +461,9 @@ class JobBoard:
         with self.answering():
             return JobIterator(self, only_unclaimed=only_unclaimed, ensure_fresh=ensure_fresh)
 
-    def listing(self, uuid: str) -> Listing | None:
-        """What the board says of a job now; None when it is gone."""
-        return self._scripts.job(uuid)
-
-    def listings(self, which: Pages) -> Iterator[Listing]:
-        """What the board says of the jobs of one kind, a page at a time."""
-        after = "-inf"
-        while page := self._scripts.page(which, after, PAGE):
-            yield from page
-            after = page[-1].score
-
     def wait(self, timeout: float | None = None) -> JobIterator:
         """Wait for a job that can be claimed; an iterator of those. Raises NotFound after ``timeout`` seconds."""
-        if not self.wait_until(lambda: self._scripts.counts().ready > 0, timeout, longest=_LONGEST_LOOK_SECONDS):
+        if not self.wait_until(lambda: self.scripts.counts().ready > 0, timeout, longest=_LONGEST_LOOK_SECONDS):
             raise NotFound(f"no job to claim appeared on board {self.name!r} in {timeout:g} s")
         return self.iterjobs(only_unclaimed=True)
 
@@ -485,7 +472,7 @@ class JobBoard:
         deadline = None if timeout is None else time.monotonic() + timeout
         reader = self._reader()
         while not done():
-            due_ms = self._scripts.counts().next_ms
+            due_ms = self.scripts.counts().next_ms
             pause = min(longest, _LONGEST_LOOK_SECONDS if due_ms < 0 else max(0.001, due_ms / 1000))
             if deadline is not None:
                 left = deadline - time.monotonic()
@@ -502,7 +489,7 @@ class JobBoard:
 
     def find_owner(self, job: Job) -> str | None:
         """Who has claimed the job; None when nobody has."""
-        listing = self.listing(job.uuid)
+        listing = self.scripts.job(job.uuid)
         if listing is None or listing.fields.get("state") != "claimed":
             return None
         return listing.fields["owner"]
@@ -519,7 +506,7 @@ class JobBoard:
         _check_expiry(expiry)
         life = self._claim_ttl if expiry is None else expiry
         token = new_token()
-        claimed, *answer = self._scripts.claim(job.uuid, who, token, life=life, again=expiry)
+        claimed, *answer = self.scripts.claim_job(job.uuid, who, token, life=life, again=expiry)
         if claimed:
             job.fence, job.token, job.owner_seen = int(answer[0]), token, who
             return job
@@ -557,7 +544,7 @@ class JobBoard:
         while True:
             token = new_token()
             call = self._keys.call(token)
-            claimed, *answer = self._scripts.call("board_next", who, life_ms(life), 0, at_least.rank, token, call)
+            claimed, *answer = self.scripts.call("board_next", who, life_ms(life), 0, at_least.rank, token, call)
             if not claimed:
                 return None
             uuid, _, _, name, details = map(str, answer)
@@ -573,7 +560,7 @@ class JobBoard:
     def extend_expiry(self, job: Job, expiry: float) -> bool:
         """See Job.extend_expiry."""
         _check_expiry(expiry)
-        answer = self._scripts.call("board_extend", job.uuid, job.owner_seen, job.fence, job.token, life_ms(expiry))
+        answer = self.scripts.call("board_extend", job.uuid, job.owner_seen, job.fence, job.token, life_ms(expiry))
         if answer < 0:
             raise ClaimLost(f"job {job.uuid} was claimed by somebody since")
         return bool(answer)
@@ -585,7 +572,7 @@ class JobBoard:
             text = json.dumps(result, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise JobFailure(f"the result of job {job.uuid} cannot be written: {error}") from error
-        answer = self._scripts.call("board_extend", job.uuid, who, job.fence, job.token, "", text)
+        answer = self.scripts.call("board_extend", job.uuid, who, job.fence, job.token, "", text)
         if answer == 0:
             raise NotFound(f"nobody has claimed job {job.uuid}")
         if answer < 0:
@@ -611,7 +598,7 @@ class JobBoard:
 
     def _end(self, job: Job, who: str, how: End, *, error: str = "") -> None:
         _check_owner(who)
-        match self._scripts.end(job.uuid, who, job.fence, job.token, how, error=error):
+        match self.scripts.end_claim(job.uuid, who, job.fence, job.token, how, error=error):
             case [1, *_]:
                 return
             case [0, "gone"]:
@@ -626,7 +613,7 @@ class JobBoard:
 
     def trashed(self) -> Iterator[tuple[str, dict[str, str]]]:
         """What was put aside, oldest first: id and raw fields, because what lies there may be unreadable."""
-        for listing in self.listings("trash"):
+        for listing in self.scripts.listings("trash"):
             yield listing.uuid, listing.fields
 
     def restore(self, uuid: str) -> Job:
@@ -642,13 +629,13 @@ class JobBoard:
         self._update(uuid, "delete")
 
     def _update(self, uuid: str, how: Update) -> None:
-        if not self._scripts.update(uuid, how)[0]:
+        if not self.scripts.update(uuid, how)[0]:
             raise NotFound(f"job {uuid} is not in the trash of board {self.name!r}")
 
     def quarantine(self, uuid: str, name: str, error: UnreadableJob) -> None:
         """Put a job aside that nobody can read, so that iteration and claiming go on."""
         log.error("job_unreadable", board=self.name, job=uuid, name=name, error=str(error))
-        self._scripts.update(uuid, "trash", f"unreadable: {error}", force=True)
+        self.scripts.update(uuid, "trash", f"unreadable: {error}", force=True)
 
     # Entities: records that end by themselves unless they are registered again.
 

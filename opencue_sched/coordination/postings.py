@@ -16,21 +16,17 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import redis
 import structlog
 
 from opencue_sched.coordination.board import (
     BoardScripts,
-    Counts,
     End,
-    Listing,
     life_ms,
     new_token,
     resend_ms,
 )
 from opencue_sched.coordination.jobboard import JobPriority
 from opencue_sched.coordination.leader import boot_clock
-from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.domain.cluster import Cluster, ClusterKind, Fence
 from opencue_sched.errors import InvalidInput
@@ -131,13 +127,8 @@ def decode_cluster(text: str) -> Cluster:
         raise InvalidInput(f"not a cluster posting: {text[:200]!r}") from error
 
 
-class ClusterPostings:
+class ClusterPostings(BoardScripts):
     """The board of clusters in one namespace (one per facility scope)."""
-
-    def __init__(self, client: redis.Redis, keys: BoardKeys) -> None:
-        self._client = client
-        self.keys = keys
-        self.scripts = BoardScripts(client, keys)
 
     def enqueue(
         self, clusters: Iterable[Cluster], *, wake: bool | Collection[Cluster] = False, fence: Fence | None = None
@@ -154,7 +145,7 @@ class ClusterPostings:
                 woken = wake if isinstance(wake, bool) else cluster in wake
                 args += [cluster.key, encode_cluster(cluster), POSTING_PRIORITY.rank, int(woken)]
             calls.append(args)
-        answers = [it for answer in self.scripts.call_each("board_enqueue", calls, fence=fence) for it in answer]
+        answers = [it for answer in self.call_each("board_enqueue", calls, fence=fence) for it in answer]
         return [
             Enqueued(cluster, str(uuid), int(ticket), bool(again), bool(resting))
             for cluster, (uuid, ticket, again, resting) in zip(listed, answers, strict=True)
@@ -165,25 +156,17 @@ class ClusterPostings:
 
         Raises FencedOff, and takes none down, when a leader after that of ``fence`` was elected.
         """
-        answers = self.scripts.call_each("board_update", [(uuid, "withdraw", "", 0, "") for uuid in uuids], fence=fence)
+        answers = self.call_each("board_update", [(uuid, "withdraw", "", 0, "") for uuid in uuids], fence=fence)
         return sum(int(answer[0]) for answer in answers)
 
     def posted(self) -> dict[str, str]:
         """Cluster key -> posting uuid, of every posting."""
-        return {str(name): str(uuid) for name, uuid in self._client.hgetall(self.keys.of("names")).items()}
+        return {str(name): str(uuid) for name, uuid in self.client.hgetall(self.keys.of("names")).items()}
 
     def find(self, cluster_key: str) -> str | None:
         """The posting of a cluster, by the cluster's key."""
-        found = self._client.hget(self.keys.of("names"), cluster_key)
+        found = self.client.hget(self.keys.of("names"), cluster_key)
         return None if found is None else str(found)
-
-    def job(self, uuid: str) -> Listing | None:
-        """A posting as it is now."""
-        return self.scripts.job(uuid)
-
-    def counts(self) -> Counts:
-        """How many postings are where."""
-        return self.scripts.counts()
 
     def skipped(self) -> list[SkippedCluster]:
         """The clusters whose last pass failed, those that are left alone for longest first, then those in the trash,
@@ -195,12 +178,12 @@ class ClusterPostings:
 
     def failures(self, claim: Claim) -> int:
         """How many passes over the claimed cluster have failed in a row before this one."""
-        return int(self._client.hget(self.keys.job(claim.uuid), "failures") or 0)
+        return int(self.client.hget(self.keys.job(claim.uuid), "failures") or 0)
 
     def in_hand(self) -> dict[str, list[str]]:
         """Who has claimed what: owner -> keys of clusters; the first thousand claims."""
         found: dict[str, list[str]] = {}
-        claimed = self._client.zrange(self.keys.of("claimed"), 0, LISTED_CLAIMS - 1)
+        claimed = self.client.zrange(self.keys.of("claimed"), 0, LISTED_CLAIMS - 1)
         for owner, cluster in self._fields(map(str, claimed), "owner", "name"):
             if owner:
                 found.setdefault(owner, []).append(cluster)
@@ -208,7 +191,7 @@ class ClusterPostings:
 
     def _fields(self, uuids: Iterable[str], *names: str) -> list[list[str]]:
         """These fields of postings, '' for one that is not there."""
-        with self._client.pipeline(transaction=False) as pipe:
+        with self.client.pipeline(transaction=False) as pipe:
             for uuid in uuids:
                 pipe.hmget(self.keys.job(uuid), *names)
             rows: Any = pipe.execute()
@@ -218,7 +201,7 @@ class ClusterPostings:
         """Claim a posting, or why not. One whose payload cannot be read is taken down: the next sweep that finds work
         in its cluster posts it anew."""
         token = new_token()
-        answer = self.scripts.claim(uuid, owner, token, life=ttl_seconds, ticket=ticket)
+        answer = self.claim_job(uuid, owner, token, life=ttl_seconds, ticket=ticket)
         if not answer[0]:
             return ClaimRefused(str(answer[1]), str(answer[2]) if answer[1] == "held" else "")
         fence, wake, _, details = answer[1:5]
@@ -226,13 +209,13 @@ class ClusterPostings:
             return Claim(uuid, owner, int(fence), int(wake), decode_cluster(details), token)
         except InvalidInput as error:
             log.error("posting_unreadable", posting=uuid, error=str(error))
-            self.scripts.end(uuid, owner, int(fence), token, "consume")
+            self.end_claim(uuid, owner, int(fence), token, "consume")
             return ClaimRefused("unreadable")
 
     def take_due(self) -> tuple[list[Enqueued], float]:
         """The postings for which a message is due, each with its ticket, and the seconds until the first claim ends
         unless it is prolonged. One call of a script."""
-        ends_ms, *answer = self.scripts.call("board_due", resend_ms())
+        ends_ms, *answer = self.call("board_due", resend_ms())
         due = []
         for uuid, details, ticket, sent_in_vain in answer:
             try:
@@ -246,7 +229,7 @@ class ClusterPostings:
     def extend(self, claims: Sequence[Claim], *, ttl_seconds: float) -> list[Claim]:
         """Prolong claims; returns those that are still held. One round trip."""
         calls = [(claim.uuid, claim.owner, claim.fence, claim.token, life_ms(ttl_seconds)) for claim in claims]
-        answers = self.scripts.call_each("board_extend", calls)
+        answers = self.call_each("board_extend", calls)
         return [claim for claim, held in zip(claims, answers, strict=True) if held == 1]
 
     def end(self, claim: Claim, how: End, *, delay_seconds: float = 0.0, reason: str = "", error: str = "") -> int:
@@ -257,7 +240,7 @@ class ClusterPostings:
         A claim lost meanwhile is another worker's: nothing is changed, and 0 is returned.
         """
         of_claim = (claim.uuid, claim.owner, claim.fence, claim.token)
-        ended, ticket, *_ = self.scripts.end(
+        ended, ticket, *_ = self.end_claim(
             *of_claim, how, delay_seconds=delay_seconds, wake=claim.wake, reason=reason, error=error
         )
         if ended:

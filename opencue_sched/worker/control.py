@@ -133,7 +133,7 @@ def put_to_sleep(postings: ClusterPostings, key: str, seconds: float) -> str:
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
         raise InvalidInput(f"sleep needs a finite number of seconds, 0 or more, not {seconds!r}")
     posting = postings.find(key)
-    answer = [0, "gone"] if posting is None else postings.scripts.update(posting, "rest", round(seconds * 1000))
+    answer = [0, "gone"] if posting is None else postings.update(posting, "rest", round(seconds * 1000))
     if not answer[0]:
         raise InvalidInput(f"cluster {key!r} cannot sleep: its posting is {answer[1]}")
     return f"{key} sleeps for {seconds:g} s" if seconds else f"{key} is awake"

@@ -489,7 +489,7 @@ def kill_in_a_short_rest(site: Site, log: RedisLog, uuid: str) -> float:
     on."""
     site.fleet.worker("w2", OPENCUE_SCHED_QUEUE__CLUSTER_SATURATED_SLEEP="1s")
     ended = len(log.calls("board_end", naming=f"{uuid} w2 "))
-    ClusterPostings(site.client, BOARD).scripts.update(uuid, "rest", 0)
+    ClusterPostings(site.client, BOARD).update(uuid, "rest", 0)
     send_dispatch(site, uuid, QueueName("cue", "dispatch", "default", "w2"))
     eventually(lambda: len(log.calls("board_end", naming=f"{uuid} w2 ")) > ended, 30, "the end of its pass")
     site.fleet.processes.pop("w2").kill()
@@ -497,7 +497,7 @@ def kill_in_a_short_rest(site: Site, log: RedisLog, uuid: str) -> float:
 
 
 def _seize(board: ClusterPostings, uuid: str):
-    board.scripts.update(uuid, "rest", 0)
+    board.update(uuid, "rest", 0)
     answer = board.claim(uuid, "test", ttl_seconds=60)
     return answer if isinstance(answer, Claim) else None
 

@@ -93,7 +93,7 @@ def test_a_cluster_is_put_to_sleep_and_woken_though_no_worker_lives(cli: Cli, re
     (posting,) = postings.enqueue([cluster])
     for duration, state in (("10m", "delayed"), ("0", "ready")):
         assert cli("ctl", "sleep", "--cluster", cluster.key, "--for", duration).status == 0
-        assert postings.scripts.job(posting.uuid).fields["state"] == state
+        assert postings.job(posting.uuid).fields["state"] == state
     ran = cli("ctl", "sleep", "--cluster", "nobody", "--for", "10m")
     assert ran.status == 1
     assert "gone" in ran.err

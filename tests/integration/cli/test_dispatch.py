@@ -105,7 +105,7 @@ def test_without_wait_a_cluster_that_no_worker_takes_is_told_of(
     assert cli("dispatch", "--cluster", cluster).status == 0
     assert cli("dispatch", "--cluster", cluster).status == 0, "a message is under way"
     postings = ClusterPostings(redis_client, BoardKeys("cue", "clusters"))
-    assert postings.scripts.update(postings.find(cluster) or "", how, 600_000)[0] == 1
+    assert postings.update(postings.find(cluster) or "", how, 600_000)[0] == 1
     ran = cli("dispatch", "--cluster", cluster)
     assert (ran.status, ran.out) == (1, "")
     assert way_out in ran.err

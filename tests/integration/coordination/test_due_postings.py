@@ -108,11 +108,11 @@ def test_a_rest_that_is_over_is_followed_by_a_message_of_one_of_many(postings, r
     """Whoever began it is dead, or it was long, and no beat leads."""
     claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=60)
     if how == "told to rest while at work":
-        postings.scripts.update(enqueued.uuid, "rest", 60_000)
+        postings.update(enqueued.uuid, "rest", 60_000)
     ends = {"told to rest": "idle", "told to rest while at work": "sleep"}
     postings.end(claim, ends.get(how, how), delay_seconds=60)
     if how == "told to rest":
-        postings.scripts.update(enqueued.uuid, "rest", 60_000)
+        postings.update(enqueued.uuid, "rest", 60_000)
     watches = [Watch(postings) for _ in range(3)]
     for ms_ago, expected in ((-30_000, 0), (0, 1)):
         rest_ended(redis_client, enqueued.uuid, ms_ago=ms_ago)
@@ -131,7 +131,7 @@ def test_a_rest_that_is_over_is_followed_by_a_message_of_one_of_many(postings, r
 def test_what_an_operator_lets_go_on_is_sent_for(postings, redis_client, enqueued, how):
     claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=60)
     postings.end(claim, "trash" if how == "restored" else "sleep", delay_seconds=60)
-    postings.scripts.update(enqueued.uuid, *(["restore"] if how == "restored" else ["rest", 0]))
+    postings.update(enqueued.uuid, *(["restore"] if how == "restored" else ["rest", 0]))
     watch = Watch(postings)
     watch.look()
     assert [sent.uuid for sent in watch.sent] == [enqueued.uuid]
@@ -157,7 +157,7 @@ def test_a_cluster_without_work_is_sent_for_by_nobody_when_its_rest_is_over(post
 @pytest.mark.parametrize("how", ["claimed", "resting", "told to rest", "trash", "consumed", "withdrawn"])
 def test_what_waits_for_no_message_gets_none(postings, redis_client, enqueued, how):
     if how == "told to rest":
-        postings.scripts.update(enqueued.uuid, "rest", 60_000)
+        postings.update(enqueued.uuid, "rest", 60_000)
     elif how == "withdrawn":
         assert postings.withdraw([enqueued.uuid]) == 1
     else:
@@ -328,7 +328,7 @@ def test_none_is_sent_for_one_that_was(since, postings, rests):
     elif since == "withdrawn":
         postings.withdraw([posting])
     else:
-        postings.scripts.update(posting, "rest", 60_000)
+        postings.update(posting, "rest", 60_000)
     rests.now += 2 * REST_SECONDS
     assert rests.look() is None
     assert rests.sent == []

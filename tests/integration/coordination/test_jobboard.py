@@ -14,11 +14,10 @@ import pytest
 import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from opencue_sched.coordination.board import NEVER, RESYNC, EventReader
+from opencue_sched.coordination.board import NEVER, PAGE, RESYNC, EventReader
 from opencue_sched.coordination.jobboard import (
     DOES_NOT_EXPIRE,
     NO_CLAIM,
-    PAGE,
     BoardClosed,
     ClaimLost,
     Entity,
@@ -186,14 +185,14 @@ def test_a_redis_that_is_too_old_is_refused(redis_client, settings, monkeypatch)
 
 
 def test_a_job_that_is_done_before_its_poster_looks_was_posted_all_the_same(board, monkeypatch):
-    post = board._scripts.post
+    post = board.scripts.post
 
     def done_at_once(*arguments, **named):
         posted = post(*arguments, **named)
         board.consume(board.claim_next("a quick one"), "a quick one")
         return posted
 
-    monkeypatch.setattr(board._scripts, "post", done_at_once)
+    monkeypatch.setattr(board.scripts, "post", done_at_once)
 
     job = board.post("render", details={"shot": "sh10"}, priority=JobPriority.HIGH)
 
@@ -529,7 +528,7 @@ def test_trash_can_be_deleted_for_good(board):
 
 def test_all_of_the_trash_is_listed_though_much_of_it_came_in_the_same_moment(board):
     uuids = [board.post(f"job-{number}").uuid for number in range(PAGE + 30)]
-    board._scripts.call_each("board_update", [(uuid, "trash", "odd", 0, "") for uuid in uuids])
+    board.scripts.call_each("board_update", [(uuid, "trash", "odd", 0, "") for uuid in uuids])
     trash = board._keys.of("trash")
     at = [5] * 10 + [10] * (PAGE + 5) + [20] * 15
     board._client.zadd(trash, dict(zip(uuids, at, strict=True)), xx=True)
@@ -740,7 +739,7 @@ def test_what_it_takes_to_claim_the_next_does_not_depend_on_how_many_there_are(r
     for count in (10, 5000):
         with JobBoard(redis_client, "cue", name=f"of{count}") as board:
             jobs = [(f"{count}-{n}", "job", "", '{"v": 1, "details": {}}', n % 5, 0) for n in range(count)]
-            board._scripts.call_each("board_post", jobs)
+            board.scripts.call_each("board_post", jobs)
             with redis_client.monitor() as monitor:
                 board.abandon(board.claim_next("me"), "me")
                 redis_client.echo(end)

@@ -88,7 +88,7 @@ def test_a_claim_that_was_prolonged_since_the_clock_was_put_back_is_left_as_it_i
 def test_a_cluster_told_to_rest_does_so_though_the_clock_was_put_back(postings, redis_client):
     (enqueued,) = postings.enqueue([CLUSTER])
     postings.end(postings.claim(enqueued.uuid, "w1", ttl_seconds=10), "abandon")
-    postings.scripts.update(enqueued.uuid, "rest", 600_000)
+    postings.update(enqueued.uuid, "rest", 600_000)
     clock_put_back(redis_client, enqueued.uuid)
     assert not postings.enqueue([CLUSTER])[0].send
 
@@ -212,9 +212,9 @@ def test_a_failed_cluster_is_woken_by_nothing_and_listed_with_its_reason_until_i
     assert cooldown.since + 599 < cooldown.until <= float(redis_client.time()[0]) + 601
 
     # when a person puts it into the trash and back, and the pass works, then it has failed no more
-    postings.scripts.update(enqueued.uuid, "trash", "odd")
+    postings.update(enqueued.uuid, "trash", "odd")
     assert [it.until for it in postings.skipped()] == [None], "it is in the trash instead"
-    postings.scripts.update(enqueued.uuid, "restore")
+    postings.update(enqueued.uuid, "restore")
     postings.end(postings.claim(enqueued.uuid, "w1", ttl_seconds=10), "sleep", delay_seconds=10)
     assert postings.skipped() == []
     assert states(redis_client)["trash"] == 0
@@ -224,7 +224,7 @@ def test_the_trash_is_listed_with_its_reasons(postings, redis_client):
     enqueued = postings.enqueue([CLUSTER, OTHER])
     assert postings.skipped() == []
     for number, it in enumerate(enqueued):
-        postings.scripts.update(it.uuid, "trash", f"Traceback\nodd {number}\n")
+        postings.update(it.uuid, "trash", f"Traceback\nodd {number}\n")
         redis_client.hset(f"cue:board:clusters:job:{it.uuid}", "modified", 1000 + number)
     assert [(it.key, it.since, it.reason) for it in postings.skipped()] == [
         (CLUSTER.key, 1.0, "odd 0"),
@@ -320,17 +320,17 @@ def test_an_expired_posting_is_sent_to_the_group_at_once(postings):
 
 def test_a_cluster_told_to_rest_is_not_roused(postings):
     (enqueued,) = postings.enqueue([CLUSTER])
-    assert postings.scripts.update(enqueued.uuid, "rest", 600_000)[0] == 1
+    assert postings.update(enqueued.uuid, "rest", 600_000)[0] == 1
     assert not postings.enqueue([CLUSTER], wake=True)[0].send
     assert isinstance(postings.claim(enqueued.uuid, "w1", ttl_seconds=10), ClaimRefused)
-    postings.scripts.update(enqueued.uuid, "rest", 0)
+    postings.update(enqueued.uuid, "rest", 0)
     assert postings.enqueue([CLUSTER])[0].send
 
 
 def test_a_rest_ordered_during_a_claim_begins_with_its_end(postings, redis_client):
     (enqueued,) = postings.enqueue([CLUSTER])
     claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=10)
-    postings.scripts.update(enqueued.uuid, "rest", 600_000)
+    postings.update(enqueued.uuid, "rest", 600_000)
     assert postings.end(claim, "again") == 0
     assert states(redis_client)["delayed"] == 1
 
@@ -338,24 +338,24 @@ def test_a_rest_ordered_during_a_claim_begins_with_its_end(postings, redis_clien
 def test_trash_by_force_costs_the_worker_its_claim(postings, redis_client):
     (enqueued,) = postings.enqueue([CLUSTER])
     claim = postings.claim(enqueued.uuid, "w1", ttl_seconds=10)
-    assert postings.scripts.update(enqueued.uuid, "trash", "odd") == [0, "held", "w1"]
-    assert postings.scripts.update(enqueued.uuid, "trash", "odd", force=True)[0] == 1
+    assert postings.update(enqueued.uuid, "trash", "odd") == [0, "held", "w1"]
+    assert postings.update(enqueued.uuid, "trash", "odd", force=True)[0] == 1
     assert postings.end(claim, "again") == 0
     assert states(redis_client) == {"ready": 0, "delayed": 0, "claimed": 0, "trash": 1}
     assert not postings.enqueue([CLUSTER], wake=True)[0].send
     for how in ("rest", "trash"):
-        assert postings.scripts.update(enqueued.uuid, how, 600_000) == [0, "trashed"]
+        assert postings.update(enqueued.uuid, how, 600_000) == [0, "trashed"]
     assert postings.withdraw([enqueued.uuid]) == 0
     assert states(redis_client) == {"ready": 0, "delayed": 0, "claimed": 0, "trash": 1}
-    assert postings.scripts.update(enqueued.uuid, "restore")[0] == 1
+    assert postings.update(enqueued.uuid, "restore")[0] == 1
     assert postings.enqueue([CLUSTER])[0].send
 
 
 def test_a_cluster_that_was_told_to_rest_and_trashed_rests_no_more_when_restored(postings):
     (enqueued,) = postings.enqueue([CLUSTER])
-    postings.scripts.update(enqueued.uuid, "rest", 600_000)
-    postings.scripts.update(enqueued.uuid, "trash", "odd")
-    postings.scripts.update(enqueued.uuid, "restore")
+    postings.update(enqueued.uuid, "rest", 600_000)
+    postings.update(enqueued.uuid, "trash", "odd")
+    postings.update(enqueued.uuid, "restore")
     assert postings.end(postings.claim(enqueued.uuid, "w1", ttl_seconds=10), "again") > 0
 
 
@@ -476,7 +476,7 @@ def claim_offered(postings, cluster):
 
 def test_trash_ends_after_its_retention(postings, redis_client):
     (enqueued,) = postings.enqueue([CLUSTER])
-    postings.scripts.update(enqueued.uuid, "trash", "odd")
+    postings.update(enqueued.uuid, "trash", "odd")
     redis_client.zadd("cue:board:clusters:trash", {enqueued.uuid: 1})
     assert postings.enqueue([CLUSTER])[0].uuid != enqueued.uuid
     assert states(redis_client)["trash"] == 0

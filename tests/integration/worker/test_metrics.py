@@ -261,7 +261,7 @@ def test_waiting_frames_of_a_cluster_whose_passes_fail_are_shown_as_cooled_down(
 
     monkeypatch.setattr("opencue_sched.dispatch.cluster_pass.gather", fail)
     (posting,) = runtime.postings.posted().values()
-    runtime.postings.scripts.update(posting, "rest", 0)
+    runtime.postings.update(posting, "rest", 0)
     with pytest.raises(KeyError):
         runtime.dispatch(posting)
     assert shown_waiting(survey) == (9, 9)
@@ -474,11 +474,11 @@ def _fail_and_trash(runtime: Runtime, *clusters: str) -> None:
     for key in clusters:
         posting = runtime.postings.find(key)
         assert posting is not None
-        runtime.postings.scripts.update(posting, "rest", 0)
+        runtime.postings.update(posting, "rest", 0)
         claim = runtime.postings.claim(posting, "test", ttl_seconds=60)
         assert claim is not None
         runtime.postings.end(claim, "fail", delay_seconds=60, reason="postgresql: DataError: out of range", error="")
-    runtime.postings.scripts.update(str(runtime.postings.find(clusters[0])), "trash", "bad hosts")
+    runtime.postings.update(str(runtime.postings.find(clusters[0])), "trash", "bad hosts")
 
 
 def _pause_before_commit(runtime: Runtime, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
