@@ -1,6 +1,8 @@
-"""One pass over one cluster: gather, plan, book, commit, launch, settle. `_Pass.run` has the steps in their order.
+"""From a message to a pass over its cluster, and to what happens to the cluster next.
 
-Where the process may die, and what holds then:
+`Dispatcher` claims the posting, runs the pass, and ends the claim in the state that follows. `_Pass` has the steps of a
+pass in their order: claim, gather, permits, plan, book, commit, launch, settle, next. Where the process may die, and
+what holds then:
 
 - after *book*, before *commit*: the bookings stay in flight in Redis without a proc; recompute removes them once they
   are too old (I2: counters only ever too high).
@@ -13,9 +15,11 @@ Where the process may die, and what holds then:
 from __future__ import annotations
 
 import time
+import traceback
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -26,7 +30,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.ledger import BookAnswers, Ledger
 from opencue_sched.accounting.show_handover import ImportedShows
+from opencue_sched.coordination.board import End
+from opencue_sched.coordination.leader import boot_clock
 from opencue_sched.coordination.permits import LayerPermits
+from opencue_sched.coordination.postings import Claim, ClaimRefused, ClaimRenewer, ClusterPostings, Enqueued
 from opencue_sched.dispatch.commit import CommitQueue, CommitResult, commit_plan, quarantine
 from opencue_sched.dispatch.cooldown import (
     EMPTY_SLEEP_SECONDS,
@@ -36,19 +43,28 @@ from opencue_sched.dispatch.cooldown import (
     Cooldowns,
     LayerCooldowns,
     SkippedRow,
+    cooldown_seconds,
     waits_of,
 )
+from opencue_sched.dispatch.failures import describe, is_missing, is_trouble
 from opencue_sched.dispatch.gather import BadRowLog, Gathered, gather
 from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.dispatch.launch import Refusals, Settlement, booking_of, launch_all, launch_requests
-from opencue_sched.dispatch.report import PassEnd, PassReport, after_booking, after_refusals, given_back
-from opencue_sched.dispatch.verdicts import VerdictLog
+from opencue_sched.dispatch.report import (
+    LONGEST_ERROR,
+    PassEnd,
+    PassReport,
+    VerdictLog,
+    after_booking,
+    after_refusals,
+)
 from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict
 from opencue_sched.domain.farm import Host, PlannedProc
 from opencue_sched.errors import HostLocked, NotReady
 from opencue_sched.placement.planner import Plan, UnschedulableLayer, plan_pass, release_plan
 from opencue_sched.placement.policy import policy_for
 from opencue_sched.settings import Settings
+from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.jobs import Environments, fetch_environments
 from opencue_sched.store.pending import SkippedLayers, fetch_next_start
 from opencue_sched.store.schema import SchemaFacts
@@ -57,6 +73,9 @@ log = structlog.get_logger(__name__)
 
 FAILED_HOST_SECONDS = 5.0
 """Cooldown of a host whose RQD is at fault: PostgreSQL calls it UP for minutes, with all its cores idle."""
+CONTENDED_SLEEP_SECONDS = 0.5
+SHORTEST_SLEEP_SECONDS = 0.05
+NOT_READY_SLEEP_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,193 +119,187 @@ class PassRunner:
         return _Pass(self, cluster, alive, progress, wakes).run()
 
 
+@dataclass(slots=True)
 class _Pass:
     """The state of one pass."""
 
-    def __init__(
-        self,
-        runner: PassRunner,
-        cluster: Cluster,
-        alive: Callable[[], bool],
-        progress: Callable[[], None],
-        wakes: int,
-    ) -> None:
-        self._runner = runner
-        self._settings = runner.settings
-        self._clock = runner.clock
-        self._cluster = cluster
-        self._alive = alive
-        self._progress = progress
-        self._wakes = wakes
-        self._report = PassReport(cluster)
-        self._began = self._clock()
+    runner: PassRunner
+    cluster: Cluster
+    alive: Callable[[], bool]
+    progress: Callable[[], None]
+    wakes: int
+    report: PassReport = field(init=False)
+    began: float = field(init=False)
+    owner: str = field(init=False)
+    gathered_at: float | None = None
+    asked_permits: Collection[str] = ()
+    booked_layers: frozenset[str] = frozenset()
+    host_changes: int = 0
+    bookings_read: str = ""
+    lost: frozenset[str] = frozenset()
+    returned: tuple[Host, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.report = PassReport(self.cluster)
+        self.began = self.runner.clock()
         # One pass at a time has the cluster's claim: what a worker that died in this cluster had permits for is free.
-        self._owner = f"{cluster.key}|{uuid.uuid4().hex}"
-        self._asked_permits: Collection[str] = ()
-        self._booked_layers: frozenset[str] = frozenset()
-        self._gathered = False
-        self._gathered_at = 0.0
-        self._versions: Mapping[str, str] = {}
-        self._host_changes = 0
-        self._bookings_read = ""
-        self._blocked: tuple[UnschedulableLayer, ...] = ()
-        self._lost: frozenset[str] = frozenset()
-        self._given_back: tuple[Host, ...] = ()
+        self.owner = f"{self.cluster.key}|{uuid.uuid4().hex}"
+
+    @contextmanager
+    def _timed(self, step: str) -> Iterator[None]:
+        began = self.runner.clock()
+        yield
+        self.report.seconds[step] = self.runner.clock() - began
 
     def run(self) -> PassReport:
         """The pass, and what holds however it ends."""
-        report, runner = self._report, self._runner
+        report, runner = self.report, self.runner
         try:
             self._steps()
         except NotReady as error:
             report.ended, report.error = PassEnd.NOT_READY, str(error)
-            log.warning("pass_not_ready", cluster=self._cluster.key, error=str(error))
+            log.warning("pass_not_ready", cluster=self.cluster.key, error=str(error))
         finally:
             report.hosts_back_in = runner.hosts.cache.back_in()
             # After the launch, which waits for no Redis: what the pass did is done, whether or not Redis answers now.
             try:
-                runner.permits.tell_booked(self._booked_layers)
-                runner.permits.drop(self._owner, self._asked_permits)
+                runner.permits.tell_booked(self.booked_layers)
+                runner.permits.drop(self.owner, self.asked_permits)
             except RedisError as error:
-                log.warning("permits_left_to_expire", layers=len(self._asked_permits), error=str(error))
-            if self._gathered and runner.verdicts is not None:
-                runner.verdicts.record(report.verdicts, self._cluster.key, skipped=report.skipped)
-            report.total_seconds = self._clock() - self._began
+                log.warning("permits_left_to_expire", layers=len(self.asked_permits), error=str(error))
+            if self.gathered_at is not None and runner.verdicts is not None:
+                runner.verdicts.record(report.verdicts, self.cluster.key, skipped=report.skipped)
+            report.seconds["total"] = runner.clock() - self.began
             report.log()
         return report
 
     def _steps(self) -> None:
-        report, runner = self._report, self._runner
-        # 1. Claim. The caller holds the cluster's claim (dispatch.dispatcher), which expires: it is asked for again
-        #    before each step that only the holder of the claim may take.
+        report, runner = self.report, self.runner
+        # 1. Claim. The dispatcher holds the cluster's claim, which expires: it is asked for again before each step that
+        #    only the holder of the claim may take.
 
         # 2. Gather: hosts first, so that what is freed while layers are read counts as a change for the next pass.
-        gathered = self._gather()
+        with self._timed("gather"):
+            gathered = self._gather()
         if not gathered.snapshot.jobs:
             report.ended = PassEnd.SATURATED if gathered.held_back or gathered.bad_layers else PassEnd.NO_JOBS
             self._choose_next(gathered)
             return
         report.show_name = gathered.snapshot.jobs[0].show_name
-        if runner.imported is not None and not runner.imported.admits(self._cluster.show_id):
+        if runner.imported is not None and not runner.imported.admits(self.cluster.show_id):
             report.ended = PassEnd.SATURATED
-            log.info("show_not_imported_yet", cluster=self._cluster.key, show=self._cluster.show_id)
+            log.info("show_not_imported_yet", cluster=self.cluster.key, show=self.cluster.show_id)
             return
 
         # 3. Permits: a layer with tags of several clusters is planned by one of them at a time. Not before the layers
         #    are known, and not after the plan, which would be made for nothing. What others booked since this pass read
         #    what waits is not granted: its frames are still WAITING in the snapshot.
         wanted = {layer.id: len(layer.frames) for job in gathered.snapshot.jobs for layer in job.layers}
-        if not self._alive():
+        if not self.alive():
             report.ended = PassEnd.CLAIM_LOST
             return
-        self._asked_permits = wanted.keys()
-        granted = runner.permits.take(self._owner, wanted) - runner.permits.booked_since(self._bookings_read)
-        self._progress()
+        self.asked_permits = wanted.keys()
+        granted = runner.permits.take(self.owner, wanted) - runner.permits.booked_since(self.bookings_read)
+        self.progress()
 
         # 4. Plan, in memory. The plan holds its hosts in the process' cache until step 6 gives them back.
-        plan = self._plan(gathered, granted)
-        self._progress()
+        with self._timed("plan"):
+            report.plan = self._plan(gathered, granted)
+        self.progress()
 
-        # 5. to 8.
-        if plan.procs:
-            environments, result = self._book_and_commit(plan)
+        # 5. and 6. Book in Redis, commit in PostgreSQL. The frames' environments are read before anything is booked, so
+        #    that a failure costs nothing. 7. and 8. Launch and settle.
+        if report.plan.procs:
+            environments, result = self._book_and_commit(report.plan)
             if result.committed:
-                self._launch_and_settle(environments, result)
+                with self._timed("launch"):
+                    self._launch_and_settle(environments, result)
 
         # 9. What happens next to the cluster.
         if report.ended is PassEnd.NO_JOBS:
             report.ended = PassEnd.BOOKED if report.frames_booked else PassEnd.SATURATED
         if report.ended is PassEnd.SATURATED:
-            runner.cap_waits.note(self._cluster.key, waits_of(report.verdicts, gathered.snapshot))
-        self._choose_next(gathered)
+            runner.cap_waits.note(self.cluster.key, waits_of(report.verdicts, gathered.snapshot))
+        self._choose_next(gathered, report.plan.unschedulable)
 
     def _gather(self) -> Gathered:
-        report, runner = self._report, self._runner
-        began = self._clock()
+        report, runner = self.report, self.runner
         runner.layers.hosts_changed(runner.hosts.follow())
-        self._progress()
-        runner.layers.hosts_changed(runner.hosts.refresh(self._cluster))
-        self._progress()
+        self.progress()
+        runner.layers.hosts_changed(runner.hosts.refresh(self.cluster))
+        self.progress()
         # Both are read before what waits: changes and bookings of others in the meantime are then seen as such.
-        self._host_changes = runner.layers.host_changes
-        self._bookings_read = runner.permits.log_end()
+        self.host_changes = runner.layers.host_changes
+        self.bookings_read = runner.permits.log_end()
 
         def skip(headroom: Mapping[str, float]) -> SkippedLayers:
-            self._progress()
-            skipped = runner.layers.skipped(self._cluster.key, headroom)
+            self.progress()
+            skipped = runner.layers.skipped(self.cluster.key, headroom)
             report.skipped = skipped.verdicts
             return skipped.layers
 
         with runner.engine.connect() as connection:
-            gathered = gather(connection, self._cluster, self._settings, facts=runner.facts, skip=skip)
+            gathered = gather(connection, self.cluster, runner.settings, facts=runner.facts, skip=skip)
             connection.rollback()
-        self._progress()
-        self._gathered, self._gathered_at = True, self._clock()
-        report.gather_seconds = self._gathered_at - began
+        self.progress()
+        self.gathered_at = runner.clock()
         report.statements += gathered.statements
         report.jobs = len(gathered.snapshot.jobs)
         report.verdicts = gathered.bad_layers
-        self._versions = gathered.versions
-        self._skip_rows(gathered.bad_layers)
+        runner.layers.skip_rows(self.cluster.key, _rows(gathered.bad_layers, gathered))
         runner.bad_rows.report(gathered.bad_rows)
         report.bad_rows = runner.bad_rows.taken_counts() + runner.hosts.bad_rows.taken_counts()
         return gathered
 
     def _plan(self, gathered: Gathered, granted: Collection[str]) -> Plan:
-        report, runner = self._report, self._runner
-        began = self._clock()
+        report, runner = self.report, self.runner
         apart = runner.refusals.apart()
-        policy = policy_for(self._settings.queue, report.show_name)
+        policy = policy_for(runner.settings.queue, report.show_name)
         policy = replace(policy, first=runner.first_hosts())
         if apart:
             policy = replace(policy, admit=lambda _job, layer, host: (layer.id, host.name) not in apart)
         plan = plan_pass(
             gathered.snapshot,
-            self._cluster,
+            self.cluster,
             runner.hosts.cache,
             policy,
             granted_layers=granted,
             new_id=lambda: str(uuid.uuid4()),
             limit_names={key: limit.name for key, limit in gathered.limits.items()},
         )
-        report.plan_seconds = self._clock() - began
-        report.planned = True
-        report.frames_planned = len(plan.procs)
-        report.attempts, report.scores = tuple(plan.attempts.values()), plan.scores
-        report.wasted_attempts, report.layers_given_up = plan.wasted_attempts, plan.given_up
-        report.cache_hits, report.cache_misses = plan.cache_hits, plan.cache_misses
         report.verdicts = (*gathered.bad_layers, *after_refusals(plan, apart))
-        self._blocked = plan.unschedulable
         placed = {proc.layer.kind for proc in plan.procs}
-        runner.layers.found_no_host(
-            self._cluster.key, plan.unschedulable, host_changes=self._host_changes, placed=placed
-        )
+        runner.layers.found_no_host(self.cluster.key, plan.unschedulable, host_changes=self.host_changes, placed=placed)
         return plan
 
     def _book_and_commit(self, plan: Plan) -> tuple[Environments, CommitResult]:
-        report, runner = self._report, self._runner
+        report, runner = self.report, self.runner
         environments, result = Environments(), CommitResult()
         try:
-            # The frames' environments are read before anything is booked, so that a failure costs nothing.
-            environments = self._environments(plan.procs)
-            self._progress()
-            if not self._alive():  # another pass has the cluster now, and these permits
+            if not runner.settings.rqd.dry_run_mode:
+                jobs, layers = {proc.job.id for proc in plan.procs}, {proc.layer.id for proc in plan.procs}
+                with runner.engine.connect() as connection:
+                    environments = fetch_environments(connection, jobs, layers)
+                report.statements += 2
+            self.progress()
+            if not self.alive():  # another pass has the cluster now, and these permits
                 report.ended = PassEnd.CLAIM_LOST
                 return environments, result
             # A commit may have to wait for as long as its deadline: no other pass may plan frames of these layers until
             # it is over. Kept from before the booking to the end of the pass. After a death the next pass of the
             # cluster has the permits at once, and others when they expire.
             planned = {proc.layer.id for proc in plan.procs}
-            runner.permits.keep(self._owner, planned, seconds=self._settings.accounting.commit_deadline)
-            self._progress()
+            runner.permits.keep(self.owner, planned, seconds=runner.settings.accounting.commit_deadline)
+            self.progress()
 
             # 5. Book, before PostgreSQL: the counters may only ever be too high (I2). The commit's deadline counts from
             #    here, because recompute takes a booking that is too old for that of a dead process.
-            booked_at = self._clock()
-            answers = self._book(plan)
-            self._progress()
+            booked_at = runner.clock()
+            with self._timed("book"):
+                answers = self._book(plan)
+            self.progress()
             accepted = [proc for proc in plan.procs if proc.proc_id in answers.accepted]
-            if accepted and not self._alive():
+            if accepted and not self.alive():
                 report.ended = PassEnd.CLAIM_LOST
                 self._roll_back(accepted)
                 return environments, result
@@ -294,76 +307,65 @@ class _Pass:
             # 6. Commit, and undo in Redis what PostgreSQL did not take. Not before it certainly did not: what has an
             #    unknown outcome stays booked.
             if accepted:
-                result = self._commit(accepted, answers, booked_at)
-                self._progress()
-            losses = {planned.proc_id: error for planned, error in (*result.lost, *result.unknown)}
-            booked = after_booking(report.verdicts, plan.procs, answers.refusals, losses)
-            report.verdicts, report.refused, self._lost = booked.verdicts, booked.refused, booked.lost
+                with self._timed("commit"):
+                    result = self._commit(accepted, answers, booked_at)
+                self.progress()
+            losses = {proc.proc_id: error for proc, error in (*result.lost, *result.unknown)}
+            report.verdicts, report.refused, self.lost = after_booking(
+                report.verdicts, plan.procs, answers.refusals, losses
+            )
             self._after_commit(result)
             return environments, result
         finally:
             # What was not committed is idle again, and layers may wait for want of just that.
             committed = {proc.proc_id for proc in result.committed}
-            unknown = frozenset(planned.proc_id for planned, _ in result.unknown)
+            unknown = frozenset(proc.proc_id for proc, _ in result.unknown)
             release_plan(runner.hosts.cache, plan, committed=committed, unknown=unknown)
-            self._given_back = given_back(plan.procs, committed | unknown)
-            runner.hosts.note({host.id for host in self._given_back})
-
-    def _environments(self, procs: Sequence[PlannedProc]) -> Environments:
-        if self._settings.rqd.dry_run_mode:
-            return Environments()
-        self._report.statements += 2
-        with self._runner.engine.connect() as connection:
-            return fetch_environments(connection, {it.job.id for it in procs}, {it.layer.id for it in procs})
+            self.returned = given_back(plan.procs, committed | unknown)
+            runner.hosts.note({host.id for host in self.returned})
 
     def _book(self, plan: Plan) -> BookAnswers:
-        report, ledger = self._report, self._runner.ledger
-        began = self._clock()
+        report, ledger = self.report, self.runner.ledger
         limits = {limit for proc in plan.procs for limit in proc.layer.limit_ids}
         if limits and ledger.load_caps is not None:
             # Frames of unmanaged shows under the same licences are not in the ledger: count them now.
             ledger.load_caps(sorted(keys.limit(limit) for limit in limits))
         answers = ledger.book([booking_of(proc) for proc in plan.procs])
-        report.book_seconds = self._clock() - began
         report.lazy_seeds += len(answers.loaded)
         report.refusals.update(refused.table for refused in answers.refusals.values())
         return answers
 
     def _commit(self, accepted: Sequence[PlannedProc], answers: BookAnswers, booked_at: float) -> CommitResult:
-        report, runner = self._report, self._runner
-        began = self._clock()
+        report, runner = self.report, self.runner
         result = commit_plan(
             runner.engine,
             accepted,
             answers.caps,
-            self._settings,
+            runner.settings,
             facts=runner.facts,
             booked_at=booked_at,
-            clock=self._clock,
+            clock=runner.clock,
             queue=runner.queue,
         )
-        ended = self._clock()
-        booked = (*result.committed, *(planned for planned, _ in result.unknown))
-        self._booked_layers = frozenset(planned.layer.id for planned in booked)
-        report.commit_seconds = ended - began
+        since_gathered = runner.clock() - (self.gathered_at or 0.0)
+        self.booked_layers = frozenset(
+            proc.layer.id for proc in (*result.committed, *(proc for proc, _ in result.unknown))
+        )
         report.statements += result.statements
         report.frames_booked = len(result.committed)
-        report.seconds_to_book = [
-            proc.frame.waited_seconds + ended - self._gathered_at
-            for proc in result.committed
-            if proc.frame.waited_seconds is not None
-        ]
+        waited = (proc.frame.waited_seconds for proc in result.committed)
+        report.seconds_to_book = [seconds + since_gathered for seconds in waited if seconds is not None]
         return result
 
     def _after_commit(self, result: CommitResult) -> None:
         """Undo in Redis what PostgreSQL did not take, and stop believing in the hosts and caps that were wrong."""
-        report, runner = self._report, self._runner
+        report, runner = self.report, self.runner
         report.losses.update(error.reason for _, error in (*result.lost, *result.unknown))
         for planned, error in result.unknown:
             log.error("commit_outcome_unknown", proc=planned.proc_id, frame=planned.frame.id, error=str(error))
         if result.lost:
             self._roll_back([planned for planned, _ in result.lost])
-            log.info("bookings_lost", cluster=self._cluster.key, **Counter(e.reason for _, e in result.lost))
+            log.info("bookings_lost", cluster=self.cluster.key, **Counter(e.reason for _, e in result.lost))
         locked = {lost.host.id for lost, why in result.lost if isinstance(why, HostLocked)}
         seconds = {host_id: runner.locked.failed(host_id) for host_id in locked}
         for host_id, why in {lost.host.id: str(why) for lost, why in result.lost if why.retriable}.items():
@@ -379,23 +381,21 @@ class _Pass:
     def _roll_back(self, procs: Sequence[PlannedProc]) -> None:
         """Whatever Redis answers, what is committed is launched: the recompute removes what stays booked."""
         try:
-            self._runner.ledger.rollback([booking_of(proc) for proc in procs])
+            self.runner.ledger.rollback([booking_of(proc) for proc in procs])
         except (NotReady, RedisError) as error:
             log.warning("rollback_left_to_recompute", procs=len(procs), error=str(error))
 
     def _launch_and_settle(self, environments: Environments, result: CommitResult) -> None:
-        report, runner = self._report, self._runner
-        began = self._clock()
+        report, runner = self.report, self.runner
         # 7. Launch, without a lock. The time to send counts from the COMMIT: a process that was stopped since then
         #    sends nothing late, and what it does not send is undone.
-        requests, impossible = launch_requests(result.committed, environments, self._settings)
-        since_commit = 0.0 if result.sent_at is None else began - result.sent_at
-        send_within = self._settings.rqd.launch_timeout - since_commit
-        launched = launch_all(runner.settlement.channels, requests, send_within=send_within, progress=self._progress)
+        requests, impossible = launch_requests(result.committed, environments, runner.settings)
+        since_commit = 0.0 if result.sent_at is None else runner.clock() - result.sent_at
+        send_within = runner.settings.rqd.launch_timeout - since_commit
+        launched = launch_all(runner.settlement.channels, requests, send_within=send_within, progress=self.progress)
 
         # 8. Settle: see dispatch.launch for its order.
-        settled = runner.settlement.settle(result.committed, [*impossible, *launched], progress=self._progress)
-        report.launch_seconds = self._clock() - began
+        settled = runner.settlement.settle(result.committed, [*impossible, *launched], progress=self.progress)
         report.frames_launched = len(settled.launched)
         blame = runner.refusals.blame(launched)
         for proc, error in (*settled.compensated, *settled.left_unknown):
@@ -405,9 +405,9 @@ class _Pass:
         runner.hosts.changed({proc.host.id for proc in result.committed})
         # Jobs for which no RunFrame can be made, or that no host takes: it would end the same way again.
         hopeless = {it.request.run_frame.job_id: str(it.error) for it in impossible}
-        quarantine(runner.engine, {**blame.jobs, **hopeless}, self._settings)
+        quarantine(runner.engine, {**blame.jobs, **hopeless}, runner.settings)
 
-    def _choose_next(self, gathered: Gathered) -> None:
+    def _choose_next(self, gathered: Gathered, hostless: Sequence[UnschedulableLayer] = ()) -> None:
         """Choose whether the cluster is dispatched again at once, which layers its next pass skips, and when it has to
         be looked at again at the latest.
 
@@ -417,47 +417,176 @@ class _Pass:
         changes for one of them is for them first. Layers that only had no host because frames of the plan had it that
         were then refused or lost are next.
         """
-        report, layers, key = self._report, self._runner.layers, self._cluster.key
-        lost_once = self._lost - layers.lost_again(key, self._lost)
-        next_kinds = layers.given_back(key, self._given_back)
+        report, layers, key = self.report, self.runner.layers, self.cluster.key
+        lost_once = self.lost - layers.lost_again(key, self.lost)
+        next_kinds = layers.given_back(key, self.returned)
         more = gathered.more or bool(next_kinds)
-        blocked = [it for it in self._blocked if it.kind not in next_kinds]
-        hostless = {it.verdict.layer_id for it in self._blocked}
+        blocked = [it for it in hostless if it.kind not in next_kinds]
         in_vain = [it for it in report.verdicts if it.layer_id not in lost_once and self._got_nothing(it)]
-        passed_over = self._rows([it for it in in_vain if it.layer_id not in hostless])
+        no_host = {it.verdict.layer_id for it in hostless}
+        passed_over = _rows([it for it in in_vain if it.layer_id not in no_host], gathered)
         if report.frames_booked or not more or not (in_vain or lost_once):
-            woken = layers.end_scan(key, self._wakes)
+            woken = layers.end_scan(key, self.wakes)
             report.go_on = woken and not report.frames_booked
         elif passed_over or blocked:
-            layers.scan_on(key, passed_over, self._wakes)
+            layers.scan_on(key, passed_over, self.wakes)
             report.go_on = True
         layers.count_pass(key, blocked, passed_over, full=more)
         report.look_again = layers.look_again(key)
-        if not (report.frames_booked or report.go_on):
-            self._find_next_start()
+        if self.runner.facts.has_start_after and not (report.frames_booked or report.go_on):
+            # The cluster sleeps now, and no event tells when the next layer may start.
+            report.statements += 1
+            with self.runner.engine.connect() as connection:
+                report.next_start = fetch_next_start(
+                    connection,
+                    self.cluster,
+                    # A layer whose time came while the pass read what waits was not seen by it: it starts now.
+                    since=self.runner.clock() - self.began,
+                    within=max(EMPTY_SLEEP_SECONDS, self.runner.settings.queue.cluster_saturated_sleep),
+                )
 
     def _got_nothing(self, verdict: LayerVerdict) -> bool:
         """Whether the layer was looked at and got nothing. One that a full plan had no place for was not looked at."""
-        tried = verdict.layer_id in self._lost or verdict.layer_id in self._report.refused
+        tried = verdict.layer_id in self.lost or verdict.layer_id in self.report.refused
         return not verdict.frames and (tried or verdict.verdict is not Verdict.FLOWING)
 
-    def _find_next_start(self) -> None:
-        """Find out when the next layer may start, should the cluster sleep now: no event tells."""
-        if not self._runner.facts.has_start_after:
-            return
-        self._report.statements += 1
-        with self._runner.engine.connect() as connection:
-            self._report.next_start = fetch_next_start(
-                connection,
-                self._cluster,
-                # A layer whose time came while the pass read what waits was not seen by it: it starts now.
-                since=self._clock() - self._began,
-                within=max(EMPTY_SLEEP_SECONDS, self._settings.queue.cluster_saturated_sleep),
+
+def _rows(verdicts: Iterable[LayerVerdict], gathered: Gathered) -> list[SkippedRow]:
+    """Layers to be skipped as long as their rows are what they were in this pass."""
+    return [SkippedRow(it, gathered.versions[it.layer_id]) for it in verdicts]
+
+
+def given_back(procs: Iterable[PlannedProc], kept: Collection[str]) -> tuple[Host, ...]:
+    """The hosts of those procs of a plan, in its order, that are not ``kept`` (by id), as they are without them."""
+    hosts: dict[str, Host] = {}
+    some_back = set()
+    for proc in procs:
+        host = hosts.setdefault(proc.host.id, proc.host)
+        if proc.proc_id in kept:
+            hosts[host.id] = host.less(proc.reservation)
+        else:
+            some_back.add(host.id)
+    return tuple(host for host in hosts.values() if host.id in some_back)
+
+
+def next_state(report: PassReport, saturated_seconds: float, *, missing: bool = False) -> tuple[End, float]:
+    """The state of a cluster after a pass that did not fail, and its length in seconds. Nothing else decides it.
+
+    ``again``: posted at once. ``sleep``: posted when its time is over. ``idle``: posted when a sweep or an event finds
+    work. ``put_off``: a store was in trouble, which says nothing of the cluster. ``missing``: PostgreSQL answers, and
+    lacks what ``migrate`` or a GRANT brings back.
+    """
+    if report.frames_booked or report.go_on:
+        return "again", 0.0
+    if report.ended is PassEnd.NOT_READY:
+        return "put_off", NOT_READY_SLEEP_SECONDS
+    if report.ended is PassEnd.QUERY_ERROR:
+        return "put_off", saturated_seconds if missing else EMPTY_SLEEP_SECONDS
+    # No event tells when a layer may start.
+    soon = [] if report.next_start is None else [max(SHORTEST_SLEEP_SECONDS, report.next_start)]
+    if report.ended is PassEnd.NO_JOBS:
+        return "sleep" if soon else "idle", min([EMPTY_SLEEP_SECONDS, *soon])
+    state: End = "put_off" if report.ended is PassEnd.CLAIM_LOST else "sleep"
+    permit_held = any(verdict.verdict is Verdict.PERMIT_HELD for verdict in report.verdicts)
+    if permit_held or report.losses.keys() - {HostLocked.reason}:
+        return state, min(CONTENDED_SLEEP_SECONDS, saturated_seconds)
+    # Nor does one tell when the cooldown of a layer or of a host ends.
+    if report.look_again is not None:
+        soon.append(report.look_again)
+    if report.hosts_back_in is not None:
+        soon.append(max(FIRST_LOCKED_SECONDS, report.hosts_back_in))
+    return state, min([saturated_seconds, *soon])
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatcher:
+    """Passes of one process. ``send`` puts a message for a posting on a dispatch queue; ``look_in`` has the board
+    looked at for postings that are due, after so many seconds."""
+
+    settings: Settings
+    postings: ClusterPostings
+    renewer: ClaimRenewer
+    runner: PassRunner
+    owner: str
+    send: Callable[[Enqueued], None]
+    look_in: Callable[[float], None]
+
+    def dispatch(self, posting: str, ticket: int | None = None) -> PassReport | ClaimRefused:
+        """One pass over the posted cluster; ClaimRefused when it is gone, somebody else's, asleep or trashed, or when
+        the message's ``ticket`` was answered before.
+
+        A cluster whose pass fails is cooled down, for longer each time it fails again; the error goes to the caller
+        unless it is a store's. A store in trouble says nothing of the cluster.
+        """
+        if self.renewer.hangs and not self._database_answers():
+            return ClaimRefused("no_database")
+        ttl = self.settings.coordination.claim_ttl
+        before = boot_clock()
+        claim = self.postings.claim(posting, self.owner, ttl_seconds=ttl, ticket=ticket)
+        if isinstance(claim, ClaimRefused):
+            return claim
+        self.renewer.keep(claim, claimed_at=before)
+        try:
+            report = self.runner.run(
+                claim.cluster,
+                alive=lambda: self.renewer.alive(claim),
+                progress=lambda: self.renewer.progress(claim),
+                wakes=claim.wake,
             )
+        except (SQLAlchemyError, RedisError) as error:
+            report = PassReport(claim.cluster, ended=PassEnd.QUERY_ERROR, error=str(error))
+            if is_trouble(error):
+                log.error("pass_failed_in_a_store", cluster=claim.cluster.key, error=str(error))
+                self._end(claim, report, missing=is_missing(error))
+            else:
+                self._fail(claim, error)
+        except Exception as error:
+            self._fail(claim, error)
+            raise
+        else:
+            self._end(claim, report)
+        finally:
+            self.renewer.drop(claim)
+        return report
 
-    def _rows(self, verdicts: Sequence[LayerVerdict]) -> list[SkippedRow]:
-        """Layers to be skipped as long as their rows are what they were in this pass."""
-        return [SkippedRow(it, self._versions[it.layer_id]) for it in verdicts]
+    def _database_answers(self) -> bool:
+        """Whether PostgreSQL answers. Asked before a claim: a process that hangs here holds no cluster up, because the
+        message is sent again to others."""
+        try:
+            PersistentFences(self.runner.engine).ping()
+        except SQLAlchemyError as error:
+            log.warning("database_away", error=str(error))
+            return False
+        return True
 
-    def _skip_rows(self, verdicts: Sequence[LayerVerdict]) -> None:
-        self._runner.layers.skip_rows(self._cluster.key, self._rows(verdicts))
+    def _end(self, claim: Claim, report: PassReport, *, missing: bool = False) -> None:
+        state, seconds = next_state(report, self.settings.queue.cluster_saturated_sleep, missing=missing)
+        try:
+            ticket = self.postings.end(claim, state, delay_seconds=seconds)
+            if ticket:
+                self.send(Enqueued(claim.cluster, claim.uuid, ticket))
+            elif state != "put_off":  # what a store in trouble put off would be back all at once
+                self.look_in(seconds)
+        except RedisError as error:
+            log.warning("claim_left_to_expire", cluster=claim.cluster.key, error=str(error))
+
+    def _fail(self, claim: Claim, error: Exception) -> None:
+        log.error("pass_crashed", cluster=claim.cluster.key, error=traceback.format_exc())
+        if self.runner.verdicts is not None:
+            self.runner.verdicts.record((), claim.cluster.key)  # what its last good pass said holds no more
+        try:
+            seconds = cooldown_seconds(self.postings.failures(claim) + 1)
+            self.postings.end(
+                claim, "fail", delay_seconds=seconds, reason=failure_reason(error), error=traceback.format_exc()
+            )
+            log.warning("cluster_cooled_down", cluster=claim.cluster.key, seconds=seconds, reason=failure_reason(error))
+        except RedisError as problem:
+            log.warning("claim_left_to_expire", cluster=claim.cluster.key, error=str(problem))
+
+
+def failure_reason(error: Exception) -> str:
+    """Why a pass failed, in one line after its kind: ``postgresql: integer out of range (SQLSTATE 22003)``."""
+    kind = "redis" if isinstance(error, RedisError) else "program"
+    if isinstance(error, SQLAlchemyError):
+        kind = "postgresql"
+    return f"{kind}: {type(error).__name__}: {describe(error)}"[:LONGEST_ERROR]

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Row
 
 from opencue_sched.coordination.names import BoardKeys, cluster_board
 from opencue_sched.coordination.postings import ClusterPostings, SkippedCluster
-from opencue_sched.dispatch.verdicts import RecordedVerdict
+from opencue_sched.dispatch.report import RecordedVerdict
 from opencue_sched.domain.cluster import Verdict, normalise_tags
 from opencue_sched.domain.depends import DependType
 from opencue_sched.domain.farm import HardwareState, JobState, LockState

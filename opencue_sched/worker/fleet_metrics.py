@@ -24,7 +24,7 @@ from opencue_sched.coordination.queues import survey_queues
 from opencue_sched.coordination.transport import count_unreadable_with
 from opencue_sched.dispatch.clusters import scoped_facilities
 from opencue_sched.dispatch.cooldown import EMPTY_SLEEP_SECONDS
-from opencue_sched.dispatch.verdicts import VerdictLog, count_frames_not_looked_at
+from opencue_sched.dispatch.report import VerdictLog, count_frames_not_looked_at
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine

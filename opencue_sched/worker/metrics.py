@@ -36,6 +36,7 @@ from opencue_sched.dispatch.report import PassReport
 from opencue_sched.dispatch.sweep import SweepReport
 from opencue_sched.domain.cluster import ClusterKind, Verdict
 from opencue_sched.errors import SchedulerError
+from opencue_sched.placement.planner import Plan
 
 if TYPE_CHECKING:
     from opencue_sched.farm.reaper import ReaperReport  # it loads gRPC, which a beat does not need
@@ -179,21 +180,11 @@ def record_pass(report: PassReport) -> None:
         jobs_processed.labels(report.show_name).inc(report.jobs_processed)
     if report.frames_launched:
         frames_dispatched.labels(report.show_name).inc(report.frames_launched)
-    for attempts in report.attempts:
-        candidates_per_layer.observe(attempts)
-    for score in report.scores:
-        placement_score.observe(score)
     for table, count in report.bad_rows.items():
         bad_rows.labels(table).inc(count)
-    hosts_attempted.inc(report.hosts_attempted)
-    wasted_attempts.inc(report.wasted_attempts)
-    placement_retries_exhausted.inc(report.layers_given_up)
     sql_statements.inc(report.statements)
-    host_cache_hits.inc(report.cache_hits)
-    host_cache_misses.inc(report.cache_misses)
-    checkout_outcome.labels("booked").inc(report.hosts_attempted - report.wasted_attempts)
-    checkout_outcome.labels("no_progress").inc(report.wasted_attempts)
-    checkout_outcome.labels("no_match").inc(report.cache_misses)
+    if report.plan is not None:
+        _record_plan(report.plan)
     checkout_outcome.labels("dispatch_error").inc(report.losses.total())
     for table, count in report.refusals.items():
         limit_exceeded.labels(table).inc(count)
@@ -203,18 +194,34 @@ def record_pass(report: PassReport) -> None:
     for seconds in report.seconds_to_book:
         time_to_book.observe(seconds)
     _record_verdicts(report)
-    for histogram, seconds in (
-        (job_query_duration, report.gather_seconds),
-        (plan_duration, report.plan_seconds),
-        (book_duration, report.book_seconds),
-        (commit_duration, report.commit_seconds),
-        (launch_duration, report.launch_seconds),
+    for histogram, step in (
+        (job_query_duration, "gather"),
+        (plan_duration, "plan"),
+        (book_duration, "book"),
+        (commit_duration, "commit"),
+        (launch_duration, "launch"),
+        (cluster_round_trip.labels(kind), "total"),
     ):
-        if seconds:
-            histogram.observe(seconds)
-    cluster_round_trip.labels(kind).observe(report.total_seconds)
+        if step in report.seconds:
+            histogram.observe(report.seconds[step])
     frames_per_pass.labels(kind).observe(report.frames_booked)
     pass_terminated.labels(report.ended.value).inc()
+
+
+def _record_plan(plan: Plan) -> None:
+    for attempts in plan.attempts.values():
+        candidates_per_layer.observe(attempts)
+    for score in plan.scores:
+        placement_score.observe(score)
+    attempted = sum(plan.attempts.values())
+    hosts_attempted.inc(attempted)
+    wasted_attempts.inc(plan.wasted_attempts)
+    placement_retries_exhausted.inc(plan.given_up)
+    host_cache_hits.inc(plan.cache_hits)
+    host_cache_misses.inc(plan.cache_misses)
+    checkout_outcome.labels("booked").inc(attempted - plan.wasted_attempts)
+    checkout_outcome.labels("no_progress").inc(plan.wasted_attempts)
+    checkout_outcome.labels("no_match").inc(plan.cache_misses)
 
 
 def _record_verdicts(report: PassReport) -> None:

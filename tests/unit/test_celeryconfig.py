@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from kombu import Connection, Queue
+from opencue_sched.worker.upkeep import REAP_LEASE_SECONDS
 
 import celeryconfig
 from opencue_sched.beat import LeaderScheduler
@@ -22,7 +23,6 @@ from opencue_sched.coordination.names import QueueName, QueueType, common_queue,
 from opencue_sched.farm.reaper import HISTORY_SECONDS, REAP_SECONDS
 from opencue_sched.settings import Rqd, Settings, get_settings
 from opencue_sched.store.engine import STATEMENT_SECONDS
-from opencue_sched.worker.upkeep import REAP_LEASE_SECONDS
 
 TASKS = {
     "opencue_sched.sweep.sweep_clusters",
@@ -154,7 +154,7 @@ import json, sys
 import opencue_sched.beat
 from opencue_sched.celery import RuntimeStep, app
 app.loader.import_default_modules()
-loaded_late = ("grpc", "opencue_sched.dispatch.dispatcher", "opencue_sched.worker.runtime")
+loaded_late = ("grpc", "opencue_sched.dispatch.cluster_pass", "opencue_sched.worker.runtime")
 of_a_beat = sorted(set(loaded_late) & sys.modules.keys())
 RuntimeStep(None)
 print(json.dumps([sorted(app.tasks), of_a_beat, sorted(set(loaded_late) & sys.modules.keys())]))

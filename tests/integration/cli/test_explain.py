@@ -16,7 +16,7 @@ from sqlalchemy import Engine, text
 from opencue_sched.coordination.board import End
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
-from opencue_sched.dispatch.verdicts import VerdictLog
+from opencue_sched.dispatch.report import VerdictLog
 from opencue_sched.domain.cluster import Cluster, ClusterKind, LayerVerdict, Verdict
 from opencue_sched.store.jobs import quarantine_jobs
 from tests.farm import Farm, JobIds, JobSpec, LayerSpec, ShowIds

@@ -17,9 +17,8 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import make_ledger
-from opencue_sched.dispatch.cluster_pass import PassRunner
+from opencue_sched.dispatch.cluster_pass import CONTENDED_SLEEP_SECONDS, PassRunner
 from opencue_sched.dispatch.cooldown import FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, Cooldowns, LayerCooldowns
-from opencue_sched.dispatch.dispatcher import CONTENDED_SLEEP_SECONDS
 from opencue_sched.dispatch.hosts import HostChanges, HostFeed
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.cluster import Cluster, ClusterKind

@@ -18,10 +18,9 @@ from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.cooldown import LayerCooldowns
 from opencue_sched.dispatch.hosts import HostChanges, HostFeed
 from opencue_sched.dispatch.launch import Settlement
-from opencue_sched.dispatch.report import PassReport
+from opencue_sched.dispatch.report import PassReport, VerdictLog
 from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.dispatch.sweep import Sweeper
-from opencue_sched.dispatch.verdicts import VerdictLog
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import check_schema

@@ -12,8 +12,8 @@ from sqlalchemy import Connection, Engine, text
 from opencue_sched.accounting import keys
 from opencue_sched.coordination.postings import ClaimRenewer, Enqueued
 from opencue_sched.dispatch import cluster_pass
+from opencue_sched.dispatch.cluster_pass import Dispatcher
 from opencue_sched.dispatch.cooldown import PASSES_BEFORE_A_SKIP, LayerCooldowns
-from opencue_sched.dispatch.dispatcher import Dispatcher
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.cluster import Cluster, ClusterKind, Verdict
 from opencue_sched.embedded.farm import Farm

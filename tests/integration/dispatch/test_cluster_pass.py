@@ -27,7 +27,6 @@ from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.lua_scripts import load_script, lua_directory
 from opencue_sched.settings import HostBookingStrategy, Queue, Rqd
-from opencue_sched.store.jobs import Environments
 from tests.polling import eventually
 
 from .passes import passes
@@ -409,12 +408,14 @@ def test_nobody_gets_the_permits_of_a_layer_that_is_being_committed(one, engine,
         layer = farm.job(layers=[LayerSpec(frames=2)]).layers[0]
     board = permit_board("cue")
 
-    def slowly(*_):
+    plan_pass = cluster_pass.plan_pass
+
+    def slowly(*args, **how):
         one.client.hset(board.job(layer.id), "expires", 1)
         one.client.zadd(board.of("claimed"), {layer.id: 1}, xx=True)
-        return Environments()
+        return plan_pass(*args, **how)
 
-    monkeypatch.setattr(cluster_pass._Pass, "_environments", slowly)
+    monkeypatch.setattr(cluster_pass, "plan_pass", slowly)
     others, granted = LayerPermits(one.client, "cue", claim_ttl=3), []
 
     def ask(_connection, _cursor, statement, *_):

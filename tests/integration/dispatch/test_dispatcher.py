@@ -19,7 +19,7 @@ from opencue_sched.coordination.leader import boot_clock
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import ClaimRefused, ClaimRenewer, Enqueued
 from opencue_sched.dispatch import cluster_pass, gather, sweep
-from opencue_sched.dispatch.dispatcher import Dispatcher
+from opencue_sched.dispatch.cluster_pass import Dispatcher
 from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.dispatch.sweep import pause_between_wakes

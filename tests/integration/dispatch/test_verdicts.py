@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from opencue_sched.dispatch.verdicts import KEPT_SECONDS, LONGEST_DETAIL, VerdictLog
+from opencue_sched.dispatch.report import KEPT_SECONDS, LONGEST_DETAIL, VerdictLog
 from opencue_sched.domain.cluster import LayerVerdict, Verdict
 
 

@@ -29,7 +29,7 @@ from opencue_sched.coordination.names import presence_index
 from opencue_sched.coordination.postings import FAILURE_KINDS
 from opencue_sched.coordination.presence import Presence
 from opencue_sched.coordination.transport import note_unreadable
-from opencue_sched.dispatch import cluster_pass, dispatcher
+from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import Vertices
@@ -40,6 +40,7 @@ from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import CompletedFrame
 from opencue_sched.placement import host_cache
+from opencue_sched.placement.planner import Plan
 from opencue_sched.settings import Accounting, Rqd, Settings
 from opencue_sched.store.jobs import quarantine_jobs
 from opencue_sched.worker import fleet_metrics, metrics
@@ -127,7 +128,7 @@ def app() -> Iterator[Celery]:
 @pytest.fixture
 def runtime(settings: Settings, redis_client, app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
     """What a worker has, in this process; its counters are open."""
-    monkeypatch.setattr(dispatcher, "EMPTY_SLEEP_SECONDS", 0.001)
+    monkeypatch.setattr(cluster_pass, "EMPTY_SLEEP_SECONDS", 0.001)
     monkeypatch.setattr(host_cache, "GROUP_REFRESH_SECONDS", 0.001)
     changed = settings.model_copy(
         update={
@@ -421,8 +422,9 @@ def test_every_metric_of_ours_moves(runtime: Runtime, survey: FleetSurvey, engin
     walk.look()
     _hosts_go_down(runtime, engine)
     cluster = next(iter(runtime.sweeper._feed.clusters()))
+    crowded = Plan((), (), {"layer": 2}, wasted_attempts=1, given_up=1, cache_hits=2, cache_misses=0, full=False)
     with increments("scheduler_checkout_outcome_total", outcome="no_progress") as grown:
-        metrics.record_pass(PassReport(cluster, attempts=(2,), wasted_attempts=1, layers_given_up=1))
+        metrics.record_pass(PassReport(cluster, plan=crowded))
     assert grown == [1]
     put_to_sleep(runtime.postings, cluster.key, 60)
     runtime.sweep()

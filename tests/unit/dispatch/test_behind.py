@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opencue_sched.dispatch.verdicts import frames_not_looked_at
+from opencue_sched.dispatch.report import frames_not_looked_at
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.store.pending import WaitingWork
 

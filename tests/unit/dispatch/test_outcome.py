@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from opencue_sched.accounting.ledger import BookingRefused
-from opencue_sched.dispatch.report import after_booking, given_back
+from opencue_sched.dispatch.cluster_pass import given_back
+from opencue_sched.dispatch.report import after_booking
 from opencue_sched.domain.cluster import LayerVerdict, Verdict
 from opencue_sched.domain.farm import PlannedProc, Reservation, Vertices
 from opencue_sched.errors import FrameLost

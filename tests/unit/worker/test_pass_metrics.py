@@ -10,7 +10,10 @@ from prometheus_client import REGISTRY
 from opencue_sched.accounting.recompute import RecomputeReport
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.placement.planner import Plan
 from opencue_sched.worker.metrics import record_pass, record_recompute
+
+PLAN = Plan(procs=(), verdicts=(), attempts={}, wasted_attempts=0, given_up=0, cache_hits=0, cache_misses=0, full=False)
 
 
 def sample(name: str, **labels: str) -> float:
@@ -30,7 +33,7 @@ def sample(name: str, **labels: str) -> float:
 )
 def test_jobs_are_processed_by_a_pass_that_went_all_the_way(planned: bool, ended: PassEnd, processed: int) -> None:
     cluster = Cluster("facility", "show", ClusterKind.ALLOC, ("general",), "alloc")
-    report = PassReport(cluster, ended=ended, jobs=3, planned=planned, show_name="whole")
+    report = PassReport(cluster, ended=ended, jobs=3, show_name="whole", plan=PLAN if planned else None)
     before = sample("scheduler_jobs_queried_total"), sample("scheduler_jobs_processed_total", show_name="whole")
     record_pass(report)
     after = sample("scheduler_jobs_queried_total"), sample("scheduler_jobs_processed_total", show_name="whole")
