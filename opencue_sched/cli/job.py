@@ -6,7 +6,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -164,48 +164,54 @@ _FRAME_COLUMNS = (
 _UNDECORATED = Callable[..., None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Selection:
-    """Which frames of a job are meant."""
-
-    layers: tuple[str, ...]
-    frames: FrameRange | None
-    states: tuple[str, ...]
-
-    def of(self, connection: Connection, job: NamedRow) -> dict[str, Any]:
-        """What store.jobs asks for. Raises UnknownName for a layer the job has not."""
-        ids: list[str] | None = None
-        if self.layers:
-            by_name = {row.name: row.id for row in jobs.layers_of(connection, job.id, has_start_after=False)}
-            unknown = [layer for layer in self.layers if layer not in by_name]
-            if unknown:
-                raise UnknownName(f"job {job.name} has no layer {unknown[0]!r}{near(unknown[0], by_name)}")
-            ids = [by_name[layer] for layer in self.layers]
-        states = None if _ANY in self.states or not self.states else [FrameState(state) for state in self.states]
-        return {"layer_ids": ids, "numbers": None if self.frames is None else self.frames.numbers, "states": states}
-
-
 def _selecting(default: tuple[str, ...]) -> Callable[[_UNDECORATED], _UNDECORATED]:
     """Options --layer, --frames and --state."""
 
     def decorate(function: _UNDECORATED) -> _UNDECORATED:
         shown = ", ".join(default) or "any"
-        function = click.option(
-            "--state",
-            "states",
-            multiple=True,
-            default=default,
-            type=click.Choice(_FRAME_STATES, case_sensitive=False),
-            help=f"Only frames in this state, or ANY. May be given several times. Default: {shown}.",
-        )(function)
-        function = click.option(
-            "--frames", "numbers", type=frame_range, metavar="RANGE", help="Only frames of these numbers."
-        )(function)
-        return click.option(
-            "--layer", "layers", multiple=True, metavar="NAME", help="Only of this layer. May be given several times."
-        )(function)
+        for option in (
+            click.option(
+                "--state",
+                "states",
+                multiple=True,
+                default=default,
+                type=click.Choice(_FRAME_STATES, case_sensitive=False),
+                help=f"Only frames in this state, or ANY. May be given several times. Default: {shown}.",
+            ),
+            click.option(
+                "--frames", "numbers", type=frame_range, metavar="RANGE", help="Only frames of these numbers."
+            ),
+            click.option(
+                "--layer",
+                "layers",
+                multiple=True,
+                metavar="NAME",
+                help="Only of this layer. May be given several times.",
+            ),
+        ):
+            function = option(function)
+        return function
 
     return decorate
+
+
+def _wanted(
+    connection: Connection,
+    job: NamedRow,
+    layers: Sequence[str],
+    numbers: FrameRange | None,
+    states: Sequence[str],
+) -> dict[str, Any]:
+    """Which frames of a job store.jobs is asked for. Raises UnknownName for a layer the job has not."""
+    ids: list[str] | None = None
+    if layers:
+        by_name = {row.name: row.id for row in jobs.layers_of(connection, job.id, has_start_after=False)}
+        unknown = [layer for layer in layers if layer not in by_name]
+        if unknown:
+            raise UnknownName(f"job {job.name} has no layer {unknown[0]!r}{near(unknown[0], by_name)}")
+        ids = [by_name[layer] for layer in layers]
+    in_states = None if _ANY in states or not states else [FrameState(state) for state in states]
+    return {"layer_ids": ids, "numbers": None if numbers is None else numbers.numbers, "states": in_states}
 
 
 @command.command()
@@ -213,17 +219,14 @@ def _selecting(default: tuple[str, ...]) -> Callable[[_UNDECORATED], _UNDECORATE
 @_selecting(())
 @click.option("--most", type=click.IntRange(1), default=1000, show_default=True, help="List no more than this many.")
 @json_option
-def frames(
-    name: str, layers: tuple[str, ...], numbers: FrameRange | None, states: tuple[str, ...], most: int, as_json: bool
-) -> None:
+def frames(name: str, most: int, as_json: bool, **selection: Any) -> None:
     """List frames of a job. LLU is how long ago a running frame's log last grew; memory is used / reserved.
 
     Example: opencue-sched job frames demo-sh010-alice_comp_v001 --layer render --state DEAD
     """
     with farm() as (engine, _), engine.connect() as connection:
         job = choose(connection, Kind.JOB, name)
-        wanted = _Selection(layers, numbers, states).of(connection, job)
-        found = jobs.frames_of(connection, job.id, **wanted, most=most + 1)
+        found = jobs.frames_of(connection, job.id, **_wanted(connection, job, **selection), most=most + 1)
     show_rows(first(found, most), _FRAME_COLUMNS, as_json=as_json)
 
 
@@ -263,22 +266,14 @@ def kill(names: tuple[str, ...], yes: bool, reason: str | None, as_json: bool) -
 @_selecting((FrameState.DEAD.value,))
 @click.option("--reason", metavar="TEXT", help="Why, for the logs.")
 @json_option
-def retry(
-    name: str,
-    layers: tuple[str, ...],
-    numbers: FrameRange | None,
-    states: tuple[str, ...],
-    reason: str | None,
-    as_json: bool,
-) -> None:
+def retry(name: str, **options: Any) -> None:
     """Let frames run again: the dead ones, unless --state says which. Running ones are killed first.
 
     A job that was finished is pending again. Exit status 1 if a running frame could not be confirmed dead.
 
     Example: opencue-sched job retry demo-sh010-alice_comp_v001 --layer render --frames 10-20 --state ANY
     """
-    selection = _Selection(layers, numbers, states)
-    _change(name, selection, "retried", lambda control: control.retry_frames, reason=reason, as_json=as_json)
+    _change(name, "retried", **options)
 
 
 @command.command()
@@ -286,58 +281,37 @@ def retry(
 @_selecting((FrameState.DEAD.value,))
 @click.option("--reason", metavar="TEXT", help="Why, for the logs.")
 @json_option
-def eat(
-    name: str,
-    layers: tuple[str, ...],
-    numbers: FrameRange | None,
-    states: tuple[str, ...],
-    reason: str | None,
-    as_json: bool,
-) -> None:
+def eat(name: str, **options: Any) -> None:
     """Give frames up, so that layers and the job can finish: the dead ones, unless --state says which.
 
     Running ones are killed first; those that succeeded stay so. Exit status 1 if one could not be confirmed dead.
 
     Example: opencue-sched job eat demo-sh010-alice_comp_v001 --frames 7
     """
-    _change(
-        name,
-        _Selection(layers, numbers, states),
-        "eaten",
-        lambda control: control.eat_frames,
-        reason=reason,
-        as_json=as_json,
-    )
+    _change(name, "eaten", **options)
 
 
-def _change(
-    name: str,
-    selection: _Selection,
-    verb: str,
-    operation: Callable[[JobControl], Callable[..., Any]],
-    *,
-    reason: str | None,
-    as_json: bool,
-) -> None:
+def _change(name: str, verb: str, *, reason: str | None, as_json: bool, **selection: Any) -> None:
     with farm() as (engine, _):
         with engine.connect() as connection:
             job = choose(connection, Kind.JOB, name)
-            wanted = selection.of(connection, job)
-            chosen = list(jobs.choose_frames(connection, job.id, **wanted))
+            wanted = _wanted(connection, job, **selection)
+            chosen = [frame.id for frame in jobs.frames_of(connection, job.id, **wanted)]
             if not chosen:
                 _refuse_nothing(connection, job, wanted)
         with (
             _control(engine) as (control, alive),
             output.working("changing frames, and confirming that what ran is dead"),
         ):
-            result = operation(control)(chosen, reason=_reason(verb, reason))
+            change = control.eat_frames if verb == "eaten" else control.retry_frames
+            result = change(chosen, reason=_reason(verb, reason))
         unconfirmed = _where(engine, job, result.deferred, alive)
     output.done(
         f"{job.name}: {counted(len(result.changed), 'frame')} {verb}",
         as_json=as_json,
         job=job.name,
-        changed=list(result.changed),
-        deferred=list(result.deferred),
+        changed=result.changed,
+        deferred=result.deferred,
     )
     _say_deferred(job.name, unconfirmed)
     if result.deferred:
@@ -346,8 +320,8 @@ def _change(
 
 def _refuse_nothing(connection: Connection, job: NamedRow, wanted: dict[str, Any]) -> None:
     """No frame is meant: say in which states those are that would be, but for --state."""
-    states = Counter(jobs.choose_frames(connection, job.id, **{**wanted, "states": None}).values())
-    there = ", ".join(f"{number} {state.value}" for state, number in sorted(states.items()))
+    states = Counter(frame.state for frame in jobs.frames_of(connection, job.id, **{**wanted, "states": None}))
+    there = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
     asked = " or ".join(state.value for state in wanted["states"] or ())
     if not there:
         raise CommandRefused(f"{job.name} has no such frame")
@@ -411,11 +385,11 @@ def _say_deferred(job: str, places: Mapping[tuple[str, str], Sequence[str]]) -> 
 
 
 def _is_running(frame: jobs.FrameView) -> bool:
-    return frame.state == FrameState.RUNNING.value
+    return bool(frame.state == FrameState.RUNNING)
 
 
 def _is_waiting(frame: jobs.FrameView) -> bool:
-    return frame.state == FrameState.WAITING.value
+    return bool(frame.state == FrameState.WAITING)
 
 
 def _runtime(frame: jobs.FrameView) -> str:
@@ -552,7 +526,7 @@ def priority(names: tuple[str, ...], value: int) -> None:
 
     Example: opencue-sched job priority demo-sh010-alice_comp_v001 80
     """
-    _set_resource(names, "int_priority", value, f"have priority {value}")
+    _set_resource(names, "int_priority", value, f"has priority {value}")
 
 
 @command.command("max-cores", context_settings=NEGATIVE_NUMBERS)
@@ -605,11 +579,8 @@ def _set_resource(names: Sequence[str], column: str, value: int, words: str) -> 
     with farm() as (engine, _), engine.begin() as connection:
         chosen: list[NamedRow] = choose_all(connection, Kind.JOB, names)
         jobs.set_resource(connection, [job.id for job in chosen], column, value)
-    output.done(f"{counted(len(chosen), 'job')} {words}" if len(chosen) != 1 else _singular(chosen[0].name, words))
-
-
-def _singular(name: str, words: str) -> str:
-    return f"{name} {'has' + words.removeprefix('have') if words.startswith('have') else words}"
+    for job in chosen:
+        click.echo(f"{job.name} {words}")
 
 
 def _state(job: jobs.JobView) -> str:

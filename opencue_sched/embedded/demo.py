@@ -22,6 +22,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from sqlalchemy import Engine, create_engine
 
+from opencue_sched.domain.farm import JobState
+from opencue_sched.domain.units import booked_cores
 from opencue_sched.embedded import renderer
 from opencue_sched.embedded.fleet import Fleet
 from opencue_sched.embedded.processes import ServiceFailed, free_port, private_directory, remove_directory
@@ -29,7 +31,7 @@ from opencue_sched.embedded.real_rqd import RealRqdFarm
 from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
 from opencue_sched.insight.audit import AuditReport, run_audit
 from opencue_sched.settings import Accounting, Settings
-from opencue_sched.store.jobs import JobProgress, read_progress
+from opencue_sched.store.jobs import JobView, list_jobs
 
 _SHOW = "demo"
 _CONTACT_SHEET = "contact-sheet.png"
@@ -157,10 +159,10 @@ def _audit(farm: _Stage) -> AuditReport:
 def _summarise(
     farm: _Stage, options: DemoOptions, outcome: _Outcome, report: AuditReport, picture: Path, console: Console
 ) -> None:
-    progress = outcome.progress
+    job = outcome.job
     console.print(
-        f"\n[bold]{progress.done} of {progress.total} frames[/bold] in {outcome.seconds:.1f} s on {options.hosts} RQDs "
-        f"({progress.done / outcome.seconds:.2f} frames/s, up to {outcome.most_cores} cores booked)"
+        f"\n[bold]{job.succeeded} of {job.frames} frames[/bold] in {outcome.seconds:.1f} s on {options.hosts} RQDs "
+        f"({job.succeeded / outcome.seconds:.2f} frames/s, up to {outcome.most_cores} cores booked)"
     )
     console.print("\n[bold]audit[/bold]")
     for line in report.lines():
@@ -301,7 +303,7 @@ def _open_show(ready: _Stage, *, cores: int) -> None:
 class _Outcome:
     """How the job went. Seconds from submission to FINISHED; the most cores that were booked at once."""
 
-    progress: JobProgress
+    job: JobView
     seconds: float
     most_cores: int
 
@@ -321,42 +323,42 @@ def _watch_job(engine: Engine, job_id: str, console: Console, *, check: Callable
     with Live(console=console, refresh_per_second=8, transient=False) as live:
         while True:
             with engine.connect() as connection:
-                progress = read_progress(connection, job_id)
+                (job,) = list_jobs(connection, job_id=job_id)
             elapsed = time.monotonic() - began
-            most_cores = max(most_cores, progress.cores)
-            bar.update(task, total=progress.total, completed=progress.done)
-            live.update(Group(bar, _table(progress, elapsed)))
+            most_cores = max(most_cores, booked_cores(job.centicores))
+            bar.update(task, total=job.frames, completed=job.succeeded)
+            live.update(Group(bar, _table(job, elapsed)))
             if not console.is_terminal and elapsed - printed >= _PLAIN_LINE_SECONDS:
                 printed = elapsed
-                console.print(_line(progress, elapsed))
-            if progress.finished:
-                return _Outcome(progress, elapsed, most_cores)
-            if progress.dead and not progress.running and not progress.waiting:
-                raise ServiceFailed(f"{progress.dead} frames of the job are dead; see their logs")
+                console.print(_line(job, elapsed))
+            if job.state == JobState.FINISHED:
+                return _Outcome(job, elapsed, most_cores)
+            if job.dead and not job.running and not job.waiting:
+                raise ServiceFailed(f"{job.dead} frames of the job are dead; see their logs")
             if elapsed > _DEADLINE_SECONDS:
-                raise ServiceFailed(f"the job did not finish in {_DEADLINE_SECONDS:.0f} s: {_line(progress, elapsed)}")
+                raise ServiceFailed(f"the job did not finish in {_DEADLINE_SECONDS:.0f} s: {_line(job, elapsed)}")
             check()
             time.sleep(_POLL_SECONDS)
 
 
-def _line(progress: JobProgress, elapsed: float) -> str:
-    rate = progress.done / max(elapsed, 0.1)
+def _line(job: JobView, elapsed: float) -> str:
+    rate = job.succeeded / max(elapsed, 0.1)
     return (
-        f"{progress.done}/{progress.total} done, {progress.running} running, {progress.waiting} waiting, "
-        f"{progress.depending} depending, {progress.cores} cores booked, {rate:.2f} frames/s"
+        f"{job.succeeded}/{job.frames} done, {job.running} running, {job.waiting} waiting, "
+        f"{job.depend} depending, {booked_cores(job.centicores)} cores booked, {rate:.2f} frames/s"
     )
 
 
-def _table(progress: JobProgress, elapsed: float) -> Table:
+def _table(job: JobView, elapsed: float) -> Table:
     table = Table(box=None, pad_edge=False)
     shown = {
-        "waiting": progress.waiting,
-        "depending": progress.depending,
-        "running": progress.running,
-        "done": progress.done,
-        "dead": progress.dead,
-        "cores booked": progress.cores,
-        "frames/s": f"{progress.done / max(elapsed, 0.1):.2f}",
+        "waiting": job.waiting,
+        "depending": job.depend,
+        "running": job.running,
+        "done": job.succeeded,
+        "dead": job.dead,
+        "cores booked": booked_cores(job.centicores),
+        "frames/s": f"{job.succeeded / max(elapsed, 0.1):.2f}",
     }
     for heading in shown:
         table.add_column(heading, justify="right")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 from sqlalchemy import Connection, Engine
@@ -19,7 +20,6 @@ from opencue_sched.domain.farm import ExitStatus, FrameState
 from opencue_sched.farm.completion import Releaser, WiderLocks, follow, with_counters
 from opencue_sched.farm.model import LostRun, RunVerdict
 from opencue_sched.store import depends, jobs, procs, release
-from opencue_sched.store.jobs import RunningFrame
 from opencue_sched.store.release import Counters
 
 _log = structlog.get_logger(__name__)
@@ -54,9 +54,9 @@ class JobKilled:
 class _Stopped:
     """Frames that were killed: ``ended`` here, ``over`` by their own completion, ``deferred`` not confirmed dead."""
 
-    ended: tuple[str, ...] = ()
-    over: tuple[str, ...] = ()
-    deferred: tuple[str, ...] = ()
+    ended: Sequence[str] = ()
+    over: Sequence[str] = ()
+    deferred: Sequence[str] = ()
 
 
 class JobControl:
@@ -66,100 +66,82 @@ class JobControl:
         self._releaser = releaser
         self._killer = killer
 
-    def pause(self, job_ids: Collection[str], *, paused: bool = True) -> list[str]:
-        """Pause (or unpause) jobs; returns those that changed. Running frames go on."""
-        with self._releaser.engine.begin() as connection:
-            return jobs.set_paused(connection, job_ids, paused=paused)
-
     def kill_job(self, job_id: str, *, reason: str) -> JobKilled:
         """Finish a job that is not over and end what runs of it. Its frames are left WAITING, as Cuebot does.
 
         Job-level dependencies on it are met, layer- and frame-level ones are not.
         """
-        finished = with_counters(
-            self._releaser.engine, lambda connection, wider: self._finish(connection, job_id, wider)
-        )
+        finished = with_counters(self._releaser.engine, partial(_finish, job_id))
         _log.info("job_killed", job=job_id, reason=reason, finished=finished)
-        stopped: list[str] = []
+        stopped: dict[str, None] = {}
         deferred: list[str] = []
+        # A booking that was under way commits after the job was finished: look again until nothing more runs.
         for _ in range(_ROUNDS):
-            with self._releaser.engine.connect() as connection:
-                running = jobs.running_frames(connection, job_ids=[job_id])
-            running = [frame for frame in running if frame.frame_id not in deferred]
-            if not running:
+            killed = self._stop(FrameState.WAITING, reason, job_ids=[job_id], skip=deferred)
+            if killed is None:
                 break
-            killed = self._stop(running, FrameState.WAITING, reason)
-            stopped += [*killed.ended, *killed.over]
+            stopped |= dict.fromkeys([*killed.ended, *killed.over])
             deferred += killed.deferred
-        return JobKilled(finished, tuple(dict.fromkeys(stopped)), tuple(deferred))
+        return JobKilled(finished, tuple(stopped), tuple(deferred))
 
     def retry_frames(self, frame_ids: Sequence[str], *, reason: str) -> FramesChanged:
         """Make frames wait again, whatever became of them. A finished job is PENDING again.
 
         What a frame that had rendered made bookable waits for it again (FRAME_ON_FRAME and LAYER_ON_LAYER).
         """
-        with self._releaser.engine.connect() as connection:
-            running = jobs.running_frames(connection, frame_ids=frame_ids)
-        stopped = self._stop(running, FrameState.WAITING, reason)
-        changed = with_counters(
-            self._releaser.engine, lambda connection, wider: _wait_again(connection, frame_ids, wider)
-        )
-        return FramesChanged(tuple(dict.fromkeys([*stopped.ended, *stopped.over, *changed])), stopped.deferred)
+        stopped = self._stop(FrameState.WAITING, reason, frame_ids=frame_ids) or _Stopped()
+        changed = with_counters(self._releaser.engine, partial(_wait_again, frame_ids))
+        return FramesChanged(tuple(dict.fromkeys([*stopped.ended, *stopped.over, *changed])), tuple(stopped.deferred))
 
     def eat_frames(self, frame_ids: Sequence[str], *, reason: str) -> FramesChanged:
         """Give frames up: EATEN counts as over, so layers and jobs can finish. A SUCCEEDED frame stays so."""
-        changed: list[str] = []
+        changed: dict[str, None] = {}
         deferred: list[str] = []
+        # What waits may be booked before it is eaten: look again until nothing of it runs.
         for _ in range(_ROUNDS):
             left = [frame for frame in frame_ids if frame not in changed and frame not in deferred]
-            with self._releaser.engine.connect() as connection:
-                running = jobs.running_frames(connection, frame_ids=left)
-            stopped = self._stop(running, FrameState.EATEN, reason)
-            changed += stopped.ended
-            deferred += stopped.deferred
-            changed += [frame for frame in self._eat_stopped(left) if frame not in changed]
-            if not running:
+            stopped = self._stop(FrameState.EATEN, reason, frame_ids=left)
+            if stopped is not None:
+                changed |= dict.fromkeys(stopped.ended)
+                deferred += stopped.deferred
+            eaten = with_counters(self._releaser.engine, partial(self._eat, left))
+            changed |= dict.fromkeys(eaten)
+            if stopped is None:
                 break
         return FramesChanged(tuple(changed), tuple(deferred))
 
-    def _eat_stopped(self, frame_ids: Sequence[str]) -> list[str]:
-        def step(connection: Connection, wider: Counters) -> list[str]:
-            return self._eat(connection, frame_ids, wider)
-
-        return with_counters(self._releaser.engine, step)
-
-    def _stop(self, running: Sequence[RunningFrame], state: FrameState, reason: str) -> _Stopped:
-        """Kill frames and end their runs in ``state``, unless a completion has ended them by then."""
+    def _stop(
+        self,
+        state: FrameState,
+        reason: str,
+        *,
+        frame_ids: Sequence[str] = (),
+        job_ids: Sequence[str] = (),
+        skip: Collection[str] = (),
+    ) -> _Stopped | None:
+        """Kill what runs of frames or jobs and end it in ``state``, unless a completion has. None: nothing runs."""
+        with self._releaser.engine.connect() as connection:
+            found = jobs.running_frames(connection, frame_ids=frame_ids, job_ids=job_ids)
+        running = [frame for frame in found if frame.frame_id not in skip]
         if not running:
-            return _Stopped()
+            return None
         with ThreadPoolExecutor(min(_KILL_THREADS, len(running)), thread_name_prefix="kill") as threads:
-            fates = list(
-                threads.map(
-                    lambda frame: self._killer.stop(frame.host_name, frame.frame_id, frame.proc_id, reason), running
-                )
-            )
-        dead = [frame for frame, fate in zip(running, fates, strict=True) if fate is Fate.NOT_RUNNING]
+            fates = threads.map(lambda it: self._killer.stop(it.host_name, it.frame_id, it.proc_id, reason), running)
+            killed = [(frame, fate is Fate.NOT_RUNNING) for frame, fate in zip(running, fates, strict=True)]
         outcomes = self._releaser.end_lost(
-            [LostRun(frame.proc_id, frame.frame_id, state, ExitStatus.FRAME_CLEARED, reason=reason) for frame in dead]
+            [
+                LostRun(frame.proc_id, frame.frame_id, state, ExitStatus.FRAME_CLEARED, reason=reason)
+                for frame, dead in killed
+                if dead
+            ]
         )
-        named = [(outcome, outcome.frame_id) for outcome in outcomes if outcome.frame_id]
         return _Stopped(
-            tuple(frame_id for outcome, frame_id in named if outcome.state is not None),
-            tuple(frame_id for outcome, frame_id in named if outcome.verdict is RunVerdict.STALE),
-            tuple(frame.frame_id for frame, fate in zip(running, fates, strict=True) if fate is not Fate.NOT_RUNNING),
+            [outcome.frame_id for outcome in outcomes if outcome.frame_id and outcome.state is not None],
+            [outcome.frame_id for outcome in outcomes if outcome.frame_id and outcome.verdict is RunVerdict.STALE],
+            [frame.frame_id for frame, dead in killed if not dead],
         )
 
-    def _finish(self, connection: Connection, job_id: str, wider: Counters) -> bool:
-        """PENDING to FINISHED, and what depends on the whole job is met."""
-        found = depends.find_depends(connection, jobs=[job_id])
-        affected = depends.counters_of_dependents(connection, found)
-        release.lock_counters(connection, Counters(jobs=frozenset([job_id])) | affected | wider)
-        finished = depends.finish_jobs(connection, [job_id])
-        if finished:
-            depends.satisfy_depends(connection, found)
-        return bool(finished)
-
-    def _eat(self, connection: Connection, frame_ids: Sequence[str], wider: Counters) -> list[str]:
+    def _eat(self, frame_ids: Sequence[str], connection: Connection, wider: Counters) -> list[str]:
         procs.lock_runs(connection, (), frame_ids)
         held = release.counters_of_frames(release.read_frames(connection, frame_ids)) | wider
         release.lock_counters(connection, held)
@@ -168,7 +150,18 @@ class JobControl:
         return [frame.id for frame in changed]
 
 
-def _wait_again(connection: Connection, frame_ids: Sequence[str], wider: Counters) -> list[str]:
+def _finish(job_id: str, connection: Connection, wider: Counters) -> bool:
+    """PENDING to FINISHED, and what depends on the whole job is met."""
+    found = depends.find_depends(connection, jobs=[job_id])
+    affected = depends.counters_of_dependents(connection, found)
+    release.lock_counters(connection, Counters(jobs=frozenset([job_id])) | affected | wider)
+    finished = depends.finish_jobs(connection, [job_id])
+    if finished:
+        depends.satisfy_depends(connection, found)
+    return bool(finished)
+
+
+def _wait_again(frame_ids: Sequence[str], connection: Connection, wider: Counters) -> list[str]:
     procs.lock_runs(connection, (), frame_ids)
     before = release.read_frames(connection, frame_ids)
     over = [frame for frame in before if frame.state in (FrameState.SUCCEEDED, FrameState.EATEN)]
@@ -185,21 +178,21 @@ def _wait_again(connection: Connection, frame_ids: Sequence[str], wider: Counter
     return [frame.id for frame in changed]
 
 
-# Letting a job go on without what it waits for.
-
-
 def drop_depends(engine: Engine, job_id: str, depend_ids: Collection[str] | None = None) -> depends.Satisfied:
     """Satisfy what a job still waits for: everything, or these dependencies and the pairs of frames they group."""
-
-    def step(connection: Connection, wider: release.Counters) -> depends.Satisfied:
-        found = jobs.open_depends(connection, job_id, depend_ids)
-        affected = depends.counters_of_dependents(connection, found)
-        release.lock_counters(connection, affected | wider)
-        still = jobs.open_depends(connection, job_id, depend_ids)
-        if not (affected | wider).covers(depends.counters_of_dependents(connection, still)):
-            raise WiderLocks(depends.counters_of_dependents(connection, still))
-        return depends.satisfy_depends(connection, still)
-
-    satisfied = with_counters(engine, step)
+    satisfied = with_counters(engine, partial(_drop, job_id, depend_ids))
     _log.info("depends_dropped", job=job_id, depends=satisfied.depends, freed=len(satisfied.freed_frames))
     return satisfied
+
+
+def _drop(
+    job_id: str, depend_ids: Collection[str] | None, connection: Connection, wider: Counters
+) -> depends.Satisfied:
+    held = wider | depends.counters_of_dependents(connection, jobs.open_depends(connection, job_id, depend_ids))
+    release.lock_counters(connection, held)
+    # Read again under the locks: what is added meanwhile may count elsewhere.
+    found = jobs.open_depends(connection, job_id, depend_ids)
+    affected = depends.counters_of_dependents(connection, found)
+    if not held.covers(affected):
+        raise WiderLocks(affected)
+    return depends.satisfy_depends(connection, found)

@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import cache
+from typing import Any
 
-from sqlalchemy import Connection, TextClause, text
+from sqlalchemy import Connection, Row, TextClause, text
 
-from opencue_sched.domain.farm import FrameState, JobState
-from opencue_sched.domain.units import booked_cores
-from opencue_sched.errors import InvalidInput
+from opencue_sched.domain.farm import FrameState
 
 _JOBS = text(
     """
-    SELECT job.pk_job, job.str_name, show.str_name AS show, folder.str_name AS folder, facility.str_name AS facility,
-           str_shot, str_user, job.str_state, job.b_paused, b_autoeat, int_max_retries, str_os, int_uid, str_log_dir,
-           job.ts_started, job.ts_stopped, int_frame_count, stat.int_waiting_count, stat.int_running_count,
-           stat.int_depend_count, stat.int_dead_count, stat.int_succeeded_count, stat.int_eaten_count,
-           resource.int_priority, resource.int_min_cores, resource.int_max_cores, resource.int_max_gpus,
-           CAST(coalesce(used.cores, 0) AS bigint), coalesce(used.gpus, 0)
+    SELECT job.pk_job AS id, job.str_name AS name, show.str_name AS show, folder.str_name AS folder,
+           facility.str_name AS facility, str_shot AS shot, str_user AS user, job.str_state AS state,
+           job.b_paused AS paused, b_autoeat AS autoeat, int_max_retries AS max_retries, str_os AS os, int_uid AS uid,
+           str_log_dir AS log_dir, job.ts_started AS started, job.ts_stopped AS stopped, int_frame_count AS frames,
+           stat.int_waiting_count AS waiting, stat.int_running_count AS running, stat.int_depend_count AS depend,
+           stat.int_dead_count AS dead, stat.int_succeeded_count AS succeeded, stat.int_eaten_count AS eaten,
+           resource.int_priority AS priority, resource.int_min_cores AS min_centicores,
+           resource.int_max_cores AS max_centicores, resource.int_max_gpus AS max_gpus,
+           CAST(coalesce(used.cores, 0) AS bigint) AS centicores, coalesce(used.gpus, 0) AS gpus
       FROM job
       JOIN show ON show.pk_show = job.pk_show
       JOIN folder ON folder.pk_folder = job.pk_folder
@@ -40,37 +41,38 @@ _JOBS = text(
     """
 )
 _LAYERS = """
-    SELECT layer.pk_layer, layer.str_name, layer.str_type, str_cmd, str_range, int_chunk_size, int_cores_min,
-           layer.int_cores_max, b_threadable, int_mem_min, int_gpus_min, int_gpu_mem_min, str_tags, str_services,
-           int_timeout, int_timeout_llu, {start_after} AS start_after,
+    SELECT layer.pk_layer AS id, layer.str_name AS name, layer.str_type AS type, str_cmd AS command,
+           str_range AS range, int_chunk_size AS chunk_size, int_cores_min AS cores_min,
+           layer.int_cores_max AS cores_max, b_threadable AS threadable, int_mem_min AS memory_kb,
+           int_gpus_min AS gpus, int_gpu_mem_min AS gpu_memory_kb, str_tags AS tags, str_services AS services,
+           int_timeout AS timeout_minutes, int_timeout_llu AS timeout_llu_minutes, {start_after} AS start_after,
            ARRAY(SELECT DISTINCT limit_record.str_name FROM layer_limit
                    JOIN limit_record ON limit_record.pk_limit_record = layer_limit.pk_limit_record
                   WHERE layer_limit.pk_layer = layer.pk_layer ORDER BY 1) AS limits,
-           int_total_count, int_waiting_count, int_running_count, int_depend_count, int_dead_count,
-           int_succeeded_count, int_eaten_count, int_checkpoint_count,
+           int_total_count AS total, int_waiting_count AS waiting, int_running_count AS running,
+           int_depend_count AS depend, int_dead_count AS dead, int_succeeded_count AS succeeded,
+           int_eaten_count AS eaten, int_checkpoint_count AS checkpoint,
            (SELECT min(frame.ts_eligible) FROM frame
              WHERE frame.pk_layer = layer.pk_layer AND frame.str_state = 'WAITING') AS eligible
       FROM layer JOIN layer_stat ON layer_stat.pk_layer = layer.pk_layer
      WHERE layer.pk_job = :job
      ORDER BY layer.int_dispatch_order, layer.str_name
 """
-_CHOSEN = """
-       frame.pk_job = :job
+_FRAMES = text(
+    """
+    SELECT frame.pk_frame AS id, frame.str_name AS name, layer.str_name AS layer, int_number AS number,
+           frame.str_state AS state, str_host AS host, int_cores AS centicores, int_exit_status AS exit_status,
+           int_retries AS retries, ts_started AS started, ts_stopped AS stopped, ts_llu AS llu,
+           frame.ts_eligible AS eligible, int_depend_count AS depend_count, int_mem_reserved AS memory_reserved_kb,
+           int_mem_used AS memory_used_kb, int_mem_max_used AS memory_max_kb
+      FROM frame JOIN layer ON layer.pk_layer = frame.pk_layer
+     WHERE frame.pk_job = :job
        AND (CAST(:layers AS varchar[]) IS NULL OR frame.pk_layer = ANY(CAST(:layers AS varchar[])))
        AND (CAST(:numbers AS bigint[]) IS NULL OR frame.int_number = ANY(CAST(:numbers AS bigint[])))
        AND (CAST(:states AS varchar[]) IS NULL OR frame.str_state = ANY(CAST(:states AS varchar[])))
-"""
-_FRAMES = text(
-    f"""
-    SELECT frame.pk_frame, frame.str_name, layer.str_name AS layer, int_number, frame.str_state, str_host, int_cores,
-           int_exit_status, int_retries, ts_started, ts_stopped, ts_llu, frame.ts_eligible, int_depend_count,
-           int_mem_reserved, int_mem_used, int_mem_max_used
-      FROM frame JOIN layer ON layer.pk_layer = frame.pk_layer
-     WHERE {_CHOSEN}
      ORDER BY frame.int_layer_order, frame.int_dispatch_order LIMIT :most
-    """  # noqa: S608 - only our own constant
+    """
 )
-_CHOOSE = text(f"SELECT pk_frame, str_state FROM frame WHERE {_CHOSEN} ORDER BY int_layer_order, int_dispatch_order")  # noqa: S608
 _RESOURCES = {
     column: text(f"UPDATE job_resource SET {column} = :value WHERE pk_job = ANY(CAST(:jobs AS varchar[]))")  # noqa: S608
     for column in ("int_priority", "int_min_cores", "int_max_cores", "int_max_gpus")
@@ -79,7 +81,8 @@ _RESOURCES = {
 # What a job, its layers and its frames wait for; pairs of frames stay hidden behind the row that groups them.
 _DEPENDS = text(
     """
-    SELECT depend.pk_depend, depend.str_type, depend.str_target, depend.b_active, depend.b_any,
+    SELECT depend.pk_depend AS id, depend.str_type AS type, depend.str_target AS target, depend.b_active AS active,
+           depend.b_any AS any_frame,
            er_layer.str_name AS er_layer, er_frame.str_name AS er_frame, on_job.str_name AS on_job,
            on_layer.str_name AS on_layer, on_frame.str_name AS on_frame,
            pairs.open AS open_pairs, pairs.total AS pairs
@@ -106,113 +109,14 @@ _OPEN_DEPENDS = text(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class JobView:
-    """A job with its counts, its caps and what it uses now."""
-
-    id: str
-    name: str
-    show: str
-    folder: str
-    facility: str
-    shot: str
-    user: str
-    state: str
-    paused: bool
-    autoeat: bool
-    max_retries: int
-    os: str | None
-    uid: int | None
-    log_dir: str
-    started: datetime
-    stopped: datetime | None
-    frames: int
-    waiting: int
-    running: int
-    depend: int
-    dead: int
-    succeeded: int
-    eaten: int
-    priority: int
-    min_centicores: int
-    max_centicores: int
-    max_gpus: int
-    centicores: int
-    gpus: int
-
-
-@dataclass(frozen=True, slots=True)
-class LayerView:
-    """A layer with its counts. ``eligible``: since when the oldest of its waiting frames could run."""
-
-    id: str
-    name: str
-    type: str
-    command: str
-    range: str
-    chunk_size: int
-    cores_min: int
-    cores_max: int
-    threadable: bool
-    memory_kb: int
-    gpus: int
-    gpu_memory_kb: int
-    tags: str
-    services: str
-    timeout_minutes: int
-    timeout_llu_minutes: int
-    start_after: datetime | None
-    limits: Sequence[str]
-    total: int
-    waiting: int
-    running: int
-    depend: int
-    dead: int
-    succeeded: int
-    eaten: int
-    checkpoint: int
-    eligible: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class FrameView:
-    """A frame. ``llu``: when its log last grew."""
-
-    id: str
-    name: str
-    layer: str
-    number: int
-    state: str
-    host: str | None
-    centicores: int
-    exit_status: int
-    retries: int
-    started: datetime | None
-    stopped: datetime | None
-    llu: datetime | None
-    eligible: datetime | None
-    depend_count: int
-    memory_reserved_kb: int
-    memory_used_kb: int
-    memory_max_kb: int
-
-
-@dataclass(frozen=True, slots=True)
-class Depend:
-    """What a job, a layer or a frame of it waits for. ``open_pairs`` of ``pairs`` of frames, where it groups such."""
-
-    id: str
-    type: str
-    target: str
-    active: bool
-    any_frame: bool
-    er_layer: str | None
-    er_frame: str | None
-    on_job: str
-    on_layer: str | None
-    on_frame: str | None
-    open_pairs: int | None
-    pairs: int | None
+JobView = Row[Any]
+"""A job with its counts, its caps and what it uses now: the columns of ``_JOBS``."""
+LayerView = Row[Any]
+"""A layer with its counts; ``eligible``: since when the oldest of its waiting frames could run."""
+FrameView = Row[Any]
+"""A frame; ``llu``: when its log last grew."""
+Depend = Row[Any]
+"""What a job, a layer or a frame of it waits for; ``open_pairs`` of ``pairs`` of frames, where it groups such."""
 
 
 def list_jobs(
@@ -224,15 +128,15 @@ def list_jobs(
     state: str | None = None,
     part: str | None = None,
     most: int = 1_000_000,
-) -> list[JobView]:
+) -> Sequence[JobView]:
     """Jobs of a show, user or state, or with ``part`` in their name; live ones first, by priority and age."""
     wanted = {"job": job_id, "show": show_id, "user_name": user, "state": state, "part": part, "most": most}
-    return [JobView(*row) for row in connection.execute(_JOBS, wanted)]
+    return connection.execute(_JOBS, wanted).all()
 
 
-def layers_of(connection: Connection, job_id: str, *, has_start_after: bool) -> list[LayerView]:
+def layers_of(connection: Connection, job_id: str, *, has_start_after: bool) -> Sequence[LayerView]:
     """The layers of a job in dispatch order. ``has_start_after``: the schema knows layer.ts_start_after."""
-    return [LayerView(*row) for row in connection.execute(_layers(has_start_after), {"job": job_id})]
+    return connection.execute(_layers(has_start_after), {"job": job_id}).all()
 
 
 @cache
@@ -249,23 +153,16 @@ def frames_of(
     numbers: Collection[int] | None = None,
     states: Collection[FrameState] | None = None,
     most: int = 1_000_000,
-) -> list[FrameView]:
+) -> Sequence[FrameView]:
     """Frames of a job in dispatch order, of these layers, numbers and states; None is any."""
-    wanted = _wanted(job_id, layer_ids, numbers, states)
-    return [FrameView(*row) for row in connection.execute(_FRAMES, {**wanted, "most": most})]
-
-
-def choose_frames(
-    connection: Connection,
-    job_id: str,
-    *,
-    layer_ids: Collection[str] | None = None,
-    numbers: Collection[int] | None = None,
-    states: Collection[FrameState] | None = None,
-) -> dict[str, FrameState]:
-    """Ids and states of the frames of a job that are meant, in dispatch order."""
-    rows = connection.execute(_CHOOSE, _wanted(job_id, layer_ids, numbers, states))
-    return {row.pk_frame: FrameState(row.str_state) for row in rows}
+    wanted = {
+        "job": job_id,
+        "layers": None if layer_ids is None else list(layer_ids),
+        "numbers": None if numbers is None else list(numbers),
+        "states": None if states is None else [state.value for state in states],
+        "most": most,
+    }
+    return connection.execute(_FRAMES, wanted).all()
 
 
 def set_resource(connection: Connection, job_ids: Collection[str], column: str, value: int) -> None:
@@ -273,9 +170,9 @@ def set_resource(connection: Connection, job_ids: Collection[str], column: str, 
     connection.execute(_RESOURCES[column], {"jobs": sorted(job_ids), "value": value})
 
 
-def depends_of(connection: Connection, job_id: str, *, met: bool = False) -> list[Depend]:
+def depends_of(connection: Connection, job_id: str, *, met: bool = False) -> Sequence[Depend]:
     """What a job waits for; ``met``: also what it waited for."""
-    return [Depend(*row) for row in connection.execute(_DEPENDS, {"job": job_id, "met": met})]
+    return connection.execute(_DEPENDS, {"job": job_id, "met": met}).all()
 
 
 def open_depends(connection: Connection, job_id: str, depend_ids: Collection[str] | None = None) -> list[str]:
@@ -284,25 +181,12 @@ def open_depends(connection: Connection, job_id: str, depend_ids: Collection[str
     return list(connection.execute(_OPEN_DEPENDS, wanted).scalars())
 
 
-def _wanted(
-    job_id: str,
-    layer_ids: Collection[str] | None,
-    numbers: Collection[int] | None,
-    states: Collection[FrameState] | None,
-) -> dict[str, object]:
-    return {
-        "job": job_id,
-        "layers": None if layer_ids is None else list(layer_ids),
-        "numbers": None if numbers is None else list(numbers),
-        "states": None if states is None else [state.value for state in states],
-    }
-
-
 # What a person changes about jobs and frames that may be running.
 
 _RUNNING = text(
     """
-    SELECT proc.pk_proc, proc.pk_frame, host.str_name FROM proc JOIN host ON host.pk_host = proc.pk_host
+    SELECT proc.pk_proc AS proc_id, proc.pk_frame AS frame_id, host.str_name AS host_name
+      FROM proc JOIN host ON host.pk_host = proc.pk_host
      WHERE proc.pk_frame IS NOT NULL AND NOT proc.b_local
        AND (proc.pk_frame = ANY(CAST(:frames AS varchar[])) OR proc.pk_job = ANY(CAST(:jobs AS varchar[])))
      ORDER BY host.str_name, proc.pk_proc
@@ -332,21 +216,12 @@ _REOPEN = text(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RunningFrame:
-    """A frame with the proc that has it, and where."""
-
-    proc_id: str
-    frame_id: str
-    host_name: str
-
-
 def running_frames(
     connection: Connection, *, frame_ids: Collection[str] = (), job_ids: Collection[str] = ()
-) -> list[RunningFrame]:
-    """Which of these frames, or of these jobs' frames, a proc has. Locally dispatched procs are Cuebot's."""
-    rows = connection.execute(_RUNNING, {"frames": list(frame_ids), "jobs": list(job_ids)})
-    return [RunningFrame(*row) for row in rows]
+) -> Sequence[Row[Any]]:
+    """Which of these frames, or of these jobs' frames, a proc has, and on which host. Locally dispatched procs are
+    Cuebot's."""
+    return connection.execute(_RUNNING, {"frames": list(frame_ids), "jobs": list(job_ids)}).all()
 
 
 def set_paused(connection: Connection, job_ids: Collection[str], *, paused: bool) -> list[str]:
@@ -357,54 +232,6 @@ def set_paused(connection: Connection, job_ids: Collection[str], *, paused: bool
 def reopen_jobs(connection: Connection, job_ids: Collection[str]) -> list[str]:
     """FINISHED to PENDING, with the name the job had unless another job has it now; returns those that changed."""
     return [row.pk_job for row in connection.execute(_REOPEN, {"jobs": list(job_ids)})]
-
-
-# How far a job is.
-
-_PROGRESS = text(
-    """
-    SELECT j.str_state, j.int_frame_count, s.int_waiting_count, s.int_running_count, s.int_dead_count,
-           s.int_depend_count, s.int_eaten_count, s.int_succeeded_count,
-           (SELECT coalesce(sum(p.int_cores_reserved), 0) FROM proc p WHERE p.pk_job = j.pk_job) AS centicores
-    FROM job j JOIN job_stat s ON s.pk_job = j.pk_job
-    WHERE j.pk_job = :job
-    """
-)
-
-
-@dataclass(frozen=True, slots=True)
-class JobProgress:
-    """Frames by state, and whole cores booked. ``done`` are succeeded or eaten."""
-
-    state: str
-    total: int
-    waiting: int
-    depending: int
-    running: int
-    done: int
-    dead: int
-    cores: int
-
-    @property
-    def finished(self) -> bool:
-        return self.state == JobState.FINISHED
-
-
-def read_progress(connection: Connection, job_id: str) -> JobProgress:
-    """Progress of one job. Raises InvalidInput when there is none of this id."""
-    row = connection.execute(_PROGRESS, {"job": job_id}).one_or_none()
-    if row is None:
-        raise InvalidInput(f"there is no job {job_id}")
-    return JobProgress(
-        state=row.str_state,
-        total=row.int_frame_count,
-        waiting=row.int_waiting_count,
-        depending=row.int_depend_count,
-        running=row.int_running_count,
-        done=row.int_succeeded_count + row.int_eaten_count,
-        dead=row.int_dead_count,
-        cores=booked_cores(int(row.centicores)),
-    )
 
 
 # What users put into a frame's environment: job_env, overridden by layer_env (facts E).
@@ -462,7 +289,7 @@ _QUARANTINE = text(
 )
 _LIST = text(
     """
-    SELECT q.pk_job, coalesce(j.str_name, ''), q.reason, q.ts, q.until
+    SELECT q.pk_job AS job_id, coalesce(j.str_name, '') AS job_name, q.reason, q.ts AS since, q.until
     FROM opencue_sched_quarantine q
     LEFT JOIN job j ON j.pk_job = q.pk_job
     WHERE q.until > clock_timestamp() AND (CAST(:job AS varchar) IS NULL OR q.pk_job = :job)
@@ -478,15 +305,8 @@ _FORGET_ENDED = text(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class QuarantinedJob:
-    """``job_name`` is empty for a job that was deleted meanwhile."""
-
-    job_id: str
-    job_name: str
-    reason: str
-    since: datetime
-    until: datetime
+QuarantinedJob = Row[Any]
+"""``job_name`` is empty for a job that was deleted meanwhile."""
 
 
 def quarantine_jobs(connection: Connection, reasons: Mapping[str, str], seconds: float) -> None:
@@ -496,9 +316,9 @@ def quarantine_jobs(connection: Connection, reasons: Mapping[str, str], seconds:
     connection.execute(_QUARANTINE, parameters)
 
 
-def quarantined_jobs(connection: Connection, job_id: str | None = None) -> list[QuarantinedJob]:
+def quarantined_jobs(connection: Connection, job_id: str | None = None) -> Sequence[QuarantinedJob]:
     """The jobs, or the one, left alone now; the first to come back first."""
-    return [QuarantinedJob(*row) for row in connection.execute(_LIST, {"job": job_id})]
+    return connection.execute(_LIST, {"job": job_id}).all()
 
 
 def forget_ended_quarantines(connection: Connection) -> None:

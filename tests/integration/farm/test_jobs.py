@@ -20,15 +20,6 @@ def control(engine: Engine, killer: ScriptedKiller, ledger: RecordedLedger) -> J
     return JobControl(Releaser(engine, True, ledger), killer)
 
 
-def test_pause_and_unpause(view: FarmView, control: JobControl) -> None:
-    run = start(view)
-    assert control.pause([run.job.id]) == [run.job.id]
-    assert control.pause([run.job.id]) == []
-    assert view.one("SELECT b_paused FROM job").b_paused
-    assert control.pause([run.job.id], paused=False) == [run.job.id]
-    assert view.states(run.frames) == ["RUNNING"]
-
-
 def test_a_killed_job_is_finished_and_nothing_of_it_runs(
     view: FarmView, control: JobControl, killer: ScriptedKiller, ledger: RecordedLedger
 ) -> None:
