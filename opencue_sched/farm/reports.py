@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import random
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from time import monotonic
+from typing import Any
 
 import structlog
 from opencue_proto import host_pb2, report_pb2
 from sqlalchemy import Connection
 
 from opencue_sched.dispatch.rqd import Fate, RqdKiller
-from opencue_sched.domain.farm import ExitStatus, HardwareState, JobState, LockState, TagType, ThreadMode
+from opencue_sched.domain.farm import ExitStatus, HardwareState, JobState, LockState, TagType
 from opencue_sched.errors import InvalidInput
 from opencue_sched.farm.completion import Releaser, database_away
-from opencue_sched.farm.model import LostRun, RunVerdict
+from opencue_sched.farm.model import LostRun, RunVerdict, short_name
 from opencue_sched.settings import Release
 from opencue_sched.store import reports
-from opencue_sched.store.reports import HostRow, HostSize, HostStatus, ReportedRun, RunUsage, UnreportedProc
+from opencue_sched.store.reports import HostRow, HostSize, HostStatus, ReportedRun
+
+_log = structlog.get_logger(__name__)
 
 # What a report says about its host, checked and turned into what the database keeps (facts F, HostReport). Pure.
 #
@@ -52,9 +54,24 @@ _DEFAULT_OS = "rhel40"
 _DEFAULT_ALLOC_TAG = "general"
 _KB_PER_GB = 1024 * 1024
 _MOST_CENTICORES = 10_000_000
-_MOST_GPUS = 1_000
 _SHOWN = 60
 _LATEST_EPOCH = 4_102_444_800
+
+
+_RANGES = {
+    "num_procs": (1, _MOST_CENTICORES),
+    "cores_per_proc": (1, _MOST_CENTICORES),
+    "total_mem": (1, MOST_KB),
+    "free_mem": (0, math.inf),
+    "total_swap": (0, MOST_KB),
+    "free_swap": (0, MOST_KB),
+    "total_mcp": (0, math.inf),
+    "free_mcp": (0, math.inf),
+    "num_gpus": (0, 1_000),
+    "total_gpu_mem": (0, MOST_KB),
+}
+"""The least and the most that a host's report may say."""
+_FRAME_MEMORY = ("rss", "max_rss", "pss", "max_pss", "used_gpu_memory", "max_used_gpu_memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +86,6 @@ class ReportedHost:
     status: HostStatus
     state: HardwareState
     nimby_locked: bool
-    thread_mode: ThreadMode
     tags: tuple[str, ...]
     refused_tags: tuple[str, ...]
 
@@ -99,69 +115,57 @@ def check_bounds(report: report_pb2.BootReport | report_pb2.HostReport) -> None:
             raise InvalidInput(f"host {name}: {len(values)} {which}, {most} are possible")
 
 
-def check_frames(frames: Iterable[report_pb2.RunningFrameInfo], host_name: str) -> None:
-    """Refuse (InvalidInput) running frames whose ids cannot be ids or whose memory no host has."""
-    for frame in frames:
-        for which in ("resource_id", "frame_id"):
-            wrong = wrong_id(getattr(frame, which))
-            if wrong:
-                raise InvalidInput(f"host {host_name}: {which} {wrong}")
-        for which in ("rss", "max_rss", "pss", "max_pss", "used_gpu_memory", "max_used_gpu_memory"):
-            value = getattr(frame, which)
-            if value > MOST_KB:
-                raise InvalidInput(
-                    f"host {host_name}: {which} {value} KB of frame {frame.frame_id} is more than any host has"
-                )
-
-
-def wrong_id(value: str) -> str:
-    """What is wrong with a proc's or a frame's id; empty when nothing is. No id at all is not wrong."""
-    return "" if len(value) <= LONGEST_ID and value.isprintable() else f"{value[:_SHOWN]!r} is not an id"
+def check_frame(frame: report_pb2.RunningFrameInfo, where: str, *, needs_ids: bool = False) -> None:
+    """Refuse (InvalidInput) a frame whose ids cannot be ids or whose memory no host has. ``where`` begins its text."""
+    for field in ("resource_id", "frame_id"):
+        value = getattr(frame, field)
+        if len(value) > LONGEST_ID or not value.isprintable() or (needs_ids and not value):
+            raise InvalidInput(f"{where}{field} {value[:_SHOWN]!r} is not an id")
+    for field in _FRAME_MEMORY:
+        value = getattr(frame, field)
+        if value > MOST_KB:
+            raise InvalidInput(f"{where}{field} {value} KB of frame {frame.frame_id} is more than any host has")
 
 
 def read_host(host: report_pb2.RenderHost) -> ReportedHost:
-    """The checked report of a host; raises InvalidInput with host and which."""
+    """The checked report of a host; raises InvalidInput with host and field."""
     full_name = host.name.strip()
     name = _checked_name(full_name)
-    _check_numbers(host, full_name)
-    for which, value in (("facility", host.facility), ("SP_OS", host.attributes.get("SP_OS", ""))):
-        if "\0" in value:
-            raise InvalidInput(f"host {full_name}: {which} {value[:_SHOWN]!r} has a NUL in it")
+    where = f"host {full_name}"
+    for field, (least, most) in _RANGES.items():
+        value = getattr(host, field)
+        if not least <= value <= most:
+            raise InvalidInput(f"{where}: {field} {value} is {'less' if value < least else 'more'} than any host has")
+    centicores = host.num_procs * host.cores_per_proc
+    if centicores > _MOST_CENTICORES:
+        raise InvalidInput(f"{where}: {centicores} centicores are more than any host has")
     os_name = host.attributes.get("SP_OS", "").strip() or _DEFAULT_OS
+    for field, text in (("facility", host.facility), ("SP_OS", os_name)):
+        if "\0" in text:
+            raise InvalidInput(f"{where}: {field} {text[:_SHOWN]!r} has a NUL in it")
     tags = tuple(dict.fromkeys(tag.strip() for tag in host.tags if tag.strip()))
     memory_kb = bookable_memory_kb(host.total_mem, is_64bit="64bit" in tags, nimby=host.nimby_enabled)
     if memory_kb <= 0:
-        raise InvalidInput(
-            f"host {full_name}: total_mem {host.total_mem} KB leaves nothing to book after what the system keeps"
-        )
-    return ReportedHost(
-        full_name,
-        name,
-        host.facility.strip(),
-        HostSize(
-            host.num_procs,
-            host.num_procs * host.cores_per_proc,
-            memory_kb,
-            host.num_gpus,
-            host.total_gpu_mem,
-            host.nimby_enabled,
-        ),
-        _status(host, os_name),
-        HardwareState(host_pb2.HardwareState.Name(host.state)) if 0 <= host.state <= 4 else HardwareState.UP,
-        host.nimby_locked,
-        ThreadMode.ALL if host.nimby_enabled else ThreadMode.AUTO,
-        tuple(tag for tag in tags if _usable(tag)),
-        tuple(tag[:_SHOWN] for tag in tags if not _usable(tag)),
+        raise InvalidInput(f"{where}: total_mem {host.total_mem} KB leaves nothing to book after what the system keeps")
+    size = HostSize(host.num_procs, centicores, memory_kb, host.num_gpus, host.total_gpu_mem, host.nimby_enabled)
+    status = HostStatus(
+        memory_total=host.total_mem,
+        memory_free=min(host.free_mem, host.total_mem),
+        swap_total=host.total_swap,
+        swap_free=host.free_swap,
+        temp_total=host.total_mcp,
+        temp_free=host.free_mcp,
+        gpu_memory_total=host.total_gpu_mem,
+        gpu_memory_free=max(0, min(host.free_gpu_mem, host.total_gpu_mem)),
+        load=max(0, host.load),
+        booted_at=max(0, min(host.boot_time, _LATEST_EPOCH)),
+        os=os_name[:LONGEST_OS],
     )
-
-
-def short_name(full_name: str) -> str:
-    """The first label of a host name; addresses stay whole."""
-    try:
-        ipaddress.ip_address(full_name)
-    except ValueError:
-        return full_name.partition(".")[0]
-    return full_name
+    state = HardwareState(host_pb2.HardwareState.Name(host.state)) if 0 <= host.state <= 4 else HardwareState.UP
+    usable = tuple(tag for tag in tags if len(tag) <= LONGEST_TAG and tag.isprintable())
+    refused = tuple(tag[:_SHOWN] for tag in tags if tag not in usable)
+    facility = host.facility.strip()
+    return ReportedHost(full_name, name, facility, size, status, state, host.nimby_locked, usable, refused)
 
 
 def bookable_memory_kb(total_kb: int, *, is_64bit: bool, nimby: bool) -> int:
@@ -205,66 +209,18 @@ def next_lock_state(current: LockState, *, nimby_locked: bool) -> LockState:
     return current
 
 
-def _usable(tag: str) -> bool:
-    return len(tag) <= LONGEST_TAG and tag.isprintable()
-
-
 def _checked_name(full_name: str) -> str:
+    """The short name."""
+    shown = f"host name {full_name[:_SHOWN]!r}"
     if not full_name or not full_name.isprintable() or any(letter.isspace() for letter in full_name):
-        raise InvalidInput(f"host name {full_name[:_SHOWN]!r}: a host needs a name without spaces")
+        raise InvalidInput(f"{shown}: a host needs a name without spaces")
     name = short_name(full_name)
     if not name:
-        raise InvalidInput(f"host name {full_name[:_SHOWN]!r}: a host's name never begins with a dot")
-    if len(name) > LONGEST_NAME:
-        raise InvalidInput(f"host name {full_name[:_SHOWN]!r}: {len(name)} characters, {LONGEST_NAME} are possible")
-    if len(full_name) > LONGEST_FULL_NAME:
-        raise InvalidInput(
-            f"host name {full_name[:_SHOWN]!r}: {len(full_name)} characters with domain,"
-            f" {LONGEST_FULL_NAME} are possible"
-        )
+        raise InvalidInput(f"{shown}: a host's name never begins with a dot")
+    for text, which, most in ((name, "", LONGEST_NAME), (full_name, " with domain", LONGEST_FULL_NAME)):
+        if len(text) > most:
+            raise InvalidInput(f"{shown}: {len(text)} characters{which}, {most} are possible")
     return name
-
-
-def _check_numbers(host: report_pb2.RenderHost, name: str) -> None:
-    centicores = host.num_procs * host.cores_per_proc
-    if host.num_procs <= 0 or host.cores_per_proc <= 0:
-        raise InvalidInput(
-            f"host {name}: num_procs {host.num_procs} x cores_per_proc {host.cores_per_proc} is not a host with cores"
-        )
-    if centicores > _MOST_CENTICORES:
-        raise InvalidInput(f"host {name}: {centicores} centicores are more than any host has")
-    if host.total_mem <= 0:
-        raise InvalidInput(f"host {name}: total_mem {host.total_mem} KB is not a host's memory")
-    for which in ("free_mem", "total_swap", "free_swap", "total_mcp", "free_mcp", "num_gpus", "total_gpu_mem"):
-        value = getattr(host, which)
-        if value < 0:
-            raise InvalidInput(f"host {name}: {which} {value} is negative")
-    for which, most in (
-        ("total_mem", MOST_KB),
-        ("total_swap", MOST_KB),
-        ("free_swap", MOST_KB),
-        ("total_gpu_mem", MOST_KB),
-        ("num_gpus", _MOST_GPUS),
-    ):
-        value = getattr(host, which)
-        if value > most:
-            raise InvalidInput(f"host {name}: {which} {value} is more than any host has")
-
-
-def _status(host: report_pb2.RenderHost, os_name: str) -> HostStatus:
-    return HostStatus(
-        memory_total=host.total_mem,
-        memory_free=min(host.free_mem, host.total_mem),
-        swap_total=host.total_swap,
-        swap_free=host.free_swap,
-        temp_total=host.total_mcp,
-        temp_free=host.free_mcp,
-        gpu_memory_total=host.total_gpu_mem,
-        gpu_memory_free=max(0, min(host.free_gpu_mem, host.total_gpu_mem)),
-        load=max(0, host.load),
-        booted_at=max(0, min(host.boot_time, _LATEST_EPOCH)),
-        os=os_name[:LONGEST_OS],
-    )
 
 
 # Whether a process a host reports is owned by a proc, and what to do if it is not (I5). Pure.
@@ -292,7 +248,7 @@ class OrphanCheck(StrEnum):
 def verify(run: ReportedRun, proc_id: str, frame_id: str, host_id: str) -> tuple[OrphanCheck, str]:
     """Judge one reported process of a host; with why it is not owned, for the kill message and the log."""
     if run.proc_id is not None and run.proc_frame_id == frame_id:
-        if run.job_state is JobState.FINISHED:
+        if run.job_state == JobState.FINISHED:
             return OrphanCheck.KILL, "its job is finished"
         return OrphanCheck.OWNED, ""
     if run.owner_proc_id is not None and run.owner_host_id == host_id:
@@ -301,7 +257,7 @@ def verify(run: ReportedRun, proc_id: str, frame_id: str, host_id: str) -> tuple
         return OrphanCheck.KILL, f"proc {run.owner_proc_id} has the frame on another host"
     if run.frame_state is None:
         return OrphanCheck.KILL, "its frame does not exist"
-    return _settled(run.frame_age, f"no proc has its frame, which is {run.frame_state.value}")
+    return _settled(run.frame_age, f"no proc has its frame, which is {run.frame_state}")
 
 
 def overdue(run: ReportedRun, reported: report_pb2.RunningFrameInfo, *, now: float) -> str:
@@ -319,24 +275,28 @@ def overdue(run: ReportedRun, reported: report_pb2.RunningFrameInfo, *, now: flo
     return ""
 
 
-def usage(run: ReportedRun, reported: report_pb2.RunningFrameInfo) -> RunUsage:
-    """The numbers of a running frame. Negative ones, which RQD reports while it cannot tell, become zero."""
-    return RunUsage(
-        reported.resource_id,
-        reported.frame_id,
-        run.layer_id,
-        run.job_id,
-        _kb(reported.rss),
-        _kb(reported.max_rss),
-        _kb(reported.pss),
-        _kb(reported.max_pss),
-        _kb(reported.vsize),
-        _kb(reported.max_vsize),
-        _kb(reported.used_gpu_memory),
-        _kb(reported.max_used_gpu_memory),
-        _kb(reported.used_swap_memory),
-        max(0, min(reported.llu_time, _LATEST_EPOCH)),
-    )
+def usage(run: ReportedRun, reported: report_pb2.RunningFrameInfo) -> dict[str, Any]:
+    """What `reports.update_runs` takes: KB, and ``llu_time``, the epoch of the last log line, 0 when unknown. Negative
+    numbers, which RQD reports while it cannot tell, become zero."""
+    numbers = {
+        "rss_kb": reported.rss,
+        "max_rss_kb": reported.max_rss,
+        "pss_kb": reported.pss,
+        "max_pss_kb": reported.max_pss,
+        "virtual_kb": reported.vsize,
+        "max_virtual_kb": reported.max_vsize,
+        "gpu_memory_kb": reported.used_gpu_memory,
+        "max_gpu_memory_kb": reported.max_used_gpu_memory,
+        "swap_kb": reported.used_swap_memory,
+    }
+    return {
+        "proc_id": reported.resource_id,
+        "frame_id": reported.frame_id,
+        "layer_id": run.layer_id,
+        "job_id": run.job_id,
+        **{name: max(0, min(value, _LARGEST_KB)) for name, value in numbers.items()},
+        "llu_time": max(0, min(reported.llu_time, _LATEST_EPOCH)),
+    }
 
 
 class KillThrottle:
@@ -346,47 +306,24 @@ class KillThrottle:
         self._clock = clock
         self._lock = threading.Lock()
         self._tries: dict[tuple[str, str], list[float]] = {}
-        self._forget_at = 0.0
 
     def allows(self, host_name: str, frame_id: str) -> bool:
         """Whether a kill may be sent now; if so it is counted."""
-        now = self._clock()
+        key, now = (host_name, frame_id), self._clock()
         since = now - _KILL_WINDOW_SECONDS
         with self._lock:
-            recent = [at for at in self._tries.get((host_name, frame_id), ()) if at > since]
-            if len(recent) >= _KILLS_IN_A_WINDOW:
-                return False
-            self._tries[host_name, frame_id] = [*recent, now]
-            if now >= self._forget_at:
-                self._forget_at = now + _KILL_WINDOW_SECONDS
-                self._tries = {key: tries for key, tries in self._tries.items() if tries[-1] > since}
-            return True
-
-
-class Absences:
-    """How many reports in a row have not named a proc of their host."""
-
-    def __init__(self) -> None:
-        self._counts: dict[str, dict[str, int]] = {}
-
-    def missing(self, host_id: str, proc_ids: Sequence[str]) -> list[str]:
-        """Count this report's missing procs of a host; returns those missing from two reports in a row."""
-        before = self._counts.pop(host_id, {})
-        counts = {proc_id: before.get(proc_id, 0) + 1 for proc_id in proc_ids}
-        if counts:
-            self._counts[host_id] = counts
-        return [proc_id for proc_id, count in counts.items() if count >= 2]
+            recent = [at for at in self._tries.pop(key, ()) if at > since]
+            allowed = len(recent) < _KILLS_IN_A_WINDOW
+            self._tries[key] = [*recent, now] if allowed else recent
+            # In the order in which they were last asked for: those at the front are forgotten.
+            while self._tries[oldest := next(iter(self._tries))][-1] <= since:
+                del self._tries[oldest]
+            return allowed
 
 
 def _settled(age: float, reason: str) -> tuple[OrphanCheck, str]:
     return OrphanCheck.KILL if age >= SETTLED_SECONDS else OrphanCheck.WAIT, reason
 
-
-def _kb(value: int) -> int:
-    return max(0, min(value, _LARGEST_KB))
-
-
-_log = structlog.get_logger(__name__)
 
 RECONCILE_SECONDS = 600.0
 """How often a host's idle resources are compared with its procs."""
@@ -435,22 +372,6 @@ class KillPool:
                 self._hosts.discard(host_id)
 
 
-@dataclass(frozen=True, slots=True)
-class HostReportResult:
-    """What one report led to. ``changed``: booking sees the host differently now."""
-
-    host_id: str
-    changed: bool
-
-
-@dataclass(slots=True)
-class _Seen:
-    """The running frames of one report, after verification."""
-
-    owned: list[tuple[report_pb2.RunningFrameInfo, ReportedRun]] = field(default_factory=list)
-    kills: list[tuple[str, str]] = field(default_factory=list)
-
-
 class HostReports:
     """Handles the reports of every host. Thread-safe as long as one host's reports come one at a time.
 
@@ -473,42 +394,42 @@ class HostReports:
         self._counts = releaser.counts
         self._clock = releaser.clock
         self._throttle = KillThrottle(self._clock)
-        self._absences = Absences()
         self._reconcile_at: dict[str, float] = {}
 
-    def boot(self, report: report_pb2.BootReport) -> HostReportResult:
+    def boot(self, report: report_pb2.BootReport) -> None:
         """A host's RQD has started. Raises InvalidInput when the host is nonsense."""
-        return self._host(read_host(report.host), boot=True)
+        self._host(read_host(report.host), boot=True)
 
-    def status(self, report: report_pb2.HostReport, *, age: float = 0.0) -> HostReportResult:
+    def status(self, report: report_pb2.HostReport, *, age: float = 0.0) -> None:
         """A host's regular report, which waited ``age`` seconds to be handled. Raises InvalidInput as `boot`."""
         fresh_until = monotonic() + OLDEST_FOR_VERIFICATION_SECONDS - age
         host = read_host(report.host)
-        check_frames(report.frames, host.name)
-        result = self._host(host, boot=False)
-        seen = self._verify(report, result.host_id)
-        self._write_usage(seen, result.host_id, host)
+        for frame in report.frames:
+            check_frame(frame, f"host {host.name}: ")
+        row = self._host(host, boot=False)
+        owned, kills = self._verify(report, row.id)
+        self._write_usage(owned, row.id, host)
         if age <= OLDEST_FOR_VERIFICATION_SECONDS:
-            missing = self._missing(report, result.host_id)
-            if seen.kills or missing:
-                self._background(result.host_id, lambda: self._end(host.name, seen.kills, missing, fresh_until))
-        reconciled = self._reconcile(result.host_id, host.name)
-        return HostReportResult(result.host_id, result.changed or reconciled)
+            missing = self._missing(report, row)
+            if kills or missing:
+                self._background(row.id, lambda: self._end(host.name, kills, missing, fresh_until))
+        self._reconcile(row.id, host.name)
 
-    def _host(self, host: ReportedHost, *, boot: bool) -> HostReportResult:
+    def _host(self, host: ReportedHost, *, boot: bool) -> HostRow:
+        """Bring the host's rows up to date; its row as it was before."""
         with self._engine.begin() as connection:
             row = reports.find_host(connection, host.full_name, host.name)
             created = row is None
             if row is None:
                 row = self._create(connection, host)
-            changed = self._refresh(connection, row, host, boot=boot) or created
+            changed = self._refresh(connection, row, host, boot=boot or created) or created
         if host.refused_tags and (boot or created):
             _log.warning("host_tags_refused", host=host.name, tags=host.refused_tags)
         if created:
             _log.info("host_created", host=host.name, cores=host.size.centicores / 100, alloc_tag=row.alloc_tag)
         if changed:
             self._releaser.publish_hosts([row.id])
-        return HostReportResult(row.id, changed)
+        return row
 
     def _create(self, connection: Connection, host: ReportedHost) -> HostRow:
         """A new host in the allocation its tags name, or in the default one."""
@@ -519,28 +440,16 @@ class HostReports:
                 f"host {host.full_name}: no allocation for facility {facility[:60]!r} and tags {list(host.tags[:20])},"
                 f" no allocation tagged {_DEFAULT_ALLOC_TAG!r} there and no default allocation"
             )
-        alloc_id, alloc_tag, _ = alloc
-        host_id = reports.insert_host(
-            connection,
-            alloc_id=alloc_id,
-            name=host.name,
-            fqdn=host.full_name,
-            thread_mode=host.thread_mode,
-            size=host.size,
-            state=HardwareState.UP,
-        )
-        if host_id is None:
-            row = reports.find_host(connection, host.full_name, host.name)
-            if row is not None:
-                return row
-            taken_by = reports.name_taken_by(connection, host.name)
-            raise InvalidInput(f"host {host.full_name}: the name {host.name!r} is taken by {taken_by}")
-        reports.replace_tags(connection, host_id, TagType.ALLOC, [alloc_tag])
-        reports.replace_tags(connection, host_id, TagType.HOSTNAME, [host.name])
-        self._tag(connection, host_id, alloc_tag, host)
+        alloc_id, alloc_tag = alloc
+        host_id = reports.insert_host(connection, alloc_id, host.name, host.full_name, host.size)
+        if host_id is not None:
+            reports.replace_tags(connection, host_id, TagType.ALLOC, [alloc_tag])
+            reports.replace_tags(connection, host_id, TagType.HOSTNAME, [host.name])
+        # Another service may have created it meanwhile.
         row = reports.find_host(connection, host.full_name, host.name)
         if row is None:
-            raise InvalidInput(f"host {host.full_name}: it was removed while it was created")
+            taken_by = reports.name_taken_by(connection, host.name)
+            raise InvalidInput(f"host {host.full_name}: the name {host.name!r} is taken by {taken_by}")
         return row
 
     def _refresh(self, connection: Connection, row: HostRow, host: ReportedHost, *, boot: bool) -> bool:
@@ -552,7 +461,9 @@ class HostReports:
         if boot or (row.size != host.size and not row.busy):
             changed |= reports.resize_host(connection, row.id, host.size)
         if boot:
-            changed |= self._tag(connection, row.id, row.alloc_tag, host)
+            # The report's tags are HARDWARE tags, but for those the host has as another kind anyway.
+            own = [tag for tag in host.tags if tag not in (row.alloc_tag, host.name)]
+            changed |= reports.replace_tags(connection, row.id, TagType.HARDWARE, own)
         state = next_hardware_state(row.state, host.state, boot=boot, temp_full=host.temp_full, marked=row.marked)
         if state is not row.state:
             changed |= self._change_state(connection, row, host, state)
@@ -572,40 +483,38 @@ class HostReports:
         _log.info("host_state_changed", host=row.name, old=row.state.value, new=state.value)
         return True
 
-    def _tag(self, connection: Connection, host_id: str, alloc_tag: str, host: ReportedHost) -> bool:
-        """The report's tags are HARDWARE tags, but for those the host has as another kind anyway."""
-        own = [tag for tag in host.tags if tag not in (alloc_tag, host.name)]
-        return reports.replace_tags(connection, host_id, TagType.HARDWARE, own)
-
-    def _verify(self, report: report_pb2.HostReport, host_id: str) -> _Seen:
-        """Sort the reported processes into owned ones and those to be killed."""
-        seen = _Seen()
+    def _verify(
+        self, report: report_pb2.HostReport, host_id: str
+    ) -> tuple[list[tuple[report_pb2.RunningFrameInfo, ReportedRun]], list[tuple[str, str]]]:
+        """Sort the reported processes into owned ones and, with why, frames to be killed."""
+        owned: list[tuple[report_pb2.RunningFrameInfo, ReportedRun]] = []
+        kills: list[tuple[str, str]] = []
         if not report.frames:
-            return seen
-        named = [(frame.resource_id, frame.frame_id) for frame in report.frames]
+            return owned, kills
         with self._engine.connect() as connection:
-            rows = reports.read_reported(connection, named)
+            rows = reports.read_reported(connection, [(it.resource_id, it.frame_id) for it in report.frames])
         now = self._clock()
         for frame, row in zip(report.frames, rows, strict=True):
             check, reason = verify(row, frame.resource_id, frame.frame_id, host_id)
             if check is OrphanCheck.OWNED:
-                seen.owned.append((frame, row))
-                late = overdue(row, frame, now=now)
-                if late:
-                    seen.kills.append((frame.frame_id, late))
+                owned.append((frame, row))
+                reason = overdue(row, frame, now=now)
             elif check is OrphanCheck.KILL:
                 self._counts.add("unowned_process")
-                seen.kills.append((frame.frame_id, reason))
-        return seen
+            if reason and check is not OrphanCheck.WAIT:
+                kills.append((frame.frame_id, reason))
+        return owned, kills
 
-    def _write_usage(self, seen: _Seen, host_id: str, host: ReportedHost) -> None:
-        if not seen.owned:
+    def _write_usage(
+        self, owned: Sequence[tuple[report_pb2.RunningFrameInfo, ReportedRun]], host_id: str, host: ReportedHost
+    ) -> None:
+        if not owned:
             return
         with self._engine.begin() as connection:
-            reports.update_runs(connection, [usage(row, frame) for frame, row in seen.owned])
+            reports.update_runs(connection, [usage(row, frame) for frame, row in owned])
         growing = {
             frame.resource_id: frame.rss
-            for frame, row in seen.owned
+            for frame, row in owned
             if frame.rss > row.proc_memory_kb and not row.proc_local
         }
         if not growing or host.size.nimby:
@@ -623,7 +532,7 @@ class HostReports:
         self,
         host_name: str,
         kills: Sequence[tuple[str, str]],
-        missing: Sequence[UnreportedProc],
+        missing: Sequence[LostRun],
         fresh_until: float,
     ) -> None:
         """Kill what no proc owns, and end the runs that RQD confirms not to run. In the background.
@@ -637,19 +546,15 @@ class HostReports:
             if monotonic() > fresh_until or not self._kill(host_name, frame_id, reason):
                 break
         gone: list[LostRun] = []
-        for proc in random.sample(missing, len(missing)):
+        for run in random.sample(missing, len(missing)):
             if monotonic() > fresh_until:
                 break
-            if self._confirm_gone(proc, host_name):
-                gone.append(
-                    LostRun(
-                        proc.proc_id,
-                        proc.frame_id or "",
-                        exit_status=ExitStatus.FRAME_ORPHAN,
-                        pinged_at=proc.pinged_at,
-                        reason="its host no longer reports it",
-                    )
-                )
+            # One whose frame was taken off it has no process to be asked about.
+            if (
+                not run.frame_id
+                or self._killer.stop(host_name, run.frame_id, run.proc_id, run.reason) is Fate.NOT_RUNNING
+            ):
+                gone.append(run)
         ended = self._releaser.end_lost(gone)
         self._counts.add("lost_completion", sum(run.verdict is RunVerdict.APPLIED for run in ended))
 
@@ -662,37 +567,30 @@ class HostReports:
         self._counts.add("process_killed")
         return self._killer.ask(host_name, frame_id, reason)
 
-    def _missing(self, report: report_pb2.HostReport, host_id: str) -> list[UnreportedProc]:
-        """The procs this host has not named in two reports.
+    def _missing(self, report: report_pb2.HostReport, row: HostRow) -> list[LostRun]:
+        """The runs of this host that neither this report has named nor the one before, which came at ``row.pinged_at``.
 
         While RQD has booked more cores than its frames have, it is still setting one up: a young proc is not missing.
         """
         grace = self._settings.lost_completion_grace
         if report.core_info.booked_cores > sum(frame.num_cores for frame in report.frames):
             grace = max(grace, LONGEST_SETUP_SECONDS)
+        named = [frame.resource_id for frame in report.frames]
         with self._engine.connect() as connection:
-            unreported = reports.unreported_procs(
-                connection,
-                host_id,
-                [frame.resource_id for frame in report.frames],
-                grace=grace,
-                unseen=SETTLED_SECONDS,
+            unnamed = reports.unnamed_procs(
+                connection, row.id, named, grace=grace, since=row.pinged_at, unseen=SETTLED_SECONDS
             )
-        missing = set(self._absences.missing(host_id, [proc.proc_id for proc in unreported]))
-        return [proc for proc in unreported if proc.proc_id in missing]
+        reason = "its host no longer reports it"
+        return [
+            LostRun(proc_id, frame_id, exit_status=ExitStatus.FRAME_ORPHAN, pinged_at=pinged_at, reason=reason)
+            for proc_id, frame_id, pinged_at in unnamed
+        ]
 
-    def _confirm_gone(self, proc: UnreportedProc, host_name: str) -> bool:
-        if proc.frame_id is None:
-            return True
-        fate = self._killer.stop(host_name, proc.frame_id, proc.proc_id, "no report names it any more")
-        return fate is Fate.NOT_RUNNING
-
-    def _reconcile(self, host_id: str, host_name: str) -> bool:
+    def _reconcile(self, host_id: str, host_name: str) -> None:
         """Every ten minutes, spread over the hosts: idle resources are total minus procs."""
         now = self._clock()
-        due = self._reconcile_at.setdefault(host_id, now + random.uniform(0, RECONCILE_SECONDS))
-        if now < due:
-            return False
+        if now < self._reconcile_at.setdefault(host_id, now + random.uniform(0, RECONCILE_SECONDS)):
+            return
         self._reconcile_at[host_id] = now + RECONCILE_SECONDS
         with self._engine.begin() as connection:
             wrong = reports.reconcile_host(connection, host_id)
@@ -700,4 +598,3 @@ class HostReports:
             self._counts.add("host_reconciled")
             _log.warning("host_idle_reconciled", host=host_name)
             self._releaser.publish_hosts([host_id])
-        return wrong

@@ -10,12 +10,10 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
-from types import FrameType
 from typing import Any
 
 import grpc
@@ -30,22 +28,21 @@ from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller
 from opencue_sched.errors import InvalidInput, SchedulerError
 from opencue_sched.farm.completion import CompletionBatcher, NotAccepting, Releaser, database_away
 from opencue_sched.farm.model import CompletedFrame, EventCounts
-from opencue_sched.farm.reports import LONGEST_FULL_NAME, MOST_KB, HostReports, KillPool, check_bounds, wrong_id
+from opencue_sched.farm.reports import LONGEST_FULL_NAME, HostReports, KillPool, check_bounds, check_frame
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
 
 _log = structlog.get_logger(__name__)
 
-# Boot and status reports that wait to be handled: one slot each per host, the latest status wins.
-
 MOST_HOSTS = 20_000
 MOST_BYTES = 32 * 1024 * 1024
 """As they were sent. In memory a report can take forty times as much."""
+_REPORT_THREADS = 8
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class HostMail:
-    """What one host has sent since it was last served. ``received_at`` is of the status report, by the inbox clock."""
+    """What one host has sent since it was last served. ``received_at`` is of the status report, in monotonic time."""
 
     host_name: str
     boot: report_pb2.BootReport | None = None
@@ -59,92 +56,74 @@ class HostMail:
 
 
 class HostInbox:
-    """Thread-safe. A host is served by one thread at a time, and hosts in the order they began to wait."""
+    """Boot and status reports that wait to be handled by ``serve``: one slot each per host, the latest status wins.
+
+    Thread-safe. A host is served by one thread at a time, and hosts in the order they began to wait.
+    """
 
     def __init__(
         self,
+        serve: Callable[[HostMail], None],
         *,
+        threads: int = _REPORT_THREADS,
         most_hosts: int = MOST_HOSTS,
         most_bytes: int = MOST_BYTES,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._serve = serve
         self._most_hosts = most_hosts
         self._most_bytes = most_bytes
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="host-reports")
+        self._lock = threading.Lock()
+        self._mail: dict[str, HostMail] = {}
         self._bytes = 0
-        self._clock = clock
-        self._ready: OrderedDict[str, HostMail] = OrderedDict()
-        self._held: dict[str, HostMail] = {}
-        self._busy: set[str] = set()
-        self._wake = threading.Condition()
-        self._closed = False
+        self._in_turn: set[str] = set()
 
-    def put_boot(self, host_name: str, report: report_pb2.BootReport) -> bool:
-        """Keep a boot report until it is served; False when too many hosts or bytes wait."""
-        with self._wake:
-            return self._put(host_name, boot=report) is not None
-
-    def put_status(self, host_name: str, report: report_pb2.HostReport) -> bool:
-        """Keep a status report in place of an older one; False when too many hosts or bytes wait."""
-        with self._wake:
-            mail = self._put(host_name, status=report)
-            if mail is None:
+    def put(self, host_name: str, **reports: report_pb2.BootReport | report_pb2.HostReport) -> bool:
+        """Keep a host's ``boot`` or ``status`` report until it is served, in place of an older one; False when too many
+        hosts or bytes wait, or when the inbox is closed."""
+        with self._lock:
+            old = self._mail.get(host_name)
+            mail = replace(old or HostMail(host_name), **reports)
+            if "status" in reports:
+                mail = replace(mail, received_at=time.monotonic())
+            more = mail.size - (old.size if old is not None else 0)
+            if old is None and len(self._mail) >= self._most_hosts:
                 return False
-            mail.received_at = self._clock()
+            if more > 0 and self._bytes + more > self._most_bytes:
+                return False
+            if host_name not in self._in_turn:
+                try:
+                    self._threads.submit(self._take_turn, host_name)
+                except RuntimeError:  # closed
+                    return False
+                self._in_turn.add(host_name)
+            self._bytes += more
+            self._mail[host_name] = mail
             return True
 
-    def take(self) -> HostMail | None:
-        """Wait for a host's mail; None once closed. Call `done` afterwards."""
-        with self._wake:
-            while not self._ready:
-                if self._closed:
-                    return None
-                self._wake.wait()
-            if self._closed:
-                return None
-            host_name, mail = self._ready.popitem(last=False)
-            self._busy.add(host_name)
-            self._bytes -= mail.size
-            return mail
-
-    def done(self, host_name: str) -> None:
-        """The host was served; what it sent meanwhile is next."""
-        with self._wake:
-            self._busy.discard(host_name)
-            mail = self._held.pop(host_name, None)
-            if mail is not None:
-                self._ready[host_name] = mail
-                self._wake.notify()
-
-    def age(self, mail: HostMail) -> float:
-        """Seconds since its status report came."""
-        return self._clock() - mail.received_at
-
     def close(self) -> None:
-        """Drop what waits and let every `take` return None."""
-        with self._wake:
-            self._closed = True
-            self._wake.notify_all()
+        """Drop what waits, and wait for what is being served."""
+        self._threads.shutdown(cancel_futures=True)
 
     @property
     def waiting(self) -> int:
         """Hosts with unserved mail."""
-        with self._wake:
-            return len(self._ready) + len(self._held)
+        with self._lock:
+            return len(self._mail)
 
-    def _put(self, host_name: str, **reports: report_pb2.BootReport | report_pb2.HostReport) -> HostMail | None:
-        """The host's mail with this report in it; None, and nothing changed, when there is no room for it."""
-        place = self._held if host_name in self._busy else self._ready
-        old = place.get(host_name)
-        mail = replace(old or HostMail(host_name), **reports)
-        more = mail.size - (old.size if old is not None else 0)
-        full = old is None and (self._closed or len(self._ready) + len(self._held) >= self._most_hosts)
-        if full or (more > 0 and self._bytes + more > self._most_bytes):
-            return None
-        self._bytes += more
-        place[host_name] = mail
-        if old is None:
-            self._wake.notify()
-        return mail
+    def _take_turn(self, host_name: str) -> None:
+        with self._lock:
+            mail = self._mail.pop(host_name)
+            self._bytes -= mail.size
+        try:
+            self._serve(mail)
+        finally:
+            with self._lock:
+                # What it sent meanwhile waits behind the other hosts.
+                if host_name in self._mail:
+                    self._threads.submit(self._take_turn, host_name)
+                else:
+                    self._in_turn.discard(host_name)
 
 
 LARGEST_REPORT_BYTES = 1024 * 1024
@@ -152,7 +131,6 @@ LARGEST_REPORT_BYTES = 1024 * 1024
 
 MOST_CALLS = 4_000
 _CALL_THREADS = 64
-_REPORT_THREADS = 8
 _ANSWER_SECONDS = 20.0
 _STOP_SECONDS = 10.0
 _REPEAT_REFUSAL_SECONDS = 600.0
@@ -160,8 +138,8 @@ _LONGEST_LABEL = 300
 _DATABASE_AWAY_SECONDS = 0.5
 
 
-class ReportService:
-    """A gRPC server for RqdReportInterface with everything behind it.
+class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore[misc]
+    """A gRPC server for the three calls of RQD with everything behind it.
 
     ``counts`` has an entry for every kind of event (completion_applied, report_refused, process_killed,
     lost_completion, ...), which the worker turns into metrics.
@@ -182,10 +160,9 @@ class ReportService:
         only_on_success = self._settings.satisfy_only_on_frame_success
         releaser = Releaser(engine, only_on_success, ledger, changes, self.counts)
         self.completions = CompletionBatcher(releaser.complete, counts=self.counts)
-        self.inbox = HostInbox()
+        self.inbox = HostInbox(self._serve)
         self._kills = KillPool()
         self._reports = HostReports(releaser, self._settings, killer=killer, background=self._kills.submit)
-        self._workers: list[threading.Thread] = []
         self._server: grpc.Server | None = None
         self._refusals: dict[str, float] = {}
         self.port = 0
@@ -200,7 +177,7 @@ class ReportService:
                 ("grpc.so_reuseport", 0),
             ],
         )
-        report_pb2_grpc.add_RqdReportInterfaceServicer_to_server(_Servicer(self), server)
+        report_pb2_grpc.add_RqdReportInterfaceServicer_to_server(self, server)
         address = f"{self._settings.host}:{self._settings.port}"
         try:
             self.port = server.add_insecure_port(address)
@@ -209,12 +186,6 @@ class ReportService:
                 f"the report service cannot listen on {address} ({error}); set OPENCUE_SCHED_RELEASE__HOST and __PORT"
             ) from error
         self.completions.start()
-        self._workers = [
-            threading.Thread(target=self._work, name=f"host-reports-{number}", daemon=True)
-            for number in range(_REPORT_THREADS)
-        ]
-        for worker in self._workers:
-            worker.start()
         server.start()
         self._server = server
         _log.info("report_service_started", host=self._settings.host, port=self.port)
@@ -222,24 +193,15 @@ class ReportService:
     def stop(self) -> int:
         """Stop taking calls, apply the completions that wait, end the threads. Returns completions given up."""
         server, self._server = self._server, None
-        if server is not None:
-            stopped = server.stop(grace=_STOP_SECONDS)
-        abandoned = self.completions.stop(_STOP_SECONDS) if server is not None else 0
+        if server is None:
+            return 0
+        stopped = server.stop(grace=_STOP_SECONDS)
+        abandoned = self.completions.stop(_STOP_SECONDS)
         self.inbox.close()
-        for worker in self._workers:
-            worker.join(timeout=_STOP_SECONDS)
         self._kills.close()
-        if server is not None:
-            stopped.wait(timeout=_STOP_SECONDS)
+        stopped.wait(timeout=_STOP_SECONDS)
         _log.info("report_service_stopped", abandoned=abandoned)
         return abandoned
-
-    def _work(self) -> None:
-        while (mail := self.inbox.take()) is not None:
-            try:
-                self._serve(mail)
-            finally:
-                self.inbox.done(mail.host_name)
 
     def _serve(self, mail: HostMail) -> None:
         """Handle one host's mail. Whatever is wrong with it, only this host is affected."""
@@ -248,10 +210,9 @@ class ReportService:
                 self._reports.boot(mail.boot)
                 self.counts.add("boot_report")
             if mail.status is not None:
-                self._reports.status(mail.status, age=self.inbox.age(mail))
+                self._reports.status(mail.status, age=time.monotonic() - mail.received_at)
                 self.counts.add("host_report")
         except InvalidInput as refusal:
-            self.counts.add("report_refused")
             self.log_refusal(mail.host_name, str(refusal))
         except Exception as error:
             self.counts.add("report_failed")
@@ -261,10 +222,11 @@ class ReportService:
             _log.warning("host_report_failed", host=mail.host_name, error=str(error).partition("\n")[0])
             time.sleep(_DATABASE_AWAY_SECONDS)
             if mail.boot is not None:
-                self.inbox.put_boot(mail.host_name, mail.boot)
+                self.inbox.put(mail.host_name, boot=mail.boot)
 
     def log_refusal(self, host_name: str, message: str) -> None:
-        """A host that reports nonsense does so every few seconds: say it every ten minutes. Thread-safe."""
+        """Count a refusal. A host that reports nonsense does so every few seconds: it is logged every ten minutes."""
+        self.counts.add("report_refused")
         now = time.monotonic()
         host_name = host_name[:LONGEST_FULL_NAME]
         key = f"{host_name} {message}"
@@ -275,24 +237,18 @@ class ReportService:
         self._refusals[key] = now
         _log.warning("report_refused", host=host_name, reason=message)
 
-
-class _Servicer(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore[misc]
-    """The three calls of RQD."""
-
-    def __init__(self, service: ReportService) -> None:
-        self._service = service
+    # The calls of RQD
 
     def ReportRunningFrameCompletion(  # noqa: N802
         self, request: report_pb2.RqdReportRunningFrameCompletionRequest, context: Any
     ) -> report_pb2.RqdReportRunningFrameCompletionResponse:
-        report = read_completion(request.frame_complete_report)
-        wrong = _what_is_wrong(report)
-        if wrong:
-            self._service.counts.add("report_refused")
-            self._service.log_refusal(report.host_name, wrong)
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, wrong)
+        report = request.frame_complete_report
         try:
-            self._service.completions.submit(report).result(timeout=_ANSWER_SECONDS)
+            check_frame(report.frame, "frame.", needs_ids=True)
+            self.completions.submit(read_completion(report)).result(timeout=_ANSWER_SECONDS)
+        except InvalidInput as refusal:
+            self.log_refusal(report.host.name, str(refusal))
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal))
         except NotAccepting as refusal:
             context.abort(grpc.StatusCode.UNAVAILABLE, str(refusal))
         except FutureTimeout:
@@ -304,26 +260,23 @@ class _Servicer(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore[mis
     def ReportStatus(  # noqa: N802
         self, request: report_pb2.RqdReportStatusRequest, context: Any
     ) -> report_pb2.RqdReportStatusResponse:
-        report = request.host_report
-        self._accept(report, self._service.inbox.put_status, context)
+        self._accept(request.host_report, "status", context)
         return report_pb2.RqdReportStatusResponse()
 
     def ReportRqdStartup(  # noqa: N802
         self, request: report_pb2.RqdReportRqdStartupRequest, context: Any
     ) -> report_pb2.RqdReportRqdStartupResponse:
-        report = request.boot_report
-        self._accept(report, self._service.inbox.put_boot, context)
+        self._accept(request.boot_report, "boot", context)
         return report_pb2.RqdReportRqdStartupResponse()
 
-    def _accept(self, report: Any, put: Callable[[str, Any], bool], context: Any) -> None:
+    def _accept(self, report: Any, kind: str, context: Any) -> None:
         try:
             check_bounds(report)
         except InvalidInput as refusal:
-            self._service.counts.add("report_refused")
-            self._service.log_refusal(report.host.name, str(refusal))
+            self.log_refusal(report.host.name, str(refusal))
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal))
-        if not put(report.host.name, report):
-            self._service.counts.add("report_queue_full")
+        if not self.inbox.put(report.host.name, **{kind: report}):
+            self.counts.add("report_queue_full")
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many host reports wait; report again later")
 
 
@@ -344,45 +297,24 @@ def read_completion(report: report_pb2.FrameCompleteReport) -> CompletedFrame:
     )
 
 
-def _what_is_wrong(report: CompletedFrame) -> str:
-    """Why a completion cannot be one, by field; empty when nothing is wrong with it."""
-    for field, value in (("frame.resource_id", report.proc_id), ("frame.frame_id", report.frame_id)):
-        wrong = wrong_id(value) or ("" if value else "'' is not an id")
-        if wrong:
-            return f"{field}: {wrong}"
-    if report.max_rss_kb > MOST_KB:
-        return f"frame.max_rss: {report.max_rss_kb} KB is more than any host has"
-    return ""
-
-
-def serve(settings: Settings, *, counts: EventCounts | None = None) -> int:
+def serve(settings: Settings, *, counts: EventCounts) -> int:
     """Run a report service with its own connections until SIGTERM or SIGINT. Returns a process exit status.
 
     Call it from the main thread. 1 means that completions had to be given up when it was stopped.
     """
     stopping = threading.Event()
-
-    def on_signal(_number: int, _frame: FrameType | None) -> None:
-        stopping.set()
-
-    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
     engine = make_engine(settings, application_name="opencue-sched-report")
     client = make_redis(settings.redis_dsn, settings)
     try:
         with RqdChannels(settings.rqd) as channels:
-            service = ReportService(
-                settings,
-                engine,
-                Ledger(client, owner=settings.instance),
-                HostChanges(client, settings.coordination.namespace),
-                RqdKiller(channels),
-                counts=counts,
-            )
+            ledger = Ledger(client, owner=settings.instance)
+            changes = HostChanges(client, settings.coordination.namespace)
+            service = ReportService(settings, engine, ledger, changes, RqdKiller(channels), counts=counts)
             service.start()
             stopping.wait()
             return 1 if service.stop() else 0
     finally:
         client.close()
         engine.dispose()
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, TextClause, text
 
-from opencue_sched.domain.farm import FrameState, HardwareState, JobState, LockState, TagType
+from opencue_sched.domain.farm import HardwareState, LockState, TagType, ThreadMode
 
 _FIND_HOST = text(
     """
-    SELECT host.pk_host, host.str_name, host.str_fqdn, host.str_lock_state, host_stat.str_state, alloc.str_tag,
-           int_procs, int_cores, int_mem, int_gpus, int_gpu_mem, b_nimby,
+    SELECT host.pk_host, host.str_name, host.str_lock_state, host_stat.str_state, alloc.str_tag,
+           host_stat.ts_ping,
            EXISTS (SELECT FROM proc WHERE proc.pk_host = host.pk_host) AS busy,
            EXISTS (SELECT FROM comments WHERE comments.pk_host = host.pk_host AND str_user = :user
-                      AND str_subject = :subject) AS marked
+                      AND str_subject = :subject) AS marked,
+           int_procs, int_cores, int_mem, int_gpus, int_gpu_mem, b_nimby
       FROM host JOIN host_stat ON host_stat.pk_host = host.pk_host JOIN alloc ON alloc.pk_alloc = host.pk_alloc
      WHERE host.str_fqdn = :name OR host.str_name = :name OR (host.str_name = :short AND host.str_fqdn IS NULL)
      ORDER BY (host.str_fqdn = :name) DESC NULLS LAST LIMIT 1
@@ -31,7 +32,7 @@ _FIND_HOST = text(
 _TAKEN_BY = text("SELECT str_fqdn FROM host WHERE str_name = :short")
 _FIND_ALLOC = text(
     """
-    SELECT alloc.pk_alloc, alloc.str_tag, alloc.str_name
+    SELECT alloc.pk_alloc, alloc.str_tag
       FROM alloc JOIN facility ON facility.pk_facility = alloc.pk_facility
      WHERE coalesce(alloc.b_enabled, true)
        AND ((facility.str_name = :facility AND alloc.str_tag = ANY(CAST(:tags AS varchar[])))
@@ -48,13 +49,13 @@ _INSERT_HOST = text(
     INSERT INTO host (pk_host, pk_alloc, str_name, str_fqdn, b_nimby, str_lock_state, int_thread_mode, int_procs,
                       int_cores, int_cores_idle, int_mem, int_mem_idle, int_gpus, int_gpus_idle, int_gpu_mem,
                       int_gpu_mem_idle)
-    VALUES (:id, :alloc, :name, :fqdn, :nimby, 'OPEN', :thread_mode, :procs, :cores, :cores, :memory, :memory, :gpus,
-            :gpus, :gpu_memory, :gpu_memory)
+    VALUES (:id, :alloc, :name, :fqdn, :nimby, 'OPEN', :thread_mode, :procs, :centicores, :centicores, :memory_kb,
+            :memory_kb, :gpus, :gpus, :gpu_memory_kb, :gpu_memory_kb)
     ON CONFLICT DO NOTHING RETURNING pk_host
     """
 )
 _INSERT_HOST_STAT = text(
-    "INSERT INTO host_stat (pk_host_stat, pk_host, str_state) VALUES (:id, :id, :state) ON CONFLICT DO NOTHING"
+    "INSERT INTO host_stat (pk_host_stat, pk_host, str_state) VALUES (:id, :id, 'UP') ON CONFLICT DO NOTHING"
 )
 _UPDATE_HOST_STAT = text(
     """
@@ -79,15 +80,12 @@ _LOCK_HOST = text("SELECT int_mem_idle FROM host WHERE pk_host = :host FOR NO KE
 _RESIZE_HOST = text(
     """
     UPDATE host
-       SET b_nimby = :nimby, int_procs = :procs, int_cores = :cores, int_cores_idle = :cores, int_mem = :memory,
-           int_mem_idle = :memory, int_gpus = :gpus, int_gpus_idle = :gpus, int_gpu_mem = :gpu_memory,
-           int_gpu_mem_idle = :gpu_memory
+       SET b_nimby = :nimby, int_procs = :procs, int_cores = :centicores, int_mem = :memory_kb, int_gpus = :gpus,
+           int_gpu_mem = :gpu_memory_kb
      WHERE pk_host = :host AND NOT EXISTS (SELECT FROM proc WHERE proc.pk_host = host.pk_host)
-       AND (b_nimby, int_procs, int_cores, int_cores_idle, int_mem, int_mem_idle, int_gpus, int_gpus_idle, int_gpu_mem,
-            int_gpu_mem_idle) IS DISTINCT FROM
-           (:nimby, :procs, CAST(:cores AS bigint), CAST(:cores AS bigint), CAST(:memory AS bigint),
-            CAST(:memory AS bigint), CAST(:gpus AS bigint), CAST(:gpus AS bigint), CAST(:gpu_memory AS bigint),
-            CAST(:gpu_memory AS bigint))
+       AND (b_nimby, int_procs, int_cores, int_mem, int_gpus, int_gpu_mem) IS DISTINCT FROM
+           (:nimby, :procs, CAST(:centicores AS bigint), CAST(:memory_kb AS bigint), CAST(:gpus AS bigint),
+            CAST(:gpu_memory_kb AS bigint))
     RETURNING pk_host
     """
 )
@@ -142,21 +140,6 @@ _FULL_TEMP_USER, _FULL_TEMP_SUBJECT = "opencue-sched", "temporary directory full
 
 
 @dataclass(frozen=True, slots=True)
-class HostRow:
-    """A host as the database has it. ``busy``: it has procs. ``marked``: it is in REPAIR, because its temporary
-    directory was full."""
-
-    id: str
-    name: str
-    lock_state: LockState
-    state: HardwareState
-    alloc_tag: str
-    size: HostSize
-    busy: bool
-    marked: bool
-
-
-@dataclass(frozen=True, slots=True)
 class HostSize:
     """What a host offers. Centicores, KB."""
 
@@ -166,6 +149,22 @@ class HostSize:
     gpus: int
     gpu_memory_kb: int
     nimby: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HostRow:
+    """A host as the database has it. ``pinged_at``: when its last report came. ``busy``: it has procs. ``marked``: it
+    is in REPAIR, because its temporary directory was full."""
+
+    size: HostSize
+    id: str
+    name: str
+    lock_state: LockState
+    state: HardwareState
+    alloc_tag: str
+    pinged_at: datetime
+    busy: bool
+    marked: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +188,9 @@ def find_host(connection: Connection, name: str, short_name: str) -> HostRow | N
     """The host that reports under ``name``: by full name, else by name."""
     parameters = {"name": name, "short": short_name, "user": _FULL_TEMP_USER, "subject": _FULL_TEMP_SUBJECT}
     row = connection.execute(_FIND_HOST, parameters).first()
-    return None if row is None else _host_row(row)
+    if row is None:
+        return None
+    return HostRow(HostSize(*row[8:]), row[0], row[1], LockState(row[2]), HardwareState(row[3]), *row[4:8])
 
 
 def name_taken_by(connection: Connection, short_name: str) -> str | None:
@@ -197,31 +198,21 @@ def name_taken_by(connection: Connection, short_name: str) -> str | None:
     return connection.execute(_TAKEN_BY, {"short": short_name}).scalar()
 
 
-def find_alloc(
-    connection: Connection, facility: str, tags: Sequence[str], default_tag: str
-) -> tuple[str, str, str] | None:
-    """(id, tag, name) of the first tag that names an allocation of the facility, else of the default allocation."""
+def find_alloc(connection: Connection, facility: str, tags: Sequence[str], default_tag: str) -> tuple[str, str] | None:
+    """(id, tag) of the first tag that names an allocation of the facility, else of the default allocation."""
     parameters = {"facility": facility, "tags": list(tags), "default_tag": default_tag}
     row = connection.execute(_FIND_ALLOC, parameters).first()
-    return None if row is None else (row.pk_alloc, row.str_tag, row.str_name)
+    return None if row is None else (row.pk_alloc, row.str_tag)
 
 
-def insert_host(
-    connection: Connection,
-    *,
-    alloc_id: str,
-    name: str,
-    fqdn: str,
-    thread_mode: int,
-    size: HostSize,
-    state: HardwareState,
-) -> str | None:
-    """A new OPEN host, wholly idle; its id, or None when the name is taken."""
+def insert_host(connection: Connection, alloc_id: str, name: str, fqdn: str, size: HostSize) -> str | None:
+    """A new host, OPEN, UP and wholly idle; its id, or None when the name is taken."""
     host_id = str(uuid.uuid4())
-    parameters = {"id": host_id, "alloc": alloc_id, "name": name, "fqdn": fqdn, "thread_mode": thread_mode}
-    if connection.execute(_INSERT_HOST, {**parameters, **_size(size)}).first() is None:
+    parameters = {"id": host_id, "alloc": alloc_id, "name": name, "fqdn": fqdn, **asdict(size)}
+    mode = ThreadMode.ALL if size.nimby else ThreadMode.AUTO
+    if connection.execute(_INSERT_HOST, {**parameters, "thread_mode": mode.value}).first() is None:
         return None
-    connection.execute(_INSERT_HOST_STAT, {"id": host_id, "state": state.value})
+    connection.execute(_INSERT_HOST_STAT, {"id": host_id})
     return host_id
 
 
@@ -243,12 +234,11 @@ def set_lock_state(connection: Connection, host_id: str, old: LockState, new: Lo
 
 def resize_host(connection: Connection, host_id: str, size: HostSize) -> bool:
     """After a boot, or when the procs left then are gone: new totals, all idle. Only while the host has no proc.
-    Returns whether anything changed.
-
-    The row is locked first: a booking that commits meanwhile would otherwise not be seen by the check for procs.
-    """
+    Returns whether anything changed."""
+    # Locked first: a booking that commits meanwhile would otherwise not be seen by the check for procs.
     connection.execute(_LOCK_HOST, {"host": host_id})
-    return connection.execute(_RESIZE_HOST, {"host": host_id, **_size(size)}).first() is not None
+    resized = connection.execute(_RESIZE_HOST, {"host": host_id, **asdict(size)}).first() is not None
+    return reconcile_host(connection, host_id) or resized
 
 
 def reconcile_host(connection: Connection, host_id: str) -> bool:
@@ -284,44 +274,20 @@ def unmark_full_temp(connection: Connection, host_id: str) -> None:
     connection.execute(_FLAG_COMMENT, {"host": host_id})
 
 
-def _size(size: HostSize) -> dict[str, Any]:
-    return {
-        "procs": size.procs,
-        "cores": size.centicores,
-        "memory": size.memory_kb,
-        "gpus": size.gpus,
-        "gpu_memory": size.gpu_memory_kb,
-        "nimby": size.nimby,
-    }
-
-
-def _host_row(row: Row[Any]) -> HostRow:
-    size = HostSize(row.int_procs, row.int_cores, row.int_mem, row.int_gpus, row.int_gpu_mem, row.b_nimby)
-    return HostRow(
-        row.pk_host,
-        row.str_name,
-        LockState(row.str_lock_state),
-        HardwareState(row.str_state),
-        row.str_tag,
-        size,
-        row.busy,
-        row.marked,
-    )
-
-
 # What host reports say about running frames, and procs that they no longer name.
 #
 # Reports come from every host every few seconds, so nothing here waits for a row somebody else is changing: it is
 # skipped (SKIP LOCKED) and written by the next report. Only growing a reservation waits, for its host.
 
+# In the order of the fields of ReportedRun.
 _READ_REPORTED = text(
     """
-    SELECT run.ordinal, proc.pk_proc, proc.pk_frame AS proc_frame, proc.int_mem_reserved, proc.b_local,
-           job.str_state AS job_state, owner.pk_proc AS owner, owner.pk_host AS owner_host,
-           frame.str_state AS frame_state, frame.pk_layer, frame.pk_job,
-           CAST(extract(epoch FROM clock_timestamp() - frame.ts_updated) AS float8) AS frame_age,
-           CAST(extract(epoch FROM clock_timestamp() - owner.ts_dispatched) AS float8) AS owner_age,
-           layer.int_timeout, layer.int_timeout_llu
+    SELECT proc.pk_proc, proc.pk_frame, coalesce(proc.int_mem_reserved, 0), coalesce(proc.b_local, false),
+           job.str_state, owner.pk_proc, owner.pk_host,
+           CAST(coalesce(extract(epoch FROM clock_timestamp() - owner.ts_dispatched), 0) AS float8),
+           frame.str_state, CAST(coalesce(extract(epoch FROM clock_timestamp() - frame.ts_updated), 0) AS float8),
+           coalesce(frame.pk_layer, ''), coalesce(frame.pk_job, ''), coalesce(layer.int_timeout, 0),
+           coalesce(layer.int_timeout_llu, 0)
       FROM unnest(CAST(:procs AS varchar[]), CAST(:frames AS varchar[])) WITH ORDINALITY AS run(proc, frame, ordinal)
       LEFT JOIN proc ON proc.pk_proc = run.proc
       LEFT JOIN job ON job.pk_job = proc.pk_job
@@ -378,31 +344,25 @@ _RAISE_LAYERS = text(
     UPDATE layer SET int_mem_min = locked.rss FROM locked WHERE layer.pk_layer = locked.pk_layer
     """  # noqa: S608
 )
-_RAISE_LAYER_PEAKS = text(
-    f"""
-    WITH {_RUNS},
-    peak AS (SELECT layer_id, max(max_rss_kb) AS rss, max(max_pss_kb) AS pss FROM run GROUP BY layer_id),
-    locked AS (
-        SELECT layer_mem.pk_layer, peak.rss, peak.pss FROM layer_mem JOIN peak ON peak.layer_id = layer_mem.pk_layer
-         WHERE layer_mem.int_max_rss < peak.rss OR layer_mem.int_max_pss < peak.pss
-         ORDER BY layer_mem.pk_layer FOR NO KEY UPDATE OF layer_mem SKIP LOCKED)
-    UPDATE layer_mem SET int_max_rss = greatest(int_max_rss, locked.rss),
-                         int_max_pss = greatest(int_max_pss, locked.pss)
-      FROM locked WHERE layer_mem.pk_layer = locked.pk_layer
-    """  # noqa: S608
-)
-_RAISE_JOB_PEAKS = text(
-    f"""
-    WITH {_RUNS},
-    peak AS (SELECT job_id, max(max_rss_kb) AS rss, max(max_pss_kb) AS pss FROM run GROUP BY job_id),
-    locked AS (
-        SELECT job_mem.pk_job, peak.rss, peak.pss FROM job_mem JOIN peak ON peak.job_id = job_mem.pk_job
-         WHERE job_mem.int_max_rss < peak.rss OR job_mem.int_max_pss < peak.pss
-         ORDER BY job_mem.pk_job FOR NO KEY UPDATE OF job_mem SKIP LOCKED)
-    UPDATE job_mem SET int_max_rss = greatest(int_max_rss, locked.rss), int_max_pss = greatest(int_max_pss, locked.pss)
-      FROM locked WHERE job_mem.pk_job = locked.pk_job
-    """  # noqa: S608
-)
+
+
+def _raise_peaks(table: str) -> TextClause:
+    return text(
+        f"""
+        WITH {_RUNS},
+        peak AS (SELECT {table}_id AS id, max(max_rss_kb) AS rss, max(max_pss_kb) AS pss FROM run GROUP BY 1),
+        locked AS (
+            SELECT mem.pk_{table} AS id, peak.rss, peak.pss FROM {table}_mem mem JOIN peak ON peak.id = mem.pk_{table}
+             WHERE mem.int_max_rss < peak.rss OR mem.int_max_pss < peak.pss
+             ORDER BY mem.pk_{table} FOR NO KEY UPDATE OF mem SKIP LOCKED)
+        UPDATE {table}_mem SET int_max_rss = greatest(int_max_rss, locked.rss),
+                               int_max_pss = greatest(int_max_pss, locked.pss)
+          FROM locked WHERE {table}_mem.pk_{table} = locked.id
+        """  # noqa: S608
+    )
+
+
+_UPDATE_RUNS = (_UPDATE_FRAMES, _UPDATE_PROCS, _RAISE_LAYERS, _raise_peaks("layer"), _raise_peaks("job"))
 _LOCK_GROWING = text(
     """
     SELECT pk_proc, int_mem_reserved FROM proc
@@ -417,12 +377,12 @@ _GROW = text(
      WHERE proc.pk_proc = grown.proc
     """
 )
-_UNREPORTED = text(
+_UNNAMED = text(
     """
-    SELECT proc.pk_proc, proc.pk_frame, proc.ts_ping FROM proc
-     WHERE proc.pk_host = :host AND NOT proc.b_local AND proc.pk_proc <> ALL(CAST(:reported AS varchar[]))
-       AND proc.ts_dispatched < clock_timestamp() - CAST(:grace AS float8) * interval '1 second'
-       AND proc.ts_ping < clock_timestamp() - CAST(:unseen AS float8) * interval '1 second'
+    SELECT pk_proc, coalesce(pk_frame, ''), ts_ping FROM proc
+     WHERE pk_host = :host AND NOT b_local AND pk_proc <> ALL(CAST(:named AS varchar[]))
+       AND ts_dispatched < clock_timestamp() - CAST(:grace AS float8) * interval '1 second'
+       AND ts_ping < least(:since, clock_timestamp() - CAST(:unseen AS float8) * interval '1 second')
     """
 )
 
@@ -435,11 +395,11 @@ class ReportedRun:
     proc_frame_id: str | None
     proc_memory_kb: int
     proc_local: bool
-    job_state: JobState | None
+    job_state: str | None
     owner_proc_id: str | None
     owner_host_id: str | None
     owner_age: float
-    frame_state: FrameState | None
+    frame_state: str | None
     frame_age: float
     layer_id: str
     job_id: str
@@ -447,49 +407,20 @@ class ReportedRun:
     timeout_llu_minutes: int
 
 
-@dataclass(frozen=True, slots=True)
-class RunUsage:
-    """What a running frame uses, KB; ``llu_time`` is the epoch of its last log line, 0 when unknown."""
-
-    proc_id: str
-    frame_id: str
-    layer_id: str
-    job_id: str
-    rss_kb: int
-    max_rss_kb: int
-    pss_kb: int
-    max_pss_kb: int
-    virtual_kb: int
-    max_virtual_kb: int
-    gpu_memory_kb: int
-    max_gpu_memory_kb: int
-    swap_kb: int
-    llu_time: int
-
-
-@dataclass(frozen=True, slots=True)
-class UnreportedProc:
-    """A proc its host no longer reports."""
-
-    proc_id: str
-    frame_id: str | None
-    pinged_at: datetime
-
-
 def read_reported(connection: Connection, runs: Sequence[tuple[str, str]]) -> list[ReportedRun]:
     """What is known about each reported (proc id, frame id), in the order given."""
     parameters = {"procs": [proc for proc, _ in runs], "frames": [frame for _, frame in runs]}
-    return [_reported(row) for row in connection.execute(_READ_REPORTED, parameters)]
+    return [ReportedRun(*row) for row in connection.execute(_READ_REPORTED, parameters)]
 
 
-def update_runs(connection: Connection, runs: Iterable[RunUsage]) -> None:
-    """Memory, last log line and ts_ping of running frames; peaks of their layers and jobs only ever rise.
+def update_runs(connection: Connection, runs: Sequence[Mapping[str, Any]]) -> None:
+    """Memory, last log line and ts_ping of running frames; peaks of their layers and jobs only ever rise. The keys are
+    the columns of ``_RUNS``.
 
-    A layer whose frames need more than its minimum gets that minimum (as Cuebot does). One short transaction each in
-    the caller is not needed: no statement waits for a lock.
+    A layer whose frames need more than its minimum gets that minimum (as Cuebot does). No statement waits for a lock.
     """
-    rows = json.dumps([asdict(run) for run in runs])
-    for statement in (_UPDATE_FRAMES, _UPDATE_PROCS, _RAISE_LAYERS, _RAISE_LAYER_PEAKS, _RAISE_JOB_PEAKS):
+    rows = json.dumps(runs)
+    for statement in _UPDATE_RUNS:
         connection.execute(statement, {"rows": rows})
 
 
@@ -511,28 +442,10 @@ def grow_reservations(connection: Connection, host_id: str, wanted_kb: Mapping[s
     return grown
 
 
-def unreported_procs(
-    connection: Connection, host_id: str, reported: Collection[str], *, grace: float, unseen: float
-) -> list[UnreportedProc]:
-    """Procs of a host its report does not name, ``grace`` seconds after dispatch and silent for ``unseen`` seconds."""
-    parameters = {"host": host_id, "reported": list(reported), "grace": grace, "unseen": unseen}
-    return [UnreportedProc(*row) for row in connection.execute(_UNREPORTED, parameters)]
-
-
-def _reported(row: Row[Any]) -> ReportedRun:
-    return ReportedRun(
-        row.pk_proc,
-        row.proc_frame,
-        row.int_mem_reserved or 0,
-        bool(row.b_local),
-        None if row.job_state is None else JobState(row.job_state),
-        row.owner,
-        row.owner_host,
-        row.owner_age or 0.0,
-        None if row.frame_state is None else FrameState(row.frame_state),
-        row.frame_age or 0.0,
-        row.pk_layer or "",
-        row.pk_job or "",
-        row.int_timeout or 0,
-        row.int_timeout_llu or 0,
-    )
+def unnamed_procs(
+    connection: Connection, host_id: str, named: Collection[str], *, grace: float, since: datetime, unseen: float
+) -> list[tuple[str, str, datetime]]:
+    """(id, frame id, ts_ping) of a host's procs that its report does not name and that no report has named ``since``
+    nor for ``unseen`` seconds, ``grace`` seconds after dispatch."""
+    parameters = {"host": host_id, "named": list(named), "grace": grace, "since": since, "unseen": unseen}
+    return [tuple(row) for row in connection.execute(_UNNAMED, parameters)]

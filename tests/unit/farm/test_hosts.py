@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from opencue_proto import host_pb2, report_pb2
 
-from opencue_sched.domain.farm import HardwareState, LockState, ThreadMode
+from opencue_sched.domain.farm import HardwareState, LockState
 from opencue_sched.errors import InvalidInput
+from opencue_sched.farm.model import short_name
 from opencue_sched.farm.reports import (
     bookable_memory_kb,
     check_bounds,
-    check_frames,
+    check_frame,
     next_hardware_state,
     next_lock_state,
     read_host,
-    short_name,
 )
 
 GB = 1024 * 1024
@@ -44,7 +44,7 @@ def test_a_sensible_host_is_read() -> None:
     assert (host.name, host.full_name) == ("node1", "node1.studio.example")
     assert host.size.centicores == 800
     assert host.status.os == "rocky9"
-    assert host.thread_mode is ThreadMode.ALL
+    assert host.size.nimby
     assert host.tags == ("a", "b c")
 
 
@@ -104,9 +104,9 @@ def test_nonsense_is_refused_by_name(fields: dict[str, object], named: str) -> N
 )
 def test_a_running_frame_that_cannot_be_is_refused_by_field(frame: dict[str, object], named: str) -> None:
     good = report_pb2.RunningFrameInfo(resource_id="p", frame_id="f", rss=500 * GB, max_vsize=2**62)
-    check_frames([good], "node1")
+    check_frame(good, "host node1: ")
     with pytest.raises(InvalidInput, match=f"host node1: {named}"):
-        check_frames([good, report_pb2.RunningFrameInfo(**frame)], "node1")  # type: ignore[arg-type]
+        check_frame(report_pb2.RunningFrameInfo(**frame), "host node1: ")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

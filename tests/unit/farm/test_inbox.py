@@ -3,111 +3,140 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import pytest
 from opencue_proto import report_pb2
 
-from opencue_sched.farm.service import HostInbox
+from opencue_sched.farm.service import HostInbox, HostMail
+from tests.polling import eventually
 from tests.unit.farm.test_hosts import render_host
+
+
+class Desk:
+    """Serves one host at a time, and only as often as it is let."""
+
+    def __init__(self, **limits: int) -> None:
+        self.inbox = HostInbox(self.serve, **limits)
+        self.served: list[HostMail] = []
+        self._turns = threading.Semaphore(0)
+
+    def serve(self, mail: HostMail) -> None:
+        self.served.append(mail)
+        self._turns.acquire()
+
+    def put_status(self, name: str, load: int) -> bool:
+        return self.inbox.put(name, status=status(load))
+
+    def next(self) -> HostMail:
+        """Let the host go that is served, and wait for the one after it."""
+        before = len(self.served)
+        self._turns.release()
+        eventually(lambda: len(self.served) > before)
+        return self.served[-1]
+
+    def over(self) -> None:
+        for _ in range(1000):
+            self._turns.release()
+        self.inbox.close()
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    """One thread, which is busy with the host "first"."""
+    made = Desk(threads=1)
+    made.put_status("first", 0)
+    eventually(lambda: len(made.served) == 1)
+    yield made
+    made.over()
 
 
 def status(load: int) -> report_pb2.HostReport:
     return report_pb2.HostReport(host=report_pb2.RenderHost(name="h", load=load))
 
 
-def test_the_latest_status_wins_and_a_boot_is_kept() -> None:
-    inbox = HostInbox()
-    inbox.put_boot("h", report_pb2.BootReport())
+def load_of(mail: HostMail) -> int:
+    assert mail.status is not None
+    return int(mail.status.host.load)
+
+
+def test_the_latest_status_wins_and_a_boot_is_kept(desk: Desk) -> None:
+    desk.inbox.put("h", boot=report_pb2.BootReport())
     for load in (1, 2, 3):
-        assert inbox.put_status("h", status(load))
-    assert inbox.waiting == 1
-    mail = inbox.take()
-    assert mail is not None
+        assert desk.put_status("h", load)
+    assert desk.inbox.waiting == 1
+    desk.put_status("other", 4)
+    desk.inbox.put("other", boot=report_pb2.BootReport())
+
+    mail = desk.next()
     assert mail.boot is not None
-    assert mail.status is not None
-    assert mail.status.host.load == 3
-
-    inbox.put_status("other", status(4))
-    inbox.put_boot("other", report_pb2.BootReport())
-    mail = inbox.take()
-    assert mail is not None
-    assert mail.status is not None
+    assert load_of(mail) == 3
+    mail = desk.next()
     assert mail.boot is not None
+    assert load_of(mail) == 4
 
 
-def test_hosts_are_served_in_the_order_they_began_to_wait() -> None:
-    inbox = HostInbox()
+def test_hosts_are_served_in_the_order_they_began_to_wait(desk: Desk) -> None:
     for name in ("a", "b", "a", "c"):
-        inbox.put_status(name, status(0))
-    served = [inbox.take() for _ in range(3)]
-    assert [mail.host_name for mail in served if mail] == ["a", "b", "c"]
+        desk.put_status(name, 0)
+    assert [desk.next().host_name for _ in range(3)] == ["a", "b", "c"]
 
 
 def test_a_host_is_not_served_twice_at_once() -> None:
-    # given a host that is being served
-    inbox = HostInbox()
-    inbox.put_status("a", status(1))
-    assert inbox.take() is not None
+    # given a host that is being served, and a thread to spare
+    desk = Desk(threads=2)
+    try:
+        desk.put_status("a", 1)
+        eventually(lambda: len(desk.served) == 1)
 
-    # when it reports again, and another host does
-    inbox.put_status("a", status(2))
-    inbox.put_status("b", status(3))
+        # when it reports again, and another host does
+        desk.put_status("a", 2)
+        desk.put_status("b", 3)
 
-    # then the other is next, and the first only when it is done
-    second = inbox.take()
-    assert second is not None
-    assert second.host_name == "b"
-    inbox.done("a")
-    third = inbox.take()
-    assert third is not None
-    assert third.status is not None
-    assert (third.host_name, third.status.host.load) == ("a", 2)
+        # then the other is next, and the first only when it is done
+        eventually(lambda: len(desk.served) == 2)
+        assert desk.served[1].host_name == "b"
+        assert desk.inbox.waiting == 1
+        third = desk.next()
+        assert (third.host_name, load_of(third)) == ("a", 2)
+    finally:
+        desk.over()
 
 
 def test_it_is_bounded() -> None:
-    inbox = HostInbox(most_hosts=1)
-    assert inbox.put_status("a", status(1))
-    assert not inbox.put_status("b", status(1))
-    assert inbox.put_status("a", status(2))
+    desk = Desk(threads=1, most_hosts=1)
+    try:
+        desk.put_status("first", 0)
+        eventually(lambda: len(desk.served) == 1)
+        assert desk.put_status("a", 1)
+        assert not desk.put_status("b", 1)
+        assert desk.put_status("a", 2)
+    finally:
+        desk.over()
 
 
 def test_the_bytes_that_wait_are_bounded() -> None:
     # given room for two reports
-    size = status(1).ByteSize()
-    inbox = HostInbox(most_bytes=2 * size)
-    assert inbox.put_status("a", status(1))
-    assert inbox.put_status("b", status(1))
-    # when there are more, then only one that takes the place of another is kept
-    assert not inbox.put_status("c", status(1))
-    assert not inbox.put_boot("a", report_pb2.BootReport(host=render_host()))
-    assert inbox.put_status("a", status(2))
-    # and what is served makes room
-    mail = inbox.take()
-    assert mail is not None
-    assert mail.boot is None
-    assert inbox.put_status("c", status(1))
-    assert not inbox.put_status("d", status(1))
+    desk = Desk(threads=1, most_bytes=2 * status(1).ByteSize())
+    try:
+        desk.put_status("first", 1)
+        eventually(lambda: len(desk.served) == 1)
+        assert desk.put_status("a", 1)
+        assert desk.put_status("b", 1)
+        # when there are more, then only one that takes the place of another is kept
+        assert not desk.put_status("c", 1)
+        assert not desk.inbox.put("a", boot=report_pb2.BootReport(host=render_host()))
+        assert desk.put_status("a", 2)
+        # and what is served makes room
+        assert desk.next().boot is None
+        assert desk.put_status("c", 1)
+        assert not desk.put_status("d", 1)
+    finally:
+        desk.over()
 
 
-def test_the_age_of_mail_is_since_it_came() -> None:
-    now = [10.0]
-    inbox = HostInbox(clock=lambda: now[0])
-    inbox.put_status("a", status(1))
-    mail = inbox.take()
-    assert mail is not None
-    now[0] = 13.0
-    assert inbox.age(mail) == 3.0
-
-
-def test_who_waits_for_mail_is_let_go_when_the_inbox_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    inbox = HostInbox()
-    waiting, wait = threading.Event(), inbox._wake.wait
-    monkeypatch.setattr(inbox._wake, "wait", lambda: (waiting.set(), wait(20)))
-    taken: list[object] = []
-    waiter = threading.Thread(target=lambda: taken.append(inbox.take()))
-    waiter.start()
-    assert waiting.wait(10)
-    inbox.close()
-    waiter.join(10)
-    assert taken == [None]
-    assert not inbox.put_status("b", status(1))
+def test_a_closed_inbox_takes_nothing(desk: Desk) -> None:
+    desk.put_status("waits", 1)
+    desk.over()
+    assert not desk.put_status("b", 1)
+    assert [mail.host_name for mail in desk.served] == ["first"]

@@ -10,7 +10,7 @@ import pytest
 from opencue_proto import report_pb2
 
 from opencue_sched.domain.farm import FrameState, JobState
-from opencue_sched.farm.reports import Absences, KillThrottle, OrphanCheck, overdue, usage, verify
+from opencue_sched.farm.reports import KillThrottle, OrphanCheck, overdue, usage, verify
 from opencue_sched.store.reports import ReportedRun
 
 OWNED = ReportedRun(
@@ -67,7 +67,7 @@ def test_time_limits() -> None:
 
 def test_numbers_rqd_could_not_tell_become_zero() -> None:
     used = usage(OWNED, report_pb2.RunningFrameInfo(resource_id="p1", frame_id="f1", rss=-1, llu_time=-5))
-    assert (used.rss_kb, used.llu_time, used.layer_id) == (0, 0, "l1")
+    assert (used["rss_kb"], used["llu_time"], used["layer_id"]) == (0, 0, "l1")
 
 
 def test_a_process_is_asked_to_end_three_times_in_three_minutes() -> None:
@@ -95,13 +95,3 @@ def test_kills_of_many_hosts_are_counted_side_by_side() -> None:
             assert all(threads.map(lambda number: throttle.allows("another", str(number)), range(100)))
     finally:
         sys.setswitchinterval(before)
-
-
-def test_a_proc_is_missing_when_two_reports_in_a_row_do_not_name_it() -> None:
-    absences = Absences()
-    assert absences.missing("h1", ["p1", "p2"]) == []
-    assert absences.missing("h2", ["p3"]) == []
-    assert absences.missing("h1", ["p1"]) == ["p1"]
-    # named again in between: the count starts over
-    assert absences.missing("h1", []) == []
-    assert absences.missing("h1", ["p1"]) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from opencue_sched.farm import service as service_module
 from opencue_sched.farm.model import CompletedFrame, RunsEnded
 from opencue_sched.farm.service import HostMail, ReportService, read_completion
 from opencue_sched.settings import Release, Settings
+from tests.polling import eventually
 
 
 @pytest.fixture
@@ -81,13 +83,25 @@ def test_a_refusal_is_said_every_ten_minutes(service: ReportService, monkeypatch
 def test_a_boot_report_is_kept_while_the_database_is_away_and_no_longer(
     service: ReportService, monkeypatch: pytest.MonkeyPatch, error: Exception, kept: bool
 ) -> None:
+    booted: list[None] = []
+
     def boot(_report: Any) -> None:
-        raise error
+        booted.append(None)
+        if len(booted) == 1:
+            raise error
 
     monkeypatch.setattr(service_module, "_DATABASE_AWAY_SECONDS", 0.0)
     monkeypatch.setattr(service._reports, "boot", boot)
     with capture_logs() as said:
-        service._serve(HostMail("node1", boot=report_pb2.BootReport()))
-    assert service.counts["report_failed"] == 1
+        service.inbox.put("node1", boot=report_pb2.BootReport())
+        eventually(lambda: service.counts["report_failed"] == 1 and service.inbox.waiting == 0)
+        service.inbox.close()
     assert [(line["event"], line["host"]) for line in said] == [("host_report_failed", "node1")]
-    assert service.inbox.waiting == int(kept)
+    assert len(booted) == 1 + kept
+
+
+def test_a_report_is_handled_with_how_long_it_waited(service: ReportService, monkeypatch: pytest.MonkeyPatch) -> None:
+    ages: list[float] = []
+    monkeypatch.setattr(service._reports, "status", lambda _report, age: ages.append(age))
+    service._serve(HostMail("node1", status=report_pb2.HostReport(), received_at=time.monotonic() - 3.0))
+    assert 3.0 <= ages[0] < 60.0
