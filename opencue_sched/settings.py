@@ -38,7 +38,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from opencue_sched.domain.redis_url import check_redis_url
+from opencue_sched.domain.redis_url import read_redis_url
 from opencue_sched.errors import InvalidInput, WrongConfiguration
 from opencue_sched.text_file import InvalidFile, read_text, read_toml, read_yaml
 
@@ -103,7 +103,7 @@ def _database_url(value: SecretStr) -> SecretStr:
 
 def _redis_url(value: SecretStr) -> SecretStr:
     try:
-        check_redis_url(value.get_secret_value())
+        read_redis_url(value.get_secret_value())
     except InvalidInput as error:
         raise ValueError(str(error)) from None
     return value

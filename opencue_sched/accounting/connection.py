@@ -20,7 +20,7 @@ from redis.sentinel import Sentinel
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import EPOCH
-from opencue_sched.domain.redis_url import UNDECODABLE, read_sentinel_url
+from opencue_sched.domain.redis_url import UNDECODABLE, read_redis_url
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Settings
 
@@ -129,7 +129,7 @@ def make_redis(url: str | None, settings: Settings) -> redis.Redis:
 
 
 def _sentinel_master(url: str, options: dict[str, Any]) -> redis.Redis:
-    named = read_sentinel_url(url)
+    named = read_redis_url(url)
     tls = {} if named.tls is None else {"ssl": True, **named.tls}
     asking = {name: options[name] for name in ("socket_timeout", "socket_connect_timeout")}
     asking |= {"username": named.sentinel_username, "password": named.sentinel_password}

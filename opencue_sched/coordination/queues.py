@@ -34,8 +34,7 @@ from opencue_sched.coordination.names import (
 )
 from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, WorkerState, list_members
 from opencue_sched.domain.cluster import Cluster
-from opencue_sched.domain.redis_url import read_sentinel_url, tls_options, without_tls_options
-from opencue_sched.errors import InvalidInput
+from opencue_sched.domain.redis_url import read_redis_url
 from opencue_sched.lua_scripts import ScriptCall, call_scripts
 from opencue_sched.settings import get_settings
 
@@ -373,15 +372,12 @@ def broker_settings(url: str) -> BrokerSettings:
 
     TLS is given apart from the URL: kombu verifies no certificate for a ``rediss://`` that says nothing of it.
     """
-    parts = urlsplit(url)
-    if parts.scheme == "unix":
+    named = read_redis_url(url)
+    if named.scheme == "unix":
         return BrokerSettings(url.replace("unix://", "redis+socket://", 1))
-    if parts.scheme not in _GUARDED:
-        raise InvalidInput("accounting.redis_url is not a Redis URL: redis://, rediss://, unix:// or sentinel://")
-    if parts.scheme != "sentinel":
-        return BrokerSettings(without_tls_options(url), use_ssl=tls_options(url))
-    named = read_sentinel_url(url)
-    credentials, at, _ = parts.netloc.rpartition("@")
+    if named.scheme != "sentinel":
+        return BrokerSettings(url.partition("?")[0], use_ssl=named.tls)
+    credentials, at, _ = urlsplit(url).netloc.rpartition("@")
     urls = [f"sentinel://{credentials}{at}{host}:{port}/{named.database}" for host, port in named.nodes]
     asking: dict[str, object] = {"username": named.sentinel_username, "password": named.sentinel_password}
     if named.tls is not None:

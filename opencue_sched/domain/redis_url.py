@@ -11,7 +11,7 @@ Never log a URL: it may hold a password.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from urllib.parse import parse_qs, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from opencue_sched.errors import InvalidInput
 
@@ -26,33 +26,29 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "sentinel": ("db", "sentinel_username", "sentinel_password"),
 }
 """What the query may say, besides ``ssl...``. Celery takes no more than this for options of its own."""
-_TLS_OPTIONS = frozenset(
-    f"ssl_{name}"
-    for name in (
-        "ca_certs",
-        "ca_data",
-        "ca_path",
-        "cert_reqs",
-        "certfile",
-        "check_hostname",
-        "ciphers",
-        "keyfile",
-        "password",
-    )
-)
+_TLS_OPTIONS = [
+    "ssl_ca_certs",
+    "ssl_ca_data",
+    "ssl_ca_path",
+    "ssl_cert_reqs",
+    "ssl_certfile",
+    "ssl_check_hostname",
+    "ssl_ciphers",
+    "ssl_keyfile",
+    "ssl_password",
+]
 """Those of redis-py that are text, or read here. It raises TypeError for others, when it first connects."""
-_NO_HOST = "accounting.redis_url: its host is no name: between two dots are 1 to 63 characters"
-_TRUE = ("1", "true", "yes")
-_WITHOUT = ("0", "false", "no")
+_BOOLEANS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
 @dataclass(frozen=True, slots=True)
-class SentinelUrl:
-    """Where the Sentinels are, which master they are asked for, and what both want to be told.
+class RedisUrl:
+    """``nodes`` are the Sentinels that are asked for the master ``service``; both are empty for other URLs.
 
     ``tls`` are redis-py's ``ssl_*`` options, None without TLS.
     """
 
+    scheme: str
     nodes: tuple[tuple[str, int], ...]
     service: str
     database: int
@@ -63,100 +59,76 @@ class SentinelUrl:
     tls: dict[str, str | bool] | None
 
 
-def check_redis_url(url: str) -> None:
-    """Raises InvalidInput for a URL that a library would refuse later, or read as something else.
+def read_redis_url(url: str) -> RedisUrl:
+    """The parts of the URL. Raises InvalidInput for one that a library would refuse later, or read as something else.
 
     redis-py reads a database that is no number as 0, Celery refuses it. What was not understood is not shown: it may be
     part of a password.
     """
     try:
         parts = urlsplit(url)
-        if parts.scheme not in _OPTIONS:
-            raise InvalidInput("accounting.redis_url is not a Redis URL: redis://, rediss://, unix:// or sentinel://")
-        _check_options(parts.scheme, _query(parts.query))
-        if parts.scheme == "sentinel":
-            read_sentinel_url(url)
-            return
-        port = parts.port
+        port = None if parts.scheme == "sentinel" else parts.port
     except ValueError:
-        port = 0
+        parts, port = urlsplit("redis:"), 0
+    scheme, path = parts.scheme, parts.path.strip("/")
+    if scheme not in _OPTIONS:
+        raise _refusal(" is not a Redis URL: redis://, rediss://, unix:// or sentinel://")
     if port == 0:
-        raise InvalidInput(
-            "accounting.redis_url cannot be read: redis://user:password@host:port/db, with / @ and : in the password "
-            "as %2F %40 and %3A, and a port from 1 to 65535"
+        raise _refusal(
+            " cannot be read: redis://user:password@host:port/db, with / @ and : in the password as %2F %40 and %3A, "
+            "and a port from 1 to 65535"
         )
-    if not _is_host(parts.hostname or ""):
-        raise InvalidInput(_NO_HOST)
-    database = _query(parts.query).get("db", "" if parts.scheme == "unix" else parts.path.strip("/"))
+    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    options = _OPTIONS[scheme]
+    if not all(name in options or name == "ssl" or name.startswith("ssl_") for name in query):
+        instead = "; the database stands after the last /" if "db" in query else ""
+        raise _refusal(f": the options of {scheme}:// are {', '.join((*options, 'ssl_...'))}{instead}")
+    nodes: tuple[tuple[str, int], ...] = ()
+    if scheme == "sentinel":
+        nodes = _sentinels(parts)
+    if scheme == "unix" and not path:
+        raise _refusal(": unix:// is followed by the path of a socket")
+    if not all(map(_is_host, (host for host, _ in nodes) if nodes else (parts.hostname or "",))):
+        raise _refusal(": its host is no name: between two dots are 1 to 63 characters")
+    database = query.get("db", "") if "db" in options else path
     if database and not database.isdigit():
-        raise InvalidInput("accounting.redis_url: the database, after the last /, must be a number")
-    if parts.scheme == "unix" and not parts.path:
-        raise InvalidInput("accounting.redis_url: unix:// is followed by the path of a socket")
-    tls_options(url)
-
-
-def _check_options(scheme: str, query: dict[str, str]) -> None:
-    if all(name in _OPTIONS[scheme] or name == "ssl" or name.startswith("ssl_") for name in query):
-        return
-    options = ", ".join((*_OPTIONS[scheme], "ssl_..."))
-    instead = "; the database stands after the last /" if "db" in query else ""
-    raise InvalidInput(f"accounting.redis_url: the options of {scheme}:// are {options}{instead}")
-
-
-def tls_options(url: str) -> dict[str, str | bool] | None:
-    """redis-py's ``ssl_*`` options of a ``rediss://`` or TLS Sentinel URL; None when it asks for no TLS.
-
-    Raises InvalidInput for an option that is none.
-    """
-    parts = urlsplit(url)
-    query = _query(parts.query)
-    given = {name: value for name, value in query.items() if name.startswith("ssl_")}
-    if parts.scheme != "rediss" and query.get("ssl", "").lower() not in _TRUE:
-        return None
-    if unknown := sorted(given.keys() - _TLS_OPTIONS):
-        raise InvalidInput(f"accounting.redis_url: no option of TLS is {unknown[0]}: {', '.join(sorted(_TLS_OPTIONS))}")
-    options: dict[str, str | bool] = {"ssl_cert_reqs": "required", **given}
-    if options["ssl_cert_reqs"] not in ("required", "optional", "none"):
-        raise InvalidInput("accounting.redis_url: ssl_cert_reqs is required, optional or none")
-    if (check := given.get("ssl_check_hostname")) is not None:
-        if check.lower() not in (*_TRUE, *_WITHOUT):
-            raise InvalidInput("accounting.redis_url: ssl_check_hostname is true or false")
-        options["ssl_check_hostname"] = check.lower() in _TRUE
-    return options
-
-
-def without_tls_options(url: str) -> str:
-    """``url`` without its ``ssl...`` query."""
-    parts = urlsplit(url)
-    kept = {name: value for name, value in _query(parts.query).items() if name != "ssl" and not name.startswith("ssl_")}
-    return url if len(kept) == len(_query(parts.query)) else urlunsplit(parts._replace(query=urlencode(kept)))
-
-
-def read_sentinel_url(url: str) -> SentinelUrl:
-    """The parts of a ``sentinel://`` URL. Raises InvalidInput."""
-    parts = urlsplit(url)
-    service = parts.path.strip("/")
-    authority = parts.netloc.rpartition("@")[2]
-    nodes = [node.rpartition(":") if ":" in node else (node, ":", str(SENTINEL_PORT)) for node in authority.split(",")]
-    query = _query(parts.query)
-    if not service or not all(host and port.isdigit() for host, _, port in nodes):
-        raise InvalidInput("accounting.redis_url: a Sentinel URL is sentinel://host:port[,host:port]/service?db=0")
-    if not all(_is_host(host) for host, _, _ in nodes):
-        raise InvalidInput(_NO_HOST)
-    try:
-        database = int(query.get("db", "0"))
-    except ValueError as error:
-        raise InvalidInput("accounting.redis_url: db of a Sentinel URL must be a number") from error
-    return SentinelUrl(
-        nodes=tuple((host, int(port)) for host, _, port in nodes),
-        service=service,
-        database=database,
-        username=_unquoted(parts.username),
-        password=_unquoted(parts.password),
-        sentinel_username=query.get("sentinel_username"),
-        sentinel_password=query.get("sentinel_password"),
-        tls=tls_options(url),
+        raise _refusal(": the database, after the last /, must be a number (with unix:// and sentinel:// as ?db=0)")
+    return RedisUrl(
+        scheme,
+        nodes,
+        path if nodes else "",
+        int(database or 0),
+        unquote(parts.username) if parts.username else None,
+        unquote(parts.password) if parts.password else None,
+        query.get("sentinel_username"),
+        query.get("sentinel_password"),
+        _tls_options(scheme, query),
     )
+
+
+def _sentinels(parts: SplitResult) -> tuple[tuple[str, int], ...]:
+    authority = parts.netloc.rpartition("@")[2]
+    named = [node if ":" in node else f"{node}:{SENTINEL_PORT}" for node in authority.split(",")]
+    nodes = [node.rpartition(":") for node in named]
+    if not parts.path.strip("/") or not all(host and port.isdigit() for host, _, port in nodes):
+        raise _refusal(": a Sentinel URL is sentinel://host:port[,host:port]/service?db=0")
+    return tuple((host, int(port)) for host, _, port in nodes)
+
+
+def _tls_options(scheme: str, query: dict[str, str]) -> dict[str, str | bool] | None:
+    if scheme != "rediss" and not _BOOLEANS.get(query.get("ssl", "").lower(), False):
+        return None
+    options: dict[str, str | bool] = {"ssl_cert_reqs": "required"}
+    options |= {name: value for name, value in query.items() if name.startswith("ssl_")}
+    if unknown := sorted(options.keys() - set(_TLS_OPTIONS)):
+        raise _refusal(f": no option of TLS is {unknown[0]}: {', '.join(_TLS_OPTIONS)}")
+    if options["ssl_cert_reqs"] not in ("required", "optional", "none"):
+        raise _refusal(": ssl_cert_reqs is required, optional or none")
+    if "ssl_check_hostname" in options:
+        if query["ssl_check_hostname"].lower() not in _BOOLEANS:
+            raise _refusal(": ssl_check_hostname is true or false")
+        options["ssl_check_hostname"] = _BOOLEANS[query["ssl_check_hostname"].lower()]
+    return options
 
 
 def _is_host(name: str) -> bool:
@@ -168,9 +140,5 @@ def _is_host(name: str) -> bool:
     return True
 
 
-def _query(text: str) -> dict[str, str]:
-    return {name: values[-1] for name, values in parse_qs(text).items()}
-
-
-def _unquoted(text: str | None) -> str | None:
-    return unquote(text) if text else None
+def _refusal(why: str) -> InvalidInput:
+    return InvalidInput(f"accounting.redis_url{why}")
