@@ -15,7 +15,6 @@ from opencue_sched.dispatch.hosts import HostChanges
 from opencue_sched.domain.frame_range import FrameRange
 from opencue_sched.domain.units import (
     CENTICORES_PER_CORE,
-    INT_MAX,
     NAME,
     NAME_CHARACTERS,
     UNLIMITED,
@@ -164,17 +163,6 @@ def core_cap(value: str) -> int:
     if centicores < CENTICORES_PER_CORE:
         raise click.BadParameter(f"{value} is less than one core, so nothing could ever run; 0 or -1 is no cap")
     return centicores
-
-
-def gpu_cap(value: str) -> int:
-    """A number of GPUs as a cap: 0 and -1 are no cap."""
-    try:
-        gpus = int(value)
-    except ValueError as error:
-        raise click.BadParameter(f"{value!r} is not a number of GPUs") from error
-    if not UNLIMITED <= gpus <= INT_MAX:
-        raise click.BadParameter(f"{value} is not a number of GPUs; 0 or -1 is no cap")
-    return gpus or UNLIMITED
 
 
 def frame_range(value: str) -> FrameRange:

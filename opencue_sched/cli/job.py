@@ -24,7 +24,6 @@ from opencue_sched.cli.inputs import (
     current_user,
     farm,
     frame_range,
-    gpu_cap,
     redis_store,
 )
 from opencue_sched.cli.output import (
@@ -43,7 +42,7 @@ from opencue_sched.cli.output import (
 )
 from opencue_sched.domain.farm import FrameState, JobState
 from opencue_sched.domain.frame_range import FrameRange
-from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX, near
+from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX, UNLIMITED, near
 from opencue_sched.insight.explain import describe_depend
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs
@@ -553,13 +552,13 @@ def min_cores(names: tuple[str, ...], value: int) -> None:
 
 @command.command("max-gpus", context_settings=NEGATIVE_NUMBERS)
 @click.argument("names", nargs=-1, required=True, metavar="JOB...")
-@click.argument("value", type=gpu_cap, metavar="GPUS")
+@click.argument("value", type=click.IntRange(UNLIMITED, INT_MAX), metavar="GPUS")
 def max_gpus(names: tuple[str, ...], value: int) -> None:
     """Set the most GPUs jobs may use; 0 or -1 is no cap.
 
     Example: opencue-sched job max-gpus demo-sh010-alice_comp_v001 4
     """
-    _set_resource(names, "int_max_gpus", value, f"may use {_cap(value, 'GPUs')}")
+    _set_resource(names, "int_max_gpus", value or UNLIMITED, f"may use {_cap(value, 'GPUs')}")
 
 
 def _cap(value: float | None, noun: str) -> str:

@@ -51,48 +51,38 @@ def command_line(planned: PlannedProc) -> str:
     return command
 
 
-RESERVED_VARIABLES: frozenset[str] = frozenset(
-    {
-        "CUE3",
-        *("CUE_THREADS", "CUE_MEMORY", "CUE_GPUS", "CUE_GPU_MEMORY", "CUE_LOG_PATH", "CUE_RANGE", "CUE_CHUNK"),
-        *("CUE_IFRAME", "CUE_LAYER", "CUE_JOB", "CUE_FRAME", "CUE_SHOW", "CUE_SHOT", "CUE_USER"),
-        *("CUE_JOB_ID", "CUE_LAYER_ID", "CUE_FRAME_ID", "CUE_THREADABLE"),
-    }
-)
-"""The variables OpenCue sets; a job's or layer's own value would never reach its frames."""
+_VARIABLES: Mapping[str, Callable[[PlannedProc], str]] = {
+    "CUE3": lambda _: "1",
+    "CUE_THREADS": lambda it: str(max(1, it.reservation.cores)),
+    "CUE_MEMORY": lambda it: str(it.reservation.memory_kb),
+    "CUE_GPUS": lambda it: str(it.reservation.gpus),
+    "CUE_GPU_MEMORY": lambda it: str(it.reservation.gpu_memory_kb),
+    "CUE_LOG_PATH": lambda it: it.job.log_dir,
+    "CUE_RANGE": lambda it: it.layer.frame_range,
+    "CUE_CHUNK": lambda it: str(it.layer.chunk_size),
+    "CUE_IFRAME": lambda it: str(it.frame.number),
+    "CUE_LAYER": lambda it: it.layer.name,
+    "CUE_JOB": lambda it: it.job.name,
+    "CUE_FRAME": lambda it: it.frame.name,
+    "CUE_SHOW": lambda it: it.job.show_name,
+    "CUE_SHOT": lambda it: it.job.shot,
+    "CUE_USER": lambda it: it.job.user,
+    "CUE_JOB_ID": lambda it: it.job.id,
+    "CUE_LAYER_ID": lambda it: it.layer.id,
+    "CUE_FRAME_ID": lambda it: it.frame.id,
+    "CUE_THREADABLE": lambda it: "1" if it.layer.threadable else "0",
+}
+"""The variables OpenCue sets. Memory is in the KB the database holds (facts D, trap a), threads are whole cores."""
+
+RESERVED_VARIABLES: frozenset[str] = frozenset(_VARIABLES)
+"""A job's or layer's own value of these would never reach its frames."""
 
 
 def environment(
     planned: PlannedProc, job_environment: Mapping[str, str], layer_environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """The environment of a planned frame: the job's, overridden by the layer's, overridden by OpenCue's variables.
-
-    Memory variables are in the KB the database holds (facts D, trap a), and the threads are whole cores, 1 at least.
-    """
-    job, layer, frame, reservation = planned.job, planned.layer, planned.frame, planned.reservation
-    return {
-        **job_environment,
-        **layer_environment,
-        "CUE3": "1",
-        "CUE_THREADS": str(max(1, reservation.cores)),
-        "CUE_MEMORY": str(reservation.memory_kb),
-        "CUE_GPUS": str(reservation.gpus),
-        "CUE_GPU_MEMORY": str(reservation.gpu_memory_kb),
-        "CUE_LOG_PATH": job.log_dir,
-        "CUE_RANGE": layer.frame_range,
-        "CUE_CHUNK": str(layer.chunk_size),
-        "CUE_IFRAME": str(frame.number),
-        "CUE_LAYER": layer.name,
-        "CUE_JOB": job.name,
-        "CUE_FRAME": frame.name,
-        "CUE_SHOW": job.show_name,
-        "CUE_SHOT": job.shot,
-        "CUE_USER": job.user,
-        "CUE_JOB_ID": job.id,
-        "CUE_LAYER_ID": layer.id,
-        "CUE_FRAME_ID": frame.id,
-        "CUE_THREADABLE": "1" if layer.threadable else "0",
-    }
+    """The environment of a planned frame: the job's, overridden by the layer's, overridden by OpenCue's variables."""
+    return {**job_environment, **layer_environment, **{name: read(planned) for name, read in _VARIABLES.items()}}
 
 
 def memory_limit(memory_kb: int, factor: float) -> int:

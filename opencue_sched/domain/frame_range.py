@@ -135,14 +135,11 @@ def _piece(piece: str, text: str) -> tuple[range, Iterable[int]]:
         stepped = every(step)
         return span, (number for number in span if number not in stepped)
     if kind == ":":
-        return span, chain.from_iterable(map(every, _halvings(step)))
+        halvings = [step]
+        while abs(halvings[-1]) > 1:
+            halvings.append(int(halvings[-1] / 2))
+        return span, chain.from_iterable(map(every, halvings))
     return span, span
-
-
-def _halvings(step: int) -> Iterable[int]:
-    while step != 0:
-        yield step
-        step = int(step / 2)
 
 
 def _unreadable(text: str, piece: str, problem: str) -> InvalidInput:

@@ -384,12 +384,12 @@ def _problems_together(spec: JobSpec) -> Iterator[str]:
     if 0 < (spec.max_gpus or 0) < (spec.min_gpus or 0):
         yield "max_gpus: is less than min_gpus"
     for position, layer in enumerate(spec.layers):
-        for problem in _layer_problems(spec, layer):
+        for problem in _layer_problems(layer):
             yield f"layers[{position}].{problem}"
     yield from _depend_problems(spec)
 
 
-def _layer_problems(spec: JobSpec, layer: Layer) -> Iterator[str]:
+def _layer_problems(layer: Layer) -> Iterator[str]:
     numbers = layer.range.numbers
     width = max(len(frame_name(number, layer.name)) for number in (min(numbers), max(numbers)))
     if width > units.FRAME_NAME_WIDTH:
@@ -404,11 +404,6 @@ def _layer_problems(spec: JobSpec, layer: Layer) -> Iterator[str]:
     ):
         if len(joined) > most:
             yield f"{key}: need {len(joined)} characters; {most} is the most OpenCue stores"
-    cores, gpus = (spec.max_cores or 0) // CENTICORES_PER_CORE, spec.max_gpus or 0
-    if 0 < cores < layer.least_cores:
-        yield f"cores: a frame takes at least {layer.least_cores} cores, more than the job's max_cores ({cores})"
-    if 0 < gpus < layer.gpus:
-        yield f"gpus: {layer.gpus} is more than the job's max_gpus ({gpus}); no frame could ever run"
 
 
 def _depend_problems(spec: JobSpec) -> Iterator[str]:

@@ -196,14 +196,17 @@ def _log_dir(spec: JobSpec, show: str, job_id: str, settings: Settings) -> str:
 
 
 def _refuse_impossible(spec: JobSpec, job: Mapping[str, Any]) -> None:
-    """Frames that want more than a job may have by what its folder or show says (its own cap was checked before)."""
-    most = job["max_cores"] // CENTICORES_PER_CORE if job["max_cores"] > 0 else None
-    problems = [
-        f"layers[{position}].cores: a frame takes at least {layer.least_cores} cores, more than the {most} a job of "
-        f"this show or folder may have; give the job max_cores of its own"
-        for position, layer in enumerate(spec.layers)
-        if most is not None and layer.least_cores > most
-    ]
+    """Frames that want more than the job may have, by its file, its folder or its show."""
+    problems = []
+    cores, gpus = job["max_cores"] // CENTICORES_PER_CORE, job["max_gpus"]
+    for position, layer in enumerate(spec.layers):
+        if 0 < cores < layer.least_cores:
+            problems.append(
+                f"layers[{position}].cores: a frame takes at least {layer.least_cores} cores, more than the {cores} "
+                "the job may have, by max_cores of its own or what its folder or show says"
+            )
+        if 0 < gpus < layer.gpus:
+            problems.append(f"layers[{position}].gpus: {layer.gpus} is more than the {gpus} the job may have")
     if problems:
         raise InvalidFile(*problems)
 

@@ -140,21 +140,19 @@ _REACTIVATED_AFFECTS = text(
     """
 )
 
-_WAITS_IN_SCOPE = job_in_scope("pk_job_depend_er")
 _STALE_DEPENDS = text(
     f"""
-    (SELECT pk_depend FROM depend JOIN job ON job.pk_job = pk_job_depend_on AND job.str_state = 'FINISHED'
-      WHERE b_active AND NOT b_composite AND str_type IN ('JOB_ON_JOB', 'LAYER_ON_JOB', 'FRAME_ON_JOB')
-        AND {_WAITS_IN_SCOPE}
-        AND (CAST(:depends AS varchar[]) IS NULL OR pk_depend = ANY(CAST(:depends AS varchar[])))
+    WITH waiting AS NOT MATERIALIZED (
+        SELECT * FROM depend WHERE b_active AND NOT b_composite AND {job_in_scope("pk_job_depend_er")}
+           AND (CAST(:depends AS varchar[]) IS NULL OR pk_depend = ANY(CAST(:depends AS varchar[]))))
+    (SELECT pk_depend FROM waiting JOIN job ON job.pk_job = pk_job_depend_on AND job.str_state = 'FINISHED'
+      WHERE waiting.str_type IN ('JOB_ON_JOB', 'LAYER_ON_JOB', 'FRAME_ON_JOB')
         AND NOT EXISTS (SELECT FROM frame WHERE frame.pk_job = pk_job_depend_on
                            AND frame.str_state <> ALL(CAST(:done AS varchar[])))
       LIMIT :limit)
     UNION ALL
-    (SELECT pk_depend FROM depend
-      WHERE b_active AND NOT b_composite AND str_type IN ('JOB_ON_LAYER', 'LAYER_ON_LAYER', 'FRAME_ON_LAYER')
-        AND {_WAITS_IN_SCOPE}
-        AND (CAST(:depends AS varchar[]) IS NULL OR pk_depend = ANY(CAST(:depends AS varchar[])))
+    (SELECT pk_depend FROM waiting
+      WHERE str_type IN ('JOB_ON_LAYER', 'LAYER_ON_LAYER', 'FRAME_ON_LAYER')
         AND (NOT EXISTS (SELECT FROM frame WHERE frame.pk_layer = pk_layer_depend_on
                             AND frame.str_state <> ALL(CAST(:done AS varchar[])))
              OR (b_any AND str_type = 'LAYER_ON_LAYER'
@@ -162,11 +160,8 @@ _STALE_DEPENDS = text(
                                 AND frame.str_state = ANY(CAST(:done AS varchar[])))))
       LIMIT :limit)
     UNION ALL
-    (SELECT pk_depend FROM depend JOIN frame ON frame.pk_frame = pk_frame_depend_on
-      WHERE b_active AND NOT b_composite
-        AND str_type IN ('JOB_ON_FRAME', 'LAYER_ON_FRAME', 'FRAME_ON_FRAME', 'LAYER_ON_SIM_FRAME')
-        AND {_WAITS_IN_SCOPE}
-        AND (CAST(:depends AS varchar[]) IS NULL OR pk_depend = ANY(CAST(:depends AS varchar[])))
+    (SELECT pk_depend FROM waiting JOIN frame ON frame.pk_frame = pk_frame_depend_on
+      WHERE str_type IN ('JOB_ON_FRAME', 'LAYER_ON_FRAME', 'FRAME_ON_FRAME', 'LAYER_ON_SIM_FRAME')
         AND frame.str_state = ANY(CAST(:done AS varchar[]))
       LIMIT :limit)
     """  # noqa: S608

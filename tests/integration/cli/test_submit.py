@@ -284,6 +284,18 @@ def test_a_cap_of_the_show_that_no_frame_fits_is_refused(engine: Engine, setting
     assert submit_job(engine, spec(layers=wide, max_cores=8), settings).frames == 1
 
 
+def test_a_layer_that_its_own_jobs_cap_would_starve_is_refused(engine: Engine, settings: Settings, demo: Any) -> None:
+    base = {"command": "render", "range": "1"}
+    layers = [
+        {**base, "name": "a", "cores": 4.5, "gpus": 2},
+        {**base, "name": "b", "cores": 8, "threadable": False},
+    ]
+    with pytest.raises(InvalidFile) as refused:
+        submit_job(engine, spec(max_cores=4, max_gpus=1, layers=layers), settings)
+    assert [problem.partition(" ")[0] for problem in refused.value.problems] == ["layers[0].cores:", "layers[0].gpus:"]
+    assert "at least 5 cores, more than the 4 the job may have" in refused.value.problems[0]
+
+
 # Bad input: everything at once, by field, and nothing stored
 
 

@@ -189,7 +189,6 @@ def test_everything_that_does_not_go_together_is_reported_at_once() -> None:
         "layers: 2 layers are called 'render'; a layer's name must be unique in its job",
         "max_cores: is less than min_cores",
         "layers[0].max_cores: is less than cores",
-        "layers[0].cores: a frame takes at least 4 cores, more than the job's max_cores (3)",
         "layers[2].depends[0]: the job has no layer 'rendr'; did you mean 'render'?",
     )
 
@@ -328,14 +327,6 @@ def test_depends_that_would_hold_nothing_back_are_refused() -> None:
 def test_a_frame_by_frame_depend_on_a_layer_in_one_chunk_is_a_depend_on_the_layer() -> None:
     layers = [layer(name="a", chunk=100), layer(name="b", depends=[{"layer": "a", "type": "frame_by_frame"}])]
     assert JobSpec.parse(job(layers=layers)).layers[1].depends[0].kind is DependType.FRAME_BY_FRAME
-
-
-def test_a_layer_that_its_own_jobs_cap_would_starve_is_refused() -> None:
-    data = job(max_cores=4, max_gpus=1, layers=[layer(cores=4.5, gpus=2), layer(name="b", cores=8, threadable=False)])
-    assert problems(data) == (
-        "layers[0].cores: a frame takes at least 5 cores, more than the job's max_cores (4)",
-        "layers[0].gpus: 2 is more than the job's max_gpus (1); no frame could ever run",
-    )
 
 
 @pytest.mark.parametrize("cap", [0, -1, -5])
