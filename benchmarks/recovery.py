@@ -19,7 +19,7 @@ from benchmarks.takeover import fillers_killed, takeover
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import StoreState, store_state
 from opencue_sched.accounting.recompute import recompute
-from opencue_sched.accounting.show_handover import CUEBOT_CACHE_SECONDS, ImportedShows, flip_show
+from opencue_sched.accounting.show_handover import CUEBOT_CACHE_SECONDS, ImportedShows, hand_back, hand_over
 
 _STREAM_FRAMES = 600
 _STREAM_SECONDS = 3.0
@@ -99,8 +99,8 @@ def events(site: Site, rounds: int) -> Iterator[Recovery]:
 def _flip(site: Site, *, managed: bool, wait: float) -> float:
     began = time.monotonic()
     age = site.settings.accounting.in_flight_age
-    flip = flip_show(site.engine, site.ledger, site.show.id, managed=managed, wait_seconds=wait, age_seconds=age)
-    assert flip.changed
+    move = hand_over if managed else hand_back
+    assert move(site.engine, site.ledger, site.show.id, wait_seconds=wait, age_seconds=age).changed
     return time.monotonic() - began
 
 
@@ -111,7 +111,8 @@ def _flag_only(site: Site, *, cuebots: bool) -> float:
     recompute(site.engine, site.ledger, age_seconds=age)
     assert site.cores() == 0
     site.sql("UPDATE show SET b_scheduler_managed = true")
-    shows = ImportedShows(site.engine, site.ledger, cuebots=cuebots, age_seconds=age)
+    quarantine = CUEBOT_CACHE_SECONDS if cuebots else 0.0
+    shows = ImportedShows(site.engine, site.ledger, quarantine_seconds=quarantine, age_seconds=age)
     began = time.monotonic()
     if not shows.admits(site.show.id):
         time.sleep(CUEBOT_CACHE_SECONDS)

@@ -25,7 +25,7 @@ from benchmarks.chaos.silent_release import release_silently
 from benchmarks.chaos.site import Site
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.connection import make_redis
-from opencue_sched.accounting.show_handover import flip_show
+from opencue_sched.accounting.show_handover import hand_back, hand_over
 from opencue_sched.embedded.simulated_host import Answer
 from opencue_sched.errors import SchedulerError
 
@@ -38,7 +38,6 @@ _SESSIONS = text(
     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
     "WHERE application_name LIKE 'opencue-sched worker%' OR application_name = 'opencue-sched-report'"
 )
-_OPEN_SHOW = text("UPDATE show SET b_booking_enabled = true WHERE pk_show = :show")
 _FLIP_SETTLE_SECONDS = 2.5
 _FLIP_QUARANTINE_SECONDS = 1.0
 _FLIP_ATTEMPT_SECONDS = 1.0
@@ -305,30 +304,19 @@ class Faults:
         self._flip_until_done(show_id, managed=False, wait=_FLIP_SETTLE_SECONDS)
         time.sleep(seconds)
         self._flip_until_done(show_id, managed=True, wait=_FLIP_QUARANTINE_SECONDS)
-        self._let_book(show_id)
 
     def _flip_until_done(self, show_id: str, *, managed: bool, wait: float) -> None:
         age = self._site.settings.accounting.in_flight_age
         while not self._closing.is_set():
             try:
-                flip_show(self._site.engine, self._ledger, show_id, managed=managed, wait_seconds=wait, age_seconds=age)
+                move = hand_over if managed else hand_back
+                move(self._site.engine, self._ledger, show_id, wait_seconds=wait, age_seconds=age)
             except (SQLAlchemyError, SchedulerError, RedisError) as error:
                 self.flips_interrupted += 1
                 log.info("flip_interrupted", show=show_id, managed=managed, reason=str(error).partition("\n")[0])
                 time.sleep(_FLIP_ATTEMPT_SECONDS)
             else:
                 self.flips += 1
-                return
-
-    def _let_book(self, show_id: str) -> None:
-        """A flip that died remembers in Redis that the show booked; when that is emptied too, a person must say so."""
-        while not self._closing.is_set():
-            try:
-                with self._site.engine.begin() as connection:
-                    connection.execute(_OPEN_SHOW, {"show": show_id})
-            except SQLAlchemyError:
-                time.sleep(_FLIP_ATTEMPT_SECONDS)
-            else:
                 return
 
 

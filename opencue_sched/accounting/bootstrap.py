@@ -172,9 +172,7 @@ class _Filler:
             filled = self.fill(close_open=True)
             if filled is not None:
                 return filled
-        with self._engine.begin() as connection:
-            shows = store.managed_show_ids(connection)
-        reseed_limits(self._engine, self._ledger, shows)
+        reseed_limits(self._engine, self._ledger)
         passed = recompute(self._engine, self._ledger, age_seconds=self._age)
         seconds = time.monotonic() - started
         return BootstrapReport(Action.RECONCILED, self._ledger.epoch(), recompute=passed, seconds=seconds)

@@ -121,14 +121,19 @@ def load_caps(engine: Engine, ledger: Ledger, vertex_keys: Collection[str]) -> C
     return CapsReport(written, kept, tuple(key for key in vertex_keys if key not in found))
 
 
-def reseed_limits(engine: Engine, ledger: Ledger, show_ids: Collection[str]) -> CapsReport:
-    """Write all caps of these shows, and every limit. Subscriptions that were deleted get burst 0."""
-    stored = _stored_subscriptions(ledger.client, show_ids)
+def reseed_limits(engine: Engine, ledger: Ledger, show_ids: Collection[str] | None = None) -> CapsReport:
+    """Write all caps of these shows (default: the managed ones), and every limit. Subscriptions that were deleted get
+    burst 0."""
+    with answering():
+        pattern = keys.pattern(VertexKind.SUBSCRIPTION)
+        stored = list(cast("Iterable[str]", ledger.client.scan_iter(pattern, count=_SCAN_COUNT)))
     imported = imported_shows(ledger.client)
     with repeatable_read(engine) as connection:
         version = store.caps_version(connection)
-        rows = cap_rows_of_shows(connection, show_ids, imported)
-    _add_absent_subscriptions(rows, stored)
+        of_shows = store.managed_show_ids(connection) if show_ids is None else frozenset(show_ids)
+        rows = cap_rows_of_shows(connection, of_shows, imported)
+    refs = ((key, keys.parse(key)) for key in stored)
+    _add_absent_subscriptions(rows, [key for key, ref in refs if ref is not None and ref.ids[0] in of_shows])
     return CapsReport(*ledger.write_caps(version, rows))
 
 
@@ -161,10 +166,3 @@ def _cap_row(kind: VertexKind, row: Row[Any]) -> CapRow:
 def _add_absent_subscriptions(rows: list[CapRow], vertex_keys: Iterable[str]) -> None:
     found, prefix = {key for key, _ in rows}, keys.pattern(VertexKind.SUBSCRIPTION).rstrip("*")
     rows += [(key, _NO_SUBSCRIPTION) for key in vertex_keys if key.startswith(prefix) and key not in found]
-
-
-def _stored_subscriptions(client: redis.Redis, show_ids: Collection[str]) -> list[str]:
-    shows = frozenset(show_ids)
-    with answering():
-        scanned = cast("Iterable[str]", client.scan_iter(keys.pattern(VertexKind.SUBSCRIPTION), count=_SCAN_COUNT))
-        return [key for key in scanned if (ref := keys.parse(key)) is not None and ref.ids[0] in shows]

@@ -10,7 +10,7 @@ import click
 from sqlalchemy import Connection, Row
 
 from opencue_sched.accounting.caps import make_ledger
-from opencue_sched.accounting.show_handover import Flip, flip_show, wait_of
+from opencue_sched.accounting.show_handover import CUEBOT_CACHE_SECONDS, Flip, hand_back, hand_over
 from opencue_sched.cli import output
 from opencue_sched.cli.inputs import (
     NEGATIVE_NUMBERS,
@@ -239,14 +239,19 @@ def default_max_cores(name: str, number: int) -> None:
 @show_command.command()
 @click.argument("name")
 @click.argument("state", type=switch, metavar="on|off")
-@click.option("--wait", type=click.FloatRange(min=0), metavar="SECONDS", help="Time without booking in between.")
+@click.option(
+    "--wait",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Time until every Cuebot knows, or our commits are over.",
+)
 @json_option
 def managed(name: str, state: bool, wait: float | None, as_json: bool) -> None:
     """Hand a show to this scheduler (on), or back to Cuebot (off).
 
-    On: booking stops, what runs is counted and the caps are loaded, and booking goes on after 30 s, when every Cuebot
-    knows (at once where there is no Cuebot). Off: booking stops until all commits are over, then OpenCue's accounting
-    tables are brought up to date together with the flag.
+    On: what runs is imported and the caps are loaded, and the show is booked after 30 s, when every Cuebot knows (at
+    once where there is no Cuebot). Off: OpenCue's accounting tables are brought up to date together with the flag, and
+    again when all commits are over. Either way it may be interrupted: the workers do what is left.
 
     Example: opencue-sched show managed demo on
     """
@@ -256,22 +261,21 @@ def managed(name: str, state: bool, wait: float | None, as_json: bool) -> None:
             show_id = choose(connection, Kind.SHOW, name).id
         ledger = make_ledger(engine, client, owner=f"{settings.instance}-cli")
         age = settings.accounting.in_flight_age
-        seconds = wait_of(settings, managed=state, cuebots=facts.origin == "cuebot") if wait is None else wait
-        if seconds > 0:
-            click.echo(
-                f"its booking is off for {seconds:g} s, and stays off if this is interrupted: then say it again",
-                err=True,
-            )
+        if wait is None:
+            quarantine = CUEBOT_CACHE_SECONDS if facts.origin == "cuebot" else 0.0
+            wait = quarantine if state else settings.accounting.commit_deadline
         with output.working(f"handing {name} {'over' if state else 'back'}"):
-            flip = flip_show(engine, ledger, show_id, managed=state, wait_seconds=seconds, age_seconds=age)
-    text = "\n".join(_flip_lines(name, state, flip))
-    output.done(text, as_json=as_json, show=name, managed=state, **asdict(flip))
+            flip = (hand_over if state else hand_back)(engine, ledger, show_id, wait_seconds=wait, age_seconds=age)
+        with engine.connect() as connection:
+            (show,) = shows.list_shows(connection, show_id)
+    text = "\n".join(_flip_lines(name, state, flip, booking=show.booking))
+    output.done(text, as_json=as_json, show=name, managed=state, booking=show.booking, **asdict(flip))
 
 
-def _flip_lines(name: str, state: bool, flip: Flip) -> list[str]:
+def _flip_lines(name: str, state: bool, flip: Flip, *, booking: bool) -> list[str]:
     when = ("any more" if not state else "now") if flip.changed else "already"
     lines = [f"show {name} {'is' if state else 'is not'} managed by this scheduler {when}"]
-    if not flip.booking:
+    if not booking:
         lines.append(f"its booking is off: `opencue-sched show booking {name} on` lets it book")
     if not flip.store_ready:
         lines.append("Redis is not open for booking yet; the first worker counts what runs before it books")

@@ -63,9 +63,6 @@ _LOCK_SHOW = text(
       FROM show WHERE pk_show = :show FOR NO KEY UPDATE
     """
 )
-# The lock of a show's flip is one of the session: it ends with the process that holds it, however that ends.
-_LOCK_FLIP = text("SELECT pg_try_advisory_lock(hashtextextended('opencue-sched flip ' || CAST(:show AS varchar), 0))")
-_UNLOCK_FLIP = text("SELECT pg_advisory_unlock(hashtextextended('opencue-sched flip ' || CAST(:show AS varchar), 0))")
 
 _ALLOCATIONS = text(
     """
@@ -181,21 +178,6 @@ def lock_show(connection: Connection, show_id: str) -> Row[Any]:
 def set_show(connection: Connection, show_id: str, column: str, value: bool | int) -> bool:
     """Set a flag or a default of a show; whether that changed anything."""
     return connection.execute(_SHOW_COLUMNS[column], {"show": show_id, "value": value}).rowcount > 0
-
-
-def lock_flip(connection: Connection, show_id: str) -> bool:
-    """Become the only one who flips this show, until unlock_flip() or the session's end; False: somebody else is."""
-    return bool(connection.execute(_LOCK_FLIP, {"show": show_id}).scalar_one())
-
-
-def keep_flip_lock(connection: Connection) -> None:
-    """Raises SQLAlchemy's errors when the session, and with it the lock, is gone."""
-    connection.execute(text("SELECT 1"))
-
-
-def unlock_flip(connection: Connection, show_id: str) -> None:
-    """Let others flip the show."""
-    connection.execute(_UNLOCK_FLIP, {"show": show_id})
 
 
 def list_allocations(connection: Connection) -> Sequence[Row[Any]]:

@@ -23,8 +23,8 @@ from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.recompute import recompute
 from opencue_sched.accounting.reconcile import FirstSeen
 from opencue_sched.accounting.show_handover import (
+    CUEBOT_CACHE_SECONDS,
     ImportedShows,
-    ManagedShows,
     check_release_feed,
     notice_handed_back,
     refresh_handed_back,
@@ -85,7 +85,6 @@ class Runtime:
         self.engine = make_engine(settings, application_name=f"opencue-sched {settings.instance}"[:63])
         self.client = make_redis(settings.redis_dsn, settings)
         self.ledger = make_ledger(self.engine, self.client, owner=settings.instance)
-        self.managed = ManagedShows(self.engine)
         self.changes = HostChanges(self.client, settings.coordination.namespace)
         self.channels = RqdChannels(settings.rqd)
         self.postings = ClusterPostings(
@@ -144,7 +143,7 @@ class Runtime:
         return ImportedShows(
             self.engine,
             self.ledger,
-            cuebots=self.facts.origin == "cuebot",
+            quarantine_seconds=CUEBOT_CACHE_SECONDS if self.facts.origin == "cuebot" else 0.0,
             age_seconds=self.settings.accounting.in_flight_age,
         )
 
@@ -310,7 +309,7 @@ class Runtime:
 
     def reseed_limits(self, *, fence: int | None = None) -> dict[str, object]:
         """Copy caps from PostgreSQL. Raises FencedOff as recompute()."""
-        report = reseed_limits(self.engine, self._ledger_under(fence), self.managed.ids())
+        report = reseed_limits(self.engine, self._ledger_under(fence))
         return {"written": report.written, "kept": report.kept}
 
     def recalculate_subs(self) -> dict[str, object]:

@@ -55,7 +55,7 @@ from tests.integration.accounting.interleaved import (
     Side,
     finish,
 )
-from tests.integration.accounting.stepped_store import grow_older
+from tests.integration.accounting.stepped_store import grow_older, pass_quarantines
 from tests.integration.accounting.stepping import Actor, Clock, SteppedRedis, boundary
 
 
@@ -134,12 +134,12 @@ class Ours(Side):
 
     def hand_over(self, meanwhile: Callable[[], object]) -> None:
         how: dict[str, Any] = {"age_seconds": AGE, "sleep": self._sleep(meanwhile)}
-        hand_over(self.engine, self.ledger, self.show.id, quarantine_seconds=30, booking=True, **how)
+        hand_over(self.engine, self.ledger, self.show.id, wait_seconds=30, **how)
 
     def hand_back(self, meanwhile: Callable[[], object]) -> None:
         settle = self.settings.accounting.commit_deadline
         how: dict[str, Any] = {"age_seconds": AGE, "sleep": self._sleep(meanwhile)}
-        hand_back(self.engine, self.ledger, self.show.id, settle_seconds=settle, **how)
+        hand_back(self.engine, self.ledger, self.show.id, wait_seconds=settle, **how)
 
     def share_a_licence(self, *, managed: bool) -> SharedLicence:
         """A limit of one frame, which runs, of another show; a layer of this show waits for it."""
@@ -169,14 +169,14 @@ class Ours(Side):
 
     def flip(self, show_id: str, *, managed: bool) -> Actor:
         """Our command, for another show, on a farm without Cuebots."""
-        wait = {"quarantine_seconds": 0.0} if managed else {"settle_seconds": 0.0}
         change: Callable[..., object] = hand_over if managed else hand_back
-        return self.actor("flip", lambda: change(self.engine, self.ledger, show_id, age_seconds=AGE, **wait))
+        return self.actor("flip", lambda: change(self.engine, self.ledger, show_id, age_seconds=AGE, wait_seconds=0.0))
 
     def _sleep(self, meanwhile: Callable[[], object]) -> Callable[[float], None]:
         def sleep(seconds: float) -> None:
             meanwhile()
             self.clock.now += seconds
+            pass_quarantines(self.client)
 
         return sleep
 

@@ -36,6 +36,7 @@ from tests.integration.accounting.stepped_store import (
     check_counters,
     grow_older,
     look,
+    pass_quarantines,
 )
 from tests.integration.accounting.stepping import Actor, Clock, SteppedRedis
 
@@ -373,11 +374,16 @@ class Accounting(Judged):
     def _flip(self) -> None:
         """Show b goes to Cuebot, or comes back, by our command."""
         show = self.farm.shows[1].id
-        run: dict[str, Any] = {"age_seconds": AGE, "sleep": lambda _: self.tick(stalled=False)}
+
+        def sleep(_: float) -> None:
+            self.tick(stalled=False)
+            pass_quarantines(self.client)
+
+        run: dict[str, Any] = {"age_seconds": AGE, "sleep": sleep}
         if self.farm.managed(1):
-            hand_back(self.farm.engine, self._worker(), show, settle_seconds=DEADLINE, **run)
+            hand_back(self.farm.engine, self._worker(), show, wait_seconds=DEADLINE, **run)
             self.foreign |= {i for i, of in self.farm.live().items() if of == show}
-        elif hand_over(self.farm.engine, self._worker(), show, quarantine_seconds=30, **run).store_ready:
+        elif hand_over(self.farm.engine, self._worker(), show, wait_seconds=30, **run).store_ready:
             self.foreign -= {i for i, of in self.farm.live().items() if of == show and i in self.attempts}
 
     def _backup(self) -> dict[str, bytes]:

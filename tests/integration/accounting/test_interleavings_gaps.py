@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from opencue_sched.accounting import caps as caps_module
-from opencue_sched.accounting import keys, show_handover
+from opencue_sched.accounting import keys
 from opencue_sched.accounting import reconcile as reconcile_module
 from tests.integration.accounting.interleaved import (
     BOOK,
@@ -222,7 +222,6 @@ def test_a_licence_is_not_lent_twice_while_its_show_is_flipped(
     side = play(Ours)
     shared = side.share_a_licence(managed=not managed)
     if naive:
-        monkeypatch.setattr(show_handover, "_import_unseen", lambda *_: 0)
         monkeypatch.setattr(reconcile_module, "_lend_before_retiring", lambda *_: None)
         monkeypatch.setattr(caps_module, "imported_shows", lambda _: side.managed_shows())
     flip = side.flip(shared.show, managed=managed)

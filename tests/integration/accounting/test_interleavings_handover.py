@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from sqlalchemy import text
 
 from opencue_sched.accounting import recompute as recompute_module
 from opencue_sched.accounting.caps import imported_shows
@@ -36,10 +37,13 @@ def renewing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("moment", [MARKED, SNAPSHOT, JUDGED], ids=["mark", SNAPSHOT, JUDGED])
 def test_a_recompute_around_the_commit_of_a_hand_over(play: Callable[..., Side], moment: str, renewing: bool) -> None:
-    """It comes to ``moment`` at one point of the hand-over, and to its end at another."""
+    """It comes to ``moment`` at one point of the hand-over, and to its end at another.
+
+    The show was ours before: a Cuebot took it, and nobody has retired its entries.
+    """
     side = play(Ours)
     assert isinstance(side, Ours)
-    shared = side.share_a_licence(managed=False)
+    shared = side.share_a_licence(managed=True)
     wrong = next(filter(None, (_wrong(side, shared, *pair, moment=moment) for pair in _pairs())), "")
     # One that asks who is managed when the flag is there sees it; any other can take the entries away for good.
     assert bool(wrong) == (not renewing and moment != MARKED), wrong
@@ -55,6 +59,8 @@ def _pairs() -> Iterator[tuple[str, str | None]]:
 def _wrong(side: Ours, shared: SharedLicence, begun: str, ended: str | None, *, moment: str) -> str:
     """What is wrong: the licence is lent to somebody else; or in the end not all that runs is in the ledger."""
     where = f"recompute from {begun} to {ended}"
+    with side.engine.begin() as cuebot:
+        cuebot.execute(text("UPDATE show SET b_scheduler_managed = false WHERE pk_show = :show"), {"show": shared.show})
     flip = side.flip(shared.show, managed=True)
     to(flip, begun)
     recompute = until(side.recompute(), moment)
@@ -71,7 +77,6 @@ def _wrong(side: Ours, shared: SharedLicence, begun: str, ended: str | None, *, 
         return f"{where}: not counted in the end"
     if shared.taken_again(load=True):
         return f"{where}: lent again in the end"
-    finish(side.flip(shared.show, managed=False))
     return ""
 
 

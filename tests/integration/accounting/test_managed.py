@@ -1,20 +1,12 @@
-"""Which shows are ours, and the guardrail on the release feed."""
+"""The guardrail on the release feed."""
 
 from __future__ import annotations
 
 import pytest
 from sqlalchemy import Engine, text
 
-from opencue_sched.accounting.show_handover import ManagedShows, check_release_feed
+from opencue_sched.accounting.show_handover import check_release_feed
 from opencue_sched.embedded.farm import Farm
-
-
-def flip(engine: Engine, name: str, managed: bool) -> None:
-    with engine.begin() as connection:
-        connection.execute(
-            text("UPDATE show SET b_scheduler_managed = :managed WHERE str_name = :name"),
-            {"managed": managed, "name": name},
-        )
 
 
 @pytest.fixture
@@ -26,17 +18,6 @@ def shows(engine: Engine) -> dict[str, str]:
             "theirs": farm.show("theirs", managed=False).id,
             "resting": farm.show("resting", active=False).id,
         }
-
-
-def test_managed_shows_are_remembered_for_the_ttl(engine: Engine, shows: dict[str, str]) -> None:
-    now = 0.0
-    managed = ManagedShows(engine, 30, clock=lambda: now)
-    assert managed.ids() == {shows["ours"], shows["resting"]}
-    flip(engine, "theirs", True)
-    now = 29.9
-    assert shows["theirs"] not in managed.ids()
-    now = 30.0
-    assert shows["theirs"] in managed.ids()
 
 
 @pytest.mark.parametrize(

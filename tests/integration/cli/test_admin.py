@@ -13,10 +13,11 @@ from sqlalchemy import Engine
 
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
-from opencue_sched.accounting.show_handover import hand_back, hand_over
+from opencue_sched.accounting.show_handover import ImportedShows, hand_back, hand_over
 from opencue_sched.dispatch.hosts import HostChanges
 from opencue_sched.settings import Settings
 from tests.farm import Farm, LayerSpec
+from tests.integration.accounting.stepped_store import pass_quarantines
 from tests.integration.cli.conftest import Cli
 
 Build = Callable[[Callable[[Farm], Any]], Any]
@@ -313,28 +314,28 @@ def test_nothing_is_booked_until_every_cuebot_knows_and_late_bookings_of_theirs_
     show, job = build(make)
     ledger = make_ledger(engine, redis_client, owner="test")
     ensure_bootstrapped(engine, ledger, wait_age=0.1)
-    flags: list[Any] = []
+    shows = ImportedShows(engine, ledger, quarantine_seconds=30, age_seconds=40)
 
     def quarantine(seconds: float) -> None:
-        flags.extend(rows("SELECT b_scheduler_managed, b_booking_enabled FROM show WHERE pk_show = :s", s=show.id))
+        assert 29 < seconds <= 30
+        assert not shows.admits(show.id), "nothing is booked"
         build(lambda farm: farm.run(job.frames[:2], farm.host()))
+        pass_quarantines(redis_client)
 
-    # when it is handed over
-    flip = hand_over(engine, ledger, show.id, quarantine_seconds=30, age_seconds=40, sleep=quarantine)
-
-    # then its booking was off meanwhile, and the late frames are in the ledger
-    assert flags == [(True, False)]
-    assert (flip.changed, flip.booking, flip.counted) == (True, True, 2)
+    # when it is handed over, then the late frames are in the ledger
+    flip = hand_over(engine, ledger, show.id, wait_seconds=30, age_seconds=40, sleep=quarantine)
+    assert (flip.changed, flip.counted) == (True, 2)
     assert len(list(ledger.records())) == 2
+    assert shows.admits(show.id)
 
-    # and on the way back booking is off until every commit is over
-    def settle(seconds: float) -> None:
-        flags.extend(rows("SELECT b_scheduler_managed, b_booking_enabled FROM show WHERE pk_show = :s", s=show.id))
+    # and on the way back a commit that had read the flag before is in the tables too
+    def commits(seconds: float) -> None:
+        assert rows("SELECT int_cores FROM subscription WHERE pk_show = :s", s=show.id) == [(200,)]
+        build(lambda farm: farm.run(job.frames[2:3], farm.host(name="late")))
 
-    hand_back(engine, ledger, show.id, settle_seconds=10, age_seconds=40, sleep=settle)
-    assert flags[-1] == (True, False)
+    hand_back(engine, ledger, show.id, wait_seconds=10, age_seconds=40, sleep=commits)
     assert list(ledger.records()) == []
-    assert rows("SELECT int_cores FROM subscription WHERE pk_show = :s", s=show.id) == [(200,)]
+    assert rows("SELECT int_cores FROM subscription WHERE pk_show = :s", s=show.id) == [(300,)]
 
 
 # Every command

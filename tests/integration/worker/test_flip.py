@@ -1,8 +1,9 @@
-"""A show handed over and back by flip_show(): with frames running, by one at a time, completed when it was cut off."""
+"""A show handed over and back by our command: with frames running, or cut off on the way."""
 
 from __future__ import annotations
 
-import threading
+import contextlib
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +13,11 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
-from opencue_sched.accounting.show_handover import Flip, FlipUnderWay, flip_show
+from opencue_sched.accounting.show_handover import Flip, ImportedShows, hand_back, hand_over
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.settings import Settings
 from tests.farm import Farm, LayerSpec
-from tests.polling import eventually
+from tests.integration.accounting.stepped_store import pass_quarantines
 
 
 class Show:
@@ -34,10 +35,12 @@ class Show:
             farm.run(farm.job([LayerSpec(frames=5)], show=show).frames[:2], farm.host())
             self.id = show.id
 
-    def flip(self, *, managed: bool, sleep: Callable[[float], None] = lambda _: None) -> Flip:
-        return flip_show(
-            self.engine, self.ledger, self.id, managed=managed, wait_seconds=0.1, age_seconds=0.1, sleep=sleep
-        )
+    def flip(self, *, managed: bool, wait: float = 0.1, sleep: Callable[[float], None] = time.sleep) -> Flip:
+        move = hand_over if managed else hand_back
+        return move(self.engine, self.ledger, self.id, wait_seconds=wait, age_seconds=0.1, sleep=sleep)
+
+    def imported(self) -> ImportedShows:
+        return ImportedShows(self.engine, self.ledger, quarantine_seconds=30, age_seconds=0.1)
 
     def flags(self) -> tuple[bool, bool]:
         """(managed, booking) as the database has them."""
@@ -72,50 +75,34 @@ def test_a_show_with_frames_running_goes_both_ways(
     assert not run_audit(engine, redis_client, settings).failed
 
 
-def test_a_show_is_flipped_by_one_at_a_time(show: Show) -> None:
-    # given a show in its quarantine
-    show.make(managed=False)
-    waiting, enough = threading.Event(), threading.Event()
-
-    def quarantine(_seconds: float) -> None:
-        waiting.set()
-        enough.wait(30)
-
-    first = threading.Thread(target=lambda: show.flip(managed=True, sleep=quarantine))
-    first.start()
-    try:
-        assert waiting.wait(30)
-        assert show.flags() == (True, False)
-        # when somebody else flips it, then that is refused
-        with pytest.raises(FlipUnderWay, match="by somebody else"):
-            show.flip(managed=False)
-        assert show.flags() == (True, False)
-    finally:
-        enough.set()
-        first.join(30)
-    eventually(lambda: show.flags() == (True, True), what="booking again")
-
-
-@pytest.mark.parametrize("then", [True, False], ids=["on again", "off instead"])
-def test_a_flip_that_was_cut_off_is_completed_by_the_next(show: Show, then: bool) -> None:
-    # given a flip that ended within the quarantine
-    def cut_off(_seconds: float) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("back", [True, False], ids=["taken back meanwhile", "cut off"])
+def test_a_hand_over_that_does_not_come_to_its_end_needs_nobody(
+    show: Show, engine: Engine, settings: Settings, redis_client: redis.Redis, back: bool
+) -> None:
+    # given a hand-over that ends within the quarantine, because somebody takes the show back or interrupts it
+    def ends(_seconds: float) -> None:
+        assert show.flags() == (True, True)
+        assert not show.imported().admits(show.id), "nobody books it"
+        if not back:
+            raise KeyboardInterrupt
+        show.flip(managed=False)
 
     show.make(managed=False)
-    with pytest.raises(KeyboardInterrupt):
-        show.flip(managed=True, sleep=cut_off)
-    assert show.flags() == (True, False)
-    # when it is flipped again, then it books, whichever way it went
-    show.flip(managed=then)
-    assert show.flags() == (then, True)
+    ensure_bootstrapped(engine, show.ledger, wait_age=0.1)
+    with contextlib.nullcontext() if back else pytest.raises(KeyboardInterrupt):
+        show.flip(managed=True, wait=30, sleep=ends)
+    # then it is Cuebot's again, or ours as soon as its quarantine is over
+    assert show.flags() == (not back, True)
+    pass_quarantines(redis_client)
+    assert show.imported().admits(show.id) == (not back)
+    assert len(list(show.ledger.records())) == (0 if back else 2)
+    assert not run_audit(engine, redis_client, settings).failed
 
 
-def test_booking_that_a_person_switched_off_stays_off(show: Show, redis_client: redis.Redis) -> None:
+def test_booking_that_a_person_switched_off_stays_off(show: Show) -> None:
     # given a show whose booking somebody switched off
     show.make(managed=False, booking_enabled=False)
     # when it is handed over, twice, and back, then its booking is as it was
     for enabled in (True, True, False):
         show.flip(managed=enabled)
         assert show.flags() == (enabled, False)
-    assert not list(redis_client.scan_iter("flip:*"))

@@ -71,7 +71,7 @@ def show(engine: Engine, redis_client: redis.Redis) -> Iterator[GivenBack]:
         procs = farm.run(farm.job([LayerSpec(frames=3)]).frames, farm.host(cores=64), cores=2)
     ledger = make_ledger(engine, redis_client, owner="test")
     ensure_bootstrapped(engine, ledger, wait_age=0)
-    hand_back(engine, ledger, show.id, settle_seconds=0, age_seconds=40)
+    hand_back(engine, ledger, show.id, wait_seconds=0, age_seconds=40)
     yield GivenBack(engine, redis_client, show.id, procs)
 
 
@@ -142,7 +142,7 @@ def test_a_local_proc_that_ends_after_its_show_was_handed_back_leaves_no_cores_b
 
     # when it is given back, and a Cuebot ends the proc: it takes local cores off the layer only
     if by_our_command:
-        hand_back(engine, ledger, show.id, settle_seconds=0, age_seconds=40)
+        hand_back(engine, ledger, show.id, wait_seconds=0, age_seconds=40)
     else:
         note_imported(redis_client, {show.id: "0"})
         with engine.begin() as connection:
