@@ -98,14 +98,12 @@ def ensure_bootstrapped(
     fleet_start: bool = False,
     dual: bool = False,
     wait_age: float = DEFAULT_AGE_SECONDS,
-    give_up_after: float | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> BootstrapReport:
     """Return when the store may be booked in. Blocks while it is filled, by this process or another.
 
     ``fleet_start``: no other worker is alive, so caps and ledger are reconciled even though an epoch is there.
-    ``dual``: release_feed is cuebot-redis. ``wait_age`` is accounting.in_flight_age, seconds. After ``give_up_after``
-    seconds of waiting for another filler it raises NotReady; None waits for as long as it takes.
+    ``dual``: release_feed is cuebot-redis. ``wait_age`` is accounting.in_flight_age, seconds.
     """
     started = time.monotonic()
     filler = _Filler(engine, ledger, dual=dual, wait_age=wait_age, sleep=sleep)
@@ -122,8 +120,6 @@ def ensure_bootstrapped(
                     log.info("bootstrapped", action=report.action, procs=report.procs, seconds=report.seconds)
                     return report
                 continue
-        if give_up_after is not None and time.monotonic() - started >= give_up_after:
-            raise NotReady(f"another process has been filling the counters for {give_up_after:.0f} s")
         action = Action.WAITED
         sleep(_POLL_SECONDS)
 

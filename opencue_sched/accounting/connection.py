@@ -46,7 +46,8 @@ class Epoch:
 
     @property
     def run_id(self) -> str:
-        return run_id_of(self.text)
+        """The Redis process it belongs to; empty for text that is no epoch."""
+        return "".join(self.text.split("|")[2:3])
 
     @property
     def generation(self) -> int:
@@ -77,13 +78,7 @@ class Epoch:
     @classmethod
     def parse(cls, text: str | None) -> Epoch | None:
         """An open epoch; None for an absent one, or a store that is still being filled."""
-        return cls(text) if text and text.startswith("open|") and run_id_of(text) else None
-
-
-def run_id_of(text: str) -> str:
-    """The Redis process an epoch belongs to; empty for text that is no epoch."""
-    parts = text.split("|")
-    return parts[2] if len(parts) > 2 else ""
+        return cls(text) if text and text.startswith("open|") and cls(text).run_id else None
 
 
 REDIS_SECONDS = 5.0
@@ -154,7 +149,7 @@ def leaving_replicas(kind: type[AbstractConnection]) -> type[AbstractConnection]
             try:
                 return super().read_response(*args, **how)
             except ResponseError as error:
-                if not (self.guarded and _is_a_replicas(error)):
+                if not self.guarded or not (isinstance(error, ReadOnlyError) or "READONLY" in str(error)):
                     raise
                 self.disconnect()
                 raise RedisConnectionError("READONLY: this Redis has become a replica") from error
@@ -178,7 +173,7 @@ def guard_epoch(connection: Connection) -> None:
 def _delete_foreign_epoch(connection: Connection) -> None:
     run_id = _ask(connection, "INFO", "server")
     (stored,) = _ask(connection, "MGET", EPOCH)
-    if not stored or run_id_of(_text(stored)) == _server_run_id(_text(run_id)):
+    if not stored or Epoch(_text(stored)).run_id == _server_run_id(_text(run_id)):
         return
     try:
         _ask(connection, "EVAL", _DROP_FOREIGN_EPOCH, "1", EPOCH, stored)
@@ -195,10 +190,6 @@ def takes_no_write(error: ResponseError) -> bool:
     own, and redis-py cuts the word from its text.
     """
     return isinstance(error, _NO_WRITE_ERRORS) or any(word in str(error) for word in _NO_WRITE_WORDS)
-
-
-def _is_a_replicas(error: ResponseError) -> bool:
-    return isinstance(error, ReadOnlyError) or "READONLY" in str(error)
 
 
 def _ask(connection: Connection, *command: str) -> Any:

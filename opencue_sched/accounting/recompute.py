@@ -41,17 +41,10 @@ DEFAULT_AGE_SECONDS = 40.0
 DEFAULT_GRACE_SECONDS = 30.0
 _KEYS_PER_ROUND_TRIP = 2000
 
-# The reference's reseed contract, for a store into which another program publishes plain decrements.
-#
-# ``release_feed = "cuebot-redis"``: a Cuebot deletes a proc and then takes its cores off the five counters, without the
-# proc's id. So int_* and the ledger part: ``ledger_*`` beside it says what the ledger accounts for, and the difference
-# is the *foreign delta*. A pass first brings the ledger in line with the proc table, dropping entries of vanished procs
-# without a decrement, and then ends the reference's ``GET acct:seq -> SQL -> compare-and-swap``: counters become what
-# the ledger says, if nothing moved. Bookings in flight are in the ledger, so the overwrite carries them.
-#
-# Under load nothing ever stands still. Then the pass ends with the foreign deltas instead of being skipped: one above 0
-# older than a grace is a lost decrement, one below 0 at two passes' ends belongs to nobody (lua/foreign.lua). A publish
-# that comes after its proc's entry was swapped away under-counts until the next pass: the reference's own drift bound.
+# The reference's reseed contract, for a store into which another program publishes plain decrements (see "Another
+# program's decrements" in docs/accounting.md): a pass ends the reference's ``GET acct:seq -> SQL -> compare-and-swap``,
+# in which counters become what the ledger says, if nothing moved. Where something always does, it ends with the foreign
+# deltas that can no longer be explained (lua/foreign.lua) instead of being skipped.
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +147,9 @@ class RecomputeReport:
     """What a pass found and did.
 
     ``causes``: entries that differed, by Cause. ``found`` and ``healed_vertices``: vertices whose counters were off,
-    and those put right, by kind and cause. ``drifted``: counters that were off their entries, by vertex kind, which
-    only another program's writing explains (``check_complete`` False: not looked at this time). ``passed_over``:
-    differences that had changed by the time they were applied. ``oldest_in_flight_seconds`` is by Redis TIME.
-    ``tables``: PostgreSQL rows written. ``cas``: of a dual store only.
+    and those put right, by kind and cause; ``drifted``: those off their entries, by kind (``check_complete`` False: not
+    looked at this time). ``passed_over``: differences that had changed by the time they were applied.
+    ``oldest_in_flight_seconds`` is by Redis TIME. ``tables``: PostgreSQL rows written. ``cas``: of a dual store only.
     """
 
     shows: int
@@ -220,7 +212,7 @@ def recompute(
     oldest = found.oldest_in_flight_at
     drifted = count_by_kind(check.healed)
     foreign = {(kind, Cause.FOREIGN_WRITE): count for kind, count in drifted.items()}
-    off = partial(drift_of_entries, check, done.changes, found.cause_of)
+    off = partial(drift_of_entries, check, found.changes, found.cause_of)
     report = RecomputeReport(
         shows=len(done.snapshot.managed),
         procs=len(done.snapshot.entries),
@@ -239,15 +231,10 @@ def recompute(
         seconds=time.monotonic() - started,
     )
     if only is None:
-        _remember(ledger, done.mark)
+        with answering():
+            ledger.client.set(keys.RECOMPUTED_AT, done.mark.seconds)
     log.info("recomputed", healed=report.healed, causes=report.causes, seconds=round(report.seconds, 3))
     return report
-
-
-def _remember(ledger: Ledger, mark: Mark) -> None:
-    """Keep when the last whole pass took its mark, for the metric of its age (connection.look_at_store)."""
-    with answering():
-        ledger.client.set(keys.RECOMPUTED_AT, mark.seconds)
 
 
 def reclaim_orphans(engine: Engine, ledger: Ledger, mark: Mark, check: ConsistencyCheck) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -52,17 +52,6 @@ class Cause(StrEnum):
     FOREIGN_WRITE = "foreign_write"  # no entry at all: another program wrote to a counter (accounting.consistency)
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """The shows a pass may judge. ``managed`` is what the snapshot saw; ``only`` narrows a pass to these shows."""
-
-    managed: frozenset[str]
-    only: frozenset[str] | None = None
-
-    def covers(self, show_id: str) -> bool:
-        return self.only is None or show_id in self.only
-
-
 @dataclass(slots=True)
 class Differences:
     """``changes`` can be applied at once; ``absent`` are procs without an entry, to be read again first.
@@ -85,17 +74,6 @@ class Differences:
         self.changes.append(change)
         self.cause_of[change.proc_id] = cause
 
-    def add_unreadable(self, proc_ids: Iterable[str]) -> None:
-        """Unreadable entries: those of procs that were found missing are written over, the others are removed."""
-        for proc_id in proc_ids:
-            if proc_id not in self.cause_of:
-                self.add(Cause.UNREADABLE, Change(proc_id, None, None))
-
-    def add_missing(self, changes: Iterable[Change]) -> None:
-        """Procs of ``absent`` that a fresh read has found again."""
-        for change in changes:
-            self.add(Cause.MISSING, change)
-
 
 def find_differences(
     mark_seq: int,
@@ -103,9 +81,10 @@ def find_differences(
     ledger: Iterable[Record],
     *,
     too_old: Collection[str],
-    scope: Scope,
+    managed: Collection[str],
+    only: Collection[str] | None = None,
 ) -> Differences:
-    """Compare ``snapshot`` (proc id to entry, of managed shows) with the ledger.
+    """Compare ``snapshot`` (proc id to entry, of ``managed`` shows) with the ledger, in all shows or ``only`` in some.
 
     ``too_old`` are in-flight ids that no commit can belong to any more, as judged *at the mark*. An entry is judged by
     what it was at the mark: judging it by its state when the change is applied loses a live booking.
@@ -117,20 +96,21 @@ def find_differences(
         if record.state is EntryState.IN_FLIGHT:
             found.in_flight += 1
             found.oldest_in_flight_at = min(found.oldest_in_flight_at or record.booked_at, record.booked_at)
-        if not scope.covers(record.show_id):
+        if only is not None and record.show_id not in only:
             continue
-        judged = _judge(record, snapshot.get(record.proc_id), mark_seq, record.proc_id in too_old, scope)
+        judged = _judge(record, snapshot.get(record.proc_id), mark_seq, record.proc_id in too_old)
         if judged is not None:
-            found.add(*judged)
+            cause, change = judged
+            found.add(Cause.RETIRED if change.entry is None and record.show_id not in managed else cause, change)
     found.absent = [
-        proc_id for proc_id, entry in snapshot.items() if proc_id not in known and scope.covers(show_of(entry))
+        proc_id
+        for proc_id, entry in snapshot.items()
+        if proc_id not in known and (only is None or show_of(entry) in only)
     ]
     return found
 
 
-def _judge(
-    record: Record, actual: str | None, mark_seq: int, too_old: bool, scope: Scope
-) -> tuple[Cause, Change] | None:
+def _judge(record: Record, actual: str | None, mark_seq: int, too_old: bool) -> tuple[Cause, Change] | None:
     in_flight = record.state is EntryState.IN_FLIGHT
     before_mark = record.changed_seq <= mark_seq
     settled_before_mark = not in_flight and before_mark
@@ -138,8 +118,6 @@ def _judge(
         if not (settled_before_mark or (in_flight and too_old)):
             return None
         cause = Cause.CRASHED_BOOKING if in_flight else Cause.MISSED_RELEASE
-        if record.show_id not in scope.managed:
-            cause = Cause.RETIRED
         return cause, Change(record.proc_id, record.changed_seq, None, before=record.entry)
     state = EntryState.CONFIRMED if too_old else record.state
     if actual != record.entry:
@@ -231,8 +209,8 @@ def fresh_additions(engine: Engine, proc_ids: Collection[str]) -> list[Change]:
 #
 # Redis TIME alone may not decide that a booking is too old: it can be set forward, and a booking that is just being
 # committed would be thrown away. So an age must also have passed on this machine's boot clock since this machine first
-# saw the entry at a mark. FirstSeen are kept in Redis, apart for each boot of each machine, so that any process of the
-# machine can go on where another stopped; without them a judgement is only postponed.
+# saw the entry at a mark. That is kept in Redis, for each boot of each machine, so that any process of the machine can
+# go on where another stopped; without it a judgement is only postponed.
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _KEPT_SECONDS = 24 * 3600
@@ -271,25 +249,20 @@ class FirstSeen:
             stored = dict(cast("Iterable[tuple[str, str]]", self._client.hscan_iter(self.key, count=_AT_ONCE)))
         in_flight = [r for r in records if r.state is EntryState.IN_FLIGHT and r.changed_seq <= mark.seq]
         seen = {r.proc_id: first_seen_at(stored.get(r.proc_id), r, marked_at) for r in in_flight}
-        self._remember({r.proc_id: f"{r.changed_seq}|{seen[r.proc_id]!r}" for r in in_flight}, stored)
+        wanted = {r.proc_id: f"{r.changed_seq}|{seen[r.proc_id]!r}" for r in in_flight}
+        with answering(), self._client.pipeline(transaction=False) as pipe:
+            for part in chunks([proc_id for proc_id in stored if proc_id not in wanted], _AT_ONCE):
+                pipe.hdel(self.key, *part)
+            for piece in chunks([pair for pair in wanted.items() if stored.get(pair[0]) != pair[1]], _AT_ONCE):
+                pipe.hset(self.key, mapping=dict(piece))
+            if wanted != stored:
+                pipe.expire(self.key, _KEPT_SECONDS)
+                pipe.execute()
         return frozenset(
             r.proc_id
             for r in in_flight
             if is_too_old(r, seen[r.proc_id], mark.seconds, marked_at, age_seconds=age_seconds)
         )
-
-    def _remember(self, seen: Mapping[str, str], stored: Mapping[str, str]) -> None:
-        if seen == stored:
-            return
-        gone = [proc_id for proc_id in stored if proc_id not in seen]
-        new = [pair for pair in seen.items() if stored.get(pair[0]) != pair[1]]
-        with answering(), self._client.pipeline(transaction=False) as pipe:
-            for part in chunks(gone, _AT_ONCE):
-                pipe.hdel(self.key, *part)
-            for piece in chunks(new, _AT_ONCE):
-                pipe.hset(self.key, mapping=dict(piece))
-            pipe.expire(self.key, _KEPT_SECONDS)
-            pipe.execute()
 
 
 def first_seen_at(stored: str | None, record: Record, marked_at: float) -> float:
@@ -313,14 +286,10 @@ class Pass:
     found: Differences
     applied: Applied
 
-    @property
-    def changes(self) -> Sequence[Change]:
-        return self.found.changes
-
     def entries_now(self) -> dict[str, str]:
         """The ledger after the changes, provided that nobody else changed it meanwhile."""
         entries = {proc_id: record.entry for proc_id, record in self.check.records.items()}
-        for change in self.changes:
+        for change in self.found.changes:
             if change.proc_id in self.applied.passed_over:
                 continue
             if change.entry is None:
@@ -347,13 +316,18 @@ def reconcile(
         return reconcile(engine, ledger, only, age_seconds=age_seconds, first_seen=first_seen)
     old = first_seen.too_old(check.records.values(), mark, marked_at, age_seconds=age_seconds)
     too_old = frozenset[str]() if stalled else old
-    scope = Scope(snapshot.managed, only)
-    found = find_differences(mark.seq, snapshot.entries, check.records.values(), too_old=too_old, scope=scope)
+    ledger_now = check.records.values()
+    found = find_differences(
+        mark.seq, snapshot.entries, ledger_now, too_old=too_old, managed=snapshot.managed, only=only
+    )
     # Read again, because a proc that was released since the snapshot has left the ledger too, and perhaps no tombstone.
-    found.add_missing(fresh_additions(engine, found.absent))
+    for change in fresh_additions(engine, found.absent):
+        found.add(Cause.MISSING, change)
     if only is None and check.unreadable:
         log.error("ledger_entries_not_understood", entries=len(check.unreadable), procs=check.unreadable[:20])
-        found.add_unreadable(check.unreadable)
+        for proc_id in check.unreadable:
+            if proc_id not in found.cause_of:
+                found.add(Cause.UNREADABLE, Change(proc_id, None, None))
     _lend_before_retiring(engine, ledger, check, found)
     return Pass(mark, snapshot, check, found, ledger.apply(found.changes, epoch=mark.epoch))
 

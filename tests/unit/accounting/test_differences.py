@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from opencue_sched.accounting.entries import EntryState, Record
-from opencue_sched.accounting.reconcile import Cause, Differences, Scope, additions, find_differences
+from opencue_sched.accounting.reconcile import Cause, Differences, additions, find_differences
 from opencue_sched.accounting.scripts import Change
 
 MARK = 100
 ENTRY = "4|0|show|alloc|folder|job|layer|dept|"
 MOVED = "4|0|show|alloc|other|job|layer|dept|"
 CONFIRMED, IN_FLIGHT = EntryState.CONFIRMED, EntryState.IN_FLIGHT
-ALL = Scope(frozenset({"show"}))
+OURS = frozenset({"show"})
 
 
 def record(state: EntryState, changed: int = 50, entry: str = ENTRY, booked_at: int = 1000) -> Record:
     return Record("p", state, booked_at, changed, "me", entry)
 
 
-def judge(found: Record | None, actual: str | None, *, old: bool = False, scope: Scope = ALL) -> Differences:
+def judge(
+    found: Record | None,
+    actual: str | None,
+    *,
+    old: bool = False,
+    managed: frozenset[str] = OURS,
+    only: frozenset[str] | None = None,
+) -> Differences:
     snapshot = {} if actual is None else {"p": actual}
     ledger = [] if found is None else [found]
-    return find_differences(MARK, snapshot, ledger, too_old={"p"} if old else set(), scope=scope)
+    return find_differences(MARK, snapshot, ledger, too_old={"p"} if old else set(), managed=managed, only=only)
 
 
 def test_what_agrees_is_left_alone() -> None:
@@ -69,18 +76,18 @@ def test_a_too_old_entry_with_a_proc_becomes_confirmed() -> None:
 def test_causes_tell_a_crash_from_a_missed_release_from_a_retired_show() -> None:
     assert judge(record(CONFIRMED), None).causes == {Cause.MISSED_RELEASE: 1}
     assert judge(record(IN_FLIGHT), None, old=True).causes == {Cause.CRASHED_BOOKING: 1}
-    assert judge(record(CONFIRMED), None, scope=Scope(frozenset())).causes == {Cause.RETIRED: 1}
+    assert judge(record(CONFIRMED), None, managed=frozenset()).causes == {Cause.RETIRED: 1}
 
 
 def test_a_narrow_pass_judges_only_its_shows() -> None:
-    narrow = Scope(frozenset({"show"}), frozenset({"another"}))
-    assert judge(record(CONFIRMED), None, scope=narrow).changes == []
-    assert judge(None, ENTRY, scope=narrow).absent == []
+    others = frozenset({"another"})
+    assert judge(record(CONFIRMED), None, only=others).changes == []
+    assert judge(None, ENTRY, only=others).absent == []
 
 
 def test_bookings_in_flight_are_counted_with_the_oldest() -> None:
     young, old, younger = (
         Record(name, IN_FLIGHT, at, 3, "me", ENTRY) for name, at in zip("pqr", (2000, 1500, 2500), strict=True)
     )
-    found = find_differences(MARK, {}, [young, old, younger, record(CONFIRMED, MARK + 1)], too_old=set(), scope=ALL)
+    found = find_differences(MARK, {}, [young, old, younger, record(CONFIRMED, MARK + 1)], too_old=set(), managed=OURS)
     assert (found.in_flight, found.oldest_in_flight_at) == (3, 1500)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.connection import Epoch, run_id_of
+from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.consistency import (
     ConsistencyCheck,
     CounterReading,
@@ -107,7 +107,7 @@ class TestEpochs:
         assert Epoch.parse(text) is None
 
     def test_text_that_is_no_epoch_has_no_process(self) -> None:
-        assert run_id_of("junk") == ""
+        assert Epoch("junk").run_id == ""
 
 
 class TestCaps:
