@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
 
 import click
+import redis
 
 from opencue_sched.cli.inputs import checked_redis
 from opencue_sched.cli.output import Column, age_text, done, json_option, json_row, show_fields, show_json, show_rows
-from opencue_sched.coordination.board import BoardScripts, Listing, Pages
+from opencue_sched.coordination.board import BoardScripts, Listing, Pages, Update
 from opencue_sched.coordination.names import permit_board
 from opencue_sched.coordination.postings import ClusterPostings, decode_cluster
 from opencue_sched.domain.cluster import Cluster
@@ -66,9 +64,10 @@ def list_(state: str | None, permits: bool, as_json: bool) -> None:
             board = BoardScripts(client, permit_board(get_settings().coordination.namespace))
         else:
             board = cluster_postings(client, get_settings())
+        pages: list[Pages] = ["trash"] if state == "trash" else ["listed"] if state else ["listed", "trash"]
         found = [
             listing
-            for which in _sets(state)
+            for which in pages
             for listing in board.listings(which)
             if state in (None, listing.fields.get("state"))
         ]
@@ -83,8 +82,8 @@ def show(cluster: str, as_json: bool) -> None:
 
     Example: opencue-sched board show alloc-0f3a9c1d2b4e5f60
     """
-    with _postings() as postings:
-        listing = _found(postings, cluster)
+    with checked_redis() as client:
+        _, listing = _found(client, cluster)
     row = json_row(listing, _COLUMNS) | {
         "error": listing.fields.get("error", ""),
         "fence": int(listing.fields.get("fence", "0")),
@@ -105,11 +104,7 @@ def trash(cluster: str, reason: str, force: bool, as_json: bool) -> None:
 
     Example: opencue-sched board trash alloc-0f3a9c1d2b4e5f60 --reason "bad hosts"
     """
-    with _postings() as postings:
-        listing = _found(postings, cluster)
-        answer = postings.update(listing.uuid, "trash", reason, force=force)
-    if not answer[0]:
-        raise SchedulerError(_refusal(cluster, answer))
+    _update(cluster, "trash", reason, force=force)
     done(f"{cluster} is in the trash", as_json=as_json, cluster=cluster, state="trash")
 
 
@@ -121,39 +116,29 @@ def restore(cluster: str, as_json: bool) -> None:
 
     Example: opencue-sched board restore alloc-0f3a9c1d2b4e5f60
     """
-    with _postings() as postings:
-        listing = _found(postings, cluster)
-        answer = postings.update(listing.uuid, "restore")
-    if not answer[0]:
-        raise SchedulerError(_refusal(cluster, answer))
+    _update(cluster, "restore")
     done(f"{cluster} is on the board again", as_json=as_json, cluster=cluster, state="ready")
 
 
-@contextmanager
-def _postings() -> Iterator[ClusterPostings]:
-    with checked_redis() as client:
-        yield cluster_postings(client, get_settings())
-
-
-def _sets(state: str | None) -> list[Pages]:
-    if state == "trash":
-        return ["trash"]
-    return ["listed"] if state else ["listed", "trash"]
-
-
-def _found(postings: ClusterPostings, cluster: str) -> Listing:
+def _found(client: redis.Redis, cluster: str) -> tuple[ClusterPostings, Listing]:
+    postings = cluster_postings(client, get_settings())
     listing = postings.job(postings.find(cluster) or cluster)
     if listing is None:
         raise InvalidInput(f"no posting of a cluster {cluster!r}; see: opencue-sched board list")
-    return listing
+    return postings, listing
 
 
-def _refusal(cluster: str, answer: list[Any]) -> str:
-    return {
-        "held": f"{cluster} is worked on by {answer[-1]}; wait, or say --force",
-        "not_trashed": f"{cluster} is not in the trash",
-        "trashed": f"{cluster} is in the trash already",
-    }.get(str(answer[1]), f"{cluster} is gone")
+def _update(cluster: str, how: Update, reason: str = "", *, force: bool = False) -> None:
+    with checked_redis() as client:
+        postings, listing = _found(client, cluster)
+        answer = postings.update(listing.uuid, how, reason, force=force)
+    if not answer[0]:
+        refusals = {
+            "held": f"{cluster} is worked on by {answer[-1]}; wait, or say --force",
+            "not_trashed": f"{cluster} is not in the trash",
+            "trashed": f"{cluster} is in the trash already",
+        }
+        raise SchedulerError(refusals.get(str(answer[1]), f"{cluster} is gone"))
 
 
 def _cluster(listing: Listing) -> Cluster | None:

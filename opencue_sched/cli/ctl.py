@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import click
 import redis
 
@@ -27,24 +24,6 @@ from opencue_sched.worker.task import Messenger
 WAIT_SECONDS = 3.0
 
 
-def _addressed(function: Callable[..., None]) -> Callable[..., None]:
-    for option in (
-        json_option,
-        click.option("--instance", help="Only this instance; with --group if several groups have one of the name."),
-        click.option("--group", help="Only workers of this group. Default: of all; with a facility set, its own."),
-        click.option(
-            "--type",
-            "type_",
-            type=click.Choice([type_.value for type_ in QueueType]),
-            default=QueueType.DISPATCH.value,
-            show_default=True,
-            help="Workers that consume this queue type.",
-        ),
-    ):
-        function = option(function)
-    return function
-
-
 @click.group("ctl")
 def command() -> None:
     """Pause, resume, drain and stop workers; let a cluster sleep.
@@ -57,44 +36,45 @@ def command() -> None:
     """
 
 
-@command.command()
-@_addressed
-def pause(**where: Any) -> None:
-    """Take no more dispatch messages until `ctl resume`; other work goes on.
+def _remote(name: str, command_: str, help_: str) -> None:
+    """Add a command that goes to the workers it is addressed to."""
 
-    Example: opencue-sched ctl pause --instance node1
-    """
-    _command("pause_dispatch", **where)
+    @command.command(name, help=f"{help_}\n\nExample: opencue-sched ctl {name} --instance node1")
+    @click.option(
+        "--type",
+        "type_",
+        type=click.Choice([type_.value for type_ in QueueType]),
+        default=QueueType.DISPATCH.value,
+        show_default=True,
+        help="Workers that consume this queue type.",
+    )
+    @click.option("--group", help="Only workers of this group. Default: of all; with a facility set, its own.")
+    @click.option("--instance", help="Only this instance; with --group if several groups have one of the name.")
+    @json_option
+    def send(type_: str, group: str | None, instance: str | None, as_json: bool) -> None:
+        from opencue_sched.celery import app
+
+        settings = get_settings()
+        namespace = settings.coordination.namespace
+        with checked_redis() as client:
+            meant = addressees(list_members(client, namespace), settings.scheduler.facility, type_, group, instance)
+        answers = broadcast(app, namespace, command_, meant, wait_seconds=WAIT_SECONDS)
+        rows = {node: answer for reply in answers for node, answer in reply.items()}
+        if as_json:
+            show_json(rows)
+        else:
+            for node, answer in sorted(rows.items()):
+                click.echo(f"{node}: {answer.get('ok') or answer.get('error')}")
+        if not rows:
+            raise SchedulerError("no live worker answered; see: opencue-sched fleet")
+        if any("error" in answer for answer in rows.values()):
+            raise click.exceptions.Exit(1)
 
 
-@command.command()
-@_addressed
-def resume(**where: Any) -> None:
-    """Take messages again after `ctl pause` or `ctl drain`.
-
-    Example: opencue-sched ctl resume --instance node1
-    """
-    _command("resume_dispatch", **where)
-
-
-@command.command()
-@_addressed
-def drain(**where: Any) -> None:
-    """Take no more messages of any type, finish what is in hand, and stay up.
-
-    Example: opencue-sched ctl drain --instance node1
-    """
-    _command("drain", **where)
-
-
-@command.command()
-@_addressed
-def stop(**where: Any) -> None:
-    """Finish what is in hand and end, as SIGTERM does.
-
-    Example: opencue-sched ctl stop --instance node1
-    """
-    _command("stop_worker", **where)
+_remote("pause", "pause_dispatch", "Take no more dispatch messages until `ctl resume`; other work goes on.")
+_remote("resume", "resume_dispatch", "Take messages again after `ctl pause` or `ctl drain`.")
+_remote("drain", "drain", "Take no more messages of any type, finish what is in hand, and stay up.")
+_remote("stop", "stop_worker", "Finish what is in hand and end, as SIGTERM does.")
 
 
 @command.command()
@@ -116,26 +96,6 @@ def sleep(cluster: str, duration: str, as_json: bool) -> None:
         show_json({"ok": done})
     else:
         click.echo(done)
-
-
-def _command(command: str, *, type_: str, group: str | None, instance: str | None, as_json: bool) -> None:
-    from opencue_sched.celery import app
-
-    settings = get_settings()
-    namespace = settings.coordination.namespace
-    with checked_redis() as client:
-        meant = addressees(list_members(client, namespace), settings.scheduler.facility, type_, group, instance)
-    answers = broadcast(app, namespace, command, meant, wait_seconds=WAIT_SECONDS)
-    rows = {node: answer for reply in answers for node, answer in reply.items()}
-    if as_json:
-        show_json(rows)
-    else:
-        for node, answer in sorted(rows.items()):
-            click.echo(f"{node}: {answer.get('ok') or answer.get('error')}")
-    if not rows:
-        raise SchedulerError("no live worker answered; see: opencue-sched fleet")
-    if any("error" in answer for answer in rows.values()):
-        raise click.exceptions.Exit(1)
 
 
 def addressees(
@@ -198,17 +158,14 @@ def _cluster(settings: Settings, key: str) -> Cluster:
 
 def _check_takeable(postings: ClusterPostings, enqueued: Enqueued) -> None:
     """Raise SchedulerError for a cluster that no worker takes now, though it was woken."""
-    job = postings.job(enqueued.uuid)
+    job, key = postings.job(enqueued.uuid), enqueued.cluster.key
     state = "" if job is None else job.fields["state"]
-    key = enqueued.cluster.key
     if state == "trash":
         raise SchedulerError(f"{key} is in the trash; to take it out: opencue-sched board restore {key}")
-    if state == "delayed" and job is not None and int(job.fields["failures"]) > 0:
-        why = job.fields.get("reason", "")
-        end = f"to try at once: opencue-sched ctl sleep --cluster {key} --for 0"
-        raise SchedulerError(f"{key} is cooled down, because its passes fail ({why}); {end}")
-    if state == "delayed":
-        raise SchedulerError(f"{key} is asleep; to wake it: opencue-sched ctl sleep --cluster {key} --for 0")
+    if job is not None and state == "delayed":
+        why = f"cooled down, because its passes fail ({job.fields.get('reason', '')})"
+        what = f"is {why}; to try at once" if int(job.fields["failures"]) else "is asleep; to wake it"
+        raise SchedulerError(f"{key} {what}: opencue-sched ctl sleep --cluster {key} --for 0")
 
 
 def _dispatch(client: redis.Redis, settings: Settings, cluster: Cluster, timeout: float | None) -> dict[str, object]:
