@@ -22,39 +22,25 @@ EXIT_CONFIG = 78
 _SERVICES = ("report-service",)
 """They warn of wrong variables in their log, which is JSON."""
 _COMMANDS = {
-    "alloc": "List, create and change allocations.",
-    "audit": "Check the invariants against PostgreSQL and Redis.",
-    "board": "List, show, trash and restore cluster postings.",
-    "ctl": "Pause, resume, drain and stop workers; let a cluster sleep.",
-    "demo": "Render a real job on real RQDs, on this machine.",
-    "dispatch": "Dispatch one cluster now, and wait for the result if asked to.",
-    "doctor": "Say whether everything a scheduler needs is there.",
-    "explain": "Say why a job's frames are waiting.",
-    "fleet": "Show who is alive, who leads, and what waits.",
-    "host": "List, lock, unlock and tag hosts.",
-    "job": "List, show and manage jobs.",
-    "limit": "List, create and change limits (licences).",
-    "migrate": "Create or upgrade the database schema.",
-    "report-service": "Run the service that RQDs report to.",
-    "show": "List, create and change shows.",
-    "submit": "Submit a job file.",
-    "subscription": "List, create and change subscriptions.",
+    "alloc": ("show", "List, create and change allocations."),
+    "audit": ("checks", "Check the invariants against PostgreSQL and Redis."),
+    "board": ("board", "List, show, trash and restore cluster postings."),
+    "ctl": ("ctl", "Pause, resume, drain and stop workers; let a cluster sleep."),
+    "demo": ("services", "Render a real job on real RQDs, on this machine."),
+    "dispatch": ("ctl", "Dispatch one cluster now, and wait for the result if asked to."),
+    "doctor": ("checks", "Say whether everything a scheduler needs is there."),
+    "explain": ("checks", "Say why a job's frames are waiting."),
+    "fleet": ("checks", "Show who is alive, who leads, and what waits."),
+    "host": ("host", "List, lock, unlock and tag hosts."),
+    "job": ("job", "List, show and manage jobs."),
+    "limit": ("show", "List, create and change limits (licences)."),
+    "migrate": ("services", "Create or upgrade the database schema."),
+    "report-service": ("services", "Run the service that RQDs report to."),
+    "show": ("show", "List, create and change shows."),
+    "submit": ("submit", "Submit a job file."),
+    "subscription": ("show", "List, create and change subscriptions."),
 }
-_SHARED_MODULES = {
-    "alloc": "show",
-    "audit": "checks",
-    "doctor": "checks",
-    "explain": "checks",
-    "fleet": "checks",
-    "dispatch": "ctl",
-    "demo": "services",
-    "limit": "show",
-    "migrate": "services",
-    "report-service": "services",
-    "show": "show",
-    "subscription": "show",
-}
-"""Commands of a module with several, where each is ``{name}_command``; the others are ``command`` of their own."""
+"""The module that each command is in, as ``{name}_command`` or ``command``, and what it does."""
 
 
 class _Lazy(click.Group):
@@ -64,14 +50,13 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
         if name not in _COMMANDS:
             return None
-        words = name.replace("-", "_")
-        module = importlib.import_module(f"{__name__}.{_SHARED_MODULES.get(name, words)}")
-        command: click.Command = getattr(module, f"{words}_command" if name in _SHARED_MODULES else "command")
+        module = importlib.import_module(f"{__name__}.{_COMMANDS[name][0]}")
+        command: click.Command = getattr(module, f"{name.replace('-', '_')}_command", None) or module.command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
-            formatter.write_dl(sorted(_COMMANDS.items()))
+            formatter.write_dl([(name, does) for name, (_, does) in sorted(_COMMANDS.items())])
 
 
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
@@ -130,17 +115,13 @@ def _failure_of_library(error: Exception) -> tuple[int, list[str]]:
     """The exit status and the problems in words of what pydantic, SQLAlchemy or redis-py raised; none for a bug."""
     import pydantic
     import redis
-    from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
+    from sqlalchemy.exc import SQLAlchemyError
 
-    from opencue_sched.insight.stores import reason_of
-    from opencue_sched.settings import setting_problems
+    from opencue_sched.insight.stores import describe_failure
+    from opencue_sched.settings import get_settings, setting_problems
 
     if isinstance(error, pydantic.ValidationError):
         return EXIT_CONFIG, setting_problems(error)
-    if isinstance(error, SQLAlchemyError):
-        connecting = isinstance(error, DBAPIError) and error.statement is None
-        hint = " (see OPENCUE_SCHED_DATABASE_URL)" if connecting or isinstance(error, OperationalError) else ""
-        return EXIT_FAILED, [f"PostgreSQL: {reason_of(error)}{hint}"]
-    if isinstance(error, redis.RedisError):
-        return EXIT_FAILED, [f"Redis: {error} (see OPENCUE_SCHED_REDIS_URL)"]
+    if isinstance(error, SQLAlchemyError | redis.RedisError):
+        return EXIT_FAILED, [describe_failure(error, get_settings())]
     return EXIT_FAILED, []

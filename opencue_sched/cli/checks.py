@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 import redis
-from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
 from opencue_sched.cli.inputs import UnknownName, checked_redis, choose, database, farm, redis_store
@@ -169,21 +168,18 @@ def _as_dict(explanation: Explanation, layers: list[LayerExplanation]) -> dict[s
                 "frames": one.layer.total,
                 **_counts(one.layer),
                 "reasons": [asdict(reason) for reason in one.reasons],
-                "verdict": None if one.verdict is None else _verdict_as_dict(one.verdict),
+                "verdict": one.verdict
+                and {
+                    "verdict": one.verdict.verdict.verdict.value,
+                    "detail": one.verdict.verdict.detail,
+                    "placed": one.verdict.verdict.frames,
+                    "waiting": one.verdict.verdict.waiting,
+                    "cluster": one.verdict.cluster,
+                    "at": one.verdict.at,
+                },
             }
             for one in layers
         ],
-    }
-
-
-def _verdict_as_dict(recorded: RecordedVerdict) -> dict[str, Any]:
-    return {
-        "verdict": recorded.verdict.verdict.value,
-        "detail": recorded.verdict.detail,
-        "placed": recorded.verdict.frames,
-        "waiting": recorded.verdict.waiting,
-        "cluster": recorded.cluster,
-        "at": recorded.at,
     }
 
 
@@ -217,7 +213,11 @@ def fleet_command(as_json: bool) -> None:
     Example: opencue-sched fleet --json | jq .leader
     """
     with checked_redis() as client, database() as engine:
-        _refuse_unmigrated(engine)
+        try:
+            with engine.connect() as connection:
+                check_schema(connection)
+        except OperationalError as error:  # most of what is known of the fleet is in Redis
+            click.echo(f"warning: {describe_failure(error, get_settings())}", err=True)
         view = fleet_view(client, get_settings(), PersistentFences(engine))
     if as_json:
         show_json(view)
@@ -226,7 +226,10 @@ def fleet_command(as_json: bool) -> None:
     if view["leader"]["two_redis"]:
         click.echo(f"warning: beats of two Redis want to lead, so one stands by; {ONE_REDIS}")
     click.echo(_beats_line(view["beats"]))
-    _show_workers(view["workers"])
+    if view["workers"]:
+        show_rows(view["workers"], _WORKER_COLUMNS)
+    else:
+        click.echo("workers: none alive")
     click.echo()
     show_rows([{"type": name, **figures} for name, figures in view["queues"].items()], _QUEUE_COLUMNS)
     click.echo()
@@ -241,15 +244,6 @@ def fleet_command(as_json: bool) -> None:
         click.echo(f"gone lately: {', '.join(sorted({key.rpartition(':')[2] for key in view['gone']}))}")
 
 
-def _refuse_unmigrated(engine: Engine) -> None:
-    """Raises SchedulerError saying what to run. Without PostgreSQL, most of what is known of the fleet is shown."""
-    try:
-        with engine.connect() as connection:
-            check_schema(connection)
-    except OperationalError as error:
-        click.echo(f"warning: {describe_failure(error, get_settings())}", err=True)
-
-
 def _leader_line(leader: dict[str, Any]) -> str:
     if leader["fence"] is None:
         return "leader: none (is a beat alive?)"
@@ -262,10 +256,3 @@ def _leader_line(leader: dict[str, Any]) -> str:
 def _beats_line(beats: list[dict[str, Any]]) -> str:
     said = [f"{beat['instance']} on {beat['hostname']} {'leads' if beat['fence'] else 'stands by'}" for beat in beats]
     return f"beats: {', '.join(said) or 'none alive'}"
-
-
-def _show_workers(workers: list[dict[str, Any]]) -> None:
-    if not workers:
-        click.echo("workers: none alive")
-        return
-    show_rows(workers, _WORKER_COLUMNS)

@@ -107,11 +107,9 @@ def _workers(members: Members, in_hand: Mapping[str, Sequence[str]]) -> list[dic
     names = Counter(instance for _, instance in by_instance)
     return [
         _process(actors[0])
+        | {name: getattr(actors[0], name) for name in ("state", "in_flight", "capacity")}
         | {
             "types": sorted(actor.type for actor in actors),
-            "state": actors[0].state,
-            "in_flight": actors[0].in_flight,
-            "capacity": actors[0].capacity,
             "work": sorted({*actors[0].work, *(in_hand.get(instance, ()) if names[instance] == 1 else ())}),
         }
         for (_, instance), actors in sorted(by_instance.items())
@@ -120,13 +118,8 @@ def _workers(members: Members, in_hand: Mapping[str, Sequence[str]]) -> list[dic
 
 def _process(actor: Actor) -> dict[str, Any]:
     now = time.time()
-    return {
-        "group": actor.group,
-        "instance": actor.instance,
-        "node": actor.node,
-        "hostname": actor.hostname,
-        "pid": actor.pid,
-        "version": actor.version,
+    names = ("group", "instance", "node", "hostname", "pid", "version")
+    return {name: getattr(actor, name) for name in names} | {
         "up_seconds": round(max(0.0, now - actor.started_at), 1),
         "heartbeat_seconds_ago": round(max(0.0, now - actor.last_heartbeat), 1),
     }

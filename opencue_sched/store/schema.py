@@ -7,7 +7,7 @@ branches), and gets objects of our own only. An empty database gets a Cuebot-com
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,21 +58,6 @@ _FACTS = text(
     """
 )
 
-_EQUIVALENT_INDEX = text(
-    """
-    SELECT EXISTS (
-        SELECT FROM pg_index i
-        WHERE i.indrelid = to_regclass(:table) AND i.indisvalid
-          AND (SELECT array_agg(a.attname::text ORDER BY k.place)
-               FROM unnest(i.indkey::smallint[]) WITH ORDINALITY k (attnum, place)
-               JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-               WHERE k.place <= :width) = CAST(:columns AS text[])
-          AND CASE WHEN :predicate = '' THEN i.indpred IS NULL
-                   ELSE pg_get_expr(i.indpred, i.indrelid) LIKE '%''' || :predicate || '''%' END
-    )
-    """
-)
-
 _HOLDINGS = text("SELECT (SELECT count(*) FROM show) AS shows, (SELECT count(*) FROM job) AS jobs")
 
 
@@ -101,16 +86,6 @@ def read_origin(connection: Connection) -> Origin:
     if not connection.scalar(text("SELECT to_regclass('opencue_sched_origin') IS NOT NULL")):
         return "cuebot"
     return cast(Origin, connection.scalar(text("SELECT origin FROM opencue_sched_origin")))
-
-
-def has_equivalent_index(connection: Connection, table: str, columns: Sequence[str], *, predicate: str = "") -> bool:
-    """Whether a valid index of ``table`` begins with ``columns`` and is partial on the quoted word ``predicate``."""
-    return bool(
-        connection.scalar(
-            _EQUIVALENT_INDEX,
-            {"table": table, "columns": list(columns), "width": len(columns), "predicate": predicate},
-        )
-    )
 
 
 def refuse_too_old(connection: Connection) -> Row[Any]:
@@ -220,20 +195,12 @@ def upgrade(url: str, revision: str = "head") -> None:
         command.upgrade(_alembic(url), revision)
 
 
-@dataclass(frozen=True)
-class Holdings:
-    """What is lost when the tables go."""
-
-    shows: int
-    jobs: int
-
-
-def holdings(connection: Connection) -> Holdings | None:
-    """What ``downgrade`` to nothing would remove besides objects; None where the tables are not ours, and stay."""
+def holdings(connection: Connection) -> Row[Any] | None:
+    """The ``shows`` and ``jobs`` that ``downgrade`` to nothing would remove; None where the tables are not ours, and
+    stay."""
     if not has_cuebot_tables(connection) or read_origin(connection) != "opencue-sched":
         return None
-    row = connection.execute(_HOLDINGS).one()
-    return Holdings(int(row.shows), int(row.jobs))
+    return connection.execute(_HOLDINGS).one()
 
 
 def revision_of(connection: Connection) -> str | None:
@@ -272,9 +239,13 @@ def drain_frame_history(connection: Connection, *, events: int = 1000, one_by_on
     OpenCue's own function does it, under a lock shared with every Cuebot: 0 events also means that another is draining.
     It is all or nothing unless ``one_by_one``, which drops an event that fails with a warning.
     """
-    with _warnings(connection) as warnings:
+    driver: Any = connection.connection.dbapi_connection
+    before, driver.notices = driver.notices, _Warnings()
+    try:
         row = connection.execute(_DRAIN, {"events": events, "one_by_one": one_by_one}).one()
-    return Drained(row.drained, row.skipped, tuple(warnings.texts))
+        return Drained(row.drained, row.skipped, tuple(driver.notices.texts))
+    finally:
+        driver.notices = before
 
 
 class _Warnings:
@@ -288,13 +259,3 @@ class _Warnings:
         severity, _, message = notice.partition("\n")[0].partition(":")
         if severity == "WARNING":
             self.texts.append(message.strip())
-
-
-@contextmanager
-def _warnings(connection: Connection) -> Iterator[_Warnings]:
-    driver: Any = connection.connection.dbapi_connection
-    before, driver.notices = driver.notices, _Warnings()
-    try:
-        yield driver.notices
-    finally:
-        driver.notices = before
