@@ -31,7 +31,6 @@ WANTED_MEMORY_GB = 500
 # Ages only, so that the first worker is ready soon; dry run, because there are no RQDs; nobody reports for the hosts.
 ENVIRONMENT = {
     "OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE": "2s",
-    "OPENCUE_SCHED_ACCOUNTING__IN_FLIGHT_AGE": "6s",
     "OPENCUE_SCHED_RQD__DRY_RUN_MODE": "true",
     "OPENCUE_SCHED_HOST_CACHE__HOST_STALENESS_THRESHOLD": "1h",
     "OPENCUE_SCHED_RELEASE__HOST_DOWN_AFTER": "1h",

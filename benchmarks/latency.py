@@ -39,7 +39,6 @@ GOAL_MEDIAN_MS, GOAL_P99_MS = 150.0, 600.0
 # Ages only, so that the first worker may book a few seconds after its start; the rest is as shipped.
 ENVIRONMENT = {
     "OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE": "2s",
-    "OPENCUE_SCHED_ACCOUNTING__IN_FLIGHT_AGE": "6s",
 }
 
 _Result = TypeVar("_Result")

@@ -42,7 +42,6 @@ WORKERS = 2
 ENVIRONMENT = {
     "OPENCUE_SCHED_RQD__DRY_RUN_MODE": "true",
     "OPENCUE_SCHED_QUEUE__METRICS_PORT": "0",
-    "OPENCUE_SCHED_COORDINATION__BEAT_METRICS_PORT": "0",
 }
 # So that nobody finds the frame without a proc, and runs it again.
 _ENDED = text(

@@ -44,7 +44,7 @@ from opencue_sched.store.engine import make_engine
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.worker import fleet_metrics
 from opencue_sched.worker.fleet_metrics import FleetSurvey
-from opencue_sched.worker.metrics import serve_metrics
+from opencue_sched.worker.metrics import PORTS_TRIED, serve_metrics
 
 log = structlog.get_logger(__name__)
 
@@ -139,7 +139,8 @@ class LeaderScheduler(Scheduler):
             check_for_beat(settings)
             self.gate = gate = make_gate(settings)
             fleet_metrics.watch_gate(gate)
-            serve_metrics(settings.queue.metrics_host, settings.coordination.beat_metrics_port, fleet_metrics.BEAT)
+            port = settings.queue.metrics_port
+            serve_metrics(settings.queue.metrics_host, port + PORTS_TRIED if port else 0, fleet_metrics.BEAT)
             self.survey = FleetSurvey(settings, lambda: gate.lease is not None)
             self.survey.thread.start()
             log.info("beat_started", role=gate.keys.role)

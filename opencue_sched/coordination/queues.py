@@ -36,7 +36,6 @@ from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, Worke
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.redis_url import read_redis_url
 from opencue_sched.lua_scripts import ScriptCall, call_scripts
-from opencue_sched.settings import get_settings
 
 REMEMBERED_SECONDS = 1.0
 
@@ -298,8 +297,11 @@ def sent_at(message: str | None) -> float | None:
 # The order in which a worker asks its queues, for kombu's ``queue_order_strategy``.
 #
 # As declared - instance, group, type - so that targeted messages are taken first; but a queue that has been passed over
-# for ``queue_age`` seconds is asked first once. So the message at the end of any queue waits no longer than that for
+# for QUEUE_AGE_SECONDS is asked first once. So the message at the end of any queue waits no longer than that for
 # each message before it, however busy the more specific queues are.
+
+
+QUEUE_AGE_SECONDS = 5.0
 
 
 class AgedOrder:
@@ -313,7 +315,7 @@ class AgedOrder:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.items: list[str] = []
-        self._age = get_settings().coordination.queue_age if age_seconds is None else age_seconds
+        self._age = QUEUE_AGE_SECONDS if age_seconds is None else age_seconds
         self._clock = clock
         self._asked: dict[str, float] = {}
         self.update(it or ())

@@ -391,7 +391,7 @@ class _Pass:
         #    sends nothing late, and what it does not send is undone.
         requests, impossible = launch_requests(result.committed, environments, runner.settings)
         since_commit = 0.0 if result.sent_at is None else runner.clock() - result.sent_at
-        send_within = runner.settings.rqd.launch_timeout - since_commit
+        send_within = runner.settings.rqd.timeout - since_commit
         launched = launch_all(runner.settlement.channels, requests, send_within=send_within, progress=self.progress)
 
         # 8. Settle: see dispatch.launch for its order.

@@ -158,12 +158,12 @@ def launch_all(
 
     Hosts are served side by side (``RqdChannels.each``), the frames of one host one after the other, so a host
     that hangs delays no other. A frame whose turn has not come ``send_within`` seconds after the call (default
-    ``rqd.launch_timeout``) is not sent; nor are the remaining frames of a host that did not answer. Both are FAILED.
+    ``rqd.timeout``) is not sent; nor are the remaining frames of a host that did not answer. Both are FAILED.
     With ``rqd.dry_run_mode`` nothing is sent and everything counts as launched. ``progress`` is called as hosts end.
     """
     if channels.settings.dry_run_mode:
         return [LaunchOutcome(request) for request in requests]
-    not_after = clock() + (channels.settings.launch_timeout if send_within is None else send_within)
+    not_after = clock() + (channels.settings.timeout if send_within is None else send_within)
     by_host: dict[str, list[int]] = {}
     for index, request in enumerate(requests):
         by_host.setdefault(request.host_name, []).append(index)
@@ -217,7 +217,7 @@ def _send(channels: RqdChannels, request: LaunchRequest) -> tuple[Answer | None,
     """None when RQD accepted the frame; RQD's words."""
     message = rqd_pb2.RqdStaticLaunchFrameRequest(run_frame=request.run_frame)
     try:
-        channels.stub(request.host_name).LaunchFrame(message, timeout=channels.settings.launch_timeout)
+        channels.stub(request.host_name).LaunchFrame(message, timeout=channels.settings.timeout)
     except grpc.RpcError as error:
         return classify(error.code(), error.details() or ""), describe(error)
     return None, ""

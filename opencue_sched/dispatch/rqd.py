@@ -110,9 +110,7 @@ class RqdChannels:
         """A connection attempt must end well before the call's deadline, so that a host that is down is told apart
         from one that may have received the call. (gRPC takes the least reconnect back-off as its connect time-out.)
         """
-        connect_seconds = min(
-            _LONGEST_CONNECT_SECONDS, self.settings.launch_timeout / 2, self.settings.kill_timeout / 2
-        )
+        connect_seconds = min(_LONGEST_CONNECT_SECONDS, self.settings.timeout / 2)
         return [
             ("grpc.min_reconnect_backoff_ms", max(1, int(connect_seconds * 1000))),
             ("grpc.initial_reconnect_backoff_ms", 200),
@@ -195,7 +193,7 @@ def look(channels: RqdChannels, ref: RunningFrameRef, *, timeout: float | None =
     """Ask the host's RQD whether it runs the frame, and for which proc."""
     try:
         answer = channels.stub(ref.host_name).ReportStatus(
-            rqd_pb2.RqdStaticReportStatusRequest(), timeout=timeout or channels.settings.kill_timeout
+            rqd_pb2.RqdStaticReportStatusRequest(), timeout=timeout or channels.settings.timeout
         )
     except grpc.RpcError as error:
         return FrameSeen(Whereabouts.UNREACHABLE, describe(error))
@@ -225,7 +223,7 @@ def kill(channels: RqdChannels, host_name: str, frame_id: str, reason: str) -> b
     """
     request = rqd_pb2.RqdStaticKillRunningFrameRequest(frame_id=frame_id, message=reason)
     try:
-        channels.stub(host_name).KillRunningFrame(request, timeout=channels.settings.kill_timeout)
+        channels.stub(host_name).KillRunningFrame(request, timeout=channels.settings.timeout)
     except grpc.RpcError as error:
         if error.code() == grpc.StatusCode.NOT_FOUND:
             return False
@@ -240,14 +238,14 @@ def kill_and_confirm(
 
     NOT_RUNNING is answered when RQD was asked to kill the frame (or knew nothing of it) and a report taken after that
     no longer lists it nor is setting anything up. With ``adopt``, a frame found running for ``ref.proc_id`` is left
-    alone and answered as RUNNING. UNCONFIRMED or UNREACHABLE after ``timeout`` seconds (default ``rqd.kill_timeout``):
+    alone and answered as RUNNING. UNCONFIRMED or UNREACHABLE after ``timeout`` seconds (default ``rqd.timeout``):
     nothing may be freed then. The caller must still own the frame (see `kill`).
     """
-    limit = time.monotonic() + (timeout or channels.settings.kill_timeout)
+    limit = time.monotonic() + (timeout or channels.settings.timeout)
     killed = asked = False
     while True:
         left = max(0.05, limit - time.monotonic())
-        seen = look(channels, ref, timeout=min(left, channels.settings.kill_timeout))
+        seen = look(channels, ref, timeout=min(left, channels.settings.timeout))
         if adopt and seen.place is Whereabouts.OURS and not killed:
             return Confirmation(Fate.RUNNING, killed)
         if asked and seen.place is Whereabouts.ABSENT:
@@ -312,7 +310,7 @@ class RqdKiller:
         return True
 
     def stop(self, host_name: str, frame_id: str, proc_id: str, reason: str) -> Fate:
-        """Kill a frame and wait until RQD confirms that it does not run (at most rqd.kill_timeout)."""
+        """Kill a frame and wait until RQD confirms that it does not run (at most rqd.timeout)."""
         return self._end(RunningFrameRef(host_name, frame_id, proc_id), reason, adopt=False)
 
     def confirm_gone(self, host_name: str, frame_id: str, proc_id: str) -> Fate:

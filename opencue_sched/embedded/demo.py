@@ -41,7 +41,6 @@ _DEADLINE_SECONDS = 600.0
 """For the job, not for installing anything."""
 _COMMAND_SECONDS = 60
 _COMMIT_DEADLINE_SECONDS = 2
-_IN_FLIGHT_AGE_SECONDS = 6
 _POLL_SECONDS = 0.25
 _PLAIN_LINE_SECONDS = 2.0
 
@@ -146,7 +145,6 @@ def _audit(farm: _Stage) -> AuditReport:
         redis_url=SecretStr(environment["OPENCUE_SCHED_REDIS_URL"]),
         accounting=Accounting(
             commit_deadline=float(environment["OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE"]),
-            in_flight_age=float(environment["OPENCUE_SCHED_ACCOUNTING__IN_FLIGHT_AGE"]),
         ),
     )
     client = redis.Redis.from_url(settings.redis_dsn, decode_responses=True, socket_timeout=10)
@@ -260,7 +258,6 @@ def _stage(*, hosts: int, cores: int, workers: int, say: Callable[[str], None]) 
                     "OPENCUE_SCHED_RQD__ADDRESSES": json.dumps(rqds.addresses),
                     "OPENCUE_SCHED_SUBMISSION__LOG_ROOT": str(directory / "render-logs"),
                     "OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE": str(_COMMIT_DEADLINE_SECONDS),
-                    "OPENCUE_SCHED_ACCOUNTING__IN_FLIGHT_AGE": str(_IN_FLIGHT_AGE_SECONDS),
                     "OPENCUE_SCHED_ACCOUNTING__RECOMPUTE_INTERVAL_SECONDS": "10",
                     "OPENCUE_SCHED_QUEUE__CLUSTER_RELOAD_INTERVAL": "2",
                 },

@@ -24,6 +24,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from opencue_sched.dispatch.rqd import Fate, RqdKiller
 from opencue_sched.domain.farm import ExitStatus, FrameState, HardwareState
+from opencue_sched.farm import model
 from opencue_sched.farm.completion import Releaser, database_away
 from opencue_sched.farm.model import LostRun, RunOutcome, RunVerdict
 from opencue_sched.settings import Release
@@ -37,7 +38,7 @@ BATCH = 400
 """Most runs that are read and ended at once."""
 
 REAP_SECONDS = 30.0
-"""No kill is begun and no batch is read after this long. The last kill takes ``rqd.kill_timeout`` more."""
+"""No kill is begun and no batch is read after this long. The last kill takes ``rqd.timeout`` more."""
 
 LOOK_SECONDS = 2.0
 """How long a host that is DOWN already is looked for: two attempts of a lossy network to connect."""
@@ -142,7 +143,7 @@ class Reaper:
                 silent_after=ORPHAN_SECONDS,
                 frameless_after=FRAMELESS_SECONDS,
                 unnamed_after=UNNAMED_SECONDS,
-                grace=self.settings.lost_completion_grace,
+                grace=model.LOST_COMPLETION_GRACE_SECONDS,
                 limit=self.batch,
                 but=self._tried,
                 scope=self.scope,

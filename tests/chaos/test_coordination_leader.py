@@ -432,9 +432,9 @@ def figures_of(port: int) -> dict[str, float]:
 def test_only_the_leading_beat_shows_what_waits_while_no_worker_lives(idle_site):
     # given a beat that leads, one that stands by, and nobody who takes their messages
     first, second = free_port(), free_port()
-    idle_site.fleet.beat("b1", OPENCUE_SCHED_COORDINATION__BEAT_METRICS_PORT=str(first))
+    idle_site.fleet.beat("b1", OPENCUE_SCHED_QUEUE__METRICS_PORT=str(first - 100))
     eventually(lambda: sent(idle_site.client), 60, "first tick")
-    idle_site.fleet.beat("b2", OPENCUE_SCHED_COORDINATION__BEAT_METRICS_PORT=str(second))
+    idle_site.fleet.beat("b2", OPENCUE_SCHED_QUEUE__METRICS_PORT=str(second - 100))
     eventually(lambda: 'scheduler_queue_depth{type="sweep"}' in figures_of(first), 60, "a survey")
     eventually(lambda: figures_of(first)['scheduler_queue_depth{type="sweep"}'] > 0, 60, "a message that waits")
     assert figures_of(first)["scheduler_workers_alive"] == 0
@@ -452,7 +452,7 @@ def test_only_the_leading_beat_shows_what_waits_while_no_worker_lives(idle_site)
 
 def test_a_beat_shows_its_fence_and_the_age_of_the_last_tick(site):
     port = free_port()
-    site.fleet.beat("b1", OPENCUE_SCHED_COORDINATION__BEAT_METRICS_PORT=str(port))
+    site.fleet.beat("b1", OPENCUE_SCHED_QUEUE__METRICS_PORT=str(port - 100))
     eventually(lambda: sent(site.client), 60, "first tick")
 
     def figures() -> dict[str, float]:

@@ -27,7 +27,7 @@ TTL_MS = 900
 SERIES = {policy: tick_series(policy.value, INTERVAL_SECONDS) for policy in CatchUp}
 QUICK = {
     "OPENCUE_SCHED_COORDINATION__LEASE_TTL": f"{TTL_MS}ms",
-    "OPENCUE_SCHED_COORDINATION__BEAT_METRICS_PORT": "0",
+    "OPENCUE_SCHED_QUEUE__METRICS_PORT": "0",
 }
 
 

@@ -35,7 +35,11 @@ RECORDER = """
     import celeryconfig
     from opencue_sched.settings import get_settings
 
+    import os
+    from opencue_sched.coordination import queues
     from opencue_sched.coordination.transport import count_unreadable_with
+
+    queues.QUEUE_AGE_SECONDS = float(os.environ.get("TEST_QUEUE_AGE", "5"))
 
     celeryconfig.imports = ()
     app = Celery("recorder")
@@ -131,7 +135,7 @@ def test_preloaded_queues_drain_from_the_most_specific_and_first_in_first_out(
                 sender(queue, f"{tag}-{number}")
         sender(TYPE, "urgent", priority=0)
         sender(INSTANCE, "idle", priority=2)
-        worker = start_worker(PYTHONHASHSEED=str(seed), OPENCUE_SCHED_COORDINATION__QUEUE_AGE="1h")
+        worker = start_worker(PYTHONHASHSEED=str(seed), TEST_QUEUE_AGE="3600")
         eventually(lambda: len(order(redis_client)) == 8, 60, "drained queues")
         assert order(redis_client) == [
             "urgent",
@@ -149,7 +153,7 @@ def test_preloaded_queues_drain_from_the_most_specific_and_first_in_first_out(
 def test_no_queue_starves_beyond_its_age(redis_client, sender, start_worker):
     """Q3: an instance queue that is never empty, and one message each for the group and the type."""
     sender(INSTANCE, "again")
-    start_worker(OPENCUE_SCHED_COORDINATION__QUEUE_AGE="500ms")
+    start_worker(TEST_QUEUE_AGE="0.5")
     eventually(lambda: len(order(redis_client)) > 10, 60, "a busy instance queue")
     number = count()
 
@@ -170,7 +174,7 @@ def test_a_message_waits_for_no_more_others_than_there_are_queues_once_each_is_o
 ):
     """Q3, counted: when every queue is of age at once, each is asked first in its turn, however busy one of them is."""
     sender(INSTANCE, "again")
-    start_worker(OPENCUE_SCHED_COORDINATION__QUEUE_AGE="1ms")
+    start_worker(TEST_QUEUE_AGE="0.001")
     eventually(lambda: len(order(redis_client)) > 10, 60, "a busy instance queue")
     for queue in (TYPE, GROUP, TYPE, GROUP):
         tag = f"waited at {queue} since"

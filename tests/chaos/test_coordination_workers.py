@@ -275,7 +275,6 @@ def test_a_frozen_worker_does_no_harm_when_it_goes_on(site):
 # A pass that waits for a lock as long as a slow machine takes to tell its worker to stop.
 PATIENT = {
     "OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE": "100s",
-    "OPENCUE_SCHED_ACCOUNTING__IN_FLIGHT_AGE": "300s",
 }
 
 

@@ -40,7 +40,7 @@ from tests.integration.dispatch.passes import Passes, passes
 ROOT = Path(__file__).resolve().parents[2]
 FRAMES, FEWER = 5, 3
 SCENES_AT_MOST = 100
-PATIENT = {"commit_deadline": 100.0, "in_flight_age": 300.0}
+PATIENT = {"commit_deadline": 100.0}
 BOARD, LOG = permit_board("cue"), layers_booked("cue")
 TAKE, GIVE_BACK, BOOK = "board_take_many", "board_consume_many", "book"
 TELL = "XADD+EXPIRE"

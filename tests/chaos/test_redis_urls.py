@@ -51,7 +51,7 @@ def fence(client: redis.Redis) -> int:
 @contextmanager
 def empty_fleet(url, server, database_url, engine, directory, monkeypatch):
     urls = {"OPENCUE_SCHED_DATABASE_URL": database_url, "OPENCUE_SCHED_REDIS_URL": url}
-    ages = {"OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE": "1s", "OPENCUE_SCHED_ACCOUNTING__IN_FLIGHT_AGE": "3s"}
+    ages = {"OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE": "1s"}
     environment = {**urls, **QUICK, **ages}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

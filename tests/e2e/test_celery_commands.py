@@ -100,10 +100,8 @@ def site_on(postgres_server, template_database, directory: Path) -> Iterator[Sit
             "OPENCUE_SCHED_REDIS_URL": server.url,
             "OPENCUE_SCHED_RQD__DRY_RUN_MODE": "true",
             "OPENCUE_SCHED_QUEUE__METRICS_PORT": str(port),
-            "OPENCUE_SCHED_COORDINATION__BEAT_METRICS_PORT": "0",
             "OPENCUE_SCHED_HOST_CACHE__HOST_STALENESS_THRESHOLD": "1h",
             "OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE": "1",
-            "OPENCUE_SCHED_ACCOUNTING__IN_FLIGHT_AGE": "3",
         }
         settings = Settings(database_url=url, redis_url=server.url)
         client = redis.Redis.from_url(server.url, decode_responses=True, socket_timeout=10.0)

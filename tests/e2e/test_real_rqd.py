@@ -87,7 +87,7 @@ def channels(rqd: RealRqd) -> Iterator[RqdChannels]:
 
 def patient(rqd: RealRqd) -> Rqd:
     """Time-outs for a machine on which RQD takes its time."""
-    return Rqd(addresses={rqd.name: rqd.address}, launch_timeout=60.0, kill_timeout=60.0)
+    return Rqd(addresses={rqd.name: rqd.address}, timeout=60.0)
 
 
 def frame(directory: Path, command: str) -> rqd_pb2.RunFrame:
@@ -212,7 +212,7 @@ def test_what_it_refuses_is_a_definite_failure_with_its_words(
 def test_a_launch_into_a_frozen_rqd_is_unknown_until_it_answers(
     rqd: RealRqd, directory: Path, reports: tuple[Reports, str]
 ) -> None:
-    settings = Rqd(addresses={rqd.name: rqd.address}, launch_timeout=1.0, kill_timeout=1.0)
+    settings = Rqd(addresses={rqd.name: rqd.address}, timeout=1.0)
     with RqdChannels(settings) as channels, RqdChannels(patient(rqd)) as others:
         # given an RQD that froze with an open connection
         request = LaunchRequest(rqd.name, frame(directory, "sleep 0.2"))
@@ -239,7 +239,7 @@ def test_nothing_of_a_stopped_rqd_stays_behind(directory: Path, reports: tuple[R
     # given an RQD of its own with a frame that starts a process of its own
     with RealRqdFarm(1, report_address=reports[1], directory=directory, prefix="leaving") as farm:
         (rqd,) = farm.rqds
-        with RqdChannels(Rqd(addresses=farm.addresses, launch_timeout=60.0)) as channels:
+        with RqdChannels(Rqd(addresses=farm.addresses, timeout=60.0)) as channels:
             request = LaunchRequest(rqd.name, frame(directory, "setsid sleep 654.5 & sleep 654.5"))
             assert launch_all(channels, [request])[0].state is LaunchState.LAUNCHED
             eventually(lambda: process_with("654.5"))
@@ -264,7 +264,7 @@ def test_nothing_stays_behind_when_the_owner_is_killed(directory: Path, reports:
     try:
         assert owner.stdout is not None
         addresses = json.loads(owner.stdout.readline())
-        with RqdChannels(Rqd(addresses=addresses, launch_timeout=60.0)) as channels:
+        with RqdChannels(Rqd(addresses=addresses, timeout=60.0)) as channels:
             request = LaunchRequest("orphan1", frame(directory, "sleep 987.5"))
             assert launch_all(channels, [request])[0].state is LaunchState.LAUNCHED
             eventually(lambda: process_with("987.5"))

@@ -168,7 +168,6 @@ def test_worker_and_beat_of_the_wheel_book_frames(
         "OPENCUE_SCHED_QUEUE__METRICS_PORT": "0",
         # The first worker on an empty Redis waits one age before it books.
         "OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE": "1",
-        "OPENCUE_SCHED_ACCOUNTING__IN_FLIGHT_AGE": "3",
     }
 
     # when a worker and a beat of the installed wheel run

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from kombu import Connection, Queue
-from opencue_sched.worker.upkeep import REAP_LEASE_SECONDS
 
 import celeryconfig
 from opencue_sched.beat import LeaderScheduler
@@ -23,6 +22,7 @@ from opencue_sched.coordination.names import QueueName, QueueType, common_queue,
 from opencue_sched.farm.reaper import HISTORY_SECONDS, REAP_SECONDS
 from opencue_sched.settings import Rqd, Settings, get_settings
 from opencue_sched.store.engine import STATEMENT_SECONDS
+from opencue_sched.worker.runtime import REAP_LEASE_SECONDS
 
 TASKS = {
     "opencue_sched.sweep.sweep_clusters",
@@ -172,7 +172,7 @@ def test_a_beat_knows_the_tasks_without_loading_what_runs_them_and_a_worker_load
 
 
 def test_a_reap_ends_before_its_message_is_handed_out_again_and_its_turn_before_that() -> None:
-    begun = REAP_SECONDS + Rqd().kill_timeout + HISTORY_SECONDS
+    begun = REAP_SECONDS + Rqd().timeout + HISTORY_SECONDS
     longest = begun + 2 * STATEMENT_SECONDS
     assert longest < celeryconfig.broker_transport_options["visibility_timeout"]
     assert begun < REAP_LEASE_SECONDS

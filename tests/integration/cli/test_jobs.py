@@ -89,7 +89,7 @@ def rendering(rqd: SimulatedFarm, running: Running) -> Running:
 def nobody(environment: pytest.MonkeyPatch) -> None:
     """Nobody listens where render01's RQD should be."""
     environment.setenv("OPENCUE_SCHED_RQD__ADDRESSES", json.dumps({"render01": "127.0.0.1:1"}))
-    environment.setenv("OPENCUE_SCHED_RQD__KILL_TIMEOUT", "1s")
+    environment.setenv("OPENCUE_SCHED_RQD__TIMEOUT", "1s")
 
 
 @pytest.fixture

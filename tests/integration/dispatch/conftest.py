@@ -30,7 +30,7 @@ def connect(farm: SimulatedFarm) -> Iterator[Callable[..., RqdChannels]]:
     with contextlib.ExitStack() as open_channels:
 
         def make(**changes: Any) -> RqdChannels:
-            times = {"launch_timeout": 20.0, "kill_timeout": 20.0}
+            times = {"timeout": 20.0}
             return open_channels.enter_context(RqdChannels(Rqd(addresses=farm.addresses, **{**times, **changes})))
 
         yield make

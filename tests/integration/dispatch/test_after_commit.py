@@ -31,7 +31,7 @@ def farm():
 
 @pytest.fixture
 def one(engine, settings, farm):
-    rqd = Rqd(addresses=farm.addresses, launch_timeout=5.0)
+    rqd = Rqd(addresses=farm.addresses, timeout=5.0)
     with passes(engine, settings.model_copy(update={"rqd": rqd})) as found:
         yield found
 

@@ -83,7 +83,7 @@ def test_idle_connections_are_closed_and_opened_again(monkeypatch: pytest.Monkey
     farm = subprocess.Popen([sys.executable, "-c", _A_FARM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert farm.stdout is not None
     try:
-        with RqdChannels(Rqd(addresses={"sim0001": farm.stdout.readline().strip()}, kill_timeout=20.0)) as channels:
+        with RqdChannels(Rqd(addresses={"sim0001": farm.stdout.readline().strip()}, timeout=20.0)) as channels:
             before = sockets()
             assert look(channels, request("sim0001").ref).place is Whereabouts.ABSENT
             opened = sockets() - before

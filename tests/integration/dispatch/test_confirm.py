@@ -105,7 +105,7 @@ def test_nothing_is_claimed_about_a_host_that_does_not_answer(
     launch = started(farm, connect())
     getattr(farm, fault)("sim0001")
 
-    confirmation = kill_and_confirm(connect(kill_timeout=0.3), launch.ref, reason="test", timeout=0.6)
+    confirmation = kill_and_confirm(connect(timeout=0.3), launch.ref, reason="test", timeout=0.6)
 
     assert confirmation.fate is Fate.UNREACHABLE
     assert "its RQD does not answer" in confirmation.detail
@@ -127,10 +127,10 @@ def test_a_kill_without_a_reason_is_refused_as_the_rust_rqd_does(farm: Simulated
 
 
 def test_whether_a_host_answers_is_found_out_within_the_time_given(farm: SimulatedFarm) -> None:
-    """Not within rqd.kill_timeout, which is longer here than any test may take."""
+    """Not within rqd.timeout, which is longer here than any test may take."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         addresses = farm.addresses | {"silent": f"127.0.0.1:{silent.getsockname()[1]}"}
-        with RqdChannels(Rqd(addresses=addresses, kill_timeout=3600.0)) as channels:
+        with RqdChannels(Rqd(addresses=addresses, timeout=3600.0)) as channels:
             assert RqdKiller(channels).answers("sim0001", 20.0)
             assert not RqdKiller(channels).answers("silent", 0.2)
             farm.crash("sim0001")
@@ -148,7 +148,7 @@ def test_the_killer_tells_a_host_that_is_gone_from_one_that_does_not_confirm(
     farm: SimulatedFarm, connect: Callable[..., RqdChannels]
 ) -> None:
     # given a host without power, and one whose frames take their time to die
-    channels = connect(kill_timeout=1.5)
+    channels = connect(timeout=1.5)
     running = request("sim0002")
     launch_all(channels, [running])
     eventually(lambda: farm.host("sim0002").listed(running.ref.frame_id))

@@ -107,7 +107,7 @@ def test_a_lost_answer_is_unknown_and_the_frame_is_not_sent_again(
     lost = request("sim0001")
 
     # when a frame is launched there
-    (outcome,) = launch_all(connect(launch_timeout=1.0), [lost])
+    (outcome,) = launch_all(connect(timeout=1.0), [lost])
 
     # then nobody claims to know, and RQD got it once
     assert (outcome.state, outcome.sends) == (UNKNOWN, 1)
@@ -137,7 +137,7 @@ def test_a_duplicate_of_our_own_proc_is_running_and_of_another_is_not_ours(
 
 def test_a_frozen_host_delays_nobody_else(farm: SimulatedFarm, connect: Callable[..., RqdChannels]) -> None:
     # given a host that answers nothing
-    channels = connect(launch_timeout=2.0)
+    channels = connect(timeout=2.0)
     assert ends(launch_all(channels, [request("sim0001")])) == [(LAUNCHED, 1)]
     farm.freeze("sim0001")
 

@@ -88,7 +88,7 @@ def site(engine: Engine, settings: Settings, hosts: Sequence[HostSpec], **queue:
             show = farm.default_show()
         changed = settings.model_copy(
             update={
-                "rqd": Rqd(addresses=rqds.addresses, launch_timeout=60.0),
+                "rqd": Rqd(addresses=rqds.addresses, timeout=60.0),
                 "queue": settings.queue.model_copy(update=queue),
             }
         )

@@ -185,7 +185,7 @@ def test_a_frame_that_runs_though_its_answer_was_lost_is_adopted(
 ) -> None:
     farm.behave("sim0001", launch_answer=answer, setup_seconds=0.5)
 
-    report = booked.launch_and_settle(connect(launch_timeout=1.0, kill_timeout=20.0))
+    report = booked.launch_and_settle(connect(timeout=3.0))
 
     proc = booked.on("sim0001")
     assert (len(report.launched), report.compensated, report.left_unknown) == (3, (), ())
@@ -262,7 +262,7 @@ def test_nothing_is_freed_while_nobody_can_tell(
     booked: Booked, connect: Callable[..., RqdChannels], farm: SimulatedFarm
 ) -> None:
     # given a host that is connected and frozen
-    channels = connect(launch_timeout=1.5, kill_timeout=1.5)
+    channels = connect(timeout=1.5)
     proc = booked.on("sim0001")
     assert look(channels, RunningFrameRef("sim0001", "", "")).place is Whereabouts.ABSENT
     farm.freeze("sim0001")

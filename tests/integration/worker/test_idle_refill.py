@@ -29,7 +29,7 @@ def runtime(settings: Settings, engine: Engine) -> Iterator[Runtime]:
         farm = Farm(connection)
         farm.run(farm.job().frames[:1], farm.host())
     app = Celery("idle", broker="memory://", set_as_current=False)
-    short = Accounting(commit_deadline=0.01, in_flight_age=0.1)
+    short = Accounting(commit_deadline=0.025)
     made = Runtime(settings.model_copy(update={"accounting": short}), app)
     made.bootstrap()
     yield made

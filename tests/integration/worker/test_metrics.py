@@ -430,7 +430,7 @@ def test_every_metric_of_ours_moves(runtime: Runtime, survey: FleetSurvey, engin
     runtime.sweep()
     _fail_and_trash(runtime, cluster.key)
     survey.look_at_queues()
-    short = Accounting(commit_deadline=0.1, in_flight_age=0.3)
+    short = Accounting(commit_deadline=0.075)
     runtime.settings = runtime.settings.model_copy(update={"accounting": short})
     redis_client.flushdb()
     runtime._bootstrap_in_background()

@@ -36,7 +36,7 @@ def start(settings: Settings) -> Iterator[Start]:
             changed = settings.model_copy(
                 update={
                     "instance": instance,
-                    "accounting": Accounting(release_feed=feed, commit_deadline=0.01, in_flight_age=0.1),
+                    "accounting": Accounting(release_feed=feed, commit_deadline=0.025),
                     "coordination": Coordination(lease_ttl=4),
                 }
             )

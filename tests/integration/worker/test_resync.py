@@ -146,7 +146,7 @@ def fleet(settings: Settings, engine: Engine) -> Iterator[list[Runtime]]:
         for name in ("one", "two", "three"):
             app = Celery("missed", broker="memory://", set_as_current=False)
             stack.callback(app.close)
-            accounting = Accounting(commit_deadline=0.01, in_flight_age=0.1)
+            accounting = Accounting(commit_deadline=0.025)
             worker = Runtime(settings.model_copy(update={"instance": name, "accounting": accounting}), app)
             stack.callback(worker.close)
             worker.bootstrap()
