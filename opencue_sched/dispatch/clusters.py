@@ -1,34 +1,54 @@
-"""The clusters there are, and which of them have work (distributed scheduler, "ClusterFeed").
+"""The clusters there are, which of them have work, and the sweep that enqueues those (distributed scheduler,
+"ClusterFeed").
 
-Which of them rest and who works on them is told by their postings, which all processes share.
+Which of them rest and who works on them is told by their postings, which all processes share. Any process may sweep,
+also several at once: enqueueing is idempotent. A plain sweep does not wake clusters that rest, except those that this
+process sees with work for the first time since they had none. While every cluster rests the periodic sweeps scan
+PostgreSQL less often ("longer naps when all sleep") and enqueue the clusters of the last scan.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 
 import structlog
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 
-from opencue_sched.domain.cluster import Cluster, ClusterKind, chunk_tags, normalise_tag
+from opencue_sched.coordination.postings import ClusterPostings, Enqueued
+from opencue_sched.dispatch.cooldown import CapWaits
+from opencue_sched.domain.cluster import Cluster, ClusterKind, Fence, chunk_tags, normalise_tag
 from opencue_sched.domain.farm import TagType
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Queue, Settings
+from opencue_sched.store.hosts import tags_of_hosts
 from opencue_sched.store.pending import (
     AllocationTag,
     WaitingTag,
     facility_ids,
+    fetch_headroom,
     managed_subscriptions,
     tags_of_allocations,
     waiting_tags,
 )
 
-# Which clusters there are: one per allocation tag, and chunks of the other tags (seed 001, "Load Algorithm").
-
 log = structlog.get_logger(__name__)
+
+NAP_SECONDS = 5.0
+"""How long a process does without an awake scan when its last one found every cluster at rest, as long as the reference
+naps then. New work, freed hosts and changed caps are notified; the scan is for what no notification tells."""
+_SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 0.25
+_WOKEN_PER_SECOND = 100
+"""In a full farm hosts come free all the time, and each costs every cluster that could use it two passes: a cluster is
+woken for them ten times a second at most, and where many clusters could use them less often, at least four times."""
+_COUNTING_SHARE = 0.1
+"""The headroom under caps is counted from what runs, which can be much: for at most this share of a process's time."""
+
+# Which clusters there are: one per allocation tag, and chunks of the other tags (seed 001, "Load Algorithm").
 
 _KINDS = {
     TagType.ALLOC.value: ClusterKind.ALLOC,
@@ -110,109 +130,195 @@ def _clusters_of(
 # would find work, so it has fewer conditions than that query, never more.
 
 
-class AwakeSet:
-    """The tags with waiting work, by facility and show."""
-
-    def __init__(self, waiting: Iterable[WaitingTag]) -> None:
-        self._tags: dict[tuple[str, str], set[str]] = defaultdict(set)
-        for found in waiting:
-            self._tags[found.facility_id, found.show_id].add(found.tag)
-
-    def __contains__(self, cluster: Cluster) -> bool:
-        tags = self._tags.get((cluster.facility_id, cluster.show_id))
-        return tags is not None and not tags.isdisjoint(cluster.tags)
-
-    def __len__(self) -> int:
-        """The number of (facility, show, tag) with waiting work: the metric ``scheduler_active_tags``."""
-        return sum(len(tags) for tags in self._tags.values())
-
-    def clusters(self, clusters: Iterable[Cluster]) -> frozenset[Cluster]:
-        """Those of ``clusters`` that have waiting work."""
-        return frozenset(cluster for cluster in clusters if cluster in self)
-
-
-def scan_awake(connection: Connection, facilities: tuple[str, ...] | None) -> AwakeSet:
-    """One statement. ``facilities`` as from ``scoped_facilities``; None means all."""
-    return AwakeSet(waiting_tags(connection, facilities))
+def with_work(awake: Collection[WaitingTag], clusters: Iterable[Cluster]) -> frozenset[Cluster]:
+    """Those of ``clusters`` that have waiting work, by the awake scan's answer (``store.pending.waiting_tags``)."""
+    tags = {(it.facility_id, it.show_id, it.tag) for it in awake}
+    return frozenset(
+        cluster
+        for cluster in clusters
+        if any((cluster.facility_id, cluster.show_id, tag) in tags for tag in cluster.tags)
+    )
 
 
 class ClusterFeed:
-    """The clusters of one process, read anew now and then, and the awake gate's last answer. Thread-safe.
+    """The clusters of one process by key, read anew now and then, and what the last awake scan found. Not thread-safe.
 
-    ``load`` reads the clusters (``load_clusters``); ``clock`` counts seconds and never goes back.
+    ``load`` reads the clusters (``load_clusters``); ``clock`` counts seconds and never goes back. ``awake``: until the
+    first scan every cluster counts as awake; when a scan fails, the last answer stays in force.
     """
 
     def __init__(
-        self,
-        load: Callable[[], frozenset[Cluster]],
-        queue: Queue,
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        self, load: Callable[[], frozenset[Cluster]], queue: Queue, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._load = load
         self._queue = queue
         self._clock = clock
-        self._lock = threading.Lock()
-        self._clusters: dict[str, Cluster] | None = None
-        self._reload_at = 0.0
-        self._awake: AwakeSet | None = None
+        self._reload_at = self._loaded_at = float("-inf")
+        self.clusters: dict[str, Cluster] = {}
+        self.awake: frozenset[WaitingTag] | None = None
 
-    def reload_if_due(self) -> bool:
-        """Read the clusters again when ``queue.cluster_reload_interval`` has passed since the last time; whether they
-        were read.
-
-        The set is swapped only when it differs. A failure keeps the old set and is retried after
-        ``queue.active_scan_interval``; the first load raises instead, because there is nothing to keep.
-        """
-        if self._clusters is not None and self._clock() < self._reload_at:
-            return False
-        return self.reload()
+    def reload_if_due(self, *, soon: bool = False) -> bool:
+        """Read the clusters again when ``queue.cluster_reload_interval`` has passed since the last time, or if it is
+        to be ``soon``, ``queue.active_scan_interval``; whether they were read."""
+        if soon:
+            self._reload_at = min(self._reload_at, self._loaded_at + self._queue.active_scan_interval)
+        return self._clock() >= self._reload_at and self.reload()
 
     def reload(self) -> bool:
-        """Read the clusters now; False when they cannot be read, and the previous set stays in force."""
+        """Read the clusters now. When they cannot be read the previous set stays in force, and is read again after
+        ``queue.active_scan_interval``; the first load raises instead, because there is nothing to keep."""
         try:
             loaded = {cluster.key: cluster for cluster in self._load()}
         except Exception as error:
-            if self._clusters is None:
+            if not math.isfinite(self._loaded_at):
                 raise
             self._reload_at = self._clock() + self._queue.active_scan_interval
-            log.error("cluster_reload_failed", error=str(error), kept=len(self._clusters))
+            log.error("cluster_reload_failed", error=str(error), kept=len(self.clusters))
             return False
-        with self._lock:
-            before = self._clusters or {}
-            self._reload_at = self._clock() + self._queue.cluster_reload_interval
-            if self._clusters is None or loaded.keys() != before.keys():
-                added, removed = len(loaded.keys() - before.keys()), len(before.keys() - loaded.keys())
-                self._clusters = loaded
-                log.info("clusters_swapped", total=len(loaded), added=added, removed=removed)
-            return True
-
-    def observe(self, awake: AwakeSet) -> None:
-        """Take the awake gate's answer. Until the first, every cluster counts as awake; when a scan fails, the last
-        answer stays in force."""
-        with self._lock:
-            self._awake = awake
+        self._loaded_at = self._clock()
+        self._reload_at = self._loaded_at + self._queue.cluster_reload_interval
+        added, removed = loaded.keys() - self.clusters.keys(), self.clusters.keys() - loaded.keys()
+        if added or removed:
+            self.clusters = loaded
+            log.info("clusters_swapped", total=len(loaded), added=len(added), removed=len(removed))
+        return True
 
     def ready(self) -> list[Cluster]:
         """The clusters with work, in the order of their keys."""
+        clusters = self.clusters.values()
+        return sorted(clusters if self.awake is None else with_work(self.awake, clusters), key=lambda it: it.key)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    """``send`` are the postings to send a message for; ``active`` clusters have work, ``sleeping`` of these rest."""
+
+    send: tuple[tuple[Cluster, Enqueued], ...]
+    clusters: dict[ClusterKind, int]
+    active: int
+    sleeping: int
+    active_tags: int
+    scan_seconds: float | None
+    """None of a sweep that did without an awake scan, because every cluster rested."""
+    ask_again: float = 0.0
+    """Seconds after which to sweep for the same hosts again, because some cluster was woken for one a moment ago; 0:
+    no need."""
+
+    def summary(self) -> dict[str, object]:
+        """A small JSON-able answer for the task."""
+        return {"sent": len(self.send), "active": self.active, "sleeping": self.sleeping}
+
+
+class Sweeper:
+    """Sweeps of one process: it keeps the cluster set between them. Thread-safe."""
+
+    def __init__(self, engine: Engine, settings: Settings, postings: ClusterPostings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._postings = postings
+        self.cap_waits = CapWaits(settings.queue.cluster_saturated_sleep)
+        self.feed = ClusterFeed(self._load, settings.queue)
+        self._active: frozenset[Cluster] = frozenset()
+        self._nap_until = float("-inf")
+        self._count_after = float("-inf")
+        self._woken_at: dict[str, float] = {}
+        self._new_show = self._withdraw_due = False
+        self._lock = threading.Lock()
+
+    def _load(self) -> frozenset[Cluster]:
+        with self._engine.connect() as connection:
+            return load_clusters(connection, self._settings)
+
+    def reload(self) -> None:
+        """Read the clusters anew now, without waiting for the interval."""
         with self._lock:
-            clusters = (self._clusters or {}).values()
-            with_work = clusters if self._awake is None else self._awake.clusters(clusters)
-            return sorted(with_work, key=lambda cluster: cluster.key)
+            self._withdraw_due |= self.feed.reload()
 
-    def active_tags(self) -> int:
-        """The number of (facility, show, tag) with work, as the awake gate last told."""
+    def sweep(
+        self,
+        *,
+        wake_shows: Collection[str] = (),
+        wake_hosts: Collection[str] = (),
+        may_nap: bool = False,
+        fence: Fence | None = None,
+    ) -> SweepReport:
+        """Enqueue every cluster with waiting work; under ``fence``, none once a later leader was elected (FencedOff).
+
+        Wakes the clusters of ``wake_shows``, and those that could use one of ``wake_hosts`` or wait at a cap under
+        which a run that ended there made headroom; the latter only so often (see pause_between_wakes). The report says
+        when that held a cluster back: then sweep for the same hosts again.
+        ``may_nap``: no notification asks for this sweep, so its scan may wait while all clusters rest (NAP_SECONDS).
+        """
         with self._lock:
-            return 0 if self._awake is None else len(self._awake)
+            return self._sweep(frozenset(wake_shows), wake_hosts, may_nap, fence)
 
-    def clusters(self) -> list[Cluster]:
-        """All clusters there are, with work or without."""
-        return list((self._clusters or {}).values())
+    def _sweep(
+        self, wake_shows: frozenset[str], wake_hosts: Collection[str], may_nap: bool, fence: Fence | None
+    ) -> SweepReport:
+        # 1. The clusters: again when it is time to, or soon when a show nobody knew has work.
+        self._new_show |= bool(wake_shows - {cluster.show_id for cluster in self.feed.clusters.values()})
+        if self.feed.reload_if_due(soon=self._new_show):
+            self._new_show, self._withdraw_due = False, True
+        # 2. Which have work, and which of these could use a host or headroom that came free.
+        scanned, freed_tags, with_headroom, uncounted = None, frozenset[str](), frozenset[str](), False
+        napping = may_nap and not self._withdraw_due and time.monotonic() < self._nap_until
+        if not napping:
+            self._nap_until = float("-inf")
+            began = time.monotonic()
+            with self._engine.connect() as connection:
+                awake = waiting_tags(connection, scoped_facilities(connection, self._settings))
+                if wake_hosts:
+                    freed_tags = tags_of_hosts(connection, wake_hosts)
+                    with_headroom, uncounted = self._with_headroom(connection)
+            self.feed.awake = awake
+            scanned = time.monotonic() - began
+        ready = self.feed.ready()
+        active = frozenset(ready)
+        reaching = {c for c in active if c.key in with_headroom or not freed_tags.isdisjoint(c.tags)}
+        pause = pause_between_wakes(len(reaching))
+        now = time.monotonic()
+        due = {c for c in reaching if now - self._woken_at.get(c.key, float("-inf")) >= pause}
+        self._woken_at.update(dict.fromkeys((cluster.key for cluster in due), now))
+        # 3. Enqueue, those to be woken first: their messages are sent in this order.
+        wake = {c for c in active if c.show_id in wake_shows} | (active - self._active) | due
+        enqueued = self._postings.enqueue(sorted(ready, key=lambda c: c not in wake), wake=wake, fence=fence)
+        # Not before: a sweep that fails here has woken no cluster, and the next one must.
+        self._active = active
+        self.cap_waits.forget(cluster.key for cluster in due)
+        sleeping = sum(it.resting for it in enqueued)
+        if sleeping < len(enqueued):
+            self._nap_until = float("-inf")
+        elif not napping:
+            self._nap_until = time.monotonic() + NAP_SECONDS
+        # 4. Take down the postings of clusters that no longer exist; a claimed one goes next time.
+        if self._withdraw_due:
+            gone = [uuid for key, uuid in self._postings.posted().items() if key not in self.feed.clusters]
+            withdrawn = self._postings.withdraw(gone, fence=fence)
+            if withdrawn:
+                log.info("postings_withdrawn", postings=withdrawn)
+            self._withdraw_due = False
+        return SweepReport(
+            send=tuple((it.cluster, it) for it in enqueued if it.send),
+            clusters=dict(Counter(cluster.kind for cluster in self.feed.clusters.values())),
+            active=len(active),
+            sleeping=sleeping,
+            active_tags=len(self.feed.awake or ()),
+            scan_seconds=scanned,
+            ask_again=pause if due != reaching or uncounted else 0.0,
+        )
 
-    def find(self, key: str) -> Cluster | None:
-        """The cluster of this key, if it still exists."""
-        return (self._clusters or {}).get(key)
+    def _with_headroom(self, connection: Connection) -> tuple[frozenset[str], bool]:
+        """The clusters that wait at a cap which has headroom by now; none, and that they have to be counted later, so
+        soon after the last count."""
+        caps, began = self.cap_waits.caps(), time.monotonic()
+        if not caps or began < self._count_after:
+            return frozenset(), bool(caps)
+        headroom = fetch_headroom(connection, caps)
+        ended = time.monotonic()
+        self._count_after = ended + max(_SHORTEST_PAUSE_SECONDS, (ended - began) / _COUNTING_SHARE)
+        return self.cap_waits.with_headroom(headroom), False
 
-    def by_kind(self) -> dict[ClusterKind, int]:
-        """How many clusters there are of each kind, with work or without."""
-        return dict(Counter(cluster.kind for cluster in self.clusters()))
+
+def pause_between_wakes(clusters: int) -> float:
+    """Seconds for which a cluster is not woken again for a freed host that so many clusters could use."""
+    return min(_LONGEST_PAUSE_SECONDS, max(_SHORTEST_PAUSE_SECONDS, clusters / _WOKEN_PER_SECOND))

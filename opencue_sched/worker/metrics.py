@@ -32,8 +32,8 @@ from prometheus_client.registry import Collector
 
 from opencue_sched.accounting.connection import StoreView
 from opencue_sched.accounting.recompute import RecomputeReport
+from opencue_sched.dispatch.clusters import SweepReport
 from opencue_sched.dispatch.report import PassReport
-from opencue_sched.dispatch.sweep import SweepReport
 from opencue_sched.domain.cluster import ClusterKind, Verdict
 from opencue_sched.errors import SchedulerError
 from opencue_sched.placement.planner import Plan

@@ -42,13 +42,12 @@ from opencue_sched.coordination.postings import (
 from opencue_sched.coordination.presence import REFRESH_SECONDS, WorkerState
 from opencue_sched.coordination.queues import first_hosts
 from opencue_sched.dispatch.cluster_pass import Dispatcher, PassRunner
-from opencue_sched.dispatch.clusters import scoped_facilities
+from opencue_sched.dispatch.clusters import Sweeper, SweepReport, scoped_facilities
 from opencue_sched.dispatch.cooldown import LayerCooldowns
 from opencue_sched.dispatch.hosts import HostChanges, HostFeed
 from opencue_sched.dispatch.launch import Settlement
 from opencue_sched.dispatch.report import PassEnd, VerdictLog
 from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller
-from opencue_sched.dispatch.sweep import Sweeper, SweepReport
 from opencue_sched.domain.cluster import Fence
 from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.completion import Releaser

@@ -15,12 +15,12 @@ from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.dispatch.cluster_pass import PassRunner
+from opencue_sched.dispatch.clusters import Sweeper
 from opencue_sched.dispatch.cooldown import LayerCooldowns
 from opencue_sched.dispatch.hosts import HostChanges, HostFeed
 from opencue_sched.dispatch.launch import Settlement
 from opencue_sched.dispatch.report import PassReport, VerdictLog
 from opencue_sched.dispatch.rqd import RqdChannels
-from opencue_sched.dispatch.sweep import Sweeper
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import check_schema

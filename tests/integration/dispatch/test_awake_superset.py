@@ -10,11 +10,12 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, text
 
-from opencue_sched.dispatch.clusters import load_clusters, scan_awake
+from opencue_sched.dispatch.clusters import load_clusters, with_work
 from opencue_sched.dispatch.gather import gather
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Queue, Settings
+from opencue_sched.store.pending import waiting_tags
 from opencue_sched.store.schema import SchemaFacts, check_schema
 
 TAGS = ["general", "desktop", "m1", "m2", "m 3", "linux", "absent"]
@@ -122,7 +123,7 @@ def test_every_cluster_with_pending_jobs_is_awake(engine: Engine, settings: Sett
         build(connection, spec, facts)
 
         clusters = load_clusters(connection, changed)
-        awake = scan_awake(connection, None).clusters(clusters)
+        awake = with_work(waiting_tags(connection, None), clusters)
         asleep = [cluster for cluster in clusters if cluster not in awake]
         missed = [c for c in asleep if gather(connection, c, changed, facts=facts).snapshot.jobs]
 

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, event, text
 
-from opencue_sched.dispatch.clusters import load_clusters, scan_awake, scoped_facilities
+from opencue_sched.dispatch.clusters import load_clusters, scoped_facilities, with_work
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Queue, SchedulerScope, Settings
+from opencue_sched.store.pending import waiting_tags
 
 
 def with_settings(settings: Settings, **sections: Any) -> Settings:
@@ -153,7 +154,7 @@ def test_statements_are_constant(engine: Engine, settings: Settings) -> None:
             counts.append(0)
             load_clusters(connection, settings)
             counts.append(0)
-            scan_awake(connection, None)
+            waiting_tags(connection, None)
     event.remove(engine, "before_cursor_execute", count)
 
     assert counts[1:3] == counts[4:6] == [2, 1]
@@ -175,9 +176,9 @@ def test_the_gate_opens_for_waiting_work_only(engine: Engine, settings: Settings
             ]
         )
 
-        awake = scan_awake(connection, None)
+        awake = waiting_tags(connection, None)
 
-    assert {cluster.tags for cluster in awake.clusters(clusters)} == {("m1",)}
+    assert {cluster.tags for cluster in with_work(awake, clusters)} == {("m1",)}
     assert len(awake) == 3
 
 
@@ -186,6 +187,6 @@ def test_the_scan_keeps_to_its_facilities(engine: Engine) -> None:
         farm = Farm(connection)
         farm.jobs([JobSpec([LayerSpec()]), JobSpec([LayerSpec()], facility_id=farm.facility("elsewhere"))])
 
-        assert len(scan_awake(connection, None)) == 2
-        assert len(scan_awake(connection, (farm.facility("elsewhere"),))) == 1
-        assert len(scan_awake(connection, ())) == 0
+        assert len(waiting_tags(connection, None)) == 2
+        assert len(waiting_tags(connection, (farm.facility("elsewhere"),))) == 1
+        assert len(waiting_tags(connection, ())) == 0

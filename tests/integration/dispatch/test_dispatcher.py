@@ -18,11 +18,11 @@ from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.coordination.leader import boot_clock
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import ClaimRefused, ClaimRenewer, Enqueued
-from opencue_sched.dispatch import cluster_pass, gather, sweep
+from opencue_sched.dispatch import cluster_pass, clusters, gather
 from opencue_sched.dispatch.cluster_pass import Dispatcher
+from opencue_sched.dispatch.clusters import pause_between_wakes
 from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.dispatch.report import PassEnd, PassReport
-from opencue_sched.dispatch.sweep import pause_between_wakes
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.errors import NotReady
@@ -398,7 +398,7 @@ def test_a_cluster_whose_passes_fail_is_cooled_down_longer_and_longer_whatever_w
 ) -> None:
     plant(engine, frames=1)
     posting = a_posting(here)
-    shows = [here.sweeper._feed.clusters()[0].show_id]
+    shows = [next(iter(here.sweeper.feed.clusters.values())).show_id]
     cooled: list[float] = []
     with monkeypatch.context() as broken:
         # given a cluster whose passes fail ten times in a row
@@ -487,7 +487,7 @@ def test_a_scan_that_fails_keeps_the_clusters_that_were_awake(
         def fail(*_: Any) -> None:
             raise OperationalError("SELECT", {}, Exception("canceling statement due to statement timeout"))
 
-        broken.setattr("opencue_sched.dispatch.sweep.scan_awake", fail)
+        broken.setattr("opencue_sched.dispatch.clusters.waiting_tags", fail)
         with pytest.raises(OperationalError):
             here.sweeper.sweep()
     assert here.sweeper._postings.posted() != {}
@@ -504,7 +504,7 @@ def test_a_sweep_says_that_it_held_a_cluster_back_until_it_may_be_roused_again(
         host = farm.host(cores=2)
         farm.job([LayerSpec(frames=1)])
     # given a cluster that was roused for a freed host a moment ago
-    monkeypatch.setattr(sweep, "pause_between_wakes", lambda clusters: 30.0 * clusters)
+    monkeypatch.setattr(clusters, "pause_between_wakes", lambda clusters: 30.0 * clusters)
     assert here.sweeper.sweep(wake_hosts=[host.id]).ask_again == 0
 
     # when the host is freed again, then the sweep asks to be told once more

@@ -8,8 +8,8 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from sqlalchemy import Engine, event, text
 
-from opencue_sched.dispatch import sweep
-from opencue_sched.dispatch.sweep import SweepReport
+from opencue_sched.dispatch import clusters
+from opencue_sched.dispatch.clusters import SweepReport
 from opencue_sched.domain.cluster import Fence
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
@@ -146,7 +146,7 @@ def test_a_rest_that_ends_in_a_nap_is_sent_for_and_ends_the_nap(here: Passes, en
 
 def test_a_nap_ends_by_itself(here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a farm with nothing to do, and work nobody tells of
-    monkeypatch.setattr(sweep, "NAP_SECONDS", 0.1)
+    monkeypatch.setattr(clusters, "NAP_SECONDS", 0.1)
     assert here.sweeper.sweep(may_nap=True).send == ()
     plant(engine)
     here.sweeper.reload()

@@ -12,7 +12,7 @@ from celery import Celery
 from sqlalchemy import Engine, text
 
 from opencue_sched.accounting.caps import note_imported
-from opencue_sched.dispatch import sweep
+from opencue_sched.dispatch import clusters
 from opencue_sched.domain.cluster import Cluster, Verdict
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
@@ -127,8 +127,8 @@ def test_room_is_counted_only_so_often_and_what_ended_meanwhile_is_asked_for_aga
         passed[0] += 3
         return fetch_headroom(*given)
 
-    monkeypatch.setattr(sweep, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0]))
-    monkeypatch.setattr(sweep, "fetch_headroom", slowly)
+    monkeypatch.setattr(clusters, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0]))
+    monkeypatch.setattr(clusters, "fetch_headroom", slowly)
     assert here.sweeper.sweep(wake_hosts=[host]).ask_again == 0
 
     # when a run ends and is told of at once
@@ -152,7 +152,7 @@ def test_a_freed_host_costs_nothing_more_while_nobody_waits_at_a_cap(here: Passe
     here.sweeper.sweep()
     with here.counted() as before:
         here.sweeper.sweep(wake_hosts=[host.id])
-    (cluster,) = here.sweeper._feed.clusters()
+    (cluster,) = here.sweeper.feed.clusters.values()
     while here.runner.run(cluster, alive=lambda: True).frames_booked:
         continue
     with here.counted() as after:

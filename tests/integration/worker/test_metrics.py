@@ -153,7 +153,7 @@ def survey(runtime: Runtime) -> Iterator[FleetSurvey]:
 
 def run_passes(runtime: Runtime) -> list[str]:
     """Pass once over every cluster that has work; how each ended."""
-    runtime.sweep(wake_shows=[cluster.show_id for cluster in runtime.sweeper._feed.clusters()])
+    runtime.sweep(wake_shows=[cluster.show_id for cluster in runtime.sweeper.feed.clusters.values()])
     return [str(runtime.dispatch(uuid)["ended"]) for uuid in runtime.postings.posted().values()]
 
 
@@ -421,7 +421,7 @@ def test_every_metric_of_ours_moves(runtime: Runtime, survey: FleetSurvey, engin
     _drift_and_feed(runtime, engine, redis_client)
     walk.look()
     _hosts_go_down(runtime, engine)
-    cluster = next(iter(runtime.sweeper._feed.clusters()))
+    cluster = next(iter(runtime.sweeper.feed.clusters.values()))
     crowded = Plan((), (), {"layer": 2}, wasted_attempts=1, given_up=1, cache_hits=2, cache_misses=0, full=False)
     with increments("scheduler_checkout_outcome_total", outcome="no_progress") as grown:
         metrics.record_pass(PassReport(cluster, plan=crowded))

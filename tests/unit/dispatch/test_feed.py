@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
-from opencue_sched.dispatch.clusters import AwakeSet, ClusterFeed
+from opencue_sched.dispatch.clusters import ClusterFeed
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.settings import Queue
 from opencue_sched.store.pending import WaitingTag
@@ -38,8 +38,8 @@ def cluster(tag: str, show: str = "show") -> Cluster:
     return Cluster("facility", show, ClusterKind.MANUAL, (tag,))
 
 
-def waiting(*clusters: Cluster) -> AwakeSet:
-    return AwakeSet(WaitingTag(each.facility_id, each.show_id, tag) for each in clusters for tag in each.tags)
+def waiting(*clusters: Cluster) -> frozenset[WaitingTag]:
+    return frozenset(WaitingTag(each.facility_id, each.show_id, tag) for each in clusters for tag in each.tags)
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_only_clusters_with_waiting_work_are_served(make_feed: Callable[[Source]
     feed = make_feed(Source(A, B, C))
 
     assert set(feed.ready()) == {A, B, C}, "before anybody looked"
-    feed.observe(waiting(B))
+    feed.awake = waiting(B)
     assert feed.ready() == [B]
 
 
@@ -122,7 +122,7 @@ def test_the_gate_applies_to_clusters_that_appear_later(
 ) -> None:
     source = Source(A)
     feed = make_feed(source)
-    feed.observe(waiting(A, B))
+    feed.awake = waiting(A, B)
 
     source.clusters = frozenset({A, B, C})
     clock.now += 120
@@ -131,11 +131,21 @@ def test_the_gate_applies_to_clusters_that_appear_later(
     assert set(feed.ready()) == {A, B}
 
 
-def test_clusters_are_counted_and_found_with_work_or_without(make_feed: Callable[[Source], ClusterFeed]) -> None:
+def test_clusters_are_known_with_work_or_without(make_feed: Callable[[Source], ClusterFeed]) -> None:
     feed = make_feed(Source(A, B, C))
-    feed.observe(waiting(A, B))
+    feed.awake = waiting(A, B)
 
-    assert feed.by_kind() == {ClusterKind.MANUAL: 3}
-    assert set(feed.clusters()) == {A, B, C}
-    assert feed.find(C.key) == C
-    assert feed.find("manual-none") is None
+    assert feed.clusters == {it.key: it for it in (A, B, C)}
+
+
+def test_the_clusters_are_read_soon_for_a_show_nobody_knew_but_not_time_and_again(
+    make_feed: Callable[[Source], ClusterFeed], clock: FakeClock
+) -> None:
+    source = Source(A)
+    feed = make_feed(source)
+    assert not feed.reload_if_due(soon=True)
+    clock.now += QUEUE.active_scan_interval
+    assert feed.reload_if_due()
+    assert not feed.reload_if_due(soon=True)
+    clock.now += QUEUE.active_scan_interval
+    assert feed.reload_if_due(soon=True)
