@@ -204,9 +204,8 @@ class JobDepend(_Keys):
 
     @property
     def kind(self) -> DependType:
-        if self.frame is not None:
-            return DependType.JOB_ON_FRAME
-        return DependType.JOB_ON_JOB if self.layer is None else DependType.JOB_ON_LAYER
+        on = "FRAME" if self.frame is not None else "JOB" if self.layer is None else "LAYER"
+        return DependType(f"{self.bare.upper()}_ON_{on}")
 
     @property
     def any_frame(self) -> bool:
@@ -230,12 +229,8 @@ class LayerDepend(JobDepend):
 
     @property
     def kind(self) -> DependType:
-        if self.frame is not None:
-            return DependType.LAYER_ON_FRAME
-        if self.layer is None:
-            return DependType.LAYER_ON_JOB
-        kinds = {"frame_by_frame": DependType.FRAME_BY_FRAME, "previous_frame": DependType.PREVIOUS_FRAME}
-        return kinds.get(self.type or "", DependType.LAYER_ON_LAYER)
+        by_frame = self.type in ("frame_by_frame", "previous_frame")
+        return DependType(self.type.upper()) if self.type and by_frame else super().kind
 
     @property
     def any_frame(self) -> bool:

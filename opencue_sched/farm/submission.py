@@ -8,6 +8,7 @@ end, as Cuebot does (facts B); the database's own trigger then wakes the schedul
 from __future__ import annotations
 
 import hashlib
+import json
 import uuid
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -99,18 +100,6 @@ def _submit(
     }
     in_order = list(enumerate(layers.values(), start=1))
     submit.insert_layers(connection, job_id, [_layer_row(layer, order) for order, layer in in_order])
-    submit.insert_environments(
-        connection,
-        job_id,
-        [{"id": _new_id(), "key": key, "value": value} for key, value in spec.env.items()],
-        [
-            {"id": _new_id(), "layer": layer.id, "key": key, "value": value}
-            for layer in layers.values()
-            for key, value in layer.spec.env.items()
-        ],
-    )
-    limits = [(layer.id, place.limits[limit]) for layer in layers.values() for limit in layer.spec.limits]
-    submit.insert_layer_limits(connection, [{"id": _new_id(), "layer": a, "limit_id": b} for a, b in limits])
     frames = [
         (frame, layer.id, frame_name(number, layer.spec.name), number, position, order)
         for order, layer in in_order
@@ -161,7 +150,7 @@ def _job_row(spec: JobSpec, place: _Place, settings: Settings, *, paused: bool) 
     folder, show, job_id = place.folder, place.show, _new_id()
     return spec.model_dump(exclude={"layers", "depends", "env"}) | {
         "job": job_id,
-        "point": _new_id(),
+        "env": json.dumps(spec.env),
         "show_id": show.id,
         "show": show.name,
         "folder_id": folder.id,
@@ -213,7 +202,7 @@ def _refuse_impossible(spec: JobSpec, job: Mapping[str, Any]) -> None:
 
 def _layer_row(layer: _NewLayer, order: int) -> dict[str, Any]:
     spec = layer.spec
-    return spec.model_dump(exclude={"env", "depends", "limits"}) | {
+    return spec.model_dump(exclude={"depends"}) | {
         "id": layer.id,
         "dispatch_order": order,
         "threads": spec.threads,
@@ -246,13 +235,12 @@ _Edge = tuple[str, Layer | None, JobDepend, _On]
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What a job file's names stand for. ``limits``: ids by name."""
+    """What a job file's names stand for. ``external``: what it waits for in other jobs."""
 
     show: Row[Any]
     folder: Row[Any]
     facility: Row[Any]
     dept_id: str
-    limits: Mapping[str, str]
     external: Sequence[_Edge]
 
 
@@ -270,7 +258,7 @@ def _find_place(connection: Connection, spec: JobSpec) -> _Place:
     names = submit.names(connection)
     facility = _one_of(names["facility"], spec.facility, "facility", problems)
     dept = None if spec.dept is None else _one_of(names["dept"], spec.dept, "dept", problems)
-    limits = {limit.name: limit.id for limit in names["limit"]}
+    limits = [limit.name for limit in names["limit"]]
     for position, layer in enumerate(spec.layers):
         problems += [
             f"layers[{position}].limits: there is no limit {name!r}{near(name, limits)}"
@@ -280,7 +268,7 @@ def _find_place(connection: Connection, spec: JobSpec) -> _Place:
     external = _external(connection, spec, problems)
     if problems or show is None or folder is None or facility is None:
         raise InvalidFile(*problems)
-    return _Place(show, folder, facility, folder.dept_id if dept is None else dept.id, limits, external)
+    return _Place(show, folder, facility, folder.dept_id if dept is None else dept.id, external)
 
 
 def _one_of(named: Sequence[Row[Any]], wanted: str | None, key: str, problems: list[str]) -> Row[Any] | None:

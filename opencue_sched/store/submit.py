@@ -36,13 +36,15 @@ _JOB_RESOURCE = text(
 )
 # The word "point" is a type of PostgreSQL's too, which an INSERT does not mind.
 _POINT = text(
-    "INSERT INTO point (pk_point, pk_dept, pk_show) VALUES (:point, :dept_id, :show_id) ON CONFLICT DO NOTHING"
+    """
+    INSERT INTO point (pk_point, pk_dept, pk_show) VALUES (CAST(gen_random_uuid() AS varchar), :dept_id, :show_id)
+    ON CONFLICT DO NOTHING
+    """
 )
 _INSERT_JOB_ENV = text(
     """
     INSERT INTO job_env (pk_job_env, pk_job, str_key, str_value)
-    SELECT id, :job, key, value
-      FROM json_to_recordset(CAST(:rows AS json)) AS env(id varchar, key varchar, value varchar)
+    SELECT CAST(gen_random_uuid() AS varchar), :job, key, value FROM json_each_text(CAST(:env AS json))
     """
 )
 _INSERT_LAYERS = text(
@@ -62,15 +64,17 @@ _INSERT_LAYERS = text(
 _INSERT_LAYER_ENV = text(
     """
     INSERT INTO layer_env (pk_layer_env, pk_layer, pk_job, str_key, str_value)
-    SELECT id, layer, :job, key, value
-      FROM json_to_recordset(CAST(:rows AS json)) AS env(id varchar, layer varchar, key varchar, value varchar)
+    SELECT CAST(gen_random_uuid() AS varchar), id, :job, key, value
+      FROM json_to_recordset(CAST(:rows AS json)) AS row(id varchar, env json), json_each_text(env)
     """
 )
 _INSERT_LAYER_LIMITS = text(
     """
     INSERT INTO layer_limit (pk_layer_limit, pk_layer, pk_limit_record)
-    SELECT id, layer, limit_id
-      FROM json_to_recordset(CAST(:rows AS json)) AS row(id varchar, layer varchar, limit_id varchar)
+    SELECT CAST(gen_random_uuid() AS varchar), id, pk_limit_record
+      FROM json_to_recordset(CAST(:rows AS json)) AS row(id varchar, limits json)
+     CROSS JOIN json_array_elements_text(limits) AS named(name)
+      JOIN limit_record ON limit_record.str_name = named.name
     """
 )
 _INSERT_FRAMES = text(
@@ -145,31 +149,22 @@ def allow_time(connection: Connection, seconds: float) -> None:
 
 
 def insert_job(connection: Connection, job: Mapping[str, Any]) -> bool:
-    """Insert the job in STARTUP, with its resources; the keys are the names in the statements above, cores in
-    centicores. False when a live job has its name."""
+    """Insert the job in STARTUP, with its resources and environment (JSON); the keys are the names in the statements
+    above, cores in centicores. False when a live job has its name."""
     if connection.execute(_INSERT_JOB, job).one_or_none() is None:
         return False
     connection.execute(_JOB_RESOURCE, job)
     connection.execute(_POINT, job)
+    connection.execute(_INSERT_JOB_ENV, job)
     return True
 
 
 def insert_layers(connection: Connection, job_id: str, layers: Sequence[Mapping[str, Any]]) -> None:
-    """Insert layers; the keys are the names in the statement above. Cores in centicores, memory in KB."""
-    connection.execute(_INSERT_LAYERS, {"job": job_id, "rows": json.dumps(layers)})
-
-
-def insert_environments(
-    connection: Connection, job_id: str, of_job: Sequence[Mapping[str, str]], of_layers: Sequence[Mapping[str, str]]
-) -> None:
-    """Insert variables (id, key, value; a layer's also layer)."""
-    connection.execute(_INSERT_JOB_ENV, {"job": job_id, "rows": json.dumps(of_job)})
-    connection.execute(_INSERT_LAYER_ENV, {"job": job_id, "rows": json.dumps(of_layers)})
-
-
-def insert_layer_limits(connection: Connection, rows: Sequence[Mapping[str, str]]) -> None:
-    """Put layers under limits (id, layer, limit_id)."""
-    connection.execute(_INSERT_LAYER_LIMITS, {"rows": json.dumps(rows)})
+    """Insert layers with their environments and limits (by name); the keys are the names in the statements above. Cores
+    in centicores, memory in KB."""
+    parameters = {"job": job_id, "rows": json.dumps(layers)}
+    for statement in (_INSERT_LAYERS, _INSERT_LAYER_ENV, _INSERT_LAYER_LIMITS):
+        connection.execute(statement, parameters)
 
 
 def insert_frames(connection: Connection, job_id: str, frames: Sequence[tuple[str, str, str, int, int, int]]) -> None:

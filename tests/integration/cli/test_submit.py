@@ -141,6 +141,19 @@ layers:
         assert judge(connection, "I6b").wrong == 0
 
 
+def test_limits_are_those_that_the_layers_name(
+    engine: Engine, settings: Settings, demo: Any, build: Build, rows: Rows
+) -> None:
+    build(lambda farm: [farm.limit(name, 5) for name in ("arnold", "maya", "nuke")])
+    base = {"command": "render", "range": "1"}
+    layers = [{**base, "name": "a", "limits": ["maya", "arnold"]}, {**base, "name": "b"}]
+    submit_job(engine, spec(layers=layers), settings)
+    assert rows(
+        "SELECT layer.str_name, limit_record.str_name FROM layer_limit JOIN layer USING (pk_layer)"
+        " JOIN limit_record USING (pk_limit_record) ORDER BY 2"
+    ) == [("a", "arnold"), ("a", "maya")]
+
+
 def test_the_answer_for_people_says_what_went_in(cli: Cli, demo: Any) -> None:
     ran = cli("submit", "-", given=SIMPLE + "  - {name: comp, command: comp, range: 1, depends: [render]}")
     assert ran.status == 0
