@@ -265,7 +265,6 @@ class _Pass:
             policy,
             granted_layers=granted,
             new_id=lambda: str(uuid.uuid4()),
-            limit_names={key: limit.name for key, limit in gathered.limits.items()},
         )
         report.verdicts = (*gathered.bad_layers, *after_refusals(plan, apart))
         placed = {proc.layer.kind for proc in plan.procs}

@@ -26,9 +26,7 @@ from opencue_sched.domain.units import MOST_CENTICORES, MOST_GPUS, MOST_KB
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Settings
 from opencue_sched.store.pending import (
-    Limit,
     SkippedLayers,
-    SubscriptionRow,
     fetch_limits,
     fetch_pending_jobs,
     fetch_subscriptions,
@@ -55,7 +53,7 @@ class Gathered:
     ``versions`` are those of the rows of all layers found, by id.
 
     ``held_back``: work waits, but all of it is over some cap or backing off; the cluster is saturated rather than
-    empty, and the snapshot shows the first jobs of it. ``limits`` are those of the snapshot's layers, by id.
+    empty, and the snapshot shows the first jobs of it.
     """
 
     snapshot: Snapshot
@@ -63,7 +61,6 @@ class Gathered:
     bad_layers: tuple[LayerVerdict, ...]
     held_back: bool
     more: bool
-    limits: Mapping[str, Limit]
     versions: Mapping[str, str]
     statements: int
 
@@ -117,8 +114,7 @@ def gather(
     )
     jobs, bad_rows, bad_layers = _jobs(job_rows, layer_rows)
     kept = {job.id for job in jobs}
-    wanted = {limit_id for job in jobs for layer in job.layers for limit_id in layer.limit_ids}
-    wanted_limits = {key: limits[key] for key in wanted if key in limits}
+    wanted = limits.keys() & {limit_id for job in jobs for layer in job.layers for limit_id in layer.limit_ids}
     return Gathered(
         snapshot=Snapshot(
             show_id=cluster.show_id,
@@ -126,13 +122,12 @@ def gather(
             subscriptions=subscribed,
             folders={row.pk_folder: caps for row in job_rows if (caps := _folder_caps(row)) is not None},
             job_caps={row.pk_job: _job_caps(row) for row in job_rows if row.pk_job in kept},
-            limits={key: Headroom(limit.max_value, limit.running) for key, limit in wanted_limits.items()},
+            limits={key: Headroom(limits[key].max_value, limits[key].running, limits[key].name) for key in wanted},
         ),
         bad_rows=tuple(bad_rows),
         bad_layers=tuple(bad_layers),
         held_back=held_back,
         more=not held_back and len(job_rows) >= max_jobs,
-        limits=wanted_limits,
         versions={row.pk_layer: row.version for row in layer_rows},
         statements=statements,
     )
@@ -160,7 +155,7 @@ def _jobs(
             job = _job(row, tuple(map(_layer, layers)))
         except (InvalidInput, TypeError, ValueError, OverflowError) as error:
             why = str(error)
-            bad_rows.append(BadRow("job", row.pk_job, why, row.str_name or ""))
+            bad_rows.append(BadRow("job", row.pk_job, why, row.str_name))
             bad_layers += [
                 LayerVerdict(row.pk_job, layer.pk_layer, Verdict.FAILED, 0, layer.int_waiting_count, why)
                 for layer in layers
@@ -172,9 +167,8 @@ def _jobs(
 
 
 def _job(row: Row[Any], layers: tuple[Layer, ...]) -> Job:
-    for column in ("int_priority", "folder_max_cores", "pk_dept", "str_name", "str_show", "str_user", "str_shot"):
-        if getattr(row, column) is None:
-            raise InvalidInput(f"job {row.pk_job}: {column} is missing")
+    if row.int_priority is None or row.folder_max_cores is None:
+        raise InvalidInput(f"job {row.pk_job}: its row of job_resource or folder_resource is missing")
     check_ids(row.pk_job, row.pk_folder, row.pk_dept)
     return Job(
         id=row.pk_job,
@@ -196,15 +190,12 @@ def _job(row: Row[Any], layers: tuple[Layer, ...]) -> Job:
 
 
 def _layer(row: Row[Any]) -> Layer:
-    for column in ("str_name", "str_cmd", "str_range", "int_cores_min", "int_mem_min", "b_threadable"):
-        if getattr(row, column) is None:
-            raise InvalidInput(f"layer {row.pk_layer}: {column} is missing")
-    if row.int_chunk_size is None or row.int_chunk_size < 1:
+    if row.int_chunk_size < 1:
         raise InvalidInput(f"layer {row.pk_layer}: int_chunk_size is {row.int_chunk_size}, it must be 1 or more")
     if not row.str_cmd.strip():
         raise InvalidInput(f"layer {row.pk_layer}: str_cmd is empty")
     for column, most in _MOST.items():
-        if (getattr(row, column) or 0) > most:
+        if getattr(row, column) > most:
             raise InvalidInput(f"layer {row.pk_layer}: {column} is {getattr(row, column)}, more than there can be")
     check_frame_range(row.str_range)
     check_ids(row.pk_layer, *row.limit_ids)
@@ -215,14 +206,13 @@ def _layer(row: Row[Any]) -> Layer:
         command=row.str_cmd,
         frame_range=row.str_range,
         chunk_size=row.int_chunk_size,
-        dispatch_order=row.int_dispatch_order,
         cores_min_centicores=row.int_cores_min,
-        cores_max_centicores=row.int_cores_max or 0,
+        cores_max_centicores=row.int_cores_max,
         memory_min_kb=row.int_mem_min,
-        gpus_min=row.int_gpus_min or 0,
-        gpu_memory_min_kb=row.int_gpu_mem_min or 0,
+        gpus_min=row.int_gpus_min,
+        gpu_memory_min_kb=row.int_gpu_mem_min,
         tags=normalise_tags(row.str_tags),
-        services=tuple(service for part in (row.str_services or "").split(",") if (service := part.strip())),
+        services=tuple(service for part in row.str_services.split(",") if (service := part.strip())),
         threadable=row.b_threadable,
         waiting_frames=row.int_waiting_count,
         frames=tuple(map(_frame, row.ids, row.names, row.numbers, row.versions, row.waited)),
@@ -232,14 +222,12 @@ def _layer(row: Row[Any]) -> Layer:
 
 
 def _frame(frame_id: str, name: str, number: int, version: int | None, waited: float | None) -> Frame:
-    if name is None or number is None:
-        raise InvalidInput(f"frame {frame_id}: str_name or int_number is missing")
     # None of a frame whose dates say nothing (NULL or infinite); 0 of one that is eligible from later on.
     since = None if waited is None or not math.isfinite(waited) else max(0.0, waited)
     return Frame(frame_id, name, number, version, since)
 
 
-def _subscription_caps(row: SubscriptionRow) -> Caps:
+def _subscription_caps(row: Row[Any]) -> Caps:
     return Caps(cores=Headroom(burst_cap(row.burst_centicores), row.cores), gpus=Headroom(None, row.gpus))
 
 

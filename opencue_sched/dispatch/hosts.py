@@ -44,17 +44,16 @@ class HostChanges:
     state: readers keep their own cursor.
     """
 
-    def __init__(self, client: redis.Redis, namespace: str, *, keep_entries: int = _MAX_ENTRIES_KEPT) -> None:
+    def __init__(self, client: redis.Redis, namespace: str) -> None:
         self._client = client
         self._key = names.host_changes(namespace)
-        self._keep_entries = keep_entries
 
     def publish(self, host_ids: Collection[str]) -> None:
         """Append the ids, in one round trip; 250 to an entry. Call it after the commit that changed the hosts."""
         ids = iter(dict.fromkeys(host_ids))
         pipeline = self._client.pipeline(transaction=False)
         while batch := list(islice(ids, _IDS_PER_ENTRY)):
-            pipeline.xadd(self._key, {_FIELD: " ".join(batch)}, maxlen=self._keep_entries, approximate=True)
+            pipeline.xadd(self._key, {_FIELD: " ".join(batch)}, maxlen=_MAX_ENTRIES_KEPT, approximate=True)
         if len(pipeline):
             pipeline.execute()
 

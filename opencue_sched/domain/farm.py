@@ -191,7 +191,6 @@ class Layer:
     command: str
     frame_range: str
     chunk_size: int
-    dispatch_order: int
     cores_min_centicores: int
     cores_max_centicores: int
     memory_min_kb: int
@@ -229,10 +228,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Headroom:
-    """A cap and what is booked under it, in whole cores or units. ``cap`` None is unlimited."""
+    """A cap and what is booked under it, in whole cores or units. ``cap`` None is unlimited; ``name`` is for people."""
 
     cap: float | None
     booked: int
+    name: str = ""
 
     @property
     def left(self) -> float:

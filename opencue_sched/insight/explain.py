@@ -27,7 +27,6 @@ from opencue_sched.domain.units import CENTICORES_PER_CORE, near, os_names
 from opencue_sched.settings import Settings
 from opencue_sched.store import jobs, pending, waiting
 from opencue_sched.store.jobs import Depend
-from opencue_sched.store.pending import SubscriptionRow
 from opencue_sched.store.schema import SchemaFacts
 
 SAME_PASS_SECONDS = 120.0
@@ -196,7 +195,7 @@ def _out_of_scope(connection: Connection, job: Row[Any], scope: str | None) -> I
         yield WaitReason("facility", f"the job is in facility {job.facility}; this scheduler works on {scope} only")
 
 
-def _of_subscriptions(job: Row[Any], subscriptions: Sequence[SubscriptionRow]) -> Iterator[WaitReason]:
+def _of_subscriptions(job: Row[Any], subscriptions: Sequence[Row[Any]]) -> Iterator[WaitReason]:
     here = [one for one in subscriptions if one.facility_id == job.facility_id]
     usable = [one for one in here if one.burst_centicores >= CENTICORES_PER_CORE]
     if not here:
@@ -213,7 +212,7 @@ def _of_subscriptions(job: Row[Any], subscriptions: Sequence[SubscriptionRow]) -
         yield WaitReason(Verdict.OVER_SUBSCRIPTION, f"show {job.show} is at its burst in {full}")
 
 
-def _burst(subscription: SubscriptionRow) -> str:
+def _burst(subscription: Row[Any]) -> str:
     """In cores."""
     return f"{subscription.burst_centicores / CENTICORES_PER_CORE:g}"
 
@@ -266,7 +265,7 @@ def _of_hosts(
     layer: jobs.LayerView,
     job: Row[Any],
     hosts: Sequence[Row[Any]],
-    subscriptions: Sequence[SubscriptionRow],
+    subscriptions: Sequence[Row[Any]],
     settings: Settings,
     known_tags: Sequence[str],
 ) -> Iterator[WaitReason]:

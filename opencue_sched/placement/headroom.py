@@ -8,7 +8,6 @@ headroom). Subscriptions have no GPU cap (facts D), and an allocation without a 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from opencue_sched.domain.cluster import Verdict
@@ -27,9 +26,8 @@ class OverCap:
 class PlanHeadroom:
     """Mutable headroom of one plan. A folder, job or limit that the snapshot has no cap of is unlimited."""
 
-    def __init__(self, snapshot: Snapshot, limit_names: Mapping[str, str]) -> None:
+    def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._limit_names = limit_names
         self._allocs = {alloc_id: caps.cores.left for alloc_id, caps in snapshot.subscriptions.items()}
         self._folder_cores = {folder_id: caps.cores.left for folder_id, caps in snapshot.folders.items()}
         self._folder_gpus = {folder_id: caps.gpus.left for folder_id, caps in snapshot.folders.items()}
@@ -66,8 +64,9 @@ class PlanHeadroom:
                 return OverCap(verdict, f"a frame needs {needed} {what}, {whose} has {left:g} left")
         for limit_id in layer.limit_ids:
             if self._limits.get(limit_id, 1.0) < 1:
-                cap, name = self._snapshot.limits[limit_id].cap, self._limit_names.get(limit_id, limit_id)
-                return OverCap(Verdict.OVER_LIMIT, f"all {cap or 0:g} of limit {name} are in use")
+                limit = self._snapshot.limits[limit_id]
+                detail = f"all {limit.cap or 0:g} of limit {limit.name or limit_id} are in use"
+                return OverCap(Verdict.OVER_LIMIT, detail)
         return None
 
     def frames_left(self, job: Job, layer: Layer, need: Need) -> float:

@@ -1,7 +1,7 @@
 """The planner: from a frozen snapshot of the work and a pool of hosts to a plan that the committer re-validates.
 
-Pure but for the pool: no clock, no I/O, no randomness beyond the ids it is given. For every layer, by
-priority: the caps first, then hosts one after another, on each as many frames as fit.
+Pure but for the pool: no clock, no I/O, no randomness beyond the ids it is given. For every layer, in the order of the
+snapshot: the caps first, then hosts one after another, on each as many frames as fit.
 
 What the plan takes from a host is a hold in the pool, so other passes of the process plan on the rest of the host while
 this plan is being booked, and never on the same cores. Once the outcome is known, the caller passes it to
@@ -98,30 +98,24 @@ def plan_pass(
     *,
     granted_layers: Container[str],
     new_id: Callable[[], str],
-    limit_names: Mapping[str, str] | None = None,
 ) -> Plan:
     """Place the snapshot's waiting frames on hosts of the cluster's tags.
 
     ``granted_layers`` are the layers whose permit this pass holds, the others are PERMIT_HELD. ``new_id`` makes proc
-    ids. ``limit_names`` are for the operator's eyes.
+    ids.
 
     Every layer gets exactly one verdict: what keeps its remaining frames waiting, with how many were placed; FLOWING
     when nothing does and the rest simply come with the next pass.
     """
-    planner = _Planner(snapshot, cluster, pool, policy, new_id, limit_names or {})
-    for job, layer in _strict_priority(snapshot):
-        if layer.id in granted_layers:
-            planner.place(job, layer)
-        else:
-            planner.judge(job, layer, 0, OverCap(Verdict.PERMIT_HELD, "another pass places its frames, or just did"))
+    planner = _Planner(snapshot, cluster, pool, policy, new_id)
+    for job in snapshot.jobs:
+        for layer in job.layers:
+            if layer.id in granted_layers:
+                planner.place(job, layer)
+            else:
+                held = OverCap(Verdict.PERMIT_HELD, "another pass places its frames, or just did")
+                planner.judge(job, layer, 0, held)
     return planner.plan()
-
-
-def _strict_priority(snapshot: Snapshot) -> Iterator[tuple[Job, Layer]]:
-    """Jobs by priority, highest first, equal ones as the snapshot has them; their layers in dispatch order."""
-    for job in sorted(snapshot.jobs, key=lambda job: -job.priority):
-        for layer in sorted(job.layers, key=lambda layer: layer.dispatch_order):
-            yield job, layer
 
 
 def release_plan(
@@ -168,13 +162,12 @@ class _Planner:
         pool: HostCache,
         policy: Policy,
         new_id: Callable[[], str],
-        limit_names: Mapping[str, str],
     ) -> None:
         self._cluster = cluster
         self._pool = pool
         self._policy = policy
         self._new_id = new_id
-        self._headroom = PlanHeadroom(snapshot, limit_names)
+        self._headroom = PlanHeadroom(snapshot)
         self._procs: list[PlannedProc] = []
         self._verdicts: list[LayerVerdict] = []
         self._unschedulable: list[UnschedulableLayer] = []

@@ -23,17 +23,6 @@ from opencue_sched.domain.units import MOST_CENTICORES, MOST_GPUS
 from opencue_sched.store.schema import SchemaFacts
 
 
-class SubscriptionRow(NamedTuple):
-    """One subscription of a show. Centicores for ``burst``, whole cores for ``cores``."""
-
-    alloc_id: str
-    allocation: str
-    facility_id: str
-    burst_centicores: int
-    cores: int
-    gpus: int
-
-
 @dataclass(frozen=True, slots=True)
 class SkippedLayers:
     """``rows`` by id, with the version of its row (a layer that has another by now is not meant), and every layer of
@@ -71,7 +60,8 @@ _LEAST_CORES = """CASE WHEN NOT l.b_threadable OR l.int_cores_min < 100 THEN 1
 
 _SUBSCRIPTIONS = text(
     f"""
-    SELECT sub.pk_alloc, a.str_name, a.pk_facility, sub.int_burst,
+    SELECT sub.pk_alloc AS alloc_id, a.str_name AS allocation, a.pk_facility AS facility_id,
+           sub.int_burst AS burst_centicores,
            COALESCE(used.cores, 0) AS cores, COALESCE(used.gpus, 0) AS gpus
     FROM subscription sub
     JOIN alloc a ON a.pk_alloc = sub.pk_alloc
@@ -281,12 +271,13 @@ def fetch_waiting_work(
     ]
 
 
-def fetch_subscriptions(connection: Connection, show_id: str) -> list[SubscriptionRow]:
-    """Every subscription of the show, in any facility, with what its procs on the allocation's hosts take now.
+def fetch_subscriptions(connection: Connection, show_id: str) -> Sequence[Row[Any]]:
+    """Every subscription of the show, in any facility (``alloc_id``, ``allocation``, ``facility_id``,
+    ``burst_centicores``), with the whole ``cores`` and ``gpus`` that its procs on the allocation's hosts take now.
 
     Local procs (a user's own machine) do not count against a subscription.
     """
-    return [SubscriptionRow(*row) for row in connection.execute(_SUBSCRIPTIONS, {"show_id": show_id})]
+    return connection.execute(_SUBSCRIPTIONS, {"show_id": show_id}).all()
 
 
 def fetch_pending_jobs(

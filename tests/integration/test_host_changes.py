@@ -8,6 +8,7 @@ import pytest
 import redis
 from sqlalchemy import Engine, text
 
+from opencue_sched.dispatch import hosts
 from opencue_sched.dispatch.hosts import HostChanges
 from opencue_sched.domain.farm import Host, Reservation
 from opencue_sched.domain.reservation import Need
@@ -164,8 +165,10 @@ class TestPublishing:
 
         assert round_trips == []
 
-    def test_the_log_does_not_grow_without_bound(self, redis_client: redis.Redis) -> None:
-        changes = HostChanges(redis_client, "cue", keep_entries=100)
+    def test_the_log_does_not_grow_without_bound(
+        self, changes: HostChanges, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(hosts, "_MAX_ENTRIES_KEPT", 100)
 
         for number in range(1000):
             changes.publish([f"h{number}"])

@@ -35,7 +35,6 @@ def planned(
         command=command,
         frame_range=frame_range,
         chunk_size=chunk_size,
-        dispatch_order=1,
         cores_min_centicores=100,
         cores_max_centicores=0,
         memory_min_kb=4_194_304,

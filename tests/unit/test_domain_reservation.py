@@ -36,7 +36,6 @@ def layer(**changes: object) -> Layer:
         command="render #FRAME#",
         frame_range="1-10",
         chunk_size=1,
-        dispatch_order=1,
         cores_min_centicores=100,
         cores_max_centicores=0,
         memory_min_kb=1 * GIB,

@@ -182,7 +182,7 @@ def test_upstream_bug_any_limit_with_room_let_a_layer_through(engine: Engine, se
     assert second.limit_ids == (roomy,)
     assert found.snapshot.limits[full].left == 0
     assert found.snapshot.limits[roomy].left == 100
-    assert found.limits[full].name == "full"
+    assert found.snapshot.limits[full].name == "full"
 
 
 def test_a_limit_counts_the_running_frames_of_every_show(engine: Engine, settings: Settings) -> None:

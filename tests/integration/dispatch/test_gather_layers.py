@@ -128,7 +128,6 @@ def test_every_column_arrives_where_it_belongs(engine: Engine, settings: Setting
         command="render #IFRAME#",
         frame_range="1-10",
         chunk_size=5,
-        dispatch_order=1,
         cores_min_centicores=250,
         cores_max_centicores=800,
         memory_min_kb=3 * 1024 * 1024,
@@ -255,23 +254,6 @@ def test_a_job_of_an_id_that_cannot_stand_in_the_ledger_is_a_bad_row_and_the_oth
         found = gathered(connection, cluster_of(farm), settings)
     assert job_ids(found) == [good.id]
     assert [(bad.table, "'a|b'" in bad.reason) for bad in found.bad_rows] == [("job", True)]
-
-
-def test_a_null_in_a_column_that_allows_none_is_a_bad_row(engine: Engine, settings: Settings) -> None:
-    with engine.begin() as connection:
-        farm = Farm(connection)
-        bad, good = farm.jobs([JobSpec([LayerSpec()]) for _ in range(2)])
-        connection.execute(text("ALTER TABLE frame ALTER COLUMN str_name DROP NOT NULL"))
-        connection.execute(text("ALTER TABLE layer ALTER COLUMN str_range DROP NOT NULL"))
-        connection.execute(text("UPDATE frame SET str_name = NULL WHERE pk_job = :j"), {"j": bad.id})
-
-        found = gathered(connection, cluster_of(farm), settings)
-        connection.execute(text("UPDATE layer SET str_range = NULL WHERE pk_job = :j"), {"j": good.id})
-        none = gathered(connection, cluster_of(farm), settings)
-
-    assert job_ids(found) == [good.id]
-    assert [bad_job.id for bad_job in found.bad_rows] == [bad.id]
-    assert job_ids(none) == []
 
 
 def test_a_bad_job_is_logged_once_however_often_it_is_met(engine: Engine, settings: Settings) -> None:

@@ -21,7 +21,6 @@ LAYER = Layer(
     command="render #ZFRAME# #IFRAME# #FRAME_START# #FRAME_END# #FRAME_CHUNK# #LAYER# #JOB# #FRAMESPEC# #FRAME#",
     frame_range="1-31x5",
     chunk_size=3,
-    dispatch_order=1,
     cores_min_centicores=400,
     cores_max_centicores=0,
     memory_min_kb=3_355_443,

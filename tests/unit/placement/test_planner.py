@@ -51,20 +51,15 @@ def plan_layer(layer: Layer, *hosts: Host, job: Job | None = None, **changes: ob
 
 
 class TestOrder:
-    def test_jobs_go_by_priority_then_by_their_place_in_the_snapshot(self) -> None:
-        jobs = [
-            make_job(name, [make_layer(f"{name}-l")], priority=priority)
-            for name, priority in [("low", 1), ("first", 50), ("high", 100), ("second", 50)]
-        ]
+    def test_jobs_go_by_their_place_in_the_snapshot(self) -> None:
+        jobs = [make_job(name, [make_layer(f"{name}-l")]) for name in ("high", "first", "second", "low")]
 
         planned = plan(make_snapshot(*jobs), FrozenPool([make_host(cores=64)]))
 
         assert [proc.job.id for proc in planned.procs] == ["high", "first", "second", "low"]
 
-    def test_layers_go_in_dispatch_order_and_frames_as_given(self) -> None:
-        job = make_job(
-            layers=[make_layer("later", frames=2, dispatch_order=2), make_layer("sooner", frames=2, dispatch_order=1)]
-        )
+    def test_layers_and_frames_go_as_given(self) -> None:
+        job = make_job(layers=[make_layer("sooner", frames=2), make_layer("later", frames=2)])
 
         planned = plan(make_snapshot(job), FrozenPool([make_host(cores=64)]))
 
@@ -182,8 +177,8 @@ class TestHosts:
         gpu_host = make_host("gpu", cores=4, idle_gpus=2, idle_gpu_memory_kb=16 * GIB)
         job = make_job(
             layers=[
-                make_layer("plain", frames=2, dispatch_order=1),
-                make_layer("render", frames=3, gpus_min=1, gpu_memory_min_kb=8 * GIB, dispatch_order=2),
+                make_layer("plain", frames=2),
+                make_layer("render", frames=3, gpus_min=1, gpu_memory_min_kb=8 * GIB),
             ]
         )
 
@@ -386,8 +381,7 @@ class TestCaps:
         planned = plan_layer(
             make_layer(frames=5, limit_ids=("nuke", "vray")),
             make_host(cores=64),
-            limits={"nuke": Headroom(100, 0), "vray": Headroom(4, 2)},
-            limit_names={"vray": "V-Ray"},
+            limits={"nuke": Headroom(100, 0), "vray": Headroom(4, 2, "V-Ray")},
         )
 
         assert len(planned.procs) == 2
@@ -611,7 +605,7 @@ class TestPlansUnderWay:
     def test_the_plans_own_hosts_are_filled_as_ever(self) -> None:
         # given two hosts that are alike, one layer on one of them, and another plan elsewhere
         pool = self.busy("h3", hosts=[make_host(name, cores=4) for name in ("h1", "h2", "h3")])
-        layers = [make_layer(name, cores=1, dispatch_order=n) for n, name in enumerate(("a", "b", "c"))]
+        layers = [make_layer(name, cores=1) for name in ("a", "b", "c")]
 
         planned = plan(make_snapshot(make_job(layers=layers)), pool)
 

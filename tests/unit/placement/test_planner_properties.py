@@ -81,7 +81,6 @@ def layers(draw: st.DrawFn, layer_id: str) -> Layer:
         tags=draw(tag_sets),
         threadable=draw(st.booleans()),
         services=draw(st.sampled_from([("default",), ("selfish",)])),
-        dispatch_order=draw(st.integers(1, 3)),
         limit_ids=tuple(sorted(draw(st.sets(st.sampled_from(LIMITS), max_size=2)))),
     )
 
@@ -213,11 +212,9 @@ def frames_are_planned_once_and_in_order(situation: Situation, planned: Plan) ->
     for proc in planned.procs:
         by_layer[proc.layer.id].append(proc.frame.number)
     assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in by_layer.values())
-    order = [(-proc.job.priority, proc.job.id, proc.layer.dispatch_order) for proc in planned.procs]
-    assert [key[0] for key in order] == sorted(key[0] for key in order)
-    for job in situation.snapshot.jobs:
-        dispatch_orders = [key[2] for key in order if key[1] == job.id]
-        assert dispatch_orders == sorted(dispatch_orders)
+    in_order = [layer.id for job in situation.snapshot.jobs for layer in job.layers]
+    places = [in_order.index(proc.layer.id) for proc in planned.procs]
+    assert places == sorted(places)
 
 
 @settings(max_examples=100, deadline=None)

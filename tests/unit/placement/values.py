@@ -57,7 +57,6 @@ def make_layer(
         "command": "render #IFRAME#",
         "frame_range": f"1-{max(1, frames)}",
         "chunk_size": 1,
-        "dispatch_order": 1,
         "cores_min_centicores": int(cores * 100),
         "cores_max_centicores": 0,
         "memory_min_kb": int(memory_gib * GIB),
