@@ -3,15 +3,15 @@
 -- ARGV[5] ticket of the message that led here, or '': a ticket some claim answered already is stale
 -- ARGV[6] life in ms that a claim of the same owner gets instead of being taken again, or ''
 -- ARGV[7] a token nobody else knows, by which this claim is told from every other
--- Returns {1, fence, wake, name, details}; {0, 'gone'}; {0, 'held', owner}; {0, 'not_yet', ms to go}; {0, 'trashed'};
+-- Returns {1, uuid, fence, wake, name, details}; {0, 'gone'}; {0, 'held', owner}; {0, 'not_yet', ms to go}; {0, 'trashed'};
 -- {0, 'stale'}.
 -- Invariants: at most one live claim a job; every claim has a higher fence than all before; a call that is made again
 -- because its answer was lost gets the same claim.
 --@include board
 local uuid, owner = ARGV[2], ARGV[3]
-local fence, wake, name, details = taken_before(uuid, ARGV[7])
-if fence then
-  return {1, fence, wake, name, details}
+local mine = taken_before(uuid, ARGV[7])
+if mine then
+  return mine
 end
 local job = whole(uuid)
 if not job then
@@ -29,4 +29,4 @@ elseif job.state == 'delayed' then
 elseif job.state == 'trash' then
   return {0, 'trashed'}
 end
-return {1, take(uuid, owner, tonumber(ARGV[4]), ARGV[7])}
+return take(uuid, owner, tonumber(ARGV[4]), ARGV[7])

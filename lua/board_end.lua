@@ -10,7 +10,7 @@
 --      'fail'    not before now + delay, whatever wakes it; the failure is counted and kept with why and the error text
 --      'consume' done: the job is gone
 --      'trash'   kept aside with the error text
--- Returns {1, ticket of the message to send or 0, new state}; {0, 'gone'}; {0, 'unclaimed'}; {0, 'other', owner};
+-- Returns {1, ticket of the message to send or 0}; {0, 'gone'}; {0, 'unclaimed'}; {0, 'other', owner};
 -- {0, 'lost'} when the same owner has a later claim.
 -- Invariants: only the claim's owner under its fence and token ends it; the job is in exactly one place afterwards; what an
 -- operator told to rest does so; a call that is made again because its answer was lost gets the same answer, and changes
@@ -42,26 +42,24 @@ elseif how ~= 'abandon' then
   redis.call('HSET', job, 'failures', 0)
 end
 
+local ticket, rests = 0, how == 'sleep' or how == 'idle'
 if how == 'consume' then
   forget(uuid)
   emit('REMOVED', uuid, name)
-  return remember(ARGV[11], {1, 0, 'complete'})
 elseif how == 'trash' then
   make_trashed(uuid, name, error_text)
-  return remember(ARGV[11], {1, 0, 'trash'})
-end
-local rests = how == 'sleep' or how == 'idle'
-if rest > now or (rests and wake == ARGV[8]) then
+elseif rest > now or (rests and wake == ARGV[8]) then
   local due = math.max(rest, rests and now + delay or 0)
   make_delayed(uuid, due)
   if how ~= 'idle' then
     set_due(uuid, due)
   end
-  return remember(ARGV[11], {1, 0, 'delayed'})
+else
+  make_ready(uuid)
+  if how == 'abandon' then
+    redis.call('HSET', job, 'sent', 0)
+  else
+    ticket = next_ticket(uuid, false, tonumber(ARGV[12]))
+  end
 end
-make_ready(uuid)
-if how == 'abandon' then
-  redis.call('HSET', job, 'sent', 0)
-  return remember(ARGV[11], {1, 0, 'ready'})
-end
-return remember(ARGV[11], {1, next_ticket(uuid, false, tonumber(ARGV[12])), 'ready'})
+return remember(ARGV[11], {1, ticket})

@@ -23,7 +23,7 @@ local function take_posted(uuid, job, life)
     set_expiry(uuid, life)
     return job.fence
   elseif job.state == 'ready' or (claimed and (same or job.expires <= now or tonumber(job.modified) > now)) then
-    return (take(uuid, owner, life, token))
+    return take(uuid, owner, life, token)[3]
   end
   return 0
 end

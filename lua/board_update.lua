@@ -6,7 +6,7 @@
 --      'rest'    not before ARGV[4] ms from now, whatever wakes it; 0 ends the rest
 --      'delete'  from the trash, for good
 --      'withdraw' for good, while it is ready or rests
--- Returns {1, new state}; {0, 'gone'}; {0, 'held', owner}; {0, 'not_trashed'}; {0, 'trashed'}.
+-- Returns {1}; {0, 'gone'}; {0, 'held', owner}; {0, 'not_trashed'}; {0, 'trashed'}.
 -- Invariants: the job is in exactly one place afterwards; as board_end for a call that is made again.
 --@include board
 local before = answered_before(ARGV[6])
@@ -33,27 +33,24 @@ end
 if how == 'delete' or how == 'withdraw' then
   forget(uuid)
   emit('REMOVED', uuid, read.name)
-  return remember(ARGV[6], {1, 'complete'})
 elseif how == 'trash' then
   make_trashed(uuid, read.name, ARGV[4])
-  return remember(ARGV[6], {1, 'trash'})
-end
-local due = now
-if how == 'restore' then
-  redis.call('ZADD', LISTED, rank(read.prio, read.seq), uuid)
-  redis.call('HSET', job, 'failures', 0, 'error', '', 'rest', 0)
 else
-  due = now + tonumber(ARGV[4])
-  redis.call('HSET', job, 'rest', due > now and format(due) or 0)
-  if state == 'claimed' then
-    return remember(ARGV[6], {1, state})
+  local due = now
+  if how == 'restore' then
+    redis.call('ZADD', LISTED, rank(read.prio, read.seq), uuid)
+    redis.call('HSET', job, 'failures', 0, 'error', '', 'rest', 0)
+  else
+    due = now + tonumber(ARGV[4])
+    redis.call('HSET', job, 'rest', due > now and format(due) or 0)
+  end
+  if due > now and state ~= 'claimed' then
+    make_delayed(uuid, due)
+    set_due(uuid, due)
+  elseif state ~= 'claimed' then
+    redis.call('HSET', job, 'sent', 0)
+    make_ready(uuid)
+    set_due(uuid, due)
   end
 end
-set_due(uuid, due)
-if due > now then
-  make_delayed(uuid, due)
-  return remember(ARGV[6], {1, 'delayed'})
-end
-redis.call('HSET', job, 'sent', 0)
-make_ready(uuid)
-return remember(ARGV[6], {1, 'ready'})
+return remember(ARGV[6], {1})

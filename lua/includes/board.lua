@@ -189,7 +189,7 @@ local function set_expiry(uuid, life)
   redis.call('HSET', PREFIX .. uuid, 'expires', expires)
 end
 
--- Take a ready job; its fence, wake count, name and details.
+-- Take a ready job: {1, uuid, fence, wake count, name, details}.
 local function take(uuid, owner, life, token)
   local job = PREFIX .. uuid
   local fence = redis.call('HINCRBY', job, 'fence', 1)
@@ -199,17 +199,16 @@ local function take(uuid, owner, life, token)
   redis.call('HSET', job, 'state', 'claimed', 'owner', owner, 'claim', token, 'modified', format(now),
     'done', read[4], 'tries', 0)
   emit('CLAIMED', uuid, read[2])
-  return fence, tonumber(read[1]), read[2], read[3]
+  return {1, uuid, fence, tonumber(read[1]), read[2], read[3]}
 end
 
 -- What take() answered, for a call that made its claim before but whose answer was lost; nil when there is no such
 -- claim. A wake-up since then came before the work begins, so it is no news.
 local function taken_before(uuid, token)
   local read = fields_now(uuid, 'state', 'claim', 'fence', 'wake', 'name', 'details')
-  if read[1] ~= 'claimed' or read[2] ~= token then
-    return nil
+  if read[1] == 'claimed' and read[2] == token then
+    return {1, uuid, tonumber(read[3]), tonumber(read[4]), read[5], read[6]}
   end
-  return tonumber(read[3]), tonumber(read[4]), read[5], read[6]
 end
 
 -- Before anything else: jobs whose not-before has come, and claims that ran out, become ready. Bounded; what is left waits

@@ -508,7 +508,7 @@ class JobBoard:
         token = new_token()
         claimed, *answer = self.scripts.claim_job(job.uuid, who, token, life=life, again=expiry)
         if claimed:
-            job.fence, job.token, job.owner_seen = int(answer[0]), token, who
+            job.fence, job.token, job.owner_seen = int(answer[1]), token, who
             return job
         match answer:
             case ["gone"]:
@@ -544,7 +544,7 @@ class JobBoard:
         while True:
             token = new_token()
             call = self._keys.call(token)
-            claimed, *answer = self.scripts.call("board_next", who, life_ms(life), 0, at_least.rank, token, call)
+            claimed, *answer = self.scripts.call("board_next", who, life_ms(life), at_least.rank, token, call)
             if not claimed:
                 return None
             uuid, _, _, name, details = map(str, answer)

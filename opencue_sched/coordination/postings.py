@@ -204,7 +204,7 @@ class ClusterPostings(BoardScripts):
         answer = self.claim_job(uuid, owner, token, life=ttl_seconds, ticket=ticket)
         if not answer[0]:
             return ClaimRefused(str(answer[1]), str(answer[2]) if answer[1] == "held" else "")
-        fence, wake, _, details = answer[1:5]
+        _, _, fence, wake, _, details = answer
         try:
             return Claim(uuid, owner, int(fence), int(wake), decode_cluster(details), token)
         except InvalidInput as error:
