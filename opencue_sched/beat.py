@@ -43,7 +43,7 @@ from opencue_sched.settings import Settings, get_settings
 from opencue_sched.store.engine import make_engine
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.worker import fleet_metrics
-from opencue_sched.worker.fleet_metrics import FleetSurvey
+from opencue_sched.worker.fleet_metrics import FleetCensus
 from opencue_sched.worker.metrics import PORTS_TRIED, serve_metrics
 
 log = structlog.get_logger(__name__)
@@ -95,7 +95,7 @@ class LeaderScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.gate: LeaderGate | None = None
         self.presence: Presence | None = None
-        self.survey: FleetSurvey | None = None
+        self.census: FleetCensus | None = None
         self._refresh_at = 0.0
         self._shown_fence = 0
         self._log_again_at: dict[tuple[str, object], float] = {}
@@ -141,8 +141,8 @@ class LeaderScheduler(Scheduler):
             fleet_metrics.watch_gate(gate)
             port = settings.queue.metrics_port
             serve_metrics(settings.queue.metrics_host, port + PORTS_TRIED if port else 0, fleet_metrics.BEAT)
-            self.survey = FleetSurvey(settings, lambda: gate.lease is not None)
-            self.survey.thread.start()
+            self.census = FleetCensus(settings, lambda: gate.lease is not None)
+            self.census.thread.start()
             log.info("beat_started", role=gate.keys.role)
         return self.gate
 
@@ -152,8 +152,8 @@ class LeaderScheduler(Scheduler):
         fence = 0 if lease is None else lease.fence
         if now < self._refresh_at and fence == self._shown_fence:
             return
-        if self.survey is not None and fence and fence != self._shown_fence:
-            self.survey.thread.wake()
+        if self.census is not None and fence and fence != self._shown_fence:
+            self.census.thread.wake()
         self._refresh_at, self._shown_fence = now + REFRESH_SECONDS, fence
         if self.presence is None:
             self.presence = announce_beat(get_settings(), gate)
@@ -233,8 +233,8 @@ class LeaderScheduler(Scheduler):
                 self.presence.withdraw()
             except RedisError as error:
                 log.warning("presence_left_to_expire", error=str(error))
-        if self.survey is not None:
-            self.survey.close()
+        if self.census is not None:
+            self.census.close()
         super().close()
 
 

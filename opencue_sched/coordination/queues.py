@@ -166,7 +166,7 @@ class QueueFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueSurvey:
+class QueueCensus:
     """The queues of one fleet at one moment. ``workers`` are its live dispatch instances.
 
     ``backlog_per_worker`` is, of each group, its dispatch messages waiting or in hand per live worker of the group (all
@@ -201,7 +201,7 @@ def drain_dead_instances(client: redis.Redis, namespace: str, members: Members) 
     return sum(moved_of.values())
 
 
-def survey_queues(
+def queue_census(
     client: redis.Redis,
     namespace: str,
     members: Members,
@@ -209,7 +209,7 @@ def survey_queues(
     group: str,
     facility: str | None = None,
     clock: Callable[[], float] = time.time,
-) -> QueueSurvey:
+) -> QueueCensus:
     """Depth and oldest age of every queue type in one fleet, also written to the statistics keys. Two round trips.
 
     The fleet of a ``facility`` is its ``group``. That of none is ``group``, all other live groups that are no
@@ -236,13 +236,13 @@ def survey_queues(
         by_type[type_.value] = QueueFigures(sum(depths.values()), max(0.0, oldest), depths)
     dispatchers = members.of_fleet(QueueType.DISPATCH.value, facility)
     waiting = by_type[QueueType.DISPATCH.value].queues
-    survey = QueueSurvey(by_type, len(dispatchers), _backlogs(waiting, dispatchers, group))
-    _write(client, namespace, facility, survey, now)
-    return survey
+    census = QueueCensus(by_type, len(dispatchers), _backlogs(waiting, dispatchers, group))
+    _write(client, namespace, facility, census, now)
+    return census
 
 
 def _backlogs(waiting: Mapping[str, int], dispatchers: Sequence[Actor], group: str) -> dict[str, float]:
-    """Of each group: see QueueSurvey. ``waiting`` is the depth of each dispatch queue."""
+    """Of each group: see QueueCensus. ``waiting`` is the depth of each dispatch queue."""
     workers = Counter(actor.group for actor in dispatchers)
     load = Counter({group: 0, **dict.fromkeys(workers, 0)})
     shared = 0
@@ -274,9 +274,9 @@ def _queues(namespace: str, members: Members, group: str, facility: str | None) 
     return sorted(found, key=str)
 
 
-def _write(client: redis.Redis, namespace: str, facility: str | None, survey: QueueSurvey, now: float) -> None:
+def _write(client: redis.Redis, namespace: str, facility: str | None, census: QueueCensus, now: float) -> None:
     with client.pipeline(transaction=False) as pipe:
-        for type_, figures in survey.by_type.items():
+        for type_, figures in census.by_type.items():
             key = queue_stats(namespace, type_, facility)
             values = {"depth": figures.depth, "oldest_seconds": round(figures.oldest_seconds, 3), "at": round(now, 3)}
             pipe.hset(key, mapping=cast("dict[Any, Any]", values))

@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.coordination.names import LeaderKeys, beat_role, worker_group
 from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, list_members
-from opencue_sched.coordination.queues import survey_queues
+from opencue_sched.coordination.queues import queue_census
 from opencue_sched.insight.explain import cluster_postings
 from opencue_sched.insight.stores import reason_of
 from opencue_sched.settings import Settings
@@ -31,7 +31,7 @@ def fleet_view(client: redis.Redis, settings: Settings, fences: PersistentFences
     namespace, facility = settings.coordination.namespace, settings.scheduler.facility
     members = list_members(client, namespace)
     group = worker_group(facility, settings.coordination.group)
-    queues = survey_queues(client, namespace, members, group=group, facility=facility)
+    queues = queue_census(client, namespace, members, group=group, facility=facility)
     postings = cluster_postings(client, settings)
     counts = postings.counts()
     return {

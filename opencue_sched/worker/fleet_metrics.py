@@ -20,7 +20,7 @@ from opencue_sched.coordination.names import BoardKeys, cluster_board, worker_gr
 from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.coordination.postings import FAILURE_KINDS, ClusterPostings
 from opencue_sched.coordination.presence import list_members
-from opencue_sched.coordination.queues import survey_queues
+from opencue_sched.coordination.queues import queue_census
 from opencue_sched.coordination.transport import count_unreadable_with
 from opencue_sched.dispatch.clusters import scoped_facilities
 from opencue_sched.dispatch.cooldown import EMPTY_SLEEP_SECONDS
@@ -32,9 +32,9 @@ from opencue_sched.store.schema import SchemaFacts, check_schema
 from opencue_sched.store.waiting import newest_report_age
 from opencue_sched.worker.metrics import single_process_registry
 
-SURVEY_SECONDS = 15.0
-_SHOWN_SECONDS = 4 * SURVEY_SECONDS
-"""A survey that fails is repeated before its figures go; figures of long ago are worse than none."""
+CENSUS_SECONDS = 15.0
+_SHOWN_SECONDS = 4 * CENSUS_SECONDS
+"""A census that fails is repeated before its figures go; figures of long ago are worse than none."""
 
 
 class RecentFigures(Collector):
@@ -143,10 +143,10 @@ def watch_gate(gate: LeaderGate) -> None:
         figures.shown = lambda: gate.lease is not None
 
 
-class FleetSurvey:
+class FleetCensus:
     """Looks at the fleet every 15 s while ``leads()``, from a thread and with connections of its own.
 
-    The thread that fires the ticks also renews the lease, so it must not wait for the statements of a survey.
+    The thread that fires the ticks also renews the lease, so it must not wait for the statements of a census.
     """
 
     def __init__(self, settings: Settings, leads: Callable[[], bool]) -> None:
@@ -161,7 +161,7 @@ class FleetSurvey:
         self._postings = ClusterPostings(self._client, board)
         self._groups: set[str] = set()
         self.thread = PeriodicThread(
-            "fleet-survey", self._survey, failed="fleet_not_surveyed", retry_seconds=SURVEY_SECONDS
+            "fleet-census", self._census, failed="fleet_not_counted", retry_seconds=CENSUS_SECONDS
         )
 
     @cached_property
@@ -169,26 +169,26 @@ class FleetSurvey:
         with self._engine.connect() as connection:
             return check_schema(connection)
 
-    def _survey(self) -> float:
+    def _census(self) -> float:
         if self._leads():
             self.look_at_queues()
             self.look_at_farm()
-        return SURVEY_SECONDS
+        return CENSUS_SECONDS
 
     def look_at_queues(self) -> None:
         """Set the gauges of what Redis knows. Raises RedisError."""
         members = list_members(self._client, self._namespace)
         facility = self._settings.scheduler.facility
-        survey = survey_queues(self._client, self._namespace, members, group=self._group, facility=facility)
-        for type_, figures in survey.by_type.items():
+        census = queue_census(self._client, self._namespace, members, group=self._group, facility=facility)
+        for type_, figures in census.by_type.items():
             queue_depth.labels(type_).set(figures.depth)
             queue_oldest.labels(type_).set(figures.oldest_seconds)
-        workers_alive.set(survey.workers)
-        for group, backlog in survey.backlog_per_worker.items():
+        workers_alive.set(census.workers)
+        for group, backlog in census.backlog_per_worker.items():
             backlog_per_worker.labels(group).set(backlog)
-        for group in self._groups - survey.backlog_per_worker.keys():
+        for group in self._groups - census.backlog_per_worker.keys():
             backlog_per_worker.remove(group)
-        self._groups = set(survey.backlog_per_worker)
+        self._groups = set(census.backlog_per_worker)
         skipped = self._postings.skipped()
         failed = [it.kind for it in skipped if it.until is not None]
         for kind in FAILURE_KINDS:

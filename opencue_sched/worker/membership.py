@@ -18,7 +18,7 @@ from opencue_sched.coordination import replies
 from opencue_sched.coordination.names import QueueName, QueueType, worker_group
 from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.coordination.presence import REFRESH_SECONDS, Presence, WorkerState, Workload, list_members
-from opencue_sched.coordination.queues import QueueFigures, Router, drain_dead_instances, survey_queues
+from opencue_sched.coordination.queues import QueueFigures, Router, drain_dead_instances, queue_census
 from opencue_sched.dispatch.report import LONGEST_ERROR
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Settings
@@ -138,7 +138,7 @@ class Membership:
         try:
             members = list_members(self._client, self.namespace)
             facility = self._settings.scheduler.facility
-            return survey_queues(self._client, self.namespace, members, group=self.group, facility=facility).by_type
+            return queue_census(self._client, self.namespace, members, group=self.group, facility=facility).by_type
         except RedisError:
             return {}
 

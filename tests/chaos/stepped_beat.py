@@ -130,10 +130,10 @@ class CountingScheduler(beat.LeaderScheduler):
         return all(self.fired[policy.value] >= times for policy in CatchUp)
 
 
-class NoSurvey(beat.FleetSurvey):
-    """The survey is a thread of its own, which would make changes between those that are counted here."""
+class NoCensus(beat.FleetCensus):
+    """The census is a thread of its own, which would make changes between those that are counted here."""
 
-    def _survey(self) -> float:
+    def _census(self) -> float:
         return 3600.0
 
 
@@ -151,7 +151,7 @@ def live(step: int, out: int, die_after: int | None) -> None:
         }
         for policy in CatchUp
     }
-    beat.FleetSurvey = NoSurvey
+    beat.FleetCensus = NoCensus
     if die_after == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     commands = Commands(out, die_after)

@@ -435,7 +435,7 @@ def test_only_the_leading_beat_shows_what_waits_while_no_worker_lives(idle_site)
     idle_site.fleet.beat("b1", OPENCUE_SCHED_QUEUE__METRICS_PORT=str(first - 100))
     eventually(lambda: sent(idle_site.client), 60, "first tick")
     idle_site.fleet.beat("b2", OPENCUE_SCHED_QUEUE__METRICS_PORT=str(second - 100))
-    eventually(lambda: 'scheduler_queue_depth{type="sweep"}' in figures_of(first), 60, "a survey")
+    eventually(lambda: 'scheduler_queue_depth{type="sweep"}' in figures_of(first), 60, "a census")
     eventually(lambda: figures_of(first)['scheduler_queue_depth{type="sweep"}'] > 0, 60, "a message that waits")
     assert figures_of(first)["scheduler_workers_alive"] == 0
     of_a_standby = {
@@ -447,7 +447,7 @@ def test_only_the_leading_beat_shows_what_waits_while_no_worker_lives(idle_site)
     # when the leader ends
     idle_site.fleet.processes["b1"].kill()
     # then the other one shows them
-    eventually(lambda: figures_of(second).get("scheduler_workers_alive") == 0, 60, "another leader's survey")
+    eventually(lambda: figures_of(second).get("scheduler_workers_alive") == 0, 60, "another leader's census")
 
 
 def test_a_beat_shows_its_fence_and_the_age_of_the_last_tick(site):

@@ -34,8 +34,8 @@ from opencue_sched.coordination.queues import (
     broker_settings,
     drain_dead_instances,
     guard_transports,
+    queue_census,
     rendezvous,
-    survey_queues,
     warm_key,
 )
 from opencue_sched.domain.cluster import Cluster, ClusterKind
@@ -289,13 +289,13 @@ def test_the_depth_of_a_type_is_that_of_all_its_queues_and_priorities(redis_clie
         message = json.dumps({"headers": {"sent_at": 1000 - age}})
         redis_client.lpush(priority_lists(queue)[prio], message, "younger")
     members = list_members(redis_client, "cue")
-    survey = survey_queues(redis_client, "cue", members, group="default", clock=lambda: 1000.0)
-    dispatch = survey.by_type["dispatch"]
+    census = queue_census(redis_client, "cue", members, group="default", clock=lambda: 1000.0)
+    dispatch = census.by_type["dispatch"]
     assert dispatch.depth == 6
     assert dispatch.oldest_seconds == 20
     assert dispatch.queues[str(GROUP)] == 2
-    assert survey.by_type["sweep"].depth == 0
-    assert survey.backlog_per_worker == {"default": 9}
+    assert census.by_type["sweep"].depth == 0
+    assert census.backlog_per_worker == {"default": 9}
     stats = redis_client.hgetall(queue_stats("cue", "dispatch"))
     assert (stats["depth"], stats["oldest_seconds"]) == ("6", "20.0")
     assert 0 < redis_client.ttl(queue_stats("cue", "dispatch")) <= 60
@@ -308,10 +308,10 @@ def test_each_group_has_its_own_backlog_and_its_share_of_what_all_may_take(redis
     for queue, messages in ((TYPE, 6), (GROUP, 3), (QueueName("cue", "dispatch", "big", "c"), 4)):
         redis_client.lpush(priority_lists(queue)[1], *range(messages))
     members = list_members(redis_client, "cue")
-    survey = survey_queues(redis_client, "cue", members, group="default")
-    assert survey.workers == 3
-    assert survey.backlog_per_worker == {"big": (4 + 2) / 2 + 6 / 3, "default": 3 + 1 + 6 / 3}
-    nobody = survey_queues(redis_client, "cue", members, group="new")
+    census = queue_census(redis_client, "cue", members, group="default")
+    assert census.workers == 3
+    assert census.backlog_per_worker == {"big": (4 + 2) / 2 + 6 / 3, "default": 3 + 1 + 6 / 3}
+    nobody = queue_census(redis_client, "cue", members, group="new")
     assert nobody.backlog_per_worker["new"] == 2
 
 
@@ -332,15 +332,15 @@ def test_a_fleet_counts_what_waits_for_it_and_not_what_waits_for_other_facilitie
         redis_client.lpush(priority_lists(QueueName("cue", "dispatch", *place))[1], *range(messages))
     members = list_members(redis_client, "cue")
     found = {
-        group: survey_queues(redis_client, "cue", members, group=group, facility=facility)
+        group: queue_census(redis_client, "cue", members, group=group, facility=facility)
         for group, facility in (("alpha", "Alpha"), ("beta", "beta"), ("default", None))
     }
-    assert {group: survey.backlog_per_worker for group, survey in found.items()} == {
+    assert {group: census.backlog_per_worker for group, census in found.items()} == {
         "alpha": {"alpha": 1 + 2 + 4 + 1},
         "beta": {"beta": 8},
         "default": {"default": 16 + 32 + 4},
     }
-    assert {group: (survey.by_type["dispatch"].depth, survey.workers) for group, survey in found.items()} == {
+    assert {group: (census.by_type["dispatch"].depth, census.workers) for group, census in found.items()} == {
         "alpha": (7, 1),
         "beta": (8, 1),
         "default": (48, 1),
@@ -409,5 +409,5 @@ def client(redis_server, redis_client):
 def test_what_is_no_message_is_counted_like_any_that_waits(client, value):
     present(client, "a")
     client.lpush(priority_lists(GROUP)[1], value)
-    survey = survey_queues(client, "cue", list_members(client, "cue"), group="default")
-    assert (survey.by_type["dispatch"].depth, survey.by_type["dispatch"].oldest_seconds) == (1, 0)
+    census = queue_census(client, "cue", list_members(client, "cue"), group="default")
+    assert (census.by_type["dispatch"].depth, census.by_type["dispatch"].oldest_seconds) == (1, 0)

@@ -45,7 +45,7 @@ from opencue_sched.settings import Accounting, Rqd, Settings
 from opencue_sched.store.jobs import quarantine_jobs
 from opencue_sched.worker import fleet_metrics, metrics
 from opencue_sched.worker.control import put_to_sleep
-from opencue_sched.worker.fleet_metrics import FleetSurvey
+from opencue_sched.worker.fleet_metrics import FleetCensus
 from opencue_sched.worker.runtime import Runtime
 from tests.polling import eventually
 
@@ -143,9 +143,9 @@ def runtime(settings: Settings, redis_client, app: Celery, monkeypatch: pytest.M
 
 
 @pytest.fixture
-def survey(runtime: Runtime) -> Iterator[FleetSurvey]:
+def census(runtime: Runtime) -> Iterator[FleetCensus]:
     """What the leading beat has, in this process."""
-    made = FleetSurvey(runtime.settings, lambda: True)
+    made = FleetCensus(runtime.settings, lambda: True)
     yield made
     made._client.close()
     made._engine.dispose()
@@ -192,7 +192,7 @@ def test_a_pass_is_counted(runtime: Runtime, engine: Engine):
 
 
 def test_waiting_frames_are_the_fleets_and_forget_what_is_gone(
-    runtime: Runtime, survey: FleetSurvey, engine: Engine, redis_client
+    runtime: Runtime, census: FleetCensus, engine: Engine, redis_client
 ):
     with engine.begin() as connection:
         farm = Farm(connection)
@@ -200,26 +200,26 @@ def test_waiting_frames_are_the_fleets_and_forget_what_is_gone(
         farm.job([LayerSpec(frames=4, cores=16)])
         farm.job([LayerSpec(frames=5)], priority=200)
     run_passes(runtime)
-    survey.look_at_farm()
+    census.look_at_farm()
     assert sample("scheduler_waiting_frames", verdict="no_fit") == 4
     assert sample("scheduler_waiting_frames", verdict="capacity") == 3
     # when a pass leaves out the layer that found no host a moment ago, its frames wait all the same
     run_passes(runtime)
-    survey.look_at_farm()
+    census.look_at_farm()
     assert sample("scheduler_waiting_frames", verdict="no_fit") == 4
     # when nobody passes over a cluster any more, because its jobs are paused, its frames are forgotten
     with engine.begin() as connection:
         connection.execute(text("UPDATE job SET b_paused = true"))
     for cluster, entry in redis_client.hgetall(runtime.verdicts.waiting_key).items():
         redis_client.hset(runtime.verdicts.waiting_key, cluster, entry.replace('"at": 1', '"at": 0.1'))
-    survey.look_at_farm()
+    census.look_at_farm()
     assert sample("scheduler_waiting_frames", verdict="no_fit") == 0
     assert sample("scheduler_waiting_frames", verdict="capacity") == 0
     assert redis_client.hkeys(runtime.verdicts.waiting_key) == ["behind:"]
 
 
 def test_waiting_frames_that_no_pass_had_a_turn_for_are_counted_too(
-    runtime: Runtime, survey: FleetSurvey, engine: Engine
+    runtime: Runtime, census: FleetCensus, engine: Engine
 ):
     # given two jobs more than a pass looks at, one at its own cap, and some that somebody holds back
     with engine.begin() as connection:
@@ -234,7 +234,7 @@ def test_waiting_frames_that_no_pass_had_a_turn_for_are_counted_too(
         connection.execute(text("UPDATE job SET b_auto_book = false WHERE pk_job = :job"), {"job": later.id})
 
     def shown() -> dict[str, float]:
-        survey.look_at_farm()
+        census.look_at_farm()
         found = {verdict.value: sample("scheduler_waiting_frames", verdict=verdict.value) for verdict in Verdict}
         return {verdict: frames for verdict, frames in found.items() if frames}
 
@@ -249,7 +249,7 @@ def test_waiting_frames_that_no_pass_had_a_turn_for_are_counted_too(
 
 
 def test_waiting_frames_of_a_cluster_whose_passes_fail_are_shown_as_cooled_down(
-    runtime: Runtime, survey: FleetSurvey, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, census: FleetCensus, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ):
     with engine.begin() as connection:
         farm = Farm(connection)
@@ -265,19 +265,19 @@ def test_waiting_frames_of_a_cluster_whose_passes_fail_are_shown_as_cooled_down(
     runtime.postings.update(posting, "rest", 0)
     with pytest.raises(KeyError):
         runtime.dispatch(posting)
-    assert shown_waiting(survey) == (9, 9)
+    assert shown_waiting(census) == (9, 9)
     assert sample("scheduler_waiting_frames", verdict="cooled_down") == 9
 
 
-def shown_waiting(survey: FleetSurvey) -> tuple[float, float]:
+def shown_waiting(census: FleetCensus) -> tuple[float, float]:
     """Frames waiting by any verdict, and each once."""
-    survey.look_at_farm()
+    census.look_at_farm()
     by_verdict = sum(sample("scheduler_waiting_frames", verdict=verdict.value) for verdict in Verdict)
     return by_verdict, sample("scheduler_waiting_frames_distinct")
 
 
 def test_a_frame_that_two_clusters_reach_waits_in_each_and_is_one_frame(
-    runtime: Runtime, survey: FleetSurvey, engine: Engine
+    runtime: Runtime, census: FleetCensus, engine: Engine
 ):
     with engine.begin() as connection:
         farm = Farm(connection)
@@ -285,9 +285,9 @@ def test_a_frame_that_two_clusters_reach_waits_in_each_and_is_one_frame(
         farm.job([LayerSpec(frames=9, cores=16, tags="general | big")])
     # when no pass has looked yet, and when both clusters' passes have
     runtime.sweep()
-    assert shown_waiting(survey) == (18, 9)
+    assert shown_waiting(census) == (18, 9)
     assert run_passes(runtime) == ["saturated"] * 2
-    assert shown_waiting(survey) == (18, 9)
+    assert shown_waiting(census) == (18, 9)
     # then the help of the one says so, and the other counts it once
     assert "once for each cluster that reaches them" in fleet_metrics.waiting_frames._documentation
     assert "each once" in fleet_metrics.waiting_frames_distinct._documentation
@@ -364,7 +364,7 @@ OF_BEATS = [
 ]
 
 
-def test_every_metric_of_ours_moves(runtime: Runtime, survey: FleetSurvey, engine: Engine, redis_client, monkeypatch):
+def test_every_metric_of_ours_moves(runtime: Runtime, census: FleetCensus, engine: Engine, redis_client, monkeypatch):
     """One walk through everything a fleet does; afterwards no metric is as it was all the time."""
     _forget_gauges()
     runtime.sweep()
@@ -380,12 +380,12 @@ def test_every_metric_of_ours_moves(runtime: Runtime, survey: FleetSurvey, engin
         connection.execute(text("UPDATE layer SET int_chunk_size = 0 WHERE pk_job = :job"), {"job": bad.id})
 
     _fleet(runtime, redis_client)
-    survey.look_at_queues()
+    census.look_at_queues()
     runtime.sweeper.reload()
     walk.look()
     run_passes(runtime)
     run_passes(runtime)
-    survey.look_at_farm()
+    census.look_at_farm()
     assert sample("scheduler_job_cap_precheck_skip_total") > 0, full
     walk.look()
 
@@ -429,7 +429,7 @@ def test_every_metric_of_ours_moves(runtime: Runtime, survey: FleetSurvey, engin
     put_to_sleep(runtime.postings, cluster.key, 60)
     runtime.sweep()
     _fail_and_trash(runtime, cluster.key)
-    survey.look_at_queues()
+    census.look_at_queues()
     short = Accounting(commit_deadline=0.075)
     runtime.settings = runtime.settings.model_copy(update={"accounting": short})
     redis_client.flushdb()
@@ -599,7 +599,7 @@ def of_beats(*, leading: bool) -> set[str]:
     return {f"scheduler_{name}" for name in standby} | {metric.name for group in groups for metric in group.collect()}
 
 
-def test_each_process_shows_only_the_series_that_it_feeds(survey: FleetSurvey, monkeypatch):
+def test_each_process_shows_only_the_series_that_it_feeds(census: FleetCensus, monkeypatch):
     def names(registry: CollectorRegistry) -> set[str]:
         found = {metric.name for metric in registry.collect()}
         return {name for name in found if name.startswith(("scheduler_", "cuebot_"))}
@@ -607,9 +607,9 @@ def test_each_process_shows_only_the_series_that_it_feeds(survey: FleetSurvey, m
     assert names(metrics.REPORT_SERVICE) == {"scheduler_release_events"}
     assert not names(REGISTRY) & of_beats(leading=True)
     assert "scheduler_jobs_queried" in names(REGISTRY)
-    # when a beat leads and has looked at the fleet, when it leads no more, and when no survey went well for a minute
-    survey.look_at_queues()
-    survey.look_at_farm()
+    # when a beat leads and has looked at the fleet, when it leads no more, and when no census went well for a minute
+    census.look_at_queues()
+    census.look_at_farm()
     assert names(fleet_metrics.BEAT) == of_beats(leading=True)
     with monkeypatch.context() as patch:
         for figures in (fleet_metrics.of_queues, fleet_metrics.of_farm):
@@ -620,7 +620,7 @@ def test_each_process_shows_only_the_series_that_it_feeds(survey: FleetSurvey, m
     assert names(fleet_metrics.BEAT) == of_beats(leading=False)
 
 
-def test_what_waits_is_known_when_no_worker_lives(runtime: Runtime, survey: FleetSurvey, engine: Engine, redis_client):
+def test_what_waits_is_known_when_no_worker_lives(runtime: Runtime, census: FleetCensus, engine: Engine, redis_client):
     # given three frames that wait, a message that nobody takes, and a host that reported an hour ago
     with engine.begin() as connection:
         farm = Farm(connection)
@@ -630,8 +630,8 @@ def test_what_waits_is_known_when_no_worker_lives(runtime: Runtime, survey: Flee
     message = json.dumps({"headers": {"sent_at": time.time() - 900}, "body": ""})
     redis_client.lpush("cue:q:work:type:dispatch", message)
     # when the leading beat looks at the fleet
-    survey.look_at_queues()
-    survey.look_at_farm()
+    census.look_at_queues()
+    census.look_at_farm()
     # then it says so
     assert fleet_metrics.BEAT.get_sample_value("scheduler_workers_alive") == 0
     assert sample("scheduler_queue_depth", type="dispatch") == 1
@@ -641,31 +641,31 @@ def test_what_waits_is_known_when_no_worker_lives(runtime: Runtime, survey: Flee
     assert 3600 <= sample("scheduler_host_report_age_seconds") < 3700
 
 
-def test_clusters_that_failed_and_those_off_the_board_are_known(runtime: Runtime, survey: FleetSurvey, engine: Engine):
+def test_clusters_that_failed_and_those_off_the_board_are_known(runtime: Runtime, census: FleetCensus, engine: Engine):
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host(tags=["big"], hostname_tag=False)
         farm.job([LayerSpec(frames=9, tags="general | big")])
     runtime.sweep()
     one, other = runtime.postings.posted()
-    survey.look_at_queues()
+    census.look_at_queues()
     assert sample("scheduler_clusters_cooled_down", reason="postgresql") == sample("scheduler_postings_trashed") == 0
     # when the passes of both fail, and somebody takes one of them off the board
     _fail_and_trash(runtime, one, other)
-    survey.look_at_queues()
+    census.look_at_queues()
     # then each is known by its state, and the failed one by what failed
     failed = {kind: sample("scheduler_clusters_cooled_down", reason=kind) for kind in FAILURE_KINDS}
     assert failed == {"postgresql": 1, "redis": 0, "program": 0}
     assert sample("scheduler_postings_trashed") == 1
 
 
-def test_a_group_that_is_gone_has_no_backlog_any_more(survey: FleetSurvey, redis_client):
+def test_a_group_that_is_gone_has_no_backlog_any_more(census: FleetCensus, redis_client):
     worker = Presence(redis_client, "cue", types=["dispatch"], group="old", instance="one")
     worker.announce()
-    survey.look_at_queues()
+    census.look_at_queues()
     assert fleet_metrics.BEAT.get_sample_value("scheduler_backlog_per_worker", {"group": "old"}) == 0
     # when it is gone, and forgotten
     worker.withdraw()
     redis_client.delete(presence_index("cue"))
-    survey.look_at_queues()
+    census.look_at_queues()
     assert fleet_metrics.BEAT.get_sample_value("scheduler_backlog_per_worker", {"group": "old"}) is None
