@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
+from typing import Any
 
 import click
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 
 from opencue_sched.cli import output
 from opencue_sched.cli.inputs import (
@@ -33,28 +33,27 @@ from opencue_sched.cli.output import (
 )
 from opencue_sched.domain.farm import HardwareState, LockState, TagType, ThreadMode
 from opencue_sched.domain.units import HOST_TAG_WIDTH
-from opencue_sched.store import hosts
-from opencue_sched.store.hosts import HostView
+from opencue_sched.store import hosts, procs
 from opencue_sched.store.shows import Kind, NamedRow
 
 _COLUMNS = (
-    Column("host", "Host", "name"),
+    Column("host", "Host"),
     Column("id"),
     Column("state", "State"),
-    Column("lock", "Lock", "lock_state"),
+    Column("lock", "Lock"),
     Column("lock_source"),
     Column("allocation", "Alloc"),
     Column("facility"),
     Column("idle_cores", "Idle Cores", in_cores("idle_centicores")),
     Column("cores", "Cores", in_cores("centicores")),
     Column("idle_memory_kb", "Idle Mem", show=memory_text),
-    Column("free_memory_kb", read="free_kb"),
+    Column("free_memory_kb"),
     Column("memory_kb", "Mem", show=memory_text),
     Column("idle_gpus", "Idle GPUs"),
     Column("gpus", "GPUs"),
     Column("idle_gpu_memory_kb"),
     Column("gpu_memory_kb"),
-    Column("frames", "Frames", "procs"),
+    Column("frames", "Frames"),
     Column("load", "Load", show=lambda hundredths: f"{hundredths / 100:g}"),
     Column("nimby", "NIMBY"),
     Column("os", "OS"),
@@ -70,8 +69,8 @@ _PROC_COLUMNS = (
     Column("", "Frame", lambda proc: proc.frame or "(being unbooked)"),
     Column("cores", "Cores", in_cores("centicores")),
     Column("memory_kb"),
-    Column("used_memory_kb", read="used_kb"),
-    Column("", "Memory", lambda proc: f"{memory_text(proc.used_kb)} / {memory_text(proc.memory_kb)}"),
+    Column("used_memory_kb"),
+    Column("", "Memory", lambda proc: f"{memory_text(proc.used_memory_kb)} / {memory_text(proc.memory_kb)}"),
     Column("gpus", "GPUs"),
     Column("dispatched", "Start", show=output.time_text),
     Column("", "Runtime", "dispatched", age_text),
@@ -132,14 +131,14 @@ def info(name: str, as_json: bool) -> None:
     """
     with farm() as (engine, _), engine.connect() as connection:
         (host,) = hosts.list_hosts(connection, host_ids=[choose(connection, Kind.HOST, name).id])
-        procs = hosts.procs_of(connection, host.id)
+        running = hosts.procs_of(connection, host.id)
     if as_json:
-        show_json({**json_row(host, _COLUMNS), "procs": [json_row(proc, _PROC_COLUMNS) for proc in procs]})
+        show_json({**json_row(host, _COLUMNS), "procs": [json_row(proc, _PROC_COLUMNS) for proc in running]})
         return
     show_fields(_fields(host))
-    if procs:
+    if running:
         click.echo()
-        show_rows(procs, _PROC_COLUMNS)
+        show_rows(running, _PROC_COLUMNS)
 
 
 @command.command()
@@ -181,10 +180,9 @@ def add(name: str, words: tuple[str, ...]) -> None:
     wanted = [new_name("tag", word, width=HOST_TAG_WIDTH) for word in words]
     with farm() as (engine, _), engine.begin() as connection:
         host = choose(connection, Kind.HOST, name)
-        new_ids = [str(uuid.uuid4()) for _ in wanted]
-        changed = hosts.add_tags(connection, [host.id], wanted, new_ids)
+        changed = hosts.add_tags(connection, host.id, wanted)
         tags_now = _tags(connection, host)
-    notify_hosts_changed(list(changed))
+    notify_hosts_changed([host.id] if changed else [])
     output.done(f"{host.name} has the tags {tags_now}")
 
 
@@ -198,14 +196,12 @@ def remove(name: str, words: tuple[str, ...]) -> None:
     """
     with farm() as (engine, _), engine.begin() as connection:
         host = choose(connection, Kind.HOST, name)
-        changed = hosts.remove_tags(connection, [host.id], words)
-        left = hosts.kinds_of_tags(connection, [host.id], words)
-        tags_now = _tags(connection, host)
-        if left:
-            tag, kind = next(iter(left.items()))
+        changed = hosts.remove_tags(connection, host.id, words)
+        for tag, kind in hosts.kinds_of_tags(connection, host.id, words):
             why = _TAG_ORIGIN.get(kind, "is not a manual one")
             raise CommandRefused(f"tag {tag} of {host.name} {why}; nothing was removed")
-    notify_hosts_changed(list(changed))
+        tags_now = _tags(connection, host)
+    notify_hosts_changed([host.id] if changed else [])
     output.done(f"{host.name} has the tags {tags_now}" + ("" if changed else " (it had none of those)"))
 
 
@@ -222,10 +218,11 @@ def move(names: tuple[str, ...], alloc: str, force: bool) -> None:
         chosen = choose_all(connection, Kind.HOST, names)
         target = choose(connection, Kind.ALLOCATION, alloc)
         ids = [host.id for host in chosen]
-        running = hosts.lock_hosts(connection, ids)
+        procs.lock_hosts(connection, ids)
+        running = sum(row.frames for row in hosts.list_hosts(connection, host_ids=ids))
         if running and not force:
             raise CommandRefused(f"frames running there: {running}; lock the hosts and wait, or use --force")
-        hosts.move_hosts(connection, ids, target.id, [str(uuid.uuid4()) for _ in ids])
+        hosts.move_hosts(connection, ids, target.id)
     notify_hosts_changed(ids)
     output.done(f"{', '.join(host.name for host in chosen)} in {target.name} now")
 
@@ -239,12 +236,12 @@ def delete(name: str) -> None:
     """
     with farm() as (engine, _), engine.begin() as connection:
         host = choose(connection, Kind.HOST, name)
-        running = hosts.lock_hosts(connection, [host.id])
-        state = hosts.hardware_state(connection, host.id)
-        if state != HardwareState.DOWN.value:
-            raise CommandRefused(f"{host.name} is {state}; only a host that is DOWN can be deleted")
-        if running:
-            raise CommandRefused(f"frames of {host.name} that are not released yet: {running}")
+        procs.lock_hosts(connection, [host.id])
+        (row,) = hosts.list_hosts(connection, host_ids=[host.id])
+        if row.state != HardwareState.DOWN:
+            raise CommandRefused(f"{host.name} is {row.state}; only a host that is DOWN can be deleted")
+        if row.frames:
+            raise CommandRefused(f"frames of {host.name} that are not released yet: {row.frames}")
         hosts.delete_host(connection, host.id)
     notify_hosts_changed([host.id])
     output.done(f"deleted {host.name}")
@@ -260,7 +257,7 @@ def _set_lock(names: Sequence[str], new: LockState, old: Sequence[LockState], wo
             new=new.value,
             source=current_user() or "opencue-sched",
         )
-        states = {it.id: it.lock_state for it in hosts.list_hosts(connection, host_ids=[h.id for h in chosen])}
+        states = {it.id: it.lock for it in hosts.list_hosts(connection, host_ids=[h.id for h in chosen])}
     notify_hosts_changed(changed)
     for host in chosen:
         click.echo(f"{host.name} is {word} now" if host.id in changed else f"{host.name} is {states[host.id]}")
@@ -275,11 +272,11 @@ def _thread_mode(number: int) -> str:
     return ThreadMode(number).name if number in list(ThreadMode) else str(number)
 
 
-def _fields(host: HostView) -> dict[str, str]:
-    lock = host.lock_state + (f" by {host.lock_source}" if host.lock_source and host.lock_state != "OPEN" else "")
+def _fields(host: Row[Any]) -> dict[str, str]:
+    lock = host.lock + (f" by {host.lock_source}" if host.lock_source and host.lock != "OPEN" else "")
     gpu_memory = f"{memory_text(host.idle_gpu_memory_kb)} of {memory_text(host.gpu_memory_kb)}"
     return {
-        "Host": host.name,
+        "Host": host.host,
         "Id": host.id,
         "State": host.state,
         "Lock": lock,
@@ -287,7 +284,7 @@ def _fields(host: HostView) -> dict[str, str]:
         "Facility": host.facility,
         "Idle Cores": f"{cores(host.idle_centicores)} of {cores(host.centicores)}",
         "Idle Memory": f"{memory_text(host.idle_memory_kb)} of {memory_text(host.memory_kb)}, "
-        f"{memory_text(host.free_kb)} free",
+        f"{memory_text(host.free_memory_kb)} free",
         "Idle GPUs": f"{host.idle_gpus} of {host.gpus}" if host.gpus else "",
         "Idle GPU Memory": gpu_memory if host.gpu_memory_kb else "",
         "Load": f"{host.load / 100:g}",

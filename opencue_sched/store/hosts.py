@@ -8,15 +8,14 @@ upstream adds its lagging counters to every host, and every host of a show looke
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import structlog
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, Row, TextClause, text
 
-from opencue_sched.domain.farm import BadRow, Host, TagType, ThreadMode
+from opencue_sched.domain.farm import BadRow, Host, ThreadMode
 from opencue_sched.domain.units import MOST_CENTICORES, MOST_GPUS, MOST_KB
+from opencue_sched.store.procs import lock_hosts
 
 OnBadRow = Callable[[BadRow], object]
 """Told each row that makes no sense and is left out."""
@@ -115,10 +114,13 @@ def tags_of_hosts(connection: Connection, ids: Collection[str]) -> frozenset[str
 
 _HOSTS = text(
     """
-    SELECT host.pk_host, host.str_name, alloc.str_name AS alloc, facility.str_name AS facility, str_lock_state,
-           str_lock_source, host_stat.str_state, b_nimby, int_cores, int_cores_idle, int_mem, int_mem_idle,
-           host_stat.int_mem_free, int_gpus, int_gpus_idle, int_gpu_mem, int_gpu_mem_idle, int_load, str_os,
-           int_thread_mode, ts_ping, ts_booted, coalesce(running.procs, 0),
+    SELECT host.pk_host AS id, host.str_name AS host, alloc.str_name AS allocation, facility.str_name AS facility,
+           str_lock_state AS lock, str_lock_source AS lock_source, host_stat.str_state AS state, b_nimby AS nimby,
+           int_cores AS centicores, int_cores_idle AS idle_centicores, int_mem AS memory_kb,
+           int_mem_idle AS idle_memory_kb, host_stat.int_mem_free AS free_memory_kb, int_gpus AS gpus,
+           int_gpus_idle AS idle_gpus, int_gpu_mem AS gpu_memory_kb, int_gpu_mem_idle AS idle_gpu_memory_kb,
+           int_load AS load, str_os AS os, int_thread_mode AS thread_mode, ts_ping AS pinged, ts_booted AS booted,
+           coalesce(running.procs, 0) AS frames,
            ARRAY(SELECT str_tag FROM host_tag WHERE host_tag.pk_host = host.pk_host
                   ORDER BY upper(str_tag_type), str_tag) AS tags
       FROM host
@@ -139,107 +141,61 @@ _HOSTS = text(
 )
 _PROCS = text(
     """
-    SELECT proc.pk_proc, job.str_name AS job, frame.str_name AS frame, int_cores_reserved, proc.int_mem_reserved,
-           proc.int_mem_used, int_gpus_reserved, ts_dispatched, b_local
+    SELECT proc.pk_proc AS id, job.str_name AS job, frame.str_name AS frame, int_cores_reserved AS centicores,
+           proc.int_mem_reserved AS memory_kb, proc.int_mem_used AS used_memory_kb, int_gpus_reserved AS gpus,
+           ts_dispatched AS dispatched, b_local AS local
       FROM proc
       LEFT JOIN job ON job.pk_job = proc.pk_job
       LEFT JOIN frame ON frame.pk_frame = proc.pk_frame
      WHERE proc.pk_host = :host ORDER BY ts_dispatched, proc.pk_proc
     """
 )
-_LOCKED = """
-    WITH locked AS (
-        SELECT pk_host FROM host WHERE pk_host = ANY(CAST(:hosts AS varchar[])) ORDER BY pk_host FOR NO KEY UPDATE)
-"""
-_LOCK = text(f"{_LOCKED} SELECT pk_host FROM locked")  # noqa: S608 - only our own constant
 _SET_LOCK = text(
-    f"""
-    {_LOCKED}
+    """
     UPDATE host SET str_lock_state = :new, str_lock_source = :source
-      FROM locked WHERE host.pk_host = locked.pk_host AND str_lock_state = ANY(CAST(:old AS varchar[]))
-    RETURNING host.pk_host
-    """  # noqa: S608 - only our own constant
+     WHERE pk_host = ANY(CAST(:hosts AS varchar[])) AND str_lock_state = ANY(CAST(:old AS varchar[]))
+    RETURNING pk_host
+    """
 )
 _ADD_TAGS = text(
     """
     INSERT INTO host_tag (pk_host_tag, pk_host, str_tag, str_tag_type, b_constant)
-    SELECT new.id, new.host, new.tag, :type, false
-      FROM unnest(CAST(:ids AS varchar[]), CAST(:hosts AS varchar[]), CAST(:tags AS varchar[])) AS new(id, host, tag)
-     WHERE NOT EXISTS (SELECT 1 FROM host_tag WHERE host_tag.pk_host = new.host AND host_tag.str_tag = new.tag)
-    RETURNING pk_host
+    SELECT CAST(gen_random_uuid() AS varchar), :host, tag, 'MANUAL', false
+      FROM unnest(CAST(:tags AS varchar[])) AS new(tag)
+     WHERE tag NOT IN (SELECT str_tag FROM host_tag WHERE pk_host = :host)
+    RETURNING str_tag
     """
 )
 _REMOVE_TAGS = text(
     """
     DELETE FROM host_tag
-     WHERE pk_host = ANY(CAST(:hosts AS varchar[])) AND str_tag = ANY(CAST(:tags AS varchar[]))
-       AND upper(str_tag_type) = 'MANUAL' AND NOT b_constant
-    RETURNING pk_host
+     WHERE pk_host = :host AND str_tag = ANY(CAST(:tags AS varchar[])) AND upper(str_tag_type) = 'MANUAL'
+       AND NOT b_constant
+    RETURNING str_tag
     """
 )
 _TAG_KINDS = text(
-    """
-    SELECT DISTINCT str_tag, upper(str_tag_type) FROM host_tag
-     WHERE pk_host = ANY(CAST(:hosts AS varchar[])) AND str_tag = ANY(CAST(:tags AS varchar[]))
-    """
+    "SELECT str_tag, upper(str_tag_type) FROM host_tag"
+    " WHERE pk_host = :host AND str_tag = ANY(CAST(:tags AS varchar[])) ORDER BY 1"
 )
 RECALCULATE_TAGS = text(
     "SELECT recalculate_tags(pk_host) FROM host WHERE pk_host = ANY(CAST(:hosts AS varchar[])) ORDER BY pk_host"
 )
-_RUNNING = text("SELECT count(*) FROM proc WHERE pk_host = ANY(CAST(:hosts AS varchar[]))")
-_MOVE = text("UPDATE host SET pk_alloc = :alloc WHERE pk_host = ANY(CAST(:hosts AS varchar[])) AND pk_alloc <> :alloc")
-_DROP_ALLOC_TAGS = text(
-    "DELETE FROM host_tag WHERE pk_host = ANY(CAST(:hosts AS varchar[])) AND upper(str_tag_type) = 'ALLOC'"
+_MOVE = (
+    text("UPDATE host SET pk_alloc = :alloc WHERE pk_host = ANY(CAST(:hosts AS varchar[])) AND pk_alloc <> :alloc"),
+    text("DELETE FROM host_tag WHERE pk_host = ANY(CAST(:hosts AS varchar[])) AND upper(str_tag_type) = 'ALLOC'"),
+    text(
+        """
+        INSERT INTO host_tag (pk_host_tag, pk_host, str_tag, str_tag_type, b_constant)
+        SELECT CAST(gen_random_uuid() AS varchar), host.pk_host, alloc.str_tag, 'ALLOC', false
+          FROM host JOIN alloc ON alloc.pk_alloc = host.pk_alloc
+         WHERE host.pk_host = ANY(CAST(:hosts AS varchar[])) AND alloc.str_tag <> ''
+           AND alloc.str_tag NOT IN (SELECT str_tag FROM host_tag WHERE host_tag.pk_host = host.pk_host)
+        """
+    ),
+    RECALCULATE_TAGS,
 )
-_ALLOC_TAG = text("SELECT str_tag FROM alloc WHERE pk_alloc = :alloc")
-_STATE = text("SELECT str_state FROM host_stat WHERE pk_host = :host")
-_DELETE_COMMENTS = text("DELETE FROM comments WHERE pk_host = :host")
-_DELETE = text("DELETE FROM host WHERE pk_host = :host")
-
-
-@dataclass(frozen=True, slots=True)
-class HostView:
-    """A host. ``free_kb`` is what the machine itself reports free; load in hundredths, as reported."""
-
-    id: str
-    name: str
-    allocation: str
-    facility: str
-    lock_state: str
-    lock_source: str | None
-    state: str
-    nimby: bool
-    centicores: int
-    idle_centicores: int
-    memory_kb: int
-    idle_memory_kb: int
-    free_kb: int
-    gpus: int
-    idle_gpus: int
-    gpu_memory_kb: int
-    idle_gpu_memory_kb: int
-    load: int
-    os: str
-    thread_mode: int
-    pinged: datetime
-    booted: datetime
-    procs: int
-    tags: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class RunningProc:
-    """What runs on a host. ``frame`` is None while a frame is being taken off its proc."""
-
-    id: str
-    job: str | None
-    frame: str | None
-    centicores: int
-    memory_kb: int
-    used_kb: int
-    gpus: int
-    dispatched: datetime
-    local: bool
+_DELETE = (text("DELETE FROM comments WHERE pk_host = :host"), text("DELETE FROM host WHERE pk_host = :host"))
 
 
 def list_hosts(
@@ -252,80 +208,59 @@ def list_hosts(
     tag: str | None = None,
     part: str | None = None,
     most: int = 1_000_000,
-) -> list[HostView]:
-    """Hosts by name; of these ids, an allocation, lock state, hardware state or tag, or with ``part`` in their name."""
+) -> Sequence[Row[Any]]:
+    """Hosts by name; of these ids, an allocation, lock state, hardware state or tag, or with ``part`` in their name.
+
+    ``free_memory_kb`` is what the machine itself reports free; ``load`` in hundredths, as reported.
+    """
     wanted = {"hosts": host_ids, "alloc": alloc_id, "lock": lock, "state": state, "tag": tag, "part": part}
-    return [HostView(*row) for row in connection.execute(_HOSTS, {**wanted, "most": most})]
+    return connection.execute(_HOSTS, {**wanted, "most": most}).all()
 
 
-def procs_of(connection: Connection, host_id: str) -> list[RunningProc]:
-    """What runs on a host, the oldest first."""
-    return [RunningProc(*row) for row in connection.execute(_PROCS, {"host": host_id})]
+def procs_of(connection: Connection, host_id: str) -> Sequence[Row[Any]]:
+    """What runs on a host, the oldest first. ``frame`` is None while a frame is being taken off its proc."""
+    return connection.execute(_PROCS, {"host": host_id}).all()
 
 
 def set_lock(
     connection: Connection, host_ids: Collection[str], *, old: Collection[str], new: str, source: str
 ) -> list[str]:
     """Change the lock of hosts that have one of the ``old`` states; the ids of those changed."""
+    lock_hosts(connection, host_ids)
     wanted = {"hosts": list(host_ids), "old": list(old), "new": new, "source": source[:128]}
     return list(connection.execute(_SET_LOCK, wanted).scalars())
 
 
-def add_tags(
-    connection: Connection, host_ids: Sequence[str], tags: Sequence[str], new_ids: Sequence[str]
-) -> dict[str, int]:
-    """Give hosts manual tags they have not; how many each got. ``new_ids``: one for each host and tag."""
-    connection.execute(_LOCK, {"hosts": list(host_ids)})
-    pairs = [(host, tag) for host in host_ids for tag in tags]
-    rows = {"hosts": [host for host, _ in pairs], "tags": [tag for _, tag in pairs], "ids": list(new_ids)}
-    return _retagged(connection, connection.execute(_ADD_TAGS, {**rows, "type": TagType.MANUAL.value}).scalars().all())
+def add_tags(connection: Connection, host_id: str, tags: Sequence[str]) -> bool:
+    """Give a host manual tags it has not; whether it got any."""
+    return _retag(connection, _ADD_TAGS, host_id, list(dict.fromkeys(tags)))
 
 
-def remove_tags(connection: Connection, host_ids: Sequence[str], tags: Sequence[str]) -> dict[str, int]:
-    """Take manual tags from hosts; how many each lost."""
-    connection.execute(_LOCK, {"hosts": list(host_ids)})
-    removed = connection.execute(_REMOVE_TAGS, {"hosts": list(host_ids), "tags": list(tags)}).scalars().all()
-    return _retagged(connection, removed)
+def remove_tags(connection: Connection, host_id: str, tags: Sequence[str]) -> bool:
+    """Take manual tags from a host; whether it lost any."""
+    return _retag(connection, _REMOVE_TAGS, host_id, list(tags))
 
 
-def kinds_of_tags(connection: Connection, host_ids: Collection[str], tags: Collection[str]) -> dict[str, str]:
-    """Of which kind (TagType) those of the tags are that one of the hosts still has."""
-    rows = connection.execute(_TAG_KINDS, {"hosts": list(host_ids), "tags": list(tags)})
-    return {row[0]: row[1] for row in rows}
+def kinds_of_tags(connection: Connection, host_id: str, tags: Collection[str]) -> list[tuple[str, str]]:
+    """(tag, TagType) of those of the tags that the host has."""
+    return [(row[0], row[1]) for row in connection.execute(_TAG_KINDS, {"host": host_id, "tags": list(tags)})]
 
 
-def lock_hosts(connection: Connection, host_ids: Collection[str]) -> int:
-    """Keep anything from being booked on hosts until this transaction ends; how many procs they have."""
-    connection.execute(_LOCK, {"hosts": list(host_ids)})
-    return int(connection.execute(_RUNNING, {"hosts": list(host_ids)}).scalar_one())
-
-
-def move_hosts(connection: Connection, host_ids: Sequence[str], alloc_id: str, new_ids: Sequence[str]) -> int:
-    """Put hosts into another allocation, with its tag in place of the old one; how many changed. Lock them first."""
-    hosts = {"hosts": list(host_ids)}
-    moved = connection.execute(_MOVE, {**hosts, "alloc": alloc_id}).rowcount
-    connection.execute(_DROP_ALLOC_TAGS, hosts)
-    tag = connection.execute(_ALLOC_TAG, {"alloc": alloc_id}).scalar_one()
-    if tag:
-        rows = {"ids": list(new_ids), "tags": [tag] * len(host_ids), "type": TagType.ALLOC.value}
-        connection.execute(_ADD_TAGS, {**hosts, **rows})
-    connection.execute(RECALCULATE_TAGS, hosts)
-    return moved
-
-
-def hardware_state(connection: Connection, host_id: str) -> str:
-    """UP, DOWN and so on."""
-    return str(connection.execute(_STATE, {"host": host_id}).scalar_one())
+def move_hosts(connection: Connection, host_ids: Sequence[str], alloc_id: str) -> None:
+    """Put hosts into another allocation, with its tag in place of the old one. Lock them first."""
+    for statement in _MOVE:
+        connection.execute(statement, {"hosts": list(host_ids), "alloc": alloc_id})
 
 
 def delete_host(connection: Connection, host_id: str) -> None:
     """Delete a host, its tags, statistics and comments. It comes back when its RQD reports again. Lock it first."""
-    connection.execute(_DELETE_COMMENTS, {"host": host_id})
-    connection.execute(_DELETE, {"host": host_id})
+    for statement in _DELETE:
+        connection.execute(statement, {"host": host_id})
 
 
-def _retagged(connection: Connection, changed: Sequence[str]) -> dict[str, int]:
-    """Rewrite host.str_tags of the hosts named, each as often as its tags changed."""
-    counts = {host: changed.count(host) for host in sorted(set(changed))}
-    connection.execute(RECALCULATE_TAGS, {"hosts": list(counts)})
-    return counts
+def _retag(connection: Connection, change: TextClause, host_id: str, tags: Sequence[str]) -> bool:
+    lock_hosts(connection, [host_id])
+    changed = bool(connection.execute(change, {"host": host_id, "tags": tags}).all())
+    if changed:
+        connection.execute(RECALCULATE_TAGS, {"hosts": [host_id]})
+    return changed

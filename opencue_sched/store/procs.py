@@ -7,13 +7,13 @@ procs only, so the two never wait for each other in a circle.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, TextClause, text
 
 _LOCK_FRAMES = text(
     "SELECT pk_frame FROM frame WHERE pk_frame = ANY(CAST(:frames AS varchar[])) ORDER BY pk_frame FOR NO KEY UPDATE"
@@ -74,97 +74,74 @@ _DELETE_PROCS = text(
               proc.int_cores_reserved, proc.int_mem_reserved, proc.int_gpus_reserved, proc.int_gpu_mem_reserved
     """
 )
+_DELETED = """
+    json_to_recordset(CAST(:procs AS json))
+      AS deleted(host_id varchar, alloc_id varchar, show_id varchar, job_id varchar, layer_id varchar,
+                 centicores bigint, memory_kb bigint, gpus bigint, gpu_memory_kb bigint)
+"""
 _RESTORE_HOSTS = text(
-    """
+    f"""
     UPDATE host
        SET int_cores_idle = least(int_cores, int_cores_idle + back.cores),
            int_mem_idle = least(int_mem, int_mem_idle + back.memory),
            int_gpus_idle = least(int_gpus, int_gpus_idle + back.gpus),
            int_gpu_mem_idle = least(int_gpu_mem, int_gpu_mem_idle + back.gpu_memory)
-      FROM unnest(CAST(:hosts AS varchar[]), CAST(:cores AS bigint[]), CAST(:memory AS bigint[]),
-                  CAST(:gpus AS bigint[]), CAST(:gpu_memory AS bigint[]))
-             AS back(host, cores, memory, gpus, gpu_memory)
-     WHERE host.pk_host = back.host
-    """
+      FROM (SELECT host_id, sum(centicores) AS cores, sum(memory_kb) AS memory, sum(gpus) AS gpus,
+                   sum(gpu_memory_kb) AS gpu_memory
+              FROM {_DELETED} GROUP BY 1) back
+     WHERE host.pk_host = back.host_id
+    """  # noqa: S608
 )
 
 
-def frames_of(connection: Connection, proc_ids: Collection[str]) -> dict[str, str | None]:
-    """The frame, if any, of each of these procs that exists. Nothing is locked."""
-    rows = connection.execute(_FRAMES_OF, {"procs": list(proc_ids)})
-    return {row.pk_proc: row.pk_frame for row in rows}
-
-
-def _decrement(table: str, key: str, lookup: str = "") -> str:
-    """SQL that takes (cores, gpus) off rows of an accounting table, locking them in key order first."""
-    return f"""
+def _decrement(table: str, owner: str) -> TextClause:
+    """Take what deleted procs had off the rows of an accounting table that own them, locked in key order first."""
+    return text(
+        f"""
         WITH less AS (
-            SELECT {key} AS key, sum(part.cores) AS cores, sum(part.gpus) AS gpus
-              FROM unnest(CAST(:keys AS varchar[]), CAST(:keys2 AS varchar[]), CAST(:cores AS bigint[]),
-                          CAST(:gpus AS bigint[])) AS part(key, key2, cores, gpus)
-              {lookup}
+            SELECT owner.pk_{table} AS id, sum(centicores) AS cores, sum(gpus) AS gpus
+              FROM {_DELETED} LEFT JOIN job ON job.pk_job = deleted.job_id JOIN {table} owner ON {owner}
              GROUP BY 1),
         locked AS (
-            SELECT target.pk_{table} AS id, less.cores, less.gpus
-              FROM {table} target JOIN less ON less.key = target.pk_{table}
-             ORDER BY target.pk_{table} FOR NO KEY UPDATE OF target)
+            SELECT less.* FROM {table} JOIN less ON less.id = {table}.pk_{table}
+             ORDER BY less.id FOR NO KEY UPDATE OF {table})
         UPDATE {table} SET int_cores = greatest(0, {table}.int_cores - locked.cores),
                            int_gpus = greatest(0, {table}.int_gpus - locked.gpus)
           FROM locked WHERE {table}.pk_{table} = locked.id
-    """  # noqa: S608
+        """  # noqa: S608
+    )
 
 
-# In the order Cuebot writes them. The keys are (show, allocation) for a subscription, else (layer or job, unused).
-_SUBSCRIPTIONS = text(
-    _decrement(
-        "subscription",
-        "owner.pk_subscription",
-        "JOIN subscription owner ON owner.pk_show = part.key AND owner.pk_alloc = part.key2",
-    )
+_LAYERS = _decrement("layer_resource", "owner.pk_layer = deleted.layer_id")
+# In the order Cuebot writes them.
+_ACCOUNTS = (
+    _decrement("subscription", "owner.pk_show = deleted.show_id AND owner.pk_alloc = deleted.alloc_id"),
+    _LAYERS,
+    _decrement("job_resource", "owner.pk_job = deleted.job_id"),
+    _decrement("folder_resource", "owner.pk_folder = job.pk_folder"),
+    _decrement("point", "owner.pk_dept = job.pk_dept AND owner.pk_show = job.pk_show"),
 )
-_LAYERS = text(
-    _decrement("layer_resource", "owner.pk_layer_resource", "JOIN layer_resource owner ON owner.pk_layer = part.key")
-)
-_JOBS = text(_decrement("job_resource", "owner.pk_job_resource", "JOIN job_resource owner ON owner.pk_job = part.key"))
-_FOLDERS = text(
-    _decrement(
-        "folder_resource",
-        "owner.pk_folder_resource",
-        "JOIN job ON job.pk_job = part.key JOIN folder_resource owner ON owner.pk_folder = job.pk_folder",
-    )
-)
-_POINTS = text(
-    _decrement(
-        "point",
-        "owner.pk_point",
-        "JOIN job ON job.pk_job = part.key"
-        " JOIN point owner ON owner.pk_dept = job.pk_dept AND owner.pk_show = job.pk_show",
-    )
-)
-_LOCAL_JOBS = text(
-    """
-    UPDATE job_resource SET int_local_cores = greatest(0, int_local_cores - less.cores),
-           int_local_gpus = greatest(0, int_local_gpus - less.gpus)
-      FROM (SELECT part.key, sum(part.cores) AS cores, sum(part.gpus) AS gpus
-              FROM unnest(CAST(:keys AS varchar[]), CAST(:cores AS bigint[]), CAST(:gpus AS bigint[]))
-                     AS part(key, cores, gpus)
-             GROUP BY 1) less
-     WHERE job_resource.pk_job = less.key
-    """
-)
-_LOCAL_HOSTS = text(
-    """
-    UPDATE host_local
-       SET int_cores_idle = int_cores_idle + back.cores, int_mem_idle = int_mem_idle + back.memory,
-           int_gpus_idle = int_gpus_idle + back.gpus, int_gpu_mem_idle = int_gpu_mem_idle + back.gpu_memory
-      FROM (SELECT part.job, part.host, sum(part.cores) AS cores, sum(part.memory) AS memory, sum(part.gpus) AS gpus,
-                   sum(part.gpu_memory) AS gpu_memory
-              FROM unnest(CAST(:keys AS varchar[]), CAST(:hosts AS varchar[]), CAST(:cores AS bigint[]),
-                          CAST(:memory AS bigint[]), CAST(:gpus AS bigint[]), CAST(:gpu_memory AS bigint[]))
-                     AS part(job, host, cores, memory, gpus, gpu_memory)
-             GROUP BY 1, 2) back
-     WHERE host_local.pk_job = back.job AND host_local.pk_host = back.host
-    """
+_LOCAL_ACCOUNTS = (
+    _LAYERS,
+    text(
+        f"""
+        UPDATE job_resource SET int_local_cores = greatest(0, int_local_cores - less.cores),
+               int_local_gpus = greatest(0, int_local_gpus - less.gpus)
+          FROM (SELECT job_id, sum(centicores) AS cores, sum(gpus) AS gpus FROM {_DELETED} GROUP BY 1) less
+         WHERE job_resource.pk_job = less.job_id
+        """  # noqa: S608
+    ),
+    text(
+        f"""
+        UPDATE host_local
+           SET int_cores_idle = int_cores_idle + back.cores, int_mem_idle = int_mem_idle + back.memory,
+               int_gpus_idle = int_gpus_idle + back.gpus, int_gpu_mem_idle = int_gpu_mem_idle + back.gpu_memory
+          FROM (SELECT job_id, host_id, sum(centicores) AS cores, sum(memory_kb) AS memory, sum(gpus) AS gpus,
+                       sum(gpu_memory_kb) AS gpu_memory
+                  FROM {_DELETED} GROUP BY 1, 2) back
+         WHERE host_local.pk_job = back.job_id AND host_local.pk_host = back.host_id
+        """  # noqa: S608
+    ),
 )
 
 
@@ -224,6 +201,12 @@ class DeletedProc:
     gpu_memory_kb: int
 
 
+def frames_of(connection: Connection, proc_ids: Collection[str]) -> dict[str, str | None]:
+    """The frame, if any, of each of these procs that exists. Nothing is locked."""
+    rows = connection.execute(_FRAMES_OF, {"procs": list(proc_ids)})
+    return {row.pk_proc: row.pk_frame for row in rows}
+
+
 def lock_runs(connection: Connection, proc_ids: Collection[str], frame_ids: Collection[str]) -> None:
     """Lock the frames, then the procs that are named or that own one of the frames. Waits."""
     connection.execute(_LOCK_FRAMES, {"frames": list(frame_ids)})
@@ -243,7 +226,7 @@ def managed_shows(connection: Connection, show_ids: Collection[str]) -> frozense
 
 
 def lock_hosts(connection: Connection, host_ids: Collection[str]) -> None:
-    """Lock host rows in id order, as booking does."""
+    """Lock host rows in id order, as booking does: nothing is booked on them until this transaction ends."""
     connection.execute(_LOCK_HOSTS, {"hosts": list(host_ids)})
 
 
@@ -252,48 +235,25 @@ def delete_procs(connection: Connection, proc_ids: Collection[str]) -> list[Dele
     return [DeletedProc(*row) for row in connection.execute(_DELETE_PROCS, {"procs": list(proc_ids)})]
 
 
-def restore_hosts(connection: Connection, procs: Iterable[DeletedProc]) -> None:
+def restore_hosts(connection: Connection, procs: Sequence[DeletedProc]) -> None:
     """Give the hosts back what deleted procs had reserved, each host once, never above its total (I7)."""
-    back: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-    for proc in procs:
-        sums = back[proc.host_id]
-        for index, amount in enumerate((proc.centicores, proc.memory_kb, proc.gpus, proc.gpu_memory_kb)):
-            sums[index] += amount
-    if not back:
-        return
-    columns = list(zip(*back.values(), strict=True))
-    names = ("cores", "memory", "gpus", "gpu_memory")
-    parameters = {name: list(column) for name, column in zip(names, columns, strict=True)}
-    connection.execute(_RESTORE_HOSTS, {"hosts": list(back), **parameters})
+    _with_deleted(connection, (_RESTORE_HOSTS,), procs)
 
 
 def decrement_accounts(connection: Connection, procs: Sequence[DeletedProc]) -> None:
     """Lower the five accounting tables for procs of unmanaged shows, as Cuebot does for its own."""
-    if not procs:
-        return
-    amounts = {"cores": [proc.centicores for proc in procs], "gpus": [proc.gpus for proc in procs]}
-    jobs = [proc.job_id for proc in procs]
-    layers = [proc.layer_id for proc in procs]
-    for statement, keys, keys2 in (
-        (_SUBSCRIPTIONS, [proc.show_id for proc in procs], [proc.alloc_id for proc in procs]),
-        (_LAYERS, layers, layers),
-        (_JOBS, jobs, jobs),
-        (_FOLDERS, jobs, jobs),
-        (_POINTS, jobs, jobs),
-    ):
-        connection.execute(statement, {"keys": keys, "keys2": keys2, **amounts})
+    _with_deleted(connection, _ACCOUNTS, procs)
 
 
 def decrement_local_accounts(connection: Connection, procs: Sequence[DeletedProc]) -> None:
     """Give back what locally dispatched procs held: layer_resource, the job's local columns and host_local."""
-    if not procs:
-        return
-    amounts = {"cores": [proc.centicores for proc in procs], "gpus": [proc.gpus for proc in procs]}
-    jobs, layers = [proc.job_id for proc in procs], [proc.layer_id for proc in procs]
-    connection.execute(_LAYERS, {"keys": layers, "keys2": layers, **amounts})
-    connection.execute(_LOCAL_JOBS, {"keys": jobs, **amounts})
-    memory = {"memory": [proc.memory_kb for proc in procs], "gpu_memory": [proc.gpu_memory_kb for proc in procs]}
-    connection.execute(_LOCAL_HOSTS, {"keys": jobs, "hosts": [proc.host_id for proc in procs], **amounts, **memory})
+    _with_deleted(connection, _LOCAL_ACCOUNTS, procs)
+
+
+def _with_deleted(connection: Connection, statements: Sequence[TextClause], procs: Sequence[DeletedProc]) -> None:
+    rows = json.dumps([asdict(proc) for proc in procs])
+    for statement in statements if procs else ():
+        connection.execute(statement, {"procs": rows})
 
 
 # Runs that nobody may ever report the end of: on silent hosts, of finished jobs, or without a proc.

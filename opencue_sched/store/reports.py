@@ -110,8 +110,8 @@ _DELETE_TAGS = text("DELETE FROM host_tag WHERE pk_host = :host AND str_tag_type
 _INSERT_TAGS = text(
     """
     INSERT INTO host_tag (pk_host_tag, pk_host, str_tag, str_tag_type, b_constant)
-    SELECT id, :host, tag, :kind, :constant
-      FROM unnest(CAST(:ids AS varchar[]), CAST(:tags AS varchar[])) AS new(id, tag)
+    SELECT CAST(gen_random_uuid() AS varchar), :host, tag, :kind, :constant
+      FROM unnest(CAST(:tags AS varchar[])) AS new(tag)
     """
 )
 # Cuebot's recalculate_tags() fails on more than 128 characters, and with it the host; the column is only for display.
@@ -126,7 +126,7 @@ _SHOW_TAGS = text(
 _ADD_COMMENT = text(
     """
     INSERT INTO comments (pk_comment, pk_host, str_user, str_subject, str_message)
-    VALUES (:id, :host, :user, :subject, :message)
+    VALUES (CAST(gen_random_uuid() AS varchar), :host, :user, :subject, :message)
     """
 )
 _DROP_COMMENTS = text("DELETE FROM comments WHERE pk_host = :host AND str_user = :user AND str_subject = :subject")
@@ -253,9 +253,7 @@ def replace_tags(connection: Connection, host_id: str, kind: TagType, tags: Sequ
     if [row.str_tag for row in connection.execute(_READ_TAGS, {"host": host_id, "kind": kind})] == wanted:
         return False
     connection.execute(_DELETE_TAGS, {"host": host_id, "kind": kind})
-    ids = [str(uuid.uuid4()) for _ in wanted]
-    constant = kind is TagType.ALLOC
-    parameters = {"host": host_id, "kind": kind, "constant": constant, "ids": ids, "tags": wanted}
+    parameters = {"host": host_id, "kind": kind, "constant": kind is TagType.ALLOC, "tags": wanted}
     connection.execute(_INSERT_TAGS, parameters)
     connection.execute(_SHOW_TAGS, {"host": host_id})
     return True
@@ -263,7 +261,7 @@ def replace_tags(connection: Connection, host_id: str, kind: TagType, tags: Sequ
 
 def mark_full_temp(connection: Connection, host_id: str, message: str) -> None:
     """Note on the host, where Cuebot's tools show it, that its temporary directory is full."""
-    parameters = {"id": str(uuid.uuid4()), "host": host_id, "user": _FULL_TEMP_USER, "subject": _FULL_TEMP_SUBJECT}
+    parameters = {"host": host_id, "user": _FULL_TEMP_USER, "subject": _FULL_TEMP_SUBJECT}
     connection.execute(_ADD_COMMENT, {**parameters, "message": message[:4000]})
     connection.execute(_FLAG_COMMENT, {"host": host_id})
 

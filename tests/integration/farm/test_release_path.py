@@ -167,6 +167,7 @@ def test_a_completion_that_is_never_sent_is_found(site: Site) -> None:
     site.launch(job, job.frames, "sim1")
     site.report("sim1")
     site.rqds.finish("sim1", job.frames[0])
+    site.view.run_sql("UPDATE host_stat SET ts_ping = now() - interval '10 s'")
     site.view.run_sql("UPDATE proc SET ts_ping = now() - interval '10 s', ts_dispatched = now() - interval '10 s'")
 
     # when two more reports come
