@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -248,14 +248,14 @@ def kill(names: tuple[str, ...], yes: bool, reason: str | None, as_json: bool) -
             click.confirm(f"Kill {', '.join(job.name for job in chosen)}?", abort=True)
         with _control(engine) as (control, alive), output.working("killing what runs, and confirming that it is dead"):
             killed = [(job, control.kill_job(job.id, reason=_reason("killed", reason))) for job in chosen]
-        unconfirmed = {job.id: _where(engine, job, result.deferred, alive) for job, result in killed}
+        for job, result in killed:
+            _say_deferred(engine, job, result.deferred, alive)
     if as_json:
         show_json([{"job": job.name, "id": job.id, **asdict(result)} for job, result in killed])
     for job, result in killed:
         if not as_json:
             verb = "killed" if result.finished else "was finished already:"
             click.echo(f"{verb} {job.name}, {counted(len(result.stopped), 'running frame')} stopped")
-        _say_deferred(job.name, unconfirmed[job.id])
     if any(result.deferred for _, result in killed):
         raise click.exceptions.Exit(1)
 
@@ -304,7 +304,7 @@ def _change(name: str, verb: str, *, reason: str | None, as_json: bool, **select
         ):
             change = control.eat_frames if verb == "eaten" else control.retry_frames
             result = change(chosen, reason=_reason(verb, reason))
-        unconfirmed = _where(engine, job, result.deferred, alive)
+        _say_deferred(engine, job, result.deferred, alive)
     output.done(
         f"{job.name}: {counted(len(result.changed), 'frame')} {verb}",
         as_json=as_json,
@@ -312,7 +312,6 @@ def _change(name: str, verb: str, *, reason: str | None, as_json: bool, **select
         changed=result.changed,
         deferred=result.deferred,
     )
-    _say_deferred(job.name, unconfirmed)
     if result.deferred:
         raise click.exceptions.Exit(1)
 
@@ -356,26 +355,19 @@ def _reason(verb: str, reason: str | None) -> str:
     return f"{verb} by {user} on {socket.gethostname()}" + (f": {reason}" if reason else "")
 
 
-def _where(
-    engine: Engine, job: NamedRow, deferred: Collection[str], alive: Mapping[str, Unconfirmed]
-) -> dict[tuple[str, str], list[str]]:
-    """The names of the frames that may still run, by their host with its address, and by the reason."""
-    names: dict[str, str] = {}
-    if deferred:
-        with engine.connect() as connection:
-            names = {frame.id: frame.name for frame in jobs.frames_of(connection, job.id, states=[FrameState.RUNNING])}
-    places: dict[tuple[str, str], list[str]] = {}
-    for frame in sorted(deferred, key=lambda it: names.get(it, it)):
-        place = (f"{alive[frame].host_name} ({alive[frame].address})", alive[frame].reason)
-        places.setdefault(place, []).append(names.get(frame, frame))
-    return places
-
-
-def _say_deferred(job: str, places: Mapping[tuple[str, str], Sequence[str]]) -> None:
-    if not places:
+def _say_deferred(engine: Engine, job: NamedRow, deferred: Sequence[str], alive: Mapping[str, Unconfirmed]) -> None:
+    """Name the frames that may still run, by their host with its address, and by the reason."""
+    if not deferred:
         return
-    number = sum(map(len, places.values()))
-    click.echo(f"{job}: {counted(number, 'frame')} could not be confirmed dead and may still run:", err=True)
+    with engine.connect() as connection:
+        names = {frame.id: frame.name for frame in jobs.frames_of(connection, job.id, states=[FrameState.RUNNING])}
+    places: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for frame in sorted(deferred, key=lambda it: names.get(it, it)):
+        it = alive[frame]
+        places[f"{it.host_name} ({it.address})", it.reason].append(names.get(frame, frame))
+    click.echo(
+        f"{job.name}: {counted(len(deferred), 'frame')} could not be confirmed dead and may still run:", err=True
+    )
     for (host, reason), named in list(places.items())[:_NAMED]:
         more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
         click.echo(f"  on {host}: {', '.join(named[:_NAMED])}{more}: {reason}", err=True)

@@ -273,13 +273,14 @@ class _Pass:
 
     def _book_and_commit(self, plan: Plan) -> tuple[Environments, CommitResult]:
         report, runner = self.report, self.runner
-        environments, result = Environments(), CommitResult()
+        environments: Environments = {}
+        result = CommitResult()
         try:
             if not runner.settings.rqd.dry_run_mode:
                 jobs, layers = {proc.job.id for proc in plan.procs}, {proc.layer.id for proc in plan.procs}
                 with runner.engine.connect() as connection:
                     environments = fetch_environments(connection, jobs, layers)
-                report.statements += 2
+                report.statements += 1
             self.progress()
             if not self.alive():  # another pass has the cluster now, and these permits
                 report.ended = PassEnd.CLAIM_LOST

@@ -289,8 +289,8 @@ def launch_requests(
         try:
             message = build_run_frame(
                 proc,
-                job_env=environments.jobs.get(proc.job.id, {}),
-                layer_env=environments.layers.get(proc.layer.id, {}),
+                job_env=environments.get(proc.job.id, {}),
+                layer_env=environments.get(proc.layer.id, {}),
                 settings=settings,
             )
         except InvalidInput as invalid:

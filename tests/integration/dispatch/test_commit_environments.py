@@ -10,7 +10,7 @@ from opencue_sched.store.jobs import fetch_environments
 from tests.integration.dispatch.gathering import counted_statements
 
 
-def test_a_layers_variables_override_its_jobs(engine: Engine) -> None:
+def test_variables_of_jobs_and_layers_take_one_statement(engine: Engine) -> None:
     with engine.begin() as connection:
         farm = Farm(connection)
         layers = [LayerSpec(env={"QUALITY": "high", "TILE": "1"}), LayerSpec()]
@@ -21,8 +21,10 @@ def test_a_layers_variables_override_its_jobs(engine: Engine) -> None:
         with counted_statements(engine) as statements:
             environments = fetch_environments(connection, [job.id, other.id], asked)
 
-    assert len(statements) == 2
-    assert environments.of(job.id, job.layers[0].id) == {"QUALITY": "high", "TILE": "1", "ROOT": "/a=b"}
-    assert environments.of(job.id, job.layers[1].id) == {"QUALITY": "low", "ROOT": "/a=b"}
-    assert environments.of(other.id, other.layers[0].id) == {"X": "1", "Y": ""}
-    assert environments.of("unknown", "unknown") == {}
+    assert len(statements) == 1
+    assert environments == {
+        job.id: {"QUALITY": "low", "ROOT": "/a=b"},
+        job.layers[0].id: {"QUALITY": "high", "TILE": "1"},
+        other.id: {"Y": ""},
+        other.layers[0].id: {"X": "1"},
+    }

@@ -36,7 +36,6 @@ from opencue_sched.embedded.farm_specs import HostIds, LayerSpec
 from opencue_sched.embedded.simulated_host import Answer
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
 from opencue_sched.settings import Settings
-from opencue_sched.store.jobs import Environments
 from opencue_sched.store.release import undo_bookings
 from opencue_sched.store.schema import check_schema
 from tests.integration.dispatch.gathering import counted_statements
@@ -59,7 +58,7 @@ class Booked:
     def launch_and_settle(
         self, channels: RqdChannels, undo: Callable[..., Collection[str]] = undo_bookings
     ) -> SettleReport:
-        requests, failed = launch_requests(self.committed, Environments(), self.settings)
+        requests, failed = launch_requests(self.committed, {}, self.settings)
         assert not failed
         outcomes = launch_all(channels, requests)
         settlement = Settlement(self.engine, self.ledger, self.changes, channels, undo)
@@ -199,7 +198,7 @@ def test_a_leftover_of_an_older_proc_is_killed_before_the_frame_waits_again(
 ) -> None:
     # given a host on which the frame still runs for a proc that no longer exists
     proc = booked.on("sim0001")
-    (old,), _ = launch_requests([replace(proc, proc_id="gone")], Environments(), booked.settings)
+    (old,), _ = launch_requests([replace(proc, proc_id="gone")], {}, booked.settings)
     assert launch_all(channels, [old])[0].state is LaunchState.LAUNCHED
     eventually(lambda: farm.host("sim0001").listed(proc.frame.id))
 
@@ -231,7 +230,7 @@ def test_a_newer_run_of_the_frame_is_not_killed_for_a_proc_that_somebody_release
             text("UPDATE proc SET pk_proc = :newer WHERE pk_proc = :old"),
             {"newer": newer.proc_id, "old": proc.proc_id},
         )
-    (other,), _ = launch_requests([newer], Environments(), booked.settings)
+    (other,), _ = launch_requests([newer], {}, booked.settings)
     assert launch_all(channels, [other])[0].state is LaunchState.LAUNCHED
     eventually(lambda: farm.host("sim0001").listed(newer.frame.id))
 

@@ -11,7 +11,6 @@ from opencue_sched.dispatch.launch import LaunchState, build_run_frame, launch_r
 from opencue_sched.domain.farm import Frame, Host, Job, Layer, PlannedProc, Reservation, ThreadMode, Vertices
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Queue, Settings
-from opencue_sched.store.jobs import Environments
 
 FRAME = Frame(id="F-1", name="0011-beauty", number=11, version=4)
 LAYER = Layer(
@@ -183,7 +182,7 @@ def test_a_layer_without_threads_says_so_and_an_absent_log_server_is_empty() -> 
 def test_what_makes_no_sense_fails_alone(planned: PlannedProc, words: str) -> None:
     # given one proc that cannot be described to RQD, beside one that can
     # when requests are built for both
-    requests, failed = launch_requests([planned, PLANNED], Environments(), Settings())
+    requests, failed = launch_requests([planned, PLANNED], {}, Settings())
 
     # then the good one goes out and the bad one is a definite failure that says why
     assert [request.run_frame.frame_id for request in requests] == ["F-1"]
@@ -195,7 +194,7 @@ def test_what_makes_no_sense_fails_alone(planned: PlannedProc, words: str) -> No
 
 
 def test_requests_carry_the_environment_of_their_own_job_and_layer() -> None:
-    environments = Environments(jobs={"J-1": {"A": "1"}, "J-2": {"A": "2"}}, layers={"L-1": {"B": "1"}})
+    environments = {"J-1": {"A": "1"}, "J-2": {"A": "2"}, "L-1": {"B": "1"}}
     (request,), failed = launch_requests([PLANNED], environments, Settings())
     assert not failed
     assert (request.host_name, request.run_frame.environment["A"], request.run_frame.environment["B"]) == (
