@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -83,22 +82,22 @@ def doctor_command(as_json: bool) -> None:
 # ``opencue-sched explain``.
 
 
-@contextmanager
-def _redis_or_note() -> Iterator[redis.Redis]:
-    """A client. When Redis does not answer, the rest of the block is skipped and a note on standard error says so."""
+def _passes(job_id: str) -> tuple[Mapping[str, Sequence[RecordedVerdict]], Sequence[SkippedCluster]]:
+    """The verdicts of a job's layers, and the clusters that no pass looks at; none, and a note, without Redis."""
+    settings = get_settings()
     try:
         with redis_store() as client:
-            yield client
+            verdicts = VerdictLog(client, settings.coordination.namespace).of_job(job_id)
+            return verdicts, cluster_postings(client, settings).skipped()
     except redis.RedisError as error:
         click.echo(f"note: Redis does not answer ({error}), so the last verdicts are not known", err=True)
+        return {}, ()
 
 
 def last_verdicts(job_id: str) -> dict[str, str]:
     """The most telling verdict of each layer of a job, in words; none without Redis."""
-    verdicts: Mapping[str, Sequence[RecordedVerdict]] = {}
-    with _redis_or_note() as client:
-        verdicts = VerdictLog(client, get_settings().coordination.namespace).of_job(job_id)
     now = time.time()
+    verdicts, _ = _passes(job_id)
     return {layer: verdict_words(best, now) for layer, all_ in verdicts.items() if (best := most_telling(all_))}
 
 
@@ -114,15 +113,9 @@ def explain_command(name: str, layer: str | None, as_json: bool) -> None:
 
     Example: opencue-sched explain demo-sh010-alice_comp_v001 --layer render
     """
-    settings = get_settings()
     with farm() as (engine, facts), engine.connect() as connection:
         job = choose(connection, Kind.JOB, name)
-        verdicts: Mapping[str, Sequence[RecordedVerdict]] = {}
-        held: Sequence[SkippedCluster] = []
-        with _redis_or_note() as client:
-            verdicts = VerdictLog(client, settings.coordination.namespace).of_job(job.id)
-            held = cluster_postings(client, settings).skipped()
-        explanation = explain_job(connection, job.id, settings, facts, verdicts, held)
+        explanation = explain_job(connection, job.id, get_settings(), facts, *_passes(job.id))
     chosen = [one for one in explanation.layers if layer in (None, one.layer.name)]
     if layer is not None and not chosen:
         names = [one.layer.name for one in explanation.layers]

@@ -137,27 +137,10 @@ def show_info(name: str, as_json: bool) -> None:
     if as_json:
         show_json({**json_row(show, _SHOW_COLUMNS), "subscriptions": subscriptions})
         return
-    show_fields(
-        {
-            "Show": show.name,
-            "Id": show.id,
-            "Active": output.yes_no(show.active),
-            "Managed by this scheduler": output.yes_no(show.managed),
-            "Booking": output.yes_no(show.booking and show.dispatch and not show.paused),
-            "Paused": "yes" if show.paused else "",
-            "Default min cores of a job": f"{output.cores(show.default_min_cores)}",
-            "Default max cores of a job": output.cap_text(output.cores(show.default_max_cores)),
-            "Reserved cores": f"{output.cores(show.centicores)}",
-            "Reserved GPUs": str(show.gpus) if show.gpus else "",
-            "Frames": f"{show.running_frames} running, {show.waiting_frames} waiting",
-            "Pending jobs": str(show.pending_jobs),
-            "Subscriptions": ", ".join(
-                f"{row['allocation']} (size {row['size']}, burst {row['burst']}, used {row['used']})"
-                for row in subscriptions
-            )
-            or "none: nothing can be booked",
-        }
-    )
+    uses = "{allocation} (size {size}, burst {burst}, used {used})".format
+    used = ", ".join(uses(**row) for row in subscriptions) or "none: nothing can be booked"
+    titled = {column.title or column.key.replace("_", " ").title(): column for column in _SHOW_COLUMNS}
+    show_fields({title: column.cell(column.value(show)) for title, column in titled.items()} | {"Subscriptions": used})
 
 
 @show_command.command("create")

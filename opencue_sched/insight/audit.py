@@ -22,7 +22,7 @@ from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.scripts import chunks
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.settings import Settings
-from opencue_sched.store.audit import OFFENDERS_NAMED, RULES, judge, managed_procs
+from opencue_sched.store.insight import OFFENDERS_NAMED, RULES, judge, managed_procs
 
 LOOK_AGAIN_SECONDS = 0.5
 STAYS_WRONG_SECONDS = 2.0

@@ -28,7 +28,7 @@ from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.explain import cluster_postings, cluster_words, listed
 from opencue_sched.insight.stores import check_postgresql, check_redis, describe_failure
 from opencue_sched.settings import Settings
-from opencue_sched.store import waiting
+from opencue_sched.store import insight as figures
 from opencue_sched.store.engine import OURS
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.jobs import quarantined_jobs
@@ -109,7 +109,7 @@ def diagnose(
 
 def _server(connection: Connection, clock: Callable[[], float]) -> Iterator[HealthCheck]:
     asked = clock()
-    server = waiting.server(connection)
+    server = figures.server(connection)
     answered = clock()
     where = connection.engine.url.render_as_string(hide_password=True)
     version = f"{server.version // 10_000}.{server.version % 10_000}"
@@ -149,7 +149,7 @@ def _schema(connection: Connection, _settings: Settings, facts: SchemaFacts) -> 
     else:
         text += f"of revision {facts.revision}, and this program is of {REVISION}"
         yield _warn("schema", text, "upgrade this program as well")
-    if not waiting.guard_stands(connection):
+    if not figures.guard_stands(connection):
         text = "our triggers on proc are missing or disabled: a Cuebot's retries and redirects book managed shows"
         yield _warn("guard", text, "if they are disabled, ALTER TABLE proc ENABLE TRIGGER")
 
@@ -172,7 +172,7 @@ def _shows(connection: Connection, settings: Settings, _facts: SchemaFacts) -> I
     if facility is not None and not facility_ids(connection, facility):
         text = f"there is no facility {facility!r}, so nothing is ever booked"
         yield _fail("facility", text, "set OPENCUE_SCHED_SCHEDULER__FACILITY to the name of one, or leave it out")
-    shows = waiting.managed_shows(connection)
+    shows = figures.managed_shows(connection)
     if shows:
         yield _ok("shows", f"{len(shows)} managed by this scheduler: {listed([show.name for show in shows])}")
     else:
@@ -187,7 +187,7 @@ def _shows(connection: Connection, settings: Settings, _facts: SchemaFacts) -> I
 
 
 def _hosts(connection: Connection, settings: Settings, _facts: SchemaFacts) -> Iterator[HealthCheck]:
-    hosts = waiting.hosts(connection, staleness=settings.host_cache.host_staleness_threshold)
+    hosts = figures.hosts(connection, staleness=settings.host_cache.host_staleness_threshold)
     text = (
         f"{hosts.total} in {hosts.allocations} allocations: {hosts.up} up, {hosts.open} of them open, "
         f"{hosts.fresh} of those heard of lately"
@@ -222,13 +222,13 @@ def _rqds(connection: Connection, settings: Settings, _facts: SchemaFacts) -> It
     if malformed:
         remedy = "OPENCUE_SCHED_RQD__ADDRESSES maps host names to address:port"
         yield _fail("RQD", f"not address:port: {listed(malformed)}", remedy)
-    unknown = waiting.unknown_hosts(connection, list(addresses))
+    unknown = figures.unknown_hosts(connection, list(addresses))
     if unknown:
         yield _warn("RQD", f"rqd.addresses names hosts that have never reported: {listed(unknown)}")
     if settings.rqd.dry_run_mode:
         remedy = "OPENCUE_SCHED_RQD__DRY_RUN_MODE=false for a farm that renders"
         yield _warn("RQD", "dry run: frames are booked and never launched", remedy)
-    elif names := waiting.recent_hosts(connection, RQDS_PROBED):
+    elif names := figures.recent_hosts(connection, RQDS_PROBED):
         yield _probed(names, settings)
 
 

@@ -25,7 +25,8 @@ from opencue_sched.domain.depends import DependType
 from opencue_sched.domain.farm import HardwareState, JobState, LockState
 from opencue_sched.domain.units import CENTICORES_PER_CORE, near, os_names
 from opencue_sched.settings import Settings
-from opencue_sched.store import jobs, pending, waiting
+from opencue_sched.store import insight as figures
+from opencue_sched.store import jobs, pending
 from opencue_sched.store.jobs import Depend
 from opencue_sched.store.schema import SchemaFacts
 
@@ -35,27 +36,6 @@ SAME_PASS_SECONDS = 120.0
 OLD_VERDICT_SECONDS = 600.0
 RECENT_VERDICT_SECONDS = 60.0
 """A job that passes have not looked at for so long has others before it."""
-
-_TELLING = (
-    Verdict.FLOWING,
-    Verdict.QUARANTINED,
-    Verdict.FAILED,
-    Verdict.OVER_LIMIT,
-    Verdict.OVER_JOB,
-    Verdict.OVER_JOB_GPUS,
-    Verdict.OVER_FOLDER,
-    Verdict.OVER_FOLDER_GPUS,
-    Verdict.OVER_SUBSCRIPTION,
-    Verdict.CAPACITY,
-    Verdict.NO_FIT,
-    Verdict.NO_HOST,
-    Verdict.BACKING_OFF,
-    Verdict.PERMIT_HELD,
-    Verdict.BEHIND,
-    Verdict.COOLED_DOWN,
-)
-"""Of the verdicts of several clusters the first of these says most: hosts of one tag are busy, those of the other do
-not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +77,7 @@ def explain_job(
 ) -> Explanation:
     """Explain a job. ``verdicts`` are those of its layers (VerdictLog.of_job), ``skipped`` the clusters that no pass
     looks at now; both are empty when Redis does not answer."""
-    job = waiting.situation(connection, job_id)
+    job = figures.situation(connection, job_id)
     subscriptions = pending.fetch_subscriptions(connection, job.show_id)
     whole = (
         *_switches(job),
@@ -108,14 +88,14 @@ def explain_job(
     )
     layers = jobs.layers_of(connection, job_id, has_start_after=facts.has_start_after)
     tags = {tag for layer in layers for tag in normalise_tags(layer.tags)}
-    hosts = waiting.tagged_hosts(connection, tags)
-    known_tags = waiting.all_tags(connection) if tags - {tag for host in hosts for tag in host.tags} else []
+    hosts = figures.tagged_hosts(connection, tags)
+    known_tags = figures.all_tags(connection) if tags - {tag for host in hosts for tag in host.tags} else []
     limits = {limit.name: limit for limit in pending.fetch_limits(connection).values()}
     depends = jobs.depends_of(connection, job_id)
     now = time.time()
     newest = {layer.id: most_telling(verdicts.get(layer.id, ())) for layer in layers}
     unseen = {layer for layer, seen in newest.items() if seen is None or now - seen.at > RECENT_VERDICT_SECONDS}
-    behind = list(_behind(waiting.jobs_ahead(connection, job_id), settings)) if unseen else []
+    behind = list(_behind(figures.jobs_ahead(connection, job_id), settings)) if unseen else []
     explained = []
     for layer in layers:
         reasons: list[WaitReason] = []
@@ -149,7 +129,7 @@ def _in_order(found: list[WaitReason], verdict: RecordedVerdict | None, now: flo
 def most_telling(recorded: Sequence[RecordedVerdict]) -> RecordedVerdict | None:
     """Of the verdicts of several clusters on one layer, newest first, the one that says most."""
     recent = [one for one in recorded if recorded[0].at - one.at <= SAME_PASS_SECONDS]
-    return min(recent, key=lambda one: _TELLING.index(one.verdict.verdict), default=None)
+    return min(recent, key=lambda one: list(Verdict).index(one.verdict.verdict), default=None)
 
 
 def verdict_words(recorded: RecordedVerdict, now: float) -> str:

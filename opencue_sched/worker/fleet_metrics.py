@@ -28,8 +28,8 @@ from opencue_sched.dispatch.report import VerdictLog, count_frames_not_looked_at
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
+from opencue_sched.store.insight import newest_report_age
 from opencue_sched.store.schema import SchemaFacts, check_schema
-from opencue_sched.store.waiting import newest_report_age
 from opencue_sched.worker.metrics import single_process_registry
 
 CENSUS_SECONDS = 15.0

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import IntegrityError
 
-from opencue_sched.store.waiting import guard_stands
+from opencue_sched.store.insight import guard_stands
 from tests.farm import Farm, HostIds, JobIds, LayerSpec
 
 REFUSED = "is managed by opencue-sched, which alone books its frames"

@@ -18,7 +18,7 @@ from opencue_sched.embedded.simulated_host import Behaviour
 from opencue_sched.embedded.simulated_host import HostSpec as SimulatedSpec
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
 from opencue_sched.settings import Rqd
-from opencue_sched.store.audit import judge
+from opencue_sched.store.insight import judge
 from tests.farm import Farm, HostIds, JobIds, LayerSpec
 from tests.integration.cli.conftest import Cli
 

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, event
 from opencue_sched.farm.job_file import JobSpec
 from opencue_sched.farm.submission import submit_job
 from opencue_sched.settings import Settings
-from opencue_sched.store.audit import judge
+from opencue_sched.store.insight import judge
 from opencue_sched.text_file import InvalidFile
 from tests.farm import Farm, LayerSpec
 from tests.integration.cli.conftest import Cli

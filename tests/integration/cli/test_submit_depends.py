@@ -14,7 +14,7 @@ from opencue_sched.farm.job_file import JobSpec
 from opencue_sched.farm.model import CompletedFrame
 from opencue_sched.farm.submission import Submitted, submit_job
 from opencue_sched.settings import Settings
-from opencue_sched.store.audit import judge
+from opencue_sched.store.insight import judge
 from opencue_sched.text_file import InvalidFile
 from tests.farm import Farm
 from tests.polling import eventually
