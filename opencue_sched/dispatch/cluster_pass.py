@@ -409,30 +409,19 @@ class _Pass:
 
     def _choose_next(self, gathered: Gathered, hostless: Sequence[UnschedulableLayer] = ()) -> None:
         """Choose whether the cluster is dispatched again at once, which layers its next pass skips, and when it has to
-        be looked at again at the latest.
-
-        Frames that were lost to others may be had a moment later, so their layers are looked at once more before the
-        scan goes on; those that lose all of them again are skipped like the others, or twenty of them would keep
-        everything waiting. Layers without a host are not skipped by the scan: they have a cooldown, and a host that
-        changes for one of them is for them first. Layers that only had no host because frames of the plan had it that
-        were then refused or lost are next.
-        """
-        report, layers, key = self.report, self.runner.layers, self.cluster.key
-        lost_once = self.lost - layers.lost_again(key, self.lost)
-        next_kinds = layers.given_back(key, self.returned)
-        more = gathered.more or bool(next_kinds)
-        blocked = [it for it in hostless if it.kind not in next_kinds]
-        in_vain = [it for it in report.verdicts if it.layer_id not in lost_once and self._got_nothing(it)]
-        no_host = {it.verdict.layer_id for it in hostless}
-        passed_over = _rows([it for it in in_vain if it.layer_id not in no_host], gathered)
-        if report.frames_booked or not more or not (in_vain or lost_once):
-            woken = layers.end_scan(key, self.wakes)
-            report.go_on = woken and not report.frames_booked
-        elif passed_over or blocked:
-            layers.scan_on(key, passed_over, self.wakes)
-            report.go_on = True
-        layers.count_pass(key, blocked, passed_over, full=more)
-        report.look_again = layers.look_again(key)
+        be looked at again at the latest."""
+        report, no_host = self.report, {it.verdict.layer_id for it in hostless}
+        got_nothing = [it for it in report.verdicts if it.layer_id not in no_host and self._got_nothing(it)]
+        report.go_on, report.look_again = self.runner.layers.end_pass(
+            self.cluster.key,
+            wakes=self.wakes,
+            more=gathered.more,
+            booked=report.frames_booked > 0,
+            hostless=hostless,
+            got_nothing=_rows(got_nothing, gathered),
+            lost=self.lost,
+            returned=self.returned,
+        )
         if self.runner.facts.has_start_after and not (report.frames_booked or report.go_on):
             # The cluster sleeps now, and no event tells when the next layer may start.
             report.statements += 1

@@ -336,82 +336,72 @@ class LayerCooldowns:
                     else:
                         del here.kinds[kind]
 
-    def given_back(self, cluster: str, hosts: Collection[Host]) -> frozenset[str]:
-        """A plan of the cluster had these hosts and did not book all it had of them. End the cooldowns of the kinds
-        that could have had one of them instead, as if these had found a host, and return the kinds."""
-        changed = _ChangedHosts(HostNews(tuple(hosts)))
-        with self._lock:
-            here = self._clusters[cluster]
-            kinds = frozenset(kind for kind, it in here.kinds.items() if changed.may_do(it.search))
-            for kind in kinds:
-                del here.kinds[kind]
-                self._retries.worked((cluster, kind))
-            return kinds
+    def end_pass(
+        self,
+        cluster: str,
+        *,
+        wakes: int,
+        more: bool,
+        booked: bool = False,
+        hostless: Sequence[UnschedulableLayer] = (),
+        got_nothing: Iterable[SkippedRow] = (),
+        lost: frozenset[str] = frozenset(),
+        returned: Collection[Host] = (),
+    ) -> tuple[bool, float | None]:
+        """A pass over the cluster has ended. Whether the next one comes at once although nothing was ``booked``, and
+        after how many seconds the cluster has to be looked at again at the latest; None when nothing asks for it.
 
-    def count_pass(
-        self, cluster: str, blocked: Iterable[UnschedulableLayer], others: Iterable[SkippedRow], *, full: bool
-    ) -> None:
-        """A pass over the cluster could not place these: ``blocked`` ones found no host, the ``others`` had another
-        reason. After a few in a row that were ``full`` (there may be more jobs than they looked at) and could not place
-        something, the next one skips what this one could not place."""
-        kinds: defaultdict[str, dict[str, LayerVerdict]] = defaultdict(dict)
-        for one in blocked:
-            kinds[one.kind][one.verdict.layer_id] = one.verdict
-        rows = {row.verdict.layer_id: row for row in others}
-        with self._lock:
-            here = self._clusters[cluster]
-            here.full_passes = here.full_passes + 1 if full and (kinds or rows) else 0
-            if here.full_passes >= PASSES_BEFORE_A_SKIP:
-                here.full_passes = 0
-                here.next_kinds, here.next_rows = dict(kinds), rows
-                here.next_until = self._clock() + _SKIP_WITHIN_SECONDS
-
-    def look_again(self, cluster: str) -> float | None:
-        """Seconds until a kind for which a host changed may be looked at, or hardly any after a pass that skipped more
-        than it had to: no longer must the cluster sleep. None when neither is so."""
-        now = self._clock()
-        with self._lock:
-            here = self._clusters[cluster]
-            ends = [it.until for it in here.kinds.values() if it.wake]
-            if here.skipped_more:
-                here.skipped_more = False
-                ends.append(now)
-            return max(0.001, min(ends) - now) if ends else None
-
-    def scan_on(self, cluster: str, looked_at: Iterable[SkippedRow], wakes: int) -> None:
-        """A pass over the cluster booked nothing and there are more jobs: skip these layers until the scan ends.
-
-        ``wakes``: how often the cluster had been woken when the pass began. Another process may end the scan: one that
-        this process did not go on with for ``seconds`` is forgotten.
+        ``wakes``: how often the cluster had been woken when the pass began. ``more``: there may be more jobs than it
+        looked at. ``hostless`` layers found no host, and those that ``got_nothing`` had another reason; of these, all
+        frames of the ``lost`` ones were lost to others. Of the hosts ``returned`` not all was booked that the plan had.
         """
         now = self._clock()
+        changed = _ChangedHosts(HostNews(tuple(returned)))
         with self._lock:
             here = self._clusters[cluster]
-            if here.scan_until <= now:
-                here.forget(now)
-                here.scan_began = wakes
-            # They are skipped as long as the scan lasts, and no longer.
-            here.rows |= {row.verdict.layer_id: (now, row) for row in looked_at}
-            here.scan_until = now + self._seconds
-
-    def end_scan(self, cluster: str, wakes: int) -> bool:
-        """The next pass begins with the highest priority again. Returns whether it has to come at once, because the
-        cluster was woken since the scan began, maybe for jobs that the scan had passed."""
-        with self._lock:
-            here = self._clusters[cluster]
-            woken = here.scan_until > self._clock() and here.scan_began != wakes
-            here.scan_until = 0.0
-            return woken
-
-    def lost_again(self, cluster: str, layers: Collection[str]) -> frozenset[str]:
-        """Which of these layers, all of whose frames a pass over the cluster just lost to others, had lost them all in
-        the pass before it as well."""
-        now = self._clock()
-        with self._lock:
-            here = self._clusters[cluster]
-            before = here.lost if here.lost_until > now else frozenset()
-            here.lost, here.lost_until = frozenset(layers), now + self._seconds if layers else 0.0
-        return before.intersection(layers)
+            # Kinds that could have had a host that a refused or lost frame of the plan had are next, as if they had
+            # found one: nothing else says that it is free.
+            next_kinds = {kind for kind, it in here.kinds.items() if changed.may_do(it.search)}
+            for kind in next_kinds:
+                del here.kinds[kind]
+                self._retries.worked((cluster, kind))
+            more = more or bool(next_kinds)
+            # Frames that were lost may be had a moment later, so their layers are looked at once more before the scan
+            # goes on. Those that lose all of them again are skipped like the others, or a window full of them would
+            # keep everything behind it waiting.
+            lost_once = lost - here.lost if here.lost_until > now else lost
+            here.lost, here.lost_until = lost, now + self._seconds if lost else 0.0
+            kinds: defaultdict[str, dict[str, LayerVerdict]] = defaultdict(dict)
+            for one in hostless:
+                if one.kind not in next_kinds:
+                    kinds[one.kind][one.verdict.layer_id] = one.verdict
+            rows = {row.verdict.layer_id: row for row in got_nothing if row.verdict.layer_id not in lost_once}
+            go_on = False
+            if booked or not more or not (rows or hostless or lost_once):
+                # The scan ends: the next pass begins with the highest priority again, and at once if the cluster was
+                # woken since the scan began, maybe for jobs that the scan had passed.
+                go_on = not booked and here.scan_until > now and here.scan_began != wakes
+                here.scan_until = 0.0
+            elif rows or kinds:
+                # Layers without a host have a cooldown; the others are skipped as long as the scan lasts. Another
+                # process may end it: one that this process does not go on with for ``seconds`` is forgotten.
+                if here.scan_until <= now:
+                    here.forget(now)
+                    here.scan_began = wakes
+                here.rows |= {layer_id: (now, row) for layer_id, row in rows.items()}
+                here.scan_until = now + self._seconds
+                go_on = True
+            here.full_passes = here.full_passes + 1 if more and (kinds or rows) else 0
+            if here.full_passes >= PASSES_BEFORE_A_SKIP:
+                here.full_passes = 0
+                here.next_kinds, here.next_rows, here.next_until = dict(kinds), rows, now + _SKIP_WITHIN_SECONDS
+            # No longer than to the end of a cooldown for which a host changed must the cluster sleep, and hardly at all
+            # after a pass that skipped more than it had to.
+            ends = [it.until for it in here.kinds.values() if it.wake]
+            if here.skipped_more:
+                ends.append(now)
+            here.skipped_more = False
+            return go_on, max(0.001, min(ends) - now) if ends else None
 
     def _forget(self, now: float) -> None:
         """Once in ``seconds``, forget clusters of which nothing is left: they may be no more."""

@@ -57,6 +57,29 @@ def news(*hosts: Host) -> HostNews:
     return HostNews(hosts)
 
 
+def scan_on(layers: LayerCooldowns, cluster: str, rows: list[SkippedRow], wakes: int) -> None:
+    """A pass booked nothing and there are more jobs."""
+    assert layers.end_pass(cluster, wakes=wakes, more=True, got_nothing=rows)[0]
+
+
+def end_scan(layers: LayerCooldowns, cluster: str, wakes: int) -> bool:
+    """A pass looked at the last job; whether the next one comes at once."""
+    return layers.end_pass(cluster, wakes=wakes, more=False)[0]
+
+
+def lose(layers: LayerCooldowns, *lost: str, cluster: str = "cluster") -> set[str]:
+    """A pass lost all frames of these to others; which of them the next one skips, the last of the scan."""
+    ends = {"wakes": 0, "lost": frozenset(lost)}
+    layers.end_pass(cluster, more=True, got_nothing=[looked_at(layer) for layer in lost], **ends)
+    left_out = skipped(layers, cluster)
+    layers.end_pass(cluster, more=False, **ends)
+    return left_out
+
+
+def look_again(layers: LayerCooldowns, cluster: str = "cluster") -> float | None:
+    return layers.end_pass(cluster, wakes=0, more=False, booked=True)[1]
+
+
 class Clock:
     now = 0.0
 
@@ -185,37 +208,37 @@ def test_a_layer_is_not_skipped_when_so_many_hosts_changed_meanwhile_that_nobody
 
 def test_in_a_scan_no_layer_is_looked_at_twice_whatever_changes():
     layers = LayerCooldowns(60.0)
-    layers.scan_on("cluster", [looked_at()], 0)
+    scan_on(layers, "cluster", [looked_at()], 0)
     layers.hosts_changed(HostNews(everything=True))
     assert skipped(layers) == {"layer"}
     assert skipped(layers, "other") == set()
-    assert not layers.end_scan("cluster", 0)
+    assert not end_scan(layers, "cluster", 0)
     assert skipped(layers) == set()
 
 
 def test_who_was_passed_over_has_a_turn_at_once_if_the_cluster_was_woken_since_the_scan_began():
     clock = Clock()
     layers = LayerCooldowns(20.0, clock)
-    assert not layers.end_scan("cluster", 1)
-    layers.scan_on("cluster", [looked_at("one")], 1)
-    layers.scan_on("cluster", [looked_at("other")], 2)
-    assert layers.end_scan("cluster", 2)
+    assert not end_scan(layers, "cluster", 1)
+    scan_on(layers, "cluster", [looked_at("one")], 1)
+    scan_on(layers, "cluster", [looked_at("other")], 2)
+    assert end_scan(layers, "cluster", 2)
     assert skipped(layers) == set()
-    assert not layers.end_scan("cluster", 3), "the scan is over"
-    layers.scan_on("cluster", [looked_at("one")], 3)
-    assert not layers.end_scan("cluster", 3)
-    layers.scan_on("cluster", [looked_at("one")], 3)
+    assert not end_scan(layers, "cluster", 3), "the scan is over"
+    scan_on(layers, "cluster", [looked_at("one")], 3)
+    assert not end_scan(layers, "cluster", 3)
+    scan_on(layers, "cluster", [looked_at("one")], 3)
     clock.now += 20.0
-    layers.scan_on("cluster", [looked_at("one")], 4)
-    assert not layers.end_scan("cluster", 4), "nobody went on with the one before"
+    scan_on(layers, "cluster", [looked_at("one")], 4)
+    assert not end_scan(layers, "cluster", 4), "nobody went on with the one before"
 
 
 def test_a_scan_that_nobody_went_on_with_is_over():
     clock = Clock()
     layers = LayerCooldowns(20.0, clock)
-    layers.scan_on("cluster", [looked_at("one")], 0)
+    scan_on(layers, "cluster", [looked_at("one")], 0)
     clock.now = 10.0
-    layers.scan_on("cluster", [looked_at("other")], 0)
+    scan_on(layers, "cluster", [looked_at("other")], 0)
     clock.now = 29.9
     assert skipped(layers) == {"one", "other"}
     clock.now = 30.0
@@ -230,24 +253,24 @@ def test_in_a_scan_that_is_longer_than_a_cooldown_nothing_is_woken_but_by_news()
     for _ in range(2):
         layers.found_no_host("cluster", [blocked("called")], host_changes=layers.host_changes)
     for clock.now in (15.0, 30.0, 45.0):
-        layers.scan_on("cluster", [looked_at("passed")], 0)
+        scan_on(layers, "cluster", [looked_at("passed")], 0)
         assert skipped(layers) == {"kept", "called", "bad", "passed"}
     layers.hosts_changed(news(host()))
     assert skipped(layers) == {"kept", "bad", "passed"}
-    assert not layers.end_scan("cluster", 0)
+    assert not end_scan(layers, "cluster", 0)
     assert skipped(layers) == set()
 
 
 def test_only_layers_that_lose_their_frames_twice_in_a_row_have_lost_them_before():
     clock = Clock()
     layers = LayerCooldowns(20.0, clock)
-    assert layers.lost_again("cluster", {"a", "b"}) == set()
-    assert layers.lost_again("other", {"a"}) == set()
-    assert layers.lost_again("cluster", {"b", "c"}) == {"b"}
-    assert layers.lost_again("cluster", set()) == set()
-    assert layers.lost_again("cluster", {"b"}) == set()
+    assert lose(layers, "a", "b") == set()
+    assert lose(layers, "a", cluster="other") == set()
+    assert lose(layers, "b", "c") == {"b"}
+    assert lose(layers) == set()
+    assert lose(layers, "b") == set()
     clock.now = 20.0
-    assert layers.lost_again("cluster", {"b"}) == set()
+    assert lose(layers, "b") == set()
 
 
 def test_a_host_that_has_each_of_two_things_only_with_another_wakes_nobody_who_needs_both():
@@ -262,10 +285,10 @@ def test_what_is_looked_at_in_vain_again_is_left_alone_for_a_moment_and_its_news
     layers = LayerCooldowns(20.0, clock)
     for _ in range(2):
         layers.found_no_host("cluster", [blocked()], host_changes=layers.host_changes)
-        assert layers.look_again("cluster") is None
+        assert look_again(layers, "cluster") is None
         layers.hosts_changed(news(host()))
     assert skipped(layers) == {"layer"}
-    assert layers.look_again("cluster") == RETRY_SECONDS
+    assert look_again(layers, "cluster") == RETRY_SECONDS
     clock.now = RETRY_SECONDS
     assert skipped(layers) == set()
 
@@ -291,7 +314,7 @@ def test_retries_are_of_one_length_and_none_follows_a_look_in_vain_after_a_place
         for _ in range(looks):
             layers.found_no_host("cluster", [blocked(kind="k")], host_changes=layers.host_changes)
             layers.hosts_changed(news(host()))
-            left = layers.look_again("cluster")
+            left = look_again(layers, "cluster")
             found.append(left if left is None else round(left, 6))
             clock.now += left or 0.0
         return found
@@ -321,9 +344,10 @@ def test_a_kind_for_which_there_was_a_host_in_the_plan_after_all_is_woken_and_wa
             host_changes=layers.host_changes,
         )
         layers.found_no_host("other", [blocked(kind="s")], host_changes=layers.host_changes)
-        assert layers.given_back("cluster", []) == set()
-        assert layers.given_back("nowhere", [host()]) == set()
-        assert layers.given_back("cluster", [host()]) == {"s"}
+        for cluster, returned in (("cluster", []), ("nowhere", [host()])):
+            layers.end_pass(cluster, wakes=0, more=False, returned=returned)
+            assert skipped(layers) == {"small", "large"}
+        layers.end_pass("cluster", wakes=0, more=False, returned=[host()])
         assert skipped(layers) == {"large"}
         assert skipped(layers, "other") == {"layer"}
     # without a cooldown before the next look
@@ -339,8 +363,8 @@ def test_nothing_is_kept_of_clusters_that_are_no_more():
         cluster = f"cluster {number}"
         layers.found_no_host(cluster, [blocked()], host_changes=layers.host_changes)
         layers.skip_rows(cluster, [looked_at()])
-        layers.scan_on(cluster, [looked_at()], 0)
-        layers.lost_again(cluster, {"a"})
+        scan_on(layers, cluster, [looked_at()], 0)
+        lose(layers, "a", cluster=cluster)
     clock.now = 1000.0
     layers.found_no_host("cluster", [blocked()], host_changes=layers.host_changes)
     assert set(layers._clusters) == {"cluster"}
@@ -351,7 +375,8 @@ def look_in_vain(layers: LayerCooldowns, *, crowded: bool = True, passes: int = 
     cap."""
     for _ in range(passes):
         layers.found_no_host("cluster", [blocked(kind="kind")], host_changes=layers.host_changes, placed={"kind"})
-        layers.count_pass("cluster", [blocked(kind="kind")], [looked_at("capped")], full=crowded)
+        crowd = {"hostless": [blocked(kind="kind")], "got_nothing": [looked_at("capped")]}
+        layers.end_pass("cluster", wakes=0, more=crowded, booked=True, **crowd)
         layers.hosts_changed(news(host()))
 
 
@@ -364,8 +389,8 @@ def test_of_full_passes_in_a_row_one_skips_what_was_looked_at_in_vain():
     assert skips.layers == SkippedLayers({"capped": "1"}, ["kind"])
     assert skips.verdicts.keys() == {"layer", "capped"}
     # and the cluster does not go to sleep on that
-    assert layers.look_again("cluster") == 0.001
-    assert layers.look_again("cluster") is None
+    assert look_again(layers, "cluster") == 0.001
+    assert look_again(layers, "cluster") is None
     assert skipped(layers) == set()
     # nor has anybody another turn right after it
     look_in_vain(layers, passes=PASSES_BEFORE_A_SKIP - 1)
@@ -375,36 +400,38 @@ def test_of_full_passes_in_a_row_one_skips_what_was_looked_at_in_vain():
 @pytest.mark.parametrize("part", ["kinds", "rows"])
 def test_passes_in_which_one_thing_was_in_vain_count_and_those_in_which_nothing_was_do_not(part):
     layers = LayerCooldowns(60.0)
-    in_vain = ([blocked(kind="kind")], []) if part == "kinds" else ([], [looked_at()])
+    in_vain = {"hostless": [blocked(kind="kind")]} if part == "kinds" else {"got_nothing": [looked_at()]}
     for passes in (PASSES_BEFORE_A_SKIP - 1, PASSES_BEFORE_A_SKIP):
         for _ in range(passes):
-            layers.count_pass("cluster", *in_vain, full=True)
+            layers.end_pass("cluster", wakes=0, more=True, booked=True, **in_vain)
         assert skipped(layers) == (set() if passes < PASSES_BEFORE_A_SKIP else {"layer"})
-        layers.count_pass("cluster", [], [], full=True)
-    assert layers.look_again("cluster") == 0.001
+        _, again = layers.end_pass("cluster", wakes=0, more=True, booked=True)
+    assert again == 0.001
 
 
-def test_a_turn_that_skips_nothing_but_what_is_left_out_anyway_wakes_nobody():
+def test_a_skip_of_nothing_but_what_is_skipped_anyway_wakes_nobody():
     layers = LayerCooldowns(60.0)
     layers.found_no_host("cluster", [blocked("other", kind="kind")], host_changes=layers.host_changes)
-    layers.scan_on("cluster", [looked_at()], 0)
+    scan_on(layers, "cluster", [looked_at()], 0)
     for _ in range(PASSES_BEFORE_A_SKIP):
-        layers.count_pass("cluster", [blocked("other", kind="kind")], [looked_at()], full=True)
+        layers.end_pass(
+            "cluster", wakes=0, more=True, hostless=[blocked("other", kind="kind")], got_nothing=[looked_at()]
+        )
     assert skipped(layers) == {"layer", "other"}
-    assert layers.look_again("cluster") is None
+    assert look_again(layers, "cluster") is None
 
 
-def test_nobody_has_a_turn_where_a_pass_looks_at_every_job():
+def test_nothing_is_skipped_for_others_where_a_pass_looks_at_every_job():
     layers = LayerCooldowns(60.0)
     for crowded in (True, True, True, False, True, True, True):
         look_in_vain(layers, crowded=crowded)
         assert skipped(layers) == set()
 
 
-def test_a_turn_that_nobody_took_at_once_is_over():
+def test_a_skip_that_no_pass_made_at_once_is_over():
     clock = Clock()
     layers = LayerCooldowns(60.0, clock)
     look_in_vain(layers, passes=PASSES_BEFORE_A_SKIP)
     clock.now = 1.0
     assert skipped(layers) == set()
-    assert layers.look_again("cluster") is None
+    assert look_again(layers, "cluster") is None
