@@ -27,8 +27,14 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import cap_rows_of_shows, note_imported, reseed_limits
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.ledger import Ledger, answering, stored_epoch
-from opencue_sched.accounting.recompute import DEFAULT_AGE_SECONDS, RecomputeReport, recompute
-from opencue_sched.accounting.reconcile import additions, may_still_commit, snapshot_of
+from opencue_sched.accounting.reconcile import (
+    DEFAULT_AGE_SECONDS,
+    RecomputeReport,
+    additions,
+    may_still_commit,
+    recompute,
+    snapshot_of,
+)
 from opencue_sched.accounting.scripts import chunks, epoch_set_call, free_calls
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.lua_scripts import call_script, call_scripts
@@ -74,7 +80,6 @@ class BootstrapReport:
     epoch: Epoch
     procs: int = 0
     recompute: RecomputeReport | None = None
-    seconds: float = 0.0
 
 
 def store_state(client: redis.Redis) -> StoreState:
@@ -111,27 +116,23 @@ def ensure_bootstrapped(
     while True:
         state = store_state(ledger.client)
         if state is StoreState.OPEN and (not fleet_start or (action is Action.WAITED and filler.idle())):
-            epoch = _verified(ledger, dual)
-            return BootstrapReport(action, epoch, seconds=time.monotonic() - started)
+            epoch = ledger.learn_epoch()
+            if epoch.dual != dual:
+                raise InvalidInput(
+                    "accounting.release_feed differs from the running fleet's: cuebot-redis needs every worker to use "
+                    "it. Stop all workers before changing it."
+                )
+            return BootstrapReport(action, epoch)
         with filler as leading:
             if leading:
                 report = filler.fill() if state is not StoreState.OPEN else filler.reconcile()
                 if report is not None:
-                    log.info("bootstrapped", action=report.action, procs=report.procs, seconds=report.seconds)
+                    seconds = time.monotonic() - started
+                    log.info("bootstrapped", action=report.action, procs=report.procs, seconds=seconds)
                     return report
                 continue
         action = Action.WAITED
         sleep(_POLL_SECONDS)
-
-
-def _verified(ledger: Ledger, dual: bool) -> Epoch:
-    epoch = ledger.learn_epoch()
-    if epoch.dual != dual:
-        raise InvalidInput(
-            "accounting.release_feed differs from the running fleet's: cuebot-redis needs every worker to use it. "
-            "Stop all workers before changing it."
-        )
-    return epoch
 
 
 class _Filler:
@@ -162,20 +163,14 @@ class _Filler:
 
     def reconcile(self) -> BootstrapReport:
         """The fleet starts on an open store: caps and ledger are brought up to date, nothing is rebuilt."""
-        started = time.monotonic()
-        stored = self._ledger.learn_epoch()
-        if stored.dual != self._dual:
-            filled = self.fill(close_open=True)
-            if filled is not None:
-                return filled
+        if self._ledger.learn_epoch().dual != self._dual and (filled := self.fill(close_open=True)):
+            return filled
         reseed_limits(self._engine, self._ledger)
         passed = recompute(self._engine, self._ledger, age_seconds=self._age)
-        seconds = time.monotonic() - started
-        return BootstrapReport(Action.RECONCILED, self._ledger.epoch(), recompute=passed, seconds=seconds)
+        return BootstrapReport(Action.RECONCILED, self._ledger.epoch(), recompute=passed)
 
     def fill(self, *, close_open: bool = False) -> BootstrapReport | None:
         """Fill the store and open it; None when another process does, or has opened it meanwhile."""
-        started = time.monotonic()
         run_id = server_run_id(self._client)
         if not self._take():
             return None
@@ -208,12 +203,12 @@ class _Filler:
         opened = Epoch.new(run_id, dual=self._dual)
         if not self._replace(filling, opened):
             return None
-        self._ledger.adopt(opened)
+        self._ledger.learn_epoch()
         with answering():
             self._client.set(keys.RECOMPUTED_AT, self._client.time()[0])
         # One handed over meanwhile a Cuebot may still take for its own: it is left to whoever would book there.
         note_imported(self._client, {show: version for show, version in imported.items() if known.get(show) == version})
-        return BootstrapReport(Action.FILLED, opened, len(snapshot.entries), seconds=time.monotonic() - started)
+        return BootstrapReport(Action.FILLED, opened, len(snapshot.entries))
 
     def _wait(self, filling: Epoch) -> Epoch:
         """Until the store is closed for an age, and PostgreSQL has ended every COMMIT of before, keeping the lease.

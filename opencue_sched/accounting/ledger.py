@@ -104,12 +104,12 @@ class Ledger:
     it); without it a vertex that was never seeded refuses.
     """
 
-    def __init__(self, client: redis.Redis, *, owner: str, load_caps: LoadCaps | None = None) -> None:
+    def __init__(self, client: redis.Redis, *, owner: str) -> None:
         if "|" in owner:
             raise InvalidInput(f"instance name {owner!r} must not contain |")
         self.client = client
         self.owner = owner
-        self.load_caps = load_caps
+        self.load_caps: LoadCaps | None = None
         self._epoch: Epoch | None = None
         self._fence: Fence | None = None
 
@@ -134,10 +134,6 @@ class Ledger:
         if self._epoch is None:
             raise NotReady("the counters in Redis are not filled; waiting for the bootstrap")
         return self._epoch
-
-    def adopt(self, epoch: Epoch) -> None:
-        """Work under ``epoch`` from now on (bootstrap only: it fills a store that is not open yet)."""
-        self._epoch = epoch
 
     def forget_epoch(self) -> None:
         """Learn the epoch again before the next call."""
@@ -167,18 +163,15 @@ class Ledger:
             again, fresh = self._book(unseeded)
             answers |= again
             caps |= fresh
-        refusals = {
-            b.proc_id: _refused(b, answers[b.proc_id], caps)
-            for b in bookings
-            if refused_for(answers[b.proc_id]) is not None
-        }
-        failed = [(b, refusals[b.proc_id].vertex) for b in bookings if refused_for(answers[b.proc_id]) == ERROR]
+        refused = [b for b in bookings if refused_for(answers[b.proc_id]) is not None]
+        refusals = {b.proc_id: _refused(b, answers[b.proc_id], caps) for b in refused}
+        failed = [b for b in refused if refusals[b.proc_id].table == ERROR]
         if failed:
-            jobs = sorted({b.vertices.job_id for b, _ in failed})
-            log.error("bookings_not_understood", bookings=len(failed), jobs=jobs[:20], error=failed[0][1])
-        taken = [b.proc_id for b in bookings if b.proc_id not in refusals]
+            jobs, error = sorted({b.vertices.job_id for b in failed}), refusals[failed[0].proc_id].vertex
+            log.error("bookings_not_understood", bookings=len(failed), jobs=jobs[:20], error=error)
+        taken = frozenset(b.proc_id for b in bookings) - refusals.keys()
         already = frozenset(proc_id for proc_id in taken if not _newly_taken(answers[proc_id]))
-        return BookAnswers(frozenset(taken), refusals, caps, already, loaded)
+        return BookAnswers(taken, refusals, caps, already, loaded)
 
     def _book(self, bookings: Sequence[Booking]) -> tuple[dict[str, Any], dict[str, VertexCaps]]:
         vertices = _capped_keys(bookings)

@@ -45,8 +45,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import ImportNote, imported_shows, reseed_limits
 from opencue_sched.accounting.ledger import Ledger, answering
-from opencue_sched.accounting.recompute import RecomputeReport, recompute
-from opencue_sched.accounting.reconcile import Cause
+from opencue_sched.accounting.reconcile import Cause, RecomputeReport, recompute
 from opencue_sched.errors import NotReady
 from opencue_sched.store import shows
 from opencue_sched.store.accounting import (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, TextClause, text
 
@@ -331,8 +331,7 @@ _PROCS = """
 _ALL_PROCS = text(_PROCS)
 _PROCS_OF_SHOWS = text(f"{_PROCS} WHERE proc.pk_show = ANY(:shows)")
 _PROCS_BY_ID = text(f"{_PROCS} WHERE proc.pk_proc = ANY(:ids)")
-Owner: TypeAlias = Literal["job", "layer", "folder", "show"]
-_ALIVE: Mapping[Owner, TextClause] = {
+_ALIVE: Mapping[str, TextClause] = {
     "job": text("SELECT pk_job FROM job WHERE pk_job = ANY(:ids) AND str_state <> 'FINISHED'"),
     "layer": text(
         "SELECT pk_layer FROM layer JOIN job USING (pk_job) WHERE pk_layer = ANY(:ids) AND job.str_state <> 'FINISHED'"
@@ -369,8 +368,9 @@ def _fetched(connection: Connection, statement: TextClause, **wanted: list[str])
     yield from connection.execution_options(yield_per=_ROWS_PER_FETCH).execute(statement, wanted)
 
 
-def alive(connection: Connection, table: Owner, ids: Collection[str]) -> set[str]:
-    """Those of these ids that exist; jobs that are not FINISHED, and layers of such jobs."""
+def alive(connection: Connection, table: str, ids: Collection[str]) -> set[str]:
+    """Those of these ids that exist in table job, layer, folder or show; of jobs that are not FINISHED, and their
+    layers."""
     return set(connection.execute(_ALIVE[table], {"ids": list(ids)}).scalars())
 
 

@@ -25,7 +25,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.accounting.caps import load_caps, reseed_limits
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.recompute import RecomputeReport, recompute
+from opencue_sched.accounting.reconcile import RecomputeReport, recompute
 from opencue_sched.accounting.show_handover import follow_handed_back
 from opencue_sched.coordination.leader import exclusive
 from opencue_sched.coordination.names import resync_counts

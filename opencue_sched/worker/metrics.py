@@ -31,7 +31,7 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from prometheus_client.registry import Collector
 
 from opencue_sched.accounting.connection import StoreView
-from opencue_sched.accounting.recompute import RecomputeReport
+from opencue_sched.accounting.reconcile import RecomputeReport
 from opencue_sched.dispatch.clusters import SweepReport
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.cluster import ClusterKind, Verdict

@@ -20,8 +20,7 @@ from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger, reseed_limits
 from opencue_sched.accounting.connection import look_at_store, make_redis
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.recompute import recompute
-from opencue_sched.accounting.reconcile import FirstSeen
+from opencue_sched.accounting.reconcile import FirstSeen, recompute
 from opencue_sched.accounting.show_handover import (
     CUEBOT_CACHE_SECONDS,
     ImportedShows,

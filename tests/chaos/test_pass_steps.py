@@ -20,8 +20,7 @@ import pytest
 from sqlalchemy import text
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.recompute import recompute
-from opencue_sched.accounting.reconcile import FirstSeen
+from opencue_sched.accounting.reconcile import FirstSeen, recompute
 from opencue_sched.coordination.jobboard import JobBoard
 from opencue_sched.coordination.names import layers_booked, permit_board
 from opencue_sched.coordination.postings import encode_cluster

@@ -20,8 +20,7 @@ from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.recompute import recompute
-from opencue_sched.accounting.reconcile import FirstSeen, read_snapshot
+from opencue_sched.accounting.reconcile import FirstSeen, read_snapshot, recompute
 from opencue_sched.accounting.show_handover import hand_back, hand_over
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.dispatch import cluster_pass

@@ -22,8 +22,7 @@ from opencue_sched.accounting.caps import load_caps, make_ledger, reseed_limits
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.recompute import recompute
-from opencue_sched.accounting.reconcile import FirstSeen
+from opencue_sched.accounting.reconcile import FirstSeen, recompute
 from opencue_sched.accounting.show_handover import hand_back, hand_over
 from opencue_sched.errors import NotReady
 from tests.integration.accounting.judging import Judged

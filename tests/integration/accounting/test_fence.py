@@ -14,7 +14,7 @@ from opencue_sched.accounting import keys, scripts
 from opencue_sched.accounting.caps import reseed_limits
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.recompute import recompute
+from opencue_sched.accounting.reconcile import recompute
 from opencue_sched.accounting.scripts import Change
 from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.domain.cluster import Fence

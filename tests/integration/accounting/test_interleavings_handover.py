@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from sqlalchemy import text
 
-from opencue_sched.accounting import recompute as recompute_module
+from opencue_sched.accounting import reconcile as recompute_module
 from opencue_sched.accounting.caps import imported_shows
 from opencue_sched.accounting.reconcile import read_snapshot
 from tests.integration.accounting.interleaved import COMMIT, JUDGED, SNAPSHOT, Side, finish, until

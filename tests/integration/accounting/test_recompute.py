@@ -20,8 +20,7 @@ from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.entries import EntryState
 from opencue_sched.accounting.keys import VertexKind
 from opencue_sched.accounting.ledger import Booking
-from opencue_sched.accounting.recompute import recompute
-from opencue_sched.accounting.reconcile import Cause, ProcSnapshot, may_still_commit, read_snapshot
+from opencue_sched.accounting.reconcile import Cause, ProcSnapshot, may_still_commit, read_snapshot, recompute
 from opencue_sched.accounting.scripts import MAX_IDS_PER_CALL, Change
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm

@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from opencue_sched import lua_scripts
-from opencue_sched.accounting import bootstrap, recompute, reconcile
+from opencue_sched.accounting import bootstrap, reconcile
 from opencue_sched.lua_scripts import load_script, lua_directory
 from tests.integration.accounting import plots
 from tests.integration.accounting.games import GENERATED, machine_on, play
@@ -146,7 +146,7 @@ MUTANTS = {
         "dual",
     ),
     "swap that leaves out what another consistency check reads": Mutant(
-        recompute._stored,
+        reconcile._stored,
         "check.readings if check.complete else vertex_keys(ledger)",
         "check.readings",
         plots.ended_while_another_takes_stock,

@@ -13,8 +13,14 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.entries import Booking, unpack_entry
-from opencue_sched.accounting.recompute import RecomputeReport, recompute
-from opencue_sched.accounting.reconcile import FirstSeen, may_still_commit, read_snapshot, snapshot_of
+from opencue_sched.accounting.reconcile import (
+    FirstSeen,
+    RecomputeReport,
+    may_still_commit,
+    read_snapshot,
+    recompute,
+    snapshot_of,
+)
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostIds, JobIds, LayerSpec, ShowIds
 from tests.integration.accounting.conftest import Store

@@ -18,8 +18,7 @@ from opencue_sched.accounting.consistency import (
 )
 from opencue_sched.accounting.entries import Booking, EntryState, Record, amounts, show_of, unpack, unpack_entry
 from opencue_sched.accounting.keys import read_caps
-from opencue_sched.accounting.recompute import counters, is_undisturbed
-from opencue_sched.accounting.reconcile import first_seen_at, is_too_old
+from opencue_sched.accounting.reconcile import counters, first_seen_at, is_too_old, is_undisturbed
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.errors import InvalidInput
 
