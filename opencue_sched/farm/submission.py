@@ -359,15 +359,6 @@ class _NewLayer:
     frames: Mapping[int, str]
 
 
-@dataclass(frozen=True, slots=True)
-class _Progress:
-    """How far what is waited for in other jobs has come, while it is held still."""
-
-    finished_jobs: frozenset[str] = frozenset()
-    layers: Mapping[str, Row[Any]] = field(default_factory=dict)
-    frames_over: frozenset[str] = frozenset()
-
-
 def _add_depends(
     connection: Connection,
     spec: JobSpec,
@@ -377,55 +368,52 @@ def _add_depends(
     settings: Settings,
 ) -> _Depends:
     """Raises InvalidFile for what would never be met."""
-    progress = _hold_still(connection, external, settings) if external else _Progress()
+    over, begun = _hold_still(connection, external, settings) if external else (set(), set())
     internal: list[_Edge] = [
         (path, layer, depend, _On(job_id, other.id, other.spec.frames, other.frames))
         for path, layer, depend in depends_of(spec)
         if depend.job is None and (other := layers.get(depend.layer or "")) is not None
     ]
-    depends = _Depends(job_id, layers, progress)
+    depends = _Depends(job_id, layers, over, begun)
     problems = []
     # A layer asked for both as a whole and by any frame: the whole counts, and comes first.
     for path, layer, depend, on in sorted([*internal, *external], key=lambda it: it[2].any_frame):
         if depends.add(None if layer is None else layers[layer.name], depend, on):
             depends.met.append(_met_note(path, depend))
-        elif on.job in progress.finished_jobs:
+        elif on.job in over:
             problems.append(f"{path}: job {depend.job!r} is finished, but not what this waits for: it never will be")
     if problems:
         raise InvalidFile(*problems)
     return depends
 
 
-def _hold_still(connection: Connection, external: Sequence[_Edge], settings: Settings) -> _Progress:
-    """Keep what is waited for from ending until the job is in, and see how far it is."""
+def _hold_still(connection: Connection, external: Sequence[_Edge], settings: Settings) -> tuple[set[str], set[str]]:
+    """Keep what is waited for from ending until the job is in. Ids of jobs, layers and frames that are over, and of
+    layers of which any frame is."""
     done = {FrameState.SUCCEEDED}
     if not settings.release.satisfy_only_on_frame_success:
         done.add(FrameState.EATEN)
     # The locks come first: what is read after them stays true until we commit.
     states = submit.hold_jobs(connection, {on.job for *_, on in external})
-    by_frame: set[str] = set()
-    whole: set[str] = set()
-    for _, _, depend, on in external:
-        if on.layer is not None:
-            (by_frame if depend.frame is not None or depend.kind.composite else whole).add(on.layer)
-    frames = submit.frames_of(connection, by_frame) if by_frame else []
-    return _Progress(
-        frozenset(job for job, state in states.items() if state == JobState.FINISHED),
-        submit.layer_progress(connection, whole, done) if whole else {},
-        frozenset(frame.id for frame in frames if frame.state in done),
-    )
+    over = {job for job, state in states.items() if state == JobState.FINISHED}
+    layers = submit.layer_progress(connection, {on.layer for *_, on in external if on.layer}, done)
+    over |= {layer.id for layer in layers if layer.every_frame}
+    frames = submit.frames_of(connection, {on.layer for *_, on in external if on.layer and on.frames})
+    over |= {frame.id for frame in frames if frame.state in done}
+    return over, {layer.id for layer in layers if layer.any_frame}
 
 
 class _Depends:
     """Collects the rows of one job. ``waits_for``: active dependencies by frame id; ``met``: notes on what is met."""
 
-    def __init__(self, job_id: str, layers: Mapping[str, _NewLayer], progress: _Progress) -> None:
+    def __init__(self, job_id: str, layers: Mapping[str, _NewLayer], over: set[str], begun: set[str]) -> None:
         self.rows: list[dict[str, Any]] = []
         self.waits_for = {frame: 0 for layer in layers.values() for frame in layer.frames.values()}
         self.met: list[str] = []
         self._job_id = job_id
         self._layers = layers
-        self._progress = progress
+        self._over = over
+        self._begun = begun
         self._signatures: set[str] = set()
 
     def add(self, layer: _NewLayer | None, depend: JobDepend, on: _On) -> bool:
@@ -437,10 +425,10 @@ class _Depends:
             # One chunk of several frames on either side makes it a dependency of layer on layer, as in Cuebot.
             return self._add_whole(DependType.LAYER_ON_LAYER, layer, depend, on)
         found = [(layer.frames[er], on.frames[number]) for er, number in pairs if number in on.frames]
-        still_open = [pair for pair in found if pair[1] not in self._progress.frames_over]
+        still_open = [pair for pair in found if pair[1] not in self._over]
         parent = self._row(depend.kind, (layer.id, None), (on.job, on.layer, None), active=bool(still_open))
         for er, frame in found:
-            active = frame not in self._progress.frames_over
+            active = frame not in self._over
             sides = (layer.id, er), (on.job, on.layer, frame)
             if self._row(DependType.FRAME_ON_FRAME, *sides, active=active, parent=parent) and active:
                 self.waits_for[er] += 1
@@ -449,24 +437,13 @@ class _Depends:
     def _add_whole(self, kind: DependType, layer: _NewLayer | None, depend: JobDepend, on: _On) -> bool:
         """All frames of the layer, or of the job, wait for one thing."""
         frame = None if depend.frame is None else on.frames[depend.frame]
-        met = self._is_met(depend, on, frame)
+        met = (frame or on.layer or on.job) in (self._begun if depend.any_frame else self._over)
         er = (None if layer is None else layer.id, None)
         if self._row(kind, er, (on.job, on.layer, frame), any_frame=depend.any_frame, active=not met) and not met:
             for one in self._layers.values() if layer is None else (layer,):
                 for waiting in one.frames.values():
                     self.waits_for[waiting] += 1
         return met
-
-    def _is_met(self, depend: JobDepend, on: _On, frame: str | None) -> bool:
-        progress = self._progress
-        if on.layer is None:
-            return on.job in progress.finished_jobs
-        if frame is not None:
-            return frame in progress.frames_over
-        if depend.kind.composite:
-            return all(each in progress.frames_over for each in on.frames.values())
-        layer = progress.layers.get(on.layer)
-        return layer is not None and bool(layer.any_frame if depend.any_frame else layer.every_frame)
 
     def _row(
         self,

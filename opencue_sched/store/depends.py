@@ -111,35 +111,28 @@ _START_POST_JOBS = text(
     RETURNING pk_job
     """
 )
+# What was met by frames and layers that are to render again, and the frames that waited for it.
+_MET_BY = """
+    NOT b_active AND NOT b_composite
+       AND ((str_type = 'FRAME_ON_FRAME' AND pk_frame_depend_on = ANY(CAST(:frames AS varchar[])))
+         OR (str_type = 'LAYER_ON_LAYER' AND pk_layer_depend_on = ANY(CAST(:layers AS varchar[]))))
+"""
+_WAITED = """
+    JOIN frame ON (str_type = 'FRAME_ON_FRAME' AND frame.pk_frame = pk_frame_depend_er)
+               OR (str_type = 'LAYER_ON_LAYER' AND frame.pk_layer = pk_layer_depend_er)
+"""
 _REACTIVATE = text(
-    """
+    f"""
     WITH again AS (
-        UPDATE depend SET b_active = true, ts_satisfied = NULL
-         WHERE NOT b_active AND NOT b_composite
-           AND ((str_type = 'FRAME_ON_FRAME' AND pk_frame_depend_on = ANY(CAST(:frames AS varchar[])))
-             OR (str_type = 'LAYER_ON_LAYER' AND pk_layer_depend_on = ANY(CAST(:layers AS varchar[]))))
+        UPDATE depend SET b_active = true, ts_satisfied = NULL WHERE {_MET_BY}
         RETURNING str_type, pk_frame_depend_er, pk_layer_depend_er),
-    more AS (
-        SELECT frame.pk_frame, count(*) AS waits_for
-          FROM again JOIN frame ON (str_type = 'FRAME_ON_FRAME' AND frame.pk_frame = again.pk_frame_depend_er)
-                                OR (str_type = 'LAYER_ON_LAYER' AND frame.pk_layer = again.pk_layer_depend_er)
-         GROUP BY frame.pk_frame)
+    more AS (SELECT frame.pk_frame, count(*) AS waits_for FROM again {_WAITED} GROUP BY frame.pk_frame)
     UPDATE frame SET int_depend_count = int_depend_count + more.waits_for
       FROM more WHERE frame.pk_frame = more.pk_frame
     RETURNING frame.pk_frame
-    """
+    """  # noqa: S608
 )
-_REACTIVATED_AFFECTS = text(
-    """
-    SELECT DISTINCT frame.pk_layer, frame.pk_job
-      FROM depend JOIN frame ON (str_type = 'FRAME_ON_FRAME' AND frame.pk_frame = depend.pk_frame_depend_er)
-                             OR (str_type = 'LAYER_ON_LAYER' AND frame.pk_layer = depend.pk_layer_depend_er)
-     WHERE NOT b_active AND NOT b_composite
-       AND ((str_type = 'FRAME_ON_FRAME' AND pk_frame_depend_on = ANY(CAST(:frames AS varchar[])))
-         OR (str_type = 'LAYER_ON_LAYER' AND pk_layer_depend_on = ANY(CAST(:layers AS varchar[]))))
-    """
-)
-
+_REACTIVATED_AFFECTS = text(f"SELECT DISTINCT frame.pk_layer, frame.pk_job FROM depend {_WAITED} WHERE {_MET_BY}")  # noqa: S608
 _STALE_DEPENDS = text(
     f"""
     WITH waiting AS NOT MATERIALIZED (

@@ -236,7 +236,7 @@ _LOCK_JOBS = text("SELECT pk_job FROM job_stat WHERE pk_job = ANY(CAST(:jobs AS 
 _JOB_STATES = text("SELECT pk_job, str_state FROM job WHERE pk_job = ANY(CAST(:jobs AS varchar[]))")
 _LAYER_PROGRESS = text(
     """
-    SELECT pk_layer, bool_and(str_state = ANY(CAST(:done AS varchar[]))) AS every_frame,
+    SELECT pk_layer AS id, bool_and(str_state = ANY(CAST(:done AS varchar[]))) AS every_frame,
            bool_or(str_state = ANY(CAST(:done AS varchar[]))) AS any_frame
       FROM frame WHERE pk_layer = ANY(CAST(:layers AS varchar[])) GROUP BY pk_layer
     """
@@ -295,7 +295,7 @@ def hold_jobs(connection: Connection, job_ids: Collection[str]) -> dict[str, str
 
 def layer_progress(
     connection: Connection, layer_ids: Collection[str], done: Collection[FrameState]
-) -> dict[str, Row[Any]]:
+) -> Sequence[Row[Any]]:
     """Whether ``every_frame`` and ``any_frame`` of these layers is over; ``done`` states satisfy a dependency."""
-    rows = connection.execute(_LAYER_PROGRESS, {"layers": list(layer_ids), "done": [state.value for state in done]})
-    return {row.pk_layer: row for row in rows}
+    wanted = {"layers": list(layer_ids), "done": [state.value for state in done]}
+    return connection.execute(_LAYER_PROGRESS, wanted).all()
