@@ -81,7 +81,7 @@ _LIMIT_COLUMNS = (
     Column("id"),
     Column("running", "Running"),
     Column("max", "Max", "max_value"),
-    Column("left", "Left", lambda limit: max(0, limit.max_value - limit.running)),
+    Column("left", "Left"),
 )
 
 

@@ -94,7 +94,7 @@ def gather(
             for row in subscriptions
             if row.facility_id == cluster.facility_id
         },
-        full_limits=[limit.id for limit in limits.values() if limit.full],
+        full_limits=[limit.id for limit in limits.values() if not limit.left],
         skipped=skipped,
         max_jobs=max_jobs,
     )

@@ -156,14 +156,13 @@ def _schema(connection: Connection, _settings: Settings, facts: SchemaFacts) -> 
 
 def _limits(connection: Connection, _settings: Settings, facts: SchemaFacts) -> Iterator[HealthCheck]:
     """What a Cuebot after V47 says of limits, and this scheduler does not follow."""
-    for name, says in limits_meant_otherwise(connection, facts.limit_columns).items():
-        words = listed([f"{column} {word}" for column, word in sorted(says.items())])
-        text = f"{name} is marked {words}; here it bounds running frames, always"
-        remedy = f"`opencue-sched limit set {name} MAX` with a MAX that is right for frames"
+    for limit in limits_meant_otherwise(connection, facts.limit_columns):
+        text = f"{limit.name} is marked {listed(limit.says)}; here it bounds running frames, always"
+        remedy = f"`opencue-sched limit set {limit.name} MAX` with a MAX that is right for frames"
         yield _warn("limits", text, remedy)
     holds = holds_of_limits(connection)
     if holds:
-        text = f"a Cuebot notes in {listed(holds)} who holds a limit; frames of managed shows are not noted there"
+        text = f"a Cuebot notes in {listed(list(holds))} who holds a limit; frames of managed shows are not noted there"
         yield _warn("limits", text, "give managed and unmanaged shows limits of their own")
 
 

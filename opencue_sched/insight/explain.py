@@ -101,7 +101,7 @@ def explain_job(
         reasons: list[WaitReason] = []
         if layer.waiting:
             reasons += [*whole, *_of_clusters(layer, job, skipped), *_of_start(layer, job)]
-            full = (limits[name] for name in layer.limits if name in limits and limits[name].full)
+            full = (limits[name] for name in layer.limits if name in limits and not limits[name].left)
             text = "limit {0.name} is full ({0.running} of {0.max_value} frames run)"
             reasons += [WaitReason(Verdict.OVER_LIMIT, text.format(limit)) for limit in full]
             reasons += _of_hosts(layer, job, hosts, subscriptions, settings, known_tags)

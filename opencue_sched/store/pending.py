@@ -7,7 +7,6 @@ rewritten only every two minutes for managed shows, and the view ``vs_waiting`` 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
@@ -248,8 +247,7 @@ def _statement(template: str, has_start_after: bool) -> TextClause:
     return text(template.format(started=started, start_after=", l.ts_start_after" if has_start_after else ""))
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingWork:
+class WaitingWork(NamedTuple):
     """``frames`` that wait and may be booked, of layers with these tags. ``why``: quarantined, else over_job or
     over_folder when that cap has too little headroom for one of them, else behind."""
 
@@ -395,8 +393,7 @@ _WAITING_TAGS = text(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class AllocationTag:
+class AllocationTag(NamedTuple):
     """A tag, without spaces, that at least one host of an allocation carries. ``tag_type`` is a TagType, or unknown."""
 
     facility_id: str
@@ -405,8 +402,7 @@ class AllocationTag:
     tag: str
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class WaitingTag:
+class WaitingTag(NamedTuple):
     """A tag that a layer with waiting frames asks for, in one facility and show."""
 
     facility_id: str
@@ -448,77 +444,62 @@ def _ids(ids: Sequence[str] | None) -> list[str] | None:
 # to people.
 
 # Counted from the procs, which are few and live, rather than from the layers sharing a limit, most of which finished
-# long ago. A layer listed twice under one limit counts once.
+# long ago. A layer listed twice under one limit counts once. A limit without a value or below zero admits nothing, as
+# in Cuebot, whose comparison with it is never true.
 _LIMITS = text(
     """
-    SELECT r.pk_limit_record, r.str_name, r.int_max_value, COALESCE(u.running, 0) AS running
-    FROM limit_record r
-    LEFT JOIN (
-        SELECT once.pk_limit_record, sum(once.running) AS running
-        FROM (
-            SELECT DISTINCT ll.pk_limit_record, p.pk_layer, p.running
+    SELECT l.*, GREATEST(0, l.max_value - l.running) AS "left"
+    FROM (
+        SELECT r.pk_limit_record AS id, r.str_name AS name, GREATEST(0, COALESCE(r.int_max_value, 0)) AS max_value,
+               CAST(COALESCE(u.running, 0) AS bigint) AS running
+        FROM limit_record r
+        LEFT JOIN (
+            SELECT once.pk_limit_record, sum(once.running) AS running
             FROM (
-                SELECT pk_layer, count(*) AS running
-                FROM proc
-                WHERE EXISTS (SELECT 1 FROM limit_record)
-                GROUP BY pk_layer
-            ) p
-            JOIN layer_limit ll ON ll.pk_layer = p.pk_layer
-        ) once
-        GROUP BY once.pk_limit_record
-    ) u ON u.pk_limit_record = r.pk_limit_record
+                SELECT DISTINCT ll.pk_limit_record, p.pk_layer, p.running
+                FROM (
+                    SELECT pk_layer, count(*) AS running
+                    FROM proc
+                    WHERE EXISTS (SELECT 1 FROM limit_record)
+                    GROUP BY pk_layer
+                ) p
+                JOIN layer_limit ll ON ll.pk_layer = p.pk_layer
+            ) once
+            GROUP BY once.pk_limit_record
+        ) u ON u.pk_limit_record = r.pk_limit_record
+    ) l
     """
 )
-
-_ROWS = text("SELECT str_name, to_jsonb(limit_record) FROM limit_record ORDER BY str_name")
-_HOLDS = text("SELECT name, to_regclass(name) IS NOT NULL FROM unnest(ARRAY['limit_host', 'limit_usage']) AS name")
-_AS_HERE = ("frame", "enforced")
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """One limit_record. ``running`` counts the procs of every layer under it, of managed and unmanaged shows alike.
-
-    ``max_value`` is never negative: a limit without a value or below zero admits nothing, as in Cuebot, whose
-    comparison with it is never true.
+# Only words are looked at: numbers and times do not say what a limit is.
+_MEANT_OTHERWISE = text(
     """
-
-    id: str
-    name: str
-    max_value: int
-    running: int
-
-    @property
-    def full(self) -> bool:
-        return self.running >= self.max_value
-
-
-def limits_meant_otherwise(connection: Connection, columns: Collection[str]) -> dict[str, dict[str, str]]:
-    """Limits by name of which one of ``columns`` (SchemaFacts.limit_columns) says something else than that frames are
-    counted and the limit is enforced, and what it says. Only words are looked at: numbers and times do not say what a
-    limit is."""
-    found = {}
-    for name, row in connection.execute(_ROWS):
-        words = {column: row.get(column) for column in columns if column.startswith("str_")}
-        found[name] = {
-            column: word
-            for column, word in words.items()
-            if isinstance(word, str) and word and word.lower() not in _AS_HERE
-        }
-    return {name: says for name, says in found.items() if says}
+    SELECT r.str_name AS name, array_agg(said.key || ' ' || said.value ORDER BY said.key) AS says
+    FROM limit_record r
+    CROSS JOIN LATERAL jsonb_each_text(to_jsonb(r)) AS said
+    WHERE said.key = ANY(CAST(:columns AS varchar[])) AND said.key LIKE 'str\\_%'
+      AND lower(said.value) NOT IN ('', 'frame', 'enforced')
+    GROUP BY r.str_name
+    ORDER BY r.str_name
+    """
+)
+_HOLDS = text("SELECT name FROM unnest(ARRAY['limit_host', 'limit_usage']) AS name WHERE to_regclass(name) IS NOT NULL")
 
 
-def holds_of_limits(connection: Connection) -> list[str]:
+def limits_meant_otherwise(connection: Connection, columns: Collection[str]) -> Sequence[Row[Any]]:
+    """The ``name`` of each limit of which one of ``columns`` (SchemaFacts.limit_columns) says something else than that
+    frames are counted and the limit is enforced, and what they say (``says``, ``column word`` each)."""
+    return connection.execute(_MEANT_OTHERWISE, {"columns": list(columns)}).all()
+
+
+def holds_of_limits(connection: Connection) -> Sequence[str]:
     """The tables in which a newer Cuebot notes who holds a limit, as far as they are there."""
-    return [name for name, there in connection.execute(_HOLDS) if there]
+    return connection.execute(_HOLDS).scalars().all()
 
 
-def fetch_limits(connection: Connection) -> Mapping[str, Limit]:
-    """Every limit by id, in one statement."""
-    return {
-        row.pk_limit_record: Limit(row.pk_limit_record, row.str_name, max(0, row.int_max_value or 0), int(row.running))
-        for row in connection.execute(_LIMITS)
-    }
+def fetch_limits(connection: Connection) -> dict[str, Row[Any]]:
+    """Every limit by id, in one statement: ``id``, ``name``, ``max_value``, the ``running`` procs of every layer under
+    it, of managed and unmanaged shows alike, and how many more may run (``left``)."""
+    return {row.id: row for row in connection.execute(_LIMITS)}
 
 
 # The headroom under the caps of some folders, jobs and limits now, by live use.
@@ -576,9 +557,7 @@ class CapHeadroom(NamedTuple):
 
 def fetch_headroom(connection: Connection, caps: Collection[Capped]) -> dict[Capped, CapHeadroom]:
     """What each has left; none for one that is gone. A statement for folders and jobs, and one for limits."""
-    ids = defaultdict[CapKind, list[str]](list)
-    for capped in caps:
-        ids[capped.kind].append(capped.id)
+    ids = {kind: [capped.id for capped in caps if capped.kind is kind] for kind in CapKind}
     headroom = {}
     if ids[CapKind.FOLDER] or ids[CapKind.JOB]:
         for row in connection.execute(_HEADROOM, {"folders": ids[CapKind.FOLDER], "jobs": ids[CapKind.JOB]}):
@@ -588,5 +567,5 @@ def fetch_headroom(connection: Connection, caps: Collection[Capped]) -> dict[Cap
     if ids[CapKind.LIMIT]:
         limits = fetch_limits(connection)
         for key in limits.keys() & ids[CapKind.LIMIT]:
-            headroom[Capped(CapKind.LIMIT, key)] = CapHeadroom(max(0, limits[key].max_value - limits[key].running), 0)
+            headroom[Capped(CapKind.LIMIT, key)] = CapHeadroom(limits[key].left, 0)
     return headroom
