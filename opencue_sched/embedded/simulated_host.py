@@ -54,7 +54,6 @@ class Behaviour:
     """Shortest and longest run; uniform in between."""
     failure_ratio: float = 0.0
     failure_status: int = 1
-    failure_signal: int = 0
     hang_ratio: float = 0.0
     """Frames that never end by themselves."""
     accept_seconds: float = 0.0
@@ -282,7 +281,7 @@ class SimulatedHost:
         seconds: float | None = self._rng.uniform(*behaviour.run_seconds)
         status = signal_number = 0
         if self._rng.random() < behaviour.failure_ratio:
-            status, signal_number = behaviour.failure_status, behaviour.failure_signal
+            status = behaviour.failure_status
         if self._rng.random() < behaviour.hang_ratio:
             seconds = None
         command = _COMMAND.search(frame.command)

@@ -19,7 +19,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Coroutine, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, Self, TypeVar
 
 import grpc
@@ -44,14 +44,6 @@ _REPORT_SECONDS = 10.0
 _REPORT_ATTEMPTS = 4
 _FIRST_RETRY_SECONDS = 0.1
 _REFUSAL_PREFIX = "Exception calling application: "
-
-
-@dataclass(frozen=True, slots=True)
-class Overlap:
-    """Two runs of one frame at the same time."""
-
-    first: FrameRun
-    second: FrameRun
 
 
 class SimulatedFarm(Startable):
@@ -164,22 +156,17 @@ class SimulatedFarm(Startable):
 
         return self._call(_as_coroutine(collect))
 
-    def overlaps(self) -> list[Overlap]:
+    def overlaps(self) -> list[tuple[FrameRun, FrameRun]]:
         """Runs of one frame that overlapped in time: a frame rendered twice at once."""
-        found: list[Overlap] = []
+        found: list[tuple[FrameRun, FrameRun]] = []
         latest: dict[str, FrameRun] = {}
         for run in self.runs():
             before = latest.get(run.frame_id)
             if before is not None and (before.ended is None or before.ended > run.started):
-                found.append(Overlap(before, run))
+                found.append((before, run))
             if before is None or before.ended is None or (run.ended or float("inf")) > before.ended:
                 latest[run.frame_id] = run
         return found
-
-    def frames_with_two_results(self) -> frozenset[str]:
-        """Frames that ended with status 0 more than once."""
-        good = Counter(run.frame_id for run in self.runs() if run.exit_status == 0 and not run.killed)
-        return frozenset(frame_id for frame_id, count in good.items() if count > 1)
 
     def violations(self) -> list[str]:
         """What a real RQD would have been damaged by."""
@@ -255,13 +242,6 @@ class _Servicer(rqd_pb2_grpc.RqdInterfaceServicer):  # type: ignore[misc]
     async def ReportStatus(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
         await self._passed("ReportStatus")
         return rqd_pb2.RqdStaticReportStatusResponse(host_report=self._host.host_report())
-
-    async def GetRunningFrameStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
-        await self._passed("GetRunningFrameStatus")
-        frame = self._host.listed(request.frame_id)
-        if frame is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"Could not find frame with id {request.frame_id}")
-        return rqd_pb2.RqdStaticGetRunningFrameStatusResponse(running_frame_info=self._host.running_info(frame))
 
     async def _passed(self, name: str) -> None:
         await self._served.gate.wait()
