@@ -43,7 +43,6 @@ from opencue_sched.worker.consumer import (
     sleep_unless_stopped,
 )
 from opencue_sched.worker.control import (
-    asks_for_help,
     asks_for_prefork,
     guard_flower,
     is_celery,
@@ -72,7 +71,7 @@ if is_celery(sys.argv):
         if is_flower(sys.argv):
             if not os.environ.get("FLOWER_ADDRESS"):
                 os.environ["FLOWER_ADDRESS"] = "127.0.0.1"
-            if not asks_for_help(sys.argv):
+            if "--help" not in sys.argv:
                 check_broker(get_settings())
     except (ValidationError, SchedulerError) as error:
         _refuse(error)
@@ -137,11 +136,11 @@ class RuntimeStep(bootsteps.StartStopStep):
     def start(self, parent: Any) -> None:
         from opencue_sched.dispatch.failures import is_trouble
         from opencue_sched.worker.logs import install_level_signals
-        from opencue_sched.worker.runtime import start_worker, stop_worker
+        from opencue_sched.worker.runtime import runtime, stop_worker
 
         end_at_a_second_sigterm()
         try:
-            start_worker(app, hostname=parent.hostname, capacity=parent.concurrency, sleep=sleep_unless_stopped)
+            runtime().start(parent.hostname, parent.concurrency, sleep_unless_stopped)
         except SchedulerError as error:
             _refuse(error)
         except (RedisError, SQLAlchemyError) as error:

@@ -258,17 +258,18 @@ def _machine() -> str:
 
 def _is_gone(holder: Actor) -> bool:
     """Whether the process behind a record is certainly gone: one of this machine, with no such process left."""
-    if holder.machine != _machine():
-        return False
-    if holder.pid == os.getpid():
-        return True
+    return holder.machine == _machine() and (holder.pid == os.getpid() or not process_lives(holder.pid))
+
+
+def process_lives(pid: int) -> bool:
+    """Whether there is a process of this number on this machine."""
     try:
-        os.kill(holder.pid, 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
-        return True
-    except PermissionError:
         return False
-    return False
+    except PermissionError:
+        return True
+    return True
 
 
 # What this process has in hand, and whether it takes more: working, paused, or draining before its end.

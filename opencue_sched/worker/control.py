@@ -11,6 +11,7 @@ import contextlib
 import ipaddress
 import math
 import os
+import re
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
@@ -25,6 +26,7 @@ from redis.exceptions import RedisError
 from opencue_sched.coordination.names import QueueName, QueueType, control_exchange
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.coordination.presence import Actor, list_members
+from opencue_sched.coordination.queues import queue_census
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import as_seconds
 from opencue_sched.store.fences import PersistentFences
@@ -167,16 +169,25 @@ def accounting_audit(state: Any) -> dict[str, object]:  # noqa: ARG001 - celery'
 
 
 def fleet_figures() -> dict[str, object]:
-    """What Celery's ``stats`` of this worker, and so Flower's page of it, say of the fleet beside Celery's own.
-
-    Without the leader while Redis does not answer.
-    """
+    """What Celery's ``stats`` of this worker, and so Flower's page of it, say of the fleet beside Celery's own: what
+    waits and who leads only while Redis answers."""
     from opencue_sched.insight.fleet import leader_view
 
     mine = _runtime()
-    shown: dict[str, object] = mine.membership.as_shown()
+    membership, facility = mine.membership, mine.settings.scheduler.facility
+    shown: dict[str, object] = {
+        "instance": mine.settings.instance,
+        "group": membership.group,
+        "state": membership.workload.state.value,
+        "working_on": sorted(membership.work()),
+    }
     with contextlib.suppress(RedisError):
-        members = list_members(mine.client, mine.membership.namespace)
+        members = list_members(mine.client, membership.namespace)
+        census = queue_census(mine.client, membership.namespace, members, group=membership.group, facility=facility)
+        shown["waiting"] = {
+            type_: {"messages": figures.depth, "oldest_seconds": round(figures.oldest_seconds, 1)}
+            for type_, figures in census.by_type.items()
+        }
         shown["leader"] = leader_view(mine.client, mine.leader_keys, members)
     return shown
 
@@ -224,21 +235,12 @@ def keeps_a_log(argv: Sequence[str]) -> bool:
     return is_celery(argv) and not {"worker", "beat"}.isdisjoint(argv[1:])
 
 
-def asks_for_help(argv: Sequence[str]) -> bool:
-    """Whether the command only says how it is used."""
-    return "--help" in argv
-
-
 def asks_for_prefork(argv: Sequence[str]) -> bool:
     """Whether the command line asks for the prefork pool.
 
     Celery takes ``--pool prefork`` for its default, and so for less than the pool of our configuration.
     """
-    pairs = zip(argv, [*argv[1:], ""], strict=True)
-    return any(
-        option in ("-Pprefork", "--pool=prefork") or (option in ("-P", "--pool") and value == "prefork")
-        for option, value in pairs
-    )
+    return re.search(r" (-P ?|--pool[ =])prefork( |$)", " ".join(argv)) is not None
 
 
 def guard_flower(options: Any) -> None:

@@ -18,7 +18,7 @@ from opencue_sched.coordination import replies
 from opencue_sched.coordination.names import QueueName, QueueType, worker_group
 from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.coordination.presence import REFRESH_SECONDS, Presence, WorkerState, Workload, list_members
-from opencue_sched.coordination.queues import QueueFigures, Router, drain_dead_instances, queue_census
+from opencue_sched.coordination.queues import Router, drain_dead_instances
 from opencue_sched.dispatch.report import LONGEST_ERROR
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Settings
@@ -56,7 +56,7 @@ class Membership:
     def __init__(self, client: redis.Redis, settings: Settings, work: Callable[[], Collection[str]]) -> None:
         self._client = client
         self._settings = settings
-        self._work = work
+        self.work = work
         self.namespace = settings.coordination.namespace
         self.group = worker_group(settings.scheduler.facility, settings.coordination.group)
         self.workload = Workload()
@@ -121,33 +121,12 @@ class Membership:
             fleet_metrics.messages_moved.inc(moved)
         return moved
 
-    def as_shown(self) -> dict[str, object]:
-        """What this worker is at, and what waits in the queues; nothing waits while Redis does not answer."""
-        return {
-            "instance": self._settings.instance,
-            "group": self.group,
-            "state": self.workload.state.value,
-            "working_on": sorted(self._work()),
-            "waiting": {
-                type_: {"messages": figures.depth, "oldest_seconds": round(figures.oldest_seconds, 1)}
-                for type_, figures in self._waiting().items()
-            },
-        }
-
-    def _waiting(self) -> dict[str, QueueFigures]:
-        try:
-            members = list_members(self._client, self.namespace)
-            facility = self._settings.scheduler.facility
-            return queue_census(self._client, self.namespace, members, group=self.group, facility=facility).by_type
-        except RedisError:
-            return {}
-
     def _refresh(self) -> float:
         if self.presence is not None:
             self.presence.refresh(
                 in_flight=self.in_flight(),
                 state=self.workload.state.value,
-                work=sorted(self._work()),
+                work=sorted(self.work()),
                 capabilities=sorted(self._queues()),
             )
         return REFRESH_SECONDS
@@ -177,7 +156,7 @@ class Membership:
         with self.present():
             idle = (wait or self.workload.wait_until_idle)(self._settings.coordination.drain_grace)
         if not idle:
-            log.warning("left_with_work_in_hand", tasks=self.in_flight(), clusters=sorted(self._work()))
+            log.warning("left_with_work_in_hand", tasks=self.in_flight(), clusters=sorted(self.work()))
         if self.presence is not None:
             try:
                 self.presence.withdraw()

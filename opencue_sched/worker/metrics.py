@@ -32,6 +32,7 @@ from prometheus_client.registry import Collector
 
 from opencue_sched.accounting.connection import StoreView
 from opencue_sched.accounting.reconcile import RecomputeReport
+from opencue_sched.coordination.presence import process_lives
 from opencue_sched.dispatch.clusters import SweepReport
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.cluster import ClusterKind, Verdict
@@ -293,21 +294,11 @@ class _AllProcesses(Collector):
     def collect(self) -> Iterable[Metric]:
         for path in Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).glob("gauge_*_*.db"):
             pid = int(path.stem.rpartition("_")[2])
-            if not _is_alive(pid):
+            if not process_lives(pid):
                 process_ended(pid)
         ours = {metric.name for metric in REGISTRY.collect()}
         together: Iterable[Metric] = MultiProcessCollector(None).collect()  # type: ignore[no-untyped-call]
         return [metric for metric in together if metric.name in ours]
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def process_ended(pid: int) -> None:

@@ -5,7 +5,6 @@ The tasks in ``tasks/`` call the methods here; these use the other packages and 
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -301,7 +300,7 @@ class Runtime:
         notice_handed_back(self.engine, self.client)
         self.imported.import_all()
         refresh_handed_back(self.engine, self.client)
-        self._check_feed()
+        self.check_feed()
         self.show_store()
         return {"shows": report.shows, "procs": report.procs, "healed": report.healed, "in_flight": report.in_flight}
 
@@ -354,18 +353,28 @@ class Runtime:
 
     # Start and stop
 
-    def check(self) -> None:
-        """Everything that must be there. Raises SchedulerError saying what to do."""
+    def start(self, node: str, capacity: int, sleep: Callable[[float], None]) -> None:
+        """Everything that must hold before the first message. Raises SchedulerError saying what to do, and what
+        ``sleep`` raises to end that."""
+        queue = self.settings.queue
+        served = metrics.serve_metrics(queue.metrics_host, queue.metrics_port, metrics.worker_registry())
         check_stores(self.engine, self.client, self.settings)
         log.info("schema_found", **asdict(self.facts))
         with self.engine.connect() as connection:
             scoped_facilities(connection, self.settings)
-
-    def prepare(self, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Everything that must hold before the first booking. Raises SchedulerError saying what to do."""
-        self._check_feed()
+        self.membership.join(node, queues=partial(consumed_by, self.app), capacity=capacity)
+        self.check_feed()
         with self.membership.present():
             self.bootstrap(fleet_start=self.membership.is_first(), sleep=sleep)
+        self.events.start()
+        self.due.watch()
+        log.info(
+            "worker_started",
+            worker=node,
+            instance=self.settings.instance,
+            metrics_port=None if served is None else served[1],
+            tasks=len([name for name in self.app.tasks if name.startswith("opencue_sched.")]),
+        )
 
     def bootstrap(self, *, fleet_start: bool = False, sleep: Callable[[float], None] = time.sleep) -> None:
         """Fill the counters unless they are filled; blocks until this or another process has done it."""
@@ -384,7 +393,8 @@ class Runtime:
         metrics.store_ready.set(0)
         self._filling.wake()
 
-    def _check_feed(self) -> None:
+    def check_feed(self) -> None:
+        """Say whether releases reach the ledger: a feed that cannot deliver is warned of, and ends nothing."""
         check = check_release_feed(self.engine, self.settings.accounting.release_feed)
         metrics.publish_misconfigured.set(int(check.misconfigured))
         (log.warning if check.misconfigured else log.info)("release_feed", message=check.message)
@@ -396,17 +406,16 @@ class Runtime:
 
 _lock = threading.Lock()
 _runtime: Runtime | None = None
-_pid = 0
 
 
 def runtime() -> Runtime:
-    """The runtime of this process, made on first use and again after a fork."""
-    global _runtime, _pid
+    """The runtime of this process, made on first use."""
+    global _runtime
     with _lock:
-        if _runtime is None or _pid != os.getpid():
+        if _runtime is None:
             from opencue_sched.celery import app
 
-            _runtime, _pid = Runtime(get_settings(), app), os.getpid()
+            _runtime = Runtime(get_settings(), app)
         return _runtime
 
 
@@ -416,31 +425,12 @@ def forget_runtime() -> None:
     _runtime = None
 
 
-def start_worker(app: Celery, *, hostname: str, capacity: int, sleep: Callable[[float], None] = time.sleep) -> None:
-    """What a worker does before it takes messages. Raises SchedulerError, and what ``sleep`` raises to end that."""
-    mine = runtime()
-    queue = mine.settings.queue
-    served = metrics.serve_metrics(queue.metrics_host, queue.metrics_port, metrics.worker_registry())
-    mine.check()
-    mine.membership.join(hostname, queues=partial(consumed_by, app), capacity=capacity)
-    mine.prepare(sleep=sleep)
-    mine.events.start()
-    mine.due.watch()
-    log.info(
-        "worker_started",
-        worker=hostname,
-        instance=mine.settings.instance,
-        metrics_port=None if served is None else served[1],
-        tasks=len([name for name in app.tasks if name.startswith("opencue_sched.")]),
-    )
-
-
 def stop_worker(wait: Callable[[float], bool] | None = None) -> bool:
     """Let what is in hand end, within the grace, and give back what the worker holds; whether all of it has ended.
 
     If it has not, nothing more is waited for. ``wait`` as for Membership.leave().
     """
-    if _runtime is None or _pid != os.getpid():
+    if _runtime is None:
         return True
     idle = _runtime.membership.leave(wait)
     if idle:

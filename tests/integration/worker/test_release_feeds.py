@@ -178,6 +178,7 @@ def test_a_worker_whose_feed_cannot_deliver_warns_and_starts(
     runtime = start(feed)
     metrics.publish_misconfigured.set(0)
     with capture_logs() as logs:
-        runtime.prepare()
+        runtime.check_feed()
+        runtime.bootstrap(fleet_start=True)
     warns(logs)
     assert runtime.ledger.book([replace(booking(runtime, procs[0]), proc_id="new")]).accepted == {"new"}

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from opencue_sched.errors import InvalidInput
-from opencue_sched.worker.control import asks_for_help, asks_for_prefork, guard_flower, is_flower
+from opencue_sched.worker.control import asks_for_prefork, guard_flower, is_flower
 
 CELERY = "/venv/bin/celery"
 
@@ -65,8 +65,3 @@ def test_elsewhere_it_asks_for_a_password(address):
 
 def test_a_socket_file_is_not_on_the_network():
     guard_flower(flower(unix_socket="/run/flower.sock"))
-
-
-def test_who_asks_how_flower_is_used_needs_no_store():
-    assert asks_for_help(["celery", "-A", "opencue_sched", "flower", "--help"])
-    assert not asks_for_help(["celery", "-A", "opencue_sched", "flower"])

@@ -36,11 +36,11 @@ def test_a_wait_ends_at_the_order_to_stop(
 def test_what_a_worker_holds_that_stops_at_its_start_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     given_back: list[bool] = []
 
-    def start_worker(*_: object, sleep: object, **__: object) -> None:
+    def start(_node: str, _capacity: int, sleep: object) -> None:
         assert sleep is sleep_unless_stopped
         raise WorkerShutdown(0)
 
-    monkeypatch.setattr(runtime, "start_worker", start_worker)
+    monkeypatch.setattr(runtime, "runtime", lambda: SimpleNamespace(start=start))
     monkeypatch.setattr(runtime, "stop_worker", lambda: given_back.append(True))
     worker = SimpleNamespace(hostname="w1@localhost", concurrency=1, pool_cls="threads", steps=[])
     step = object.__new__(RuntimeStep)

@@ -37,7 +37,7 @@ def test_only_a_wrong_configuration_is_told_as_one(
     def exits(code: int) -> NoReturn:
         raise SystemExit(code)
 
-    monkeypatch.setattr(runtime, "start_worker", fails)
+    monkeypatch.setattr(runtime, "runtime", lambda: SimpleNamespace(start=fails))
     monkeypatch.setattr(celery.os, "_exit", exits)
     step = celery.RuntimeStep.__new__(celery.RuntimeStep)
     with pytest.raises(SystemExit) as ended:
