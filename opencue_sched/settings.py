@@ -317,6 +317,9 @@ class Release(_Section):
     host: str = Field("127.0.0.1", description="Address the report service listens on.")
     port: int = Field(8443, ge=0, le=65535, description="Port the report service listens on (Cuebot's).")
     facility: str = Field("local", description="Facility of hosts whose tags name none.")
+    lost_completion_grace: Seconds = Field(
+        30.0, description="A frame missing from two host reports this long after its start has ended unnoticed."
+    )
     host_down_after: Seconds = Field(300.0, description="A host that has not reported this long is DOWN.")
     satisfy_only_on_frame_success: bool = Field(True, description="An EATEN frame does not satisfy dependencies.")
 
@@ -484,7 +487,6 @@ _REPLACED = {
     "coordination.queue_age": _FIXED,
     "coordination.beat_metrics_port": "it follows from queue.metrics_port",
     "release.workers": _FIXED,
-    "release.lost_completion_grace": _FIXED,
     "release.default_alloc_tag": _FIXED,
     # Of the reference scheduler.
     "sentry_dsn": "it is not needed here: errors are in the log",

@@ -31,9 +31,6 @@ SIGNAL_TERMINATED = 15
 _SMALLEST_EXIT_STATUS, _LARGEST_EXIT_STATUS = -32_768, 32_767
 """frame_history.int_exit_status is a smallint; a Windows process ends with numbers far outside it."""
 
-LOST_COMPLETION_GRACE_SECONDS = 30.0
-"""A frame missing from two host reports this long after its start has ended unnoticed."""
-
 
 @dataclass(frozen=True, slots=True)
 class CompletedFrame:

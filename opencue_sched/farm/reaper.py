@@ -24,7 +24,6 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from opencue_sched.dispatch.rqd import Fate, RqdKiller
 from opencue_sched.domain.farm import ExitStatus, FrameState, HardwareState
-from opencue_sched.farm import model
 from opencue_sched.farm.completion import Releaser, database_away
 from opencue_sched.farm.model import LostRun, RunOutcome, RunVerdict
 from opencue_sched.settings import Release
@@ -143,7 +142,7 @@ class Reaper:
                 silent_after=ORPHAN_SECONDS,
                 frameless_after=FRAMELESS_SECONDS,
                 unnamed_after=UNNAMED_SECONDS,
-                grace=model.LOST_COMPLETION_GRACE_SECONDS,
+                grace=self.settings.lost_completion_grace,
                 limit=self.batch,
                 but=self._tried,
                 scope=self.scope,

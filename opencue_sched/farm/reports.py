@@ -19,7 +19,6 @@ from sqlalchemy import Connection
 from opencue_sched.dispatch.rqd import Fate, RqdKiller
 from opencue_sched.domain.farm import ExitStatus, HardwareState, JobState, LockState, TagType
 from opencue_sched.errors import InvalidInput
-from opencue_sched.farm import model
 from opencue_sched.farm.completion import Releaser, database_away
 from opencue_sched.farm.model import LostRun, RunVerdict, short_name
 from opencue_sched.settings import Release
@@ -573,7 +572,7 @@ class HostReports:
 
         While RQD has booked more cores than its frames have, it is still setting one up: a young proc is not missing.
         """
-        grace = model.LOST_COMPLETION_GRACE_SECONDS
+        grace = self._settings.lost_completion_grace
         if report.core_info.booked_cores > sum(frame.num_cores for frame in report.frames):
             grace = max(grace, LONGEST_SETUP_SECONDS)
         named = [frame.resource_id for frame in report.frames]

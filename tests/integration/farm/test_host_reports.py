@@ -50,7 +50,7 @@ class Desk:
         self.clock = Clock()
         self.reports = HostReports(
             Releaser(engine, ledger=self.ledger, changes=self.changes, counts=self.counts, clock=self.clock),
-            Release(),
+            Release(lost_completion_grace=30),
             killer=self.killer,
             background=self.at_once,
         )

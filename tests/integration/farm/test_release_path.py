@@ -23,7 +23,6 @@ from opencue_sched.dispatch.rqd import Fate, RqdChannels, RqdKiller
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.simulated_host import HostSpec
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm
-from opencue_sched.farm import model
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.jobs import JobControl
 from opencue_sched.farm.reaper import Reaper
@@ -105,8 +104,7 @@ class Site:
 
 @pytest.fixture
 def site(settings: Settings, engine: Engine, view: FarmView, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setattr(model, "LOST_COMPLETION_GRACE_SECONDS", 0.3)
-    release = settings.release.model_copy(update={"port": 0})
+    release = settings.release.model_copy(update={"port": 0, "lost_completion_grace": 0.3})
     settings = settings.model_copy(update={"release": release})
     with contextlib.ExitStack() as stack:
         client = make_redis(settings.redis_dsn, settings)
