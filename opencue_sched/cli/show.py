@@ -299,8 +299,6 @@ def create_allocation(name: str, tag: str | None, facility: str | None, new_faci
     before, dot, rest = name.partition(".")
     with farm() as (engine, _), engine.begin() as connection:
         facility = facility or (before if dot else shows.default_facility(connection))
-        if facility is None:
-            raise CommandRefused("there is no facility yet; name one with --facility and add --new-facility")
         if new_facility:
             new_name("facility", facility, width=FACILITY_NAME_WIDTH)
             facility_id = shows.insert_facility(connection, facility)

@@ -84,7 +84,6 @@ _ALLOCATIONS = text(
     """
 )
 _DEFAULT_FACILITY = text("SELECT str_name FROM facility ORDER BY b_default DESC, str_name LIMIT 1")
-_INSERT_FACILITY = text("INSERT INTO facility (pk_facility, str_name) VALUES (:facility, :name)")
 _INSERT_ALLOCATION = text(
     """
     INSERT INTO alloc (pk_alloc, str_name, str_tag, pk_facility) VALUES (:alloc, :name, :tag, :facility)
@@ -136,10 +135,7 @@ _SET_SUBSCRIPTION = text(
      WHERE pk_subscription = :subscription
     """
 )
-_DELETE_SUBSCRIPTION = text("DELETE FROM subscription WHERE pk_subscription = :subscription")
 
-_INSERT_LIMIT = text("INSERT INTO limit_record (pk_limit_record, str_name, int_max_value) VALUES (:limit, :name, :max)")
-_SET_LIMIT = text("UPDATE limit_record SET int_max_value = :max WHERE pk_limit_record = :limit")
 _LIMIT_USERS = text(
     """
     SELECT count(DISTINCT job.pk_job) FROM layer_limit
@@ -185,15 +181,16 @@ def list_allocations(connection: Connection) -> Sequence[Row[Any]]:
     return connection.execute(_ALLOCATIONS).all()
 
 
-def default_facility(connection: Connection) -> str | None:
-    """The name of the facility of what names none."""
-    return connection.execute(_DEFAULT_FACILITY).scalar_one_or_none()
+def default_facility(connection: Connection) -> str:
+    """The name of the facility of what names none. Every database has one from its start."""
+    return str(connection.execute(_DEFAULT_FACILITY).scalar_one())
 
 
 def insert_facility(connection: Connection, name: str) -> str:
     """A new facility; its id."""
     facility = str(uuid.uuid4())
-    connection.execute(_INSERT_FACILITY, {"facility": facility, "name": name})
+    statement = "INSERT INTO facility (pk_facility, str_name) VALUES (:facility, :name)"
+    connection.execute(text(statement), {"facility": facility, "name": name})
     return facility
 
 
@@ -234,19 +231,22 @@ def set_subscription(
 
 def delete_subscription(connection: Connection, subscription_id: str) -> None:
     """Delete a subscription."""
-    connection.execute(_DELETE_SUBSCRIPTION, {"subscription": subscription_id})
+    statement = "DELETE FROM subscription WHERE pk_subscription = :subscription"
+    connection.execute(text(statement), {"subscription": subscription_id})
 
 
 def insert_limit(connection: Connection, name: str, most: int) -> str:
     """A new limit of ``most`` running frames; its id."""
     limit = str(uuid.uuid4())
-    connection.execute(_INSERT_LIMIT, {"limit": limit, "name": name, "max": most})
+    statement = "INSERT INTO limit_record (pk_limit_record, str_name, int_max_value) VALUES (:limit, :name, :max)"
+    connection.execute(text(statement), {"limit": limit, "name": name, "max": most})
     return limit
 
 
 def set_limit(connection: Connection, limit_id: str, most: int) -> None:
     """Change how many frames may run under a limit."""
-    connection.execute(_SET_LIMIT, {"limit": limit_id, "max": most})
+    statement = "UPDATE limit_record SET int_max_value = :max WHERE pk_limit_record = :limit"
+    connection.execute(text(statement), {"limit": limit_id, "max": most})
 
 
 def pending_jobs_under_limit(connection: Connection, limit_id: str) -> int:
@@ -284,19 +284,14 @@ class NamedRow(NamedTuple):
     name: str
 
 
-_TABLES = {
-    Kind.SHOW: ("show", "pk_show"),
-    Kind.FACILITY: ("facility", "pk_facility"),
-    Kind.ALLOCATION: ("alloc", "pk_alloc"),
-    Kind.LIMIT: ("limit_record", "pk_limit_record"),
-    Kind.HOST: ("host", "pk_host"),
-    Kind.JOB: ("job", "pk_job"),
-}
+_TABLES = {Kind.ALLOCATION: "alloc", Kind.LIMIT: "limit_record"}
+"""Where the table is not called as what a row of it stands for. The key of each is ``pk_{table}``."""
 
 
 def find_row(connection: Connection, kind: Kind, name_or_id: str) -> NamedRow | None:
     """The row of this name or id. A job's name means the live job, else the last one that was called so."""
-    table, key = _TABLES[kind]
+    table = _TABLES.get(kind, kind.value)
+    key = f"pk_{table}"
     also = {Kind.HOST: "OR str_fqdn = :text", Kind.JOB: "OR str_name = lower(:text)"}.get(kind, "")
     order = {Kind.JOB: "str_visible_name IS NOT NULL DESC, ts_started DESC"}.get(kind, key)
     statement = f"""
@@ -312,7 +307,7 @@ def similar_names(connection: Connection, kind: Kind, name: str) -> Sequence[str
     """Names that may have been meant by ``name``, as candidates for a closer comparison."""
     only = "AND str_visible_name IS NOT NULL" if kind is Kind.JOB else ""
     statement = f"""
-        SELECT str_name FROM {_TABLES[kind][0]}
+        SELECT str_name FROM {_TABLES.get(kind, kind.value)}
          WHERE (lower(left(str_name, 1)) = lower(left(:text, 1)) OR lower(right(str_name, 1)) = lower(right(:text, 1))
                 OR position(lower(:text) IN lower(str_name)) > 0) {only}
          ORDER BY position(lower(:text) IN lower(str_name)) > 0 DESC, abs(length(str_name) - length(:text)), str_name
