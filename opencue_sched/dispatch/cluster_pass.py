@@ -170,7 +170,7 @@ class _Pass:
             if self.gathered_at is not None and runner.verdicts is not None:
                 runner.verdicts.record(report.verdicts, self.cluster.key, skipped=report.skipped)
             report.seconds["total"] = runner.clock() - self.began
-            report.log()
+            log.debug("pass_ended", **report.summary())
         return report
 
     def _steps(self) -> None:
@@ -445,17 +445,13 @@ def _rows(verdicts: Iterable[LayerVerdict], gathered: Gathered) -> list[SkippedR
     return [SkippedRow(it, gathered.versions[it.layer_id]) for it in verdicts]
 
 
-def given_back(procs: Iterable[PlannedProc], kept: Collection[str]) -> tuple[Host, ...]:
-    """The hosts of those procs of a plan, in its order, that are not ``kept`` (by id), as they are without them."""
+def given_back(procs: Sequence[PlannedProc], kept: Collection[str]) -> tuple[Host, ...]:
+    """The hosts of those procs of a plan that are not ``kept`` (by id), as they were before the first of these."""
     hosts: dict[str, Host] = {}
-    some_back = set()
     for proc in procs:
-        host = hosts.setdefault(proc.host.id, proc.host)
-        if proc.proc_id in kept:
-            hosts[host.id] = host.less(proc.reservation)
-        else:
-            some_back.add(host.id)
-    return tuple(host for host in hosts.values() if host.id in some_back)
+        if proc.proc_id not in kept:
+            hosts.setdefault(proc.host.id, proc.host)
+    return tuple(hosts.values())
 
 
 def next_state(report: PassReport, saturated_seconds: float, *, missing: bool = False) -> tuple[End, float]:
@@ -501,7 +497,7 @@ class Dispatcher:
     look_in: Callable[[float], None]
 
     def dispatch(self, posting: str, ticket: int | None = None) -> PassReport | ClaimRefused:
-        """One pass over the posted cluster; ClaimRefused when it is gone, somebody else's, asleep or trashed, or when
+        """One pass over the posted cluster; ClaimRefused when it is gone, another worker's, asleep or trashed, or when
         the message's ``ticket`` was answered before.
 
         A cluster whose pass fails is cooled down, for longer each time it fails again; the error goes to the caller

@@ -1,9 +1,9 @@
 """The clusters there are, which of them have work, and the sweep that enqueues those (distributed scheduler,
 "ClusterFeed").
 
-Which of them rest and who works on them is told by their postings, which all processes share. Any process may sweep,
-also several at once: enqueueing is idempotent. A plain sweep does not wake clusters that rest, except those that this
-process sees with work for the first time since they had none. While every cluster rests the periodic sweeps scan
+Which of them sleep and who works on them is told by their postings, which all processes share. Any process may sweep,
+also several at once: enqueueing is idempotent. A plain sweep does not wake clusters that sleep, except those that this
+process sees with work for the first time since they had none. While every cluster sleeps the periodic sweeps scan
 PostgreSQL less often ("longer naps when all sleep") and enqueue the clusters of the last scan.
 """
 
@@ -39,7 +39,7 @@ from opencue_sched.store.pending import (
 log = structlog.get_logger(__name__)
 
 NAP_SECONDS = 5.0
-"""How long a process does without an awake scan when its last one found every cluster at rest, as long as the reference
+"""How long a process does without an awake scan when its last one found every cluster asleep, as long as the reference
 naps then. New work, freed hosts and changed caps are notified; the scan is for what no notification tells."""
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 0.25
 _WOKEN_PER_SECOND = 100
@@ -191,7 +191,7 @@ class ClusterFeed:
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """``send`` are the postings to send a message for; ``active`` clusters have work, ``sleeping`` of these rest."""
+    """``send`` are the postings to send a message for; ``active`` clusters have work, ``sleeping`` of these sleep."""
 
     send: tuple[tuple[Cluster, Enqueued], ...]
     clusters: dict[ClusterKind, int]
@@ -247,7 +247,7 @@ class Sweeper:
         Wakes the clusters of ``wake_shows``, and those that could use one of ``wake_hosts`` or wait at a cap under
         which a run that ended there made headroom; the latter only so often (see pause_between_wakes). The report says
         when that held a cluster back: then sweep for the same hosts again.
-        ``may_nap``: no notification asks for this sweep, so its scan may wait while all clusters rest (NAP_SECONDS).
+        ``may_nap``: no notification asks for this sweep, so its scan may wait while all clusters sleep (NAP_SECONDS).
         """
         with self._lock:
             return self._sweep(frozenset(wake_shows), wake_hosts, may_nap, fence)

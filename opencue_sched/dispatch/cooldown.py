@@ -126,11 +126,10 @@ class Cooldowns(Generic[What]):
 #   time. Changes in these are remembered to their end.
 # - The scan. Layers held up by something that no host can change (a cap in the plan, a permit, lost bookings) are
 #   skipped by the next pass when nothing was booked and there are more jobs, so every job is looked at before any is
-#   looked at twice. The scan ends when something was booked or the last job was looked at.
+#   looked at twice.
 # - One pass skips what the pass before could not place, after PASSES_BEFORE_A_SKIP passes in a row that did not reach
-#   the last job. Where something comes free before every pass (cores, a licence, headroom in a folder) and the first
-#   job takes it every time, others that want the same would fill every pass; jobs not yet looked at may use what those
-#   cannot.
+#   the last job: where something comes free before every pass (cores, a licence, headroom in a folder) and the first
+#   job takes it every time, others that want the same would fill every pass.
 
 _Place = tuple[str, str, bool]
 """A tag, an OS ('': any) and whether the frames thread."""
@@ -435,11 +434,10 @@ def _largest(hosts: Mapping[Need, Host]) -> list[tuple[Need, Host]]:
 #
 # A run that ends gives back cores of a host, which wakes the clusters that could use that host, and headroom under the
 # caps of a licence, a folder or a job, at which work of quite other tags may wait. Every process hears of every run
-# that ends; each keeps what its own passes wait for. Lost with the process, or full, it costs the rest of a cluster's
-# sleep.
+# that ends; each keeps what its own passes wait for. When that is lost, the cluster wakes by itself.
 
 WAITS_OF_A_CLUSTER = 20
-"""Enough to be woken by most of what could; a cluster that waits at more is woken in its turn."""
+"""Enough to be woken by most of what could; a cluster that waits at more wakes by itself."""
 MOST_CLUSTERS = 200
 _KINDS = {
     Verdict.OVER_FOLDER: CapKind.FOLDER,

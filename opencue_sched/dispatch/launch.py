@@ -157,8 +157,8 @@ def launch_all(
     """Launch frames on many hosts at once; one outcome per request, in their order. Never raises for an RQD.
 
     Hosts are served side by side (``RqdChannels.each``), the frames of one host one after the other, so a host
-    that hangs delays no other. A frame whose turn has not come ``send_within`` seconds after the call (default
-    ``rqd.timeout``) is not sent; nor are the remaining frames of a host that did not answer. Both are FAILED.
+    that hangs delays no other. ``send_within`` seconds after the call (default ``rqd.timeout``) no frame is sent any
+    more; nor are the remaining frames of a host that did not answer. Both are FAILED.
     With ``rqd.dry_run_mode`` nothing is sent and everything counts as launched. ``progress`` is called as hosts end.
     """
     if channels.settings.dry_run_mode:

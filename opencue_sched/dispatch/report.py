@@ -12,7 +12,6 @@ pass looked at (`count_frames_not_looked_at`), and for all that wait, each once;
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -118,23 +117,6 @@ class PassReport:
             "seconds": round(self.seconds.get("total", 0.0), 4),
             **error,
         }
-
-    def log(self) -> None:
-        """What the pass did and why frames wait, at the debug level only."""
-        if not logging.getLogger(__name__).isEnabledFor(logging.DEBUG):
-            return
-        log.debug("pass_ended", **self.summary())
-        for it in self.verdicts:
-            log.debug(
-                "layer_verdict",
-                cluster=self.cluster.key,
-                job=it.job_id,
-                layer=it.layer_id,
-                verdict=it.verdict.value,
-                placed=it.frames,
-                waiting=it.waiting,
-                detail=it.detail,
-            )
 
 
 @dataclass(frozen=True, slots=True)

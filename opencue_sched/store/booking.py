@@ -1,9 +1,9 @@
 """The statements of the booking transaction, in their order (design 3.6).
 
 Locks are taken in one order by everyone who books or ends runs: frame, (proc,) host, layer_stat, job_stat. Booking
-waits for neither frames nor hosts (SKIP LOCKED: somebody else is at work there), so only the counters are ever waited
-for, and those in key order. Every row is written once per statement: PostgreSQL silently skips a second update of one
-row.
+waits for neither frames nor hosts (SKIP LOCKED: another transaction is at work there), so only the counters are ever
+waited for, and those in key order. Every row is written once per statement: PostgreSQL silently skips a second update
+of one row.
 """
 
 from __future__ import annotations
@@ -197,14 +197,14 @@ def set_timeouts(connection: Connection, *, statement: float, lock: float, idle:
 def lock_frames(connection: Connection, procs: Sequence[PlannedProc], columns: SchemaFacts) -> frozenset[str]:
     """Lock those frames that may still be started: waiting, unchanged, ownerless, of a job and show that may run.
 
-    Ids of the frames locked. A frame somebody else has locked is not waited for.
+    Ids of the frames locked. One that is locked already is not waited for.
     """
     parameters = {"frames": [p.frame.id for p in procs], "versions": [p.frame.version for p in procs]}
     return frozenset(connection.execute(_lock_frames(columns.has_start_after), parameters).scalars())
 
 
 def lock_hosts(connection: Connection, host_ids: Collection[str]) -> dict[str, LockedHost]:
-    """Lock those hosts nobody else has locked, by id. Ids are in key order whoever asks."""
+    """Lock those hosts that are free, by id, in key order."""
     rows = connection.execute(_LOCK_HOSTS, {"hosts": sorted(host_ids)})
     return {row.pk_host: LockedHost(*row) for row in rows}
 
@@ -254,7 +254,7 @@ def take_back_writes(connection: Connection) -> None:
 
 
 def insert_procs(connection: Connection, procs: Sequence[PlannedProc]) -> frozenset[str]:
-    """Insert the procs; ids of those inserted. A frame that got a proc from somebody else keeps that one."""
+    """Insert the procs; ids of those inserted. A frame that got another proc meanwhile keeps that one."""
     parameters = {
         "procs": [p.proc_id for p in procs],
         "hosts": [p.host.id for p in procs],
