@@ -49,7 +49,7 @@ MAX_LAYERS = 2000
 MAX_FRAMES = 100_000
 """Frames a job may have, as in OpenCue."""
 
-_SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT])(?:i?B)?\s*$", re.IGNORECASE)
+_SIZE = re.compile(r"^\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([KMGT])(?:i?B)?\s*$", re.IGNORECASE)
 _KB_PER_UNIT = {"K": 1, "M": 1024, "G": 1024**2, "T": 1024**3}
 _MOST_KB = 2**40
 _VARIABLE = re.compile(r"[^\s=\x00-\x1f]+\Z")
@@ -105,7 +105,7 @@ def _core_cap(centicores: int) -> int:
     return centicores if centicores > 0 else UNLIMITED
 
 
-def size_kb(value: Any) -> Any:
+def _size_kb(value: Any) -> Any:
     """A size such as ``512MiB``, ``2G`` or ``1.5GB`` in KB; a whole number is KB. All units are powers of 1024."""
     if type(value) is int:
         return value
@@ -256,9 +256,9 @@ class Layer(_Keys):
     cores: _Centicores = CENTICORES_PER_CORE
     max_cores: Annotated[_Centicores, Field(ge=0)] = 0
     threadable: bool | None = None
-    memory: Annotated[int, BeforeValidator(size_kb), Field(ge=MEMORY_FLOOR_KB, le=_MOST_KB)] = 4 * 1024**2
+    memory: Annotated[int, BeforeValidator(_size_kb), Field(ge=MEMORY_FLOOR_KB, le=_MOST_KB)] = 4 * 1024**2
     gpus: _Count = 0
-    gpu_memory: Annotated[int, BeforeValidator(size_kb), Field(ge=0, le=_MOST_KB)] = 0
+    gpu_memory: Annotated[int, BeforeValidator(_size_kb), Field(ge=0, le=_MOST_KB)] = 0
     tags: Annotated[
         list[Annotated[str, Field(max_length=units.HOST_TAG_WIDTH), _AS_TEXT, _NAME]],
         Field(min_length=1),

@@ -376,6 +376,7 @@ def test_tags_in_every_spelling(tags: object) -> None:
         ("G", None),
         ("2PB", None),
         ("1e3M", None),
+        ("9" * 400 + "G", None),
         (True, None),
     ],
 )
