@@ -59,24 +59,16 @@ def frame_by_frame(waiting: ChunkedRange, on: ChunkedRange) -> tuple[tuple[int, 
     if waiting.is_one_chunk or on.is_one_chunk:
         return None
     renders = _frame_that_renders(on)
-    pairs: dict[tuple[int, int], None] = {}
-    for number in waiting.numbers:
-        for own in waiting.frames.chunk(number, waiting.chunk_size):
-            if own in renders:
-                pairs[number, renders[own]] = None
-    return tuple(pairs)
+    own = _frame_that_renders(waiting)
+    return tuple(dict.fromkeys((frame, renders[number]) for number, frame in own.items() if number in renders))
 
 
 def previous_frame(waiting: ChunkedRange, on: ChunkedRange) -> tuple[tuple[int, int], ...]:
     """Pairs (waiting, waited for): every frame waits for the frame that renders the number before it in its range."""
     renders = _frame_that_renders(on)
-    numbers = waiting.frames.numbers
-    pairs: dict[tuple[int, int], None] = {}
-    for position, number in enumerate(waiting.numbers):
-        before = position * waiting.chunk_size - 1
-        if before >= 0 and numbers[before] in renders:
-            pairs[number, renders[numbers[before]]] = None
-    return tuple(pairs)
+    last_of_chunks = waiting.frames.numbers[waiting.chunk_size - 1 :: waiting.chunk_size]
+    followed = zip(waiting.numbers[1:], last_of_chunks, strict=False)
+    return tuple((frame, renders[before]) for frame, before in followed if before in renders)
 
 
 def frame_pairs(kind: DependType, waiting: ChunkedRange, on: ChunkedRange) -> tuple[tuple[int, int], ...] | None:
@@ -110,7 +102,8 @@ def waiting_circle(edges: Sequence[tuple[str, str, DependType]]) -> tuple[str, .
 
 def _frame_that_renders(layer: ChunkedRange) -> dict[int, int]:
     """Every number of a layer, and the number of the frame whose chunk it is in."""
-    return {own: number for number in layer.numbers for own in layer.frames.chunk(number, layer.chunk_size)}
+    numbers, size = layer.frames.numbers, layer.chunk_size
+    return {own: numbers[position - position % size] for position, own in enumerate(numbers)}
 
 
 def _path(edges: dict[str, set[str]], start: str, goal: str) -> tuple[str, ...]:

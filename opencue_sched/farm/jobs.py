@@ -25,7 +25,7 @@ from opencue_sched.store.release import Counters
 _log = structlog.get_logger(__name__)
 
 _KILL_THREADS = 16
-_ROUNDS = 3
+_MOST_LOOKS = 3
 _RETRIABLE = (FrameState.DEAD, FrameState.EATEN, FrameState.SUCCEEDED, FrameState.CHECKPOINT)
 _EDIBLE = (FrameState.WAITING, FrameState.DEAD, FrameState.DEPEND, FrameState.CHECKPOINT)
 
@@ -76,7 +76,7 @@ class JobControl:
         stopped: dict[str, None] = {}
         deferred: list[str] = []
         # A booking that was under way commits after the job was finished: look again until nothing more runs.
-        for _ in range(_ROUNDS):
+        for _ in range(_MOST_LOOKS):
             killed = self._stop(FrameState.WAITING, reason, job_ids=[job_id], skip=deferred)
             if killed is None:
                 break
@@ -98,7 +98,7 @@ class JobControl:
         changed: dict[str, None] = {}
         deferred: list[str] = []
         # What waits may be booked before it is eaten: look again until nothing of it runs.
-        for _ in range(_ROUNDS):
+        for _ in range(_MOST_LOOKS):
             left = [frame for frame in frame_ids if frame not in changed and frame not in deferred]
             stopped = self._stop(FrameState.EATEN, reason, frame_ids=left)
             if stopped is not None:

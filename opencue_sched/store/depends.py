@@ -1,8 +1,8 @@
 """Dependencies, completed layers and finished jobs.
 
-A dependency is satisfied once: whoever makes it inactive lowers the counts of the frames that wait for it, and the
-trigger of the schema turns a frame whose count reaches zero from DEPEND to WAITING. FRAME_BY_FRAME and PREVIOUS_FRAME
-rows are only containers of FRAME_ON_FRAME rows; the last child closes its container.
+A dependency is satisfied once: the transaction that makes it inactive lowers the counts of the frames that wait for it,
+and the trigger of the schema turns a frame whose count reaches zero from DEPEND to WAITING. FRAME_BY_FRAME and
+PREVIOUS_FRAME rows are only containers of FRAME_ON_FRAME rows; the last child closes its container.
 """
 
 from __future__ import annotations

@@ -231,7 +231,7 @@ _LAYERS = text(
      WHERE pk_job = ANY(CAST(:jobs AS varchar[])) ORDER BY pk_job, int_dispatch_order
     """
 )
-# Whoever ends a frame holds its job_stat row, so after this lock no frame of the jobs ends until we commit.
+# What ends a frame locks its job_stat row, so after this lock no frame of the jobs ends until we commit.
 _LOCK_JOBS = text("SELECT pk_job FROM job_stat WHERE pk_job = ANY(CAST(:jobs AS varchar[])) ORDER BY pk_job FOR SHARE")
 _JOB_STATES = text("SELECT pk_job, str_state FROM job WHERE pk_job = ANY(CAST(:jobs AS varchar[]))")
 _LAYER_PROGRESS = text(
