@@ -68,33 +68,25 @@ _REFRESHED_SECONDS = 600
 _TRIES = 3
 
 
-@dataclass(frozen=True, slots=True)
-class FeedCheck:
-    """The seed's guardrail. ``misconfigured`` goes to the gauge ``cuebot_redis_publish_misconfigured``."""
+def check_release_feed(engine: Engine, release_feed: str) -> tuple[bool, str]:
+    """The reference's guardrail: whether managed shows exist, but what deletes their procs cannot tell us (the gauge
+    ``cuebot_redis_publish_misconfigured``), and what to say of it. Nobody refuses to start for it.
 
-    misconfigured: bool
-    managed_shows: int
-    message: str
-
-
-def check_release_feed(engine: Engine, release_feed: str) -> FeedCheck:
-    """Managed shows exist, but can what deletes their procs tell us? Warn loudly; never refuse to start.
-
-    ``release_feed`` is accounting.release_feed. ``cuebot-redis`` is taken at its word: whether every
-    Cuebot publishes cannot be seen from here.
+    ``release_feed`` is accounting.release_feed. ``cuebot-redis`` is taken at its word: whether every Cuebot publishes
+    cannot be seen from here.
     """
     with engine.begin() as connection:
         managed = len(managed_show_ids(connection))
         triggered = has_release_trigger(connection)
     if not managed:
-        return FeedCheck(False, 0, "no show is managed by this scheduler")
+        return False, "no show is managed by this scheduler"
     late = "cores released by others stay booked until the next recompute."
     if release_feed == "proc-trigger" and not triggered:
         why = f"the trigger that announces deleted procs is not in the database: {late} Run `opencue-sched migrate`."
-        return FeedCheck(True, managed, f"{managed} managed shows, but {why}")
+        return True, f"{managed} managed shows, but {why}"
     if release_feed == "recompute-only":
-        return FeedCheck(True, managed, f"{managed} managed shows with accounting.release_feed=recompute-only: {late}")
-    return FeedCheck(False, managed, f"{managed} managed shows, releases arrive by {release_feed}")
+        return True, f"{managed} managed shows with accounting.release_feed=recompute-only: {late}"
+    return False, f"{managed} managed shows, releases arrive by {release_feed}"
 
 
 # From new to ours: by the worker that would book the show, or by our command.
@@ -331,6 +323,7 @@ def _settle_handed_back(engine: Engine, ledger: Ledger, show_ids: Sequence[str],
 def _remember_handed_back(client: redis.Redis, show_ids: Sequence[str]) -> None:
     try:
         known_at = float(client.time()[0]) + CUEBOT_CACHE_SECONDS
+        client.hdel(keys.IMPORTED, *show_ids)
         client.zadd(HANDED_BACK, dict.fromkeys(show_ids, known_at))
     except redis.RedisError as error:
         log.warning("handed_back_shows_not_remembered", shows=list(show_ids), error=str(error))

@@ -270,15 +270,15 @@ def _split(address: str) -> tuple[str, int] | None:
 
 def _release_feed(connection: Connection, settings: Settings, facts: SchemaFacts) -> Iterator[HealthCheck]:
     feed = settings.accounting.release_feed
-    check = check_release_feed(connection.engine, feed)
-    if check.misconfigured:
+    misconfigured, message = check_release_feed(connection.engine, feed)
+    if misconfigured:
         remedy = "`opencue-sched migrate` adds the trigger; then OPENCUE_SCHED_ACCOUNTING__RELEASE_FEED=proc-trigger"
-        yield _fail("release feed", check.message, remedy)
+        yield _fail("release feed", message, remedy)
     elif feed == "cuebot-redis" and facts.origin == "opencue-sched":
         text = f"{feed}, but this database was made by this scheduler: no Cuebot publishes anything"
         yield _fail("release feed", text, "leave OPENCUE_SCHED_ACCOUNTING__RELEASE_FEED out")
     else:
-        yield _ok("release feed", check.message)
+        yield _ok("release feed", message)
 
 
 _ON_THE_DATABASE = (_schema, _limits, _shows, _hosts, _quarantine, _two_redis, _rqds, _release_feed)

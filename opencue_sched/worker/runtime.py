@@ -395,9 +395,9 @@ class Runtime:
 
     def check_feed(self) -> None:
         """Say whether releases reach the ledger: a feed that cannot deliver is warned of, and ends nothing."""
-        check = check_release_feed(self.engine, self.settings.accounting.release_feed)
-        metrics.publish_misconfigured.set(int(check.misconfigured))
-        (log.warning if check.misconfigured else log.info)("release_feed", message=check.message)
+        misconfigured, message = check_release_feed(self.engine, self.settings.accounting.release_feed)
+        metrics.publish_misconfigured.set(int(misconfigured))
+        (log.warning if misconfigured else log.info)("release_feed", message=message)
 
     def close(self) -> None:
         """Give everything back. Claims not ended expire by themselves."""

@@ -27,18 +27,19 @@ def shows(engine: Engine) -> dict[str, str]:
 def test_a_feed_that_cannot_deliver_releases_is_told(
     engine: Engine, shows: dict[str, str], feed: str, misconfigured: bool
 ) -> None:
-    check = check_release_feed(engine, feed)
-    assert (check.misconfigured, check.managed_shows) == (misconfigured, 2)
+    found, message = check_release_feed(engine, feed)
+    assert found is misconfigured
+    assert message.startswith("2 managed shows")
 
 
 def test_a_missing_trigger_is_told_with_what_to_do(engine: Engine, shows: dict[str, str]) -> None:
     with engine.begin() as connection:
         connection.execute(text("DROP TRIGGER opencue_sched_proc_released ON proc"))
-    check = check_release_feed(engine, "proc-trigger")
-    assert check.misconfigured
-    assert "opencue-sched migrate" in check.message
-    assert not check_release_feed(engine, "cuebot-redis").misconfigured
+    misconfigured, message = check_release_feed(engine, "proc-trigger")
+    assert misconfigured
+    assert "opencue-sched migrate" in message
+    assert not check_release_feed(engine, "cuebot-redis")[0]
 
 
 def test_without_managed_shows_nothing_is_wrong(engine: Engine) -> None:
-    assert not check_release_feed(engine, "recompute-only").misconfigured
+    assert not check_release_feed(engine, "recompute-only")[0]
