@@ -117,7 +117,6 @@ def gather(
     wanted = limits.keys() & {limit_id for job in jobs for layer in job.layers for limit_id in layer.limit_ids}
     return Gathered(
         snapshot=Snapshot(
-            show_id=cluster.show_id,
             jobs=tuple(jobs),
             subscriptions=subscribed,
             folders={row.pk_folder: caps for row in job_rows if (caps := _folder_caps(row)) is not None},
@@ -201,7 +200,6 @@ def _layer(row: Row[Any]) -> Layer:
     check_ids(row.pk_layer, *row.limit_ids)
     return Layer(
         id=row.pk_layer,
-        job_id=row.pk_job,
         name=row.str_name,
         command=row.str_cmd,
         frame_range=row.str_range,

@@ -186,7 +186,6 @@ class Layer:
     """
 
     id: str
-    job_id: str
     name: str
     command: str
     frame_range: str
@@ -256,7 +255,6 @@ class Snapshot:
     absent may not be booked), ``folders``, ``job_caps`` and ``limits`` map their ids (absent: unlimited).
     """
 
-    show_id: str
     jobs: tuple[Job, ...]
     subscriptions: Mapping[str, Caps]
     folders: Mapping[str, Caps]

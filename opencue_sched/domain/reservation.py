@@ -194,23 +194,14 @@ def _wanted_cores(layer: Layer, host: Host, rules: Rules, memory_kb: int, least:
         wanted = host.idle_cores
     elif host.thread_mode is ThreadMode.VARIABLE and minimum_cores(layer, host) <= VARIABLE_MODE_LEAST_CORES:
         wanted = VARIABLE_MODE_LEAST_CORES
-    elif _leaves_nothing_useful(layer, host, rules, memory_kb):
+    elif (
+        not rules.selfish_services.isdisjoint(layer.services)
+        or host.idle_memory_kb - memory_kb <= rules.memory_stranded_threshold_kb
+    ):
+        # A selfish service, or no memory is left for anyone else to use the other cores.
         wanted = host.idle_cores
     else:
-        wanted = _memory_balanced_cores(host, memory_kb)
+        # The cores whose even share of the host's memory the frame takes, rounded down.
+        share_kb = round(host.total_memory_kb / max(1, host.total_cores))
+        wanted = memory_kb // share_kb if share_kb > 0 else 0
     return _at_most_the_layers_maximum(layer, wanted)
-
-
-def _leaves_nothing_useful(layer: Layer, host: Host, rules: Rules, memory_kb: int) -> bool:
-    """Whether the frame takes all idle cores: a selfish service, or no memory left for anyone else to use them."""
-    if not rules.selfish_services.isdisjoint(layer.services):
-        return True
-    return host.idle_memory_kb - memory_kb <= rules.memory_stranded_threshold_kb
-
-
-def _memory_balanced_cores(host: Host, memory_kb: int) -> int:
-    """The cores whose even share of the host's memory the frame takes, rounded down."""
-    if host.total_cores < 1:
-        return 0
-    share_kb = round(host.total_memory_kb / host.total_cores)
-    return memory_kb // share_kb if share_kb > 0 else 0

@@ -103,13 +103,11 @@ class PlanHeadroom:
         """The verdict when a host would do, but its allocation has no headroom for a frame of ``cores``."""
         if alloc_id not in self._allocs:
             return OverCap(Verdict.OVER_SUBSCRIPTION, "the show has no subscription to the allocation of its hosts")
-        left = self._allocs[alloc_id]
-        detail = f"a frame needs {cores} cores, the subscription has {left:g} left under its burst"
-        return OverCap(Verdict.OVER_SUBSCRIPTION, detail)
+        has = f"the subscription has {self._allocs[alloc_id]:g}"
+        return OverCap(Verdict.OVER_SUBSCRIPTION, f"a frame needs {cores} cores, {has} left under its burst")
 
     def _over_subscriptions(self, cores: int) -> OverCap:
         if not self._allocs:
             return OverCap(Verdict.OVER_SUBSCRIPTION, "the show has no subscription here")
-        most = max(self._allocs.values())
-        detail = f"a frame needs {cores} cores, the subscriptions have at most {most:g} left under their burst"
-        return OverCap(Verdict.OVER_SUBSCRIPTION, detail)
+        have = f"the subscriptions have at most {max(self._allocs.values()):g}"
+        return OverCap(Verdict.OVER_SUBSCRIPTION, f"a frame needs {cores} cores, {have} left under their burst")

@@ -299,19 +299,19 @@ class HostCache:
             self._show(_less(host, holds))
             return True
 
-    def settle(self, host_id: str, *, committed: Collection[str], lost: Collection[str]) -> None:
-        """End holds by proc id: ``committed`` stay taken until a read shows them, what ``lost`` took is idle again."""
+    def settle(self, host_id: str, proc_id: str, *, committed: bool) -> None:
+        """End a hold. One that was committed stays taken until a read shows it, one that was not is idle again."""
         with self._lock:
             entry = self._entries.get(host_id)
-            if entry is None:
+            hold = None if entry is None else entry.holds.get(proc_id)
+            if entry is None or hold is None:
                 return
-            now = self.instant()
-            for proc_id in committed:
-                if proc_id in entry.holds:
-                    taken, covered_from = entry.holds[proc_id]
-                    entry.holds[proc_id] = _Hold(taken, min(covered_from, now))
-            self._outcome_known(host_id, committed)
-            if self._end_holds(host_id, entry, lost) and entry.read is not None:
+            if committed:
+                entry.holds[proc_id] = hold._replace(covered_from=min(hold.covered_from, self.instant()))
+                self._outcome_known(host_id, [proc_id])
+                return
+            self._end_holds(host_id, entry, [proc_id])
+            if entry.read is not None:
                 self._show(_less(entry.read, entry.holds))
 
     def being_booked(self) -> Collection[str]:
@@ -378,10 +378,10 @@ class HostCache:
         elif read_at < entry.read_at:
             return
         covered = [proc_id for proc_id, hold in entry.holds.items() if hold.covered_from <= read_at]
-        changed = self._end_holds(host.id, entry, covered) or entry.read != host
+        self._end_holds(host.id, entry, covered)
         entry.read_at = read_at
         self._refused.pop(host.id, None)
-        if changed or host.id not in self._shown:
+        if covered or entry.read != host or host.id not in self._shown:
             entry.read = host
             self._show(_less(host, entry.holds))
         elif show:
@@ -397,13 +397,10 @@ class HostCache:
         self._refused.pop(host_id, None)
         self._hide(host_id)
 
-    def _end_holds(self, host_id: str, entry: _Entry, proc_ids: Collection[str]) -> bool:
-        """End these holds, as far as they are there; whether one was."""
-        self._outcome_known(host_id, proc_ids)
-        before = len(entry.holds)
+    def _end_holds(self, host_id: str, entry: _Entry, proc_ids: Collection[str]) -> None:
         for proc_id in proc_ids:
-            entry.holds.pop(proc_id, None)
-        return len(entry.holds) < before
+            del entry.holds[proc_id]
+        self._outcome_known(host_id, proc_ids)
 
     def _outcome_known(self, host_id: str, proc_ids: Collection[str]) -> None:
         unsettled = self._unsettled.get(host_id)

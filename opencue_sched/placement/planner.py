@@ -11,8 +11,8 @@ this plan is being booked, and never on the same cores. Once the outcome is know
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Container, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 
 from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict
@@ -67,7 +67,7 @@ class UnschedulableLayer:
     open_allocs: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Plan:
     """What one pass wants to book.
 
@@ -78,16 +78,16 @@ class Plan:
     which nothing was placed, because no host would do.
     """
 
-    procs: tuple[PlannedProc, ...]
-    verdicts: tuple[LayerVerdict, ...]
-    attempts: Mapping[str, int]
-    wasted_attempts: int
-    given_up: int
-    cache_hits: int
-    cache_misses: int
-    full: bool
-    scores: tuple[float, ...] = ()
-    unschedulable: tuple[UnschedulableLayer, ...] = ()
+    procs: list[PlannedProc] = field(default_factory=list)
+    verdicts: list[LayerVerdict] = field(default_factory=list)
+    attempts: Counter[str] = field(default_factory=Counter)
+    wasted_attempts: int = 0
+    given_up: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    full: bool = False
+    scores: list[float] = field(default_factory=list)
+    unschedulable: list[UnschedulableLayer] = field(default_factory=list)
 
 
 def plan_pass(
@@ -115,7 +115,7 @@ def plan_pass(
             else:
                 held = OverCap(Verdict.PERMIT_HELD, "another pass places its frames, or just did")
                 planner.judge(job, layer, 0, held)
-    return planner.plan()
+    return planner.plan
 
 
 def release_plan(
@@ -126,13 +126,9 @@ def release_plan(
     What was not committed is idle again, except on hosts the caller has invalidated. ``unknown`` (a COMMIT without an
     answer) stays taken until a read of the database that is late enough to know.
     """
-    by_host: defaultdict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
     for proc in plan.procs:
         if proc.proc_id not in unknown:
-            done, lost = by_host[proc.host.id]
-            (done if proc.proc_id in committed else lost).append(proc.proc_id)
-    for host_id, (done, lost) in by_host.items():
-        pool.settle(host_id, committed=done, lost=lost)
+            pool.settle(proc.host.id, proc.proc_id, committed=proc.proc_id in committed)
 
 
 @dataclass(slots=True)
@@ -168,37 +164,17 @@ class _Planner:
         self._policy = policy
         self._new_id = new_id
         self._headroom = PlanHeadroom(snapshot)
-        self._procs: list[PlannedProc] = []
-        self._verdicts: list[LayerVerdict] = []
-        self._unschedulable: list[UnschedulableLayer] = []
+        self.plan = Plan()
         self._used: set[str] = set()
-        self._attempts: Counter[str] = Counter()
-        self._wasted = self._given_up = self._hits = self._misses = 0
-        self._cut_short = False
-        self._scores: list[float] = []
         self._negative = NegativeCache()
         self._negative_first = NegativeCache()
         self._negative_alone = NegativeCache()
         self._shortages: dict[tuple[Search, frozenset[str]], OverCap] = {}
 
-    def plan(self) -> Plan:
-        return Plan(
-            procs=tuple(self._procs),
-            verdicts=tuple(self._verdicts),
-            attempts=self._attempts,
-            wasted_attempts=self._wasted,
-            given_up=self._given_up,
-            cache_hits=self._hits,
-            cache_misses=self._misses,
-            full=self._cut_short,
-            scores=tuple(self._scores),
-            unschedulable=tuple(self._unschedulable),
-        )
-
     def judge(self, job: Job, layer: Layer, placed: int, reason: OverCap) -> LayerVerdict:
         waiting = max(layer.waiting_frames, len(layer.frames)) - placed
         verdict = LayerVerdict(job.id, layer.id, reason.verdict, placed, waiting, reason.detail)
-        self._verdicts.append(verdict)
+        self.plan.verdicts.append(verdict)
         return verdict
 
     def place(self, job: Job, layer: Layer) -> None:
@@ -209,7 +185,7 @@ class _Planner:
         reason = self._place(state)
         verdict = self.judge(job, layer, state.placed, reason)
         if state.hostless and not state.placed and reason.verdict in _HOSTLESS:
-            self._unschedulable.append(UnschedulableLayer(verdict, state.search, layer.kind, state.open_allocs))
+            self.plan.unschedulable.append(UnschedulableLayer(verdict, state.search, layer.kind, state.open_allocs))
 
     def _place(self, state: _LayerState) -> OverCap:
         job, layer = state.job, state.layer
@@ -218,9 +194,11 @@ class _Planner:
             tags = " and ".join(sorted(layer.tags)) or "none"
             return OverCap(Verdict.NO_HOST, f"none of its tags ({tags}) is among those of the cluster")
         while state.placed < len(layer.frames):
-            if len(self._procs) >= self._policy.max_frames:
-                self._cut_short = True
-                return OverCap(Verdict.FLOWING, f"this plan is full with {len(self._procs)} frames; the next goes on")
+            if len(self.plan.procs) >= self._policy.max_frames:
+                self.plan.full = True
+                return OverCap(
+                    Verdict.FLOWING, f"this plan is full with {len(self.plan.procs)} frames; the next goes on"
+                )
             over = self._headroom.over_cap(job, layer, state.need)
             if over is not None:
                 return over
@@ -228,12 +206,12 @@ class _Planner:
             host = self._next_host(state)
             if host is None:
                 return self._shortage(state)
-            self._attempts[layer.id] += 1
+            self.plan.attempts[layer.id] += 1
             if not self._fill(state, host):
                 state.wasted += 1
-                self._wasted += 1
+                self.plan.wasted_attempts += 1
                 if state.wasted >= self._policy.attempts_per_layer:
-                    self._given_up += 1
+                    self.plan.given_up += 1
                     detail = f"{state.wasted} hosts were taken by others while its frames were being placed"
                     return OverCap(Verdict.CAPACITY, detail)
         return OverCap(Verdict.FLOWING, "")
@@ -248,11 +226,11 @@ class _Planner:
             if not negative.covers(state.search):
                 host = self._search(state, choice, negative)
                 if host is not None:
-                    self._hits += 1
+                    self.plan.cache_hits += 1
                     if self._policy.score is not None:
-                        self._scores.append(self._policy.score(state.layer, host))
+                        self.plan.scores.append(self._policy.score(state.layer, host))
                     return host
-        self._misses += 1
+        self.plan.cache_misses += 1
         return None
 
     def _choices(self) -> Iterator[tuple[FirstChoice | None, NegativeCache]]:
@@ -313,7 +291,7 @@ class _Planner:
         current = host
         most = min(
             len(layer.frames) - state.placed,
-            self._policy.max_frames - len(self._procs),
+            self._policy.max_frames - len(self.plan.procs),
             headroom.frames_left(job, layer, state.need),
         )
         while len(procs) < most:
@@ -328,7 +306,7 @@ class _Planner:
             return False
         for proc in procs:
             headroom.take(job, layer, host.alloc_id, proc.reservation)
-        self._procs += procs
+        self.plan.procs += procs
         self._used.add(host.id)
         state.placed += len(procs)
         return True

@@ -234,7 +234,7 @@ class Worker:
         assert host is not None
         assert self.cache.take(host, {proc_id: Reservation(cores, 0)})
         take_cores(self.engine, host.id, cores)
-        self.cache.settle(host.id, committed=[proc_id], lost=[])
+        self.cache.settle(host.id, proc_id, committed=True)
         self.changes.publish([host.id])
         return host.id
 

@@ -30,7 +30,6 @@ def planned(
 ) -> PlannedProc:
     layer = Layer(
         id="layer-id",
-        job_id="job-id",
         name=layer_name,
         command=command,
         frame_range=frame_range,

@@ -31,7 +31,6 @@ def layer(**changes: object) -> Layer:
     """A threadable layer of 1 core and 1 GiB."""
     base = Layer(
         id="layer",
-        job_id="job",
         name="render",
         command="render #FRAME#",
         frame_range="1-10",

@@ -40,9 +40,9 @@ def plan(first, *, hosts: int, frames: int):
         for n in range(hosts)
     ]
     waiting = tuple(Frame(f"f{n}", f"{n:04d}-l", n, 0) for n in range(frames))
-    layer = Layer("l", "j", "l", "cmd", "1-9", 1, 100, 0, 1 << 20, 0, 0, TAGS, (), False, frames, waiting)
+    layer = Layer("l", "l", "cmd", "1-9", 1, 100, 0, 1 << 20, 0, 0, TAGS, (), False, frames, waiting)
     job = Job("j", "j", "show", "show", "fac", "folder", "dept", 1, "s", "u", None, "", None, None, (layer,))
-    snapshot = Snapshot("show", (job,), {"alloc": Caps(Headroom(1000, 0), Headroom(None, 0))}, {}, {})
+    snapshot = Snapshot((job,), {"alloc": Caps(Headroom(1000, 0), Headroom(None, 0))}, {}, {})
     ids = iter(range(10_000))
     cluster = Cluster("fac", "show", ClusterKind.ALLOC, ("t",), "alloc")
     policy = Policy(

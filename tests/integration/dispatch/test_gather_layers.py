@@ -123,7 +123,6 @@ def test_every_column_arrives_where_it_belongs(engine: Engine, settings: Setting
     (layer,) = job.layers
     assert layer == Layer(
         id=ids.layers[0].id,
-        job_id=ids.id,
         name="beauty",
         command="render #IFRAME#",
         frame_range="1-10",

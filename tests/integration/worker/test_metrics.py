@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -422,7 +423,7 @@ def test_every_metric_of_ours_moves(runtime: Runtime, census: FleetCensus, engin
     walk.look()
     _hosts_go_down(runtime, engine)
     cluster = next(iter(runtime.sweeper.feed.clusters.values()))
-    crowded = Plan((), (), {"layer": 2}, wasted_attempts=1, given_up=1, cache_hits=2, cache_misses=0, full=False)
+    crowded = Plan(attempts=Counter(layer=2), wasted_attempts=1, given_up=1, cache_hits=2)
     with increments("scheduler_checkout_outcome_total", outcome="no_progress") as grown:
         metrics.record_pass(PassReport(cluster, plan=crowded))
     assert grown == [1]

@@ -15,7 +15,6 @@ from opencue_sched.settings import Queue, Settings
 FRAME = Frame(id="F-1", name="0011-beauty", number=11, version=4)
 LAYER = Layer(
     id="L-1",
-    job_id="J-1",
     name="beauty",
     command="render #ZFRAME# #IFRAME# #FRAME_START# #FRAME_END# #FRAME_CHUNK# #LAYER# #JOB# #FRAMESPEC# #FRAME#",
     frame_range="1-31x5",

@@ -330,7 +330,7 @@ class TestReadsAndHolds:
         readings = farm.read("h1")
         clock.advance(0.1)
         farm.book("h1", 6)
-        cache.settle("h1", committed=["p1"], lost=[])
+        cache.settle("h1", "p1", committed=True)
 
         # when it arrives after the commit
         cache.apply(readings, [], read_at=read_at)
@@ -357,7 +357,7 @@ class TestReadsAndHolds:
         cache = make_cache(farm, clock)
         book_one(cache, "p1", 6)
         farm.book("h1", 6)
-        cache.settle("h1", committed=["p1"], lost=[])
+        cache.settle("h1", "p1", committed=True)
         clock.advance(0.1)
 
         farm.book("h1", -6)
@@ -383,7 +383,8 @@ class TestReadsAndHolds:
         book_one(cache, "p1", 3)
         book_one(cache, "p2", 4)
 
-        cache.settle("h1", committed=["p1"], lost=["p2"])
+        cache.settle("h1", "p1", committed=True)
+        cache.settle("h1", "p2", committed=False)
 
         assert idle_cores(cache) == 5
 
@@ -404,9 +405,11 @@ class TestReadsAndHolds:
         cache = make_cache(Farm(make_host(cores=8)), clock)
         book_one(cache, "p1", 6)
 
-        cache.settle("h1", committed=[], lost=["p1"])
-        cache.settle("h1", committed=["p1"], lost=["p1"])
-        cache.settle("unknown", committed=["p1"], lost=["p2"])
+        cache.settle("h1", "p1", committed=False)
+        cache.settle("h1", "p1", committed=True)
+        cache.settle("h1", "p1", committed=False)
+        cache.settle("unknown", "p1", committed=True)
+        cache.settle("unknown", "p2", committed=False)
 
         assert idle_cores(cache) == 8
 
@@ -556,10 +559,12 @@ class TestBeingBooked:
         for proc_id in ("p1", "p2", "p3"):
             book_one(cache, proc_id, 1)
 
-        cache.settle("h1", committed=["p1"], lost=[])
-        cache.settle("h1", committed=["p1"], lost=["p2", "unknown"])
+        cache.settle("h1", "p1", committed=True)
+        cache.settle("h1", "p1", committed=True)
+        cache.settle("h1", "p2", committed=False)
+        cache.settle("h1", "unknown", committed=False)
         assert set(cache.being_booked()) == {"h1"}
-        cache.settle("h1", committed=["p3"], lost=[])
+        cache.settle("h1", "p3", committed=True)
         assert set(cache.being_booked()) == set()
 
     def test_what_nobody_settles_is_under_way_as_long_as_it_is_held(self, clock: Clock) -> None:
@@ -574,7 +579,7 @@ class TestBeingBooked:
         cache.apply(farm.read("h1"), [], read_at=clock())
 
         assert set(cache.being_booked()) == set()
-        cache.settle("h1", committed=["p1"], lost=[])
+        cache.settle("h1", "p1", committed=True)
         assert set(cache.being_booked()) == set()
 
     def test_nothing_is_remembered_of_hosts_that_are_dropped(self, clock: Clock) -> None:
@@ -607,7 +612,7 @@ def test_many_threads_never_take_more_than_there_is() -> None:
             lost = number % 3 == 0
             with lock:
                 taken[host.id] = taken.get(host.id, 0) + (0 if lost else 1)
-            cache.settle(host.id, committed=[] if lost else [proc_id], lost=[proc_id] if lost else [])
+            cache.settle(host.id, proc_id, committed=not lost)
 
     threads = [threading.Thread(target=plan_and_book, args=(worker,)) for worker in range(6)]
     for thread in threads:

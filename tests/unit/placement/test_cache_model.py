@@ -101,13 +101,13 @@ class Model:
         proc = self.pick(which, "committed")
         if proc is not None:
             proc.state = "known"
-            self.cache.settle(proc.host_id, committed=[proc.id], lost=[])
+            self.cache.settle(proc.host_id, proc.id, committed=True)
 
     def lose(self, which: int) -> None:
         proc = self.pick(which, "planned")
         if proc is not None:
             self.procs.remove(proc)
-            self.cache.settle(proc.host_id, committed=[], lost=[proc.id])
+            self.cache.settle(proc.host_id, proc.id, committed=False)
 
     def end(self, which: int) -> None:
         proc = self.pick(which, "known")

@@ -224,7 +224,7 @@ class TestBlocked:
         others = {name: value for name, value in changes.items() if name not in of_layer}
         planned = plan_layer(make_layer(**of_layer), make_host(cores=8), **others)
         assert only_verdict(planned).waiting > 0
-        assert planned.unschedulable == ()
+        assert planned.unschedulable == []
 
 
 class TestCaps:
@@ -269,7 +269,7 @@ class TestCaps:
     def test_burst_zero_books_nothing(self) -> None:
         planned = plan_layer(make_layer(), make_host(), subscriptions={"alloc": make_caps(0)})
 
-        assert planned.procs == ()
+        assert planned.procs == []
         assert only_verdict(planned).verdict is Verdict.OVER_SUBSCRIPTION
 
     def test_a_full_allocation_leaves_the_others_in_use(self) -> None:
@@ -559,7 +559,7 @@ class TestSize:
             make_snapshot(make_job(layers=[make_layer()])), pool, policy=Policy(NO_MEMORY_RULE, attempts_per_layer=3)
         )
 
-        assert planned.procs == ()
+        assert planned.procs == []
         assert planned.attempts["l1"] == planned.wasted_attempts == 3
         assert planned.given_up == 1
         assert only_verdict(planned).verdict is Verdict.CAPACITY

@@ -52,7 +52,6 @@ def make_layer(
 ) -> Layer:
     values: dict[str, Any] = {
         "id": layer_id,
-        "job_id": "",
         "name": layer_id,
         "command": "render #IFRAME#",
         "frame_range": f"1-{max(1, frames)}",
@@ -98,7 +97,6 @@ def make_caps(cores: float | None = None, gpus: float | None = None, *, booked: 
 
 def make_snapshot(*jobs: Job, subscriptions: Mapping[str, Caps] | None = None, **changes: Any) -> Snapshot:
     values: dict[str, Any] = {
-        "show_id": "show",
         "jobs": jobs,
         "subscriptions": {"alloc": make_caps(10_000)} if subscriptions is None else subscriptions,
         "folders": {},

@@ -13,7 +13,7 @@ from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.placement.planner import Plan
 from opencue_sched.worker.metrics import record_pass, record_recompute
 
-PLAN = Plan(procs=(), verdicts=(), attempts={}, wasted_attempts=0, given_up=0, cache_hits=0, cache_misses=0, full=False)
+PLAN = Plan()
 
 
 def sample(name: str, **labels: str) -> float:
