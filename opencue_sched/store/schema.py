@@ -175,9 +175,10 @@ def explained() -> Iterator[None]:
                 "then let the scheduler's user SELECT, INSERT, UPDATE and DELETE on opencue_sched_fence and "
                 "opencue_sched_quarantine, and SELECT on opencue_sched_origin and opencue_sched_version"
             ) from error
-        if code == errorcodes.LOCK_NOT_AVAILABLE:
+        # A farm at work may lock in the other order, and PostgreSQL then ends either the migration or a booking.
+        if code in (errorcodes.LOCK_NOT_AVAILABLE, errorcodes.DEADLOCK_DETECTED):
             raise SchedulerError(
-                f"a long transaction holds a table that the migration needs for a moment ({reason}): nothing was "
+                f"a transaction holds a table that the migration needs for a moment ({reason}): nothing was "
                 "changed, run it again"
             ) from error
         raise

@@ -214,7 +214,7 @@ def test_a_table_that_stays_locked_is_not_waited_for(cuebot_url: str, monkeypatc
     monkeypatch.setattr(schema, "TABLE_LOCK_SECONDS", 0.2)
     with _session(cuebot_url) as connection:
         connection.execute(text("LOCK TABLE proc IN ACCESS EXCLUSIVE MODE"))
-        with pytest.raises(SchedulerError, match=r"long transaction.*run it again"):
+        with pytest.raises(SchedulerError, match=r"a transaction holds a table.*run it again"):
             schema.upgrade(cuebot_url)
     assert _our_names(cuebot_url) == set()
     schema.upgrade(cuebot_url)
