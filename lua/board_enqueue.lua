@@ -15,29 +15,14 @@ for i, kind in ipairs({'zset', 'zset', 'zset', 'hash', 'string', 'stream', 'zset
 end
 --@include board
 empty_trash()
--- A claim that was made at a moment that is still to come: its life is counted from now, unless its owner prolonged it
--- since.
-local function live_anew(uuid, made, expires)
-  redis.call('HSET', PREFIX .. uuid, 'modified', format(now))
-  if expires > made and expires < math.huge then
-    redis.call('HSET', PREFIX .. uuid, 'expires', format(now + expires - made))
-    redis.call('ZADD', CLAIMED, format(now + expires - made), uuid)
-  end
-end
-
 local PLACES = {ready = READY, delayed = DELAYED, claimed = CLAIMED, trash = TRASH}
 -- What every job has, of one that can be read and is where its state says; nil for any other.
 local function readable(uuid, details)
   local job = whole(uuid)
   local place = job and PLACES[job.state]
-  if not (place and redis.call('ZSCORE', place, uuid)) then
-    return nil
-  end
-  local decoded, payload = true, {}
-  if job.details ~= details then
-    decoded, payload = pcall(cjson.decode, job.details)
-  end
-  return decoded and type(payload) == 'table' and job or nil
+  local there = place and redis.call('ZSCORE', place, uuid)
+  local decoded, payload = pcall(cjson.decode, there and job.details ~= details and job.details or '{}')
+  return there and decoded and type(payload) == 'table' and job or nil
 end
 
 -- Whether a message is due for a ready job. One of a moment that is still to come was sent before the clock was put back.
@@ -64,7 +49,11 @@ for i = 3, #ARGV, 4 do
     elseif state == 'delayed' then
       rests = true
     elseif state == 'claimed' and modified > now then
-      live_anew(uuid, modified, job.expires)
+      -- Made at a moment that is still to come: its life is counted from now, unless its owner prolonged it since.
+      redis.call('HSET', PREFIX .. uuid, 'modified', format(now))
+      if job.expires > modified and job.expires < math.huge then
+        set_expiry(uuid, job.expires - modified)
+      end
     elseif state == 'ready' and is_due(uuid, job.sent) then
       send, in_vain = true, job.sent > 0
     end

@@ -2,8 +2,8 @@
 
 A lease in Redis with a token of the process and a fence that only grows. The holder renews it; one that could not
 renew for the renewal deadline - counted from *before* the call that last succeeded, on a clock that runs through a
-suspend - stops by itself, before the lease can have gone to somebody else. Losing the lease demotes to standby, and the
-process campaigns again; it never exits.
+suspend - stops by itself, before the lease can have gone to another. A process whose lease is lost stands by and
+campaigns again; it never exits.
 
 PostgreSQL keeps the record (store/fences.py), because Redis may be emptied or go on from an older state. A fence that
 Redis granted counts once the record has it; a tick is one row there, written before its message is sent, and only for
@@ -79,12 +79,10 @@ def due_ticks(last: int | None, now_seconds: float, interval_seconds: float, pol
     only after a gap: LATEST fires the newest tick at once, SKIP waits for the next one to begin.
     """
     current = nominal_tick(now_seconds, interval_seconds)
-    if last is None:
+    if last is None or current == last + 1:
         return [current]
     if current <= last:
         return []
-    if current == last + 1:
-        return [current]
     if policy is CatchUp.SKIP:
         into_tick = now_seconds - current * interval_seconds
         return [current] if into_tick < min(interval_seconds, 1.0) else []

@@ -86,18 +86,14 @@ class PeriodicThread:
         try:
             pause = self._make_round()
         except Exception as error:
-            self._tell(error)
+            text = f"{type(error).__name__}: {error}"
+            if text != self._told:
+                # A store that is away is expected now and then; anything else is a defect, told with where it happened.
+                expected = isinstance(error, SchedulerError | SQLAlchemyError | RedisError)
+                (log.warning if expected else log.exception)(self._failed, thread=self._thread.name, error=text)
+            self._told = text
             self._stopped.wait(self._retry)
             self._retry = min(2 * self._retry, self._longest_retry)
             return 0.0
         self._told, self._retry = "", self._first_retry
         return pause
-
-    def _tell(self, error: Exception) -> None:
-        """A store that is away is expected now and then; anything else is a defect, told with where it happened."""
-        text = f"{type(error).__name__}: {error}"
-        if text == self._told:
-            return
-        self._told = text
-        expected = isinstance(error, SchedulerError | SQLAlchemyError | RedisError)
-        (log.warning if expected else log.exception)(self._failed, thread=self._thread.name, error=text)

@@ -217,10 +217,10 @@ class ClusterPostings(BoardScripts):
         unless it is prolonged. One call of a script."""
         ends_ms, *answer = self.call("board_due", resend_ms())
         due = []
-        for uuid, details, ticket, sent_in_vain in answer:
+        for uuid, details, ticket, unanswered in answer:
             try:
-                due.append(Enqueued(decode_cluster(details), str(uuid), int(ticket), again=sent_in_vain > 0))
-                if sent_in_vain == 1:
+                due.append(Enqueued(decode_cluster(details), str(uuid), int(ticket), again=unanswered > 0))
+                if unanswered == 1:  # its claim ran out
                     log.warning("claim_ran_out", posting=uuid, cluster=due[-1].cluster.key)
             except InvalidInput as error:
                 log.error("posting_unreadable", posting=uuid, error=str(error))

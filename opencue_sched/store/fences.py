@@ -64,18 +64,10 @@ _CLAIM_TICK = text(
     SELECT (SELECT fence FROM leader) AS highest, EXISTS (SELECT FROM claimed) AS claimed
     """
 )
-_LEADER = text(
+_READ = text(
     """
-    SELECT substr(name, length(:name) + 1) AS what, fence AS number,
-           extract(epoch FROM clock_timestamp()) - fence / 1000000.0 AS age
-      FROM opencue_sched_fence
-     WHERE name IN (:name, :name || '|store', :name || '|seen', :name || '|fired', :name || '|other')
-    """
-)
-_LATEST = text(
-    """
-    SELECT max(fence) FILTER (WHERE name = :name) AS highest, max(fence) FILTER (WHERE name = :task) AS tick
-      FROM opencue_sched_fence WHERE name IN (:name, :task)
+    SELECT name, fence AS number, extract(epoch FROM clock_timestamp()) - fence / 1000000.0 AS age
+      FROM opencue_sched_fence WHERE name = ANY(:names)
     """
 )
 _LAST_TICKS = text("SELECT name, fence FROM opencue_sched_fence WHERE starts_with(name, :prefix)")
@@ -116,21 +108,17 @@ class PersistentFences:
 
     def leader(self, name: str) -> LeaderRecord:
         """The leader elected last."""
-        rows = {row.what: row for row in self._rows(_LEADER, name=name)}
-
-        def number(what: str) -> int | None:
-            return int(rows[what].number) if what in rows else None
-
-        def age(what: str) -> float:
-            return float(rows[what].age) if what in rows else math.inf
-
+        what = {"": name, **{it: f"{name}|{it}" for it in ("store", "seen", "fired", "other")}}
+        rows = {row.name: row for row in self._rows(_READ, names=list(what.values()))}
+        number = {it: int(rows[key].number) for it, key in what.items() if key in rows}
+        age = {it: float(rows[key].age) for it, key in what.items() if key in rows}
         return LeaderRecord(
-            number("") or 0,
-            number("|store"),
-            age("|seen"),
-            number("|fired"),
-            age("|fired"),
-            -1 <= age("|other") < _LATELY_SECONDS,
+            number.get("", 0),
+            number.get("store"),
+            age.get("seen", math.inf),
+            number.get("fired"),
+            age.get("fired", math.inf),
+            -1 <= age.get("other", math.inf) < _LATELY_SECONDS,
         )
 
     def claim(self, name: str, fence: int) -> bool:
@@ -151,8 +139,8 @@ class PersistentFences:
 
     def latest(self, name: str, task: str) -> tuple[int, int | None]:
         """The highest fence given out, and the last tick fired of a task; None when none was."""
-        (row,) = self._rows(_LATEST, name=name, task=f"{name}/{task}")
-        return int(row.highest or 0), row.tick
+        found = {row.name: row.number for row in self._rows(_READ, names=[name, f"{name}/{task}"])}
+        return found.get(name, 0), found.get(f"{name}/{task}")
 
     def last_ticks(self, name: str) -> dict[str, int]:
         """The last tick fired of every task."""

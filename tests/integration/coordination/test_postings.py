@@ -471,7 +471,7 @@ def test_no_lost_key_of_the_board_stops_a_cluster(postings, redis_client, part, 
 
 def claim_offered(postings, cluster):
     (enqueued,) = postings.enqueue([cluster], wake=True)
-    return postings.claim(enqueued.uuid, "w2", ttl_seconds=60)
+    return claimed(postings.claim(enqueued.uuid, "w2", ttl_seconds=60))
 
 
 def test_trash_ends_after_its_retention(postings, redis_client):
