@@ -168,28 +168,22 @@ class _OutOfTimeError(Exception):
     """The commit deadline leaves no room for another statement."""
 
 
+@dataclass(slots=True)
 class _Commit:
     """The state of one commit_plan call."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        caps: Mapping[str, VertexCaps],
-        settings: Settings,
-        facts: SchemaFacts,
-        booked_at: float,
-        clock: Callable[[], float],
-        queue: CommitQueue,
-    ) -> None:
-        self.result = CommitResult()
-        self._engine = engine
-        self._caps = caps
-        self._settings = settings
-        self._facts = facts
-        self._clock = clock
-        self._queue = queue
-        self._booked_at = booked_at
-        self._deadline = settings.accounting.commit_deadline
+    engine: Engine
+    caps: Mapping[str, VertexCaps]
+    settings: Settings
+    facts: SchemaFacts
+    booked_at: float
+    clock: Callable[[], float]
+    queue: CommitQueue
+    result: CommitResult = field(default_factory=CommitResult)
+
+    @property
+    def deadline(self) -> float:
+        return self.settings.accounting.commit_deadline
 
     def commit(self, procs: Sequence[PlannedProc]) -> None:
         """Commit these procs in one transaction, or as much of them as can be when it fails."""
@@ -232,15 +226,15 @@ class _Commit:
 
     def _transaction(self, procs: Sequence[PlannedProc]) -> None:
         """One transaction, after those of this process that lock some of its hosts, or counters of its jobs."""
-        patience = max(0.0, _QUEUE_BEFORE * self._deadline - self._elapsed())
+        patience = max(0.0, _QUEUE_BEFORE * self.deadline - self._elapsed())
         locked = {proc.host.id for proc in procs} | {proc.job.id for proc in procs}
         # After a wait that was too long all the same: those before it may have died in their COMMIT.
-        with self._queue.on(locked, wait_seconds=patience), self._engine.connect() as connection:
+        with self.queue.on(locked, wait_seconds=patience), self.engine.connect() as connection:
             self._check_time(_STATEMENTS_BEFORE)
             self.result.transactions += 1
             with connection.begin() as transaction:
                 committed, lost, lowered = self._write(connection, procs)
-                sent_at = self._clock()
+                sent_at = self.clock()
                 try:
                     self._check_time(_COMMIT_BEFORE)
                     transaction.commit()
@@ -266,14 +260,14 @@ class _Commit:
         self._next()
         store.set_timeouts(
             connection,
-            statement=_STATEMENT * self._deadline,
-            lock=_LOCK * self._deadline,
-            idle=_IDLE * self._deadline,
-            whole=_WHOLE * self._deadline - self._elapsed(),
+            statement=_STATEMENT * self.deadline,
+            lock=_LOCK * self.deadline,
+            idle=_IDLE * self.deadline,
+            whole=_WHOLE * self.deadline - self._elapsed(),
         )
         # (a) Frames, without waiting: one that is locked is being started, retried or killed, and is lost to this plan.
         self._next()
-        frames = store.lock_frames(connection, procs, self._facts)
+        frames = store.lock_frames(connection, procs, self.facts)
         changed = "the frame was started, changed, paused or taken by another transaction"
         kept = [proc for proc in procs if proc.frame.id in frames]
         lost = [_lost(proc, FrameLost, changed) for proc in procs if proc.frame.id not in frames]
@@ -283,7 +277,7 @@ class _Commit:
         self._next()
         hosts = store.lock_hosts(connection, {p.host.id for p in kept})
         self._next()
-        kept, without_cap, lowered = fit_caps(kept, self._caps, store.read_caps(connection, kept))
+        kept, without_cap, lowered = fit_caps(kept, self.caps, store.read_caps(connection, kept))
         kept, without_host = fit_hosts(kept, hosts)
         lost += without_cap + without_host
         # (c) and (d) Write. Only this can wait, for counters that another transaction has locked. After a wait that was
@@ -314,7 +308,7 @@ class _Commit:
         lost = [_lost(proc, FrameLost, "the frame got another proc") for proc in procs if proc.proc_id not in inserted]
         if not kept:
             return [], lost
-        reported_free = self._settings.rqd.dry_run_mode
+        reported_free = self.settings.rqd.dry_run_mode
         self._next(2 if reported_free else 1)
         store.take_from_hosts(connection, kept, reported_free=reported_free)
         # Frames last: this locks the counters of their layers and jobs, for which plans of other clusters wait.
@@ -326,7 +320,7 @@ class _Commit:
         self.result.lost += [(proc, failure) for proc in procs]
 
     def _elapsed(self) -> float:
-        return self._clock() - self._booked_at
+        return self.clock() - self.booked_at
 
     def _next(self, statements: int = 1) -> None:
         """Count statements about to be sent, unless it is too late for them."""
@@ -334,7 +328,7 @@ class _Commit:
         self.result.statements += statements
 
     def _check_time(self, share: float) -> None:
-        if self._elapsed() > share * self._deadline:
+        if self._elapsed() > share * self.deadline:
             raise _OutOfTimeError
 
 
