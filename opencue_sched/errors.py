@@ -8,16 +8,31 @@ class SchedulerError(Exception):
 
 
 class BookingError(SchedulerError):
-    """A planned proc that did not become a running frame."""
+    """A planned proc that did not become a running frame.
+
+    ``table`` names the cap of a CapExceeded, as book.lua does. ``outcome_unknown``: a COMMIT or a launch may have
+    happened all the same.
+    """
 
     retriable = False
     reason = "booking"
 
-    def __init__(self, message: str, *, proc_id: str = "", host: str = "", layer_id: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        proc_id: str = "",
+        host: str = "",
+        layer_id: str = "",
+        table: str = "",
+        outcome_unknown: bool = False,
+    ) -> None:
         super().__init__(message)
         self.proc_id = proc_id
         self.host = host
         self.layer_id = layer_id
+        self.table = table
+        self.outcome_unknown = outcome_unknown
 
 
 class HostLocked(BookingError):
@@ -41,25 +56,9 @@ class AllocationOverBurst(BookingError):
 
 
 class CapExceeded(BookingError):
-    """A folder, job or licence cap is reached; ``table``, ``current`` and ``limit`` as book.lua answered."""
+    """A folder, job or licence cap is reached."""
 
     reason = "cap_exceeded"
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        table: str,
-        current: float,
-        limit: float,
-        proc_id: str = "",
-        host: str = "",
-        layer_id: str = "",
-    ) -> None:
-        super().__init__(message, proc_id=proc_id, host=host, layer_id=layer_id)
-        self.table = table
-        self.current = current
-        self.limit = limit
 
 
 class CapChanging(BookingError):
@@ -75,24 +74,16 @@ class FrameLost(BookingError):
 
 
 class DatabaseFailure(BookingError):
-    """PostgreSQL refused or did not answer; ``outcome_unknown`` when a COMMIT may have happened."""
+    """PostgreSQL refused or did not answer."""
 
     reason = "database_failure"
 
-    def __init__(self, message: str, *, outcome_unknown: bool = False) -> None:
-        super().__init__(message)
-        self.outcome_unknown = outcome_unknown
-
 
 class RqdFailure(BookingError):
-    """RQD refused or did not answer; ``outcome_unknown`` when the frame may be running there."""
+    """RQD refused or did not answer."""
 
     retriable = True
     reason = "rqd_failure"
-
-    def __init__(self, message: str, *, outcome_unknown: bool, proc_id: str = "", host: str = "") -> None:
-        super().__init__(message, proc_id=proc_id, host=host)
-        self.outcome_unknown = outcome_unknown
 
 
 class NotReady(SchedulerError):

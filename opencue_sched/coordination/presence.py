@@ -291,12 +291,8 @@ class Workload:
         self.state = WorkerState.STARTING
         self._stopping = False
         self._changed = threading.Condition()
-        self._in_hand = 0
-
-    @property
-    def in_hand(self) -> int:
+        self.in_hand = 0
         """Tasks under way in this process."""
-        return self._in_hand
 
     @property
     def takes_work(self) -> bool:
@@ -331,19 +327,19 @@ class Workload:
     def task(self) -> Iterator[None]:
         """Count one task while it runs."""
         with self._changed:
-            self._in_hand += 1
+            self.in_hand += 1
         try:
             yield
         finally:
             with self._changed:
-                self._in_hand -= 1
+                self.in_hand -= 1
                 self._changed.notify_all()
 
     def wait_until_idle(self, seconds: float) -> bool:
         """Wait until nothing is in hand; False when that took longer than ``seconds``."""
         deadline = time.monotonic() + seconds
         with self._changed:
-            while self._in_hand:
+            while self.in_hand:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from itertools import islice
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -25,6 +26,7 @@ from kombu.transport import TRANSPORT_ALIASES
 
 from opencue_sched.coordination.leader import boot_clock
 from opencue_sched.coordination.names import (
+    QUEUE_PRIORITIES,
     QueueName,
     QueueType,
     parse_presence_key,
@@ -125,22 +127,15 @@ class Router:
         self._live = {
             actor.instance: actor for actor in mine if str(self._instance_queue(actor.instance)) in self._consumed
         }
-        waiting = self._waiting(sorted(self._live))
-        self._load = Counter({name: actor.in_flight + waiting[name] for name, actor in self._live.items()})
-        self._read_at = now
-
-    def _waiting(self, instances: list[str]) -> Counter[str]:
-        if not instances:
-            return Counter()
         with self._client.pipeline(transaction=False) as pipe:
-            for instance in instances:
+            for instance in self._live:
                 for name in priority_lists(self._instance_queue(instance)):
                     pipe.llen(name)
-            lengths = cast("list[int]", pipe.execute())
-        per_instance = len(lengths) // len(instances)
-        return Counter(
-            {name: sum(lengths[i * per_instance : (i + 1) * per_instance]) for i, name in enumerate(instances)}
+            lengths = iter(cast("list[int]", pipe.execute()))
+        self._load = Counter(
+            {name: actor.in_flight + sum(islice(lengths, len(QUEUE_PRIORITIES))) for name, actor in self._live.items()}
         )
+        self._read_at = now
 
     def _instance_queue(self, instance: str) -> QueueName:
         return QueueName(self._group_queue.ns, self._group_queue.type, self._group, instance)

@@ -444,8 +444,6 @@ def _over_cap(proc: PlannedProc, caps: VertexCaps, *, gpus: bool) -> BookingErro
     return CapExceeded(
         f"the {table} cap was lowered to {limit:g} while {current} are booked",
         table=table,
-        current=current,
-        limit=limit or 0,
         proc_id=proc.proc_id,
         host=proc.host.name,
         layer_id=proc.layer.id,
