@@ -4,8 +4,8 @@ YAML 1.1 turns ``shot: 0010`` into 8, ``name: no`` into false, ``1:30`` into 90 
 key that is given twice it quietly keeps the second. Here numbers are plain numbers, only true and false are flags,
 everything else is text, and a key given twice is an error.
 
-A file has at most 2 MiB, also with each alias written out, and is nested at most 32 deep; YAML has at most 100,000
-values, of which PyYAML reads some 15,000 in a second. Control characters (but tab and line breaks), halves of surrogate
+A file has at most 2 MiB and 100,000 values, also with each alias written out, and is nested at most 32 deep; PyYAML
+reads some 15,000 values in a second. Control characters (but tab and line breaks), halves of surrogate
 pairs and numbers of more than 18 digits are refused by the path of their field.
 """
 
@@ -141,7 +141,7 @@ def read_toml(text: str) -> Any:
 
 
 def _checked(data: Any) -> Any:
-    _refuse(_value_problems(data, "", 0))
+    _refuse(_value_problems(data))
     return data
 
 
@@ -222,29 +222,35 @@ def _node_problems(root: yaml.Node) -> Iterator[str]:
             yield f"{where}the tag {node.tag[:60]} is not read here"
 
 
-def _value_problems(data: object, path: str, depth: int) -> Iterator[str]:
+def _value_problems(data: object) -> Iterator[str]:
     """Where there are characters and numbers that are not to be read, and mappings and lists nested too deeply."""
-    at = f"{path}: " if path else ""
-    if isinstance(data, dict | list) and depth >= MOST_DEPTH:
-        yield f"{path[:200]}: nested more than {MOST_DEPTH} deep"
-    elif isinstance(data, dict):
-        for key, value in data.items():
-            name = ascii(key)[1:-1][:60] if isinstance(key, str) else str(key)[:60]
-            below = f"{path}.{name}" if path else name
-            if isinstance(key, str) and (odd := _ODD_IN_A_KEY.search(key)):
-                yield f"{below}: the key has the character U+{ord(odd[0]):04X}"
-            yield from _value_problems(value, below, depth + 1)
-    elif isinstance(data, list):
-        for position, value in enumerate(data):
-            yield from _value_problems(value, f"{path}[{position}]", depth + 1)
-    elif isinstance(data, str):
-        if odd := _ODD_CHARACTER.search(data):
+    values: list[tuple[str, object, int]] = [("", data, 0)]
+    read = 0
+    while values:
+        path, value, depth = values.pop()
+        at = f"{path}: " if path else ""
+        read += 1
+        if read > MOST_VALUES:
+            yield f"has more than {MOST_VALUES:,} values"
+            return
+        below: list[tuple[str, object, int]] = []
+        if isinstance(value, dict | list) and depth >= MOST_DEPTH:
+            yield f"{path[:200]}: nested more than {MOST_DEPTH} deep"
+        elif isinstance(value, dict):
+            for key, entry in value.items():
+                name = ascii(key)[1:-1][:60] if isinstance(key, str) else str(key)[:60]
+                below.append((f"{path}.{name}" if path else name, entry, depth + 1))
+                if isinstance(key, str) and (odd := _ODD_IN_A_KEY.search(key)):
+                    yield f"{below[-1][0]}: the key has the character U+{ord(odd[0]):04X}"
+        elif isinstance(value, list):
+            below = [(f"{path}[{position}]", entry, depth + 1) for position, entry in enumerate(value)]
+        elif isinstance(value, str) and (odd := _ODD_CHARACTER.search(value)):
             yield f"{at}has the character U+{ord(odd[0]):04X}"
-    elif isinstance(data, float):
-        if not math.isfinite(data):
+        elif isinstance(value, float) and not math.isfinite(value):
             yield f"{at}is no finite number"
-    elif isinstance(data, int) and abs(data) >= _MOST_NUMBER:
-        yield f"{at}a number of more than 18 digits"
+        elif isinstance(value, int) and abs(value) >= _MOST_NUMBER:
+            yield f"{at}a number of more than 18 digits"
+        values += reversed(below)
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

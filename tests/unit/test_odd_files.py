@@ -123,6 +123,7 @@ def test_a_job_file_of_more_values_than_are_read_in_bounded_time_is_refused(monk
     (problem,) = refused("show: [" + "a," * 1000 + "]")
     assert problem.startswith("line 1, column ")
     assert problem.endswith(": not YAML: more than 1,000 values")
+    assert refused('{"depends": [' + "1," * 1000 + "1]}") == ("has more than 1,000 values",)
 
 
 def bomb(levels: int, width: int) -> str:
