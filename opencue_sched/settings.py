@@ -32,6 +32,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
+    InitSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -76,11 +77,6 @@ def _words(value: Any) -> Any:
     if isinstance(value, str) and not value.lstrip().startswith("["):
         return tuple(word for part in value.split(",") if (word := part.strip()))
     return json_value(value)
-
-
-def with_driver(database_url: str) -> str:
-    """The URL with the driver named that we use, whichever it names."""
-    return _POSTGRESQL.sub("postgresql+psycopg2://", database_url)
 
 
 def _database_url(value: SecretStr) -> SecretStr:
@@ -377,7 +373,7 @@ class Settings(BaseSettings):
     def sqlalchemy_url(self) -> str:
         """The database URL with the psycopg2 driver named. Contains the password: never log it."""
         if self.database_url is not None:
-            return with_driver(self.database_url.get_secret_value())
+            return _POSTGRESQL.sub("postgresql+psycopg2://", self.database_url.get_secret_value())
         from sqlalchemy import URL
 
         db = self.database
@@ -404,18 +400,9 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, _FileSource(settings_cls)
-
-
-class _FileSource(PydanticBaseSettingsSource):
-    """Values of the file named by OPENCUE_SCHED_CONFIG."""
-
-    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:  # noqa: ARG002 - pydantic's
-        return self().get(field_name), field_name, True
-
-    def __call__(self) -> dict[str, Any]:
         path = settings_file()
-        return {} if path is None else read_settings_file(path)
+        from_file = {} if path is None else read_settings_file(path)
+        return init_settings, env_settings, InitSettingsSource(settings_cls, from_file)
 
 
 def settings_file() -> Path | None:
@@ -548,16 +535,14 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def setting_fields() -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
+def setting_fields(
+    model: type[BaseModel] = Settings, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
     """Every setting, by the names from its section down."""
-    return _fields(Settings, ())
-
-
-def _fields(model: type[BaseModel], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
     for name, field in model.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _fields(kind, (*path, name))
+            yield from setting_fields(kind, (*path, name))
         else:
             yield (*path, name), field
 

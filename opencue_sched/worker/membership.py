@@ -11,7 +11,6 @@ from contextlib import contextmanager
 
 import redis
 import structlog
-from celery import Celery
 from redis.exceptions import RedisError
 
 from opencue_sched.coordination import replies
@@ -30,12 +29,6 @@ log = structlog.get_logger(__name__)
 ASK_AGAIN_SECONDS = 0.25
 FAILED = "failed"
 """How a pass ended that raised, in the answer to who waits for it and in its job hash."""
-
-
-def consumed_by(app: Celery) -> list[str]:
-    """The names of the queues that a worker of ``app`` takes messages from (all of its own, unless started with
-    ``-Q``)."""
-    return sorted(app.amqp.queues.consume_from)
 
 
 def types_of(queues: Collection[str]) -> list[str]:
@@ -62,14 +55,13 @@ class Membership:
         self.workload = Workload()
         self.router = Router(client, self.namespace, self.group, fixed=settings.scheduler.facility is not None)
         self.presence: Presence | None = None
-        self.node = ""
         self._queues: Callable[[], Collection[str]] = tuple
         self.in_flight: Callable[[], int] = lambda: self.workload.in_hand
 
     def join(self, node: str, *, queues: Callable[[], Collection[str]], capacity: int) -> None:
-        """Take this instance's name, for the types of ``queues``. Each heartbeat announces what these are then: Celery
-        may be told to consume others. Raises InstanceTaken when a live process has the name."""
-        self.node = node
+        """Take this instance's name, for the types of the ``queues`` that this worker consumes (all of its own, unless
+        started with ``-Q``). Each heartbeat announces what these are then: Celery may be told to consume others.
+        Raises InstanceTaken when a live process has the name."""
         self._queues = queues
         consumed = queues()
         self.presence = Presence(

@@ -58,7 +58,7 @@ candidates_per_layer = Histogram(
 )
 bad_rows = Counter("scheduler_bad_rows_total", "Rows that make no sense, each time they were skipped.", ["table"])
 hosts_attempted = Counter("scheduler_hosts_attempted_total", "Hosts taken from the cache to place frames on.")
-wasted_attempts = Counter("scheduler_wasted_attempts_total", "Hosts taken from the cache in vain.")
+wasted_attempts = Counter("scheduler_wasted_attempts_total", "Hosts taken from the cache that took no frame.")
 time_to_book = Histogram(
     "scheduler_time_to_book_seconds",
     "From a frame becoming eligible (again, after a retry) to its booking.",

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import cached_property, partial
+from functools import cached_property
 
 import structlog
 from celery import Celery
@@ -60,7 +60,7 @@ from opencue_sched.store.release import cuebot_recalculates_subs, recalculate_su
 from opencue_sched.store.schema import Drained, SchemaFacts, check_schema
 from opencue_sched.worker import fleet_metrics, metrics
 from opencue_sched.worker.events import Events
-from opencue_sched.worker.membership import Membership, consumed_by
+from opencue_sched.worker.membership import Membership
 from opencue_sched.worker.task import Messenger
 
 log = structlog.get_logger(__name__)
@@ -362,7 +362,7 @@ class Runtime:
         log.info("schema_found", **asdict(self.facts))
         with self.engine.connect() as connection:
             scoped_facilities(connection, self.settings)
-        self.membership.join(node, queues=partial(consumed_by, self.app), capacity=capacity)
+        self.membership.join(node, queues=lambda: self.app.amqp.queues.consume_from, capacity=capacity)
         self.check_feed()
         with self.membership.present():
             self.bootstrap(fleet_start=self.membership.is_first(), sleep=sleep)
