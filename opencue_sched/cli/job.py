@@ -49,7 +49,6 @@ from opencue_sched.store import jobs
 from opencue_sched.store.shows import Kind, NamedRow
 
 if TYPE_CHECKING:
-    from opencue_sched.dispatch.rqd import Unconfirmed
     from opencue_sched.farm.jobs import JobControl
 
 
@@ -327,7 +326,7 @@ def _refuse_nothing(connection: Connection, job: NamedRow, wanted: dict[str, Any
 
 
 @contextmanager
-def _control(engine: Engine) -> Iterator[tuple[JobControl, dict[str, Unconfirmed]]]:
+def _control(engine: Engine) -> Iterator[tuple[JobControl, dict[str, tuple[str, str]]]]:
     """What ends frames, with the ledger and the host caches told; and, by frame, what could not be confirmed dead."""
     # These import grpc, which commands that only read or write PostgreSQL do without.
     from opencue_sched.accounting.caps import make_ledger
@@ -338,12 +337,12 @@ def _control(engine: Engine) -> Iterator[tuple[JobControl, dict[str, Unconfirmed
 
     settings = get_settings()
     only_on_success = settings.release.satisfy_only_on_frame_success
-    alive: dict[str, Unconfirmed] = {}
+    alive: dict[str, tuple[str, str]] = {}
     with redis_store() as client:
         ledger = make_ledger(engine, client, owner=f"{settings.instance}-cli")
         changes = HostChanges(client, settings.coordination.namespace)
         channels = RqdChannels(settings.rqd)
-        killer = RqdKiller(channels, tell=lambda it: alive.update({it.frame_id: it}))
+        killer = RqdKiller(channels, tell=lambda frame_id, *place: alive.update({frame_id: place}))
         try:
             yield JobControl(Releaser(engine, only_on_success, ledger, changes, asked_for=True), killer), alive
         finally:
@@ -355,7 +354,7 @@ def _reason(verb: str, reason: str | None) -> str:
     return f"{verb} by {user} on {socket.gethostname()}" + (f": {reason}" if reason else "")
 
 
-def _say_deferred(engine: Engine, job: NamedRow, deferred: Sequence[str], alive: Mapping[str, Unconfirmed]) -> None:
+def _say_deferred(engine: Engine, job: NamedRow, deferred: Sequence[str], alive: Mapping[str, tuple[str, str]]) -> None:
     """Name the frames that may still run, by their host with its address, and by the reason."""
     if not deferred:
         return
@@ -363,8 +362,7 @@ def _say_deferred(engine: Engine, job: NamedRow, deferred: Sequence[str], alive:
         names = {frame.id: frame.name for frame in jobs.frames_of(connection, job.id, states=[FrameState.RUNNING])}
     places: dict[tuple[str, str], list[str]] = defaultdict(list)
     for frame in sorted(deferred, key=lambda it: names.get(it, it)):
-        it = alive[frame]
-        places[f"{it.host_name} ({it.address})", it.reason].append(names.get(frame, frame))
+        places[alive[frame]].append(names.get(frame, frame))
     click.echo(
         f"{job.name}: {counted(len(deferred), 'frame')} could not be confirmed dead and may still run:", err=True
     )

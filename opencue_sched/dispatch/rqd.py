@@ -269,21 +269,11 @@ def describe(error: grpc.RpcError) -> str:
     return f"{error.code().name}: {error.details() or 'no details'}"
 
 
-@dataclass(frozen=True, slots=True)
-class Unconfirmed:
-    """A frame whose process could not be confirmed dead: where it runs, and why, in words for a person."""
-
-    frame_id: str
-    host_name: str
-    address: str
-    reason: str
-
-
 class RqdKiller:
     """Kills through the connections of this process. ``tell`` is told, on any thread, of each frame that was not
-    confirmed dead."""
+    confirmed dead: its id, its host with the address, and why, in words for a person."""
 
-    def __init__(self, channels: RqdChannels, *, tell: Callable[[Unconfirmed], object] = lambda _: None) -> None:
+    def __init__(self, channels: RqdChannels, *, tell: Callable[[str, str, str], object] = lambda *_: None) -> None:
         self._channels = channels
         self._tell = tell
 
@@ -317,6 +307,6 @@ class RqdKiller:
     def _end(self, ref: RunningFrameRef, reason: str, *, adopt: bool) -> Fate:
         found = kill_and_confirm(self._channels, ref, reason=reason, adopt=adopt)
         if found.fate in (Fate.UNCONFIRMED, Fate.UNREACHABLE):
-            address = self._channels.address(ref.host_name)
-            self._tell(Unconfirmed(ref.frame_id, ref.host_name, address, found.detail))
+            place = f"{ref.host_name} ({self._channels.address(ref.host_name)})"
+            self._tell(ref.frame_id, place, found.detail)
         return found.fate

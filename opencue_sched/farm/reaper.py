@@ -139,13 +139,13 @@ class Reaper:
         with self.releaser.engine.connect() as connection:
             lost = procs.lost_runs(
                 connection,
-                silent_after=ORPHAN_SECONDS,
-                frameless_after=FRAMELESS_SECONDS,
-                unnamed_after=UNNAMED_SECONDS,
-                grace=self.settings.lost_completion_grace,
+                self.scope,
                 limit=self.batch,
                 but=self._tried,
-                scope=self.scope,
+                silent=ORPHAN_SECONDS,
+                frameless=FRAMELESS_SECONDS,
+                unnamed=UNNAMED_SECONDS,
+                grace=self.settings.lost_completion_grace,
             )
         self._tried.update(run.proc_id or run.frame_id for run in lost)
         # Procs first: they hold cores, frames without one do not.
@@ -155,11 +155,11 @@ class Reaper:
         """Hosts that stopped reporting. Not right after PostgreSQL was away, and late if nearly all went silent."""
         after = self.settings.host_down_after
         with self.releaser.engine.begin() as connection:
-            heard = procs.hearing(connection, silent_after=after, scope=self.scope)
-            if not heard.silent or heard.database_age < after:
+            up, silent, database_age = procs.hearing(connection, silent_after=after, scope=self.scope)
+            if not silent or database_age < after:
                 return []
-            if heard.silent > max(1, heard.up // 2):
-                _log.warning("most_hosts_silent", silent=heard.silent, up=heard.up)
+            if silent > max(1, up // 2):
+                _log.warning("most_hosts_silent", silent=silent, up=up)
                 after *= DEAF_FACTOR
             down = procs.mark_hosts_down(connection, silent_after=after, scope=self.scope)
         if down:

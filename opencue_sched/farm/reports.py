@@ -7,7 +7,7 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from time import monotonic
 from typing import Any
@@ -117,14 +117,14 @@ def check_bounds(report: report_pb2.BootReport | report_pb2.HostReport) -> None:
 
 def check_frame(frame: report_pb2.RunningFrameInfo, where: str, *, needs_ids: bool = False) -> None:
     """Refuse (InvalidInput) a frame whose ids cannot be ids or whose memory no host has. ``where`` begins its text."""
-    for field in ("resource_id", "frame_id"):
-        value = getattr(frame, field)
+    for key in ("resource_id", "frame_id"):
+        value = getattr(frame, key)
         if len(value) > LONGEST_ID or not value.isprintable() or (needs_ids and not value):
-            raise InvalidInput(f"{where}{field} {value[:_SHOWN]!r} is not an id")
-    for field in _FRAME_MEMORY:
-        value = getattr(frame, field)
+            raise InvalidInput(f"{where}{key} {value[:_SHOWN]!r} is not an id")
+    for key in _FRAME_MEMORY:
+        value = getattr(frame, key)
         if value > MOST_KB:
-            raise InvalidInput(f"{where}{field} {value} KB of frame {frame.frame_id} is more than any host has")
+            raise InvalidInput(f"{where}{key} {value} KB of frame {frame.frame_id} is more than any host has")
 
 
 def read_host(host: report_pb2.RenderHost) -> ReportedHost:
@@ -132,17 +132,17 @@ def read_host(host: report_pb2.RenderHost) -> ReportedHost:
     full_name = host.name.strip()
     name = _checked_name(full_name)
     where = f"host {full_name}"
-    for field, (least, most) in _RANGES.items():
-        value = getattr(host, field)
+    for key, (least, most) in _RANGES.items():
+        value = getattr(host, key)
         if not least <= value <= most:
-            raise InvalidInput(f"{where}: {field} {value} is {'less' if value < least else 'more'} than any host has")
+            raise InvalidInput(f"{where}: {key} {value} is {'less' if value < least else 'more'} than any host has")
     centicores = host.num_procs * host.cores_per_proc
     if centicores > _MOST_CENTICORES:
         raise InvalidInput(f"{where}: {centicores} centicores are more than any host has")
     os_name = host.attributes.get("SP_OS", "").strip() or _DEFAULT_OS
-    for field, text in (("facility", host.facility), ("SP_OS", os_name)):
+    for key, text in (("facility", host.facility), ("SP_OS", os_name)):
         if "\0" in text:
-            raise InvalidInput(f"{where}: {field} {text[:_SHOWN]!r} has a NUL in it")
+            raise InvalidInput(f"{where}: {key} {text[:_SHOWN]!r} has a NUL in it")
     tags = tuple(dict.fromkeys(tag.strip() for tag in host.tags if tag.strip()))
     memory_kb = bookable_memory_kb(host.total_mem, is_64bit="64bit" in tags, nimby=host.nimby_enabled)
     if memory_kb <= 0:
@@ -372,29 +372,23 @@ class KillPool:
                 self._hosts.discard(host_id)
 
 
+@dataclass
 class HostReports:
     """Handles the reports of every host. Thread-safe as long as one host's reports come one at a time.
 
     Whatever waits for an RQD is done in the ``background`` (`KillPool.submit`).
     """
 
-    def __init__(
-        self,
-        releaser: Releaser,
-        settings: Release,
-        *,
-        killer: RqdKiller,
-        background: Callable[[str, Callable[[], None]], bool],
-    ) -> None:
-        self._releaser = releaser
-        self._engine = releaser.engine
-        self._settings = settings
-        self._killer = killer
-        self._background = background
-        self._counts = releaser.counts
-        self._clock = releaser.clock
-        self._throttle = KillThrottle(self._clock)
-        self._reconcile_at: dict[str, float] = {}
+    releaser: Releaser
+    settings: Release
+    _: KW_ONLY
+    killer: RqdKiller
+    background: Callable[[str, Callable[[], None]], bool]
+    _throttle: KillThrottle = field(init=False)
+    _reconcile_at: dict[str, float] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self._throttle = KillThrottle(self.releaser.clock)
 
     def boot(self, report: report_pb2.BootReport) -> None:
         """A host's RQD has started. Raises InvalidInput when the host is nonsense."""
@@ -412,12 +406,12 @@ class HostReports:
         if age <= OLDEST_FOR_VERIFICATION_SECONDS:
             missing = self._missing(report, row)
             if kills or missing:
-                self._background(row.id, lambda: self._end(host.name, kills, missing, fresh_until))
+                self.background(row.id, lambda: self._end(host.name, kills, missing, fresh_until))
         self._reconcile(row.id, host.name)
 
     def _host(self, host: ReportedHost, *, boot: bool) -> HostRow:
         """Bring the host's rows up to date; its row as it was before."""
-        with self._engine.begin() as connection:
+        with self.releaser.engine.begin() as connection:
             row = reports.find_host(connection, host.full_name, host.name)
             created = row is None
             if row is None:
@@ -428,12 +422,12 @@ class HostReports:
         if created:
             _log.info("host_created", host=host.name, cores=host.size.centicores / 100, alloc_tag=row.alloc_tag)
         if changed:
-            self._releaser.publish_hosts([row.id])
+            self.releaser.publish_hosts([row.id])
         return row
 
     def _create(self, connection: Connection, host: ReportedHost) -> HostRow:
         """A new host in the allocation its tags name, or in the default one."""
-        facility = host.facility or self._settings.facility
+        facility = host.facility or self.settings.facility
         alloc = reports.find_alloc(connection, facility, host.tags, _DEFAULT_ALLOC_TAG)
         if alloc is None:
             raise InvalidInput(
@@ -491,16 +485,16 @@ class HostReports:
         kills: list[tuple[str, str]] = []
         if not report.frames:
             return owned, kills
-        with self._engine.connect() as connection:
+        with self.releaser.engine.connect() as connection:
             rows = reports.read_reported(connection, [(it.resource_id, it.frame_id) for it in report.frames])
-        now = self._clock()
+        now = self.releaser.clock()
         for frame, row in zip(report.frames, rows, strict=True):
             check, reason = verify(row, frame.resource_id, frame.frame_id, host_id)
             if check is OrphanCheck.OWNED:
                 owned.append((frame, row))
                 reason = overdue(row, frame, now=now)
             elif check is OrphanCheck.KILL:
-                self._counts.add("unowned_process")
+                self.releaser.counts.add("unowned_process")
             if reason and check is not OrphanCheck.WAIT:
                 kills.append((frame.frame_id, reason))
         return owned, kills
@@ -510,7 +504,7 @@ class HostReports:
     ) -> None:
         if not owned:
             return
-        with self._engine.begin() as connection:
+        with self.releaser.engine.begin() as connection:
             reports.update_runs(connection, [usage(row, frame) for frame, row in owned])
         growing = {
             frame.resource_id: frame.rss
@@ -519,11 +513,11 @@ class HostReports:
         }
         if not growing or host.size.nimby:
             return
-        with self._engine.begin() as connection:
+        with self.releaser.engine.begin() as connection:
             grown = reports.grow_reservations(connection, host_id, growing)
         if grown:
-            self._counts.add("reservation_grown", len(grown))
-            self._releaser.publish_hosts([host_id])
+            self.releaser.counts.add("reservation_grown", len(grown))
+            self.releaser.publish_hosts([host_id])
         if len(grown) < len(growing):
             short = {proc: kb for proc, kb in growing.items() if proc not in grown}
             _log.info("memory_over_reservation", host=host.name, procs=short)
@@ -552,31 +546,31 @@ class HostReports:
             # One whose frame was taken off it has no process to be asked about.
             if (
                 not run.frame_id
-                or self._killer.stop(host_name, run.frame_id, run.proc_id, run.reason) is Fate.NOT_RUNNING
+                or self.killer.stop(host_name, run.frame_id, run.proc_id, run.reason) is Fate.NOT_RUNNING
             ):
                 gone.append(run)
-        ended = self._releaser.end_lost(gone)
-        self._counts.add("lost_completion", sum(run.verdict is RunVerdict.APPLIED for run in ended))
+        ended = self.releaser.end_lost(gone)
+        self.releaser.counts.add("lost_completion", sum(run.verdict is RunVerdict.APPLIED for run in ended))
 
     def _kill(self, host_name: str, frame_id: str, reason: str) -> bool:
         """False: RQD could not be asked."""
         if not self._throttle.allows(host_name, frame_id):
-            self._counts.add("kill_throttled")
+            self.releaser.counts.add("kill_throttled")
             return True
         _log.warning("process_killed", host=host_name, frame=frame_id, reason=reason)
-        self._counts.add("process_killed")
-        return self._killer.ask(host_name, frame_id, reason)
+        self.releaser.counts.add("process_killed")
+        return self.killer.ask(host_name, frame_id, reason)
 
     def _missing(self, report: report_pb2.HostReport, row: HostRow) -> list[LostRun]:
         """The runs of this host that neither this report has named nor the one before, which came at ``row.pinged_at``.
 
         While RQD has booked more cores than its frames have, it is still setting one up: a young proc is not missing.
         """
-        grace = self._settings.lost_completion_grace
+        grace = self.settings.lost_completion_grace
         if report.core_info.booked_cores > sum(frame.num_cores for frame in report.frames):
             grace = max(grace, LONGEST_SETUP_SECONDS)
         named = [frame.resource_id for frame in report.frames]
-        with self._engine.connect() as connection:
+        with self.releaser.engine.connect() as connection:
             unnamed = reports.unnamed_procs(
                 connection, row.id, named, grace=grace, since=row.pinged_at, unseen=SETTLED_SECONDS
             )
@@ -588,13 +582,13 @@ class HostReports:
 
     def _reconcile(self, host_id: str, host_name: str) -> None:
         """Every ten minutes, spread over the hosts: idle resources are total minus procs."""
-        now = self._clock()
+        now = self.releaser.clock()
         if now < self._reconcile_at.setdefault(host_id, now + random.uniform(0, RECONCILE_SECONDS)):
             return
         self._reconcile_at[host_id] = now + RECONCILE_SECONDS
-        with self._engine.begin() as connection:
+        with self.releaser.engine.begin() as connection:
             wrong = reports.reconcile_host(connection, host_id)
         if wrong:
-            self._counts.add("host_reconciled")
+            self.releaser.counts.add("host_reconciled")
             _log.warning("host_idle_reconciled", host=host_name)
-            self._releaser.publish_hosts([host_id])
+            self.releaser.publish_hosts([host_id])

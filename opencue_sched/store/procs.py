@@ -366,15 +366,6 @@ class Why(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Hearing:
-    """How many hosts are UP, how many of them have been silent, and how long PostgreSQL has run (seconds)."""
-
-    up: int
-    silent: int
-    database_age: float
-
-
-@dataclass(frozen=True, slots=True)
 class LostRow:
     """A run that is to be ended: a proc with its frame, if it has one, or a RUNNING frame without a proc (no proc id).
 
@@ -393,9 +384,11 @@ class LostRow:
     why: str
 
 
-def hearing(connection: Connection, *, silent_after: float, scope: UpkeepScope = EVERYTHING) -> Hearing:
-    """Whether it is the hosts that are silent, or we who are deaf."""
-    return Hearing(*connection.execute(_HEARING, {"after": silent_after, **scope.parameters()}).one())
+def hearing(connection: Connection, *, silent_after: float, scope: UpkeepScope = EVERYTHING) -> tuple[int, int, float]:
+    """Whether it is the hosts that are silent, or we who are deaf: how many hosts are UP, how many of them have been
+    silent for that many seconds, and how long PostgreSQL has run (seconds)."""
+    up, silent, age = connection.execute(_HEARING, {"after": silent_after, **scope.parameters()}).one()
+    return up, silent, age
 
 
 def mark_hosts_down(connection: Connection, *, silent_after: float, scope: UpkeepScope = EVERYTHING) -> list[str]:
@@ -404,26 +397,11 @@ def mark_hosts_down(connection: Connection, *, silent_after: float, scope: Upkee
 
 
 def lost_runs(
-    connection: Connection,
-    *,
-    silent_after: float,
-    frameless_after: float,
-    unnamed_after: float,
-    grace: float,
-    limit: int,
-    but: Collection[str] = (),
-    scope: UpkeepScope = EVERYTHING,
+    connection: Connection, scope: UpkeepScope, *, limit: int, but: Collection[str], **seconds: float
 ) -> list[LostRow]:
-    """Procs on DOWN hosts, of finished jobs, silent, without a frame, or, beside a Cuebot, dispatched ``grace`` seconds
-    ago or more and last named ``unnamed_after`` seconds before the host's last report; and frames RUNNING without a
-    proc. At most ``limit`` of them, at random, and none of the proc and frame ids ``but``."""
-    parameters = {
-        "silent": silent_after,
-        "frameless": frameless_after,
-        "unnamed": unnamed_after,
-        "grace": grace,
-        "limit": limit,
-        "but": list(but),
-    }
-    rows = connection.execute(_LOST_RUNS, parameters | scope.parameters())
+    """Procs on DOWN hosts, of finished jobs, for so many seconds ``silent``, or ``frameless`` and silent, or, beside a
+    Cuebot, dispatched ``grace`` seconds ago or more and last named ``unnamed`` seconds before the host's last report;
+    and frames RUNNING without a proc. At most ``limit`` of them, at random, and none of the proc and frame ids ``but``.
+    """
+    rows = connection.execute(_LOST_RUNS, {**seconds, "limit": limit, "but": list(but), **scope.parameters()})
     return [LostRow(*row) for row in rows]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -101,8 +100,8 @@ _COUNT_USAGE = text(
 _COUNT_SHOWS = text(
     """
     WITH ended AS (
-        SELECT show, sum(ok) AS ok, sum(bad) AS bad
-          FROM json_to_recordset(CAST(:rows AS json)) AS row(show varchar, ok int, bad int) GROUP BY show),
+        SELECT show, count(*) FILTER (WHERE success) AS ok, count(*) FILTER (WHERE NOT success) AS bad
+          FROM json_to_recordset(CAST(:rows AS json)) AS row(show varchar, success boolean) GROUP BY show),
     locked AS (
         SELECT target.pk_show, ended.ok, ended.bad FROM show_stats target JOIN ended ON ended.show = target.pk_show
          ORDER BY target.pk_show FOR NO KEY UPDATE OF target)
@@ -301,11 +300,8 @@ def count_usage(connection: Connection, stopped: Iterable[StoppedFrame]) -> None
 
 def count_shows(connection: Connection, shows: Iterable[tuple[str, bool]]) -> None:
     """Count ended frames (show id, success) in show_stats. One row a show is the hottest of all: call it last."""
-    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for show_id, success in shows:
-        sums[show_id][0 if success else 1] += 1
-    if sums:
-        rows = [{"show": show_id, "ok": ok, "bad": bad} for show_id, (ok, bad) in sums.items()]
+    rows = [{"show": show_id, "success": success} for show_id, success in shows]
+    if rows:
         connection.execute(_COUNT_SHOWS, {"rows": json.dumps(rows)})
 
 

@@ -13,7 +13,6 @@ from opencue_sched.dispatch.rqd import (
     Fate,
     RqdChannels,
     RqdKiller,
-    Unconfirmed,
     Whereabouts,
     kill,
     kill_and_confirm,
@@ -154,19 +153,17 @@ def test_the_killer_tells_a_host_that_is_gone_from_one_that_does_not_confirm(
     eventually(lambda: farm.host("sim0002").listed(running.ref.frame_id))
     farm.crash("sim0001")
     farm.behave("sim0002", kill_seconds=60.0)
-    told: list[Unconfirmed] = []
-    killer = RqdKiller(channels, tell=told.append)
+    told: list[tuple[str, str, str]] = []
+    killer = RqdKiller(channels, tell=lambda *words: told.append(words))
 
     # then only what is known not to run may be given away
     assert killer.stop("sim0001", "any", "proc", "test") is Fate.UNREACHABLE
     assert killer.stop("sim0002", running.ref.frame_id, running.ref.proc_id, "test") is Fate.UNCONFIRMED
     assert killer.stop("sim0002", "any", "proc", "test") is Fate.NOT_RUNNING
     # and of the others is told where they run, and why it is not known that they do not
-    assert [(it.host_name, it.address) for it in told] == [
-        (name, farm.addresses[name]) for name in ("sim0001", "sim0002")
-    ]
-    assert told[0].reason.startswith("its RQD does not answer (UNAVAILABLE: ")
-    assert told[1].reason == "its RQD took the kill, but still runs it"
+    assert [where for _, where, _ in told] == [f"{name} ({farm.addresses[name]})" for name in ("sim0001", "sim0002")]
+    assert told[0][2].startswith("its RQD does not answer (UNAVAILABLE: ")
+    assert told[1][2] == "its RQD took the kill, but still runs it"
     # and who could not be asked is told apart
     assert not killer.ask("sim0001", "any", "test")
     assert killer.ask("sim0002", running.ref.frame_id, "test")

@@ -359,7 +359,7 @@ def test_kills_go_on_only_while_their_report_is_fresh(
             return super().ask(host_name, frame_id, reason)
 
     monkeypatch.setattr(reports_module, "monotonic", lambda: now[0])
-    desk.reports._killer = desk.killer = Slow()
+    desk.reports.killer = desk.killer = Slow()
     report = empty_report(run)
     report.frames.extend(report_pb2.RunningFrameInfo(frame_id=name) for name in "abc")
     # when it reports, then what is not killed within the age of a report that is believed waits for the next one

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from sqlalchemy import Connection, Engine
 
@@ -72,8 +70,9 @@ def test_when_most_hosts_are_silent_it_waits_longer(
     engine: Engine, view: FarmView, killer: ScriptedKiller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given a PostgreSQL that has run for long, and a farm whose three hosts are all silent (our service was away)
-    def hearing(connection: Connection, *, silent_after: float, scope: procs.UpkeepScope) -> procs.Hearing:
-        return replace(heard(connection, silent_after=silent_after, scope=scope), database_age=1e6)
+    def hearing(connection: Connection, *, silent_after: float, scope: UpkeepScope) -> tuple[int, int, float]:
+        up, silent, _ = heard(connection, silent_after=silent_after, scope=scope)
+        return up, silent, 1e6
 
     heard = procs.hearing
     monkeypatch.setattr(procs, "hearing", hearing)
