@@ -127,10 +127,9 @@ def choose_all(connection: Connection, kind: Kind, names: Sequence[str]) -> list
     for name in names:
         try:
             row = choose(connection, kind, name)
+            rows[row.id] = row
         except UnknownName as error:
             unknown.append(str(error))
-        else:
-            rows[row.id] = row
     if unknown:
         raise UnknownName("\n".join(unknown))
     return list(rows.values())

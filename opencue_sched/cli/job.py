@@ -153,9 +153,14 @@ _FRAME_COLUMNS = (
     Column("exit_status", "Exit", show=lambda status: "" if status == -1 else str(status)),
     Column("started", "Start", show=output.time_text),
     Column("", "Runtime", lambda frame: _runtime(frame)),
-    Column("", "LLU", lambda frame: frame.llu if _is_running(frame) else None, output.age_text),
+    Column("", "LLU", lambda frame: frame.llu if frame.state == FrameState.RUNNING else None, output.age_text),
     Column("", "Memory", lambda frame: _memory(frame)),
-    Column("", "Eligible Time", lambda frame: frame.eligible if _is_waiting(frame) else None, output.time_text),
+    Column(
+        "",
+        "Eligible Time",
+        lambda frame: frame.eligible if frame.state == FrameState.WAITING else None,
+        output.time_text,
+    ),
     *map(Column, ("stopped", "llu", "eligible", "depend_count")),
     *map(Column, ("memory_reserved_kb", "memory_used_kb", "memory_max_kb")),
 )
@@ -373,21 +378,13 @@ def _say_deferred(engine: Engine, job: NamedRow, deferred: Sequence[str], alive:
         click.echo(f"  and {len(places) - _NAMED} more of these", err=True)
 
 
-def _is_running(frame: jobs.FrameView) -> bool:
-    return bool(frame.state == FrameState.RUNNING)
-
-
-def _is_waiting(frame: jobs.FrameView) -> bool:
-    return bool(frame.state == FrameState.WAITING)
-
-
 def _runtime(frame: jobs.FrameView) -> str:
-    return output.age_text(frame.started, None if _is_running(frame) else frame.stopped)
+    return output.age_text(frame.started, None if frame.state == FrameState.RUNNING else frame.stopped)
 
 
 def _memory(frame: jobs.FrameView) -> str:
     """Used (at most, of one that has ended) and reserved, of a frame that was started."""
-    used = frame.memory_used_kb if _is_running(frame) else frame.memory_max_kb
+    used = frame.memory_used_kb if frame.state == FrameState.RUNNING else frame.memory_max_kb
     return f"{memory_text(used)} / {memory_text(frame.memory_reserved_kb)}" if frame.started else ""
 
 

@@ -195,12 +195,12 @@ def follow(
     if not over:
         return []
     satisfying = [frame for frame in over if satisfies_depends(frame.state, only_on_success=only_on_success)]
-    layers = depends.complete_layers(connection, {frame.layer_id for frame in satisfying})
-    jobs = depends.complete_jobs(connection, {frame.job_id for frame in over})
+    own_layers, own_jobs = {frame.layer_id for frame in satisfying}, {frame.job_id for frame in over}
+    layers, jobs = depends.complete(connection, own_layers, own_jobs)
     found = depends.find_depends(
         connection,
         frames={frame.id for frame in satisfying},
-        frame_layers={frame.layer_id for frame in satisfying},
+        frame_layers=own_layers,
         layers=layers,
         jobs=jobs,
     )

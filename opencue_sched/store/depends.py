@@ -80,16 +80,13 @@ _CLOSE_CONTAINERS = text(
        AND NOT EXISTS (SELECT FROM depend child WHERE child.pk_parent = depend.pk_depend AND child.b_active)
     """
 )
-_COMPLETE_LAYERS = text(
+_COMPLETE = text(
     """
-    SELECT layer_stat.pk_layer FROM layer_stat JOIN job ON job.pk_job = layer_stat.pk_job
+    SELECT 'layer' AS kind, layer_stat.pk_layer AS id FROM layer_stat JOIN job ON job.pk_job = layer_stat.pk_job
      WHERE layer_stat.pk_layer = ANY(CAST(:layers AS varchar[])) AND job.str_state <> 'STARTUP'
        AND int_waiting_count + int_running_count + int_dead_count + int_depend_count = 0
-    """
-)
-_COMPLETE_JOBS = text(
-    """
-    SELECT job.pk_job FROM job JOIN job_stat ON job_stat.pk_job = job.pk_job
+    UNION ALL
+    SELECT 'job', job.pk_job FROM job JOIN job_stat ON job_stat.pk_job = job.pk_job
      WHERE job.pk_job = ANY(CAST(:jobs AS varchar[])) AND job.str_state = 'PENDING'
        AND int_waiting_count + int_running_count + int_dead_count + int_depend_count + int_checkpoint_count = 0
     """
@@ -250,18 +247,13 @@ def satisfy_depends(connection: Connection, depend_ids: Collection[str]) -> Sati
     )
 
 
-def complete_layers(connection: Connection, layer_ids: Collection[str]) -> list[str]:
-    """Which of the layers have no frame left that is waiting, running, dead or dependent (checkpoints: as Cuebot)."""
-    if not layer_ids:
-        return []
-    return [row.pk_layer for row in connection.execute(_COMPLETE_LAYERS, {"layers": list(layer_ids)})]
-
-
-def complete_jobs(connection: Connection, job_ids: Collection[str]) -> list[str]:
-    """Which of the jobs are PENDING with every frame over."""
-    if not job_ids:
-        return []
-    return [row.pk_job for row in connection.execute(_COMPLETE_JOBS, {"jobs": list(job_ids)})]
+def complete(
+    connection: Connection, layer_ids: Collection[str], job_ids: Collection[str]
+) -> tuple[list[str], list[str]]:
+    """Which of the layers have no frame left that is waiting, running, dead or dependent (checkpoints: as Cuebot), and
+    which of the jobs are PENDING with every frame over."""
+    rows = connection.execute(_COMPLETE, {"layers": list(layer_ids), "jobs": list(job_ids)}).all()
+    return [row.id for row in rows if row.kind == "layer"], [row.id for row in rows if row.kind == "job"]
 
 
 def finish_jobs(connection: Connection, job_ids: Collection[str]) -> list[str]:
