@@ -228,7 +228,7 @@ def fleet_command(as_json: bool) -> None:
     click.echo()
     postings = view["postings"]
     click.echo(
-        f"clusters: {postings['ready']} ready, {postings['claimed']} worked on, {postings['resting']} resting, "
+        f"clusters: {postings['ready']} ready, {postings['claimed']} worked on, {postings['delayed']} delayed, "
         f"{postings['trash']} trashed (opencue-sched board list)"
     )
     backlog = ", ".join(f"{group} {number:g}" for group, number in view["backlog_per_worker"].items())

@@ -49,12 +49,7 @@ def fleet_view(client: redis.Redis, settings: Settings, fences: PersistentFences
             for type_, figures in queues.by_type.items()
         },
         "backlog_per_worker": {name: round(backlog, 2) for name, backlog in queues.backlog_per_worker.items()},
-        "postings": {
-            "ready": counts.ready,
-            "resting": counts.delayed,
-            "claimed": counts.claimed,
-            "trash": counts.trash,
-        },
+        "postings": {name: getattr(counts, name) for name in ("ready", "delayed", "claimed", "trash")},
     }
 
 
@@ -76,9 +71,7 @@ def leader_view(
     beats = [actor for actor in members.of(BEAT_TYPE) if actor.fence == fence and keys.role in actor.capabilities]
     return {
         "role": keys.role,
-        "instance": beats[0].instance if beats else None,
-        "hostname": beats[0].hostname if beats else None,
-        "pid": beats[0].pid if beats else None,
+        **{name: getattr(beats[0], name) if beats else None for name in ("instance", "hostname", "pid")},
         "fence": fence,
         "lease_seconds_left": None if lease is None else round(left_ms / 1000, 1),
         "tick_age_seconds": round(max(0.0, record.fired_age_seconds), 1) if record and record.fired else None,
