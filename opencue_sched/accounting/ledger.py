@@ -291,16 +291,12 @@ class Ledger:
         return sum(int(a[1]) for a in answers), sum(int(a[2]) for a in answers)
 
     def records(self, unreadable: list[str] | None = None) -> Iterator[Record]:
-        """Every entry, by HSCAN: bounded work a call; one that comes or goes meanwhile may or may not be seen.
+        """Every entry, by HSCAN: bounded work a call; one that comes or goes meanwhile may be seen or not, any twice.
 
         ``unreadable`` gets the ids of unreadable entries, which a recompute removes.
         """
-        seen: set[str] = set()
         with answering():
             for proc_id, text in self.client.hscan_iter(keys.LEDGER, count=_SCAN_COUNT):
-                if proc_id in seen:
-                    continue
-                seen.add(proc_id)
                 try:
                     yield unpack(proc_id, text)
                 except InvalidInput:

@@ -400,11 +400,10 @@ def drift_of_entries(
 
 @dataclass(frozen=True, slots=True)
 class CasReport:
-    """``swapped``: the overwrite went through, at try number ``tries``. ``dissolved`` counts corrected vertices."""
+    """``swapped``: the overwrite went through, at try number ``tries``."""
 
     swapped: bool
     tries: int
-    dissolved: int
 
 
 def reseed_booked(
@@ -419,17 +418,15 @@ def reseed_booked(
 
     ``grace_seconds``: how long after dropping an entry its decrement may still come.
     """
-    dissolved = _dissolve(ledger, epoch, "before", grace_seconds, _hierarchy(vertex_keys(ledger)))
-    tries = 0
-    while True:
+    _dissolve(ledger, epoch, "before", grace_seconds, _hierarchy(vertex_keys(ledger)))
+    tries, swapped = 0, False
+    while tries <= max_retries and not swapped:
         tries += 1
         done = one_pass()
-        if swap_counters(ledger, done):
-            return done, CasReport(True, tries, dissolved)
-        if tries > max_retries:
-            break
-    dissolved += _dissolve(ledger, done.mark.epoch, "after", grace_seconds, _stored(ledger, done.check))
-    return done, CasReport(False, tries, dissolved)
+        swapped = swap_counters(ledger, done)
+    if not swapped:
+        _dissolve(ledger, done.mark.epoch, "after", grace_seconds, _stored(ledger, done.check))
+    return done, CasReport(swapped, tries)
 
 
 def swap_counters(ledger: Ledger, done: Pass) -> bool:
@@ -468,16 +465,12 @@ def _stored(ledger: Ledger, check: ConsistencyCheck) -> list[str]:
 
 
 def _hierarchy(vertices: Iterable[str]) -> list[str]:
-    refs = ((key, keys.parse(key)) for key in vertices)
-    return [key for key, ref in refs if ref is not None and ref.kind is not VertexKind.LIMIT]
+    return [key for key in vertices if not key.startswith(keys.LIMIT_PREFIX)]
 
 
-def _dissolve(ledger: Ledger, epoch: Epoch, phase: Phase, grace_seconds: float, vertices: Sequence[str]) -> int:
-    corrected = 0
+def _dissolve(ledger: Ledger, epoch: Epoch, phase: Phase, grace_seconds: float, vertices: Sequence[str]) -> None:
     for part in chunks(vertices, _KEYS_PER_ROUND_TRIP):
-        answers = ledger.call_under(foreign_calls(epoch.text, phase, grace_seconds, part))
-        corrected += sum(int(answer[2]) for answer in answers)
-    return corrected
+        ledger.call_under(foreign_calls(epoch.text, phase, grace_seconds, part))
 
 
 # One pass over everything.

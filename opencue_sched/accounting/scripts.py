@@ -74,14 +74,9 @@ def reconcile_calls(epoch: str, changes: Sequence[Change], owner: str) -> list[S
     of_a_vertex = _work_of_a_vertex(epoch)
 
     def work(change: Change) -> int:
-        before = change.before
-        if before is not None and before == change.entry:
+        if change.before == change.entry:
             return _WORK_OF_AN_ID
-        if before is None and change.expected_seq is not None:
-            vertices = _USUAL_VERTICES
-        else:
-            vertices = most_vertices(before or "")
-        return _WORK_OF_AN_ID + of_a_vertex * (vertices + most_vertices(change.entry or ""))
+        return _WORK_OF_AN_ID + of_a_vertex * (most_vertices(change.before or "") + most_vertices(change.entry or ""))
 
     return [
         ScriptCall("reconcile", LEDGER_KEYS, (epoch, owner, *(text for change in part for text in _row(change))))

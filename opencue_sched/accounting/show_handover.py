@@ -226,7 +226,7 @@ def hand_over(
         while left := imported.seconds_left(show_id):
             sleep(left)
         refresh_tables(engine, [show_id])
-        counted = sum(record.show_id == show_id for record in ledger.records())
+        counted = len({record.proc_id for record in ledger.records() if record.show_id == show_id})
     except NotReady as error:
         log.info("hand_over_left_to_bootstrap", show=show_id, reason=str(error))
         return Flip(changed, store_ready=False)

@@ -261,7 +261,7 @@ def _flip_lines(name: str, state: bool, flip: Flip, *, booking: bool) -> list[st
     if not booking:
         lines.append(f"its booking is off: `opencue-sched show booking {name} on` lets it book")
     if not flip.store_ready:
-        lines.append("Redis is not open for booking yet; the first worker counts what runs before it books")
+        lines.append("Redis is not open for booking yet; the first worker imports what runs before it books")
     return lines
 
 
