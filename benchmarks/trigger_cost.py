@@ -192,7 +192,7 @@ def _plan(
 ) -> list[PlannedProc]:
     queue = Queue(max_jobs_per_cluster_pass=1000, dispatch_frames_per_layer_limit=_PLAN)
     found = gather(connection, cluster, settings.model_copy(update={"queue": queue}), facts=facts)
-    hosts = cycle(fetch_hosts_by_id(connection, host_ids, 3600.0))
+    hosts = cycle(fetch_hosts_by_id(connection, host_ids, 3600.0)[0])
     plan = []
     for job in (it for it in found.snapshot.jobs if it.id == job_id):
         for layer in job.layers:

@@ -17,7 +17,7 @@ from opencue_sched.coordination import names
 from opencue_sched.dispatch.cooldown import HostNews
 from opencue_sched.dispatch.gather import BadRowLog
 from opencue_sched.domain.cluster import Cluster
-from opencue_sched.domain.farm import BadRow, Host
+from opencue_sched.domain.farm import Host
 from opencue_sched.placement.host_cache import HOLD_SECONDS, HostCache
 from opencue_sched.settings import HostCacheSettings
 from opencue_sched.store.hosts import fetch_groups, fetch_hosts_by_id
@@ -127,10 +127,9 @@ class HostFeed:
 
     def _fetch(self, facility_id: str, tags: Sequence[str]) -> list[Host]:
         with self._engine.connect() as connection:
-            return fetch_groups(connection, facility_id, tags, self._settings.host_staleness_threshold, self._bad)
-
-    def _bad(self, row: BadRow) -> None:
-        self.bad_rows.report([row])
+            hosts, bad = fetch_groups(connection, facility_id, tags, self._settings.host_staleness_threshold)
+        self.bad_rows.report(bad)
+        return hosts
 
     def follow(self) -> HostNews:
         """Read again what changed since this process looked last, in any cluster; each change is returned once."""
@@ -148,9 +147,8 @@ class HostFeed:
                 return HostNews(everything=ids is None)
             read_at = self.cache.instant()
             with self._engine.connect() as connection:
-                hosts = fetch_hosts_by_id(
-                    connection, sorted(wanted), self._settings.host_staleness_threshold, self._bad
-                )
+                hosts, bad = fetch_hosts_by_id(connection, sorted(wanted), self._settings.host_staleness_threshold)
+            self.bad_rows.report(bad)
             self.cache.apply(hosts, wanted - {host.id for host in hosts}, read_at=read_at)
             self._noted.clear()
             return HostNews(tuple(hosts), everything=ids is None)

@@ -240,15 +240,12 @@ class HostCache:
             at = min((refused.until for refused in self._refused.values()), default=None)
             return None if at is None else max(0.0, at - self._clock())
 
-    def evict_idle_groups(self) -> int:
-        """Drop the groups nobody asked for during ``group_idle_timeout``, and their hosts; how many groups."""
+    def evict_idle_groups(self) -> None:
+        """Drop the groups nobody asked for during ``group_idle_timeout``, and their hosts."""
         with self._lock:
             now = self._clock()
-            idle = [
-                key for key, group in self._groups.items() if now - group.asked_at > self._settings.group_idle_timeout
-            ]
-            for key in idle:
-                del self._groups[key]
+            timeout = self._settings.group_idle_timeout
+            self._groups = {key: group for key, group in self._groups.items() if now - group.asked_at <= timeout}
             # What is remembered of hosts in no group keeps off older reads, until none can arrive any more.
             oldest = now - self._settings.host_staleness_threshold
             for host_id, entry in list(self._entries.items()):
@@ -259,7 +256,6 @@ class HostCache:
                     del self._entries[host_id]
                     self._unsettled.pop(host_id, None)
                     self._refused.pop(host_id, None)
-            return len(idle)
 
     # Placing frames on them
 

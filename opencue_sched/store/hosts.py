@@ -7,20 +7,14 @@ upstream adds its lagging counters to every host, and every host of a show looke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-import structlog
 from sqlalchemy import Connection, Row, TextClause, text
 
 from opencue_sched.domain.farm import BadRow, Host, ThreadMode
-from opencue_sched.domain.units import MOST_CENTICORES, MOST_GPUS, MOST_KB
+from opencue_sched.domain.units import MOST_CENTICORES, MOST_GPUS, MOST_KB, os_names
 from opencue_sched.store.procs import lock_hosts
-
-OnBadRow = Callable[[BadRow], object]
-"""Told each row that makes no sense and is left out."""
-
-log = structlog.get_logger(__name__)
 
 _COLUMNS = """
     SELECT h.pk_host, h.str_name, h.pk_alloc, a.pk_facility, h.int_thread_mode, s.str_os,
@@ -46,32 +40,28 @@ _OF_TAGS = text(
 _BY_ID = text(_COLUMNS + " AND h.pk_host = ANY(CAST(:ids AS varchar[]))")
 
 
-def _log_bad(row: BadRow) -> None:
-    log.warning("host_skipped", id=row.id, name=row.name, reason=row.reason)
-
-
 def fetch_groups(
-    connection: Connection, facility_id: str, tags: Sequence[str], staleness: float, on_bad: OnBadRow = _log_bad
-) -> list[Host]:
+    connection: Connection, facility_id: str, tags: Sequence[str], staleness: float
+) -> tuple[list[Host], list[BadRow]]:
     """The hosts of a facility that carry one of the tags, of any allocation, heard of in the last ``staleness``
-    seconds. One statement."""
+    seconds; and rows that make no sense. One statement."""
     rows = connection.execute(_OF_TAGS, {"facility_id": facility_id, "tags": list(tags), "staleness": staleness})
-    return list(_hosts(rows, on_bad))
+    return _hosts(rows)
 
 
-def fetch_hosts_by_id(
-    connection: Connection, ids: Sequence[str], staleness: float, on_bad: OnBadRow = _log_bad
-) -> list[Host]:
-    """Those of these hosts that may take frames now. One that is absent from the answer may not."""
-    return list(_hosts(connection.execute(_BY_ID, {"ids": list(ids), "staleness": staleness}), on_bad))
+def fetch_hosts_by_id(connection: Connection, ids: Sequence[str], staleness: float) -> tuple[list[Host], list[BadRow]]:
+    """Those of these hosts that may take frames now (one that is absent may not), and rows that make no sense."""
+    return _hosts(connection.execute(_BY_ID, {"ids": list(ids), "staleness": staleness}))
 
 
-def _hosts(rows: Iterable[Row[Any]], on_bad: OnBadRow) -> Iterable[Host]:
+def _hosts(rows: Iterable[Row[Any]]) -> tuple[list[Host], list[BadRow]]:
+    hosts, bad = [], []
     for row in rows:
         try:
-            yield _host(row)
+            hosts.append(_host(row))
         except (TypeError, ValueError) as error:
-            on_bad(BadRow("host", row.pk_host, str(error), row.str_name))
+            bad.append(BadRow("host", row.pk_host, str(error), row.str_name))
+    return hosts, bad
 
 
 def _host(row: Row[Any]) -> Host:
@@ -85,7 +75,7 @@ def _host(row: Row[Any]) -> Host:
         facility_id=row.pk_facility,
         alloc_id=row.pk_alloc,
         tags=frozenset(tag for tag in row.tags if tag),
-        os_names=tuple(name for part in (row.str_os or "").split(",") if (name := part.strip())),
+        os_names=os_names(row.str_os),
         thread_mode=ThreadMode(row.int_thread_mode),
         total_centicores=row.int_cores,
         idle_centicores=row.int_cores_idle,

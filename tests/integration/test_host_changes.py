@@ -202,7 +202,7 @@ class Worker:
 
     def fetch(self, facility_id: str, tags: Sequence[str]) -> Sequence[Host]:
         with self.engine.connect() as connection:
-            return fetch_groups(connection, facility_id, tags, STALENESS)
+            return fetch_groups(connection, facility_id, tags, STALENESS)[0]
 
     def gather(self) -> None:
         self.cursor, ids = self.changes.since(self.cursor)
@@ -211,7 +211,7 @@ class Worker:
         elif ids:
             read_at = self.cache.instant()
             with self.engine.connect() as connection:
-                found = fetch_hosts_by_id(connection, sorted(ids), STALENESS)
+                found, _ = fetch_hosts_by_id(connection, sorted(ids), STALENESS)
             self.cache.apply(found, ids - {host.id for host in found}, read_at=read_at)
         self.cache.refresh(self.facility_id, ["general"])
 
