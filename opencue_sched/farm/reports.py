@@ -473,7 +473,7 @@ class HostReports:
                 connection, row.id, f"REPAIR: {free_mb} MB of the {total_mb} MB temporary directory are free"
             )
         elif row.marked:
-            reports.unmark_full_temp(connection, row.id)
+            reports.mark_full_temp(connection, row.id, None)
         _log.info("host_state_changed", host=row.name, old=row.state.value, new=state.value)
         return True
 

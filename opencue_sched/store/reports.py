@@ -136,7 +136,7 @@ _FLAG_COMMENT = text(
      WHERE pk_host = :host
     """
 )
-_FULL_TEMP_USER, _FULL_TEMP_SUBJECT = "opencue-sched", "temporary directory full"
+_FULL_TEMP = {"user": "opencue-sched", "subject": "temporary directory full"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +186,7 @@ class HostStatus:
 
 def find_host(connection: Connection, name: str, short_name: str) -> HostRow | None:
     """The host that reports under ``name``: by full name, else by name."""
-    parameters = {"name": name, "short": short_name, "user": _FULL_TEMP_USER, "subject": _FULL_TEMP_SUBJECT}
-    row = connection.execute(_FIND_HOST, parameters).first()
+    row = connection.execute(_FIND_HOST, {"name": name, "short": short_name, **_FULL_TEMP}).first()
     if row is None:
         return None
     return HostRow(HostSize(*row[8:]), row[0], row[1], LockState(row[2]), HardwareState(row[3]), *row[4:8])
@@ -259,16 +258,10 @@ def replace_tags(connection: Connection, host_id: str, kind: TagType, tags: Sequ
     return True
 
 
-def mark_full_temp(connection: Connection, host_id: str, message: str) -> None:
-    """Note on the host, where Cuebot's tools show it, that its temporary directory is full."""
-    parameters = {"host": host_id, "user": _FULL_TEMP_USER, "subject": _FULL_TEMP_SUBJECT}
-    connection.execute(_ADD_COMMENT, {**parameters, "message": message[:4000]})
-    connection.execute(_FLAG_COMMENT, {"host": host_id})
-
-
-def unmark_full_temp(connection: Connection, host_id: str) -> None:
-    """Remove that note."""
-    connection.execute(_DROP_COMMENTS, {"host": host_id, "user": _FULL_TEMP_USER, "subject": _FULL_TEMP_SUBJECT})
+def mark_full_temp(connection: Connection, host_id: str, message: str | None) -> None:
+    """Note on the host, where Cuebot's tools show it, that its temporary directory is full; None removes the note."""
+    change = _DROP_COMMENTS if message is None else _ADD_COMMENT
+    connection.execute(change, {"host": host_id, "message": message, **_FULL_TEMP})
     connection.execute(_FLAG_COMMENT, {"host": host_id})
 
 

@@ -151,7 +151,7 @@ def test_it_renders_a_frame_and_reports_its_completion(
     report = completions[outcome.proc_id]
     log = directory / "logs" / "demo-sh01-artist_orbit.0003-render.rqlog"
     assert (report.exit_status, report.exit_signal) == (0, 0), log.read_text()
-    assert report.frame.frame_id == outcome.frame_id
+    assert report.frame.frame_id == request.ref.frame_id
     assert read_png(picture).size == (32, 18)
 
 
