@@ -1,8 +1,8 @@
 """From a message to a pass over its cluster, and to what happens to the cluster next.
 
-`Dispatcher` claims the posting, runs the pass, and ends the claim in the state that follows. `_Pass` has the steps of a
-pass in their order: claim, gather, permits, plan, book, commit, launch, settle, next. Where the process may die, and
-what holds then:
+In this order: `Dispatcher` claims the posting, `_Pass` goes through the steps of a pass (gather, permits, plan, book,
+commit, launch, settle, next), and `next_state` says in which state the claim ends. Where the process may die, and what
+holds then:
 
 - after *book*, before *commit*: the bookings stay in flight in Redis without a proc; recompute removes them once they
   are too old (I2: counters only ever too high).
@@ -76,6 +76,100 @@ FAILED_HOST_SECONDS = 5.0
 CONTENDED_SLEEP_SECONDS = 0.5
 SHORTEST_SLEEP_SECONDS = 0.05
 NOT_READY_SLEEP_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatcher:
+    """Passes of one process. ``send`` puts a message for a posting on a dispatch queue; ``look_in`` has the board
+    looked at for postings that are due, after so many seconds."""
+
+    settings: Settings
+    postings: ClusterPostings
+    renewer: ClaimRenewer
+    runner: PassRunner
+    owner: str
+    send: Callable[[Enqueued], None]
+    look_in: Callable[[float], None]
+
+    def dispatch(self, posting: str, ticket: int | None = None) -> PassReport | ClaimRefused:
+        """One pass over the posted cluster; ClaimRefused when it is gone, another worker's, asleep or trashed, or when
+        the message's ``ticket`` was answered before.
+
+        A cluster whose pass fails is cooled down, for longer each time it fails again; the error goes to the caller
+        unless it is a store's. A store in trouble says nothing of the cluster.
+        """
+        if self.renewer.hangs and not self._database_answers():
+            return ClaimRefused("no_database")
+        ttl = self.settings.coordination.claim_ttl
+        before = boot_clock()
+        claim = self.postings.claim(posting, self.owner, ttl_seconds=ttl, ticket=ticket)
+        if isinstance(claim, ClaimRefused):
+            return claim
+        self.renewer.keep(claim, claimed_at=before)
+        try:
+            report = self.runner.run(
+                claim.cluster,
+                alive=lambda: self.renewer.alive(claim),
+                progress=lambda: self.renewer.progress(claim),
+                wakes=claim.wake,
+            )
+        except (SQLAlchemyError, RedisError) as error:
+            report = PassReport(claim.cluster, ended=PassEnd.QUERY_ERROR, error=str(error))
+            if is_trouble(error):
+                log.error("pass_failed_in_a_store", cluster=claim.cluster.key, error=str(error))
+                self._end(claim, report, missing=is_missing(error))
+            else:
+                self._fail(claim, error)
+        except Exception as error:
+            self._fail(claim, error)
+            raise
+        else:
+            self._end(claim, report)
+        finally:
+            self.renewer.drop(claim)
+        return report
+
+    def _database_answers(self) -> bool:
+        """Whether PostgreSQL answers. Asked before a claim: a process that hangs here holds no cluster up, because the
+        message is sent again to others."""
+        try:
+            PersistentFences(self.runner.engine).ping()
+        except SQLAlchemyError as error:
+            log.warning("database_away", error=str(error))
+            return False
+        return True
+
+    def _end(self, claim: Claim, report: PassReport, *, missing: bool = False) -> None:
+        state, seconds = next_state(report, self.settings.queue.cluster_saturated_sleep, missing=missing)
+        try:
+            ticket = self.postings.end(claim, state, delay_seconds=seconds)
+            if ticket:
+                self.send(Enqueued(claim.cluster, claim.uuid, ticket))
+            elif state != "put_off":  # what a store in trouble put off would be back all at once
+                self.look_in(seconds)
+        except RedisError as error:
+            log.warning("claim_left_to_expire", cluster=claim.cluster.key, error=str(error))
+
+    def _fail(self, claim: Claim, error: Exception) -> None:
+        log.error("pass_crashed", cluster=claim.cluster.key, error=traceback.format_exc())
+        if self.runner.verdicts is not None:
+            self.runner.verdicts.record((), claim.cluster.key)  # what its last good pass said holds no more
+        try:
+            seconds = cooldown_seconds(self.postings.failures(claim) + 1)
+            self.postings.end(
+                claim, "fail", delay_seconds=seconds, reason=failure_reason(error), error=traceback.format_exc()
+            )
+            log.warning("cluster_cooled_down", cluster=claim.cluster.key, seconds=seconds, reason=failure_reason(error))
+        except RedisError as problem:
+            log.warning("claim_left_to_expire", cluster=claim.cluster.key, error=str(problem))
+
+
+def failure_reason(error: Exception) -> str:
+    """Why a pass failed, in one line after its kind: ``postgresql: integer out of range (SQLSTATE 22003)``."""
+    kind = "redis" if isinstance(error, RedisError) else "program"
+    if isinstance(error, SQLAlchemyError):
+        kind = "postgresql"
+    return f"{kind}: {type(error).__name__}: {describe(error)}"[:LONGEST_ERROR]
 
 
 @dataclass(frozen=True, slots=True)
@@ -481,97 +575,3 @@ def next_state(report: PassReport, saturated_seconds: float, *, missing: bool = 
     if report.hosts_back_in is not None:
         soon.append(max(FIRST_LOCKED_SECONDS, report.hosts_back_in))
     return state, min([saturated_seconds, *soon])
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatcher:
-    """Passes of one process. ``send`` puts a message for a posting on a dispatch queue; ``look_in`` has the board
-    looked at for postings that are due, after so many seconds."""
-
-    settings: Settings
-    postings: ClusterPostings
-    renewer: ClaimRenewer
-    runner: PassRunner
-    owner: str
-    send: Callable[[Enqueued], None]
-    look_in: Callable[[float], None]
-
-    def dispatch(self, posting: str, ticket: int | None = None) -> PassReport | ClaimRefused:
-        """One pass over the posted cluster; ClaimRefused when it is gone, another worker's, asleep or trashed, or when
-        the message's ``ticket`` was answered before.
-
-        A cluster whose pass fails is cooled down, for longer each time it fails again; the error goes to the caller
-        unless it is a store's. A store in trouble says nothing of the cluster.
-        """
-        if self.renewer.hangs and not self._database_answers():
-            return ClaimRefused("no_database")
-        ttl = self.settings.coordination.claim_ttl
-        before = boot_clock()
-        claim = self.postings.claim(posting, self.owner, ttl_seconds=ttl, ticket=ticket)
-        if isinstance(claim, ClaimRefused):
-            return claim
-        self.renewer.keep(claim, claimed_at=before)
-        try:
-            report = self.runner.run(
-                claim.cluster,
-                alive=lambda: self.renewer.alive(claim),
-                progress=lambda: self.renewer.progress(claim),
-                wakes=claim.wake,
-            )
-        except (SQLAlchemyError, RedisError) as error:
-            report = PassReport(claim.cluster, ended=PassEnd.QUERY_ERROR, error=str(error))
-            if is_trouble(error):
-                log.error("pass_failed_in_a_store", cluster=claim.cluster.key, error=str(error))
-                self._end(claim, report, missing=is_missing(error))
-            else:
-                self._fail(claim, error)
-        except Exception as error:
-            self._fail(claim, error)
-            raise
-        else:
-            self._end(claim, report)
-        finally:
-            self.renewer.drop(claim)
-        return report
-
-    def _database_answers(self) -> bool:
-        """Whether PostgreSQL answers. Asked before a claim: a process that hangs here holds no cluster up, because the
-        message is sent again to others."""
-        try:
-            PersistentFences(self.runner.engine).ping()
-        except SQLAlchemyError as error:
-            log.warning("database_away", error=str(error))
-            return False
-        return True
-
-    def _end(self, claim: Claim, report: PassReport, *, missing: bool = False) -> None:
-        state, seconds = next_state(report, self.settings.queue.cluster_saturated_sleep, missing=missing)
-        try:
-            ticket = self.postings.end(claim, state, delay_seconds=seconds)
-            if ticket:
-                self.send(Enqueued(claim.cluster, claim.uuid, ticket))
-            elif state != "put_off":  # what a store in trouble put off would be back all at once
-                self.look_in(seconds)
-        except RedisError as error:
-            log.warning("claim_left_to_expire", cluster=claim.cluster.key, error=str(error))
-
-    def _fail(self, claim: Claim, error: Exception) -> None:
-        log.error("pass_crashed", cluster=claim.cluster.key, error=traceback.format_exc())
-        if self.runner.verdicts is not None:
-            self.runner.verdicts.record((), claim.cluster.key)  # what its last good pass said holds no more
-        try:
-            seconds = cooldown_seconds(self.postings.failures(claim) + 1)
-            self.postings.end(
-                claim, "fail", delay_seconds=seconds, reason=failure_reason(error), error=traceback.format_exc()
-            )
-            log.warning("cluster_cooled_down", cluster=claim.cluster.key, seconds=seconds, reason=failure_reason(error))
-        except RedisError as problem:
-            log.warning("claim_left_to_expire", cluster=claim.cluster.key, error=str(problem))
-
-
-def failure_reason(error: Exception) -> str:
-    """Why a pass failed, in one line after its kind: ``postgresql: integer out of range (SQLSTATE 22003)``."""
-    kind = "redis" if isinstance(error, RedisError) else "program"
-    if isinstance(error, SQLAlchemyError):
-        kind = "postgresql"
-    return f"{kind}: {type(error).__name__}: {describe(error)}"[:LONGEST_ERROR]
