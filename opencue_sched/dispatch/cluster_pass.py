@@ -47,7 +47,7 @@ from opencue_sched.dispatch.cooldown import (
     waits_of,
 )
 from opencue_sched.dispatch.failures import describe, is_missing, is_trouble
-from opencue_sched.dispatch.gather import BadRowLog, Gathered, gather
+from opencue_sched.dispatch.gather import Gathered, gather
 from opencue_sched.dispatch.hosts import HostFeed
 from opencue_sched.dispatch.launch import Refusals, Settlement, booking_of, launch_all, launch_requests
 from opencue_sched.dispatch.report import (
@@ -188,7 +188,6 @@ class PassRunner:
     """Which hosts this instance tries before others."""
     verdicts: VerdictLog | None = None
     imported: ImportedShows | None = None
-    bad_rows: BadRowLog = field(default_factory=BadRowLog)
     refusals: Refusals = field(default_factory=Refusals)
     locked: Cooldowns[str] = field(default_factory=lambda: Cooldowns(FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS))
     queue: CommitQueue = field(default_factory=CommitQueue)
@@ -341,8 +340,8 @@ class _Pass:
         report.jobs = len(gathered.snapshot.jobs)
         report.verdicts = gathered.bad_layers
         runner.layers.skip_rows(self.cluster.key, _rows(gathered.bad_layers, gathered))
-        runner.bad_rows.report(gathered.bad_rows)
-        report.bad_rows = runner.bad_rows.taken_counts() + runner.hosts.bad_rows.taken_counts()
+        runner.hosts.bad_rows.report(gathered.bad_rows)
+        report.bad_rows = runner.hosts.bad_rows.taken_counts()
         return gathered
 
     def _plan(self, gathered: Gathered, granted: Collection[str]) -> Plan:

@@ -81,7 +81,10 @@ def gather(
     """
     limits = fetch_limits(connection)
     subscriptions = fetch_subscriptions(connection, cluster.show_id)
-    subscribed = {row.alloc_id: _subscription_caps(row) for row in subscriptions}
+    subscribed = {
+        row.alloc_id: Caps(Headroom(burst_cap(row.burst_centicores), row.cores), Headroom(None, row.gpus))
+        for row in subscriptions
+    }
     skipped = skip({alloc_id: caps.cores.left for alloc_id, caps in subscribed.items()})
     max_jobs = settings.queue.max_jobs_per_cluster_pass
     fetch_jobs = partial(
@@ -98,8 +101,7 @@ def gather(
         skipped=skipped,
         max_jobs=max_jobs,
     )
-    job_rows, statements = fetch_jobs(), 4
-    held_back = False
+    job_rows, held_back, statements = fetch_jobs(), False, 4
     if not job_rows:
         # Nothing can be booked. What is it that waits? The planner says of each layer why.
         job_rows, statements = fetch_jobs(held_back=True), 5
@@ -119,8 +121,16 @@ def gather(
         snapshot=Snapshot(
             jobs=tuple(jobs),
             subscriptions=subscribed,
-            folders={row.pk_folder: caps for row in job_rows if (caps := _folder_caps(row)) is not None},
-            job_caps={row.pk_job: _job_caps(row) for row in job_rows if row.pk_job in kept},
+            folders={
+                row.pk_folder: _caps(row.folder_max_cores, row.folder_max_gpus, row.folder_cores, row.folder_gpus)
+                for row in job_rows
+                if max(row.folder_max_cores or 0, row.folder_max_gpus or 0) > 0  # no other's use is summed
+            },
+            job_caps={
+                row.pk_job: _caps(row.int_max_cores, row.int_max_gpus, row.job_cores, row.job_gpus)
+                for row in job_rows
+                if row.pk_job in kept
+            },
             limits={key: Headroom(limits[key].max_value, limits[key].running, limits[key].name) for key in wanted},
         ),
         bad_rows=tuple(bad_rows),
@@ -225,21 +235,8 @@ def _frame(frame_id: str, name: str, number: int, version: int | None, waited: f
     return Frame(frame_id, name, number, version, since)
 
 
-def _subscription_caps(row: Row[Any]) -> Caps:
-    return Caps(cores=Headroom(burst_cap(row.burst_centicores), row.cores), gpus=Headroom(None, row.gpus))
-
-
-def _folder_caps(row: Row[Any]) -> Caps | None:
-    """None for a folder without caps, whose use is not summed."""
-    cores, gpus = cores_cap(row.folder_max_cores or 0), gpus_cap(row.folder_max_gpus or 0)
-    if cores is None and gpus is None:
-        return None
-    return Caps(Headroom(cores, row.folder_cores), Headroom(gpus, row.folder_gpus))
-
-
-def _job_caps(row: Row[Any]) -> Caps:
-    cores, gpus = cores_cap(row.int_max_cores or 0), gpus_cap(row.int_max_gpus or 0)
-    return Caps(Headroom(cores, row.job_cores), Headroom(gpus, row.job_gpus))
+def _caps(max_centicores: int | None, max_gpus: int | None, cores: int, gpus: int) -> Caps:
+    return Caps(Headroom(cores_cap(max_centicores or 0), cores), Headroom(gpus_cap(max_gpus or 0), gpus))
 
 
 # Rows that make no sense: each is logged once with its id, counted every time, and skipped.
