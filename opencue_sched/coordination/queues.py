@@ -289,18 +289,17 @@ def sent_at(message: str | None) -> float | None:
         return None
 
 
-# The order in which a worker asks its queues, for kombu's ``queue_order_strategy``.
-#
-# As declared - instance, group, type - so that targeted messages are taken first; but a queue that has been passed over
-# for QUEUE_AGE_SECONDS is asked first once. So the message at the end of any queue waits no longer than that for
-# each message before it, however busy the more specific queues are.
-
-
 QUEUE_AGE_SECONDS = 5.0
 
 
 class AgedOrder:
-    """kombu's queue cycle: ``update`` sets the queues, ``consume`` lists them, ``rotate`` says which gave one."""
+    """The order in which a worker asks its queues (``queue_order_strategy``): as declared - instance, group, type - but
+    a queue that has been passed over for QUEUE_AGE_SECONDS is asked first once.
+
+    So the message at the end of any queue waits no longer than that for each message before it, however busy the more
+    specific queues are. Kombu's queue cycle: ``update`` sets the queues, ``consume`` lists them, ``rotate`` says which
+    gave one.
+    """
 
     def __init__(
         self,

@@ -181,7 +181,7 @@ class Channel(_Guarded, kombu_redis.Channel):
 
 
 class Transport(kombu_redis.Transport):
-    """kombu's Redis transport with guarded channels; see broker.guard_transports."""
+    """kombu's Redis transport with guarded channels; see queues.guard_transports."""
 
     Channel = Channel
 

@@ -98,12 +98,10 @@ class Membership:
             thread.stop()
 
     def heartbeat(self) -> None:
-        """Refresh the presence and look after the queues. Raises InstanceTaken when another process took the name."""
-        try:
-            self._refresh()
-            self.tend()
-        except RedisError as error:
-            log.warning("heartbeat_failed", error=str(error))
+        """Refresh the presence and look after the queues. Raises InstanceTaken when another process took the name, and
+        RedisError."""
+        self._refresh()
+        self.tend()
 
     def tend(self) -> int:
         """Look after the queues; returns how many messages of dead instances were moved."""
