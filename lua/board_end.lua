@@ -3,7 +3,7 @@
 -- ARGV[8] wake seen at the claim   ARGV[9] why it failed, one line   ARGV[10] error text
 -- ARGV[11] key that remembers what this very call answered   ARGV[12] ms after which a message that nobody took is sent again
 -- how: 'again'   ready at once, a message is to be sent
---      'abandon' ready at once, no message (somebody else may take it)
+--      'abandon' ready at once, no message (another worker may take it)
 --      'sleep'   not before now + delay; ready at once instead if it was woken during the claim
 --      'idle'    like sleep, but no message is to be sent at the end of the rest: there was nothing to do
 --      'put_off' like sleep, but nothing was learnt about the job: its failures in a row stay as they are

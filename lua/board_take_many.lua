@@ -1,8 +1,8 @@
--- board_take_many: have many jobs at a time, each of which is on the board only while somebody has it.
+-- board_take_many: have many jobs at a time, each of which is on the board only while it is claimed.
 -- ARGV[2] owner   ARGV[3] token: tells what is had by this from what the same owner had before
 -- ARGV[4] payload of each   ARGV[5] priority rank of each
 -- ARGV[6..] pairs: uuid, life of the claim in ms
--- Returns for each pair the fence of the claim, or 0: somebody else has the job, or it rests or is in the trash.
+-- Returns for each pair the fence of the claim, or 0: another owner has the job, or it rests or is in the trash.
 -- Invariants: at most one live claim a job, under a higher fence than any before, also before it was gone and posted anew:
 -- a new job's is its number, and there were as many claims at most.
 -- Of an owner there is one at a time: what an earlier one of the same name left is the present one's. A call that is made

@@ -1,4 +1,4 @@
--- board_update: what an operator does to a job, whoever has it.
+-- board_update: what an operator does to a job, also to a claimed one.
 -- ARGV[2] uuid   ARGV[3] how   ARGV[4] text or milliseconds   ARGV[5] force (1|0)
 -- ARGV[6] key that remembers what this very call answered, or ''
 -- how: 'trash'   put aside with ARGV[4] as the reason; with force even under a claim, whose owner then loses it

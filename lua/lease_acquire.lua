@@ -6,7 +6,7 @@
 -- ARGV[5] the longest life in ms that any lease has: more than that is left of one only when the clock was put back
 -- Returns the holder's fence to the holder, 0 to others.
 -- Invariants: one holder at a time; a new holder's fence is higher than every earlier one, also after the store was
--- emptied or an older state of it came back; a lease below the highest fence is nobody's, whoever's it was; only the
+-- emptied or an older state of it came back; a lease below the highest fence is nobody's; only the
 -- holder's own token prolongs it; a renewal that is made again because its answer was lost answers the same.
 local token, number = string.match(redis.call('GET', KEYS[1]) or '', '^(.*)|(%d+)$')
 local fence = tonumber(number or '0')

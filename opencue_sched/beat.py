@@ -204,7 +204,7 @@ class LeaderScheduler(Scheduler):
             # What was never fired counts from the start of this beat, by the clock of its host, which may be wrong.
             entry.last_run_at = at
         if last is not None:
-            # Whoever led before: what it fired is not due again, though this beat has never fired it.
+            # What the leader before fired is not due again, though this beat has never fired it.
             entry.last_run_at = max(entry.last_run_at, datetime.fromtimestamp(last * MINUTE, UTC))
         due, wait = entry.is_due()
         if due:

@@ -134,7 +134,7 @@ class BoardScripts:
         return list(self.call("board_end", uuid, owner, fence, token, how, *more, resend_ms()))
 
     def update(self, uuid: str, how: Update, value: str | int = "", *, force: bool = False) -> list[Any]:
-        """What an operator does to a job, whoever has it: the answer of lua/board_update.lua."""
+        """What an operator does to a job, also to a claimed one: the answer of lua/board_update.lua."""
         return list(self.call("board_update", uuid, how, value, int(force), self.keys.call(new_token())))
 
     def job(self, uuid: str) -> Listing | None:

@@ -53,7 +53,7 @@ class JobFailure(BoardError):
 
 
 class UnclaimableJob(JobFailure):
-    """Somebody has the job. ``owner`` says who."""
+    """Another owner has the job: ``owner``."""
 
     def __init__(self, message: str, *, owner: str = "") -> None:
         super().__init__(message)
@@ -61,7 +61,7 @@ class UnclaimableJob(JobFailure):
 
 
 class ClaimLost(JobFailure):
-    """The claim this handle had ran out and the job was claimed again, by whomever: nothing was written."""
+    """The claim this handle had ran out and the job was claimed again: nothing was written."""
 
 
 class BoardClosed(JobFailure):
@@ -499,8 +499,8 @@ class JobBoard:
     def claim(self, job: Job, who: str, expiry: float | None = None) -> Job:
         """Claim a job for ``expiry`` seconds: the board's claim_ttl by default, ``board.NEVER`` for ever.
 
-        Raises UnclaimableJob when somebody has it (the same owner too: its claim then lives ``expiry`` anew, if one was
-        given) and when it is not due yet, NotFound when it is gone or in the trash, TypeError and ValueError.
+        Raises UnclaimableJob when it is claimed (by the same owner too: its claim then lives ``expiry`` anew, if one
+        was given) and when it is not due yet, NotFound when it is gone or in the trash, TypeError and ValueError.
         """
         _check_owner(who)
         _check_expiry(expiry)
@@ -562,7 +562,7 @@ class JobBoard:
         _check_expiry(expiry)
         answer = self.scripts.call("board_extend", job.uuid, job.owner_seen, job.fence, job.token, life_ms(expiry))
         if answer < 0:
-            raise ClaimLost(f"job {job.uuid} was claimed by somebody since")
+            raise ClaimLost(f"job {job.uuid} was claimed again since")
         return bool(answer)
 
     def record(self, job: Job, who: str, result: Any) -> None:
@@ -583,13 +583,13 @@ class JobBoard:
     def consume(self, job: Job, who: str) -> None:
         """The job is done and leaves the board.
 
-        Raises NotFound when it is gone or nobody has it, JobFailure when somebody else has, ClaimLost when the owner
+        Raises NotFound when it is gone or nobody has it, JobFailure when another owner has, ClaimLost when the owner
         of this name claimed it again since.
         """
         self._end(job, who, "consume")
 
     def abandon(self, job: Job, who: str) -> None:
-        """Somebody else may have the job at once. Raises as consume."""
+        """Give the job back: others may claim it at once. Raises as consume."""
         self._end(job, who, "abandon")
 
     def trash(self, job: Job, who: str, reason: str = "") -> None:

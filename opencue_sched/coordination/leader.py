@@ -309,8 +309,8 @@ class LeaderGate:
         lease, now = self.lease, self._clock()
         if lease is None or now < self._quiet_until:
             return False
-        # Redis first: a lease that is gone already uses up no tick. Then the record, which alone decides: whoever was
-        # elected since is in it, and so is whatever was fired.
+        # Redis first: a lease that is gone already uses up no tick. Then the record, which alone decides: it has every
+        # leader that was elected since, and every tick that was fired.
         held = self._ask(now, "renew", lease.fence)
         claimed, latest = self._claim_tick(lease.fence, task, tick) if held else (False, 0)
         if latest != lease.fence:

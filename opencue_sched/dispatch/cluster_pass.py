@@ -64,7 +64,6 @@ from opencue_sched.errors import HostLocked, NotReady
 from opencue_sched.placement.planner import Plan, UnschedulableLayer, plan_pass, release_plan
 from opencue_sched.placement.policy import policy_for
 from opencue_sched.settings import Settings
-from opencue_sched.store.fences import PersistentFences
 from opencue_sched.store.jobs import Environments, fetch_environments
 from opencue_sched.store.pending import SkippedLayers, fetch_next_start
 from opencue_sched.store.schema import SchemaFacts
@@ -133,11 +132,11 @@ class Dispatcher:
         """Whether PostgreSQL answers. Asked before a claim: a process that hangs here holds no cluster up, because the
         message is sent again to others."""
         try:
-            PersistentFences(self.runner.engine).ping()
+            with self.runner.engine.connect():  # which asks the server first
+                return True
         except SQLAlchemyError as error:
             log.warning("database_away", error=str(error))
             return False
-        return True
 
     def _end(self, claim: Claim, report: PassReport, *, missing: bool = False) -> None:
         state, seconds = next_state(report, self.settings.queue.cluster_saturated_sleep, missing=missing)

@@ -152,10 +152,6 @@ class PersistentFences:
         with self._engine.connect() as connection:
             connection.execute(_NOTE_OTHER, {"name": name})
 
-    def ping(self) -> None:
-        """Return when PostgreSQL has answered."""
-        self._rows(text("SELECT 1"))
-
     def _rows(self, statement: TextClause, **values: object) -> list[Any]:
         with self._engine.connect() as connection:
             return list(connection.execute(statement, values))
