@@ -10,7 +10,6 @@
 --         not again after its release; the burst always binds, folder and job caps when above 0, every limit of the
 --         layer; cores are checked only when cores are asked for, GPUs only when GPUs are.
 --@include ledger
---@include moves
 local id, cores, gpus = ARGV[3], tonumber(ARGV[5]), tonumber(ARGV[6])
 local now, bucket = clock()
 
@@ -59,6 +58,29 @@ local function refusal(sub, folder, job, limits)
   return nil
 end
 
+-- Move one vertex. A GPU count of 0 is written only to a vertex that has none yet.
+local function count(key, more_cores, more_gpus)
+  if add(key, 'int_cores', more_cores) == cores or gpus ~= 0 then
+    add(key, 'int_gpus', more_gpus)
+  end
+  if DUAL then
+    add(key, 'ledger_cores', more_cores)
+    add(key, 'ledger_gpus', more_gpus)
+  end
+end
+
+local function count_all(more_cores, more_gpus, show, alloc, folder, job, layer, dept, limits, frames)
+  if alloc ~= '' then count('acct:sub:' .. show .. ':' .. alloc, more_cores, more_gpus) end
+  if folder ~= '' then count('acct:folder:' .. folder, more_cores, more_gpus) end
+  if job ~= '' then count('acct:job:' .. job, more_cores, more_gpus) end
+  if layer ~= '' then count('acct:layer:' .. layer, more_cores, more_gpus) end
+  if dept ~= '' then count('acct:point:' .. dept .. ':' .. show, more_cores, more_gpus) end
+  if limits == '' then return end
+  for limit in string.gmatch(limits, '[^,]+') do
+    add('acct:limit:' .. limit, 'int_running', frames)
+  end
+end
+
 local force = ARGV[2] == 'force'
 if force and (cores < 0 or gpus < 0) then
   local record = call('HGET', LEDGER, id)
@@ -68,9 +90,15 @@ if force and (cores < 0 or gpus < 0) then
   end
   local seq = call('INCR', SEQ)
   local _, _, _, _, entry = string.match(record, RECORD)
-  move(id, entry, -1)
-  apply_moves(seq)
+  local c, g, show, alloc, folder, job, layer, dept, limits = string.match(entry or '', ENTRY)
+  if c then
+    cores, gpus = -c, -g
+    count_all(string.format('%d', cores), string.format('%d', gpus), show, alloc, folder, job, layer, dept, limits, '-1')
+  end
   call('HDEL', LEDGER, id)
+  if AUDITING and c then
+    call('RPUSH', AUDIT_LOG, seq .. '|-|' .. id .. '|' .. entry)
+  end
   return {1, seq}
 end
 if tombstoned(id, bucket) then
@@ -91,6 +119,8 @@ local entry = table.concat(ARGV, '|', 5)
 if call('HSETNX', LEDGER, id, record_of('F', now, seq, ARGV[4], entry)) == 0 then
   return already(call('HGET', LEDGER, id))
 end
-move(id, entry, 1)
-apply_moves(seq)
+count_all(ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10], ARGV[11], ARGV[12], ARGV[13], '1')
+if AUDITING then
+  call('RPUSH', AUDIT_LOG, seq .. '|+|' .. id .. '|' .. entry)
+end
 return {1, seq}

@@ -90,7 +90,8 @@ MUTANTS = {
     "rollback that decrements after a flush": Mutant(
         "book.lua",
         "  if not record then\n",
-        "  if not record then\n    move(id, table.concat(ARGV, '|', 5), 1)\n    apply_moves(0)\n",
+        "  if not record then\n"
+        "    count_all(ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10], ARGV[11], ARGV[12], ARGV[13], '-1')\n",
         plots.lost_before_its_insert,
         MISCOUNTED,
     ),
