@@ -58,24 +58,14 @@ class _Cooldown:
 class Cooldowns(Generic[What]):
     """What this process leaves alone, until when, and why. Thread-safe.
 
-    The first ``spared`` failures in a row start no cooldown. A row of failures is over when something ``worked``, or
-    when it did not fail for ``forget_after`` seconds (default: twice ``longest``). The latest 10,000 are kept.
+    A row of failures is over when something ``worked``, or did not fail for twice ``longest``. The latest 10,000 are
+    kept.
     """
 
-    def __init__(
-        self,
-        first: float,
-        longest: float,
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        spared: int = 0,
-        forget_after: float | None = None,
-    ) -> None:
+    def __init__(self, first: float, longest: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._first = first
         self._longest = longest
         self._clock = clock
-        self._spared = spared
-        self._forget_after = 2 * longest if forget_after is None else forget_after
         self._lock = threading.Lock()
         self._cooldowns: OrderedDict[What, _Cooldown] = OrderedDict()
 
@@ -86,9 +76,8 @@ class Cooldowns(Generic[What]):
             self._forget(now)
             before = self._cooldowns.pop(what, None)
             failures = 1 if before is None else before.failures + 1
-            counted = failures - self._spared
-            seconds = cooldown_seconds(counted, first=self._first, longest=self._longest) if counted > 0 else 0.0
-            self._cooldowns[what] = _Cooldown(now + seconds, now + self._forget_after, failures, why)
+            seconds = cooldown_seconds(failures, first=self._first, longest=self._longest)
+            self._cooldowns[what] = _Cooldown(now + seconds, now + 2 * self._longest, failures, why)
             return seconds
 
     def worked(self, what: What) -> None:
@@ -180,11 +169,13 @@ class _Kind:
 
 @dataclass(slots=True)
 class _Cluster:
-    """Of one cluster: kinds without a host; rows that no host can help, with the end of their cooldown; who lost all
-    frames to others in the last pass; how many passes in a row did not reach the last job, and the kinds and rows that
-    the next pass skips for that, if it begins in time. ``skipped_more``: the last pass did."""
+    """Of one cluster: kinds without a host, and until when to remember that they had none; rows that no host can help,
+    with the end of their cooldown; which layers lost all frames to others in the last pass; how many passes in a row
+    did not reach the last job, and the kinds and rows that the next pass skips for that, if it begins in time.
+    ``skipped_more``: the last pass did."""
 
     kinds: dict[str, _Kind] = field(default_factory=dict)
+    hostless_until: dict[str, float] = field(default_factory=dict)
     rows: dict[str, tuple[float, SkippedRow]] = field(default_factory=dict)
     scan_until: float = 0.0
     scan_began: int = 0
@@ -202,7 +193,8 @@ class _Cluster:
         scans = self.scan_until > now
         self.kinds = {kind: it for kind, it in self.kinds.items() if it.until > now or (scans and not it.wake)}
         self.rows = {layer: row for layer, row in self.rows.items() if row[0] > now or scans}
-        return not (self.kinds or self.rows or scans or self.lost_until > now)
+        self.hostless_until = {kind: until for kind, until in self.hostless_until.items() if until > now}
+        return not (self.kinds or self.hostless_until or self.rows or scans or self.lost_until > now)
 
 
 class _ChangedHosts:
@@ -241,8 +233,6 @@ class LayerCooldowns:
         self._seconds = seconds
         self._clock = clock
         self._clusters: defaultdict[str, _Cluster] = defaultdict(_Cluster)
-        # The first look that finds nothing is spared: a host that changes right after it is looked at at once.
-        self._retries = Cooldowns[tuple[str, str]](RETRY_SECONDS, RETRY_SECONDS, clock, spared=1, forget_after=seconds)
         self._changes: deque[tuple[int, _ChangedHosts]] = deque(maxlen=_REMEMBERED_CHANGES)
         self._forget_at = 0.0
         self._lock = threading.Lock()
@@ -273,9 +263,11 @@ class LayerCooldowns:
             missed = [hosts for number, hosts in self._changes if number > host_changes]
             here = self._clusters[cluster]
             for kind in placed:
-                self._retries.worked((cluster, kind))
+                here.hostless_until.pop(kind, None)
             for kind, layers in by_kind.items():
-                retry = self._retries.failed((cluster, kind))
+                # Only from the second look in a row on: a host that changes right after the first is had at once.
+                retry = RETRY_SECONDS if here.hostless_until.get(kind, 0.0) > now else 0.0
+                here.hostless_until[kind] = now + self._seconds
                 search = layers[0].search
                 wake = forgotten or any(hosts.may_do(search) for hosts in missed)
                 if wake and not retry:
@@ -363,7 +355,7 @@ class LayerCooldowns:
             next_kinds = {kind for kind, it in here.kinds.items() if changed.may_do(it.search)}
             for kind in next_kinds:
                 del here.kinds[kind]
-                self._retries.worked((cluster, kind))
+                here.hostless_until.pop(kind, None)
             more = more or bool(next_kinds)
             # Frames that were lost may be had a moment later, so their layers are looked at once more before the scan
             # goes on. Those that lose all of them again are skipped like the others, or a window full of them would
