@@ -305,8 +305,11 @@ def test_a_layer_that_its_own_jobs_cap_would_starve_is_refused(engine: Engine, s
     ]
     with pytest.raises(InvalidFile) as refused:
         submit_job(engine, spec(max_cores=4, max_gpus=1, layers=layers), settings)
-    assert [problem.partition(" ")[0] for problem in refused.value.problems] == ["layers[0].cores:", "layers[0].gpus:"]
-    assert "at least 5 cores, more than the 4 the job may have" in refused.value.problems[0]
+    assert refused.value.problems == (
+        "layers[0].cores: a frame takes at least 5 cores, more than the 4 the job may have, by max_cores of its own or "
+        "what its folder or show says",
+        "layers[0].gpus: 2 is more than the 1 the job may have",
+    )
 
 
 # Bad input: everything at once, by field, and nothing stored
