@@ -41,7 +41,7 @@ from opencue_sched.accounting.scripts import (
 )
 from opencue_sched.domain.cluster import Fence
 from opencue_sched.errors import InvalidInput, NotReady
-from opencue_sched.lua_scripts import ScriptCall, call_scripts, check_fence, under_fence
+from opencue_sched.lua_scripts import FENCED, ScriptCall, call_scripts, check_fence, under_fence
 
 log = structlog.get_logger(__name__)
 
@@ -226,12 +226,17 @@ class Ledger:
     # For recompute, caps and bootstrap
 
     def mark(self) -> Mark:
-        """This moment: the sequence number every earlier change is at or below, and Redis TIME."""
-        epoch = self.epoch()
+        """This moment: the sequence number every earlier change is at or below, and Redis TIME.
+
+        Raises FencedOff as the scripts do: work that finds nothing to correct calls none of them.
+        """
+        epoch, fence = self.epoch(), self._fence
         with answering(), self.client.pipeline(transaction=True) as pipe:
-            pipe.mget(keys.EPOCH, keys.SEQ)
+            pipe.mget(keys.EPOCH, keys.SEQ, *(() if fence is None else (fence.key,)))
             pipe.time()
-            (stored, seq), (seconds, _) = pipe.execute()
+            (stored, seq, *newest), (seconds, _) = pipe.execute()
+        if fence is not None and newest[0] is not None and int(newest[0]) > fence.number:
+            check_fence(fence, [[0, FENCED, newest[0], fence.number]])
         if stored != epoch.text:
             self.learn_epoch()
             return self.mark()
