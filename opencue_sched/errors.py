@@ -1,4 +1,4 @@
-"""The errors a booking can end with. ``retriable``: another host may do; otherwise the layer is skipped this pass."""
+"""Every error that this package raises on purpose: lost bookings first, then what stops more than one booking."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ class SchedulerError(Exception):
 class BookingError(SchedulerError):
     """A planned proc that did not become a running frame.
 
-    ``table`` names the cap of a CapExceeded, as book.lua does. ``outcome_unknown``: a COMMIT or a launch may have
-    happened all the same.
+    ``reason`` names the loss in logs, verdicts and metrics. ``retriable``: the host is at fault, and another may take
+    the frame. ``table`` names the cap of a CapExceeded, as book.lua does. ``outcome_unknown``: a COMMIT or a launch may
+    have happened all the same.
     """
 
     retriable = False
@@ -23,20 +24,18 @@ class BookingError(SchedulerError):
         *,
         proc_id: str = "",
         host: str = "",
-        layer_id: str = "",
         table: str = "",
         outcome_unknown: bool = False,
     ) -> None:
         super().__init__(message)
         self.proc_id = proc_id
         self.host = host
-        self.layer_id = layer_id
         self.table = table
         self.outcome_unknown = outcome_unknown
 
 
 class HostLocked(BookingError):
-    """Another transaction holds the host row; the host is invalidated in the cache."""
+    """Another transaction has locked the host row."""
 
     retriable = True
     reason = "host_locked"
@@ -62,13 +61,13 @@ class CapExceeded(BookingError):
 
 
 class CapChanging(BookingError):
-    """Another transaction is changing a cap of the frame's; it is booked under the new one, when that is committed."""
+    """Another transaction is changing one of the frame's caps; a later pass books the frame under the new one."""
 
     reason = "cap_changing"
 
 
 class FrameLost(BookingError):
-    """Somebody else started, changed, paused or took over the frame between gather and commit."""
+    """Another process started, changed, paused or took over the frame between gather and commit."""
 
     reason = "frame_lost"
 
@@ -91,15 +90,15 @@ class NotReady(SchedulerError):
 
 
 class FencedOff(SchedulerError):
-    """A newer leader was elected: what a task of an older one would still have changed is refused."""
+    """A newer leader was elected: Redis refuses what a task that an older leader sent would change."""
 
 
 class InvalidInput(SchedulerError):
-    """Something a person or another program sent does not make sense; the message names the field."""
+    """A value from a person or another program does not make sense; the message names its field."""
 
 
 class WrongConfiguration(InvalidInput):
-    """The settings cannot be read: starting again would not help."""
+    """The settings cannot be used as they are: starting again would not help."""
 
 
 class WrongSchema(WrongConfiguration):

@@ -347,7 +347,7 @@ def _control(engine: Engine) -> Iterator[tuple[JobControl, dict[str, tuple[str, 
         ledger = make_ledger(engine, client, owner=f"{settings.instance}-cli")
         changes = HostChanges(client, settings.coordination.namespace)
         channels = RqdChannels(settings.rqd)
-        killer = RqdKiller(channels, tell=lambda frame_id, *place: alive.update({frame_id: place}))
+        killer = RqdKiller(channels, notify=lambda frame_id, *place: alive.update({frame_id: place}))
         try:
             yield JobControl(Releaser(engine, only_on_success, ledger, changes, asked_for=True), killer), alive
         finally:

@@ -333,7 +333,7 @@ class _Commit:
 
 
 def _lost(proc: PlannedProc, error: type[BookingError], text: str) -> Lost:
-    return proc, error(text, proc_id=proc.proc_id, host=proc.host.name, layer_id=proc.layer.id)
+    return proc, error(text, proc_id=proc.proc_id, host=proc.host.name)
 
 
 # What of a plan still holds against the locked rows and today's caps (design 3.6 b).
@@ -446,5 +446,4 @@ def _over_cap(proc: PlannedProc, caps: VertexCaps, *, gpus: bool) -> BookingErro
         table=table,
         proc_id=proc.proc_id,
         host=proc.host.name,
-        layer_id=proc.layer.id,
     )

@@ -1,4 +1,5 @@
-"""What a database error says about a plan: repeat it, blame a job's rows, or give up."""
+"""What an error of a store means: for a plan and its COMMIT (`classify`, `waited_too_long`, `in_doubt`), and for any
+work that met it (`is_trouble`, `is_missing`). PostgreSQL's errors are told apart by SQLSTATE."""
 
 from __future__ import annotations
 
@@ -25,15 +26,16 @@ _ROW_CLASSES = frozenset({"21", "22", "23", "2F", "38", "39", "54", "P0", "XX"})
 """SQLSTATE classes that blame rows: cardinality, data, integrity, routines, sizes, PL/pgSQL, internal errors."""
 
 _HOST_TEXT = "unable to allocate additional"
-"""How OpenCue's host trigger begins its refusals (facts B)."""
+"""In every refusal of OpenCue's host trigger (facts B)."""
 
 _REFUSED_AT_COMMIT = frozenset({"23", "40"})
+"""SQLSTATE classes with which the server itself refuses a COMMIT: constraints, rollbacks. All but this one of them:"""
 _COMPLETION_UNKNOWN = "40003"
 
 
 class Failure(StrEnum):
-    """REPEAT: the transaction met another one. ROWS: some job's rows are to blame. BUSY: some job's rows stay locked.
-    HOST: a host had less than it said. DATABASE: nothing to do with the plan."""
+    """REPEAT: the transaction collided with another one and may work at once. ROWS: some job's rows are to blame. BUSY:
+    some job's rows stay locked. HOST: a host has less idle than its row said. DATABASE: no fault of the plan."""
 
     REPEAT = auto()
     ROWS = auto()
@@ -43,7 +45,8 @@ class Failure(StrEnum):
 
 
 def classify(error: Exception) -> Failure:
-    """By SQLSTATE; the host trigger's refusals by their text, because OpenCue raises everything as P0001."""
+    """What to do about a plan whose transaction ended in ``error``. OpenCue's triggers all raise P0001, so the host
+    trigger's refusals are known by their text."""
     state = _sqlstate(error)
     if state in (_SERIALIZATION_FAILURE, _DEADLOCK_DETECTED):
         return Failure.REPEAT
@@ -62,10 +65,10 @@ def waited_too_long(error: Exception) -> bool:
 
 
 def in_doubt(error: Exception) -> bool:
-    """Whether a COMMIT that ended in this error may have happened all the same: unless the server said it refuses.
+    """Whether a COMMIT that ended in this error may have happened all the same: unless the server refused it.
 
-    A server that had ended a paused transaction before the COMMIT arrived says so too, but libpq only reports that the
-    connection is closed, so that counts as doubt.
+    A server that ended an idle transaction before the COMMIT arrived refuses it too, but libpq only reports a closed
+    connection, so that counts as doubt.
     """
     state = _sqlstate(error)
     return state[:2] not in _REFUSED_AT_COMMIT or state == _COMPLETION_UNKNOWN
@@ -84,26 +87,26 @@ def _sqlstate(error: Exception) -> str:
     return getattr(orig, "pgcode", None) or ""
 
 
-# Whether an error of a store says that the store is in trouble, or that what it was asked for cannot be done.
+# Whether the store itself is in trouble, or the statement or its rows are at fault.
 #
-# Trouble passes, and meets every cluster alike: it says nothing of the one whose pass met it. Any other error comes
-# again with the next pass over the same rows.
+# Trouble passes, and whatever uses the store meets it alike: the same work is tried again later. Any other error comes
+# again with the same rows.
 
 _MISSING_CLASSES = frozenset({"0A", "3F", "42"})
-"""SQLSTATE of what our statements name but cannot use: a schema, table, column or function. They are constant, so all
-clusters meet that."""
+"""Our statements name a schema, table, column or function that is absent or not granted. They are constant, so no rows
+are to blame."""
 _TROUBLE_CLASSES = frozenset({"08", "40", "53", "55", "57", "58"}) | _MISSING_CLASSES
-"""The others: connections, other transactions, resources, locks, operators and time-outs, the system."""
+"""And connections, other transactions, resources, locks, operators and time-outs, the system."""
 _TROUBLE_STATES = frozenset({"25006", "25P03"})
 """A server that takes no writes, as after a failover; a transaction that was idle for too long."""
 _TOO_LARGE_CLASS = "54"
 """Program limits: the driver calls them operational, but the same statement fails again."""
 _TROUBLE_WORDS = frozenset({"BUSY", "MISCONF", "NOREPLICAS", "TRYAGAIN", "UNKILLABLE"})
-"""First words of what Redis answers to every script while it is so; the driver has classes for other states."""
+"""First words of Redis's answer to every script while it is in trouble, where redis-py has no class for the error."""
 
 
 def is_trouble(error: Exception) -> bool:
-    """Whether ``error``, raised by SQLAlchemy or redis-py, is a store's own and not that of the work."""
+    """Whether ``error`` says that PostgreSQL or Redis is in trouble, so that the same work may succeed later."""
     if type(error) is ResponseError:
         return str(error).partition(" ")[0] in _TROUBLE_WORDS
     if isinstance(error, RedisError):
@@ -112,7 +115,7 @@ def is_trouble(error: Exception) -> bool:
 
 
 def is_missing(error: Exception) -> bool:
-    """Whether PostgreSQL answers and only lacks what ``migrate`` or a GRANT brings back; nothing tells when."""
+    """Whether PostgreSQL answers, but lacks what ``migrate`` or a GRANT brings back. No event says when it is back."""
     return _sqlstate(error)[:2] in _MISSING_CLASSES
 
 

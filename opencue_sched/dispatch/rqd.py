@@ -1,4 +1,5 @@
-"""Asking RQD what it really runs, and making sure that a frame does not run there.
+"""The connections to the RQDs, what an RQD runs (`look`), and making sure that it does not run a frame
+(`kill_and_confirm`, and `RqdKiller` for callers outside a dispatch pass).
 
 What RQD's answers are worth (opencue-rqd 1.37, observed and read in its source; its Rust successor, read):
 
@@ -29,11 +30,6 @@ from opencue_sched.settings import Rqd
 
 _log = structlog.get_logger(__name__)
 
-# Where each RQD is, and the open connections to them.
-#
-# One owner of the mapping host name -> address, used by launch, kill and reaper alike: ``rqd.addresses`` when it names
-# the host, otherwise OpenCue's own rule, ``name:8444`` in plain text.
-
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _LONGEST_CONNECT_SECONDS = 2.0
@@ -59,7 +55,7 @@ class RqdChannels:
         self._closed = False
 
     def address(self, host_name: str) -> str:
-        """``address:port`` of the RQD on a host."""
+        """``address:port`` of the RQD on a host: from ``rqd.addresses``, or else OpenCue's rule, ``name:8444``."""
         known = self.settings.addresses.get(host_name)
         if known is not None:
             return known
@@ -86,9 +82,9 @@ class RqdChannels:
         *,
         progress: Callable[[], None] = lambda: None,
     ) -> list[_Result]:
-        """``function`` of every item, up to 16 at once, in the order of the items.
+        """Call ``function`` with every item, up to 16 at once, and return the results in the order of the items.
 
-        ``progress`` is called as they end. The first exception is raised once all have ended.
+        ``progress`` is called as the calls end. The first exception is raised once all calls have ended.
         """
         futures = [self._threads.submit(function, item) for item in items]
         for future in futures:
@@ -97,7 +93,7 @@ class RqdChannels:
         return [future.result() for future in futures]
 
     def close(self) -> None:
-        """Close everything. Calls under way end as cancelled."""
+        """Close every connection. Calls under way end as cancelled."""
         with self._lock:
             self._closed = True
             opened, self._open = self._open, {}
@@ -127,10 +123,11 @@ class RqdChannels:
 
 
 _POLL_SECONDS = 0.1
+"""Between two looks at a frame that still runs or is being set up."""
 
 
 class Whereabouts(StrEnum):
-    """Whether a frame runs on a host."""
+    """Whether a frame runs on a host, and for which proc: the one that was asked about (OURS) or another one."""
 
     OURS = "ours"
     ANOTHERS = "anothers"
@@ -139,14 +136,14 @@ class Whereabouts(StrEnum):
     UNREACHABLE = "unreachable"
 
 
-_WORDS = {
+_NOT_CONFIRMED = {
     Whereabouts.OURS: "its RQD took the kill, but still runs it",
     Whereabouts.ANOTHERS: "its RQD runs it for another proc",
     Whereabouts.SETTING_UP: "its RQD is setting a frame up, and cannot say which",
     Whereabouts.ABSENT: "its RQD stopped naming it too late to be asked again",
     Whereabouts.UNREACHABLE: "its RQD does not answer",
 }
-"""Why a frame is not confirmed dead."""
+"""Why a frame is not confirmed dead, by where it was seen last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +165,8 @@ class RunningFrameRef:
 
 
 class Fate(StrEnum):
-    """What is known of a process after trying to end it, or asking about it. Only NOT_RUNNING allows its frame to be
-    given away. UNREACHABLE: its RQD did not answer, and took no kill."""
+    """What is known of a frame's process after an attempt to end it, or a question about it. Only after NOT_RUNNING may
+    the frame be given to another proc. UNREACHABLE: its RQD did not answer, and took no kill."""
 
     RUNNING = "running"
     NOT_RUNNING = "not_running"
@@ -179,7 +176,7 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """``killed`` says that RQD accepted a kill; ``detail`` is for an operator."""
+    """The answer of kill_and_confirm. ``killed``: RQD accepted a kill; ``detail`` is for an operator."""
 
     fate: Fate
     killed: bool
@@ -231,22 +228,24 @@ def kill(channels: RqdChannels, host_name: str, frame_id: str, reason: str) -> b
 def kill_and_confirm(
     channels: RqdChannels, ref: RunningFrameRef, *, reason: str, adopt: bool = False, timeout: float | None = None
 ) -> Confirmation:
-    """Make sure that a frame does not run on a host, and say only what RQD confirmed.
+    """Make sure that a frame does not run on a host, and return only what RQD confirmed.
 
-    NOT_RUNNING is answered when RQD was asked to kill the frame (or knew nothing of it) and a report taken after that
-    no longer lists it nor is setting anything up. With ``adopt``, a frame found running for ``ref.proc_id`` is left
-    alone and answered as RUNNING. UNCONFIRMED or UNREACHABLE after ``timeout`` seconds (default ``rqd.timeout``):
-    nothing may be freed then. The caller must still own the frame (see `kill`).
+    NOT_RUNNING: RQD was asked to kill the frame (or did not know it), and a report taken after that neither lists the
+    frame nor shows one being set up. RUNNING, with ``adopt`` only: it runs for ``ref.proc_id`` and is left alone.
+    UNCONFIRMED or UNREACHABLE after ``timeout`` seconds (default ``rqd.timeout``): the caller must free nothing.
+    The frame must still belong to ``ref.proc_id`` (see `kill`).
     """
     limit = time.monotonic() + (timeout or channels.settings.timeout)
     killed = asked = False
     while True:
-        left = max(0.05, limit - time.monotonic())
+        left = max(0.05, limit - time.monotonic())  # gRPC gives up at once on a deadline that is over
         seen = look(channels, ref, timeout=min(left, channels.settings.timeout))
         if adopt and seen.place is Whereabouts.OURS and not killed:
             return Confirmation(Fate.RUNNING, killed)
         if asked and seen.place is Whereabouts.ABSENT:
             return Confirmation(Fate.NOT_RUNNING, killed)
+        # No kill while RQD sets a frame up: it would kill itself (see above). For an absent frame it is sent: only a
+        # report taken after a kill proves that the frame is gone.
         if seen.place in (Whereabouts.OURS, Whereabouts.ANOTHERS, Whereabouts.ABSENT):
             try:
                 accepted = kill(channels, ref.host_name, ref.frame_id, reason)
@@ -256,10 +255,10 @@ def kill_and_confirm(
                 asked = True
                 killed = killed or accepted
                 if not accepted and time.monotonic() < limit:
-                    continue
+                    continue  # RQD knew no such frame: no process has to end before the next look
         if time.monotonic() >= limit:
             unreachable = seen.place is Whereabouts.UNREACHABLE
-            detail = _WORDS[seen.place] + (f" ({seen.detail})" if unreachable else "")
+            detail = _NOT_CONFIRMED[seen.place] + (f" ({seen.detail})" if unreachable else "")
             return Confirmation(Fate.UNREACHABLE if unreachable and not killed else Fate.UNCONFIRMED, killed, detail)
         time.sleep(min(_POLL_SECONDS, max(0.0, limit - time.monotonic())))
 
@@ -270,16 +269,15 @@ def describe(error: grpc.RpcError) -> str:
 
 
 class RqdKiller:
-    """Kills through the connections of this process. ``tell`` is told, on any thread, of each frame that was not
-    confirmed dead: its id, its host with the address, and why, in words for a person."""
+    """Kills through the connections of this process. ``notify`` is called, on any thread, for each frame that was not
+    confirmed dead: with its id, its host and address, and the reason for a person."""
 
-    def __init__(self, channels: RqdChannels, *, tell: Callable[[str, str, str], object] = lambda *_: None) -> None:
+    def __init__(self, channels: RqdChannels, *, notify: Callable[[str, str, str], object] = lambda *_: None) -> None:
         self._channels = channels
-        self._tell = tell
+        self._notify = notify
 
     def answers(self, host_name: str, seconds: float) -> bool:
-        """Whether a host's RQD answers at all within ``seconds``; a connection refused is tried again in that time,
-        whatever became of the tries before."""
+        """Whether a host's RQD answers at all within ``seconds``. A refused connection is tried again in that time."""
         request = rqd_pb2.RqdStaticReportStatusRequest()
         try:
             self._channels.stub(host_name).ReportStatus(request, timeout=seconds, wait_for_ready=True)
@@ -308,5 +306,5 @@ class RqdKiller:
         found = kill_and_confirm(self._channels, ref, reason=reason, adopt=adopt)
         if found.fate in (Fate.UNCONFIRMED, Fate.UNREACHABLE):
             place = f"{ref.host_name} ({self._channels.address(ref.host_name)})"
-            self._tell(ref.frame_id, place, found.detail)
+            self._notify(ref.frame_id, place, found.detail)
         return found.fate

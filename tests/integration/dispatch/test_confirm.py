@@ -154,7 +154,7 @@ def test_the_killer_tells_a_host_that_is_gone_from_one_that_does_not_confirm(
     farm.crash("sim0001")
     farm.behave("sim0002", kill_seconds=60.0)
     told: list[tuple[str, str, str]] = []
-    killer = RqdKiller(channels, tell=lambda *words: told.append(words))
+    killer = RqdKiller(channels, notify=lambda *words: told.append(words))
 
     # then only what is known not to run may be given away
     assert killer.stop("sim0001", "any", "proc", "test") is Fate.UNREACHABLE
