@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -51,7 +52,7 @@ def spoil(engine: Engine, *, last_run: str) -> None:
 
 def test_what_was_found_of_the_schema_is_logged_as_what_it_is(runtime: Runtime) -> None:
     with capture_logs() as logs:
-        runtime.check()
+        runtime.start("w1@here", 1, time.sleep)
     (found,) = [entry for entry in logs if entry["event"] == "schema_found"]
     assert found["revision"] == REVISION
     assert found["limit_columns"] == runtime.facts.limit_columns
