@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import click
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection
 
 from opencue_sched.cli import output
 from opencue_sched.cli.inputs import (
@@ -21,15 +20,14 @@ from opencue_sched.cli.inputs import (
 from opencue_sched.cli.output import (
     Column,
     age_text,
-    cores,
     first,
     in_cores,
     json_option,
     json_row,
     memory_text,
-    show_fields,
     show_json,
     show_rows,
+    show_thing,
 )
 from opencue_sched.domain.farm import HardwareState, LockState, TagType, ThreadMode
 from opencue_sched.domain.units import HOST_TAG_WIDTH
@@ -47,12 +45,12 @@ _COLUMNS = (
     Column("idle_cores", "Idle Cores", in_cores("idle_centicores")),
     Column("cores", "Cores", in_cores("centicores")),
     Column("idle_memory_kb", "Idle Mem", show=memory_text),
-    Column("free_memory_kb"),
+    Column("free_memory_kb", show=memory_text),
     Column("memory_kb", "Mem", show=memory_text),
     Column("idle_gpus", "Idle GPUs"),
     Column("gpus", "GPUs"),
-    Column("idle_gpu_memory_kb"),
-    Column("gpu_memory_kb"),
+    Column("idle_gpu_memory_kb", show=memory_text),
+    Column("gpu_memory_kb", show=memory_text),
     Column("frames", "Frames"),
     Column("load", "Load", show=lambda hundredths: f"{hundredths / 100:g}"),
     Column("nimby", "NIMBY"),
@@ -72,7 +70,7 @@ _PROC_COLUMNS = (
     Column("used_memory_kb"),
     Column("", "Memory", lambda proc: f"{memory_text(proc.used_memory_kb)} / {memory_text(proc.memory_kb)}"),
     Column("gpus", "GPUs"),
-    Column("dispatched", "Start", show=output.time_text),
+    Column("dispatched", "Start"),
     Column("", "Runtime", "dispatched", age_text),
     Column("local"),
 )
@@ -135,7 +133,7 @@ def info(name: str, as_json: bool) -> None:
     if as_json:
         show_json({**json_row(host, _COLUMNS), "procs": [json_row(proc, _PROC_COLUMNS) for proc in running]})
         return
-    show_fields(_fields(host))
+    show_thing(host, _COLUMNS)
     if running:
         click.echo()
         show_rows(running, _PROC_COLUMNS)
@@ -270,28 +268,3 @@ def _tags(connection: Connection, host: NamedRow) -> str:
 
 def _thread_mode(number: int) -> str:
     return ThreadMode(number).name if number in list(ThreadMode) else str(number)
-
-
-def _fields(host: Row[Any]) -> dict[str, str]:
-    lock = host.lock + (f" by {host.lock_source}" if host.lock_source and host.lock != "OPEN" else "")
-    gpu_memory = f"{memory_text(host.idle_gpu_memory_kb)} of {memory_text(host.gpu_memory_kb)}"
-    return {
-        "Host": host.host,
-        "Id": host.id,
-        "State": host.state,
-        "Lock": lock,
-        "Allocation": host.allocation,
-        "Facility": host.facility,
-        "Idle Cores": f"{cores(host.idle_centicores)} of {cores(host.centicores)}",
-        "Idle Memory": f"{memory_text(host.idle_memory_kb)} of {memory_text(host.memory_kb)}, "
-        f"{memory_text(host.free_memory_kb)} free",
-        "Idle GPUs": f"{host.idle_gpus} of {host.gpus}" if host.gpus else "",
-        "Idle GPU Memory": gpu_memory if host.gpu_memory_kb else "",
-        "Load": f"{host.load / 100:g}",
-        "NIMBY": output.yes_no(host.nimby),
-        "OS": host.os,
-        "Thread Mode": _thread_mode(host.thread_mode),
-        "Tags": " ".join(host.tags),
-        "Last Ping": f"{age_text(host.pinged)} ago",
-        "Uptime": age_text(host.booted),
-    }

@@ -36,9 +36,9 @@ from opencue_sched.cli.output import (
     json_option,
     json_row,
     memory_text,
-    show_fields,
     show_json,
     show_rows,
+    show_thing,
 )
 from opencue_sched.domain.farm import FrameState, JobState
 from opencue_sched.domain.frame_range import FrameRange
@@ -151,16 +151,11 @@ _FRAME_COLUMNS = (
     Column("", "Cores", lambda frame: cores(frame.centicores) if frame.host else None),
     Column("retries", "Retries"),
     Column("exit_status", "Exit", show=lambda status: "" if status == -1 else str(status)),
-    Column("started", "Start", show=output.time_text),
+    Column("started", "Start"),
     Column("", "Runtime", lambda frame: _runtime(frame)),
     Column("", "LLU", lambda frame: frame.llu if frame.state == FrameState.RUNNING else None, output.age_text),
     Column("", "Memory", lambda frame: _memory(frame)),
-    Column(
-        "",
-        "Eligible Time",
-        lambda frame: frame.eligible if frame.state == FrameState.WAITING else None,
-        output.time_text,
-    ),
+    Column("", "Eligible Time", lambda frame: frame.eligible if frame.state == FrameState.WAITING else None),
     *map(Column, ("stopped", "llu", "eligible", "depend_count")),
     *map(Column, ("memory_reserved_kb", "memory_used_kb", "memory_max_kb")),
 )
@@ -409,9 +404,9 @@ _COLUMNS = (
     Column("priority", "Pri"),
     Column("min_cores", "Min Cores", in_cores("min_centicores")),
     Column("max_cores", "Max Cores", in_cores("max_centicores"), cap_text),
-    Column("max_gpus"),
+    Column("max_gpus", show=cap_text),
     Column("started", "Age", show=output.age_text),
-    *map(Column, ("stopped", "log_dir")),
+    *map(Column, ("stopped", "log_dir", "uid", "os", "max_retries", "autoeat")),
 )
 
 
@@ -434,7 +429,7 @@ def _layer_columns(verdicts: Mapping[str, str]) -> tuple[Column, ...]:
         Column("gpu_memory_kb"),
         Column("tags", "Tags"),
         Column("limits", "Limits", show=", ".join),
-        Column("eligible", "Eligible Time", show=output.time_text),
+        Column("eligible", "Eligible Time"),
         *map(Column, ("start_after", "timeout_minutes", "timeout_llu_minutes")),
         Column("verdict", "Last Verdict", lambda layer: verdicts.get(layer.id)),
     )
@@ -479,7 +474,7 @@ def info(name: str, as_json: bool) -> None:
     if as_json:
         show_json({**json_row(job, _COLUMNS), "layers": [json_row(layer, layer_columns) for layer in layers]})
         return
-    show_fields(_fields(job))
+    show_thing(job, _COLUMNS)
     click.echo()
     show_rows(layers, layer_columns)
 
@@ -571,28 +566,3 @@ def _set_resource(names: Sequence[str], column: str, value: int, words: str) -> 
 
 def _state(job: jobs.JobView) -> str:
     return "PAUSED" if job.paused and job.state == JobState.PENDING.value else job.state
-
-
-def _fields(job: jobs.JobView) -> dict[str, str]:
-    return {
-        "Job": job.name,
-        "Id": job.id,
-        "Show": job.show,
-        "Shot": job.shot,
-        "Folder": job.folder,
-        "Facility": job.facility,
-        "User": job.user if job.uid is None else f"{job.user} ({job.uid})",
-        "State": _state(job),
-        "Started": output.time_text(job.started),
-        "Finished": output.time_text(job.stopped),
-        "Priority": str(job.priority),
-        "Min/Max cores": f"{cores(job.min_centicores)} / {cap_text(cores(job.max_centicores))}",
-        "Max GPUs": cap_text(job.max_gpus),
-        "In use": f"{cores(job.centicores)} cores, {counted(job.gpus, 'GPU')}",
-        "Frames": f"{job.frames}: {job.succeeded} succeeded, {job.eaten} eaten, {job.running} running, "
-        f"{job.waiting} waiting, {job.depend} depend, {job.dead} dead",
-        "Retries": str(job.max_retries),
-        "Auto-eat": "yes" if job.autoeat else "",
-        "OS": job.os or "",
-        "Logs": job.log_dir,
-    }

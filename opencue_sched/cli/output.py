@@ -65,7 +65,9 @@ class Column:
         if self.show is not None:
             return self.show(value)
         if isinstance(value, bool):
-            return yes_no(value)
+            return "yes" if value else "no"
+        if isinstance(value, datetime):
+            return time_text(value)
         return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -106,6 +108,12 @@ def show_fields(fields: Mapping[str, str]) -> None:
         if value:
             table.add_row(Text(heading), Text(value))
     _console().print(table)
+
+
+def show_thing(thing: Any, columns: Sequence[Column], **more: str) -> None:
+    """Print all the columns' values of one thing, a line each, and ``more``."""
+    titles = {it: it.title or it.key.removesuffix("_kb").replace("_", " ").title() for it in columns}
+    show_fields({title: column.cell(column.value(thing)) for column, title in titles.items()} | more)
 
 
 def show_json(value: Any) -> None:
@@ -164,10 +172,6 @@ def cap_text(value: float | None) -> str:
 def memory_text(kilobytes: float) -> str:
     """KB as GiB."""
     return f"{kilobytes / _KB_PER_GIB:.1f}G"
-
-
-def yes_no(value: bool) -> str:
-    return "yes" if value else "no"
 
 
 def time_text(moment: datetime | None) -> str:

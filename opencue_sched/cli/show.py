@@ -25,7 +25,7 @@ from opencue_sched.cli.inputs import (
     redis_store,
     switch,
 )
-from opencue_sched.cli.output import Column, counted, in_cores, json_option, json_row, show_fields, show_json, show_rows
+from opencue_sched.cli.output import Column, counted, in_cores, json_option, json_row, show_json, show_rows, show_thing
 from opencue_sched.domain.units import FACILITY_NAME_WIDTH, INT_MAX, LIMIT_NAME_WIDTH, SHOW_NAME_WIDTH
 from opencue_sched.settings import get_settings
 from opencue_sched.store import shows
@@ -139,8 +139,7 @@ def show_info(name: str, as_json: bool) -> None:
         return
     uses = "{allocation} (size {size}, burst {burst}, used {used})".format
     used = ", ".join(uses(**row) for row in subscriptions) or "none: nothing can be booked"
-    titled = {column.title or column.key.replace("_", " ").title(): column for column in _SHOW_COLUMNS}
-    show_fields({title: column.cell(column.value(show)) for title, column in titled.items()} | {"Subscriptions": used})
+    show_thing(show, _SHOW_COLUMNS, Subscriptions=used)
 
 
 @show_command.command("create")
