@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, asdict, dataclass, field
+from functools import partial
+from typing import TypeVar
 
 import structlog
 from sqlalchemy import Connection, Engine
@@ -28,7 +30,9 @@ from opencue_sched.farm.completion import Releaser, database_away
 from opencue_sched.farm.model import LostRun, RunOutcome, RunVerdict
 from opencue_sched.settings import Release
 from opencue_sched.store import depends, procs, release
+from opencue_sched.store.depends import Stuck
 from opencue_sched.store.procs import EVERYTHING, LostRow, UpkeepScope, Why
+from opencue_sched.store.release import Counters
 from opencue_sched.store.schema import Drained, drain_frame_history
 
 _log = structlog.get_logger(__name__)
@@ -237,6 +241,9 @@ def _request(run: LostRow, fates: Mapping[str, Fate]) -> LostRun | None:
 RECOVERED_PER_CALL = 500
 """Most rows of each kind healed by one pass."""
 
+_Healed = TypeVar("_Healed")
+_CountersOf = Callable[[Connection, Sequence[str]], Counters]
+
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
@@ -248,69 +255,36 @@ class Recovery:
     checkpoints: int = 0
 
 
-def recover_depends(
-    engine: Engine, only_on_success: bool, *, scope: UpkeepScope = EVERYTHING, batch: int = RECOVERED_PER_CALL
-) -> Recovery:
+def recover_depends(engine: Engine, only_on_success: bool, *, scope: UpkeepScope = EVERYTHING) -> Recovery:
     """One bounded pass over jobs, dependencies, frames and checkpoints, a transaction each. Safe at any time, anywhere.
 
     Of a dependency it is the job that waits which has to be in ``scope``.
-
-    What is found is looked at again once its counters are locked, so a frame retried meanwhile is left alone.
     """
-    with engine.begin() as connection:
-        finished = _finish_jobs(connection, scope, batch)
-    with engine.begin() as connection:
-        met = _meet_stale_depends(connection, only_on_success, scope, batch)
-    with engine.begin() as connection:
-        freed = _free_stuck_frames(connection, scope, batch)
-    with engine.begin() as connection:
-        checkpoints = _drop_stale_checkpoints(connection, scope, batch)
-    recovery = Recovery(met.depends, len(met.freed_frames) + freed, finished, checkpoints)
+    done = [FrameState.SUCCEEDED] if only_on_success else [FrameState.SUCCEEDED, FrameState.EATEN]
+    find = partial(depends.find_stuck, done=done, limit=RECOVERED_PER_CALL, scope=scope)
+
+    def heal(kind: Stuck, counters: _CountersOf, change: Callable[[Connection, Sequence[str]], _Healed]) -> _Healed:
+        with engine.begin() as connection:
+            found = find(connection, kind)
+            if found:
+                release.lock_counters(connection, counters(connection, found))
+                # Again under the locks: what was retried meanwhile is left alone.
+                found = find(connection, kind, among=found)
+            return change(connection, found)
+
+    finished = heal(Stuck.JOBS, lambda _, found: Counters(jobs=frozenset(found)), depends.finish_jobs)
+    # After the jobs, for the dependencies on jobs that were finished just now.
+    met = heal(Stuck.DEPENDS, depends.counters_of_dependents, depends.satisfy_depends)
+    freed = heal(Stuck.FRAMES, _of_frames, depends.free_stuck_frames)
+    checkpoints = heal(Stuck.CHECKPOINTS, _of_frames, depends.drop_checkpoints)
+    recovery = Recovery(met.depends, len(met.freed_frames) + freed, len(finished), checkpoints)
     if recovery != Recovery():
         _log.warning("stuck_work_recovered", **asdict(recovery))
     return recovery
 
 
-def _finish_jobs(connection: Connection, scope: UpkeepScope, batch: int) -> int:
-    """Job-level dependencies are met by the next step, which sees the jobs as finished."""
-    jobs = depends.find_unfinished_jobs(connection, limit=batch, scope=scope)
-    if not jobs:
-        return 0
-    release.lock_counters(connection, release.Counters(jobs=frozenset(jobs)))
-    still = depends.find_unfinished_jobs(connection, limit=batch, scope=scope, among=jobs)
-    return len(depends.finish_jobs(connection, still))
-
-
-def _meet_stale_depends(
-    connection: Connection, only_on_success: bool, scope: UpkeepScope, batch: int
-) -> depends.Satisfied:
-    done = [FrameState.SUCCEEDED]
-    if not only_on_success:
-        done.append(FrameState.EATEN)
-    found = depends.find_stale_depends(connection, done=done, limit=batch, scope=scope)
-    if not found:
-        return depends.Satisfied(0, {})
-    affected = depends.counters_of_dependents(connection, found)
-    release.lock_counters(connection, affected)
-    still = depends.find_stale_depends(connection, done=done, limit=batch, scope=scope, among=found)
-    return depends.satisfy_depends(connection, still)
-
-
-def _free_stuck_frames(connection: Connection, scope: UpkeepScope, batch: int) -> int:
-    frames, affected = depends.find_stuck_frames(connection, limit=batch, scope=scope)
-    if not frames:
-        return 0
-    release.lock_counters(connection, affected)
-    still, _ = depends.find_stuck_frames(connection, limit=batch, scope=scope, among=frames)
-    return depends.free_stuck_frames(connection, still)
-
-
-def _drop_stale_checkpoints(connection: Connection, scope: UpkeepScope, batch: int) -> int:
-    frames, affected = release.find_stale_checkpoints(connection, limit=batch, scope=scope)
-    if not frames:
-        return 0
-    release.lock_counters(connection, affected)
-    return release.drop_checkpoints(connection, frames)
+def _of_frames(connection: Connection, frame_ids: Sequence[str]) -> Counters:
+    return release.counters_of_frames(release.read_frames(connection, frame_ids))
 
 
 # Writing down the frame history that newer OpenCue databases queue, where no Cuebot does it.
@@ -324,38 +298,32 @@ HISTORY_SECONDS = 15.0
 """No batch is begun after this long."""
 
 
-def drain_history(
-    engine: Engine,
-    *,
-    batch: int = HISTORY_ROWS_PER_CALL,
-    seconds: float = HISTORY_SECONDS,
-    timer: Callable[[], float] = time.monotonic,
-) -> Drained:
-    """Drain the queue, batch by batch, to its end or for so long. A failure is logged, and ends it."""
-    until = timer() + seconds
+def drain_history(engine: Engine, *, timer: Callable[[], float] = time.monotonic) -> Drained:
+    """Drain the queue, batch by batch, to its end or for HISTORY_SECONDS. A failure is logged, and ends it."""
+    until = timer() + HISTORY_SECONDS
     report = Drained()
     while True:
         try:
-            drained = _drain(engine, batch)
+            drained = _drain(engine)
         except SQLAlchemyError as error:
             _log.error("frame_history_not_drained", error=str(error).strip(), drained=report.events)
             return report
         report = Drained(report.events + drained.events, report.skipped + drained.skipped)
-        if drained.events < batch or timer() >= until:
+        if drained.events < HISTORY_ROWS_PER_CALL or timer() >= until:
             return report
 
 
-def _drain(engine: Engine, batch: int) -> Drained:
+def _drain(engine: Engine) -> Drained:
     """One batch at once or, if the database refuses it, event by event."""
     try:
         with engine.begin() as connection:
-            return drain_frame_history(connection, events=batch)
+            return drain_frame_history(connection, events=HISTORY_ROWS_PER_CALL)
     except DBAPIError as error:
         if database_away(error):
             raise
         _log.warning("frame_history_batch_refused", error=str(error.orig).strip())
     with engine.begin() as connection:
-        drained = drain_frame_history(connection, events=batch, one_by_one=True)
+        drained = drain_frame_history(connection, events=HISTORY_ROWS_PER_CALL, one_by_one=True)
     for detail in drained.refused:
         _log.error("frame_history_event_skipped", detail=detail)
     return drained

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from sqlalchemy import Connection, text
 
 from opencue_sched.domain.farm import FrameState
-from opencue_sched.store.procs import EVERYTHING, UpkeepScope, job_in_scope
+from opencue_sched.store.procs import UpkeepScope, job_in_scope
 from opencue_sched.store.release import Counters, counters_of
 
 _FIND_DEPENDS = text(
@@ -130,48 +131,6 @@ _REACTIVATE = text(
     """  # noqa: S608
 )
 _REACTIVATED_AFFECTS = text(f"SELECT DISTINCT frame.pk_layer, frame.pk_job FROM depend {_WAITED} WHERE {_MET_BY}")  # noqa: S608
-_STALE_DEPENDS = text(
-    f"""
-    WITH waiting AS NOT MATERIALIZED (
-        SELECT * FROM depend WHERE b_active AND NOT b_composite AND {job_in_scope("pk_job_depend_er")}
-           AND (CAST(:depends AS varchar[]) IS NULL OR pk_depend = ANY(CAST(:depends AS varchar[]))))
-    (SELECT pk_depend FROM waiting JOIN job ON job.pk_job = pk_job_depend_on AND job.str_state = 'FINISHED'
-      WHERE waiting.str_type IN ('JOB_ON_JOB', 'LAYER_ON_JOB', 'FRAME_ON_JOB')
-        AND NOT EXISTS (SELECT FROM frame WHERE frame.pk_job = pk_job_depend_on
-                           AND frame.str_state <> ALL(CAST(:done AS varchar[])))
-      LIMIT :limit)
-    UNION ALL
-    (SELECT pk_depend FROM waiting
-      WHERE str_type IN ('JOB_ON_LAYER', 'LAYER_ON_LAYER', 'FRAME_ON_LAYER')
-        AND (NOT EXISTS (SELECT FROM frame WHERE frame.pk_layer = pk_layer_depend_on
-                            AND frame.str_state <> ALL(CAST(:done AS varchar[])))
-             OR (b_any AND str_type = 'LAYER_ON_LAYER'
-                 AND EXISTS (SELECT FROM frame WHERE frame.pk_layer = pk_layer_depend_on
-                                AND frame.str_state = ANY(CAST(:done AS varchar[])))))
-      LIMIT :limit)
-    UNION ALL
-    (SELECT pk_depend FROM waiting JOIN frame ON frame.pk_frame = pk_frame_depend_on
-      WHERE str_type IN ('JOB_ON_FRAME', 'LAYER_ON_FRAME', 'FRAME_ON_FRAME', 'LAYER_ON_SIM_FRAME')
-        AND frame.str_state = ANY(CAST(:done AS varchar[]))
-      LIMIT :limit)
-    """  # noqa: S608
-)
-_STUCK_FRAMES = text(
-    f"""
-    SELECT frame.pk_frame, frame.pk_layer, frame.pk_job FROM frame JOIN job ON job.pk_job = frame.pk_job
-     WHERE frame.str_state = 'DEPEND' AND frame.int_depend_count > 0 AND job.str_state = 'PENDING'
-       AND {job_in_scope("frame.pk_job")}
-       AND (CAST(:frames AS varchar[]) IS NULL OR frame.pk_frame = ANY(CAST(:frames AS varchar[])))
-       AND NOT EXISTS (SELECT FROM depend WHERE b_active AND pk_job_depend_er = frame.pk_job
-                          AND pk_frame_depend_er = frame.pk_frame)
-       AND NOT EXISTS (SELECT FROM depend WHERE b_active AND pk_job_depend_er = frame.pk_job
-                          AND pk_layer_depend_er = frame.pk_layer AND pk_frame_depend_er IS NULL
-                          AND str_type NOT IN ('FRAME_BY_FRAME', 'PREVIOUS_FRAME'))
-       AND NOT EXISTS (SELECT FROM depend WHERE b_active AND pk_job_depend_er = frame.pk_job
-                          AND pk_layer_depend_er IS NULL AND pk_frame_depend_er IS NULL)
-     LIMIT :limit
-    """  # noqa: S608
-)
 _FREE_STUCK_FRAMES = text(
     """
     UPDATE frame SET int_depend_count = 0
@@ -179,18 +138,93 @@ _FREE_STUCK_FRAMES = text(
     RETURNING pk_frame
     """
 )
-_UNFINISHED_JOBS = text(
-    f"""
-    SELECT job.pk_job FROM job JOIN job_stat ON job_stat.pk_job = job.pk_job
-     WHERE job.str_state = 'PENDING' AND job.ts_started < current_timestamp - interval '60 seconds'
-       AND {job_in_scope("job.pk_job")}
-       AND int_waiting_count + int_running_count + int_dead_count + int_depend_count + int_checkpoint_count = 0
-       AND (CAST(:jobs AS varchar[]) IS NULL OR job.pk_job = ANY(CAST(:jobs AS varchar[])))
-       AND NOT EXISTS (SELECT FROM frame WHERE frame.pk_job = job.pk_job
-                          AND frame.str_state NOT IN ('SUCCEEDED', 'EATEN'))
-     LIMIT :limit
-    """  # noqa: S608
+_DROP_CHECKPOINTS = text(
+    """
+    UPDATE frame SET str_state = 'WAITING', str_checkpoint_state = 'DISABLED', ts_updated = current_timestamp,
+                     int_version = coalesce(int_version, 0) + 1
+     WHERE pk_frame = ANY(CAST(:frames AS varchar[])) AND str_state = 'CHECKPOINT'
+    """
 )
+
+
+class Stuck(Enum):
+    """What a process that died between the end of a frame and what follows from it has left."""
+
+    JOBS = auto()
+    """PENDING jobs, a minute old or more, whose every frame is SUCCEEDED or EATEN."""
+    DEPENDS = auto()
+    """Active dependencies whose target is over. The limit is for each of their three kinds (on job, layer, frame)."""
+    FRAMES = auto()
+    """DEPEND frames of pending jobs that no active dependency holds."""
+    CHECKPOINTS = auto()
+    """Frames in CHECKPOINT for 300 s: nobody copies theirs."""
+
+
+_STUCK = {
+    Stuck.JOBS: text(
+        f"""
+        SELECT job.pk_job FROM job JOIN job_stat ON job_stat.pk_job = job.pk_job
+         WHERE job.str_state = 'PENDING' AND job.ts_started < current_timestamp - interval '60 seconds'
+           AND {job_in_scope("job.pk_job")}
+           AND int_waiting_count + int_running_count + int_dead_count + int_depend_count + int_checkpoint_count = 0
+           AND (CAST(:among AS varchar[]) IS NULL OR job.pk_job = ANY(CAST(:among AS varchar[])))
+           AND NOT EXISTS (SELECT FROM frame WHERE frame.pk_job = job.pk_job
+                              AND frame.str_state NOT IN ('SUCCEEDED', 'EATEN'))
+         LIMIT :limit
+        """  # noqa: S608
+    ),
+    Stuck.DEPENDS: text(
+        f"""
+        WITH waiting AS NOT MATERIALIZED (
+            SELECT * FROM depend WHERE b_active AND NOT b_composite AND {job_in_scope("pk_job_depend_er")}
+               AND (CAST(:among AS varchar[]) IS NULL OR pk_depend = ANY(CAST(:among AS varchar[]))))
+        (SELECT pk_depend FROM waiting JOIN job ON job.pk_job = pk_job_depend_on AND job.str_state = 'FINISHED'
+          WHERE waiting.str_type IN ('JOB_ON_JOB', 'LAYER_ON_JOB', 'FRAME_ON_JOB')
+            AND NOT EXISTS (SELECT FROM frame WHERE frame.pk_job = pk_job_depend_on
+                               AND frame.str_state <> ALL(CAST(:done AS varchar[])))
+          LIMIT :limit)
+        UNION ALL
+        (SELECT pk_depend FROM waiting
+          WHERE str_type IN ('JOB_ON_LAYER', 'LAYER_ON_LAYER', 'FRAME_ON_LAYER')
+            AND (NOT EXISTS (SELECT FROM frame WHERE frame.pk_layer = pk_layer_depend_on
+                                AND frame.str_state <> ALL(CAST(:done AS varchar[])))
+                 OR (b_any AND str_type = 'LAYER_ON_LAYER'
+                     AND EXISTS (SELECT FROM frame WHERE frame.pk_layer = pk_layer_depend_on
+                                    AND frame.str_state = ANY(CAST(:done AS varchar[])))))
+          LIMIT :limit)
+        UNION ALL
+        (SELECT pk_depend FROM waiting JOIN frame ON frame.pk_frame = pk_frame_depend_on
+          WHERE str_type IN ('JOB_ON_FRAME', 'LAYER_ON_FRAME', 'FRAME_ON_FRAME', 'LAYER_ON_SIM_FRAME')
+            AND frame.str_state = ANY(CAST(:done AS varchar[]))
+          LIMIT :limit)
+        """  # noqa: S608
+    ),
+    Stuck.FRAMES: text(
+        f"""
+        SELECT frame.pk_frame FROM frame JOIN job ON job.pk_job = frame.pk_job
+         WHERE frame.str_state = 'DEPEND' AND frame.int_depend_count > 0 AND job.str_state = 'PENDING'
+           AND {job_in_scope("frame.pk_job")}
+           AND (CAST(:among AS varchar[]) IS NULL OR frame.pk_frame = ANY(CAST(:among AS varchar[])))
+           AND NOT EXISTS (SELECT FROM depend WHERE b_active AND pk_job_depend_er = frame.pk_job
+                              AND pk_frame_depend_er = frame.pk_frame)
+           AND NOT EXISTS (SELECT FROM depend WHERE b_active AND pk_job_depend_er = frame.pk_job
+                              AND pk_layer_depend_er = frame.pk_layer AND pk_frame_depend_er IS NULL
+                              AND str_type NOT IN ('FRAME_BY_FRAME', 'PREVIOUS_FRAME'))
+           AND NOT EXISTS (SELECT FROM depend WHERE b_active AND pk_job_depend_er = frame.pk_job
+                              AND pk_layer_depend_er IS NULL AND pk_frame_depend_er IS NULL)
+         LIMIT :limit
+        """  # noqa: S608
+    ),
+    Stuck.CHECKPOINTS: text(
+        f"""
+        SELECT pk_frame FROM frame
+         WHERE str_state = 'CHECKPOINT' AND ts_updated < current_timestamp - interval '300 seconds'
+           AND {job_in_scope("frame.pk_job")}
+           AND (CAST(:among AS varchar[]) IS NULL OR frame.pk_frame = ANY(CAST(:among AS varchar[])))
+         LIMIT :limit
+        """  # noqa: S608
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,30 +314,18 @@ def reactivate_depends(connection: Connection, frames: Collection[str], layers: 
     return len(rows.all())
 
 
-def find_stale_depends(
+def find_stuck(
     connection: Connection,
+    kind: Stuck,
     *,
     done: Collection[FrameState],
     limit: int,
-    scope: UpkeepScope = EVERYTHING,
+    scope: UpkeepScope,
     among: Collection[str] | None = None,
 ) -> list[str]:
-    """Active dependencies whose target is over: a process died between a frame's end and their satisfaction.
-
-    ``done`` are the states of a frame that satisfies; ``limit`` bounds each of the three kinds (job, layer, frame).
-    """
-    depends = None if among is None else list(among)
-    parameters = {"done": [state.value for state in done], "limit": limit, "depends": depends}
-    return [row.pk_depend for row in connection.execute(_STALE_DEPENDS, parameters | scope.parameters())]
-
-
-def find_stuck_frames(
-    connection: Connection, *, limit: int, scope: UpkeepScope = EVERYTHING, among: Collection[str] | None = None
-) -> tuple[list[str], Counters]:
-    """DEPEND frames of pending jobs that no active dependency holds, and the counters freeing them will change."""
-    frames = None if among is None else list(among)
-    rows = connection.execute(_STUCK_FRAMES, {"limit": limit, "frames": frames, **scope.parameters()}).all()
-    return [row.pk_frame for row in rows], counters_of(rows)
+    """Ids of jobs, dependencies or frames that are stuck. ``done`` are the states of a frame that satisfies."""
+    wanted = {"done": [state.value for state in done], "limit": limit, "among": None if among is None else list(among)}
+    return list(connection.execute(_STUCK[kind], wanted | scope.parameters()).scalars())
 
 
 def free_stuck_frames(connection: Connection, frame_ids: Collection[str]) -> int:
@@ -311,10 +333,6 @@ def free_stuck_frames(connection: Connection, frame_ids: Collection[str]) -> int
     return len(connection.execute(_FREE_STUCK_FRAMES, {"frames": list(frame_ids)}).all())
 
 
-def find_unfinished_jobs(
-    connection: Connection, *, limit: int, scope: UpkeepScope = EVERYTHING, among: Collection[str] | None = None
-) -> list[str]:
-    """Jobs a minute old or more whose every frame is SUCCEEDED or EATEN, yet PENDING."""
-    jobs = None if among is None else list(among)
-    parameters = {"limit": limit, "jobs": jobs, **scope.parameters()}
-    return [row.pk_job for row in connection.execute(_UNFINISHED_JOBS, parameters)]
+def drop_checkpoints(connection: Connection, frame_ids: Collection[str]) -> int:
+    """CHECKPOINT to WAITING, without checkpoint; returns how many."""
+    return connection.execute(_DROP_CHECKPOINTS, {"frames": list(frame_ids)}).rowcount

@@ -12,15 +12,7 @@ from sqlalchemy import Connection, Row, text
 from opencue_sched.domain.farm import ExitStatus, FrameState, PlannedProc
 from opencue_sched.domain.units import MEMORY_FLOOR_KB
 from opencue_sched.store.booking import lock_stats
-from opencue_sched.store.procs import (
-    EVERYTHING,
-    UpkeepScope,
-    delete_procs,
-    job_in_scope,
-    lock_hosts,
-    lock_runs,
-    restore_hosts,
-)
+from opencue_sched.store.procs import delete_procs, lock_hosts, lock_runs, restore_hosts
 
 MEMORY_INCREASE_KB = 2_097_152
 """How much more memory a layer asks for after a memory failure when its service does not say."""
@@ -157,21 +149,6 @@ _SET_FRAME_STATES = text(
     UPDATE frame SET str_state = :state, ts_updated = current_timestamp, int_version = coalesce(int_version, 0) + 1
      WHERE pk_frame = ANY(CAST(:frames AS varchar[])) AND str_state = ANY(CAST(:expected AS varchar[]))
     RETURNING pk_frame, pk_layer, pk_job, str_state
-    """
-)
-_STALE_CHECKPOINTS = text(
-    f"""
-    SELECT pk_frame, pk_layer, pk_job FROM frame
-     WHERE str_state = 'CHECKPOINT' AND ts_updated < current_timestamp - interval '300 seconds'
-       AND {job_in_scope("frame.pk_job")}
-     LIMIT :limit
-    """  # noqa: S608
-)
-_DROP_CHECKPOINTS = text(
-    """
-    UPDATE frame SET str_state = 'WAITING', str_checkpoint_state = 'DISABLED', ts_updated = current_timestamp,
-                     int_version = coalesce(int_version, 0) + 1
-     WHERE pk_frame = ANY(CAST(:frames AS varchar[])) AND str_state = 'CHECKPOINT'
     """
 )
 # It lifts a burst and puts it back: a change of no cap, for which no booking has to wait.
@@ -326,19 +303,6 @@ def raise_layer_memory(connection: Connection, reserved_kb: Mapping[str, int]) -
     rows = json.dumps([{"layer": layer, "reserved": reserved} for layer, reserved in reserved_kb.items()])
     parameters = {"rows": rows, "increase": MEMORY_INCREASE_KB}
     return {row.pk_layer: row.int_mem_min for row in connection.execute(_RAISE_LAYER_MEMORY, parameters)}
-
-
-def find_stale_checkpoints(
-    connection: Connection, *, limit: int, scope: UpkeepScope = EVERYTHING
-) -> tuple[list[str], Counters]:
-    """Frames in CHECKPOINT for 300 s (nobody copies theirs), and the counters that dropping them changes."""
-    rows = connection.execute(_STALE_CHECKPOINTS, {"limit": limit, **scope.parameters()}).all()
-    return [row.pk_frame for row in rows], counters_of(rows)
-
-
-def drop_checkpoints(connection: Connection, frame_ids: Collection[str]) -> int:
-    """CHECKPOINT to WAITING, without checkpoint; returns how many."""
-    return connection.execute(_DROP_CHECKPOINTS, {"frames": list(frame_ids)}).rowcount
 
 
 def cuebot_recalculates_subs(connection: Connection) -> bool:

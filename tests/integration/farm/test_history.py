@@ -36,7 +36,8 @@ END $$
 
 
 @pytest.fixture
-def queue(engine: Engine) -> Engine:
+def queue(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    monkeypatch.setattr("opencue_sched.farm.reaper.HISTORY_ROWS_PER_CALL", 10)
     with engine.begin() as connection:
         connection.execute(text(_QUEUE))
     return engine
@@ -60,7 +61,7 @@ def count(engine: Engine, table: str) -> int:
 
 def test_the_queue_is_drained_to_its_end_however_long_it_is(queue: Engine) -> None:
     enqueue(queue, *[0] * 25)
-    assert drain_history(queue, batch=10) == Drained(events=25)
+    assert drain_history(queue) == Drained(events=25)
     assert (count(queue, "frame_history_queue"), count(queue, "written")) == (0, 25)
 
 
@@ -70,7 +71,7 @@ def test_an_event_that_fails_is_logged_with_its_id_and_keeps_no_other_in_the_que
 
     # when the queue is drained in batches
     with capture_logs() as logs:
-        report = drain_history(queue, batch=10)
+        report = drain_history(queue)
 
     # then all the others are written, and one can read which it was
     assert report == Drained(events=25, skipped=1)
@@ -87,7 +88,7 @@ def test_an_event_that_fails_is_logged_with_its_id_and_keeps_no_other_in_the_que
 def test_it_begins_no_batch_when_its_time_is_over(queue: Engine) -> None:
     enqueue(queue, *[0] * 50)
     seconds = iter([0.0, 5.0, 10.0, 15.0])
-    assert drain_history(queue, batch=10, seconds=15.0, timer=lambda: next(seconds)).events == 30
+    assert drain_history(queue, timer=lambda: next(seconds)).events == 30
     assert count(queue, "frame_history_queue") == 20
 
 
@@ -112,7 +113,7 @@ def test_a_drain_that_fails_in_both_ways_is_logged_and_what_was_done_counts(queu
             )
         )
     with capture_logs() as logs:
-        report = drain_history(queue, batch=10)
+        report = drain_history(queue)
     assert report == Drained(events=10)
     (failed,) = [entry for entry in logs if entry["event"] == "frame_history_not_drained"]
     assert "row 11 stays" in failed["error"]
