@@ -65,15 +65,17 @@ HANDED_BACK = "handed-back:shows"
 """Sorted set of shows given back to Cuebot, by when every Cuebot knows (Redis TIME, seconds)."""
 
 _REFRESHED_SECONDS = 600
+"""A show stays in HANDED_BACK this much longer: a refresh passes over rows that are locked."""
 _TRIES = 3
+"""Of taking the notes of shows handed back, when one is written meanwhile. The next call finds the shows again."""
 
 
 def check_release_feed(engine: Engine, release_feed: str) -> tuple[bool, str]:
-    """The reference's guardrail: whether managed shows exist, but what deletes their procs cannot tell us (the gauge
-    ``cuebot_redis_publish_misconfigured``), and what to say of it. Nobody refuses to start for it.
+    """Whether managed shows exist whose deleted procs are not announced to us (the reference's gauge
+    ``cuebot_redis_publish_misconfigured``), and a message about it. A worker starts all the same.
 
-    ``release_feed`` is accounting.release_feed. ``cuebot-redis`` is taken at its word: whether every Cuebot publishes
-    cannot be seen from here.
+    ``release_feed`` is accounting.release_feed. ``cuebot-redis`` is not checked: whether every Cuebot publishes cannot
+    be seen from here.
     """
     with engine.begin() as connection:
         managed = len(managed_show_ids(connection))
@@ -114,7 +116,8 @@ class ImportedShows:
         return self.seconds_left(show_id) == 0
 
     def seconds_left(self, show_id: str) -> float | None:
-        """The same as seconds of quarantine, 0 when it is ours; None for a show that is not managed."""
+        """Seconds until the show is ours: of quarantine, or 0 when it is ours; None when it is not managed. Imports the
+        show and raises as admits() does."""
         with self._engine.begin() as connection:
             version = show_version(connection, show_id)
         if version is None:
@@ -133,10 +136,10 @@ class ImportedShows:
         return 0
 
     def import_all(self) -> list[str]:
-        """Import the managed shows that are not ours yet, also those that book nothing; returns those that failed.
+        """Import every managed show that is not ours yet, with or without work to book; returns those that failed.
 
-        Until a show is imported its frames count as foreign under their licences, and twice once a recompute has found
-        them. Raises as admits() does when a store is lost.
+        The frames of a show that is not imported count as foreign under their limits, and twice once a recompute has
+        found them. Raises as admits() does when a store is lost.
         """
         failed = []
         imported = imported_shows(self._ledger.client)
@@ -145,7 +148,7 @@ class ImportedShows:
         for show_id, version in versions.items():
             if imported.get(show_id) == version:
                 continue
-            # The note is what others go by: another process may have deleted the one that this process remembers.
+            # The note decides, not this process's memory: another process may have deleted the note.
             self._ours.pop(show_id, None)
             try:
                 self.admits(show_id)
@@ -174,7 +177,7 @@ class ImportedShows:
         if note.due > now:
             return note
         if note.version != version:
-            # The show may have been away. Cuebot booked there only if procs are found that the ledger does not have.
+            # Cuebot may have had the show meanwhile. It booked there only if procs are found that the ledger lacks.
             return quarantined if Cause.MISSING in self._import(show_id).causes else ours
         if note.due:
             self._import(show_id)
@@ -182,14 +185,14 @@ class ImportedShows:
 
     def _import(self, show_id: str) -> RecomputeReport:
         reseed_limits(self._engine, self._ledger, [show_id])
-        # Passes under way may have seen the show unmanaged: new numbers for its entries keep them from retiring any.
+        # A recompute under way may have seen the show unmanaged: new numbers keep it from retiring the show's entries.
         report = recompute(self._engine, self._ledger, [show_id], age_seconds=self._age, write_tables=False, renew=True)
         log.info("show_imported", show=show_id, procs=report.procs, healed=report.healed)
         return report
 
 
 def _is_loss(error: Exception) -> bool:
-    """Whether the stores are lost, which no show is to blame for: PostgreSQL then says nothing at all."""
+    """Whether a store does not answer, which no show is to blame for. PostgreSQL then gives no SQLSTATE."""
     if not isinstance(error, DBAPIError):
         return isinstance(error, NotReady | PoolTimeout)
     silent = isinstance(error, OperationalError | InterfaceError) and not getattr(error.orig, "pgcode", None)
@@ -201,8 +204,8 @@ def _is_loss(error: Exception) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """What our command did. ``counted``: procs the ledger took over, or gave up; ``store_ready`` False: Redis was not
-    open, so that the first worker imports the show before it books, or the bootstrap knows nothing of it any more."""
+    """What our command did. ``counted``: procs that the ledger took over, or gave up. ``store_ready`` False: Redis was
+    not open; then the first worker imports a show handed over, and the bootstrap leaves out one handed back."""
 
     changed: bool
     store_ready: bool = True
@@ -242,9 +245,9 @@ def hand_back(
     age_seconds: float,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Flip:
-    """Give a show back to Cuebot. ``wait_seconds``: by then a commit of ours that had read the flag is over."""
+    """Give a show back to Cuebot. After ``wait_seconds`` every commit of ours that had read the flag is over."""
     with engine.begin() as connection:
-        # Under this lock nobody can release a proc of the show: so the tables say what runs when the flag changes.
+        # While the row is locked no proc of the show can be released: so the tables are right when the flag changes.
         if not shows.lock_show(connection, show_id).managed:
             return Flip(False)
         refresh_tables(engine, [show_id], as_cuebot=True)
@@ -258,14 +261,14 @@ def hand_back(
         return Flip(True, store_ready=False)
 
 
-# From ours to handed back, to Cuebot's: what others do, and what a Cuebot leaves to us that changes the flag alone.
+# From ours to handed back, to Cuebot's: what follows when the flag alone was cleared, by a Cuebot for instance.
 
 
 def notice_handed_back(engine: Engine, client: redis.Redis) -> list[str]:
     """Note the shows that lost their flag since the last call as handed back, whoever did it; returns them.
 
-    The notes are read before it is asked who is managed, and none is deleted if any was written since: a show that is
-    handed over meanwhile keeps its note. What is left then is found by the next call. Raises NotReady.
+    The notes are read before the flags, and WATCH deletes none if any note was written since: a show that is handed
+    over meanwhile keeps its note. The next call finds what is left then. Raises NotReady.
     """
     with answering(), client.pipeline(transaction=True) as pipe:
         for _ in range(_TRIES):
@@ -287,11 +290,11 @@ def notice_handed_back(engine: Engine, client: redis.Redis) -> list[str]:
 
 
 def follow_handed_back(engine: Engine, ledger: Ledger, *, age_seconds: float) -> list[str]:
-    """What is left to do for shows that have just lost their flag.
+    """Bring tables and ledger up to date for shows that have just lost their flag; returns the shows.
 
-    Until then their tables are as old as the last recompute, and Cuebot books by them. Of all processes that hear of it
-    one finds a show gone. Of a commit of ours that had read the flag before, refresh_handed_back() takes care.
-    Raises NotReady, RedisError and SQLAlchemy's errors; what is left undone the next recompute does.
+    Until then their tables are as old as the last recompute, and Cuebot books by them. Every process is notified, but
+    only one takes a show's note. What a commit of ours that had read the flag adds later, refresh_handed_back() counts.
+    Raises NotReady, RedisError and SQLAlchemy's errors; the next recompute does what is left undone.
     """
     gone = notice_handed_back(engine, ledger.client)
     if gone:
@@ -300,9 +303,9 @@ def follow_handed_back(engine: Engine, ledger: Ledger, *, age_seconds: float) ->
 
 
 def refresh_handed_back(engine: Engine, client: redis.Redis) -> int:
-    """Bring the tables of shows given back to Cuebot up to date, once every Cuebot knows; returns the rows written.
+    """Bring the tables of shows handed back up to date, once every Cuebot knows; returns the rows written.
 
-    Again for ten minutes, because a locked row is passed over. Raises RedisError.
+    Each call does it again for ten minutes, because it passes over locked rows. Raises RedisError.
     """
     now = float(client.time()[0])
     due = [str(show) for show in client.zrange(HANDED_BACK, "-inf", str(now), byscore=True)]

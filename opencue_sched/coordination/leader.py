@@ -10,10 +10,10 @@ Redis granted counts once the record has it; a tick is one row there, written be
 the leader that was elected last. The receiver of the message compares with the same rows (``tick_freshness``). A leader
 that dies between two of these steps leaves a fence or a tick unused; neither is ever given out twice.
 
-Beats of two Redis under one database and name would succeed each other without end, each by the lease of its own. So a
-leader records its Redis at each renewal, and a beat of another one stands by while it does.
+Two beats with one database but two Redis would each hold the lease of their own Redis, and depose each other for ever.
+So a leader records its Redis at each renewal, and a beat of another Redis stands by meanwhile.
 
-The lease's life restarts at each fire. With ``quiet_seconds`` (the conservative hand-over) a new leader fires nothing
+Each fired tick renews the lease. With ``quiet_seconds`` (the conservative hand-over) a new leader fires nothing
 until that long after the last fire of the one before, which is in the record.
 """
 
@@ -99,7 +99,7 @@ def seconds_to_next(now_seconds: float, interval_seconds: float) -> float:
 log = structlog.get_logger(__name__)
 
 LONGEST_LEASE_SECONDS = 180.0
-"""Of any leader, unless this one's own is longer: that of the conservative hand-over by default."""
+"""The longest lease of any leader: the conservative hand-over's default, unless this one's own is longer."""
 ONE_REDIS = "set OPENCUE_SCHED_REDIS_URL to one Redis for every beat and worker of this database and namespace"
 
 
@@ -160,10 +160,10 @@ class LeaderGate:
 
     @property
     def tick_age(self) -> float:
-        """Seconds since anybody in the fleet fired a tick, as this process knows; infinite if it knows of none.
+        """Seconds since any beat fired a tick, as this process knows; infinite if it knows of none.
 
-        Grows when this process stops looking, so it also shows a beat that hangs; and by this process's own clock,
-        whatever happens to that of a store.
+        It grows while this process does not look, so it also shows a beat that hangs. It goes by this process's own
+        clock, whatever happens to a store's.
         """
         return max(0.0, self._clock() - self._fired_at)
 
@@ -191,10 +191,10 @@ class LeaderGate:
         return Lease(self.token, fence)
 
     def renew(self) -> Lease | None:
-        """Campaign or renew if it is time to, and return the lease. What a store does not answer is ``trouble``.
+        """Campaign or renew if it is time to, and return the lease. An error of a store is kept in ``trouble``.
 
-        A candidate cannot lead without PostgreSQL. A holder renews without, until it could record no tick that was due
-        for the renewal deadline.
+        A candidate cannot lead without PostgreSQL. A holder renews without it, until ticks could not be recorded for
+        the length of the renewal deadline (`_claim_tick`).
         """
         now = self._clock()
         if now >= self._next_try:
@@ -218,7 +218,7 @@ class LeaderGate:
         lease = self.lease
         if lease is not None and self._is_latest(lease.fence) and self._ask(now, "renew", lease.fence):
             return
-        # A lease that is gone may have been another's in between, or the store lost everything: as any candidate.
+        # From here on a former holder is a candidate like any other: another may have led since, or Redis was emptied.
         self._fence = None
         record = self._fences.leader(self.keys.name)
         if record.fired is not None and record.fired != self._last_fired:
@@ -229,16 +229,16 @@ class LeaderGate:
         if not fence or not self._recorded(fence):
             return
         if self._quiet and record.fence not in (0, self._last_fence):
-            # Read anew: the leader before may have fired until the claim. In full where its last fire is not known.
+            # Read again: the leader before may have fired until the claim. If its last fire is unknown, wait in full.
             fired = self._fences.leader(self.keys.name)
             self._quiet_until = now + self._quiet - (max(0.0, fired.fired_age_seconds) if fired.fired else 0.0)
         log.info("leadership_taken", role=self.keys.role, fence=fence)
         self._fence = self._last_fence = fence
 
     def _stands_by_for_another_redis(self, now: float, record: LeaderRecord) -> bool:
-        """Whether a leader of another Redis recorded itself within the life of a lease. After a failover that is the
-        last sign of a leader of before; one that goes on renewing says that two Redis are in use at the same time."""
-        # One's own record never keeps one waiting: it names the Redis of before, once that was succeeded by another.
+        """Whether a leader of another Redis recorded itself within the life of a lease. After a failover of Redis that
+        is the former leader's last record; if it is renewed all the same, two Redis are in use (``led_elsewhere``)."""
+        # A beat does not wait for its own record, which after a failover names the Redis of before.
         if (
             record.store is None
             or not 0 <= record.age_seconds < self._ttl
@@ -254,13 +254,14 @@ class LeaderGate:
         return True
 
     def _store(self) -> int:
-        """A number of the Redis process and the database in it that this client uses now. An emptied one keeps it."""
+        """A number for the Redis process and database that this client uses now. Emptying Redis does not change it."""
         run_id = cast("dict[str, object]", self._client.info("server"))["run_id"]
         database = self._client.connection_pool.connection_kwargs.get("db") or 0
         return int(hashlib.sha256(f"{run_id}/{database}".encode()).hexdigest()[:15], 16)
 
     def _is_latest(self, fence: int) -> bool:
-        """Whether no leader was elected since, as far as can be known: Redis may have forgotten it."""
+        """Whether no leader was elected after ``fence``. Asks PostgreSQL, because Redis may have forgotten a later one;
+        without an answer ``fence`` counts as the latest."""
         try:
             return self._fences.renew(self.keys.name, fence, store=self._store()) <= fence
         except SQLAlchemyError as error:
@@ -268,7 +269,7 @@ class LeaderGate:
             return True
 
     def _ask(self, now: float, what: str, fence: int) -> int:
-        """The fence under which this process holds the lease in Redis from ``now`` on; 0 if it does not."""
+        """Take or renew (``what``) the lease in Redis; returns the fence it is held under, 0 when it is not."""
         longest = max(LONGEST_LEASE_SECONDS, self._ttl)
         held = call_script(
             self._client,
@@ -281,12 +282,12 @@ class LeaderGate:
         return int(held)
 
     def _recorded(self, fence: int) -> bool:
-        """Whether ``fence`` is this process's for good. If not, the lease is left to others."""
+        """Record ``fence`` in PostgreSQL; False when a later one is there, and then the lease is dropped."""
         mine = False
         try:
             if self._fences.claim(self.keys.name, fence):
                 self._fences.renew(self.keys.name, fence, store=self._store())
-                # Not before the claim: until then the leader before may fire more.
+                # Read after the claim: until then the leader before may still fire.
                 self._last_ticks = self._fences.last_ticks(self.keys.name)
                 mine = True
             else:
@@ -323,8 +324,8 @@ class LeaderGate:
         return claimed
 
     def _claim_tick(self, fence: int, task: str, tick: int) -> tuple[bool, int]:
-        """As PersistentFences does. A leader that got no answer for the renewal deadline leaves the lease to the
-        others: they may reach PostgreSQL, and this one fires nothing."""
+        """PersistentFences.claim_tick. A leader that got no answer for the length of the renewal deadline resigns: it
+        fires nothing, and another may reach PostgreSQL."""
         try:
             answer = self._fences.claim_tick(self.keys.name, fence, task, tick)
         except SQLAlchemyError:
@@ -345,12 +346,11 @@ class LeaderGate:
         return float(seconds) + float(micros) / 1e6
 
     def last_ticks(self) -> dict[str, int]:
-        """The nominal tick fired last of every task, by any leader. Read at the election: since then only this leader
-        fires."""
+        """Every task's last tick by any leader. Read at the election: since then only this leader fires."""
         return dict(self._last_ticks)
 
 
-# What a periodic message is worth: its leader may have been paused between its check and its message.
+# Whether a received message still counts: its leader may have been paused between recording the tick and sending it.
 
 
 class Freshness(StrEnum):
@@ -372,16 +372,12 @@ def tick_freshness(fences: PersistentFences, keys: LeaderKeys, fence: int, task:
     return Freshness.OVERTAKEN if last is not None and last > tick else Freshness.CURRENT
 
 
-# Work that one process of the fleet does at a time, without a fence: see exclusive().
-
-
 @contextmanager
 def exclusive(client: redis.Redis, key: str, *, seconds: float) -> Iterator[bool]:
-    """Whether this caller has the lease ``key``, for as long as the block takes and at most ``seconds``. Raises
-    RedisError if that cannot be asked.
+    """Hold the lease ``key`` during the block, at most ``seconds``; yields whether it is held. Raises RedisError.
 
-    The lease spares doing the same work side by side. Correctness must not depend on it: a caller that takes longer
-    than ``seconds`` goes on beside the next.
+    The lease only spares doubled work, and has no fence: a caller that takes longer than ``seconds`` goes on beside the
+    next one, so correctness must not depend on it.
     """
     token = uuid.uuid4().hex
     mine = bool(call_script(client, "lease_take", [key], [token, round(1000 * seconds)]))
@@ -393,7 +389,7 @@ def exclusive(client: redis.Redis, key: str, *, seconds: float) -> Iterator[bool
 
 
 def _drop(client: redis.Redis, key: str, token: str) -> bool:
-    """Whether a lease of ours was given up. That it could not be is no failure: it ends by itself."""
+    """Give up a lease of this process; returns whether it had it. After an error the lease ends by itself."""
     try:
         return bool(call_script(client, "lease_drop", [key], [token]))
     except RedisError as error:

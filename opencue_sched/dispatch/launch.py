@@ -1,5 +1,5 @@
-"""Sending RunFrames to RQD, saying exactly what is known afterwards, and settling it: confirm what runs, undo what does
-not, leave alone what is unknown.
+"""Launches frames on their RQDs, then settles them: confirms what runs, undoes what does not, leaves alone what is
+unknown. `Refusals` finds out whether a host or a job is at fault.
 
 RQD must not be sent a frame twice while its first copy is being set up: it would start a second thread for it, which
 fails after ten seconds, reports exit 256 and forgets the copy that runs. So a call is repeated, once, only when it is
@@ -63,6 +63,7 @@ log = structlog.get_logger(__name__)
 
 _RESEND_PAUSE_SECONDS = 0.05
 _KILL_REASON = "opencue-sched: the launch was not confirmed"
+# How gRPC's and RQD's words begin. ("Not lauching" is what RQD sends.)
 _NOT_CONNECTED = (
     "failed to connect to all addresses",
     "errors resolving",
@@ -121,7 +122,7 @@ class LaunchOutcome:
 
 
 class Answer(StrEnum):
-    """What the status of a LaunchFrame call tells (the table above)."""
+    """What a failed LaunchFrame call says of the frame, in the order of the module's table."""
 
     NOT_SENT = "not_sent"
     REFUSED = "refused"
@@ -173,7 +174,7 @@ def launch_all(
         silent = ""
         for index in indexes:
             request = requests[index]
-            if silent:  # each further call would hang as long as the first
+            if silent:  # the host's next calls would hang as long as that one
                 outcome = _not_launched(request, f"not sent: {silent}")
             elif clock() >= not_after:
                 outcome = _not_launched(request, "not sent: its turn did not come in time")
@@ -188,14 +189,16 @@ def launch_all(
 
 
 def _launch(channels: RqdChannels, request: LaunchRequest) -> LaunchOutcome:
-    """One frame's launch: at most two LaunchFrame calls, and two questions what RQD runs."""
-    ref, sends, (answer, words) = request.ref, 1, _send(channels, request)
+    """Launch one frame, with at most two LaunchFrame calls and two questions what RQD runs."""
+    ref, sends = request.ref, 1
+    answer, words = _send(channels, request)
     if answer in (Answer.NOT_SENT, Answer.REFUSED) or (
         answer is Answer.UNCLEAR and look(channels, ref).place is Whereabouts.ABSENT
     ):
         # Certainly nothing started, so it is sent once more. After a pause: an RQD that is starting is there then.
         time.sleep(_RESEND_PAUSE_SECONDS)
-        sends, (answer, words) = 2, _send(channels, request)
+        sends = 2
+        answer, words = _send(channels, request)
     if answer is None:
         return LaunchOutcome(request, sends, answered=True)
     if answer in (Answer.NOT_SENT, Answer.REFUSED, Answer.REFUSED_FOR_GOOD):
@@ -214,7 +217,7 @@ def _launch(channels: RqdChannels, request: LaunchRequest) -> LaunchOutcome:
 
 
 def _send(channels: RqdChannels, request: LaunchRequest) -> tuple[Answer | None, str]:
-    """None when RQD accepted the frame; RQD's words."""
+    """What RQD answered, in short (None: it accepted the frame) and in its words."""
     message = rqd_pb2.RqdStaticLaunchFrameRequest(run_frame=request.run_frame)
     try:
         channels.stub(request.host_name).LaunchFrame(message, timeout=channels.settings.timeout)
@@ -313,8 +316,8 @@ NotLaunched = tuple[PlannedProc, RqdFailure]
 class SettleReport:
     """``launched`` procs run. ``compensated``: given back, the frame waits again (or was taken over).
 
-    ``left_unknown``: still booked, because it could not be confirmed that nothing runs, or because PostgreSQL did not
-    take the compensation; the reaper resolves them.
+    ``left_unknown``: still booked, because RQD did not confirm that nothing runs, or PostgreSQL did not take the
+    compensation; the reaper resolves them.
     """
 
     launched: tuple[PlannedProc, ...]
@@ -324,7 +327,7 @@ class SettleReport:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """Everything a settlement talks to. ``undo`` takes back bookings (``store.release.undo_bookings``)."""
+    """What settling needs. ``undo`` takes back bookings in PostgreSQL."""
 
     engine: Engine
     ledger: Ledger
@@ -363,7 +366,7 @@ class Settlement:
         left += [(proc, _because(why, problems[proc.proc_id])) for proc, why in to_undo if proc.proc_id in problems]
         compensated = [(proc, error) for proc, error in to_undo if proc.proc_id not in problems]
 
-        # 3. Redis. What is committed in PostgreSQL is confirmed in the ledger even when it is not sure to run.
+        # 3. Redis. A proc that PostgreSQL has is confirmed in the ledger even when it is not known to run.
         try:
             if launched or left:
                 self.ledger.settle([booking_of(proc) for proc in (*launched, *(proc for proc, _ in left))])
@@ -380,11 +383,11 @@ class Settlement:
         return SettleReport(tuple(launched), tuple(compensated), tuple(left))
 
     def _still_ours(self, unsure: list[NotLaunched]) -> tuple[list[NotLaunched], list[NotLaunched], list[NotLaunched]]:
-        """Those whose frames still belong to their procs, so that RQD may be told to kill them; those whose procs are
-        gone, with nothing to be undone but in the ledger; and those to be left.
+        """Split launches of unknown outcome into those whose frames still belong to their procs, so that RQD may be
+        asked to kill them; those whose procs are gone, which only the ledger still has; and those to be left.
 
-        A process that was stopped for long may find its frame given to another proc, on the same host even; RQD knows
-        frames by frame id only.
+        While this process was paused, the frame may have been given to another proc, even on the same host, and RQD
+        knows frames by frame id only.
         """
         if not unsure:
             return [], [], []
@@ -445,33 +448,33 @@ def _because(error: RqdFailure, reason: str) -> RqdFailure:
 
 # Whose fault it is when RQD does not take a frame: the host's, the job's, or that of the two together.
 #
-# Either can look like the other: a host without a disk refuses every job, and a job with a user that may not be is
-# refused by every host. A host that says that it takes nothing, or says nothing, is at fault itself and gets a
-# cooldown. Any other refusal is first between the layer and the host: they are kept apart, for longer each time, and
-# both go on with others. It also counts against the job, until one of its frames is launched, and against the host,
-# until it takes a frame: a job that several hosts refused within a minute is at fault, and so is a host that refused
-# several jobs.
+# One refusal does not tell: a host without a disk refuses every job, and every host refuses a job of an unknown user.
+# - A host that does not answer, or says that it takes nothing (_HOST_WORDS), is at fault and gets a cooldown.
+# - After any other refusal the layer and the host get a cooldown as a pair, longer each time; both go on with others.
+# - That refusal also counts against the job and against the host, for REMEMBERED_SECONDS or until a frame of the job,
+#   or on the host, is launched. A job that HOSTS_TO_BLAME hosts refused is at fault; so is a host that refused
+#   JOBS_TO_BLAME jobs.
 
 HOSTS_TO_BLAME = 3
 JOBS_TO_BLAME = 3
 APART_SECONDS = 5.0
 LONGEST_APART_SECONDS = 60.0
-"""How long a layer and a host are kept apart at first, and at most: what the host lacked may be free again."""
+"""The cooldown of a layer on a host, at first and at most: what the host lacked may be free again."""
 REMEMBERED_SECONDS = 60.0
 _REMEMBERED = 10_000
-# Of both RQDs: down, about to stop, taken back by its user, or with less free than PostgreSQL says.
+# Words of either RQD that is down, about to stop, taken back by its user, or has less free than PostgreSQL says.
 _HOST_WORDS = ("HardwareState", "shutdown", "imby", "insufficient idle")
 
 
 class Blame(NamedTuple):
-    """``jobs``: what RQD said, by id. ``hosts``: names of those that take nothing now."""
+    """Who is at fault. ``jobs``: what RQD said, by job id. ``hosts``: names of the hosts that take nothing now."""
 
     jobs: Mapping[str, str]
     hosts: frozenset[str]
 
 
 class _Against:
-    """Who refused, or was refused, lately: name -> who said so -> when."""
+    """The refusals that count against jobs (by host), or against hosts (by job), and when they came."""
 
     def __init__(self) -> None:
         self._said: OrderedDict[str, dict[str, float]] = OrderedDict()
@@ -499,11 +502,11 @@ class Refusals:
         self._apart = Cooldowns[tuple[str, str]](APART_SECONDS, LONGEST_APART_SECONDS, clock)
 
     def apart(self) -> Mapping[tuple[str, str], str]:
-        """The layers and hosts (id, name) that are kept apart now, and what RQD said."""
+        """The layers on hosts (layer id, host name) that are in cooldown, and what RQD said."""
         return self._apart.active()
 
     def blame(self, outcomes: Iterable[LaunchOutcome]) -> Blame:
-        """Note how launches ended. What is blamed starts anew afterwards."""
+        """Note how launches ended, and return who is at fault by now. Counting starts anew for those."""
         sent = [it for it in outcomes if it.sends]
         refused: dict[tuple[str, str], str] = {}
         hosts = set()

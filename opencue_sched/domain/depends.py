@@ -35,14 +35,14 @@ class DependType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChunkedRange:
-    """The frames of a layer: its range, and how many numbers each of its frames renders."""
+    """The numbers that a layer renders. Each frame renders ``chunk_size`` of them, and its own number is the first."""
 
     frames: FrameRange
     chunk_size: int
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The number of each frame, in order."""
+        """The frames' own numbers, in order."""
         return self.frames.frame_numbers(self.chunk_size)
 
     @property
@@ -53,14 +53,14 @@ class ChunkedRange:
 def frame_by_frame(waiting: ChunkedRange, on: ChunkedRange) -> tuple[tuple[int, int], ...] | None:
     """Which frame waits for which: pairs of frame numbers (waiting, waited for).
 
-    A frame waits for every frame whose chunk renders one of its own numbers; a frame without such waits for nothing.
+    A frame waits for every frame that renders a number which it renders too; if there is none, it waits for nothing.
     None when one side is a single chunk of several frames: then, as in OpenCue, the whole layer waits for the layer.
     """
     if waiting.is_one_chunk or on.is_one_chunk:
         return None
     renders = _frame_that_renders(on)
-    own = _frame_that_renders(waiting)
-    return tuple(dict.fromkeys((frame, renders[number]) for number, frame in own.items() if number in renders))
+    waits = _frame_that_renders(waiting)
+    return tuple(dict.fromkeys((frame, renders[number]) for number, frame in waits.items() if number in renders))
 
 
 def previous_frame(waiting: ChunkedRange, on: ChunkedRange) -> tuple[tuple[int, int], ...]:
@@ -89,21 +89,21 @@ def waiting_circle(edges: Sequence[tuple[str, str, DependType]]) -> tuple[str, .
         if kind is not DependType.PREVIOUS_FRAME:
             same_time[waiting].add(on)
     try:
-        TopologicalSorter(all_edges).prepare()
+        TopologicalSorter(all_edges).prepare()  # quick for thousands of layers, and mostly all there is to do
     except CycleError:
         for waiting, on, kind in edges:
+            # Where a whole layer waits, every circle is harmful; from frame to frame, one without previous frames.
             if kind is not DependType.PREVIOUS_FRAME:
                 path = _path(same_time if kind is DependType.FRAME_BY_FRAME else all_edges, on, waiting)
                 if path:
                     return (waiting, *path)
-    # Sorted, or only circles through previous frames: the first is the usual case, and quick for thousands of layers.
     return ()
 
 
 def _frame_that_renders(layer: ChunkedRange) -> dict[int, int]:
-    """Every number of a layer, and the number of the frame whose chunk it is in."""
+    """Rendered number -> number of the frame that renders it."""
     numbers, size = layer.frames.numbers, layer.chunk_size
-    return {own: numbers[position - position % size] for position, own in enumerate(numbers)}
+    return {rendered: numbers[position - position % size] for position, rendered in enumerate(numbers)}
 
 
 def _path(edges: dict[str, set[str]], start: str, goal: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Jobs, layers, frames, hosts and bookings, as a dispatch pass sees them."""
+"""OpenCue's enumerations, and the jobs, layers, frames, hosts and bookings as a dispatch pass sees them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 
 from opencue_sched.domain.units import centicores, idle_cores
-
-# The words OpenCue stores as text or small integers, as enumerations.
 
 
 class FrameState(StrEnum):
@@ -81,7 +79,7 @@ STATUSES_NOT_COUNTED_AS_RETRY = frozenset(ExitStatus) - {
     ExitStatus.MEMORY_FAILURE,
     ExitStatus.DOCKER_OOM,
 }
-"""Exit statuses of the run before that do not count as a try when the frame starts again (facts C, step 4)."""
+"""A frame that starts again after one of these exit statuses keeps its retry count (facts C, step 4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Vertices:
-    """The counters one booking moves: five of the seed, and every limit of its layer."""
+    """What one booking counts under: its subscription (show, allocation), folder, job, layer, department and limits."""
 
     show_id: str
     alloc_id: str
@@ -109,7 +107,7 @@ class Vertices:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host with room on it.
+    """A host with what it has idle.
 
     ``idle_memory_kb`` and ``idle_gpu_memory_kb`` are already the lesser of what is unreserved and what the machine
     reports free. ``tags`` are normalised (spaces removed). ``os_names`` is host_stat.str_os split on commas.
@@ -165,8 +163,8 @@ class Host:
 class Frame:
     """A WAITING frame. ``version`` is frame.int_version, which may be NULL.
 
-    ``waited_seconds``: since it last became eligible to run until it was gathered, by the database's clock; None when
-    no time of that is known.
+    ``waited_seconds``: from when it last became eligible to run until it was gathered, by the database's clock; None
+    where the database has no such time.
     """
 
     id: str
@@ -182,7 +180,7 @@ class Layer:
 
     ``cores_min_centicores`` and ``cores_max_centicores`` are raw: zero, negative and fractional values keep OpenCue's
     meaning (see domain.reservation). ``waiting_frames`` counts all waiting frames, not only those in ``frames``.
-    ``kind`` is the same for all layers of jobs that could run on just the same hosts, as far as their rows say.
+    ``kind`` is the same for all layers that need the same of a host, as far as the rows of layer and job say.
     """
 
     id: str
@@ -264,7 +262,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row of a table that makes no sense, and is left out. ``name`` is for people."""
+    """A row that makes no sense and is skipped. ``name`` is for people."""
 
     table: str
     id: str

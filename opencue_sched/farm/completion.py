@@ -41,10 +41,10 @@ from opencue_sched.store.release import ChangedFrame, StoppedFrame
 #
 # Everything a completion leads to is in the same transaction, so a process that dies leaves either all of it or none.
 # The locks are taken in one order: completed frames, procs, hosts, layer_stat, job_stat, and only then the frames that
-# depend on what was completed (a DEPEND frame is locked by nobody who waits for a counter). Dependencies reach into
-# other layers and jobs, whose counters must be locked before our own are changed. Which ones is foreseen from unlocked
-# counters; when that proves wrong (a layer turned out to be complete) the transaction starts over with the wider set,
-# which costs a rollback once a layer at most.
+# depend on what was completed (no transaction that waits for a counter has locked a DEPEND frame). Dependencies reach
+# into other layers and jobs, whose counters must be locked before our own are changed. `_foreseen` guesses which from
+# unlocked counters; when it is wrong (a layer turned out to be complete) the transaction starts over with the wider
+# set, which costs a rollback once a layer at most.
 
 _log = structlog.get_logger(__name__)
 
@@ -71,16 +71,16 @@ def end_runs(
 
     ``only_on_success``: release.satisfy_only_on_frame_success.
 
-    Deadlocks (with a Cuebot or a person in psql; not with our own) and serialization failures are retried. Any other
-    database error leaves everything unchanged and is raised.
+    Any database error that `with_counters` does not retry leaves everything unchanged and is raised.
     """
     return with_counters(engine, lambda connection, wider: _end(connection, requests, only_on_success, clock(), wider))
 
 
 def with_counters(engine: Engine, step: Callable[[Connection, release.Counters], _Result]) -> _Result:
-    """Run ``step`` in a transaction, again with more counters locked when it finds it needs them (WiderLocks).
+    """Run ``step`` in a transaction, and again with more counters locked when it raises WiderLocks.
 
-    Deadlocks and serialization failures are retried too.
+    Deadlocks (with a Cuebot or a person in psql; ours lock in one order), serialization failures and locks that are not
+    available are retried too.
     """
     wider = release.Counters()
     for attempt in range(1, _ATTEMPTS + 1):
@@ -94,7 +94,7 @@ def with_counters(engine: Engine, step: Callable[[Connection, release.Counters],
             if attempt == _ATTEMPTS or sqlstate not in _RETRIABLE_SQLSTATES:
                 raise
             _log.info("release_retried", sqlstate=sqlstate, attempt=attempt)
-            # Those that met in a deadlock must not meet in it again.
+            # A random pause, so that the transactions of a deadlock do not start over together.
             time.sleep(random.uniform(0, _LONGEST_RETRY_SECONDS))
     raise RuntimeError("the counters to lock for ended runs kept growing")
 
@@ -147,7 +147,7 @@ def _end(
 
 
 def _endings(requests: Sequence[Request], runs: Sequence[procs.Run], now: float) -> list[Ending]:
-    """Each request's ending; of several that name one frame or proc only the first does anything."""
+    """Each request's ending. Of several requests that name one frame or proc only the first has an effect."""
     endings: list[Ending] = []
     taken: set[str] = set()
     for request, run in zip(requests, runs, strict=True):
@@ -161,7 +161,7 @@ def _endings(requests: Sequence[Request], runs: Sequence[procs.Run], now: float)
 
 
 def _foreseen(connection: Connection, endings: Sequence[Ending], only_on_success: bool) -> release.Counters:
-    """The counters this transaction is going to change, as far as can be told without their locks."""
+    """The counters that this transaction is going to change, as far as they tell without being locked."""
     stopping = [(ending.stop.state, ending.run) for ending in endings if ending.stop is not None]
     own = release.Counters(frozenset(run.layer_id for _, run in stopping), frozenset(run.job_id for _, run in stopping))
     over = [run for state, run in stopping if state in (FrameState.SUCCEEDED, FrameState.EATEN)]
@@ -189,8 +189,8 @@ def _release_procs(connection: Connection, proc_ids: Sequence[str], managed: fro
 def follow(
     connection: Connection, changed: Sequence[ChangedFrame], held: release.Counters, only_on_success: bool
 ) -> list[str]:
-    """Meet the dependencies on frames that are over now; returns the jobs that finished. Raises WiderLocks when
-    counters of dependents are not among ``held``, the locked ones."""
+    """Satisfy the dependencies on frames that are over now; returns the jobs that finished. Raises WiderLocks when it
+    would change counters that are not among ``held``, the locked ones."""
     over = [frame for frame in changed if frame.state in (FrameState.SUCCEEDED, FrameState.EATEN)]
     if not over:
         return []
@@ -234,10 +234,9 @@ RUNS_PER_TRANSACTION = 50
 
 @dataclass(frozen=True, slots=True)
 class Releaser:
-    """Ends runs, then gives their bookings back and tells the host caches.
+    """Ends runs, then releases their bookings in the ledger and publishes the changed hosts, once the end is committed.
 
-    ``only_on_success``: release.satisfy_only_on_frame_success. ``asked_for``: a person has the runs ended, so that
-    nobody need be warned.
+    ``only_on_success``: release.satisfy_only_on_frame_success. ``asked_for``: by a person, so nothing to warn of.
     """
 
     engine: Engine
@@ -251,8 +250,8 @@ class Releaser:
     def complete(self, reports: Sequence[CompletedFrame]) -> list[RunOutcome | Exception]:
         """Apply completions that arrived together, in one transaction, and answer each in its place.
 
-        The place of a report that cannot be applied holds the error. An unreachable database is raised
-        (`database_away`): all reports are still to be done then.
+        The answer to a report that cannot be applied is the error. When the database is unreachable the error is
+        raised (`database_away`): no report was applied then.
         """
         answers = self._end(reports)
         for report, answer in zip(reports, answers, strict=True):
@@ -286,13 +285,13 @@ class Releaser:
         return outcomes
 
     def publish_hosts(self, host_ids: Sequence[str]) -> None:
-        """Tell the host caches of hosts that were changed, after the commit."""
+        """Publish changed hosts to the host caches. To be called after the commit: they read the rows again."""
         if self.changes is not None and host_ids:
             self._announce("host_changes", self.changes.publish, host_ids)
 
     def _end(self, requests: Sequence[Request]) -> list[RunOutcome | Exception]:
-        """End runs in one transaction or, when that fails, in one each: what is wrong with one of them must not keep
-        the others from ending."""
+        """End runs in one transaction or, when that fails, in one each, so that one bad run does not keep the others
+        from ending."""
         try:
             ended = end_runs(self.engine, requests, self.only_on_success, clock=self.clock)
         except Exception as error:
@@ -312,8 +311,8 @@ class Releaser:
         try:
             announce(ids)
         except Exception as error:
-            # What is committed stands, and its caller must not hear that it failed: the notification of the proc
-            # table and the next recompute bring the same.
+            # The end is committed, so the caller must not take it for failed. The trigger's notification and the next
+            # recompute make up for what was not announced.
             expected = isinstance(error, SchedulerError | RedisError)
             (_log.warning if expected else _log.exception)("announce_failed", step=step, error=str(error), ids=ids)
             self.counts.add(f"{step}_failed")
@@ -346,18 +345,18 @@ def _log_outcome(report: CompletedFrame, outcome: RunOutcome) -> None:
     )
 
 
-# Completions that arrive together are applied together: one transaction, and one fsync, for all that wait.
+# Completions that arrive together are applied together, in one transaction and with one fsync.
 #
-# RQD never sends a completion again, so one that could not be written is kept here and tried until PostgreSQL is back,
-# whatever its caller was answered meanwhile. Only a full queue or a process that dies loses it, and then the frame is
-# found missing by its host's next reports.
+# RQD never sends a completion again, so one that could not be written stays in the queue until PostgreSQL is back, even
+# when its caller's wait has ended. Only a full queue or a process that dies loses it; then the reports of its host show
+# that the frame does not run any more.
 
 MOST_TOGETHER = 64
 MOST_WAITING = 20_000
 _FIRST_RETRY_SECONDS, _LONGEST_BATCH_RETRY_SECONDS = 0.2, 5.0
 
 Apply = Callable[[Sequence[CompletedFrame]], Sequence[RunOutcome | Exception]]
-"""Answers each report; raises what `database_away` says of when all are still to be done."""
+"""Answers each report; raises an error that `database_away` knows when it applied none."""
 
 
 class NotAccepting(SchedulerError):
@@ -388,7 +387,7 @@ class CompletionBatcher:
         self._thread.start()
 
     def stop(self, timeout: float) -> int:
-        """Accept nothing more, apply what waits for up to ``timeout`` seconds; returns how many could not be."""
+        """Accept no more, apply the queue for up to ``timeout`` seconds; returns how many completions are left."""
         with self._wake:
             self._stopping = True
             self._wake.notify_all()
@@ -453,7 +452,7 @@ class CompletionBatcher:
 
     def _finish(self, waiting: _Waiting, answer: RunOutcome | Exception) -> None:
         with self._wake:
-            if waiting not in self._queue:
+            if waiting not in self._queue:  # stop() has given it up
                 return
             self._queue.remove(waiting)
         if isinstance(answer, Exception):

@@ -1,7 +1,7 @@
-"""This process's membership in the fleet: its presence, what it has in hand, and the care of the queues.
+"""This process as a member of the fleet: its presence record, the queues of dead members, and its replies to callers
+that wait for a pass.
 
-The heartbeat comes from a step of Celery's consumer, so it goes on after the broker was away. It refreshes the
-presence, and moves the messages of dead instances to their groups.
+A step of Celery's consumer calls the heartbeat, because timers of Celery's worker stop after a reconnect to the broker.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from opencue_sched.worker.task import Messenger
 log = structlog.get_logger(__name__)
 
 ASK_AGAIN_SECONDS = 0.25
+"""A waiting caller's pass is asked for again after this time, while another worker holds the cluster."""
 FAILED = "failed"
-"""How a pass ended that raised, in the answer to who waits for it and in its job hash."""
+"""Status of a pass that raised, in the reply to its caller and in its job hash."""
 
 
 def types_of(queues: Collection[str]) -> list[str]:
-    """The queue types of ``queues``. Those of an older naming get dispatch messages, see Messenger."""
+    """The queue types of ``queues``. A queue of an older naming gets dispatch messages, see Messenger."""
     types = set()
     for name in queues:
         try:
@@ -44,7 +45,8 @@ def types_of(queues: Collection[str]) -> list[str]:
 
 
 class Membership:
-    """One per process. ``work`` names what it is at, for the presence record."""
+    """One per process. ``work()`` names the clusters that it dispatches now, for the presence record. ``in_flight()``
+    counts its messages; a consumer that reserves messages puts its own count there."""
 
     def __init__(self, client: redis.Redis, settings: Settings, work: Callable[[], Collection[str]]) -> None:
         self._client = client
@@ -78,7 +80,7 @@ class Membership:
         self.presence.announce()
 
     def is_first(self) -> bool:
-        """Whether no other worker of any group is at work yet: then this one checks the counters before it books."""
+        """Whether all other workers are still starting: then this one checks the counters before it books."""
         mine = None if self.presence is None else self.presence.token
         return not any(
             actor.token != mine and actor.state != WorkerState.STARTING
@@ -87,7 +89,7 @@ class Membership:
 
     @contextmanager
     def present(self) -> Iterator[None]:
-        """Keep up the presence from a thread, while no consumer step does."""
+        """Refresh the presence from a thread, while no consumer step does."""
         thread = PeriodicThread(
             "presence", self._refresh, failed="presence_not_refreshed", retry_seconds=REFRESH_SECONDS
         )
@@ -104,7 +106,7 @@ class Membership:
         self.tend()
 
     def tend(self) -> int:
-        """Look after the queues; returns how many messages of dead instances were moved."""
+        """Move the messages of dead instances to their groups; returns how many."""
         members = list_members(self._client, self.namespace)
         moved = drain_dead_instances(self._client, self.namespace, members)
         if moved:
@@ -122,14 +124,14 @@ class Membership:
         return REFRESH_SECONDS
 
     def answer(self, reply: str, posting: str, summary: dict[str, object], messenger: Messenger) -> None:
-        """Report a pass to who waits for it; while the cluster is in other hands, ask again in a moment."""
+        """Reply to the caller of a pass. While another worker holds the cluster, ask for the pass again."""
         if summary.get("reason") == "held" and replies.is_waiting(self._client, self.namespace, reply):
             messenger.ask(posting, reply=reply, delay_seconds=ASK_AGAIN_SECONDS)
             return
         replies.answer(self._client, self.namespace, reply, summary)
 
     def answer_failed(self, reply: str, posting: str, error: Exception) -> None:
-        """Tell who waits for a pass that it ended in an error. A waiter that cannot be told is left to its time-out."""
+        """Reply that a pass ended in an error. A caller whom no reply reaches runs into its time-out."""
         text = f"{type(error).__name__}: {error}"[:LONGEST_ERROR]
         output = {"posting": posting, "ended": FAILED, "error": text}
         try:
@@ -138,9 +140,9 @@ class Membership:
             log.warning("waiter_not_told", posting=posting, error=str(problem))
 
     def leave(self, wait: Callable[[float], bool] | None = None) -> bool:
-        """Wait for what is in hand, within the grace, then take the presence away; whether all of it has ended.
+        """Wait for the tasks in hand, at most the drain grace, then withdraw the presence; returns whether all ended.
 
-        ``wait(seconds)`` returns whether it did, where tasks run elsewhere than in this process.
+        ``wait(seconds)`` waits for them instead, and returns the same, where tasks run outside this process.
         """
         self.workload.stop()
         with self.present():
