@@ -61,8 +61,7 @@ from opencue_sched.dispatch.report import (
 from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict
 from opencue_sched.domain.farm import Host, PlannedProc
 from opencue_sched.errors import HostLocked, NotReady
-from opencue_sched.placement.planner import Plan, UnschedulableLayer, plan_pass, release_plan
-from opencue_sched.placement.policy import policy_for
+from opencue_sched.placement.planner import Plan, UnschedulableLayer, plan_pass, policy_for, release_plan
 from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import Environments, fetch_environments
 from opencue_sched.store.pending import SkippedLayers, fetch_next_start

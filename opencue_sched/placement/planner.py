@@ -6,10 +6,15 @@ snapshot: the caps first, then hosts one after another, on each as many frames a
 What the plan takes from a host is a hold in the pool, so other passes of the process plan on the rest of the host while
 this plan is being booked, and never on the same cores. Once the outcome is known, the caller passes it to
 ``release_plan``.
+
+What a studio may decide differently is a ``Policy``: *admission* says which hosts a layer may use at all, *first
+choice* which hosts are tried before all others, the *strategy* in which order, and a *score* replaces that order by a
+choice among its first candidates.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import dataclass, field
@@ -17,11 +22,152 @@ from functools import partial
 
 from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict
 from opencue_sched.domain.farm import Host, Job, Layer, PlannedProc, Reservation, Snapshot, Vertices
-from opencue_sched.domain.reservation import Dimension, Need, Search, fewest_cores, reserve, smallest_need
-from opencue_sched.placement.headroom import OverCap, PlanHeadroom
-from opencue_sched.placement.host_cache import HostCache
-from opencue_sched.placement.policy import FirstChoice, Policy
-from opencue_sched.placement.reasons import explain_shortage
+from opencue_sched.domain.reservation import Dimension, Need, Rules, Search, fewest_cores, reserve, smallest_need
+from opencue_sched.placement.host_cache import Census, HostCache
+from opencue_sched.settings import HostBookingStrategy, Queue
+
+Admission = Callable[[Job, Layer, Host], bool]
+"""Whether the layer may use the host. Asked for many hosts: cheap and pure."""
+FirstChoice = Callable[[str], bool]
+"""Whether a host, by id, is looked at before all others."""
+Score = Callable[[Layer, Host], float]
+"""What placing the layer on the host costs; the lowest wins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How one pass places frames.
+
+    ``attempts_per_layer``: hosts that others took from meanwhile before the layer is given up for the pass.
+    ``max_frames`` bounds the plan, and so the size of its commit.
+    """
+
+    rules: Rules
+    strategy: HostBookingStrategy = field(default_factory=HostBookingStrategy)
+    attempts_per_layer: int = 10
+    max_frames: int = 500
+    admit: Admission | None = None
+    first: FirstChoice | None = None
+    score: Score | None = None
+
+
+MEM_RESERVED_MIN_KB = 250 * 1024
+"""A proc reserves no less, as with Cuebot (its ``mem_reserved_min``): a frame without an estimate needs some."""
+
+
+def policy_for(queue: Queue, show_name: str) -> Policy:
+    """The policy the settings ask for; ``host_booking_strategy_by_show`` overrides the global strategy."""
+    return Policy(
+        rules=Rules(
+            memory_stranded_threshold_kb=queue.memory_stranded_threshold // 1024,
+            selfish_services=frozenset(queue.selfish_services),
+            mem_reserved_min_kb=MEM_RESERVED_MIN_KB,
+        ),
+        strategy=queue.host_booking_strategy_by_show.get(show_name, queue.host_booking_strategy),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OverCap:
+    """A cap with too little left for the next frame. ``detail`` is one sentence for an operator."""
+
+    verdict: Verdict
+    detail: str
+
+
+class PlanHeadroom:
+    """What a plan may still take under every cap, as it fills. The ledger and the commit check the caps again.
+
+    Cores of subscriptions, folders and jobs, GPUs of folders and jobs, one running frame under each limit of a layer
+    (design section 9: every limit must have headroom). Subscriptions have no GPU cap (facts D), and an allocation
+    without a subscription may not be booked. A folder, job or limit that the snapshot has no cap of is unlimited.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._allocs = {alloc_id: caps.cores.left for alloc_id, caps in snapshot.subscriptions.items()}
+        self._folder_cores = {folder_id: caps.cores.left for folder_id, caps in snapshot.folders.items()}
+        self._folder_gpus = {folder_id: caps.gpus.left for folder_id, caps in snapshot.folders.items()}
+        self._job_cores = {job_id: caps.cores.left for job_id, caps in snapshot.job_caps.items()}
+        self._job_gpus = {job_id: caps.gpus.left for job_id, caps in snapshot.job_caps.items()}
+        self._limits = {limit_id: limit.left for limit_id, limit in snapshot.limits.items()}
+
+    def open_allocs(self, cores: int) -> frozenset[str]:
+        """The allocations whose subscription still has this many cores."""
+        return frozenset(alloc_id for alloc_id, left in self._allocs.items() if left >= cores)
+
+    def cores_left(self, job: Job, alloc_id: str) -> float:
+        """Cores a frame of the job may take on a host of the allocation: the least of all its caps."""
+        return min(
+            self._allocs.get(alloc_id, 0.0),
+            self._folder_cores.get(job.folder_id, math.inf),
+            self._job_cores.get(job.id, math.inf),
+        )
+
+    def over_cap(self, job: Job, layer: Layer, need: Need) -> OverCap | None:
+        """The cap that no frame of the layer can pass any more, on whatever host; None if each has headroom for one.
+
+        ``need.cores`` is the normalised minimum, so zero and negative minimums do not slip past (facts I).
+        """
+        if not self.open_allocs(need.cores):
+            return self._over_subscriptions(need.cores)
+        for verdict, whose, left, needed, what in (
+            (Verdict.OVER_FOLDER, "the job's folder", self._folder_cores.get(job.folder_id), need.cores, "cores"),
+            (Verdict.OVER_JOB, "its job", self._job_cores.get(job.id), need.cores, "cores"),
+            (Verdict.OVER_FOLDER_GPUS, "the job's folder", self._folder_gpus.get(job.folder_id), need.gpus, "GPUs"),
+            (Verdict.OVER_JOB_GPUS, "its job", self._job_gpus.get(job.id), need.gpus, "GPUs"),
+        ):
+            if left is not None and needed > left:
+                return OverCap(verdict, f"a frame needs {needed} {what}, {whose} has {left:g} left")
+        for limit_id in layer.limit_ids:
+            if self._limits.get(limit_id, 1.0) < 1:
+                limit = self._snapshot.limits[limit_id]
+                detail = f"all {limit.cap or 0:g} of limit {limit.name or limit_id} are in use"
+                return OverCap(Verdict.OVER_LIMIT, detail)
+        return None
+
+    def frames_left(self, job: Job, layer: Layer, need: Need) -> float:
+        """How many more frames the GPU caps and limits allow; cores are counted as they are reserved."""
+        left = min((self._limits.get(limit_id, math.inf) for limit_id in layer.limit_ids), default=math.inf)
+        if need.gpus:
+            folder, own = self._folder_gpus.get(job.folder_id, math.inf), self._job_gpus.get(job.id, math.inf)
+            left = min(left, min(folder, own) / need.gpus)
+        return left if left == math.inf else math.floor(left)
+
+    def binding(self, job: Job, alloc_id: str, cores: int) -> OverCap:
+        """The cap that kept a frame of ``cores`` off a host of the allocation, when ``cores_left`` was too little."""
+        left = self.cores_left(job, alloc_id)
+        if self._allocs.get(alloc_id, 0.0) <= left:
+            return self.closed_alloc(alloc_id, cores)
+        if self._folder_cores.get(job.folder_id, math.inf) <= left:
+            return OverCap(Verdict.OVER_FOLDER, f"a frame needs {cores} cores, the job's folder has {left:g} left")
+        return OverCap(Verdict.OVER_JOB, f"a frame needs {cores} cores, its job has {left:g} left")
+
+    def take(self, job: Job, layer: Layer, alloc_id: str, taken: Reservation) -> None:
+        """Count a planned frame under every cap."""
+        for left, key, amount in (
+            (self._allocs, alloc_id, taken.cores),
+            (self._folder_cores, job.folder_id, taken.cores),
+            (self._job_cores, job.id, taken.cores),
+            (self._folder_gpus, job.folder_id, taken.gpus),
+            (self._job_gpus, job.id, taken.gpus),
+            *((self._limits, limit_id, 1) for limit_id in layer.limit_ids),
+        ):
+            if key in left:
+                left[key] -= amount
+
+    def closed_alloc(self, alloc_id: str, cores: int) -> OverCap:
+        """The verdict when a host would do, but its allocation has no headroom for a frame of ``cores``."""
+        if alloc_id not in self._allocs:
+            return OverCap(Verdict.OVER_SUBSCRIPTION, "the show has no subscription to the allocation of its hosts")
+        has = f"the subscription has {self._allocs[alloc_id]:g}"
+        return OverCap(Verdict.OVER_SUBSCRIPTION, f"a frame needs {cores} cores, {has} left under its burst")
+
+    def _over_subscriptions(self, cores: int) -> OverCap:
+        if not self._allocs:
+            return OverCap(Verdict.OVER_SUBSCRIPTION, "the show has no subscription here")
+        have = f"the subscriptions have at most {max(self._allocs.values()):g}"
+        return OverCap(Verdict.OVER_SUBSCRIPTION, f"a frame needs {cores} cores, {have} left under their burst")
 
 
 class NegativeCache:
@@ -331,3 +477,109 @@ class _Planner:
                 headroom=self._headroom,
             )
         return reason
+
+
+# Why no host was found for a layer, in one verdict and one sentence.
+
+_KB_PER_GIB = 1024 * 1024
+_LACKS = {
+    Dimension.OS: "with another OS",
+    Dimension.THREAD_MODE: "for threaded frames only",
+    Dimension.CORES: "with too few cores",
+    Dimension.MEMORY: "with too little memory",
+    Dimension.GPUS: "with too few GPUs",
+    Dimension.GPU_MEMORY: "with too little GPU memory",
+    Dimension.JOB_CORES: "with more cores than the job may use",
+}
+
+
+def explain_shortage(
+    census: Census,
+    layer: Layer,
+    need: Need,
+    rules: Rules,
+    *,
+    os_name: str | None,
+    tags: Collection[str],
+    open_allocs: Collection[str],
+    headroom: PlanHeadroom,
+) -> OverCap:
+    """What stands between the layer and the hosts of ``census``.
+
+    NO_HOST: there are none, or all were refused a moment ago. NO_FIT: none could take a frame even when idle.
+    OVER_SUBSCRIPTION: those that could are of allocations without headroom. CAPACITY: they are busy.
+    """
+    refused = _counted(len(census.refused), "host")
+    if not census.kinds:
+        if census.refused:
+            return OverCap(Verdict.NO_HOST, f"all with its tags, {refused}, {_left_alone(census)}")
+        return OverCap(Verdict.NO_HOST, f"no open host that is up has the tag {' or '.join(sorted(tags))}")
+    more = f"; {refused} more {_left_alone(census)}" if census.refused else ""
+    refusals: Counter[Dimension] = Counter()
+    for host, count in sorted(census.kinds, key=lambda kind: kind[0].alloc_id not in open_allocs):
+        answer = reserve(layer, host, rules, os_name=os_name, job_cores_left=math.inf)
+        if isinstance(answer, Reservation):
+            if host.alloc_id in open_allocs:
+                return OverCap(Verdict.CAPACITY, _capacity(census, layer, need) + more)
+            return headroom.closed_alloc(host.alloc_id, need.cores)
+        refusals[answer] += count
+    return OverCap(Verdict.NO_FIT, _no_fit(census, layer, need, os_name, refusals) + more)
+
+
+def describe_need(layer: Layer, need: Need) -> str:
+    """``16 cores, 64 GiB``: what a frame needs at least, GPUs only where it needs them."""
+    if layer.threadable and layer.cores_min_centicores == 0:
+        cores = "all cores"
+    elif layer.threadable and layer.cores_min_centicores < 0:
+        cores = f"all but {-layer.cores_min_centicores / 100:g} cores"
+    else:
+        cores = _counted(need.cores, "core")
+    return _amounts(cores, need.memory_kb, need.gpus, need.gpu_memory_kb, gpus_wanted=need)
+
+
+def _no_fit(census: Census, layer: Layer, need: Need, os_name: str | None, refusals: Counter[Dimension]) -> str:
+    hosts = _count(census)
+    if set(refusals) == {Dimension.OS}:
+        return f"a frame needs the OS {os_name}; no host of {hosts} has it"
+    if set(refusals) <= {Dimension.OS, Dimension.THREAD_MODE}:
+        return f"its frames do not thread; no host of {hosts} takes such frames" + (f" on {os_name}" if os_name else "")
+    largest = max((host for host, _ in census.kinds), key=lambda host: (host.total_centicores, host.total_memory_kb))
+    size = _idle(largest, need)
+    reasons = ", ".join(f"{refusals[lack]} {words}" for lack, words in _LACKS.items() if refusals[lack])
+    needs = f"a frame needs {describe_need(layer, need)}"
+    return f"{needs}; no host of {hosts} has that even when idle ({reasons}; largest: {size})"
+
+
+def _capacity(census: Census, layer: Layer, need: Need) -> str:
+    needs = f"a frame needs {describe_need(layer, need)}"
+    host = census.roomiest
+    if host is None:
+        return f"{needs}; no host of {_count(census)} can be booked now"
+    return f"{needs}; no host of {_count(census)} has that idle, the closest ({host.name}) has {_idle(host, need)}"
+
+
+def _left_alone(census: Census) -> str:
+    why = next((why for why in reversed(census.refused) if why), "no reason given")
+    return f"left alone for a moment after a refusal: {why}"
+
+
+def _count(census: Census) -> str:
+    return f"the {sum(count for _, count in census.kinds)} with its tags"
+
+
+def _amounts(cores: str, memory_kb: int, gpus: int, gpu_memory_kb: int, *, gpus_wanted: Need) -> str:
+    parts = [cores, f"{max(0, memory_kb) / _KB_PER_GIB:.4g} GiB"]
+    if gpus_wanted.gpus:
+        parts.append(_counted(gpus, "GPU"))
+    if gpus_wanted.gpu_memory_kb:
+        parts.append(f"{max(0, gpu_memory_kb) / _KB_PER_GIB:.4g} GiB of GPU memory")
+    return ", ".join(parts)
+
+
+def _counted(amount: int, noun: str) -> str:
+    return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
+
+
+def _idle(host: Host, need: Need) -> str:
+    cores = _counted(host.idle_cores, "core")
+    return _amounts(cores, host.idle_memory_kb, host.idle_gpus, host.idle_gpu_memory_kb, gpus_wanted=need)

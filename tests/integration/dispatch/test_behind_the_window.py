@@ -18,7 +18,7 @@ from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.cluster import Cluster, ClusterKind, Verdict
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
-from opencue_sched.placement.policy import policy_for
+from opencue_sched.placement.planner import policy_for
 from opencue_sched.settings import Rqd, Settings
 
 from .passes import Passes, passes

@@ -10,8 +10,7 @@ from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.domain.farm import Caps, Frame, Headroom, Host, Job, Layer, Reservation, Snapshot, ThreadMode
 from opencue_sched.domain.reservation import Need, Rules
 from opencue_sched.placement.host_cache import HostCache
-from opencue_sched.placement.planner import Plan, plan_pass
-from opencue_sched.placement.policy import Policy
+from opencue_sched.placement.planner import Plan, Policy, plan_pass
 
 GIB = 1024 * 1024
 """KB in a GiB."""
