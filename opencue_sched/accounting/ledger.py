@@ -226,21 +226,27 @@ class Ledger:
     # For recompute, caps and bootstrap
 
     def mark(self) -> Mark:
-        """This moment: the sequence number every earlier change is at or below, and Redis TIME.
-
-        Raises FencedOff as the scripts do: work that finds nothing to correct calls none of them.
-        """
-        epoch, fence = self.epoch(), self._fence
+        """This moment: the sequence number every earlier change is at or below, and Redis TIME."""
+        epoch = self.epoch()
         with answering(), self.client.pipeline(transaction=True) as pipe:
-            pipe.mget(keys.EPOCH, keys.SEQ, *(() if fence is None else (fence.key,)))
+            pipe.mget(keys.EPOCH, keys.SEQ)
             pipe.time()
-            (stored, seq, *newest), (seconds, _) = pipe.execute()
-        if fence is not None and newest[0] is not None and int(newest[0]) > fence.number:
-            check_fence(fence, [[0, FENCED, newest[0], fence.number]])
+            (stored, seq), (seconds, _) = pipe.execute()
         if stored != epoch.text:
             self.learn_epoch()
             return self.mark()
         return Mark(epoch, _number(seq) or 0, int(seconds))
+
+    def check_leader(self) -> None:
+        """Raise FencedOff once there is a newer leader, as the scripts do: work that finds nothing to correct calls
+        none of them."""
+        fence = self._fence
+        if fence is None:
+            return
+        with answering():
+            newest = self.client.get(fence.key)
+        if newest is not None and int(newest) > fence.number:
+            check_fence(fence, [[0, FENCED, newest, fence.number]])
 
     def drop_keys_of_another_type(self, mark: Mark, *hashes: str) -> None:
         """Drop keys of a type that no script can use: tombstones, notes, the token of a consistency check, the sequence

@@ -542,6 +542,8 @@ def recompute(
         done, cas = reseed_booked(ledger, epoch, one_pass, max_retries=cas_max_retries, grace_seconds=publish_grace)
     else:
         done = one_pass()
+    # The reading may have taken long. What follows is written outside the scripts, which would look at the fence.
+    ledger.check_leader()
     check, found, applied = done.check, done.found, done.applied
     oldest = found.oldest_in_flight_at
     drifted = count_by_kind(check.healed)
