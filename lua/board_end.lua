@@ -1,8 +1,11 @@
--- board_end: end a claim.
--- ARGV[2] uuid   ARGV[3] owner   ARGV[4] fence   ARGV[5] token   ARGV[6] how   ARGV[7] delay in ms
--- ARGV[8] wake seen at the claim   ARGV[9] why it failed, one line   ARGV[10] error text
--- ARGV[11] key that remembers what this very call answered   ARGV[12] ms after which a message that nobody took is sent again
--- how: 'again'   ready at once, a message is to be sent
+-- board_end: end a claim, prolong it, or write a result under it.
+-- ARGV[2] uuid   ARGV[3] owner   ARGV[4] fence   ARGV[5] token   ARGV[6] how   ARGV[7] delay in ms, or life
+-- ARGV[8] wake seen at the claim   ARGV[9] why it failed, one line   ARGV[10] error text, or result (JSON)
+-- ARGV[11] key that remembers what this very call answered, or none
+-- ARGV[12] ms after which a message that nobody took is sent again
+-- how: 'extend'  the claim lives so long from now, 0 for ever
+--      'record'  the result is written, and the claim stays
+--      'again'   ready at once, a message is to be sent
 --      'abandon' ready at once, no message (another worker may take it)
 --      'sleep'   not before now + delay; ready at once instead if it was woken during the claim
 --      'idle'    like sleep, but no message is to be sent at the end of the rest: there was nothing to do
@@ -12,30 +15,43 @@
 --      'trash'   kept aside with the error text
 -- Returns {1, ticket of the message to send or 0}; {0, 'gone'}; {0, 'unclaimed'}; {0, 'other', owner};
 -- {0, 'lost'} when the same owner has a later claim.
--- Invariants: only the claim's owner under its fence and token ends it; the job is in exactly one place afterwards; what an
--- operator told to rest does so; a call that is made again because its answer was lost gets the same answer, and changes
--- nothing.
+-- Invariants: only the claim's owner under its fence and token does anything; a claim that ran out is never revived; the job
+-- is in exactly one place afterwards; what an operator told to rest does so; a call that is made again because its answer
+-- was lost gets the same answer, and changes nothing.
 --@include board
 local before = answered_before(ARGV[11])
 if before then
   return before
 end
-local uuid, how, delay, error_text = ARGV[2], ARGV[6], tonumber(ARGV[7]), ARGV[10]
+local uuid, how, delay, text = ARGV[2], ARGV[6], tonumber(ARGV[7]), ARGV[10]
 local job = PREFIX .. uuid
-local refused = not_ours(uuid, ARGV[3], ARGV[4], ARGV[5])
-if refused then
-  return refused
+local state, owner, fence, token, wake, rest, name = unpack(
+  fields_now(uuid, 'state', 'owner', 'fence', 'claim', 'wake', 'rest', 'name'))
+if not state then
+  return {0, 'gone'}
+elseif state ~= 'claimed' then
+  return {0, 'unclaimed'}
+elseif owner ~= ARGV[3] then
+  return {0, 'other', owner}
+elseif fence ~= ARGV[4] or token ~= ARGV[5] then
+  -- A Redis that was restored or failed over to an older state may give a fence out twice, but no token.
+  return {0, 'lost'}
+elseif how == 'extend' then
+  set_expiry(uuid, delay)
+  return {1, 0}
 end
-local wake, rest, name = unpack(redis.call('HMGET', job, 'wake', 'rest', 'name'))
-rest = tonumber(rest)
 redis.call('HSET', job, 'modified', format(now))
 
-if how == 'fail' then
+rest = tonumber(rest)
+if how == 'record' then
+  redis.call('HSET', job, 'result', text)
+  return {1, 0}
+elseif how == 'fail' then
   if redis.call('HINCRBY', job, 'failures', 1) == 1 then
     redis.call('HSET', job, 'failing', format(now))
   end
   rest, how = math.max(rest, now + delay), 'sleep'
-  redis.call('HSET', job, 'error', error_text, 'reason', ARGV[9], 'rest', format(rest))
+  redis.call('HSET', job, 'error', text, 'reason', ARGV[9], 'rest', format(rest))
 elseif how == 'put_off' then
   how = 'sleep'
 elseif how ~= 'abandon' then
@@ -47,19 +63,15 @@ if how == 'consume' then
   forget(uuid)
   emit('REMOVED', uuid, name)
 elseif how == 'trash' then
-  make_trashed(uuid, name, error_text)
+  make_trashed(uuid, name, text)
 elseif rest > now or (rests and wake == ARGV[8]) then
   local due = math.max(rest, rests and now + delay or 0)
-  make_delayed(uuid, due)
+  move(uuid, 'delayed', DELAYED, due)
   if how ~= 'idle' then
     set_due(uuid, due)
   end
 else
   make_ready(uuid)
-  if how == 'abandon' then
-    redis.call('HSET', job, 'sent', 0)
-  else
-    ticket = next_ticket(uuid, false, tonumber(ARGV[12]))
-  end
+  ticket = how ~= 'abandon' and next_ticket(uuid, false, tonumber(ARGV[12])) or 0
 end
 return remember(ARGV[11], {1, ticket})

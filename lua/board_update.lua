@@ -44,12 +44,12 @@ else
     due = now + tonumber(ARGV[4])
     redis.call('HSET', job, 'rest', due > now and format(due) or 0)
   end
-  if due > now and state ~= 'claimed' then
-    make_delayed(uuid, due)
-    set_due(uuid, due)
-  elseif state ~= 'claimed' then
-    redis.call('HSET', job, 'sent', 0)
-    make_ready(uuid)
+  if state ~= 'claimed' then
+    if due > now then
+      move(uuid, 'delayed', DELAYED, due)
+    else
+      make_ready(uuid)
+    end
     set_due(uuid, due)
   end
 end

@@ -66,23 +66,18 @@ local function remove_from(indexes, uuid)
   end
 end
 
--- The job leaves its place for another one, where nobody has it.
+-- The job leaves its place for another one, where nobody has it. What was sent for it is answered or void, so its next
+-- message is no repetition.
 local function move(uuid, state, place, score)
   remove_from({READY, DELAYED, CLAIMED, TRASH}, uuid)
   redis.call('ZADD', place, format(score), uuid)
-  redis.call('HSET', PREFIX .. uuid, 'state', state, 'owner', '', 'expires', 0)
+  redis.call('HSET', PREFIX .. uuid, 'state', state, 'owner', '', 'expires', 0, 'sent', 0, 'tries', 0)
 end
 
 local function make_ready(uuid)
   local job = redis.call('HMGET', PREFIX .. uuid, 'prio', 'seq', 'name')
   move(uuid, 'ready', READY, rank(job[1], job[2]))
   emit('READY', uuid, job[3])
-end
-
--- What was sent for it is answered or void, so when it is due its first message is no repetition.
-local function make_delayed(uuid, due)
-  move(uuid, 'delayed', DELAYED, due)
-  redis.call('HSET', PREFIX .. uuid, 'sent', 0, 'tries', 0)
 end
 
 -- A message for the job is due at this moment; nobody sends one now.
@@ -167,21 +162,6 @@ local function empty_trash()
   end
 end
 
--- Why a call under this owner, fence and token is refused: {0, reason}; nil when the present claim is under these. A Redis
--- that was restored or failed over to an older state may give a fence out twice, but no token.
-local function not_ours(uuid, owner, fence, token)
-  local state, present, number, known = unpack(fields_now(uuid, 'state', 'owner', 'fence', 'claim'))
-  if not state then
-    return {0, 'gone'}
-  elseif state ~= 'claimed' then
-    return {0, 'unclaimed'}
-  elseif present ~= owner then
-    return {0, 'other', present}
-  elseif number ~= fence or (known or '') ~= token then
-    return {0, 'lost'}
-  end
-end
-
 -- The claim ends so many ms from now; 0: never.
 local function set_expiry(uuid, life)
   local expires = life > 0 and format(now + life) or '+inf'
@@ -202,15 +182,6 @@ local function take(uuid, owner, life, token)
   return {1, uuid, fence, tonumber(read[1]), read[2], read[3]}
 end
 
--- What take() answered, for a call that made its claim before but whose answer was lost; nil when there is no such
--- claim. A wake-up since then came before the work begins, so it is no news.
-local function taken_before(uuid, token)
-  local read = fields_now(uuid, 'state', 'claim', 'fence', 'wake', 'name', 'details')
-  if read[1] == 'claimed' and read[2] == token then
-    return {1, uuid, tonumber(read[3]), tonumber(read[4]), read[5], read[6]}
-  end
-end
-
 -- Before anything else: jobs whose not-before has come, and claims that ran out, become ready. Bounded; what is left waits
 -- for the next call.
 for _, index in ipairs({DELAYED, CLAIMED}) do
@@ -220,12 +191,14 @@ for _, index in ipairs({DELAYED, CLAIMED}) do
       forget(uuid)
     else
       if index == CLAIMED then
-        -- Sent in vain, as far as anybody knows: the next message is due at once, and must not go to the same owner.
-        redis.call('HSET', PREFIX .. uuid, 'sent', 1)
-        set_due(uuid, now)
         emit('EXPIRED', uuid, job.name)
       end
       make_ready(uuid)
+      if index == CLAIMED then
+        -- Sent in vain, as far as anybody knows: the next message is due at once, and must not go to the same owner.
+        redis.call('HSET', PREFIX .. uuid, 'sent', 1)
+        set_due(uuid, now)
+      end
     end
   end
 end

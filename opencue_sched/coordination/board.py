@@ -116,6 +116,10 @@ class BoardScripts:
         anew = "" if again is None else life_ms(again)
         return list(self.call("board_claim", uuid, owner, life_ms(life), answered, anew, token))
 
+    def claim_next(self, owner: str, token: str, call: str, *, life: float, lowest_rank: int) -> list[Any]:
+        """Claim the next job: the answer of lua/board_claim.lua. ``call``: the key that remembers what was claimed."""
+        return list(self.call("board_claim", "", owner, life_ms(life), "", "", token, lowest_rank, call))
+
     def end_claim(
         self,
         uuid: str,

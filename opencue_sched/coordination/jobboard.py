@@ -544,7 +544,7 @@ class JobBoard:
         while True:
             token = new_token()
             call = self._keys.call(token)
-            claimed, *answer = self.scripts.call("board_next", who, life_ms(life), at_least.rank, token, call)
+            claimed, *answer = self.scripts.claim_next(who, token, call, life=life, lowest_rank=at_least.rank)
             if not claimed:
                 return None
             uuid, _, _, name, details = map(str, answer)
@@ -560,10 +560,11 @@ class JobBoard:
     def extend_expiry(self, job: Job, expiry: float) -> bool:
         """See Job.extend_expiry."""
         _check_expiry(expiry)
-        answer = self.scripts.call("board_extend", job.uuid, job.owner_seen, job.fence, job.token, life_ms(expiry))
-        if answer < 0:
+        claim = (job.uuid, job.owner_seen, job.fence, job.token)
+        answer = self.scripts.call("board_end", *claim, "extend", life_ms(expiry))
+        if answer[1] in ("other", "lost"):
             raise ClaimLost(f"job {job.uuid} was claimed again since")
-        return bool(answer)
+        return bool(answer[0])
 
     def record(self, job: Job, who: str, result: Any) -> None:
         """Write a result on the job under the claim of this handle. Raises NotFound, JobFailure, ClaimLost."""
@@ -572,10 +573,10 @@ class JobBoard:
             text = json.dumps(result, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise JobFailure(f"the result of job {job.uuid} cannot be written: {error}") from error
-        answer = self.scripts.call("board_extend", job.uuid, who, job.fence, job.token, "", text)
-        if answer == 0:
+        answer = self.scripts.call("board_end", job.uuid, who, job.fence, job.token, "record", 0, 0, "", text)
+        if answer[1] in ("gone", "unclaimed"):
             raise NotFound(f"nobody has claimed job {job.uuid}")
-        if answer < 0:
+        if not answer[0]:
             raise ClaimLost(f"job {job.uuid} is no longer {who!r}'s under this claim")
 
     # Ends of claims

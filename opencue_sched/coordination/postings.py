@@ -228,9 +228,10 @@ class ClusterPostings(BoardScripts):
 
     def extend(self, claims: Sequence[Claim], *, ttl_seconds: float) -> list[Claim]:
         """Prolong claims; returns those that are still held. One round trip."""
-        calls = [(claim.uuid, claim.owner, claim.fence, claim.token, life_ms(ttl_seconds)) for claim in claims]
-        answers = self.call_each("board_extend", calls)
-        return [claim for claim, held in zip(claims, answers, strict=True) if held == 1]
+        life = life_ms(ttl_seconds)
+        calls = [(claim.uuid, claim.owner, claim.fence, claim.token, "extend", life) for claim in claims]
+        answers = self.call_each("board_end", calls)
+        return [claim for claim, (held, *_) in zip(claims, answers, strict=True) if held]
 
     def end(self, claim: Claim, how: End, *, delay_seconds: float = 0.0, reason: str = "", error: str = "") -> int:
         """End a claim (see lua/board_end.lua). The ticket of the message to send for the posting at once, or 0.
