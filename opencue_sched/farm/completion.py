@@ -115,7 +115,7 @@ def _end(
     stops = [ending.stop for ending in endings if ending.stop is not None]
     releases = [ending.run for ending in endings if ending.releases]
     stopped: dict[str, StoppedFrame] = {}
-    deleted: list[DeletedProc] = []
+    deleted: Sequence[DeletedProc] = ()
     managed: frozenset[str] = frozenset()
     finished_jobs: list[str] = []
     if stops or releases:
@@ -177,7 +177,7 @@ def _foreseen(connection: Connection, endings: Sequence[Ending], only_on_success
     return own | depends.counters_of_dependents(connection, found)
 
 
-def _release_procs(connection: Connection, proc_ids: Sequence[str], managed: frozenset[str]) -> list[DeletedProc]:
+def _release_procs(connection: Connection, proc_ids: Sequence[str], managed: frozenset[str]) -> Sequence[DeletedProc]:
     deleted = procs.delete_procs(connection, proc_ids)
     procs.restore_hosts(connection, deleted)
     procs.decrement_local_accounts(connection, [proc for proc in deleted if proc.local])

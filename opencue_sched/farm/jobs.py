@@ -143,7 +143,7 @@ class JobControl:
 
     def _eat(self, frame_ids: Sequence[str], connection: Connection, wider: Counters) -> list[str]:
         procs.lock_runs(connection, (), frame_ids)
-        held = release.counters_of_frames(release.read_frames(connection, frame_ids)) | wider
+        held = release.counters_of(release.read_frames(connection, frame_ids)) | wider
         release.lock_counters(connection, held)
         changed = release.set_frame_states(connection, frame_ids, FrameState.EATEN, _EDIBLE)
         follow(connection, changed, held, self._releaser.only_on_success)
@@ -167,7 +167,7 @@ def _wait_again(frame_ids: Sequence[str], connection: Connection, wider: Counter
     over = [frame for frame in before if frame.state in (FrameState.SUCCEEDED, FrameState.EATEN)]
     frames, layers = {frame.id for frame in over}, {frame.layer_id for frame in over}
     affected = depends.counters_of_reactivation(connection, frames, layers) if over else Counters()
-    held = release.counters_of_frames(before) | wider
+    held = release.counters_of(before) | wider
     if not held.covers(affected):
         raise WiderLocks(affected)
     release.lock_counters(connection, held)

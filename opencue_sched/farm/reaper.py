@@ -284,7 +284,7 @@ def recover_depends(engine: Engine, only_on_success: bool, *, scope: UpkeepScope
 
 
 def _of_frames(connection: Connection, frame_ids: Sequence[str]) -> Counters:
-    return release.counters_of_frames(release.read_frames(connection, frame_ids))
+    return release.counters_of(release.read_frames(connection, frame_ids))
 
 
 # Writing down the frame history that newer OpenCue databases queue, where no Cuebot does it.

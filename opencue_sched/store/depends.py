@@ -46,7 +46,7 @@ _DEPENDENTS = """
          WHERE named.str_type IN ('FRAME_ON_JOB', 'FRAME_ON_LAYER', 'FRAME_ON_FRAME'))
 """
 _NAMED = "named AS (SELECT * FROM depend WHERE pk_depend = ANY(CAST(:depends AS varchar[])))"
-_AFFECTED = text(f"WITH {_NAMED}, {_DEPENDENTS} SELECT DISTINCT pk_layer, pk_job FROM dependents")  # noqa: S608
+_AFFECTED = text(f"WITH {_NAMED}, {_DEPENDENTS} SELECT DISTINCT pk_layer AS layer_id, pk_job AS job_id FROM dependents")  # noqa: S608
 _SATISFY = text(
     """
     WITH locked AS (
@@ -130,7 +130,9 @@ _REACTIVATE = text(
     RETURNING frame.pk_frame
     """  # noqa: S608
 )
-_REACTIVATED_AFFECTS = text(f"SELECT DISTINCT frame.pk_layer, frame.pk_job FROM depend {_WAITED} WHERE {_MET_BY}")  # noqa: S608
+_REACTIVATED_AFFECTS = text(
+    f"SELECT DISTINCT frame.pk_layer AS layer_id, frame.pk_job AS job_id FROM depend {_WAITED} WHERE {_MET_BY}"  # noqa: S608
+)
 _FREE_STUCK_FRAMES = text(
     """
     UPDATE frame SET int_depend_count = 0

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
-from sqlalchemy import Connection, TextClause, text
+from sqlalchemy import Connection, Row, TextClause, text
 
 _LOCK_FRAMES = text(
     "SELECT pk_frame FROM frame WHERE pk_frame = ANY(CAST(:frames AS varchar[])) ORDER BY pk_frame FOR NO KEY UPDATE"
@@ -69,9 +70,11 @@ _DELETE_PROCS = text(
     """
     DELETE FROM proc USING host
      WHERE proc.pk_proc = ANY(CAST(:procs AS varchar[])) AND host.pk_host = proc.pk_host
-    RETURNING proc.pk_proc, proc.pk_host, host.pk_alloc, coalesce(proc.pk_show, ''), coalesce(proc.pk_job, ''),
-              coalesce(proc.pk_layer, ''), proc.b_local,
-              proc.int_cores_reserved, proc.int_mem_reserved, proc.int_gpus_reserved, proc.int_gpu_mem_reserved
+    RETURNING proc.pk_proc AS id, proc.pk_host AS host_id, host.pk_alloc AS alloc_id,
+              coalesce(proc.pk_show, '') AS show_id, coalesce(proc.pk_job, '') AS job_id,
+              coalesce(proc.pk_layer, '') AS layer_id, proc.b_local AS local, proc.int_cores_reserved AS centicores,
+              proc.int_mem_reserved AS memory_kb, proc.int_gpus_reserved AS gpus,
+              proc.int_gpu_mem_reserved AS gpu_memory_kb
     """
 )
 _DELETED = """
@@ -181,24 +184,9 @@ class Run:
     job_open: int
 
 
-@dataclass(frozen=True, slots=True)
-class DeletedProc:
-    """A proc that was deleted, with what it had reserved at that moment (memory may have grown since booking).
-
-    Centicores, KB, whole GPUs.
-    """
-
-    id: str
-    host_id: str
-    alloc_id: str
-    show_id: str
-    job_id: str
-    layer_id: str
-    local: bool
-    centicores: int
-    memory_kb: int
-    gpus: int
-    gpu_memory_kb: int
+DeletedProc = Row[Any]
+"""A proc that was deleted, with what it had reserved at that moment (memory may have grown since booking): the columns
+of ``_DELETE_PROCS``. Centicores, KB, whole GPUs."""
 
 
 def frames_of(connection: Connection, proc_ids: Collection[str]) -> dict[str, str | None]:
@@ -230,9 +218,9 @@ def lock_hosts(connection: Connection, host_ids: Collection[str]) -> None:
     connection.execute(_LOCK_HOSTS, {"hosts": list(host_ids)})
 
 
-def delete_procs(connection: Connection, proc_ids: Collection[str]) -> list[DeletedProc]:
+def delete_procs(connection: Connection, proc_ids: Collection[str]) -> Sequence[DeletedProc]:
     """Delete procs. Only what this call really deleted is returned, so one of several racing callers wins each."""
-    return [DeletedProc(*row) for row in connection.execute(_DELETE_PROCS, {"procs": list(proc_ids)})]
+    return connection.execute(_DELETE_PROCS, {"procs": list(proc_ids)}).all()
 
 
 def restore_hosts(connection: Connection, procs: Sequence[DeletedProc]) -> None:
@@ -251,7 +239,7 @@ def decrement_local_accounts(connection: Connection, procs: Sequence[DeletedProc
 
 
 def _with_deleted(connection: Connection, statements: Sequence[TextClause], procs: Sequence[DeletedProc]) -> None:
-    rows = json.dumps([asdict(proc) for proc in procs])
+    rows = json.dumps([proc._asdict() for proc in procs])
     for statement in statements if procs else ():
         connection.execute(statement, {"procs": rows})
 
@@ -312,13 +300,13 @@ _MARK_DOWN = text(
 # did not hear: while a Cuebot or the report service was away.
 _UNNAMED = "proc.ts_ping <= host_stat.ts_ping - CAST(:unnamed AS float8) * interval '1 second'"
 _SILENT = "proc.ts_ping < current_timestamp - CAST(:silent AS float8) * interval '1 second'"
-# In the order of the fields of LostRow; at random, so that runs which cannot be ended now never keep the others out of
-# a bounded batch. A silent host that is neither UP nor DOWN is never marked DOWN: its RQD is asked about its procs, as
-# about unnamed ones.
+# At random, so that runs which cannot be ended now never keep the others out of a bounded batch. A silent host that is
+# neither UP nor DOWN is never marked DOWN: its RQD is asked about its procs, as about unnamed ones.
 _LOST_RUNS = text(
     f"""
     SELECT * FROM (
-    SELECT proc.pk_proc, coalesce(proc.pk_frame, ''), host.str_name, host_stat.str_state, proc.ts_ping,
+    SELECT proc.pk_proc AS proc_id, coalesce(proc.pk_frame, '') AS frame_id, host.str_name AS host_name,
+           host_stat.str_state AS host_state, proc.ts_ping AS pinged_at,
            CAST(extract(epoch FROM current_timestamp - proc.ts_ping) AS float8) AS silent_for,
            host_stat.ts_booted > proc.ts_dispatched + interval '300 seconds' AS rebooted,
            CASE WHEN host_stat.str_state = 'DOWN' THEN 'host_down'
@@ -365,23 +353,13 @@ class Why(StrEnum):
     NO_PROC = "no_proc"
 
 
-@dataclass(frozen=True, slots=True)
-class LostRow:
-    """A run that is to be ended: a proc with its frame, if it has one, or a RUNNING frame without a proc (no proc id).
+LostRow = Row[Any]
+"""A run that is to be ended: a proc with its frame, if it has one, or a RUNNING frame without a proc (no proc id).
 
-    ``host_name`` is where it was started, if that is known; a host that is no more counts as DOWN. ``silent_for`` is
-    the seconds since a report last named it, at ``pinged_at``; ``rebooted``: its host booted more than 300 s after it
-    was dispatched, so its process cannot live. ``why`` is a Why.
-    """
-
-    proc_id: str
-    frame_id: str
-    host_name: str
-    host_state: str
-    pinged_at: datetime | None
-    silent_for: float
-    rebooted: bool
-    why: str
+``host_name`` is where it was started, if that is known; a host that is no more counts as DOWN. ``silent_for`` is the
+seconds since a report last named it, at ``pinged_at``; ``rebooted``: its host booted more than 300 s after it was
+dispatched, so its process cannot live. ``why`` is a Why.
+"""
 
 
 def hearing(connection: Connection, *, silent_after: float, scope: UpkeepScope = EVERYTHING) -> tuple[int, int, float]:
@@ -398,10 +376,10 @@ def mark_hosts_down(connection: Connection, *, silent_after: float, scope: Upkee
 
 def lost_runs(
     connection: Connection, scope: UpkeepScope, *, limit: int, but: Collection[str], **seconds: float
-) -> list[LostRow]:
+) -> Sequence[LostRow]:
     """Procs on DOWN hosts, of finished jobs, for so many seconds ``silent``, or ``frameless`` and silent, or, beside a
     Cuebot, dispatched ``grace`` seconds ago or more and last named ``unnamed`` seconds before the host's last report;
     and frames RUNNING without a proc. At most ``limit`` of them, at random, and none of the proc and frame ids ``but``.
     """
-    rows = connection.execute(_LOST_RUNS, {**seconds, "limit": limit, "but": list(but), **scope.parameters()})
-    return [LostRow(*row) for row in rows]
+    wanted = {**seconds, "limit": limit, "but": list(but), **scope.parameters()}
+    return connection.execute(_LOST_RUNS, wanted).all()

@@ -38,10 +38,11 @@ _STOP_FRAMES = text(
                             lag_seconds int, keep_checkpoint boolean)) stop
      WHERE frame.pk_frame = stop.frame_id AND frame.str_state = 'RUNNING'
        AND frame.int_version IS NOT DISTINCT FROM stop.version
-    RETURNING frame.pk_frame, frame.pk_layer, frame.pk_job, frame.str_state, stop.exit_status = 0,
-              coalesce(stop.max_rss_kb, 0),
-              CAST(greatest(0, coalesce(extract(epoch FROM frame.ts_stopped - frame.ts_started), 0)) AS float8),
-              frame.int_cores, frame.int_gpus
+    RETURNING frame.pk_frame AS id, frame.pk_layer AS layer_id, frame.pk_job AS job_id, frame.str_state AS state,
+              stop.exit_status = 0 AS success, coalesce(stop.max_rss_kb, 0) AS max_rss_kb,
+              CAST(greatest(0, coalesce(extract(epoch FROM frame.ts_stopped - frame.ts_started), 0)) AS float8)
+                AS seconds,
+              frame.int_cores AS centicores, frame.int_gpus AS gpus
     """
 )
 
@@ -141,14 +142,15 @@ _RAISE_LAYER_MEMORY = text(
 )
 _READ_FRAMES = text(
     """
-    SELECT pk_frame, pk_layer, pk_job, str_state FROM frame WHERE pk_frame = ANY(CAST(:frames AS varchar[]))
+    SELECT pk_frame AS id, pk_layer AS layer_id, pk_job AS job_id, str_state AS state
+      FROM frame WHERE pk_frame = ANY(CAST(:frames AS varchar[]))
     """
 )
 _SET_FRAME_STATES = text(
     """
     UPDATE frame SET str_state = :state, ts_updated = current_timestamp, int_version = coalesce(int_version, 0) + 1
      WHERE pk_frame = ANY(CAST(:frames AS varchar[])) AND str_state = ANY(CAST(:expected AS varchar[]))
-    RETURNING pk_frame, pk_layer, pk_job, str_state
+    RETURNING pk_frame AS id, pk_layer AS layer_id, pk_job AS job_id, str_state AS state
     """
 )
 # It lifts a burst and puts it back: a change of no cap, for which no booking has to wait.
@@ -162,6 +164,13 @@ _CUEBOT_RECALCULATES = text(
     )
     """
 )
+
+ChangedFrame = Row[Any]
+"""A frame whose state a call changed: its ``id``, ``layer_id`` and ``job_id``; ``state`` is what the triggers made of
+it (DEPEND, CHECKPOINT)."""
+StoppedFrame = Row[Any]
+"""A ChangedFrame that was stopped: whether with ``success``, and the ``max_rss_kb``, ``seconds``, ``centicores`` and
+``gpus`` of its run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +189,8 @@ class Counters:
 
 
 def counters_of(rows: Iterable[Row[Any]]) -> Counters:
-    """The counters of rows with a pk_layer and a pk_job."""
-    pairs = [(row.pk_layer, row.pk_job) for row in rows]
+    """The counters of rows with a ``layer_id`` and a ``job_id``, as of frames."""
+    pairs = [(row.layer_id, row.job_id) for row in rows]
     return Counters(frozenset(layer for layer, _ in pairs), frozenset(job for _, job in pairs))
 
 
@@ -203,58 +212,31 @@ class FrameStop:
     keep_checkpoint: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedFrame:
-    """A frame whose state this call changed. ``state`` is what the triggers made of it (DEPEND, CHECKPOINT)."""
-
-    id: str
-    layer_id: str
-    job_id: str
-    state: str
-
-
-@dataclass(frozen=True, slots=True)
-class StoppedFrame(ChangedFrame):
-    """A frame that this call stopped, and what its run used."""
-
-    success: bool
-    max_rss_kb: int
-    seconds: float
-    centicores: int
-    gpus: int
-
-
-def counters_of_frames(frames: Iterable[ChangedFrame]) -> Counters:
-    """The counters of frames."""
-    frames = list(frames)
-    return Counters(frozenset(frame.layer_id for frame in frames), frozenset(frame.job_id for frame in frames))
-
-
 def lock_counters(connection: Connection, counters: Counters) -> None:
     """Lock layer_stat rows, then job_stat rows, each in id order: before any frame of theirs changes state."""
     lock_stats(connection, counters.layers, counters.jobs)
 
 
-def stop_frames(connection: Connection, stops: Sequence[FrameStop]) -> list[StoppedFrame]:
+def stop_frames(connection: Connection, stops: Sequence[FrameStop]) -> Sequence[StoppedFrame]:
     """Stop running frames, each only if it is still RUNNING at the version given; returns those stopped."""
     rows = json.dumps([asdict(stop) for stop in stops])
-    return [StoppedFrame(*row) for row in connection.execute(_STOP_FRAMES, {"rows": rows, "most": _INT4_MAX})]
+    return connection.execute(_STOP_FRAMES, {"rows": rows, "most": _INT4_MAX}).all()
 
 
-def read_frames(connection: Connection, frame_ids: Collection[str]) -> list[ChangedFrame]:
+def read_frames(connection: Connection, frame_ids: Collection[str]) -> Sequence[ChangedFrame]:
     """The frames as they are."""
-    return [ChangedFrame(*row) for row in connection.execute(_READ_FRAMES, {"frames": list(frame_ids)})]
+    return connection.execute(_READ_FRAMES, {"frames": list(frame_ids)}).all()
 
 
 def set_frame_states(
     connection: Connection, frame_ids: Collection[str], state: FrameState, expected: Collection[FrameState]
-) -> list[ChangedFrame]:
+) -> Sequence[ChangedFrame]:
     """Move frames that are in one of the ``expected`` states to ``state``; returns what each became.
 
     The triggers have a say: SUCCEEDED to EATEN stays SUCCEEDED, WAITING with open dependencies becomes DEPEND.
     """
     parameters = {"frames": list(frame_ids), "state": state.value, "expected": [each.value for each in expected]}
-    return [ChangedFrame(*row) for row in connection.execute(_SET_FRAME_STATES, parameters)]
+    return connection.execute(_SET_FRAME_STATES, parameters).all()
 
 
 def count_usage(connection: Connection, stopped: Iterable[StoppedFrame]) -> None:
