@@ -19,6 +19,7 @@ from benchmarks.recovery_site import Recovery, Site, attempt, recovery_of, start
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import WAITING_LEASE_SECONDS, StoreState, store_state
 from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board
+from opencue_sched.coordination.postings import CLAIM_SECONDS
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.insight.fleet import leader_view
 
@@ -36,11 +37,11 @@ class TakeOver:
 def takeover(site: Site, rounds: int) -> Iterator[Recovery]:
     """To the next booking of the cluster, and to the lease of the next leader."""
     coordination = site.settings.coordination
-    life, lease, retry = coordination.claim_ttl, coordination.lease_ttl, coordination.retry_interval
+    life, lease, retry = CLAIM_SECONDS, coordination.lease_ttl, coordination.retry_interval
     for name, with_beat in (("a worker killed in mid-pass", False), ("the same, with the only beat", True)):
         kills = [kill_a_worker(site, with_beat=with_beat) for _ in range(max(5, rounds))]
         own = [kill.whole - kill.claim for kill in kills]
-        yield recovery_of(name, "claim_ttl", life, own, [kill.whole for kill in kills])
+        yield recovery_of(name, "CLAIM_SECONDS", life, own, [kill.whole for kill in kills])
     killed = [end_the_leader(site, kindly=False) for _ in range(rounds)]
     yield recovery_of("the leading beat killed", "lease_ttl, retry_interval", lease + retry, [], killed)
     stopped = [end_the_leader(site, kindly=True) for _ in range(rounds)]

@@ -57,7 +57,7 @@ FUTURE_SECONDS = 5.0
 def make_gate(settings: Settings) -> LeaderGate:
     """The leader gate of a beat process, with its fence kept in PostgreSQL."""
     coordination = settings.coordination
-    conservative, wait = coordination.handover == "conservative", coordination.handover_wait
+    conservative, wait = coordination.handover == "conservative", coordination.conservative_wait
     return LeaderGate(
         make_redis(settings.redis_dsn, settings),
         LeaderKeys(coordination.namespace, beat_role(settings.scheduler.facility)),

@@ -46,6 +46,9 @@ from opencue_sched.text_file import InvalidFile, read_text, read_toml, read_yaml
 PREFIX = "OPENCUE_SCHED_"
 CONFIG_VARIABLE = "OPENCUE_SCHED_CONFIG"
 
+DEFAULT_OS = "default_os"
+"""The log root of jobs for an OS that has none of its own, as OpenCue's properties name it."""
+
 # What a value of a setting may look like. The refusals quote no value that may hold a password.
 
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*$")
@@ -77,6 +80,18 @@ def _words(value: Any) -> Any:
     if isinstance(value, str) and not value.lstrip().startswith("["):
         return tuple(word for part in value.split(",") if (word := part.strip()))
     return json_value(value)
+
+
+def _log_roots(value: Any) -> Any:
+    if isinstance(value, str) and not value.lstrip().startswith("{"):
+        return {DEFAULT_OS: value}
+    return json_value(value)
+
+
+def _for_other_os(value: dict[str, str]) -> dict[str, str]:
+    if DEFAULT_OS not in value:
+        raise ValueError(f"{DEFAULT_OS!r} is missing: the log root of jobs for any other OS")
+    return value
 
 
 def _database_url(value: SecretStr) -> SecretStr:
@@ -118,6 +133,7 @@ FacilityName = Annotated[str, Field(pattern=_NAME.replace("a-z", "A-Za-z"))]
 """As its row has it; in lower case it is a group's name."""
 Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words)]
 Texts = Annotated[dict[str, str], NoDecode, BeforeValidator(json_value)]
+LogRoots = Annotated[dict[str, str], NoDecode, BeforeValidator(_log_roots), AfterValidator(_for_other_os)]
 Seconds = Annotated[float, BeforeValidator(as_seconds), Field(gt=0)]
 DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
 RedisUrl = Annotated[SecretStr, AfterValidator(_redis_url)]
@@ -132,7 +148,6 @@ class Logging(_Section):
 
     level: str = Field("info", description="Log level: debug, info, warning or error.")
     path: Path | None = Field(None, description="File to append to as well, besides standard error.")
-    format: Literal["json", "console"] = Field("json", description="One JSON object a line, or text for people.")
 
 
 class HostBookingStrategy(_Section):
@@ -244,7 +259,11 @@ class HostCacheSettings(_Section):
 class SchedulerScope(_Section):
     """Which part of the farm this process works on."""
 
-    facility: FacilityName | None = Field(None, description="Work only on this facility (by name).")
+    facility: FacilityName | None = Field(
+        None,
+        description="Work only on this facility (by name). The report service puts hosts there that report "
+        "none, or else into `local`.",
+    )
     ignore_tags: Words = Field((), description="Host tags that never form a cluster.")
 
 
@@ -276,17 +295,14 @@ class Coordination(_Section):
     namespace: Name = Field("cue", description="Prefix of board and queue keys.")
     group: Name = Field("default", description="Worker group of this process.")
     lease_ttl: Seconds = Field(
-        15.0, description="Life of the leader's lease: how long no beat fires ticks after its leader died."
+        15.0,
+        description="Life of the leader's lease: how long no beat fires ticks after its leader died. Twelve times as "
+        "long where the hand-over is conservative.",
     )
     handover: Literal["fenced", "conservative"] = Field(
         "fenced",
-        description="fenced: take over at once. conservative: fire nothing for a while after a change of leader.",
-    )
-    handover_wait: Seconds = Field(
-        180.0, ge=30, description="How long a conservative hand-over waits, of all beats the same; life of its lease."
-    )
-    claim_ttl: Seconds = Field(
-        3.0, description="Life of a cluster claim; renewed at a third. Shorter: a dead worker's cluster is free sooner."
+        description="fenced: take over at once. conservative: fire nothing for the life of a lease after a change of "
+        "leader (of all beats the same).",
     )
     drain_grace: Seconds = Field(
         25.0, description="Seconds a worker told to stop waits for what it has in hand. Less than what kills it then."
@@ -306,29 +322,22 @@ class Coordination(_Section):
         """Between renewals of the leader and campaigns of a standby: five tries within the deadline."""
         return self.lease_ttl * 2 / 15
 
+    @property
+    def conservative_wait(self) -> float:
+        """The lease of a conservative hand-over, and its wait: the locking proposal's three minutes by default."""
+        return 12 * self.lease_ttl
+
 
 class Release(_Section):
     """The report service, and what follows from reports."""
 
     host: str = Field("127.0.0.1", description="Address the report service listens on.")
     port: int = Field(8443, ge=0, le=65535, description="Port the report service listens on (Cuebot's).")
-    facility: str = Field("local", description="Facility of hosts whose tags name none.")
     lost_completion_grace: Seconds = Field(
         30.0, description="A frame missing from two host reports this long after its start has ended unnoticed."
     )
     host_down_after: Seconds = Field(300.0, description="A host that has not reported this long is DOWN.")
     satisfy_only_on_frame_success: bool = Field(True, description="An EATEN frame does not satisfy dependencies.")
-
-
-class Submission(_Section):
-    """What `opencue-sched submit` fills in."""
-
-    log_root: str = Field(
-        "/shots", description="Jobs that name no log_dir log below this: <log_root>/<show>/<shot>/logs/<job>--<job id>."
-    )
-    log_root_by_os: Texts = Field(
-        default_factory=dict, description="Log root of jobs for one OS, by the job's os; others use log_root."
-    )
 
 
 class Settings(BaseSettings):
@@ -351,6 +360,11 @@ class Settings(BaseSettings):
         default_factory=lambda: f"{socket.gethostname().split('.')[0].lower()[:50]}-{os.getpid()}",
         description="Name of this process in its group. Default: host name and process id.",
     )
+    log_root: LogRoots = Field(
+        default_factory=lambda: {DEFAULT_OS: "/shots"},
+        description="Jobs that name no log_dir log below this: `<log_root>/<show>/<shot>/logs/<job>--<job id>`. One "
+        'for all, or by the job\'s os, as in OpenCue: `{"default_os": "/shots", "windows": "S:/shots"}`.',
+    )
     # By factories: a default given as such would count as set by somebody (see Stream).
     logging: Logging = Field(default_factory=Logging)
     queue: Queue = Field(default_factory=Queue)
@@ -361,7 +375,6 @@ class Settings(BaseSettings):
     accounting: Accounting = Field(default_factory=Accounting)
     coordination: Coordination = Field(default_factory=Coordination)
     release: Release = Field(default_factory=Release)
-    submission: Submission = Field(default_factory=Submission)
 
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
@@ -448,6 +461,7 @@ _NO_MONITOR = "it is not needed here: see the metrics"
 _ONE_STRATEGY = "hosts are chosen by core_saturation and memory_saturation"
 _REPLACED = {
     # Of former releases.
+    "logging.format": "a terminal gets text, everything else JSON",
     "logging.file_appender": "logs are appended to logging.path when that is set",
     "queue.core_multiplier": "OpenCue's schema counts 100 centicores a core: remove it",
     "queue.cluster_empty_sleep": _FIXED,
@@ -473,8 +487,12 @@ _REPLACED = {
     "coordination.retry_interval": "it follows from coordination.lease_ttl",
     "coordination.queue_age": _FIXED,
     "coordination.beat_metrics_port": "it follows from queue.metrics_port",
+    "coordination.claim_ttl": _FIXED,
+    "coordination.handover_wait": "it is twelve times coordination.lease_ttl",
     "release.workers": _FIXED,
+    "release.facility": "scheduler.facility is that of hosts that report none",
     "release.default_alloc_tag": _FIXED,
+    "submission": "use log_root, with a value for each OS if need be",
     # Of the reference scheduler.
     "sentry_dsn": "it is not needed here: errors are in the log",
     "accounting.recompute_interval": "use accounting.recompute_interval_seconds",
@@ -550,6 +568,8 @@ def setting_fields(
 def _default(path: tuple[str, ...], field: FieldInfo) -> str:
     if path == ("instance",):
         return "host name and process id"
+    if path == ("log_root",):
+        return "/shots"
     if path[:2] == ("queue", "stream"):
         return "not set (the reference: 3)"
     value: Any = field.get_default(call_default_factory=True, validated_data={})

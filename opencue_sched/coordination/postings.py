@@ -299,7 +299,7 @@ class ClaimRenewer:
         clock: Callable[[], float] = boot_clock,
     ) -> None:
         self._postings = postings
-        self._ttl = ttl_seconds
+        self.ttl_seconds = ttl_seconds
         self._patience = patience_seconds
         self._longest_patience = longest_patience_seconds
         self._clock = clock
@@ -346,11 +346,11 @@ class ClaimRenewer:
     def alive(self, claim: Claim) -> bool:
         """Whether ``claim`` is certainly still this process's."""
         renewed = self._held.get(claim)
-        return renewed is not None and self._clock() - renewed.renewed_at < self._ttl * 0.75
+        return renewed is not None and self._clock() - renewed.renewed_at < self.ttl_seconds * 0.75
 
     def stop(self) -> None:
         """End the thread; what is held is left to expire."""
-        self._thread.stop(self._ttl)
+        self._thread.stop(self.ttl_seconds)
 
     def _renew(self) -> float | None:
         # Read before the call: a claim lives from the moment Redis renewed it, and that is not earlier.
@@ -367,7 +367,7 @@ class ClaimRenewer:
         claims = self.held()
         if not claims:
             return None
-        kept = set(self._postings.extend(claims, ttl_seconds=self._ttl))
+        kept = set(self._postings.extend(claims, ttl_seconds=self.ttl_seconds))
         with self._lock:
             for claim in claims:
                 if claim not in kept:
@@ -375,10 +375,13 @@ class ClaimRenewer:
                 elif claim in self._held:
                     self._held[claim].renewed_at = now
         # Not as the wait for the next round: that ends with each claim that is made.
-        self._thread.pause(self._ttl / 3)
+        self._thread.pause(self.ttl_seconds / 3)
         return 0.0
 
 
+CLAIM_SECONDS = 3.0
+"""Life of a cluster's claim, renewed at a third: a dead worker's cluster is free after so long, and
+two renewals may fail."""
 LOOK_SECONDS = 2.0
 """With RESEND_SECONDS less than the 3 s that a cluster may be stranded."""
 SHORT_SECONDS = 2.0

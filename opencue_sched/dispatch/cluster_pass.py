@@ -98,9 +98,8 @@ class Dispatcher:
         """
         if self.renewer.hangs and not self._database_answers():
             return ClaimRefused("no_database")
-        ttl = self.settings.coordination.claim_ttl
         before = boot_clock()
-        claim = self.postings.claim(posting, self.owner, ttl_seconds=ttl, ticket=ticket)
+        claim = self.postings.claim(posting, self.owner, ttl_seconds=self.renewer.ttl_seconds, ticket=ticket)
         if isinstance(claim, ClaimRefused):
             return claim
         self.renewer.keep(claim, claimed_at=before)

@@ -162,7 +162,7 @@ def _summarise(
 
 
 def _keep(farm: _Stage, console: Console) -> None:
-    names = ("DATABASE_URL", "REDIS_URL", "RQD__ADDRESSES", "SUBMISSION__LOG_ROOT")
+    names = ("DATABASE_URL", "REDIS_URL", "RQD__ADDRESSES", "LOG_ROOT")
     console.print("\nThe farm stays up. To talk to it:")
     for name in names:
         value = farm.fleet.environment[f"OPENCUE_SCHED_{name}"]
@@ -246,7 +246,7 @@ def _stage(options: DemoOptions, *, say: Callable[[str], None]) -> Iterator[_Sta
                     "OPENCUE_SCHED_REDIS_URL": cache.url,
                     "OPENCUE_SCHED_RELEASE__PORT": str(report_port),
                     "OPENCUE_SCHED_RQD__ADDRESSES": json.dumps(rqds.addresses),
-                    "OPENCUE_SCHED_SUBMISSION__LOG_ROOT": str(directory / "render-logs"),
+                    "OPENCUE_SCHED_LOG_ROOT": str(directory / "render-logs"),
                     "OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE": str(_COMMIT_DEADLINE_SECONDS),
                     "OPENCUE_SCHED_ACCOUNTING__RECOMPUTE_INTERVAL_SECONDS": "10",
                     "OPENCUE_SCHED_QUEUE__CLUSTER_RELOAD_INTERVAL": "2",

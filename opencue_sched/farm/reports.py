@@ -51,6 +51,7 @@ LEAST_FREE_TEMP = 0.05
 """Share of the temporary directory that must be free, or the host goes to REPAIR."""
 
 _DEFAULT_OS = "rhel40"
+_DEFAULT_FACILITY = "local"
 _DEFAULT_ALLOC_TAG = "general"
 _KB_PER_GB = 1024 * 1024
 _MOST_CENTICORES = 10_000_000
@@ -376,7 +377,8 @@ class KillPool:
 class HostReports:
     """Handles the reports of every host. Thread-safe as long as one host's reports come one at a time.
 
-    Whatever waits for an RQD is done in the ``background`` (`KillPool.submit`).
+    Whatever waits for an RQD is done in the ``background`` (`KillPool.submit`). ``facility`` is that of hosts that
+    report none.
     """
 
     releaser: Releaser
@@ -384,6 +386,7 @@ class HostReports:
     _: KW_ONLY
     killer: RqdKiller
     background: Callable[[str, Callable[[], None]], bool]
+    facility: str | None = None
     _throttle: KillThrottle = field(init=False)
     _reconcile_at: dict[str, float] = field(default_factory=dict, init=False)
 
@@ -427,7 +430,7 @@ class HostReports:
 
     def _create(self, connection: Connection, host: ReportedHost) -> HostRow:
         """A new host in the allocation its tags name, or in the default one."""
-        facility = host.facility or self.settings.facility
+        facility = host.facility or self.facility or _DEFAULT_FACILITY
         alloc = reports.find_alloc(connection, facility, host.tags, _DEFAULT_ALLOC_TAG)
         if alloc is None:
             raise InvalidInput(

@@ -162,7 +162,13 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
         self.completions = CompletionBatcher(releaser.complete, counts=self.counts)
         self.inbox = HostInbox(self._serve)
         self._kills = KillPool()
-        self._reports = HostReports(releaser, self._settings, killer=killer, background=self._kills.submit)
+        self._reports = HostReports(
+            releaser,
+            self._settings,
+            killer=killer,
+            background=self._kills.submit,
+            facility=settings.scheduler.facility,
+        )
         self._server: grpc.Server | None = None
         self._refusals: dict[str, float] = {}
         self.port = 0

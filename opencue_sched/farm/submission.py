@@ -25,7 +25,7 @@ from opencue_sched.domain.frame_range import FrameRange
 from opencue_sched.domain.units import CENTICORES_PER_CORE, LOG_DIR_WIDTH, frame_name, near
 from opencue_sched.errors import InvalidInput
 from opencue_sched.farm.job_file import JobDepend, JobSpec, Layer, depends_of
-from opencue_sched.settings import Settings
+from opencue_sched.settings import DEFAULT_OS, Settings
 from opencue_sched.store import shows as naming
 from opencue_sched.store import submit
 from opencue_sched.text_file import InvalidFile
@@ -176,8 +176,7 @@ def _first(of_job: int | None, of_folder: int, of_show: int) -> int:
 
 def _log_dir(spec: JobSpec, show: str, job_id: str, settings: Settings) -> str:
     """``<root>/<show>/<shot>/logs/<job>--<id>``, as in OpenCue (facts E)."""
-    submission = settings.submission
-    root = submission.log_root_by_os.get(spec.os or "", submission.log_root)
+    root = settings.log_root.get(spec.os or DEFAULT_OS, settings.log_root[DEFAULT_OS])
     log_dir = f"{root.rstrip('/')}/{show}/{spec.shot}/logs/{spec.full_name}--{job_id}"
     if len(log_dir) > LOG_DIR_WIDTH:
         raise InvalidFile(f"log_dir: the default one has {len(log_dir)} characters; {LOG_DIR_WIDTH} is the most")

@@ -41,14 +41,6 @@ def configure_logging(settings: Logging) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
     ]
-    renderer: Any = (
-        structlog.processors.JSONRenderer()
-        if settings.format == "json"
-        else structlog.dev.ConsoleRenderer(colors=False)
-    )
-    formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer]
-    )
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if settings.path is not None:
         handlers.append(logging.FileHandler(settings.path))
@@ -56,7 +48,15 @@ def configure_logging(settings: Logging) -> None:
     for old in list(root.handlers):
         root.removeHandler(old)
     for handler in handlers:
-        handler.setFormatter(formatter)
+        # Text for who looks on; whatever reads the log later gets one JSON object a line.
+        watched = not isinstance(handler, logging.FileHandler) and sys.stderr.isatty()
+        renderer: Any = structlog.dev.ConsoleRenderer(colors=False) if watched else structlog.processors.JSONRenderer()
+        handler.setFormatter(
+            structlog.stdlib.ProcessorFormatter(
+                foreign_pre_chain=shared,
+                processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            )
+        )
         root.addHandler(handler)
     root.setLevel(level)
     _hush(level > logging.DEBUG)

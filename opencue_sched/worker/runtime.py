@@ -32,6 +32,7 @@ from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, c
 from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import (
+    CLAIM_SECONDS,
     ClaimRefused,
     ClaimRenewer,
     ClusterPostings,
@@ -92,7 +93,7 @@ class Runtime:
         self.counts = EventCounts(metrics.record_event)
         self.renewer = ClaimRenewer(
             self.postings,
-            ttl_seconds=settings.coordination.claim_ttl,
+            ttl_seconds=CLAIM_SECONDS,
             # No step of a pass takes longer, unless PostgreSQL is so slow that some statement does.
             patience_seconds=settings.accounting.commit_deadline,
             longest_patience_seconds=STATEMENT_SECONDS,
@@ -101,7 +102,7 @@ class Runtime:
             self.client, settings, lambda: {claim.cluster.key for claim in self.renewer.held()}
         )
         self.messenger = Messenger(app, self.membership.router, legacy_queues=settings.coordination.legacy_queues)
-        self.due = DueThread(self.postings, claim_ttl=settings.coordination.claim_ttl, send=self.messenger.send)
+        self.due = DueThread(self.postings, claim_ttl=CLAIM_SECONDS, send=self.messenger.send)
         self.leader_keys = LeaderKeys(settings.coordination.namespace, beat_role(settings.scheduler.facility))
         self._closing = ExitStack()
         # Given back in the reverse order: who uses something ends before it.
@@ -151,11 +152,7 @@ class Runtime:
             settings=self.settings,
             ledger=self.ledger,
             hosts=self.hosts,
-            permits=LayerPermits(
-                self.client,
-                self.settings.coordination.namespace,
-                claim_ttl=self.settings.coordination.claim_ttl,
-            ),
+            permits=LayerPermits(self.client, self.settings.coordination.namespace, claim_ttl=CLAIM_SECONDS),
             settlement=Settlement(self.engine, self.ledger, self.changes, self.channels),
             facts=self.facts,
             layers=LayerCooldowns(SLEEPS_A_LAYER_IS_SKIPPED * self.settings.queue.cluster_saturated_sleep),

@@ -29,6 +29,7 @@ from opencue_sched.coordination.names import (
     presence_key,
     priority_lists,
 )
+from opencue_sched.coordination.postings import CLAIM_SECONDS as LIFE_SECONDS
 from opencue_sched.coordination.postings import LOOK_SECONDS, Claim, ClusterPostings
 from opencue_sched.coordination.presence import REFRESH_SECONDS, TTL_SECONDS, list_members
 from opencue_sched.coordination.queues import broker_settings
@@ -208,7 +209,7 @@ def test_a_worker_killed_in_mid_pass_is_followed_by_another(site):
             if round_ == 1:
                 site.fleet.processes.pop("beat").kill()
             killed_ms, held = kill_in_mid_pass(site, f"job{round_}")
-            assert int(held["expires"]) <= killed_ms + 1000 * site.settings.coordination.claim_ttl
+            assert int(held["expires"]) <= killed_ms + 1000 * LIFE_SECONDS
             eventually(lambda held=held: int(posting(site)["fence"]) > int(held["fence"]), 60, "take-over")
             assert_sent_by_the_first_look(log, held["name"], posting(site)["uuid"], int(held["expires"]) / 1000)
             eventually(lambda round_=round_: booked(site) == 2 + round_, 60, "the frame of the killed pass")

@@ -30,7 +30,7 @@ layers:
     env: {THREADS: "4"}
 """
 SETTINGS_YAML = """\
-logging: {level: info, format: console}
+logging: {level: info, path: opencue-sched.log}
 queue:
   active_scan_interval: 2s
   worker_threads: 4

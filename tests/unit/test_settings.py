@@ -96,12 +96,24 @@ def test_a_mapping_comes_from_the_environment_as_json(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("text", "roots"),
+    [
+        ("/logs", {"default_os": "/logs"}),
+        ('{"default_os": "/logs", "windows": "S:/logs"}', {"default_os": "/logs", "windows": "S:/logs"}),
+    ],
+)
+def test_the_log_root_is_one_for_all_or_one_for_each_os(monkeypatch, text, roots):
+    monkeypatch.setenv("OPENCUE_SCHED_LOG_ROOT", text)
+    assert Settings().log_root == roots
+
+
+@pytest.mark.parametrize(
     ("name", "text"),
     [
         ("SCHEDULER__IGNORE_TAGS", '["old"'),
         ("RQD__ADDRESSES", "node1=10.0.0.1:8444"),
         ("QUEUE__HOST_BOOKING_STRATEGY_BY_SHOW", "best"),
-        ("SUBMISSION__LOG_ROOT_BY_OS", "windows"),
+        ("LOG_ROOT", '{"windows"'),
     ],
 )
 def test_what_is_no_list_or_mapping_is_refused_by_the_variables_name(monkeypatch, name, text):
@@ -209,6 +221,8 @@ def test_unknown_keys_and_nonsense_are_refused_by_the_variables_name(monkeypatch
             "coordination.renew_deadline",
             "there is no such setting; it follows from coordination.lease_ttl",
         ),
+        ("log_root: {windows: S:/logs}", "log_root", "'default_os' is missing"),
+        ("submission: {log_root: /logs}", "submission", "there is no such setting; use log_root"),
         ("queue: {max_frames_per_plan: 5}", "queue.max_frames_per_plan", "there is no such setting; it is fixed here"),
     ],
 )

@@ -218,13 +218,7 @@ def test_what_the_file_leaves_open_is_what_the_folder_says_then_the_show(
 
 
 def test_the_log_root_depends_on_the_os(engine: Engine, settings: Settings, demo: Any) -> None:
-    changed = settings.model_copy(
-        update={
-            "submission": settings.submission.model_copy(
-                update={"log_root": "/logs/", "log_root_by_os": {"win": "//srv/logs"}}
-            )
-        }
-    )
+    changed = settings.model_copy(update={"log_root": {"default_os": "/logs/", "win": "//srv/logs"}})
     on_linux = submit_job(engine, spec(name="a", os="linux"), changed, dry_run=True)
     on_windows = submit_job(engine, spec(name="a", os="win"), changed, dry_run=True)
     own = submit_job(engine, spec(log_dir="/mine"), changed, dry_run=True)

@@ -496,8 +496,8 @@ def test_the_conservative_setting_is_the_proposals_rule_and_the_other_is_not(set
 
 
 @pytest.mark.parametrize("wait", [60.0, 600.0])
-def test_how_long_the_conservative_hand_over_waits_is_a_setting(settings, redis_client, keys, wait):
-    coordination = settings.coordination.model_copy(update={"handover": "conservative", "handover_wait": wait})
+def test_how_long_the_conservative_hand_over_waits_follows_from_the_lease(settings, redis_client, keys, wait):
+    coordination = settings.coordination.model_copy(update={"handover": "conservative", "lease_ttl": wait / 12})
     chosen, clock = settings.model_copy(update={"coordination": coordination}), Clock()
     first, looking_on, second = make_gate(chosen), make_gate(chosen), make_gate(chosen)
     second._clock = clock

@@ -342,10 +342,7 @@ def test_a_pass_that_takes_long_keeps_its_cluster_while_each_step_is_short(
 def dispatching(here: Passes, *, patience: float, clock: Callable[[], float] = boot_clock) -> Iterator[Dispatcher]:
     postings = here.sweeper._postings
     renewer = ClaimRenewer(postings, ttl_seconds=0.9, patience_seconds=patience, clock=clock)
-    settings = here.settings.model_copy(
-        update={"coordination": here.settings.coordination.model_copy(update={"claim_ttl": 0.9})}
-    )
-    yield Dispatcher(settings, postings, renewer, here.runner, "one", SENT.append, lambda *_: None)
+    yield Dispatcher(here.settings, postings, renewer, here.runner, "one", SENT.append, lambda *_: None)
     renewer.stop()
 
 

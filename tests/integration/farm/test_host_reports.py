@@ -140,8 +140,17 @@ def test_a_host_whose_tags_name_no_allocation_gets_the_default_one(view: FarmVie
     desk.boot(name="b", facility="", tags=[])
     view.run_sql("UPDATE alloc SET b_enabled = false WHERE str_tag = 'gpu'")
     desk.boot(name="c", facility="local", tags=["gpu"])
+    desk.reports.facility = "cloud"
+    desk.boot(name="d", facility="", tags=[])
+    desk.boot(name="e", facility="local", tags=[])
     rows = view.rows("SELECT host.str_name, alloc.str_name FROM host JOIN alloc USING (pk_alloc) ORDER BY 1")
-    assert rows == [("a", "cloud.general"), ("b", "local.general"), ("c", "local.general")]
+    assert [f"{row[0]} {row[1]}" for row in rows] == [
+        "a cloud.general",
+        "b local.general",
+        "c local.general",
+        "d cloud.general",
+        "e local.general",
+    ]
 
 
 def test_a_host_without_any_allocation_is_refused_with_what_was_looked_for(view: FarmView, desk: Desk) -> None:
