@@ -30,12 +30,12 @@ from opencue_sched.coordination.leader import (
     ONE_REDIS,
     CatchUp,
     LeaderGate,
-    boot_clock,
     due_ticks,
     seconds_to_next,
     tick_series,
 )
 from opencue_sched.coordination.names import LeaderKeys, beat_role, worker_group
+from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.coordination.presence import BEAT_TYPE, REFRESH_SECONDS, InstanceTaken, Presence
 from opencue_sched.errors import SchedulerError
 from opencue_sched.insight.stores import LOG_AGAIN_SECONDS, StoreFailures, check_for_beat

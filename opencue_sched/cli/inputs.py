@@ -11,8 +11,8 @@ import redis
 from sqlalchemy import Connection, Engine
 
 from opencue_sched.accounting.connection import make_redis
-from opencue_sched.dispatch.hosts import HostChanges
-from opencue_sched.domain.frame_range import FrameRange
+from opencue_sched.dispatch.gather import HostChanges
+from opencue_sched.domain.frames import FrameRange
 from opencue_sched.domain.units import (
     CENTICORES_PER_CORE,
     NAME,

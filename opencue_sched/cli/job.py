@@ -41,7 +41,7 @@ from opencue_sched.cli.output import (
     show_thing,
 )
 from opencue_sched.domain.farm import FrameState, JobState
-from opencue_sched.domain.frame_range import FrameRange
+from opencue_sched.domain.frames import FrameRange
 from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX, UNLIMITED, near
 from opencue_sched.insight.explain import describe_depend
 from opencue_sched.settings import get_settings
@@ -330,7 +330,7 @@ def _control(engine: Engine) -> Iterator[tuple[JobControl, dict[str, tuple[str, 
     """What ends frames, with the ledger and the host caches told; and, by frame, what could not be confirmed dead."""
     # These import grpc, which commands that only read or write PostgreSQL do without.
     from opencue_sched.accounting.caps import make_ledger
-    from opencue_sched.dispatch.hosts import HostChanges
+    from opencue_sched.dispatch.gather import HostChanges
     from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller
     from opencue_sched.farm.completion import Releaser
     from opencue_sched.farm.jobs import JobControl

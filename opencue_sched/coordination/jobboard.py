@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from enum import Enum, StrEnum
+from enum import StrEnum
 from importlib.metadata import entry_points
 from typing import Any, cast
 from urllib.parse import parse_qsl, urlsplit
@@ -29,6 +29,7 @@ from opencue_sched.coordination.board import (
     BoardScripts,
     End,
     EventReader,
+    JobPriority,
     Listing,
     Notifier,
     Update,
@@ -79,35 +80,6 @@ class NotFound(BoardError):
 PAYLOAD_VERSION = 1
 DOES_NOT_EXPIRE = -1.0
 NO_CLAIM = -2.0
-
-
-class JobPriority(Enum):
-    """How urgent a job is."""
-
-    VERY_HIGH = "VERY_HIGH"
-    HIGH = "HIGH"
-    NORMAL = "NORMAL"
-    LOW = "LOW"
-    VERY_LOW = "VERY_LOW"
-
-    @classmethod
-    def convert(cls, value: JobPriority | str) -> JobPriority:
-        """A priority from its name in any case. Raises ValueError naming the choices."""
-        if isinstance(value, cls):
-            return value
-        if isinstance(value, str) and value.upper() in cls.__members__:
-            return cls[value.upper()]
-        raise ValueError(f"{value!r} is no job priority; use one of {', '.join(cls.__members__)}")
-
-    @property
-    def rank(self) -> int:
-        """0 for the most urgent to 4."""
-        return list(type(self)).index(self)
-
-    @property
-    def queue_priority(self) -> int:
-        """The message priority that goes with it: 0, 1 or 2."""
-        return (0, 0, 1, 2, 2)[self.rank]
 
 
 class JobState(StrEnum):

@@ -22,7 +22,6 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,6 +35,7 @@ from redis.exceptions import RedisError
 from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.coordination.names import LeaderKeys
+from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.lua_scripts import call_script
 from opencue_sched.store.fences import LeaderRecord, PersistentFences
 
@@ -101,12 +101,6 @@ log = structlog.get_logger(__name__)
 LONGEST_LEASE_SECONDS = 180.0
 """The longest lease of any leader: the conservative hand-over's default, unless this one's own is longer."""
 ONE_REDIS = "set OPENCUE_SCHED_REDIS_URL to one Redis for every beat and worker of this database and namespace"
-
-
-def boot_clock() -> float:
-    """Seconds since boot, suspend included where the system can say so."""
-    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-    return time.clock_gettime(clock)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,13 +21,12 @@ import structlog
 from opencue_sched.coordination.board import (
     BoardScripts,
     End,
+    JobPriority,
     life_ms,
     new_token,
     resend_ms,
 )
-from opencue_sched.coordination.jobboard import JobPriority
-from opencue_sched.coordination.leader import boot_clock
-from opencue_sched.coordination.periodic import PeriodicThread
+from opencue_sched.coordination.periodic import PeriodicThread, boot_clock
 from opencue_sched.domain.cluster import Cluster, ClusterKind, Fence
 from opencue_sched.errors import InvalidInput
 

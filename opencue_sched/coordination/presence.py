@@ -10,11 +10,9 @@ import contextlib
 import json
 import os
 import socket
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -272,9 +270,6 @@ def process_lives(pid: int) -> bool:
     return True
 
 
-# What this process has in hand, and whether it takes more: working, paused, or draining before its end.
-
-
 class WorkerState(StrEnum):
     """``PAUSED`` takes no dispatch work, ``DRAINING`` nothing at all, both until told to resume."""
 
@@ -282,66 +277,3 @@ class WorkerState(StrEnum):
     WORKING = "working"
     PAUSED = "paused"
     DRAINING = "draining"
-
-
-class Workload:
-    """Thread-safe. The state is changed without the lock, so that a signal handler may do it."""
-
-    def __init__(self) -> None:
-        self.state = WorkerState.STARTING
-        self._stopping = False
-        self._changed = threading.Condition()
-        self.in_hand = 0
-        """Tasks under way in this process."""
-
-    @property
-    def takes_work(self) -> bool:
-        """Whether new work may begin."""
-        return self.state in (WorkerState.STARTING, WorkerState.WORKING)
-
-    def begin(self) -> None:
-        """The process is ready: take work, unless it was told not to already."""
-        if self.state is WorkerState.STARTING:
-            self.state = WorkerState.WORKING
-
-    def pause(self) -> None:
-        """Take no more dispatch work for now."""
-        if not self._stopping:
-            self.state = WorkerState.PAUSED
-
-    def drain(self) -> None:
-        """Take no more work of any kind for now."""
-        self.state = WorkerState.DRAINING
-
-    def resume(self) -> None:
-        """Take work again, unless this process is about to end."""
-        if not self._stopping:
-            self.state = WorkerState.WORKING
-
-    def stop(self) -> None:
-        """Take no more work ever. Safe in a signal handler."""
-        self._stopping = True
-        self.state = WorkerState.DRAINING
-
-    @contextmanager
-    def task(self) -> Iterator[None]:
-        """Count one task while it runs."""
-        with self._changed:
-            self.in_hand += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self.in_hand -= 1
-                self._changed.notify_all()
-
-    def wait_until_idle(self, seconds: float) -> bool:
-        """Wait until nothing is in hand; False when that took longer than ``seconds``."""
-        deadline = time.monotonic() + seconds
-        with self._changed:
-            while self.in_hand:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                self._changed.wait(left)
-        return True

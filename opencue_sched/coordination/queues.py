@@ -24,7 +24,6 @@ import redis
 import structlog
 from kombu.transport import TRANSPORT_ALIASES
 
-from opencue_sched.coordination.leader import boot_clock
 from opencue_sched.coordination.names import (
     QUEUE_PRIORITIES,
     QueueName,
@@ -34,6 +33,7 @@ from opencue_sched.coordination.names import (
     priority_lists,
     queue_stats,
 )
+from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, WorkerState, list_members
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.redis_url import read_redis_url

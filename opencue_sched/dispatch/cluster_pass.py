@@ -30,9 +30,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.ledger import BookAnswers, Ledger
 from opencue_sched.accounting.show_handover import ImportedShows
-from opencue_sched.coordination.board import End
-from opencue_sched.coordination.leader import boot_clock
-from opencue_sched.coordination.permits import LayerPermits
+from opencue_sched.coordination.board import End, LayerPermits
+from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.coordination.postings import Claim, ClaimRefused, ClaimRenewer, ClusterPostings, Enqueued
 from opencue_sched.dispatch.commit import CommitQueue, CommitResult, commit_plan, quarantine
 from opencue_sched.dispatch.cooldown import (
@@ -47,8 +46,7 @@ from opencue_sched.dispatch.cooldown import (
     waits_of,
 )
 from opencue_sched.dispatch.failures import describe, is_missing, is_trouble
-from opencue_sched.dispatch.gather import Gathered, gather
-from opencue_sched.dispatch.hosts import HostFeed
+from opencue_sched.dispatch.gather import Gathered, HostFeed, gather
 from opencue_sched.dispatch.launch import Refusals, Settlement, booking_of, launch_all, launch_requests
 from opencue_sched.dispatch.report import (
     LONGEST_ERROR,
@@ -63,7 +61,7 @@ from opencue_sched.domain.farm import Host, PlannedProc
 from opencue_sched.errors import HostLocked, NotReady
 from opencue_sched.placement.planner import Plan, UnschedulableLayer, plan_pass, policy_for, release_plan
 from opencue_sched.settings import Settings
-from opencue_sched.store.jobs import Environments, fetch_environments
+from opencue_sched.store.booking import Environments, fetch_environments
 from opencue_sched.store.pending import SkippedLayers, fetch_next_start
 from opencue_sched.store.schema import SchemaFacts
 

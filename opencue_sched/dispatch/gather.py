@@ -1,30 +1,40 @@
-"""Gather: everything the planner may know about one cluster's work, in a constant number of statements.
+"""Gather: everything the planner may know about hosts and about one cluster's work.
 
-Limits, subscriptions, jobs, layers with frames: four statements whatever the numbers of them, and a fifth when no job
-can be booked. Rows that make no sense cost their job its place in this pass and nothing else.
+The hosts of a process are kept current: groups from PostgreSQL, changes from the change log in Redis. Limits,
+subscriptions, jobs, layers with frames take four statements whatever the numbers of them, and a fifth when no job can
+be booked. Rows that make no sense cost their job its place in this pass and nothing else.
 """
 
 from __future__ import annotations
 
 import math
+import threading
+import time
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from threading import Lock
-from typing import Any
+from typing import Any, cast
 
+import redis
 import structlog
-from sqlalchemy import Connection, Row
+from redis.exceptions import RedisError
+from sqlalchemy import Connection, Engine, Row
 
 from opencue_sched.accounting.entries import check_ids
+from opencue_sched.coordination import names
+from opencue_sched.dispatch.cooldown import HostNews
 from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict, normalise_tags
-from opencue_sched.domain.farm import BadRow, Caps, Frame, Headroom, Job, Layer, Snapshot
-from opencue_sched.domain.frame_range import check_frame_range
+from opencue_sched.domain.farm import BadRow, Caps, Frame, Headroom, Host, Job, Layer, Snapshot
+from opencue_sched.domain.frames import check_frame_range
 from opencue_sched.domain.reservation import burst_cap, cores_cap, gpus_cap
 from opencue_sched.domain.units import MOST_CENTICORES, MOST_GPUS, MOST_KB
 from opencue_sched.errors import InvalidInput
-from opencue_sched.settings import Settings
+from opencue_sched.placement.host_cache import HOLD_SECONDS, HostCache
+from opencue_sched.settings import HostCacheSettings, Settings
+from opencue_sched.store.hosts import fetch_groups, fetch_hosts_by_id
 from opencue_sched.store.pending import (
     SkippedLayers,
     fetch_limits,
@@ -33,6 +43,138 @@ from opencue_sched.store.pending import (
     fetch_waiting_layers,
 )
 from opencue_sched.store.schema import SchemaFacts
+
+log = structlog.get_logger(__name__)
+
+_FIELD = "hosts"
+_START = "0-0"
+_IDS_PER_ENTRY = 250
+_MAX_ENTRIES_KEPT = 10_000
+_MAX_ENTRIES_READ = 1_000
+_CLEAN_UP_SECONDS = 300.0
+"""Between evictions of idle groups, which live for hours (``host_cache.group_idle_timeout``)."""
+
+_Entry = tuple[str, dict[str, str]]
+
+
+class HostChanges:
+    """Reads and writes ``{namespace}:hosts:changed``, a Redis stream with the ids of hosts whose rows changed.
+
+    Who commits a booking or a release appends the hosts it touched; every worker reads what is new at its next gather
+    and reads just those hosts again. So every cache sees freed cores at once, without waiting for a host report or for
+    a group to expire. The log is a hint, never a truth: when it cannot answer, the caller reads every host. Holds no
+    state: readers keep their own cursor.
+    """
+
+    def __init__(self, client: redis.Redis, namespace: str) -> None:
+        self._client = client
+        self._key = names.host_changes(namespace)
+
+    def publish(self, host_ids: Collection[str]) -> None:
+        """Append the ids, in one round trip; 250 to an entry. Call it after the commit that changed the hosts."""
+        ids = iter(dict.fromkeys(host_ids))
+        pipeline = self._client.pipeline(transaction=False)
+        while batch := list(islice(ids, _IDS_PER_ENTRY)):
+            pipeline.xadd(self._key, {_FIELD: " ".join(batch)}, maxlen=_MAX_ENTRIES_KEPT, approximate=True)
+        if len(pipeline):
+            pipeline.execute()
+
+    def since(self, cursor: str | None) -> tuple[str, frozenset[str] | None]:
+        """What was appended after ``cursor``: the new cursor, and the ids, or None for "read every host again".
+
+        None when there is no cursor yet, when the entry it names is gone (trimmed, or a flushed or failed-over Redis),
+        or when more than 1,000 entries are new. Read the hosts *after* this call: then nothing can fall between. One
+        round trip.
+        """
+        pipeline = self._client.pipeline(transaction=True)
+        at = cursor or _START
+        pipeline.xrange(self._key, at, at)
+        pipeline.xrange(self._key, f"({at}", "+", count=_MAX_ENTRIES_READ + 1)
+        pipeline.xrevrange(self._key, count=1)
+        answers = cast("list[list[_Entry]]", pipeline.execute())
+        named, new, last = answers
+        if not last:
+            return _START, frozenset() if cursor == _START else None
+        now = last[0][0]
+        if cursor is None or not named or len(new) > _MAX_ENTRIES_READ:
+            return now, None
+        return now, frozenset(host_id for _, fields in new for host_id in fields.get(_FIELD, "").split())
+
+
+class HostFeed:
+    """Cache and change log together. Thread-safe; the log is read by one thread at a time."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        changes: HostChanges,
+        settings: HostCacheSettings,
+        *,
+        instance: str,
+        hold_seconds: float = HOLD_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._changes = changes
+        self._settings = settings
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._cursor: str | None = None
+        self._noted: set[str] = set()
+        self._evict_at = clock() + _CLEAN_UP_SECONDS
+        self.bad_rows = BadRowLog()
+        self.cache = HostCache(settings, self._fetch, instance=instance, hold_seconds=hold_seconds, clock=clock)
+
+    def refresh(self, cluster: Cluster) -> HostNews:
+        """Make the cluster's groups current. Whatever was read for them is news, also to clusters of other tags."""
+        hosts = self.cache.refresh(cluster.facility_id, cluster.tags)
+        if self._clock() >= self._evict_at:
+            self._evict_at = self._clock() + _CLEAN_UP_SECONDS
+            self.cache.evict_idle_groups()
+        return HostNews(tuple(hosts))
+
+    def note(self, host_ids: Collection[str]) -> None:
+        """These hosts changed, and every process was notified: read them again at the next refresh."""
+        with self._lock:
+            self._noted.update(host_ids)
+
+    def changed(self, host_ids: Collection[str]) -> None:
+        """Tell every process that these hosts changed. A lost message only delays them to the next full read."""
+        if not host_ids:
+            return
+        try:
+            self._changes.publish(sorted(host_ids))
+        except RedisError as error:
+            log.warning("host_changes_not_published", hosts=len(host_ids), error=str(error))
+
+    def _fetch(self, facility_id: str, tags: Sequence[str]) -> list[Host]:
+        with self._engine.connect() as connection:
+            hosts, bad = fetch_groups(connection, facility_id, tags, self._settings.host_staleness_threshold)
+        self.bad_rows.report(bad)
+        return hosts
+
+    def follow(self) -> HostNews:
+        """Read again what changed since this process looked last, in any cluster; each change is returned once."""
+        with self._lock:
+            try:
+                self._cursor, ids = self._changes.since(self._cursor)
+            except RedisError as error:
+                log.warning("host_changes_not_read", error=str(error))
+                return HostNews()
+            if ids is None:
+                self.cache.expire()
+            self._noted.update(ids or ())
+            wanted = self._noted | self.cache.invalidated_ids()
+            if not wanted:
+                return HostNews(everything=ids is None)
+            read_at = self.cache.instant()
+            with self._engine.connect() as connection:
+                hosts, bad = fetch_hosts_by_id(connection, sorted(wanted), self._settings.host_staleness_threshold)
+            self.bad_rows.report(bad)
+            self.cache.apply(hosts, wanted - {host.id for host in hosts}, read_at=read_at)
+            self._noted.clear()
+            return HostNews(tuple(hosts), everything=ids is None)
+
 
 _MOST = {
     "int_cores_min": MOST_CENTICORES,
@@ -240,8 +382,6 @@ def _caps(max_centicores: int | None, max_gpus: int | None, cores: int, gpus: in
 
 
 # Rows that make no sense: each is logged once with its id, counted every time, and skipped.
-
-log = structlog.get_logger(__name__)
 
 _REMEMBERED = 10_000
 

@@ -39,7 +39,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.dispatch.cooldown import Cooldowns
-from opencue_sched.dispatch.hosts import HostChanges
+from opencue_sched.dispatch.gather import HostChanges
 from opencue_sched.dispatch.rqd import (
     Confirmation,
     Fate,
@@ -50,12 +50,12 @@ from opencue_sched.dispatch.rqd import (
     kill_and_confirm,
     look,
 )
-from opencue_sched.domain.command import command_line, environment, memory_limit
 from opencue_sched.domain.farm import PlannedProc
+from opencue_sched.domain.frames import command_line, environment, memory_limit
 from opencue_sched.domain.units import centicores
 from opencue_sched.errors import InvalidInput, NotReady, RqdFailure
 from opencue_sched.settings import Settings
-from opencue_sched.store.jobs import Environments
+from opencue_sched.store.booking import Environments
 from opencue_sched.store.procs import frames_of
 from opencue_sched.store.release import undo_bookings
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
 
-from opencue_sched.domain.frame_range import FrameRange
+from opencue_sched.domain.frames import FrameRange
 
 
 class DependType(StrEnum):

@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.dispatch.hosts import HostChanges
+from opencue_sched.dispatch.gather import HostChanges
 from opencue_sched.domain.farm import FrameState
 from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.model import (

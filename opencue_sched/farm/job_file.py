@@ -29,9 +29,8 @@ from pydantic import (
 
 from opencue_sched.domain import units
 from opencue_sched.domain.cluster import join_tags
-from opencue_sched.domain.command import RESERVED_VARIABLES, TOKEN, TOKENS, unknown_tokens
 from opencue_sched.domain.depends import ChunkedRange, DependType, frame_pairs, waiting_circle
-from opencue_sched.domain.frame_range import FrameRange
+from opencue_sched.domain.frames import RESERVED_VARIABLES, TOKEN, TOKENS, FrameRange, unknown_tokens
 from opencue_sched.domain.units import (
     CENTICORES_PER_CORE,
     INT_MAX,

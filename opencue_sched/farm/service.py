@@ -23,7 +23,7 @@ from sqlalchemy import Engine
 
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.dispatch.hosts import HostChanges
+from opencue_sched.dispatch.gather import HostChanges
 from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller
 from opencue_sched.errors import InvalidInput, SchedulerError
 from opencue_sched.farm.completion import CompletionBatcher, NotAccepting, Releaser, database_away

@@ -8,6 +8,7 @@ of one row.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
@@ -323,3 +324,30 @@ def _lock_frames(has_start_after: bool) -> TextClause:
 def _milliseconds(seconds: float) -> str:
     """Never 0, which would mean no time-out at all."""
     return str(max(1, round(seconds * 1000)))
+
+
+# What users put into a frame's environment: job_env, overridden by layer_env (facts E).
+
+# The key decides between two rows of one variable, so that the same rows always give the same environment.
+_ENVIRONMENTS = text(
+    """
+    SELECT pk_job_env AS id, pk_job AS owner, str_key, str_value FROM job_env
+     WHERE pk_job = ANY(CAST(:jobs AS varchar[])) AND str_key <> ''
+    UNION ALL
+    SELECT pk_layer_env, pk_layer, str_key, str_value FROM layer_env
+     WHERE pk_layer = ANY(CAST(:layers AS varchar[])) AND str_key <> ''
+     ORDER BY id
+    """
+)
+
+
+Environments = Mapping[str, Mapping[str, str]]
+"""The variables of jobs and of layers, by the id of either."""
+
+
+def fetch_environments(connection: Connection, job_ids: Collection[str], layer_ids: Collection[str]) -> Environments:
+    """The environments of these jobs and layers that have one. A dry run has no use for them."""
+    environments: dict[str, dict[str, str]] = defaultdict(dict)
+    for row in connection.execute(_ENVIRONMENTS, {"jobs": sorted(job_ids), "layers": sorted(layer_ids)}):
+        environments[row.owner][row.str_key] = row.str_value or ""
+    return dict(environments)

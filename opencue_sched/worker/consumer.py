@@ -28,10 +28,11 @@ from celery.worker.consumer import Consumer
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from redis.exceptions import RedisError
 
-from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken, Workload
+from opencue_sched.coordination.presence import REFRESH_SECONDS, InstanceTaken
 from opencue_sched.coordination.transport import note_unreadable
 from opencue_sched.errors import InvalidInput
 from opencue_sched.worker.control import fleet_figures
+from opencue_sched.worker.task import Workload
 
 _log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from opencue_sched.coordination.leader import exclusive
 from opencue_sched.coordination.names import resync_counts
 from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.dispatch.failures import is_trouble
-from opencue_sched.dispatch.hosts import HostFeed
+from opencue_sched.dispatch.gather import HostFeed
 from opencue_sched.errors import NotReady, SchedulerError
 from opencue_sched.farm.model import EventCounts
 from opencue_sched.settings import Settings

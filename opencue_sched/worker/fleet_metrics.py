@@ -15,9 +15,9 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from opencue_sched.accounting.connection import make_redis
-from opencue_sched.coordination.leader import LeaderGate, boot_clock
+from opencue_sched.coordination.leader import LeaderGate
 from opencue_sched.coordination.names import BoardKeys, cluster_board, worker_group
-from opencue_sched.coordination.periodic import PeriodicThread
+from opencue_sched.coordination.periodic import PeriodicThread, boot_clock
 from opencue_sched.coordination.postings import FAILURE_KINDS, ClusterPostings
 from opencue_sched.coordination.presence import list_members
 from opencue_sched.coordination.queues import queue_census

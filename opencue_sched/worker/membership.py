@@ -16,13 +16,13 @@ from redis.exceptions import RedisError
 from opencue_sched.coordination import replies
 from opencue_sched.coordination.names import QueueName, QueueType, worker_group
 from opencue_sched.coordination.periodic import PeriodicThread
-from opencue_sched.coordination.presence import REFRESH_SECONDS, Presence, WorkerState, Workload, list_members
+from opencue_sched.coordination.presence import REFRESH_SECONDS, Presence, WorkerState, list_members
 from opencue_sched.coordination.queues import Router, drain_dead_instances
 from opencue_sched.dispatch.report import LONGEST_ERROR
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Settings
 from opencue_sched.worker import fleet_metrics
-from opencue_sched.worker.task import Messenger
+from opencue_sched.worker.task import Messenger, Workload
 
 log = structlog.get_logger(__name__)
 

@@ -27,10 +27,10 @@ from opencue_sched.accounting.show_handover import (
     notice_handed_back,
     refresh_handed_back,
 )
+from opencue_sched.coordination.board import LayerPermits
 from opencue_sched.coordination.leader import exclusive
 from opencue_sched.coordination.names import BoardKeys, LeaderKeys, beat_role, cluster_board, reap_lease
 from opencue_sched.coordination.periodic import PeriodicThread
-from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import (
     CLAIM_SECONDS,
     ClaimRefused,
@@ -43,7 +43,7 @@ from opencue_sched.coordination.queues import first_hosts
 from opencue_sched.dispatch.cluster_pass import Dispatcher, PassRunner
 from opencue_sched.dispatch.clusters import Sweeper, SweepReport, scoped_facilities
 from opencue_sched.dispatch.cooldown import LayerCooldowns
-from opencue_sched.dispatch.hosts import HostChanges, HostFeed
+from opencue_sched.dispatch.gather import HostChanges, HostFeed
 from opencue_sched.dispatch.launch import Settlement
 from opencue_sched.dispatch.report import PassEnd, VerdictLog
 from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller

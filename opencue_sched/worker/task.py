@@ -1,4 +1,4 @@
-"""The base class of our tasks, and the messages that have them run.
+"""The base class of our tasks, the messages that have them run, and what a process has in hand of them.
 
 A task first counts itself, rejects a message that it cannot be run with, and drops one that a former leader sent or a
 later tick overtook. It may be held up after that: so what it changes in the counters carries the leader's fence, and
@@ -7,8 +7,10 @@ the scripts refuse it once there is a newer leader.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +21,82 @@ from kombu.exceptions import OperationalError
 from pydantic import ConfigDict, ValidationError, validate_call
 from redis.exceptions import RedisError
 
-from opencue_sched.coordination.jobboard import JobPriority
+from opencue_sched.coordination.board import JobPriority
 from opencue_sched.coordination.leader import CatchUp, Freshness, tick_freshness
 from opencue_sched.coordination.postings import POSTING_PRIORITY, Enqueued
+from opencue_sched.coordination.presence import WorkerState
 from opencue_sched.coordination.queues import Router
 from opencue_sched.coordination.transport import note_unreadable
 from opencue_sched.errors import FencedOff, InvalidInput
 from opencue_sched.store.fences import PersistentFences
 from opencue_sched.worker import fleet_metrics
+
+
+class Workload:
+    """What this process has in hand, and whether it takes more: working, paused, or draining before its end.
+
+    Thread-safe. The state is changed without the lock, so that a signal handler may do it.
+    """
+
+    def __init__(self) -> None:
+        self.state = WorkerState.STARTING
+        self._stopping = False
+        self._changed = threading.Condition()
+        self.in_hand = 0
+        """Tasks under way in this process."""
+
+    @property
+    def takes_work(self) -> bool:
+        """Whether new work may begin."""
+        return self.state in (WorkerState.STARTING, WorkerState.WORKING)
+
+    def begin(self) -> None:
+        """The process is ready: take work, unless it was told not to already."""
+        if self.state is WorkerState.STARTING:
+            self.state = WorkerState.WORKING
+
+    def pause(self) -> None:
+        """Take no more dispatch work for now."""
+        if not self._stopping:
+            self.state = WorkerState.PAUSED
+
+    def drain(self) -> None:
+        """Take no more work of any kind for now."""
+        self.state = WorkerState.DRAINING
+
+    def resume(self) -> None:
+        """Take work again, unless this process is about to end."""
+        if not self._stopping:
+            self.state = WorkerState.WORKING
+
+    def stop(self) -> None:
+        """Take no more work ever. Safe in a signal handler."""
+        self._stopping = True
+        self.state = WorkerState.DRAINING
+
+    @contextmanager
+    def task(self) -> Iterator[None]:
+        """Count one task while it runs."""
+        with self._changed:
+            self.in_hand += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.in_hand -= 1
+                self._changed.notify_all()
+
+    def wait_until_idle(self, seconds: float) -> bool:
+        """Wait until nothing is in hand; False when that took longer than ``seconds``."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while self.in_hand:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(left)
+        return True
+
 
 if TYPE_CHECKING:
     from opencue_sched.worker.runtime import Runtime

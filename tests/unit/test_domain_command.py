@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.domain.command import (
+from opencue_sched.domain.farm import Frame, Host, Job, Layer, PlannedProc, Reservation, ThreadMode, Vertices
+from opencue_sched.domain.frames import (
     RESERVED_VARIABLES,
     TOKENS,
     command_line,
@@ -14,7 +15,6 @@ from opencue_sched.domain.command import (
     memory_limit,
     unknown_tokens,
 )
-from opencue_sched.domain.farm import Frame, Host, Job, Layer, PlannedProc, Reservation, ThreadMode, Vertices
 from opencue_sched.errors import InvalidInput
 
 COMMAND = "render -f #ZFRAME# -s #FRAMESPEC# -e #FRAME_END# -o #LAYER#.#IFRAME#"

@@ -13,7 +13,7 @@ from opencue_sched.domain.depends import (
     previous_frame,
     waiting_circle,
 )
-from opencue_sched.domain.frame_range import FrameRange
+from opencue_sched.domain.frames import FrameRange
 
 
 def frames(text: str, chunk_size: int = 1) -> ChunkedRange:

@@ -22,11 +22,11 @@ from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.reconcile import FirstSeen, read_snapshot, recompute
 from opencue_sched.accounting.show_handover import hand_back, hand_over
-from opencue_sched.coordination.permits import LayerPermits
+from opencue_sched.coordination.board import LayerPermits
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.cooldown import LayerCooldowns
-from opencue_sched.dispatch.hosts import HostChanges, HostFeed
+from opencue_sched.dispatch.gather import HostChanges, HostFeed
 from opencue_sched.dispatch.launch import Settlement
 from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.domain.cluster import Cluster, ClusterKind

@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.show_handover import ImportedShows, hand_back, hand_over
-from opencue_sched.dispatch.hosts import HostChanges
+from opencue_sched.dispatch.gather import HostChanges
 from opencue_sched.settings import Settings
 from tests.farm import Farm, LayerSpec
 from tests.integration.accounting.stepped_store import pass_quarantines

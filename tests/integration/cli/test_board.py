@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import redis
 
+from opencue_sched.coordination.board import LayerPermits
 from opencue_sched.coordination.names import permit_board
-from opencue_sched.coordination.permits import LayerPermits
 
 from .conftest import Cli
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from opencue_sched.dispatch.hosts import HostChanges
+from opencue_sched.dispatch.gather import HostChanges
 from opencue_sched.settings import Settings
 from tests.farm import Farm, HostIds, LayerSpec
 from tests.integration.cli.conftest import Cli

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from opencue_sched.domain.command import TOKENS
-from opencue_sched.domain.frame_range import FrameRange
+from opencue_sched.domain.frames import TOKENS, FrameRange
 from opencue_sched.farm.job_file import JobDepend, JobSpec, Layer, LayerDepend, read_job_file
 from tests.farm import Farm
 from tests.integration.cli.conftest import Cli

@@ -14,7 +14,7 @@ import pytest
 import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from opencue_sched.coordination.board import NEVER, PAGE, RESYNC, EventReader
+from opencue_sched.coordination.board import NEVER, PAGE, RESYNC, EventReader, JobPriority
 from opencue_sched.coordination.jobboard import (
     DOES_NOT_EXPIRE,
     NO_CLAIM,
@@ -24,7 +24,6 @@ from opencue_sched.coordination.jobboard import (
     Job,
     JobBoard,
     JobFailure,
-    JobPriority,
     JobState,
     LogBook,
     NotFound,

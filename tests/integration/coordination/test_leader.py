@@ -18,8 +18,9 @@ from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
 from opencue_sched.beat import LeaderScheduler, make_gate
-from opencue_sched.coordination.leader import Freshness, LeaderGate, boot_clock, tick_freshness
+from opencue_sched.coordination.leader import Freshness, LeaderGate, tick_freshness
 from opencue_sched.coordination.names import LeaderKeys
+from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.coordination.postings import ClaimRenewer
 from opencue_sched.store.fences import LeaderRecord, PersistentFences
 from tests.polling import eventually

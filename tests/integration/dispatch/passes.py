@@ -11,13 +11,13 @@ from sqlalchemy import Engine, event
 
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.connection import Epoch
+from opencue_sched.coordination.board import LayerPermits
 from opencue_sched.coordination.names import BoardKeys
-from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.clusters import Sweeper
 from opencue_sched.dispatch.cooldown import LayerCooldowns
-from opencue_sched.dispatch.hosts import HostChanges, HostFeed
+from opencue_sched.dispatch.gather import HostChanges, HostFeed
 from opencue_sched.dispatch.launch import Settlement
 from opencue_sched.dispatch.report import PassReport, VerdictLog
 from opencue_sched.dispatch.rqd import RqdChannels

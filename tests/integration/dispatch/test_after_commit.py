@@ -10,7 +10,7 @@ from redis.exceptions import ConnectionError
 from sqlalchemy import event, text
 
 from opencue_sched.accounting import keys
-from opencue_sched.coordination.permits import LayerPermits
+from opencue_sched.coordination.board import LayerPermits
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs

@@ -16,8 +16,8 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import reseed_limits
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.reconcile import recompute
+from opencue_sched.coordination.board import LayerPermits
 from opencue_sched.coordination.names import permit_board
-from opencue_sched.coordination.permits import LayerPermits
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.domain.cluster import Verdict

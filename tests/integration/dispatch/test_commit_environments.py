@@ -6,7 +6,7 @@ from sqlalchemy import Engine
 
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
-from opencue_sched.store.jobs import fetch_environments
+from opencue_sched.store.booking import fetch_environments
 from tests.integration.dispatch.gathering import counted_statements
 
 

@@ -15,13 +15,13 @@ from sqlalchemy import Engine, make_url, text
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.coordination.leader import boot_clock
-from opencue_sched.coordination.permits import LayerPermits
+from opencue_sched.coordination.board import LayerPermits
+from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.coordination.postings import ClaimRefused, ClaimRenewer, Enqueued
 from opencue_sched.dispatch import cluster_pass, clusters, gather
 from opencue_sched.dispatch.cluster_pass import Dispatcher
 from opencue_sched.dispatch.clusters import pause_between_wakes
-from opencue_sched.dispatch.hosts import HostFeed
+from opencue_sched.dispatch.gather import HostFeed
 from opencue_sched.dispatch.report import PassEnd, PassReport
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec

@@ -18,8 +18,7 @@ from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.connection import Epoch, make_redis
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.dispatch.commit import commit_plan
-from opencue_sched.dispatch.gather import gather
-from opencue_sched.dispatch.hosts import HostChanges
+from opencue_sched.dispatch.gather import HostChanges, gather
 from opencue_sched.dispatch.launch import (
     LaunchState,
     Settlement,

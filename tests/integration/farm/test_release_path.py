@@ -18,7 +18,7 @@ from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.accounting.entries import Booking
 from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.dispatch.hosts import HostChanges
+from opencue_sched.dispatch.gather import HostChanges
 from opencue_sched.dispatch.rqd import Fate, RqdChannels, RqdKiller
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.simulated_host import HostSpec

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 import celeryconfig
 from opencue_sched.celery import app as real_app
 from opencue_sched.coordination import replies, transport
-from opencue_sched.coordination.jobboard import JobPriority
+from opencue_sched.coordination.board import JobPriority
 from opencue_sched.coordination.names import job_hash, reply_queue
 from opencue_sched.dispatch.cluster_pass import PassRunner
 from opencue_sched.dispatch.report import PassEnd, PassReport

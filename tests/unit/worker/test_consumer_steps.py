@@ -13,9 +13,10 @@ from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.worker import state
 
 from opencue_sched.celery import RuntimeStep
-from opencue_sched.coordination.presence import WorkerState, Workload
+from opencue_sched.coordination.presence import WorkerState
 from opencue_sched.worker import consumer, runtime
 from opencue_sched.worker.consumer import sleep_unless_stopped
+from opencue_sched.worker.task import Workload
 
 
 def test_a_wait_takes_its_time_when_nobody_says_stop() -> None:
