@@ -3,9 +3,8 @@
 -- ARGV    1 epoch, 2 token of the check, 3 number of this call of it (from 1), then threes (at most 250): vertex key,
 --         cores to add, GPUs to add (a limit: frames, 0)
 -- Returns {1, seq, 1}; {1, seq, 0} when nothing was done; or {0, 'not_ready', stored epoch, '0'}.
--- Invariants: adds, never overwrites, so it commutes with everything that moves counter and ledger together. The token
---         notes the number of the last call: one that is sent again after a lost answer, or after the check ran out (then
---         another may have corrected the same), does nothing.
+-- Invariants: adds, never overwrites, so it commutes with everything that moves counter and ledger together. A call that
+--         is sent again, or after the check ran out (then another may have corrected the same), does nothing.
 --@include ledger
 if AUDITING ~= ARGV[2] .. '|' .. (ARGV[3] - 1) then
   return {1, tonumber(call('GET', SEQ) or 0), 0}

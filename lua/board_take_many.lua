@@ -4,10 +4,9 @@
 -- ARGV[6..] pairs: uuid, life of the claim in ms
 -- Returns for each pair the fence of the claim, or 0: another owner has the job, or it rests or is in the trash.
 -- Invariants: at most one live claim a job, under a higher fence than any before, also before it was gone and posted anew:
--- a new job's is its number, and there were as many claims at most.
--- Of an owner there is one at a time: what an earlier one of the same name left is the present one's. A call that is made
--- again because its answer was lost has the same claims. What nobody has any more is forgotten, some at each call; nothing
--- waits because the clock was put back. That such a job comes and goes is no event; that its claim ran out is.
+-- a new job's is its number, and there were as many claims at most. Of an owner there is one at a time: what an earlier one
+-- left is its. A call that is made again because its answer was lost has the same claims. What nobody has any more is
+-- forgotten, some at each call; nothing waits because the clock was put back. Such a job is no event; its claim's expiry is.
 --@include board
 local FORGOTTEN_PER_CALL = 20
 local owner, token, details, prio = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
@@ -15,17 +14,6 @@ empty_trash()
 for _, uuid in ipairs(redis.call('ZRANGE', READY, 0, FORGOTTEN_PER_CALL - 1)) do
   forget(uuid)
   emit('REMOVED', uuid, uuid)
-end
-
-local function take_posted(uuid, job, life)
-  local claimed, same = job.state == 'claimed', job.owner == owner
-  if claimed and same and fields_now(uuid, 'claim')[1] == token then
-    set_expiry(uuid, life)
-    return job.fence
-  elseif job.state == 'ready' or (claimed and (same or job.expires <= now or tonumber(job.modified) > now)) then
-    return take(uuid, owner, life, token)[3]
-  end
-  return 0
 end
 
 local jobs = {}
@@ -38,9 +26,17 @@ local fences, first, listed, claimed = {}, nil, {}, {}
 for i, job in ipairs(jobs) do
   local uuid, life = ARGV[4 + 2 * i], tonumber(ARGV[5 + 2 * i])
   local posted = some_posted and redis.call('EXISTS', job) == 1
-  local whole_job = posted and whole(uuid)
-  if whole_job then
-    fences[i] = take_posted(uuid, whole_job, life)
+  local had = posted and whole(uuid)
+  if had then
+    local claimed, same = had.state == 'claimed', had.owner == owner
+    if claimed and same and fields_now(uuid, 'claim')[1] == token then
+      set_expiry(uuid, life)
+      fences[i] = had.fence
+    elseif had.state == 'ready' or (claimed and (same or had.expires <= now or tonumber(had.modified) > now)) then
+      fences[i] = take(uuid, owner, life, token)[3]
+    else
+      fences[i] = 0
+    end
   else
     if posted then
       forget(uuid)

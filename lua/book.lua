@@ -3,7 +3,7 @@
 -- ARGV    1 epoch, 2 mode: 'check' (caps decide) or 'force' (they do not), 3 pk_proc, 4 owner,
 --         5 cores, 6 GPUs, 7 show, 8 alloc, 9 folder, 10 job, 11 layer, 12 dept, 13 limits joined by commas
 --         With force, negative cores or GPUs are a rollback.
--- Returns {1, seq}; {1, seq, 'already'} when the id is in the ledger (check, force) or is not (rollback): nothing moved.
+-- Returns {1, seq}; {1, 0, 'already'} when the id is in the ledger (check, force) or is not (rollback): nothing moved.
 --         {0, table, current, limit} as text: 'subscription', 'folder', 'job', 'folder_gpus', 'job_gpus', 'limit',
 --         or {0, 'not_ready', stored epoch, '0'}, {0, 'unseeded', vertex key, '0'}, {0, 'tombstoned', pk_proc, '0'}.
 -- Invariants: counters and ledger move together or not at all; an id is counted once however often it is booked, and
@@ -12,11 +12,6 @@
 --@include ledger
 local id, cores, gpus = ARGV[3], tonumber(ARGV[5]), tonumber(ARGV[6])
 local now, bucket = clock()
-
-local function already(record)
-  local _, _, changed = string.match(record, RECORD)
-  return {1, tonumber(changed or 0), 'already'}
-end
 
 -- Why a folder or job refuses, or nil. GPU fields are read only for GPUs: every field costs.
 local function full(key, name)
@@ -86,7 +81,7 @@ if force and (cores < 0 or gpus < 0) then
   local record = call('HGET', LEDGER, id)
   remember_released({id}, bucket)
   if not record then
-    return {1, tonumber(call('GET', SEQ) or 0), 'already'}
+    return {1, 0, 'already'}
   end
   local seq = call('INCR', SEQ)
   local _, _, _, _, entry = string.match(record, RECORD)
@@ -109,15 +104,14 @@ if not force then
     ARGV[8] ~= '' and 'acct:sub:' .. ARGV[7] .. ':' .. ARGV[8], ARGV[9] ~= '' and 'acct:folder:' .. ARGV[9],
     ARGV[10] ~= '' and 'acct:job:' .. ARGV[10], ARGV[13])
   if refused then
-    local record = call('HGET', LEDGER, id)
-    return record and already(record) or refused
+    return call('HEXISTS', LEDGER, id) == 1 and {1, 0, 'already'} or refused
   end
 end
 
 local seq = call('INCR', SEQ)
 local entry = table.concat(ARGV, '|', 5)
 if call('HSETNX', LEDGER, id, record_of('F', now, seq, ARGV[4], entry)) == 0 then
-  return already(call('HGET', LEDGER, id))
+  return {1, 0, 'already'}
 end
 count_all(ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10], ARGV[11], ARGV[12], ARGV[13], '1')
 if AUDITING then

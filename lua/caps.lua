@@ -1,16 +1,15 @@
 -- caps: write caps read from PostgreSQL, unless newer ones are there.
 -- KEYS    1 acct:seq, 2 acct:ledger, 3 acct:epoch, 4 acct:audit
 -- ARGV    1 epoch, 2 version: server|number of the snapshot the caps were read in,
---         then per vertex (at most 250): key, number of field names and values, those
+--         then pairs (at most 250): vertex key, its field names and values as a JSON list
 -- Returns {1, written, passed over because newer caps are there}, or {0, 'not_ready', stored epoch, '0'}.
 -- Invariants: booked counters are not touched, only created as 0; an older read never replaces a newer one of the same
 --         server. Another server's numbers say nothing of this one's.
 --@include ledger
 local server, number = string.match(ARGV[2], '^(.*|)(%d+)$')
 local written, newer = 0, 0
-local i = 3
-while i <= #ARGV do
-  local key, count = ARGV[i], tonumber(ARGV[i + 1])
+for i = 3, #ARGV, 2 do
+  local key = ARGV[i]
   if string.sub(key, 1, 11) == 'acct:limit:' then
     add(key, 'int_running', 0)
   else
@@ -21,13 +20,8 @@ while i <= #ARGV do
   if of == server and tonumber(stored) > tonumber(number) then
     newer = newer + 1
   else
-    local fields = {'caps_at', ARGV[2]}
-    for j = i + 2, i + 1 + count do
-      fields[#fields + 1] = ARGV[j]
-    end
-    call('HSET', key, unpack(fields))
+    call('HSET', key, 'caps_at', ARGV[2], unpack(cjson.decode(ARGV[i + 1])))
     written = written + 1
   end
-  i = i + 2 + count
 end
 return {1, written, newer}

@@ -1,7 +1,7 @@
 -- foreign: dissolve what a dual store's counters and ledger disagree on, when it can no longer be explained.
 -- KEYS    1 acct:seq, 2 acct:ledger, 3 acct:epoch, 4 acct:audit
 -- ARGV    1 epoch, 2 phase, 3 grace in seconds, then vertex keys (at most 250)
--- Returns {1, seq, vertices corrected}, or {0, 'not_ready', stored epoch, '0'}.
+-- Returns {1}, or {0, 'not_ready', stored epoch, '0'}.
 --         The foreign delta of a vertex is int_* less ledger_*. Dropping an entry takes it off the ledger only, so:
 --         above 0 is an entry whose decrement has not come: in phase 'before' (a cycle's start) it is taken off once the
 --         last drop is older than the grace, because then it was lost;
@@ -11,12 +11,11 @@
 --@include ledger
 --@include counters
 local now = tonumber((clock()))
-local corrected = 0
+local corrected = false
 for i = 4, #ARGV do
   local key = ARGV[i]
   local read = counters(key, 'int_cores', 'int_gpus', 'ledger_cores', 'ledger_gpus', 'foreign_cores',
     'foreign_gpus', 'dropped_at')
-  local changed = false
   for j, unit in ipairs({'cores', 'gpus'}) do
     local delta, before = read[j] - read[j + 2], read[j + 4]
     local back = 0
@@ -28,9 +27,9 @@ for i = 4, #ARGV do
     end
     if back ~= 0 then
       add(key, 'int_' .. unit, back)
-      changed = true
+      corrected = true
     end
   end
-  if changed then corrected = corrected + 1 end
 end
-return {1, corrected > 0 and call('INCR', SEQ) or tonumber(call('GET', SEQ) or 0), corrected}
+if corrected then call('INCR', SEQ) end
+return {1}

@@ -1,11 +1,11 @@
 -- queue_drain: move the messages of a dead instance's queue to its group's queue.
 -- KEYS[1] presence key   KEYS[2] index of instances   KEYS[3..5] instance lists by priority   KEYS[6..8] group lists
 -- ARGV[1] most messages a call   ARGV[2] age in ms after which an empty dead instance is forgotten
--- Returns {moved, forgotten (1|0)}; {-1, 0} when the instance is present.
+-- Returns how many messages were moved.
 -- Invariants: each message is in exactly one list at any time; order within a priority is kept; what waited at the
 -- instance goes to the consuming end of the group's list, because it has waited longest.
 if redis.call('EXISTS', KEYS[1]) == 1 then
-  return {-1, 0}
+  return 0
 end
 local moved, room = 0, tonumber(ARGV[1])
 for i = 3, 5 do
@@ -28,6 +28,5 @@ local now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
 local seen = tonumber(redis.call('ZSCORE', KEYS[2], KEYS[1]) or '0')
 if moved == 0 and now - seen >= tonumber(ARGV[2]) then
   redis.call('ZREM', KEYS[2], KEYS[1])
-  return {0, 1}
 end
-return {moved, 0}
+return moved

@@ -5,11 +5,10 @@
 --         proc was committed), state ('F', 'C', or '' to remove), entry ('' to remove)
 -- Returns {1, seq, applied, ids passed over...}, or {0, 'not_ready', stored epoch, '0'}.
 --         Passed over: the entry changed since it was read, or the id to be added is there by now or is tombstoned.
--- Invariants: nothing is decided here about an entry other than the one the caller saw, so the call commutes with
---         booking, settling and releasing; a tombstoned id never comes back; an entry that stays the same moves no
---         counter, a confirmed one that is confirmed again does not change at all; removing leaves no tombstone (a settle
---         that comes late means the proc exists). In a dual store a removal leaves int_* to the program that deleted the
---         proc (see foreign).
+-- Invariants: nothing is decided about an entry other than the one the caller saw, so the call commutes with booking,
+--         settling and releasing; a tombstoned id never comes back; an entry that stays the same moves no counter, nor
+--         changes when it is confirmed again; removing leaves no tombstone (a settle that comes late means the proc
+--         exists). In a dual store a removal leaves int_* to the program that deleted the proc (see foreign).
 --@include ledger
 --@include moves
 local now, bucket = clock()
@@ -18,13 +17,8 @@ local ids = {}
 for i = 3, #ARGV, 4 do
   ids[#ids + 1] = ARGV[i]
 end
-local answer = {1, 0, 0}
-if #ids == 0 then
-  answer[2] = tonumber(call('GET', SEQ) or 0)
-  return answer
-end
 local known = call('HMGET', LEDGER, unpack(ids))
-local seq, fields, gone = nil, {}, {}
+local answer, seq, fields, gone = {1, 0, 0}, nil, {}, {}
 for i, id in ipairs(ids) do
   local at = 3 + (i - 1) * 4
   local expected, state, entry = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]

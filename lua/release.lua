@@ -1,21 +1,15 @@
 -- release: the procs are gone; their entries leave the ledger and the counters.
 -- KEYS    1 acct:seq, 2 acct:ledger, 3 acct:epoch, 4 acct:audit
--- ARGV    1 epoch, then pk_procs (at most 250)
+-- ARGV    1 epoch, then pk_procs (at most 250, each once)
 -- Returns {1, seq, entries removed, ids left for another call...}, or {0, 'not_ready', stored epoch, '0'}.
 -- Invariants: the vertices are those the entry was booked under, wherever job and host are now; releasing twice, or an
 --         id never booked, moves no counter; every id leaves a tombstone either way. Nobody but the ledger knows how
 --         much an id is to do, so a call leaves those for which there is no work left, but not its first one.
 --@include ledger
 --@include moves
-local ids, seen = {}, {}
-for i = 2, #ARGV do
-  if not seen[ARGV[i]] then
-    seen[ARGV[i]] = true
-    ids[#ids + 1] = ARGV[i]
-  end
-end
+local ids = {unpack(ARGV, 2)}
 local _, bucket = clock()
-local known = #ids > 0 and call('HMGET', LEDGER, unpack(ids)) or {}
+local known = call('HMGET', LEDGER, unpack(ids))
 local done, gone, answer, work = {}, {}, {1, 0, 0}, 0
 for i, id in ipairs(ids) do
   local entry

@@ -215,7 +215,7 @@ class Ledger:
     def release(self, proc_ids: Sequence[str]) -> int:
         """The procs are deleted. Returns how many entries left the ledger; unknown ids are remembered as released."""
         removed = 0
-        for part in chunks(proc_ids, _RELEASED_PER_ROUND_TRIP):
+        for part in chunks(list(dict.fromkeys(proc_ids)), _RELEASED_PER_ROUND_TRIP):
             left = part
             while left:
                 answers, _ = self._call(partial(release_calls, proc_ids=left))

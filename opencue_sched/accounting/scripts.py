@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -95,8 +96,11 @@ def _work_of_a_vertex(epoch: str) -> int:
 
 def caps_calls(epoch: str, version: str, rows: Sequence[tuple[str, Sequence[str]]]) -> list[ScriptCall]:
     """``rows``: vertex key and its fields, each name before its value. To make a hash is more work than to find one."""
-    texts = [(key, str(len(fields)), *fields) for key, fields in rows]
-    return _calls("caps", (epoch, version), texts, lambda row: 6 + len(row))
+    calls = []
+    for part in portions(rows, lambda row: 8 + len(row[1])):
+        texts = [text for key, fields in part for text in (key, json.dumps(fields))]
+        calls.append(ScriptCall("caps", LEDGER_KEYS, (epoch, version, *texts)))
+    return calls
 
 
 def inventory_calls(epoch: str, vertex_keys: Sequence[str]) -> list[ScriptCall]:

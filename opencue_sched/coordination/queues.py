@@ -190,7 +190,7 @@ def drain_dead_instances(client: redis.Redis, namespace: str, members: Members) 
     if not calls:
         return 0
     answers, _ = call_scripts(client, calls)
-    moved_of = {key: int(answer[0]) for key, answer in zip(keys, answers, strict=True) if answer[0] > 0}
+    moved_of = {key: int(moved) for key, moved in zip(keys, answers, strict=True) if moved}
     for key, moved in moved_of.items():
         log.warning("dead_instance_drained", presence=key, messages=moved)
     return sum(moved_of.values())

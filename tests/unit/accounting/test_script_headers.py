@@ -19,7 +19,7 @@ CALLS: dict[str, tuple[ScriptCall, int]] = {
     "book": (scripts.book_call("e", "check", BOOKING, "me"), 0),
     "release": (scripts.release_calls("e", ["p", "q"])[0], 1),
     "reconcile": (scripts.reconcile_calls("e", [Change("p", None, "x"), Change("q", 3, None)], "me")[0], 4),
-    "caps": (scripts.caps_calls("e", "s|7", [("k", ("burst", "1")), ("l", ("burst", "2"))])[0], 4),
+    "caps": (scripts.caps_calls("e", "s|7", [("k", ("burst", "1")), ("l", ("burst", "2"))])[0], 2),
     "inventory": (scripts.inventory_calls("e", ["k", "l"])[0], 1),
     "adjust": (scripts.adjust_calls("e", "t", [("k", 1, 0), ("l", -1, 0)])[0], 3),
     "free": (scripts.free_calls("e", ["k", "l"], idle=True)[0], 1),
