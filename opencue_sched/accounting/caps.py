@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine, Row
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import VertexKind
 from opencue_sched.accounting.ledger import Ledger, answering
-from opencue_sched.domain.units import cap_cores
+from opencue_sched.domain.farm import cap_cores
 from opencue_sched.store import accounting as store
 from opencue_sched.store.engine import repeatable_read
 

@@ -30,8 +30,7 @@ from opencue_sched.accounting.entries import SEPARATORS, Booking, EntryState, Re
 from opencue_sched.accounting.keys import VertexKind
 from opencue_sched.accounting.ledger import Applied, Ledger, Mark, answering
 from opencue_sched.accounting.scripts import Change, Phase, chunks, foreign_calls, free_calls, reseed_cas_calls
-from opencue_sched.domain.farm import Vertices
-from opencue_sched.domain.units import booked_cores
+from opencue_sched.domain.farm import Vertices, booked_cores
 from opencue_sched.store import accounting as store
 from opencue_sched.store.engine import repeatable_read
 

@@ -16,7 +16,7 @@ from opencue_sched.cli.output import Column, duration_text, json_option, show_js
 from opencue_sched.coordination.leader import ONE_REDIS
 from opencue_sched.coordination.postings import SkippedCluster
 from opencue_sched.dispatch.report import RecordedVerdict, VerdictLog
-from opencue_sched.domain.units import near
+from opencue_sched.domain.farm import near
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.insight.doctor import diagnose
 from opencue_sched.insight.explain import (

@@ -29,8 +29,7 @@ from opencue_sched.cli.output import (
     show_rows,
     show_thing,
 )
-from opencue_sched.domain.farm import HardwareState, LockState, TagType, ThreadMode
-from opencue_sched.domain.units import HOST_TAG_WIDTH
+from opencue_sched.domain.farm import HOST_TAG_WIDTH, HardwareState, LockState, TagType, ThreadMode
 from opencue_sched.store import hosts, procs
 from opencue_sched.store.shows import Kind, NamedRow
 

@@ -12,15 +12,8 @@ from sqlalchemy import Connection, Engine
 
 from opencue_sched.accounting.connection import make_redis
 from opencue_sched.dispatch.gather import HostChanges
+from opencue_sched.domain.farm import CENTICORES_PER_CORE, NAME, NAME_CHARACTERS, UNLIMITED, centicores_of, near
 from opencue_sched.domain.frames import FrameRange
-from opencue_sched.domain.units import (
-    CENTICORES_PER_CORE,
-    NAME,
-    NAME_CHARACTERS,
-    UNLIMITED,
-    centicores_of,
-    near,
-)
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.insight.stores import StoreAway, check_postgresql, check_redis
 from opencue_sched.placement.host_cache import GROUP_REFRESH_SECONDS

@@ -40,9 +40,8 @@ from opencue_sched.cli.output import (
     show_rows,
     show_thing,
 )
-from opencue_sched.domain.farm import FrameState, JobState
+from opencue_sched.domain.farm import CENTICORES_PER_CORE, INT_MAX, UNLIMITED, FrameState, JobState, near
 from opencue_sched.domain.frames import FrameRange
-from opencue_sched.domain.units import CENTICORES_PER_CORE, INT_MAX, UNLIMITED, near
 from opencue_sched.insight.explain import describe_depend
 from opencue_sched.settings import get_settings
 from opencue_sched.store import jobs

@@ -18,7 +18,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from opencue_sched.domain.units import CENTICORES_PER_CORE
+from opencue_sched.domain.farm import CENTICORES_PER_CORE
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts instead of a table.")
 

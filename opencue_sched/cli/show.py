@@ -26,7 +26,7 @@ from opencue_sched.cli.inputs import (
     switch,
 )
 from opencue_sched.cli.output import Column, counted, in_cores, json_option, json_row, show_json, show_rows, show_thing
-from opencue_sched.domain.units import FACILITY_NAME_WIDTH, INT_MAX, LIMIT_NAME_WIDTH, SHOW_NAME_WIDTH
+from opencue_sched.domain.farm import FACILITY_NAME_WIDTH, INT_MAX, LIMIT_NAME_WIDTH, SHOW_NAME_WIDTH
 from opencue_sched.settings import get_settings
 from opencue_sched.store import shows
 from opencue_sched.store.pending import fetch_limits

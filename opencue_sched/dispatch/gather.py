@@ -27,10 +27,21 @@ from opencue_sched.accounting.entries import check_ids
 from opencue_sched.coordination import names
 from opencue_sched.dispatch.cooldown import HostNews
 from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict, normalise_tags
-from opencue_sched.domain.farm import BadRow, Caps, Frame, Headroom, Host, Job, Layer, Snapshot
+from opencue_sched.domain.farm import (
+    MOST_CENTICORES,
+    MOST_GPUS,
+    MOST_KB,
+    BadRow,
+    Caps,
+    Frame,
+    Headroom,
+    Host,
+    Job,
+    Layer,
+    Snapshot,
+)
 from opencue_sched.domain.frames import check_frame_range
 from opencue_sched.domain.reservation import burst_cap, cores_cap, gpus_cap
-from opencue_sched.domain.units import MOST_CENTICORES, MOST_GPUS, MOST_KB
 from opencue_sched.errors import InvalidInput
 from opencue_sched.placement.host_cache import HOLD_SECONDS, HostCache
 from opencue_sched.settings import HostCacheSettings, Settings

@@ -50,9 +50,8 @@ from opencue_sched.dispatch.rqd import (
     kill_and_confirm,
     look,
 )
-from opencue_sched.domain.farm import PlannedProc
+from opencue_sched.domain.farm import PlannedProc, centicores
 from opencue_sched.domain.frames import command_line, environment, memory_limit
-from opencue_sched.domain.units import centicores
 from opencue_sched.errors import InvalidInput, NotReady, RqdFailure
 from opencue_sched.settings import Settings
 from opencue_sched.store.booking import Environments

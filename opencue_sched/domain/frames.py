@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
 
-from opencue_sched.domain.farm import PlannedProc
-from opencue_sched.domain.units import INT_MAX
+from opencue_sched.domain.farm import INT_MAX, PlannedProc
 from opencue_sched.errors import InvalidInput
 
 MAX_NUMBERS = 1_000_000

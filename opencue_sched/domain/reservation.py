@@ -18,8 +18,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from opencue_sched.domain.farm import Host, Job, Layer, Reservation, ThreadMode
-from opencue_sched.domain.units import CENTICORES_PER_CORE, booked_cores, cap_cores
+from opencue_sched.domain.farm import (
+    CENTICORES_PER_CORE,
+    Host,
+    Job,
+    Layer,
+    Reservation,
+    ThreadMode,
+    booked_cores,
+    cap_cores,
+)
 
 VARIABLE_MODE_LEAST_CORES = 2
 """A threaded frame on a host in ThreadMode.VARIABLE gets at least this many cores (facts D)."""

@@ -22,8 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from sqlalchemy import Engine, create_engine
 
-from opencue_sched.domain.farm import JobState
-from opencue_sched.domain.units import booked_cores
+from opencue_sched.domain.farm import JobState, booked_cores
 from opencue_sched.embedded import renderer
 from opencue_sched.embedded.fleet import Fleet
 from opencue_sched.embedded.processes import ServiceFailed, free_port, private_directory, remove_directory

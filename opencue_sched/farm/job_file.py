@@ -27,11 +27,10 @@ from pydantic import (
     model_validator,
 )
 
-from opencue_sched.domain import units
+from opencue_sched.domain import farm
 from opencue_sched.domain.cluster import join_tags
 from opencue_sched.domain.depends import ChunkedRange, DependType, frame_pairs, waiting_circle
-from opencue_sched.domain.frames import RESERVED_VARIABLES, TOKEN, TOKENS, FrameRange, unknown_tokens
-from opencue_sched.domain.units import (
+from opencue_sched.domain.farm import (
     CENTICORES_PER_CORE,
     INT_MAX,
     MEMORY_FLOOR_KB,
@@ -40,6 +39,7 @@ from opencue_sched.domain.units import (
     frame_name,
     near,
 )
+from opencue_sched.domain.frames import RESERVED_VARIABLES, TOKEN, TOKENS, FrameRange, unknown_tokens
 from opencue_sched.errors import InvalidInput
 from opencue_sched.text_file import InvalidFile, as_text, read_json, read_text, read_yaml, walk
 
@@ -68,8 +68,8 @@ def _text(value: Any) -> Any:
 
 
 def _name(value: str) -> str:
-    if not units.NAME.match(value):
-        raise ValueError(f"{value!r} may contain only {units.NAME_CHARACTERS}")
+    if not farm.NAME.match(value):
+        raise ValueError(f"{value!r} may contain only {farm.NAME_CHARACTERS}")
     return value
 
 
@@ -93,7 +93,7 @@ def _centicores(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("expected a number of cores")
     try:
-        return units.centicores_of(value)
+        return farm.centicores_of(value)
     except InvalidInput as error:
         raise ValueError(str(error)) from error
 
@@ -123,8 +123,8 @@ def _command(command: str) -> str:
 
 def _range(value: Any) -> FrameRange:
     text = _text(value)
-    if not isinstance(text, str) or len(text) > units.LAYER_RANGE_WIDTH:
-        raise ValueError(f"expected a frame range of at most {units.LAYER_RANGE_WIDTH} characters")
+    if not isinstance(text, str) or len(text) > farm.LAYER_RANGE_WIDTH:
+        raise ValueError(f"expected a frame range of at most {farm.LAYER_RANGE_WIDTH} characters")
     try:
         return FrameRange.parse(text)
     except InvalidInput as error:
@@ -153,18 +153,18 @@ _AS_TEXT = BeforeValidator(_text)
 _NAME = AfterValidator(_name)
 _WORDS = BeforeValidator(_words)
 _ONCE = AfterValidator(_once)
-_JobName = Annotated[str, Field(max_length=units.JOB_NAME_WIDTH), _AS_TEXT, _NAME]
-_LayerName = Annotated[str, Field(max_length=units.LAYER_NAME_WIDTH), _AS_TEXT, _NAME]
+_JobName = Annotated[str, Field(max_length=farm.JOB_NAME_WIDTH), _AS_TEXT, _NAME]
+_LayerName = Annotated[str, Field(max_length=farm.LAYER_NAME_WIDTH), _AS_TEXT, _NAME]
 _Int = Annotated[int, Field(ge=-INT_MAX, le=INT_MAX)]
 _Count = Annotated[int, Field(ge=0, le=INT_MAX)]
 _Centicores = Annotated[int, BeforeValidator(_centicores)]
 _Environment = dict[
     Annotated[
-        str, StringConstraints(strip_whitespace=False, max_length=units.ENVIRONMENT_WIDTH), AfterValidator(_variable)
+        str, StringConstraints(strip_whitespace=False, max_length=farm.ENVIRONMENT_WIDTH), AfterValidator(_variable)
     ],
     Annotated[
         str,
-        StringConstraints(strip_whitespace=False, min_length=0, max_length=units.ENVIRONMENT_WIDTH),
+        StringConstraints(strip_whitespace=False, min_length=0, max_length=farm.ENVIRONMENT_WIDTH),
         BeforeValidator(_number_as_text),
     ],
 ]
@@ -246,7 +246,7 @@ class Layer(_Keys):
     """One layer. Cores are centicores with OpenCue's meaning of 0 and negative values; times are minutes."""
 
     name: _LayerName
-    command: Annotated[str, Field(max_length=units.COMMAND_WIDTH), _AS_TEXT, AfterValidator(_command)]
+    command: Annotated[str, Field(max_length=farm.COMMAND_WIDTH), _AS_TEXT, AfterValidator(_command)]
     range: Annotated[FrameRange, PlainValidator(_range), PlainSerializer(lambda frames: frames.text)]
     type: Annotated[
         Literal["RENDER", "PRE", "UTIL"], BeforeValidator(lambda it: it.upper() if isinstance(it, str) else it)
@@ -259,14 +259,14 @@ class Layer(_Keys):
     gpus: _Count = 0
     gpu_memory: Annotated[int, BeforeValidator(_size_kb), Field(ge=0, le=_MOST_KB)] = 0
     tags: Annotated[
-        list[Annotated[str, Field(max_length=units.HOST_TAG_WIDTH), _AS_TEXT, _NAME]],
+        list[Annotated[str, Field(max_length=farm.HOST_TAG_WIDTH), _AS_TEXT, _NAME]],
         Field(min_length=1),
         _WORDS,
         _ONCE,
     ] = ["general"]
     services: Annotated[list[Annotated[str, _AS_TEXT, _NAME]], _WORDS, _ONCE] = ["default"]
     limits: Annotated[
-        list[Annotated[str, Field(max_length=units.LIMIT_NAME_WIDTH), _AS_TEXT, _NAME]],
+        list[Annotated[str, Field(max_length=farm.LIMIT_NAME_WIDTH), _AS_TEXT, _NAME]],
         _WORDS,
         _ONCE,
     ] = []
@@ -294,9 +294,9 @@ class Layer(_Keys):
 class JobSpec(_Keys):
     """A job file. None: what the show, folder or facility says. Cores are centicores; an unlimited cap is -1."""
 
-    show: Annotated[str, Field(max_length=units.SHOW_NAME_WIDTH), _AS_TEXT, _NAME]
-    shot: Annotated[str, Field(max_length=units.SHOT_NAME_WIDTH), _AS_TEXT, _NAME]
-    user: Annotated[str, Field(max_length=units.USER_NAME_WIDTH), _AS_TEXT, _NAME]
+    show: Annotated[str, Field(max_length=farm.SHOW_NAME_WIDTH), _AS_TEXT, _NAME]
+    shot: Annotated[str, Field(max_length=farm.SHOT_NAME_WIDTH), _AS_TEXT, _NAME]
+    user: Annotated[str, Field(max_length=farm.USER_NAME_WIDTH), _AS_TEXT, _NAME]
     name: _JobName
     layers: Annotated[list[Layer], Field(min_length=1, max_length=MAX_LAYERS)]
     depends: Annotated[list[JobDepend], BeforeValidator(_listed)] = []
@@ -304,14 +304,14 @@ class JobSpec(_Keys):
     # RQD runs nothing as root.
     uid: Annotated[int, Field(ge=1, le=INT_MAX)] | None = None
     priority: _Int = 1
-    facility: Annotated[str, Field(max_length=units.FACILITY_NAME_WIDTH), _AS_TEXT] | None = None
-    folder: Annotated[str, Field(max_length=units.FOLDER_NAME_WIDTH), _AS_TEXT] | None = None
-    dept: Annotated[str, Field(max_length=units.DEPT_NAME_WIDTH), _AS_TEXT] | None = None
-    os: Annotated[str, Field(max_length=units.JOB_OS_WIDTH), _AS_TEXT, _NAME] | None = None
+    facility: Annotated[str, Field(max_length=farm.FACILITY_NAME_WIDTH), _AS_TEXT] | None = None
+    folder: Annotated[str, Field(max_length=farm.FOLDER_NAME_WIDTH), _AS_TEXT] | None = None
+    dept: Annotated[str, Field(max_length=farm.DEPT_NAME_WIDTH), _AS_TEXT] | None = None
+    os: Annotated[str, Field(max_length=farm.JOB_OS_WIDTH), _AS_TEXT, _NAME] | None = None
     paused: bool = False
     max_retries: Annotated[int, Field(ge=0, le=2**15 - 1)] = 3
     autoeat: bool = False
-    log_dir: Annotated[str, Field(max_length=units.LOG_DIR_WIDTH), _AS_TEXT, AfterValidator(_absolute)] | None = None
+    log_dir: Annotated[str, Field(max_length=farm.LOG_DIR_WIDTH), _AS_TEXT, AfterValidator(_absolute)] | None = None
     min_cores: Annotated[_Centicores, Field(ge=0)] | None = None
     max_cores: Annotated[_Centicores, AfterValidator(_core_cap)] | None = None
     min_gpus: _Count | None = None
@@ -371,8 +371,8 @@ def _problems_together(spec: JobSpec) -> Iterator[str]:
             yield f"layers: {times} layers are called {name!r}; a layer's name must be unique in its job"
     if spec.frame_count > MAX_FRAMES:
         yield f"layers: the job has {spec.frame_count} frames; {MAX_FRAMES} is the most it may have"
-    if len(spec.full_name) > units.JOB_NAME_WIDTH:
-        yield f"name: the job's full name has {len(spec.full_name)} characters; {units.JOB_NAME_WIDTH} is the most"
+    if len(spec.full_name) > farm.JOB_NAME_WIDTH:
+        yield f"name: the job's full name has {len(spec.full_name)} characters; {farm.JOB_NAME_WIDTH} is the most"
     if 0 < (spec.max_cores or 0) < (spec.min_cores or 0):
         yield "max_cores: is less than min_cores"
     if 0 < (spec.max_gpus or 0) < (spec.min_gpus or 0):
@@ -386,15 +386,15 @@ def _problems_together(spec: JobSpec) -> Iterator[str]:
 def _layer_problems(layer: Layer) -> Iterator[str]:
     numbers = layer.range.numbers
     width = max(len(frame_name(number, layer.name)) for number in (min(numbers), max(numbers)))
-    if width > units.FRAME_NAME_WIDTH:
-        yield f"name: makes frame names of {width} characters; OpenCue stores {units.FRAME_NAME_WIDTH} at most"
+    if width > farm.FRAME_NAME_WIDTH:
+        yield f"name: makes frame names of {width} characters; OpenCue stores {farm.FRAME_NAME_WIDTH} at most"
     if 0 < layer.max_cores < layer.cores:
         yield "max_cores: is less than cores"
     if layer.threads and 0 < layer.cores < CENTICORES_PER_CORE:
         yield "threadable: a layer of less than one core cannot thread"
     for key, joined, most in (
-        ("tags", join_tags(layer.tags), units.LAYER_TAGS_WIDTH),
-        ("services", ",".join(layer.services), units.LAYER_SERVICES_WIDTH),
+        ("tags", join_tags(layer.tags), farm.LAYER_TAGS_WIDTH),
+        ("services", ",".join(layer.services), farm.LAYER_SERVICES_WIDTH),
     ):
         if len(joined) > most:
             yield f"{key}: need {len(joined)} characters; {most} is the most OpenCue stores"

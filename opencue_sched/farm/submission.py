@@ -20,9 +20,8 @@ from sqlalchemy import Connection, Engine, Row
 
 from opencue_sched.domain.cluster import join_tags
 from opencue_sched.domain.depends import ChunkedRange, DependType, frame_pairs
-from opencue_sched.domain.farm import FrameState, JobState
+from opencue_sched.domain.farm import CENTICORES_PER_CORE, LOG_DIR_WIDTH, FrameState, JobState, frame_name, near
 from opencue_sched.domain.frames import FrameRange
-from opencue_sched.domain.units import CENTICORES_PER_CORE, LOG_DIR_WIDTH, frame_name, near
 from opencue_sched.errors import InvalidInput
 from opencue_sched.farm.job_file import JobDepend, JobSpec, Layer, depends_of
 from opencue_sched.settings import DEFAULT_OS, Settings

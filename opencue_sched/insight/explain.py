@@ -22,8 +22,7 @@ from opencue_sched.coordination.postings import ClusterPostings, SkippedCluster
 from opencue_sched.dispatch.report import RecordedVerdict
 from opencue_sched.domain.cluster import Verdict, normalise_tags
 from opencue_sched.domain.depends import DependType
-from opencue_sched.domain.farm import HardwareState, JobState, LockState
-from opencue_sched.domain.units import CENTICORES_PER_CORE, near, os_names
+from opencue_sched.domain.farm import CENTICORES_PER_CORE, HardwareState, JobState, LockState, near, os_names
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
 from opencue_sched.store import jobs, pending

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, TextClause, text
 
-from opencue_sched.domain.farm import STATUSES_NOT_COUNTED_AS_RETRY, PlannedProc
-from opencue_sched.domain.units import centicores
+from opencue_sched.domain.farm import STATUSES_NOT_COUNTED_AS_RETRY, PlannedProc, centicores
 from opencue_sched.store.schema import SchemaFacts
 
 FIRST_MEMORY_USED_KB = 262_144

@@ -12,8 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, TextClause, text
 
-from opencue_sched.domain.farm import BadRow, Host, ThreadMode
-from opencue_sched.domain.units import MOST_CENTICORES, MOST_GPUS, MOST_KB, os_names
+from opencue_sched.domain.farm import MOST_CENTICORES, MOST_GPUS, MOST_KB, BadRow, Host, ThreadMode, os_names
 from opencue_sched.store.procs import lock_hosts
 
 _COLUMNS = """

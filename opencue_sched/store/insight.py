@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from opencue_sched.domain.units import CENTICORES_PER_CORE
+from opencue_sched.domain.farm import CENTICORES_PER_CORE
 from opencue_sched.store.pending import USED
 
 _CORES = f"((p.int_cores_reserved + {CENTICORES_PER_CORE - 1}) / {CENTICORES_PER_CORE})"

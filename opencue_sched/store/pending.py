@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Row, TextClause, text
 
 from opencue_sched.domain.cluster import Cluster
-from opencue_sched.domain.farm import Headroom, TagType
+from opencue_sched.domain.farm import MOST_CENTICORES, MOST_GPUS, Headroom, TagType
 from opencue_sched.domain.reservation import cores_cap, gpus_cap
-from opencue_sched.domain.units import MOST_CENTICORES, MOST_GPUS
 from opencue_sched.store.schema import SchemaFacts
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, text
 
-from opencue_sched.domain.farm import ExitStatus, FrameState, PlannedProc
-from opencue_sched.domain.units import MEMORY_FLOOR_KB
+from opencue_sched.domain.farm import MEMORY_FLOOR_KB, ExitStatus, FrameState, PlannedProc
 from opencue_sched.store.booking import lock_stats
 from opencue_sched.store.procs import delete_procs, lock_hosts, lock_runs, restore_hosts
 
