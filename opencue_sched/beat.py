@@ -48,7 +48,6 @@ from opencue_sched.worker.metrics import PORTS_TRIED, serve_metrics
 
 log = structlog.get_logger(__name__)
 
-CONSERVATIVE_RETRY_SECONDS = 5.0
 POLL_SECONDS = 0.5
 FUTURE_SECONDS = 5.0
 """A recorded tick that begins later than this is of the future; less is the drift between two Redis of a failover."""
@@ -63,7 +62,7 @@ def make_gate(settings: Settings) -> LeaderGate:
         LeaderKeys(coordination.namespace, beat_role(settings.scheduler.facility)),
         ttl_seconds=wait if conservative else coordination.lease_ttl,
         renew_deadline_seconds=wait * 0.9 if conservative else coordination.renew_deadline,
-        retry_seconds=CONSERVATIVE_RETRY_SECONDS if conservative else coordination.retry_interval,
+        retry_seconds=coordination.retry_interval,
         quiet_seconds=wait if conservative else 0.0,
         fences=PersistentFences(make_engine(settings, application_name="opencue-sched-beat", pool_size=1)),
     )

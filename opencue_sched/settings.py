@@ -446,6 +446,11 @@ def read_settings_file(path: Path) -> dict[str, Any]:
 @lru_cache(maxsize=1)
 def get_settings() -> Settings:
     """The settings of this process, read once. Raises WrongConfiguration, or pydantic's ValidationError."""
+    for name in unknown_variables(os.environ):
+        # A variable of a section that is no more would only be warned of: pydantic does not see it.
+        section = name.upper().removeprefix(PREFIX).partition("__")[0].lower()
+        if section in _REPLACED:
+            raise WrongConfiguration(f"setting {name}: there is no such setting; {_REPLACED[section]}")
     try:
         return Settings()
     except SettingsError as error:

@@ -127,10 +127,6 @@ class Presence:
         return self._actors[0].instance
 
     @property
-    def types(self) -> tuple[str, ...]:
-        return tuple(actor.type for actor in self._actors)
-
-    @property
     def token(self) -> str:
         return self._actors[0].token
 
@@ -219,9 +215,9 @@ class Members:
     alive: tuple[Actor, ...]
     gone: tuple[str, ...]
 
-    def of(self, type_: str, group: str | None = None) -> list[Actor]:
-        """The living of one type, and of one group if given."""
-        return [actor for actor in self.alive if actor.type == type_ and group in (None, actor.group)]
+    def of(self, type_: str) -> list[Actor]:
+        """The living of one type."""
+        return [actor for actor in self.alive if actor.type == type_]
 
     def of_fleet(self, type_: str, facility: str | None) -> list[Actor]:
         """The living of one type that are scoped to ``facility``; without one, those that are scoped to none."""

@@ -390,20 +390,17 @@ class Events:
             self._resync.caps(vertices)
 
     def _follow_caps(self, vertices: Collection[str]) -> None:
+        """Load these caps, and wake the shows whose work may go on now."""
         load_caps(self._engine, self._ledger, [f"acct:{vertex}" for vertex in vertices])
-        self._waker.shows(self._shows_under(vertices))
-
-    def _shows_under(self, vertices: Collection[str]) -> frozenset[str]:
-        """The shows whose work may go on now that these caps have changed."""
         ids = defaultdict[str, list[str]](list)
         for vertex in vertices:
             kind, _, id_ = vertex.partition(":")
             ids[kind].append(id_)
-        subscribed = frozenset(pair.partition(":")[0] for pair in ids["sub"])
-        if not (ids["folder"] or ids["job"] or ids["limit"]):
-            return subscribed
-        with self._engine.connect() as connection:
-            return subscribed | shows_under(connection, folders=ids["folder"], jobs=ids["job"], limits=ids["limit"])
+        shows = {pair.partition(":")[0] for pair in ids["sub"]}
+        if ids["folder"] or ids["job"] or ids["limit"]:
+            with self._engine.connect() as connection:
+                shows |= shows_under(connection, folders=ids["folder"], jobs=ids["job"], limits=ids["limit"])
+        self._waker.shows(shows)
 
     def _handed_back(self, shows: Sequence[str]) -> None:
         """By whomever; our own command leaves little to do."""

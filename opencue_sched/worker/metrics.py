@@ -135,9 +135,6 @@ store_epoch = Gauge(
     "The generation of the counters: one number for all workers, another after each filling; 0 while they are closed.",
     multiprocess_mode=LATEST,
 )
-if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-    recompute_age.set(math.nan)
-    store_epoch.set(math.nan)
 ledger_in_flight = Gauge("scheduler_ledger_in_flight", "Bookings not confirmed yet.", multiprocess_mode=LATEST)
 ledger_oldest_in_flight = Gauge(
     "scheduler_ledger_oldest_in_flight_seconds", "Age of the oldest unconfirmed booking.", multiprocess_mode=LATEST
@@ -148,7 +145,8 @@ store_ready = Gauge(
     multiprocess_mode=LATEST,
 )
 if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-    store_ready.set(math.nan)
+    for unknown_yet in (recompute_age, store_epoch, store_ready):
+        unknown_yet.set(math.nan)
 publish_misconfigured = Gauge(
     "cuebot_redis_publish_misconfigured",
     "1 when managed shows exist but the configured release feed cannot deliver their releases.",
@@ -194,7 +192,11 @@ def record_pass(report: PassReport) -> None:
         bookings_lost.labels(reason).inc(count)
     for seconds in report.seconds_to_book:
         time_to_book.observe(seconds)
-    _record_verdicts(report)
+    for verdict in report.verdicts:
+        if verdict.verdict in (Verdict.NO_HOST, Verdict.NO_FIT, Verdict.CAPACITY):
+            no_candidate_iterations.inc()
+        if verdict.verdict is Verdict.OVER_JOB and verdict.layer_id not in report.refused:
+            job_cap_precheck_skip.inc()
     for histogram, step in (
         (job_query_duration, "gather"),
         (plan_duration, "plan"),
@@ -223,14 +225,6 @@ def _record_plan(plan: Plan) -> None:
     checkout_outcome.labels("booked").inc(attempted - plan.wasted_attempts)
     checkout_outcome.labels("no_progress").inc(plan.wasted_attempts)
     checkout_outcome.labels("no_match").inc(plan.cache_misses)
-
-
-def _record_verdicts(report: PassReport) -> None:
-    for verdict in report.verdicts:
-        if verdict.verdict in (Verdict.NO_HOST, Verdict.NO_FIT, Verdict.CAPACITY):
-            no_candidate_iterations.inc()
-        if verdict.verdict is Verdict.OVER_JOB and verdict.layer_id not in report.refused:
-            job_cap_precheck_skip.inc()
 
 
 def record_sweep(report: SweepReport) -> None:

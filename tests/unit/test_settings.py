@@ -237,6 +237,13 @@ def test_a_wrong_key_or_value_of_a_file_is_named_with_the_file(monkeypatch, tmp_
     assert problem.startswith(f"setting {variable} ({key} in {file}): {reason}")
 
 
+def test_a_variable_of_a_section_that_is_no_more_is_refused(monkeypatch):
+    monkeypatch.setenv("OPENCUE_SCHED_SUBMISSION__LOG_ROOT", "/logs")
+    get_settings.cache_clear()
+    with pytest.raises(WrongConfiguration, match=r"OPENCUE_SCHED_SUBMISSION__LOG_ROOT: .*; use log_root"):
+        get_settings()
+
+
 def test_what_was_removed_is_no_setting():
     assert not settings_module._REPLACED.keys() & {".".join(path) for path, _ in setting_fields()}
 
