@@ -11,7 +11,6 @@ from sqlalchemy import Engine
 from opencue_sched.cli.inputs import database, redis_store
 from opencue_sched.cli.output import counted, working
 from opencue_sched.errors import SchedulerError
-from opencue_sched.farm.model import EventCounts
 from opencue_sched.farm.service import serve
 from opencue_sched.insight.stores import check_stores
 from opencue_sched.settings import get_settings
@@ -88,7 +87,7 @@ def report_service_command() -> None:
             check_schema(connection)
     install_level_signals()
     metrics.serve_metrics(settings.queue.metrics_host, settings.queue.metrics_port, metrics.REPORT_SERVICE)
-    raise click.exceptions.Exit(serve(settings, counts=EventCounts(metrics.record_event)))
+    raise click.exceptions.Exit(serve(settings, count=metrics.record_event))
 
 
 # ``opencue-sched demo``.

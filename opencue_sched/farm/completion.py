@@ -24,12 +24,13 @@ from opencue_sched.domain.farm import FrameState
 from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.model import (
     CompletedFrame,
+    CountEvent,
     Ending,
-    EventCounts,
     LostRun,
     RunOutcome,
     RunsEnded,
     RunVerdict,
+    count_nothing,
     ending_of,
     satisfies_depends,
 )
@@ -243,7 +244,7 @@ class Releaser:
     only_on_success: bool = True
     ledger: Ledger | None = None
     changes: HostChanges | None = None
-    counts: EventCounts = field(default_factory=EventCounts)
+    count: CountEvent = count_nothing
     clock: Callable[[], float] = time.time
     asked_for: bool = False
 
@@ -256,10 +257,10 @@ class Releaser:
         answers = self._end(reports)
         for report, answer in zip(reports, answers, strict=True):
             if isinstance(answer, RunOutcome):
-                self.counts.add(f"completion_{answer.verdict.value}")
+                self.count(f"completion_{answer.verdict.value}")
                 _log_outcome(report, answer)
             else:
-                self.counts.add("completion_refused")
+                self.count("completion_refused")
                 _log_refused("completion_refused", report, answer, host=report.host_name)
         return answers
 
@@ -315,7 +316,7 @@ class Releaser:
             # recompute make up for what was not announced.
             expected = isinstance(error, SchedulerError | RedisError)
             (_log.warning if expected else _log.exception)("announce_failed", step=step, error=str(error), ids=ids)
-            self.counts.add(f"{step}_failed")
+            self.count(f"{step}_failed")
 
 
 def _log_refused(event: str, request: Request, error: Exception, **fields: object) -> None:
@@ -372,9 +373,9 @@ class _Waiting:
 class CompletionBatcher:
     """One thread that applies completions in the order they arrive. ``submit`` is thread-safe."""
 
-    def __init__(self, apply: Apply, *, counts: EventCounts | None = None, most_waiting: int = MOST_WAITING) -> None:
+    def __init__(self, apply: Apply, *, count: CountEvent = count_nothing, most_waiting: int = MOST_WAITING) -> None:
         self._apply = apply
-        self._counts = counts or EventCounts()
+        self._count = count
         self._most_waiting = most_waiting
         self._queue: deque[_Waiting] = deque()
         self._wake = threading.Condition()
@@ -414,7 +415,7 @@ class CompletionBatcher:
             if self._stopping:
                 raise NotAccepting("the report service is stopping")
             if len(self._queue) >= self._most_waiting:
-                self._counts.add("completion_queue_full")
+                self._count("completion_queue_full")
                 raise NotAccepting(f"{len(self._queue)} completions wait for the database already")
             waiting = _Waiting(report)
             self._queue.append(waiting)
@@ -429,7 +430,7 @@ class CompletionBatcher:
                 answers = self._apply([waiting.report for waiting in batch])
             except Exception as error:
                 if database_away(error):
-                    self._counts.add("completion_retry")
+                    self._count("completion_retry")
                     _log.warning("completions_kept", waiting=self.waiting, error=str(error).partition("\n")[0])
                     self._give_up.wait(retry_after)
                     # One at a time until it works again, in case it is one report that makes the statement time out;

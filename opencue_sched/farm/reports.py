@@ -497,7 +497,7 @@ class HostReports:
                 owned.append((frame, row))
                 reason = overdue(row, frame, now=now)
             elif check is OrphanCheck.KILL:
-                self.releaser.counts.add("unowned_process")
+                self.releaser.count("unowned_process")
             if reason and check is not OrphanCheck.WAIT:
                 kills.append((frame.frame_id, reason))
         return owned, kills
@@ -519,7 +519,7 @@ class HostReports:
         with self.releaser.engine.begin() as connection:
             grown = reports.grow_reservations(connection, host_id, growing)
         if grown:
-            self.releaser.counts.add("reservation_grown", len(grown))
+            self.releaser.count("reservation_grown", len(grown))
             self.releaser.publish_hosts([host_id])
         if len(grown) < len(growing):
             short = {proc: kb for proc, kb in growing.items() if proc not in grown}
@@ -553,15 +553,15 @@ class HostReports:
             ):
                 gone.append(run)
         ended = self.releaser.end_lost(gone)
-        self.releaser.counts.add("lost_completion", sum(run.verdict is RunVerdict.APPLIED for run in ended))
+        self.releaser.count("lost_completion", sum(run.verdict is RunVerdict.APPLIED for run in ended))
 
     def _kill(self, host_name: str, frame_id: str, reason: str) -> bool:
         """False: RQD could not be asked."""
         if not self._throttle.allows(host_name, frame_id):
-            self.releaser.counts.add("kill_throttled")
+            self.releaser.count("kill_throttled")
             return True
         _log.warning("process_killed", host=host_name, frame=frame_id, reason=reason)
-        self.releaser.counts.add("process_killed")
+        self.releaser.count("process_killed")
         return self.killer.ask(host_name, frame_id, reason)
 
     def _missing(self, report: report_pb2.HostReport, row: HostRow) -> list[LostRun]:
@@ -592,6 +592,6 @@ class HostReports:
         with self.releaser.engine.begin() as connection:
             wrong = reports.reconcile_host(connection, host_id)
         if wrong:
-            self.releaser.counts.add("host_reconciled")
+            self.releaser.count("host_reconciled")
             _log.warning("host_idle_reconciled", host=host_name)
             self.releaser.publish_hosts([host_id])

@@ -27,7 +27,7 @@ from opencue_sched.dispatch.gather import HostChanges
 from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller
 from opencue_sched.errors import InvalidInput, SchedulerError
 from opencue_sched.farm.completion import CompletionBatcher, NotAccepting, Releaser, database_away
-from opencue_sched.farm.model import CompletedFrame, EventCounts
+from opencue_sched.farm.model import CompletedFrame, CountEvent
 from opencue_sched.farm.reports import LONGEST_FULL_NAME, HostReports, KillPool, check_bounds, check_frame
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
@@ -141,7 +141,7 @@ _DATABASE_AWAY_SECONDS = 0.5
 class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore[misc]
     """A gRPC server for the three calls of RQD with everything behind it.
 
-    ``counts`` has an entry for every kind of event (completion_applied, report_refused, process_killed,
+    ``count`` is called for every event (completion_applied, report_refused, process_killed,
     lost_completion, ...), which the worker turns into metrics.
     """
 
@@ -153,13 +153,13 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
         changes: HostChanges | None,
         killer: RqdKiller,
         *,
-        counts: EventCounts | None = None,
+        count: CountEvent,
     ) -> None:
         self._settings = settings.release
-        self.counts = counts or EventCounts()
+        self.count = count
         only_on_success = self._settings.satisfy_only_on_frame_success
-        releaser = Releaser(engine, only_on_success, ledger, changes, self.counts)
-        self.completions = CompletionBatcher(releaser.complete, counts=self.counts)
+        releaser = Releaser(engine, only_on_success, ledger, changes, count)
+        self.completions = CompletionBatcher(releaser.complete, count=count)
         self.inbox = HostInbox(self._serve)
         self._kills = KillPool()
         self._reports = HostReports(
@@ -214,14 +214,14 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
         try:
             if mail.boot is not None:
                 self._reports.boot(mail.boot)
-                self.counts.add("boot_report")
+                self.count("boot_report")
             if mail.status is not None:
                 self._reports.status(mail.status, age=time.monotonic() - mail.received_at)
-                self.counts.add("host_report")
+                self.count("host_report")
         except InvalidInput as refusal:
             self.log_refusal(mail.host_name, str(refusal))
         except Exception as error:
-            self.counts.add("report_failed")
+            self.count("report_failed")
             if not database_away(error):
                 _log.exception("host_report_failed", host=mail.host_name)
                 return
@@ -232,7 +232,7 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
 
     def log_refusal(self, host_name: str, message: str) -> None:
         """Count a refusal. A host that reports nonsense does so every few seconds: it is logged every ten minutes."""
-        self.counts.add("report_refused")
+        self.count("report_refused")
         now = time.monotonic()
         host_name = host_name[:LONGEST_FULL_NAME]
         key = f"{host_name} {message}"
@@ -282,7 +282,7 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
             self.log_refusal(report.host.name, str(refusal))
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(refusal))
         if not self.inbox.put(report.host.name, **{kind: report}):
-            self.counts.add("report_queue_full")
+            self.count("report_queue_full")
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many host reports wait; report again later")
 
 
@@ -303,7 +303,7 @@ def read_completion(report: report_pb2.FrameCompleteReport) -> CompletedFrame:
     )
 
 
-def serve(settings: Settings, *, counts: EventCounts) -> int:
+def serve(settings: Settings, *, count: CountEvent) -> int:
     """Run a report service with its own connections until SIGTERM or SIGINT. Returns a process exit status.
 
     Call it from the main thread. 1 means that completions had to be given up when it was stopped.
@@ -317,7 +317,7 @@ def serve(settings: Settings, *, counts: EventCounts) -> int:
         with RqdChannels(settings.rqd) as channels:
             ledger = Ledger(client, owner=settings.instance)
             changes = HostChanges(client, settings.coordination.namespace)
-            service = ReportService(settings, engine, ledger, changes, RqdKiller(channels), counts=counts)
+            service = ReportService(settings, engine, ledger, changes, RqdKiller(channels), count=count)
             service.start()
             stopping.wait()
             return 1 if service.stop() else 0

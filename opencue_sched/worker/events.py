@@ -33,7 +33,7 @@ from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.dispatch.failures import is_trouble
 from opencue_sched.dispatch.gather import HostFeed
 from opencue_sched.errors import NotReady, SchedulerError
-from opencue_sched.farm.model import EventCounts
+from opencue_sched.farm.model import CountEvent, count_nothing
 from opencue_sched.settings import Settings
 from opencue_sched.store.accounting import managed_show_ids
 from opencue_sched.store.shows import shows_under
@@ -68,7 +68,7 @@ class NotificationListener(PeriodicThread):
         handlers: Mapping[str, Callable[..., object]],
         *,
         on_reconnect: Callable[[], object] = bool,
-        counts: EventCounts | None = None,
+        count: CountEvent = count_nothing,
     ) -> None:
         super().__init__(
             "notifications",
@@ -80,7 +80,7 @@ class NotificationListener(PeriodicThread):
         self._engine = engine
         self._handlers = handlers
         self._on_reconnect = on_reconnect
-        self.counts = counts or EventCounts()
+        self.count = count
         self._connected = threading.Event()
         self._connected_before = False
 
@@ -98,7 +98,7 @@ class NotificationListener(PeriodicThread):
             self._connected_before = True
             self._hear(connection)
         except (psycopg2.Error, OSError) as error:
-            self.counts.add("listener_lost")
+            self.count("listener_lost")
             log.warning("listener_lost_connection", error=str(error).strip())
         finally:
             self._connected.clear()
@@ -117,7 +117,7 @@ class NotificationListener(PeriodicThread):
                 for channel in self._handlers:
                     cursor.execute(f"LISTEN {quote_ident(channel, cursor)}")
         except (psycopg2.Error, SQLAlchemyError) as error:
-            self.counts.add("listener_connect_failed")
+            self.count("listener_connect_failed")
             raise SchedulerError(str(error).strip()) from error
         return connection
 
@@ -145,7 +145,7 @@ class NotificationListener(PeriodicThread):
         try:
             ids = _ids(json.loads(payload), _LISTS[channel])
         except (ValueError, TypeError) as error:
-            self.counts.add("notification_malformed")
+            self.count("notification_malformed")
             log.warning("notification_malformed", channel=channel, payload=payload[:200], error=str(error))
             return
         self._call(channel, partial(self._handlers[channel], *ids))
@@ -154,10 +154,10 @@ class NotificationListener(PeriodicThread):
         try:
             handler()
         except Exception:
-            self.counts.add("notification_failed")
+            self.count("notification_failed")
             log.exception("notification_failed", channel=name)
         else:
-            self.counts.add(f"notification_{name}")
+            self.count(f"notification_{name}")
 
 
 def _ids(content: Any, lists: Sequence[str]) -> list[list[str]]:
@@ -335,7 +335,7 @@ class Events:
         ledger: Ledger,
         hosts: HostFeed,
         wake: Callable[[frozenset[str], frozenset[str]], float],
-        counts: EventCounts,
+        count: CountEvent,
         *,
         recomputed: Callable[[RecomputeReport], object],
     ) -> None:
@@ -358,7 +358,7 @@ class Events:
             WORK_CHANNEL: self._waker.shows,
             HANDED_BACK_CHANNEL: self._handed_back,
         }
-        self.listener = NotificationListener(engine, handlers, on_reconnect=self._resync.everything, counts=counts)
+        self.listener = NotificationListener(engine, handlers, on_reconnect=self._resync.everything, count=count)
 
     def start(self) -> None:
         self._waker.start()

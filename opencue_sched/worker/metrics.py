@@ -265,7 +265,7 @@ def record_reaped(report: ReaperReport) -> None:
     reaped.labels("frame_dead").inc(report.frames_dead)
 
 
-def record_event(event: str, amount: int) -> None:
+def record_event(event: str, amount: int = 1) -> None:
     """Count one event of the farm package, by its name there."""
     release_events.labels(event).inc(amount)
 

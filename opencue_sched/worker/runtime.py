@@ -50,7 +50,6 @@ from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller
 from opencue_sched.domain.cluster import Fence
 from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.model import EventCounts
 from opencue_sched.farm.reaper import Reaper, drain_history, recover_depends
 from opencue_sched.insight.stores import check_stores
 from opencue_sched.settings import Settings, get_settings
@@ -90,7 +89,6 @@ class Runtime:
         )
         self.first_seen = FirstSeen(self.client)
         self.verdicts = VerdictLog(self.client, settings.coordination.namespace)
-        self.counts = EventCounts(metrics.record_event)
         self.renewer = ClaimRenewer(
             self.postings,
             ttl_seconds=CLAIM_SECONDS,
@@ -182,7 +180,8 @@ class Runtime:
     @cached_property
     def reaper(self) -> Reaper:
         release = self.settings.release
-        releaser = Releaser(self.engine, release.satisfy_only_on_frame_success, self.ledger, self.changes, self.counts)
+        only_on_success = release.satisfy_only_on_frame_success
+        releaser = Releaser(self.engine, only_on_success, self.ledger, self.changes, metrics.record_event)
         killer = RqdKiller(self.channels)
         return Reaper(releaser, release, killer=killer, scope=self._scope, stopping=self._stopping)
 
@@ -191,7 +190,7 @@ class Runtime:
         """The notifications of PostgreSQL, and what they set in motion."""
         recomputed = metrics.record_recompute
         made = Events(
-            self.settings, self.engine, self.ledger, self.hosts, self._wake, self.counts, recomputed=recomputed
+            self.settings, self.engine, self.ledger, self.hosts, self._wake, metrics.record_event, recomputed=recomputed
         )
         self._closing.callback(made.stop)
         return made

@@ -10,8 +10,9 @@ from sqlalchemy import Connection, Engine, event, text
 
 from opencue_sched.domain.farm import FrameState
 from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.model import CompletedFrame, EventCounts, RunOutcome, RunVerdict
+from opencue_sched.farm.model import CompletedFrame, RunOutcome, RunVerdict
 from opencue_sched.store.release import FrameStop, stop_frames
+from tests.counted import Counted
 from tests.farm import LayerSpec
 from tests.integration.farm.runs import (
     FarmView,
@@ -83,10 +84,10 @@ def test_a_failing_redis_does_not_undo_a_completion(engine: Engine, view: FarmVi
             raise ConnectionError("redis is away")
 
     run = start(view)
-    counts = EventCounts()
+    counts = Counted()
 
     # when a frame completes
-    (outcome,) = Releaser(engine, ledger=Broken(), counts=counts).complete([run.report()])
+    (outcome,) = Releaser(engine, ledger=Broken(), count=counts).complete([run.report()])
 
     # then it is completed all the same, and it is known that the ledger was not told
     assert isinstance(outcome, RunOutcome)

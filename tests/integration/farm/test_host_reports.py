@@ -13,10 +13,10 @@ from opencue_sched.domain.farm import HardwareState
 from opencue_sched.errors import InvalidInput
 from opencue_sched.farm import reports as reports_module
 from opencue_sched.farm.completion import Releaser
-from opencue_sched.farm.model import EventCounts
 from opencue_sched.farm.reports import RECONCILE_SECONDS, HostReports
 from opencue_sched.settings import Release
 from opencue_sched.store.reports import set_hardware_state
+from tests.counted import Counted
 from tests.farm import LayerSpec
 from tests.integration.farm.runs import (
     FarmView,
@@ -46,10 +46,10 @@ class Desk:
         self.killer = ScriptedKiller()
         self.ledger = RecordedLedger()
         self.changes = RecordedChanges()
-        self.counts = EventCounts()
+        self.counts = Counted()
         self.clock = Clock()
         self.reports = HostReports(
-            Releaser(engine, ledger=self.ledger, changes=self.changes, counts=self.counts, clock=self.clock),
+            Releaser(engine, ledger=self.ledger, changes=self.changes, count=self.counts, clock=self.clock),
             Release(lost_completion_grace=30),
             killer=self.killer,
             background=self.at_once,

@@ -29,6 +29,7 @@ from opencue_sched.farm.reaper import Reaper
 from opencue_sched.farm.service import ReportService
 from opencue_sched.settings import Release, Rqd, Settings
 from opencue_sched.store.procs import UpkeepScope
+from tests.counted import Counted
 from tests.farm import HostIds, JobIds, LayerSpec
 from tests.integration.farm.runs import FarmView
 from tests.polling import eventually
@@ -97,9 +98,9 @@ class Site:
 
     def report(self, host_name: str) -> None:
         """Send a status report and wait until it was handled."""
-        before = self.service.counts["host_report"]
+        before = self.service.count["host_report"]
         assert self.rqds.report_now(host_name)
-        eventually(lambda: self.service.counts["host_report"] > before)
+        eventually(lambda: self.service.count["host_report"] > before)
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def site(settings: Settings, engine: Engine, view: FarmView, monkeypatch: pytest
         with view.farm() as farm:
             farm.alloc()
         killer = LateKiller()
-        service = ReportService(settings, engine, ledger, changes, killer)
+        service = ReportService(settings, engine, ledger, changes, killer, count=Counted())
         service.start()
         stack.callback(service.stop)
         names = ("sim1", "sim2")
@@ -128,7 +129,7 @@ def site(settings: Settings, engine: Engine, view: FarmView, monkeypatch: pytest
         rqds.behave(hang_ratio=1.0)
         channels = stack.enter_context(RqdChannels(Rqd(addresses=rqds.addresses, timeout=3.0)))
         killer.real = RqdKiller(channels)
-        eventually(lambda: service.counts["boot_report"] == 2)
+        eventually(lambda: service.count["boot_report"] == 2)
         site = Site(view, service, rqds, channels, killer, ledger, changes, client)
         for row in view.rows("SELECT pk_host, str_name, pk_alloc FROM host"):
             site.hosts[row.str_name] = HostIds(row.pk_host, row.str_name, row.pk_alloc)

@@ -15,9 +15,9 @@ from sqlalchemy import Engine, text
 from structlog.testing import capture_logs
 
 from opencue_sched.errors import SchedulerError
-from opencue_sched.farm.model import EventCounts
 from opencue_sched.farm.service import LARGEST_REPORT_BYTES, ReportService
 from opencue_sched.settings import Settings
+from tests.counted import Counted
 from tests.farm import LayerSpec
 from tests.integration.farm.runs import (
     FarmView,
@@ -37,7 +37,12 @@ def running_service(
 ) -> Iterator[ReportService]:
     release = settings.release.model_copy(update={"port": 0, "workers": 2})
     service = ReportService(
-        settings.model_copy(update={"release": release}), engine, ledger, RecordedChanges(), killer or ScriptedKiller()
+        settings.model_copy(update={"release": release}),
+        engine,
+        ledger,
+        RecordedChanges(),
+        killer or ScriptedKiller(),
+        count=Counted(),
     )
     service.start()
     try:
@@ -85,7 +90,7 @@ def test_a_completion_is_answered_once_it_is_committed(
     assert view.states(run.frames) == ["SUCCEEDED"]
     assert view.job_state(run.job) == "FINISHED"
     assert ledger.released == list(run.procs)
-    assert service.counts["completion_applied"] == 1
+    assert service.count["completion_applied"] == 1
     view.assert_consistent()
 
 
@@ -94,7 +99,7 @@ def test_many_completions_at_once(view: FarmView, stub: Any, service: ReportServ
     calls = [stub.ReportRunningFrameCompletion.future(completion(run, index), timeout=30) for index in range(40)]
     for call in calls:
         call.result()
-    assert service.counts["completion_applied"] == 40
+    assert service.count["completion_applied"] == 40
     assert view.job_state(run.job) == "FINISHED"
     view.assert_consistent()
 
@@ -112,8 +117,8 @@ def test_two_services_side_by_side(
         ]
         for call in calls:
             call.result()
-        applied = service.counts["completion_applied"] + second.counts["completion_applied"]
-        stale = service.counts["completion_stale"] + second.counts["completion_stale"]
+        applied = service.count["completion_applied"] + second.count["completion_applied"]
+        stale = service.count["completion_stale"] + second.count["completion_stale"]
     assert (applied, stale) == (10, 10)
     assert sorted(ledger.released) == sorted(run.procs)
     view.assert_consistent()
@@ -161,7 +166,7 @@ def test_nonsense_of_a_host_is_said_once_and_never_as_a_traceback(
         for sent in range(3):
             with contextlib.suppress(grpc.RpcError):
                 stub.ReportStatus(status(**{"name": "node7", **host}), timeout=10)
-            eventually(lambda sent=sent: service.counts["report_refused"] == sent + 1)
+            eventually(lambda sent=sent: service.count["report_refused"] == sent + 1)
     # then it is said once, briefly, and no row is written
     assert [line["event"] for line in said] == ["report_refused"]
     assert len(str(said[0])) < 1_000
@@ -173,9 +178,9 @@ def test_hosts_boot_and_report(view: FarmView, stub: Any, service: ReportService
         farm.alloc()
     boot = report_pb2.BootReport(host=render_host(facility="local"))
     stub.ReportRqdStartup(report_pb2.RqdReportRqdStartupRequest(boot_report=boot), timeout=10)
-    eventually(lambda: service.counts["boot_report"] == 1)
+    eventually(lambda: service.count["boot_report"] == 1)
     stub.ReportStatus(status("node1.studio.example", free_mem=GB), timeout=10)
-    eventually(lambda: service.counts["host_report"] == 1)
+    eventually(lambda: service.count["host_report"] == 1)
     assert view.one("SELECT int_mem_free FROM host_stat").int_mem_free == GB
 
 
@@ -194,7 +199,7 @@ def test_a_bad_report_harms_no_other(view: FarmView, stub: Any, service: ReportS
     stub.ReportStatus(status("good"), timeout=10)
 
     # then it alone is there, and each of the others was refused and counted
-    eventually(lambda: service.counts["host_report"] == 1 and service.counts["report_refused"] == 5)
+    eventually(lambda: service.count["host_report"] == 1 and service.count["report_refused"] == 5)
     assert [row.str_name for row in view.rows("SELECT str_name FROM host")] == ["good"]
     assert unnamed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert huge.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -226,7 +231,7 @@ def test_no_report_waits_for_an_rqd_that_does_not_answer(
             for sent in range(3):
                 stub.ReportStatus(status("good"), timeout=10)
                 # then each report is handled
-                eventually(lambda sent=sent: service.counts["host_report"] >= 9 + sent)
+                eventually(lambda sent=sent: service.count["host_report"] >= 9 + sent)
             assert len(killer.asked) <= 8
         finally:
             over.set()
@@ -247,7 +252,7 @@ def test_a_completion_survives_the_absence_of_the_database(
 
     # when a frame ends meanwhile
     call = stub.ReportRunningFrameCompletion.future(completion(run), timeout=60)
-    eventually(lambda: service.counts["completion_retry"] >= 2)
+    eventually(lambda: service.count["completion_retry"] >= 2)
     assert service.completions.waiting == 1
     with admin.connect() as connection:
         connection.execute(text(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true'))
@@ -261,7 +266,7 @@ def test_a_completion_survives_the_absence_of_the_database(
 def test_a_port_that_is_taken_is_a_clear_error(settings: Settings, engine: Engine, service: ReportService) -> None:
     release = settings.release.model_copy(update={"port": service.port})
     second = ReportService(
-        settings.model_copy(update={"release": release}), engine, None, None, ScriptedKiller(), counts=EventCounts()
+        settings.model_copy(update={"release": release}), engine, None, None, ScriptedKiller(), count=Counted()
     )
     with pytest.raises(SchedulerError, match=f"cannot listen on 127.0.0.1:{service.port}"):
         second.start()
@@ -273,7 +278,7 @@ def test_stopping_applies_what_was_accepted(
     run = start(view, LayerSpec(frames=20), running=20, cores=0.5, memory_gb=0.5)
     with running_service(settings, engine, ledger) as service, stub_of(service) as stub:
         calls = [stub.ReportRunningFrameCompletion.future(completion(run, index), timeout=30) for index in range(20)]
-        eventually(lambda: service.counts["completion_applied"] > 0)
+        eventually(lambda: service.count["completion_applied"] > 0)
         assert service.stop() == 0
         answered = sum(call.exception() is None for call in calls)
     succeeded = view.states(run.frames).count("SUCCEEDED")

@@ -16,6 +16,7 @@ from sqlalchemy import Engine, text
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
 from opencue_sched.worker.events import CAPS_CHANNEL, RELEASE_CHANNEL, WORK_CHANNEL, NotificationListener
+from tests.counted import Counted
 from tests.farm import LayerSpec
 from tests.integration.farm.runs import FarmView, complete_frame, start
 from tests.polling import eventually
@@ -50,7 +51,7 @@ def listener(engine: Engine, heard: Heard) -> Iterator[NotificationListener]:
         CAPS_CHANNEL: heard.caps.extend,
         WORK_CHANNEL: heard.shows.extend,
     }
-    listener = NotificationListener(engine, handlers, on_reconnect=heard.reconnect)
+    listener = NotificationListener(engine, handlers, on_reconnect=heard.reconnect, count=Counted())
     listener.start()
     assert listener.wait_connected(20)
     try:
@@ -93,7 +94,7 @@ def test_a_malformed_payload_is_counted_and_the_next_one_heard(
     notify(engine, "opencue_sched_release", payload)
     notify(engine, "opencue_sched_release", json.dumps({"procs": ["p1"], "hosts": ["h1"]}))
     eventually(lambda: heard.procs == ["p1"])
-    assert listener.counts["notification_malformed"] == 1
+    assert listener.count["notification_malformed"] == 1
 
 
 def test_a_process_with_more_than_a_thousand_open_files_hears_as_any_other(engine: Engine, heard: Heard) -> None:
@@ -107,7 +108,7 @@ def test_a_process_with_more_than_a_thousand_open_files_hears_as_any_other(engin
         while number < 1024:
             number = os.open(os.devnull, os.O_RDONLY)
             files.callback(os.close, number)
-        listener = NotificationListener(engine, {WORK_CHANNEL: heard.shows.extend})
+        listener = NotificationListener(engine, {WORK_CHANNEL: heard.shows.extend}, count=Counted())
         listener.start()
         files.callback(listener.stop)
         assert listener.wait_connected(20)
@@ -123,14 +124,14 @@ def test_a_failing_handler_costs_one_notification(engine: Engine) -> None:
         if shows == ["bad"]:
             raise RuntimeError("handler failed")
 
-    listener = NotificationListener(engine, {WORK_CHANNEL: on_work})
+    listener = NotificationListener(engine, {WORK_CHANNEL: on_work}, count=Counted())
     listener.start()
     try:
         assert listener.wait_connected(20)
         notify(engine, "opencue_sched_work", '["bad"]')
         notify(engine, "opencue_sched_work", '["good"]')
         eventually(lambda: seen == [["bad"], ["good"]])
-        assert listener.counts["notification_failed"] == 1
+        assert listener.count["notification_failed"] == 1
     finally:
         listener.stop()
 
@@ -151,7 +152,7 @@ def test_a_lost_connection_is_opened_again_and_said_so(
     eventually(lambda: heard.reconnects == 1)
     notify(engine, "opencue_sched_work", '["show-1"]')
     eventually(lambda: heard.shows == ["show-1"])
-    assert listener.counts["listener_lost"] == 1
+    assert listener.count["listener_lost"] == 1
     assert listener.wait_connected(0)
 
 
@@ -161,7 +162,7 @@ def test_a_connection_that_hears_nothing_is_tried_now_and_then(
     """One whose other end vanished would hear nothing for ever."""
     monkeypatch.setattr("opencue_sched.worker.events._PROBE_SECONDS", 0.1)
     monkeypatch.setattr("opencue_sched.worker.events._POLL_SECONDS", 0.1)
-    listener = NotificationListener(engine, {WORK_CHANNEL: lambda _: None})
+    listener = NotificationListener(engine, {WORK_CHANNEL: lambda _: None}, count=Counted())
     listener.start()
     last = "SELECT query FROM pg_stat_activity WHERE application_name = 'opencue-sched-listener'"
     try:
@@ -173,9 +174,9 @@ def test_a_connection_that_hears_nothing_is_tried_now_and_then(
 def test_a_database_that_does_not_answer_is_tried_until_stopped(settings: Settings, heard: Heard) -> None:
     nowhere = settings.model_copy(update={"database_url": SecretStr("postgresql://nobody@127.0.0.1:1/none")})
     handlers = {WORK_CHANNEL: heard.shows.extend}
-    listener = NotificationListener(make_engine(nowhere), handlers, on_reconnect=heard.reconnect)
+    listener = NotificationListener(make_engine(nowhere), handlers, on_reconnect=heard.reconnect, count=Counted())
     listener.start()
-    eventually(lambda: listener.counts["listener_connect_failed"] >= 2)
+    eventually(lambda: listener.count["listener_connect_failed"] >= 2)
     assert not listener.wait_connected(0)
     listener.stop()
     assert heard.reconnects == 0
@@ -183,7 +184,7 @@ def test_a_database_that_does_not_answer_is_tried_until_stopped(settings: Settin
 
 def test_a_database_that_refuses_in_an_encoding_of_its_own_is_tried_until_stopped(settings: Settings) -> None:
     with refusing_postgres(settings, "Das Datenbanksystem f\u00e4hrt herunter".encode("latin-1")) as elsewhere:
-        listener = NotificationListener(make_engine(elsewhere), {WORK_CHANNEL: lambda _: None})
+        listener = NotificationListener(make_engine(elsewhere), {WORK_CHANNEL: lambda _: None}, count=Counted())
         listener.start()
-        eventually(lambda: listener.counts["listener_connect_failed"] >= 2)
+        eventually(lambda: listener.count["listener_connect_failed"] >= 2)
         listener.stop()

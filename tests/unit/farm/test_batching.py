@@ -13,7 +13,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from opencue_sched.farm import completion
 from opencue_sched.farm.completion import CompletionBatcher, NotAccepting, Releaser
-from opencue_sched.farm.model import CompletedFrame, EventCounts, RunOutcome, RunsEnded, RunVerdict
+from opencue_sched.farm.model import CompletedFrame, RunOutcome, RunsEnded, RunVerdict
+from tests.counted import Counted
 from tests.polling import eventually
 
 
@@ -60,8 +61,8 @@ def test_completions_are_kept_while_the_database_is_away() -> None:
             raise failure
         return applied(reports)
 
-    counts = EventCounts()
-    batcher = CompletionBatcher(apply, counts=counts)
+    counts = Counted()
+    batcher = CompletionBatcher(apply, count=counts)
     batcher.start()
     done = [batcher.submit(report(name)) for name in "ab"]
     assert {each.result(30).verdict for each in done} == {RunVerdict.APPLIED}
@@ -92,8 +93,8 @@ def test_one_that_makes_us_fail_is_answered_with_the_error(monkeypatch: pytest.M
         return RunsEnded(tuple(applied(reports)))
 
     monkeypatch.setattr(completion, "end_runs", end_runs)
-    counts = EventCounts()
-    batcher = CompletionBatcher(Releaser(cast(Engine, None), counts=counts).complete, counts=counts)
+    counts = Counted()
+    batcher = CompletionBatcher(Releaser(cast(Engine, None), count=counts).complete, count=counts)
     done = [batcher.submit(report(name)) for name in ("a", "bad", "b")]
     batcher.start()
     assert done[0].result(10).proc_id == "a"

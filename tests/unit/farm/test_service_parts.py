@@ -18,13 +18,14 @@ from opencue_sched.farm import service as service_module
 from opencue_sched.farm.model import CompletedFrame, RunsEnded
 from opencue_sched.farm.service import HostMail, ReportService, read_completion
 from opencue_sched.settings import Release, Settings
+from tests.counted import Counted
 from tests.polling import eventually
 
 
 @pytest.fixture
 def service() -> Iterator[ReportService]:
     settings = Settings(release=Release(satisfy_only_on_frame_success=False))
-    made = ReportService(settings, cast(Engine, None), None, None, cast(RqdKiller, None))
+    made = ReportService(settings, cast(Engine, None), None, None, cast(RqdKiller, None), count=Counted())
     yield made
     made.inbox.close()
 
@@ -94,7 +95,7 @@ def test_a_boot_report_is_kept_while_the_database_is_away_and_no_longer(
     monkeypatch.setattr(service._reports, "boot", boot)
     with capture_logs() as said:
         service.inbox.put("node1", boot=report_pb2.BootReport())
-        eventually(lambda: service.counts["report_failed"] == 1 and service.inbox.waiting == 0)
+        eventually(lambda: service.count["report_failed"] == 1 and service.inbox.waiting == 0)
         service.inbox.close()
     assert [(line["event"], line["host"]) for line in said] == [("host_report_failed", "node1")]
     assert len(booted) == 1 + kept
