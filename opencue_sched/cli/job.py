@@ -6,7 +6,6 @@ import socket
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -249,11 +248,13 @@ def kill(names: tuple[str, ...], yes: bool, reason: str | None, as_json: bool) -
         for job, result in killed:
             _say_deferred(engine, job, result.deferred, alive)
     if as_json:
-        show_json([{"job": job.name, "id": job.id, **asdict(result)} for job, result in killed])
+        keys = ("job", "id", "finished", "stopped", "deferred")
+        found = [(job.name, job.id, it.finished, it.changed, it.deferred) for job, it in killed]
+        show_json([dict(zip(keys, row, strict=True)) for row in found])
     for job, result in killed:
         if not as_json:
             verb = "killed" if result.finished else "was finished already:"
-            click.echo(f"{verb} {job.name}, {counted(len(result.stopped), 'running frame')} stopped")
+            click.echo(f"{verb} {job.name}, {counted(len(result.changed), 'running frame')} stopped")
     if any(result.deferred for _, result in killed):
         raise click.exceptions.Exit(1)
 

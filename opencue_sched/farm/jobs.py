@@ -32,22 +32,12 @@ _EDIBLE = (FrameState.WAITING, FrameState.DEAD, FrameState.DEPEND, FrameState.CH
 
 @dataclass(frozen=True, slots=True)
 class FramesChanged:
-    """``changed`` frames are in the state asked for because of this call; ``deferred`` ones could not be stopped."""
+    """``changed`` frames are in the state asked for because of this call, or ran and are confirmed dead; ``deferred``
+    ones could not be confirmed dead. ``finished``: this call ended the job."""
 
-    changed: tuple[str, ...] = ()
-    deferred: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class JobKilled:
-    """``finished``: this call ended the job. ``stopped`` frames ran, and are confirmed dead: most often their
-    completions, which the kill brings about, are applied before this call gets to it. ``deferred`` frames could not be
-    confirmed dead: the reaper goes on.
-    """
-
-    finished: bool
-    stopped: tuple[str, ...] = ()
-    deferred: tuple[str, ...] = ()
+    changed: tuple[str, ...]
+    deferred: tuple[str, ...]
+    finished: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +56,10 @@ class JobControl:
         self._releaser = releaser
         self._killer = killer
 
-    def kill_job(self, job_id: str, *, reason: str) -> JobKilled:
+    def kill_job(self, job_id: str, *, reason: str) -> FramesChanged:
         """Finish a job that is not over and end what runs of it. Its frames are left WAITING, as Cuebot does.
 
-        Job-level dependencies on it are met, layer- and frame-level ones are not.
+        Job-level dependencies on it are met, layer- and frame-level ones are not. What is deferred, the reaper ends.
         """
         finished = with_counters(self._releaser.engine, partial(_finish, job_id))
         _log.info("job_killed", job=job_id, reason=reason, finished=finished)
@@ -80,9 +70,10 @@ class JobControl:
             killed = self._stop(FrameState.WAITING, reason, job_ids=[job_id], skip=deferred)
             if killed is None:
                 break
+            # Most often completions, which the kill brings about, are applied before this call gets to it.
             stopped |= dict.fromkeys([*killed.ended, *killed.over])
             deferred += killed.deferred
-        return JobKilled(finished, tuple(stopped), tuple(deferred))
+        return FramesChanged(tuple(stopped), tuple(deferred), finished)
 
     def retry_frames(self, frame_ids: Sequence[str], *, reason: str) -> FramesChanged:
         """Make frames wait again, whatever became of them. A finished job is PENDING again.

@@ -34,7 +34,7 @@ def test_a_killed_job_is_finished_and_nothing_of_it_runs(
 
     # then it is over, its processes are dead, its host is free and the other job may go
     assert killed.finished
-    assert sorted(killed.stopped) == sorted(run.frames)
+    assert sorted(killed.changed) == sorted(run.frames)
     assert sorted(frame for _, frame in killer.stopped) == sorted(run.frames)
     assert view.job_state(run.job) == "FINISHED"
     assert view.states(run.job.frames) == ["WAITING"] * 3
@@ -50,7 +50,7 @@ def test_killing_a_job_whose_host_does_not_answer_says_what_is_left(
     run = start(view)
     killer.fate = Fate.UNREACHABLE
     killed = control.kill_job(run.job.id, reason="asked by a test")
-    assert (killed.finished, killed.stopped, killed.deferred) == (True, (), run.frames)
+    assert (killed.finished, killed.changed, killed.deferred) == (True, (), run.frames)
     assert view.job_state(run.job) == "FINISHED"
     assert view.procs() == list(run.procs)
 
@@ -67,7 +67,7 @@ def test_what_was_booked_while_a_job_is_killed_is_killed_too(view: FarmView, eng
             return super().stop(host_name, frame_id, proc_id, reason)
 
     killed = JobControl(Releaser(engine), Slow()).kill_job(run.job.id, reason="test")
-    assert sorted(killed.stopped) == sorted(run.job.frames)
+    assert sorted(killed.changed) == sorted(run.job.frames)
     assert view.procs() == []
     view.assert_consistent()
 

@@ -279,7 +279,7 @@ def test_frames_whose_completions_come_before_the_confirmation_were_stopped_all_
         killed = control.kill_job(job.id, reason="test")
 
     # then its frames count as stopped, and nobody is warned of what is as it should be
-    assert sorted(killed.stopped) == sorted(job.frames)
+    assert sorted(killed.changed) == sorted(job.frames)
     assert killed.deferred == ()
     ended = [entry for entry in logs if entry["event"] == "lost_run_ended"]
     assert {(entry["verdict"], entry["log_level"]) for entry in ended} == {("stale", "debug")}
