@@ -23,7 +23,7 @@ from benchmarks.workbench import environment_of
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
-from opencue_sched.accounting.entries import Booking
+from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.reconcile import entries_of
 from opencue_sched.embedded.farm import Farm

@@ -14,7 +14,7 @@ from typing import Any
 import redis
 
 from benchmarks.script_clock import scripts_timed
-from opencue_sched.accounting.entries import Booking
+from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.domain.farm import Vertices
 

@@ -17,7 +17,7 @@ from benchmarks.figures import Spread
 from opencue_sched.accounting import keys, scripts
 from opencue_sched.accounting.bootstrap import server_run_id
 from opencue_sched.accounting.connection import Epoch
-from opencue_sched.accounting.entries import Booking, unpack
+from opencue_sched.accounting.keys import Booking, unpack
 from opencue_sched.accounting.scripts import Change
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.lua_scripts import ScriptCall, call_scripts

@@ -20,7 +20,7 @@
 --
 -- An entry is  cores|gpus|show|alloc|folder|job|layer|dept|limit,limit  (an empty id: no such vertex);
 -- a record is  1|state|booked at, seconds|changed seq|owner|entry  with state F (in flight) or C (confirmed). What does
--- not match RECORD is unreadable (as in opencue_sched/accounting/entries.py): it counts for nothing.
+-- not match RECORD is unreadable (as in opencue_sched/accounting/keys.py): it counts for nothing.
 local SEQ, LEDGER, EPOCH, AUDIT = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local AUDIT_LOG = 'acct:audit:log'
 local TOMB_WIDTH = 120

@@ -23,8 +23,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.connection import Epoch, takes_no_write
-from opencue_sched.accounting.entries import Booking, Record, unpack
-from opencue_sched.accounting.keys import VertexCaps, cap_fields, read_caps
+from opencue_sched.accounting.keys import Booking, Record, VertexCaps, cap_fields, read_caps, unpack
 from opencue_sched.accounting.scripts import (
     ERROR,
     NOT_READY,

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from opencue_sched.accounting.connection import Epoch
-from opencue_sched.accounting.entries import Booking, EntryState, most_vertices
-from opencue_sched.accounting.keys import EPOCH, LEDGER_KEYS, SEQ
+from opencue_sched.accounting.keys import EPOCH, LEDGER_KEYS, SEQ, Booking, EntryState, most_vertices
 from opencue_sched.lua_scripts import ScriptCall
 
 MAX_IDS_PER_CALL = 250

@@ -23,7 +23,7 @@ import structlog
 from redis.exceptions import RedisError
 from sqlalchemy import Connection, Engine, Row
 
-from opencue_sched.accounting.entries import check_ids
+from opencue_sched.accounting.keys import check_ids
 from opencue_sched.coordination import names
 from opencue_sched.dispatch.cooldown import HostNews
 from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict, normalise_tags

@@ -36,7 +36,7 @@ from redis.exceptions import RedisError
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from opencue_sched.accounting.entries import Booking
+from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.dispatch.cooldown import Cooldowns
 from opencue_sched.dispatch.gather import HostChanges

@@ -17,8 +17,7 @@ from celery import Celery
 from kombu import Queue
 from sqlalchemy import text
 
-from opencue_sched.accounting.entries import unpack, unpack_entry
-from opencue_sched.accounting.keys import LEDGER
+from opencue_sched.accounting.keys import LEDGER, unpack, unpack_entry
 from opencue_sched.coordination.board import RESEND_SECONDS
 from opencue_sched.coordination.leader import tick_series
 from opencue_sched.coordination.names import (

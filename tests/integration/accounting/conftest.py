@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import server_run_id
 from opencue_sched.accounting.connection import Epoch, make_redis
-from opencue_sched.accounting.entries import Booking
+from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.settings import Settings

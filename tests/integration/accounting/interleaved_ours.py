@@ -18,7 +18,7 @@ from opencue_sched.accounting.bootstrap import ensure_bootstrapped, server_run_i
 from opencue_sched.accounting.caps import make_ledger, note_imported, reseed_limits
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.consistency import check_consistency, drift
-from opencue_sched.accounting.entries import Booking
+from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.reconcile import FirstSeen, read_snapshot, recompute
 from opencue_sched.accounting.show_handover import hand_back, hand_over

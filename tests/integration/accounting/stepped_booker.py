@@ -10,8 +10,7 @@ from typing import Any, cast
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from opencue_sched.accounting.entries import Booking
-from opencue_sched.accounting.keys import VertexCaps
+from opencue_sched.accounting.keys import Booking, VertexCaps
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.dispatch.commit import fit_caps
 from opencue_sched.dispatch.failures import in_doubt

@@ -12,7 +12,7 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import OperationalError
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.entries import Booking, unpack_entry
+from opencue_sched.accounting.keys import Booking, unpack_entry
 from opencue_sched.accounting.reconcile import entries_of
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm

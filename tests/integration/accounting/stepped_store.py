@@ -10,7 +10,7 @@ import redis
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import ImportNote
-from opencue_sched.accounting.entries import Booking, Record, amounts, unpack
+from opencue_sched.accounting.keys import Booking, Record, amounts, unpack
 
 # As JSON: Redis writes it and Python reads it faster than as many answers of the protocol.
 _LOOK = """

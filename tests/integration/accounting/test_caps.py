@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from opencue_sched.accounting import caps, keys
 from opencue_sched.accounting.caps import load_caps, make_ledger, note_imported, reseed_limits
-from opencue_sched.accounting.entries import Booking
+from opencue_sched.accounting.keys import Booking
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec

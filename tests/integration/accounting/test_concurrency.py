@@ -14,7 +14,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting import reconcile as reconcile_module
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.connection import make_redis
-from opencue_sched.accounting.entries import Booking
+from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.reconcile import Cause, recompute
 from opencue_sched.settings import Settings
 from tests.integration.accounting.world import AGE, World

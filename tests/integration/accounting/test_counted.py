@@ -9,7 +9,7 @@ from sqlalchemy.exc import DataError, OperationalError
 from opencue_sched.accounting import keys, show_handover
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import ImportNote, imported_shows, load_caps, note_imported
-from opencue_sched.accounting.entries import Booking
+from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import NotReady
 from opencue_sched.accounting.show_handover import HANDED_BACK, ImportedShows, hand_over, notice_handed_back
 from opencue_sched.domain.farm import Vertices

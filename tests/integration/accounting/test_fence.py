@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from opencue_sched.accounting import keys, scripts
 from opencue_sched.accounting.caps import reseed_limits
-from opencue_sched.accounting.entries import Booking
+from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.reconcile import recompute
 from opencue_sched.accounting.scripts import Change

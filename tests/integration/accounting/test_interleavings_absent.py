@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from opencue_sched.accounting import reconcile
-from opencue_sched.accounting.entries import Record
+from opencue_sched.accounting.keys import Record
 from opencue_sched.accounting.reconcile import Cause
 from opencue_sched.accounting.scripts import Change
 from tests.integration.accounting.interleaved import BOOK, BOOKED, BURST, SNAPSHOT, Side, finish, until

@@ -17,8 +17,7 @@ from opencue_sched.accounting import reconcile as reconcile_module
 from opencue_sched.accounting.bootstrap import StoreState, ensure_bootstrapped, store_state
 from opencue_sched.accounting.connection import look_at_store
 from opencue_sched.accounting.consistency import check_consistency, drift
-from opencue_sched.accounting.entries import EntryState
-from opencue_sched.accounting.keys import VertexKind
+from opencue_sched.accounting.keys import EntryState, VertexKind
 from opencue_sched.accounting.ledger import Booking
 from opencue_sched.accounting.reconcile import Cause, ProcSnapshot, may_still_commit, read_snapshot, recompute
 from opencue_sched.accounting.scripts import MAX_IDS_PER_CALL, Change

@@ -12,7 +12,7 @@ from sqlalchemy import Engine, text
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.consistency import check_consistency, drift
-from opencue_sched.accounting.entries import Booking, unpack_entry
+from opencue_sched.accounting.keys import Booking, unpack_entry
 from opencue_sched.accounting.reconcile import (
     FirstSeen,
     RecomputeReport,

@@ -14,7 +14,7 @@ from sqlalchemy import event, text
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import reseed_limits
-from opencue_sched.accounting.entries import Booking
+from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.reconcile import recompute
 from opencue_sched.coordination.board import LayerPermits
 from opencue_sched.coordination.names import permit_board

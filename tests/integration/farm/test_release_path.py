@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.connection import make_redis
-from opencue_sched.accounting.entries import Booking
+from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.dispatch.gather import HostChanges
 from opencue_sched.dispatch.rqd import Fate, RqdChannels, RqdKiller

@@ -13,7 +13,7 @@ import structlog
 from sqlalchemy import Engine, text
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.entries import Booking
+from opencue_sched.accounting.keys import Booking
 from opencue_sched.cli import cli
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, text
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.connection import make_redis
-from opencue_sched.accounting.entries import Booking
+from opencue_sched.accounting.keys import Booking
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.insight import audit as audit_ledger
 from opencue_sched.insight.audit import AuditReport, Outcome, run_audit

@@ -24,7 +24,7 @@ from sqlalchemy import Engine, text
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.connection import Epoch
-from opencue_sched.accounting.entries import Booking
+from opencue_sched.accounting.keys import Booking
 from opencue_sched.coordination.names import presence_index
 from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.coordination.postings import FAILURE_KINDS

@@ -12,7 +12,7 @@ from sqlalchemy import Engine, text
 from structlog.testing import capture_logs
 
 from opencue_sched.accounting import keys
-from opencue_sched.accounting.entries import Booking
+from opencue_sched.accounting.keys import Booking
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.insight.audit import Outcome, run_audit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opencue_sched.accounting.entries import EntryState, Record
+from opencue_sched.accounting.keys import EntryState, Record
 from opencue_sched.accounting.reconcile import Cause, Differences, additions, find_differences
 from opencue_sched.accounting.scripts import Change
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from opencue_sched.accounting import keys, scripts
-from opencue_sched.accounting.entries import Booking, EntryState
+from opencue_sched.accounting.keys import Booking, EntryState
 from opencue_sched.accounting.scripts import Change
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.lua_scripts import ScriptCall, load_script, lua_directory

@@ -16,8 +16,7 @@ from opencue_sched.accounting.consistency import (
     entry_at,
     parse_event,
 )
-from opencue_sched.accounting.entries import Booking, EntryState, Record, amounts, show_of, unpack, unpack_entry
-from opencue_sched.accounting.keys import read_caps
+from opencue_sched.accounting.keys import Booking, EntryState, Record, amounts, read_caps, show_of, unpack, unpack_entry
 from opencue_sched.accounting.reconcile import counters, first_seen_at, is_too_old, is_undisturbed
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.errors import InvalidInput
