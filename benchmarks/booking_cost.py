@@ -18,8 +18,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.bootstrap import server_run_id
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.keys import Booking
-from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.scripts import book_call
+from opencue_sched.accounting.ledger import Ledger, book_call
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.lua_scripts import load_script
 

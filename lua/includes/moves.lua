@@ -1,5 +1,5 @@
 -- Sums up entries per vertex and moves each vertex once. Needs includes/ledger.
--- What a call does is bounded in commands of Redis, as in opencue_sched/accounting/scripts.py.
+-- What a call does is bounded in commands of Redis, as in opencue_sched/accounting/ledger.py.
 local WORK, WORK_OF_AN_ID, WORK_OF_A_VERTEX = 400, 6, DUAL and 6 or 2
 local moves, moved = {}, {}
 

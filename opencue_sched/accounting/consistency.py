@@ -19,8 +19,7 @@ import structlog
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.keys import Record, VertexKind, amounts
-from opencue_sched.accounting.ledger import Ledger, answering
-from opencue_sched.accounting.scripts import adjust_calls, chunks, inventory_calls
+from opencue_sched.accounting.ledger import Ledger, adjust_calls, answering, chunks, inventory_calls
 from opencue_sched.lua_scripts import call_script
 
 log = structlog.get_logger(__name__)

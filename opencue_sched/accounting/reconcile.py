@@ -27,8 +27,18 @@ from opencue_sched.accounting.caps import load_caps
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.consistency import ConsistencyCheck, check_consistency, count_by_kind, vertex_keys
 from opencue_sched.accounting.keys import SEPARATORS, Booking, EntryState, Record, VertexKind, amounts, show_of
-from opencue_sched.accounting.ledger import Applied, Ledger, Mark, answering
-from opencue_sched.accounting.scripts import Change, Phase, chunks, foreign_calls, free_calls, reseed_cas_calls
+from opencue_sched.accounting.ledger import (
+    Applied,
+    Change,
+    Ledger,
+    Mark,
+    Phase,
+    answering,
+    chunks,
+    foreign_calls,
+    free_calls,
+    reseed_cas_calls,
+)
 from opencue_sched.domain.farm import Vertices, booked_cores
 from opencue_sched.store import accounting as store
 from opencue_sched.store.engine import repeatable_read

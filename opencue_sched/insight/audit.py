@@ -18,8 +18,7 @@ from sqlalchemy import Engine
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.consistency import Amounts, ConsistencyCheck, check_consistency, drift
 from opencue_sched.accounting.keys import EntryState, Record, unpack
-from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.scripts import chunks
+from opencue_sched.accounting.ledger import Ledger, chunks
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.settings import Settings
 from opencue_sched.store.insight import OFFENDERS_NAMED, RULES, judge, managed_procs

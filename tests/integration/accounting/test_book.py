@@ -9,8 +9,7 @@ import pytest
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.connection import Epoch, make_redis
 from opencue_sched.accounting.consistency import check_consistency, drift
-from opencue_sched.accounting.ledger import Ledger
-from opencue_sched.accounting.scripts import Change, Phase, adjust_calls, foreign_calls
+from opencue_sched.accounting.ledger import Change, Ledger, Phase, adjust_calls, foreign_calls
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.lua_scripts import call_scripts
 from opencue_sched.settings import Settings

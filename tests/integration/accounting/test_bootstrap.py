@@ -22,9 +22,8 @@ from opencue_sched.accounting.bootstrap import (
 from opencue_sched.accounting.caps import imported_shows, make_ledger
 from opencue_sched.accounting.connection import Epoch, look_at_store, make_redis
 from opencue_sched.accounting.keys import Booking
-from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.accounting.ledger import Ledger, epoch_set_call
 from opencue_sched.accounting.reconcile import ProcSnapshot
-from opencue_sched.accounting.scripts import epoch_set_call
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.services import EmbeddedRedis
 from opencue_sched.errors import InvalidInput, NotReady

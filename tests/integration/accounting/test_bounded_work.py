@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import redis
 
-from opencue_sched.accounting import keys, scripts
+from opencue_sched.accounting import keys
+from opencue_sched.accounting import ledger as scripts
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.keys import Booking, EntryState
-from opencue_sched.accounting.scripts import MAX_IDS_PER_CALL, WORK_PER_CALL, Change
+from opencue_sched.accounting.ledger import MAX_IDS_PER_CALL, WORK_PER_CALL, Change
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.lua_scripts import ScriptCall, call_scripts
 from tests.integration.accounting.conftest import Store, booking

@@ -8,7 +8,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting import reconcile as reconcile_module
 from opencue_sched.accounting.bootstrap import ensure_bootstrapped
 from opencue_sched.accounting.keys import Booking
-from opencue_sched.accounting.scripts import free_calls, reseed_cas_calls
+from opencue_sched.accounting.ledger import free_calls, reseed_cas_calls
 from tests.cuebot_publish import PUBLISH
 from tests.integration.accounting.world import World
 

@@ -10,12 +10,12 @@ import pytest
 import redis
 from sqlalchemy import text
 
-from opencue_sched.accounting import keys, scripts
+from opencue_sched.accounting import keys
+from opencue_sched.accounting import ledger as scripts
 from opencue_sched.accounting.caps import reseed_limits
 from opencue_sched.accounting.keys import Booking
-from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.accounting.ledger import Change, Ledger
 from opencue_sched.accounting.reconcile import recompute
-from opencue_sched.accounting.scripts import Change
 from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.domain.cluster import Fence
 from opencue_sched.errors import FencedOff

@@ -11,8 +11,8 @@ import pytest
 
 from opencue_sched.accounting import reconcile
 from opencue_sched.accounting.keys import Record
+from opencue_sched.accounting.ledger import Change
 from opencue_sched.accounting.reconcile import Cause
-from opencue_sched.accounting.scripts import Change
 from tests.integration.accounting.interleaved import BOOK, BOOKED, BURST, SNAPSHOT, Side, finish, until
 from tests.integration.accounting.interleaved_ours import Ours
 

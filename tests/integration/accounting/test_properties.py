@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.consistency import ConsistencyCheck, check_consistency, drift, expected
 from opencue_sched.accounting.keys import Booking, EntryState
-from opencue_sched.accounting.scripts import Change
+from opencue_sched.accounting.ledger import Change
 from opencue_sched.domain.farm import Vertices
 from tests.integration.accounting.conftest import Store
 

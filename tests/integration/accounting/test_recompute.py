@@ -18,9 +18,8 @@ from opencue_sched.accounting.bootstrap import StoreState, ensure_bootstrapped, 
 from opencue_sched.accounting.connection import look_at_store
 from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.keys import EntryState, VertexKind
-from opencue_sched.accounting.ledger import Booking
+from opencue_sched.accounting.ledger import MAX_IDS_PER_CALL, Booking, Change
 from opencue_sched.accounting.reconcile import Cause, ProcSnapshot, may_still_commit, read_snapshot, recompute
-from opencue_sched.accounting.scripts import MAX_IDS_PER_CALL, Change
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from opencue_sched.accounting.keys import EntryState, Record
+from opencue_sched.accounting.ledger import Change
 from opencue_sched.accounting.reconcile import Cause, Differences, additions, find_differences
-from opencue_sched.accounting.scripts import Change
 
 MARK = 100
 ENTRY = "4|0|show|alloc|folder|job|layer|dept|"

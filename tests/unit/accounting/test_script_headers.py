@@ -6,9 +6,10 @@ import re
 
 import pytest
 
-from opencue_sched.accounting import keys, scripts
+from opencue_sched.accounting import keys
+from opencue_sched.accounting import ledger as scripts
 from opencue_sched.accounting.keys import Booking, EntryState
-from opencue_sched.accounting.scripts import Change
+from opencue_sched.accounting.ledger import Change
 from opencue_sched.domain.farm import Vertices
 from opencue_sched.lua_scripts import ScriptCall, load_script, lua_directory
 
@@ -67,7 +68,7 @@ def test_a_script_is_called_with_what_its_header_names(name: str) -> None:
 
 
 def test_no_accounting_script_is_left_out() -> None:
-    """A script that includes the ledger is called through scripts.py, and so is in CALLS."""
+    """A script that includes the ledger is called through ledger.py, and so is in CALLS."""
     with_ledger = {path.stem for path in lua_directory().glob("*.lua") if "--@include ledger" in path.read_text()}
     assert with_ledger <= CALLS.keys()
 
