@@ -5,10 +5,9 @@
 --@include board
 local uuids, jobs = {}, {}
 for i = 4, #ARGV do
-  local job = PREFIX .. ARGV[i]
   local read = fields_now(ARGV[i], 'state', 'owner', 'claim')
   if read[3] == ARGV[3] and (read[1] == 'ready' or (read[1] == 'claimed' and read[2] == ARGV[2])) then
-    uuids[#uuids + 1], jobs[#jobs + 1] = ARGV[i], job
+    uuids[#uuids + 1], jobs[#jobs + 1] = ARGV[i], PREFIX .. ARGV[i]
   end
 end
 if #uuids > 0 then

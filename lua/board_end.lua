@@ -40,9 +40,8 @@ elseif how == 'extend' then
   set_expiry(uuid, delay)
   return {1, 0}
 end
-redis.call('HSET', job, 'modified', format(now))
-
 rest = tonumber(rest)
+redis.call('HSET', job, 'modified', format(now))
 if how == 'record' then
   redis.call('HSET', job, 'result', text)
   return {1, 0}

@@ -50,7 +50,6 @@ local function refusal(sub, folder, job, limits)
     local cap = read[2] - (read[3] or 0)
     if (read[1] or 0) + 1 > cap then return {0, 'limit', read[1] or '0', tostring(cap)} end
   end
-  return nil
 end
 
 -- Move one vertex. A GPU count of 0 is written only to a vertex that has none yet.

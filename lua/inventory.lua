@@ -1,20 +1,15 @@
 -- inventory: read counters, and the moment they were read at.
 -- KEYS    1 acct:seq, 2 acct:ledger, 3 acct:epoch, 4 acct:audit
 -- ARGV    1 epoch, then vertex keys (at most 250)
--- Returns {1, seq, first, second, ...} with two numbers a key: int_cores and int_gpus, or int_running and 0 of a limit;
---         or {0, 'not_ready', stored epoch, '0'}.
+-- Returns {1, seq, two numbers a key: int_cores and int_gpus, or int_running and 0}, or {0, 'not_ready', stored epoch, '0'}.
 -- Invariants: every change the counters hold has a sequence number at or below the answer's; nothing is written, but for
 --         a counter that is no number.
 --@include ledger
 --@include counters
 local answer = {1, tonumber(call('GET', SEQ) or 0)}
 for i = 2, #ARGV do
-  local read
-  if string.sub(ARGV[i], 1, 11) == 'acct:limit:' then
-    read = {counters(ARGV[i], 'int_running')[1], 0}
-  else
-    read = counters(ARGV[i], 'int_cores', 'int_gpus')
-  end
-  answer[#answer + 1], answer[#answer + 2] = read[1], read[2]
+  local limit = string.sub(ARGV[i], 1, 11) == 'acct:limit:'
+  local read = limit and counters(ARGV[i], 'int_running') or counters(ARGV[i], 'int_cores', 'int_gpus')
+  answer[#answer + 1], answer[#answer + 2] = read[1], read[2] or 0
 end
 return answer

@@ -7,20 +7,18 @@
 if redis.call('EXISTS', KEYS[1]) == 1 then
   return 0
 end
-local moved, room = 0, tonumber(ARGV[1])
+local moved = 0
 for i = 3, 5 do
   -- Consumers pop from the right. Taking the newest first (left) and putting each on the far right keeps the order,
-  -- but only if the whole list is moved in one go: so a list longer than the room gives its oldest part.
-  local count = redis.call('LLEN', KEYS[i])
-  if count > 0 and room > 0 then
-    local part = math.min(count, room)
+  -- but only if the whole list is moved in one go: so a longer list than may be moved gives its oldest part.
+  local part = math.min(redis.call('LLEN', KEYS[i]), ARGV[1] - moved)
+  if part > 0 then
     local messages = redis.call('LRANGE', KEYS[i], -part, -1)
     redis.call('LTRIM', KEYS[i], 0, -part - 1)
     for first = 1, #messages, 1000 do
       redis.call('RPUSH', KEYS[i + 3], unpack(messages, first, math.min(first + 999, #messages)))
     end
     moved = moved + part
-    room = room - part
   end
 end
 local t = redis.call('TIME')

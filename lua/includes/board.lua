@@ -1,8 +1,6 @@
 -- Shared by the board scripts. KEYS of all of them: 1 ready, 2 delayed, 3 claimed, 4 names, 5 seq, 6 events, 7 trash,
 -- 8 listed, 9 awaited. ARGV[1] is the prefix of the jobs' hashes (same hash tag as the keys).
---
--- A periodic task gives one key more, where the newest leader's fence is recorded, and its own leader's fence as the
--- last of ARGV. When a newer one is recorded nothing is done, and the answer is {0, 'fenced', newest, its own}.
+-- KEYS[10] and the last of ARGV of a periodic task are the fences, as in includes/ledger.lua.
 --
 -- Keyspace: a job is one hash {prefix}{uuid} with the fields
 --   name, key (idempotency key or ''), details (payload), prio (rank 0..4), created, modified (ms), seq, state,

@@ -3,13 +3,6 @@
 local WORK, WORK_OF_AN_ID, WORK_OF_A_VERTEX = 400, 6, DUAL and 6 or 2
 local moves, moved = {}, {}
 
--- What moving an entry takes at most; of one that cannot be read, nothing.
-local function work_of(entry)
-  if not entry then return 0 end
-  local _, commas = string.gsub(entry, ',', '')
-  return WORK_OF_A_VERTEX * (string.sub(entry, -1) == '|' and 5 or 6 + commas)
-end
-
 local function move_key(key, cores, gpus, ledger_only)
   local sum = moves[key]
   if not sum then
