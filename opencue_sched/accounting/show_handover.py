@@ -48,13 +48,8 @@ from opencue_sched.accounting.ledger import Ledger, answering
 from opencue_sched.accounting.reconcile import Cause, RecomputeReport, recompute
 from opencue_sched.errors import NotReady
 from opencue_sched.store import shows
-from opencue_sched.store.accounting import (
-    has_release_trigger,
-    managed_show_ids,
-    managed_show_versions,
-    refresh_tables,
-    show_version,
-)
+from opencue_sched.store.accounting import has_release_trigger, managed_show_ids, managed_show_versions, refresh_tables
+from opencue_sched.store.pending import show_version
 
 log = structlog.get_logger(__name__)
 

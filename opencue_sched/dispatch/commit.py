@@ -26,7 +26,7 @@ from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import VertexCaps, VertexKind
 from opencue_sched.dispatch.failures import Failure, classify, describe, in_doubt, waited_too_long
 from opencue_sched.domain.farm import PlannedProc, centicores
-from opencue_sched.domain.reservation import burst_cap, cores_cap, gpus_cap
+from opencue_sched.domain.frames import burst_cap, cores_cap, gpus_cap
 from opencue_sched.errors import (
     AllocationOverBurst,
     BookingError,

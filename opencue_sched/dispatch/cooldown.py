@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 
 from opencue_sched.domain.cluster import LayerVerdict, Verdict
 from opencue_sched.domain.farm import Host, Snapshot, ThreadMode
-from opencue_sched.domain.reservation import Need, Search, least_cores, smallest_need
+from opencue_sched.domain.frames import Need, Search, least_cores, smallest_need
 from opencue_sched.placement.planner import UnschedulableLayer
 from opencue_sched.store.pending import CapHeadroom, CapKind, Capped, SkippedLayers
 

@@ -40,8 +40,7 @@ from opencue_sched.domain.farm import (
     Layer,
     Snapshot,
 )
-from opencue_sched.domain.frames import check_frame_range
-from opencue_sched.domain.reservation import burst_cap, cores_cap, gpus_cap
+from opencue_sched.domain.frames import burst_cap, check_frame_range, cores_cap, gpus_cap
 from opencue_sched.errors import InvalidInput
 from opencue_sched.placement.host_cache import HOLD_SECONDS, HostCache
 from opencue_sched.settings import HostCacheSettings, Settings

@@ -278,7 +278,7 @@ class Layer:
     """A layer with waiting frames, in dispatch order, at most the pass's limit of them.
 
     ``cores_min_centicores`` and ``cores_max_centicores`` are raw: zero, negative and fractional values keep OpenCue's
-    meaning (see domain.reservation). ``waiting_frames`` counts all waiting frames, not only those in ``frames``.
+    meaning (see domain.frames). ``waiting_frames`` counts all waiting frames, not only those in ``frames``.
     ``kind`` is the same for all layers that need the same of a host, as far as the rows of layer and job say.
     """
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from sortedcontainers import SortedDict
 
 from opencue_sched.domain.farm import Host, Reservation
-from opencue_sched.domain.reservation import Need
+from opencue_sched.domain.frames import Need
 from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
 
 Rank = tuple[int, int, int, str]

@@ -22,7 +22,7 @@ from functools import partial
 
 from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict
 from opencue_sched.domain.farm import Host, Job, Layer, PlannedProc, Reservation, Snapshot, Vertices
-from opencue_sched.domain.reservation import Dimension, Need, Rules, Search, fewest_cores, reserve, smallest_need
+from opencue_sched.domain.frames import Dimension, Need, Rules, Search, fewest_cores, reserve, smallest_need
 from opencue_sched.placement.host_cache import Census, HostCache
 from opencue_sched.settings import HostBookingStrategy, Queue
 

@@ -23,7 +23,6 @@ _CAPS_VERSION = text(
       FROM pg_current_snapshot() AS seen
     """
 )
-_SHOW_VERSION = text("SELECT CAST(xmin AS text) FROM show WHERE pk_show = :show AND b_scheduler_managed")
 _MANAGED_VERSIONS = text("SELECT pk_show, CAST(xmin AS text) AS version FROM show WHERE b_scheduler_managed")
 
 _RELEASE_TRIGGER = text(
@@ -97,11 +96,6 @@ def managed_show_ids(connection: Connection) -> frozenset[str]:
 def managed_show_versions(connection: Connection) -> dict[str, str]:
     """The same, each with the version of its row."""
     return {row.pk_show: row.version for row in connection.execute(_MANAGED_VERSIONS)}
-
-
-def show_version(connection: Connection, show_id: str) -> str | None:
-    """Something that differs after every change of a managed show's row; None for any other show."""
-    return connection.execute(_SHOW_VERSION, {"show": show_id}).scalar()
 
 
 def has_release_trigger(connection: Connection) -> bool:

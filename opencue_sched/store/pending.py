@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Row, TextClause, text
 
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.farm import MOST_CENTICORES, MOST_GPUS, Headroom, TagType
-from opencue_sched.domain.reservation import cores_cap, gpus_cap
+from opencue_sched.domain.frames import cores_cap, gpus_cap
 from opencue_sched.store.schema import SchemaFacts
 
 
@@ -37,7 +37,7 @@ USED = """CAST(COALESCE(sum((p.int_cores_reserved + 99) / 100), 0) AS bigint) AS
 _LAYER_TAGS = "string_to_array(replace(l.str_tags, ' ', ''), '|')"
 # xmin is another after every UPDATE of a row, whoever makes it.
 _VERSION = "CAST(l.xmin AS text)"
-# All that domain.reservation.Search is made of. A row as text tells NULL from '' and quotes what it separates by.
+# All that domain.frames.Search is made of. A row as text tells NULL from '' and quotes what it separates by.
 _KIND = """CAST(ROW(j.str_os, l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min, l.int_gpu_mem_min,
                          l.b_threadable, replace(l.str_tags, ' ', '')) AS text)"""
 # Neither list is correlated, so PostgreSQL hashes it once.
@@ -51,7 +51,7 @@ _QUARANTINED = "EXISTS (SELECT 1 FROM opencue_sched_quarantine q WHERE q.pk_job 
 _MAY_BE_BOOKED = """j.str_state = 'PENDING' AND j.b_paused = false AND j.b_auto_book
           AND s.b_active AND s.b_scheduler_managed AND s.b_booking_enabled AND s.b_dispatch_enabled AND NOT s.b_paused
           AND EXISTS (SELECT 1 FROM subscription sub WHERE sub.pk_show = j.pk_show AND sub.int_burst > 0)"""
-# domain.reservation.smallest_need. No sum that could pass the largest bigint: it would fail the pass, not the layer.
+# domain.frames.smallest_need. No sum that could pass the largest bigint: it would fail the pass, not the layer.
 _LEAST_CORES = """CASE WHEN NOT l.b_threadable OR l.int_cores_min < 100 THEN 1
                         WHEN l.int_cores_max > 0 THEN (LEAST(l.int_cores_min, l.int_cores_max) - 1) / 100 + 1
                         ELSE (l.int_cores_min - 1) / 100 + 1 END"""
@@ -568,3 +568,13 @@ def fetch_headroom(connection: Connection, caps: Collection[Capped]) -> dict[Cap
         for key in limits.keys() & ids[CapKind.LIMIT]:
             headroom[Capped(CapKind.LIMIT, key)] = CapHeadroom(limits[key].left, 0)
     return headroom
+
+
+# Whether a cluster's show is ours to book.
+
+_SHOW_VERSION = text("SELECT CAST(xmin AS text) FROM show WHERE pk_show = :show AND b_scheduler_managed")
+
+
+def show_version(connection: Connection, show_id: str) -> str | None:
+    """Something that differs after every change of a managed show's row; None for any other show."""
+    return connection.execute(_SHOW_VERSION, {"show": show_id}).scalar()

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from opencue_sched.domain.farm import Host, Layer, Reservation, ThreadMode
-from opencue_sched.domain.reservation import (
+from opencue_sched.domain.frames import (
     Dimension,
     Rules,
     burst_cap,

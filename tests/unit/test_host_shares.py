@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from opencue_sched.coordination.queues import first_hosts
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.domain.farm import Caps, Frame, Headroom, Host, Job, Layer, Snapshot, ThreadMode
-from opencue_sched.domain.reservation import Rules
+from opencue_sched.domain.frames import Rules
 from opencue_sched.placement.planner import Policy, plan_pass
 from tests.unit.placement.frozen_pool import FrozenPool
 

@@ -9,7 +9,7 @@ import pytest
 from opencue_sched.dispatch.cooldown import PASSES_BEFORE_A_SKIP, RETRY_SECONDS, HostNews, LayerCooldowns, SkippedRow
 from opencue_sched.domain.cluster import LayerVerdict, Verdict
 from opencue_sched.domain.farm import Host, ThreadMode
-from opencue_sched.domain.reservation import Need, Search
+from opencue_sched.domain.frames import Need, Search
 from opencue_sched.placement.planner import UnschedulableLayer
 from opencue_sched.store.pending import SkippedLayers
 

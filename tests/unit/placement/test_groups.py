@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opencue_sched.domain.farm import Host
-from opencue_sched.domain.reservation import Need
+from opencue_sched.domain.frames import Need
 from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
 from tests.unit.placement.values import make_host, make_need

@@ -11,7 +11,7 @@ import pytest
 
 from opencue_sched.domain.cluster import LayerVerdict, Verdict
 from opencue_sched.domain.farm import Caps, Headroom, Host, Job, Layer, Reservation, ThreadMode
-from opencue_sched.domain.reservation import Rules
+from opencue_sched.domain.frames import Rules
 from opencue_sched.placement.host_cache import Census
 from opencue_sched.placement.planner import Plan, Policy, policy_for, release_plan
 from opencue_sched.settings import HostBookingStrategy, Queue

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import Caps, Headroom, Host, Job, Layer, Reservation, Snapshot, ThreadMode
-from opencue_sched.domain.reservation import Rules, reserve, smallest_need
+from opencue_sched.domain.frames import Rules, reserve, smallest_need
 from opencue_sched.placement.planner import Plan, Policy, release_plan
 from opencue_sched.settings import HostBookingStrategy
 from tests.unit.placement.frozen_pool import FrozenPool

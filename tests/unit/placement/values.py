@@ -8,7 +8,7 @@ from typing import Any
 
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.domain.farm import Caps, Frame, Headroom, Host, Job, Layer, Reservation, Snapshot, ThreadMode
-from opencue_sched.domain.reservation import Need, Rules
+from opencue_sched.domain.frames import Need, Rules
 from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.placement.planner import Plan, Policy, plan_pass
 
