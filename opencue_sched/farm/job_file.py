@@ -242,7 +242,7 @@ class LayerDepend(JobDepend):
         return self
 
 
-class Layer(_Keys):
+class LayerSpec(_Keys):
     """One layer. Cores are centicores with OpenCue's meaning of 0 and negative values; times are minutes."""
 
     name: _LayerName
@@ -298,7 +298,7 @@ class JobSpec(_Keys):
     shot: Annotated[str, Field(max_length=farm.SHOT_NAME_WIDTH), _AS_TEXT, _NAME]
     user: Annotated[str, Field(max_length=farm.USER_NAME_WIDTH), _AS_TEXT, _NAME]
     name: _JobName
-    layers: Annotated[list[Layer], Field(min_length=1, max_length=MAX_LAYERS)]
+    layers: Annotated[list[LayerSpec], Field(min_length=1, max_length=MAX_LAYERS)]
     depends: Annotated[list[JobDepend], BeforeValidator(_listed)] = []
     env: _Environment = {}
     # RQD runs nothing as root.
@@ -347,7 +347,7 @@ class JobSpec(_Keys):
 _MODELS: Mapping[tuple[str, ...], type[_Keys]] = {
     (): JobSpec,
     ("depends",): JobDepend,
-    ("layers",): Layer,
+    ("layers",): LayerSpec,
     ("layers", "depends"): LayerDepend,
 }
 """By the keys on the path to them."""
@@ -383,7 +383,7 @@ def _problems_together(spec: JobSpec) -> Iterator[str]:
     yield from _depend_problems(spec)
 
 
-def _layer_problems(layer: Layer) -> Iterator[str]:
+def _layer_problems(layer: LayerSpec) -> Iterator[str]:
     numbers = layer.range.numbers
     width = max(len(frame_name(number, layer.name)) for number in (min(numbers), max(numbers)))
     if width > farm.FRAME_NAME_WIDTH:
@@ -423,7 +423,7 @@ def _depend_problems(spec: JobSpec) -> Iterator[str]:
         yield f"layers: wait for one another for ever: {' -> '.join(circle)}"
 
 
-def depends_of(spec: JobSpec) -> Iterator[tuple[str, Layer | None, JobDepend]]:
+def depends_of(spec: JobSpec) -> Iterator[tuple[str, LayerSpec | None, JobDepend]]:
     """Every dependency: the path of its field, the layer that waits (None: the job), and itself."""
     for number, of_job in enumerate(spec.depends):
         yield f"depends[{number}]", None, of_job

@@ -23,7 +23,7 @@ from opencue_sched.domain.depends import ChunkedRange, DependType, frame_pairs
 from opencue_sched.domain.farm import CENTICORES_PER_CORE, LOG_DIR_WIDTH, FrameState, JobState, frame_name, near
 from opencue_sched.domain.frames import FrameRange
 from opencue_sched.errors import InvalidInput
-from opencue_sched.farm.job_file import JobDepend, JobSpec, Layer, depends_of
+from opencue_sched.farm.job_file import JobDepend, JobSpec, LayerSpec, depends_of
 from opencue_sched.settings import DEFAULT_OS, Settings
 from opencue_sched.store import shows as naming
 from opencue_sched.store import submit
@@ -227,7 +227,7 @@ class _On:
     frames: Mapping[int, str] = field(default_factory=dict)
 
 
-_Edge = tuple[str, Layer | None, JobDepend, _On]
+_Edge = tuple[str, LayerSpec | None, JobDepend, _On]
 """A dependency: the path of its field, the layer that waits (None: the job), itself, and on what."""
 
 
@@ -317,7 +317,7 @@ def _external(connection: Connection, spec: JobSpec, problems: list[str]) -> lis
 
 
 def _on_layer(
-    waiting: Layer | None,
+    waiting: LayerSpec | None,
     depend: JobDepend,
     job: Row[Any],
     layers: Mapping[str, Row[Any]],
@@ -353,7 +353,7 @@ class _NewLayer:
     """A layer of the new job with the ids of its frames by number."""
 
     id: str
-    spec: Layer
+    spec: LayerSpec
     frames: Mapping[int, str]
 
 
