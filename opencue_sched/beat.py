@@ -56,14 +56,13 @@ FUTURE_SECONDS = 5.0
 def make_gate(settings: Settings) -> LeaderGate:
     """The leader gate of a beat process, with its fence kept in PostgreSQL."""
     coordination = settings.coordination
-    conservative, wait = coordination.handover == "conservative", coordination.conservative_wait
     return LeaderGate(
         make_redis(settings.redis_dsn, settings),
         LeaderKeys(coordination.namespace, beat_role(settings.scheduler.facility)),
-        ttl_seconds=wait if conservative else coordination.lease_ttl,
-        renew_deadline_seconds=wait * 0.9 if conservative else coordination.renew_deadline,
+        ttl_seconds=coordination.lease_ttl,
+        renew_deadline_seconds=coordination.renew_deadline,
         retry_seconds=coordination.retry_interval,
-        quiet_seconds=wait if conservative else 0.0,
+        quiet_seconds=coordination.lease_ttl if coordination.handover == "conservative" else 0.0,
         fences=PersistentFences(make_engine(settings, application_name="opencue-sched-beat", pool_size=1)),
     )
 

@@ -46,6 +46,8 @@ from opencue_sched.text_file import InvalidFile, read_text, read_toml, read_yaml
 PREFIX = "OPENCUE_SCHED_"
 CONFIG_VARIABLE = "OPENCUE_SCHED_CONFIG"
 
+CONSERVATIVE_LEASE = 180.0
+"""Seconds; the three minutes of the locking proposal."""
 DEFAULT_OS = "default_os"
 """The log root of jobs for an OS that has none of its own, as OpenCue's properties name it."""
 
@@ -294,15 +296,15 @@ class Coordination(_Section):
 
     namespace: Name = Field("cue", description="Prefix of board and queue keys.")
     group: Name = Field("default", description="Worker group of this process.")
-    lease_ttl: Seconds = Field(
-        15.0,
-        description="Life of the leader's lease: how long no beat fires ticks after its leader died. Twelve times as "
-        "long where the hand-over is conservative.",
-    )
     handover: Literal["fenced", "conservative"] = Field(
         "fenced",
         description="fenced: take over at once. conservative: fire nothing for the life of a lease after a change of "
-        "leader (of all beats the same).",
+        "leader.",
+    )
+    lease_ttl: Seconds = Field(
+        default_factory=lambda given: CONSERVATIVE_LEASE if given.get("handover") == "conservative" else 15.0,
+        description="Life of the leader's lease, of all beats the same: how long no beat fires ticks after its leader "
+        "died. Where the hand-over is conservative, 180 unless set.",
     )
     drain_grace: Seconds = Field(
         25.0, description="Seconds a worker told to stop waits for what it has in hand. Less than what kills it then."
@@ -319,13 +321,8 @@ class Coordination(_Section):
 
     @property
     def retry_interval(self) -> float:
-        """Between renewals of the leader and campaigns of a standby: five tries within the deadline."""
-        return self.lease_ttl * 2 / 15
-
-    @property
-    def conservative_wait(self) -> float:
-        """The lease of a conservative hand-over, and its wait: the locking proposal's three minutes by default."""
-        return 12 * self.lease_ttl
+        """Between renewals of the leader and campaigns of a standby: five tries or more within the deadline."""
+        return min(5.0, self.lease_ttl * 2 / 15)
 
 
 class Release(_Section):
@@ -493,7 +490,7 @@ _REPLACED = {
     "coordination.queue_age": _FIXED,
     "coordination.beat_metrics_port": "it follows from queue.metrics_port",
     "coordination.claim_ttl": _FIXED,
-    "coordination.handover_wait": "it is twelve times coordination.lease_ttl",
+    "coordination.handover_wait": "use coordination.lease_ttl",
     "release.workers": _FIXED,
     "release.facility": "scheduler.facility is that of hosts that report none",
     "release.default_alloc_tag": _FIXED,
@@ -518,6 +515,8 @@ def setting_problems(error: ValidationError) -> list[str]:
     """What is wrong with the settings: one sentence each, with the variable, and the key should a file be read."""
     file, problems = settings_file(), []
     for problem in error.errors():
+        if problem["type"] == "default_factory_not_called":  # only because of another problem, which is told
+            continue
         path = [str(part) for part in problem["loc"]]
         key, reason = ".".join(path).lower(), problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":

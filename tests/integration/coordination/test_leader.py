@@ -22,6 +22,7 @@ from opencue_sched.coordination.leader import Freshness, LeaderGate, tick_freshn
 from opencue_sched.coordination.names import LeaderKeys
 from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.coordination.postings import ClaimRenewer
+from opencue_sched.settings import Coordination
 from opencue_sched.store.fences import LeaderRecord, PersistentFences
 from tests.polling import eventually
 
@@ -482,11 +483,9 @@ def test_what_a_message_is_worth_is_known_though_redis_was_emptied(redis_client,
 
 def test_the_conservative_setting_is_the_proposals_rule_and_the_other_is_not(settings, redis_client, keys):
     """180 s, and nothing fired for 180 s after the last fire of a predecessor."""
-    for tick, handover, seconds in ((7, "conservative", 180), (17, "fenced", settings.coordination.lease_ttl)):
+    for tick, handover, seconds in ((7, "conservative", 180), (17, "fenced", 15)):
         redis_client.flushdb()
-        chosen = settings.model_copy(
-            update={"coordination": settings.coordination.model_copy(update={"handover": handover})}
-        )
+        chosen = settings.model_copy(update={"coordination": Coordination(handover=handover)})
         first, second = make_gate(chosen), make_gate(chosen)
         assert first.renew() is not None
         assert seconds * 500 < redis_client.pttl(keys.lease) <= seconds * 1000
@@ -497,8 +496,8 @@ def test_the_conservative_setting_is_the_proposals_rule_and_the_other_is_not(set
 
 
 @pytest.mark.parametrize("wait", [60.0, 600.0])
-def test_how_long_the_conservative_hand_over_waits_follows_from_the_lease(settings, redis_client, keys, wait):
-    coordination = settings.coordination.model_copy(update={"handover": "conservative", "lease_ttl": wait / 12})
+def test_how_long_the_conservative_hand_over_waits_is_a_setting(settings, redis_client, keys, wait):
+    coordination = Coordination(handover="conservative", lease_ttl=wait)
     chosen, clock = settings.model_copy(update={"coordination": coordination}), Clock()
     first, looking_on, second = make_gate(chosen), make_gate(chosen), make_gate(chosen)
     second._clock = clock
