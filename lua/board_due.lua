@@ -2,8 +2,7 @@
 -- ARGV[2] ms after which a message that nobody took is sent again
 -- Returns ms until the first claim runs out (-1: none does), then for each job: {uuid, details, ticket, when a message
 -- was sent in vain (ms; 0: none was, 1: its claim ran out)}.
--- Invariants: of many that ask one gets the ticket; a job that is at work, at rest, in the trash or gone is left alone, and
--- so is one that rests for want of work.
+-- Invariants: of many that ask one gets the ticket; a job that is not ready, also one that rests for want of work, gets none.
 --@include board
 -- More than are lost at once. With more than that due, a farm is short of workers, not of messages.
 local JOBS_PER_CALL = 200

@@ -1,8 +1,7 @@
 -- board_enqueue: post jobs by name, once each, and say for which a message should be sent now.
 -- ARGV[2] ms after which a message that nobody took is sent again
 -- ARGV[3..] groups of four: name, details (JSON), priority rank 0..4, wake (1|0)
--- Returns for each group: {uuid, ticket of the message to send (0: none), 1 if a message was sent before in vain else 0,
--- 1 if it rests else 0}.
+-- Returns for each group: {uuid, ticket of the message to send (0: none), one was sent in vain (1|0), it rests (1|0)}.
 -- Invariants: one job per name, however often it is enqueued; a wake is never lost: it either makes the job ready or
 -- moves `wake`, which the present claim compares when it ends; a job told to rest is not woken; nothing waits because the
 -- clock was put back; whatever of a job or of the board's own keys was lost or spoilt, the job is ready, and sent for.

@@ -2,8 +2,7 @@
 -- KEYS    1 acct:seq, 2 acct:ledger, 3 acct:epoch, 4 acct:audit
 -- ARGV    1 epoch, then vertex keys (at most 250)
 -- Returns {1, seq, two numbers a key: int_cores and int_gpus, or int_running and 0}, or {0, 'not_ready', stored epoch, '0'}.
--- Invariants: every change the counters hold has a sequence number at or below the answer's; nothing is written, but for
---         a counter that is no number.
+-- Invariants: every change the counters hold has a number at or below seq; only a counter that is no number is written.
 --@include ledger
 --@include counters
 local answer = {1, tonumber(call('GET', SEQ) or 0)}

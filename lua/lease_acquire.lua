@@ -1,8 +1,7 @@
 -- lease_acquire: take or renew an expiring, fenced lease.
 -- KEYS[1] lease (string "token|fence", always with a TTL)   KEYS[2] fence (integer, only ever grows)
 -- ARGV[1] token (unique per process)   ARGV[2] ttl in ms
--- ARGV[3] 'renew' to prolong the lease of the fence ARGV[4] and take nothing;
--- 'take' to get a new one, of a fence above ARGV[4], the highest known elsewhere
+-- ARGV[3] 'renew': prolong the lease of fence ARGV[4] only; 'take': a new one, above fence ARGV[4], the highest known
 -- ARGV[5] the longest life in ms that any lease has: more than that is left of one only when the clock was put back
 -- Returns the holder's fence to the holder, 0 to others.
 -- Invariants: one holder at a time; a new holder's fence is higher than every earlier one, also after the store was

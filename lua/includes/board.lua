@@ -10,9 +10,8 @@
 --   done (tickets up to this one were answered by a claim), tries (messages sent in vain since), rest (ms before which nothing wakes it)
 -- and a member of exactly one sorted set: ready (score: priority, then age), delayed (score: not before, ms), claimed
 -- (score: expiry, ms; +inf never) or trash (score: trashed at, ms). listed holds all but the trash, scored as ready is.
--- names maps an idempotency key to its uuid. awaited has every job for which a message is to be sent (score: when, ms): at the
--- end of its rest, at once when a claim ran out, or when nobody has answered the last message in time. It may have some
--- besides, for which none is due any more; board_due removes these.
+-- names maps an idempotency key to its uuid. awaited has every job for which a message is to be sent (score: when, ms): when
+-- its rest ends, its claim ran out, or no claim answered the last message; board_due removes those that need none any more.
 local READY, DELAYED, CLAIMED, NAMES, SEQ, EVENTS, TRASH, LISTED, AWAITED =
   KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local PREFIX = ARGV[1]

@@ -1,7 +1,6 @@
 -- The ledger, shared by every accounting script.
 -- KEYS of all of them: 1 acct:seq, 2 acct:ledger, 3 acct:epoch, 4 acct:audit. ARGV[1] is the epoch the caller knows.
--- The vertex keys are derived from the entries (on release only the ledger knows them), so acct:* lives on one node:
--- Sentinel, not Cluster.
+-- Vertex keys are derived from entries (on release only the ledger knows them), so acct:* is on one node: no Cluster.
 -- A periodic task gives one key more, where the newest leader's fence is recorded, and its own leader's fence as the
 -- last of ARGV. When a newer one is recorded nothing is done, and the answer is {0, 'fenced', newest, its own}.
 --

@@ -40,8 +40,7 @@ local function move(id, entry, sign, ledger_only)
   end
 end
 
--- Adding 0 turns -0, which HINCRBY does not read, into 0. GPUs of 0 are written only to a vertex that is new: a command
--- less for most.
+-- Adding 0 turns -0, which HINCRBY does not read, into 0. GPUs of 0 are written only to a vertex that is new.
 local function apply_moves(seq)
   local now = DUAL and call('TIME')[1]
   for key, sum in pairs(moves) do
