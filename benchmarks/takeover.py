@@ -61,7 +61,7 @@ def kill_the_filler(site: Site) -> float:
     age = site.settings.accounting.in_flight_age
     began = time.monotonic()
     site.cache.restart()
-    until(lambda: attempt(lambda: site.client.exists(keys.FILLERS_WAITED)))
+    until(lambda: attempt(lambda: site.client.exists(keys.BOOTSTRAP_LEASE)))
     time.sleep(age / 2)
     filler = str(site.client.get(keys.BOOTSTRAP_LEASE)).partition("|")[0]
     site.fleet.processes.pop(filler).kill()
