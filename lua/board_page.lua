@@ -1,7 +1,7 @@
 -- board_page: a page of jobs, by priority and then age.
 -- ARGV[2] which: 'ready', 'listed' or 'trash'   ARGV[3] score after which to start ('-inf' for the first page)
 -- ARGV[4] jobs a page, and as many more as share the score of its last
--- Returns a list of {uuid, score, {the job's fields and values, not all if some were lost}}. With promotion first, so the page is of this moment.
+-- Returns a list of {uuid, score, {the job's fields and values, but lost ones}}, of this moment: it promotes first.
 --@include board
 local set = ({ready = READY, listed = LISTED, trash = TRASH})[ARGV[2]]
 local from = ARGV[3] == '-inf' and '-inf' or '(' .. ARGV[3]

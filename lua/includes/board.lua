@@ -7,7 +7,7 @@
 --   owner, fence, claim (token that the present or last claimant made up), expires (ms, +inf never, 0 none),
 --   failures (in a row), failing (ms of the first of them), reason (of the last, one line), error (its text), result,
 --   wake (counts wake-ups), sent (ms a message was last sent), ticket (number of the last message sent),
---   done (tickets up to this one were answered by a claim), tries (messages sent in vain since), rest (ms before which nothing wakes it)
+--   done (tickets up to this one were answered by a claim), tries (messages since that nobody took), rest (ms before which nothing wakes it)
 -- and a member of exactly one sorted set: ready (score: priority, then age), delayed (score: not before, ms), claimed
 -- (score: expiry, ms; +inf never) or trash (score: trashed at, ms). listed holds all but the trash, scored as ready is.
 -- names maps an idempotency key to its uuid. awaited has every job for which a message is to be sent (score: when, ms): when
