@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -58,6 +59,8 @@ def cli(environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
     def run(*words: str, given: str | bytes = "") -> Ran:
         get_settings.cache_clear()
+        for name in [name for name in os.environ if name.startswith("OPENCUE_SCHED_TEST_")]:
+            environment.delenv(name)  # the tests' own: the program would warn that it is no setting
         environment.setattr(sys, "argv", ["opencue-sched", *words])
         content = given.encode() if isinstance(given, str) else given
         environment.setattr(sys, "stdin", TextIOWrapper(BytesIO(content)))
