@@ -205,11 +205,28 @@ class Vertices:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """A host that drains for a frame of ``layer_id``, which needs this much of it. Cores, KB.
+
+    ``until`` and ``free_at`` (when so much is expected idle; None: nobody knows) are epoch seconds of the database.
+    """
+
+    layer_id: str
+    job_id: str
+    cores: int
+    memory_kb: int
+    gpus: int
+    until: float
+    free_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Host:
     """A host with what it has idle.
 
     ``idle_memory_kb`` and ``idle_gpu_memory_kb`` are already the lesser of what is unreserved and what the machine
     reports free. ``tags`` are normalised (spaces removed). ``os_names`` is host_stat.str_os split on commas.
+    ``running`` counts the frames on it by layer id, ``recent`` are layers that ran on it last, the latest first.
     """
 
     id: str
@@ -227,6 +244,9 @@ class Host:
     idle_gpus: int = 0
     total_gpu_memory_kb: int = 0
     idle_gpu_memory_kb: int = 0
+    running: Mapping[str, int] = field(default_factory=dict, hash=False)
+    recent: tuple[str, ...] = ()
+    hold: Hold | None = None
 
     @property
     def idle_cores(self) -> int:
@@ -280,6 +300,7 @@ class Layer:
     ``cores_min_centicores`` and ``cores_max_centicores`` are raw: zero, negative and fractional values keep OpenCue's
     meaning (see domain.frames). ``waiting_frames`` counts all waiting frames, not only those in ``frames``.
     ``kind`` is the same for all layers that need the same of a host, as far as the rows of layer and job say.
+    ``run_seconds`` is the mean run time of its frames that succeeded; None while none has.
     """
 
     id: str
@@ -299,6 +320,7 @@ class Layer:
     frames: tuple[Frame, ...]
     limit_ids: tuple[str, ...] = ()
     kind: str = ""
+    run_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -348,7 +348,8 @@ def test_the_real_program_runs_and_refuses_by_exit_status(settings: Settings) ->
 
     variables = {"OPENCUE_SCHED_DATABASE_URL": settings.sqlalchemy_url, "OPENCUE_SCHED_REDIS_URL": settings.redis_dsn}
     program = [sys.executable, "-c", "from opencue_sched.cli import main; main()"]
-    environment = {**os.environ, **variables}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("OPENCUE_SCHED_TEST_")}
+    environment = {**inherited, **variables}
     create = [*program, "show", "create", "demo", "--managed"]
     made = subprocess.run(create, env=environment, capture_output=True, text=True)
     assert (made.returncode, made.stdout, made.stderr) == (0, "created show demo\n", "")

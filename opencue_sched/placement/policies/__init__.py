@@ -1,0 +1,33 @@
+"""What a farm may decide differently, one module for each policy. All are pure: functions of a snapshot and of hosts.
+
+A policy is made for one pass, from its snapshot, and is a soft or a firm admission, or a score:
+
+- A firm admission holds in every round of a plan. A soft one holds in the first round, while others want the host too;
+  what is idle after it goes to whoever can use it.
+- Scores of a host are added up, and the host with the lowest sum is taken.
+
+How shows and jobs follow each other is not asked host by host: see ``shares`` and ``draw``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from opencue_sched.domain.cluster import Verdict
+from opencue_sched.domain.farm import Host, Job, Layer, Reservation
+
+
+class Refusal(NamedTuple):
+    """Why a frame may not go to a host that has room for it; ``detail`` is one sentence for an operator."""
+
+    verdict: Verdict
+    detail: str
+
+
+Admission = Callable[[Job, Layer, Host, Reservation], Refusal | None]
+"""``admission(job, layer, host, taken)``: why a frame of the layer may not take this from the host; None if it may. The
+host is as it would be with all that the plan has put on it so far, without this frame. Asked for many hosts."""
+
+Score = Callable[[Layer, Host, Reservation], float]
+"""``score(layer, host, taken)``: what it costs to take this from the host; the lowest wins. Asked for many hosts."""
