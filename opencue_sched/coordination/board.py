@@ -165,8 +165,27 @@ class BoardScripts:
         error: str = "",
     ) -> list[Any]:
         """End a claim: the answer of lua/board_end.lua, which says what each end means."""
+        call = self.end_call(
+            uuid, owner, fence, token, how, delay_seconds=delay_seconds, wake=wake, reason=reason, error=error
+        )
+        return list(self.call("board_end", *call))
+
+    def end_call(
+        self,
+        uuid: str,
+        owner: str,
+        fence: int,
+        token: str,
+        how: End,
+        *,
+        delay_seconds: float = 0.0,
+        wake: int = 0,
+        reason: str = "",
+        error: str = "",
+    ) -> Sequence[str | int | float]:
+        """The arguments of a call of lua/board_end.lua, with a token of its own."""
         more = (round(delay_seconds * 1000), wake, reason, error[-ERROR_CHARACTERS:], self.keys.call(new_token()))
-        return list(self.call("board_end", uuid, owner, fence, token, how, *more, resend_ms()))
+        return (uuid, owner, fence, token, how, *more, resend_ms())
 
     def update(self, uuid: str, how: Update, value: str | int = "", *, force: bool = False) -> list[Any]:
         """What an operator does to a job, also to a claimed one: the answer of lua/board_update.lua."""

@@ -17,19 +17,25 @@ class ClusterKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cluster:
-    """A show's work in one facility under one or more host tags. ``tags`` are normalised and sorted."""
+    """A show's work in one facility under one or more host tags. ``tags`` are normalised and sorted.
+
+    ``shard`` names the hosts that a pass over it may use: those of one instance (domain/shards.py); "" means all.
+    """
 
     facility_id: str
     show_id: str
     kind: ClusterKind
     tags: tuple[str, ...]
     alloc_id: str | None = None
+    shard: str = ""
 
     @property
     def key(self) -> str:
-        """A short stable name, safe in a queue message, a Redis key and a metric: ``kind-<16 hex digits>``."""
+        """A short stable name, safe in a queue message, a Redis key and a metric: ``kind-<16 hex digits>``, and
+        ``@shard`` after that where there is one."""
         text = "\x1f".join((self.facility_id, self.show_id, self.kind.value, self.alloc_id or "", *self.tags))
-        return f"{self.kind.value}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        name = f"{self.kind.value}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        return f"{name}@{self.shard}" if self.shard else name
 
 
 # Tags: how layers name the hosts they may run on.

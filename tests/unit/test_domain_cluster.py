@@ -30,12 +30,14 @@ clusters = st.builds(
     kind=st.sampled_from(ClusterKind),
     tags=st.lists(st.text(alphabet="abc_.-", min_size=1, max_size=8), max_size=4).map(lambda tags: tuple(sorted(tags))),
     alloc_id=st.one_of(st.none(), ids),
+    shard=st.sampled_from(["", "render-01.0", "b"]),
 )
 
 
 @given(clusters)
 def test_a_key_is_short_and_safe_everywhere(cluster: Cluster) -> None:
-    assert re.fullmatch(r"(alloc|manual|hostname|hardware)-[0-9a-f]{16}", cluster.key)
+    assert re.fullmatch(r"(alloc|manual|hostname|hardware)-[0-9a-f]{16}(@[a-z0-9_.-]+)?", cluster.key)
+    assert replace(cluster, shard="").key == cluster.key.partition("@")[0]
 
 
 @given(clusters, clusters)

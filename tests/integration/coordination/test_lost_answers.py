@@ -9,7 +9,7 @@ import pytest
 from opencue_sched.coordination.board import NEVER
 from opencue_sched.coordination.jobboard import Job, JobBoard, JobFailure, JobState, NotFound
 from opencue_sched.coordination.names import BoardKeys
-from opencue_sched.coordination.postings import Claim, ClusterPostings
+from opencue_sched.coordination.postings import Claim, ClusterPostings, Ending
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 
 CLUSTER = Cluster("fac", "show", ClusterKind.ALLOC, ("general",), "alloc")
@@ -35,6 +35,19 @@ def test_a_worker_has_the_claim_whose_answer_was_lost(proxy, proxied):
     assert postings.extend([claim], ttl_seconds=10) == [claim]
     assert postings.claim(enqueued.uuid, "w1", ttl_seconds=10).owner == "w1", "another call is another claim"
     assert postings.end(claim, "again") > 0
+
+
+def test_a_worker_has_the_claims_taken_along_whose_answer_was_lost(proxy, proxied):
+    postings = ClusterPostings(proxied, BoardKeys("cue", "clusters"))
+    clusters = [Cluster("fac", "show", ClusterKind.MANUAL, (tag,), None, "w1") for tag in "abc"]
+    first, *_ = postings.enqueue(clusters)
+    claim = postings.claim(first.uuid, "w1", ttl_seconds=10)
+    postings.end_many([Ending(it, "abandon") for it in postings.claim_with(claim, "w1", ttl_seconds=10)])
+    proxy.lose("EVALSHA")
+    claims = postings.claim_with(claim, "w1", ttl_seconds=10)
+    assert proxy.lost == 1
+    assert {(it.cluster, it.fence) for it in claims} == {(cluster, 2) for cluster in clusters[1:]}
+    assert postings.extend(claims, ttl_seconds=10) == claims
 
 
 def test_the_next_job_is_claimed_once_though_the_answer_was_lost(proxy, board):

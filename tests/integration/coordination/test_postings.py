@@ -7,7 +7,7 @@ import time
 import pytest
 
 from opencue_sched.coordination.names import BoardKeys, consumed_queues
-from opencue_sched.coordination.postings import Claim, ClaimRefused, ClaimRenewer, ClusterPostings
+from opencue_sched.coordination.postings import Claim, ClaimRefused, ClaimRenewer, ClusterPostings, Ending
 from opencue_sched.coordination.presence import Presence
 from opencue_sched.coordination.queues import Router
 from opencue_sched.domain.cluster import Cluster, ClusterKind
@@ -480,3 +480,78 @@ def test_trash_ends_after_its_retention(postings, redis_client):
     redis_client.zadd("cue:board:clusters:trash", {enqueued.uuid: 1})
     assert postings.enqueue([CLUSTER])[0].uuid != enqueued.uuid
     assert states(redis_client)["trash"] == 0
+
+
+# A claim takes along the other postings of its shard.
+
+
+def on(shard: str, *tags: str) -> list[Cluster]:
+    return [Cluster("fac", "show", ClusterKind.MANUAL, (tag,), None, shard) for tag in tags]
+
+
+def test_a_claim_takes_along_what_is_ready_of_its_shard_and_nothing_else(postings, redis_client):
+    mine, others, whole = on("w1", "a", "b", "c", "d"), on("w2", "a", "b"), on("", "a")
+    enqueued = postings.enqueue([*mine, *others, *whole])
+    first, asleep, taken = (postings.claim(it.uuid, "w1", ttl_seconds=10) for it in enqueued[:3])
+    postings.end(asleep, "sleep", delay_seconds=60)
+    more = postings.claim_with(first, "w1", ttl_seconds=10)
+    assert [claim.cluster for claim in more] == [mine[3]]
+    assert postings.claim_with(first, "w1", ttl_seconds=10) == []
+    assert set(postings.extend([first, taken, *more], ttl_seconds=10)) == {first, taken, *more}
+    assert set(postings.in_hand()["w1"]) == {first.cluster.key, taken.cluster.key, more[0].cluster.key}
+    assert {it.cluster for it in postings.take_due()[0]} == set(), "their messages are under way"
+    whole_claim = postings.claim(enqueued[-1].uuid, "w3", ttl_seconds=10)
+    assert postings.claim_with(whole_claim, "w3", ttl_seconds=10) == []
+    assert states(redis_client)["ready"] == len(others)
+
+
+def test_the_message_of_a_posting_that_was_taken_along_is_stale_afterwards(postings):
+    first, other = postings.enqueue(on("w1", "a", "b"))
+    claim = postings.claim(first.uuid, "w1", ttl_seconds=10, ticket=first.ticket)
+    (taken,) = postings.claim_with(claim, "w1", ttl_seconds=10)
+    assert postings.claim(other.uuid, "w2", ttl_seconds=10) == ClaimRefused("held", "w1")
+    assert all(postings.end_many([Ending(claim, "again"), Ending(taken, "again")]))
+    assert postings.claim(other.uuid, "w2", ttl_seconds=10, ticket=other.ticket) == ClaimRefused("stale")
+
+
+def test_each_of_the_claims_ends_in_a_state_of_its_own(postings, redis_client):
+    first, *_ = postings.enqueue(on("w1", "a", "b", "c", "d"))
+    claim = postings.claim(first.uuid, "w1", ttl_seconds=10)
+    b, c, d = postings.claim_with(claim, "w1", ttl_seconds=10)
+    postings.enqueue([b.cluster], wake=True)
+    lost = Claim(d.uuid, d.owner, d.fence, d.wake, d.cluster, "another's")
+    endings = [
+        Ending(claim, "again"),
+        Ending(b, "sleep", 60.0),
+        Ending(c, "fail", 60.0, "program: why", "all of it"),
+        Ending(lost, "consume"),
+    ]
+    again, woken, failed, none = postings.end_many(endings)
+    assert again > 0 < woken, "a wake-up during the pass is not lost"
+    assert failed == none == 0
+    assert states(redis_client) == {"ready": 2, "delayed": 1, "claimed": 1, "trash": 0}
+    assert [it.key for it in postings.skipped()] == [c.cluster.key]
+    assert postings.end_many([]) == []
+
+
+def test_nothing_is_taken_along_by_a_claim_that_is_lost(postings):
+    first, _ = postings.enqueue(on("w1", "a", "b"))
+    dead = postings.claim(first.uuid, "w1", ttl_seconds=0.05)
+    alive = eventually(lambda: claimed(postings.claim(first.uuid, "w1", ttl_seconds=10)))
+    assert postings.claim_with(dead, "w1", ttl_seconds=10) == []
+    assert len(postings.claim_with(alive, "w1", ttl_seconds=10)) == 1
+
+
+def test_a_claim_takes_no_more_along_than_it_may(postings, monkeypatch):
+    monkeypatch.setattr("opencue_sched.coordination.postings.CLAIMED_TOGETHER", 3)
+    first, *_ = postings.enqueue(on("w1", *"abcdefgh"))
+    claim = postings.claim(first.uuid, "w1", ttl_seconds=10)
+    assert [it.cluster.tags for it in postings.claim_with(claim, "w1", ttl_seconds=10)] == [("b",), ("c",), ("d",)]
+
+
+def test_a_posting_that_cannot_be_read_is_not_taken_along(postings, redis_client):
+    first, odd, _ = postings.enqueue(on("w1", "a", "b", "c"))
+    redis_client.hset(f"cue:board:clusters:job:{odd.uuid}", "details", "{")
+    claim = postings.claim(first.uuid, "w1", ttl_seconds=10)
+    assert [it.cluster.tags for it in postings.claim_with(claim, "w1", ttl_seconds=10)] == [("c",)]
+    assert postings.job(odd.uuid) is None

@@ -1,0 +1,30 @@
+-- board_claim_with: with one job of a shard take the others of it that are ready, the oldest first.
+-- ARGV[2] uuid of the job that is claimed already   ARGV[3] token of its claim   ARGV[4] shard, or ''   ARGV[5] owner
+-- ARGV[6] claims' life in ms, 0 never ends   ARGV[7] a token nobody else knows, which tells them from others
+-- ARGV[8] how many at most   ARGV[9] key that remembers what this very call answered
+-- Returns {uuid, fence, wake, details} of each job taken. The shard of a job is what follows @ in its name, or nothing.
+-- Invariants: those of board_claim for each; nothing is taken unless the first claim holds; a call that is made again
+-- because its answer was lost gets the same claims.
+--@include board
+-- Beyond these are postings of shards whose worker is slow or gone: they have messages of their own.
+local LOOKED_AT = 2000
+local before = answered_before(ARGV[9])
+if before then
+  return before
+end
+local shard, owner, life, token, most = ARGV[4], ARGV[5], tonumber(ARGV[6]), ARGV[7], tonumber(ARGV[8])
+local first = fields_now(ARGV[2], 'state', 'claim')
+local answer = {}
+if first[1] == 'claimed' and first[2] == ARGV[3] then
+  for _, uuid in ipairs(redis.call('ZRANGE', READY, 0, LOOKED_AT - 1)) do
+    if #answer >= most then
+      break
+    end
+    local name = fields_now(uuid, 'name')[1]
+    if name and (string.match(name, '@(.*)$') or '') == shard and whole(uuid) then
+      local taken = take(uuid, owner, life, token)
+      answer[#answer + 1] = {uuid, taken[3], taken[4], taken[6]}
+    end
+  end
+end
+return remember(ARGV[9], answer)
