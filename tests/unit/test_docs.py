@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from opencue_sched.cli import cli
+from opencue_sched.domain.cluster import Verdict
 from opencue_sched.settings import BEGIN, END, table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,6 +22,12 @@ def test_the_settings_table_is_the_codes():
     assert guide.partition(BEGIN)[2].partition(END)[0].strip() == table(), (
         "run: python -m opencue_sched.settings docs/operator-guide.md"
     )
+
+
+def test_the_verdicts_table_is_the_codes():
+    section = (ROOT / "docs" / "operator-guide.md").read_text().partition("### Verdicts\n")[2].partition("\n## ")[0]
+    named = [name for row in re.findall(r"^\| (`.*?) \|", section, re.M) for name in re.findall(r"`(\w+)`", row)]
+    assert named == [verdict.value for verdict in Verdict]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
