@@ -218,6 +218,13 @@ class Queue(_Section):
     )
     frame_memory_soft_limit: float = Field(1.6, gt=0, description="RunFrame soft memory limit / layer minimum.")
     frame_memory_hard_limit: float = Field(2.0, gt=0, description="RunFrame hard memory limit / layer minimum.")
+    reservations: bool = Field(
+        True, description="Whether hosts drain for frames that need half of the largest host or more and never start."
+    )
+    reservation_block_time: Seconds = Field(
+        300.0,
+        description="Seconds such a layer waits with nothing placed until a host drains for it. Less idles more cores.",
+    )
     metrics_port: int = Field(
         9090, ge=0, le=65435, description="First port tried for /metrics, a beat's 100 above; 0 turns it off."
     )

@@ -209,6 +209,7 @@ class Hold:
     """A host that drains for a frame of ``layer_id``, which needs this much of it. Cores, KB.
 
     ``until`` and ``free_at`` (when so much is expected idle; None: nobody knows) are epoch seconds of the database.
+    ``owner`` names the layer for people.
     """
 
     layer_id: str
@@ -218,6 +219,7 @@ class Hold:
     gpus: int
     until: float
     free_at: float | None = None
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

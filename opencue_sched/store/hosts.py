@@ -14,18 +14,21 @@ from sqlalchemy import Connection, Row, TextClause, text
 
 from opencue_sched.domain.farm import MOST_CENTICORES, MOST_GPUS, MOST_KB, BadRow, Host, ThreadMode, os_names
 from opencue_sched.store.procs import lock_hosts
+from opencue_sched.store.promises import HELD, HOLD_COLUMNS, hold_of
 
-_COLUMNS = """
+_COLUMNS = f"""
     SELECT h.pk_host, h.str_name, h.pk_alloc, a.pk_facility, h.int_thread_mode, s.str_os,
            h.int_cores, h.int_cores_idle, h.int_mem, LEAST(h.int_mem_idle, s.int_mem_free) AS mem_idle,
            h.int_gpus, h.int_gpus_idle, h.int_gpu_mem, LEAST(h.int_gpu_mem_idle, s.int_gpu_mem_free) AS gpu_mem_idle,
-           ARRAY(SELECT replace(t.str_tag, ' ', '') FROM host_tag t WHERE t.pk_host = h.pk_host) AS tags
+           ARRAY(SELECT replace(t.str_tag, ' ', '') FROM host_tag t WHERE t.pk_host = h.pk_host) AS tags,
+           {HOLD_COLUMNS}
     FROM host h
     JOIN host_stat s ON s.pk_host = h.pk_host
     JOIN alloc a ON a.pk_alloc = h.pk_alloc
+    LEFT JOIN ({HELD}) held ON held.pk_host = h.pk_host
     WHERE h.str_lock_state = 'OPEN' AND s.str_state = 'UP'
       AND s.ts_ping > clock_timestamp() - CAST(:staleness AS double precision) * interval '1 second'
-"""
+"""  # noqa: S608 - only our own constants
 
 _OF_TAGS = text(
     f"""{_COLUMNS}
@@ -84,6 +87,7 @@ def _host(row: Row[Any]) -> Host:
         idle_gpus=row.int_gpus_idle,
         total_gpu_memory_kb=row.int_gpu_mem,
         idle_gpu_memory_kb=max(0, row.gpu_mem_idle),
+        hold=hold_of(row),
     )
 
 

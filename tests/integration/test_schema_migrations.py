@@ -234,7 +234,7 @@ def test_alembics_own_command_works_from_a_checkout(empty_database_url: str) -> 
         )
         assert done.returncode == 0, done.stderr
         if arguments == ["current"]:
-            assert "0009 (head)" in done.stdout
+            assert f"{schema.REVISION} (head)" in done.stdout
     assert _our_names(empty_database_url) == set()
 
 

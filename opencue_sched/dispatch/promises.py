@@ -1,0 +1,304 @@
+"""The duty that keeps the promises to wide frames: who owes how much, who is granted a host, whose hold ends.
+
+One process does it every few seconds, in one transaction of PostgreSQL (store/promises.py); the rules are those of
+placement/policies/reservations.py. It is set-based and can be repeated at any time. Where the process may die, and what
+holds then:
+
+- before COMMIT: nothing was promised; the debts are as old as the last time, and LONGEST_ELAPSED_SECONDS of what passed
+  since then are counted. Who held a host still does, until ``until``.
+- after COMMIT, before the hosts are published: the commit of every booking knows the holds. Caches learn of them with
+  the next read of the hosts, and plan some frames in vain until then. Hosts whose hold ended are used by then.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import structlog
+from sqlalchemy import Connection, Engine, Row
+
+from opencue_sched.dispatch.clusters import scoped_facilities
+from opencue_sched.domain.cluster import normalise_tag
+from opencue_sched.domain.farm import Hold, Host, Layer, ThreadMode, os_names
+from opencue_sched.domain.frames import Need, Rules, smallest_need
+from opencue_sched.errors import FencedOff
+from opencue_sched.placement.planner import MEM_RESERVED_MIN_KB
+from opencue_sched.placement.policies import reservations as policy
+from opencue_sched.placement.policies.reservations import Asked, Candidate, Demand, Run
+from opencue_sched.settings import Settings
+from opencue_sched.store import promises as store
+from opencue_sched.store.hosts import fetch_hosts_by_id
+from opencue_sched.store.pending import CapHeadroom, CapKind, Capped, fetch_headroom
+from opencue_sched.store.schema import SchemaFacts
+
+log = structlog.get_logger(__name__)
+
+EVERY_SECONDS = 5.0
+"""How often the duty is done."""
+_CANDIDATES = 100
+"""Hosts looked at for a layer that asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseReport:
+    """``kept`` is False where another process was at it. ``granted``: host id -> hold. ``ended`` and ``renewed`` are
+    ids of hosts; ``wide`` layers wait, ``asking`` of them were to get a host."""
+
+    kept: bool = True
+    granted: Mapping[str, Hold] = field(default_factory=dict)
+    ended: frozenset[str] = frozenset()
+    renewed: frozenset[str] = frozenset()
+    wide: int = 0
+    asking: int = 0
+
+    @property
+    def changed(self) -> frozenset[str]:
+        """Hosts that others should read again."""
+        return self.ended | self.granted.keys()
+
+    def summary(self) -> dict[str, object]:
+        return {
+            "kept": self.kept,
+            "wide": self.wide,
+            "asking": self.asking,
+            "granted": len(self.granted),
+            "renewed": len(self.renewed),
+            "ended": len(self.ended),
+        }
+
+
+def keep_promises(
+    engine: Engine, settings: Settings, facts: SchemaFacts, *, role: str = "", fence: int | None = None
+) -> PromiseReport:
+    """Bring debts and holds up to date. With ``queue.reservations`` off, every hold ends.
+
+    ``fence`` is that of the leader of ``role`` that asked for it: raises FencedOff, with nothing changed, when a newer
+    one was elected. The caller publishes the hosts that changed.
+    """
+    with engine.begin() as connection:
+        begun = store.begin_duty(connection, role)
+        if begun is None:
+            return PromiseReport(kept=False)
+        if fence is not None and (begun.newest or 0) > fence:
+            raise FencedOff(f"the leader of fence {fence} was succeeded by that of fence {begun.newest}")
+        facilities = scoped_facilities(connection, settings)
+        held = store.held_hosts(connection, facilities)
+        if not settings.queue.reservations:
+            store.write_debts(connection, {}, facilities)
+            report = PromiseReport(ended=store.end_holds(connection, held))
+        else:
+            report = _Duty(connection, settings, facts, facilities, begun.now).run(held)
+    for host_id, hold in report.granted.items():
+        expected = None if hold.free_at is None else round(hold.free_at - begun.now)
+        log.info("host_held", host=host_id, layer=hold.layer_id, job=hold.job_id, free_in_seconds=expected)
+    for host_id in report.ended:
+        log.info("hold_ended", host=host_id)
+    return report
+
+
+@dataclass(slots=True)
+class _Duty:
+    """One turn of the duty: everything is read, then decided, then written, so that rows are locked briefly."""
+
+    connection: Connection
+    settings: Settings
+    facts: SchemaFacts
+    facilities: Sequence[str] | None
+    now: float
+    rules: Rules = field(init=False)
+
+    def __post_init__(self) -> None:
+        queue = self.settings.queue
+        self.rules = Rules(queue.memory_stranded_threshold // 1024, mem_reserved_min_kb=MEM_RESERVED_MIN_KB)
+
+    def run(self, held: frozenset[str]) -> PromiseReport:
+        block_seconds = self.settings.queue.reservation_block_time
+        wide = self._wide_layers()
+        demands = {layer_id: it.demand for layer_id, it in wide.items() if it.may_run}
+        # A host that is not here is down, locked or gone. One that has no hold here has one that counts no more.
+        holders = self._hosts(held)
+        ended = policy.ended(holders.values(), demands, self.rules) | (held - holders.keys())
+        kept = [host for host_id, host in holders.items() if host_id not in ended]
+        asked = [Asked(it.demand, it.debt_seconds, it.hosts) for it in wide.values() if it.may_run]
+        holds = [host.hold for host in kept if host.hold is not None]
+        asking = policy.who_asks(asked, holds, block_seconds=block_seconds, now=self.now)
+        candidates, runs = self._candidates(asking, kept)
+        granted = dict(policy.grants(asking, kept, candidates, self.rules, now=self.now))
+        renewed = self._renewed(kept, demands, runs)
+
+        debts = {layer_id: (it.debt_seconds, it.demand.layer.waiting_frames) for layer_id, it in wide.items()}
+        store.write_debts(self.connection, debts, self.facilities)
+        gone = store.end_holds(self.connection, ended)
+        store.renew_holds(self.connection, renewed)
+        there = store.grant_holds(self.connection, granted.items())
+        return PromiseReport(
+            granted={host_id: hold for host_id, hold in granted.items() if host_id in there},
+            ended=gone,
+            renewed=frozenset(renewed),
+            wide=len(wide),
+            asking=len(asking),
+        )
+
+    def _wide_layers(self) -> dict[str, _Wide]:
+        """The wide layers that wait, with what they owe now, by id."""
+        kinds = store.fetch_waiting_kinds(self.connection, self.facilities, self.facts)
+        ignored = frozenset(map(normalise_tag, self.settings.scheduler.ignore_tags))
+        tags_of = [frozenset(kind.tags.split("|")) - ignored - {""} for kind in kinds]
+        staleness = self.settings.host_cache.host_staleness_threshold
+        tags = frozenset[str]().union(*tags_of)
+        hosts = [
+            (_idle_host(row), row.hosts)
+            for row in store.fetch_host_kinds(self.connection, self.facilities, tags, staleness)
+        ]
+        cores_left = store.fetch_cores_left(self.connection, {kind.pk_show for kind in kinds})
+        allocs: defaultdict[str, set[str]] = defaultdict(set)
+        for show_id, alloc_id in cores_left:
+            allocs[show_id].add(alloc_id)
+        found: dict[str, tuple[Demand, int, str]] = {}
+        for kind, its_tags in zip(kinds, tags_of, strict=True):
+            demand = _demand(kind, its_tags, frozenset(allocs[kind.pk_show]))
+            count = policy.hosts_of_a_wide_layer(demand, hosts, self.rules)
+            if count:
+                found.update((layer_id, (demand, count, kind.pk_show)) for layer_id in kind.layers)
+        return self._with_debts(found, cores_left)
+
+    def _with_debts(
+        self, found: Mapping[str, tuple[Demand, int, str]], cores_left: Mapping[tuple[str, str], int]
+    ) -> dict[str, _Wide]:
+        rows = store.fetch_layers(self.connection, found.keys())
+        headroom = fetch_headroom(self.connection, {capped for row in rows for capped in _caps(row)})
+        wide = {}
+        for row in rows:
+            kind, hosts, show_id = found[row.pk_layer]
+            layer = replace(kind.layer, id=row.pk_layer, name=row.str_name, waiting_frames=row.waiting)
+            need = smallest_need(layer, mem_reserved_min_kb=self.rules.mem_reserved_min_kb)
+            open_allocs = frozenset(it for it in kind.alloc_ids if cores_left[show_id, it] >= need.cores)
+            demand = replace(kind, layer=layer, job_id=row.pk_job, priority=row.priority, alloc_ids=open_allocs)
+            may_run = bool(open_allocs) and all(_fits(need, it, headroom) for it in _caps(row))
+            debt_seconds = policy.debt_after(
+                row.debt,
+                row.elapsed,
+                placed=bool(row.placed),
+                may_run=may_run,
+                block_seconds=self.settings.queue.reservation_block_time,
+            )
+            wide[row.pk_layer] = _Wide(demand, hosts, debt_seconds, may_run)
+        return wide
+
+    def _hosts(self, ids: Collection[str]) -> dict[str, Host]:
+        staleness = self.settings.host_cache.host_staleness_threshold
+        hosts, _ = fetch_hosts_by_id(self.connection, sorted(ids), staleness)
+        return {host.id: host for host in hosts}
+
+    def _candidates(
+        self, asking: Sequence[Asked], kept: Sequence[Host]
+    ) -> tuple[dict[str, list[Candidate]], dict[str, tuple[Run, ...]]]:
+        """The candidates of those that ask, by layer id; and what runs on them and on the hosts held, by host id."""
+        staleness = self.settings.host_cache.host_staleness_threshold
+        wanted = [_candidacy(it.demand, self.rules) for it in asking]
+        found = store.fetch_candidates(self.connection, wanted, staleness, most=_CANDIDATES)
+        hosts = self._hosts({host_id for ids in found.values() for host_id in ids})
+        runs: defaultdict[str, list[Run]] = defaultdict(list)
+        for row in store.fetch_runs(self.connection, hosts.keys() | {host.id for host in kept}):
+            runs[row.pk_host].append(Run(row.ends_at, row.centicores, row.memory_kb, row.gpus))
+        runs_of = {host_id: tuple(those) for host_id, those in runs.items()}
+        candidates = {
+            layer_id: [Candidate(hosts[host_id], runs_of.get(host_id, ())) for host_id in ids if host_id in hosts]
+            for layer_id, ids in found.items()
+        }
+        return candidates, runs_of
+
+    def _renewed(
+        self, kept: Sequence[Host], demands: Mapping[str, Demand], runs: Mapping[str, tuple[Run, ...]]
+    ) -> dict[str, Hold]:
+        renewed = {}
+        for host in kept:
+            need = None if host.hold is None else demands[host.hold.layer_id].need_on(host, self.rules)
+            if host.hold is not None and need is not None:
+                free_at = Candidate(host, runs.get(host.id, ())).free_at(need, self.now)
+                renewed[host.id] = replace(host.hold, until=self.now + policy.HOLD_SECONDS, free_at=free_at)
+        return renewed
+
+
+@dataclass(frozen=True, slots=True)
+class _Wide:
+    """A wide layer that waits; ``hosts`` could take its frames when idle."""
+
+    demand: Demand
+    hosts: int
+    debt_seconds: float
+    may_run: bool
+
+
+def _demand(kind: Row[Any], tags: frozenset[str], alloc_ids: frozenset[str]) -> Demand:
+    """What all layers of a kind ask for; who they are is filled in later."""
+    layer = Layer(
+        id="",
+        name="",
+        command="",
+        frame_range="",
+        chunk_size=1,
+        cores_min_centicores=kind.int_cores_min,
+        cores_max_centicores=kind.int_cores_max,
+        memory_min_kb=kind.int_mem_min,
+        gpus_min=kind.int_gpus_min,
+        gpu_memory_min_kb=kind.int_gpu_mem_min,
+        tags=tags,
+        services=(),
+        threadable=kind.b_threadable,
+        waiting_frames=0,
+        frames=(),
+    )
+    return Demand(layer, "", 0, kind.str_os or None, kind.pk_facility, alloc_ids)
+
+
+def _idle_host(row: Row[Any]) -> Host:
+    """A host of the kind, with nothing on it."""
+    return Host(
+        id="",
+        name="",
+        facility_id=row.pk_facility,
+        alloc_id=row.pk_alloc,
+        tags=frozenset(row.tags),
+        os_names=os_names(row.str_os),
+        thread_mode=ThreadMode(row.int_thread_mode),
+        total_centicores=row.int_cores,
+        idle_centicores=row.int_cores,
+        total_memory_kb=row.int_mem,
+        idle_memory_kb=row.int_mem,
+        total_gpus=row.int_gpus,
+        idle_gpus=row.int_gpus,
+        total_gpu_memory_kb=row.int_gpu_mem,
+        idle_gpu_memory_kb=row.int_gpu_mem,
+    )
+
+
+def _candidacy(demand: Demand, rules: Rules) -> store.Candidacy:
+    need = smallest_need(demand.layer, mem_reserved_min_kb=rules.mem_reserved_min_kb)
+    return store.Candidacy(
+        demand.layer.id,
+        demand.facility_id,
+        sorted(demand.layer.tags),
+        sorted(demand.alloc_ids),
+        need.cores,
+        need.memory_kb,
+        need.gpus,
+    )
+
+
+def _caps(row: Row[Any]) -> list[Capped]:
+    limits = [Capped(CapKind.LIMIT, limit_id) for limit_id in row.limit_ids]
+    return [Capped(CapKind.JOB, row.pk_job), Capped(CapKind.FOLDER, row.pk_folder), *limits]
+
+
+def _fits(need: Need, capped: Capped, headroom: Mapping[Capped, CapHeadroom]) -> bool:
+    """Whether one frame fits under the cap. One that is gone is none."""
+    left = headroom.get(capped)
+    if left is None:
+        return True
+    if capped.kind is CapKind.LIMIT:
+        return left.cores >= 1
+    return left.cores >= need.cores and left.gpus >= need.gpus

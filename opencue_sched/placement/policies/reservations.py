@@ -1,0 +1,319 @@
+"""Reservations with backfill: hosts drain for frames too wide to start beside a stream of narrow ones.
+
+A layer is *wide* where one of its frames needs at least half of the largest host that could ever take it, in cores,
+memory or GPUs. Its *debt* is how long it has waited with nothing placed although every cap would let it run. One that
+owes more than the block time asks for a host. The duty (dispatch/promises.py) grants it as a ``Hold``; the plan here,
+and the commit under the host's lock, keep everybody else from the host but for the backfill rule.
+
+Times are epoch seconds of the database's clock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from opencue_sched.domain.cluster import Verdict
+from opencue_sched.domain.farm import Hold, Host, Job, Layer, Reservation, centicores, idle_cores
+from opencue_sched.domain.frames import Need, Rules, least_cores, reserve, smallest_need
+from opencue_sched.placement.policies import Admission, Refusal
+
+MOST_LAYERS = 8
+"""Layers of the farm that hosts are held for at once. Drained cores are idle, so the bounds come first."""
+MOST_HOSTS_OF_A_LAYER = 4
+"""A layer gets one host for each block time that it owes, and no more than these."""
+HOLD_SECONDS = 600.0
+"""A hold lives so long after its last renewal: longer than any change of leaders."""
+DRAW_SECONDS = 60.0
+"""Who is granted a host first is drawn anew each time this has passed."""
+LONGEST_ELAPSED_SECONDS = 60.0
+"""What a layer owes for the time in which no duty looked is bounded by this."""
+
+
+# Everybody else: who may use a held host.
+
+
+def against_hold(hold: Hold | None, layer: Layer, idle_centicores: int, now: float) -> str | None:
+    """Why a frame of ``layer`` may not go to a host with this hold and so much idle, in one clause; None if it may.
+
+    The owner's layer always may. Others may where the host has drained, and only if they are expected to end before the
+    host is: an unknown end, of the frame or of the drain, is too late.
+    """
+    if hold is None or hold.layer_id == layer.id or hold.until <= now:
+        return None
+    if idle_cores(idle_centicores) < hold.cores:
+        return f"{idle_cores(idle_centicores)} of {hold.cores} cores are idle yet"
+    if hold.free_at is None:
+        return "nobody knows when it is free"
+    if layer.run_seconds is None:
+        return "nobody knows how long a frame of this layer runs"
+    if now + layer.run_seconds >= hold.free_at:
+        return f"a frame of this layer runs {_duration(layer.run_seconds)}, and it is free {_in(hold.free_at - now)}"
+    return None
+
+
+def reservations(now: float) -> Admission:
+    """The firm admission that keeps held hosts for their owners, for a pass at ``now``."""
+
+    def admission(_job: Job, layer: Layer, host: Host, _taken: Reservation) -> Refusal | None:
+        why = against_hold(host.hold, layer, host.idle_centicores, now)
+        if why is None or host.hold is None:
+            return None
+        return Refusal(Verdict.HELD, f"host {host.name} is kept for {_owner(host.hold)}: {why}")
+
+    return admission
+
+
+def draining(layer: Layer, host: Host, now: float) -> Refusal | None:
+    """What the owner is told when nothing fits; None unless the host drains for it."""
+    if host.hold is None or host.hold.layer_id != layer.id or host.hold.until <= now:
+        return None
+    expected = "when it is free is not known" if host.hold.free_at is None else _expected(host.hold.free_at - now)
+    return Refusal(Verdict.DRAINING, f"host {host.name} drains for it, {expected}")
+
+
+def _owner(hold: Hold) -> str:
+    return f"a wide frame of {hold.owner or f'layer {hold.layer_id}'}"
+
+
+def _expected(seconds: float) -> str:
+    return f"expected free {_in(seconds)}"
+
+
+def _in(seconds: float) -> str:
+    return "now" if seconds <= 0 else f"in {_duration(seconds)}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+# Who asks.
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A layer that waits and that every cap would let run. ``alloc_ids`` are the allocations in which its show may book
+    a frame of it; ``layer.waiting_frames`` counts, its ``frames`` are not looked at."""
+
+    layer: Layer
+    job_id: str
+    priority: int
+    os_name: str | None
+    facility_id: str
+    alloc_ids: frozenset[str]
+
+    def need_on(self, host: Host, rules: Rules) -> Need | None:
+        """The least that a frame takes of the host when nothing else runs on it; None: it never takes one."""
+        if (
+            host.facility_id != self.facility_id
+            or host.alloc_id not in self.alloc_ids
+            or self.layer.tags.isdisjoint(host.tags)
+        ):
+            return None
+        answer = reserve(self.layer, host.idle(), rules, os_name=self.os_name, job_cores_left=math.inf)
+        if not isinstance(answer, Reservation):
+            return None
+        need = smallest_need(self.layer, mem_reserved_min_kb=rules.mem_reserved_min_kb)
+        return replace(need, cores=least_cores(self.layer, host))
+
+
+def hosts_of_a_wide_layer(demand: Demand, kinds: Iterable[tuple[Host, int]], rules: Rules) -> int:
+    """How many hosts could ever take a frame of the layer, if it is wide; 0 if it is not.
+
+    ``kinds`` are the hosts of the farm by kind, and how many there are of each.
+    """
+    count = cores = memory_kb = gpus = 0
+    need: Need | None = None
+    for host, hosts in kinds:
+        here = demand.need_on(host, rules)
+        if here is None:
+            continue
+        count += hosts
+        if host.total_cores >= cores:  # what a layer needs may depend on the host: judged on the largest
+            cores, need = host.total_cores, here
+        memory_kb, gpus = max(memory_kb, host.total_memory_kb), max(gpus, host.total_gpus)
+    if need is None:
+        return 0
+    wide = 2 * need.cores >= cores or 2 * need.memory_kb >= memory_kb or (need.gpus > 0 and 2 * need.gpus >= gpus)
+    return count if wide else 0
+
+
+def debt_after(seconds: float, elapsed: float, *, placed: bool, may_run: bool, block_seconds: float) -> float:
+    """The debt of a layer, ``elapsed`` seconds after it was ``seconds``.
+
+    It grows while the layer waits with nothing placed, halves when something was, and stays while a cap keeps the layer
+    waiting: demand that cannot run is no demand. Bounded by what gets a layer all hosts it may have.
+    """
+    if placed:
+        return seconds / 2
+    if not may_run:
+        return seconds
+    elapsed = min(max(0.0, elapsed), LONGEST_ELAPSED_SECONDS)
+    return min(seconds + elapsed, MOST_HOSTS_OF_A_LAYER * block_seconds)
+
+
+def hosts_owed(debt_seconds: float, waiting_frames: int, block_seconds: float) -> int:
+    """How many hosts a layer may have: one for each block time that it owes, none more than frames that wait."""
+    return min(int(debt_seconds / block_seconds), waiting_frames, MOST_HOSTS_OF_A_LAYER)
+
+
+def draw_key(job_id: str, priority: int, epoch: int) -> float:
+    """The place of a job in the draw of an epoch, the largest first: u^(1/priority), so that chances follow priority
+    (Efraimidis and Spirakis). The same for every process."""
+    digest = hashlib.blake2b(f"{job_id} {epoch}".encode(), digest_size=8).digest()
+    chance = (int.from_bytes(digest) + 1) / (2**64 + 1)
+    return math.log(chance) / max(priority, 1)  # the logarithm keeps the order, and does not round to 1
+
+
+# Which hosts.
+
+
+class Run(NamedTuple):
+    """What a frame on a host gives back when it ends, and when that is expected; None: nobody knows. Centicores, KB."""
+
+    ends_at: float | None
+    centicores: int
+    memory_kb: int
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A host with what runs on it."""
+
+    host: Host
+    runs: tuple[Run, ...] = ()
+
+    def free_at(self, need: Need, now: float) -> float | None:
+        """When the host is expected to have so much idle, if nothing new starts on it; None: nobody knows. A frame that
+        has run longer than expected is expected to end now."""
+        idle = self.host
+        left = (centicores(need.cores) - idle.idle_centicores, need.memory_kb - idle.idle_memory_kb)
+        missing = [*left, need.gpus - idle.idle_gpus]
+        at = now
+        for run in sorted(self.runs, key=_end):
+            if max(missing) <= 0:
+                break
+            if run.ends_at is None:
+                return None
+            at = max(at, run.ends_at)
+            missing = [lacks - gives for lacks, gives in zip(missing, run[1:], strict=True)]
+        return at if max(missing) <= 0 else None
+
+
+def _end(run: Run) -> float:
+    return math.inf if run.ends_at is None else run.ends_at
+
+
+class Grant(NamedTuple):
+    """A host that is to drain."""
+
+    host_id: str
+    hold: Hold
+
+
+class Asked(NamedTuple):
+    """A demand with what it owes, and how many hosts could ever take one of its frames."""
+
+    demand: Demand
+    debt_seconds: float
+    hosts: int
+
+
+def who_asks(asked: Iterable[Asked], holds: Collection[Hold], *, block_seconds: float, now: float) -> list[Asked]:
+    """Those that may be granted another host, in the order of the draw.
+
+    Within the bounds on layers of the farm and on hosts of a layer; that on the share of the hosts is ``grants``'. A
+    layer that only one host could take has no half of them.
+    """
+    held = Counter(hold.layer_id for hold in holds)
+    free = MOST_LAYERS - len(held)
+    epoch = int(now // DRAW_SECONDS)
+    asking = []
+    for it in sorted(asked, key=lambda it: (-_drawn(it.demand, epoch), it.demand.layer.id)):
+        layer = it.demand.layer
+        if it.hosts < 2 or held[layer.id] >= hosts_owed(it.debt_seconds, layer.waiting_frames, block_seconds):
+            continue
+        if not held[layer.id]:
+            if free <= 0:
+                continue
+            free -= 1
+        asking.append(it)
+    return asking
+
+
+def _drawn(demand: Demand, epoch: int) -> float:
+    return draw_key(demand.job_id, demand.priority, epoch)
+
+
+def grants(
+    asking: Sequence[Asked],
+    held: Iterable[Host],
+    candidates: Mapping[str, Sequence[Candidate]],
+    rules: Rules,
+    *,
+    now: float,
+) -> list[Grant]:
+    """One more host for each of those ``asking`` (see ``who_asks``): of its candidates, by layer id, the one that is
+    expected to be free first.
+
+    At most half of the hosts that could take a layer's frames are held, for whomever. ``held`` are the hosts with a
+    hold.
+    """
+    granted: list[Grant] = []
+    taken = list(held)
+    for it in asking:
+        demand = it.demand
+        able = sum(demand.need_on(host, rules) is not None for host in taken)
+        if 2 * (able + 1) > it.hosts:
+            continue
+        unavailable = {host.id for host in taken}
+        best: tuple[tuple[float, int, str], Candidate, Need, float | None] | None = None
+        for candidate in candidates.get(demand.layer.id, ()):
+            need = demand.need_on(candidate.host, rules)
+            if need is None or candidate.host.id in unavailable:
+                continue
+            free_at = candidate.free_at(need, now)
+            # Of hosts of which nobody knows it, the one that has most of the cores already.
+            rank = (_late(free_at), need.cores - candidate.host.idle_cores, candidate.host.id)
+            if best is None or rank < best[0]:
+                best = rank, candidate, need, free_at
+        if best is not None:
+            _, candidate, need, free_at = best
+            taken.append(candidate.host)
+            granted.append(Grant(candidate.host.id, _hold(demand, need, now, free_at)))
+    return granted
+
+
+def _late(free_at: float | None) -> float:
+    return math.inf if free_at is None else free_at
+
+
+def _hold(demand: Demand, need: Need, now: float, free_at: float | None) -> Hold:
+    until = now + HOLD_SECONDS
+    return Hold(demand.layer.id, demand.job_id, need.cores, need.memory_kb, need.gpus, until, free_at)
+
+
+def ended(holds: Iterable[Host], demands: Mapping[str, Demand], rules: Rules) -> set[str]:
+    """The ids of the hosts whose hold has no demand any more: ``demands`` by layer id.
+
+    The layer no longer waits, may not run or is not wide, the host cannot take its frames, or the layer has more hosts
+    than waiting frames; then those that are free last are given up.
+    """
+    gone = set()
+    kept: dict[str, list[Host]] = {}
+    for host in holds:
+        demand = None if host.hold is None else demands.get(host.hold.layer_id)
+        if demand is None or demand.need_on(host, rules) is None:
+            gone.add(host.id)
+        else:
+            kept.setdefault(demand.layer.id, []).append(host)
+    for layer_id, hosts in kept.items():
+        hosts.sort(key=lambda host: (_late(host.hold.free_at if host.hold else None), host.id))
+        gone.update(host.id for host in hosts[demands[layer_id].layer.waiting_frames :])
+    return gone

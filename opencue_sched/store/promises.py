@@ -1,0 +1,393 @@
+"""Promises over time: hosts held for wide frames (``opencue_sched_hold``) and how long layers have been blocked
+(``opencue_sched_blocked``).
+
+One transaction of the duty (dispatch/promises.py) reads and writes all of it, under an advisory lock of its own. It
+waits for nobody: rows that others have locked are left to the next time. A hold is granted under the lock on its host's
+row, which a booking has, too, so a booking either is there before the hold or knows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Row, TextClause, text
+
+from opencue_sched.domain.farm import Hold
+from opencue_sched.store.schema import SchemaFacts
+
+_LOCK_KEY = 0x6F63732D686F6C64
+"""Advisory lock of the duty: the bytes of ``ocs-hold``."""
+
+HELD = """
+    SELECT hold.pk_host, hold.pk_layer, hold.pk_job, hold.cores, hold.memory_kb, hold.gpus,
+           CAST(extract(epoch FROM hold.until) AS double precision) AS until,
+           CAST(extract(epoch FROM hold.free_at) AS double precision) AS free_at,
+           job.str_name || '/' || layer.str_name AS owner
+    FROM opencue_sched_hold hold
+    JOIN layer ON layer.pk_layer = hold.pk_layer
+    JOIN job ON job.pk_job = hold.pk_job
+    WHERE hold.until > clock_timestamp()
+"""
+"""The holds that count, to be joined with hosts."""
+HOLD_COLUMNS = """held.pk_layer AS hold_layer, held.pk_job AS hold_job, held.cores AS hold_cores,
+           held.memory_kb AS hold_memory_kb, held.gpus AS hold_gpus, held.until AS hold_until,
+           held.free_at AS hold_free_at, held.owner AS hold_owner"""
+"""Of HELD as ``held``: what hold_of reads."""
+
+
+def hold_of(row: Row[Any]) -> Hold | None:
+    """The hold of a row with HOLD_COLUMNS."""
+    if row.hold_layer is None:
+        return None
+    return Hold(
+        row.hold_layer,
+        row.hold_job,
+        row.hold_cores,
+        row.hold_memory_kb,
+        row.hold_gpus,
+        row.hold_until,
+        row.hold_free_at,
+        row.hold_owner,
+    )
+
+
+# Set up the transaction of the duty. Bounded by the server, for a process that is stopped in it: nobody waits for the
+# lock, but nobody else could keep the promises.
+_BEGIN = text(
+    """
+    SELECT set_config('statement_timeout', '20s', true), set_config('lock_timeout', '1s', true),
+           set_config('idle_in_transaction_session_timeout', '10s', true);
+    SELECT pg_try_advisory_xact_lock(:key) AS mine,
+           CAST(extract(epoch FROM clock_timestamp()) AS double precision) AS now,
+           (SELECT fence FROM opencue_sched_fence WHERE name = :role) AS fence
+    """
+)
+
+
+class Begun(NamedTuple):
+    """``now`` is the database's clock in epoch seconds; ``newest`` the fence of the leader elected last, if any."""
+
+    now: float
+    newest: int | None
+
+
+def begin_duty(connection: Connection, role: str) -> Begun | None:
+    """Begin the duty's transaction; None when another process is in one. ``role`` is the leader's, as fences.py names
+    it."""
+    row = connection.execute(_BEGIN, {"key": _LOCK_KEY, "role": role}).one()
+    return Begun(row.now, row.fence) if row.mine else None
+
+
+# What waits, by kind: layers that need the same of a host. ``tags`` without spaces, between bars.
+
+_KINDS = """
+    SELECT j.pk_facility, j.pk_show, j.str_os, l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min,
+           l.int_gpu_mem_min, l.b_threadable, replace(l.str_tags, ' ', '') AS tags, array_agg(l.pk_layer) AS layers
+    FROM layer_stat ls
+    JOIN layer l ON l.pk_layer = ls.pk_layer
+    JOIN job j ON j.pk_job = ls.pk_job
+    JOIN show s ON s.pk_show = j.pk_show
+    WHERE ls.int_waiting_count > 0
+      AND j.str_state = 'PENDING' AND NOT j.b_paused AND j.b_auto_book
+      AND s.b_active AND s.b_scheduler_managed AND s.b_booking_enabled AND s.b_dispatch_enabled AND NOT s.b_paused
+      AND NOT EXISTS (SELECT FROM opencue_sched_quarantine q WHERE q.pk_job = j.pk_job AND q.until > now())
+      AND (CAST(:facilities AS varchar[]) IS NULL OR j.pk_facility = ANY(CAST(:facilities AS varchar[])))
+      {started}
+    GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
+"""
+
+_MAY_TAKE_FRAMES = """h.str_lock_state = 'OPEN' AND s.str_state = 'UP'
+      AND s.ts_ping > clock_timestamp() - CAST(:staleness AS double precision) * interval '1 second'"""
+
+_HOST_KINDS = text(
+    f"""
+    SELECT a.pk_facility, h.pk_alloc, h.int_thread_mode, s.str_os, h.int_cores, h.int_mem, h.int_gpus, h.int_gpu_mem,
+           tagged.tags, count(*) AS hosts
+    FROM host h
+    JOIN host_stat s ON s.pk_host = h.pk_host
+    JOIN alloc a ON a.pk_alloc = h.pk_alloc
+    JOIN (
+        SELECT t.pk_host, array_agg(DISTINCT replace(t.str_tag, ' ', '')) AS tags
+        FROM host_tag t
+        WHERE replace(t.str_tag, ' ', '') = ANY(CAST(:tags AS varchar[]))
+        GROUP BY t.pk_host
+    ) tagged ON tagged.pk_host = h.pk_host
+    WHERE {_MAY_TAKE_FRAMES}
+      AND (CAST(:facilities AS varchar[]) IS NULL OR a.pk_facility = ANY(CAST(:facilities AS varchar[])))
+    GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9
+    """  # noqa: S608 - only our own constant
+)
+
+_LAYERS = text(
+    """
+    SELECT l.pk_layer, l.pk_job, l.str_name, j.pk_folder, ls.int_waiting_count AS waiting,
+           coalesce(r.int_priority, 0) AS priority,
+           ARRAY(SELECT DISTINCT ll.pk_limit_record FROM layer_limit ll WHERE ll.pk_layer = l.pk_layer) AS limit_ids,
+           coalesce(blocked.seconds, 0) AS debt,
+           CAST(extract(epoch FROM clock_timestamp() - coalesce(blocked.seen, clock_timestamp())) AS double precision)
+               AS elapsed,
+           blocked.waiting > ls.int_waiting_count
+               OR EXISTS (SELECT FROM proc p WHERE p.pk_layer = l.pk_layer AND p.ts_booked >= blocked.seen) AS placed
+    FROM layer l
+    JOIN layer_stat ls ON ls.pk_layer = l.pk_layer AND ls.int_waiting_count > 0
+    JOIN job j ON j.pk_job = l.pk_job
+    LEFT JOIN job_resource r ON r.pk_job = l.pk_job
+    LEFT JOIN opencue_sched_blocked blocked ON blocked.pk_layer = l.pk_layer
+    WHERE l.pk_layer = ANY(CAST(:layers AS varchar[]))
+    """
+)
+
+# Procs of a fraction of a core count as one core, as the counters do.
+_SUBSCRIPTIONS = text(
+    """
+    SELECT sub.pk_show, sub.pk_alloc, GREATEST(0, sub.int_burst / 100 - coalesce(used.cores, 0)) AS cores
+    FROM subscription sub
+    LEFT JOIN (
+        SELECT p.pk_show, h.pk_alloc, sum((p.int_cores_reserved + 99) / 100) AS cores
+        FROM proc p
+        JOIN host h ON h.pk_host = p.pk_host
+        WHERE p.pk_show = ANY(CAST(:shows AS varchar[])) AND NOT p.b_local
+        GROUP BY p.pk_show, h.pk_alloc
+    ) used ON used.pk_show = sub.pk_show AND used.pk_alloc = sub.pk_alloc
+    WHERE sub.pk_show = ANY(CAST(:shows AS varchar[])) AND sub.int_burst > 0
+    """
+)
+
+# Of a layer that many hosts could take, some that its id draws among them: the best of these is about as good.
+_CANDIDATES = text(
+    f"""
+    SELECT asked.pk_layer, host.pk_host
+    FROM unnest(CAST(:layers AS varchar[]), CAST(:facilities AS varchar[]), CAST(:tags AS text[]),
+                CAST(:allocs AS text[]), CAST(:cores AS bigint[]), CAST(:memory AS bigint[]), CAST(:gpus AS int[]))
+         AS asked(pk_layer, pk_facility, tags, allocs, cores, memory, gpus)
+    CROSS JOIN LATERAL (
+        SELECT h.pk_host
+        FROM host h
+        JOIN host_stat s ON s.pk_host = h.pk_host
+        JOIN alloc a ON a.pk_alloc = h.pk_alloc
+        WHERE {_MAY_TAKE_FRAMES}
+          AND a.pk_facility = asked.pk_facility AND h.pk_alloc = ANY(string_to_array(asked.allocs, '|'))
+          AND h.int_cores >= asked.cores * 100 AND h.int_mem >= asked.memory AND h.int_gpus >= asked.gpus
+          AND EXISTS (SELECT FROM host_tag t WHERE t.pk_host = h.pk_host
+                      AND replace(t.str_tag, ' ', '') = ANY(string_to_array(asked.tags, '|')))
+          AND NOT EXISTS (SELECT FROM opencue_sched_hold hold WHERE hold.pk_host = h.pk_host)
+        ORDER BY md5(h.pk_host || asked.pk_layer)
+        LIMIT :most
+    ) host
+    """  # noqa: S608 - only our own constant
+)
+
+_RUNS = text(
+    """
+    SELECT p.pk_host, p.int_cores_reserved AS centicores, p.int_mem_reserved AS memory_kb, p.int_gpus_reserved AS gpus,
+           CAST(extract(epoch FROM coalesce(f.ts_started, p.ts_dispatched)) AS double precision)
+               + CAST(u.int_clock_time_success AS double precision) / u.int_frame_success_count AS ends_at
+    FROM proc p
+    LEFT JOIN frame f ON f.pk_frame = p.pk_frame
+    LEFT JOIN layer_usage u ON u.pk_layer = p.pk_layer AND u.int_frame_success_count > 0
+    WHERE p.pk_host = ANY(CAST(:hosts AS varchar[]))
+    """
+)
+
+_HOLDS = text(
+    """
+    SELECT hold.pk_host FROM opencue_sched_hold hold
+    LEFT JOIN host h ON h.pk_host = hold.pk_host
+    LEFT JOIN alloc a ON a.pk_alloc = h.pk_alloc
+    WHERE CAST(:facilities AS varchar[]) IS NULL OR a.pk_facility IS NULL
+       OR a.pk_facility = ANY(CAST(:facilities AS varchar[]))
+    """
+)
+
+# What the duty writes.
+
+_WRITE_DEBTS = text(
+    """
+    INSERT INTO opencue_sched_blocked AS blocked (pk_layer, seconds, waiting, seen)
+    SELECT debt.pk_layer, debt.seconds, debt.waiting, clock_timestamp()
+    FROM unnest(CAST(:layers AS varchar[]), CAST(:seconds AS double precision[]), CAST(:waiting AS int[]))
+         AS debt(pk_layer, seconds, waiting)
+    ON CONFLICT (pk_layer) DO UPDATE
+    SET seconds = excluded.seconds, waiting = excluded.waiting, seen = excluded.seen
+    """
+)
+_FORGET_DEBTS = text(
+    """
+    DELETE FROM opencue_sched_blocked blocked
+    WHERE blocked.pk_layer <> ALL(CAST(:layers AS varchar[]))
+      AND (CAST(:facilities AS varchar[]) IS NULL OR NOT EXISTS (
+          SELECT FROM layer l JOIN job j ON j.pk_job = l.pk_job
+          WHERE l.pk_layer = blocked.pk_layer AND j.pk_facility <> ALL(CAST(:facilities AS varchar[]))
+      ))
+    """
+)
+# A hold that a booking is about to delete is locked by it: left alone.
+_END = text(
+    """
+    DELETE FROM opencue_sched_hold WHERE pk_host IN (
+        SELECT pk_host FROM opencue_sched_hold WHERE pk_host = ANY(CAST(:hosts AS varchar[])) FOR UPDATE SKIP LOCKED
+    )
+    RETURNING pk_host
+    """
+)
+_RENEW = text(
+    """
+    UPDATE opencue_sched_hold hold SET until = to_timestamp(:until), free_at = to_timestamp(kept.free_at)
+    FROM unnest(CAST(:hosts AS varchar[]), CAST(:layers AS varchar[]), CAST(:free_at AS double precision[]))
+         AS kept(pk_host, pk_layer, free_at)
+    WHERE hold.pk_host = kept.pk_host AND hold.pk_layer = kept.pk_layer AND hold.pk_host IN (
+        SELECT pk_host FROM opencue_sched_hold WHERE pk_host = ANY(CAST(:hosts AS varchar[])) FOR UPDATE SKIP LOCKED
+    )
+    """
+)
+_LOCK_HOSTS = text(
+    """
+    SELECT pk_host FROM host WHERE pk_host = ANY(CAST(:hosts AS varchar[]))
+    ORDER BY pk_host FOR NO KEY UPDATE SKIP LOCKED
+    """
+)
+_GRANT = text(
+    """
+    INSERT INTO opencue_sched_hold (pk_host, pk_layer, pk_job, cores, memory_kb, gpus, until, free_at)
+    SELECT pk_host, pk_layer, pk_job, cores, memory_kb, gpus, to_timestamp(until), to_timestamp(free_at)
+    FROM unnest(CAST(:hosts AS varchar[]), CAST(:layers AS varchar[]), CAST(:jobs AS varchar[]), CAST(:cores AS int[]),
+                CAST(:memory AS bigint[]), CAST(:gpus AS int[]), CAST(:until AS double precision[]),
+                CAST(:free_at AS double precision[]))
+         AS granted(pk_host, pk_layer, pk_job, cores, memory_kb, gpus, until, free_at)
+    ON CONFLICT (pk_host) DO NOTHING
+    RETURNING pk_host
+    """
+)
+
+
+class Candidacy(NamedTuple):
+    """A layer whose hosts are looked for: with these tags, in these allocations, at least this large."""
+
+    layer_id: str
+    facility_id: str
+    tags: Collection[str]
+    alloc_ids: Collection[str]
+    cores: int
+    memory_kb: int
+    gpus: int
+
+
+def fetch_waiting_kinds(
+    connection: Connection, facilities: Sequence[str] | None, facts: SchemaFacts
+) -> Sequence[Row[Any]]:
+    """What waits and may be booked as far as its job and show say, by facility, show, OS and what it needs: the columns
+    of layer, ``tags`` joined by bars, and the ids of the ``layers``."""
+    return connection.execute(_kinds(facts.has_start_after), {"facilities": _list(facilities)}).all()
+
+
+def fetch_host_kinds(
+    connection: Connection, facilities: Sequence[str] | None, tags: Collection[str], staleness: float
+) -> Sequence[Row[Any]]:
+    """The hosts that take frames now and carry one of the tags, by what they are when idle: the columns of host, which
+    of the ``tags`` they have, and how many ``hosts``."""
+    parameters = {"facilities": _list(facilities), "tags": sorted(tags), "staleness": staleness}
+    return connection.execute(_HOST_KINDS, parameters).all()
+
+
+def fetch_layers(connection: Connection, layer_ids: Collection[str]) -> Sequence[Row[Any]]:
+    """Layers that wait, with their ``debt`` in seconds, the seconds ``elapsed`` since it was written, and whether any
+    frame was ``placed`` since then (None, as ``elapsed`` 0, the first time)."""
+    return connection.execute(_LAYERS, {"layers": sorted(layer_ids)}).all()
+
+
+def fetch_cores_left(connection: Connection, show_ids: Collection[str]) -> dict[tuple[str, str], int]:
+    """(show id, allocation id) -> cores left under the burst, by what runs now."""
+    rows = connection.execute(_SUBSCRIPTIONS, {"shows": sorted(show_ids)})
+    return {(row.pk_show, row.pk_alloc): int(row.cores) for row in rows}
+
+
+def fetch_candidates(
+    connection: Connection, asked: Sequence[Candidacy], staleness: float, *, most: int
+) -> dict[str, list[str]]:
+    """Layer id -> ids of hosts without a hold that may take its frames when idle, at most ``most`` of each."""
+    parameters = {
+        "layers": [it.layer_id for it in asked],
+        "facilities": [it.facility_id for it in asked],
+        "tags": ["|".join(it.tags) for it in asked],
+        "allocs": ["|".join(it.alloc_ids) for it in asked],
+        "cores": [it.cores for it in asked],
+        "memory": [it.memory_kb for it in asked],
+        "gpus": [it.gpus for it in asked],
+        "staleness": staleness,
+        "most": most,
+    }
+    found: dict[str, list[str]] = {}
+    for row in connection.execute(_CANDIDATES, parameters):
+        found.setdefault(row.pk_layer, []).append(row.pk_host)
+    return found
+
+
+def fetch_runs(connection: Connection, host_ids: Collection[str]) -> Sequence[Row[Any]]:
+    """What runs on these hosts, and when each frame is expected to end: None where none of its layer has succeeded."""
+    return connection.execute(_RUNS, {"hosts": sorted(host_ids)}).all()
+
+
+def held_hosts(connection: Connection, facilities: Sequence[str] | None) -> frozenset[str]:
+    """The ids of the hosts with a hold, whatever it is worth by now, also of hosts that are gone."""
+    return frozenset(connection.execute(_HOLDS, {"facilities": _list(facilities)}).scalars())
+
+
+def write_debts(
+    connection: Connection, debts: Mapping[str, tuple[float, int]], facilities: Sequence[str] | None
+) -> None:
+    """Write what layers owe, and how many of their frames wait, by id. Any other layer owes nothing."""
+    layers = sorted(debts)
+    connection.execute(_FORGET_DEBTS, {"layers": layers, "facilities": _list(facilities)})
+    parameters = {
+        "layers": layers,
+        "seconds": [debts[layer][0] for layer in layers],
+        "waiting": [debts[layer][1] for layer in layers],
+    }
+    connection.execute(_WRITE_DEBTS, parameters)
+
+
+def end_holds(connection: Connection, host_ids: Collection[str]) -> frozenset[str]:
+    """End the holds of these hosts; the ids of those that were there and that no booking is about to use."""
+    return frozenset(connection.execute(_END, {"hosts": sorted(host_ids)}).scalars())
+
+
+def renew_holds(connection: Connection, holds: Mapping[str, Hold]) -> None:
+    """Write ``until``, the same for all, and ``free_at`` of these holds, by host id, as far as they are still there."""
+    hosts = sorted(holds)
+    parameters = {
+        "hosts": hosts,
+        "layers": [holds[host].layer_id for host in hosts],
+        "free_at": [holds[host].free_at for host in hosts],
+        "until": max((hold.until for hold in holds.values()), default=0.0),
+    }
+    connection.execute(_RENEW, parameters)
+
+
+def grant_holds(connection: Connection, holds: Iterable[tuple[str, Hold]]) -> frozenset[str]:
+    """Hold these hosts, by id; the ids of those that nobody had locked, and nobody held. They stay locked."""
+    wanted = dict(holds)
+    locked = set(connection.execute(_LOCK_HOSTS, {"hosts": sorted(wanted)}).scalars())
+    hosts = sorted(locked)
+    parameters = {
+        "hosts": hosts,
+        "layers": [wanted[host].layer_id for host in hosts],
+        "jobs": [wanted[host].job_id for host in hosts],
+        "cores": [wanted[host].cores for host in hosts],
+        "memory": [wanted[host].memory_kb for host in hosts],
+        "gpus": [wanted[host].gpus for host in hosts],
+        "until": [wanted[host].until for host in hosts],
+        "free_at": [wanted[host].free_at for host in hosts],
+    }
+    return frozenset(connection.execute(_GRANT, parameters).scalars())
+
+
+@cache
+def _kinds(has_start_after: bool) -> TextClause:
+    started = "AND (l.ts_start_after IS NULL OR l.ts_start_after <= now())" if has_start_after else ""
+    return text(_KINDS.format(started=started))
+
+
+def _list(ids: Sequence[str] | None) -> list[str] | None:
+    return None if ids is None else list(ids)
