@@ -191,6 +191,41 @@ def reports(hosts: int, rounds: int, json_path: Path | None) -> None:
     write_json(json_path, results)
 
 
+@cli.command()
+@click.option(
+    "--workers", default="1,4", show_default=True, callback=_counts, help="Celery workers, several numbers with commas."
+)
+@click.option("--scenario", "names", multiple=True, help="Only this scenario; several with the option repeated.")
+@click.option("--controls/--no-controls", default=True, show_default=True, help="Also with each policy off.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
+@click.option("--logs", type=click.Path(path_type=Path), help="Keep the logs of all processes in this directory.")
+def decisions(
+    workers: list[int], names: tuple[str, ...], controls: bool, json_path: Path | None, logs: Path | None
+) -> None:
+    """Whether shares, priority, wide frames, GPUs, caps and the like are decided as the policies say.
+
+    Each scenario is one farm under a certain load, judged by figures; its control is the same with the policy off, and
+    must not keep them. Exit status 1 if a scenario fails, or a control does not.
+
+    Example: python -m benchmarks decisions --workers 1,4 --scenario shares-two
+    """
+    import structlog
+
+    from benchmarks.decisions.run import chosen, run_decisions, show_answers
+    from benchmarks.decisions.scenarios import SCENARIOS
+
+    unknown = sorted(set(names) - {scenario.name for scenario in SCENARIOS})
+    if unknown:
+        known = ", ".join(scenario.name for scenario in SCENARIOS)
+        raise click.BadParameter(f"{', '.join(unknown)}; there are {known}", param_hint="--scenario")
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    answers = run_decisions(chosen(names), workers, console, controls=controls, logs=logs)
+    show_answers(answers)
+    write_json(json_path, [answer.as_dict() for answer in answers])
+    if not all(answer.right for answer in answers):
+        sys.exit(1)
+
+
 cli.add_command(accounting, "accounting")
 
 if __name__ == "__main__":

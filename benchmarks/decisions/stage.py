@@ -1,0 +1,392 @@
+"""One scenario on stores and a fleet of its own: planted, played, recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import tempfile
+import time
+import zlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import redis
+from pydantic import SecretStr
+from sqlalchemy import Connection, Engine, create_engine, text
+
+from benchmarks.decisions.record import Layer, Machine, Record, Run, Wait
+from benchmarks.decisions.scenario import MEMORY_GB_A_CORE, Scenario, Work
+from benchmarks.frame_ends import FrameEnds, RunningProc
+from opencue_sched.accounting import keys
+from opencue_sched.accounting.connection import Epoch
+from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.coordination.leader import LeaderKeys
+from opencue_sched.coordination.names import beat_role
+from opencue_sched.coordination.presence import list_members
+from opencue_sched.dispatch.gather import HostChanges
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import AllocIds, HostSpec, JobIds, JobSpec, LayerSpec, ShowIds
+from opencue_sched.embedded.fleet import Fleet
+from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
+from opencue_sched.insight.audit import Outcome, run_audit
+from opencue_sched.insight.fleet import leader_view
+from opencue_sched.settings import Queue, Settings
+from opencue_sched.store.engine import make_engine
+from opencue_sched.store.schema import upgrade
+
+UNCAPPED = 1_000_000
+"""Cores of a burst that nobody can reach."""
+SAMPLE_SECONDS = 0.05
+_TICK_SECONDS = 0.02
+
+ENVIRONMENT = {
+    "OPENCUE_SCHED_RQD__DRY_RUN_MODE": "true",
+    "OPENCUE_SCHED_QUEUE__METRICS_PORT": "0",
+    "OPENCUE_SCHED_QUEUE__CLUSTER_RELOAD_INTERVAL": "2s",
+    "OPENCUE_SCHED_HOST_CACHE__HOST_STALENESS_THRESHOLD": "1h",
+    "OPENCUE_SCHED_COORDINATION__LEASE_TTL": "6s",
+}
+
+# Every proc's beginning and end, by triggers: exact, and in the order in which procs took each other's place, because
+# what a proc had is free for others only after the transaction that deleted it.
+_LOG = """
+CREATE UNLOGGED TABLE decisions_log (
+    at float8, begins boolean, proc varchar, frame varchar, layer varchar, host varchar, cores bigint, gpus int);
+CREATE FUNCTION decisions_began() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO decisions_log SELECT extract(epoch FROM clock_timestamp()), true, pk_proc, pk_frame, pk_layer, pk_host,
+           int_cores_reserved, int_gpus_reserved FROM gone_or_new; RETURN NULL; END $$;
+CREATE FUNCTION decisions_ended() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    INSERT INTO decisions_log (at, begins, proc) SELECT extract(epoch FROM clock_timestamp()), false, pk_proc
+    FROM gone_or_new; RETURN NULL; END $$;
+CREATE TRIGGER decisions_began AFTER INSERT ON proc REFERENCING NEW TABLE AS gone_or_new
+    FOR EACH STATEMENT EXECUTE FUNCTION decisions_began();
+CREATE TRIGGER decisions_ended AFTER DELETE ON proc REFERENCING OLD TABLE AS gone_or_new
+    FOR EACH STATEMENT EXECUTE FUNCTION decisions_ended();
+"""
+_NO_HISTORY = """
+CREATE FUNCTION decisions_forget() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+CREATE TRIGGER decisions_forget BEFORE UPDATE ON layer_usage FOR EACH ROW EXECUTE FUNCTION decisions_forget();
+"""
+_NOW = text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS float8)")
+_READ_LOG = text("SELECT * FROM decisions_log ORDER BY at, begins")
+_READ_WAITS = text(
+    "SELECT pk_frame AS frame, pk_layer AS layer, CAST(extract(epoch FROM ts_eligible) AS float8) AS since FROM frame "
+    "WHERE ts_eligible IS NOT NULL"
+)
+_PAUSE = text("UPDATE job SET b_paused = true WHERE pk_show = :show")
+
+
+def known_setting(name: str) -> bool:
+    """Whether this version has ``queue.NAME``."""
+    return name in Queue.model_fields
+
+
+class Stores:
+    """A PostgreSQL and a Redis of one's own; every run gets an empty database and an empty Redis."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Stores:
+        self._postgres = self._stack.enter_context(EmbeddedPostgres(in_memory=True))
+        self._redis = self._stack.enter_context(EmbeddedRedis())
+        self._admin = create_engine(self._postgres.url, isolation_level="AUTOCOMMIT", pool_size=1)
+        self._stack.callback(self._admin.dispose)
+        self._make("template")
+        upgrade(self._postgres.database_url("template"))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @contextlib.contextmanager
+    def fresh(self) -> Iterator[tuple[str, str]]:
+        """URLs of a migrated database without rows and of an empty Redis."""
+        name = f"run_{secrets.token_hex(4)}"
+        self._make(name, "template")
+        with redis.Redis.from_url(self._redis.url) as client:
+            client.flushall()
+        try:
+            yield self._postgres.database_url(name), self._redis.url
+        finally:
+            with self._admin.connect() as connection:
+                connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+
+    def _make(self, name: str, template: str = "template0") -> None:
+        with self._admin.connect() as connection:
+            connection.execute(text(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY"))
+
+
+@dataclass
+class Stage:
+    """A farm at work. ``layers`` and ``frames`` (to their layer) are everything that was submitted."""
+
+    scenario: Scenario
+    engine: Engine
+    client: redis.Redis
+    settings: Settings
+    fleet: Fleet
+    shows: dict[str, ShowIds] = field(default_factory=dict)
+    allocs: dict[str, AllocIds] = field(default_factory=dict)
+    hosts: dict[str, Machine] = field(default_factory=dict)
+    layers: dict[str, Layer] = field(default_factory=dict)
+    run_seconds: dict[str, tuple[float, float]] = field(default_factory=dict)
+    needs: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    watched: dict[str, tuple[str, str]] = field(default_factory=dict)
+    peaks: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    marks: dict[str, float] = field(default_factory=dict)
+    _limits: dict[str, str] = field(default_factory=dict)
+    _workers: int = 0
+
+    # Before anything runs
+
+    def plant(self) -> None:
+        """Hosts, shows and caps, without work."""
+        scenario = self.scenario
+        with self.engine.begin() as connection:
+            connection.exec_driver_sql(_LOG)
+            if not scenario.history:
+                connection.exec_driver_sql(_NO_HISTORY)
+            farm = Farm(connection, seed=1)
+            for hosts in scenario.hosts:
+                alloc = self.allocs.setdefault(hosts.tag, farm.alloc(hosts.tag))
+                spec = HostSpec(
+                    alloc=alloc,
+                    cores=hosts.cores,
+                    memory_gb=hosts.cores * MEMORY_GB_A_CORE,
+                    gpus=hosts.gpus,
+                    gpu_memory_gb=16 * hosts.gpus,
+                    hostname_tag=False,
+                )
+                for ids in farm.hosts([spec] * hosts.count):
+                    self.hosts[ids.id] = Machine(ids.name, hosts.kind, hosts.cores, hosts.gpus)
+            for name, most in scenario.licences.items():
+                self._limits[name] = farm.limit(name, most if scenario.capped else UNCAPPED)
+                self.watched[name] = (keys.limit(self._limits[name]), "int_running")
+            for show in scenario.shows:
+                capped = scenario.capped and show.folder_cap is not None
+                ids = self.shows[show.name] = farm.show(show.name, folder_max_cores=show.folder_cap if capped else -1)
+                for alloc in self.allocs.values():
+                    burst = show.burst if scenario.capped and show.burst is not None else UNCAPPED
+                    farm.subscription(ids, alloc, size=show.size, burst=burst)
+                    self.watched[f"burst of {show.name}"] = (keys.subscription(ids.id, alloc.id), "int_cores")
+                self.watched[f"folder of {show.name}"] = (keys.folder(ids.folder_id), "int_cores")
+
+    def start_fleet(self, workers: int) -> None:
+        """Workers and beats, all at once; the counters of an empty farm are complete as they are."""
+        self.client.set(keys.EPOCH, Epoch.new(str(self.client.info("server")["run_id"])).text)
+        for number in range(1, self.scenario.beats + 1):
+            self.fleet.beat(f"beat{number}", OPENCUE_SCHED_INSTANCE=f"beat{number}")
+        with ThreadPoolExecutor(workers) as starting:
+            list(starting.map(lambda _: self.new_worker(), range(workers)))
+
+    def new_worker(self) -> None:
+        self._workers += 1
+        self.fleet.worker(f"worker{self._workers}")
+
+    # While it runs
+
+    def submit(self, work: Sequence[Work]) -> None:
+        """Write jobs, in one transaction."""
+        specs = [(part, number) for part in work for number in range(part.jobs)]
+        with self.engine.begin() as connection:
+            farm = Farm(connection)
+            made = farm.jobs([self._job(*spec) for spec in specs])
+            for (part, number), job in zip(specs, made, strict=True):
+                self._note(part, number, job)
+                if part.ordered:
+                    self._order(farm, job)
+            farm.activate(made)
+
+    def _job(self, part: Work, number: int) -> JobSpec:
+        capped = self.scenario.capped and part.job_cap is not None
+        layers = [
+            LayerSpec(
+                frames=part.frames,
+                cores=cores,
+                memory_gb=cores * part.memory_gb_a_core,
+                gpus=part.gpus,
+                gpu_memory_gb=part.gpus,
+                tags=part.tag,
+                threadable=False,
+                optimize=False,
+                limits=[self._limits[part.licence]] if part.licence else [],
+            )
+            for cores in part.cores
+        ]
+        return JobSpec(
+            layers=layers,
+            show=self.shows[part.show],
+            name=f"{part.name}-{part.at:g}-{number}",
+            priority=part.priority,
+            max_cores=part.job_cap if capped and part.job_cap else UNCAPPED,
+            activate=False,
+        )
+
+    def _note(self, part: Work, number: int, job: JobIds) -> None:
+        for cores, layer in zip(part.cores, job.layers, strict=True):
+            self.layers[layer.id] = Layer(layer.id, part.name, part.show, number, cores, part.gpus, part.priority)
+            self.run_seconds[layer.id] = part.seconds
+
+    def _order(self, farm: Farm, job: JobIds) -> None:
+        for position in range(1, len(job.layers)):
+            if self.scenario.ordered:
+                farm.frame_by_frame((job, position), (job, position - 1))
+            for frame, before in zip(job.layers[position].frames, job.layers[position - 1].frames, strict=True):
+                self.needs[frame] = (before,)
+
+    def pause(self, show: str) -> None:
+        """The show has no more work that may start."""
+        with self.engine.begin() as connection:
+            connection.execute(_PAUSE, {"show": self.shows[show].id})
+
+    def kill_worker(self) -> None:
+        """The oldest worker that lives."""
+        name = min(name for name in self.fleet.processes if name.startswith("worker"))
+        self.fleet.processes.pop(name).kill()
+
+    def kill_leading_beat(self) -> None:
+        members = list_members(self.client, self.settings.coordination.namespace)
+        role = LeaderKeys(self.settings.coordination.namespace, beat_role(self.settings.scheduler.facility))
+        leader = leader_view(self.client, role, members)["instance"]
+        beats = [name for name in self.fleet.processes if name.startswith("beat")]
+        self.fleet.processes.pop(leader if leader in beats else beats[0]).kill()
+
+    def seconds_of(self, proc: RunningProc) -> float:
+        """How long a frame runs: evenly spread between its layer's bounds."""
+        least, most = self.run_seconds[proc.layer_id]
+        return least + (most - least) * (zlib.crc32(proc.frame_id.encode()) % 1000) / 1000
+
+    def sample(self) -> None:
+        """Note the most that Redis counts under each watched name."""
+        pipeline = self.client.pipeline(transaction=False)
+        for key, name in self.watched.values():
+            pipeline.hget(key, name)
+        for name, value in zip(self.watched, pipeline.execute(), strict=True):
+            self.peaks[name] = max(self.peaks[name], float(value or 0))
+
+    # Afterwards
+
+    def record(self, began: float, seconds: float, audit: Sequence[str]) -> Record:
+        with self.engine.connect() as connection:
+            log, waits = connection.execute(_READ_LOG).all(), connection.execute(_READ_WAITS).all()
+        ends = {row.proc: row.at - began for row in log if not row.begins and row.at - began <= seconds}
+        runs = [
+            Run(
+                frame=row.frame,
+                layer=self.layers[row.layer],
+                host=row.host,
+                cores=row.cores // 100,
+                began=row.at - began,
+                ended=ends.get(row.proc),
+                gpus=row.gpus,
+            )
+            for row in log
+            if row.begins and row.at - began <= seconds
+        ]
+        first: dict[str, float] = {}
+        for run in runs:
+            first.setdefault(run.frame, run.began)
+        return Record(
+            seconds=seconds,
+            hosts=self.hosts,
+            runs=runs,
+            waits=[Wait(self.layers[row.layer], row.since - began, first.get(row.frame)) for row in waits],
+            marks=self.marks,
+            needs=self.needs,
+            counters=dict(self.peaks),
+            audit=tuple(audit),
+        )
+
+
+def play(
+    scenario: Scenario,
+    workers: int,
+    database_url: str,
+    redis_url: str,
+    *,
+    fleet_type: type[Fleet] = Fleet,
+    logs: Path | None = None,
+) -> Record:
+    """Plant, start, play, record. Settings that this version does not have are left out."""
+    environment: dict[str, str] = {
+        **ENVIRONMENT,
+        "OPENCUE_SCHED_DATABASE_URL": database_url,
+        "OPENCUE_SCHED_REDIS_URL": redis_url,
+        **{
+            f"OPENCUE_SCHED_QUEUE__{name.upper()}": value
+            for name, value in scenario.queue.items()
+            if known_setting(name)
+        },
+    }
+    settings = Settings(database_url=SecretStr(database_url), redis_url=SecretStr(redis_url), instance="decisions")
+    with contextlib.ExitStack() as stack:
+        directory = logs or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="opencue-sched-decisions-")))
+        directory.mkdir(parents=True, exist_ok=True)
+        engine = make_engine(settings, application_name="opencue-sched-decisions", pool_size=8)
+        stack.callback(engine.dispose)
+        client = redis.Redis.from_url(redis_url, decode_responses=True, socket_timeout=30)
+        stack.callback(client.close)
+        fleet = stack.enter_context(fleet_type(environment, directory))
+        stack.callback(_kill_all, fleet)
+        stage = Stage(scenario, engine, client, settings, fleet)
+        stage.plant()
+        stage.start_fleet(workers)
+        return _play(stage)
+
+
+def _kill_all(fleet: Fleet) -> None:
+    """Draining would only take its time."""
+    for process in fleet.processes.values():
+        process.kill()
+
+
+def _play(stage: Stage) -> Record:
+    scenario = stage.scenario
+    due: list[tuple[float, Any]] = [(at, work) for at, work in _by_time(scenario.work).items()]
+    due += [(event.at, event) for event in scenario.events]
+    due.sort(key=lambda entry: entry[0])
+    ends = FrameEnds(
+        stage.engine,
+        stage.seconds_of,
+        ledger=Ledger(stage.client, owner="frame-ends"),
+        changes=HostChanges(stage.client, stage.settings.coordination.namespace),
+    )
+    with ends:
+        began, started, next_sample = _clock(stage.engine), time.monotonic(), 0.0
+        while (now := time.monotonic() - started) < scenario.seconds:
+            while due and due[0][0] <= now:
+                _, what = due.pop(0)
+                if isinstance(what, list):
+                    stage.submit(what)
+                else:
+                    stage.marks[what.name] = now
+                    what.happens(stage)
+            if now >= next_sample:
+                stage.sample()
+                next_sample = now + SAMPLE_SECONDS
+            time.sleep(_TICK_SECONDS)
+        seconds = time.monotonic() - started
+    report = run_audit(stage.engine, stage.client, stage.settings)
+    broken = [check.invariant for check in report.checks if check.outcome is Outcome.FAIL]
+    return stage.record(began, seconds, broken)
+
+
+def _by_time(work: Sequence[Work]) -> Mapping[float, list[Work]]:
+    parts: dict[float, list[Work]] = defaultdict(list)
+    for part in work:
+        parts[part.at].append(part)
+    return parts
+
+
+def _clock(engine: Engine) -> float:
+    with engine.connect() as connection:
+        return _now(connection)
+
+
+def _now(connection: Connection) -> float:
+    return float(connection.execute(_NOW).scalar_one())
