@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from benchmarks.accounting import main as accounting
 from benchmarks.figures import console, show, write_json
 
+SCALE_PARTS = ("drain", "steady")
 RECOVERY_PARTS = ("events", "passes", "stores", "takeover")
 
 
@@ -64,24 +66,63 @@ def stress(workers: int, scale: float, database_url: str | None, json_path: Path
     callback=_counts,
     help="Celery workers, several numbers with commas.",
 )
-@click.option("--rounds", default=3, show_default=True, help="Drains with each number of workers.")
-@click.option("--scale", default=1.0, show_default=True, help="Size of the farm; 1 is OpenCue's own stress suite.")
-@click.option("--database-url", help="Use this database (empty, ours, or Cuebot's) instead of one from a wheel.")
+@click.option(
+    "--part",
+    "parts",
+    multiple=True,
+    type=click.Choice(SCALE_PARTS),
+    default=("drain",),
+    show_default=True,
+    help="May be given several times.",
+)
+@click.option("--steady", is_flag=True, help="The same as --part steady.")
+@click.option("--rate", default=200.0, show_default=True, help="steady: frames that end in a second.")
+@click.option("--seconds", default=25.0, show_default=True, help="steady: how long the steady state is watched.")
+@click.option("--rounds", default=3, show_default=True, help="drain: drains with each number of workers.")
+@click.option("--scale", default=1.0, show_default=True, help="drain: size of the farm; 1 is OpenCue's stress suite.")
+@click.option("--database-url", help="drain: a database (empty, ours, or Cuebot's) instead of one from a wheel.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
-def scale(workers: list[int], rounds: int, scale: float, database_url: str | None, json_path: Path | None) -> None:
-    """What another worker adds, and how many matches workers take from each other.
+def scale(
+    workers: list[int],
+    parts: tuple[str, ...],
+    steady: bool,
+    rate: float,
+    seconds: float,
+    rounds: int,
+    scale: float,
+    database_url: str | None,
+    json_path: Path | None,
+) -> None:
+    """What another worker adds, and how many bookings workers lose to each other.
 
-    Exit status 1 if a drain falls short, an audit fails, or two workers waste more than 5 % of their matches.
+    \b
+    drain   6,000 frames onto 1,200 empty hosts
+    steady  1,553 hosts and five shows: the fill from empty to 99 %, then the full farm with frames ending
 
-    Example: python -m benchmarks scale --workers 1,2,4
+    Exit status 1 if a drain or a fill falls short, an audit fails, two workers waste more than 5 % of a drain, or more
+    than 3 % of the bookings of a fill or a steady state are lost.
+
+    Example: python -m benchmarks scale --steady --workers 1,2,4
     """
-    from benchmarks.scale import run_scale
+    import structlog
 
-    found = run_scale(workers, rounds=rounds, scale=scale, database_url=database_url, console=console)
-    results = [result.as_dict() for result in found]
-    show(results, "scale")
-    write_json(json_path, results)
-    if not all(result["passed"] for result in results):
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    parts = ("steady",) if steady else parts
+    figures: dict[str, list[dict[str, Any]]] = {}
+    if "drain" in parts:
+        from benchmarks.scale import run_scale
+
+        drains = run_scale(workers, rounds=rounds, scale=scale, database_url=database_url, console=console)
+        figures["drain"] = [result.as_dict() for result in drains]
+    if "steady" in parts:
+        from benchmarks.steady import run_steady
+
+        found = run_steady(workers, rate=rate, seconds=seconds, console=console)
+        figures["steady"] = [result.as_dict() for result in found]
+    for part, results in figures.items():
+        show(results, f"scale: {part}")
+    write_json(json_path, figures if len(figures) > 1 else next(iter(figures.values())))
+    if not all(result["passed"] for results in figures.values() for result in results):
         sys.exit(1)
 
 

@@ -132,7 +132,8 @@ class FrameEnds:
     told of new procs, and of ended ones with the time of the end (epoch seconds), from several threads.
 
     Counts, to be read at any time: ``ended`` (frames stopped and procs released), ``outcomes`` (all answers by
-    verdict), ``looks``, ``seen`` (procs found), ``running`` and ``overdue`` (seconds by which the last batch was late).
+    verdict), ``batches`` (transactions of ends), ``looks``, ``rows`` (read by the looks), ``seen`` (procs found),
+    ``running`` and ``overdue`` (seconds by which the last batch was late).
     """
 
     def __init__(
@@ -166,7 +167,9 @@ class FrameEnds:
         ]
         self.outcomes: Counter[RunVerdict | str] = Counter()
         self.looks = 0
+        self.rows = 0
         self.seen = 0
+        self.batches = 0
         self.overdue = 0.0
 
     @property
@@ -224,6 +227,7 @@ class FrameEnds:
         with self._lock:
             new = self._frames.add(found)
             self.looks += 1
+            self.rows += len(rows)
             self.seen += len(new)
             if new:
                 self._lock.notify_all()
@@ -263,6 +267,7 @@ class FrameEnds:
         at = time.time()
         ended = []
         with self._lock:
+            self.batches += 1
             for proc, answer in zip(batch, answers, strict=True):
                 verdict = answer.verdict if isinstance(answer, RunOutcome) else type(answer).__name__
                 self.outcomes[verdict] += 1

@@ -25,7 +25,7 @@ from opencue_sched.store.engine import make_engine
 from opencue_sched.store.schema import upgrade
 
 _SERVER = text(
-    "SELECT xact_commit, xact_rollback, tup_inserted, tup_updated, tup_deleted, tup_fetched, deadlocks "
+    "SELECT xact_commit, xact_rollback, tup_inserted, tup_updated, tup_deleted, tup_returned, tup_fetched, deadlocks "
     "FROM pg_stat_database WHERE datname = current_database()"
 )
 
@@ -63,7 +63,10 @@ class Workbench:
         return groups
 
     def counters(self) -> Counter[str]:
-        """The workers' counters, summed over workers and labels; host and database counters beside them."""
+        """The workers' counters, summed over workers and labels; host and database counters beside them.
+
+        A counter with a ``reason``, and a bucket of a histogram by its upper end, are named NAME:LABEL.
+        """
         sums: Counter[str] = Counter()
         for port in self.metrics_ports.values():
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
@@ -73,6 +76,8 @@ class Workbench:
                             sums[sample.name] += sample.value
                             if "reason" in sample.labels:
                                 sums[f"{sample.name}:{sample.labels['reason']}"] += sample.value
+                        elif sample.name.endswith("_bucket"):
+                            sums[f"{sample.name}:{float(sample.labels['le']):g}"] += sample.value
         stats = self.client.info("commandstats")
         sums["redis_lua_calls"] = sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("evalsha", "eval"))
         sums["redis_commands"] = self.client.info("stats")["total_commands_processed"]

@@ -1,0 +1,315 @@
+"""The steady state: a farm of 1,553 hosts and five shows is filled, then frames end and freed cores are booked again.
+
+The fill is timed from the moment the shows are handed over to the commit of the booking that makes 99 % of the cores
+busy. In the steady state frames end at a fixed rate, each in turn by chance (their run times are exponential, so the
+rate is the same from the first second on), by `FrameEnds`.
+
+Rows are those PostgreSQL read in the whole database (pg_stat_database: ``returned`` by scans and index entries,
+``fetched`` by indexes), less what the benchmark read itself: its looks at new procs are counted, and what a transaction
+of ends reads is measured when the workers have stopped, with frames still ending at the same rate.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from rich.console import Console
+from sqlalchemy import text
+
+from benchmarks.bookings import Spent, rows_by_table
+from benchmarks.farm_clock import FarmClock, weighted_percentile
+from benchmarks.farm_load import HOSTS_1553, FarmLoad, cut, workload
+from benchmarks.frame_ends import FrameEnds, RunningProc
+from benchmarks.proc_times import Reading, read
+from benchmarks.stress import ACTIVATE
+from benchmarks.workbench import Workbench, workbench
+from opencue_sched.accounting.ledger import Ledger
+from opencue_sched.dispatch.gather import HostChanges
+from opencue_sched.insight.audit import run_audit
+
+MOST_LOST_PERCENT = 3.0
+MOST_ROWS_PER_FRAME = 100
+SHOWS: Mapping[str, float] = {"north": 0.3, "east": 0.25, "south": 0.2, "west": 0.15, "centre": 0.1}
+"""Sizes as parts of the farm; each show may burst to all of it."""
+DEFAULT_RATE = 200.0
+"""Frames that end in a second. One machine of two cores bears it with PostgreSQL, Redis and four workers on it."""
+
+# Ages only, so that the first worker may book a few seconds after its start; the rest is as shipped.
+ENVIRONMENT = {"OPENCUE_SCHED_RQD__DRY_RUN_MODE": "true", "OPENCUE_SCHED_ACCOUNTING__COMMIT_DEADLINE": "2s"}
+
+_FULL = 0.99
+_POLL_SECONDS = 0.25
+_STALL_SECONDS = 10.0
+_FLUSH_SECONDS = 1.2
+_WARM_UP_SECONDS = 5.0
+_CALIBRATION_SECONDS = 6.0
+# A deep backlog, so that no show runs out of work.
+_SPARE_FRAMES = 15_000
+
+_IDLE = text("SELECT sum(int_cores_idle) / 100.0 FROM host")
+_PROCS = text("SELECT count(*) FROM proc")
+_BOOKED_AT = text(
+    "SELECT extract(epoch FROM coalesce(pg_xact_commit_timestamp(xmin), ts_dispatched)), int_cores_reserved FROM proc"
+    " ORDER BY 1"
+)
+_NOW = text("SELECT extract(epoch FROM clock_timestamp())")
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyResult:
+    """One phase with so many workers. Seconds; ``utilisation`` in percent of the cores. Rows and statements are for
+    each frame booked, rows less the benchmark's own; ``own_rows`` are those its transactions of ends read, for each
+    frame ended."""
+
+    phase: str
+    workers: int
+    seconds: float
+    booked: int
+    booked_per_second: float
+    ended_per_second: float
+    lost_percent: float
+    lost_by_reason: str
+    rows_returned: float
+    rows_fetched: float
+    own_rows: str
+    statements: float
+    refill_p50: float
+    refill_p99: float
+    utilisation: float
+    passes: int
+    frames_a_pass: float
+    empty_passes: int
+    stage_ms: str
+    most_read: str
+    deadlocks: int
+    cpu: str
+    audit_failed: bool
+    passed: bool
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+@dataclass
+class _Own:
+    """Rows the benchmark reads itself."""
+
+    polls: int = 0
+    ended: int = 0
+    batches: int = 0
+    returned_of_a_batch: float = 0.0
+    fetched_of_a_batch: float = 0.0
+
+    def per_end(self) -> str:
+        """The rows of the batches, for each frame that they ended."""
+        ratio = self.batches / max(1, self.ended)
+        return f"{ratio * self.returned_of_a_batch:.0f} returned, {ratio * self.fetched_of_a_batch:.0f} fetched"
+
+
+@dataclass
+class _Site:
+    bench: Workbench
+    load: FarmLoad
+    workers: int
+    console: Console
+    own: _Own = field(default_factory=_Own)
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """All that is read at the beginning and the end of a measured phase."""
+
+    counters: Counter[str]
+    tables: dict[str, int]
+    cpu: Reading
+    at: float
+
+
+def run_steady(counts: Sequence[int], *, rate: float, seconds: float, console: Console) -> list[SteadyResult]:
+    """Fill the farm, then let frames end at ``rate`` a second for ``seconds``, with each number of workers."""
+    results = []
+    for count in counts:
+        console.print(f"{count} worker{'s' if count > 1 else ''}: fill, then {rate:g} ends a second for {seconds:g} s")
+        results += _run(count, rate, seconds, console)
+    return results
+
+
+def write_farm(bench: Workbench, frames: int, hosts: Mapping[int, int] = HOSTS_1553) -> FarmLoad:
+    """The farm with its shows, not handed over yet; ``frames`` wait in all, as many in each show."""
+    load = FarmLoad()
+    cores = sum(size * count for size, count in hosts.items())
+    with bench.engine.begin() as connection:
+        load.add_hosts(connection, hosts)
+        for number, (name, part) in enumerate(SHOWS.items()):
+            show = load.add_show(connection, name, size=part * cores, burst=cores)
+            load.add_jobs(connection, show, cut(workload(frames // len(SHOWS), random.Random(number)), 50))
+            connection.execute(ACTIVATE, {"show": show.id, "on": False})
+    with bench.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("VACUUM ANALYZE"))
+    return load
+
+
+def hand_over(bench: Workbench, load: FarmLoad) -> float:
+    """Hand all shows over in one transaction; when that was, by the database's clock."""
+    with bench.engine.begin() as connection:
+        for show in load.shows.values():
+            connection.execute(ACTIVATE, {"show": show.id, "on": True})
+    with bench.engine.connect() as connection:
+        return float(connection.execute(_NOW).scalar_one())
+
+
+def _run(workers: int, rate: float, seconds: float, console: Console) -> list[SteadyResult]:
+    lasting = _WARM_UP_SECONDS + seconds + _CALIBRATION_SECONDS
+    with workbench(ENVIRONMENT) as bench:
+        frames = 15_500 + int(rate * lasting) + _SPARE_FRAMES
+        site = _Site(bench, write_farm(bench, frames), workers, console)
+        console.print(f"  {site.load.frames} frames wait for {site.load.cores} cores")
+        bench.workers(workers)
+        bench.fleet.beat()
+        filled = _fill(site)
+        steady = _steady(site, rate, seconds)
+    return [filled, steady]
+
+
+def _fill(site: _Site) -> SteadyResult:
+    before = _moment(site)
+    began = hand_over(site.bench, site.load)
+    _wait_until_full(site)
+    time.sleep(_FLUSH_SECONDS)
+    after = _moment(site)
+    with site.bench.engine.connect() as connection:
+        bookings = [(float(at), int(cores)) for at, cores in connection.execute(_BOOKED_AT)]
+    full = _FULL * site.load.cores * 100
+    reached = sum(cores for _, cores in bookings) >= full
+    at = weighted_percentile(bookings, 100 * full / max(full, sum(cores for _, cores in bookings)))
+    return _result(site, "fill", before, after, seconds=at - began, reached=reached)
+
+
+def _wait_until_full(site: _Site) -> None:
+    least, changed = float(site.load.cores), time.monotonic()
+    while time.monotonic() - changed < _STALL_SECONDS:
+        with site.bench.engine.connect() as connection:
+            idle = float(connection.execute(_IDLE).scalar_one())
+        site.own.polls += 1
+        if idle <= (1 - _FULL) * site.load.cores:
+            return
+        if idle < least:
+            least, changed = idle, time.monotonic()
+        time.sleep(_POLL_SECONDS)
+    site.console.print(f"  the fill stalled with {least:,.0f} cores idle")
+
+
+def _steady(site: _Site, rate: float, seconds: float) -> SteadyResult:
+    bench, clock, chance = site.bench, FarmClock(), random.Random(1)
+    with bench.engine.connect() as connection:
+        running = int(connection.execute(_PROCS).scalar_one())
+    mean, began = running / rate, time.time()
+    ends = FrameEnds(
+        bench.engine,
+        lambda proc: _residual(proc, began) + chance.expovariate(1 / mean),
+        ledger=Ledger(bench.client, owner="frame-ends"),
+        changes=HostChanges(bench.client, bench.settings.coordination.namespace),
+        on_booked=clock.booked,
+        on_ended=clock.ended,
+    )
+    with ends:
+        time.sleep(_WARM_UP_SECONDS)
+        before, ended, batches, seen = _moment(site), ends.ended, ends.batches, ends.rows
+        time.sleep(seconds)
+        after = _moment(site)
+        ended, batches, seen = ends.ended - ended, ends.batches - batches, ends.rows - seen
+        late = ends.overdue
+        for name in [name for name in bench.fleet.processes if name.startswith("worker")]:
+            bench.fleet.stop(name)
+        bench.metrics_ports.clear()
+        site.own = _calibrated(site, ends)
+    site.own.ended, site.own.batches = ended, batches
+    site.console.print(
+        f"  {ended / seconds:.0f} frames ended a second, the last {late:.2f} s late; {dict(ends.outcomes)}"
+    )
+    result = _result(site, "steady", before, after, seconds=after.at - before.at, clock=clock, looked=seen)
+    audit = run_audit(bench.engine, bench.client, bench.settings)
+    return SteadyResult(
+        **{**result.as_dict(), "audit_failed": audit.failed, "passed": result.passed and not audit.failed}  # type: ignore[arg-type]
+    )
+
+
+def _residual(proc: RunningProc, began: float) -> float:
+    """Frames that ran before the ends began count from that moment."""
+    return max(0.0, began - proc.booked_at)
+
+
+def _calibrated(site: _Site, ends: FrameEnds) -> _Own:
+    """What a transaction of ends reads. No worker runs any more, frames end at the same rate."""
+    time.sleep(_FLUSH_SECONDS)
+    before, batches, looked = site.bench.counters(), ends.batches, ends.rows
+    time.sleep(_CALIBRATION_SECONDS)
+    spent = Spent.between(before, site.bench.counters())
+    batches, looked = max(1, ends.batches - batches), ends.rows - looked
+    return _Own(
+        returned_of_a_batch=(spent["pg_tup_returned"] - looked) / batches,
+        fetched_of_a_batch=(spent["pg_tup_fetched"] - looked) / batches,
+    )
+
+
+def _moment(site: _Site) -> _Moment:
+    processes = site.bench.processes()
+    with site.bench.engine.connect() as connection:
+        tables = rows_by_table(connection)
+    return _Moment(site.bench.counters(), tables, read(processes), time.time())
+
+
+def _result(
+    site: _Site,
+    phase: str,
+    before: _Moment,
+    after: _Moment,
+    *,
+    seconds: float,
+    clock: FarmClock | None = None,
+    looked: int = 0,
+    reached: bool = True,
+) -> SteadyResult:
+    spent, own = Spent.between(before.counters, after.counters), site.own
+    polled = own.polls * sum(HOSTS_1553.values())
+    returned = spent["pg_tup_returned"] - looked - polled - own.batches * own.returned_of_a_batch
+    fetched = spent["pg_tup_fetched"] - looked - own.batches * own.fetched_of_a_batch
+    p50, p99 = clock.refill_seconds(before.at, after.at, 50, 99) if clock else (0.0, 0.0)
+    with site.bench.engine.connect() as connection:
+        idle = float(connection.execute(_IDLE).scalar_one())
+    cores = clock.mean_cores(before.at, after.at) if clock else site.load.cores - idle
+    read_rows = {name: rows - before.tables.get(name, 0) for name, rows in after.tables.items()}
+    most = sorted(read_rows.items(), key=lambda part: -part[1])[:6]
+    cpu = after.cpu.since(before.cpu)
+    window = after.at - before.at
+    shares = ", ".join(f"{name} {100 * used / window:.0f} %" for name, used in cpu.groups.items())
+    return SteadyResult(
+        phase=phase,
+        workers=site.workers,
+        seconds=round(seconds, 2),
+        booked=spent.booked,
+        booked_per_second=round(spent.booked / max(seconds, 0.001), 1),
+        ended_per_second=round(own.ended / seconds, 1),
+        lost_percent=round(spent.lost_percent, 2),
+        lost_by_reason=spent.lost_by_reason,
+        rows_returned=spent.per_frame(returned),
+        rows_fetched=spent.per_frame(fetched),
+        own_rows=own.per_end(),
+        statements=spent.per_frame(spent["scheduler_sql_statements_total"], 3),
+        refill_p50=round(p50, 3),
+        refill_p99=round(p99, 3),
+        utilisation=round(100 * cores / site.load.cores, 2),
+        passes=spent.passes,
+        frames_a_pass=round(spent.booked / max(1, spent.passes), 1),
+        empty_passes=spent.empty_passes,
+        stage_ms=spent.stage_ms(),
+        most_read=", ".join(f"{name} {spent.per_frame(rows)}" for name, rows in most),
+        deadlocks=int(spent["pg_deadlocks"]),
+        cpu=f"{shares}, others {cpu.others_percent(window)} % of the machine",
+        audit_failed=False,
+        passed=reached and spent.booked > 0 and spent.lost_percent <= MOST_LOST_PERCENT,
+    )
