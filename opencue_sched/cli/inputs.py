@@ -16,7 +16,7 @@ from opencue_sched.domain.farm import CENTICORES_PER_CORE, NAME, NAME_CHARACTERS
 from opencue_sched.domain.frames import FrameRange
 from opencue_sched.errors import InvalidInput, NotReady
 from opencue_sched.insight.stores import StoreAway, check_postgresql, check_redis
-from opencue_sched.placement.host_cache import GROUP_REFRESH_SECONDS
+from opencue_sched.placement.host_cache import REREAD_SECONDS
 from opencue_sched.settings import get_settings
 from opencue_sched.store import shows
 from opencue_sched.store.engine import make_engine
@@ -68,7 +68,7 @@ def notify_hosts_changed(host_ids: Sequence[str]) -> None:
             HostChanges(client, settings.coordination.namespace).publish(host_ids)
     except redis.RedisError as error:
         click.echo(
-            f"note: Redis does not answer ({error}); workers see the change within {GROUP_REFRESH_SECONDS:g} s",
+            f"note: Redis does not answer ({error}); workers see the change within {REREAD_SECONDS:g} s",
             err=True,
         )
 

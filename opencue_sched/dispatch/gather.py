@@ -25,6 +25,7 @@ from sqlalchemy import Connection, Engine, Row
 
 from opencue_sched.accounting.keys import check_ids
 from opencue_sched.coordination import names
+from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.dispatch.cooldown import HostNews
 from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict, normalise_tags
 from opencue_sched.domain.farm import (
@@ -41,6 +42,7 @@ from opencue_sched.domain.farm import (
     Snapshot,
 )
 from opencue_sched.domain.frames import burst_cap, check_frame_range, cores_cap, gpus_cap
+from opencue_sched.domain.shards import Division, buckets, shards
 from opencue_sched.errors import InvalidInput
 from opencue_sched.placement.host_cache import HOLD_SECONDS, HostCache
 from opencue_sched.settings import HostCacheSettings, Settings
@@ -112,7 +114,12 @@ class HostChanges:
 
 
 class HostFeed:
-    """Cache and change log together. Thread-safe; the log is read by one thread at a time."""
+    """Cache and change log together. Thread-safe; the log is read by one thread at a time.
+
+    Only the hosts of shards that were asked for are cached and read. ``division`` says how the hosts are divided now.
+    Between ``start`` and ``stop`` a thread of its own reads them again, so that a pass waits for no more than the first
+    read of its hosts.
+    """
 
     def __init__(
         self,
@@ -122,31 +129,61 @@ class HostFeed:
         *,
         instance: str,
         hold_seconds: float = HOLD_SECONDS,
+        division: Callable[[], Division] = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._changes = changes
         self._settings = settings
+        self._division = division
+        self._divided: Division = ()
         self._clock = clock
         self._lock = threading.Lock()
         self._cursor: str | None = None
         self._noted: set[str] = set()
+        self._reread: list[Host] = []
         self._evict_at = clock() + _CLEAN_UP_SECONDS
+        self._rereading = PeriodicThread(
+            "host-rereads", self.reread, failed="hosts_not_read_again", retry_seconds=1.0, longest_retry_seconds=10.0
+        )
         self.bad_rows = BadRowLog()
         self.cache = HostCache(settings, self._fetch, instance=instance, hold_seconds=hold_seconds, clock=clock)
 
+    def start(self) -> None:
+        """Begin to read hosts again in the background."""
+        self._rereading.start()
+
+    def stop(self) -> None:
+        self._rereading.stop()
+
     def refresh(self, cluster: Cluster) -> HostNews:
-        """Make the cluster's groups current. Whatever was read for them is news, also to clusters of other tags."""
-        hosts = self.cache.refresh(cluster.facility_id, cluster.tags)
+        """Read those hosts of the cluster that are not here yet. They are news, also to clusters of other tags."""
+        division = self._division()
+        if division != self._divided:
+            self._divided = division
+            self.cache.keep_shards(shards(division))
+        of_shard = buckets(cluster.shard, division)
+        hosts = self.cache.refresh(cluster.facility_id, cluster.tags, cluster.shard, of_shard)
+        if hosts:
+            self._rereading.wake()
+        return HostNews(tuple(hosts))
+
+    def reread(self) -> float:
+        """Read again the hosts that were read longest ago, if it is time to; in how many seconds to call it again."""
+        changed, pause = self.cache.reread()
+        if changed:
+            with self._lock:
+                self._reread += changed
         if self._clock() >= self._evict_at:
             self._evict_at = self._clock() + _CLEAN_UP_SECONDS
             self.cache.evict_idle_groups()
-        return HostNews(tuple(hosts))
+        return pause
 
     def note(self, host_ids: Collection[str]) -> None:
         """These hosts changed, and every process was notified: read them again at the next refresh."""
+        reached = self.cache.reaches(host_ids)
         with self._lock:
-            self._noted.update(host_ids)
+            self._noted |= reached
 
     def changed(self, host_ids: Collection[str]) -> None:
         """Tell every process that these hosts changed. A lost message only delays them to the next full read."""
@@ -157,14 +194,16 @@ class HostFeed:
         except RedisError as error:
             log.warning("host_changes_not_published", hosts=len(host_ids), error=str(error))
 
-    def _fetch(self, facility_id: str, tags: Sequence[str]) -> list[Host]:
+    def _fetch(self, facility_id: str, tags: Sequence[str], of_buckets: Collection[int]) -> list[Host]:
         with self._engine.connect() as connection:
-            hosts, bad = fetch_groups(connection, facility_id, tags, self._settings.host_staleness_threshold)
+            staleness = self._settings.host_staleness_threshold
+            hosts, bad = fetch_groups(connection, facility_id, tags, staleness, of_buckets)
         self.bad_rows.report(bad)
         return hosts
 
     def follow(self) -> HostNews:
-        """Read again what changed since this process looked last, in any cluster; each change is returned once."""
+        """Read again what changed since this process looked last, in any of its shards; each change is returned once,
+        also what was found in the background."""
         with self._lock:
             try:
                 self._cursor, ids = self._changes.since(self._cursor)
@@ -173,17 +212,19 @@ class HostFeed:
                 return HostNews()
             if ids is None:
                 self.cache.expire()
-            self._noted.update(ids or ())
+                self._rereading.wake()
+            self._noted |= self.cache.reaches(ids or ())
             wanted = self._noted | self.cache.invalidated_ids()
+            found, self._reread = self._reread, []
             if not wanted:
-                return HostNews(everything=ids is None)
+                return HostNews(tuple(found), everything=ids is None)
             read_at = self.cache.instant()
             with self._engine.connect() as connection:
                 hosts, bad = fetch_hosts_by_id(connection, sorted(wanted), self._settings.host_staleness_threshold)
             self.bad_rows.report(bad)
             self.cache.apply(hosts, wanted - {host.id for host in hosts}, read_at=read_at)
             self._noted.clear()
-            return HostNews(tuple(hosts), everything=ids is None)
+            return HostNews((*found, *hosts), everything=ids is None)
 
 
 _MOST = {

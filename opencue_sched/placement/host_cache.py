@@ -19,6 +19,7 @@ from sortedcontainers import SortedDict
 
 from opencue_sched.domain.farm import Host, Reservation
 from opencue_sched.domain.frames import Need
+from opencue_sched.domain.shards import ALL_BUCKETS, bucket_of
 from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
 
 Rank = tuple[int, int, int, str]
@@ -152,12 +153,21 @@ class HostIndex:
 
 Accept = Callable[[Host], bool]
 """Whether a planner would take a host. Must be pure: it may be asked about hosts that are then not chosen."""
-FetchHosts = Callable[[str, Sequence[str]], Sequence[Host]]
-"""``fetch(facility_id, tags)``: the hosts of the facility with any of the tags that can be booked, in one query."""
+FetchHosts = Callable[[str, Sequence[str], Collection[int]], Sequence[Host]]
+"""``fetch(facility_id, tags, buckets)``: the hosts of the facility with any of the tags that can be booked, of these
+buckets (domain/shards.py), in one query."""
 
 HOLD_SECONDS = 12.0
-GROUP_REFRESH_SECONDS = 10.0
-"""Between full reads of a group. Changes in between arrive by the change log; this finds those whose news was lost."""
+REREAD_SECONDS = 10.0
+"""Between two reads of a host, in a small farm. Changes in between arrive by the change log; this finds those whose
+news was lost, and what nobody tells of: hosts that are new, up again, or report no more."""
+REREADS_PER_SECOND = 500
+"""Hosts read again in the background in a larger farm, which takes longer than REREAD_SECONDS then: a twentieth of a
+core, whatever the farm's size."""
+HOSTS_PER_REREAD = 250
+"""Hosts read again in one query: a pass waits for the lock, and for Python's, no longer than for so many."""
+FOREIGN_IDLE_SECONDS = 60.0
+"""A group of another instance's shard is dropped when nobody asked for it for so long."""
 _FIRST_LISTED = 4
 """Hosts listed under the lock at first; each further listing is four times as long."""
 _SCORED_CANDIDATES = 500
@@ -195,19 +205,25 @@ class Census:
 
 
 class _Group:
-    """The hosts of a facility that carry a tag, by class, and in an index for each allocation: one whose burst is used
-    up costs a pass nothing, however many hosts it has. ``fetching`` is held by the thread that reads the group."""
+    """The hosts of a shard and facility that carry a tag: by class, by bucket, and in an index for each allocation: one
+    whose burst is used up costs a pass nothing, however many hosts it has.
 
-    def __init__(self, new_index: Callable[[], HostIndex]) -> None:
+    The shard has these ``buckets``; ``missing`` are those of them that were not read yet. ``fetching`` is held by the
+    thread that reads them.
+    """
+
+    def __init__(self, new_index: Callable[[], HostIndex], buckets: frozenset[int]) -> None:
         self.by_alloc: defaultdict[str, HostIndex] = defaultdict(new_index)
         self.classes: defaultdict[_HostClass, set[str]] = defaultdict(set)
+        self.by_bucket: defaultdict[int, set[str]] = defaultdict(set)
+        self.buckets = self.missing = buckets
         self.asked_at = 0.0
-        self.fetched_at: float | None = None
         self.fetching = threading.Lock()
 
     def add(self, host: Host) -> None:
         self.by_alloc[host.alloc_id].add(host)
         self.classes[_class_of(host)].add(host.id)
+        self.by_bucket[bucket_of(host.id)].add(host.id)
 
     def remove(self, host: Host) -> None:
         self.by_alloc[host.alloc_id].remove(host.id)
@@ -215,6 +231,31 @@ class _Group:
         self.classes[host_class].discard(host.id)
         if not self.classes[host_class]:
             del self.classes[host_class]
+        self.by_bucket[bucket_of(host.id)].discard(host.id)
+
+    def hosts_in(self, buckets: Collection[int]) -> list[str]:
+        """The ids of its hosts in these buckets."""
+        return [host_id for bucket in buckets for host_id in self.by_bucket.get(bucket, ())]
+
+
+class _Part:
+    """The groups of a facility's shard, by tag, and when each bucket of them all was last read."""
+
+    def __init__(self, shard: str, buckets: frozenset[int]) -> None:
+        self.shard = shard
+        self.buckets = buckets
+        self.groups: dict[str, _Group] = {}
+        self.read_at: dict[int, float] = {}
+
+    def next_read(self, hosts: int, expired_at: float) -> tuple[float, list[int]]:
+        """When which buckets are to be read again, being those that were longest ago; ``hosts``: how many it has."""
+        at_once = max(1, len(self.buckets) * HOSTS_PER_REREAD // max(1, hosts))
+        oldest = sorted((at, bucket) for bucket, at in self.read_at.items())[:at_once]
+        if not oldest:
+            return math.inf, []
+        longest_ago = oldest[0][0]
+        due_at = longest_ago + max(REREAD_SECONDS, hosts / REREADS_PER_SECOND)
+        return longest_ago if longest_ago < expired_at else due_at, [bucket for _, bucket in oldest]
 
 
 class _Hold(NamedTuple):
@@ -242,7 +283,7 @@ class _Refused(NamedTuple):
 
 
 class HostCache:
-    """PostgreSQL's hosts in groups by facility and tag, as they can be booked now. Thread-safe.
+    """PostgreSQL's hosts in groups by facility, shard and tag, as they can be booked now. Thread-safe.
 
     Three things change a host: a read of PostgreSQL, a plan that takes from it, and the outcome of that plan. They
     arrive in any order, so a host is shown as *what the last read said, less the holds that read cannot have seen*:
@@ -256,9 +297,9 @@ class HostCache:
 
     Every doubt under-books: the host shows less idle than it has until the next read.
 
-    ``fetch`` reads groups that are absent or older than ``GROUP_REFRESH_SECONDS``; hosts named by the change log come
-    through ``apply`` in between. ``clock`` is in seconds and never runs backwards. One lock guards everything; it is
-    not held during a fetch, nor while a planner's predicate runs.
+    ``fetch`` reads groups: what is absent when it is asked for, the rest in portions, in the background (``reread``);
+    hosts named by the change log come through ``apply`` in between. ``clock`` is in seconds and never runs backwards.
+    One lock guards everything; it is not held during a fetch, nor while a planner's predicate runs.
     """
 
     def __init__(
@@ -275,7 +316,7 @@ class HostCache:
         self._instance = instance
         self._hold_seconds = hold_seconds
         self._clock = clock
-        self._groups: dict[tuple[str, str], _Group] = {}
+        self._parts: dict[tuple[str, str], _Part] = {}
         self._entries: dict[str, _Entry] = {}
         self._shown: dict[str, Host] = {}
         self._refused: dict[str, _Refused] = {}
@@ -300,37 +341,67 @@ class HostCache:
             self._latest = max(self._clock(), math.nextafter(self._latest, math.inf))
             return self._latest
 
-    def refresh(self, facility_id: str, tags: Collection[str]) -> Sequence[Host]:
-        """Read the groups of these tags that are absent or expired, in one query; the hosts that were read.
+    def refresh(
+        self, facility_id: str, tags: Collection[str], shard: str = "", buckets: frozenset[int] = ALL_BUCKETS
+    ) -> Sequence[Host]:
+        """Read what is absent of the groups of these tags in a shard, which has these buckets, in one query; the hosts
+        that were read.
 
-        At most ``concurrent_groups`` such queries run at once, and no group is read by two threads: an absent one that
-        another thread reads is waited for, an expired one is used as it is. Errors of ``fetch`` go to the caller and
-        leave the groups as they were.
+        At most ``concurrent_groups`` such queries run at once, and no group is read by two threads: one that another
+        thread reads is waited for. Errors of ``fetch`` go to the caller and leave the groups as they were.
         """
         with ExitStack() as locks:
             due: dict[str, _Group] = {}
+            missing: frozenset[int] = frozenset()
             # In one order for all threads, or two would wait for each other's groups.
             for tag in sorted(set(tags)):
-                group = self._group(facility_id, tag)
-                if self._is_due(group) and group.fetching.acquire(blocking=group.fetched_at is None):
-                    locks.callback(group.fetching.release)
-                    if self._is_due(group):
+                group = self._group(facility_id, shard, tag, buckets)
+                if group.missing:
+                    locks.enter_context(group.fetching)
+                    if group.missing:
                         due[tag] = group
-            if not due:
-                return ()
-            with self._fetch_permits:
-                read_at = self.instant()
-                hosts = self._fetch(facility_id, list(due))
-            with self._lock:
-                absent = any(group.fetched_at is None for group in due.values())
-                for host in hosts:
-                    self._take_over(host, read_at, show=absent)
-                known = {host_id for group in due.values() for ids in group.classes.values() for host_id in ids}
-                for host_id in known - {host.id for host in hosts}:
-                    self._forget(host_id, read_at)
-                for group in due.values():
-                    group.fetched_at = read_at
-            return hosts
+                        missing |= group.missing
+            return self._read(facility_id, due, missing)[0] if due else ()
+
+    def reread(self) -> tuple[Sequence[Host], float]:
+        """Read again the portion of the hosts that was read longest ago, if it is time to: those that have changed, and
+        in how many seconds the next portion is due. For a thread in the background. Errors as of refresh()."""
+        with self._lock:
+            due_at, facility_id, part, portion = self._next_portion()
+            if part is None or due_at > self._clock():
+                return (), min(REREAD_SECONDS, due_at - self._clock())
+            groups = dict(part.groups)
+            read_at = self.instant()
+        _, changed = self._read(facility_id, groups, portion)
+        with self._lock:
+            part.read_at |= dict.fromkeys(part.buckets & portion, read_at)
+            return changed, min(REREAD_SECONDS, max(0.0, self._next_portion()[0] - self._clock()))
+
+    def _next_portion(self) -> tuple[float, str, _Part | None, frozenset[int]]:
+        """What reread() reads next, and when. Under the lock."""
+        first: tuple[float, str, _Part | None, frozenset[int]] = (math.inf, "", None, frozenset())
+        for (facility_id, _), part in self._parts.items():
+            at, portion = part.next_read(len(self._shown), self._expired_at)
+            if at < first[0]:
+                first = (at, facility_id, part, frozenset(portion))
+        return first
+
+    def _read(
+        self, facility_id: str, groups: Mapping[str, _Group], buckets: frozenset[int]
+    ) -> tuple[Sequence[Host], Sequence[Host]]:
+        """Read these buckets of groups, by tag, and forget those of their hosts that are not found any more. All hosts
+        that were found, and those that are not as they were."""
+        with self._fetch_permits:
+            read_at = self.instant()
+            hosts = self._fetch(facility_id, list(groups), buckets)
+        with self._lock:
+            changed = [host for host in hosts if self._take_over(host, read_at, show=True)]
+            known = {host_id for group in groups.values() for host_id in group.hosts_in(buckets)}
+            for host_id in known - {host.id for host in hosts}:
+                self._forget(host_id, read_at)
+            for group in groups.values():
+                group.missing -= buckets
+            return hosts, changed
 
     def apply(self, hosts: Iterable[Host], gone_ids: Collection[str], *, read_at: float) -> None:
         """Take over hosts that were read again, and forget those that were asked for and cannot be booked any more.
@@ -344,7 +415,7 @@ class HostCache:
                 self._forget(host_id, read_at)
 
     def expire(self) -> None:
-        """Make the next refresh of every group fetch it: for a change log that could not say what changed."""
+        """Have every host read again, as soon as that can be: for a change log that could not say what changed."""
         self._expired_at = self.instant()
 
     def invalidate(self, host_id: str, *, cooldown_seconds: float = 0.0, why: str = "") -> None:
@@ -371,12 +442,29 @@ class HostCache:
             at = min((refused.until for refused in self._refused.values()), default=None)
             return None if at is None else max(0.0, at - self._clock())
 
+    def keep_shards(self, shards: Collection[str]) -> None:
+        """Drop the groups of all other shards: the hosts are divided in another way now."""
+        with self._lock:
+            self._parts = {key: part for key, part in self._parts.items() if part.shard in shards}
+
+    def reaches(self, host_ids: Iterable[str]) -> set[str]:
+        """Those of these hosts that are in a shard of the groups here; others need not be read."""
+        with self._lock:
+            known = frozenset[int]().union(*(part.buckets for part in self._parts.values()))
+        if len(known) == len(ALL_BUCKETS):
+            return set(host_ids)
+        return {host_id for host_id in host_ids if bucket_of(host_id) in known}
+
     def evict_idle_groups(self) -> None:
-        """Drop the groups nobody asked for during ``group_idle_timeout``, and their hosts."""
+        """Drop the groups nobody asked for during ``group_idle_timeout``, those of another instance's shard after
+        FOREIGN_IDLE_SECONDS, and their hosts."""
         with self._lock:
             now = self._clock()
-            timeout = self._settings.group_idle_timeout
-            self._groups = {key: group for key, group in self._groups.items() if now - group.asked_at <= timeout}
+            for part in self._parts.values():
+                own = part.shard in ("", self._instance)
+                timeout = self._settings.group_idle_timeout if own else FOREIGN_IDLE_SECONDS
+                part.groups = {tag: group for tag, group in part.groups.items() if now - group.asked_at <= timeout}
+            self._parts = {key: part for key, part in self._parts.items() if part.groups}
             # What is remembered of hosts in no group keeps off older reads, until none can arrive any more.
             oldest = now - self._settings.host_staleness_threshold
             for host_id, entry in list(self._entries.items()):
@@ -398,15 +486,16 @@ class HostCache:
         strategy: HostBookingStrategy,
         accept: Accept,
         *,
+        shard: str = "",
         allocs: Collection[str] | None = None,
         score: Callable[[Host], float] | None = None,
     ) -> Host | None:
-        """The first host with one of ``tags`` and ``need`` idle that ``accept`` agrees to, or None.
+        """The first host of the shard with one of ``tags`` and ``need`` idle that ``accept`` agrees to, or None.
 
         ``allocs`` leaves out the hosts of other allocations without looking at them. ``score`` replaces the strategy's
         order by the lowest score among the first 500 accepted hosts.
         """
-        accepted = filter(accept, self._candidates(facility_id, tags, need, strategy, allocs))
+        accepted = filter(accept, self._candidates(facility_id, shard, tags, need, strategy, allocs))
         if score is None:
             return next(accepted, None)
         return min(islice(accepted, _SCORED_CANDIDATES), key=score, default=None)
@@ -447,12 +536,18 @@ class HostCache:
         return self._unsettled.keys()
 
     def census(
-        self, facility_id: str, tags: Sequence[str], need: Need, allocs: Collection[str] | None = None
+        self,
+        facility_id: str,
+        tags: Sequence[str],
+        need: Need,
+        allocs: Collection[str] | None = None,
+        *,
+        shard: str = "",
     ) -> Census:
-        """What there is for a need that found no host. Costs as much as there are kinds of hosts: ask once per failed
-        need and pass."""
+        """What there is in the shard for a need that found no host. Costs as much as there are kinds of hosts: ask once
+        per failed need and pass."""
         with self._lock:
-            groups = [self._groups[facility_id, tag] for tag in tags if (facility_id, tag) in self._groups]
+            groups = self._groups_with(facility_id, shard, tags)
             by_class: defaultdict[_HostClass, set[str]] = defaultdict(set)
             if len(groups) == 1:
                 by_class = groups[0].classes
@@ -460,59 +555,84 @@ class HostCache:
                 for host_class, ids in (kind for group in groups for kind in group.classes.items()):
                     by_class[host_class] |= ids
             kinds = [(self._shown[next(iter(ids))].idle(), len(ids)) for ids in by_class.values()]
-            closest = [index.roomiest(need) for index in self._indexes(facility_id, tags, allocs)]
+            closest = [index.roomiest(need) for index in self._indexes(facility_id, shard, tags, allocs)]
             roomiest = max(
                 (host for host in closest if host is not None),
                 key=lambda host: (*closeness(need, host.idle_cores, host.idle_memory_kb), host.id),
                 default=None,
             )
+            part = self._parts.get((facility_id, shard))
             refused = tuple(
                 why
                 for _, host, why in self._refused.values()
-                if host is not None and host.facility_id == facility_id and not host.tags.isdisjoint(tags)
+                if host is not None
+                and host.facility_id == facility_id
+                and not host.tags.isdisjoint(tags)
+                and part is not None
+                and bucket_of(host.id) in part.buckets
             )
             return Census(kinds, roomiest, refused)
 
     # Inside; under the lock
 
-    def _group(self, facility_id: str, tag: str) -> _Group:
+    def _group(self, facility_id: str, shard: str, tag: str, buckets: frozenset[int]) -> _Group:
         with self._lock:
-            group = self._groups.get((facility_id, tag))
+            part = self._parts.get((facility_id, shard))
+            if part is None:
+                part = self._parts[facility_id, shard] = _Part(shard, buckets)
+            elif part.buckets != buckets:
+                self._redivide(part, buckets)
+            group = part.groups.get(tag)
             if group is None:
-                group = self._groups[facility_id, tag] = _Group(self._new_index)
+                group = part.groups[tag] = _Group(self._new_index, buckets)
+                part.read_at |= dict.fromkeys(buckets - part.read_at.keys(), self._clock())
             group.asked_at = self._clock()
             return group
+
+    def _redivide(self, part: _Part, buckets: frozenset[int]) -> None:
+        """The shard has these buckets now: the hosts of others leave its groups, and what is new is missing."""
+        lost, new = part.buckets - buckets, buckets - part.buckets
+        part.buckets = buckets
+        part.read_at = {bucket: part.read_at.get(bucket, self._clock()) for bucket in buckets}
+        for group in part.groups.values():
+            group.buckets, group.missing = buckets, (group.missing | new) & buckets
+            for host_id in group.hosts_in(lost):
+                group.remove(self._shown[host_id])
 
     def _new_index(self) -> HostIndex:
         return HostIndex(memory_key_divisor_kb=self._settings.memory_key_divisor // 1024, instance=self._instance)
 
-    def _is_due(self, group: _Group) -> bool:
-        """Whether the group is absent or expired."""
-        if group.fetched_at is None or group.fetched_at < self._expired_at:
-            return True
-        return self._clock() - group.fetched_at >= GROUP_REFRESH_SECONDS
-
     def _groups_of(self, host: Host) -> Iterator[_Group]:
-        return (group for tag in host.tags if (group := self._groups.get((host.facility_id, tag))) is not None)
+        bucket = bucket_of(host.id)
+        for (facility_id, _), part in self._parts.items():
+            if facility_id == host.facility_id and bucket in part.buckets:
+                yield from (part.groups[tag] for tag in host.tags if tag in part.groups)
 
-    def _take_over(self, host: Host, read_at: float, *, show: bool = False) -> None:
-        """A read that began at ``read_at`` found the host; ``show``: also where it is as before."""
+    def _groups_with(self, facility_id: str, shard: str, tags: Iterable[str]) -> list[_Group]:
+        part = self._parts.get((facility_id, shard))
+        return [] if part is None else [part.groups[tag] for tag in tags if tag in part.groups]
+
+    def _take_over(self, host: Host, read_at: float, *, show: bool = False) -> bool:
+        """A read that began at ``read_at`` found the host; whether it is not as it was. ``show``: also in groups that
+        are new since then."""
         entry = self._entries.get(host.id)
         if entry is None:
             if not any(self._groups_of(host)):
-                return
+                return False
             entry = self._entries[host.id] = _Entry(read_at)
         elif read_at < entry.read_at:
-            return
+            return False
         covered = [proc_id for proc_id, hold in entry.holds.items() if hold.covered_from <= read_at]
         self._end_holds(host.id, entry, covered)
         entry.read_at = read_at
         self._refused.pop(host.id, None)
-        if covered or entry.read != host or host.id not in self._shown:
+        changed = bool(covered) or entry.read != host or host.id not in self._shown
+        if changed:
             entry.read = host
             self._show(_less(host, entry.holds))
         elif show:
             self._show(self._shown[host.id])
+        return changed
 
     def _forget(self, host_id: str, read_at: float) -> None:
         """A read that began at ``read_at`` did not find the host. Remembered, so that an older read cannot undo it."""
@@ -554,6 +674,7 @@ class HostCache:
     def _candidates(
         self,
         facility_id: str,
+        shard: str,
         tags: Sequence[str],
         need: Need,
         strategy: HostBookingStrategy,
@@ -563,7 +684,7 @@ class HostCache:
         start, size = 0, _FIRST_LISTED
         while True:
             with self._lock:
-                streams = [index.ranked(need, strategy) for index in self._indexes(facility_id, tags, allocs)]
+                streams = [index.ranked(need, strategy) for index in self._indexes(facility_id, shard, tags, allocs)]
                 ranked = streams[0] if len(streams) == 1 else merge(*streams, key=itemgetter(0))
                 listed = list(islice(_each_once(ranked), start, start + size))
             yield from listed
@@ -571,11 +692,12 @@ class HostCache:
                 return
             start, size = start + size, size * 4
 
-    def _indexes(self, facility_id: str, tags: Sequence[str], allocs: Collection[str] | None) -> list[HostIndex]:
+    def _indexes(
+        self, facility_id: str, shard: str, tags: Sequence[str], allocs: Collection[str] | None
+    ) -> list[HostIndex]:
         return [
             index
-            for tag in tags
-            if (group := self._groups.get((facility_id, tag))) is not None
+            for group in self._groups_with(facility_id, shard, tags)
             for alloc_id, index in group.by_alloc.items()
             if allocs is None or alloc_id in allocs
         ]

@@ -403,6 +403,7 @@ class _Planner:
             state.need,
             self._policy.strategy,
             partial(self._accepts, state, choice),
+            shard=self._cluster.shard,
             allocs=state.open_allocs,
             score=None if score is None else partial(score, state.layer),
         )
@@ -467,7 +468,13 @@ class _Planner:
         reason = self._shortages.get((state.search, state.open_allocs))
         if reason is None:
             reason = self._shortages[state.search, state.open_allocs] = explain_shortage(
-                self._pool.census(self._cluster.facility_id, state.search.tags, state.need, state.open_allocs),
+                self._pool.census(
+                    self._cluster.facility_id,
+                    state.search.tags,
+                    state.need,
+                    state.open_allocs,
+                    shard=self._cluster.shard,
+                ),
                 state.layer,
                 state.need,
                 self._policy.rules,

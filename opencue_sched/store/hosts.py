@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, TextClause, text
 
 from opencue_sched.domain.farm import MOST_CENTICORES, MOST_GPUS, MOST_KB, BadRow, Host, ThreadMode, os_names
+from opencue_sched.domain.shards import ALL_BUCKETS
 from opencue_sched.store.procs import lock_hosts
 from opencue_sched.store.promises import HELD, HOLD_COLUMNS, hold_of
 
@@ -36,6 +37,8 @@ _OF_TAGS = text(
       AND h.pk_host IN (
           SELECT t.pk_host FROM host_tag t WHERE replace(t.str_tag, ' ', '') = ANY(CAST(:tags AS varchar[]))
       )
+      AND (CAST(:buckets AS integer[]) IS NULL
+           OR get_byte(decode(left(md5(h.pk_host), 2), 'hex'), 0) = ANY(CAST(:buckets AS integer[])))
     """  # noqa: S608 - only our own constant
 )
 
@@ -43,12 +46,17 @@ _BY_ID = text(_COLUMNS + " AND h.pk_host = ANY(CAST(:ids AS varchar[]))")
 
 
 def fetch_groups(
-    connection: Connection, facility_id: str, tags: Sequence[str], staleness: float
+    connection: Connection,
+    facility_id: str,
+    tags: Sequence[str],
+    staleness: float,
+    buckets: Collection[int] = ALL_BUCKETS,
 ) -> tuple[list[Host], list[BadRow]]:
     """The hosts of a facility that carry one of the tags, of any allocation, heard of in the last ``staleness``
-    seconds; and rows that make no sense. One statement."""
-    rows = connection.execute(_OF_TAGS, {"facility_id": facility_id, "tags": list(tags), "staleness": staleness})
-    return _hosts(rows)
+    seconds and in one of these buckets (domain/shards.py); and rows that make no sense. One statement."""
+    wanted = None if len(buckets) == len(ALL_BUCKETS) else sorted(buckets)
+    parameters = {"facility_id": facility_id, "tags": list(tags), "staleness": staleness, "buckets": wanted}
+    return _hosts(connection.execute(_OF_TAGS, parameters))
 
 
 def fetch_hosts_by_id(connection: Connection, ids: Sequence[str], staleness: float) -> tuple[list[Host], list[BadRow]]:
@@ -94,6 +102,22 @@ def _host(row: Row[Any]) -> Host:
 _TAGS_OF_HOSTS = text(
     "SELECT DISTINCT replace(str_tag, ' ', '') FROM host_tag WHERE pk_host = ANY(CAST(:ids AS varchar[]))"
 )
+
+
+_COUNT = text(
+    """
+    SELECT count(*) FROM (
+        SELECT 1 FROM host JOIN alloc ON alloc.pk_alloc = host.pk_alloc
+         WHERE CAST(:facilities AS varchar[]) IS NULL OR alloc.pk_facility = ANY(CAST(:facilities AS varchar[]))
+         LIMIT :most) counted
+    """
+)
+
+
+def count_hosts(connection: Connection, facilities: Sequence[str] | None, most: int) -> int:
+    """How many hosts there are in these facilities (None: all), up or not; counted up to ``most``."""
+    parameters = {"facilities": None if facilities is None else list(facilities), "most": most}
+    return int(connection.execute(_COUNT, parameters).scalar_one())
 
 
 def tags_of_hosts(connection: Connection, ids: Collection[str]) -> frozenset[str]:

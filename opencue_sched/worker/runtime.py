@@ -121,7 +121,7 @@ class Runtime:
 
     @cached_property
     def hosts(self) -> HostFeed:
-        return HostFeed(
+        made = HostFeed(
             self.engine,
             self.changes,
             self.settings.host_cache,
@@ -129,6 +129,9 @@ class Runtime:
             # A host must not be handed out again while what was planned on it may still be committed.
             hold_seconds=self.settings.accounting.commit_deadline + COMMIT_MARGIN_SECONDS,
         )
+        self._closing.callback(made.stop)
+        made.start()
+        return made
 
     @cached_property
     def sweeper(self) -> Sweeper:

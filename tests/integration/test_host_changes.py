@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import pytest
 import redis
@@ -200,14 +200,15 @@ class Worker:
         self.cursor, _ = changes.since(None)
         self.cache.refresh(facility_id, ["general"])
 
-    def fetch(self, facility_id: str, tags: Sequence[str]) -> Sequence[Host]:
+    def fetch(self, facility_id: str, tags: Sequence[str], buckets: Collection[int]) -> Sequence[Host]:
         with self.engine.connect() as connection:
-            return fetch_groups(connection, facility_id, tags, STALENESS)[0]
+            return fetch_groups(connection, facility_id, tags, STALENESS, buckets)[0]
 
     def gather(self) -> None:
         self.cursor, ids = self.changes.since(self.cursor)
         if ids is None:
             self.cache.expire()
+            self.cache.reread()
         elif ids:
             read_at = self.cache.instant()
             with self.engine.connect() as connection:

@@ -6,8 +6,9 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 from opencue_sched.domain.farm import Host, ThreadMode
+from opencue_sched.domain.shards import buckets, shard_of
 from opencue_sched.embedded.farm import Farm
-from opencue_sched.store.hosts import fetch_groups, fetch_hosts_by_id
+from opencue_sched.store.hosts import count_hosts, fetch_groups, fetch_hosts_by_id
 from tests.integration.dispatch.gathering import counted_statements
 
 KB_PER_GB = 1024 * 1024
@@ -88,6 +89,35 @@ def test_a_group_is_one_facility_and_every_allocation_with_the_tag(engine: Engin
         group = hosts_tagged(connection, farm, "fast")
 
     assert {fetched.id for fetched in group} == {here.id, other_alloc.id}
+
+
+def test_a_shard_of_a_group_is_what_its_buckets_say_and_all_shards_are_all_of_it(engine: Engine) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        every = {farm.host().id for _ in range(40)}
+        division = ("one", "two", "three")
+        shards = {
+            shard: fetch_groups(connection, farm.facility(), ["general"], STALENESS, buckets(shard, division))[0]
+            for shard in division
+        }
+
+    assert {shard: {host.id for host in hosts} for shard, hosts in shards.items()} == {
+        shard: {host_id for host_id in every if shard_of(host_id, division) == shard} for shard in division
+    }
+
+
+def test_hosts_are_counted_up_to_what_is_asked_in_the_facilities_asked(engine: Engine) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        before = count_hosts(connection, [farm.facility()], 1000)
+        for number in range(3):
+            farm.host(state=("UP", "DOWN")[number % 2])
+        farm.host(alloc=farm.alloc("general", facility="lax"))
+
+        assert count_hosts(connection, [farm.facility()], 1000) == before + 3
+        assert count_hosts(connection, None, 1000) == before + 4
+        assert count_hosts(connection, None, 2) == 2
+        assert count_hosts(connection, [], 1000) == 0
 
 
 def test_several_groups_are_one_statement_however_many_hosts(engine: Engine) -> None:

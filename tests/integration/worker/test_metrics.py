@@ -40,7 +40,6 @@ from opencue_sched.embedded.processes import free_port
 from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.completion import Releaser
 from opencue_sched.farm.model import CompletedFrame
-from opencue_sched.placement import host_cache
 from opencue_sched.placement.planner import Plan
 from opencue_sched.settings import Accounting, Rqd, Settings
 from opencue_sched.store.jobs import quarantine_jobs
@@ -130,7 +129,6 @@ def app() -> Iterator[Celery]:
 def runtime(settings: Settings, redis_client, app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
     """What a worker has, in this process; its counters are open."""
     monkeypatch.setattr(cluster_pass, "EMPTY_SLEEP_SECONDS", 0.001)
-    monkeypatch.setattr(host_cache, "GROUP_REFRESH_SECONDS", 0.001)
     changed = settings.model_copy(
         update={
             "rqd": Rqd(dry_run_mode=True),
@@ -158,6 +156,8 @@ def census(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Iterator[FleetC
 
 def run_passes(runtime: Runtime) -> list[str]:
     """Pass once over every cluster that has work; how each ended."""
+    runtime.hosts.cache.expire()
+    runtime.hosts.reread()
     runtime.sweep(wake_shows=[cluster.show_id for cluster in runtime.sweeper.feed.clusters.values()])
     return [str(runtime.dispatch(uuid)["ended"]) for uuid in runtime.postings.posted().values()]
 

@@ -16,7 +16,7 @@ class FrozenPool(HostCache):
         listed = list(hosts)
         super().__init__(
             HostCacheSettings(),
-            lambda facility_id, _tags: [host for host in listed if host.facility_id == facility_id],
+            lambda facility_id, *_: [host for host in listed if host.facility_id == facility_id],
             instance=instance,
             clock=lambda: 0.0,
         )

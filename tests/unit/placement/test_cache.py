@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from opencue_sched.domain.farm import Host
+from opencue_sched.domain.shards import bucket_of, buckets, shard_of
 from opencue_sched.placement import host_cache
 from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.settings import HostBookingStrategy, HostCacheSettings
@@ -33,14 +36,18 @@ class Farm:
     def __init__(self, *hosts: Host) -> None:
         self.hosts = {host.id: host for host in hosts}
         self.queries: list[list[str]] = []
+        self.read_ids: list[list[str]] = []
         self.failure: Exception | None = None
 
-    def fetch(self, facility_id: str, tags: Sequence[str]) -> Sequence[Host]:
+    def fetch(self, facility_id: str, tags: Sequence[str], buckets: Collection[int]) -> Sequence[Host]:
         self.queries.append(list(tags))
         if self.failure is not None:
             raise self.failure
         wanted = frozenset(tags)
-        return [host for host in self.hosts.values() if host.facility_id == facility_id and host.tags & wanted]
+        read = [host for host in self.hosts.values() if host.facility_id == facility_id and host.tags & wanted]
+        read = [host for host in read if bucket_of(host.id) in buckets]
+        self.read_ids.append([host.id for host in read])
+        return read
 
     def book(self, host_id: str, cores: int) -> None:
         host = self.hosts[host_id]
@@ -92,29 +99,14 @@ def clock() -> Clock:
 
 
 class TestGroups:
-    def test_an_absent_group_is_fetched_and_a_fresh_one_is_not(self, clock: Clock) -> None:
+    def test_an_absent_group_is_fetched_and_one_that_is_here_is_never_waited_for_again(self, clock: Clock) -> None:
         farm = Farm(make_host())
         cache = make_cache(farm, clock)
 
-        clock.advance(9)
+        clock.advance(1000)
+
         assert cache.refresh("fac", ["general"]) == ()
         assert len(farm.queries) == 1
-
-        clock.advance(1)
-        assert [host.id for host in cache.refresh("fac", ["general"])] == ["h1"]
-        assert len(farm.queries) == 2
-
-    def test_expired_groups_are_fetched_once_more_each(self, clock: Clock) -> None:
-        farm = Farm(make_host())
-        cache = make_cache(farm, clock)
-        cache.refresh("fac", ["other"])
-
-        cache.expire()
-
-        for _ in range(2):
-            cache.refresh("fac", ["general"])
-            cache.refresh("fac", ["general", "other"])
-        assert farm.queries[2:] == [["general"], ["other"]]
 
     def test_all_groups_of_a_cluster_are_fetched_by_one_query(self, clock: Clock) -> None:
         farm = Farm()
@@ -136,31 +128,15 @@ class TestGroups:
 
         assert len(farm.queries) == 1
 
-    def test_a_refresh_takes_in_new_hosts_and_forgets_those_that_left(self, clock: Clock) -> None:
-        farm = Farm(make_host("h1"))
-        cache = make_cache(farm, clock)
-        del farm.hosts["h1"]
-        farm.hosts["h2"] = make_host("h2")
-
-        clock.advance(10)
-        cache.refresh("fac", ["general"])
-
-        assert idle_cores(cache, "h1") is None
-        assert idle_cores(cache, "h2") == 8
-        assert len(cache) == 1
-
     def test_a_failed_fetch_leaves_the_group_as_it_was_and_can_be_repeated(self, clock: Clock) -> None:
         farm = Farm(make_host())
-        cache = make_cache(farm, clock)
-        clock.advance(10)
         farm.failure = ConnectionError("the database is away")
-
+        cache = HostCache(HostCacheSettings(), farm.fetch, clock=clock)
         with pytest.raises(ConnectionError):
             cache.refresh("fac", ["general"])
-        assert idle_cores(cache) == 8
 
         farm.failure = None
-        assert len(cache.refresh("fac", ["general"])) == 1
+        assert [host.id for host in cache.refresh("fac", ["general"])] == ["h1"]
 
     def test_a_group_nobody_asked_for_is_dropped_with_its_hosts(self, clock: Clock) -> None:
         farm = Farm(make_host("h1"), make_host("h2", tags=frozenset({"other"})))
@@ -189,10 +165,10 @@ class TestGroups:
         asked = threading.Semaphore(0)
         cache: HostCache
 
-        def slow(facility_id: str, tags: Sequence[str]) -> Sequence[Host]:
+        def slow(facility_id: str, tags: Sequence[str], buckets: Collection[int]) -> Sequence[Host]:
             for _ in range(threads - 1):
                 assert asked.acquire(timeout=10)
-            return farm.fetch(facility_id, tags)
+            return farm.fetch(facility_id, tags, buckets)
 
         cache = HostCache(HostCacheSettings(), slow, instance="one")
         fetched: list[int] = []
@@ -224,7 +200,7 @@ class TestGroups:
         lock = threading.Lock()
         enough, too_many = threading.Event(), threading.Event()
 
-        def fetch(_facility_id: str, tags: Sequence[str]) -> Sequence[Host]:
+        def fetch(_facility_id: str, tags: Sequence[str], _buckets: Collection[int]) -> Sequence[Host]:
             nonlocal running, peak
             with lock:
                 running += 1
@@ -248,6 +224,222 @@ class TestGroups:
             thread.join(timeout=20)
 
         assert peak == most
+
+
+class TestReadingAgain:
+    """In the background, so that no pass waits for it."""
+
+    def test_hosts_are_read_again_when_it_is_time_to(self, clock: Clock) -> None:
+        farm = Farm(make_host("h1"), make_host("h2", cores=8))
+        cache = make_cache(farm, clock)
+        farm.book("h2", 3)
+
+        clock.advance(9)
+        assert cache.reread() == ((), 1)
+        assert len(farm.queries) == 1
+
+        clock.advance(1)
+        changed, pause = cache.reread()
+        assert [host.id for host in changed] == ["h2"]
+        assert idle_cores(cache, "h2") == 5
+        assert pause == pytest.approx(10)
+
+    def test_new_hosts_are_taken_in_and_those_that_left_are_forgotten(self, clock: Clock) -> None:
+        farm = Farm(make_host("h1"))
+        cache = make_cache(farm, clock)
+        del farm.hosts["h1"]
+        farm.hosts["h2"] = make_host("h2")
+
+        clock.advance(10)
+        cache.reread()
+
+        assert idle_cores(cache, "h1") is None
+        assert idle_cores(cache, "h2") == 8
+        assert len(cache) == 1
+
+    def test_all_tags_of_a_facility_are_read_by_one_query(self, clock: Clock) -> None:
+        farm = Farm(make_host("h1"), make_host("h2", tags=frozenset({"other"})))
+        cache = make_cache(farm, clock)
+        cache.refresh("fac", ["other"])
+
+        clock.advance(10)
+        cache.reread()
+
+        assert sorted(farm.queries[-1]) == ["general", "other"]
+        assert sorted(farm.read_ids[-1]) == ["h1", "h2"]
+
+    def test_when_anything_may_have_changed_all_is_read_again_at_once(self, clock: Clock) -> None:
+        farm = Farm(make_host(cores=8))
+        cache = make_cache(farm, clock)
+        farm.book("h1", 3)
+
+        cache.expire()
+
+        assert [host.idle_cores for host in cache.reread()[0]] == [5]
+        assert cache.reread()[0] == ()
+        assert len(farm.queries) == 2
+
+    def test_a_large_farm_is_read_in_portions_over_a_longer_time_each_host_once(
+        self, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(host_cache, "HOSTS_PER_REREAD", 50)
+        monkeypatch.setattr(host_cache, "REREADS_PER_SECOND", 10)
+        farm = Farm(*(make_host(f"h{number}") for number in range(400)))
+        cache = make_cache(farm, clock)
+        began = clock()
+        clock.advance(40)
+        farm.read_ids.clear()
+        while sum(map(len, farm.read_ids)) < 400:
+            clock.advance(cache.reread()[1])
+            assert clock() < began + 100
+
+        assert len({host_id for ids in farm.read_ids for host_id in ids}) == 400
+        assert max(map(len, farm.read_ids)) < 100
+        assert cache.reread()[1] > 0, "and then there is a pause"
+
+    def test_a_portion_that_could_not_be_read_is_read_at_the_next_try(self, clock: Clock) -> None:
+        farm = Farm(make_host(cores=8))
+        cache = make_cache(farm, clock)
+        clock.advance(10)
+        farm.book("h1", 3)
+        farm.failure = ConnectionError("the database is away")
+        with pytest.raises(ConnectionError):
+            cache.reread()
+        assert idle_cores(cache) == 8
+
+        farm.failure = None
+        assert len(cache.reread()[0]) == 1
+
+    def test_a_host_that_a_read_in_the_background_found_is_in_a_group_that_came_meanwhile(self, clock: Clock) -> None:
+        farm = Farm(make_host(tags=frozenset({"general", "other"})))
+
+        def fetch(facility_id: str, tags: Sequence[str], buckets: Collection[int]) -> Sequence[Host]:
+            read = farm.fetch(facility_id, tags, buckets)
+            if len(farm.queries) == 2:
+                cache.refresh("fac", ["other"])
+            return read
+
+        cache = HostCache(HostCacheSettings(), fetch, clock=clock)
+        cache.refresh("fac", ["general"])
+        clock.advance(10)
+
+        cache.reread()
+
+        assert len(farm.queries) == 3
+        assert cache.find("fac", ["other"], make_need(), HostBookingStrategy(), lambda _: True) is not None
+
+    def test_nothing_is_read_again_where_nothing_was_asked_for(self, clock: Clock) -> None:
+        farm = Farm(make_host())
+        cache = HostCache(HostCacheSettings(), farm.fetch, clock=clock)
+        clock.advance(100)
+        assert cache.reread()[0] == ()
+        assert farm.queries == []
+
+
+DIVISION = ("one", "two")
+DIVISIONS = [DIVISION, (*DIVISION, "zero"), ()]
+SHARDS = ["one", "two", "zero", ""]
+HOSTS = [make_host(f"h{number}") for number in range(60)]
+
+
+def of(shard: str, division: tuple[str, ...] = DIVISION) -> set[str]:
+    return {host.id for host in HOSTS if shard_of(host.id, division) == shard}
+
+
+def found(cache: HostCache, shard: str) -> set[str]:
+    seen: set[str] = set()
+    find(cache, shard=shard, accept=lambda host: seen.add(host.id) or False)
+    return seen
+
+
+class TestShards:
+    """A cache has the hosts of the shards that it was asked for, and reads no others."""
+
+    def ask(self, cache: HostCache, shard: str, division: tuple[str, ...] = DIVISION) -> int:
+        return len(cache.refresh("fac", ["general"], shard, buckets(shard, division)))
+
+    def cache(self, clock: Clock) -> tuple[Farm, HostCache]:
+        farm = Farm(*HOSTS)
+        return farm, HostCache(HostCacheSettings(), farm.fetch, instance="one", clock=clock)
+
+    def test_only_the_hosts_of_the_shard_are_read_and_found(self, clock: Clock) -> None:
+        farm, cache = self.cache(clock)
+
+        self.ask(cache, "one")
+
+        assert set(farm.read_ids[0]) == found(cache, "one") == of("one")
+        assert found(cache, "two") == found(cache, "") == set()
+        clock.advance(10)
+        cache.reread()
+        assert set(farm.read_ids[1]) == of("one")
+
+    def test_shards_are_apart(self, clock: Clock) -> None:
+        _, cache = self.cache(clock)
+        self.ask(cache, "one")
+        self.ask(cache, "two")
+        mine = must_find(cache, shard="one")
+
+        assert cache.take(mine, {"p1": take(8)})
+
+        assert (found(cache, "one"), found(cache, "two")) == (of("one") - {mine.id}, of("two"))
+        assert cache.census("fac", ["general"], make_need(), shard="two").kinds[0][1] == len(of("two"))
+
+    def test_changes_of_hosts_of_other_shards_need_not_be_read(self, clock: Clock) -> None:
+        _, cache = self.cache(clock)
+        every = {host.id for host in HOSTS}
+        assert cache.reaches(every) == set()
+        self.ask(cache, "one")
+        assert cache.reaches(every) == of("one")
+        self.ask(cache, "two")
+        assert cache.reaches(every) == every
+
+    def test_of_a_shard_that_grew_only_what_is_new_is_read_and_of_one_that_shrank_nothing(self, clock: Clock) -> None:
+        farm, cache = self.cache(clock)
+        three = (*DIVISION, "zero")
+        self.ask(cache, "one", three)
+        assert found(cache, "one") == of("one", three)
+
+        self.ask(cache, "one", DIVISION)
+        assert found(cache, "one") == of("one") > of("one", three)
+        assert set(farm.read_ids[1]) == of("one") - of("one", three)
+
+        assert self.ask(cache, "one", three) == 0
+        assert found(cache, "one") == of("one", three)
+        self.ask(cache, "one", DIVISION)
+        assert found(cache, "one") == of("one"), "they were kept, and are found again"
+
+    def test_when_the_farm_is_divided_anew_the_shards_that_are_gone_are_dropped(self, clock: Clock) -> None:
+        _, cache = self.cache(clock)
+        self.ask(cache, "", ())
+        self.ask(cache, "one")
+        assert found(cache, "") == {host.id for host in HOSTS}
+
+        cache.keep_shards(DIVISION)
+
+        assert found(cache, "") == set()
+        assert found(cache, "one") == of("one")
+
+    def test_the_hosts_of_a_shard_of_another_instance_are_kept_for_a_minute(self, clock: Clock) -> None:
+        _, cache = self.cache(clock)
+        self.ask(cache, "one")
+        self.ask(cache, "two")
+
+        clock.advance(61)
+        cache.evict_idle_groups()
+
+        assert (found(cache, "one"), found(cache, "two")) == (of("one"), set())
+        assert len(cache) == len(of("one"))
+
+    @given(st.lists(st.tuples(st.sampled_from(SHARDS), st.sampled_from(DIVISIONS)), max_size=8))
+    def test_whatever_is_asked_for_in_whatever_order_is_there(self, asked: list[tuple[str, tuple[str, ...]]]) -> None:
+        clock = Clock()
+        _, cache = self.cache(clock)
+        for shard, division in asked:
+            self.ask(cache, shard, division)
+            clock.advance(4)
+            cache.reread()
+            expected = {host.id for host in HOSTS if bucket_of(host.id) in buckets(shard, division)}
+            assert found(cache, shard) == expected
 
 
 class TestFindAndTake:
@@ -347,8 +539,9 @@ class TestReadsAndHolds:
         book_one(cache, "p1", 6)
 
         clock.advance(10)
-        cache.refresh("fac", ["general"])
+        cache.reread()
 
+        assert len(farm.queries) == 2
         assert idle_cores(cache) == 2
 
     def test_cores_freed_anywhere_are_seen_by_the_next_read(self, clock: Clock) -> None:
@@ -518,8 +711,8 @@ class TestGoneAndInvalidated:
         farm = Farm(make_host())
         cache: HostCache
 
-        def fetch(facility_id: str, tags: Sequence[str]) -> Sequence[Host]:
-            readings = farm.fetch(facility_id, tags)
+        def fetch(facility_id: str, tags: Sequence[str], buckets: Collection[int]) -> Sequence[Host]:
+            readings = farm.fetch(facility_id, tags, buckets)
             clock.advance(1)
             cache.apply([], ["h1"], read_at=clock())
             return readings

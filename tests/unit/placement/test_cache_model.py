@@ -56,7 +56,7 @@ class Model:
         )
         self.cache.refresh("fac", ["general"])
 
-    def fetch(self, _facility_id: str, _tags: Sequence[str]) -> Sequence[Host]:
+    def fetch(self, *_asked: object) -> Sequence[Host]:
         return readings(self.idle_in_database())
 
     def cores_of(self, host_id: str, *states: str) -> int:
@@ -132,8 +132,8 @@ class Model:
             self.reads.remove(read)
             self.cache.apply(readings(read.seen or {}), [], read_at=read.began_at)
 
-    def refresh(self, _which: int) -> None:
-        self.cache.refresh("fac", ["general"])
+    def reread(self, _which: int) -> None:
+        self.cache.reread()
 
     def check(self) -> None:
         under_way = {proc.host_id for proc in self.procs if proc.state in ("planned", "committed")}
@@ -154,7 +154,7 @@ STEPS = [
     "begin_to_read",
     "see",
     "answer",
-    "refresh",
+    "reread",
 ]
 
 
