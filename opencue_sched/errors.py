@@ -48,6 +48,13 @@ class HostExhausted(BookingError):
     reason = "host_exhausted"
 
 
+class HostHeld(BookingError):
+    """The host drains for a wide frame of another layer, and the backfill rule does not let this frame on it."""
+
+    retriable = True
+    reason = "host_held"
+
+
 class AllocationOverBurst(BookingError):
     """The subscription's burst is reached."""
 

@@ -35,8 +35,10 @@ from opencue_sched.errors import (
     DatabaseFailure,
     FrameLost,
     HostExhausted,
+    HostHeld,
     HostLocked,
 )
+from opencue_sched.placement.policies.reservations import against_hold
 from opencue_sched.settings import Settings
 from opencue_sched.store import booking as store
 from opencue_sched.store.jobs import quarantine_jobs
@@ -344,10 +346,12 @@ def fit_hosts(
     """Keep, in plan order, what really fits the locked hosts.
 
     A host without a lock is locked by another transaction. One that went down, was locked by a person or changed its
-    allocation since it was planned takes nothing.
+    allocation since it was planned takes nothing. One that drains takes what its hold allows; a frame of the owner ends
+    the hold.
     """
     kept: list[PlannedProc] = []
     lost: list[Lost] = []
+    used: set[str] = set()
     left = {host.id: (host.centicores, host.memory_kb, host.gpus, host.gpu_memory_kb) for host in hosts.values()}
     for proc in procs:
         name, host, takes = proc.host.name, hosts.get(proc.host.id), proc.reservation
@@ -361,7 +365,11 @@ def fit_hosts(
         elif any(want > has for want, has in zip(wanted, left[host.id], strict=True)):
             text = f"host {name} has (centicores, KB, GPUs, GPU KB) {left[host.id]} left, not {wanted}"
             lost.append(_lost(proc, HostExhausted, text))
+        elif host.id not in used and (why := against_hold(host.hold, proc.layer, left[host.id][0], host.now)):
+            lost.append(_lost(proc, HostHeld, f"host {name} is kept for a wide frame of another layer: {why}"))
         else:
+            if host.hold is not None and host.hold.layer_id == proc.layer.id:
+                used.add(host.id)
             cores, memory, gpus, gpu_memory = (has - want for want, has in zip(wanted, left[host.id], strict=True))
             left[host.id] = cores, memory, gpus, gpu_memory
             kept.append(proc)

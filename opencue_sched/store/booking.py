@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, TextClause, text
 
-from opencue_sched.domain.farm import STATUSES_NOT_COUNTED_AS_RETRY, PlannedProc, centicores
+from opencue_sched.domain.farm import STATUSES_NOT_COUNTED_AS_RETRY, Hold, PlannedProc, centicores
+from opencue_sched.store.promises import HELD, HOLD_COLUMNS, hold_of
 from opencue_sched.store.schema import SchemaFacts
 
 FIRST_MEMORY_USED_KB = 262_144
@@ -46,16 +47,23 @@ _LOCK_FRAMES = """
     FOR NO KEY UPDATE OF f SKIP LOCKED
 """
 
+# Two statements in one message: the second sees the holds that were granted before the first had its locks, and nobody
+# grants another while these are held (store/promises.py).
 _LOCK_HOSTS = text(
-    """
+    f"""
+    SELECT set_config('opencue_sched.locked_hosts', CAST(coalesce(array_agg(locked.pk_host), '{{}}') AS text), true)
+    FROM (
+        SELECT pk_host FROM host WHERE pk_host = ANY(CAST(:hosts AS varchar[]))
+        ORDER BY pk_host FOR NO KEY UPDATE SKIP LOCKED
+    ) locked;
     SELECT h.pk_host, h.pk_alloc, h.str_lock_state = 'OPEN' AND s.str_state = 'UP' AS up,
-           h.int_cores_idle, h.int_mem_idle, h.int_gpus_idle, h.int_gpu_mem_idle
+           h.int_cores_idle, h.int_mem_idle, h.int_gpus_idle, h.int_gpu_mem_idle,
+           CAST(extract(epoch FROM clock_timestamp()) AS double precision) AS now, {HOLD_COLUMNS}
     FROM host h
     JOIN host_stat s ON s.pk_host = h.pk_host
-    WHERE h.pk_host = ANY(CAST(:hosts AS varchar[]))
-    ORDER BY h.pk_host
-    FOR NO KEY UPDATE OF h SKIP LOCKED
-    """
+    LEFT JOIN ({HELD}) held ON held.pk_host = h.pk_host
+    WHERE h.pk_host = ANY(CAST(current_setting('opencue_sched.locked_hosts') AS varchar[]))
+    """  # noqa: S608 - only our own constants
 )
 
 # Two statements in one message: the second sees what was committed before the first had its locks. Locks are asked for,
@@ -139,7 +147,10 @@ _TAKE_FROM_HOSTS = text(
     FROM unnest(CAST(:hosts AS varchar[]), CAST(:cores AS bigint[]), CAST(:memory AS bigint[]),
                 CAST(:gpus AS bigint[]), CAST(:gpu_memory AS bigint[]))
          AS taken(pk_host, cores, memory, gpus, gpu_memory)
-    WHERE h.pk_host = taken.pk_host
+    WHERE h.pk_host = taken.pk_host;
+    DELETE FROM opencue_sched_hold hold
+    USING unnest(CAST(:owner_hosts AS varchar[]), CAST(:owners AS varchar[])) AS booked(pk_host, pk_layer)
+    WHERE hold.pk_host = booked.pk_host AND hold.pk_layer = booked.pk_layer
     """
 )
 
@@ -156,7 +167,10 @@ _TAKE_FROM_HOST_STATS = text(
 
 
 class LockedHost(NamedTuple):
-    """A host row this transaction holds. Centicores, KB, whole GPUs. ``up``: UP and OPEN."""
+    """A host row this transaction has locked. Centicores, KB, whole GPUs. ``up``: UP and OPEN.
+
+    ``hold``: for whom it drains, which stays so until this transaction ends. ``now``: epoch seconds of the database.
+    """
 
     id: str
     alloc_id: str
@@ -165,6 +179,8 @@ class LockedHost(NamedTuple):
     memory_kb: int
     gpus: int
     gpu_memory_kb: int
+    now: float = 0.0
+    hold: Hold | None = None
 
 
 class CapRow(NamedTuple):
@@ -204,9 +220,22 @@ def lock_frames(connection: Connection, procs: Sequence[PlannedProc], columns: S
 
 
 def lock_hosts(connection: Connection, host_ids: Collection[str]) -> dict[str, LockedHost]:
-    """Lock those hosts that are free, by id, in key order."""
+    """Lock those hosts that are free, by id, in key order, in one message."""
     rows = connection.execute(_LOCK_HOSTS, {"hosts": sorted(host_ids)})
-    return {row.pk_host: LockedHost(*row) for row in rows}
+    return {
+        row.pk_host: LockedHost(
+            row.pk_host,
+            row.pk_alloc,
+            row.up,
+            row.int_cores_idle,
+            row.int_mem_idle,
+            row.int_gpus_idle,
+            row.int_gpu_mem_idle,
+            row.now,
+            hold_of(row),
+        )
+        for row in rows
+    }
 
 
 def read_caps(connection: Connection, procs: Sequence[PlannedProc]) -> dict[str, CapRow]:
@@ -286,7 +315,8 @@ def start_frames(connection: Connection, procs: Sequence[PlannedProc]) -> dict[s
 
 
 def take_from_hosts(connection: Connection, procs: Sequence[PlannedProc], *, reported_free: bool) -> None:
-    """Lower the idle columns of locked hosts, each host once by the sum of its procs.
+    """Lower the idle columns of locked hosts, each host once by the sum of its procs, and end the holds of their layers
+    there: the host drained for this. In one message.
 
     ``reported_free`` also lowers what the machine reports free, which only a host report raises again: for
     benchmarks without RQD (``rqd.dry_run_mode``).
@@ -299,7 +329,9 @@ def take_from_hosts(connection: Connection, procs: Sequence[PlannedProc], *, rep
     hosts = sorted(sums)
     cores, memory, gpus, gpu_memory = ([sums[host][column] for host in hosts] for column in range(4))
     amounts: Mapping[str, list[int]] = {"cores": cores, "memory": memory, "gpus": gpus, "gpu_memory": gpu_memory}
-    connection.execute(_TAKE_FROM_HOSTS, {"hosts": hosts, **amounts})
+    pairs = sorted({(proc.host.id, proc.layer.id) for proc in procs})
+    owners = {"owner_hosts": [host for host, _ in pairs], "owners": [layer for _, layer in pairs]}
+    connection.execute(_TAKE_FROM_HOSTS, {"hosts": hosts, **amounts, **owners})
     if reported_free:
         connection.execute(_TAKE_FROM_HOST_STATS, {"hosts": hosts, "memory": memory, "gpu_memory": gpu_memory})
 

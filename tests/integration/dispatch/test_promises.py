@@ -1,0 +1,220 @@
+"""The duty that keeps the promises: what it grants, renews and ends, and what becomes of it when it dies."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import Engine, text
+
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import LayerSpec
+from opencue_sched.errors import FencedOff
+from opencue_sched.placement.policies.reservations import HOLD_SECONDS, LONGEST_ELAPSED_SECONDS
+from opencue_sched.settings import Settings
+from opencue_sched.store import promises as store
+from opencue_sched.store.fences import PersistentFences
+from opencue_sched.store.hosts import fetch_hosts_by_id
+from tests.integration.dispatch.gathering import counted_statements
+from tests.integration.dispatch.promised import WideFarm, with_queue
+
+
+@pytest.fixture
+def farm(engine: Engine, settings: Settings) -> WideFarm:
+    return WideFarm.made(engine, settings)
+
+
+def test_a_wide_layer_owes_what_it_waits_and_a_narrow_one_nothing(farm: WideFarm) -> None:
+    farm.keep()
+    assert farm.debt() == 0
+    assert farm.debt(farm.narrow) is None
+    farm.execute("UPDATE opencue_sched_blocked SET seen = seen - interval '5 seconds'")
+    farm.keep()
+    assert 5 <= (farm.debt() or 0) < 5 + LONGEST_ELAPSED_SECONDS
+    farm.blocked(100)
+    farm.execute("UPDATE opencue_sched_blocked SET seen = seen - interval '1 hour'")
+    farm.keep()
+    assert farm.debt() == 100 + LONGEST_ELAPSED_SECONDS, "no duty looked"
+
+
+def test_debt_halves_when_a_frame_was_placed_whether_or_not_it_runs_still(farm: WideFarm) -> None:
+    farm.blocked(100)
+    farm.drained(farm.hosts[0])
+    (frame,) = farm.rows("SELECT pk_frame FROM frame WHERE pk_layer = :layer LIMIT 1", layer=farm.wide)
+    farm.fill(farm.hosts[0], [frame.pk_frame], cores=12)
+    farm.drained(farm.hosts[0])
+    farm.keep()
+    assert farm.debt() == 50
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE job_resource SET int_max_cores = 1100 WHERE pk_job = :job",
+        "UPDATE folder_resource SET int_max_cores = 1100",
+        "UPDATE subscription SET int_burst = 6400 + 1100",
+        "INSERT INTO limit_record VALUES ('full', 'full', 0, false);"
+        "INSERT INTO layer_limit (pk_layer_limit, pk_layer, pk_limit_record) VALUES ('x', :wide, 'full')",
+    ],
+)
+def test_demand_that_a_cap_keeps_waiting_owes_no_more_and_loses_its_host(farm: WideFarm, statement: str) -> None:
+    farm.asks()
+    assert farm.holds()
+    farm.execute(statement, job=farm.job, wide=farm.wide)
+    before = farm.debt()
+    farm.execute("UPDATE opencue_sched_blocked SET seen = seen - interval '5 seconds'")
+    farm.keep()
+    assert farm.debt() == before
+    assert not farm.holds()
+
+
+def test_the_host_that_is_expected_free_first_drains_for_a_layer_past_the_block_time(farm: WideFarm) -> None:
+    # Given frames of ten minutes everywhere, begun a minute ago, but on one host two minutes earlier
+    farm.history(farm.narrow, 600)
+    farm.execute(
+        "UPDATE frame SET ts_started = ts_started - interval '2 minutes' FROM proc p"
+        " WHERE p.pk_frame = frame.pk_frame AND p.pk_host = :host",
+        host=farm.hosts[2],
+    )
+    farm.blocked(299)
+    # when the layer passes the block time
+    assert not farm.holds()
+    farm.execute("UPDATE opencue_sched_blocked SET seen = seen - interval '5 seconds'")
+    report = farm.keep()
+    # then that one drains, for as long as that takes.
+    assert list(report.granted) == [farm.hosts[2]]
+    hold = farm.holds()[farm.hosts[2]]
+    assert (hold.pk_layer, hold.pk_job, hold.cores, hold.gpus) == (farm.wide, farm.job, 12, 0)
+    assert 360 < hold.free_in <= 420
+    assert HOLD_SECONDS - 60 < hold.lives <= HOLD_SECONDS
+
+
+def test_no_host_drains_for_a_second_frame_before_the_layer_owes_another_block_time(farm: WideFarm) -> None:
+    farm.asks()
+    farm.keep()
+    assert len(farm.holds()) == 1
+    farm.blocked(2 * farm.settings.queue.reservation_block_time)
+    farm.keep()
+    assert len(farm.holds()) == 2
+    farm.blocked(4 * farm.settings.queue.reservation_block_time)
+    farm.keep()
+    assert len(farm.holds()) == 2, "half of the hosts"
+
+
+def test_one_host_alone_is_never_held(engine: Engine, settings: Settings) -> None:
+    farm = WideFarm.made(engine, settings, hosts=1)
+    farm.asks()
+    assert not farm.holds()
+
+
+def test_whoever_reads_hosts_sees_who_is_promised_what(farm: WideFarm) -> None:
+    (held,) = farm.asks().granted
+    with farm.engine.connect() as connection:
+        hosts = {host.id: host.hold for host in fetch_hosts_by_id(connection, farm.hosts, 3600)[0]}
+    hold = hosts.pop(held)
+    assert hold is not None
+    assert (hold.layer_id, hold.cores, hold.owner) == (farm.wide, 12, "waits/wide")
+    assert set(hosts.values()) == {None}
+
+
+def test_a_hold_is_renewed_with_what_is_expected_now(farm: WideFarm) -> None:
+    (held,) = farm.asks().granted
+    assert farm.holds()[held].free_in is None
+    farm.history(farm.narrow, 600)
+    farm.execute("UPDATE opencue_sched_hold SET until = until - interval '500 seconds'")
+    report = farm.keep()
+    assert report.renewed == {held}
+    assert HOLD_SECONDS - 60 < farm.holds()[held].lives <= HOLD_SECONDS
+    assert 480 < farm.holds()[held].free_in <= 540
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE job SET b_paused = true WHERE pk_job = :job",
+        "UPDATE frame SET str_state = 'EATEN' WHERE pk_layer = :wide",
+        "UPDATE host_stat SET str_state = 'DOWN' WHERE pk_host = :host",
+        "UPDATE host SET str_lock_state = 'LOCKED' WHERE pk_host = :host",
+        "UPDATE layer SET int_cores_min = 400 WHERE pk_layer = :wide",
+        "UPDATE opencue_sched_hold SET until = clock_timestamp()",
+        "UPDATE opencue_sched_hold SET pk_layer = 'gone'",
+    ],
+)
+def test_a_hold_ends_when_its_demand_is_gone(farm: WideFarm, statement: str) -> None:
+    (held,) = farm.asks().granted
+    farm.execute(statement, job=farm.job, wide=farm.wide, host=held)
+    farm.execute("UPDATE opencue_sched_blocked SET seconds = 0")
+    report = farm.keep()
+    assert report.ended == {held}
+    assert not farm.holds()
+    assert report.changed == {held}
+
+
+def test_switched_off_it_grants_nothing_and_ends_what_there_is(farm: WideFarm) -> None:
+    (held,) = farm.asks().granted
+    farm.settings = with_queue(farm.settings, reservations=False)
+    assert farm.keep().ended == {held}
+    assert not farm.holds()
+    assert farm.debt() is None
+    assert not farm.keep().changed
+
+
+def test_a_deleted_job_leaves_nothing_and_its_rows_can_be_deleted(farm: WideFarm) -> None:
+    (held,) = farm.asks().granted
+    farm.execute("DELETE FROM frame WHERE pk_layer = :wide", wide=farm.wide)
+    farm.execute("DELETE FROM layer WHERE pk_layer = :wide", wide=farm.wide)
+    with farm.engine.connect() as connection:
+        (host,) = fetch_hosts_by_id(connection, [held], 3600)[0]
+    assert host.hold is None, "at once"
+    assert farm.keep().ended == {held}
+    assert farm.debt() is None
+
+
+def test_a_locked_host_is_not_waited_for_and_not_held(farm: WideFarm) -> None:
+    farm.blocked(farm.settings.queue.reservation_block_time)
+    with farm.engine.begin() as booking:
+        booking.execute(text("SELECT FROM host FOR NO KEY UPDATE"))
+        assert not farm.keep().granted
+    assert farm.keep().granted
+
+
+def test_a_hold_that_a_booking_is_about_to_use_is_left_alone(farm: WideFarm) -> None:
+    farm.asks()
+    farm.settings = with_queue(farm.settings, reservations=False)
+    with farm.engine.begin() as booking:
+        booking.execute(text("DELETE FROM opencue_sched_hold"))
+        assert not farm.keep().ended
+
+
+def test_two_processes_do_not_both_keep_the_promises(farm: WideFarm) -> None:
+    with farm.engine.begin() as other:
+        assert store.begin_duty(other, "") is not None
+        assert not farm.keep().kept
+    assert farm.keep().kept
+
+
+def test_the_duty_of_a_former_leader_changes_nothing(farm: WideFarm) -> None:
+    fences = PersistentFences(farm.engine)
+    fences.claim("cue:beat", 7)
+    farm.keep(role="cue:beat", fence=7)
+    farm.blocked(1000)
+    fences.claim("cue:beat", 8)
+    with pytest.raises(FencedOff, match="fence 7 was succeeded by that of fence 8"):
+        farm.keep(role="cue:beat", fence=7)
+    assert not farm.holds()
+    assert farm.keep(role="cue:beat", fence=8).granted
+
+
+def test_its_statements_do_not_grow_with_the_farm(engine: Engine, settings: Settings) -> None:
+    farm = WideFarm.made(engine, settings, hosts=3)
+    farm.blocked(300)
+    with counted_statements(engine) as few:
+        farm.keep()
+    with engine.begin() as connection:
+        more = Farm(connection)
+        for number in range(12):
+            more.host(name=f"more{number}", cores=16, memory_gb=64)
+            more.job([LayerSpec(frames=3, cores=12), LayerSpec(frames=2, cores=16)], name=f"more{number}")
+    farm.keep()
+    farm.execute("UPDATE opencue_sched_blocked SET seconds = 1000")
+    with counted_statements(engine) as many:
+        assert len(farm.keep().granted) > 5
+    assert len(many) == len(few)
