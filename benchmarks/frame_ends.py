@@ -90,13 +90,15 @@ class RunningFrames:
         self._seconds_of = seconds_of
         self._due: list[tuple[float, str]] = []
         self._procs: dict[str, RunningProc] = {}
+        self._seen: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._procs)
 
     def add(self, procs: Iterable[RunningProc]) -> list[RunningProc]:
-        """Those of the procs that were not known; each is due ``seconds_of`` after its booking."""
-        new = [proc for proc in procs if proc.id not in self._procs]
+        """Those of the procs that were never added before; each is due ``seconds_of`` after its booking."""
+        new = [proc for proc in procs if proc.id not in self._seen]
+        self._seen.update(proc.id for proc in new)
         for proc in new:
             self._procs[proc.id] = proc
             heapq.heappush(self._due, (proc.booked_at + self._seconds_of(proc), proc.id))

@@ -82,6 +82,7 @@ _DELETED = """
       AS deleted(host_id varchar, alloc_id varchar, show_id varchar, job_id varchar, layer_id varchar,
                  centicores bigint, memory_kb bigint, gpus bigint, gpu_memory_kb bigint)
 """
+# PostgreSQL takes a recordset for a hundred rows and reads the whole table for it; how long an array is, it knows.
 _RESTORE_HOSTS = text(
     f"""
     UPDATE host
@@ -92,7 +93,7 @@ _RESTORE_HOSTS = text(
       FROM (SELECT host_id, sum(centicores) AS cores, sum(memory_kb) AS memory, sum(gpus) AS gpus,
                    sum(gpu_memory_kb) AS gpu_memory
               FROM {_DELETED} GROUP BY 1) back
-     WHERE host.pk_host = back.host_id
+     WHERE host.pk_host = back.host_id AND host.pk_host = ANY(CAST(:hosts AS varchar[]))
     """  # noqa: S608
 )
 
@@ -225,7 +226,9 @@ def delete_procs(connection: Connection, proc_ids: Collection[str]) -> Sequence[
 
 def restore_hosts(connection: Connection, procs: Sequence[DeletedProc]) -> None:
     """Give the hosts back what deleted procs had reserved, each host once, never above its total (I7)."""
-    _with_deleted(connection, (_RESTORE_HOSTS,), procs)
+    if procs:
+        hosts = sorted({proc.host_id for proc in procs})
+        connection.execute(_RESTORE_HOSTS, {"procs": _as_json(procs), "hosts": hosts})
 
 
 def decrement_accounts(connection: Connection, procs: Sequence[DeletedProc]) -> None:
@@ -239,9 +242,12 @@ def decrement_local_accounts(connection: Connection, procs: Sequence[DeletedProc
 
 
 def _with_deleted(connection: Connection, statements: Sequence[TextClause], procs: Sequence[DeletedProc]) -> None:
-    rows = json.dumps([proc._asdict() for proc in procs])
     for statement in statements if procs else ():
-        connection.execute(statement, {"procs": rows})
+        connection.execute(statement, {"procs": _as_json(procs)})
+
+
+def _as_json(procs: Sequence[DeletedProc]) -> str:
+    return json.dumps([proc._asdict() for proc in procs])
 
 
 # Runs that nobody may ever report the end of: on silent hosts, of finished jobs, or without a proc.

@@ -60,11 +60,13 @@ def _add_usage(table: str, *, more: str = "") -> str:
                int_frame_fail_count = int_frame_fail_count + sums.bad,
                int_clock_time_high = greatest(int_clock_time_high, sums.high){more}
           FROM sums WHERE {table}_usage.pk_{table} = sums.{table}
+                      AND {table}_usage.pk_{table} = ANY(CAST(:{table}s AS varchar[]))
     """  # noqa: S608
 
 
 _LAYER_LOW = ", int_clock_time_low = coalesce(least(nullif(int_clock_time_low, 0), sums.low), 0)"
-# Each of the sums is of a layer (job is null) or of a job (layer is null).
+# Each of the sums is of a layer (job is null) or of a job (layer is null). The arrays repeat their ids: PostgreSQL
+# takes the sums for so many rows that it would read the whole tables for them.
 _COUNT_USAGE = text(
     f"""
     WITH ended AS (
@@ -84,9 +86,11 @@ _COUNT_USAGE = text(
     job_times AS ({_add_usage("job")}),
     layer_peaks AS (
         UPDATE layer_mem SET int_max_rss = sums.rss
-          FROM sums WHERE layer_mem.pk_layer = sums.layer AND layer_mem.int_max_rss < sums.rss)
+          FROM sums WHERE layer_mem.pk_layer = sums.layer AND layer_mem.int_max_rss < sums.rss
+                      AND layer_mem.pk_layer = ANY(CAST(:layers AS varchar[])))
     UPDATE job_mem SET int_max_rss = sums.rss
       FROM sums WHERE job_mem.pk_job = sums.job AND job_mem.int_max_rss < sums.rss
+                  AND job_mem.pk_job = ANY(CAST(:jobs AS varchar[]))
     """  # noqa: S608
 )
 _COUNT_SHOWS = text(
@@ -253,7 +257,9 @@ def count_usage(connection: Connection, stopped: Iterable[StoppedFrame]) -> None
         for frame in stopped
     ]
     if rows:
-        connection.execute(_COUNT_USAGE, {"rows": json.dumps(rows), "most": _INT4_MAX})
+        layers, jobs = ({str(row[key]) for row in rows} for key in ("layer", "job"))
+        parameters = {"rows": json.dumps(rows), "layers": sorted(layers), "jobs": sorted(jobs)}
+        connection.execute(_COUNT_USAGE, {**parameters, "most": _INT4_MAX})
 
 
 def count_shows(connection: Connection, shows: Iterable[tuple[str, bool]]) -> None:

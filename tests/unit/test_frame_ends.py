@@ -33,6 +33,10 @@ def test_a_frame_that_is_seen_again_is_not_new_and_is_asked_once_how_long_it_run
     assert frames.add([proc(1), proc(2)]) == [proc(2)]
     assert asked == ["p1", "p2"]
 
+    # and one that has ended is not new either: a look may have begun before its end
+    frames.take(200.0, most=10)
+    assert frames.add([proc(1)]) == []
+
 
 def test_frames_whose_end_failed_are_due_as_they_were() -> None:
     frames = RunningFrames(lambda _: 1.0)
