@@ -39,6 +39,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from opencue_sched.domain.farm import FRAMES_TO_RAISE_A_LAYER
 from opencue_sched.domain.redis_url import read_redis_url
 from opencue_sched.errors import InvalidInput, WrongConfiguration
 from opencue_sched.text_file import InvalidFile, read_text, read_toml, read_yaml
@@ -342,6 +343,16 @@ class Release(_Section):
     )
     host_down_after: Seconds = Field(300.0, description="A host that has not reported this long is DOWN.")
     satisfy_only_on_frame_success: bool = Field(True, description="An EATEN frame does not satisfy dependencies.")
+    frame_memory: bool = Field(
+        False,
+        description="True: a frame that runs out of memory asks for more by itself, and its layer after three frames "
+        "did. False: its layer does at once.",
+    )
+
+    @property
+    def frames_to_raise_a_layer(self) -> int:
+        """Frames that need more memory than their layer asks for before the layer asks for more."""
+        return FRAMES_TO_RAISE_A_LAYER if self.frame_memory else 1
 
 
 class Settings(BaseSettings):

@@ -25,6 +25,8 @@ MOST_CENTICORES = INT_MAX
 MOST_GPUS = INT_MAX
 MOST_KB = 2**50
 """2^60 bytes: no machine has as much memory."""
+FRAMES_TO_RAISE_A_LAYER = 3
+"""So many frames of a layer needed more memory before the layer asks for more."""
 MEMORY_FLOOR_KB = 262_144
 """The least memory a layer asks for, and the margin the optimizer leaves above the most that was used."""
 

@@ -20,7 +20,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.dispatch.gather import HostChanges
-from opencue_sched.domain.farm import FrameState
+from opencue_sched.domain.farm import FRAMES_TO_RAISE_A_LAYER, FrameState
 from opencue_sched.errors import SchedulerError
 from opencue_sched.farm.model import (
     CompletedFrame,
@@ -32,9 +32,11 @@ from opencue_sched.farm.model import (
     RunVerdict,
     count_nothing,
     ending_of,
+    out_of_retries,
     satisfies_depends,
 )
-from opencue_sched.store import depends, procs, release
+from opencue_sched.store import depends, frame_memory, procs, release
+from opencue_sched.store.frame_memory import OutOfMemory
 from opencue_sched.store.procs import DeletedProc
 from opencue_sched.store.release import ChangedFrame, StoppedFrame
 
@@ -66,15 +68,24 @@ class WiderLocks(Exception):
 
 
 def end_runs(
-    engine: Engine, requests: Sequence[Request], only_on_success: bool, *, clock: Callable[[], float] = time.time
+    engine: Engine,
+    requests: Sequence[Request],
+    only_on_success: bool,
+    *,
+    frames_to_raise: int = FRAMES_TO_RAISE_A_LAYER,
+    clock: Callable[[], float] = time.time,
 ) -> RunsEnded:
     """End runs in one transaction; the outcomes are in the order of ``requests``.
 
-    ``only_on_success``: release.satisfy_only_on_frame_success.
+    ``only_on_success``: release.satisfy_only_on_frame_success. ``frames_to_raise``: see `frame_memory.ask_for_more`.
 
     Any database error that `with_counters` does not retry leaves everything unchanged and is raised.
     """
-    return with_counters(engine, lambda connection, wider: _end(connection, requests, only_on_success, clock(), wider))
+
+    def end(connection: Connection, wider: release.Counters) -> RunsEnded:
+        return _end(connection, requests, only_on_success, frames_to_raise, clock(), wider)
+
+    return with_counters(engine, end)
 
 
 def with_counters(engine: Engine, step: Callable[[Connection, release.Counters], _Result]) -> _Result:
@@ -108,11 +119,20 @@ def database_away(error: BaseException) -> bool:
 
 
 def _end(
-    connection: Connection, requests: Sequence[Request], only_on_success: bool, now: float, wider: release.Counters
+    connection: Connection,
+    requests: Sequence[Request],
+    only_on_success: bool,
+    frames_to_raise: int,
+    now: float,
+    wider: release.Counters,
 ) -> RunsEnded:
     named = [(request.proc_id, request.frame_id) for request in requests]
     procs.lock_runs(connection, {proc for proc, _ in named if proc}, {frame for _, frame in named if frame})
     endings = _endings(requests, procs.read_runs(connection, named), now)
+    starved = {ending.run.layer_id for ending in endings if ending.memory_failure}
+    if starved:
+        largest = frame_memory.largest_hosts(connection, starved)
+        endings = [out_of_retries(ending, largest.get(ending.run.layer_id)) for ending in endings]
     stops = [ending.stop for ending in endings if ending.stop is not None]
     releases = [ending.run for ending in endings if ending.releases]
     stopped: dict[str, StoppedFrame] = {}
@@ -131,7 +151,7 @@ def _end(
             deleted = _release_procs(connection, [run.proc_id for run in releases], managed)
         release.count_usage(connection, stopped.values())
         finished_jobs = follow(connection, list(stopped.values()), held, only_on_success)
-        _adapt_memory(connection, endings, stopped)
+        _adapt_memory(connection, endings, stopped, frames_to_raise)
         shows = {ending.run.frame_id: ending.run.show_id for ending in endings}
         release.count_shows(connection, [(shows[frame.id], frame.success) for frame in stopped.values()])
     outcomes = []
@@ -213,20 +233,28 @@ def follow(
     return finished
 
 
-def _adapt_memory(connection: Connection, endings: Sequence[Ending], stopped: dict[str, StoppedFrame]) -> None:
-    """The layer's memory requirement follows what its frames need (b_optimize), and grows after a memory failure."""
+def _adapt_memory(
+    connection: Connection, endings: Sequence[Ending], stopped: dict[str, StoppedFrame], frames_to_raise: int
+) -> None:
+    """The layer's memory requirement follows what its frames need (b_optimize). After a memory failure the frame's own
+    grows, and the layer's with enough of them."""
     peaks: dict[str, int] = {}
     for frame in stopped.values():
         if frame.state == FrameState.SUCCEEDED and frame.max_rss_kb > 0:
             peaks[frame.layer_id] = max(peaks.get(frame.layer_id, 0), frame.max_rss_kb)
-    failed: dict[str, int] = {}
-    for ending in endings:
-        run = ending.run
-        if ending.memory_failure and ending.releases and run.frame_id in stopped:
-            failed[run.layer_id] = max(failed.get(run.layer_id, 0), run.memory_reserved_kb)
-    release.lower_layer_memory(connection, {layer: rss for layer, rss in peaks.items() if layer not in failed})
-    for layer_id, memory_kb in release.raise_layer_memory(connection, failed).items():
-        _log.info("layer_memory_raised", layer=layer_id, memory_kb=memory_kb)
+    failed = [
+        OutOfMemory(run.frame_id, run.layer_id, run.memory_reserved_kb)
+        for ending in endings
+        if (run := ending.run).frame_id in stopped and ending.memory_failure and ending.releases
+    ]
+    starved = {it.layer_id for it in failed}
+    release.lower_layer_memory(connection, {layer: rss for layer, rss in peaks.items() if layer not in starved})
+    if failed:
+        frames, layers = frame_memory.ask_for_more(connection, failed, frames_to_raise=frames_to_raise)
+        for frame_id, memory_kb in frames.items():
+            _log.info("frame_memory_raised", frame=frame_id, memory_kb=memory_kb)
+        for layer_id, memory_kb in layers.items():
+            _log.info("layer_memory_raised", layer=layer_id, memory_kb=memory_kb)
 
 
 RUNS_PER_TRANSACTION = 50
@@ -238,6 +266,7 @@ class Releaser:
     """Ends runs, then releases their bookings in the ledger and publishes the changed hosts, once the end is committed.
 
     ``only_on_success``: release.satisfy_only_on_frame_success. ``asked_for``: by a person, so nothing to warn of.
+    ``frames_to_raise``: see `frame_memory.ask_for_more`.
     """
 
     engine: Engine
@@ -247,6 +276,7 @@ class Releaser:
     count: CountEvent = count_nothing
     clock: Callable[[], float] = time.time
     asked_for: bool = False
+    frames_to_raise: int = FRAMES_TO_RAISE_A_LAYER
 
     def complete(self, reports: Sequence[CompletedFrame]) -> list[RunOutcome | Exception]:
         """Apply completions that arrived together, in one transaction, and answer each in its place.
@@ -294,7 +324,13 @@ class Releaser:
         """End runs in one transaction or, when that fails, in one each, so that one bad run does not keep the others
         from ending."""
         try:
-            ended = end_runs(self.engine, requests, self.only_on_success, clock=self.clock)
+            ended = end_runs(
+                self.engine,
+                requests,
+                self.only_on_success,
+                frames_to_raise=self.frames_to_raise,
+                clock=self.clock,
+            )
         except Exception as error:
             if database_away(error):
                 raise

@@ -9,7 +9,7 @@ would stop somebody else's run.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
@@ -135,6 +135,17 @@ def ending_of(request: CompletedFrame | LostRun, run: Run, *, now: float) -> End
         memory_failure = request.exit_status != ExitStatus.SUCCESS and is_memory_failure(request)
     stops = verdict in (RunVerdict.APPLIED, RunVerdict.ORPHAN_APPLIED)
     return Ending(verdict, run, stop if stops else None, memory_failure)
+
+
+def out_of_retries(ending: Ending, largest_host_kb: int | None) -> Ending:
+    """A frame that died for want of memory is tried again whatever its retries, with more memory. One that had all that
+    the largest host has (None: no host could run it) gets as many tries as any other."""
+    run, stop = ending.run, ending.stop
+    if not ending.memory_failure or stop is None or stop.state is not FrameState.WAITING:
+        return ending
+    if largest_host_kb is None or run.memory_reserved_kb < largest_host_kb or run.retries < run.max_retries:
+        return ending
+    return replace(ending, stop=replace(stop, state=FrameState.DEAD))
 
 
 def _judge_completed(report: CompletedFrame, run: Run) -> RunVerdict:

@@ -508,7 +508,11 @@ class HostReports:
         if not owned:
             return
         with self.releaser.engine.begin() as connection:
-            reports.update_runs(connection, [usage(row, frame) for frame, row in owned])
+            reports.update_runs(
+                connection,
+                [usage(row, frame) for frame, row in owned],
+                frames_to_raise=self.settings.frames_to_raise_a_layer,
+            )
         growing = {
             frame.resource_id: frame.rss
             for frame, row in owned

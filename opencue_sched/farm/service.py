@@ -158,7 +158,8 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
         self._settings = settings.release
         self.count = count
         only_on_success = self._settings.satisfy_only_on_frame_success
-        releaser = Releaser(engine, only_on_success, ledger, changes, count)
+        raising = self._settings.frames_to_raise_a_layer
+        releaser = Releaser(engine, only_on_success, ledger, changes, count, frames_to_raise=raising)
         self.completions = CompletionBatcher(releaser.complete, count=count)
         self.inbox = HostInbox(self._serve)
         self._kills = KillPool()

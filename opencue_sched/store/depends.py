@@ -14,6 +14,7 @@ from enum import Enum, auto
 from sqlalchemy import Connection, text
 
 from opencue_sched.domain.farm import FrameState
+from opencue_sched.store import frame_memory
 from opencue_sched.store.procs import UpkeepScope, job_in_scope
 from opencue_sched.store.release import Counters, counters_of
 
@@ -298,6 +299,7 @@ def finish_jobs(connection: Connection, job_ids: Collection[str]) -> list[str]:
         return []
     finished = [row.pk_job for row in connection.execute(_FINISH_JOBS, {"jobs": list(job_ids)})]
     if finished:
+        frame_memory.forget_jobs(connection, finished)
         connection.execute(_START_POST_JOBS, {"jobs": finished})
     return finished
 

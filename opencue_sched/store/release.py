@@ -1,4 +1,4 @@
-"""Ending runs: counter locks, the frame stop, usage, peak memory and the layer's memory requirement."""
+"""Ending runs: counter locks, the frame stop, usage and peak memory."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from sqlalchemy import Connection, Row, text
 from opencue_sched.domain.farm import MEMORY_FLOOR_KB, ExitStatus, FrameState, PlannedProc
 from opencue_sched.store.booking import lock_stats
 from opencue_sched.store.procs import delete_procs, lock_hosts, lock_runs, restore_hosts
-
-MEMORY_INCREASE_KB = 2_097_152
-"""How much more memory a layer asks for after a memory failure when its service does not say."""
 
 _INT4_MAX = 2_147_483_647
 
@@ -119,28 +116,6 @@ _LOWER_LAYER_MEMORY = text(
     aim AS (SELECT pk_layer, rss + :margin AS memory FROM locked WHERE rss > 0)
     UPDATE layer SET int_mem_min = aim.memory
       FROM aim WHERE layer.pk_layer = aim.pk_layer AND layer.int_mem_min > aim.memory
-    """
-)
-_RAISE_LAYER_MEMORY = text(
-    """
-    WITH locked AS (
-        SELECT layer.pk_layer, wanted.reserved, job.pk_show,
-               trim(split_part(layer.str_services, ',', 1)) AS service_name
-          FROM layer
-          JOIN job ON job.pk_job = layer.pk_job
-          JOIN json_to_recordset(CAST(:rows AS json)) AS wanted(layer varchar, reserved bigint)
-            ON wanted.layer = layer.pk_layer
-         ORDER BY layer.pk_layer FOR NO KEY UPDATE OF layer),
-    aim AS (
-        SELECT locked.pk_layer, locked.reserved + coalesce(
-                 (SELECT show_service.int_min_memory_increase FROM show_service
-                   WHERE show_service.pk_show = locked.pk_show AND show_service.str_name = locked.service_name),
-                 (SELECT service.int_min_memory_increase FROM service
-                   WHERE service.str_name = locked.service_name LIMIT 1), :increase) AS memory
-          FROM locked)
-    UPDATE layer SET b_optimize = false, int_mem_min = greatest(layer.int_mem_min, aim.memory)
-      FROM aim WHERE layer.pk_layer = aim.pk_layer
-    RETURNING layer.pk_layer, layer.int_mem_min
     """
 )
 _READ_FRAMES = text(
@@ -277,19 +252,6 @@ def lower_layer_memory(connection: Connection, peaks_kb: Mapping[str, int]) -> N
     if peaks_kb:
         rows = json.dumps([{"layer": layer, "rss": rss} for layer, rss in peaks_kb.items()])
         connection.execute(_LOWER_LAYER_MEMORY, {"rows": rows, "margin": MEMORY_FLOOR_KB})
-
-
-def raise_layer_memory(connection: Connection, reserved_kb: Mapping[str, int]) -> dict[str, int]:
-    """After memory failures: int_mem_min at least what was reserved (layer id to KB) plus the service's increase.
-
-    The increase is the show's override for the layer's first service, else the service's, else 2 GB. The layer is no
-    longer optimized. Returns the minimum of each layer.
-    """
-    if not reserved_kb:
-        return {}
-    rows = json.dumps([{"layer": layer, "reserved": reserved} for layer, reserved in reserved_kb.items()])
-    parameters = {"rows": rows, "increase": MEMORY_INCREASE_KB}
-    return {row.pk_layer: row.int_mem_min for row in connection.execute(_RAISE_LAYER_MEMORY, parameters)}
 
 
 def cuebot_recalculates_subs(connection: Connection) -> bool:

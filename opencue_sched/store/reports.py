@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, TextClause, text
 
 from opencue_sched.domain.farm import HardwareState, LockState, TagType, ThreadMode
+from opencue_sched.store import frame_memory
 
 _FIND_HOST = text(
     """
@@ -325,16 +326,6 @@ _UPDATE_FRAMES = text(
      WHERE frame.pk_frame = run.frame_id
     """  # noqa: S608
 )
-_RAISE_LAYERS = text(
-    f"""
-    WITH {_RUNS},
-    peak AS (SELECT layer_id, max(max_rss_kb) AS rss FROM run GROUP BY layer_id),
-    locked AS (
-        SELECT layer.pk_layer, peak.rss FROM layer JOIN peak ON peak.layer_id = layer.pk_layer
-         WHERE layer.int_mem_min < peak.rss ORDER BY layer.pk_layer FOR NO KEY UPDATE OF layer SKIP LOCKED)
-    UPDATE layer SET int_mem_min = locked.rss FROM locked WHERE layer.pk_layer = locked.pk_layer
-    """  # noqa: S608
-)
 
 
 def _raise_peaks(table: str) -> TextClause:
@@ -353,7 +344,7 @@ def _raise_peaks(table: str) -> TextClause:
     )
 
 
-_UPDATE_RUNS = (_UPDATE_FRAMES, _UPDATE_PROCS, _RAISE_LAYERS, _raise_peaks("layer"), _raise_peaks("job"))
+_UPDATE_RUNS = (_UPDATE_FRAMES, _UPDATE_PROCS, _raise_peaks("layer"), _raise_peaks("job"))
 _LOCK_GROWING = text(
     """
     SELECT pk_proc, int_mem_reserved FROM proc
@@ -404,15 +395,18 @@ def read_reported(connection: Connection, runs: Sequence[tuple[str, str]]) -> li
     return [ReportedRun(*row) for row in connection.execute(_READ_REPORTED, parameters)]
 
 
-def update_runs(connection: Connection, runs: Sequence[Mapping[str, Any]]) -> None:
+def update_runs(connection: Connection, runs: Sequence[Mapping[str, Any]], *, frames_to_raise: int) -> None:
     """Memory, last log line and ts_ping of running frames; peaks of their layers and jobs only ever rise. The keys are
     the columns of ``_RUNS``.
 
-    A layer whose frames need more than its minimum gets that minimum (as Cuebot does). No statement waits for a lock.
+    Frames that need more memory than their layer asks for ask for it by themselves, and their layer does once
+    ``frames_to_raise`` do (`frame_memory.note_peaks`). No statement waits for a lock.
     """
     rows = json.dumps(runs)
     for statement in _UPDATE_RUNS:
         connection.execute(statement, {"rows": rows})
+    peaks = {run["frame_id"]: run["max_rss_kb"] for run in runs}
+    frame_memory.note_peaks(connection, peaks, frames_to_raise=frames_to_raise)
 
 
 def grow_reservations(connection: Connection, host_id: str, wanted_kb: Mapping[str, int]) -> dict[str, int]:

@@ -278,14 +278,37 @@ def test_a_running_frame_pings_its_proc_and_shows_its_memory(view: FarmView, des
     frame = view.frame(run.frames[0])
     assert (frame.int_mem_used, frame.int_mem_max_used) == (800_000, 1_500_000)
     assert frame.ts_llu.timestamp() == 1_900_000_000
-    assert view.one("SELECT int_mem_min FROM layer").int_mem_min == 1_500_000
     assert view.one("SELECT int_max_rss FROM layer_mem").int_max_rss == 1_500_000
     assert view.one("SELECT int_max_rss FROM job_mem").int_max_rss == 1_500_000
     # a later report that knows less takes nothing of that back
     desk.reports.status(running_report(run, rss=100, max_rss=200))
     assert view.frame(run.frames[0]).ts_llu.timestamp() == 1_900_000_000
-    assert view.one("SELECT int_mem_min FROM layer").int_mem_min == 1_500_000
     assert desk.killer.asked == []
+
+
+@pytest.mark.parametrize(("frame_memory", "raises"), [(True, 3), (False, 1)])
+def test_frames_that_need_more_than_their_layer_asks_for_ask_for_it_and_enough_of_them_raise_the_layer(
+    view: FarmView, desk: Desk, frame_memory: bool, raises: int
+) -> None:
+    # given four running frames of a layer of 1 GB
+    desk.reports.settings = desk.reports.settings.model_copy(update={"frame_memory": frame_memory})
+    run = start(view, LayerSpec(frames=4, memory_gb=1), running=4)
+    peaks = [1_500_000, 1_300_000, 1_200_000]
+    for count in range(1, 4):
+        # when one after the other is reported with a peak above that, also once more with less
+        report = running_report(run, rss=100, max_rss=peaks[0])
+        for index in range(1, count):
+            report.frames.append(running_report(run, index=index, rss=100, max_rss=peaks[index]).frames[0])
+        report.frames.append(running_report(run, index=3, rss=100, max_rss=200).frames[0])
+        desk.reports.status(report)
+        desk.reports.status(running_report(run, rss=100, max_rss=200))
+
+        # then each asks for its peak, and the layer for the peak of so many of them
+        asked = view.rows("SELECT pk_frame, memory_kb FROM opencue_sched_frame_memory")
+        minimum = peaks[raises - 1] if count >= raises else GB
+        assert view.one("SELECT int_mem_min FROM layer").int_mem_min == minimum
+        if frame_memory:
+            assert dict(map(tuple, asked)) == dict(zip(run.frames, peaks[:count], strict=False))
 
 
 def test_a_frame_that_needs_more_memory_gets_it_from_the_idle_of_its_host(view: FarmView, desk: Desk) -> None:

@@ -1,0 +1,152 @@
+"""The memory that frames ask for by themselves, and layers once several of their frames did.
+
+A frame that needed more memory than its layer asks for has a row in our table ``opencue_sched_frame_memory``: what it
+asks for when it starts again. A layer asks for the memory of the third of its frames, counted from the one that asks
+for the most, so a single frame that needs much more than the others raises nobody else. Nothing asks for more than the
+largest host has that the show may use.
+
+Rows of a frame are written by transactions that have locked the frame; then layers are locked, in id order. All memory
+is in KB.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from sqlalchemy import Connection, TextClause, text
+
+MEMORY_INCREASE_KB = 2_097_152
+"""How much more memory is asked for after a memory failure when the service does not say."""
+
+# What could ever run a frame of the layer: hosts of any state with one of its tags, in the job's facility and in an
+# allocation to which the show has a subscription. Asked only of frames that need more memory, which are few.
+_LARGEST_HOST = """(
+    SELECT max(host.int_mem)
+      FROM host
+      JOIN alloc ON alloc.pk_alloc = host.pk_alloc AND alloc.pk_facility = job.pk_facility
+      JOIN subscription ON subscription.pk_alloc = host.pk_alloc AND subscription.pk_show = job.pk_show
+     WHERE EXISTS (
+         SELECT 1 FROM host_tag
+          WHERE host_tag.pk_host = host.pk_host AND replace(host_tag.str_tag, ' ', '')
+                = ANY(string_to_array(replace(layer.str_tags, ' ', ''), '|'))
+     )
+)"""
+_LARGEST_HOSTS = text(
+    f"""
+    SELECT layer.pk_layer AS id, {_LARGEST_HOST} AS memory
+      FROM layer JOIN job ON job.pk_job = layer.pk_job
+     WHERE layer.pk_layer = ANY(CAST(:layers AS varchar[]))
+    """  # noqa: S608 - only our own constant
+)
+# The increase is the show's override for the layer's first service, else the service's, else :increase.
+_AFTER_FAILURES = text(
+    f"""
+    INSERT INTO opencue_sched_frame_memory AS asked (pk_frame, pk_layer, memory_kb)
+    SELECT failed.frame, layer.pk_layer, least({_LARGEST_HOST}, failed.reserved + coalesce(
+               (SELECT show_service.int_min_memory_increase FROM show_service
+                 WHERE show_service.pk_show = job.pk_show AND show_service.str_name = service.name),
+               (SELECT int_min_memory_increase FROM service known WHERE known.str_name = service.name LIMIT 1),
+               :increase))
+      FROM json_to_recordset(CAST(:rows AS json)) AS failed(frame varchar, layer varchar, reserved bigint)
+      JOIN layer ON layer.pk_layer = failed.layer
+      JOIN job ON job.pk_job = layer.pk_job
+     CROSS JOIN LATERAL (SELECT trim(split_part(layer.str_services, ',', 1)) AS name) service
+     ORDER BY failed.frame
+    ON CONFLICT (pk_frame) DO UPDATE SET memory_kb = greatest(asked.memory_kb, excluded.memory_kb)
+    RETURNING pk_frame, memory_kb
+    """  # noqa: S608 - only our own constant
+)
+# A frame that somebody else has locked is left to the next report.
+_AS_REPORTED = text(
+    f"""
+    WITH needed AS (
+        SELECT frame.pk_frame, frame.pk_layer, least({_LARGEST_HOST}, used.peak) AS memory
+          FROM json_to_recordset(CAST(:rows AS json)) AS used(frame varchar, peak bigint)
+          JOIN frame ON frame.pk_frame = used.frame
+          JOIN layer ON layer.pk_layer = frame.pk_layer AND layer.int_mem_min < used.peak
+          JOIN job ON job.pk_job = layer.pk_job
+         ORDER BY frame.pk_frame FOR NO KEY UPDATE OF frame SKIP LOCKED)
+    INSERT INTO opencue_sched_frame_memory AS asked (pk_frame, pk_layer, memory_kb)
+    SELECT pk_frame, pk_layer, memory FROM needed
+    ON CONFLICT (pk_frame) DO UPDATE SET memory_kb = greatest(asked.memory_kb, excluded.memory_kb)
+    RETURNING pk_layer
+    """  # noqa: S608 - only our own constant
+)
+
+
+def _raise_layers(columns: str, lock: str, which: str) -> TextClause:
+    return text(
+        f"""
+        WITH locked AS (
+            SELECT layer.pk_layer, show.b_scheduler_managed AS managed
+              FROM layer JOIN job ON job.pk_job = layer.pk_job JOIN show ON show.pk_show = job.pk_show
+             WHERE layer.pk_layer = ANY(CAST(:layers AS varchar[]))
+             ORDER BY layer.pk_layer FOR NO KEY UPDATE OF layer {lock}),
+        ranked AS (
+            SELECT pk_layer, memory_kb AS memory,
+                   row_number() OVER (PARTITION BY pk_layer ORDER BY memory_kb DESC, pk_frame) AS place
+              FROM opencue_sched_frame_memory WHERE pk_layer = ANY(CAST(:layers AS varchar[])))
+        UPDATE layer SET {columns}int_mem_min = greatest(layer.int_mem_min, ranked.memory)
+          FROM locked JOIN ranked ON ranked.pk_layer = locked.pk_layer
+         WHERE layer.pk_layer = locked.pk_layer {which}
+           AND ranked.place = CASE WHEN locked.managed THEN :frames ELSE 1 END
+        RETURNING layer.pk_layer, layer.int_mem_min
+        """  # noqa: S608 - only our own words
+    )
+
+
+_RAISE_AFTER_FAILURES = _raise_layers("b_optimize = false, ", "", "")
+_RAISE_AS_REPORTED = _raise_layers("", "SKIP LOCKED", "AND layer.int_mem_min < ranked.memory")
+_FORGET = text(
+    """
+    DELETE FROM opencue_sched_frame_memory asked USING layer
+     WHERE layer.pk_layer = asked.pk_layer AND layer.pk_job = ANY(CAST(:jobs AS varchar[]))
+    """
+)
+
+
+class OutOfMemory(NamedTuple):
+    """A frame that died for want of memory, and what it had reserved."""
+
+    frame_id: str
+    layer_id: str
+    reserved_kb: int
+
+
+def largest_hosts(connection: Connection, layer_ids: Collection[str]) -> dict[str, int]:
+    """The memory of the largest host that each layer's frames could ever run on; no entry where there is none."""
+    rows = connection.execute(_LARGEST_HOSTS, {"layers": list(layer_ids)})
+    return {row.id: row.memory for row in rows if row.memory is not None}
+
+
+def ask_for_more(
+    connection: Connection, failed: Sequence[OutOfMemory], *, frames_to_raise: int
+) -> tuple[dict[str, int], dict[str, int]]:
+    """After memory failures: each frame asks for what it had and the service's increase (2 GB where it says nothing).
+
+    A layer of which ``frames_to_raise`` frames needed more asks for what so many of them need, and is no longer
+    optimized; of a show that is not managed by us one frame is enough, as nobody else reads what frames ask for.
+    Returns what each frame, and each layer with so many frames, asks for now.
+    """
+    rows = [{"frame": it.frame_id, "layer": it.layer_id, "reserved": it.reserved_kb} for it in failed]
+    parameters = {"rows": json.dumps(rows), "increase": MEMORY_INCREASE_KB}
+    frames = {row.pk_frame: row.memory_kb for row in connection.execute(_AFTER_FAILURES, parameters)}
+    raising = {"layers": list({it.layer_id for it in failed}), "frames": frames_to_raise}
+    layers = {row.pk_layer: row.int_mem_min for row in connection.execute(_RAISE_AFTER_FAILURES, raising)}
+    return frames, layers
+
+
+def note_peaks(connection: Connection, peaks_kb: Mapping[str, int], *, frames_to_raise: int) -> None:
+    """Running frames (id -> peak memory) that need more than their layer asks for: as ``ask_for_more``, but with the
+    peak itself, and without waiting for a lock."""
+    rows = [{"frame": frame, "peak": peak} for frame, peak in peaks_kb.items()]
+    layers = {row.pk_layer for row in connection.execute(_AS_REPORTED, {"rows": json.dumps(rows)})}
+    if layers:
+        connection.execute(_RAISE_AS_REPORTED, {"layers": list(layers), "frames": frames_to_raise})
+
+
+def forget_jobs(connection: Connection, job_ids: Collection[str]) -> None:
+    """Drop what the frames of these jobs asked for."""
+    connection.execute(_FORGET, {"jobs": list(job_ids)})
