@@ -12,7 +12,7 @@ import click
 from benchmarks.accounting import main as accounting
 from benchmarks.figures import console, show, write_json
 
-SCALE_PARTS = ("drain", "steady")
+SCALE_PARTS = ("drain", "steady", "rounds", "large")
 RECOVERY_PARTS = ("events", "passes", "stores", "takeover")
 
 
@@ -77,7 +77,7 @@ def stress(workers: int, scale: float, database_url: str | None, json_path: Path
 )
 @click.option("--steady", is_flag=True, help="The same as --part steady.")
 @click.option("--rate", default=200.0, show_default=True, help="steady: frames that end in a second.")
-@click.option("--seconds", default=25.0, show_default=True, help="steady: how long the steady state is watched.")
+@click.option("--seconds", default=25.0, show_default=True, help="steady, rounds, large: how long each is watched.")
 @click.option("--rounds", default=3, show_default=True, help="drain: drains with each number of workers.")
 @click.option("--scale", default=1.0, show_default=True, help="drain: size of the farm; 1 is OpenCue's stress suite.")
 @click.option("--database-url", help="drain: a database (empty, ours, or Cuebot's) instead of one from a wheel.")
@@ -98,9 +98,12 @@ def scale(
     \b
     drain   6,000 frames onto 1,200 empty hosts
     steady  1,553 hosts and five shows: the fill from empty to 99 %, then the full farm with frames ending
+    rounds  20,000 frames on 1,553 hosts, as fifty layers and as one
+    large   10,000 hosts of 360,000 cores, 200,000 waiting frames of five shows: time of a plan, memory of a worker
 
-    Exit status 1 if a drain or a fill falls short, an audit fails, two workers waste more than 5 % of a drain, or more
-    than 3 % of the bookings of a fill or a steady state are lost.
+    Exit status 1 if a drain or a fill falls short, an audit fails, two workers waste more than 5 % of a drain, more
+    than 3 % of the bookings of anything else are lost, one layer fills the farm more than a fifth slower than fifty, or
+    a plan takes more than 100 ms on average for 10,000 hosts.
 
     Example: python -m benchmarks scale --steady --workers 1,2,4
     """
@@ -119,6 +122,14 @@ def scale(
 
         found = run_steady(workers, rate=rate, seconds=seconds, console=console)
         figures["steady"] = [result.as_dict() for result in found]
+    if "rounds" in parts:
+        from benchmarks.fills import run_rounds
+
+        figures["rounds"] = [it.as_dict() for it in run_rounds(workers, seconds=seconds, console=console)]
+    if "large" in parts:
+        from benchmarks.fills import run_large
+
+        figures["large"] = [it.as_dict() for it in run_large(workers, seconds=seconds, console=console)]
     for part, results in figures.items():
         show(results, f"scale: {part}")
     write_json(json_path, figures if len(figures) > 1 else next(iter(figures.values())))

@@ -71,8 +71,11 @@ class Spent:
 
     def stage_ms(self) -> str:
         """Mean milliseconds of each stage of a pass, of those passes that came to it."""
-        means = {name: 1000 * self[f"{key}_sum"] / max(1, self[f"{key}_count"]) for name, key in _STAGES.items()}
-        return ", ".join(f"{name} {mean:.0f}" for name, mean in means.items())
+        return ", ".join(f"{name} {self.mean_ms(name):.0f}" for name in _STAGES)
+
+    def mean_ms(self, stage: str) -> float:
+        """Mean milliseconds of a stage: gather, plan, book or commit."""
+        return 1000 * self[f"{_STAGES[stage]}_sum"] / max(1, self[f"{_STAGES[stage]}_count"])
 
     def at_most_ms(self, stage: str, percentile: float) -> float:
         """A bound of a stage's milliseconds: the upper end of the histogram's bucket in which the percentile lies."""
