@@ -129,4 +129,5 @@ beat_schedule = {
     "recalculate-subs": _every("opencue_sched.maintenance.recalculate_subs", 7200.0, "latest"),
     "reap": _every("opencue_sched.maintenance.reap", 30.0, "latest"),
     "recover-depends": _every("opencue_sched.maintenance.recover_depends", 60.0, "latest"),
+    "keep-promises": _every("opencue_sched.maintenance.keep_promises", 5.0, "latest"),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opencue_sched.celery import app
-from opencue_sched.worker.task import runtime
+from opencue_sched.worker.task import fence_of, runtime
 
 
 @app.task(name="opencue_sched.maintenance.recalculate_subs", acks_late=True)
@@ -22,3 +22,9 @@ def reap() -> dict[str, object]:
 def recover_depends() -> dict[str, object]:
     """Finish what a process that died after a completion left undone (beat, every minute)."""
     return runtime().recover_depends()
+
+
+@app.task(name="opencue_sched.maintenance.keep_promises", acks_late=True)
+def keep_promises() -> dict[str, object]:
+    """Hold hosts for wide frames that never start, and end what nobody needs any more (beat, every 5 seconds)."""
+    return runtime().keep_promises(fence=fence_of(keep_promises))

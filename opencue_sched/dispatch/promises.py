@@ -36,8 +36,6 @@ from opencue_sched.store.schema import SchemaFacts
 
 log = structlog.get_logger(__name__)
 
-EVERY_SECONDS = 5.0
-"""How often the duty is done."""
 _CANDIDATES = 100
 """Hosts looked at for a layer that asks."""
 

@@ -34,6 +34,7 @@ from opencue_sched.accounting.connection import StoreView
 from opencue_sched.accounting.reconcile import RecomputeReport
 from opencue_sched.coordination.presence import process_lives
 from opencue_sched.dispatch.clusters import SweepReport
+from opencue_sched.dispatch.promises import PromiseReport
 from opencue_sched.dispatch.report import PassReport
 from opencue_sched.domain.cluster import ClusterKind, Verdict
 from opencue_sched.errors import SchedulerError
@@ -67,6 +68,9 @@ time_to_book = Histogram(
 sql_statements = Counter("scheduler_sql_statements_total", "Statements that cluster passes sent to PostgreSQL.")
 limit_exceeded = Counter("scheduler_accounting_limit_exceeded_total", "Bookings refused by the counters.", ["table"])
 bookings_lost = Counter("scheduler_bookings_lost_total", "Bookings dropped between plan and launch.", ["reason"])
+host_holds = Counter(
+    "scheduler_host_holds_total", "Hosts that were held for wide frames: granted, or ended unused.", ["what"]
+)
 job_cap_precheck_skip = Counter(
     "scheduler_job_cap_precheck_skip_total", "Layers left, at once or half-way, because the job is at its cap."
 )
@@ -263,6 +267,12 @@ def record_reaped(report: ReaperReport) -> None:
     reaped.labels("proc_released").inc(report.procs_released)
     reaped.labels("frame_waiting").inc(report.frames_waiting)
     reaped.labels("frame_dead").inc(report.frames_dead)
+
+
+def record_promises(report: PromiseReport) -> None:
+    """Count the holds that were granted, and those that ended without a booking of their owner."""
+    host_holds.labels("granted").inc(len(report.granted))
+    host_holds.labels("ended").inc(len(report.ended))
 
 
 def record_event(event: str, amount: int = 1) -> None:

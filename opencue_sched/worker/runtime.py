@@ -45,6 +45,7 @@ from opencue_sched.dispatch.clusters import Sweeper, SweepReport, scoped_facilit
 from opencue_sched.dispatch.cooldown import LayerCooldowns
 from opencue_sched.dispatch.gather import HostChanges, HostFeed
 from opencue_sched.dispatch.launch import Settlement
+from opencue_sched.dispatch.promises import keep_promises
 from opencue_sched.dispatch.report import PassEnd, VerdictLog
 from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller
 from opencue_sched.domain.cluster import Fence
@@ -338,6 +339,17 @@ class Runtime:
             "frames_dead": report.frames_dead,
             "deferred": report.deferred,
         }
+
+    def keep_promises(self, *, fence: int | None = None) -> dict[str, object]:
+        """Grant, renew and end the holds of wide frames. Raises FencedOff as recompute()."""
+        role = self.leader_keys.name
+        report = keep_promises(self.engine, self.settings, self.facts, role=role, fence=fence)
+        metrics.record_promises(report)
+        # After the COMMIT: caches read the hosts again, and whoever may use them looks.
+        if report.changed:
+            self.hosts.changed(report.changed)
+            self._wake((), report.changed)
+        return report.summary()
 
     def recover_depends(self) -> dict[str, object]:
         """Finish what a process that died after a completion left undone."""

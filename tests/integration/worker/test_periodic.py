@@ -21,6 +21,7 @@ from opencue_sched.store.jobs import quarantine_jobs
 from opencue_sched.store.schema import REVISION
 from opencue_sched.worker import control
 from opencue_sched.worker.runtime import Runtime
+from tests.integration.dispatch.promised import WideFarm
 from tests.polling import eventually
 
 
@@ -145,3 +146,17 @@ def test_workers_audit_and_read_the_clusters_anew_by_remote_control(
         farm.job()
     assert control.reload_clusters(None) == {"ok": "reloading"}
     eventually(runtime.postings.posted, what="the posting of the new cluster")
+
+
+def test_a_duty_that_grants_a_host_tells_every_cache(runtime: Runtime, engine: Engine, settings: Settings) -> None:
+    farm = WideFarm.made(engine, settings)
+    farm.blocked(settings.queue.reservation_block_time)
+    runtime.changes.publish(["another"])
+    cursor, _ = runtime.changes.since(None)
+    assert runtime.keep_promises()["granted"] == 1
+    assert runtime.changes.since(cursor)[1] == farm.holds().keys()
+    cursor, _ = runtime.changes.since(cursor)
+    farm.execute("UPDATE job SET b_paused = true WHERE pk_job = :job", job=farm.job)
+    assert runtime.keep_promises()["ended"] == 1
+    assert len(runtime.changes.since(cursor)[1] or ()) == 1
+    assert runtime.keep_promises() == {"kept": True, "wide": 0, "asking": 0, "granted": 0, "renewed": 0, "ended": 0}
