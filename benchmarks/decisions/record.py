@@ -67,6 +67,7 @@ class Record:
 
     ``needs``: the frames that must have ended before a frame may start. ``counters``: the most that was seen in Redis
     under each name that the scenario watches. ``audit``: the names of the invariants that the audit found broken.
+    ``others_percent``: how much of the machine's processors others had meanwhile.
     """
 
     seconds: float
@@ -77,6 +78,7 @@ class Record:
     needs: Mapping[str, Collection[str]] = field(default_factory=dict)
     counters: Mapping[str, float] = field(default_factory=dict)
     audit: Sequence[str] = ()
+    others_percent: int = 0
 
     @property
     def cores(self) -> int:

@@ -16,6 +16,9 @@ from benchmarks.decisions.scenario import Bound, Scenario
 from benchmarks.decisions.scenarios import SCENARIOS
 from benchmarks.decisions.stage import Stores, known_setting, play
 
+ROUGH_PERCENT = 10
+"""Of the machine's processors: with more in the hands of others, cores idle for want of a worker's time."""
+
 Play = Callable[[Scenario, int], Record]
 
 
@@ -63,7 +66,8 @@ def judge(scenario: Scenario, workers: int, record: Record, *, control: str = ""
     bounds = (*scenario.judge(record), Bound("invariants broken", len(record.audit), most=0))
     passed = all(bound.kept for bound in bounds)
     missing = [f"no queue.{name} yet" for name in scenario.queue if not known_setting(name)]
-    note = ", ".join([*missing, *record.audit])
+    busy = [f"others had {record.others_percent} % of the machine"] if record.others_percent > ROUGH_PERCENT else []
+    note = ", ".join([*missing, *record.audit, *busy])
     if control:
         verdict = "passes, and should not" if passed else "fails as it should"
         return Answer(scenario.name, workers, control, verdict, not passed, bounds, note)

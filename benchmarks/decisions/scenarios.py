@@ -60,8 +60,9 @@ def judge_five_shows(record: Record) -> list[Bound]:
     }
     found = []
     for name, (begin, end, there) in windows.items():
-        due = of.max_min(record.cores, {show: _FIVE[show] for show in there}, {"modest": _MODEST_CORES})
-        found.append(Bound(name, of.gap(record.shows(begin, end), due), most=0.06))
+        shows = record.shows(begin, end)
+        due = of.max_min(sum(shows.values()), {show: _FIVE[show] for show in there}, {"modest": _MODEST_CORES})
+        found.append(Bound(name, of.gap(shows, due), most=0.06))
     return [*found, Bound("utilisation", record.utilisation(5.0, record.seconds), LEAST_USE)]
 
 

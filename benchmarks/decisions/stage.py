@@ -21,6 +21,7 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from benchmarks.decisions.record import Layer, Machine, Record, Run, Wait
 from benchmarks.decisions.scenario import MEMORY_GB_A_CORE, Scenario, Work
 from benchmarks.frame_ends import FrameEnds, RunningProc
+from benchmarks.proc_times import Reading, parent_of, read
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.accounting.ledger import Ledger
@@ -271,7 +272,15 @@ class Stage:
 
     # Afterwards
 
-    def record(self, began: float, seconds: float, audit: Sequence[str]) -> Record:
+    def cpu(self) -> Reading:
+        """CPU time so far of everything that belongs to this run."""
+        with self.engine.connect() as connection:
+            backend = int(connection.execute(text("SELECT pg_backend_pid()")).scalar_one())
+        fleet = [process.pid for process in self.fleet.processes.values()]
+        stores = [parent_of(backend), int(self.client.info("server")["process_id"])]
+        return read({"fleet": fleet, "stores": stores})
+
+    def record(self, began: float, seconds: float, audit: Sequence[str], others_percent: int) -> Record:
         with self.engine.connect() as connection:
             log, waits = connection.execute(_READ_LOG).all(), connection.execute(_READ_WAITS).all()
         ends = {row.proc: row.at - began for row in log if not row.begins and row.at - began <= seconds}
@@ -300,6 +309,7 @@ class Stage:
             needs=self.needs,
             counters=dict(self.peaks),
             audit=tuple(audit),
+            others_percent=others_percent,
         )
 
 
@@ -357,7 +367,7 @@ def _play(stage: Stage) -> Record:
         changes=HostChanges(stage.client, stage.settings.coordination.namespace),
     )
     with ends:
-        began, started, next_sample = _clock(stage.engine), time.monotonic(), 0.0
+        cpu, began, started, next_sample = stage.cpu(), _clock(stage.engine), time.monotonic(), 0.0
         while (now := time.monotonic() - started) < scenario.seconds:
             while due and due[0][0] <= now:
                 _, what = due.pop(0)
@@ -371,9 +381,10 @@ def _play(stage: Stage) -> Record:
                 next_sample = now + SAMPLE_SECONDS
             time.sleep(_TICK_SECONDS)
         seconds = time.monotonic() - started
+        others_percent = stage.cpu().since(cpu).others_percent(seconds)
     report = run_audit(stage.engine, stage.client, stage.settings)
     broken = [check.invariant for check in report.checks if check.outcome is Outcome.FAIL]
-    return stage.record(began, seconds, broken)
+    return stage.record(began, seconds, broken, others_percent)
 
 
 def _by_time(work: Sequence[Work]) -> Mapping[float, list[Work]]:
