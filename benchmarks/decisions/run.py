@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.decisions.record import Record
@@ -100,7 +101,7 @@ def run_decisions(
     def heard(answer: Answer | None) -> None:
         if answer is not None:
             answers.append(answer)
-            console.print(f"{time.monotonic() - began:6.1f} s  {one_line(answer)}")
+            console.print(f"{time.monotonic() - began:6.1f} s  {one_line(answer)}", markup=False, soft_wrap=True)
 
     with Stores() as stores:
         records: list[tuple[Scenario, int, Record]] = []
@@ -137,7 +138,7 @@ def _nothing(_: Record) -> Sequence[Bound]:
 def one_line(answer: Answer) -> str:
     what = f"{answer.scenario}, {answer.workers} worker(s)" + (f", {answer.control}" if answer.control else "")
     told = "; ".join(str(bound) for bound in answer.bounds)
-    return f"{what}: {answer.verdict}; {told}" + (f" [{answer.note}]" if answer.note else "")
+    return f"{what}: {answer.verdict}; {told}" + (f"; {answer.note}" if answer.note else "")
 
 
 def show_answers(answers: Sequence[Answer]) -> None:
@@ -147,5 +148,5 @@ def show_answers(answers: Sequence[Answer]) -> None:
         table.add_column(column, overflow="fold")
     for answer in answers:
         figures = "\n".join([*map(str, answer.bounds), *([answer.note] if answer.note else [])])
-        table.add_row(answer.scenario, str(answer.workers), answer.control or "on", answer.verdict, figures)
+        table.add_row(answer.scenario, str(answer.workers), answer.control or "on", answer.verdict, escape(figures))
     Console().print(table)

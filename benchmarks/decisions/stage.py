@@ -213,7 +213,7 @@ class Stage:
                 gpus=part.gpus,
                 gpu_memory_gb=part.gpus,
                 tags=part.tag,
-                threadable=False,
+                cores_max=cores,
                 optimize=False,
                 limits=[self._limits[part.licence]] if part.licence else [],
             )
