@@ -28,6 +28,7 @@ LONGEST_FIRST = (
     "test_chaos_under_load.py",
     "test_stores.py",
     "test_celery_commands.py",
+    "test_decisions.py",
     "test_demo.py",
     "test_coordination_leader.py",
     "test_wheel.py",

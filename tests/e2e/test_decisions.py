@@ -1,0 +1,27 @@
+"""Three scenarios of ``benchmarks decisions`` on small farms: real workers and beat, simulated ends of frames.
+
+Whether cores are idle between two frames depends on what else the machine does, so how full the farm is is not judged
+here.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.decisions.run import judge
+from benchmarks.decisions.scenario import Scenario
+from benchmarks.decisions.scenarios import reduced
+from benchmarks.decisions.stage import known_setting, play
+from tests.brief_fleet import WarmFleet
+
+
+@pytest.mark.parametrize("scenario", reduced(), ids=lambda scenario: scenario.name)
+def test_a_small_farm_decides_as_the_policies_say(
+    scenario: Scenario, database_url, redis_server, redis_client, tmp_path
+):
+    if scenario.name == "shares-two" and not known_setting("shares"):
+        pytest.skip("shows have no shares yet")
+    workers = 1 if scenario.name == "dependencies" else 2
+    record = play(scenario, workers, database_url, redis_server.url, fleet_type=WarmFleet, logs=tmp_path)
+    broken = [str(bound) for bound in judge(scenario, workers, record).bounds if not bound.kept]
+    assert [figure for figure in broken if "utilisation" not in figure] == [], f"of {len(record.runs)} runs"
