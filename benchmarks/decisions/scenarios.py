@@ -205,10 +205,10 @@ WIDE = Scenario(
     hosts=(Hosts("cpu", 24, 16), Hosts("wide", 8, 32)),
     shows=(Show("show", 640),),
     work=(
-        Work("narrow", "show", 400, cores=(1, 2, 4), jobs=4, seconds=(2, 4)),
+        Work("narrow", "show", 500, cores=(1, 2, 4), jobs=4, seconds=(2, 4)),
         Work("wide", "show", 40, cores=(32,), at=_WIDE_AT),
     ),
-    seconds=26,
+    seconds=36,
     queue={"reservation_block_time": "3s"},
     judge=judge_wide,
     control=Control("reservations off", queue={"reservations": "false"}),
@@ -230,8 +230,8 @@ WIDE_KILLED = _wide(
     "wide-killed",
     "the same while the leading beat and a worker are killed",
     beats=2,
-    events=(Event(10, "granter dies", _granter_dies),),
-    seconds=36,
+    events=(Event(14, "granter dies", _granter_dies),),
+    seconds=44,
 )
 
 # Hosts
