@@ -327,6 +327,17 @@ class Search:
         return cls(tags, job.os_name, need, layer.threadable, layer.cores_min_centicores, layer.cores_max_centicores)
 
 
+@dataclass(frozen=True, slots=True)
+class GpuDemand:
+    """Frames that need GPUs and wait, of layers that can use the same hosts of a facility, in allocations of which
+    their show may take more."""
+
+    facility_id: str
+    search: Search
+    alloc_ids: frozenset[str]
+    frames: int
+
+
 def cores_cap(cap_centicores: int) -> float | None:
     """A folder's or job's core cap in cores; None without one (0 or negative). Never 0: see units.cap_cores."""
     return cap_cores(cap_centicores) if cap_centicores > 0 else None

@@ -8,10 +8,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from heapq import merge
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -112,6 +112,14 @@ class HostIndex:
                             rank_cores = cores if best_cores else -cores
                             yield (level, rank_cores, bucket if best_memory else -bucket, tie), host
 
+    def rank(self, host_id: str, strategy: HostBookingStrategy) -> Rank | None:
+        """The host's place in the strategy's order; None if it is not here."""
+        at = self._positions.get(host_id)
+        if at is None:
+            return None
+        cores = at.cores if strategy.core_saturation else -at.cores
+        return at.gpu_level, cores, at.bucket if strategy.memory_saturation else -at.bucket, at.tie
+
     def roomiest(self, need: Need) -> Host | None:
         """The host that comes closest to ``need``, to tell an operator what is missing.
 
@@ -170,8 +178,13 @@ FOREIGN_IDLE_SECONDS = 60.0
 """A group of another instance's shard is dropped when nobody asked for it for so long."""
 _FIRST_LISTED = 4
 """Hosts listed under the lock at first; each further listing is four times as long."""
-_SCORED_CANDIDATES = 500
-"""Hosts a policy's score chooses among: it is called for each, so this bounds what one search costs."""
+SCORED_CANDIDATES = 16
+"""Hosts a policy's score chooses among, and as many again that run or ran the layer: it is called for each, so this
+bounds what one search costs."""
+_KNOWN_LISTED = 64
+"""Hosts that run or ran a layer of which those with its need idle are sought. They have some core idle."""
+RECENT_LAYERS = 8
+"""Layers remembered of a host that ran there and do no more."""
 
 
 _HostClass = tuple[object, ...]
@@ -263,15 +276,21 @@ class _Hold(NamedTuple):
 
     taken: Reservation
     covered_from: float
+    layer_id: str
 
 
 @dataclass(slots=True)
 class _Entry:
-    """A host as it was last ``read``; None when it was not there. Reads that began before ``read_at`` do not count."""
+    """A host as it was last ``read``; None when it was not there. Reads that began before ``read_at`` do not count.
+
+    ``ran``: the layers that ran at the last read, then those that had run before. A process plans a host for as long as
+    the host is its own, so its own memory is enough.
+    """
 
     read_at: float
     read: Host | None = None
     holds: dict[str, _Hold] = field(default_factory=dict)
+    ran: tuple[str, ...] = ()
 
 
 class _Refused(NamedTuple):
@@ -319,6 +338,7 @@ class HostCache:
         self._parts: dict[tuple[str, str], _Part] = {}
         self._entries: dict[str, _Entry] = {}
         self._shown: dict[str, Host] = {}
+        self._known_at: dict[str, dict[str, None]] = {}
         self._refused: dict[str, _Refused] = {}
         self._unsettled: dict[str, set[str]] = {}
         self._latest = self._expired_at = -math.inf
@@ -470,7 +490,7 @@ class HostCache:
             for host_id, entry in list(self._entries.items()):
                 if entry.read is not None and any(self._groups_of(entry.read)):
                     continue
-                self._shown.pop(host_id, None)
+                self._hide(host_id)
                 if entry.read_at < oldest and all(hold.covered_from < oldest for hold in entry.holds.values()):
                     del self._entries[host_id]
                     self._unsettled.pop(host_id, None)
@@ -489,19 +509,27 @@ class HostCache:
         shard: str = "",
         allocs: Collection[str] | None = None,
         score: Callable[[Host], float] | None = None,
+        known_to: str | None = None,
     ) -> Host | None:
         """The first host of the shard with one of ``tags`` and ``need`` idle that ``accept`` agrees to, or None.
 
         ``allocs`` leaves out the hosts of other allocations without looking at them. ``score`` replaces the strategy's
-        order by the lowest score among the first 500 accepted hosts.
+        order by the lowest score among the first 16 accepted hosts (of equal ones the first); ``known_to`` adds to them
+        up to 16 that run or ran the layer of this id, wherever in the order they are.
         """
         accepted = filter(accept, self._candidates(facility_id, shard, tags, need, strategy, allocs))
         if score is None:
             return next(accepted, None)
-        return min(islice(accepted, _SCORED_CANDIDATES), key=score, default=None)
+        known: list[Host] = []
+        if known_to is not None:
+            with self._lock:
+                known = self._known(known_to, self._indexes(facility_id, shard, tags, allocs), need, strategy)
+        scored = chain(islice(filter(accept, known), SCORED_CANDIDATES), islice(accepted, SCORED_CANDIDATES))
+        return min(scored, key=score, default=None)
 
-    def take(self, host: Host, taken: Mapping[str, Reservation]) -> bool:
-        """Hold what a plan takes from a host, by proc id, until ``settle``; everybody sees the host without it.
+    def take(self, host: Host, taken: Mapping[str, Reservation], *, layer_id: str = "") -> bool:
+        """Hold what a plan takes from a host, by proc id, until ``settle``; everybody sees the host without it, and
+        with frames of the layer on it.
 
         False, and nothing is held, if the host is not as it was found any more (the reference's optimistic test).
         """
@@ -509,7 +537,7 @@ class HostCache:
             if self._shown.get(host.id) is not host:
                 return False
             covered_from = self._clock() + self._hold_seconds
-            holds = {proc_id: _Hold(reservation, covered_from) for proc_id, reservation in taken.items()}
+            holds = {proc_id: _Hold(reservation, covered_from, layer_id) for proc_id, reservation in taken.items()}
             self._entries[host.id].holds |= holds
             self._unsettled.setdefault(host.id, set()).update(taken)
             self._show(_less(host, holds))
@@ -622,8 +650,13 @@ class HostCache:
             entry = self._entries[host.id] = _Entry(read_at)
         elif read_at < entry.read_at:
             return False
-        covered = [proc_id for proc_id, hold in entry.holds.items() if hold.covered_from <= read_at]
+        covered = {proc_id: hold.layer_id for proc_id, hold in entry.holds.items() if hold.covered_from <= read_at}
         self._end_holds(host.id, entry, covered)
+        # A frame that was placed and has ended since the last read ran here as well.
+        ran = dict.fromkeys((*covered.values(), *entry.ran))
+        recent = tuple(islice((it for it in ran if it and it not in host.running), RECENT_LAYERS))
+        entry.ran = (*host.running, *recent)
+        host = replace(host, recent=recent) if recent else host
         entry.read_at = read_at
         self._refused.pop(host.id, None)
         changed = bool(covered) or entry.read != host or host.id not in self._shown
@@ -661,15 +694,43 @@ class HostCache:
         before = self._shown.get(host.id)
         if before is not None and (before.tags != host.tags or _class_of(before) != _class_of(host)):
             self._hide(host.id)
+            before = None
         self._shown[host.id] = host
+        self._note_layers(host.id, () if before is None else _layers_known_to(before), _layers_known_to(host))
         for group in self._groups_of(host):
             group.add(host)
 
     def _hide(self, host_id: str) -> None:
         before = self._shown.pop(host_id, None)
         if before is not None:
+            self._note_layers(host_id, _layers_known_to(before), ())
             for group in self._groups_of(before):
                 group.remove(before)
+
+    def _note_layers(self, host_id: str, left: Collection[str], held: Collection[str]) -> None:
+        """Keep by layer the hosts that run or ran it and have a core idle."""
+        for layer_id in left:
+            if layer_id not in held:
+                hosts = self._known_at[layer_id]
+                del hosts[host_id]
+                if not hosts:
+                    del self._known_at[layer_id]
+        for layer_id in held:
+            if layer_id not in left:
+                self._known_at.setdefault(layer_id, {})[host_id] = None
+
+    def _known(
+        self, layer_id: str, indexes: Sequence[HostIndex], need: Need, strategy: HostBookingStrategy
+    ) -> list[Host]:
+        """Hosts of these indexes that run or ran the layer and have the need idle, in the order of the strategy."""
+        ranked = []
+        for host_id in islice(self._known_at.get(layer_id, ()), _KNOWN_LISTED):
+            host = self._shown[host_id]
+            if host.idle_cores >= need.cores and host.idle_memory_kb >= need.memory_kb:
+                rank = next((at for index in indexes if (at := index.rank(host_id, strategy)) is not None), None)
+                if rank is not None:
+                    ranked.append((rank, host))
+        return [host for _, host in sorted(ranked, key=itemgetter(0))]
 
     def _candidates(
         self,
@@ -716,4 +777,10 @@ def _less(host: Host, holds: Mapping[str, _Hold]) -> Host:
     """The host without what is held of it."""
     taken = [hold.taken for hold in holds.values()]
     cores, memory_kb = sum(it.cores for it in taken), sum(it.memory_kb for it in taken)
-    return host.less(Reservation(cores, memory_kb, sum(it.gpus for it in taken), sum(it.gpu_memory_kb for it in taken)))
+    sums = Reservation(cores, memory_kb, sum(it.gpus for it in taken), sum(it.gpu_memory_kb for it in taken))
+    return host.less(sums, [hold.layer_id for hold in holds.values() if hold.layer_id])
+
+
+def _layers_known_to(host: Host) -> Collection[str]:
+    """The layers that a host with a core idle runs or ran."""
+    return {*host.running, *host.recent} if host.idle_cores >= 1 else ()

@@ -7,7 +7,9 @@ upstream adds its lagging counters to every host, and every host of a show looke
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from sys import intern
 from typing import Any
 
 from sqlalchemy import Connection, Row, TextClause, text
@@ -22,6 +24,7 @@ _COLUMNS = f"""
            h.int_cores, h.int_cores_idle, h.int_mem, LEAST(h.int_mem_idle, s.int_mem_free) AS mem_idle,
            h.int_gpus, h.int_gpus_idle, h.int_gpu_mem, LEAST(h.int_gpu_mem_idle, s.int_gpu_mem_free) AS gpu_mem_idle,
            ARRAY(SELECT replace(t.str_tag, ' ', '') FROM host_tag t WHERE t.pk_host = h.pk_host) AS tags,
+           ARRAY(SELECT p.pk_layer FROM proc p WHERE p.pk_host = h.pk_host AND p.pk_layer IS NOT NULL) AS running,
            {HOLD_COLUMNS}
     FROM host h
     JOIN host_stat s ON s.pk_host = h.pk_host
@@ -96,6 +99,7 @@ def _host(row: Row[Any]) -> Host:
         total_gpu_memory_kb=row.int_gpu_mem,
         idle_gpu_memory_kb=max(0, row.gpu_mem_idle),
         hold=hold_of(row),
+        running=dict(Counter(map(intern, row.running))),  # one layer runs on many hosts: its id is kept once
     )
 
 

@@ -8,6 +8,7 @@ from sqlalchemy import Connection, Engine, text
 from opencue_sched.domain.farm import Host, ThreadMode
 from opencue_sched.domain.shards import buckets, shard_of
 from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.store.hosts import count_hosts, fetch_groups, fetch_hosts_by_id
 from tests.integration.dispatch.gathering import counted_statements
 
@@ -165,3 +166,17 @@ def test_a_host_whose_rows_make_no_sense_is_skipped_and_named(engine: Engine) ->
 
     assert [fetched.id for fetched in group] == [good.id]
     assert {(row.table, row.id) for row in bad} == {("host", it.id) for it in (mode, cores, huge)}
+
+
+def test_a_host_says_what_runs_on_it(engine: Engine) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        busy, idle = farm.host(cores=8), farm.host()
+        job = farm.job([LayerSpec(frames=3), LayerSpec(frames=2)])
+        first, second = job.layers
+        farm.run(first.frames[:2], busy)
+        farm.run(second.frames[:1], busy)
+
+        hosts, _ = fetch_hosts_by_id(connection, [busy.id, idle.id], STALENESS)
+
+    assert {host.id: host.running for host in hosts} == {busy.id: {first.id: 2, second.id: 1}, idle.id: {}}

@@ -494,7 +494,7 @@ class TestFindAndTake:
         assert looked_at == ["h2"]
 
     def test_a_score_chooses_among_the_first_candidates(self, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(host_cache, "_SCORED_CANDIDATES", 3)
+        monkeypatch.setattr(host_cache, "SCORED_CANDIDATES", 3)
         hosts = [make_host(f"h{cores}", cores=cores) for cores in range(1, 9)]
         cache = make_cache(Farm(*hosts), clock)
 

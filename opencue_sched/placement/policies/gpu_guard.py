@@ -1,0 +1,82 @@
+"""GPU guard: while frames that need GPUs wait for a kind of host, work without GPUs leaves them cores and memory there.
+
+A host's GPUs are worth nothing beside cores that are all taken. So on a host with idle GPUs that waiting frames could
+use, work without GPUs may take no more than what those frames leave: for as many of them as the idle GPUs can serve,
+and as wait. Where no such frame waits, or no GPU is idle, the host is like any other.
+
+It is a firm admission. What it keeps is idle until the waiting frames take it, which is the next pass that plans them,
+or until the demand is read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from opencue_sched.domain.cluster import Verdict
+from opencue_sched.domain.farm import Host, Job, Layer, Reservation, ThreadMode
+from opencue_sched.domain.frames import GpuDemand, least_cores
+from opencue_sched.placement.policies import Admission, Refusal
+
+_KB_PER_GIB = 1024 * 1024
+
+
+def gpu_guard(demands: Iterable[GpuDemand]) -> Admission:
+    """The admission, for what waits for GPUs."""
+    # The widest first: on GPUs that can serve either it is the one that needs most beside them.
+    waiting = sorted(demands, key=lambda it: (it.search.need.cores, it.search.need.memory_kb), reverse=True)
+
+    def admit(_job: Job, layer: Layer, host: Host, taken: Reservation) -> Refusal | None:
+        if layer.gpus_min > 0 or layer.gpu_memory_min_kb > 0:
+            return None
+        kept = kept_for_gpus(waiting, host)
+        left = host.less(taken)
+        if not kept.cores or (left.idle_cores >= kept.cores and left.idle_memory_kb >= kept.memory_kb):
+            return None
+        return Refusal(
+            Verdict.KEPT_FOR_GPUS,
+            f"{host.name} keeps {kept.cores} cores and {kept.memory_kb / _KB_PER_GIB:.4g} GiB"
+            f" for waiting frames that need its {kept.gpus} idle GPUs",
+        )
+
+    return admit
+
+
+def kept_for_gpus(demands: Iterable[GpuDemand], host: Host) -> Reservation:
+    """What the host's idle GPUs' frames will need of it: nothing if no such frame waits. At most all it has."""
+    if host.idle_gpus <= 0 and host.idle_gpu_memory_kb <= 0:
+        return Reservation(0, 0)
+    cores = memory_kb = 0
+    gpus, gpu_memory_kb = host.idle_gpus, host.idle_gpu_memory_kb
+    for demand in demands:
+        need, least = demand.search.need, least_cores(demand.search, host)
+        if gpus < need.gpus or gpu_memory_kb < need.gpu_memory_kb or not _could_take(host, demand, least):
+            continue
+        served = demand.frames
+        if need.gpus:
+            served = min(served, gpus // need.gpus)
+        if need.gpu_memory_kb:
+            served = min(served, gpu_memory_kb // need.gpu_memory_kb)
+        cores += served * least
+        memory_kb += served * need.memory_kb
+        gpus -= served * need.gpus
+        gpu_memory_kb -= served * need.gpu_memory_kb
+    return Reservation(
+        min(cores, host.total_cores),
+        min(memory_kb, host.total_memory_kb),
+        host.idle_gpus - gpus,
+        host.idle_gpu_memory_kb - gpu_memory_kb,
+    )
+
+
+def _could_take(host: Host, demand: GpuDemand, least: int) -> bool:
+    """Whether the host could run a frame of the demand if nothing else but GPU work were on it."""
+    search = demand.search
+    return (
+        host.facility_id == demand.facility_id
+        and host.alloc_id in demand.alloc_ids
+        and not host.tags.isdisjoint(search.tags)
+        and (not search.os_name or search.os_name in host.os_names)
+        and (search.threadable or host.thread_mode is not ThreadMode.ALL)
+        and 1 <= least <= host.total_cores
+        and search.need.memory_kb <= host.total_memory_kb
+    )

@@ -1,0 +1,146 @@
+"""What the host cache knows of layers: what runs on a host, what ran there last, and finding those hosts again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from opencue_sched.domain.farm import Host
+from opencue_sched.placement.host_cache import RECENT_LAYERS, HostCache
+from opencue_sched.settings import HostBookingStrategy
+from tests.unit.placement.test_cache import Clock, Farm, make_cache, must_find
+from tests.unit.placement.values import make_host, make_need, take
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def read_again(cache: HostCache, clock: Clock, *hosts: Host) -> None:
+    clock.advance(1)
+    cache.apply(hosts, [], read_at=cache.instant())
+
+
+class TestRecent:
+    def test_a_layer_that_ran_and_does_no_more_is_recent_the_latest_first(self, clock: Clock) -> None:
+        cache = make_cache(Farm(make_host(running={"a": 2, "b": 1})), clock)
+
+        read_again(cache, clock, make_host(running={"b": 1}))
+        assert must_find(cache).recent == ("a",)
+        read_again(cache, clock, make_host(running={"c": 1}))
+        assert must_find(cache).recent == ("b", "a")
+
+        # and one that runs again is not
+        read_again(cache, clock, make_host(running={"a": 1}))
+        assert must_find(cache).recent == ("c", "b")
+
+    def test_no_more_than_the_last_eight_are_remembered(self, clock: Clock) -> None:
+        cache = make_cache(Farm(make_host()), clock)
+
+        for number in range(20):
+            read_again(cache, clock, make_host(running={f"l{number}": 1}))
+
+        assert must_find(cache).recent == tuple(f"l{number}" for number in range(18, 18 - RECENT_LAYERS, -1))
+
+    def test_time_forgets_nothing(self, clock: Clock) -> None:
+        farm = Farm(make_host(running={"a": 1}))
+        cache = make_cache(farm, clock)
+        read_again(cache, clock, make_host())
+
+        clock.advance(100_000)
+        cache.refresh("fac", ["general"])
+        read_again(cache, clock, make_host())
+
+        assert must_find(cache).recent == ("a",)
+
+    def test_a_frame_that_was_placed_and_ended_before_the_next_read_ran_there(self, clock: Clock) -> None:
+        cache = make_cache(Farm(make_host()), clock)
+        assert cache.take(must_find(cache), {"p1": take(1)}, layer_id="a")
+        assert must_find(cache).running == {"a": 1}
+        cache.settle("h1", "p1", committed=True)
+
+        read_again(cache, clock, make_host())
+
+        assert (must_find(cache).running, must_find(cache).recent) == ({}, ("a",))
+
+    def test_a_booking_that_came_to_nothing_did_not(self, clock: Clock) -> None:
+        cache = make_cache(Farm(make_host()), clock)
+        assert cache.take(must_find(cache), {"p1": take(1)}, layer_id="a")
+        cache.settle("h1", "p1", committed=False)
+
+        read_again(cache, clock, make_host())
+
+        assert (must_find(cache).running, must_find(cache).recent) == ({}, ())
+
+    def test_an_invalidated_host_comes_back_with_what_it_ran(self, clock: Clock) -> None:
+        cache = make_cache(Farm(make_host(running={"a": 1})), clock)
+        cache.invalidate("h1", why="locked")
+
+        read_again(cache, clock, make_host(running={"b": 1}))
+
+        assert must_find(cache).recent == ("a",)
+
+
+class TestKnown:
+    def far_and_near(self, clock: Clock) -> HostCache:
+        """Forty hosts that fit better, and one that runs the layer."""
+        best = [make_host(f"b{number:02}", cores=4) for number in range(40)]
+        return make_cache(Farm(*best, make_host("runs", cores=16, running={"mine": 1})), clock)
+
+    def find(self, cache: HostCache, *, cores: int = 1, known_to: str | None = "mine", tag: str = "general") -> str:
+        host = cache.find(
+            "fac",
+            [tag],
+            make_need(cores),
+            HostBookingStrategy(),
+            lambda _: True,
+            score=lambda host: -1.0 if "mine" in host.running or "mine" in host.recent else 0.0,
+            known_to=known_to,
+        )
+        return "" if host is None else host.id
+
+    def test_a_host_that_runs_the_layer_is_a_candidate_wherever_the_strategy_ranks_it(self, clock: Clock) -> None:
+        assert self.find(self.far_and_near(clock)) == "runs"
+
+    def test_it_is_none_without_the_layer(self, clock: Clock) -> None:
+        assert self.find(self.far_and_near(clock), known_to=None).startswith("b")
+        assert self.find(self.far_and_near(clock), known_to="another").startswith("b")
+
+    def test_it_must_have_the_need_idle_and_the_tag(self, clock: Clock) -> None:
+        cache = self.far_and_near(clock)
+        assert self.find(cache, tag="other") == ""
+        assert cache.take(must_find(cache, 16), {"p1": take(14)})
+
+        assert self.find(cache, cores=3).startswith("b")
+        assert self.find(cache, cores=2) == "runs"
+
+    def test_a_host_without_an_idle_core_is_forgotten_until_it_has_one(self, clock: Clock) -> None:
+        cache = self.far_and_near(clock)
+        assert cache.take(must_find(cache, 16), {"p1": take(16)})
+        assert self.find(cache).startswith("b")
+
+        cache.settle("runs", "p1", committed=False)
+        assert self.find(cache) == "runs"
+
+    def test_of_several_the_strategy_chooses(self, clock: Clock) -> None:
+        hosts = [make_host(f"r{cores}", cores=cores, running={"mine": 1}) for cores in (32, 8, 16)]
+        cache = make_cache(Farm(*hosts, make_host("b", cores=4)), clock)
+
+        assert self.find(cache) == "r8"
+
+    def test_hosts_that_are_gone_are_none(self, clock: Clock) -> None:
+        cache = self.far_and_near(clock)
+        clock.advance(1)
+        cache.apply([], ["runs"], read_at=cache.instant())
+
+        assert self.find(cache).startswith("b")
+
+    def test_a_host_that_moved_to_other_tags_is_found_there(self, clock: Clock) -> None:
+        moved = make_host("runs", cores=16, running={"mine": 1})
+        cache = make_cache(Farm(make_host("b", cores=4), moved), clock)
+
+        read_again(cache, clock, replace(moved, tags=frozenset({"other"})))
+
+        assert self.find(cache) == "b"
