@@ -28,6 +28,7 @@ from opencue_sched.insight.explain import (
     verdict_words,
 )
 from opencue_sched.insight.fleet import fleet_view
+from opencue_sched.insight.rank import rank_words
 from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import get_settings
 from opencue_sched.store.fences import PersistentFences
@@ -109,7 +110,9 @@ def explain_command(name: str, layer: str | None, as_json: bool) -> None:
     """Say why a job's frames are waiting.
 
     One line for each layer with something left to do: what the database says holds it back, else the verdict of the
-    last pass that looked at it. With --layer, or as JSON, every reason, the one that explains most first.
+    last pass that looked at it. With --layer, or as JSON, every reason, the one that explains most first. Then, where
+    only other work is in the way, how the job stands: what its show uses of its size in each allocation, and its place
+    among the show's jobs by rank and in the draw.
 
     Example: opencue-sched explain demo-sh010-alice_comp_v001 --layer render
     """
@@ -121,6 +124,8 @@ def explain_command(name: str, layer: str | None, as_json: bool) -> None:
         names = [one.layer.name for one in explanation.layers]
         raise UnknownName(f"job {job.name} has no layer {layer!r}{near(layer, names)}")
     lines = _lines(explanation, chosen, every_reason=layer is not None)
+    if explanation.rank is not None and explanation.competes:
+        lines += rank_words(explanation.rank)
     show_report(lines, _as_dict(explanation, chosen), as_json=as_json)
 
 
@@ -154,6 +159,7 @@ def _as_dict(explanation: Explanation, layers: list[LayerExplanation]) -> dict[s
         "id": explanation.job_id,
         "state": explanation.state,
         "reasons": [asdict(reason) for reason in explanation.reasons],
+        "rank": explanation.rank and asdict(explanation.rank),
         "layers": [
             {
                 "layer": one.layer.name,

@@ -23,6 +23,7 @@ from opencue_sched.dispatch.report import RecordedVerdict
 from opencue_sched.domain.cluster import Verdict, normalise_tags
 from opencue_sched.domain.depends import DependType
 from opencue_sched.domain.farm import CENTICORES_PER_CORE, HardwareState, JobState, LockState, near, os_names
+from opencue_sched.insight.rank import JobRank, rank_of
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
 from opencue_sched.store import jobs, pending
@@ -64,6 +65,13 @@ class Explanation:
     state: str
     reasons: tuple[WaitReason, ...]
     layers: tuple[LayerExplanation, ...]
+    rank: JobRank | None = None
+    """None for a job that passes do not look for."""
+
+    @property
+    def competes(self) -> bool:
+        """Whether waiting frames of it may be booked: then its rank says when."""
+        return any(one.layer.waiting and not one.reasons[0].decides for one in self.layers)
 
 
 def explain_job(
@@ -94,7 +102,9 @@ def explain_job(
     now = time.time()
     newest = {layer.id: most_telling(verdicts.get(layer.id, ())) for layer in layers}
     unseen = {layer for layer, seen in newest.items() if seen is None or now - seen.at > RECENT_VERDICT_SECONDS}
-    behind = list(_behind(figures.jobs_ahead(connection, job_id), settings)) if unseen else []
+    drains = figures.draining_hosts(connection, job_id)
+    rank = rank_of(connection, job_id, settings.queue)
+    behind = list(_behind(rank, settings)) if rank is not None else []
     explained = []
     for layer in layers:
         reasons: list[WaitReason] = []
@@ -104,16 +114,18 @@ def explain_job(
             text = "limit {0.name} is full ({0.running} of {0.max_value} frames run)"
             reasons += [WaitReason(Verdict.OVER_LIMIT, text.format(limit)) for limit in full]
             reasons += _of_hosts(layer, job, hosts, subscriptions, settings, known_tags)
+            reasons += _of_drains(host for host in drains if host.layer_id == layer.id)
             reasons += behind if layer.id in unseen else []
             reasons = _in_order(reasons, newest[layer.id], now)
         reasons += _of_states(layer, depends, job.name)
         explained.append(LayerExplanation(layer, tuple(reasons), newest[layer.id]))
-    return Explanation(job_id, job.name, job.state, whole, tuple(explained))
+    return Explanation(job_id, job.name, job.state, whole, tuple(explained), rank)
 
 
 def _in_order(found: list[WaitReason], verdict: RecordedVerdict | None, now: float) -> list[WaitReason]:
     """What decides; where nothing does, what the last pass said."""
-    deciding = [reason for reason in found if reason.decides]
+    # A host that drains for the layer says more than what a pass said before it did.
+    deciding = [it for it in found if it.decides] or [it for it in found if it.code == Verdict.DRAINING]
     if not deciding:
         ask = "do workers and a beat run? `opencue-sched doctor` says"
         if verdict is None:
@@ -122,7 +134,7 @@ def _in_order(found: list[WaitReason], verdict: RecordedVerdict | None, now: flo
             deciding = [WaitReason(verdict.verdict.verdict, verdict_words(verdict, now), decides=False)]
             if now - verdict.at > OLD_VERDICT_SECONDS:
                 deciding.append(WaitReason("not_seen", f"no pass has looked at it since; {ask}", decides=False))
-    return [*deciding, *(reason for reason in found if not reason.decides)]
+    return [*deciding, *(it for it in found if it not in deciding)]
 
 
 def most_telling(recorded: Sequence[RecordedVerdict]) -> RecordedVerdict | None:
@@ -281,6 +293,15 @@ def _of_hosts(
         yield WaitReason("os", f"the job wants the OS {job.os}; hosts with the tag {words} have {found}")
 
 
+def _of_drains(hosts: Iterable[Row[Any]]) -> Iterator[WaitReason]:
+    """The hosts that drain for a frame of the layer."""
+    for host in hosts:
+        free = "when it is free is not known"
+        if host.free_in is not None:
+            free = f"expected free {f'in {_span(host.free_in)}' if host.free_in > 0 else 'now'}"
+        yield WaitReason(Verdict.DRAINING, f"host {host.host} drains for a frame of it, {free}", decides=False)
+
+
 def _unavailable(host: Row[Any], staleness: float) -> str:
     """Why a host cannot be used; empty if it can."""
     if host.state != HardwareState.UP:
@@ -290,11 +311,11 @@ def _unavailable(host: Row[Any], staleness: float) -> str:
     return f"silent for over {staleness:g} s" if host.report_age > staleness else ""
 
 
-def _behind(ahead: int, settings: Settings) -> Iterator[WaitReason]:
+def _behind(rank: JobRank, settings: Settings) -> Iterator[WaitReason]:
     """A pass looks at the first jobs that may book something, and at those behind when it can place nothing of them."""
     window = settings.queue.max_jobs_per_cluster_pass
-    if ahead >= window:
-        text = f"{ahead} jobs of its show with waiting frames come before it (priority, then age)"
+    if rank.place > window:
+        text = f"{rank.place - 1} jobs of its show with waiting frames come before it (priority, then age)"
         yield WaitReason(Verdict.BEHIND, f"{text}; a pass looks at {window}", decides=False)
 
 

@@ -41,16 +41,56 @@ _SITUATION = text(
      WHERE job.pk_job = :job
     """  # noqa: S608 - only our own constant
 )
-_AHEAD = text(
+# The jobs of the show and facility that passes look for, the job itself among them.
+_RANK = text(
     """
-    SELECT count(*)
-      FROM job
-      JOIN job_resource resource ON resource.pk_job = job.pk_job
-      JOIN job mine ON mine.pk_job = :job AND mine.pk_show = job.pk_show AND mine.pk_facility = job.pk_facility
+    SELECT show.str_name AS show, my.int_priority AS priority, greatest(my.int_priority, 1) AS weight,
+           count(*) AS jobs, sum(greatest(resource.int_priority, 1)) AS weights,
+           count(*) FILTER (WHERE (-resource.int_priority, job.ts_started, job.pk_job)
+                                  < (-my.int_priority, mine.ts_started, mine.pk_job)) AS ahead
+      FROM job mine
       JOIN job_resource my ON my.pk_job = mine.pk_job
-     WHERE job.str_state = 'PENDING' AND NOT job.b_paused AND job.b_auto_book
-       AND (-resource.int_priority, job.ts_started, job.pk_job) < (-my.int_priority, mine.ts_started, mine.pk_job)
+      JOIN show ON show.pk_show = mine.pk_show
+      JOIN job ON job.pk_show = mine.pk_show AND job.pk_facility = mine.pk_facility
+      JOIN job_resource resource ON resource.pk_job = job.pk_job
+     WHERE mine.pk_job = :job AND job.str_state = 'PENDING' AND NOT job.b_paused AND job.b_auto_book
        AND EXISTS (SELECT 1 FROM layer_stat stat WHERE stat.pk_job = job.pk_job AND stat.int_waiting_count > 0)
+     GROUP BY mine.pk_job, my.pk_job_resource, show.pk_show
+    HAVING bool_or(job.pk_job = mine.pk_job)
+    """
+)
+_SHARES = text(
+    f"""
+    SELECT * FROM (
+        SELECT alloc.str_name AS allocation, sub.pk_show, sub.int_size AS size_centicores,
+               sub.int_burst AS burst_centicores, coalesce(used.cores, 0) AS used,
+               count(*) OVER (PARTITION BY sub.pk_alloc) AS shows,
+               rank() OVER (PARTITION BY sub.pk_alloc ORDER BY
+                            CAST(coalesce(used.cores, 0) AS float8) / nullif(greatest(sub.int_size, 0), 0) NULLS LAST,
+                            CASE WHEN sub.int_size > 0 THEN 0 ELSE coalesce(used.cores, 0) END) AS place
+          FROM job
+          JOIN subscription own ON own.pk_show = job.pk_show
+          JOIN alloc ON alloc.pk_alloc = own.pk_alloc AND alloc.pk_facility = job.pk_facility
+          JOIN subscription sub ON sub.pk_alloc = own.pk_alloc
+          JOIN show ON show.pk_show = sub.pk_show AND show.b_active AND show.b_scheduler_managed
+          LEFT JOIN (
+              SELECT p.pk_show, h.pk_alloc, {USED}
+                FROM proc p JOIN host h ON h.pk_host = p.pk_host
+               WHERE NOT p.b_local GROUP BY p.pk_show, h.pk_alloc) used
+            ON used.pk_show = sub.pk_show AND used.pk_alloc = sub.pk_alloc
+         WHERE job.pk_job = :job) ranked
+     WHERE pk_show = (SELECT pk_show FROM job WHERE pk_job = :job)
+     ORDER BY allocation
+    """  # noqa: S608 - only our own constant
+)
+_DRAINING = text(
+    """
+    SELECT hold.pk_layer AS layer_id, host.str_name AS host,
+           CAST(extract(epoch FROM hold.free_at - clock_timestamp()) AS double precision) AS free_in,
+           CAST(extract(epoch FROM hold.until - clock_timestamp()) AS double precision) AS ends_in
+      FROM opencue_sched_hold hold JOIN host ON host.pk_host = hold.pk_host
+     WHERE hold.pk_job = :job AND hold.until > clock_timestamp()
+     ORDER BY hold.free_at NULLS LAST, host.str_name
     """
 )
 _HOSTS = text(
@@ -78,9 +118,22 @@ def situation(connection: Connection, job_id: str) -> Row[Any]:
     return connection.execute(_SITUATION, {"job": job_id}).one()
 
 
-def jobs_ahead(connection: Connection, job_id: str) -> int:
-    """How many pending jobs of its show and facility with waiting frames are served before the job."""
-    return int(connection.execute(_AHEAD, {"job": job_id}).scalar_one())
+def rank(connection: Connection, job_id: str) -> Row[Any] | None:
+    """The job's ``show``, ``priority`` and ``weight`` in a draw; how many ``jobs`` of its show and facility have frames
+    waiting and are looked for, the sum of their ``weights``, and how many are ``ahead`` by rank. None of other jobs."""
+    return connection.execute(_RANK, {"job": job_id}).one_or_none()
+
+
+def shares(connection: Connection, job_id: str) -> Sequence[Row[Any]]:
+    """The subscriptions of the job's show in its facility: ``allocation``, ``size_centicores``, ``burst_centicores``,
+    ``used`` whole cores, and its ``place`` among all managed ``shows`` there, by what they use of their size."""
+    return connection.execute(_SHARES, {"job": job_id}).all()
+
+
+def draining_hosts(connection: Connection, job_id: str) -> Sequence[Row[Any]]:
+    """The hosts that drain for frames of the job, by ``layer_id``; seconds until the ``host`` is expected ``free_in``
+    (None: nobody knows) and until the hold ``ends_in`` unless it is renewed. The first to be free comes first."""
+    return connection.execute(_DRAINING, {"job": job_id}).all()
 
 
 def tagged_hosts(connection: Connection, tags: Collection[str]) -> Sequence[Row[Any]]:
@@ -137,6 +190,15 @@ _NEWEST_REPORT = text(
      WHERE CAST(:facilities AS varchar[]) IS NULL OR alloc.pk_facility = ANY(CAST(:facilities AS varchar[]))
     """
 )
+_OLDEST_HOLD = text(
+    """
+    SELECT CAST(coalesce(extract(epoch FROM clock_timestamp() - min(hold.granted_at)), 0) AS double precision)
+      FROM opencue_sched_hold hold
+      JOIN host ON host.pk_host = hold.pk_host JOIN alloc ON alloc.pk_alloc = host.pk_alloc
+     WHERE hold.until > clock_timestamp()
+       AND (CAST(:facilities AS varchar[]) IS NULL OR alloc.pk_facility = ANY(CAST(:facilities AS varchar[])))
+    """
+)
 _RECENT_HOSTS = text(
     """
     SELECT str_name FROM host JOIN host_stat ON host_stat.pk_host = host.pk_host
@@ -177,6 +239,12 @@ def newest_report_age(connection: Connection, facilities: Sequence[str] | None) 
     asked = {"facilities": None if facilities is None else list(facilities)}
     age: float | None = connection.execute(_NEWEST_REPORT, asked).scalar_one()
     return age
+
+
+def oldest_hold_age(connection: Connection, facilities: Sequence[str] | None) -> float:
+    """Seconds for which the host of ``facilities``, or of all, has drained that drained longest; 0 when none does."""
+    asked = {"facilities": None if facilities is None else list(facilities)}
+    return float(connection.execute(_OLDEST_HOLD, asked).scalar_one())
 
 
 def recent_hosts(connection: Connection, most: int) -> list[str]:

@@ -28,7 +28,7 @@ from opencue_sched.dispatch.report import VerdictLog, count_frames_not_looked_at
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
-from opencue_sched.store.insight import newest_report_age
+from opencue_sched.store.insight import newest_report_age, oldest_hold_age
 from opencue_sched.store.schema import SchemaFacts, check_schema
 from opencue_sched.worker.metrics import single_process_registry
 
@@ -117,6 +117,11 @@ host_report_age = Gauge(
     "Seconds since the newest report of any host, to a report service or a Cuebot; not a number without a host.",
     registry=of_farm.registry,
 )
+oldest_hold = Gauge(
+    "scheduler_oldest_hold_seconds",
+    "How long the host has drained that has drained longest for a wide frame; 0 while none does.",
+    registry=of_farm.registry,
+)
 
 messages_dropped = Counter(
     "scheduler_messages_dropped_total",
@@ -197,7 +202,8 @@ class FleetCensus:
         of_queues.updated()
 
     def look_at_farm(self) -> None:
-        """Set the gauges of waiting frames and host reports. Raises SchedulerError, SQLAlchemyError and RedisError.
+        """Set the gauges of waiting frames, host reports and holds. Raises SchedulerError, SQLAlchemyError and
+        RedisError.
 
         A cluster with work is passed over at least once in the longest rest of a cluster.
         """
@@ -209,7 +215,9 @@ class FleetCensus:
             waiting_frames.labels(verdict.value).set(waiting.by_verdict.get(verdict.value, 0))
         waiting_frames_distinct.set(waiting.distinct)
         with self._engine.connect() as connection:
-            age = newest_report_age(connection, scoped_facilities(connection, self._settings))
+            facilities = scoped_facilities(connection, self._settings)
+            age = newest_report_age(connection, facilities)
+            oldest_hold.set(oldest_hold_age(connection, facilities))
         host_report_age.set(math.nan if age is None else age)
         of_farm.updated()
 

@@ -11,14 +11,17 @@ from typing import Any
 
 import pytest
 import redis
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
 
 from opencue_sched.coordination.board import End
 from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.postings import ClusterPostings
 from opencue_sched.dispatch.report import VerdictLog
 from opencue_sched.domain.cluster import Cluster, ClusterKind, LayerVerdict, Verdict
+from opencue_sched.insight.explain import explain_job
+from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import quarantine_jobs
+from opencue_sched.store.schema import check_schema
 from tests.farm import Farm, JobIds, JobSpec, LayerSpec, ShowIds
 from tests.integration.cli.conftest import Cli
 
@@ -280,7 +283,7 @@ def test_the_verdict_of_the_last_pass_is_said_when_nothing_else_decides(
     verdicts.record([LayerVerdict(work.job.id, work.layer, Verdict.CAPACITY, 2, 4, detail)], "alloc-0123456789abcdef")
     out = cli("explain", NAME).out
     assert out.startswith(f"render (4 waiting): capacity: {detail}, 2 placed (")
-    assert out.endswith(" s ago)\n")
+    assert out.splitlines()[0].endswith(" s ago)")
     layer = cli("explain", NAME, "--json").json["layers"][0]
     assert (layer["verdict"]["verdict"], layer["verdict"]["cluster"]) == ("capacity", "alloc-0123456789abcdef")
     assert "capacity: a frame needs" in cli("job", "info", NAME).out
@@ -315,6 +318,122 @@ def test_a_job_that_passes_do_not_come_to_is_told_how_many_are_before_it(
     log = VerdictLog(redis_client, "cue")
     log.record([LayerVerdict(work.job.id, work.layer, Verdict.CAPACITY, 0, 4, "busy")], "alloc-1")
     assert reasons(cli) == ["capacity"]
+
+
+# How the job stands
+
+
+def test_a_job_that_others_are_before_is_told_how_it_stands(
+    cli: Cli, work: Work, verdicts: VerdictLog, engine: Engine
+) -> None:
+    # given a show that uses 4 of its 10 cores, one that uses 2 of 40, one without a size, and two more jobs of the show
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        general = farm.alloc("general")
+        host = farm.host(name="render02", cores=16)
+        running = farm.job([LayerSpec(frames=2)], show=work.show, name="running", priority=1)
+        farm.run(running.frames, host, cores=2)
+        other = farm.show("other")
+        farm.subscription(other, general, size=40)
+        farm.run(farm.job(show=other, name="theirs").frames, host, cores=2)
+        farm.subscription(farm.show("sizeless"), general, size=0, burst=100)
+        farm.subscription(farm.show("strange", managed=False), general, size=1000)
+        for priority in (300, 200):
+            farm.job(show=work.show, name=f"at{priority}", priority=priority)
+    detail = "its show uses 0.40 times its size, and shows that use less of theirs took what was idle"
+    verdicts.record([LayerVerdict(work.job.id, work.layer, Verdict.OVER_SHARE, 0, 4, detail)], "alloc-1")
+
+    # when it is explained, then its show's standing and its own are said
+    layer, show, job = cli("explain", NAME).out.splitlines()
+    assert layer.startswith(f"render (4 waiting): over share: {detail} (")
+    standing = "uses 4 cores, 0.40 of its size of 10 (burst 10); goes 2nd of 3 shows there"
+    assert show == f"show demo in local.general: {standing}"
+    assert job == (
+        "the job is 3rd of 3 jobs of the show with frames waiting by rank (priority 100, then age); "
+        "25% of the selections are drawn, it comes first in 16.7% of these"
+    )
+    rank = cli("explain", NAME, "--json").json["rank"]
+    assert (rank["place"], rank["jobs"], rank["priority"], rank["drawn"]) == (3, 3, 100, 0.25)
+    assert rank["chance"] == pytest.approx(1 / 6)
+    assert rank["shares"] == [
+        {
+            "allocation": "local.general",
+            "size": 10.0,
+            "burst": 10.0,
+            "used": 4,
+            "of_size": 0.4,
+            "place": 2,
+            "shows": 3,
+        }
+    ]
+
+
+def test_a_show_without_a_size_goes_last(cli: Cli, work: Work, engine: Engine, change: Callable[..., None]) -> None:
+    change("UPDATE subscription SET int_size = 0")
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        other = farm.show("other")
+        farm.subscription(other, farm.alloc("general"), size=1)
+        farm.run(farm.job(show=other, name="theirs").frames, farm.host(name="render02", cores=16), cores=8)
+    assert "uses 0 cores, it has no size (burst 10); goes 2nd of 2 shows there" in cli("explain", NAME).out
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE job SET b_paused = true",
+        "UPDATE frame SET str_state = 'DEAD'",
+        "UPDATE host SET str_lock_state = 'LOCKED'",
+    ],
+)
+def test_a_job_that_no_other_is_in_the_way_of_is_not_told_how_it_stands(
+    cli: Cli, work: Work, change: Callable[..., None], sql: str
+) -> None:
+    assert "the job is 1st of 1 job of the show" in cli("explain", NAME).out
+    change(sql)
+    assert len(cli("explain", NAME).out.splitlines()) == 1
+
+
+def test_a_layer_for_which_a_host_drains_is_told_which_and_when(
+    cli: Cli, work: Work, verdicts: VerdictLog, change: Callable[..., None]
+) -> None:
+    # given a layer for which a host has drained since the last pass, and one for which a hold is over
+    verdicts.record([LayerVerdict(work.job.id, work.layer, Verdict.CAPACITY, 0, 4, "busy")], "alloc-1")
+    hold = (
+        "INSERT INTO opencue_sched_hold (pk_host, pk_layer, pk_job, cores, memory_kb, gpus, until, free_at)"
+        " SELECT :host, :layer, :job, 8, 1, 0, now() + :until * interval '1 s', now() + interval '245 s'"
+    )
+    of = {"layer": work.layer, "job": work.job.id}
+    change(hold.replace(":host", "(SELECT pk_host FROM host)"), until=-1, **of)
+    assert reasons(cli)[0] == "capacity"
+    change("UPDATE opencue_sched_hold SET until = now() + interval '10 minutes'")
+    first = cli("explain", NAME).out.splitlines()[0]
+    assert first == "render (4 waiting): host render01 drains for a frame of it, expected free in 4 min"
+    change("UPDATE opencue_sched_hold SET free_at = NULL")
+    assert "render01 drains for a frame of it, when it is free is not known" in cli("explain", NAME).out
+    change("UPDATE job SET b_paused = true")
+    assert reasons(cli) == ["paused", "draining"]
+
+
+def test_explaining_costs_as_many_statements_however_many_jobs_there_are(
+    engine: Engine, work: Work, settings: Settings
+) -> None:
+    sent: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda _c, _cur, statement, *_: sent.append(statement))
+
+    def statements() -> int:
+        sent.clear()
+        with engine.connect() as connection:
+            explain_job(connection, work.job.id, settings, check_schema(connection), {})
+        return len(sent)
+
+    alone = statements()
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        for show in (work.show, farm.show("other")):
+            farm.subscription(show, farm.alloc("more"))
+            farm.jobs([JobSpec(layers=[LayerSpec(), LayerSpec()], show=show) for _ in range(30)])
+    assert statements() == alone
 
 
 def test_an_old_verdict_is_said_to_be_old(cli: Cli, work: Work, redis_client: redis.Redis) -> None:

@@ -628,12 +628,19 @@ def test_each_process_shows_only_the_series_that_it_feeds(census: FleetCensus, m
 
 
 def test_what_waits_is_known_when_no_worker_lives(runtime: Runtime, census: FleetCensus, engine: Engine, redis_client):
-    # given three frames that wait, a message that nobody takes, and a host that reported an hour ago
+    # given three frames that wait, a message that nobody takes, and a host that reported an hour ago and drains for two
     with engine.begin() as connection:
         farm = Farm(connection)
         farm.host(hostname_tag=False)
         farm.job([LayerSpec(frames=3)])
         connection.execute(text("UPDATE host_stat SET ts_ping = now() - interval '1 hour'"))
+        connection.execute(
+            text(
+                "INSERT INTO opencue_sched_hold (pk_host, pk_layer, pk_job, cores, memory_kb, gpus, granted_at, until)"
+                " SELECT pk_host, 'layer', 'job', 8, 1, 0, now() - interval '2 hours', now() + interval '1 minute'"
+                " FROM host"
+            )
+        )
     message = json.dumps({"headers": {"sent_at": time.time() - 900}, "body": ""})
     redis_client.lpush("cue:q:work:type:dispatch", message)
     # when the leading beat looks at the fleet
@@ -646,6 +653,12 @@ def test_what_waits_is_known_when_no_worker_lives(runtime: Runtime, census: Flee
     assert sample("scheduler_waiting_frames", verdict="behind") == 3
     assert sample("scheduler_waiting_frames_distinct") == 3
     assert 3600 <= sample("scheduler_host_report_age_seconds") < 3700
+    assert 7200 <= sample("scheduler_oldest_hold_seconds") < 7300
+    # and that no host drains any more
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE opencue_sched_hold SET until = now()"))
+    census.look_at_farm()
+    assert sample("scheduler_oldest_hold_seconds") == 0
 
 
 def test_clusters_that_failed_and_those_off_the_board_are_known(runtime: Runtime, census: FleetCensus, engine: Engine):
