@@ -271,18 +271,18 @@ class Host:
             idle_gpu_memory_kb=self.total_gpu_memory_kb,
         )
 
-    def less(self, taken: Reservation, layer_ids: Iterable[str] = ()) -> Host:
-        """The same host after ``taken`` has been booked on it, by one frame of each of ``layer_ids``."""
-        running = dict(self.running)
-        for layer_id in layer_ids:
-            running[layer_id] = running.get(layer_id, 0) + 1
+    def less(self, taken: Reservation, layer_id: str = "") -> Host:
+        """The same host after ``taken`` has been booked on it, for a frame of the layer if one is named."""
+        running = self.running
+        if layer_id:
+            running = {**running, layer_id: running.get(layer_id, 0) + 1}
         return replace(
             self,
+            running=running,
             idle_centicores=self.idle_centicores - centicores(taken.cores),
             idle_memory_kb=self.idle_memory_kb - taken.memory_kb,
             idle_gpus=self.idle_gpus - taken.gpus,
             idle_gpu_memory_kb=self.idle_gpu_memory_kb - taken.gpu_memory_kb,
-            running=running,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -774,11 +774,12 @@ def _each_once(ranked: Iterable[tuple[Rank, Host]]) -> Iterator[Host]:
 
 
 def _less(host: Host, holds: Mapping[str, _Hold]) -> Host:
-    """The host without what is held of it."""
+    """The host without what is held of it, with the layers it is held for."""
     taken = [hold.taken for hold in holds.values()]
     cores, memory_kb = sum(it.cores for it in taken), sum(it.memory_kb for it in taken)
     sums = Reservation(cores, memory_kb, sum(it.gpus for it in taken), sum(it.gpu_memory_kb for it in taken))
-    return host.less(sums, [hold.layer_id for hold in holds.values() if hold.layer_id])
+    held_for = Counter(hold.layer_id for hold in holds.values() if hold.layer_id)
+    return replace(host.less(sums), running=held_for + Counter(host.running)) if held_for else host.less(sums)
 
 
 def _layers_known_to(host: Host) -> Collection[str]:

@@ -60,7 +60,7 @@ class TestLayerShare:
         host = make_host(cores=16, running={"mine": 7})
 
         assert layer_share(JOB, LAYER, host, ONE_CORE) is None
-        refusal = layer_share(JOB, LAYER, host.less(ONE_CORE, ("mine",)), ONE_CORE)
+        refusal = layer_share(JOB, LAYER, host.less(ONE_CORE, "mine"), ONE_CORE)
         assert refusal is not None
         assert refusal.verdict is Verdict.LAYER_SHARE
         assert "8 of its frames" in refusal.detail
