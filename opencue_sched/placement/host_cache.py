@@ -341,6 +341,7 @@ class HostCache:
         self._known_at: dict[str, dict[str, None]] = {}
         self._refused: dict[str, _Refused] = {}
         self._unsettled: dict[str, set[str]] = {}
+        self._draining: set[str] = set()
         self._latest = self._expired_at = -math.inf
         self._lock = threading.RLock()
         self._fetch_permits = threading.BoundedSemaphore(settings.concurrent_groups)
@@ -563,6 +564,12 @@ class HostCache:
         live view."""
         return self._unsettled.keys()
 
+    def draining_for(self, layer_id: str) -> Sequence[Host]:
+        """The hosts that are held for the layer, in whatever shard."""
+        with self._lock:
+            held = (self._shown.get(host_id) for host_id in self._draining)
+            return [host for host in held if host is not None and host.hold and host.hold.layer_id == layer_id]
+
     def census(
         self,
         facility_id: str,
@@ -697,11 +704,16 @@ class HostCache:
             before = None
         self._shown[host.id] = host
         self._note_layers(host.id, () if before is None else _layers_known_to(before), _layers_known_to(host))
+        if host.hold is None:
+            self._draining.discard(host.id)
+        else:
+            self._draining.add(host.id)
         for group in self._groups_of(host):
             group.add(host)
 
     def _hide(self, host_id: str) -> None:
         before = self._shown.pop(host_id, None)
+        self._draining.discard(host_id)
         if before is not None:
             self._note_layers(host_id, _layers_known_to(before), ())
             for group in self._groups_of(before):

@@ -68,20 +68,23 @@ def reservations(now: float) -> Admission:
     return admission
 
 
-def draining(layer: Layer, host: Host, now: float) -> Refusal | None:
-    """What the owner is told when nothing fits; None unless the host drains for it."""
-    if host.hold is None or host.hold.layer_id != layer.id or host.hold.until <= now:
+def draining(layer: Layer, hosts: Iterable[Host], now: float) -> Refusal | None:
+    """What the owner is told when nothing fits: which host is the first to drain for it; None if none does."""
+    mine = [(_late(host.hold.free_at), host.name) for host in hosts if _drains_for(layer, host, now) and host.hold]
+    if not mine:
         return None
-    expected = "when it is free is not known" if host.hold.free_at is None else _expected(host.hold.free_at - now)
-    return Refusal(Verdict.DRAINING, f"host {host.name} drains for it, {expected}")
+    free_at, name = min(mine)
+    expected = "when it is free is not known" if free_at == math.inf else f"expected free {_in(free_at - now)}"
+    more = f"; {len(mine) - 1} more drain as well" if len(mine) > 1 else ""
+    return Refusal(Verdict.DRAINING, f"host {name} drains for it, {expected}{more}")
+
+
+def _drains_for(layer: Layer, host: Host, now: float) -> bool:
+    return host.hold is not None and host.hold.layer_id == layer.id and host.hold.until > now
 
 
 def _owner(hold: Hold) -> str:
     return f"a wide frame of {hold.owner or f'layer {hold.layer_id}'}"
-
-
-def _expected(seconds: float) -> str:
-    return f"expected free {_in(seconds)}"
 
 
 def _in(seconds: float) -> str:

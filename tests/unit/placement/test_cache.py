@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opencue_sched.domain.farm import Host
+from opencue_sched.domain.farm import Hold, Host
 from opencue_sched.domain.shards import bucket_of, buckets, shard_of
 from opencue_sched.placement import host_cache
 from opencue_sched.placement.host_cache import HostCache
@@ -833,3 +833,19 @@ def test_the_memory_bucket_width_is_the_setting(clock: Clock) -> None:
 
     assert order == {"2GiB": {"large"}, "64GiB": {"small", "large"}}
     assert hosts[0].total_memory_kb == 8 * GIB
+
+
+def test_it_knows_which_hosts_drain_for_a_layer():
+    hold = Hold("wide", "job", 8, 0, 0, until=2000.0)
+    farm, clock = Farm(make_host("a", hold=hold), make_host("b"), make_host("c", hold=hold)), Clock()
+    cache = make_cache(farm, clock)
+
+    def draining() -> set[str]:
+        return {host.id for host in cache.draining_for("wide")}
+
+    assert draining() == {"a", "c"}
+    assert not cache.draining_for("another")
+    book_one(cache, "p", 1)
+    assert draining() == {"a", "c"}, "also where a plan took something"
+    cache.apply([make_host("a")], ["c"], read_at=cache.instant())
+    assert draining() == set()

@@ -94,12 +94,15 @@ def test_the_refusal_says_for_whom_and_how_long():
 
 def test_the_owner_is_told_which_host_drains_and_when_it_is_free():
     wide = make_layer("wide")
-    told = policy.draining(wide, idle(3, hold_of("wide")), NOW)
+    soon, some_day = idle(3, hold_of("wide")), make_host("h2", hold=hold_of("wide", free_at=None))
+    told = policy.draining(wide, [soon], NOW)
     assert told == (Verdict.DRAINING, "host host-h1 drains for it, expected free in 4 min")
-    told = policy.draining(wide, idle(3, hold_of("wide", free_at=None)), NOW)
-    assert told is not None and told.detail.endswith("when it is free is not known")
-    assert policy.draining(wide, idle(3, hold_of("another")), NOW) is None
-    assert policy.draining(wide, idle(3, None), NOW) is None
+    told = policy.draining(wide, [some_day, soon], NOW)
+    assert told == (Verdict.DRAINING, "host host-h1 drains for it, expected free in 4 min; 1 more drain as well")
+    told = policy.draining(wide, [some_day], NOW)
+    assert told == (Verdict.DRAINING, "host host-h2 drains for it, when it is free is not known")
+    assert policy.draining(wide, [idle(3, hold_of("another")), idle(3, None)], NOW) is None
+    assert policy.draining(wide, [idle(3, hold_of("wide", until=NOW))], NOW) is None
 
 
 @given(

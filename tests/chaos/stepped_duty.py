@@ -1,0 +1,62 @@
+"""Duties that die at a chosen moment: each is a process that is forked here, and killed by SIGKILL.
+
+    python -m tests.chaos.stepped_duty
+
+As tests/chaos/stepped_pass.py: a line of standard input is ``{"die_after": n}``, the answer says what the duty had
+``done``, and its exit ``status``. What counts here are the statements that it sent to PostgreSQL, one by one, the
+COMMIT, and the commands by which it tells others. With n = 0 it goes to its end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+import structlog
+from celery import Celery
+from sqlalchemy import event
+
+from opencue_sched.settings import get_settings
+from opencue_sched.worker.runtime import Runtime
+from tests.chaos.stepped_pass import Steps
+
+
+def live(out: int, die_after: int) -> None:
+    app = Celery("stepped", broker="memory://", set_as_current=False)
+    runtime = Runtime(get_settings(), app)
+    _ = runtime.facts
+    steps = Steps(out, die_after)
+
+    def sent(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        steps.done(" ".join(statement.split())[:60])
+
+    event.listen(runtime.engine, "after_cursor_execute", sent)
+    steps.watch_commits(runtime.engine.dialect)
+    steps.watch_redis()
+    runtime.keep_promises()
+
+
+def forked(die_after: int) -> dict[str, Any]:
+    readable, writable = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(readable)
+        code = 1
+        try:
+            live(writable, die_after)
+            code = 0
+        finally:
+            os._exit(code)
+    os.close(writable)
+    with os.fdopen(readable, encoding="utf-8") as lines:
+        done = lines.read().split("\n")[:-1]
+    _, status = os.waitpid(pid, 0)
+    return {"done": done, "status": os.waitstatus_to_exitcode(status)}
+
+
+if __name__ == "__main__":
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    for line in sys.stdin:
+        print(json.dumps(forked(**json.loads(line))), flush=True)
