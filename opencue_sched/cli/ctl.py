@@ -12,7 +12,7 @@ from opencue_sched.coordination.postings import ClusterPostings, Enqueued
 from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, list_members
 from opencue_sched.coordination.queues import Router
 from opencue_sched.coordination.replies import NoReply, await_reply, open_job
-from opencue_sched.dispatch.clusters import load_clusters
+from opencue_sched.dispatch.clusters import in_shard, load_clusters
 from opencue_sched.dispatch.report import PassEnd
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.errors import InvalidInput, SchedulerError
@@ -151,9 +151,10 @@ def dispatch_command(key: str, wait: bool, timeout: float, as_json: bool) -> Non
 def _cluster(settings: Settings, key: str) -> Cluster:
     with database() as engine, engine.connect() as connection:
         clusters = {cluster.key: cluster for cluster in load_clusters(connection, settings)}
-    if key not in clusters:
+    name, _, shard = key.partition("@")
+    if name not in clusters:
         raise InvalidInput(f"no cluster {key!r} among {len(clusters)}; see: opencue-sched board list")
-    return clusters[key]
+    return in_shard(clusters[name], shard)
 
 
 def _check_takeable(postings: ClusterPostings, enqueued: Enqueued) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import redis
 import structlog
 
 from opencue_sched.coordination.board import (
@@ -26,8 +27,10 @@ from opencue_sched.coordination.board import (
     new_token,
     resend_ms,
 )
+from opencue_sched.coordination.names import BoardKeys
 from opencue_sched.coordination.periodic import PeriodicThread, boot_clock
 from opencue_sched.domain.cluster import Cluster, ClusterKind, Fence
+from opencue_sched.domain.shards import Division, shards
 from opencue_sched.errors import InvalidInput
 
 log = structlog.get_logger(__name__)
@@ -139,7 +142,15 @@ def decode_cluster(text: str) -> Cluster:
 
 
 class ClusterPostings(BoardScripts):
-    """The board of clusters in one namespace (one per facility scope)."""
+    """The board of clusters in one namespace (one per facility scope).
+
+    ``division`` says how the hosts are divided now. A posting of a shard that there is not any more is taken down when
+    its claim ends, however it ends: its cluster has postings for the shards there are.
+    """
+
+    def __init__(self, client: redis.Redis, keys: BoardKeys, *, division: Callable[[], Division] | None = None) -> None:
+        super().__init__(client, keys)
+        self._division = division
 
     def enqueue(
         self, clusters: Iterable[Cluster], *, wake: bool | Collection[Cluster] = False, fence: Fence | None = None
@@ -287,13 +298,14 @@ class ClusterPostings(BoardScripts):
         Of the tickets that are not 0 one message is enough where one claim takes the others along (claim_with): it
         answers the others' tickets, and what it does not take becomes due by itself after RESEND_SECONDS.
         """
+        there = None if self._division is None else shards(self._division())
         calls = [
             self.end_call(
                 it.claim.uuid,
                 it.claim.owner,
                 it.claim.fence,
                 it.claim.token,
-                it.how,
+                it.how if there is None or it.claim.cluster.shard in there else "consume",
                 delay_seconds=it.delay_seconds,
                 wake=it.claim.wake,
                 reason=it.reason,

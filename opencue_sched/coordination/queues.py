@@ -1,21 +1,20 @@
 """Which queue a cluster's message goes to: the instance whose host cache is warm for it, else its group, else the type.
 
-The instance is found by rendezvous hashing of the cluster's hosts (facility and allocation, or tags) over the live
+In a divided farm the instance is that of the cluster's shard, however much it has to do: it alone has these hosts.
+Elsewhere it is found by rendezvous hashing of the cluster's hosts (facility and allocation, or tags) over the live
 instances of the group: every sender comes to the same answer, and when an instance comes or goes only its own clusters
-move. A saturated instance is passed over, and a message sent again waits for one instance only where none consumes
+move. There a saturated instance is passed over. A message sent again waits for one instance only where none consumes
 another queue. A message goes to no queue that no live worker announces, while another is announced.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
 from itertools import islice
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -37,6 +36,7 @@ from opencue_sched.coordination.periodic import boot_clock
 from opencue_sched.coordination.presence import BEAT_TYPE, Actor, Members, WorkerState, list_members
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.redis_url import read_redis_url
+from opencue_sched.domain.shards import rendezvous
 from opencue_sched.lua_scripts import ScriptCall, call_scripts
 
 REMEMBERED_SECONDS = 1.0
@@ -45,15 +45,6 @@ REMEMBERED_SECONDS = 1.0
 def warm_key(cluster: Cluster) -> str:
     """What a host cache is warm for: the hosts of an allocation, or those with these tags, in a facility."""
     return "\x1f".join((cluster.facility_id, cluster.alloc_id or "", *(() if cluster.alloc_id else cluster.tags)))
-
-
-def rendezvous(key: str, instances: Sequence[str]) -> str | None:
-    """The instance that everybody picks for ``key``; None without instances."""
-
-    def score(instance: str) -> bytes:
-        return hashlib.blake2b(f"{instance}\x1f{key}".encode(), digest_size=8).digest()
-
-    return max(instances, key=score, default=None)
 
 
 class Router:
@@ -80,7 +71,8 @@ class Router:
         self._lock = threading.Lock()
         self._read_at = float("-inf")
         self._consumed: set[str] = set()
-        self._working: frozenset[str] = frozenset()
+        self._fleet: frozenset[str] = frozenset()
+        self._queues: dict[str, QueueName] = {}
         self._live: dict[str, Actor] = {}
         self._load: Counter[str] = Counter()
 
@@ -95,8 +87,11 @@ class Router:
         """Where to send a message for ``cluster``; ``again`` when one was sent before and nobody took it."""
         with self._lock:
             self._look()
-            instance = rendezvous(warm_key(cluster), sorted(self._live))
             shared = self._shared()
+            if cluster.shard:
+                own = self._queues.get(cluster.shard)
+                return shared if own is None or (again and str(shared) in self._consumed) else own
+            instance = rendezvous(warm_key(cluster), sorted(self._live))
             if instance is None:
                 return shared
             full = self._load[instance] >= self._live[instance].capacity
@@ -106,10 +101,11 @@ class Router:
             return self._instance_queue(instance)
 
     def instances(self) -> frozenset[str]:
-        """The instances of the group that take work, by whatever queue."""
+        """The instances that take work from this fleet's board, by whatever queue: those of all groups, but where the
+        group is fixed."""
         with self._lock:
             self._look()
-            return self._working
+            return self._fleet
 
     def _shared(self) -> QueueName:
         """The queue of the group if anybody consumes it, else that of the type."""
@@ -123,7 +119,10 @@ class Router:
         working = [actor for actor in members.of(QueueType.DISPATCH.value) if actor.state == WorkerState.WORKING]
         self._consumed = {name for actor in working for name in actor.capabilities}
         mine = [actor for actor in working if actor.group == self._group]
-        self._working = frozenset(actor.instance for actor in mine)
+        fleet = mine if self._fixed else [actor for actor in working if not actor.facility]
+        self._fleet = frozenset(actor.instance for actor in fleet)
+        own = [(actor, QueueName(self._group_queue.ns, actor.type, actor.group, actor.instance)) for actor in fleet]
+        self._queues = {actor.instance: queue for actor, queue in own if str(queue) in self._consumed}
         self._live = {
             actor.instance: actor for actor in mine if str(self._instance_queue(actor.instance)) in self._consumed
         }
@@ -380,20 +379,3 @@ def broker_settings(url: str) -> BrokerSettings:
         asking |= {"ssl": True, **named.tls}
     options: dict[str, object] = {"master_name": named.service, "sentinel_kwargs": asking}
     return BrokerSettings(";".join(urls), options, named.tls)
-
-
-def first_hosts(instance: str, live: Collection[str]) -> Callable[[str], bool] | None:
-    """Whether ``instance`` is to try a host (by id) before others, so that two instances rarely plan the same ones;
-    None for an instance that is alone, or not among the ``live`` ones.
-
-    A preference, never a right: a layer that finds nothing on these hosts looks at every host.
-    """
-    if instance not in live or len(live) < 2:
-        return None
-    return _picked_for(instance, tuple(sorted(live)))
-
-
-@lru_cache(maxsize=1)
-def _picked_for(instance: str, instances: tuple[str, ...]) -> Callable[[str], bool]:
-    """Kept as long as the same instances live: a pass asks for each host."""
-    return cache(lambda host_id: rendezvous(host_id, instances) == instance)

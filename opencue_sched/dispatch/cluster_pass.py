@@ -179,8 +179,6 @@ class PassRunner:
     settlement: Settlement
     facts: SchemaFacts
     layers: LayerCooldowns
-    first_hosts: Callable[[], Callable[[str], bool] | None] = lambda: None
-    """Which hosts this instance tries before others."""
     verdicts: VerdictLog | None = None
     imported: ImportedShows | None = None
     refusals: Refusals = field(default_factory=Refusals)
@@ -343,7 +341,6 @@ class _Pass:
         report, runner = self.report, self.runner
         apart = runner.refusals.apart()
         policy = policy_for(runner.settings.queue, report.show_name)
-        policy = replace(policy, first=runner.first_hosts())
         if apart:
             policy = replace(policy, admit=lambda _job, layer, host: (layer.id, host.name) not in apart)
         plan = plan_pass(

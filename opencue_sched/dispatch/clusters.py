@@ -13,19 +13,22 @@ import math
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import structlog
+from redis.exceptions import RedisError
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.coordination.postings import ClusterPostings, Enqueued
 from opencue_sched.dispatch.cooldown import CapWaits
 from opencue_sched.domain.cluster import Cluster, ClusterKind, Fence, chunk_tags, normalise_tag
 from opencue_sched.domain.farm import TagType
+from opencue_sched.domain.shards import HOSTS_PER_SHARD, Division, divide, shard_of, shards
 from opencue_sched.errors import InvalidInput
 from opencue_sched.settings import Queue, Settings
-from opencue_sched.store.hosts import tags_of_hosts
+from opencue_sched.store.hosts import count_hosts, tags_of_hosts
 from opencue_sched.store.pending import (
     AllocationTag,
     WaitingTag,
@@ -189,9 +192,56 @@ class ClusterFeed:
         return sorted(clusters if self.awake is None else with_work(self.awake, clusters), key=lambda it: it.key)
 
 
+_HOSTS_COUNTED_SECONDS = 10.0
+"""Between two counts of the hosts there are, of which only the number of shards depends."""
+
+
+class FarmDivision:
+    """How the hosts of the fleet are divided among its live instances now; call it. Thread-safe.
+
+    ``instances`` are those that take work. As long as a store cannot be read, the last answer stays in force.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        instances: Callable[[], Collection[str]],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._instances = instances
+        self._clock = clock
+        self._counted_at = -math.inf
+        self._hosts = self._counted_to = 0
+        self._last: Division = ()
+        self._lock = threading.Lock()
+
+    def __call__(self) -> Division:
+        with self._lock:
+            try:
+                instances = self._instances()
+                self._last = divide(instances, self._count(len(instances))) if len(instances) > 1 else ()
+            except (RedisError, SQLAlchemyError) as error:
+                log.warning("division_not_read", error=str(error))
+            return self._last
+
+    def _count(self, instances: int) -> int:
+        """The hosts there are, as far as it matters to so many instances."""
+        most = instances * HOSTS_PER_SHARD
+        if self._clock() - self._counted_at >= _HOSTS_COUNTED_SECONDS or most > self._counted_to:
+            with self._engine.connect() as connection:
+                self._hosts = count_hosts(connection, scoped_facilities(connection, self._settings), most)
+            self._counted_at, self._counted_to = self._clock(), most
+        return self._hosts
+
+
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """``send`` are the postings to send a message for; ``active`` clusters have work, ``sleeping`` of these sleep."""
+    """``send`` are the postings to send a message for; ``active`` clusters have work, ``sleeping`` of these sleep in
+    every shard that was swept."""
 
     send: tuple[tuple[Cluster, Enqueued], ...]
     clusters: dict[ClusterKind, int]
@@ -210,12 +260,25 @@ class SweepReport:
 
 
 class Sweeper:
-    """Sweeps of one process: it keeps the cluster set between them. Thread-safe."""
+    """Sweeps of one process: it keeps the cluster set between them. Thread-safe.
 
-    def __init__(self, engine: Engine, settings: Settings, postings: ClusterPostings) -> None:
+    Each cluster has a posting for each shard that ``division`` says there is. Every worker hears of new work and of
+    freed hosts, so a sweep for these is one of this process's own shard; all others are sweeps of all shards.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings,
+        postings: ClusterPostings,
+        *,
+        division: Callable[[], Division] = tuple,
+    ) -> None:
         self._engine = engine
         self._settings = settings
         self._postings = postings
+        self._division = division
+        self._divided: Division = ()
         self.cap_waits = CapWaits(settings.queue.cluster_saturated_sleep)
         self.feed = ClusterFeed(self._load, settings.queue)
         self._active: frozenset[Cluster] = frozenset()
@@ -246,7 +309,8 @@ class Sweeper:
 
         Wakes the clusters of ``wake_shows``, and those that could use one of ``wake_hosts`` or wait at a cap under
         which a run that ended there made headroom; the latter only so often (see pause_between_wakes). The report says
-        when that held a cluster back: then sweep for the same hosts again.
+        when that held a cluster back: then sweep for the same hosts again. In a divided farm these are sweeps of this
+        process's shard, and hosts of others are left to them.
         ``may_nap``: no notification asks for this sweep, so its scan may wait while all clusters sleep (NAP_SECONDS).
         """
         with self._lock:
@@ -255,6 +319,18 @@ class Sweeper:
     def _sweep(
         self, wake_shows: frozenset[str], wake_hosts: Collection[str], may_nap: bool, fence: Fence | None
     ) -> SweepReport:
+        # 0. The shards to sweep.
+        division = self._division()
+        if division != self._divided:
+            log.info("farm_divided", shards=len(division), among=list(division))
+            # All are woken once: those of a shard that grew may have hosts now.
+            self._divided, self._withdraw_due, self._active = division, True, frozenset()
+        notified = bool(wake_shows or wake_hosts)
+        mine = self._settings.instance
+        swept = shards(division) if not (notified and division) else tuple({mine}.intersection(division))
+        wake_hosts = [host_id for host_id in wake_hosts if shard_of(host_id, division) in swept]
+        if notified and not (swept and (wake_shows or wake_hosts)):
+            return self._report(())
         # 1. The clusters: again when it is time to, or soon when a show nobody knew has work.
         self._new_show |= bool(wake_shows - {cluster.show_id for cluster in self.feed.clusters.values()})
         if self.feed.reload_if_due(soon=self._new_show):
@@ -272,7 +348,7 @@ class Sweeper:
                     with_headroom, uncounted = self._with_headroom(connection)
             self.feed.awake = awake
             scanned = time.monotonic() - began
-        ready = self.feed.ready()
+        ready = [in_shard(cluster, shard) for cluster in self.feed.ready() for shard in swept]
         active = frozenset(ready)
         reaching = {c for c in active if c.key in with_headroom or not freed_tags.isdisjoint(c.tags)}
         pause = pause_between_wakes(len(reaching))
@@ -283,28 +359,36 @@ class Sweeper:
         wake = {c for c in active if c.show_id in wake_shows} | (active - self._active) | due
         enqueued = self._postings.enqueue(sorted(ready, key=lambda c: c not in wake), wake=wake, fence=fence)
         # Not before: a sweep that fails here has woken no cluster, and the next one must.
-        self._active = active
+        self._active = active | {c for c in self._active if c.shard not in swept and c.shard in shards(division)}
         self.cap_waits.forget(cluster.key for cluster in due)
-        sleeping = sum(it.resting for it in enqueued)
-        if sleeping < len(enqueued):
+        if not all(it.resting for it in enqueued):
             self._nap_until = float("-inf")
-        elif not napping:
+        elif not napping and len(swept) == len(shards(division)):
             self._nap_until = time.monotonic() + NAP_SECONDS
-        # 4. Take down the postings of clusters that no longer exist; a claimed one goes next time.
+        # 4. Take down the postings of clusters and shards that no longer exist; of those that are claimed, one of a
+        #    cluster goes next time, and one of a shard with the end of its pass.
         if self._withdraw_due:
-            gone = [uuid for key, uuid in self._postings.posted().items() if key not in self.feed.clusters]
+            there = {in_shard(c, shard).key for c in self.feed.clusters.values() for shard in shards(division)}
+            gone = [uuid for key, uuid in self._postings.posted().items() if key not in there]
             withdrawn = self._postings.withdraw(gone, fence=fence)
             if withdrawn:
                 log.info("postings_withdrawn", postings=withdrawn)
             self._withdraw_due = False
+        return self._report(enqueued, scanned=scanned, ask_again=pause if due != reaching or uncounted else 0.0)
+
+    def _report(
+        self, enqueued: Sequence[Enqueued], *, scanned: float | None = None, ask_again: float = 0.0
+    ) -> SweepReport:
+        active = {replace(it.cluster, shard="") for it in enqueued}
+        awake = {replace(it.cluster, shard="") for it in enqueued if not it.resting}
         return SweepReport(
             send=tuple((it.cluster, it) for it in enqueued if it.send),
             clusters=dict(Counter(cluster.kind for cluster in self.feed.clusters.values())),
             active=len(active),
-            sleeping=sleeping,
+            sleeping=len(active - awake),
             active_tags=len(self.feed.awake or ()),
             scan_seconds=scanned,
-            ask_again=pause if due != reaching or uncounted else 0.0,
+            ask_again=ask_again,
         )
 
     def _with_headroom(self, connection: Connection) -> tuple[frozenset[str], bool]:
@@ -317,6 +401,11 @@ class Sweeper:
         ended = time.monotonic()
         self._count_after = ended + max(_SHORTEST_PAUSE_SECONDS, (ended - began) / _COUNTING_SHARE)
         return self.cap_waits.with_headroom(headroom), False
+
+
+def in_shard(cluster: Cluster, shard: str) -> Cluster:
+    """The cluster in a shard."""
+    return replace(cluster, shard=shard) if shard else cluster
 
 
 def pause_between_wakes(clusters: int) -> float:

@@ -196,10 +196,11 @@ class VerdictLog:
         }
 
     def left_waiting(self) -> dict[str, dict[str, int]]:
-        """Frames that the last pass over each cluster (by key) left waiting, by verdict. Raises RedisError."""
+        """Frames that the last pass over each cluster (by key, whatever shard) left waiting, by verdict. Raises
+        RedisError."""
         fields = cast("Mapping[str, str]", self._client.hgetall(self.waiting_key))
         decoded = {key: _decoded_waiting(text) for key, text in fields.items() if not key.startswith(_BEHIND)}
-        return {cluster: left[1] for cluster, left in decoded.items() if left is not None}
+        return _of_clusters({key: left[1] for key, left in decoded.items() if left is not None})
 
     def record_not_looked_at(self, scope: str, frames: Mapping[str, int], *, distinct: int) -> None:
         """Keep how many frames no pass looked at, by verdict, and how many wait at all. Raises RedisError."""
@@ -214,7 +215,7 @@ class VerdictLog:
         """
         fields = cast("Mapping[str, str]", self._client.hgetall(self.waiting_key))
         oldest = self._clock() - believed_seconds
-        frames: Counter[str] = Counter()
+        believed: dict[str, dict[str, int]] = {}
         distinct = 0
         gone = []
         for cluster, text in fields.items():
@@ -222,11 +223,31 @@ class VerdictLog:
             if left is None or left[0] < oldest:
                 gone.append(cluster)
             else:
-                frames.update(left[1])
+                believed[cluster] = left[1]
                 distinct += left[2]
         if gone:
             self._client.hdel(self.waiting_key, *gone)
+        frames = Counter[str]()
+        for left_waiting in _of_clusters(believed).values():
+            frames.update(left_waiting)
         return WaitingFrames(frames, distinct)
+
+
+def _of_clusters(by_posting: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    """What clusters left waiting, of what their passes in each shard did. These speak of the same frames: as many wait
+    as in the shard with the most, each for the reason that says most of those the shards give."""
+    of_shards: defaultdict[str, list[Mapping[str, int]]] = defaultdict(list)
+    for key, frames in by_posting.items():
+        of_shards[key.partition("@")[0]].append(frames)
+    found: dict[str, dict[str, int]] = {}
+    for cluster, counts in of_shards.items():
+        left = max(sum(frames.values()) for frames in counts)
+        found[cluster] = {}
+        for verdict in Verdict:
+            if count := min(left, max(frames.get(verdict.value, 0) for frames in counts)):
+                found[cluster][verdict.value] = count
+                left -= count
+    return found
 
 
 def _decoded_waiting(text: str) -> tuple[float, dict[str, int], int] | None:
@@ -375,6 +396,7 @@ def count_frames_not_looked_at(
         clusters = load_clusters(connection, settings)
         work = fetch_waiting_work(connection, scoped_facilities(connection, settings), facts)
     ignored = frozenset(map(normalise_tag, settings.scheduler.ignore_tags))
+    cooled_down = {key.partition("@")[0] for key in cooled_down}
     behind = frames_not_looked_at(clusters, work, verdicts.left_waiting(), ignored=ignored, cooled_down=cooled_down)
     verdicts.record_not_looked_at(settings.scheduler.facility or "", behind, distinct=sum(it.frames for it in work))
 

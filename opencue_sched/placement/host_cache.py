@@ -336,6 +336,7 @@ class HostCache:
         self._hold_seconds = hold_seconds
         self._clock = clock
         self._parts: dict[tuple[str, str], _Part] = {}
+        self._shards = frozenset({"", instance})
         self._entries: dict[str, _Entry] = {}
         self._shown: dict[str, Host] = {}
         self._known_at: dict[str, dict[str, None]] = {}
@@ -466,6 +467,7 @@ class HostCache:
     def keep_shards(self, shards: Collection[str]) -> None:
         """Drop the groups of all other shards: the hosts are divided in another way now."""
         with self._lock:
+            self._shards = frozenset(shards)
             self._parts = {key: part for key, part in self._parts.items() if part.shard in shards}
 
     def reaches(self, host_ids: Iterable[str]) -> set[str]:
@@ -482,7 +484,7 @@ class HostCache:
         with self._lock:
             now = self._clock()
             for part in self._parts.values():
-                own = part.shard in ("", self._instance)
+                own = part.shard in self._shards & {"", self._instance}
                 timeout = self._settings.group_idle_timeout if own else FOREIGN_IDLE_SECONDS
                 part.groups = {tag: group for tag, group in part.groups.items() if now - group.asked_at <= timeout}
             self._parts = {key: part for key, part in self._parts.items() if part.groups}

@@ -39,9 +39,8 @@ from opencue_sched.coordination.postings import (
     DueThread,
 )
 from opencue_sched.coordination.presence import REFRESH_SECONDS, WorkerState
-from opencue_sched.coordination.queues import first_hosts
 from opencue_sched.dispatch.cluster_pass import Dispatcher, PassRunner
-from opencue_sched.dispatch.clusters import Sweeper, SweepReport, scoped_facilities
+from opencue_sched.dispatch.clusters import FarmDivision, Sweeper, SweepReport, scoped_facilities
 from opencue_sched.dispatch.cooldown import LayerCooldowns
 from opencue_sched.dispatch.gather import HostChanges, HostFeed
 from opencue_sched.dispatch.launch import Settlement
@@ -86,7 +85,9 @@ class Runtime:
         self.changes = HostChanges(self.client, settings.coordination.namespace)
         self.channels = RqdChannels(settings.rqd)
         self.postings = ClusterPostings(
-            self.client, BoardKeys(settings.coordination.namespace, cluster_board(settings.scheduler.facility))
+            self.client,
+            BoardKeys(settings.coordination.namespace, cluster_board(settings.scheduler.facility)),
+            division=lambda: self.division(),
         )
         self.first_seen = FirstSeen(self.client)
         self.verdicts = VerdictLog(self.client, settings.coordination.namespace)
@@ -100,6 +101,7 @@ class Runtime:
         self.membership = Membership(
             self.client, settings, lambda: {claim.cluster.key for claim in self.renewer.held()}
         )
+        self.division = FarmDivision(self.engine, settings, self.membership.router.instances)
         self.messenger = Messenger(app, self.membership.router, legacy_queues=settings.coordination.legacy_queues)
         self.due = DueThread(self.postings, claim_ttl=CLAIM_SECONDS, send=self.messenger.send)
         self.leader_keys = LeaderKeys(settings.coordination.namespace, beat_role(settings.scheduler.facility))
@@ -129,6 +131,7 @@ class Runtime:
             instance=self.settings.instance,
             # A host must not be handed out again while what was planned on it may still be committed.
             hold_seconds=self.settings.accounting.commit_deadline + COMMIT_MARGIN_SECONDS,
+            division=self.division,
         )
         self._closing.callback(made.stop)
         made.start()
@@ -136,7 +139,7 @@ class Runtime:
 
     @cached_property
     def sweeper(self) -> Sweeper:
-        return Sweeper(self.engine, self.settings, self.postings)
+        return Sweeper(self.engine, self.settings, self.postings, division=self.division)
 
     @cached_property
     def imported(self) -> ImportedShows:
@@ -158,7 +161,6 @@ class Runtime:
             settlement=Settlement(self.engine, self.ledger, self.changes, self.channels),
             facts=self.facts,
             layers=LayerCooldowns(SLEEPS_A_LAYER_IS_SKIPPED * self.settings.queue.cluster_saturated_sleep),
-            first_hosts=lambda: first_hosts(self.settings.instance, self.membership.router.instances()),
             verdicts=self.verdicts,
             imported=self.imported,
             cap_waits=self.sweeper.cap_waits,

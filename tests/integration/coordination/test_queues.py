@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from celery import Celery
@@ -35,10 +36,10 @@ from opencue_sched.coordination.queues import (
     drain_dead_instances,
     guard_transports,
     queue_census,
-    rendezvous,
     warm_key,
 )
 from opencue_sched.domain.cluster import Cluster, ClusterKind
+from opencue_sched.domain.shards import rendezvous
 from opencue_sched.settings import Settings
 from opencue_sched.worker.membership import Membership
 from opencue_sched.worker.task import Messenger
@@ -107,6 +108,39 @@ def test_what_waits_at_an_instance_or_is_in_its_hands_counts(redis_client):
 def test_a_message_sent_again_never_waits_for_one_instance(redis_client):
     present(redis_client, "a")
     assert Router(redis_client, "cue", "default").queue_for(CLUSTER, again=True) == GROUP
+
+
+def on(shard: str) -> Cluster:
+    return replace(CLUSTER, shard=shard)
+
+
+def test_a_posting_of_a_shard_goes_to_its_instance_however_much_that_has_to_do(redis_client):
+    present(redis_client, "a", in_flight=9), present(redis_client, "b")
+    router = Router(redis_client, "cue", "default")
+    assert {router.queue_for(on("a")) for _ in range(5)} == {OWN}
+    assert router.queue_for(on("b")).instance == "b"
+
+
+def test_a_posting_of_a_shard_goes_to_all_when_its_instance_did_not_take_it_or_is_gone(redis_client):
+    present(redis_client, "a")
+    router = Router(redis_client, "cue", "default")
+    assert router.queue_for(on("a"), again=True) == GROUP
+    assert router.queue_for(on("gone")) == GROUP
+
+
+def test_a_posting_of_a_shard_waits_in_no_queue_that_its_instance_does_not_consume(redis_client):
+    present(redis_client, "a", consumes=[str(GROUP)]), present(redis_client, "b", consumes=[str(TYPE)])
+    router = Router(redis_client, "cue", "default")
+    assert router.queue_for(on("a")) == router.queue_for(on("b")) == GROUP
+
+
+def test_the_hosts_of_a_board_are_divided_among_all_that_work_on_it(redis_client):
+    present(redis_client, "a"), present(redis_client, "b", group="other"), present(redis_client, "c", state="paused")
+    present(redis_client, "d", group="lax", facility="lax"), present(redis_client, "e", consumes=[str(TYPE)])
+    router = Router(redis_client, "cue", "default")
+    assert router.instances() == {"a", "b", "e"}
+    assert router.queue_for(on("b")) == QueueName("cue", "dispatch", "other", "b")
+    assert Router(redis_client, "cue", "lax", fixed=True).instances() == {"d"}
 
 
 @pytest.mark.parametrize("state", ["starting", "paused", "draining"])

@@ -1,0 +1,240 @@
+"""A farm whose hosts are divided: a posting for each shard, and every worker wakes its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+from sqlalchemy import Engine
+
+from opencue_sched.coordination.names import BoardKeys
+from opencue_sched.coordination.postings import ClusterPostings
+from opencue_sched.dispatch import clusters
+from opencue_sched.dispatch.clusters import FarmDivision, Sweeper, SweepReport
+from opencue_sched.dispatch.gather import HostChanges, HostFeed
+from opencue_sched.domain import shards
+from opencue_sched.domain.cluster import Cluster
+from opencue_sched.domain.shards import Division, shard_of
+from opencue_sched.embedded.farm import Farm
+from opencue_sched.embedded.farm_specs import HostSpec, LayerSpec
+from opencue_sched.settings import Rqd, Settings
+
+from .passes import Passes, passes
+
+TWO, THREE = ("one", "two"), ("one", "three", "two")
+
+
+@dataclass
+class Fleet:
+    """The sweepers of some workers of one fleet, all of one mind about who is there."""
+
+    here: Passes
+    division: Division = TWO
+    host_ids: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        keys = BoardKeys("cue", "clusters")
+        self.postings = ClusterPostings(self.here.client, keys, division=lambda: self.division)
+        self.sweepers = {name: self.worker(name) for name in THREE}
+
+    def worker(self, name: str) -> Sweeper:
+        settings = self.here.settings.model_copy(update={"instance": name})
+        return Sweeper(self.here.engine, settings, self.postings, division=lambda: self.division)
+
+    def posted(self) -> set[str]:
+        return {key.partition("@")[2] for key in self.postings.posted()}
+
+    def put_to_rest(self, report: SweepReport) -> None:
+        for _, enqueued in report.send:
+            self.postings.end(self.postings.claim(enqueued.uuid, "somebody", ttl_seconds=10), "sleep", delay_seconds=60)
+
+    def host_of(self, shard: str) -> str:
+        return next(host_id for host_id in self.host_ids if shard_of(host_id, self.division) == shard)
+
+
+def sent(report: SweepReport) -> set[str]:
+    return {cluster.shard for cluster, _ in report.send}
+
+
+@pytest.fixture
+def fleet(engine: Engine, settings: Settings) -> Iterator[Fleet]:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        hosts = farm.hosts([HostSpec(cores=2, hostname_tag=False) for _ in range(24)])
+        farm.job([LayerSpec(frames=100)])
+    with passes(engine, settings.model_copy(update={"rqd": Rqd(dry_run_mode=True)})) as here:
+        yield Fleet(here, host_ids=[host.id for host in hosts])
+
+
+def test_a_cluster_with_work_has_a_posting_for_each_shard(fleet: Fleet) -> None:
+    report = fleet.sweepers["one"].sweep()
+
+    assert sent(report) == fleet.posted() == set(TWO)
+    assert (report.active, report.sleeping) == (1, 0), "one cluster, on two shards"
+    assert fleet.sweepers["two"].sweep().send == ()
+
+
+def test_a_freed_host_wakes_the_shard_it_belongs_to_and_its_worker_alone_does(fleet: Fleet) -> None:
+    for name in TWO:
+        fleet.put_to_rest(fleet.sweepers[name].sweep())
+    host = fleet.host_of("two")
+
+    assert fleet.sweepers["one"].sweep(wake_hosts=[host]).send == ()
+    assert fleet.sweepers["three"].sweep(wake_hosts=[host]).send == (), "it is no owner"
+    report = fleet.sweepers["two"].sweep(wake_hosts=[host, fleet.host_of("one")])
+    assert sent(report) == {"two"}
+    fleet.put_to_rest(report)
+    again = fleet.sweepers["two"].sweep(wake_hosts=[host])
+    assert (again.send, again.ask_again > 0) == ((), True)
+
+
+def test_a_freed_host_of_another_shard_costs_no_scan(fleet: Fleet) -> None:
+    fleet.sweepers["one"].sweep()
+    with fleet.here.counted() as count:
+        fleet.sweepers["one"].sweep(wake_hosts=[fleet.host_of("two")])
+    assert (count.statements, count.packets) == (0, 0)
+
+
+def test_new_work_wakes_every_shard_each_by_its_worker(fleet: Fleet) -> None:
+    for name in TWO:
+        fleet.put_to_rest(fleet.sweepers[name].sweep())
+    (cluster,) = fleet.sweepers["one"].feed.clusters.values()
+
+    assert {name: sent(fleet.sweepers[name].sweep(wake_shows=[cluster.show_id])) for name in THREE} == {
+        "one": {"one"},
+        "two": {"two"},
+        "three": set(),
+    }
+
+
+def test_work_that_nobody_was_told_of_is_found_for_all_shards_by_any_sweep(fleet: Fleet) -> None:
+    for sweeper in fleet.sweepers.values():
+        fleet.put_to_rest(sweeper.sweep())
+
+    assert sent(fleet.worker("one").sweep()) == set(TWO), "by a process that has just started"
+
+
+def test_when_a_worker_comes_or_goes_its_postings_do_and_all_clusters_are_woken(fleet: Fleet) -> None:
+    fleet.put_to_rest(fleet.sweepers["one"].sweep())
+
+    fleet.division = THREE
+    report = fleet.sweepers["one"].sweep()
+    assert sent(report) == fleet.posted() == set(THREE)
+    fleet.put_to_rest(report)
+
+    fleet.division = ("one", "three")
+    report = fleet.sweepers["one"].sweep()
+    assert sent(report) == fleet.posted() == {"one", "three"}, "one of them has the hosts of two"
+    fleet.put_to_rest(report)
+
+    fleet.division = ()
+    assert sent(fleet.sweepers["one"].sweep()) == fleet.posted() == {""}
+    fleet.division = TWO
+    assert sent(fleet.sweepers["one"].sweep()) == fleet.posted() == set(TWO)
+
+
+def test_a_claimed_posting_of_a_shard_that_is_gone_goes_with_the_end_of_its_pass(fleet: Fleet) -> None:
+    enqueued = [it for cluster, it in fleet.sweepers["one"].sweep().send if cluster.shard == "two"]
+    claim = fleet.postings.claim(enqueued[0].uuid, "two", ttl_seconds=10)
+    fleet.division = ()
+    fleet.sweepers["one"].sweep()
+    assert fleet.posted() == {"two", ""}
+
+    assert fleet.postings.end(claim, "again") == 0
+    assert fleet.posted() == {""}
+
+
+def feed_of(fleet: Fleet, name: str) -> HostFeed:
+    here = fleet.here
+    changes = HostChanges(here.client, "cue")
+    return HostFeed(here.engine, changes, here.settings.host_cache, instance=name, division=lambda: fleet.division)
+
+
+def shown(feed: HostFeed) -> set[str]:
+    return {host_id for host_id in feed.cache._shown if any(feed.cache._groups_of(feed.cache._shown[host_id]))}
+
+
+def cluster_in(fleet: Fleet, shard: str) -> Cluster:
+    fleet.sweepers["one"].sweep()
+    (cluster,) = fleet.sweepers["one"].feed.clusters.values()
+    return replace(cluster, shard=shard)
+
+
+def test_a_worker_reads_the_hosts_of_the_shards_that_it_works_on_and_no_others(fleet: Fleet) -> None:
+    feed = feed_of(fleet, "one")
+    mine = {host_id for host_id in fleet.host_ids if shard_of(host_id, TWO) == "one"}
+    feed.refresh(cluster_in(fleet, "one"))
+    assert shown(feed) == mine
+
+    feed.follow()
+    feed.changed(set(fleet.host_ids))
+    feed.note(fleet.host_ids)
+    assert {host.id for host in feed.follow().hosts} == mine
+    feed.changed(set(fleet.host_ids) - mine)
+    with fleet.here.counted() as count:
+        assert not feed.follow()
+    assert count.statements == 0
+
+
+def test_a_worker_takes_over_the_hosts_of_one_that_is_gone_and_gives_up_those_of_one_that_comes(fleet: Fleet) -> None:
+    feed = feed_of(fleet, "one")
+    for division in (TWO, THREE, ("one", "three"), (), TWO):
+        fleet.division = division
+        shard = "one" if division else ""
+        feed.refresh(cluster_in(fleet, shard))
+        assert shown(feed) == {host_id for host_id in fleet.host_ids if shard_of(host_id, division) == shard}
+
+
+def test_a_message_of_another_shard_is_worked_on_with_that_shards_hosts(fleet: Fleet) -> None:
+    feed = feed_of(fleet, "one")
+    for shard in ("two", "three"):
+        feed.refresh(cluster_in(fleet, shard))
+    assert shown(feed) == {
+        host_id for host_id in fleet.host_ids if shard_of(host_id, TWO) == "two" or shard_of(host_id, THREE) == "three"
+    }
+
+
+def test_a_pass_over_a_shard_books_on_its_hosts_alone(fleet: Fleet, engine: Engine) -> None:
+    cluster = cluster_in(fleet, "one")
+    runner = replace(fleet.here.runner, hosts=feed_of(fleet, "one"))
+    while runner.run(cluster, alive=lambda: True).frames_booked:
+        pass
+
+    with engine.connect() as connection:
+        hosts = set(connection.exec_driver_sql("SELECT DISTINCT pk_host FROM proc").scalars())
+    assert hosts == {host_id for host_id in fleet.host_ids if shard_of(host_id, TWO) == "one"}
+
+
+def test_a_farm_is_divided_by_how_many_hosts_there_are_for_each_instance(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instances = {"one"}
+    division = FarmDivision(fleet.here.engine, fleet.here.settings, lambda: instances)
+    assert division() == ()
+    instances |= {"two"}
+    assert division() == (), "24 hosts are too few"
+    for module in (clusters, shards):
+        monkeypatch.setattr(module, "HOSTS_PER_SHARD", 8)
+    instances |= {"three"}
+    assert division() == THREE
+    with fleet.here.counted() as count:
+        assert division() == THREE
+    assert count.statements == 0
+
+
+def test_the_division_stays_in_force_while_redis_is_away(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (clusters, shards):
+        monkeypatch.setattr(module, "HOSTS_PER_SHARD", 8)
+    away = False
+
+    def instances() -> set[str]:
+        if away:
+            raise RedisConnectionError("away")
+        return set(TWO)
+
+    division = FarmDivision(fleet.here.engine, fleet.here.settings, instances)
+    assert division() == TWO
+    away = True
+    assert division() == TWO
