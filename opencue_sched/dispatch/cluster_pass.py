@@ -182,7 +182,9 @@ class PassRunner:
     verdicts: VerdictLog | None = None
     imported: ImportedShows | None = None
     refusals: Refusals = field(default_factory=Refusals)
-    locked: Cooldowns[str] = field(default_factory=lambda: Cooldowns(FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS))
+    locked: Cooldowns[str] = field(
+        default_factory=lambda: Cooldowns(FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, free=1)
+    )
     queue: CommitQueue = field(default_factory=CommitQueue)
     cap_waits: CapWaits = field(default_factory=CapWaits)
     clock: Callable[[], float] = time.monotonic
@@ -453,6 +455,8 @@ class _Pass:
             log.info("bookings_lost", cluster=self.cluster.key, **Counter(e.reason for _, e in result.lost))
         locked = {lost.host.id for lost, why in result.lost if isinstance(why, HostLocked)}
         seconds = {host_id: runner.locked.failed(host_id) for host_id in locked}
+        for planned in result.committed:
+            runner.locked.worked(planned.host.id)
         for host_id, why in {lost.host.id: str(why) for lost, why in result.lost if why.retriable}.items():
             runner.hosts.cache.invalidate(host_id, cooldown_seconds=seconds.get(host_id, 0.0), why=why)
         if result.lowered and runner.ledger.load_caps is not None:

@@ -30,8 +30,9 @@ EMPTY_SLEEP_SECONDS = 30.0
 """Of a cluster without pending jobs. New work wakes it at once: this is for news that was lost."""
 FIRST_LOCKED_SECONDS = 0.05
 LONGEST_LOCKED_SECONDS = 1.0
-"""Of a host whose row another transaction has locked. Mostly a completion or a report has it for a few milliseconds,
-and idle cores are lost in a longer cooldown; but looking again and again at one that stays locked costs a pass each."""
+"""Of a host whose row another transaction has locked, and had when it was looked at before. Mostly a completion or a
+report has it for a few milliseconds, so the next pass plans it again, and idle cores are lost in a longer cooldown; but
+looking again and again at one that stays locked costs a pass each."""
 RETRY_SECONDS = 0.05
 """Of a kind of layers that a host was freed for and that found none, for the second time or more in a row."""
 PASSES_BEFORE_A_SKIP = 4
@@ -59,12 +60,15 @@ class Cooldowns(Generic[What]):
     """What this process leaves alone, until when, and why. Thread-safe.
 
     A row of failures is over when something ``worked``, or did not fail for twice ``longest``. The latest 10,000 are
-    kept.
+    kept. ``free``: so many failures of a row are followed by no cooldown.
     """
 
-    def __init__(self, first: float, longest: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, first: float, longest: float, clock: Callable[[], float] = time.monotonic, *, free: int = 0
+    ) -> None:
         self._first = first
         self._longest = longest
+        self._free = free
         self._clock = clock
         self._lock = threading.Lock()
         self._cooldowns: OrderedDict[What, _Cooldown] = OrderedDict()
@@ -76,7 +80,8 @@ class Cooldowns(Generic[What]):
             self._forget(now)
             before = self._cooldowns.pop(what, None)
             failures = 1 if before is None else before.failures + 1
-            seconds = cooldown_seconds(failures, first=self._first, longest=self._longest)
+            counted = failures - self._free
+            seconds = cooldown_seconds(counted, first=self._first, longest=self._longest) if counted > 0 else 0.0
             self._cooldowns[what] = _Cooldown(now + seconds, now + 2 * self._longest, failures, why)
             return seconds
 

@@ -275,7 +275,7 @@ def process(here: Passes, name: str, clock: Clock, *, window: int = WINDOW) -> P
         mine.settlement,
         mine.facts,
         LayerCooldowns(5.0, clock),
-        locked=Cooldowns(FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, clock),
+        locked=Cooldowns(FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, clock, free=1),
     )
 
 

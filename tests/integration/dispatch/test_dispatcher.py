@@ -105,6 +105,7 @@ def test_a_cluster_does_not_sleep_past_the_return_of_a_host_that_somebody_had_lo
     here: Passes, dispatcher: Dispatcher, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given a farm whose only host is locked by another transaction during a pass
+    monkeypatch.setattr(here.runner.locked, "_free", 0)
     monkeypatch.setattr(here.runner.locked, "_first", 3.0)
     monkeypatch.setattr(here.runner.locked, "_longest", 3.0)
     plant(engine, frames=1)

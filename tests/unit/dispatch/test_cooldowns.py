@@ -44,3 +44,11 @@ def test_a_host_nobody_had_for_a_while_begins_with_the_shortest_rest() -> None:
     locked.failed("h1")
     clock.now += 2 * LONGEST_LOCKED_SECONDS
     assert locked.failed("h1") == FIRST_LOCKED_SECONDS
+
+
+def test_a_host_found_locked_once_is_planned_again_at_once_and_one_that_stays_locked_is_not() -> None:
+    clock = Clock()
+    locked = Cooldowns[str](FIRST_LOCKED_SECONDS, LONGEST_LOCKED_SECONDS, clock, free=1)
+    assert [locked.failed("h1") for _ in range(3)] == [0.0, FIRST_LOCKED_SECONDS, 2 * FIRST_LOCKED_SECONDS]
+    locked.worked("h1")
+    assert [locked.failed("h1") for _ in range(2)] == [0.0, FIRST_LOCKED_SECONDS], "a booking in between ends the row"
