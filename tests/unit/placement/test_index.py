@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from opencue_sched.domain.farm import Host
 from opencue_sched.domain.frames import Need
-from opencue_sched.placement.host_cache import HostIndex
+from opencue_sched.placement.host_index import HostIndex
 from opencue_sched.settings import HostBookingStrategy
 from tests.unit.placement.values import GIB, make_host, make_need
 
