@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.decisions.record import Record
-from benchmarks.decisions.scenario import Bound, Scenario
+from benchmarks.decisions.scenario import Bound, Control, Scenario
 from benchmarks.decisions.scenarios import SCENARIOS
 from benchmarks.decisions.stage import Stores, known_setting, play
 
@@ -62,16 +62,17 @@ def control_of(scenario: Scenario) -> tuple[Scenario | None, list[str]]:
     return (None if missing else changed), missing
 
 
-def judge(scenario: Scenario, workers: int, record: Record, *, control: str = "") -> Answer:
-    """The scenario's own figures, and what holds whatever is decided: a clean audit."""
+def judge(scenario: Scenario, workers: int, record: Record, *, control: Control | None = None) -> Answer:
+    """The scenario's own figures, and what holds whatever is decided: a clean audit. Of a control its own figure."""
     bounds = (*scenario.judge(record), Bound("invariants broken", len(record.audit), most=0))
     passed = all(bound.kept for bound in bounds)
     missing = [f"no queue.{name} yet" for name in scenario.queue if not known_setting(name)]
     busy = [f"others had {record.others_percent} % of the machine"] if record.others_percent > ROUGH_PERCENT else []
     note = ", ".join([*missing, *record.audit, *busy])
-    if control:
-        verdict = "passes, and should not" if passed else "fails as it should"
-        return Answer(scenario.name, workers, control, verdict, not passed, bounds, note)
+    if control is not None:
+        fails = any(bound.name == control.fails and not bound.kept for bound in bounds)
+        verdict = "fails as it should" if fails else "passes, and should not"
+        return Answer(scenario.name, workers, control.says, verdict, fails, bounds, note)
     return Answer(scenario.name, workers, "", "pass" if passed else "FAIL", passed, bounds, note)
 
 
@@ -83,7 +84,7 @@ def judge_control(scenario: Scenario, workers: int, play_it: Play) -> Answer | N
     if controlled is None:
         note = f"no {', '.join(f'queue.{name}' for name in missing)} yet"
         return Answer(scenario.name, workers, scenario.control.says, "skipped", True, (), note)
-    return judge(controlled, workers, play_it(controlled, workers), control=scenario.control.says)
+    return judge(controlled, workers, play_it(controlled, workers), control=scenario.control)
 
 
 def run_decisions(

@@ -95,13 +95,14 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The same run with the policy off, which the same judge must fail.
+    """The same run with the policy off, in which the figure ``fails`` must not be kept (others may fail too).
 
     ``queue`` are settings of the section queue (skipped when there is no such setting), ``changes`` other fields of
     the scenario that are replaced.
     """
 
     says: str
+    fails: str
     queue: Mapping[str, str] = field(default_factory=dict)
     changes: Mapping[str, Any] = field(default_factory=dict)
 

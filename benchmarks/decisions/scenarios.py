@@ -20,7 +20,6 @@ from benchmarks.decisions.stage import Stage
 ONE_KIND = (Hosts("cpu", 40, 16),)
 LEAST_USE = 0.93
 """Of a farm whose work never ends: the rest are cores between two frames."""
-_UNSHARED = Control("shares off", queue={"shares": "false"})
 
 # Shares
 
@@ -44,7 +43,7 @@ SHARES_TWO = Scenario(
     ),
     seconds=22,
     judge=judge_two_shows,
-    control=_UNSHARED,
+    control=Control("shares off", "part of the quarter", queue={"shares": "false"}),
 )
 
 _FIVE = {"tenth": 64, "sixth": 107, "modest": 107, "leaver": 181, "late": 181}
@@ -85,7 +84,7 @@ SHARES_FIVE = Scenario(
     events=(Event(10, "late comes", lambda _: None), Event(20, "leaver goes", _leaver_goes)),
     seconds=30,
     judge=judge_five_shows,
-    control=_UNSHARED,
+    control=Control("shares off", "gap with the late", queue={"shares": "false"}),
 )
 
 # Priority within a show
@@ -143,7 +142,7 @@ _TEN_CLASSES = Scenario(
     seconds=24,
     judge=judge_rank,
     queue={"priority_draw": "0"},
-    control=Control("priority_draw 1", queue={"priority_draw": "1"}),
+    control=Control("priority_draw 1", "part of the highest", queue={"priority_draw": "1"}),
 )
 
 
@@ -154,7 +153,7 @@ def _classes(name: str, says: str, draw: str, judge: object) -> Scenario:
         says=says,
         queue={"priority_draw": draw},
         judge=judge,  # type: ignore[arg-type]
-        control=Control("priority_draw 0", queue={"priority_draw": "0"}),
+        control=Control("priority_draw 0", "part of the lower half", queue={"priority_draw": "0"}),
     )
 
 
@@ -183,7 +182,7 @@ LOW_STREAM = Scenario(
     ),
     seconds=26,
     judge=judge_low_stream,
-    control=Control("priority_draw 0", queue={"priority_draw": "0"}),
+    control=Control("priority_draw 0", "part of the low stream", queue={"priority_draw": "0"}),
 )
 
 # Wide frames
@@ -211,7 +210,7 @@ WIDE = Scenario(
     seconds=36,
     queue={"reservation_block_time": "3s"},
     judge=judge_wide,
-    control=Control("reservations off", queue={"reservations": "false"}),
+    control=Control("reservations off", "wide frames started", queue={"reservations": "false"}),
 )
 
 
@@ -259,7 +258,7 @@ GPUS = Scenario(
     ),
     seconds=24,
     judge=judge_gpus,
-    control=Control("GPU guard off", queue={"gpu_guard": "false"}),
+    control=Control("GPU guard off", "GPUs in use", queue={"gpu_guard": "false"}),
 )
 
 
@@ -278,7 +277,7 @@ LOCALITY = Scenario(
     work=(Work("layer", "show", 60, cores=(4,), jobs=30, job_cap=12),),
     seconds=20,
     judge=judge_locality,
-    control=Control("locality off", queue={"locality": "false"}),
+    control=Control("locality off", "starts where the layer ran", queue={"locality": "false"}),
 )
 
 _ALONE_AT = 14.0
@@ -292,9 +291,7 @@ def layer_bound(host: of.Machine) -> float:
 def judge_flooding(record: Record) -> list[Bound]:
     alone = record.marks["others go"]
     return [
-        Bound(
-            "part of host time above its share", of.flooded(record, "flood", 3.0, alone, bound=layer_bound), most=0.03
-        ),
+        Bound("host time above its share", of.flooded(record, "flood", 3.0, alone, bound=layer_bound), most=0.03),
         Bound("utilisation beside others", record.utilisation(3.0, alone), LEAST_USE),
         Bound("utilisation alone", record.utilisation(alone + 6, record.seconds), 0.9),
     ]
@@ -316,7 +313,7 @@ FLOODING = Scenario(
     events=(Event(_ALONE_AT, "others go", _others_go),),
     seconds=26,
     judge=judge_flooding,
-    control=Control("a layer's share of a host off", queue={"layer_host_share": "false"}),
+    control=Control("a layer's share of a host off", "host time above its share", queue={"layer_host_share": "false"}),
 )
 
 
@@ -338,7 +335,7 @@ ONE_LAYER = Scenario(
     ),
     seconds=21,
     judge=judge_one_layer,
-    control=Control("whole rounds off", queue={"whole_rounds": "false"}),
+    control=Control("whole rounds off", "fill time, one layer to fifty", queue={"whole_rounds": "false"}),
 )
 
 # What is never passed, whatever is decided
@@ -381,7 +378,7 @@ CAPS = Scenario(
     licences={"nuke": _LICENCES},
     seconds=20,
     judge=judge_caps,
-    control=Control("the caps lifted", changes={"capped": False}),
+    control=Control("the caps lifted", "most of nuke to its cap", changes={"capped": False}),
 )
 
 
@@ -406,7 +403,7 @@ DEPENDENCIES = Scenario(
     ),
     seconds=20,
     judge=judge_dependencies,
-    control=Control("no dependencies", changes={"ordered": False}),
+    control=Control("no dependencies", "starts before what they need", changes={"ordered": False}),
 )
 
 # Losing processes
@@ -448,7 +445,9 @@ FAILOVER = Scenario(
     beats=2,
     events=(Event(_LOSS_AT, "a worker and the leading beat die", _loss),),
     control=Control(
-        "nobody takes over", changes={"events": (Event(_LOSS_AT, "a worker and the leading beat die", _loss_for_good),)}
+        "nobody takes over",
+        "starts after to before",
+        changes={"events": (Event(_LOSS_AT, "a worker and the leading beat die", _loss_for_good),)},
     ),
 )
 
@@ -535,7 +534,7 @@ STEADY = Scenario(
     seconds=28,
     queue={"reservation_block_time": "3s"},
     judge=judge_day,
-    control=Control("reservations off", queue={"reservations": "false"}),
+    control=Control("reservations off", "mean wait of 64 cores", queue={"reservations": "false"}),
 )
 
 SCENARIOS: tuple[Scenario, ...] = (

@@ -199,14 +199,31 @@ def test_a_scenario_passes_when_every_figure_is_kept_and_the_audit_is_clean() ->
 
 def test_a_control_is_right_when_its_judge_fails_it() -> None:
     for value, right in ((1, False), (3, True)):
-        scenario = scenario_of(lambda _, value=value: [Bound("x", value, 1, 2)], control=Control("off"))
+        scenario = scenario_of(lambda _, value=value: [Bound("x", value, 1, 2)], control=Control("off", "x"))
         answer = decisions.judge_control(scenario, 1, lambda *_: record_of())
         assert answer is not None
         assert answer.right is right
 
 
+def test_a_control_that_fails_for_another_reason_shows_nothing() -> None:
+    bounds = [Bound("x", 1, 1, 2), Bound("utilisation", 0, 1)]
+    scenario = scenario_of(lambda _: bounds, control=Control("off", "x"))
+    answer = decisions.judge_control(scenario, 1, lambda *_: record_of())
+    assert answer is not None
+    assert not answer.right
+
+
+def test_a_control_names_a_figure_of_its_judge() -> None:
+    marks = {event.name: event.at for scenario in scenarios.SCENARIOS for event in scenario.events}
+    hosts = {"h1": Machine("h1", "cpu", 16, 4), "h2": Machine("h2", "gpu", 16, 4)}
+    record = replace(record_of(run_of(), seconds=60.0, marks=marks), hosts=hosts)
+    for scenario in scenarios.SCENARIOS:
+        names = {bound.name for bound in scenario.judge(record)}
+        assert scenario.control is None or scenario.control.fails in names, scenario.name
+
+
 def test_a_control_whose_switch_is_not_there_is_skipped_and_says_so() -> None:
-    scenario = scenario_of(lambda _: [], control=Control("off", queue={"no_such_setting": "false"}))
+    scenario = scenario_of(lambda _: [], control=Control("off", "x", queue={"no_such_setting": "false"}))
 
     def never(*_: Any) -> Record:
         raise AssertionError("played")
@@ -218,7 +235,7 @@ def test_a_control_whose_switch_is_not_there_is_skipped_and_says_so() -> None:
 
 
 def test_a_control_is_the_same_run_with_other_settings() -> None:
-    control = Control("off", queue={"worker_threads": "2"}, changes={"capped": False})
+    control = Control("off", "x", queue={"worker_threads": "2"}, changes={"capped": False})
     changed, missing = decisions.control_of(scenario_of(lambda _: [], queue={"metrics_port": "0"}, control=control))
     assert changed is not None
     assert (changed.queue, changed.capped, missing) == ({"metrics_port": "0", "worker_threads": "2"}, False, [])
