@@ -17,8 +17,7 @@ from sqlalchemy import text
 
 from benchmarks.bookings import Spent
 from benchmarks.farm_load import HOSTS_1553, HOSTS_10000, FarmLoad, JobLoad, Work
-from benchmarks.steady import ENVIRONMENT, MOST_LOST_PERCENT, hand_over, write_farm
-from benchmarks.stress import ACTIVATE
+from benchmarks.steady import ENVIRONMENT, MOST_LOST_PERCENT, hand_over, prepare, write_farm
 from benchmarks.workbench import Workbench, workbench
 
 FRAMES = 20_000
@@ -93,9 +92,7 @@ def _rounds(workers: int, layers: int, seconds: float, console: Console) -> Fill
             load.add_hosts(connection, HOSTS_1553)
             show = load.add_show(connection, "show", size=load.cores)
             load.add_jobs(connection, show, [JobLoad([Work(FRAMES // layers, 2, 4, 10)]) for _ in range(layers)])
-            connection.execute(ACTIVATE, {"show": show.id, "on": False})
-        with bench.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            connection.execute(text("VACUUM ANALYZE"))
+        prepare(bench, load)
         name = f"{layers} x {FRAMES // layers:,}"
         return _fill(bench, load, name, workers, FRAMES, seconds, console)
 

@@ -27,8 +27,12 @@ _TRANSACTION_TIMEOUT_SINCE = 17
 _TIMEOUTS = """
     SELECT set_config('statement_timeout', :statement_ms, true),
            set_config('lock_timeout', :lock_ms, true),
-           set_config('idle_in_transaction_session_timeout', :idle_ms, true)
+           set_config('idle_in_transaction_session_timeout', :idle_ms, true),
+           set_config('enable_seqscan', 'off', true), set_config('join_collapse_limit', '1', true)
 """
+# The last two are for the planner. Every row of a booking is named by its id, and statements here join in the order in
+# which they are written. Left to itself PostgreSQL reads all frames for some hundred ids, or all that wait of the few
+# shows that it takes for managed ones: its statistics of a table as small as that of the shows are never fresh.
 _TRANSACTION_TIMEOUTS = text(f"{_TIMEOUTS}, set_config('transaction_timeout', :transaction_ms, true)")
 
 _LOCK_FRAMES = """
