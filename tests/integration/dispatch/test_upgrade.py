@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from pydantic import SecretStr
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, Engine, create_engine, event, text
 
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
@@ -32,10 +32,27 @@ _ROWS = {
 }
 
 
+# The program of then read no tables of later revisions; today's, which stands for it, finds them empty in a schema
+# that those of the migration hide.
+_LATER = """
+    CREATE SCHEMA later;
+    CREATE TABLE later.opencue_sched_hold (
+        pk_host varchar, pk_layer varchar, pk_job varchar, cores int, memory_kb bigint, gpus int,
+        granted_at timestamptz, until timestamptz, free_at timestamptz
+    );
+    CREATE TABLE later.opencue_sched_frame_memory (pk_frame varchar, pk_layer varchar, memory_kb bigint);
+    DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET search_path = public, later', current_database()); END $$;
+"""
+
+
 @pytest.fixture
 def older(empty_database_url: str, settings: Settings) -> Settings:
     """Settings on a database of the base revision; no RQD is asked."""
     upgrade(empty_database_url, BASE)
+    engine = create_engine(empty_database_url)
+    with engine.begin() as connection:
+        connection.execute(text(_LATER))
+    engine.dispose()
     dry = settings.rqd.model_copy(update={"dry_run_mode": True})
     return settings.model_copy(update={"database_url": SecretStr(empty_database_url), "rqd": dry})
 
