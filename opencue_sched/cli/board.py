@@ -100,7 +100,8 @@ def show(cluster: str, as_json: bool) -> None:
 @click.option("--force", is_flag=True, help="Even while a worker has it; that worker then loses its claim.")
 @json_option
 def trash(cluster: str, reason: str, force: bool, as_json: bool) -> None:
-    """Put a posting into the trash: its cluster is not dispatched until it is restored.
+    """Put a posting into the trash: its cluster is not dispatched until it is restored. A key without a shard (what
+    follows @) means the cluster's postings in all of them.
 
     Example: opencue-sched board trash alloc-0f3a9c1d2b4e5f60 --reason "bad hosts"
     """
@@ -122,7 +123,7 @@ def restore(cluster: str, as_json: bool) -> None:
 
 def _found(client: redis.Redis, cluster: str) -> tuple[ClusterPostings, Listing]:
     postings = cluster_postings(client, get_settings())
-    listing = postings.job(postings.find(cluster) or cluster)
+    listing = postings.job(next(iter(postings.find_all(cluster)), cluster))
     if listing is None:
         raise InvalidInput(f"no posting of a cluster {cluster!r}; see: opencue-sched board list")
     return postings, listing
@@ -131,8 +132,12 @@ def _found(client: redis.Redis, cluster: str) -> tuple[ClusterPostings, Listing]
 def _update(cluster: str, how: Update, reason: str = "", *, force: bool = False) -> None:
     with checked_redis() as client:
         postings, listing = _found(client, cluster)
-        answer = postings.update(listing.uuid, how, reason, force=force)
-    if not answer[0]:
+        uuids = postings.find_all(cluster) or [listing.uuid]
+        answers = [postings.update(uuid, how, reason, force=force) for uuid in uuids]
+    # Of all shards: one that is worked on is told of, but not one that is where it should be already.
+    refused = [answer for answer in answers if not answer[0]]
+    if held := [answer for answer in refused if answer[1] == "held"] or (refused if len(refused) == len(uuids) else []):
+        answer = held[0]
         refusals = {
             "held": f"{cluster} is worked on by {answer[-1]}; wait, or say --force",
             "not_trashed": f"{cluster} is not in the trash",

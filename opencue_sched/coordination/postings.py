@@ -190,6 +190,11 @@ class ClusterPostings(BoardScripts):
         found = self.client.hget(self.keys.of("names"), cluster_key)
         return None if found is None else str(found)
 
+    def find_all(self, cluster_key: str) -> list[str]:
+        """The postings of a cluster: the one with this key, or of a key without a shard those of all shards."""
+        shards_of = f"{cluster_key}@"
+        return [uuid for key, uuid in self.posted().items() if key == cluster_key or key.startswith(shards_of)]
+
     def skipped(self) -> list[SkippedCluster]:
         """The clusters whose last pass failed, those that are left alone for longest first, then those in the trash,
         the oldest first. Two round trips."""

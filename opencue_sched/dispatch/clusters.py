@@ -321,7 +321,8 @@ class Sweeper:
     ) -> SweepReport:
         # 0. The shards to sweep.
         division = self._division()
-        if division != self._divided:
+        divided_anew = division != self._divided
+        if divided_anew:
             log.info("farm_divided", shards=len(division), among=list(division))
             # All are woken once: those of a shard that grew may have hosts now.
             self._divided, self._withdraw_due, self._active = division, True, frozenset()
@@ -369,12 +370,22 @@ class Sweeper:
         #    cluster goes next time, and one of a shard with the end of its pass.
         if self._withdraw_due:
             there = {in_shard(c, shard).key for c in self.feed.clusters.values() for shard in shards(division)}
+            if divided_anew:
+                self._keep_trashed()
             gone = [uuid for key, uuid in self._postings.posted().items() if key not in there]
             withdrawn = self._postings.withdraw(gone, fence=fence)
             if withdrawn:
                 log.info("postings_withdrawn", postings=withdrawn)
             self._withdraw_due = False
         return self._report(enqueued, scanned=scanned, ask_again=pause if due != reaching or uncounted else 0.0)
+
+    def _keep_trashed(self) -> None:
+        """A cluster that an operator put into the trash in any shard stays there, whatever the shards are called."""
+        reasons = {it.key.partition("@")[0]: it.reason for it in self._postings.skipped() if it.until is None}
+        if reasons:
+            for key, uuid in self._postings.posted().items():
+                if reason := reasons.get(key.partition("@")[0]):
+                    self._postings.update(uuid, "trash", reason)
 
     def _report(
         self, enqueued: Sequence[Enqueued], *, scanned: float | None = None, ask_again: float = 0.0

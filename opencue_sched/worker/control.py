@@ -131,13 +131,13 @@ def sleep_cluster(
 
 
 def put_to_sleep(postings: ClusterPostings, key: str, seconds: float) -> str:
-    """Let a cluster sleep, whatever would wake it; 0 wakes it. Raises InvalidInput for an unknown one."""
+    """Let a cluster sleep in its shard, or in all if ``key`` names none, whatever would wake it; 0 wakes it. Raises
+    InvalidInput for an unknown one."""
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
         raise InvalidInput(f"sleep needs a finite number of seconds, 0 or more, not {seconds!r}")
-    posting = postings.find(key)
-    answer = [0, "gone"] if posting is None else postings.update(posting, "rest", round(seconds * 1000))
-    if not answer[0]:
-        raise InvalidInput(f"cluster {key!r} cannot sleep: its posting is {answer[1]}")
+    answers = [postings.update(posting, "rest", round(seconds * 1000)) for posting in postings.find_all(key)]
+    if not any(answer[0] for answer in answers):
+        raise InvalidInput(f"cluster {key!r} cannot sleep: its posting is {answers[0][1] if answers else 'gone'}")
     return f"{key} sleeps for {seconds:g} s" if seconds else f"{key} is awake"
 
 

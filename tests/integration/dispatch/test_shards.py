@@ -146,6 +146,23 @@ def test_a_claimed_posting_of_a_shard_that_is_gone_goes_with_the_end_of_its_pass
     assert fleet.posted() == {""}
 
 
+def test_a_cluster_in_the_trash_stays_there_when_the_farm_is_divided_anew(fleet: Fleet) -> None:
+    ((cluster, _), *_) = fleet.sweepers["one"].sweep().send
+    name = cluster.key.partition("@")[0]
+    for uuid in fleet.postings.find_all(name):
+        assert fleet.postings.update(uuid, "trash", "bad hosts", force=True)[0]
+
+    fleet.division = THREE
+    fleet.sweepers["one"].sweep()
+    trashed = {it.key for it in fleet.postings.skipped() if it.reason == "bad hosts"}
+    assert trashed >= {f"{name}@{shard}" for shard in THREE}
+
+    for uuid in fleet.postings.find_all(name):
+        fleet.postings.update(uuid, "restore")
+    assert fleet.postings.skipped() == []
+    assert len(fleet.postings.find_all(name)) == len(fleet.postings.find_all(f"{name}@one")) * 3
+
+
 def feed_of(fleet: Fleet, name: str) -> HostFeed:
     here = fleet.here
     changes = HostChanges(here.client, "cue")
