@@ -222,7 +222,7 @@ class Stage:
         return JobSpec(
             layers=layers,
             show=self.shows[part.show],
-            name=f"{part.name}-{part.at:g}-{number}",
+            name=f"{part.show}-{part.name}-{part.at:g}-{number}".replace(" ", "_"),
             priority=part.priority,
             max_cores=part.job_cap if capped and part.job_cap else UNCAPPED,
             activate=False,

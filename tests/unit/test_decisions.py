@@ -118,7 +118,7 @@ def test_a_fill_takes_from_the_first_start_to_that_of_the_wanted_part() -> None:
 
 def classes(parts: dict[int, int]) -> Record:
     runs = [
-        run_of(f"priority {priority}", priority=priority, began=5.0, ended=6.0)
+        run_of(str(priority), priority=priority, began=5.0, ended=6.0)
         for priority, count in parts.items()
         for _ in range(count)
     ]
