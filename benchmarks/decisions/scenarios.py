@@ -328,19 +328,21 @@ def judge_one_layer(record: Record) -> list[Bound]:
     one, fifty = (of.filled_at(record, work, 0.95) for work in ("one", "fifty"))
     return [
         Bound("fill time, one layer to fifty", one / fifty if math.isfinite(fifty) else math.inf, most=1.5),
+        Bound("seconds of one layer", one),
+        Bound("seconds of fifty", fifty),
     ]
 
 
 ONE_LAYER = Scenario(
     name="one-layer",
     says="one layer fills a farm as fast as fifty",
-    hosts=(Hosts("one", 150, 16, tag="one"), Hosts("fifty", 150, 16, tag="fifty")),
-    shows=(Show("show", 4800),),
+    hosts=(Hosts("one", 100, 16, tag="one"), Hosts("fifty", 100, 16, tag="fifty")),
+    shows=(Show("show", 3200),),
     work=(
-        Work("one", "show", 2400, seconds=(600, 600), tag="one"),
-        Work("fifty", "show", 48, jobs=50, seconds=(600, 600), tag="fifty", at=13),
+        Work("one", "show", 1600, seconds=(600, 600), tag="one"),
+        Work("fifty", "show", 32, jobs=50, seconds=(600, 600), tag="fifty", at=13),
     ),
-    seconds=21,
+    seconds=24,
     judge=judge_one_layer,
     control=Control("whole rounds off", "fill time, one layer to fifty", queue={"whole_rounds": "false"}),
 )
