@@ -248,11 +248,17 @@ def reports(hosts: int, rounds: int, json_path: Path | None) -> None:
     "--workers", default="1,4", show_default=True, callback=_counts, help="Celery workers, several numbers with commas."
 )
 @click.option("--scenario", "names", multiple=True, help="Only this scenario; several with the option repeated.")
+@click.option("--pace", default=1.0, show_default=True, help="Times as long in all, for a busy machine.")
 @click.option("--controls/--no-controls", default=True, show_default=True, help="Also with each policy off.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Also write the figures here.")
 @click.option("--logs", type=click.Path(path_type=Path), help="Keep the logs of all processes in this directory.")
 def decisions(
-    workers: list[int], names: tuple[str, ...], controls: bool, json_path: Path | None, logs: Path | None
+    workers: list[int],
+    names: tuple[str, ...],
+    pace: float,
+    controls: bool,
+    json_path: Path | None,
+    logs: Path | None,
 ) -> None:
     """Whether shares, priority, wide frames, GPUs, caps and the like are decided as the policies say.
 
@@ -271,7 +277,7 @@ def decisions(
         known = ", ".join(scenario.name for scenario in SCENARIOS)
         raise click.BadParameter(f"{', '.join(unknown)}; there are {known}", param_hint="--scenario")
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    answers = run_decisions(chosen(names), workers, console, controls=controls, logs=logs)
+    answers = run_decisions(chosen(names), workers, console, controls=controls, pace=pace, logs=logs)
     show_answers(answers)
     write_json(json_path, [answer.as_dict() for answer in answers])
     if not all(answer.right for answer in answers):

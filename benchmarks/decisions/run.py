@@ -93,6 +93,7 @@ def run_decisions(
     console: Console,
     *,
     controls: bool = True,
+    pace: float = 1.0,
     logs: Path | None = None,
 ) -> list[Answer]:
     """Each scenario with each number of workers; its control with the smallest of them."""
@@ -115,7 +116,7 @@ def run_decisions(
                     return record
             with stores.fresh() as (database_url, redis_url):
                 place = logs and logs / f"{scenario.name}-{count}-{len(records)}"
-                record = play(scenario, count, database_url, redis_url, logs=place)
+                record = play(scenario, count, database_url, redis_url, pace=pace, logs=place)
             records.append((staged, count, record))
             return record
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import redis
 from pydantic import SecretStr
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, text
 
 from benchmarks.decisions.record import Layer, Machine, Record, Run, Wait
 from benchmarks.decisions.scenario import MEMORY_GB_A_CORE, Scenario, Work
@@ -42,7 +42,7 @@ from opencue_sched.store.schema import upgrade
 UNCAPPED = 1_000_000
 """Cores of a burst that nobody can reach."""
 SAMPLE_SECONDS = 0.05
-_TICK_SECONDS = 0.02
+_FIRST_BOOKING_SECONDS = 60.0
 
 ENVIRONMENT = {
     "OPENCUE_SCHED_RQD__DRY_RUN_MODE": "true",
@@ -72,7 +72,7 @@ _NO_HISTORY = """
 CREATE FUNCTION decisions_forget() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
 CREATE TRIGGER decisions_forget BEFORE UPDATE ON layer_usage FOR EACH ROW EXECUTE FUNCTION decisions_forget();
 """
-_NOW = text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS float8)")
+_FIRST = text("SELECT min(at) FROM decisions_log")
 _READ_LOG = text("SELECT * FROM decisions_log ORDER BY at, begins")
 _READ_WAITS = text(
     "SELECT pk_frame AS frame, pk_layer AS layer, CAST(extract(epoch FROM ts_eligible) AS float8) AS since FROM frame "
@@ -124,13 +124,17 @@ class Stores:
 
 @dataclass
 class Stage:
-    """A farm at work. ``layers`` and ``frames`` (to their layer) are everything that was submitted."""
+    """A farm at work. ``layers`` is everything that was submitted.
+
+    ``pace`` seconds pass for each second of the scenario: a slow machine is given more. Records are in the scenario's.
+    """
 
     scenario: Scenario
     engine: Engine
     client: redis.Redis
     settings: Settings
     fleet: Fleet
+    pace: float = 1.0
     shows: dict[str, ShowIds] = field(default_factory=dict)
     allocs: dict[str, AllocIds] = field(default_factory=dict)
     hosts: dict[str, Machine] = field(default_factory=dict)
@@ -260,7 +264,18 @@ class Stage:
     def seconds_of(self, proc: RunningProc) -> float:
         """How long a frame runs: evenly spread between its layer's bounds."""
         least, most = self.run_seconds[proc.layer_id]
-        return least + (most - least) * (zlib.crc32(proc.frame_id.encode()) % 1000) / 1000
+        return self.pace * (least + (most - least) * (zlib.crc32(proc.frame_id.encode()) % 1000) / 1000)
+
+    def first_booking(self) -> float:
+        """When the farm began to work, by the database's clock: how long the fleet took to find it is not judged."""
+        deadline = time.monotonic() + _FIRST_BOOKING_SECONDS
+        while time.monotonic() < deadline:
+            with self.engine.connect() as connection:
+                first = connection.execute(_FIRST).scalar()
+            if first is not None:
+                return float(first)
+            time.sleep(SAMPLE_SECONDS)
+        raise TimeoutError(f"{self.scenario.name}: nothing was booked in {_FIRST_BOOKING_SECONDS:.0f} s")
 
     def sample(self) -> None:
         """Note the most that Redis counts under each watched name."""
@@ -283,28 +298,33 @@ class Stage:
     def record(self, began: float, seconds: float, audit: Sequence[str], others_percent: int) -> Record:
         with self.engine.connect() as connection:
             log, waits = connection.execute(_READ_LOG).all(), connection.execute(_READ_WAITS).all()
-        ends = {row.proc: row.at - began for row in log if not row.begins and row.at - began <= seconds}
+
+        def at(moment: float) -> float:
+            return (moment - began) / self.pace
+
+        last = began + seconds
+        ends = {row.proc: at(row.at) for row in log if not row.begins and row.at <= last}
         runs = [
             Run(
                 frame=row.frame,
                 layer=self.layers[row.layer],
                 host=row.host,
                 cores=row.cores // 100,
-                began=row.at - began,
+                began=at(row.at),
                 ended=ends.get(row.proc),
                 gpus=row.gpus,
             )
             for row in log
-            if row.begins and row.at - began <= seconds
+            if row.begins and row.at <= last
         ]
         first: dict[str, float] = {}
         for run in runs:
             first.setdefault(run.frame, run.began)
         return Record(
-            seconds=seconds,
+            seconds=seconds / self.pace,
             hosts=self.hosts,
             runs=runs,
-            waits=[Wait(self.layers[row.layer], row.since - began, first.get(row.frame)) for row in waits],
+            waits=[Wait(self.layers[row.layer], at(row.since), first.get(row.frame)) for row in waits],
             marks=self.marks,
             needs=self.needs,
             counters=dict(self.peaks),
@@ -319,6 +339,7 @@ def play(
     database_url: str,
     redis_url: str,
     *,
+    pace: float = 1.0,
     fleet_type: type[Fleet] = Fleet,
     logs: Path | None = None,
 ) -> Record:
@@ -343,7 +364,7 @@ def play(
         stack.callback(client.close)
         fleet = stack.enter_context(fleet_type(environment, directory))
         stack.callback(_kill_all, fleet)
-        stage = Stage(scenario, engine, client, settings, fleet)
+        stage = Stage(scenario, engine, client, settings, fleet, pace)
         stage.plant()
         stage.start_fleet(workers)
         return _play(stage)
@@ -367,8 +388,10 @@ def _play(stage: Stage) -> Record:
         changes=HostChanges(stage.client, stage.settings.coordination.namespace),
     )
     with ends:
-        cpu, began, started, next_sample = stage.cpu(), _clock(stage.engine), time.monotonic(), 0.0
-        while (now := time.monotonic() - started) < scenario.seconds:
+        stage.submit(due.pop(0)[1])
+        began = stage.first_booking()
+        cpu, started = stage.cpu(), time.monotonic()
+        while (now := (time.monotonic() - started) / stage.pace) < scenario.seconds:
             while due and due[0][0] <= now:
                 _, what = due.pop(0)
                 if isinstance(what, list):
@@ -376,10 +399,8 @@ def _play(stage: Stage) -> Record:
                 else:
                     stage.marks[what.name] = now
                     what.happens(stage)
-            if now >= next_sample:
-                stage.sample()
-                next_sample = now + SAMPLE_SECONDS
-            time.sleep(_TICK_SECONDS)
+            stage.sample()
+            time.sleep(SAMPLE_SECONDS)
         seconds = time.monotonic() - started
         others_percent = stage.cpu().since(cpu).others_percent(seconds)
     report = run_audit(stage.engine, stage.client, stage.settings)
@@ -392,12 +413,3 @@ def _by_time(work: Sequence[Work]) -> Mapping[float, list[Work]]:
     for part in work:
         parts[part.at].append(part)
     return parts
-
-
-def _clock(engine: Engine) -> float:
-    with engine.connect() as connection:
-        return _now(connection)
-
-
-def _now(connection: Connection) -> float:
-    return float(connection.execute(_NOW).scalar_one())
