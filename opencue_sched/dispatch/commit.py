@@ -57,6 +57,7 @@ _IDLE = 0.15
 _WHOLE = 0.95
 
 _RETRY_PAUSE_SECONDS = 0.02
+_HOST_PAUSES_SECONDS = (0.01, 0.03)
 
 Lost = tuple[PlannedProc, BookingError]
 
@@ -134,6 +135,7 @@ def commit_plan(
     facts: SchemaFacts,
     booked_at: float | None = None,
     clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], object] = time.sleep,
     queue: CommitQueue | None = None,
 ) -> CommitResult:
     """Write the plan's bookings. Never raises for what the database does: see CommitResult.
@@ -142,7 +144,7 @@ def commit_plan(
     that booking (default: now), from which the commit deadline counts. ``queue`` is that of the process.
     """
     began = clock() if booked_at is None else booked_at
-    run = _Commit(engine, caps, settings, facts, began, clock, queue or CommitQueue())
+    run = _Commit(engine, caps, settings, facts, began, clock, pause, queue or CommitQueue())
     run.commit(procs)
     result, order = run.result, {proc.proc_id: position for position, proc in enumerate(procs)}
     quarantine(engine, result.quarantined, settings)
@@ -179,6 +181,7 @@ class _Commit:
     facts: SchemaFacts
     booked_at: float
     clock: Callable[[], float]
+    pause: Callable[[float], object]
     queue: CommitQueue
     result: CommitResult = field(default_factory=CommitResult)
 
@@ -200,7 +203,7 @@ class _Commit:
                 if failure is Failure.REPEAT:
                     # The pause is random, so that the two that met do not meet again.
                     self.result.deadlocks += 1
-                    time.sleep(random.uniform(0, _RETRY_PAUSE_SECONDS))
+                    self.pause(random.uniform(0, _RETRY_PAUSE_SECONDS))
                 elif failure is Failure.DATABASE:
                     log.error("commit_failed", procs=len(procs), error=describe(error))
                     self._fail(procs, DatabaseFailure(describe(error)))
@@ -274,9 +277,8 @@ class _Commit:
         lost = [_lost(proc, FrameLost, changed) for proc in procs if proc.frame.id not in frames]
         if not kept:
             return [], lost, frozenset()
-        # (b) Hosts, without waiting either, then caps, which stay as they are until COMMIT.
-        self._next()
-        hosts = store.lock_hosts(connection, {p.host.id for p in kept})
+        # (b) Hosts, then caps, which stay as they are until COMMIT.
+        hosts = self._lock_hosts(connection, {p.host.id for p in kept})
         self._next()
         kept, without_cap, lowered = fit_caps(kept, self.caps, store.read_caps(connection, kept))
         kept, without_host = fit_hosts(kept, hosts)
@@ -298,6 +300,23 @@ class _Commit:
                 connection, [proc for proc in kept if {proc.layer.id, proc.job.id} <= free]
             )
         return committed, lost + taken_over, lowered
+
+    def _lock_hosts(self, connection: Connection, host_ids: set[str]) -> dict[str, store.LockedHost]:
+        """Those of the hosts that could be locked.
+
+        None is waited for, with others locked, but a host that is locked is tried again after a moment: on a full farm
+        it is one on which other frames have just ended, and that transaction takes some tens of milliseconds.
+        """
+        self._next()
+        locked = store.lock_hosts(connection, host_ids)
+        for pause in _HOST_PAUSES_SECONDS:
+            busy = host_ids - locked.keys()
+            if not busy:
+                break
+            self.pause(pause)
+            self._next()
+            locked |= store.lock_hosts(connection, busy)
+        return locked
 
     def _start(self, connection: Connection, procs: list[PlannedProc]) -> tuple[list[PlannedProc], list[Lost]]:
         """Insert procs, lower hosts and start frames, for procs that fit; the others are lost."""

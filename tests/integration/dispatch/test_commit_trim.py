@@ -11,11 +11,13 @@ from sqlalchemy.exc import OperationalError
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import VertexCaps, VertexKind
+from opencue_sched.dispatch.commit import commit_plan
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
 from opencue_sched.errors import AllocationOverBurst, CapChanging, CapExceeded, HostExhausted, HostLocked
 from opencue_sched.settings import Settings
 from opencue_sched.store.booking import read_caps
+from opencue_sched.store.schema import check_schema
 from tests.integration.dispatch.plans import KB_PER_GB, assert_consistent, commit, plan, reasons
 
 
@@ -91,6 +93,30 @@ def test_a_locked_host_is_not_waited_for(engine: Engine, settings: Settings) -> 
     assert [type(error) for _, error in result.lost] == [HostLocked] * 2
     assert all(error.retriable for _, error in result.lost)
     assert_consistent(engine)
+
+
+def test_a_host_whose_lock_is_gone_a_moment_later_is_booked_as_it_is_then(engine: Engine, settings: Settings) -> None:
+    # given a plan for two hosts, on one of which another transaction takes all but one core
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        for name in "ab":
+            farm.host(name=name, cores=2)
+        farm.job([LayerSpec(frames=4)])
+        procs = plan(farm, settings)
+        facts = check_schema(connection)
+    other = engine.connect()
+    other.execute(text("UPDATE host SET int_cores_idle = 100 WHERE str_name = 'a'"))
+
+    # when that one is committed in the first pause of our commit
+    def pause(_: float) -> None:
+        other.commit()
+
+    result = commit_plan(engine, procs, {}, settings, facts=facts, pause=pause)
+    other.close()
+
+    # then what still fits is booked, and only the rest is lost
+    assert sorted(proc.host.name for proc in result.committed) == ["a", "b", "b"]
+    assert reasons(result) == ["host_exhausted"]
 
 
 def test_a_locked_frame_is_not_waited_for(engine: Engine, settings: Settings) -> None:
