@@ -201,6 +201,7 @@ class HostCache:
         self._entries: dict[str, _Entry] = {}
         self._shown: dict[str, Host] = {}
         self._known_at: dict[str, dict[str, None]] = {}
+        self._gpu_hosts: set[str] = set()
         self._refused: dict[str, _Refused] = {}
         self._unsettled: dict[str, set[str]] = {}
         self._draining: set[str] = set()
@@ -211,6 +212,10 @@ class HostCache:
     def __len__(self) -> int:
         """How many hosts can be booked, full ones included."""
         return len(self._shown)
+
+    def has_gpus(self) -> bool:
+        """Whether a host that can be booked has GPUs."""
+        return bool(self._gpu_hosts)
 
     # Reading hosts
 
@@ -566,6 +571,8 @@ class HostCache:
             self._hide(host.id)
             before = None
         self._shown[host.id] = host
+        if host.total_gpus > 0 or host.total_gpu_memory_kb > 0:
+            self._gpu_hosts.add(host.id)
         self._note_layers(host.id, () if before is None else _layers_known_to(before), _layers_known_to(host))
         if host.hold is None:
             self._draining.discard(host.id)
@@ -576,6 +583,7 @@ class HostCache:
 
     def _hide(self, host_id: str) -> None:
         before = self._shown.pop(host_id, None)
+        self._gpu_hosts.discard(host_id)
         self._draining.discard(host_id)
         if before is not None:
             self._note_layers(host_id, _layers_known_to(before), ())
