@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 from sqlalchemy import TextClause, text
 from sqlalchemy.exc import SQLAlchemyError
 
+from benchmarks.chaos.holds import hold_hosts
 from benchmarks.chaos.load import Cap, Load
 from benchmarks.chaos.silent_release import release_silently
 from benchmarks.chaos.site import Site
@@ -98,6 +99,7 @@ class Faults:
             "cap lowered": (10, lambda: self._change_cap(_LOWER)),
             "cap raised": (4, lambda: self._change_cap(_HIGHER)),
             "show flipped": (2, self._flip_show),
+            "hosts held": (4, self._hold_hosts),
         }
 
     @property
@@ -135,6 +137,11 @@ class Faults:
     def close(self) -> None:
         self._closing.set()
         self._client.close()
+
+    def _hold_hosts(self) -> str | None:
+        """No fault of anybody's: hosts are promised to some layers, until the duty finds nothing in it."""
+        with self._site.engine.begin() as connection:
+            return ", ".join(hold_hosts(connection, self._chance)) or None
 
     # Processes
 

@@ -21,6 +21,7 @@ from typing import Any
 import redis
 from sqlalchemy import Engine
 
+from benchmarks.chaos.holds import plant_witness
 from benchmarks.chaos.sampler import URL_VARIABLE
 from benchmarks.workbench import environment_of
 from opencue_sched.embedded.farm import Farm
@@ -53,6 +54,7 @@ ENVIRONMENT = {
     "OPENCUE_SCHED_QUEUE__CLUSTER_RELOAD_INTERVAL": "2s",
     "OPENCUE_SCHED_QUEUE__CLUSTER_SATURATED_SLEEP": "1s",
     "OPENCUE_SCHED_QUEUE__JOB_BACK_OFF_DURATION": "3s",
+    "OPENCUE_SCHED_QUEUE__RESERVATION_BLOCK_TIME": "3s",
     "OPENCUE_SCHED_RELEASE__LOST_COMPLETION_GRACE": "2s",
     "OPENCUE_SCHED_RQD__TIMEOUT": "1s",
 }
@@ -258,6 +260,7 @@ def site(
         with engine.begin() as connection:
             for alloc in ALLOCS:
                 Farm(connection).alloc(alloc)
+            plant_witness(connection)
         fleet = stack.enter_context(fleet_type(variables, directory))
         stack.callback(_kill_all, fleet)
         _start(fleet, ports, workers, beats)

@@ -75,6 +75,8 @@ _PLACEABLE = text(
           WHERE host_stat.str_state = 'UP' AND h.str_lock_state = 'OPEN'
             AND h.int_cores_idle >= w.cores AND h.int_mem_idle >= w.int_mem_min AND h.int_gpus_idle >= w.gpus
             AND string_to_array(h.str_tags, ' ') && w.tags
+            AND NOT EXISTS (SELECT FROM opencue_sched_hold hold WHERE hold.pk_host = h.pk_host
+                            AND hold.pk_layer <> w.pk_layer AND hold.until > now())
             AND s.int_burst >= w.cores + (SELECT coalesce(sum(cores), 0) FROM used
                                           WHERE used.pk_show = w.pk_show AND used.pk_alloc = h.pk_alloc))
     ORDER BY w.name
