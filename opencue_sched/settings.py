@@ -217,6 +217,17 @@ class Queue(_Section):
     host_booking_strategy_by_show: Annotated[dict[str, HostBookingStrategy], NoDecode, BeforeValidator(json_value)] = (
         Field(default_factory=dict, description="Per-show override of host_booking_strategy, by show name.")
     )
+    shares: bool = Field(True, description="Shows that use least of their subscriptions' size go first.")
+    priority_draw: float = Field(
+        0.25,
+        ge=0,
+        le=1,
+        description="Part of the selections among a show's jobs that is drawn, with chances by priority; the rest goes "
+        "by rank. 0: strict rank, in which low priorities may starve. 1: all drawn.",
+    )
+    whole_rounds: bool = Field(
+        True, description="What is idle after every layer had its frames of a pass goes to whichever has more."
+    )
     frame_memory_soft_limit: float = Field(1.6, gt=0, description="RunFrame soft memory limit / layer minimum.")
     frame_memory_hard_limit: float = Field(2.0, gt=0, description="RunFrame hard memory limit / layer minimum.")
     reservations: bool = Field(

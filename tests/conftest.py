@@ -24,7 +24,7 @@ from sqlalchemy import Engine
 
 from opencue_sched.embedded import processes
 from opencue_sched.embedded.services import EmbeddedPostgres, EmbeddedRedis
-from opencue_sched.settings import Settings
+from opencue_sched.settings import Queue, Settings
 from opencue_sched.store.engine import make_engine
 from tests.databases import Databases, PostgresServer
 
@@ -131,9 +131,12 @@ def redis_client(redis_server: RedisServer) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def settings(database_url: str, redis_server: RedisServer, redis_client: redis.Redis) -> Settings:
-    """Settings of a scheduler on this test's database and an empty Redis."""
+    """Settings of a scheduler on this test's database and an empty Redis. Jobs go by rank alone, without a draw."""
     return Settings(
-        database_url=SecretStr(database_url), redis_url=SecretStr(redis_server.url), instance=f"test-{os.getpid()}"
+        database_url=SecretStr(database_url),
+        redis_url=SecretStr(redis_server.url),
+        instance=f"test-{os.getpid()}",
+        queue=Queue(priority_draw=0),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -185,6 +185,20 @@ class Ledger:
                 raise fatal
         caps = {key: read for key, values in zip(vertices, reads, strict=True) if (read := read_caps(key, values))}
         return {b.proc_id: a for b, a in zip(bookings, answers, strict=True)}, caps
+
+    def cores_in_use(self, subscriptions: Collection[tuple[str, str]]) -> dict[tuple[str, str], int]:
+        """Whole cores booked under each subscription (show id, allocation id): one round trip, whatever their number.
+
+        None are in use of one that was never seeded; a spoilt counter, which the next recompute puts right, counts as
+        nothing here, and still refuses bookings.
+        """
+        listed = list(subscriptions)
+        with self.client.pipeline(transaction=False) as pipe:
+            for show_id, alloc_id in listed:
+                pipe.hget(keys.subscription(show_id, alloc_id), "int_cores")
+            answers = pipe.execute(raise_on_error=False)
+        counted = ((pair, _number(text)) for pair, text in zip(listed, answers, strict=True) if isinstance(text, str))
+        return {pair: cores for pair, cores in counted if cores is not None}
 
     def _take_back(self, taken: Sequence[Booking]) -> None:
         """Roll back what nobody will commit. Where that fails, recompute finds it too old."""

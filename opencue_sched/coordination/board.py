@@ -354,27 +354,38 @@ class LayerPermits:
         self._log = layers_booked(namespace)
         self._claim_ttl = claim_ttl
 
-    def take(self, owner: str, frames_by_layer: Mapping[str, int]) -> frozenset[str]:
-        """Layer ids granted to ``owner``, out of layer id -> frames to be looked at. One round trip."""
-        lives = {layer: SECONDS_PER_FRAME * max(1, frames) for layer, frames in frames_by_layer.items()}
-        return self._take(owner, {layer: min(self._claim_ttl, seconds) for layer, seconds in lives.items()})
+    def take(self, frames_by_layer: Mapping[str, Mapping[str, int]]) -> frozenset[str]:
+        """Layer ids granted, out of owner -> layer id -> frames to be looked at. One round trip."""
+        return self._take(
+            {
+                owner: {layer: min(self._claim_ttl, SECONDS_PER_FRAME * max(1, frames)) for layer, frames in of.items()}
+                for owner, of in frames_by_layer.items()
+            }
+        )
 
-    def keep(self, owner: str, layers: Iterable[str], *, seconds: float) -> None:
-        """Have those of ``layers`` that are ``owner``'s for so long from now. One round trip."""
-        self._take(owner, dict.fromkeys(layers, seconds))
+    def keep(self, layers: Mapping[str, Iterable[str]], *, seconds: float) -> None:
+        """Have those of each owner's ``layers`` that are its own for so long from now. One round trip."""
+        self._take({owner: dict.fromkeys(of, seconds) for owner, of in layers.items()})
 
-    def _take(self, owner: str, seconds: Mapping[str, float]) -> frozenset[str]:
-        """Claim permits, each for its seconds, of which no other owner has one. One round trip."""
-        first = (*_place_and_token(owner), _PAYLOAD, JobPriority.NORMAL.rank)
-        chunks = _chunks(seconds)
-        calls = [[*first, *(it for layer in chunk for it in (layer, life_ms(seconds[layer])))] for chunk in chunks]
+    def _take(self, seconds: Mapping[str, Mapping[str, float]]) -> frozenset[str]:
+        """Claim permits, by owner, each for its seconds, of which no other owner has one. One round trip."""
+        calls, asked = [], []
+        for owner, of in seconds.items():
+            first = (*_place_and_token(owner), _PAYLOAD, JobPriority.NORMAL.rank)
+            for chunk in _chunks(of):
+                calls.append([*first, *(it for layer in chunk for it in (layer, life_ms(of[layer])))])
+                asked.append(chunk)
         answers = self._scripts.call_each("board_take_many", calls)
-        fences = [fence for answer in answers for fence in answer]
-        return frozenset(layer for layer, fence in zip(seconds, fences, strict=True) if fence)
+        return frozenset(
+            layer
+            for chunk, fences in zip(asked, answers, strict=True)
+            for layer, fence in zip(chunk, fences, strict=True)
+            if fence
+        )
 
-    def drop(self, owner: str, layers: Iterable[str]) -> int:
-        """Give back those of ``layers`` that are ``owner``'s; returns how many were. One round trip."""
-        calls = [(*_place_and_token(owner), *chunk) for chunk in _chunks(layers)]
+    def drop(self, layers: Mapping[str, Iterable[str]]) -> int:
+        """Give back those of each owner's ``layers`` that are its own; returns how many were. One round trip."""
+        calls = [(*_place_and_token(owner), *chunk) for owner, of in layers.items() for chunk in _chunks(of)]
         return sum(int(gone) for gone in self._scripts.call_each("board_consume_many", calls))
 
     def tell_booked(self, layers: Collection[str]) -> None:

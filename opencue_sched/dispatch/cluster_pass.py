@@ -1,7 +1,8 @@
 """From a message to a pass over its cluster, and to what happens to the cluster next.
 
-In this order: `Dispatcher` claims the posting, `_Pass` goes through the steps of a pass (gather, permits, plan, book,
-commit, launch, settle, next), and `next_state` says in which state the claim ends. Where the process may die, and what
+In this order: `Dispatcher` claims the posting and with it all that is ready of the same shard, `_Pass` goes through the
+steps of one pass over all these clusters (gather, permits, plan, book, commit, launch, settle, next), and `next_state`
+says in which state each claim ends. Where the process may die, and what
 holds then:
 
 - after *book*, before *commit*: the bookings stay in flight in Redis without a proc; recompute removes them once they
@@ -21,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import structlog
 from redis.exceptions import RedisError
@@ -32,7 +34,7 @@ from opencue_sched.accounting.ledger import BookAnswers, Ledger
 from opencue_sched.accounting.show_handover import ImportedShows
 from opencue_sched.coordination.board import End, LayerPermits
 from opencue_sched.coordination.periodic import boot_clock
-from opencue_sched.coordination.postings import Claim, ClaimRefused, ClaimRenewer, ClusterPostings, Enqueued
+from opencue_sched.coordination.postings import Claim, ClaimRefused, ClaimRenewer, ClusterPostings, Ending, Enqueued
 from opencue_sched.dispatch.commit import CommitQueue, CommitResult, commit_plan, quarantine
 from opencue_sched.dispatch.cooldown import (
     EMPTY_SLEEP_SECONDS,
@@ -46,7 +48,7 @@ from opencue_sched.dispatch.cooldown import (
     waits_of,
 )
 from opencue_sched.dispatch.failures import describe, is_missing, is_trouble
-from opencue_sched.dispatch.gather import Gathered, HostFeed, gather
+from opencue_sched.dispatch.gather import GatheredCluster, HostFeed, gather
 from opencue_sched.dispatch.launch import Refusals, Settlement, booking_of, launch_all, launch_requests
 from opencue_sched.dispatch.report import (
     LONGEST_ERROR,
@@ -54,15 +56,15 @@ from opencue_sched.dispatch.report import (
     PassReport,
     VerdictLog,
     after_booking,
-    after_refusals,
 )
 from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict
-from opencue_sched.domain.farm import Host, PlannedProc
+from opencue_sched.domain.farm import Host, Job, Layer, PlannedProc, Reservation, Snapshot
 from opencue_sched.errors import HostLocked, NotReady
-from opencue_sched.placement.planner import Plan, UnschedulableLayer, plan_pass, policy_for, release_plan
+from opencue_sched.placement.planner import MAX_FRAMES, Plan, plan_pass, policy_for, release_plan
+from opencue_sched.placement.policies import Admission, Refusal
 from opencue_sched.settings import Settings
 from opencue_sched.store.booking import Environments, fetch_environments
-from opencue_sched.store.pending import SkippedLayers, fetch_next_start
+from opencue_sched.store.pending import SkippedLayers, fetch_next_starts
 from opencue_sched.store.schema import SchemaFacts
 
 log = structlog.get_logger(__name__)
@@ -87,42 +89,77 @@ class Dispatcher:
     send: Callable[[Enqueued], None]
     look_in: Callable[[float], None]
 
-    def dispatch(self, posting: str, ticket: int | None = None) -> PassReport | ClaimRefused:
-        """One pass over the posted cluster; ClaimRefused when it is gone, another worker's, asleep or trashed, or when
-        the message's ``ticket`` was answered before.
+    def dispatch(self, posting: str, ticket: int | None = None) -> list[PassReport] | ClaimRefused:
+        """One pass over the posted cluster and whatever else of its shard is ready; the posted cluster's report comes
+        first. ClaimRefused when its posting is gone, another worker's, asleep or trashed, or when the message's
+        ``ticket`` was answered before.
 
-        A cluster whose pass fails is cooled down, for longer each time it fails again; the error goes to the caller
-        unless it is a store's. A store in trouble says nothing of the cluster.
+        Clusters whose pass fails are cooled down, for longer each time they fail again; the error goes to the caller
+        unless it is a store's. A store in trouble says nothing of the clusters.
         """
         if self.renewer.hangs and not self._database_answers():
             return ClaimRefused("no_database")
         before = boot_clock()
-        claim = self.postings.claim(posting, self.owner, ttl_seconds=self.renewer.ttl_seconds, ticket=ticket)
+        ttl_seconds = self.renewer.ttl_seconds
+        claim = self.postings.claim(posting, self.owner, ttl_seconds=ttl_seconds, ticket=ticket)
         if isinstance(claim, ClaimRefused):
             return claim
-        self.renewer.keep(claim, claimed_at=before)
+        claims = [claim, *self.postings.claim_with(claim, self.owner, ttl_seconds=ttl_seconds)]
+        for it in claims:
+            self.renewer.keep(it, claimed_at=before)
         try:
-            report = self.runner.run(
-                claim.cluster,
-                alive=lambda: self.renewer.alive(claim),
-                progress=lambda: self.renewer.progress(claim),
-                wakes=claim.wake,
-            )
-        except (SQLAlchemyError, RedisError) as error:
-            report = PassReport(claim.cluster, ended=PassEnd.QUERY_ERROR, error=str(error))
-            if is_trouble(error):
-                log.error("pass_failed_in_a_store", cluster=claim.cluster.key, error=str(error))
-                self._end(claim, report, missing=is_missing(error))
-            else:
-                self._fail(claim, error)
-        except Exception as error:
-            self._fail(claim, error)
-            raise
-        else:
-            self._end(claim, report)
+            return self._pass(claims)
         finally:
-            self.renewer.drop(claim)
-        return report
+            for it in claims:
+                self.renewer.drop(it)
+
+    def _pass(self, claims: Sequence[Claim]) -> list[PassReport]:
+        """One pass over the claimed clusters, whose claims it ends. When it fails for what is in the rows of some
+        cluster, each is tried by itself, so that the others have their pass."""
+
+        def progress() -> None:
+            for claim in claims:
+                self.renewer.progress(claim)
+
+        try:
+            reports = self.runner.run(
+                [claim.cluster for claim in claims],
+                alive=lambda: all(map(self.renewer.alive, claims)),
+                progress=progress,
+                wakes={claim.cluster.key: claim.wake for claim in claims},
+            )
+        except Exception as error:
+            in_a_store = isinstance(error, (SQLAlchemyError, RedisError))
+            if in_a_store and is_trouble(error):
+                log.error("pass_failed_in_a_store", cluster=claims[0].cluster.key, error=str(error))
+                reports = [self._report_of(claim, error) for claim in claims]
+                self._end(claims, reports, missing=is_missing(error))
+                return reports
+            if len(claims) > 1:
+                log.warning("pass_tried_by_cluster", clusters=len(claims), error=describe(error))
+                return self._each_by_itself(claims)
+            self._fail(claims[0], error)
+            if not in_a_store:
+                raise
+            return [self._report_of(claims[0], error)]
+        self._end(claims, reports)
+        return reports
+
+    def _each_by_itself(self, claims: Sequence[Claim]) -> list[PassReport]:
+        """A pass over each; an error that is not a store's goes on when all have had theirs."""
+        reports: list[PassReport] = []
+        errors: list[Exception] = []
+        for claim in claims:
+            try:
+                reports += self._pass([claim])
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return reports
+
+    def _report_of(self, claim: Claim, error: Exception) -> PassReport:
+        return PassReport(claim.cluster, ended=PassEnd.QUERY_ERROR, error=str(error))
 
     def _database_answers(self) -> bool:
         """Whether PostgreSQL answers. Asked before a claim: a process that hangs here holds no cluster up, because the
@@ -134,21 +171,32 @@ class Dispatcher:
             log.warning("database_away", error=str(error))
             return False
 
-    def _end(self, claim: Claim, report: PassReport, *, missing: bool = False) -> None:
-        state, seconds = next_state(report, self.settings.queue.cluster_saturated_sleep, missing=missing)
+    def _end(self, claims: Sequence[Claim], reports: Sequence[PassReport], *, missing: bool = False) -> None:
+        """End the claims as ``next_state`` says of their reports. One message for all: its claim takes the others of
+        the shard along."""
+        saturated = self.settings.queue.cluster_saturated_sleep
+        endings = []
+        for claim, report in zip(claims, reports, strict=True):
+            state, seconds = next_state(report, saturated, missing=missing)
+            endings.append(Ending(claim, state, delay_seconds=seconds))
         try:
-            ticket = self.postings.end(claim, state, delay_seconds=seconds)
-            if ticket:
-                self.send(Enqueued(claim.cluster, claim.uuid, ticket))
-            elif state != "put_off":  # what a store in trouble put off would be back all at once
-                self.look_in(seconds)
+            tickets = self.postings.end_many(endings)
         except RedisError as error:
-            log.warning("claim_left_to_expire", cluster=claim.cluster.key, error=str(error))
+            log.warning("claim_left_to_expire", clusters=len(claims), cluster=claims[0].cluster.key, error=str(error))
+            return
+        for ending, ticket in zip(endings, tickets, strict=True):
+            if ticket:
+                self.send(Enqueued(ending.claim.cluster, ending.claim.uuid, ticket))
+                break
+        sleeps = [it.delay_seconds for it, ticket in zip(endings, tickets, strict=True) if not ticket]
+        # What a store in trouble put off would be back all at once.
+        if sleeps and not any(it.how == "put_off" for it in endings):
+            self.look_in(min(sleeps))
 
     def _fail(self, claim: Claim, error: Exception) -> None:
         log.error("pass_crashed", cluster=claim.cluster.key, error=traceback.format_exc())
         if self.runner.verdicts is not None:
-            self.runner.verdicts.record((), claim.cluster.key)  # what its last good pass said holds no more
+            self.runner.verdicts.record({claim.cluster.key: ((), {})})  # what its last good pass said holds no more
         try:
             seconds = cooldown_seconds(self.postings.failures(claim) + 1)
             self.postings.end(
@@ -191,20 +239,37 @@ class PassRunner:
 
     def run(
         self,
-        cluster: Cluster,
+        clusters: Sequence[Cluster],
         *,
         alive: Callable[[], bool],
         progress: Callable[[], None] = lambda: None,
-        wakes: int = 0,
-    ) -> PassReport:
-        """One pass. ``alive`` says whether the claim on the cluster is still held; it is asked before permits are taken
-        or prolonged and before the commit. ``progress`` is called after each step, none of which takes longer than a
-        commit may. ``wakes``: how often the cluster has been woken so far.
+        wakes: Mapping[str, int] = MappingProxyType({}),
+    ) -> list[PassReport]:
+        """One pass over clusters of one shard; a report for each, in their order. The first says what the pass took as
+        a whole.
+
+        ``alive`` says whether all claims on the clusters are still held; it is asked before permits are taken or
+        prolonged and before the commit. ``progress`` is called after each step, none of which takes longer than a
+        commit may. ``wakes``: how often each cluster, by its key, has been woken so far.
 
         Raises nothing that concerns one job, host or frame. SQLAlchemyError and RedisError of the stores themselves
         reach the caller after everything taken was given back.
         """
-        return _Pass(self, cluster, alive, progress, wakes).run()
+        return _Pass(self, clusters, alive, progress, wakes).run()
+
+
+@dataclass(slots=True)
+class _Part:
+    """One cluster of a pass. ``plan`` is what of the pass's plan is for it."""
+
+    cluster: Cluster
+    owner: str
+    report: PassReport
+    gathered: GatheredCluster | None = None
+    admitted: bool = False
+    plan: Plan = field(default_factory=Plan)
+    lost: frozenset[str] = frozenset()
+    returned: tuple[Host, ...] = ()
 
 
 @dataclass(slots=True)
@@ -212,26 +277,25 @@ class _Pass:
     """The state of one pass."""
 
     runner: PassRunner
-    cluster: Cluster
+    clusters: Sequence[Cluster]
     alive: Callable[[], bool]
     progress: Callable[[], None]
-    wakes: int
+    wakes: Mapping[str, int]
+    parts: list[_Part] = field(init=False)
     report: PassReport = field(init=False)
     began: float = field(init=False)
-    owner: str = field(init=False)
     gathered_at: float | None = None
-    asked_permits: Collection[str] = ()
+    snapshot: Snapshot | None = None
+    asked_permits: dict[str, Collection[str]] = field(default_factory=dict)
     booked_layers: frozenset[str] = frozenset()
     host_changes: int = 0
     bookings_read: str = ""
-    lost: frozenset[str] = frozenset()
-    returned: tuple[Host, ...] = ()
 
     def __post_init__(self) -> None:
-        self.report = PassReport(self.cluster)
+        # One pass at a time has a cluster's claim: what a worker that died in this cluster had permits for is free.
+        self.parts = [_Part(it, f"{it.key}|{uuid.uuid4().hex}", PassReport(it)) for it in self.clusters]
+        self.report = self.parts[0].report
         self.began = self.runner.clock()
-        # One pass at a time has the cluster's claim: what a worker that died in this cluster had permits for is free.
-        self.owner = f"{self.cluster.key}|{uuid.uuid4().hex}"
 
     @contextmanager
     def _timed(self, step: str) -> Iterator[None]:
@@ -239,155 +303,206 @@ class _Pass:
         yield
         self.report.seconds[step] = self.runner.clock() - began
 
-    def run(self) -> PassReport:
+    @property
+    def procs(self) -> list[PlannedProc]:
+        """All that is planned, in the order of the clusters."""
+        return [proc for part in self.parts for proc in part.plan.procs]
+
+    def run(self) -> list[PassReport]:
         """The pass, and what holds however it ends."""
         report, runner = self.report, self.runner
         try:
             self._steps()
         except NotReady as error:
-            report.ended, report.error = PassEnd.NOT_READY, str(error)
-            log.warning("pass_not_ready", cluster=self.cluster.key, error=str(error))
+            for part in self.parts:
+                part.report.ended, part.report.error = PassEnd.NOT_READY, str(error)
+            log.warning("pass_not_ready", cluster=report.cluster.key, error=str(error))
         finally:
-            report.hosts_back_in = runner.hosts.cache.back_in()
+            back_in = runner.hosts.cache.back_in()
+            for part in self.parts:
+                part.report.hosts_back_in = back_in
             # After the launch, which waits for no Redis: what the pass did is done, whether or not Redis answers now.
             try:
                 runner.permits.tell_booked(self.booked_layers)
-                runner.permits.drop(self.owner, self.asked_permits)
+                runner.permits.drop(self.asked_permits)
             except RedisError as error:
-                log.warning("permits_left_to_expire", layers=len(self.asked_permits), error=str(error))
+                log.warning("permits_left_to_expire", clusters=len(self.asked_permits), error=str(error))
             if self.gathered_at is not None and runner.verdicts is not None:
-                runner.verdicts.record(report.verdicts, self.cluster.key, skipped=report.skipped)
+                runner.verdicts.record(
+                    {part.cluster.key: (part.report.verdicts, part.report.skipped) for part in self.parts}
+                )
             report.seconds["total"] = runner.clock() - self.began
-            log.debug("pass_ended", **report.summary())
-        return report
+            for part in self.parts:
+                log.debug("pass_ended", **part.report.summary())
+        return [part.report for part in self.parts]
 
     def _steps(self) -> None:
-        report, runner = self.report, self.runner
-        # 1. Claim. The dispatcher holds the cluster's claim, which expires: it is asked for again before each step that
-        #    only the holder of the claim may take.
+        runner = self.runner
+        # 1. Claim. The dispatcher holds the clusters' claims, which expire: they are asked for again before each step
+        #    that only their holder may take.
 
         # 2. Gather: hosts first, so that what is freed while layers are read counts as a change for the next pass.
         with self._timed("gather"):
-            gathered = self._gather()
-        if not gathered.snapshot.jobs:
-            report.ended = PassEnd.SATURATED if gathered.held_back or gathered.bad_layers else PassEnd.NO_JOBS
-            self._choose_next(gathered)
-            return
-        report.show_name = gathered.snapshot.jobs[0].show_name
-        if runner.imported is not None and not runner.imported.admits(self.cluster.show_id):
-            report.ended = PassEnd.SATURATED
-            log.info("show_not_imported_yet", cluster=self.cluster.key, show=self.cluster.show_id)
-            return
+            snapshot = self.snapshot = self._gather()
+        planned = [part for part in self.parts if self._may_be_planned(part)]
+        if planned:
+            # 3. Permits: a layer with tags of several clusters is planned by one pass at a time. Not before the layers
+            #    are known, and not after the plan, which would be made for nothing. What others booked since this pass
+            #    read what waits is not granted: its frames are still WAITING in the snapshot.
+            if not self.alive():
+                self._end_all(PassEnd.CLAIM_LOST)
+                return
+            granted = self._take_permits(planned)
+            self.progress()
 
-        # 3. Permits: a layer with tags of several clusters is planned by one of them at a time. Not before the layers
-        #    are known, and not after the plan, which would be made for nothing. What others booked since this pass read
-        #    what waits is not granted: its frames are still WAITING in the snapshot.
-        wanted = {layer.id: len(layer.frames) for job in gathered.snapshot.jobs for layer in job.layers}
-        if not self.alive():
-            report.ended = PassEnd.CLAIM_LOST
-            return
-        self.asked_permits = wanted.keys()
-        granted = runner.permits.take(self.owner, wanted) - runner.permits.booked_since(self.bookings_read)
-        self.progress()
-
-        # 4. Plan, in memory. The plan holds its hosts in the process' cache until step 6 gives them back.
-        with self._timed("plan"):
-            report.plan = self._plan(gathered, granted)
-        self.progress()
+            # 4. Plan, in memory. The plan holds its hosts in the process' cache until step 6 gives them back.
+            with self._timed("plan"):
+                self._plan(snapshot, planned, granted)
+            self.progress()
 
         # 5. and 6. Book in Redis, commit in PostgreSQL. The frames' environments are read before anything is booked, so
         #    that a failure costs nothing. 7. and 8. Launch and settle.
-        if report.plan.procs:
-            environments, result = self._book_and_commit(report.plan)
+        if self.procs:
+            environments, result = self._book_and_commit()
             if result.committed:
                 with self._timed("launch"):
                     self._launch_and_settle(environments, result)
 
-        # 9. What happens next to the cluster.
-        if report.ended is PassEnd.NO_JOBS:
-            report.ended = PassEnd.BOOKED if report.frames_booked else PassEnd.SATURATED
-        if report.ended is PassEnd.SATURATED:
-            runner.cap_waits.note(self.cluster.key, waits_of(report.verdicts, gathered.snapshot))
-        self._choose_next(gathered, report.plan.unschedulable)
+        # 9. What happens next to each cluster.
+        for part in planned:
+            if part.report.ended is PassEnd.NO_JOBS:
+                part.report.ended = PassEnd.BOOKED if part.report.frames_booked else PassEnd.SATURATED
+            if part.report.ended is PassEnd.SATURATED:
+                runner.cap_waits.note(part.cluster.key, waits_of(part.report.verdicts, snapshot))
+        self._choose_next()
 
-    def _gather(self) -> Gathered:
+    def _gather(self) -> Snapshot:
         report, runner = self.report, self.runner
         runner.layers.hosts_changed(runner.hosts.follow())
         self.progress()
-        runner.layers.hosts_changed(runner.hosts.refresh(self.cluster))
-        self.progress()
+        for cluster in self.clusters:
+            runner.layers.hosts_changed(runner.hosts.refresh(cluster))
+            self.progress()
         # Both are read before what waits: changes and bookings of others in the meantime are then seen as such.
         self.host_changes = runner.layers.host_changes
         self.bookings_read = runner.permits.log_end()
+        by_key = {part.cluster.key: part for part in self.parts}
 
-        def skip(headroom: Mapping[str, float]) -> SkippedLayers:
+        def skip(cluster: Cluster, headroom: Mapping[str, float]) -> SkippedLayers:
             self.progress()
-            skipped = runner.layers.skipped(self.cluster.key, headroom)
-            report.skipped = skipped.verdicts
+            skipped = runner.layers.skipped(cluster.key, headroom)
+            by_key[cluster.key].report.skipped = skipped.verdicts
             return skipped.layers
 
         with runner.engine.connect() as connection:
-            gathered = gather(connection, self.cluster, runner.settings, facts=runner.facts, skip=skip)
+            gathered = gather(
+                connection,
+                self.clusters,
+                runner.settings,
+                facts=runner.facts,
+                in_use=runner.ledger.cores_in_use,
+                skip=skip,
+                most_frames=min(MAX_FRAMES, runner.hosts.cache.idle_cores(self.clusters) + 1),
+            )
             connection.rollback()
         self.progress()
         self.gathered_at = runner.clock()
         report.statements += gathered.statements
-        report.jobs = len(gathered.snapshot.jobs)
-        report.verdicts = gathered.bad_layers
-        runner.layers.skip_rows(self.cluster.key, _rows(gathered.bad_layers, gathered))
-        runner.hosts.bad_rows.report(gathered.bad_rows)
+        for part, found in zip(self.parts, gathered.clusters, strict=True):
+            part.gathered = found
+            part.report.jobs = len(found.jobs)
+            part.report.verdicts = found.bad_layers
+            runner.layers.skip_rows(part.cluster.key, _rows(found.bad_layers, found))
+            runner.hosts.bad_rows.report(found.bad_rows)
         report.bad_rows = runner.hosts.bad_rows.taken_counts()
-        return gathered
+        return gathered.snapshot
 
-    def _plan(self, gathered: Gathered, granted: Collection[str]) -> Plan:
-        report, runner = self.report, self.runner
+    def _may_be_planned(self, part: _Part) -> bool:
+        """Whether the part has jobs that this fleet may book; what the pass is for it otherwise."""
+        found, report = part.gathered, part.report
+        assert found is not None  # noqa: S101 - set by the step before
+        if not found.jobs:
+            report.ended = PassEnd.SATURATED if found.held_back or found.bad_layers else PassEnd.NO_JOBS
+            part.admitted = True
+            return False
+        report.show_name = found.jobs[0].show_name
+        imported = self.runner.imported
+        part.admitted = imported is None or imported.admits(part.cluster.show_id)
+        if not part.admitted:
+            report.ended = PassEnd.SATURATED
+            log.info("show_not_imported_yet", cluster=part.cluster.key, show=part.cluster.show_id)
+        return part.admitted
+
+    def _end_all(self, ended: PassEnd) -> None:
+        for part in self.parts:
+            part.report.ended = ended
+
+    def _take_permits(self, planned: Sequence[_Part]) -> frozenset[str]:
+        """The layers that this pass may plan. One that several of its clusters reach is asked for by the first."""
+        wanted: dict[str, dict[str, int]] = {}
+        seen: set[str] = set()
+        for part in planned:
+            assert part.gathered is not None  # noqa: S101 - set by the gather
+            layers = {layer.id: len(layer.frames) for job in part.gathered.jobs for layer in job.layers}
+            wanted[part.owner] = {layer: frames for layer, frames in layers.items() if layer not in seen}
+            seen |= layers.keys()
+        self.asked_permits = {owner: layers.keys() for owner, layers in wanted.items()}
+        permits = self.runner.permits
+        return permits.take(wanted) - permits.booked_since(self.bookings_read)
+
+    def _plan(self, snapshot: Snapshot, planned: Sequence[_Part], granted: Collection[str]) -> None:
+        runner = self.runner
         apart = runner.refusals.apart()
-        policy = policy_for(runner.settings.queue, report.show_name)
+        policy = policy_for(runner.settings.queue)
         if apart:
-            policy = replace(policy, admit=lambda _job, layer, host: (layer.id, host.name) not in apart)
-        plan = plan_pass(
-            gathered.snapshot,
-            self.cluster,
+            policy = replace(policy, admissions=(*policy.admissions, kept_apart(apart)))
+        keys_planned = {part.cluster.key for part in planned}
+        plans = plan_pass(
+            replace(snapshot, work=tuple(it for it in snapshot.work if it.cluster.key in keys_planned)),
             runner.hosts.cache,
             policy,
             granted_layers=granted,
             new_id=lambda: str(uuid.uuid4()),
         )
-        report.verdicts = (*gathered.bad_layers, *after_refusals(plan, apart))
-        placed = {proc.layer.kind for proc in plan.procs}
-        runner.layers.found_no_host(self.cluster.key, plan.unschedulable, host_changes=self.host_changes, placed=placed)
-        return plan
+        for part, plan in zip(planned, plans, strict=True):
+            part.plan = part.report.plan = plan
+            part.report.verdicts = (*part.report.verdicts, *plan.verdicts)
+            placed = {proc.layer.kind for proc in plan.procs}
+            runner.layers.found_no_host(
+                part.cluster.key, plan.unschedulable, host_changes=self.host_changes, placed=placed
+            )
 
-    def _book_and_commit(self, plan: Plan) -> tuple[Environments, CommitResult]:
-        report, runner = self.report, self.runner
+    def _book_and_commit(self) -> tuple[Environments, CommitResult]:
+        report, runner, procs = self.report, self.runner, self.procs
         environments: Environments = {}
         result = CommitResult()
         try:
             if not runner.settings.rqd.dry_run_mode:
-                jobs, layers = {proc.job.id for proc in plan.procs}, {proc.layer.id for proc in plan.procs}
+                jobs, layers = {proc.job.id for proc in procs}, {proc.layer.id for proc in procs}
                 with runner.engine.connect() as connection:
                     environments = fetch_environments(connection, jobs, layers)
                 report.statements += 1
             self.progress()
-            if not self.alive():  # another pass has the cluster now, and these permits
-                report.ended = PassEnd.CLAIM_LOST
+            if not self.alive():  # another pass has a cluster now, and these permits
+                self._end_all(PassEnd.CLAIM_LOST)
                 return environments, result
             # A commit may have to wait for as long as its deadline: no other pass may plan frames of these layers until
             # it is over. Kept from before the booking to the end of the pass. After a death the next pass of the
             # cluster has the permits at once, and others when they expire.
-            planned = {proc.layer.id for proc in plan.procs}
-            runner.permits.keep(self.owner, planned, seconds=runner.settings.accounting.commit_deadline)
+            booking = {proc.layer.id for proc in procs}
+            keep = {owner: booking.intersection(asked) for owner, asked in self.asked_permits.items()}
+            runner.permits.keep(keep, seconds=runner.settings.accounting.commit_deadline)
             self.progress()
 
             # 5. Book, before PostgreSQL: the counters may only ever be too high (I2). The commit's deadline counts from
             #    here, because recompute takes a booking that is too old for that of a dead process.
             booked_at = runner.clock()
             with self._timed("book"):
-                answers = self._book(plan)
+                answers = self._book(procs)
             self.progress()
-            accepted = [proc for proc in plan.procs if proc.proc_id in answers.accepted]
+            accepted = [proc for proc in procs if proc.proc_id in answers.accepted]
             if accepted and not self.alive():
-                report.ended = PassEnd.CLAIM_LOST
+                self._end_all(PassEnd.CLAIM_LOST)
                 self._roll_back(accepted)
                 return environments, result
 
@@ -398,32 +513,42 @@ class _Pass:
                     result = self._commit(accepted, answers, booked_at)
                 self.progress()
             losses = {proc.proc_id: error for proc, error in (*result.lost, *result.unknown)}
-            report.verdicts, report.refused, self.lost = after_booking(
-                report.verdicts, plan.procs, answers.refusals, losses
-            )
+            for part in self.parts:
+                part.report.verdicts, part.report.refused, part.lost = after_booking(
+                    part.report.verdicts, part.plan.procs, answers.refusals, losses
+                )
             self._after_commit(result)
             return environments, result
         finally:
             # What was not committed is idle again, and layers may wait for want of just that.
             committed = {proc.proc_id for proc in result.committed}
             unknown = frozenset(proc.proc_id for proc, _ in result.unknown)
-            release_plan(runner.hosts.cache, plan, committed=committed, unknown=unknown)
-            self.returned = given_back(plan.procs, committed | unknown)
-            runner.hosts.note({host.id for host in self.returned})
+            release_plan(runner.hosts.cache, procs, committed=committed, unknown=unknown)
+            # Of all parts: what one gives back another may have wanted.
+            returned = given_back(procs, committed | unknown)
+            for part in self.parts:
+                part.returned = returned
+            runner.hosts.note({host.id for host in returned})
 
-    def _book(self, plan: Plan) -> BookAnswers:
-        report, ledger = self.report, self.runner.ledger
-        limits = {limit for proc in plan.procs for limit in proc.layer.limit_ids}
+    def _book(self, procs: Sequence[PlannedProc]) -> BookAnswers:
+        ledger = self.runner.ledger
+        limits = {limit for proc in procs for limit in proc.layer.limit_ids}
         if limits and ledger.load_caps is not None:
             # Frames of unmanaged shows under the same licences are not in the ledger: count them now.
             ledger.load_caps(sorted(keys.limit(limit) for limit in limits))
-        answers = ledger.book([booking_of(proc) for proc in plan.procs])
-        report.lazy_seeds += len(answers.loaded)
-        report.refusals.update(refused.table for refused in answers.refusals.values())
+        answers = ledger.book([booking_of(proc) for proc in procs])
+        self.report.lazy_seeds += len(answers.loaded)
+        part_of = self._part_of()
+        for proc_id, refused in answers.refusals.items():
+            part_of[proc_id].report.refusals[refused.table] += 1
         return answers
 
+    def _part_of(self) -> dict[str, _Part]:
+        """By proc id, the part for which it was planned."""
+        return {proc.proc_id: part for part in self.parts for proc in part.plan.procs}
+
     def _commit(self, accepted: Sequence[PlannedProc], answers: BookAnswers, booked_at: float) -> CommitResult:
-        report, runner = self.report, self.runner
+        runner = self.runner
         result = commit_plan(
             runner.engine,
             accepted,
@@ -438,21 +563,26 @@ class _Pass:
         self.booked_layers = frozenset(
             proc.layer.id for proc in (*result.committed, *(proc for proc, _ in result.unknown))
         )
-        report.statements += result.statements
-        report.frames_booked = len(result.committed)
-        waited = (proc.frame.waited_seconds for proc in result.committed)
-        report.seconds_to_book = [seconds + since_gathered for seconds in waited if seconds is not None]
+        self.report.statements += result.statements
+        part_of = self._part_of()
+        for proc in result.committed:
+            report = part_of[proc.proc_id].report
+            report.frames_booked += 1
+            if proc.frame.waited_seconds is not None:
+                report.seconds_to_book.append(proc.frame.waited_seconds + since_gathered)
         return result
 
     def _after_commit(self, result: CommitResult) -> None:
         """Undo in Redis what PostgreSQL did not take, and stop believing in the hosts and caps that were wrong."""
-        report, runner = self.report, self.runner
-        report.losses.update(error.reason for _, error in (*result.lost, *result.unknown))
+        runner, part_of = self.runner, self._part_of()
+        for planned, error in (*result.lost, *result.unknown):
+            part_of[planned.proc_id].report.losses[error.reason] += 1
         for planned, error in result.unknown:
             log.error("commit_outcome_unknown", proc=planned.proc_id, frame=planned.frame.id, error=str(error))
         if result.lost:
             self._roll_back([planned for planned, _ in result.lost])
-            log.info("bookings_lost", cluster=self.cluster.key, **Counter(e.reason for _, e in result.lost))
+            reasons = Counter(error.reason for _, error in result.lost)
+            log.info("bookings_lost", cluster=self.report.cluster.key, **reasons)
         locked = {lost.host.id for lost, why in result.lost if isinstance(why, HostLocked)}
         seconds = {host_id: runner.locked.failed(host_id) for host_id in locked}
         for planned in result.committed:
@@ -475,7 +605,7 @@ class _Pass:
             log.warning("rollback_left_to_recompute", procs=len(procs), error=str(error))
 
     def _launch_and_settle(self, environments: Environments, result: CommitResult) -> None:
-        report, runner = self.report, self.runner
+        runner = self.runner
         # 7. Launch, without a lock. The time to send counts from the COMMIT: a process that was stopped since then
         #    sends nothing late, and what it does not send is undone.
         requests, impossible = launch_requests(result.committed, environments, runner.settings)
@@ -485,10 +615,12 @@ class _Pass:
 
         # 8. Settle: see dispatch.launch for its order.
         settled = runner.settlement.settle(result.committed, [*impossible, *launched], progress=self.progress)
-        report.frames_launched = len(settled.launched)
+        part_of = self._part_of()
+        for proc in settled.launched:
+            part_of[proc.proc_id].report.frames_launched += 1
         blame = runner.refusals.blame(launched)
         for proc, error in (*settled.compensated, *settled.left_unknown):
-            report.losses[error.reason] += 1
+            part_of[proc.proc_id].report.losses[error.reason] += 1
             seconds = FAILED_HOST_SECONDS if proc.host.name in blame.hosts else 0.0
             runner.hosts.cache.invalidate(proc.host.id, cooldown_seconds=seconds, why=str(error))
         runner.hosts.changed({proc.host.id for proc in result.committed})
@@ -496,40 +628,62 @@ class _Pass:
         hopeless = {it.request.run_frame.job_id: str(it.error) for it in impossible}
         quarantine(runner.engine, {**blame.jobs, **hopeless}, runner.settings)
 
-    def _choose_next(self, gathered: Gathered, hostless: Sequence[UnschedulableLayer] = ()) -> None:
-        """Choose whether the cluster is dispatched again at once, which layers its next pass skips, and when it has to
-        be looked at again at the latest."""
-        report, no_host = self.report, {it.verdict.layer_id for it in hostless}
-        got_nothing = [it for it in report.verdicts if it.layer_id not in no_host and self._got_nothing(it)]
-        report.go_on, report.look_again = self.runner.layers.end_pass(
-            self.cluster.key,
-            wakes=self.wakes,
-            more=gathered.more,
-            booked=report.frames_booked > 0,
-            hostless=hostless,
-            got_nothing=_rows(got_nothing, gathered),
-            lost=self.lost,
-            returned=self.returned,
-        )
-        if self.runner.facts.has_start_after and not (report.frames_booked or report.go_on):
-            # The cluster sleeps now, and no event tells when the next layer may start.
-            report.statements += 1
+    def _choose_next(self) -> None:
+        """Choose which clusters are dispatched again at once, which layers their next passes skip, and when they have
+        to be looked at again at the latest."""
+        parts = [part for part in self.parts if part.admitted]
+        for part in parts:
+            self._choose_next_of(part)
+        asleep = [part for part in parts if not (part.report.frames_booked or part.report.go_on)]
+        if self.runner.facts.has_start_after and asleep:
+            # These clusters sleep now, and no event tells when their next layer may start.
+            self.report.statements += 1
             with self.runner.engine.connect() as connection:
-                report.next_start = fetch_next_start(
+                starts = fetch_next_starts(
                     connection,
-                    self.cluster,
+                    [part.cluster for part in asleep],
                     # A layer whose time came while the pass read what waits was not seen by it: it starts now.
                     since=self.runner.clock() - self.began,
                     within=max(EMPTY_SLEEP_SECONDS, self.runner.settings.queue.cluster_saturated_sleep),
                 )
+            for part in asleep:
+                part.report.next_start = starts.get(part.cluster.key)
 
-    def _got_nothing(self, verdict: LayerVerdict) -> bool:
-        """Whether the layer was looked at and got nothing. One that a full plan had no place for was not looked at."""
-        tried = verdict.layer_id in self.lost or verdict.layer_id in self.report.refused
-        return not verdict.frames and (tried or verdict.verdict is not Verdict.FLOWING)
+    def _choose_next_of(self, part: _Part) -> None:
+        report, found, hostless = part.report, part.gathered, part.plan.unschedulable
+        assert found is not None  # noqa: S101 - set by the gather
+        no_host = {it.verdict.layer_id for it in hostless}
+        got_nothing = [it for it in report.verdicts if it.layer_id not in no_host and _got_nothing(part, it)]
+        report.go_on, report.look_again = self.runner.layers.end_pass(
+            part.cluster.key,
+            wakes=self.wakes.get(part.cluster.key, 0),
+            more=found.more,
+            booked=report.frames_booked > 0,
+            hostless=hostless,
+            got_nothing=_rows(got_nothing, found),
+            lost=part.lost,
+            returned=part.returned,
+        )
 
 
-def _rows(verdicts: Iterable[LayerVerdict], gathered: Gathered) -> list[SkippedRow]:
+def kept_apart(apart: Mapping[tuple[str, str], str]) -> Admission:
+    """Keeps layers off hosts whose RQD refused them a moment ago: layer id and host name -> what it said."""
+
+    def admit(_job: Job, layer: Layer, host: Host, _taken: Reservation) -> Refusal | None:
+        said = apart.get((layer.id, host.name))
+        detail = f"host {host.name} refused its frames and will be tried again: {said}"
+        return None if said is None else Refusal(Verdict.BACKING_OFF, detail)
+
+    return admit
+
+
+def _got_nothing(part: _Part, verdict: LayerVerdict) -> bool:
+    """Whether the layer was looked at and got nothing. One that a full plan had no place for was not looked at."""
+    tried = verdict.layer_id in part.lost or verdict.layer_id in part.report.refused
+    return not verdict.frames and (tried or verdict.verdict is not Verdict.FLOWING)
+
+
+def _rows(verdicts: Iterable[LayerVerdict], gathered: GatheredCluster) -> list[SkippedRow]:
     """Layers to be skipped as long as their rows are what they were in this pass."""
     return [SkippedRow(it, gathered.versions[it.layer_id]) for it in verdicts]
 

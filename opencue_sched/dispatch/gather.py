@@ -1,8 +1,9 @@
-"""Gather: everything the planner may know about hosts and about one cluster's work.
+"""Gather: everything the planner may know about hosts and about the work of the clusters of a pass.
 
 The hosts of a process are kept current: groups from PostgreSQL, changes from the change log in Redis. Limits,
-subscriptions, jobs, layers with frames take four statements whatever the numbers of them, and a fifth when no job can
-be booked. Rows that make no sense cost their job its place in this pass and nothing else.
+subscriptions, jobs, layers with frames take four statements whatever the numbers of them and of clusters, and a fifth
+when of some cluster no job can be booked. Rows that make no sense cost their job its place in this pass and nothing
+else.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from opencue_sched.coordination.periodic import PeriodicThread
 from opencue_sched.dispatch.cooldown import HostNews
 from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict, normalise_tags
 from opencue_sched.domain.farm import (
+    CENTICORES_PER_CORE,
     MOST_CENTICORES,
     MOST_GPUS,
     MOST_KB,
@@ -40,18 +42,22 @@ from opencue_sched.domain.farm import (
     Job,
     Layer,
     Snapshot,
+    Work,
 )
 from opencue_sched.domain.frames import burst_cap, check_frame_range, cores_cap, gpus_cap
 from opencue_sched.domain.shards import Division, buckets, shards
 from opencue_sched.errors import InvalidInput
 from opencue_sched.placement.host_cache import HOLD_SECONDS, HostCache
+from opencue_sched.placement.planner import MAX_FRAMES
+from opencue_sched.placement.policies.draw import seed_of_draw
 from opencue_sched.settings import HostCacheSettings, Settings
 from opencue_sched.store.hosts import fetch_groups, fetch_hosts_by_id
 from opencue_sched.store.pending import (
+    Headrooms,
     SkippedLayers,
     fetch_limits,
     fetch_pending_jobs,
-    fetch_subscriptions,
+    fetch_shares,
     fetch_waiting_layers,
 )
 from opencue_sched.store.schema import SchemaFacts
@@ -235,104 +241,172 @@ _MOST = {
 }
 """What a frame can ask for at most, by column; the other numbers of a layer fit into any counter."""
 
-Skip = Callable[[Mapping[str, float]], SkippedLayers]
-"""``skip(headroom)``: the layers to skip when the show's subscriptions have ``headroom`` (allocation id -> cores)."""
+Skip = Callable[[Cluster, Mapping[str, float]], SkippedLayers]
+"""``skip(cluster, headroom)``: its layers to skip when its show's subscriptions have ``headroom`` (allocation id ->
+cores)."""
+CoresInUse = Callable[[Collection[tuple[str, str]]], Mapping[tuple[str, str], int]]
+"""The cores in use under subscriptions, by show and allocation id; one that is absent has none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
-    """``snapshot`` for the planner. ``bad_rows`` were skipped, and ``bad_layers`` with them; ``statements`` were sent
-    to PostgreSQL. ``more``: as many jobs were found as a pass looks at, so there may be others.
-    ``versions`` are those of the rows of all layers found, by id.
+class GatheredCluster:
+    """``bad_rows`` were skipped, and ``bad_layers`` with them. ``more``: as many jobs were found as a pass looks at, so
+    there may be others. ``versions`` are those of the rows of all layers found, by id.
 
     ``held_back``: work waits, but all of it is over some cap or backing off; the cluster is saturated rather than
     empty, and the snapshot shows the first jobs of it.
     """
 
-    snapshot: Snapshot
+    cluster: Cluster
+    jobs: tuple[Job, ...]
     bad_rows: tuple[BadRow, ...]
     bad_layers: tuple[LayerVerdict, ...]
     held_back: bool
     more: bool
     versions: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """``snapshot`` for the planner, what else is to say of each cluster in their order, and how many ``statements``
+    were sent to PostgreSQL."""
+
+    snapshot: Snapshot
+    clusters: tuple[GatheredCluster, ...]
     statements: int
 
 
 def gather(
     connection: Connection,
-    cluster: Cluster,
+    clusters: Sequence[Cluster],
     settings: Settings,
     *,
     facts: SchemaFacts,
-    skip: Skip = lambda _headroom: SkippedLayers(),
+    in_use: CoresInUse,
+    skip: Skip = lambda _cluster, _headroom: SkippedLayers(),
+    most_frames: int = MAX_FRAMES,
 ) -> Gathered:
-    """Read the cluster's pending work and the live headroom under every cap that work stands under.
+    """Read the pending work of all these clusters, and the live headroom under every cap that work stands under.
 
-    A job all of whose layers are to be skipped gives its place to the next one.
+    ``most_frames``: as many as can be placed, and one more, which says why it is not; no more are read of a layer. A
+    job all of whose layers are to be skipped gives its place to the next one.
 
     The caller owns the transaction; nothing is locked or changed.
     """
+    queue = settings.queue
     limits = fetch_limits(connection)
-    subscriptions = fetch_subscriptions(connection, cluster.show_id)
-    subscribed = {
-        row.alloc_id: Caps(Headroom(burst_cap(row.burst_centicores), row.cores), Headroom(None, row.gpus))
-        for row in subscriptions
-    }
-    skipped = skip({alloc_id: caps.cores.left for alloc_id, caps in subscribed.items()})
-    max_jobs = settings.queue.max_jobs_per_cluster_pass
-    fetch_jobs = partial(
-        fetch_pending_jobs,
-        connection,
-        cluster,
-        facts,
-        headroom={
-            row.alloc_id: int(subscribed[row.alloc_id].cores.left)
-            for row in subscriptions
-            if row.facility_id == cluster.facility_id
-        },
-        full_limits=[limit.id for limit in limits.values() if not limit.left],
-        skipped=skipped,
-        max_jobs=max_jobs,
-    )
-    job_rows, held_back, statements = fetch_jobs(), False, 4
-    if not job_rows:
-        # Nothing can be booked. What is it that waits? The planner says of each layer why.
-        job_rows, statements = fetch_jobs(held_back=True), 5
-        held_back = bool(job_rows)
-    layer_rows = fetch_waiting_layers(
-        connection,
-        [row.pk_job for row in job_rows],
-        facts,
-        tags=cluster.tags,
-        skipped=skipped,
-        max_frames=settings.queue.dispatch_frames_per_layer_limit,
-    )
-    jobs, bad_rows, bad_layers = _jobs(job_rows, layer_rows)
-    kept = {job.id for job in jobs}
-    wanted = limits.keys() & {limit_id for job in jobs for layer in job.layers for limit_id in layer.limit_ids}
-    return Gathered(
-        snapshot=Snapshot(
-            jobs=tuple(jobs),
-            subscriptions=subscribed,
-            folders={
-                row.pk_folder: _caps(row.folder_max_cores, row.folder_max_gpus, row.folder_cores, row.folder_gpus)
-                for row in job_rows
-                if max(row.folder_max_cores or 0, row.folder_max_gpus or 0) > 0  # no other's use is summed
-            },
-            job_caps={
-                row.pk_job: _caps(row.int_max_cores, row.int_max_gpus, row.job_cores, row.job_gpus)
-                for row in job_rows
-                if row.pk_job in kept
-            },
-            limits={key: Headroom(limits[key].max_value, limits[key].running, limits[key].name) for key in wanted},
+    shares = fetch_shares(connection, sorted({cluster.show_id for cluster in clusters}))
+    now = next((row.now for row in shares), 0.0)
+    subscribed = _subscribed(shares, in_use)
+    left: defaultdict[str, dict[str, float]] = defaultdict(dict)
+    for (show_id, alloc_id), caps in subscribed.items():
+        left[show_id][alloc_id] = caps.cores.left
+    places = {(cluster.show_id, cluster.facility_id) for cluster in clusters}
+    skipped = [skip(cluster, left[cluster.show_id]) for cluster in clusters]
+    draws = [seed_of_draw(cluster.show_id, cluster.shard, now, queue.priority_draw) for cluster in clusters]
+    found, nothing = _pending_jobs(
+        partial(
+            fetch_pending_jobs,
+            connection,
+            facts=facts,
+            headroom=[
+                Headrooms(row.show_id, row.alloc_id, int(left[row.show_id][row.alloc_id]))
+                for row in shares
+                if (row.show_id, row.facility_id) in places
+            ],
+            full_limits=[limit.id for limit in limits.values() if not limit.left],
+            max_jobs=queue.max_jobs_per_cluster_pass,
         ),
-        bad_rows=tuple(bad_rows),
-        bad_layers=tuple(bad_layers),
-        held_back=held_back,
-        more=not held_back and len(job_rows) >= max_jobs,
-        versions={row.pk_layer: row.version for row in layer_rows},
-        statements=statements,
+        list(zip(clusters, draws, skipped, strict=True)),
     )
+    layer_rows: defaultdict[int, list[Row[Any]]] = defaultdict(list)
+    for row in fetch_waiting_layers(
+        connection,
+        clusters,
+        [(turn + 1, row.pk_job) for turn, rows in enumerate(found) for row in rows],
+        facts,
+        skipped=skipped,
+        max_frames=queue.dispatch_frames_per_layer_limit,
+        most_frames=max(1, most_frames) if queue.whole_rounds else queue.dispatch_frames_per_layer_limit,
+    ):
+        layer_rows[row.turn - 1].append(row)
+    gathered = [
+        _gathered(cluster, found[turn], layer_rows[turn], turn in nothing, queue.max_jobs_per_cluster_pass)
+        for turn, cluster in enumerate(clusters)
+    ]
+    snapshot = Snapshot(
+        work=tuple(Work(it.cluster, it.jobs) for it in gathered),
+        subscriptions=subscribed,
+        **_caps_above(gathered, found, limits),
+        sizes={(row.show_id, row.alloc_id): row.size_centicores / CENTICORES_PER_CORE for row in shares},
+        now=now,
+    )
+    return Gathered(snapshot, tuple(gathered), statements=5 if nothing else 4)
+
+
+def _subscribed(shares: Iterable[Row[Any]], in_use: CoresInUse) -> dict[tuple[str, str], Caps]:
+    """Burst and use of each subscription, by show and allocation id. Subscriptions have no cap of GPUs."""
+    bursts = {(row.show_id, row.alloc_id): burst_cap(row.burst_centicores) for row in shares}
+    used = in_use(bursts)
+    return {key: Caps(Headroom(burst, used.get(key, 0)), Headroom(None, 0)) for key, burst in bursts.items()}
+
+
+def _gathered(
+    cluster: Cluster, job_rows: Sequence[Row[Any]], layer_rows: Sequence[Row[Any]], nothing: bool, max_jobs: int
+) -> GatheredCluster:
+    """``nothing`` of these can be booked now; ``max_jobs`` were asked for."""
+    jobs, bad_rows, bad_layers = _jobs(job_rows, layer_rows)
+    return GatheredCluster(
+        cluster,
+        tuple(jobs),
+        tuple(bad_rows),
+        tuple(bad_layers),
+        held_back=nothing and bool(job_rows),
+        more=not nothing and len(job_rows) >= max_jobs,
+        versions={row.pk_layer: row.version for row in layer_rows},
+    )
+
+
+def _pending_jobs(
+    fetch: Callable[..., Sequence[Row[Any]]], clusters: Sequence[tuple[Cluster, str, SkippedLayers]]
+) -> tuple[list[list[Row[Any]]], list[int]]:
+    """The jobs of each cluster, with its draw and what it skips; and which clusters (by number) have none that can be
+    booked: these show what it is that waits, and the planner says of each layer why."""
+    found: list[list[Row[Any]]] = [[] for _ in clusters]
+
+    def fetch_of(numbers: Sequence[int], **options: bool) -> None:
+        of, draws, skipped = zip(*(clusters[number] for number in numbers), strict=True)
+        for row in fetch(of, draws=draws, skipped=skipped, **options):
+            found[numbers[row.turn - 1]].append(row)
+
+    fetch_of(range(len(clusters)))
+    nothing = [number for number, rows in enumerate(found) if not rows]
+    if nothing:
+        fetch_of(nothing, held_back=True)
+    return found, nothing
+
+
+def _caps_above(
+    gathered: Iterable[GatheredCluster], found: Iterable[Iterable[Row[Any]]], limits: Mapping[str, Row[Any]]
+) -> dict[str, Any]:
+    """The caps of folders, jobs and limits above the jobs, as a snapshot has them."""
+    kept = {job.id: job for it in gathered for job in it.jobs}
+    wanted = {limit for job in kept.values() for layer in job.layers for limit in layer.limit_ids}
+    folders, jobs = {}, {}
+    for row in (row for rows in found for row in rows):
+        if row.pk_job in kept:
+            jobs[row.pk_job] = _caps(row.int_max_cores, row.int_max_gpus, row.job_cores, row.job_gpus)
+        if max(row.folder_max_cores or 0, row.folder_max_gpus or 0) > 0:  # no other's use is summed
+            of_folder = row.folder_max_cores, row.folder_max_gpus, row.folder_cores, row.folder_gpus
+            folders[row.pk_folder] = _caps(*of_folder)
+    return {
+        "folders": folders,
+        "job_caps": jobs,
+        "limits": {
+            key: Headroom(limits[key].max_value, limits[key].running, limits[key].name)
+            for key in limits.keys() & wanted
+        },
+    }
 
 
 def _jobs(
@@ -419,6 +493,7 @@ def _layer(row: Row[Any]) -> Layer:
         frames=tuple(map(_frame, row.ids, row.names, row.numbers, row.versions, row.waited)),
         limit_ids=tuple(sorted(row.limit_ids)),
         kind=row.kind,
+        run_seconds=row.run_seconds,
     )
 
 

@@ -64,7 +64,9 @@ class PassEnd(StrEnum):
 
 @dataclass(slots=True)
 class PassReport:
-    """Filled in step by step, so that a pass that fails half-way still says what it did. Times in seconds."""
+    """Of one cluster. Filled in step by step, so that a pass that fails half-way still says what it did. Of several
+    clusters of one pass, the first has what they share: ``statements``, ``lazy_seeds``, ``bad_rows`` and ``seconds``.
+    Times in seconds."""
 
     cluster: Cluster
     ended: PassEnd = PassEnd.NO_JOBS
@@ -153,34 +155,36 @@ class VerdictLog:
         """The hash of what clusters have waiting."""
         return names.waiting_frames(self._namespace)
 
-    def record(
-        self, verdicts: Sequence[LayerVerdict], cluster_key: str, *, skipped: Mapping[str, LayerVerdict] | None = None
-    ) -> None:
-        """Keep the verdicts of one pass, in one round trip. They are for people only: a failure is logged.
+    def record(self, clusters: Mapping[str, tuple[Sequence[LayerVerdict], Mapping[str, LayerVerdict]]]) -> None:
+        """Keep the verdicts of one pass over clusters, by their keys, in one round trip. They are for people only: a
+        failure is logged.
 
-        ``skipped`` layers, by id, were not looked at; their frames wait as they did when they were.
+        Of each cluster: the verdicts, and the layers, by id, that were not looked at; their frames wait as they did
+        when they were.
         """
         at = round(self._clock(), 3)
         by_job: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
-        waiting = Counter[str]()
-        left_out = (skipped or {}).keys() - {verdict.layer_id for verdict in verdicts}
-        for verdict in ((skipped or {})[layer] for layer in left_out):
-            waiting[verdict.verdict.value] += verdict.waiting
-        for verdict in verdicts:
-            by_job[verdict.job_id][f"{verdict.layer_id}{_SEPARATOR}{cluster_key}"] = _encoded(verdict, at)
-            waiting[verdict.verdict.value] += verdict.waiting
+        waiting: dict[str, Counter[str]] = {}
+        for cluster_key, (verdicts, skipped) in clusters.items():
+            left = waiting[cluster_key] = Counter[str]()
+            for layer_id in skipped.keys() - {verdict.layer_id for verdict in verdicts}:
+                left[skipped[layer_id].verdict.value] += skipped[layer_id].waiting
+            for verdict in verdicts:
+                by_job[verdict.job_id][f"{verdict.layer_id}{_SEPARATOR}{cluster_key}"] = _encoded(verdict, at)
+                left[verdict.verdict.value] += verdict.waiting
         try:
             with self._client.pipeline(transaction=False) as pipeline:
                 for job_id, fields in by_job.items():
                     pipeline.hset(self.key(job_id), mapping=fields)
                     pipeline.expire(self.key(job_id), KEPT_SECONDS)
-                if +waiting:
-                    pipeline.hset(self.waiting_key, cluster_key, json.dumps({"at": at, "frames": +waiting}))
-                else:
-                    pipeline.hdel(self.waiting_key, cluster_key)
+                for cluster_key, left in waiting.items():
+                    if +left:
+                        pipeline.hset(self.waiting_key, cluster_key, json.dumps({"at": at, "frames": +left}))
+                    else:
+                        pipeline.hdel(self.waiting_key, cluster_key)
                 pipeline.execute()
         except redis.RedisError as error:
-            log.warning("verdicts_not_recorded", cluster=cluster_key, verdicts=len(verdicts), error=str(error))
+            log.warning("verdicts_not_recorded", clusters=len(clusters), jobs=len(by_job), error=str(error))
 
     def of_job(self, job_id: str) -> dict[str, tuple[RecordedVerdict, ...]]:
         """The verdicts of each layer of a job, the newest first. Raises RedisError."""
@@ -310,24 +314,6 @@ class Booked(NamedTuple):
     verdicts: tuple[LayerVerdict, ...]
     refused: frozenset[str]
     lost: frozenset[str]
-
-
-def after_refusals(plan: Plan, apart: Mapping[tuple[str, str], str]) -> tuple[LayerVerdict, ...]:
-    """The verdicts of a plan, in RQD's words where the only hosts left are kept ``apart`` from a layer: its id
-    and the host's name -> what RQD said."""
-    said: dict[str, dict[str, str]] = {}
-    for (layer, host), words in apart.items():
-        said.setdefault(layer, {})[host] = words
-    judged = []
-    blocked = {it.verdict.layer_id for it in plan.unschedulable}
-    for it in plan.verdicts:
-        words_by_host = said.get(it.layer_id)
-        if it.verdict is Verdict.CAPACITY and words_by_host and it.layer_id not in blocked:
-            hosts = "1 host" if len(words_by_host) == 1 else f"{len(words_by_host)} hosts"
-            detail = f"{hosts} refused its frames and will be tried again: {next(iter(words_by_host.values()))}"
-            it = replace(it, verdict=Verdict.BACKING_OFF, detail=detail)
-        judged.append(it)
-    return tuple(judged)
 
 
 def after_booking(

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 
+from opencue_sched.domain.cluster import Cluster
 from opencue_sched.errors import InvalidInput
 
 INT_MAX = 2**31 - 1
@@ -375,18 +376,34 @@ class Caps:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """The jobs of one cluster, in the order in which they should be served."""
+
+    cluster: Cluster
+    jobs: tuple[Job, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything the planner may know about the work of one pass (hosts come from the host pool).
 
-    ``jobs`` are in the order in which they should be served. ``subscriptions`` maps alloc id (an allocation that is
-    absent may not be booked), ``folders``, ``job_caps`` and ``limits`` map their ids (absent: unlimited).
+    ``subscriptions`` maps (show id, alloc id) (an allocation that is absent may not be booked), and ``sizes`` the same
+    to the subscription's size in cores; ``folders``, ``job_caps`` and ``limits`` map their ids (absent: unlimited).
+    ``now`` is when it was read, in epoch seconds of the database.
     """
 
-    jobs: tuple[Job, ...]
-    subscriptions: Mapping[str, Caps]
+    work: tuple[Work, ...]
+    subscriptions: Mapping[tuple[str, str], Caps]
     folders: Mapping[str, Caps]
     job_caps: Mapping[str, Caps]
     limits: Mapping[str, Headroom] = field(default_factory=dict)
+    sizes: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    now: float = 0.0
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        """The jobs of all clusters; one that several reach is there for each."""
+        return tuple(job for work in self.work for job in work.jobs)
 
 
 @dataclass(frozen=True, slots=True)

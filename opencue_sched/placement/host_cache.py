@@ -14,6 +14,7 @@ from itertools import chain, islice
 from operator import itemgetter
 from typing import NamedTuple
 
+from opencue_sched.domain.cluster import Cluster
 from opencue_sched.domain.farm import Host, Reservation
 from opencue_sched.domain.frames import Need
 from opencue_sched.domain.shards import ALL_BUCKETS, bucket_of
@@ -395,6 +396,18 @@ class HostCache:
                 known = self._known(known_to, self._indexes(facility_id, shard, tags, allocs), need, strategy)
         scored = chain(islice(filter(accept, known), SCORED_CANDIDATES), islice(accepted, SCORED_CANDIDATES))
         return min(scored, key=score, default=None)
+
+    def idle_cores(self, clusters: Iterable[Cluster]) -> int:
+        """Whole cores idle on the hosts of these clusters' tags, each host once."""
+        with self._lock:
+            ids = {
+                host_id
+                for cluster in clusters
+                for group in self._groups_with(cluster.facility_id, cluster.shard, cluster.tags)
+                for of_class in group.classes.values()
+                for host_id in of_class
+            }
+            return sum(self._shown[host_id].idle_cores for host_id in ids)
 
     def take(self, host: Host, taken: Mapping[str, Reservation], *, layer_id: str = "") -> bool:
         """Hold what a plan takes from a host, by proc id, until ``settle``; everybody sees the host without it, and

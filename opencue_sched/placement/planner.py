@@ -1,69 +1,85 @@
 """The planner: from a frozen snapshot of the work and a pool of hosts to a plan that the committer re-validates.
 
-Pure but for the pool: no clock, no I/O, no randomness beyond the ids it is given. For every layer, in the order of the
-snapshot: the caps first, then hosts one after another, on each as many frames as fit.
+Pure but for the pool: no clock, no I/O, no randomness beyond the ids it is given. At each step the show that uses least
+of its size goes on with its next layer (`policies.shares`): the caps first, then a host, and on it as many frames as
+fit. Layers of a show come in the order of the snapshot.
+
+Each layer of a show gets a bounded number of frames before any of the show gets more. A plan has two rounds: in the
+first, while others want the hosts too, soft admissions hold. What is idle after it goes to whoever can use it.
 
 What the plan takes from a host is a hold in the pool, so other passes of the process plan on the rest of the host while
 this plan is being booked, and never on the same cores. Once the outcome is known, the caller passes it to
 ``release_plan``.
 
-What a studio may decide differently is a ``Policy``: *admission* says which hosts a layer may use at all, *first
-choice* which hosts are tried before all others, the *strategy* in which order, and a *score* replaces that order by a
-choice among its first candidates.
+What a studio may decide differently is a ``Policy``: *admissions* say which hosts a frame may use, the *strategy* in
+which order hosts are looked at, and *scores* replace that order by a choice among its first candidates.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Container, Iterator
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from heapq import heapify, heappop, heapreplace
 
 from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict
 from opencue_sched.domain.farm import Host, Job, Layer, PlannedProc, Reservation, Snapshot, Vertices
 from opencue_sched.domain.frames import Dimension, Need, Rules, Search, fewest_cores, reserve, smallest_need
 from opencue_sched.placement.host_cache import Census, HostCache
+from opencue_sched.placement.policies import Admission, Refusal, Score
+from opencue_sched.placement.policies.shares import Shares
 from opencue_sched.settings import HostBookingStrategy, Queue
 
-Admission = Callable[[Job, Layer, Host], bool]
-"""Whether the layer may use the host. Asked for many hosts: cheap and pure."""
-FirstChoice = Callable[[str], bool]
-"""Whether a host, by id, is looked at before all others."""
-Score = Callable[[Layer, Host], float]
-"""What placing the layer on the host costs; the lowest wins."""
+MAX_FRAMES = 500
+"""Of a plan, and so of a commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     """How one pass places frames.
 
-    ``attempts_per_layer``: hosts that others took from meanwhile before the layer is given up for the pass.
-    ``max_frames`` bounds the plan, and so the size of its commit.
+    ``strategy_by_show`` overrides the strategy, by show name. ``attempts_per_layer``: hosts that others took from
+    meanwhile before the layer is given up for the pass.
+    ``max_frames`` bounds the plan, and so the size of its commit. ``frames_per_layer`` bounds a layer in the first
+    round. ``shares``: the show that uses least of its size goes next; otherwise one cluster after another.
+    ``whole_rounds``: the second round places what the bound of the first kept back.
     """
 
     rules: Rules
     strategy: HostBookingStrategy = field(default_factory=HostBookingStrategy)
+    strategy_by_show: Mapping[str, HostBookingStrategy] = field(default_factory=dict)
     attempts_per_layer: int = 10
-    max_frames: int = 500
-    admit: Admission | None = None
-    first: FirstChoice | None = None
-    score: Score | None = None
+    max_frames: int = MAX_FRAMES
+    frames_per_layer: int = MAX_FRAMES
+    shares: bool = True
+    whole_rounds: bool = True
+    admissions: tuple[Admission, ...] = ()
+    soft_admissions: tuple[Admission, ...] = ()
+    scores: tuple[Score, ...] = ()
+
+    def strategy_of(self, show_name: str) -> HostBookingStrategy:
+        return self.strategy_by_show.get(show_name, self.strategy)
 
 
 MEM_RESERVED_MIN_KB = 250 * 1024
 """A proc reserves no less, as with Cuebot (its ``mem_reserved_min``): a frame without an estimate needs some."""
 
 
-def policy_for(queue: Queue, show_name: str) -> Policy:
-    """The policy the settings ask for; ``host_booking_strategy_by_show`` overrides the global strategy."""
+def policy_for(queue: Queue) -> Policy:
+    """The policy the settings ask for."""
     return Policy(
         rules=Rules(
             memory_stranded_threshold_kb=queue.memory_stranded_threshold // 1024,
             selfish_services=frozenset(queue.selfish_services),
             mem_reserved_min_kb=MEM_RESERVED_MIN_KB,
         ),
-        strategy=queue.host_booking_strategy_by_show.get(show_name, queue.host_booking_strategy),
+        strategy=queue.host_booking_strategy,
+        strategy_by_show=queue.host_booking_strategy_by_show,
+        frames_per_layer=queue.dispatch_frames_per_layer_limit,
+        shares=queue.shares,
+        whole_rounds=queue.whole_rounds,
     )
 
 
@@ -85,21 +101,23 @@ class PlanHeadroom:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._allocs = {alloc_id: caps.cores.left for alloc_id, caps in snapshot.subscriptions.items()}
+        self._allocs: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        for (show_id, alloc_id), caps in snapshot.subscriptions.items():
+            self._allocs[show_id][alloc_id] = caps.cores.left
         self._folder_cores = {folder_id: caps.cores.left for folder_id, caps in snapshot.folders.items()}
         self._folder_gpus = {folder_id: caps.gpus.left for folder_id, caps in snapshot.folders.items()}
         self._job_cores = {job_id: caps.cores.left for job_id, caps in snapshot.job_caps.items()}
         self._job_gpus = {job_id: caps.gpus.left for job_id, caps in snapshot.job_caps.items()}
         self._limits = {limit_id: limit.left for limit_id, limit in snapshot.limits.items()}
 
-    def open_allocs(self, cores: int) -> frozenset[str]:
-        """The allocations whose subscription still has this many cores."""
-        return frozenset(alloc_id for alloc_id, left in self._allocs.items() if left >= cores)
+    def open_allocs(self, show_id: str, cores: int) -> frozenset[str]:
+        """The allocations of which the show's subscription still has this many cores."""
+        return frozenset(alloc_id for alloc_id, left in self._allocs[show_id].items() if left >= cores)
 
     def cores_left(self, job: Job, alloc_id: str) -> float:
         """Cores a frame of the job may take on a host of the allocation: the least of all its caps."""
         return min(
-            self._allocs.get(alloc_id, 0.0),
+            self._allocs[job.show_id].get(alloc_id, 0.0),
             self._folder_cores.get(job.folder_id, math.inf),
             self._job_cores.get(job.id, math.inf),
         )
@@ -109,8 +127,8 @@ class PlanHeadroom:
 
         ``need.cores`` is the normalised minimum, so zero and negative minimums do not slip past (facts I).
         """
-        if not self.open_allocs(need.cores):
-            return self._over_subscriptions(need.cores)
+        if not self.open_allocs(job.show_id, need.cores):
+            return self._over_subscriptions(job.show_id, need.cores)
         for verdict, whose, left, needed, what in (
             (Verdict.OVER_FOLDER, "the job's folder", self._folder_cores.get(job.folder_id), need.cores, "cores"),
             (Verdict.OVER_JOB, "its job", self._job_cores.get(job.id), need.cores, "cores"),
@@ -137,8 +155,8 @@ class PlanHeadroom:
     def binding(self, job: Job, alloc_id: str, cores: int) -> OverCap:
         """The cap that kept a frame of ``cores`` off a host of the allocation, when ``cores_left`` was too little."""
         left = self.cores_left(job, alloc_id)
-        if self._allocs.get(alloc_id, 0.0) <= left:
-            return self.closed_alloc(alloc_id, cores)
+        if self._allocs[job.show_id].get(alloc_id, 0.0) <= left:
+            return self.closed_alloc(job.show_id, alloc_id, cores)
         if self._folder_cores.get(job.folder_id, math.inf) <= left:
             return OverCap(Verdict.OVER_FOLDER, f"a frame needs {cores} cores, the job's folder has {left:g} left")
         return OverCap(Verdict.OVER_JOB, f"a frame needs {cores} cores, its job has {left:g} left")
@@ -146,7 +164,7 @@ class PlanHeadroom:
     def take(self, job: Job, layer: Layer, alloc_id: str, taken: Reservation) -> None:
         """Count a planned frame under every cap."""
         for left, key, amount in (
-            (self._allocs, alloc_id, taken.cores),
+            (self._allocs[job.show_id], alloc_id, taken.cores),
             (self._folder_cores, job.folder_id, taken.cores),
             (self._job_cores, job.id, taken.cores),
             (self._folder_gpus, job.folder_id, taken.gpus),
@@ -156,17 +174,19 @@ class PlanHeadroom:
             if key in left:
                 left[key] -= amount
 
-    def closed_alloc(self, alloc_id: str, cores: int) -> OverCap:
+    def closed_alloc(self, show_id: str, alloc_id: str, cores: int) -> OverCap:
         """The verdict when a host would do, but its allocation has no headroom for a frame of ``cores``."""
-        if alloc_id not in self._allocs:
+        allocs = self._allocs[show_id]
+        if alloc_id not in allocs:
             return OverCap(Verdict.OVER_SUBSCRIPTION, "the show has no subscription to the allocation of its hosts")
-        has = f"the subscription has {self._allocs[alloc_id]:g}"
+        has = f"the subscription has {allocs[alloc_id]:g}"
         return OverCap(Verdict.OVER_SUBSCRIPTION, f"a frame needs {cores} cores, {has} left under its burst")
 
-    def _over_subscriptions(self, cores: int) -> OverCap:
-        if not self._allocs:
+    def _over_subscriptions(self, show_id: str, cores: int) -> OverCap:
+        allocs = self._allocs[show_id]
+        if not allocs:
             return OverCap(Verdict.OVER_SUBSCRIPTION, "the show has no subscription here")
-        have = f"the subscriptions have at most {max(self._allocs.values()):g}"
+        have = f"the subscriptions have at most {max(allocs.values()):g}"
         return OverCap(Verdict.OVER_SUBSCRIPTION, f"a frame needs {cores} cores, {have} left under their burst")
 
 
@@ -198,7 +218,7 @@ class NegativeCache:
         self._refused.add(search)
 
 
-_HOSTLESS = (Verdict.NO_HOST, Verdict.NO_FIT, Verdict.CAPACITY)
+_HOSTLESS = (Verdict.NO_HOST, Verdict.NO_FIT, Verdict.CAPACITY, Verdict.OVER_SHARE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +235,7 @@ class UnschedulableLayer:
 
 @dataclass(slots=True)
 class Plan:
-    """What one pass wants to book.
+    """What one pass wants to book for one of its clusters.
 
     ``attempts`` is how many hosts each layer that got to try any was given; ``wasted_attempts`` counts those that
     others took from meanwhile, ``given_up`` the layers for which that were too many. ``cache_hits`` and
@@ -238,223 +258,315 @@ class Plan:
 
 def plan_pass(
     snapshot: Snapshot,
-    cluster: Cluster,
     pool: HostCache,
     policy: Policy,
     *,
     granted_layers: Container[str],
     new_id: Callable[[], str],
-) -> Plan:
-    """Place the snapshot's waiting frames on hosts of the cluster's tags.
+) -> list[Plan]:
+    """Place the snapshot's waiting frames on hosts of their cluster's tags: a plan for each cluster, in their order.
 
     ``granted_layers`` are the layers whose permit this pass holds, the others are PERMIT_HELD. ``new_id`` makes proc
     ids.
 
-    Every layer gets exactly one verdict: what keeps its remaining frames waiting, with how many were placed; FLOWING
-    when nothing does and the rest simply come with the next pass.
+    Every layer of a cluster gets exactly one verdict: what keeps its remaining frames waiting, with how many were
+    placed; FLOWING when nothing does and the rest simply come with the next pass.
     """
-    planner = _Planner(snapshot, cluster, pool, policy, new_id)
-    for job in snapshot.jobs:
-        for layer in job.layers:
-            if layer.id in granted_layers:
-                planner.place(job, layer)
-            else:
-                held = OverCap(Verdict.PERMIT_HELD, "another pass places its frames, or just did")
-                planner.judge(job, layer, 0, held)
-    return planner.plan
+    return _Planner(snapshot, pool, policy, granted_layers, new_id).run()
 
 
 def release_plan(
-    pool: HostCache, plan: Plan, *, committed: Collection[str], unknown: Collection[str] = frozenset()
+    pool: HostCache, procs: Iterable[PlannedProc], *, committed: Collection[str], unknown: Collection[str] = frozenset()
 ) -> None:
-    """Tell the pool how the booking of a plan ended, by proc id.
+    """Tell the pool how the booking of planned procs ended, by proc id.
 
     What was not committed is idle again, except on hosts the caller has invalidated. ``unknown`` (a COMMIT without an
     answer) stays taken until a read of the database that is late enough to know.
     """
-    for proc in plan.procs:
+    for proc in procs:
         if proc.proc_id not in unknown:
             pool.settle(proc.host.id, proc.proc_id, committed=proc.proc_id in committed)
 
 
 @dataclass(slots=True)
 class _LayerState:
-    """One layer's state: what it asks for, and why hosts said no."""
+    """One layer in one cluster: what it asks for, how far it is, and why hosts said no."""
 
+    cluster: Cluster
+    plan: Plan
     job: Job
     layer: Layer
     need: Need
     search: Search
+    most: int
     open_allocs: frozenset[str] = frozenset()
     placed: int = 0
     wasted: int = 0
     asked: bool = False
-    vetoed: bool = False
+    refused: Refusal | None = None
+    softly_refused: bool = False
     hostless: bool = False
     capped: OverCap | None = None
+    reason: OverCap | None = None
+    """Why the round ended for it; None while it goes on."""
+
+
+@dataclass(slots=True)
+class _Show:
+    """The layers of a show that a round has still to look at, and those that it will look at ``again``."""
+
+    show_id: str
+    layers: deque[_LayerState] = field(default_factory=deque)
+    again: deque[_LayerState] = field(default_factory=deque)
 
 
 class _Planner:
-    """The state of one plan."""
+    """The state of the plans of one pass."""
 
     def __init__(
         self,
         snapshot: Snapshot,
-        cluster: Cluster,
         pool: HostCache,
         policy: Policy,
+        granted_layers: Container[str],
         new_id: Callable[[], str],
     ) -> None:
-        self._cluster = cluster
+        self._snapshot = snapshot
         self._pool = pool
         self._policy = policy
+        self._granted = granted_layers
         self._new_id = new_id
         self._headroom = PlanHeadroom(snapshot)
-        self.plan = Plan()
+        self._shares = Shares(snapshot.subscriptions, snapshot.sizes, on=policy.shares)
+        self._plans = [Plan() for _ in snapshot.work]
+        self._planned = 0
+        self._soft = True
         self._used: set[str] = set()
-        self._negative = NegativeCache()
-        self._negative_first = NegativeCache()
-        self._negative_alone = NegativeCache()
-        self._shortages: dict[tuple[Search, frozenset[str]], OverCap] = {}
+        self._placed: Counter[str] = Counter()
+        """Frames by layer: one that several clusters reach goes on where the cluster before it ended."""
+        self._booking_shows: set[str] = set()
+        # By facility and show: hosts only get fuller for all, but which allocations are open is a show's own.
+        self._negative: defaultdict[tuple[str, str], NegativeCache] = defaultdict(NegativeCache)
+        self._negative_alone: defaultdict[tuple[str, str], NegativeCache] = defaultdict(NegativeCache)
+        self._shortages: dict[tuple[str, str, Search, frozenset[str]], OverCap] = {}
 
-    def judge(self, job: Job, layer: Layer, placed: int, reason: OverCap) -> LayerVerdict:
-        waiting = max(layer.waiting_frames, len(layer.frames)) - placed
-        verdict = LayerVerdict(job.id, layer.id, reason.verdict, placed, waiting, reason.detail)
-        self.plan.verdicts.append(verdict)
-        return verdict
+    def run(self) -> list[Plan]:
+        states = self._states()
+        # First round: others want the hosts too.
+        for state in states:
+            state.most = min(state.most, self._policy.frames_per_layer)
+        self._round(states)
+        # Second round: what is idle goes to whoever can use it, also on hosts from which soft admissions kept it off.
+        self._soft = False
+        again = [it for it in states if it.softly_refused and self._planned < self._policy.max_frames]
+        for state in again:
+            state.reason = None
+        self._round(again)
+        for state in states:
+            self._judge(state)
+        return self._plans
 
-    def place(self, job: Job, layer: Layer) -> None:
-        """Place the layer's frames until they, the caps, the hosts or the plan's size run out."""
-        need = smallest_need(layer, mem_reserved_min_kb=self._policy.rules.mem_reserved_min_kb)
-        tags = tuple(tag for tag in self._cluster.tags if tag in layer.tags)
-        state = _LayerState(job, layer, need, Search.of(job, layer, need, tags))
-        reason = self._place(state)
-        verdict = self.judge(job, layer, state.placed, reason)
+    def _states(self) -> list[_LayerState]:
+        """Every layer that may be placed; those of which another pass has the permit are judged at once."""
+        states = []
+        for work, plan in zip(self._snapshot.work, self._plans, strict=True):
+            for job in work.jobs:
+                for layer in job.layers:
+                    if layer.id not in self._granted:
+                        held = OverCap(Verdict.PERMIT_HELD, "another pass places its frames, or just did")
+                        plan.verdicts.append(_verdict(job, layer, 0, held))
+                        continue
+                    need = smallest_need(layer, mem_reserved_min_kb=self._policy.rules.mem_reserved_min_kb)
+                    tags = tuple(tag for tag in work.cluster.tags if tag in layer.tags)
+                    search = Search.of(job, layer, need, tags)
+                    states.append(_LayerState(work.cluster, plan, job, layer, need, search, len(layer.frames)))
+        return states
+
+    def _round(self, states: Sequence[_LayerState]) -> None:
+        """Go from show to show until no layer has anything more to get."""
+        shows: dict[str, _Show] = {}
+        for state in states:
+            # Without shares, clusters follow each other.
+            key = state.job.show_id if self._policy.shares else state.cluster.key
+            shows.setdefault(key, _Show(state.job.show_id)).layers.append(state)
+        heap = [(*self._use(show), number, show) for number, show in enumerate(shows.values())]
+        heapify(heap)
+        while heap:
+            *_, number, show = heap[0]
+            state = show.layers[0]
+            state.reason = self._step(state)
+            if state.reason is not None:
+                show.layers.popleft()
+                if self._may_go_on(state):
+                    show.again.append(state)
+            if not show.layers and show.again:
+                # Every layer of the show had its part. The rest is still the show's, before one that uses more of its
+                # size has anything.
+                show.layers, show.again = show.again, deque()
+            if show.layers:
+                heapreplace(heap, (*self._use(show), number, show))
+            else:
+                heappop(heap)
+
+    def _use(self, show: _Show) -> tuple[bool, float]:
+        """How the show stands where its next layer runs."""
+        alloc_id = show.layers[0].cluster.alloc_id
+        return self._shares.use(show.show_id, None if alloc_id is None else [alloc_id])
+
+    def _may_go_on(self, state: _LayerState) -> bool:
+        """Whether the layer ended for its part of the first round only, which is lifted then."""
+        if not self._policy.whole_rounds or state.most >= len(state.layer.frames) or state.plan.full:
+            return False
+        if state.reason is None or state.reason.verdict is not Verdict.FLOWING:
+            return False
+        state.most, state.reason = len(state.layer.frames), None
+        return True
+
+    def _judge(self, state: _LayerState) -> None:
+        reason = state.reason or OverCap(Verdict.FLOWING, "")
+        verdict = _verdict(state.job, state.layer, state.placed, reason)
+        state.plan.verdicts.append(verdict)
         if state.hostless and not state.placed and reason.verdict in _HOSTLESS:
-            self.plan.unschedulable.append(UnschedulableLayer(verdict, state.search, layer.kind, state.open_allocs))
+            unschedulable = UnschedulableLayer(verdict, state.search, state.layer.kind, state.open_allocs)
+            state.plan.unschedulable.append(unschedulable)
 
-    def _place(self, state: _LayerState) -> OverCap:
-        job, layer = state.job, state.layer
+    def _step(self, state: _LayerState) -> OverCap | None:
+        """Place frames of the layer on one more host. None if it may go on, else why it does not in this round."""
+        job, layer, plan = state.job, state.layer, state.plan
         if not state.search.tags:
             state.hostless = True
             tags = " and ".join(sorted(layer.tags)) or "none"
             return OverCap(Verdict.NO_HOST, f"none of its tags ({tags}) is among those of the cluster")
-        while state.placed < len(layer.frames):
-            if len(self.plan.procs) >= self._policy.max_frames:
-                self.plan.full = True
-                return OverCap(
-                    Verdict.FLOWING, f"this plan is full with {len(self.plan.procs)} frames; the next goes on"
-                )
-            over = self._headroom.over_cap(job, layer, state.need)
-            if over is not None:
-                return over
-            state.open_allocs = self._headroom.open_allocs(state.need.cores)
-            host = self._next_host(state)
-            if host is None:
-                return self._shortage(state)
-            self.plan.attempts[layer.id] += 1
-            if not self._fill(state, host):
-                state.wasted += 1
-                self.plan.wasted_attempts += 1
-                if state.wasted >= self._policy.attempts_per_layer:
-                    self.plan.given_up += 1
-                    detail = f"{state.wasted} hosts were taken by others while its frames were being placed"
-                    return OverCap(Verdict.CAPACITY, detail)
-        return OverCap(Verdict.FLOWING, "")
+        if self._placed[layer.id] >= state.most:
+            return OverCap(Verdict.FLOWING, "")
+        if self._planned >= self._policy.max_frames:
+            plan.full = True
+            return OverCap(Verdict.FLOWING, f"this plan is full with {self._planned} frames; the next goes on")
+        over = self._headroom.over_cap(job, layer, state.need)
+        if over is not None:
+            return over
+        state.open_allocs = self._headroom.open_allocs(job.show_id, state.need.cores)
+        host = self._next_host(state)
+        if host is None:
+            return self._shortage(state)
+        plan.attempts[layer.id] += 1
+        if not self._fill(state, host):
+            state.wasted += 1
+            plan.wasted_attempts += 1
+            if state.wasted >= self._policy.attempts_per_layer:
+                plan.given_up += 1
+                detail = f"{state.wasted} hosts were taken by others while its frames were being placed"
+                return OverCap(Verdict.CAPACITY, detail)
+        return None
 
     def _next_host(self, state: _LayerState) -> Host | None:
         """A host for the layer's next frame. Searches that cannot find one are not made twice."""
-        state.asked = state.vetoed = False
-        state.capped = None
-        if self._negative.covers(state.search):
+        state.asked, state.refused, state.capped = False, None, None
+        place = state.cluster.facility_id, state.job.show_id
+        negative = self._negative[place]
+        if negative.covers(state.search):
             return None
-        for choice, negative in self._choices():
-            if not negative.covers(state.search):
-                host = self._search(state, choice, negative)
-                if host is not None:
-                    self.plan.cache_hits += 1
-                    if self._policy.score is not None:
-                        self.plan.scores.append(self._policy.score(state.layer, host))
-                    return host
-        self.plan.cache_misses += 1
-        return None
-
-    def _choices(self) -> Iterator[tuple[FirstChoice | None, NegativeCache]]:
-        """The hosts to look at before all others: those the policy wants first, and of these the ones from which no
-        other plan under way takes, whose commit would meet ours there."""
-        first = self._policy.first
+        host = None
         busy = self._pool.being_booked()
         if len(busy) > len(self._used):
-            yield partial(self._alone, first, busy), self._negative_alone
-        if first is not None:
-            yield first, self._negative_first
-        yield None, self._negative
+            # Hosts from which another plan of this process takes come last: its commit would meet ours there.
+            alone = self._negative_alone[place]
+            if not alone.covers(state.search):
+                host = self._search(state, alone, lambda host_id: host_id in self._used or host_id not in busy)
+        if host is None:
+            host = self._search(state, negative, None)
+        if host is None:
+            state.plan.cache_misses += 1
+            return None
+        state.plan.cache_hits += 1
+        if self._policy.scores:
+            state.plan.scores.append(self._score(state, host))
+        return host
 
-    def _alone(self, first: FirstChoice | None, busy: Container[str], host_id: str) -> bool:
-        return (first is None or first(host_id)) and (host_id in self._used or host_id not in busy)
-
-    def _search(self, state: _LayerState, choice: FirstChoice | None, negative: NegativeCache) -> Host | None:
-        state.asked = state.vetoed = False
-        state.capped = None
-        score = self._policy.score
+    def _search(self, state: _LayerState, negative: NegativeCache, choice: Callable[[str], bool] | None) -> Host | None:
+        state.asked, state.refused, state.capped = False, None, None
+        policy = self._policy
         host = self._pool.find(
-            self._cluster.facility_id,
+            state.cluster.facility_id,
             state.search.tags,
             state.need,
-            self._policy.strategy,
+            policy.strategy_of(state.job.show_name),
             partial(self._accepts, state, choice),
-            shard=self._cluster.shard,
+            shard=state.cluster.shard,
             allocs=state.open_allocs,
-            score=None if score is None else partial(score, state.layer),
+            score=partial(self._score, state) if policy.scores else None,
         )
         if host is None and not state.asked:
             negative.nothing_idle(state.search)
-        elif host is None and state.capped is None and not state.vetoed:
+        elif host is None and state.capped is None and state.refused is None:
             negative.all_refused(state.search)
         return host
 
-    def _accepts(self, state: _LayerState, choice: FirstChoice | None, host: Host) -> bool:
+    def _reserve(self, state: _LayerState, host: Host, cores_left: float) -> Reservation | Dimension | Refusal:
+        """What the layer's next frame takes from the host as it is, or why it may not."""
+        job, layer, policy = state.job, state.layer, self._policy
+        answer = reserve(layer, host, policy.rules, os_name=job.os_name, job_cores_left=cores_left)
+        if isinstance(answer, Reservation):
+            for admission in policy.admissions:
+                if refusal := admission(job, layer, host, answer):
+                    return refusal
+            for admission in policy.soft_admissions if self._soft else ():
+                if refusal := admission(job, layer, host, answer):
+                    state.softly_refused = True
+                    return refusal
+        return answer
+
+    def _score(self, state: _LayerState, host: Host) -> float:
+        left = self._headroom.cores_left(state.job, host.alloc_id)
+        taken = reserve(state.layer, host, self._policy.rules, os_name=state.job.os_name, job_cores_left=left)
+        if not isinstance(taken, Reservation):
+            return math.inf
+        return sum(score(state.layer, host, taken) for score in self._policy.scores)
+
+    def _accepts(self, state: _LayerState, choice: Callable[[str], bool] | None, host: Host) -> bool:
         """Whether the next frame of the layer can go to the host as it is."""
         if choice is not None and not choice(host.id):
             return False
         state.asked = True
-        job = state.job
-        left = self._headroom.cores_left(job, host.alloc_id)
-        answer = reserve(state.layer, host, self._policy.rules, os_name=job.os_name, job_cores_left=left)
-        if isinstance(answer, Reservation):
-            admitted = self._policy.admit is None or self._policy.admit(job, state.layer, host)
-            state.vetoed = state.vetoed or not admitted
-            return admitted
-        if answer is Dimension.JOB_CORES:
-            state.capped = self._headroom.binding(job, host.alloc_id, fewest_cores(state.layer, host))
-        return False
+        answer = self._reserve(state, host, self._headroom.cores_left(state.job, host.alloc_id))
+        if isinstance(answer, Refusal):
+            state.refused = answer
+        elif answer is Dimension.JOB_CORES:
+            state.capped = self._headroom.binding(state.job, host.alloc_id, fewest_cores(state.layer, host))
+        return isinstance(answer, Reservation)
 
     def _fill(self, state: _LayerState, host: Host) -> bool:
         """Cut as many frames of the layer from the host as fit. False if another pass took from it meanwhile."""
-        job, layer, rules, headroom = state.job, state.layer, self._policy.rules, self._headroom
+        job, layer, headroom = state.job, state.layer, self._headroom
         vertices = Vertices(job.show_id, host.alloc_id, job.folder_id, job.id, layer.id, job.dept_id, layer.limit_ids)
         procs: list[PlannedProc] = []
         cores_left = headroom.cores_left(job, host.alloc_id)
         current = host
+        before = self._placed[layer.id]
         most = min(
-            len(layer.frames) - state.placed,
-            self._policy.max_frames - len(self.plan.procs),
+            state.most - before,
+            self._policy.max_frames - self._planned,
             headroom.frames_left(job, layer, state.need),
         )
         while len(procs) < most:
-            answer = reserve(layer, current, rules, os_name=job.os_name, job_cores_left=cores_left)
+            answer = self._reserve(state, current, cores_left)
             if not isinstance(answer, Reservation):
                 break
-            frame = layer.frames[state.placed + len(procs)]
+            frame = layer.frames[before + len(procs)]
             procs.append(PlannedProc(self._new_id(), job, layer, frame, current, answer, vertices))
             cores_left -= answer.cores
-            current = current.less(answer)
-        if not (procs and self._pool.take(host, {proc.proc_id: proc.reservation for proc in procs})):
+            current = current.less(answer, layer.id)
+        taken = {proc.proc_id: proc.reservation for proc in procs}
+        if not (procs and self._pool.take(host, taken, layer_id=layer.id)):
             return False
         for proc in procs:
             headroom.take(job, layer, host.alloc_id, proc.reservation)
-        self.plan.procs += procs
+            self._shares.take(job.show_id, host.alloc_id, proc.reservation.cores)
+        state.plan.procs += procs
         self._used.add(host.id)
+        self._booking_shows.add(job.show_id)
+        self._planned += len(procs)
+        self._placed[layer.id] += len(procs)
         state.placed += len(procs)
         return True
 
@@ -462,28 +574,46 @@ class _Planner:
         """Why no host was found."""
         if state.capped is not None:
             return state.capped
-        if state.vetoed:
-            return OverCap(Verdict.CAPACITY, "the hosts that would take its frames are kept for other work")
+        if state.refused is not None:
+            return OverCap(*state.refused)
         state.hostless = True
-        reason = self._shortages.get((state.search, state.open_allocs))
+        key = state.cluster.facility_id, state.job.show_id, state.search, state.open_allocs
+        reason = self._shortages.get(key)
         if reason is None:
-            reason = self._shortages[state.search, state.open_allocs] = explain_shortage(
+            reason = self._shortages[key] = explain_shortage(
                 self._pool.census(
-                    self._cluster.facility_id,
+                    state.cluster.facility_id,
                     state.search.tags,
                     state.need,
                     state.open_allocs,
-                    shard=self._cluster.shard,
+                    shard=state.cluster.shard,
                 ),
                 state.layer,
                 state.need,
                 self._policy.rules,
+                show_id=state.job.show_id,
                 os_name=state.job.os_name,
                 tags=state.search.tags,
                 open_allocs=state.open_allocs,
                 headroom=self._headroom,
             )
-        return reason
+        return self._over_share(state, reason) if reason.verdict is Verdict.CAPACITY else reason
+
+    def _over_share(self, state: _LayerState, reason: OverCap) -> OverCap:
+        """The same reason, unless the show uses more than its size and another that uses less was served before it."""
+        own = self._shares.use(state.job.show_id)
+        over = own.sizeless or own.of_size > 1
+        others = self._booking_shows - {state.job.show_id}
+        if not (over and any(self._shares.use(other) < own for other in others)):
+            return reason
+        uses = "has no size here" if own.sizeless else f"uses {own.of_size:.2f} times its size"
+        detail = f"its show {uses}, and shows that use less of theirs took what was idle; {reason.detail}"
+        return OverCap(Verdict.OVER_SHARE, detail)
+
+
+def _verdict(job: Job, layer: Layer, placed: int, reason: OverCap) -> LayerVerdict:
+    waiting = max(layer.waiting_frames, len(layer.frames)) - placed
+    return LayerVerdict(job.id, layer.id, reason.verdict, placed, waiting, reason.detail)
 
 
 # Why no host was found for a layer, in one verdict and one sentence.
@@ -506,6 +636,7 @@ def explain_shortage(
     need: Need,
     rules: Rules,
     *,
+    show_id: str,
     os_name: str | None,
     tags: Collection[str],
     open_allocs: Collection[str],
@@ -528,7 +659,7 @@ def explain_shortage(
         if isinstance(answer, Reservation):
             if host.alloc_id in open_allocs:
                 return OverCap(Verdict.CAPACITY, _capacity(census, layer, need) + more)
-            return headroom.closed_alloc(host.alloc_id, need.cores)
+            return headroom.closed_alloc(show_id, host.alloc_id, need.cores)
         refusals[answer] += count
     return OverCap(Verdict.NO_FIT, _no_fit(census, layer, need, os_name, refusals) + more)
 

@@ -1,8 +1,9 @@
-"""What waits: the jobs, layers and frames of one cluster, and the headroom under their caps (facts C, A).
+"""What waits: the jobs, layers and frames of the clusters of a pass, and the headroom under their caps (facts C, A).
 
-All usage is summed live from ``proc``. OpenCue's own columns (subscription.int_cores, job_resource.int_cores, ...) are
-rewritten only every two minutes for managed shows, and the view ``vs_waiting`` reads them and hides jobs whose cap is
-0 or -1; neither is used. Procs of a fraction of a core count as one core each.
+What subscriptions have in use comes from the ledger; under folders and jobs that have a cap it is summed live from
+``proc``. OpenCue's own columns (subscription.int_cores, job_resource.int_cores, ...) are rewritten only every two
+minutes for managed shows, and the view ``vs_waiting`` reads them and hides jobs whose cap is 0 or -1; neither is used.
+Procs of a fraction of a core count as one core each.
 """
 
 from __future__ import annotations
@@ -41,12 +42,22 @@ _VERSION = "CAST(l.xmin AS text)"
 _KIND = """CAST(ROW(j.str_os, l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min, l.int_gpu_mem_min,
                          l.b_threadable, replace(l.str_tags, ' ', '')) AS text)"""
 # Neither list is correlated, so PostgreSQL hashes it once.
-_NOT_SKIPPED = f"""(l.pk_layer, {_VERSION}) NOT IN (
-              SELECT skipped.layer, skipped.version
-              FROM unnest(CAST(:skipped_rows AS varchar[]), CAST(:skipped_versions AS text[]))
-                   AS skipped(layer, version)
+_NOT_SKIPPED = f"""(c.turn, l.pk_layer, {_VERSION}) NOT IN (
+              SELECT skipped.turn, skipped.layer, skipped.version
+              FROM unnest(CAST(:skipped_turns AS bigint[]), CAST(:skipped_rows AS varchar[]),
+                          CAST(:skipped_versions AS text[])) AS skipped(turn, layer, version)
           )
-          AND {_KIND} NOT IN (SELECT unnest(CAST(:skipped_kinds AS text[])))"""  # noqa: S608 - only our own constants
+          AND (c.turn, {_KIND}) NOT IN (
+              SELECT skipped.turn, skipped.kind
+              FROM unnest(CAST(:kind_turns AS bigint[]), CAST(:skipped_kinds AS text[])) AS skipped(turn, kind)
+          )"""  # noqa: S608 - only our own constants
+# The clusters of a pass, each with the draw of its epoch: '' for an epoch that goes by rank.
+_CLUSTERS = """(
+        SELECT turn, show_id, facility_id, string_to_array(tags, '|') AS tags, shard, draw, headroom
+        FROM unnest(CAST(:shows AS varchar[]), CAST(:facilities AS varchar[]), CAST(:tags AS text[]),
+                    CAST(:shards AS text[]), CAST(:draws AS text[]), CAST(:least_headroom AS bigint[]))
+             WITH ORDINALITY AS it(show_id, facility_id, tags, shard, draw, headroom, turn)
+    ) c"""
 _QUARANTINED = "EXISTS (SELECT 1 FROM opencue_sched_quarantine q WHERE q.pk_job = j.pk_job AND q.until > now())"
 _MAY_BE_BOOKED = """j.str_state = 'PENDING' AND j.b_paused = false AND j.b_auto_book
           AND s.b_active AND s.b_scheduler_managed AND s.b_booking_enabled AND s.b_dispatch_enabled AND NOT s.b_paused
@@ -75,6 +86,28 @@ _SUBSCRIPTIONS = text(
     """  # noqa: S608 - only our own constant
 )
 
+_SHARES = text(
+    """
+    SELECT sub.pk_show AS show_id, sub.pk_alloc AS alloc_id, a.pk_facility AS facility_id,
+           sub.int_burst AS burst_centicores, sub.int_size AS size_centicores,
+           CAST(extract(epoch FROM clock_timestamp()) AS double precision) AS now
+    FROM subscription sub
+    JOIN alloc a ON a.pk_alloc = sub.pk_alloc
+    WHERE sub.pk_show = ANY(CAST(:shows AS varchar[]))
+    ORDER BY a.str_name
+    """
+)
+
+# A draw (Efraimidis and Spirakis): key = u^(1/priority), the largest first, of which ln(u)/priority has the order. u is
+# a hash, the same for all planners of an epoch. In an epoch that goes by rank the key is NULL, and so is that of the
+# shard where there is but one: jobs of equal priority then go by age, and otherwise each shard begins with others.
+_ORDER = """CASE WHEN c.draw <> '' THEN
+                     ln((CAST(CAST('x' || substr(md5(c.draw || j.pk_job), 1, 13) AS bit(52)) AS bigint) + 1) / 2.0 ^ 52)
+                     / GREATEST(COALESCE({priority}, 1), 1) END DESC NULLS LAST,
+                 {priority} DESC NULLS LAST,
+                 CASE WHEN c.shard <> '' THEN md5(c.shard || j.pk_job) END, j.ts_started, j.pk_job"""
+_ORDER_INSIDE, _ORDER_OUTSIDE = _ORDER.format(priority="r.int_priority"), _ORDER.format(priority="j.int_priority")
+
 # The inner query sorts the pending jobs of the cluster; the outer one walks down that order, sums the procs of a job
 # only when it gets there, and stops at the limit. OFFSET 0 keeps PostgreSQL from merging the two; the outer ORDER BY
 # costs nothing, because the order is already there. The folder sums are one scan, made only if a capped folder is met;
@@ -82,19 +115,23 @@ _SUBSCRIPTIONS = text(
 _PENDING_JOBS = f"""
     WITH folder_use AS MATERIALIZED (
         SELECT j.pk_folder, {USED}
-        FROM proc p
-        JOIN job j ON j.pk_job = p.pk_job
-        WHERE p.pk_show = :show_id
+        FROM folder_resource f
+        JOIN job j ON j.pk_folder = f.pk_folder
+        JOIN proc p ON p.pk_job = j.pk_job
+        WHERE (f.int_max_cores > 0 OR f.int_max_gpus > 0) AND p.pk_show = ANY(CAST(:shows AS varchar[]))
         GROUP BY j.pk_folder
     ),
     reach AS MATERIALIZED (
-        SELECT replace(t.str_tag, ' ', '') AS tag, max(headroom.cores) AS cores
-        FROM unnest(CAST(:allocs AS varchar[]), CAST(:headroom AS bigint[])) AS headroom(pk_alloc, cores)
+        SELECT headroom.pk_show, replace(t.str_tag, ' ', '') AS tag, max(headroom.cores) AS cores
+        FROM unnest(CAST(:reach_shows AS varchar[]), CAST(:allocs AS varchar[]), CAST(:headroom AS bigint[]))
+             AS headroom(pk_show, pk_alloc, cores)
         JOIN host h ON h.pk_alloc = headroom.pk_alloc
         JOIN host_tag t ON t.pk_host = h.pk_host
-        WHERE replace(t.str_tag, ' ', '') = ANY(CAST(:tags AS varchar[]))
-        GROUP BY replace(t.str_tag, ' ', '')
+        GROUP BY headroom.pk_show, replace(t.str_tag, ' ', '')
     )
+    SELECT c.turn, found.*
+    FROM {_CLUSTERS}
+    CROSS JOIN LATERAL (
     SELECT j.*, used.cores AS job_cores, used.gpus AS job_gpus,
            COALESCE(folder.cores, 0) AS folder_cores, COALESCE(folder.gpus, 0) AS folder_gpus
     FROM (
@@ -106,22 +143,22 @@ _PENDING_JOBS = f"""
         JOIN show s ON s.pk_show = j.pk_show
         LEFT JOIN job_resource r ON r.pk_job = j.pk_job
         LEFT JOIN folder_resource f ON f.pk_folder = j.pk_folder
-        WHERE j.pk_show = :show_id AND j.pk_facility = :facility_id
+        WHERE j.pk_show = c.show_id AND j.pk_facility = c.facility_id
           AND {_MAY_BE_BOOKED}
           AND EXISTS (
               SELECT 1
               FROM layer l
               JOIN layer_stat ls ON ls.pk_layer = l.pk_layer AND ls.int_waiting_count > 0
-              WHERE l.pk_job = j.pk_job AND {_LAYER_TAGS} && CAST(:tags AS text[]) {{started}}
+              WHERE l.pk_job = j.pk_job AND {_LAYER_TAGS} && c.tags {{started}}
           )
           AND NOT {_QUARANTINED}
-        ORDER BY r.int_priority DESC NULLS LAST, j.ts_started, j.pk_job
+        ORDER BY {_ORDER_INSIDE}
         OFFSET 0
     ) j
     CROSS JOIN LATERAL (
         SELECT {USED}
         FROM proc p
-        WHERE p.pk_job = j.pk_job
+        WHERE p.pk_job = j.pk_job AND (j.int_max_cores > 0 OR j.int_max_gpus > 0)
     ) used
     LEFT JOIN LATERAL (
         SELECT u.cores, u.gpus
@@ -136,7 +173,7 @@ _PENDING_JOBS = f"""
             SELECT {_LEAST_CORES} AS cores,
                    GREATEST(l.int_gpus_min, 0) AS gpus
         ) need
-        WHERE l.pk_job = j.pk_job AND {_LAYER_TAGS} && CAST(:tags AS text[]) {{started}}
+        WHERE l.pk_job = j.pk_job AND {_LAYER_TAGS} && c.tags {{started}}
           AND (GREATEST(l.int_cores_min, l.int_gpus_min) > {min(MOST_CENTICORES, MOST_GPUS)} OR (
               (COALESCE(j.int_max_cores, 0) <= 0 OR need.cores <= j.int_max_cores / 100 - used.cores)
               AND (COALESCE(j.int_max_gpus, 0) <= 0 OR need.gpus = 0 OR need.gpus <= j.int_max_gpus - used.gpus)
@@ -144,8 +181,10 @@ _PENDING_JOBS = f"""
                    OR need.cores <= j.folder_max_cores / 100 - COALESCE(folder.cores, 0))
               AND (COALESCE(j.folder_max_gpus, 0) <= 0 OR need.gpus = 0
                    OR need.gpus <= j.folder_max_gpus - COALESCE(folder.gpus, 0))
-              AND (need.cores <= :least_headroom OR EXISTS (
-                  SELECT 1 FROM reach WHERE reach.tag = ANY({_LAYER_TAGS}) AND need.cores <= reach.cores
+              AND (need.cores <= c.headroom OR EXISTS (
+                  SELECT 1 FROM reach
+                  WHERE reach.pk_show = c.show_id AND reach.tag = ANY(c.tags) AND reach.tag = ANY({_LAYER_TAGS})
+                    AND need.cores <= reach.cores
               ))
           ))
           AND {_NOT_SKIPPED}
@@ -154,25 +193,35 @@ _PENDING_JOBS = f"""
               WHERE ll.pk_layer = l.pk_layer AND ll.pk_limit_record = ANY(CAST(:full_limits AS varchar[]))
           )
     )
-    ORDER BY j.int_priority DESC NULLS LAST, j.ts_started, j.pk_job
+    ORDER BY {_ORDER_OUTSIDE}
     LIMIT :max_jobs
+    ) found
+    ORDER BY c.turn
 """  # noqa: S608 - only our own constants
 
 # One row a layer, its frames as parallel arrays. A frame is eligible since it was activated, freed by its last
 # dependency or put back to wait (ts_updated: the first attempt's ts_eligible stays), and its layer may start. Each
 # time is turned into seconds by itself: neither side of this connection can subtract infinite dates.
 _WAITING_LAYERS = f"""
-    SELECT l.pk_layer, l.pk_job, l.str_name, l.str_cmd, l.str_range, l.int_chunk_size, l.int_dispatch_order,
-           l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min, l.int_gpu_mem_min, l.str_tags,
-           l.str_services, l.b_threadable, ls.int_waiting_count, {_VERSION} AS version,
-           {_KIND} AS kind,
-           ARRAY(SELECT DISTINCT pk_limit_record FROM layer_limit ll JOIN limit_record USING (pk_limit_record)
-                 WHERE ll.pk_layer = l.pk_layer) AS limit_ids,
-           waiting.ids, waiting.names, waiting.numbers, waiting.versions, waiting.waited
-    FROM unnest(CAST(:job_ids AS varchar[])) WITH ORDINALITY AS wanted(pk_job, turn)
-    JOIN job j ON j.pk_job = wanted.pk_job
-    JOIN layer l ON l.pk_job = j.pk_job
-    JOIN layer_stat ls ON ls.pk_layer = l.pk_layer AND ls.int_waiting_count > 0
+    WITH found AS MATERIALIZED (
+        SELECT c.turn, wanted.place, l.pk_layer, l.pk_job, l.str_name, l.str_cmd, l.str_range, l.int_chunk_size,
+               l.int_dispatch_order, l.int_cores_min, l.int_cores_max, l.int_mem_min, l.int_gpus_min, l.int_gpu_mem_min,
+               l.str_tags, l.str_services, l.b_threadable, ls.int_waiting_count, {_VERSION} AS version, {_KIND} AS kind,
+               ARRAY(SELECT DISTINCT pk_limit_record FROM layer_limit ll JOIN limit_record USING (pk_limit_record)
+                     WHERE ll.pk_layer = l.pk_layer) AS limit_ids {{start_after}}
+        FROM unnest(CAST(:job_ids AS varchar[]), CAST(:job_turns AS bigint[]))
+             WITH ORDINALITY AS wanted(pk_job, turn, place)
+        JOIN {_CLUSTERS} ON c.turn = wanted.turn
+        JOIN job j ON j.pk_job = wanted.pk_job
+        JOIN layer l ON l.pk_job = j.pk_job
+        JOIN layer_stat ls ON ls.pk_layer = l.pk_layer AND ls.int_waiting_count > 0
+        WHERE {_LAYER_TAGS} && c.tags {{started}} AND {_NOT_SKIPPED}
+    )
+    SELECT l.*, waiting.ids, waiting.names, waiting.numbers, waiting.versions, waiting.waited,
+           CASE WHEN u.int_frame_success_count > 0
+                THEN CAST(u.int_clock_time_success AS double precision) / u.int_frame_success_count END AS run_seconds
+    FROM found l
+    LEFT JOIN layer_usage u ON u.pk_layer = l.pk_layer
     CROSS JOIN LATERAL (
         SELECT array_agg(f.pk_frame ORDER BY f.turn) AS ids, array_agg(f.str_name ORDER BY f.turn) AS names,
                array_agg(f.int_number ORDER BY f.turn) AS numbers, array_agg(f.int_version ORDER BY f.turn) AS versions,
@@ -186,11 +235,10 @@ _WAITING_LAYERS = f"""
             FROM frame
             WHERE frame.pk_layer = l.pk_layer AND frame.str_state = 'WAITING'
             ORDER BY int_dispatch_order, int_layer_order, pk_frame
-            LIMIT :max_frames
+            LIMIT (SELECT LEAST(:most_frames, GREATEST(:max_frames, :most_frames / GREATEST(1, count(*)))) FROM found)
         ) f
     ) waiting
-    WHERE {_LAYER_TAGS} && CAST(:tags AS text[]) {{started}} AND {_NOT_SKIPPED}
-    ORDER BY wanted.turn, l.int_dispatch_order, l.pk_layer
+    ORDER BY l.place, l.int_dispatch_order, l.pk_layer
 """  # noqa: S608 - only our own constants
 
 # Everything that passes could be looking at, whether or not they get that far; once in a while, for the metrics.
@@ -227,15 +275,16 @@ _WAITING_WORK = f"""
 
 _NEXT_START = text(
     f"""
-    SELECT CAST(extract(epoch FROM min(l.ts_start_after) - now()) AS double precision)
-    FROM layer l
-    JOIN layer_stat ls ON ls.pk_layer = l.pk_layer AND ls.int_waiting_count > 0
-    JOIN job j ON j.pk_job = l.pk_job
+    SELECT c.turn, CAST(extract(epoch FROM min(l.ts_start_after) - now()) AS double precision) AS seconds
+    FROM {_CLUSTERS}
+    JOIN job j ON j.pk_show = c.show_id AND j.pk_facility = c.facility_id
     JOIN show s ON s.pk_show = j.pk_show
+    JOIN layer l ON l.pk_job = j.pk_job
+    JOIN layer_stat ls ON ls.pk_layer = l.pk_layer AND ls.int_waiting_count > 0
     WHERE l.ts_start_after BETWEEN now() - CAST(:since AS double precision) * interval '1 second'
                                AND now() + CAST(:within AS double precision) * interval '1 second'
-      AND j.pk_show = :show_id AND j.pk_facility = :facility_id AND {_LAYER_TAGS} && CAST(:tags AS text[])
-      AND {_MAY_BE_BOOKED}
+      AND {_LAYER_TAGS} && c.tags AND {_MAY_BE_BOOKED}
+    GROUP BY c.turn
     """  # noqa: S608 - only our own constants
 )
 
@@ -277,32 +326,47 @@ def fetch_subscriptions(connection: Connection, show_id: str) -> Sequence[Row[An
     return connection.execute(_SUBSCRIPTIONS, {"show_id": show_id}).all()
 
 
+def fetch_shares(connection: Connection, show_ids: Collection[str]) -> Sequence[Row[Any]]:
+    """Every subscription of these shows, in any facility (``show_id``, ``alloc_id``, ``facility_id``,
+    ``burst_centicores``, ``size_centicores``), and the database's clock (``now``)."""
+    return connection.execute(_SHARES, {"shows": list(show_ids)}).all()
+
+
+class Headrooms(NamedTuple):
+    """Whole cores left of each subscription, by show and allocation id."""
+
+    show_id: str
+    alloc_id: str
+    cores: int
+
+
 def fetch_pending_jobs(
     connection: Connection,
-    cluster: Cluster,
+    clusters: Sequence[Cluster],
     facts: SchemaFacts,
     *,
-    headroom: Mapping[str, int],
+    draws: Sequence[str],
+    headroom: Sequence[Headrooms],
     full_limits: Sequence[str],
-    skipped: SkippedLayers,
+    skipped: Sequence[SkippedLayers],
     max_jobs: int,
     held_back: bool = False,
 ) -> Sequence[Row[Any]]:
-    """The first jobs of the cluster that may book something now: priority first, then the oldest, then the id.
+    """Of each cluster (``turn``, from 1) the first jobs that may book something now, in the order of its draw, or
+    priority first, then the oldest, then the id. One statement. ``draws`` and ``skipped`` have one for each cluster.
 
-    A layer may not if it is ``skipped``, stands under one of ``full_limits``, or wants more cores than ``headroom``
-    (allocation id -> whole cores left of the show's subscription) leaves wherever its tags reach. A job, or its folder,
-    at its cap by live usage is passed over, as is one whose waiting layers all want more than what is left of any cap,
-    unless one wants more than there can be: that is a bad row. Caps below one core refuse everything; 0 and below are
-    no cap (of a burst: no headroom). ``held_back`` asks for the jobs that only these conditions hold back.
+    A layer may not if it is skipped, stands under one of ``full_limits``, or wants more cores than ``headroom`` leaves
+    of the show's subscriptions (those of the cluster's facility) wherever its tags reach. A job, or its folder, at its
+    cap by live usage is passed over, as is one whose waiting layers all want more than what is left of any cap, unless
+    one wants more than there can be: that is a bad row. Caps below one core refuse everything; 0 and below are no cap
+    (of a burst: no headroom). ``held_back`` asks for the jobs that only these conditions hold back.
     """
+    least = {show: min(it.cores for it in headroom if it.show_id == show) for show in {it.show_id for it in headroom}}
     parameters = {
-        "show_id": cluster.show_id,
-        "facility_id": cluster.facility_id,
-        "tags": list(cluster.tags),
-        "allocs": list(headroom),
-        "headroom": list(headroom.values()),
-        "least_headroom": min(headroom.values(), default=0),
+        **_clusters(clusters, draws, [least.get(cluster.show_id, 0) for cluster in clusters]),
+        "reach_shows": [it.show_id for it in headroom],
+        "allocs": [it.alloc_id for it in headroom],
+        "headroom": [it.cores for it in headroom],
         "held_back": held_back,
         "full_limits": list(full_limits),
         **_skipped(skipped),
@@ -311,35 +375,62 @@ def fetch_pending_jobs(
     return connection.execute(_statement(_PENDING_JOBS, facts.has_start_after), parameters).all()
 
 
-def fetch_next_start(connection: Connection, cluster: Cluster, *, since: float, within: float) -> float | None:
-    """Seconds until the first layer of the cluster with waiting frames may start, of those that may between ``since``
-    seconds ago and ``within`` seconds from now; below 0 when it has come. Needs ``has_start_after``."""
-    place = {"show_id": cluster.show_id, "facility_id": cluster.facility_id, "tags": list(cluster.tags)}
-    return connection.execute(_NEXT_START, {**place, "since": since, "within": within}).scalar()
+def fetch_next_starts(
+    connection: Connection, clusters: Sequence[Cluster], *, since: float, within: float
+) -> dict[str, float]:
+    """By the keys of clusters: seconds until the first layer with waiting frames may start, of those that may between
+    ``since`` seconds ago and ``within`` seconds from now; below 0 when it has come. Needs ``has_start_after``."""
+    parameters = {**_clusters(clusters, [""] * len(clusters)), "since": since, "within": within}
+    return {clusters[row.turn - 1].key: row.seconds for row in connection.execute(_NEXT_START, parameters)}
 
 
 def fetch_waiting_layers(
     connection: Connection,
-    job_ids: Sequence[str],
+    clusters: Sequence[Cluster],
+    jobs: Sequence[tuple[int, str]],
     facts: SchemaFacts,
     *,
-    tags: Sequence[str],
-    skipped: SkippedLayers,
+    skipped: Sequence[SkippedLayers],
     max_frames: int,
+    most_frames: int,
 ) -> Sequence[Row[Any]]:
-    """The bookable layers of all these jobs in dispatch order, each with its first ``max_frames`` waiting frames.
+    """The bookable layers of all these ``jobs`` (the ``turn`` of a cluster, from 1, and the id) in dispatch order, each
+    with its first waiting frames: ``max_frames``, or as many more as make ``most_frames`` of all layers together, and
+    never more than these. ``run_seconds`` is the mean run time of a layer's frames that succeeded.
 
     ``ids`` is None for a layer whose counter says that frames wait, and none does.
     """
-    parameters = {"job_ids": list(job_ids), "tags": list(tags), **_skipped(skipped), "max_frames": max_frames}
+    parameters = {
+        **_clusters(clusters, [""] * len(clusters)),
+        "job_turns": [turn for turn, _ in jobs],
+        "job_ids": [job_id for _, job_id in jobs],
+        **_skipped(skipped),
+        "max_frames": max_frames,
+        "most_frames": most_frames,
+    }
     return connection.execute(_statement(_WAITING_LAYERS, facts.has_start_after), parameters).all()
 
 
-def _skipped(layers: SkippedLayers) -> dict[str, list[str]]:
+def _clusters(clusters: Sequence[Cluster], draws: Sequence[str], headroom: Sequence[int] = ()) -> dict[str, Any]:
     return {
-        "skipped_rows": list(layers.rows),
-        "skipped_versions": list(layers.rows.values()),
-        "skipped_kinds": list(layers.kinds),
+        "shows": [it.show_id for it in clusters],
+        "facilities": [it.facility_id for it in clusters],
+        "tags": ["|".join(it.tags) for it in clusters],
+        "shards": [it.shard for it in clusters],
+        "draws": list(draws),
+        "least_headroom": list(headroom) or [0] * len(clusters),
+    }
+
+
+def _skipped(skipped: Sequence[SkippedLayers]) -> dict[str, list[Any]]:
+    rows = [(turn, row, version) for turn, it in enumerate(skipped, 1) for row, version in it.rows.items()]
+    kinds = [(turn, kind) for turn, it in enumerate(skipped, 1) for kind in it.kinds]
+    return {
+        "skipped_turns": [turn for turn, _, _ in rows],
+        "skipped_rows": [row for _, row, _ in rows],
+        "skipped_versions": [version for _, _, version in rows],
+        "kind_turns": [turn for turn, _ in kinds],
+        "skipped_kinds": [kind for _, kind in kinds],
     }
 
 

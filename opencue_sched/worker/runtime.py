@@ -271,15 +271,17 @@ class Runtime:
         return summary
 
     def _dispatch(self, posting: str, ticket: int | None) -> dict[str, object]:
-        report = self.dispatcher.dispatch(posting, ticket)
-        if isinstance(report, ClaimRefused):
-            fleet_metrics.messages_dropped.labels(report.reason).inc()
-            return {"ended": "dropped", "reason": report.reason, "owner": report.owner}
-        metrics.record_pass(report)
+        answer = self.dispatcher.dispatch(posting, ticket)
+        if isinstance(answer, ClaimRefused):
+            fleet_metrics.messages_dropped.labels(answer.reason).inc()
+            return {"ended": "dropped", "reason": answer.reason, "owner": answer.owner}
+        for report in answer:
+            metrics.record_pass(report)
         metrics.host_cache_size.set(len(self.hosts.cache))
-        if report.ended is PassEnd.NOT_READY:
+        first, *others = answer
+        if first.ended is PassEnd.NOT_READY:
             self._bootstrap_in_background()
-        return report.summary()
+        return first.summary() | ({"with": [it.summary() for it in others]} if others else {})
 
     def show_store(self) -> None:
         """Show the generation of the counters and the age of the last recompute; have them filled if they are not,

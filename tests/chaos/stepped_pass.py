@@ -119,7 +119,7 @@ def live(cluster: str, out: int, die_after: int) -> None:
         steps.watch_redis()
         steps.watch_commits(engine.dialect)
         steps.watch_launches()
-        here.runner.run(decode_cluster(cluster), alive=lambda: True)
+        here.runner.run([decode_cluster(cluster)], alive=lambda: True)[0]
 
 
 def forked(cluster: str, die_after: int) -> dict[str, Any]:

@@ -113,7 +113,7 @@ class Stage:
 
     def passes_over(self, cluster: Cluster) -> PassReport:
         """One pass of another worker, which loses nothing that it plans."""
-        report = self.worker.runner.run(cluster, alive=lambda: True)
+        report = self.worker.runner.run([cluster], alive=lambda: True)[0]
         assert not report.losses
         return report
 

@@ -21,7 +21,7 @@ from opencue_sched.accounting.consistency import check_consistency, drift
 from opencue_sched.accounting.keys import Booking
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.accounting.reconcile import FirstSeen, read_snapshot, recompute
-from opencue_sched.accounting.show_handover import hand_back, hand_over
+from opencue_sched.accounting.show_handover import ImportedShows, hand_back, hand_over
 from opencue_sched.coordination.board import LayerPermits
 from opencue_sched.dispatch import cluster_pass
 from opencue_sched.dispatch.cluster_pass import PassRunner
@@ -81,7 +81,7 @@ class Ours(Side):
         def one_pass() -> object:
             channels = RqdChannels(rqd)
             try:
-                return self._runner(name, channels, settings).run(cluster, alive=lambda: True)
+                return self._runner(name, channels, settings).run([cluster], alive=lambda: True)[0]
             finally:
                 channels.close()
 
@@ -99,6 +99,7 @@ class Ours(Side):
             Settlement(self.engine, ledger, changes, channels, self._compensate),
             self.facts,
             LayerCooldowns(5.0),
+            imported=ImportedShows(self.engine, ledger, quarantine_seconds=0, age_seconds=AGE),
             clock=lambda: time.monotonic() + self.clock.now,
         )
         ledger.book = _marked(ledger.book, before=BOOK, after=BOOKED)  # type: ignore[method-assign]

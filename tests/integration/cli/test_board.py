@@ -16,8 +16,8 @@ def test_the_permits_of_layers_are_listed_with_the_cluster_whose_pass_has_them(
     cli: Cli, redis_client: redis.Redis
 ) -> None:
     permits = LayerPermits(redis_client, "cue", claim_ttl=60)
-    permits.take("alloc-1|pass", {"layer-a": 100, "layer-b": 100})
-    permits.take("alloc-2|died", {"layer-c": 100})
+    permits.take({"alloc-1|pass": {"layer-a": 100, "layer-b": 100}})
+    permits.take({"alloc-2|died": {"layer-c": 100}})
     redis_client.zadd(KEYS.of("claimed"), {"layer-c": 1})
     listed = cli("board", "list", "--permits", "--json").json
     found = [(row["layer"], row["state"], row["cluster"]) for row in listed]

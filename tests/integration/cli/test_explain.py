@@ -280,7 +280,9 @@ def test_the_verdict_of_the_last_pass_is_said_when_nothing_else_decides(
     cli: Cli, work: Work, verdicts: VerdictLog, change: Callable[..., None]
 ) -> None:
     detail = "a frame needs 16 cores, 1 GiB; no host of the 1 with its tags has that idle"
-    verdicts.record([LayerVerdict(work.job.id, work.layer, Verdict.CAPACITY, 2, 4, detail)], "alloc-0123456789abcdef")
+    verdicts.record(
+        {"alloc-0123456789abcdef": ([LayerVerdict(work.job.id, work.layer, Verdict.CAPACITY, 2, 4, detail)], {})}
+    )
     out = cli("explain", NAME).out
     assert out.startswith(f"render (4 waiting): capacity: {detail}, 2 placed (")
     assert out.splitlines()[0].endswith(" s ago)")
@@ -300,7 +302,7 @@ def test_of_several_clusters_verdicts_the_most_telling_one_is_said(
         (500.0, Verdict.FLOWING, "hardware-1"),
     ):
         log = VerdictLog(redis_client, "cue", clock=lambda age=age: time.time() - age)  # type: ignore[misc]
-        log.record([LayerVerdict(work.job.id, work.layer, verdict, 0, 4, f"by {cluster}")], cluster)
+        log.record({cluster: ([LayerVerdict(work.job.id, work.layer, verdict, 0, 4, f"by {cluster}")], {})})
     said = re.match(r"render \(4 waiting\): over subscription: by alloc-1 \((\d+) s ago\)", cli("explain", NAME).out)
     assert said is not None
     assert int(said[1]) >= 30, "its own age, be it a little more on a slow machine"
@@ -316,7 +318,7 @@ def test_a_job_that_passes_do_not_come_to_is_told_how_many_are_before_it(
     assert reasons(cli) == ["not_seen", "behind"]
     assert "20 jobs of its show with waiting frames come before it" in cli("explain", NAME, "--json").out
     log = VerdictLog(redis_client, "cue")
-    log.record([LayerVerdict(work.job.id, work.layer, Verdict.CAPACITY, 0, 4, "busy")], "alloc-1")
+    log.record({"alloc-1": ([LayerVerdict(work.job.id, work.layer, Verdict.CAPACITY, 0, 4, "busy")], {})})
     assert reasons(cli) == ["capacity"]
 
 
@@ -438,7 +440,7 @@ def test_explaining_costs_as_many_statements_however_many_jobs_there_are(
 
 def test_an_old_verdict_is_said_to_be_old(cli: Cli, work: Work, redis_client: redis.Redis) -> None:
     log = VerdictLog(redis_client, "cue", clock=lambda: time.time() - 3600)
-    log.record([LayerVerdict(work.job.id, work.layer, Verdict.NO_FIT, 0, 4, "too big")], "alloc-1")
+    log.record({"alloc-1": ([LayerVerdict(work.job.id, work.layer, Verdict.NO_FIT, 0, 4, "too big")], {})})
     assert reasons(cli) == ["no_fit", "not_seen"]
     assert "(60 min ago)" in cli("explain", NAME).out
 

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import redis
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, NullPool, create_engine, event
 
 from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.connection import Epoch
 from opencue_sched.coordination.board import LayerPermits
 from opencue_sched.coordination.names import BoardKeys
-from opencue_sched.coordination.postings import ClusterPostings
-from opencue_sched.dispatch.cluster_pass import PassRunner
+from opencue_sched.coordination.postings import ClaimRefused, ClusterPostings
+from opencue_sched.dispatch.cluster_pass import Dispatcher, PassRunner
 from opencue_sched.dispatch.clusters import Sweeper
 from opencue_sched.dispatch.cooldown import LayerCooldowns
 from opencue_sched.dispatch.gather import HostChanges, HostFeed
@@ -24,6 +24,7 @@ from opencue_sched.dispatch.rqd import RqdChannels
 from opencue_sched.domain.cluster import Cluster
 from opencue_sched.settings import Settings
 from opencue_sched.store.schema import check_schema
+from tests.integration.dispatch.gathering import live_use
 
 
 class CountingConnection(redis.Connection):
@@ -57,7 +58,7 @@ class Passes:
         reports: list[PassReport] = []
         clusters = self.clusters = [cluster for cluster, _ in self.sweeper.sweep().send] or self.clusters
         for _ in range(rounds):
-            latest = [self.runner.run(cluster, alive=lambda: True) for cluster in clusters]
+            latest = [self.runner.run([cluster], alive=lambda: True)[0] for cluster in clusters]
             reports += latest
             if not any(report.frames_booked or report.go_on for report in latest):
                 return reports
@@ -80,6 +81,12 @@ class Passes:
             event.remove(self.engine, "before_cursor_execute", statement)
 
 
+def dispatch(dispatcher: Dispatcher, posting: str, ticket: int | None = None) -> PassReport | ClaimRefused:
+    """What a message for the posting leads to, of its own cluster."""
+    answer = dispatcher.dispatch(posting, ticket)
+    return answer if isinstance(answer, ClaimRefused) else answer[0]
+
+
 @contextmanager
 def passes(engine: Engine, settings: Settings, instance: str = "one", *, claim_ttl: float = 3) -> Iterator[Passes]:
     """Collaborators of one process, in dry run, on an open (empty) store."""
@@ -90,6 +97,9 @@ def passes(engine: Engine, settings: Settings, instance: str = "one", *, claim_t
     client.set("acct:epoch", Epoch.new(client.info("server")["run_id"]).text, nx=True)
     channels = RqdChannels(settings.rqd)
     ledger = make_ledger(engine, client, owner=instance)
+    # The farms of these tests are built and changed by SQL, past the ledger: it says what it would if it had been told.
+    beside = create_engine(engine.url, poolclass=NullPool)
+    ledger.cores_in_use = lambda _: live_use(beside)  # type: ignore[method-assign]
     changes = HostChanges(client, "cue")
     with engine.connect() as connection:
         facts = check_schema(connection)

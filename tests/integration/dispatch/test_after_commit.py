@@ -50,7 +50,7 @@ def show(engine, farm):
 
 def run_pass(one, **changes):
     (cluster,) = [cluster for cluster, _ in one.sweeper.sweep().send]
-    return replace(one.runner, **changes).run(cluster, alive=lambda: True)
+    return replace(one.runner, **changes).run([cluster], alive=lambda: True)[0]
 
 
 def states(engine):
@@ -101,7 +101,7 @@ def test_permits_that_cannot_be_given_back_or_told_of_do_not_undo_what_a_pass_sa
     launched = []
 
     class NoAnswer(LayerPermits):
-        def drop(self, owner, layers):
+        def drop(self, layers):
             raise ConnectionError("gone")
 
         def tell_booked(self, layers):

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, text
 
 from opencue_sched.dispatch.clusters import load_clusters, with_work
-from opencue_sched.dispatch.gather import gather
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import LayerSpec
 from opencue_sched.settings import Queue, Settings
 from opencue_sched.store.pending import waiting_tags
 from opencue_sched.store.schema import SchemaFacts, check_schema
+from tests.integration.dispatch.gathering import gather_one
 
 TAGS = ["general", "desktop", "m1", "m2", "m 3", "linux", "absent"]
 FACILITIES = ["spi", "lax"]
@@ -125,7 +125,7 @@ def test_every_cluster_with_pending_jobs_is_awake(engine: Engine, settings: Sett
         clusters = load_clusters(connection, changed)
         awake = with_work(waiting_tags(connection, None), clusters)
         asleep = [cluster for cluster in clusters if cluster not in awake]
-        missed = [c for c in asleep if gather(connection, c, changed, facts=facts).snapshot.jobs]
+        missed = [c for c in asleep if gather_one(connection, c, changed, facts).snapshot.jobs]
 
         transaction.rollback()
     assert not missed
@@ -147,6 +147,6 @@ def test_the_random_farms_do_have_clusters_with_work(engine: Engine, settings: S
         build(connection, spec, facts)
         clusters = load_clusters(connection, settings)
 
-        with_work = {c for c in clusters if gather(connection, c, settings, facts=facts).snapshot.jobs}
+        with_work = {c for c in clusters if gather_one(connection, c, settings, facts).snapshot.jobs}
 
     assert {kind for cluster in with_work for kind in [cluster.kind.value]} == {"alloc", "manual"}

@@ -21,7 +21,7 @@ from opencue_sched.embedded.farm_specs import HostSpec, JobSpec, LayerSpec
 from opencue_sched.placement.planner import policy_for
 from opencue_sched.settings import Rqd, Settings
 
-from .passes import Passes, passes
+from .passes import Passes, dispatch, passes
 
 WINDOW = 20
 
@@ -148,7 +148,7 @@ def test_a_job_has_the_host_that_one_ahead_has_in_every_plan_and_is_refused(
     reports = []
     while not reports or reports[-1].go_on or reports[-1].frames_booked:
         assert len(reports) < 5
-        reports.append(here.runner.run(cluster, alive=lambda: True))
+        reports.append(here.runner.run([cluster], alive=lambda: True)[0])
 
     # at once, and then there is nothing to be looked at before the cluster is roused
     assert [report.frames_booked for report in reports][:2] == [0, 1]
@@ -172,7 +172,7 @@ def test_a_job_has_its_turn_on_such_a_host_also_while_every_pass_books_something
 
     booked = []
     for _ in range(PASSES_BEFORE_A_SKIP + 1):
-        booked.append(here.runner.run(cluster, alive=lambda: True).frames_booked)
+        booked.append(here.runner.run([cluster], alive=lambda: True)[0].frames_booked)
         end_runs(here, "pk_job = :flowing", flowing=flowing.id)
 
     assert booked == [1] * PASSES_BEFORE_A_SKIP + [2]
@@ -188,7 +188,7 @@ def test_jobs_that_lose_their_frames_to_somebody_come_first_once_more_and_then_l
         somebody.execute(
             text("SELECT FROM frame JOIN job_resource USING (pk_job) WHERE int_priority = 100 FOR UPDATE OF frame")
         )
-        reports = [here.runner.run(cluster, alive=lambda: True) for _ in range(3)]
+        reports = [here.runner.run([cluster], alive=lambda: True)[0] for _ in range(3)]
         assert running(engine, behind) == 2
 
     assert [report.go_on for report in reports] == [False, True, False]
@@ -196,7 +196,7 @@ def test_jobs_that_lose_their_frames_to_somebody_come_first_once_more_and_then_l
     assert {(it.frames, it.waiting) for it in reports[0].verdicts} == {(0, 2)}
     assert "frame_lost" in reports[0].verdicts[0].detail
     # and then those ahead are first again
-    assert here.runner.run(cluster, alive=lambda: True).frames_booked == 2 * WINDOW
+    assert here.runner.run([cluster], alive=lambda: True)[0].frames_booked == 2 * WINDOW
 
 
 def test_a_walk_over_jobs_that_book_nothing_ends(here: Passes, engine: Engine) -> None:
@@ -204,7 +204,7 @@ def test_a_walk_over_jobs_that_book_nothing_ends(here: Passes, engine: Engine) -
     (cluster,) = [cluster for cluster in clusters_of(here) if "general" in cluster.tags]
     with engine.connect() as somebody, somebody.begin():
         somebody.execute(text("SELECT FROM frame FOR UPDATE"))
-        went_on = [here.runner.run(cluster, alive=lambda: True).go_on for _ in range(8)]
+        went_on = [here.runner.run([cluster], alive=lambda: True)[0].go_on for _ in range(8)]
 
     # the first twenty once more, then twenty each twice, the last job, and from the beginning
     assert went_on == [False, True, False, True, False, True, False, False]
@@ -219,7 +219,7 @@ def test_hosts_that_change_all_the_time_do_not_bring_those_ahead_back_before_the
     for _ in range(3):
         here.runner.hosts.note([host])
         for cluster in clusters:
-            here.runner.run(cluster, alive=lambda: True)
+            here.runner.run([cluster], alive=lambda: True)[0]
     assert running(engine, behind) == 2
 
 
@@ -243,7 +243,7 @@ def test_jobs_behind_have_their_turn_while_one_ahead_takes_all_that_comes_free(h
     # when passes follow each other, and each finds that again
     booked = []
     for _ in range(PASSES_BEFORE_A_SKIP + 2):
-        booked.append(here.runner.run(cluster, alive=lambda: True).frames_booked)
+        booked.append(here.runner.run([cluster], alive=lambda: True)[0].frames_booked)
         with engine.begin() as connection:
             released = connection.execute(
                 text("DELETE FROM proc WHERE pk_host = :host RETURNING pk_proc"), {"host": large.id}
@@ -295,7 +295,7 @@ def test_jobs_behind_have_their_turn_while_those_ahead_share_what_comes_free_and
 
     booked = []
     for _ in range(PASSES_BEFORE_A_SKIP + 2):
-        booked.append(here.runner.run(cluster, alive=lambda: True).frames_booked)
+        booked.append(here.runner.run([cluster], alive=lambda: True)[0].frames_booked)
         end_runs(here, "pk_job <> :behind", behind=behind.id)
 
     assert booked == [1] * PASSES_BEFORE_A_SKIP + [3, 1]
@@ -321,10 +321,10 @@ def test_a_host_that_is_all_idle_goes_to_the_frames_that_wait_for_one_however_of
     for frame in small.frames[:12]:
         end_runs(here, "pk_frame = :frame", frame=frame)
         now[0] += 0.06
-        here.runner.run(cluster, alive=lambda: True)
+        here.runner.run([cluster], alive=lambda: True)[0]
     assert (running(engine, wide_job.id), running(engine, low.id)) == (1, 12)
     end_runs(here, "pk_host = :whole", whole=whole.id)
-    here.runner.run(cluster, alive=lambda: True)
+    here.runner.run([cluster], alive=lambda: True)[0]
 
     # then it is theirs
     assert (running(engine, wide_job.id), running(engine, low.id)) == (1, 12)
@@ -338,10 +338,10 @@ def test_jobs_for_which_a_plan_has_no_room_any_more_were_not_looked_at_in_vain(
         farm.host(cores=64, memory_gb=512)
         farm.jobs([JobSpec([LayerSpec()], priority=100 - number) for number in range(WINDOW + 10)])
         cluster = Cluster(farm.facility(), farm.default_show().id, ClusterKind.ALLOC, ("general",))
-    monkeypatch.setattr(cluster_pass, "policy_for", lambda queue, show: replace(policy_for(queue, show), max_frames=1))
+    monkeypatch.setattr(cluster_pass, "policy_for", lambda queue: replace(policy_for(queue), max_frames=1))
 
     for _ in range(PASSES_BEFORE_A_SKIP + 2):
-        here.runner.run(cluster, alive=lambda: True)
+        here.runner.run([cluster], alive=lambda: True)[0]
 
     with engine.connect() as connection:
         booked = connection.execute(
@@ -372,7 +372,7 @@ def test_a_pass_that_placed_nothing_of_a_full_window_goes_on_at_once_and_the_las
         reports = []
         while offers:
             enqueued = offers.pop()
-            report = dispatcher.dispatch(enqueued.uuid, enqueued.ticket)
+            report = dispatch(dispatcher, enqueued.uuid, enqueued.ticket)
             assert isinstance(report, PassReport)
             reports.append(report)
             offers, sent[:] = [*offers, *sent], []
@@ -464,18 +464,18 @@ def test_those_a_walk_has_passed_have_their_turn_at_once_if_something_woke_the_c
         farm.host(cores=16)
         jobs = farm.jobs([JobSpec([LayerSpec(frames=2, cores=0)], max_cores=8) for _ in range(WINDOW + 5)])
     (cluster,) = [cluster for cluster in clusters_of(here) if "general" in cluster.tags]
-    report = here.runner.run(cluster, alive=lambda: True, wakes=7)
+    report = here.runner.run([cluster], alive=lambda: True, wakes={cluster.key: 7})[0]
     assert report.go_on
 
     # when the cap of one of them is raised before the walk comes to its end
     (passed, *_) = {it.job_id for it in report.verdicts} & {job.id for job in jobs}
     with engine.begin() as connection:
         connection.execute(text("UPDATE job_resource SET int_max_cores = 1600 WHERE pk_job = :job"), {"job": passed})
-    report = here.runner.run(cluster, alive=lambda: True, wakes=7 + woken)
+    report = here.runner.run([cluster], alive=lambda: True, wakes={cluster.key: 7 + woken})[0]
 
     # then it has its turn at once, for that wakes the cluster
     assert (len(report.verdicts), report.frames_booked, report.go_on) == (5, 0, woken)
-    assert here.runner.run(cluster, alive=lambda: True, wakes=8).frames_booked == 1
+    assert here.runner.run([cluster], alive=lambda: True, wakes={cluster.key: 8})[0].frames_booked == 1
 
 
 def test_cores_that_are_freed_while_passes_walk_on_go_to_the_first_job_that_fits(here: Passes, engine: Engine) -> None:
@@ -483,10 +483,10 @@ def test_cores_that_are_freed_while_passes_walk_on_go_to_the_first_job_that_fits
     with engine.begin() as connection:
         make_kinds_differ(connection)
     (cluster,) = [cluster for cluster in clusters_of(here) if "general" in cluster.tags]
-    assert here.runner.run(cluster, alive=lambda: True).go_on
-    assert here.runner.run(cluster, alive=lambda: True).go_on
+    assert here.runner.run([cluster], alive=lambda: True)[0].go_on
+    assert here.runner.run([cluster], alive=lambda: True)[0].go_on
     free_a_core(here)
-    report = here.runner.run(cluster, alive=lambda: True)
+    report = here.runner.run([cluster], alive=lambda: True)[0]
     assert report.frames_booked == 1
     with engine.connect() as connection:
         priority = connection.execute(

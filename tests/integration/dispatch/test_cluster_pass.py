@@ -107,7 +107,7 @@ def test_round_trips_do_not_grow_with_jobs_layers_frames_or_hosts(engine, dry, r
             (cluster,) = [c for c, _ in runner.sweeper.sweep().send if c.show_id == show.id]
             runner.client.ping()
             with runner.counted() as count:
-                report = runner.runner.run(cluster, alive=lambda: True)
+                report = runner.runner.run([cluster], alive=lambda: True)[0]
         assert report.frames_booked == jobs * layers * frames
         costs.append((count.statements, count.packets))
     assert costs[0] == costs[1]
@@ -142,12 +142,12 @@ def test_a_claim_lost_by_the_time_something_was_done_commits_nothing(one, engine
         farm.host(hostname_tag=False)
         farm.job()
     ((cluster, _),) = one.sweeper.sweep().send
-    report = one.runner.run(cluster, alive=held_until(looks))
+    report = one.runner.run([cluster], alive=held_until(looks))[0]
     assert report.ended is PassEnd.CLAIM_LOST
     assert scalar(engine, "SELECT count(*) FROM proc") == 0
     assert one.client.hlen("acct:ledger") == 0
     assert_audit(one)
-    assert one.runner.run(cluster, alive=held_until(3)).frames_booked == 1, "with the host that was given back"
+    assert one.runner.run([cluster], alive=held_until(3))[0].frames_booked == 1, "with the host that was given back"
 
 
 @pytest.mark.parametrize("frozen_after", ["log_end", "booked_since"], ids=["as it read", "as it planned"])
@@ -162,14 +162,14 @@ def test_a_worker_that_goes_on_when_its_cluster_is_anothers_leaves_it_the_permit
 
     def frozen(*args):
         answer = getattr(one.runner.permits, frozen_after)(*args)
-        taken.extend(one.runner.permits.take(successor, {layer: 1}))
+        taken.extend(one.runner.permits.take({successor: {layer: 1}}))
         return answer
 
     permits = LayerPermits(one.client, "cue", claim_ttl=3)
     setattr(permits, frozen_after, frozen)
-    report = replace(one.runner, permits=permits).run(cluster, alive=lambda: not taken)
+    report = replace(one.runner, permits=permits).run([cluster], alive=lambda: not taken)[0]
     assert (report.ended, taken) == (PassEnd.CLAIM_LOST, [layer])
-    assert one.runner.permits.drop(successor, [layer]) == 1
+    assert one.runner.permits.drop({successor: [layer]}) == 1
 
 
 def test_an_emptied_redis_stops_booking(one, engine):
@@ -179,7 +179,7 @@ def test_an_emptied_redis_stops_booking(one, engine):
         farm.job()
     ((cluster, _),) = one.sweeper.sweep().send
     one.client.flushdb()
-    report = one.runner.run(cluster, alive=lambda: True)
+    report = one.runner.run([cluster], alive=lambda: True)[0]
     assert report.ended is PassEnd.NOT_READY
     assert scalar(engine, "SELECT count(*) FROM proc") == 0
 
@@ -192,7 +192,7 @@ def test_every_layer_gets_one_verdict_with_its_reason(one, engine):
         capped = farm.job(layers=[LayerSpec(frames=3)], max_cores=2, priority=200)
         free = farm.job(layers=[LayerSpec(frames=2)], priority=100)
     ((cluster, _),) = one.sweeper.sweep().send
-    report = one.runner.run(cluster, alive=lambda: True)
+    report = one.runner.run([cluster], alive=lambda: True)[0]
     verdicts = {verdict.layer_id: verdict for verdict in report.verdicts}
     assert len(report.verdicts) == len(verdicts) == 3
     assert verdicts[wide.layers[0].id].verdict in (Verdict.NO_FIT, Verdict.NO_HOST)
@@ -211,7 +211,7 @@ def test_a_pass_tells_what_refused(one, engine):
     ((cluster, _),) = one.sweeper.sweep().send
     one.runner.ledger.load_caps([subscription, keys.folder(job.folder_id), keys.job(job.id)])
     one.client.hset(subscription, "burst", 1)
-    report = one.runner.run(cluster, alive=lambda: True)
+    report = one.runner.run([cluster], alive=lambda: True)[0]
     assert (report.frames_booked, report.refusals, report.lazy_seeds) == (1, {"subscription": 2}, 0)
 
 
@@ -267,10 +267,10 @@ def test_a_frame_that_cannot_be_launched_sets_its_job_aside_and_nothing_else(eng
         broken = farm.job(layers=[LayerSpec(frames=1, range="5-9")], os=None)
     with passes(engine, settings) as runner:
         ((cluster, _),) = runner.sweeper.sweep().send
-        runner.runner.run(cluster, alive=lambda: True)
+        runner.runner.run([cluster], alive=lambda: True)[0]
         assert scalar(engine, "SELECT pk_job FROM opencue_sched_quarantine") == broken.id
         assert scalar(engine, "SELECT count(*) FROM proc") == 0
-        assert runner.runner.run(cluster, alive=lambda: True).jobs == 0
+        assert runner.runner.run([cluster], alive=lambda: True)[0].jobs == 0
         assert_audit(runner)
 
 
@@ -297,7 +297,7 @@ def test_a_host_somebody_holds_is_left_for_another(one, engine, monkeypatch):
     ((cluster, _),) = one.sweeper.sweep().send
     with engine.begin() as holder:
         holder.execute(text("SELECT 1 FROM host WHERE pk_host = :host FOR UPDATE"), {"host": tight.id})
-        *twice, third = [one.runner.run(cluster, alive=lambda: True) for _ in range(3)]
+        *twice, third = [one.runner.run([cluster], alive=lambda: True)[0] for _ in range(3)]
     assert [(it.frames_booked, dict(it.losses)) for it in twice] == [(0, {"host_locked": 2})] * 2
     assert third.frames_booked == 2
     assert scalar(engine, "SELECT DISTINCT pk_host FROM proc") == roomy.id
@@ -313,7 +313,7 @@ def run_one_within_the_other(one, engine):
     reports, steps, booking = [], [], threading.local()
 
     def run(cluster):
-        reports.append(one.runner.run(cluster, alive=lambda: True))
+        reports.append(one.runner.run([cluster], alive=lambda: True)[0])
 
     later = threading.Thread(target=run, args=(second,))
 
@@ -385,13 +385,13 @@ def test_a_pass_plans_no_frames_that_another_process_booked_since_it_read_them(o
     others = []
 
     class Late(LayerPermits):
-        def take(self, owner, frames_by_layer):
-            others.append(two.runner.run(fast, alive=lambda: True))
-            return super().take(owner, frames_by_layer)
+        def take(self, frames_by_layer):
+            others.append(two.runner.run([fast], alive=lambda: True)[0])
+            return super().take(frames_by_layer)
 
     late = replace(one.runner, permits=Late(one.client, "cue", claim_ttl=3))
     with passes(engine, dry, instance="two") as two:
-        report = late.run(general, alive=lambda: True)
+        report = late.run([general], alive=lambda: True)[0]
 
     assert [other.frames_booked for other in others] == [3]
     assert (report.frames_booked, dict(report.losses)) == (2, {})
@@ -419,16 +419,16 @@ def test_nobody_gets_the_permits_of_a_layer_that_is_being_committed(one, engine,
 
     def ask(_connection, _cursor, statement, *_):
         if statement.lstrip().startswith("SAVEPOINT"):
-            granted.append(others.take("other|pass", {layer.id: 2}))
+            granted.append(others.take({"other|pass": {layer.id: 2}}))
 
     event.listen(engine, "before_cursor_execute", ask)
     short = replace(one.runner, permits=LayerPermits(one.client, "cue", claim_ttl=0.001))
     ((cluster, _),) = one.sweeper.sweep().send
-    report = short.run(cluster, alive=lambda: True)
+    report = short.run([cluster], alive=lambda: True)[0]
     event.remove(engine, "before_cursor_execute", ask)
 
     assert (report.frames_booked, granted) == (2, [frozenset()])
-    assert others.take("other|pass", {layer.id: 2}) == {layer.id}, "given back at the end"
+    assert others.take({"other|pass": {layer.id: 2}}) == {layer.id}, "given back at the end"
 
 
 def test_what_may_be_committed_is_told_as_booked(one, engine):
@@ -450,7 +450,7 @@ def test_what_may_be_committed_is_told_as_booked(one, engine):
                 cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
 
     event.listen(engine, "commit", lose_the_answer)
-    report = one.runner.run(cluster, alive=lambda: True)
+    report = one.runner.run([cluster], alive=lambda: True)[0]
     event.remove(engine, "commit", lose_the_answer)
     assert (report.frames_booked, dict(report.losses)) == (0, {"database_failure": 2})
     assert scalar(engine, "SELECT count(*) FROM proc") == 2
@@ -464,13 +464,13 @@ def test_a_pass_whose_permits_cannot_be_prolonged_gives_its_hosts_back(one, engi
         farm.job(layers=[LayerSpec(frames=2)])
 
     class NoAnswer(LayerPermits):
-        def keep(self, owner, layers, *, seconds):
+        def keep(self, layers, *, seconds):
             raise ConnectionError("gone")
 
     ((cluster, _),) = one.sweeper.sweep().send
     with pytest.raises(ConnectionError):
-        replace(one.runner, permits=NoAnswer(one.client, "cue", claim_ttl=3)).run(cluster, alive=lambda: True)
-    assert one.runner.run(cluster, alive=lambda: True).frames_booked == 2
+        replace(one.runner, permits=NoAnswer(one.client, "cue", claim_ttl=3)).run([cluster], alive=lambda: True)[0]
+    assert one.runner.run([cluster], alive=lambda: True)[0].frames_booked == 2
     assert_audit(one)
 
 
@@ -493,7 +493,7 @@ def test_a_job_whose_rows_fail_is_skipped_with_its_reason_and_shown(one, engine)
             )
         )
     ((cluster, _),) = one.sweeper.sweep().send
-    report = one.runner.run(cluster, alive=lambda: True)
+    report = one.runner.run([cluster], alive=lambda: True)[0]
     assert report.frames_booked == 2
     assert scalar(engine, "SELECT DISTINCT pk_job FROM proc") == good.id
     assert scalar(engine, "SELECT pk_job FROM opencue_sched_quarantine") == broken.id

@@ -29,6 +29,7 @@ from opencue_sched.errors import NotReady
 from opencue_sched.settings import Rqd, Settings
 from opencue_sched.store.engine import make_engine
 from tests.integration.coordination.conftest import LossyProxy
+from tests.integration.dispatch.passes import dispatch
 from tests.polling import eventually
 
 from .gathering import with_start_times
@@ -92,13 +93,13 @@ def test_a_cluster_that_booked_goes_on_at_once_with_a_message_of_its_own(
 ) -> None:
     plant(engine, frames=1)
     posting = a_posting(here)
-    report = dispatcher.dispatch(posting)
+    report = dispatch(dispatcher, posting)
     assert isinstance(report, PassReport)
     assert (report.ended, report.frames_booked) == (PassEnd.BOOKED, 1)
     assert [enqueued.uuid for enqueued in SENT] == [posting]
     assert rests(here, posting) <= 0
     # the message that began this pass has been answered: a copy of it does nothing
-    assert isinstance(dispatcher.dispatch(posting, SENT[0].ticket - 1), ClaimRefused)
+    assert isinstance(dispatch(dispatcher, posting, SENT[0].ticket - 1), ClaimRefused)
 
 
 def test_a_cluster_does_not_sleep_past_the_return_of_a_host_that_somebody_had_locked(
@@ -112,7 +113,7 @@ def test_a_cluster_does_not_sleep_past_the_return_of_a_host_that_somebody_had_lo
     posting = a_posting(here)
     with engine.connect() as somebody, somebody.begin():
         somebody.execute(text("SELECT FROM host FOR UPDATE"))
-        report = dispatcher.dispatch(posting)
+        report = dispatch(dispatcher, posting)
     assert isinstance(report, PassReport)
     assert report.losses == {"host_locked": 1}
 
@@ -122,7 +123,7 @@ def test_a_cluster_does_not_sleep_past_the_return_of_a_host_that_somebody_had_lo
     with engine.connect() as connection:
         shows = connection.execute(text("SELECT pk_show FROM show")).scalars().all()
     here.sweeper.sweep(wake_shows=shows)
-    report = dispatcher.dispatch(posting)
+    report = dispatch(dispatcher, posting)
     assert isinstance(report, PassReport)
     assert not (report.losses or report.frames_booked)
 
@@ -130,13 +131,13 @@ def test_a_cluster_does_not_sleep_past_the_return_of_a_host_that_somebody_had_lo
     assert 0 < rests(here, posting) <= 3.0 < here.settings.queue.cluster_saturated_sleep
     assert len(RESTS) == 2
     assert all(0 < seconds <= 3.0 for seconds in RESTS)
-    eventually(lambda: isinstance(found := dispatcher.dispatch(posting), PassReport) and found.frames_booked == 1)
+    eventually(lambda: isinstance(found := dispatch(dispatcher, posting), PassReport) and found.frames_booked == 1)
 
 
-def test_every_cluster_with_work_has_its_turn_before_any_has_its_next(
-    here: Passes, dispatcher: Dispatcher, engine: Engine
+def test_a_message_leads_to_one_pass_over_every_cluster_that_is_ready(
+    dispatcher: Dispatcher, here: Passes, engine: Engine
 ) -> None:
-    # given three clusters with more work than a pass books, and one worker that takes messages in their order
+    # given work in three clusters
     with engine.begin() as connection:
         farm = Farm(connection)
         for tag in "abc":
@@ -144,31 +145,66 @@ def test_every_cluster_with_work_has_its_turn_before_any_has_its_next(
             farm.subscription(farm.default_show(), alloc, size=1000)
             farm.host(cores=256, memory_gb=1024, alloc=alloc, hostname_tag=False)
             farm.job([LayerSpec(frames=70, tags=tag)])
-    SENT.extend(enqueued for _, enqueued in here.sweeper.sweep().send)
-    assert len(SENT) == 3
+    first, *others = [enqueued for _, enqueued in here.sweeper.sweep().send]
+    assert len(others) == 2
 
-    # when it has made three rounds
-    rounds = []
-    for start in (0, 3, 6):
-        rounds.append([enqueued.cluster.tags for enqueued in SENT[start : start + 3]])
-        for enqueued in SENT[start : start + 3]:
-            report = dispatcher.dispatch(enqueued.uuid, enqueued.ticket)
-            assert isinstance(report, PassReport)
-            assert report.frames_booked == 20
+    # when the first message comes
+    reports = dispatcher.dispatch(first.uuid, first.ticket)
 
-    # then each cluster had one turn in each
-    assert [sorted(turns) for turns in rounds] == [[("a",), ("b",), ("c",)]] * 3
+    # then all three had their pass, in one commit, and the other messages are answered
+    assert not isinstance(reports, ClaimRefused)
+    assert reports[0].cluster == first.cluster
+    assert sorted(report.cluster.tags for report in reports) == [("a",), ("b",), ("c",)]
+    assert [report.frames_booked for report in reports] == [70] * 3
+    assert sum("commit" in report.seconds for report in reports) == 1
+    for other in others:
+        assert isinstance(dispatcher.dispatch(other.uuid, other.ticket), ClaimRefused)
+    # and one message goes out for what is to be looked at again
+    assert len(SENT) == 1
+
+
+def test_rows_that_fail_one_cluster_do_not_fail_the_others_of_the_pass(
+    dispatcher: Dispatcher, here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given two clusters, of which one cannot be planned by anybody
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        for tag in "ab":
+            alloc = farm.alloc(tag)
+            farm.subscription(farm.default_show(), alloc, size=1000)
+            farm.host(cores=8, alloc=alloc, hostname_tag=False)
+            farm.job([LayerSpec(frames=2, tags=tag)])
+    postings = {enqueued.cluster.tags: enqueued for _, enqueued in here.sweeper.sweep().send}
+    plan_pass = cluster_pass.plan_pass
+
+    def failing(snapshot, *args, **how):  # type: ignore[no-untyped-def]
+        if any(work.cluster.tags == ("a",) for work in snapshot.work):
+            raise KeyError("nobody thought of this")
+        return plan_pass(snapshot, *args, **how)
+
+    monkeypatch.setattr(cluster_pass, "plan_pass", failing)
+
+    # when there is a message for either
+    with pytest.raises(KeyError):
+        dispatcher.dispatch(postings["b",].uuid, postings["b",].ticket)
+
+    # then the other one's frames run, and the one is cooled down
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM proc")).scalar() == 2
+    (failed,) = here.sweeper._postings.skipped()
+    assert failed.cluster is not None
+    assert (failed.cluster.tags, failed.failures) == (("a",), 1)
 
 
 def test_a_saturated_cluster_does_not_run_busily(here: Passes, dispatcher: Dispatcher, engine: Engine) -> None:
     plant(engine, frames=1, cores=64)
     posting = a_posting(here)
-    report = dispatcher.dispatch(posting)
+    report = dispatch(dispatcher, posting)
     assert isinstance(report, PassReport)
     assert report.ended is PassEnd.SATURATED
     assert rests(here, posting) == pytest.approx(5, abs=1)
     assert SENT == []
-    assert isinstance(dispatcher.dispatch(posting), ClaimRefused)
+    assert isinstance(dispatch(dispatcher, posting), ClaimRefused)
 
 
 def test_an_empty_cluster_rests_longest(here: Passes, dispatcher: Dispatcher, engine: Engine) -> None:
@@ -176,7 +212,7 @@ def test_an_empty_cluster_rests_longest(here: Passes, dispatcher: Dispatcher, en
     posting = a_posting(here)
     with engine.begin() as connection:
         connection.execute(text("UPDATE job SET b_paused = true"))
-    report = dispatcher.dispatch(posting)
+    report = dispatch(dispatcher, posting)
     assert isinstance(report, PassReport)
     assert report.ended is PassEnd.NO_JOBS
     assert rests(here, posting) == pytest.approx(30, abs=1)
@@ -197,14 +233,14 @@ def test_a_cluster_rests_no_longer_than_until_its_next_layer_may_start(
     posting = a_posting(here)
 
     # when the cluster is looked at before
-    report = dispatcher.dispatch(posting)
+    report = dispatch(dispatcher, posting)
 
     # then it rests until that moment, at which somebody sends for it
     assert isinstance(report, PassReport)
     assert report.ended is (PassEnd.SATURATED if saturated else PassEnd.NO_JOBS)
     assert 0 < rests(here, posting) <= 3.0
     assert sent_for_at_its_end(here, posting)
-    eventually(lambda: isinstance(found := dispatcher.dispatch(posting), PassReport) and found.frames_booked == 1)
+    eventually(lambda: isinstance(found := dispatch(dispatcher, posting), PassReport) and found.frames_booked == 1)
 
 
 @pytest.mark.parametrize("why", ["later", "paused", "other tags"])
@@ -221,7 +257,7 @@ def test_a_layer_that_may_not_start_in_time_cuts_no_rest_short(
             connection.execute(text("UPDATE job SET b_paused = true"))
         if why == "other tags":
             connection.execute(text("UPDATE layer SET str_tags = 'others'"))
-    report = dispatcher.dispatch(posting)
+    report = dispatch(dispatcher, posting)
     assert isinstance(report, PassReport)
     assert report.ended is PassEnd.NO_JOBS
     assert rests(here, posting) == pytest.approx(30, abs=1)
@@ -232,7 +268,7 @@ def test_an_emptied_redis_is_looked_at_again_in_a_second(here: Passes, dispatche
     plant(engine, frames=1)
     posting = a_posting(here)
     here.client.delete("acct:epoch")
-    report = dispatcher.dispatch(posting)
+    report = dispatch(dispatcher, posting)
     assert isinstance(report, PassReport)
     assert report.ended is PassEnd.NOT_READY
     assert RESTS == [], "the sweeps bring it back, with the others"
@@ -254,7 +290,7 @@ def test_an_epoch_of_a_wrong_type_does_not_count_against_the_cluster(
     posting = a_posting(here)
     here.client.delete("acct:epoch")
     here.client.hset("acct:epoch", "not", "an epoch")
-    report = dispatcher.dispatch(posting)
+    report = dispatch(dispatcher, posting)
     assert isinstance(report, PassReport)
     assert report.ended is PassEnd.NOT_READY
     assert here.client.hget(f"cue:board:clusters:job:{posting}", "failures") == "0"
@@ -279,14 +315,14 @@ def test_a_pass_that_hangs_in_postgresql_loses_its_cluster_to_a_healthy_worker(
         hung, healthy = (stack.enter_context(dispatching(it, patience=0.5)) for it in (sick, well))
         posting = a_posting(well)
         proxy.hold("SELECT")
-        threads = [Thread(target=lambda: reports.append(hung.dispatch(posting))) for _ in range(2)]
+        threads = [Thread(target=lambda: reports.append(dispatch(hung, posting))) for _ in range(2)]
         threads[0].start()
         assert proxy.holds.wait(30)
 
         # then it is given up, and what it is sent for next claims nothing either
         eventually(lambda: hung.renewer.hangs, 30)
         threads[1].start()
-        report = eventually(lambda: isinstance(it := healthy.dispatch(posting), PassReport) and it, 30)
+        report = eventually(lambda: isinstance(it := dispatch(healthy, posting), PassReport) and it, 30)
         assert (report.ended, report.frames_booked) == (PassEnd.BOOKED, 1)
 
         # and does nothing when it goes on
@@ -324,7 +360,7 @@ def test_a_pass_that_takes_long_keeps_its_cluster_while_each_step_is_short(
 
         for place, names in {
             HostFeed: ("follow", "refresh"),
-            gather: ("fetch_subscriptions", "fetch_waiting_layers"),
+            gather: ("fetch_shares", "fetch_waiting_layers"),
             LayerPermits: ("take", "keep"),
             Ledger: ("book",),
             cluster_pass: ("plan_pass", "commit_plan", "launch_all"),
@@ -333,7 +369,7 @@ def test_a_pass_that_takes_long_keeps_its_cluster_while_each_step_is_short(
                 monkeypatch.setattr(place, name, slowly(getattr(place, name)))
 
         # then it does its work
-        report = slow.dispatch(posting)
+        report = dispatch(slow, posting)
     assert isinstance(report, PassReport)
     assert (report.ended, report.frames_booked) == (PassEnd.BOOKED, 1)
     assert len(steps) >= 9
@@ -355,13 +391,13 @@ def test_a_query_that_fails_costs_a_rest_and_not_the_scheduler(
     posting = a_posting(here)
     with monkeypatch.context() as broken:
         failing(here, broken, OperationalError("SELECT", {}, Exception("server closed the connection")))
-        report = dispatcher.dispatch(posting)
+        report = dispatch(dispatcher, posting)
     assert isinstance(report, PassReport)
     assert (report.ended, report.frames_booked) == (PassEnd.QUERY_ERROR, 0)
     assert rests(here, posting) == pytest.approx(30, abs=1)
     # when it is roused and PostgreSQL is back, it books
     ((_, again),) = here.sweeper.sweep(wake_shows=[report.cluster.show_id]).send
-    after = dispatcher.dispatch(again.uuid, again.ticket)
+    after = dispatch(dispatcher, again.uuid, again.ticket)
     assert isinstance(after, PassReport)
     assert after.frames_booked == 1
 
@@ -373,7 +409,7 @@ def test_a_pass_that_crashes_is_told_and_tried_again_soon(
     posting = a_posting(here)
     failing(here, monkeypatch, KeyError("nobody thought of this"))
     with pytest.raises(KeyError):
-        dispatcher.dispatch(posting)
+        dispatch(dispatcher, posting)
     assert 1 < rests(here, posting) <= 2
 
 
@@ -387,7 +423,7 @@ def one_pass(here: Passes, dispatcher: Dispatcher, posting: str) -> dict[str, st
         here.client.hset(f"cue:board:clusters:job:{posted}", mapping={"sent": 0, "rest": 0})
     here.sweeper._active = frozenset()
     here.sweeper.sweep()
-    dispatcher.dispatch(posting)
+    dispatch(dispatcher, posting)
     return cast("dict[str, str]", here.client.hgetall(f"cue:board:clusters:job:{posting}"))
 
 
@@ -406,7 +442,7 @@ def test_a_cluster_whose_passes_fail_is_cooled_down_longer_and_longer_whatever_w
             cooled.append(rests(here, posting))
             # when something wakes it, then nobody looks at it
             assert here.sweeper.sweep(wake_shows=shows).send == ()
-            assert isinstance(dispatcher.dispatch(posting), ClaimRefused)
+            assert isinstance(dispatch(dispatcher, posting), ClaimRefused)
             end_cooldown(here, posting)
 
     # then it is left alone for longer each time, to a bound, and sent for at the end
@@ -419,7 +455,7 @@ def test_a_cluster_whose_passes_fail_is_cooled_down_longer_and_longer_whatever_w
     assert "a row that no query can read" in error
 
     # when the cause is gone, then it books, and begins anew
-    report = dispatcher.dispatch(posting)
+    report = dispatch(dispatcher, posting)
     assert isinstance(report, PassReport)
     assert report.frames_booked == 1
     assert here.sweeper._postings.skipped() == []
@@ -471,7 +507,7 @@ def test_a_table_that_is_away_counts_against_no_cluster(here: Passes, dispatcher
 
 
 def test_a_posting_that_is_gone_is_refused(dispatcher: Dispatcher) -> None:
-    assert isinstance(dispatcher.dispatch("0" * 40), ClaimRefused)
+    assert isinstance(dispatch(dispatcher, "0" * 40), ClaimRefused)
 
 
 def test_a_scan_that_fails_keeps_the_clusters_that_were_awake(
@@ -489,7 +525,7 @@ def test_a_scan_that_fails_keeps_the_clusters_that_were_awake(
         with pytest.raises(OperationalError):
             here.sweeper.sweep()
     assert here.sweeper._postings.posted() != {}
-    report = dispatcher.dispatch(posting)
+    report = dispatch(dispatcher, posting)
     assert isinstance(report, PassReport)
     assert report.frames_booked == 1
 

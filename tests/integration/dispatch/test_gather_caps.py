@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import Engine, text
 
-from opencue_sched.dispatch.gather import gather
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store.pending import SkippedLayers
 from opencue_sched.store.schema import check_schema
-from tests.integration.dispatch.gathering import cluster_of, counted_statements, gathered, job_ids
+from tests.integration.dispatch.gathering import by_alloc, cluster_of, counted_statements, gather_one, gathered, job_ids
 
 
 def test_upstream_bug_stale_subscription_columns_count_live_procs_instead(engine: Engine, settings: Settings) -> None:
@@ -24,7 +23,7 @@ def test_upstream_bug_stale_subscription_columns_count_live_procs_instead(engine
         farm.run(job.frames[:3], host, cores=2, gpus=0)
         connection.execute(text("UPDATE subscription SET int_burst = 1000, int_cores = 1000"))
 
-        caps = gathered(connection, cluster_of(farm), settings).snapshot.subscriptions
+        caps = by_alloc(gathered(connection, cluster_of(farm), settings))
 
     assert caps.keys() == {alloc.id}
     assert (caps[alloc.id].cores.cap, caps[alloc.id].cores.booked, caps[alloc.id].cores.left) == (10, 6, 4)
@@ -45,7 +44,7 @@ def test_a_subscription_counts_by_the_allocation_of_the_host_and_not_local_procs
         local = farm.run(job.frames[5:7], farm.host(alloc=there))
         connection.execute(text("UPDATE proc SET b_local = true WHERE pk_proc = ANY(:procs)"), {"procs": local})
 
-        caps = gathered(connection, cluster_of(farm), settings).snapshot.subscriptions
+        caps = by_alloc(gathered(connection, cluster_of(farm), settings))
 
     assert {alloc: each.cores.booked for alloc, each in caps.items()} == {here.id: 2, there.id: 3}
 
@@ -58,7 +57,7 @@ def test_a_burst_of_zero_or_less_than_a_core_leaves_no_room_for_a_core(engine: E
         farm.subscription(show, half, size=10, burst=0.5)
         farm.job()
 
-        caps = gathered(connection, cluster_of(farm), settings).snapshot.subscriptions
+        caps = by_alloc(gathered(connection, cluster_of(farm), settings))
 
     assert caps[none.id].cores.left == 0
     assert caps[half.id].cores.left < 1
@@ -99,7 +98,7 @@ def test_a_job_too_wide_for_what_is_left_of_the_burst_gives_its_place_to_a_narro
         found = gathered(connection, cluster, settings, max_jobs_per_cluster_pass=1)
 
     assert job_ids(found) == [narrow.id]
-    assert found.snapshot.subscriptions[alloc.id].cores.left == 2
+    assert by_alloc(found)[alloc.id].cores.left == 2
 
 
 @pytest.mark.parametrize("reason", ["burst", "job", "folder", "limit"])
@@ -121,7 +120,7 @@ def test_work_that_is_held_back_is_saturation_and_shown_to_the_planner(
 
     assert found.held_back
     assert job_ids(found) == [job.id]
-    assert found.snapshot.subscriptions[alloc.id].cores.left == (0 if reason == "burst" else 99)
+    assert by_alloc(found)[alloc.id].cores.left == (0 if reason == "burst" else 99)
 
 
 def test_a_limit_of_a_newer_cuebot_bounds_frames_whatever_is_said_of_it(engine: Engine, settings: Settings) -> None:
@@ -241,7 +240,7 @@ def test_work_held_back_costs_one_more_statement_and_never_two(engine: Engine, s
         cluster, facts = cluster_of(farm, "m1", "m2", show_id=show.id), check_schema(connection)
 
         with counted_statements(engine) as statements:
-            found = gather(connection, cluster, settings, facts=facts)
+            found = gather_one(connection, cluster, settings, facts)
 
     assert found.held_back
     assert found.statements == len(statements) == 5

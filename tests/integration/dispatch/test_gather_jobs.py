@@ -13,7 +13,7 @@ from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import quarantine_jobs
 from opencue_sched.store.pending import SkippedLayers
 from opencue_sched.store.schema import check_schema
-from tests.integration.dispatch.gathering import cluster_of, gathered, job_ids
+from tests.integration.dispatch.gathering import by_alloc, cluster_of, gathered, job_ids
 
 
 def test_jobs_come_by_priority_then_the_oldest_first(engine: Engine, settings: Settings) -> None:
@@ -166,7 +166,7 @@ def test_procs_of_a_fraction_of_a_core_count_as_a_core_each(engine: Engine, sett
         found = gathered(connection, cluster_of(farm), settings)
 
     assert found.snapshot.job_caps[job.id].cores.booked == 3
-    assert found.snapshot.subscriptions[farm.default_alloc().id].cores.booked == 3
+    assert by_alloc(found)[farm.default_alloc().id].cores.booked == 3
 
 
 @pytest.mark.parametrize(

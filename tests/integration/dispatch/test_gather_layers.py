@@ -6,14 +6,21 @@ import pytest
 import structlog
 from sqlalchemy import Engine, text
 
-from opencue_sched.dispatch.gather import BadRowLog, gather
+from opencue_sched.dispatch.gather import BadRowLog
 from opencue_sched.domain.farm import Layer
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store.pending import fetch_waiting_work
 from opencue_sched.store.schema import check_schema
-from tests.integration.dispatch.gathering import cluster_of, counted_statements, gathered, job_ids, with_start_times
+from tests.integration.dispatch.gathering import (
+    cluster_of,
+    counted_statements,
+    gather_one,
+    gathered,
+    job_ids,
+    with_start_times,
+)
 
 
 def test_upstream_bug_unordered_layers_keep_their_dispatch_order(engine: Engine, settings: Settings) -> None:
@@ -263,7 +270,7 @@ def test_a_bad_job_is_logged_once_however_often_it_is_met(engine: Engine, settin
         connection.execute(text("UPDATE layer SET int_chunk_size = -1"))
         cluster, facts = cluster_of(farm), check_schema(connection)
 
-        found = [gather(connection, cluster, settings, facts=facts) for _ in range(3)]
+        found = [gather_one(connection, cluster, settings, facts) for _ in range(3)]
         for each in found:
             bad_rows.report(each.bad_rows)
 
@@ -284,7 +291,7 @@ def test_statements_do_not_grow_with_jobs_layers_frames_or_hosts(engine: Engine,
                 farm.host()
             cluster = cluster_of(farm)
             with counted_statements(engine) as statements:
-                found = gather(connection, cluster, settings, facts=facts)
+                found = gather_one(connection, cluster, settings, facts)
             counts.append(len(statements))
             assert len(statements) == found.statements
 

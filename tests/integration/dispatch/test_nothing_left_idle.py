@@ -58,7 +58,7 @@ def play(game: Game, *, in_order: bool) -> None:
                 sooner = [layer for layer in waiting if proc.pk_proc not in before and covers(proc, layer)]
                 assert not sooner, f"{proc} before {sooner}\n{game.told()}"
         forgetful = process(game.here, "forgetful", game.clock, window=1000)
-        report = forgetful.run(game.cluster, alive=lambda: True)
+        report = forgetful.run([game.cluster], alive=lambda: True)[0]
         assert report.frames_booked == 0, f"somebody else books more:\n{report.verdicts}\n{game.told()}"
         game.clock.now += BETWEEN_ROUNDS_SECONDS
         for _ in range(game.chance.choice([1, 1, 2, 3])):

@@ -28,7 +28,7 @@ def execute(engine: Engine, sql: str, **parameters: object) -> None:
 
 
 def run(here: Passes, cluster: Cluster) -> PassReport:
-    return here.runner.run(cluster, alive=lambda: True)
+    return here.runner.run([cluster], alive=lambda: True)[0]
 
 
 def verdicts(report: PassReport) -> list[Verdict]:

@@ -18,7 +18,7 @@ from opencue_sched.accounting.caps import make_ledger
 from opencue_sched.accounting.connection import Epoch, make_redis
 from opencue_sched.accounting.ledger import Ledger
 from opencue_sched.dispatch.commit import commit_plan
-from opencue_sched.dispatch.gather import HostChanges, gather
+from opencue_sched.dispatch.gather import HostChanges
 from opencue_sched.dispatch.launch import (
     LaunchState,
     Settlement,
@@ -37,7 +37,7 @@ from opencue_sched.embedded.simulated_rqd import SimulatedFarm
 from opencue_sched.settings import Settings
 from opencue_sched.store.release import undo_bookings
 from opencue_sched.store.schema import check_schema
-from tests.integration.dispatch.gathering import counted_statements
+from tests.integration.dispatch.gathering import counted_statements, gather_one
 from tests.polling import eventually
 
 CORES, MEMORY_KB = 2, 1024 * 1024
@@ -106,7 +106,7 @@ def booked(engine: Engine, settings: Settings, farm: SimulatedFarm) -> Iterator[
         cluster = Cluster(rows.facility(), show.id, ClusterKind.ALLOC, ("general",), alloc.id)
     with engine.connect() as connection:
         facts = check_schema(connection)
-        (job,) = gather(connection, cluster, settings, facts=facts).snapshot.jobs
+        (job,) = gather_one(connection, cluster, settings, facts).snapshot.jobs
     (layer,) = job.layers
     vertices = Vertices(job.show_id, alloc.id, job.folder_id, job.id, layer.id, job.dept_id)
     plan = [

@@ -216,7 +216,7 @@ def test_a_message_of_another_shard_is_worked_on_with_that_shards_hosts(fleet: F
 def test_a_pass_over_a_shard_books_on_its_hosts_alone(fleet: Fleet, engine: Engine) -> None:
     cluster = cluster_in(fleet, "one")
     runner = replace(fleet.here.runner, hosts=feed_of(fleet, "one"))
-    while runner.run(cluster, alive=lambda: True).frames_booked:
+    while runner.run([cluster], alive=lambda: True)[0].frames_booked:
         pass
 
     with engine.connect() as connection:

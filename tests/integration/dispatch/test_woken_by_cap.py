@@ -52,7 +52,7 @@ def put_to_rest(here: Passes) -> dict[str, list[Verdict]]:
     said = {}
     for cluster, enqueued in sorted(here.sweeper.sweep().send, key=lambda sent: sent[0].tags):
         claim = here.sweeper._postings.claim(enqueued.uuid, "somebody", ttl_seconds=10)
-        report = here.runner.run(cluster, alive=lambda: True)
+        report = here.runner.run([cluster], alive=lambda: True)[0]
         assert claim is not None
         here.sweeper._postings.end(claim, "sleep", delay_seconds=600)
         said[cluster.tags[0]] = [it.verdict for it in report.verdicts]
@@ -107,7 +107,7 @@ def test_as_many_clusters_as_there_is_room_for_are_roused_by_a_run_that_ends(
         end(here, proc)
         assert here.sweeper.sweep().send == (), "a sweep that nobody asked for rouses nobody"
         (cluster,) = woken_by(here, host)
-        assert here.runner.run(cluster, alive=lambda: True).frames_booked == 1
+        assert here.runner.run([cluster], alive=lambda: True)[0].frames_booked == 1
         woken += cluster.tags
     assert woken == ["tag0", "tag1"]
     assert woken_by(here, host) == []
@@ -153,7 +153,7 @@ def test_a_freed_host_costs_nothing_more_while_nobody_waits_at_a_cap(here: Passe
     with here.counted() as before:
         here.sweeper.sweep(wake_hosts=[host.id])
     (cluster,) = here.sweeper.feed.clusters.values()
-    while here.runner.run(cluster, alive=lambda: True).frames_booked:
+    while here.runner.run([cluster], alive=lambda: True)[0].frames_booked:
         continue
     with here.counted() as after:
         here.sweeper.sweep(wake_hosts=[host.id])

@@ -415,7 +415,7 @@ def test_every_metric_of_ours_moves(runtime: Runtime, census: FleetCensus, engin
     monkeypatch.undo()
 
     policy = cluster_pass.policy_for
-    scored = lambda *given: replace(policy(*given), score=lambda _, host: host.idle_centicores / 100)  # noqa: E731
+    scored = lambda *given: replace(policy(*given), scores=(lambda _, host, __: host.idle_centicores / 100,))  # noqa: E731
     monkeypatch.setattr(cluster_pass, "policy_for", scored)
     with engine.begin() as connection:
         connection.execute(text("UPDATE job SET b_paused = false"))

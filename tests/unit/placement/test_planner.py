@@ -10,15 +10,18 @@ from typing import Any
 import pytest
 
 from opencue_sched.domain.cluster import LayerVerdict, Verdict
-from opencue_sched.domain.farm import Caps, Headroom, Host, Job, Layer, Reservation, ThreadMode
+from opencue_sched.domain.farm import Caps, Headroom, Host, Job, Layer, Reservation, Snapshot, ThreadMode, Work
 from opencue_sched.domain.frames import Rules
 from opencue_sched.placement.host_cache import Census
-from opencue_sched.placement.planner import Plan, Policy, policy_for, release_plan
+from opencue_sched.placement.planner import Plan, Policy, plan_pass, policy_for, release_plan
+from opencue_sched.placement.policies import Refusal
 from opencue_sched.settings import HostBookingStrategy, Queue
 from tests.unit.placement.frozen_pool import FrozenPool
 from tests.unit.placement.values import (
     GIB,
     NO_MEMORY_RULE,
+    Every,
+    counting_ids,
     make_caps,
     make_cluster,
     make_host,
@@ -28,6 +31,8 @@ from tests.unit.placement.values import (
     make_snapshot,
     plan,
 )
+
+KEPT = Refusal(Verdict.HELD, "kept for others")
 
 
 def placed(planned: Plan) -> list[tuple[str, str]]:
@@ -93,18 +98,19 @@ class TestHosts:
 
     def test_a_score_chooses_among_the_candidates(self) -> None:
         hosts = [make_host(f"h{number}", cores=8) for number in range(5)]
-        policy = Policy(NO_MEMORY_RULE, score=lambda _, host: 0.0 if host.id == "h3" else 1.0)
+        policy = Policy(NO_MEMORY_RULE, scores=(lambda _layer, host, _taken: 0.0 if host.id == "h3" else 1.0,))
 
         assert placed(plan_layer(make_layer(), *hosts, policy=policy)) == [("l1-f1", "h3")]
 
     def test_admission_keeps_a_layer_off_a_host(self) -> None:
-        policy = Policy(NO_MEMORY_RULE, admit=lambda _job, _layer, host: host.id != "h1")
+        policy = Policy(
+            NO_MEMORY_RULE, admissions=(lambda _job, _layer, host, _taken: KEPT if host.id == "h1" else None,)
+        )
 
         planned = plan_layer(make_layer(frames=3), make_host("h1", cores=2), make_host("h2", cores=2), policy=policy)
 
         assert [host for _, host in placed(planned)] == ["h2", "h2"]
-        assert only_verdict(planned).verdict is Verdict.CAPACITY
-        assert "kept for other work" in only_verdict(planned).detail
+        assert (only_verdict(planned).verdict, only_verdict(planned).detail) == KEPT
 
     def test_only_hosts_with_a_tag_of_both_layer_and_cluster_are_used(self) -> None:
         hosts = [make_host(tag, tags=frozenset({tag})) for tag in ("layer-only", "cluster-only", "both")]
@@ -215,7 +221,9 @@ class TestBlocked:
             pytest.param({"subscriptions": {"alloc": make_caps(0)}}, id="a burst is used up"),
             pytest.param({"subscriptions": {"ours": make_caps(9)}}, id="the hosts are not the show's"),
             pytest.param({"granted_layers": ()}, id="another pass has it"),
-            pytest.param({"policy": Policy(NO_MEMORY_RULE, admit=lambda *_: False)}, id="hosts are kept for others"),
+            pytest.param(
+                {"policy": Policy(NO_MEMORY_RULE, admissions=(lambda *_: KEPT,))}, id="hosts are kept for others"
+            ),
         ],
     )
     def test_a_layer_that_waits_for_something_else_does_not(self, changes: dict[str, Any]) -> None:
@@ -284,19 +292,18 @@ class TestCaps:
     def test_hosts_of_a_full_allocation_are_not_looked_at(self) -> None:
         asked: list[str] = []
 
-        def admit(_job: Job, _layer: Layer, host: Host) -> bool:
+        def admit(_job: Job, _layer: Layer, host: Host, _taken: Reservation) -> None:
             asked.append(host.alloc_id)
-            return True
 
         plan_layer(
             make_layer(frames=3),
             *(make_host(f"f{number}", alloc_id="full", cores=1) for number in range(50)),
             make_host("h2", alloc_id="open"),
             subscriptions={"full": make_caps(4, booked=4), "open": make_caps(100)},
-            policy=Policy(NO_MEMORY_RULE, admit=admit),
+            policy=Policy(NO_MEMORY_RULE, admissions=(admit,)),
         )
 
-        assert asked == ["open"]
+        assert set(asked) == {"open"}
 
     def test_a_folder_cap_is_shared_by_its_jobs(self) -> None:
         jobs = [make_job(name, [make_layer(f"{name}-l", frames=4)]) for name in ("a", "b")]
@@ -540,7 +547,7 @@ class TestSize:
 
     def test_a_search_that_failed_for_admission_does_not_speak_for_other_jobs(self) -> None:
         jobs = [make_job(name, [make_layer(f"{name}-l")]) for name in ("unwelcome", "welcome")]
-        policy = Policy(NO_MEMORY_RULE, admit=lambda job, _layer, _host: job.id == "welcome")
+        policy = Policy(NO_MEMORY_RULE, admissions=(lambda job, *_: None if job.id == "welcome" else KEPT,))
 
         planned = plan(make_snapshot(*jobs), FrozenPool([make_host()]), policy=policy)
 
@@ -549,7 +556,7 @@ class TestSize:
     def test_a_host_that_gives_nothing_after_all_is_a_wasted_attempt(self) -> None:
         # given a pool that hands out hosts other passes have emptied meanwhile
         class Emptied(FrozenPool):
-            def take(self, host: Host, taken: object) -> bool:
+            def take(self, host: Host, taken: object, *, layer_id: str = "") -> bool:
                 return False
 
         pool = Emptied([make_host(f"h{number}") for number in range(20)])
@@ -579,7 +586,7 @@ class TestPlansUnderWay:
         def being_booked(self) -> frozenset[str]:
             return self.others | self.mine
 
-        def take(self, host: Host, taken: Mapping[str, Reservation]) -> bool:
+        def take(self, host: Host, taken: Mapping[str, Reservation], *, layer_id: str = "") -> bool:
             self.mine |= {host.id}
             return super().take(host, taken)
 
@@ -610,14 +617,6 @@ class TestPlansUnderWay:
 
         assert len(set(self.hosts_of(planned))) == 1
 
-    def test_of_the_policys_first_choice_those_that_are_free_come_first(self) -> None:
-        pool = self.busy("h1", hosts=[make_host(name, cores=1) for name in ("h1", "h2", "h3")])
-        policy = Policy(NO_MEMORY_RULE, first=lambda host_id: host_id in ("h1", "h2"))
-
-        planned = plan(make_snapshot(make_job(layers=[make_layer(frames=3)])), pool, policy=policy)
-
-        assert self.hosts_of(planned) == ["h2", "h1", "h3"]
-
     def test_nothing_is_searched_twice_while_no_other_plan_is_under_way(self) -> None:
         pool = self.busy(hosts=[make_host("h1", cores=1)])
 
@@ -631,7 +630,7 @@ class TestRelease:
         pool = FrozenPool([make_host(cores=8)])
         planned = plan(make_snapshot(make_job(layers=[make_layer(frames=3, cores=2)])), pool)
 
-        release_plan(pool, planned, committed={"p1"})
+        release_plan(pool, planned.procs, committed={"p1"})
 
         host = pool.get("h1")
         assert host is not None
@@ -641,7 +640,7 @@ class TestRelease:
         pool = FrozenPool([make_host(cores=8)])
         planned = plan(make_snapshot(make_job(layers=[make_layer(frames=3, cores=2)])), pool)
 
-        release_plan(pool, planned, committed={"p1"}, unknown={"p2"})
+        release_plan(pool, planned.procs, committed={"p1"}, unknown={"p2"})
 
         host = pool.get("h1")
         assert host is not None
@@ -657,9 +656,105 @@ def test_the_settings_give_the_policy() -> None:
         }
     )
 
-    policy = policy_for(queue, "preview")
+    policy = policy_for(queue)
 
     assert policy.rules == Rules(GIB, frozenset({"arnold"}), 250 * 1024)
-    assert policy.strategy == HostBookingStrategy(core_saturation=False, memory_saturation=False)
-    assert (policy.attempts_per_layer, policy.max_frames) == (10, 500)
-    assert policy_for(queue, "feature").strategy == HostBookingStrategy()
+    assert policy.strategy_of("preview") == HostBookingStrategy(core_saturation=False, memory_saturation=False)
+    assert (policy.attempts_per_layer, policy.max_frames, policy.frames_per_layer) == (10, 500, 20)
+    assert policy.strategy_of("feature") == HostBookingStrategy()
+
+
+class TestShares:
+    @staticmethod
+    def of_shows(planned: list[Plan]) -> list[int]:
+        return [sum(proc.reservation.cores for proc in plan.procs) for plan in planned]
+
+    @staticmethod
+    def snapshot(sizes: Mapping[str, float], *, booked: Mapping[str, int] | None = None, frames: int = 100) -> Snapshot:
+        """A cluster of each show, with work for all its cores."""
+        work, caps = [], {}
+        for show in sizes:
+            job = make_job(f"{show}-j", [make_layer(f"{show}-l", frames=frames)], show_id=show)
+            work.append(Work(replace(make_cluster(), show_id=show), (job,)))
+            caps[show, "alloc"] = make_caps(10_000, booked=(booked or {}).get(show, 0))
+        return Snapshot(tuple(work), caps, {}, {}, sizes={(show, "alloc"): size for show, size in sizes.items()})
+
+    @staticmethod
+    def plan(snapshot: Snapshot, *hosts: Host, **changes: Any) -> list[Plan]:
+        policy = Policy(NO_MEMORY_RULE, **changes)
+        return plan_pass(snapshot, FrozenPool(hosts), policy, granted_layers=Every(), new_id=counting_ids())
+
+    def test_cores_follow_the_sizes(self) -> None:
+        hosts = [make_host(f"h{number}", cores=2) for number in range(20)]
+        assert self.of_shows(self.plan(self.snapshot({"a": 30, "b": 10}), *hosts)) == [30, 10]
+        # the control: one cluster after another
+        assert self.of_shows(self.plan(self.snapshot({"a": 30, "b": 10}), *hosts, shares=False)) == [40, 0]
+
+    def test_the_bound_on_a_layer_gives_a_shows_share_to_nobody(self) -> None:
+        hosts = [make_host(f"h{number}", cores=2) for number in range(20)]
+        planned = self.plan(self.snapshot({"a": 30, "b": 10}), *hosts, frames_per_layer=4)
+        assert self.of_shows(planned) == [30, 10]
+
+    def test_a_show_that_came_late_catches_up(self) -> None:
+        hosts = [make_host(f"h{number}", cores=1) for number in range(10)]
+        snapshot = self.snapshot({"early": 20, "late": 20}, booked={"early": 40})
+        assert self.of_shows(self.plan(snapshot, *hosts)) == [0, 10]
+
+    def test_what_nobody_below_its_share_can_use_goes_to_whoever_can(self) -> None:
+        hosts = [make_host(f"h{number}", cores=1) for number in range(10)]
+        snapshot = self.snapshot({"over": 1, "under": 1000}, booked={"over": 900}, frames=4)
+        assert self.of_shows(self.plan(snapshot, *hosts)) == [4, 4]
+
+    def test_a_show_without_a_size_comes_last(self) -> None:
+        hosts = [make_host(f"h{number}", cores=1) for number in range(10)]
+        snapshot = self.snapshot({"none": 0, "some": 1}, booked={"some": 50}, frames=7)
+        assert self.of_shows(self.plan(snapshot, *hosts)) == [3, 7]
+
+    def test_a_show_over_its_size_is_told_why_others_were_served(self) -> None:
+        snapshot = self.snapshot({"over": 10, "under": 10}, booked={"over": 30}, frames=4)
+        over, under = self.plan(snapshot, make_host(cores=4))
+        assert self.of_shows([over, under]) == [0, 4]
+        assert only_verdict(over).verdict is Verdict.OVER_SHARE
+        assert "3.00 times its size" in only_verdict(over).detail
+        assert [it.verdict for it in over.unschedulable] == [only_verdict(over)]
+
+
+class TestRounds:
+    LAYERS = ("l1", "l2")
+
+    def frames(self, *, whole_rounds: bool = True, cores: int = 12) -> dict[str, int]:
+        layers = [make_layer(name, frames=10) for name in self.LAYERS]
+        policy = Policy(NO_MEMORY_RULE, frames_per_layer=4, whole_rounds=whole_rounds)
+        planned = plan(make_snapshot(make_job(layers=layers)), FrozenPool([make_host(cores=cores)]), policy=policy)
+        return {it.layer_id: it.frames for it in planned.verdicts}
+
+    def test_each_layer_gets_its_part_before_any_gets_more(self) -> None:
+        assert self.frames(cores=6) == {"l1": 4, "l2": 2}
+
+    def test_what_is_idle_then_goes_on(self) -> None:
+        assert self.frames() == {"l1": 8, "l2": 4}
+        assert self.frames(whole_rounds=False) == {"l1": 4, "l2": 4}
+
+    def test_a_soft_admission_holds_while_others_want_the_host(self) -> None:
+        def at_most_two(_job: Job, layer: Layer, host: Host, _taken: Reservation) -> Refusal | None:
+            return Refusal(Verdict.LAYER_SHARE, "enough") if host.running.get(layer.id, 0) >= 2 else None
+
+        layers = [make_layer(name, frames=10) for name in self.LAYERS]
+        snapshot = make_snapshot(make_job(layers=layers))
+        policy = Policy(NO_MEMORY_RULE, soft_admissions=(at_most_two,))
+
+        def frames(cores: int) -> list[int]:
+            planned = plan(snapshot, FrozenPool([make_host(cores=cores)]), policy=policy)
+            return [it.frames for it in planned.verdicts]
+
+        assert frames(4) == [2, 2]
+        assert frames(8) == [6, 2], "what nobody else takes is not kept idle"
+
+    def test_a_layer_that_two_clusters_reach_is_placed_once(self) -> None:
+        job = make_job(layers=[make_layer(frames=5, tags=frozenset({"general", "other"}))])
+        work = tuple(Work(make_cluster(tag), (job,)) for tag in ("general", "other"))
+        hosts = [make_host("h1", cores=3), make_host("h2", cores=9, tags=frozenset({"other"}))]
+        planned = TestShares.plan(replace(make_snapshot(), work=work), *hosts)
+        frames = [proc.frame.id for plan in planned for proc in plan.procs]
+        assert len(frames) == len(set(frames)) == 5
+        assert TestShares.of_shows(planned) == [3, 2]

@@ -149,11 +149,12 @@ def test_a_plan_keeps_every_rule_and_is_the_same_again(situation: Situation) -> 
 
 def no_cap_limit_or_host_is_passed(situation: Situation, planned: Plan) -> None:
     snapshot = situation.snapshot
+    subscriptions = {alloc_id: caps for (_, alloc_id), caps in snapshot.subscriptions.items()}
 
     # every cap, with an absent subscription bookable by nobody
-    assert set(cores_by(planned, "alloc_id")) <= set(snapshot.subscriptions)
+    assert set(cores_by(planned, "alloc_id")) <= set(subscriptions)
     for caps_of, kind in [
-        (snapshot.subscriptions, "alloc_id"),
+        (subscriptions, "alloc_id"),
         (snapshot.folders, "folder_id"),
         (snapshot.job_caps, "job_id"),
     ]:
@@ -171,7 +172,7 @@ def no_cap_limit_or_host_is_passed(situation: Situation, planned: Plan) -> None:
     left = dict(hosts_by_id)
     for proc in planned.procs:
         host = left[proc.host.id]
-        left[host.id] = host.less(proc.reservation)
+        left[host.id] = host.less(proc.reservation, proc.layer.id)
     pool = situation.pool()
     situation.plan(pool)
     for host_id, host in left.items():
@@ -269,7 +270,7 @@ def test_undoing_a_plan_leaves_the_pool_as_it_was(situation: Situation) -> None:
     pool = situation.pool()
     planned = situation.plan(pool)
 
-    release_plan(pool, planned, committed=set())
+    release_plan(pool, planned.procs, committed=set())
 
     assert {host.id: pool.get(host.id) or host for host in situation.hosts} == {it.id: it for it in situation.hosts}
     again = situation.plan(pool)

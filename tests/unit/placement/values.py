@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from opencue_sched.domain.cluster import Cluster, ClusterKind
-from opencue_sched.domain.farm import Caps, Frame, Headroom, Host, Job, Layer, Reservation, Snapshot, ThreadMode
+from opencue_sched.domain.farm import Caps, Frame, Headroom, Host, Job, Layer, Reservation, Snapshot, ThreadMode, Work
 from opencue_sched.domain.frames import Need, Rules
 from opencue_sched.placement.host_cache import HostCache
 from opencue_sched.placement.planner import Plan, Policy, plan_pass
@@ -95,9 +96,11 @@ def make_caps(cores: float | None = None, gpus: float | None = None, *, booked: 
 
 
 def make_snapshot(*jobs: Job, subscriptions: Mapping[str, Caps] | None = None, **changes: Any) -> Snapshot:
+    """Work of one cluster, of the show ``show``; ``subscriptions`` are its own, by allocation."""
+    own = {"alloc": make_caps(10_000)} if subscriptions is None else subscriptions
     values: dict[str, Any] = {
-        "jobs": jobs,
-        "subscriptions": {"alloc": make_caps(10_000)} if subscriptions is None else subscriptions,
+        "work": (Work(make_cluster(), jobs),),
+        "subscriptions": {("show", alloc_id): caps for alloc_id, caps in own.items()},
         "folders": {},
         "job_caps": {},
     }
@@ -125,7 +128,10 @@ def plan(snapshot: Snapshot, pool: HostCache, *, cluster: Cluster | None = None,
         "new_id": counting_ids(),
     }
     values |= changes
-    return plan_pass(snapshot, cluster or make_cluster(), pool, values.pop("policy"), **values)
+    if cluster is not None:
+        snapshot = replace(snapshot, work=(Work(cluster, snapshot.jobs),))
+    (planned,) = plan_pass(snapshot, pool, values.pop("policy"), **values)
+    return planned
 
 
 def take(cores: int, memory_gib: float = 0) -> Reservation:
