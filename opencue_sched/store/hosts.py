@@ -45,7 +45,14 @@ _OF_TAGS = text(
     """  # noqa: S608 - only our own constant
 )
 
-_BY_ID = text(_COLUMNS + " AND h.pk_host = ANY(CAST(:ids AS varchar[]))")
+# From thirty ids of 1,553 hosts on PostgreSQL would rather read all hosts, and a pass on a full farm asks for some
+# hundred. The rest of the transaction may do without sequential scans too.
+_BY_ID = text(
+    f"""
+    SELECT set_config('enable_seqscan', 'off', true);
+    {_COLUMNS} AND h.pk_host = ANY(CAST(:ids AS varchar[]))
+    """
+)
 
 
 def fetch_groups(
