@@ -44,6 +44,9 @@ log = structlog.get_logger(__name__)
 NAP_SECONDS = 5.0
 """How long a process does without an awake scan when its last one found every cluster asleep, as long as the reference
 naps then. New work, freed hosts and changed caps are notified; the scan is for what no notification tells."""
+_SCAN_BELIEVED_SECONDS = 1.0
+"""How long a sweep for freed hosts alone does with the last awake scan, if that found work for them: on a full farm it
+is made ten times a second, and new work asks for a sweep of its own."""
 _SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 0.25
 _WOKEN_PER_SECOND = 100
 """In a full farm hosts come free all the time, and each costs every cluster that could use it two passes: a cluster is
@@ -282,7 +285,7 @@ class Sweeper:
         self.cap_waits = CapWaits(settings.queue.cluster_saturated_sleep)
         self.feed = ClusterFeed(self._load, settings.queue)
         self._active: frozenset[Cluster] = frozenset()
-        self._nap_until = float("-inf")
+        self._nap_until = self._scanned_at = float("-inf")
         self._count_after = float("-inf")
         self._woken_at: dict[str, float] = {}
         self._new_show = self._withdraw_due = False
@@ -341,14 +344,16 @@ class Sweeper:
         napping = may_nap and not self._withdraw_due and time.monotonic() < self._nap_until
         if not napping:
             self._nap_until = float("-inf")
-            began = time.monotonic()
             with self._engine.connect() as connection:
-                awake = waiting_tags(connection, scoped_facilities(connection, self._settings))
                 if wake_hosts:
                     freed_tags = tags_of_hosts(connection, wake_hosts)
                     with_headroom, uncounted = self._with_headroom(connection)
-            self.feed.awake = awake
-            scanned = time.monotonic() - began
+                began = time.monotonic()
+                believed = not (wake_shows or self._withdraw_due) and began < self._scanned_at + _SCAN_BELIEVED_SECONDS
+                if not (believed and any(not freed_tags.isdisjoint(c.tags) for c in self.feed.ready())):
+                    self.feed.awake = waiting_tags(connection, scoped_facilities(connection, self._settings))
+                    self._scanned_at = began
+                    scanned = time.monotonic() - began
         ready = [in_shard(cluster, shard) for cluster in self.feed.ready() for shard in swept]
         active = frozenset(ready)
         reaching = {c for c in active if c.key in with_headroom or not freed_tags.isdisjoint(c.tags)}

@@ -34,7 +34,7 @@ news was lost, and what nobody tells of: hosts that are new, up again, or report
 REREADS_PER_SECOND = 500
 """Hosts read again in the background in a larger farm, which takes longer than REREAD_SECONDS then: a twentieth of a
 core, whatever the farm's size."""
-HOSTS_PER_REREAD = 250
+HOSTS_PER_REREAD = 500
 """Hosts read again in one query: a pass waits for the lock, and for Python's, no longer than for so many."""
 FOREIGN_IDLE_SECONDS = 60.0
 """A group of another instance's shard is dropped when nobody asked for it for so long."""

@@ -8,8 +8,10 @@ for by the recompute, the reseed and the sweep.
 from __future__ import annotations
 
 import json
+import math
 import select
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -279,13 +281,23 @@ DEBOUNCE_SECONDS = 0.01
 """A burst of ten thousand notifications costs two sweeps."""
 
 
+COLLECT_SECONDS = 0.1
+"""Between two sweeps for freed hosts alone. The first is made at once; on a full farm, where hosts come free all the
+time, those of a tenth of a second share a sweep, and with it a pass."""
+
+
 class Waker(_Gatherer):
     """Turns notifications - new work, freed hosts, changed caps - into sweeps, milliseconds after their commit.
 
     ``sweep(show ids, host ids)`` returns after how many seconds it wants to hear of the same hosts again; 0: never.
     """
 
-    def __init__(self, sweep: Callable[[frozenset[str], frozenset[str]], float]) -> None:
+    def __init__(
+        self,
+        sweep: Callable[[frozenset[str], frozenset[str]], float],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__(
             "waker",
             self._wake,
@@ -295,6 +307,8 @@ class Waker(_Gatherer):
             debounce_seconds=DEBOUNCE_SECONDS,
         )
         self._sweep = sweep
+        self._clock = clock
+        self._collect_until = -math.inf
 
     def shows(self, ids: Collection[str]) -> None:
         """These shows have new work, or more headroom."""
@@ -310,6 +324,12 @@ class Waker(_Gatherer):
         taken = self._take()
         if not any(taken.values()):
             return None
+        now = self._clock()
+        if not taken["shows"] and now < self._collect_until:
+            self._want("hosts", taken["hosts"])
+            return self._collect_until - now
+        if taken["hosts"]:
+            self._collect_until = now + COLLECT_SECONDS
         try:
             again = self._sweep(taken["shows"], taken["hosts"])
         except (SQLAlchemyError, RedisError) as error:

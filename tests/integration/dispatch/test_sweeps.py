@@ -128,6 +128,26 @@ def test_while_every_cluster_rests_periodic_sweeps_do_without_a_scan(here: Passe
     assert asked() == 5
 
 
+def test_sweeps_for_freed_hosts_share_a_scan_that_found_work_for_them_for_a_second(
+    here: Passes, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(engine)
+    with engine.connect() as connection:
+        host = connection.execute(text("SELECT pk_host FROM host")).scalar_one()
+    asked = scans_of(here.engine)
+    put_to_rest(here, here.sweeper.sweep())
+    assert len(here.sweeper.sweep(wake_hosts=[host]).send) == 1
+    assert asked() == 1
+
+    # but not one for new work, one for hosts for which it found none, or when it is too old
+    here.sweeper.sweep(wake_shows=["new"], wake_hosts=[host])
+    here.sweeper.sweep(wake_hosts=["nobody"])
+    assert asked() == 3
+    monkeypatch.setattr(clusters, "_SCAN_BELIEVED_SECONDS", 0.0)
+    here.sweeper.sweep(wake_hosts=[host])
+    assert asked() == 4
+
+
 def test_a_rest_that_ends_in_a_nap_is_sent_for_and_ends_the_nap(here: Passes, engine: Engine) -> None:
     # given a farm that naps while the rest of its only cluster comes to its end
     plant(engine)

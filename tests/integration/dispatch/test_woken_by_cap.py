@@ -26,7 +26,8 @@ from .passes import Passes, passes
 
 
 @pytest.fixture
-def here(engine: Engine, settings: Settings) -> Iterator[Passes]:
+def here(engine: Engine, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Passes]:
+    monkeypatch.setattr(clusters, "_SCAN_BELIEVED_SECONDS", 0.0)  # who is woken is what has work by now
     queue = settings.queue.model_copy(update={"manual_tags_chunk_size": 1})
     with passes(engine, settings.model_copy(update={"rqd": Rqd(dry_run_mode=True), "queue": queue})) as runner:
         yield runner

@@ -7,7 +7,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from structlog.testing import capture_logs
 
-from opencue_sched.worker.events import Waker
+from opencue_sched.worker.events import COLLECT_SECONDS, Waker
 from tests.polling import eventually
 
 
@@ -69,3 +69,24 @@ def test_what_a_store_in_trouble_kept_from_being_swept_for_is_swept_for_later(er
     assert asked[0] == lost
     assert frozenset().union(*(shows for shows, _ in asked[1:])) == ({"show", "next"} if kept else {"next"})
     assert frozenset().union(*(hosts for _, hosts in asked[1:])) == ({"host"} if kept else set())
+
+
+def test_the_first_freed_host_is_swept_for_at_once_and_those_that_follow_share_a_sweep():
+    now = 100.0
+    sweeps = Sweeps([])
+    waker = Waker(sweeps, clock=lambda: now)
+    waker.hosts(["h1"])
+    assert waker._wake() is None
+    for host in ("h2", "h3"):
+        waker.hosts([host])
+        assert waker._wake() == pytest.approx(COLLECT_SECONDS)
+    assert [hosts for _, hosts in sweeps.asked] == [{"h1"}]
+    # new work waits for nothing, and takes them along
+    waker.shows(["show"])
+    waker._wake()
+    assert sweeps.asked[1:] == [({"show"}, {"h2", "h3"})]
+    waker.hosts(["h4"])
+    waker._wake()
+    now += COLLECT_SECONDS
+    assert waker._wake() is None
+    assert sweeps.asked[2:] == [(frozenset(), {"h4"})]
