@@ -116,6 +116,19 @@ class ClaimRefused:
     owner: str = ""
 
 
+def with_messages(due: Iterable[Enqueued]) -> list[Enqueued]:
+    """Those of postings with a ticket, in the order they got it, for which to send a message: of each shard the last,
+    whose claim takes the others along (claim_with), and one for every CLAIMED_TOGETHER before it.
+
+    The last, because a claim that was made in between has all before it. A posting that is not taken along all the same
+    is due again after RESEND_SECONDS.
+    """
+    by_shard: dict[tuple[str, bool], list[Enqueued]] = {}
+    for it in due:
+        by_shard.setdefault((it.cluster.shard, it.again), []).append(it)
+    return [it for same in by_shard.values() for it in same[::-1][::CLAIMED_TOGETHER]]
+
+
 def encode_cluster(cluster: Cluster) -> str:
     """A cluster as the payload of its posting, version 1. Only a shard's has the field ``shard``."""
     fields = {
@@ -518,7 +531,7 @@ class DueThread(PeriodicThread):
             while self._rest_ends and self._rest_ends[0] <= self._clock():
                 heapq.heappop(self._rest_ends)
         due, claim_ends = self._postings.take_due()
-        for enqueued in due:
+        for enqueued in with_messages(due):
             self._send(enqueued)
         with self._lock:
             pauses = [max(0.0, end - self._clock()) for end in self._rest_ends[:1]]

@@ -37,6 +37,7 @@ from opencue_sched.coordination.postings import (
     ClaimRenewer,
     ClusterPostings,
     DueThread,
+    with_messages,
 )
 from opencue_sched.coordination.presence import REFRESH_SECONDS, WorkerState
 from opencue_sched.dispatch.cluster_pass import Dispatcher, PassRunner
@@ -249,7 +250,7 @@ class Runtime:
         """Post clusters with work and send their messages. Raises FencedOff as recompute() does."""
         fenced = self._fence(fence)
         report = self.sweeper.sweep(wake_shows=wake_shows, wake_hosts=wake_hosts, may_nap=may_nap, fence=fenced)
-        for _, enqueued in report.send:
+        for enqueued in with_messages(enqueued for _, enqueued in report.send):
             self.messenger.send(enqueued)
         metrics.record_sweep(report)
         return report
