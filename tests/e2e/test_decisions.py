@@ -11,7 +11,7 @@ import pytest
 from benchmarks.decisions.run import judge
 from benchmarks.decisions.scenario import Scenario
 from benchmarks.decisions.scenarios import reduced
-from benchmarks.decisions.stage import known_setting, play
+from benchmarks.decisions.stage import play
 from tests.brief_fleet import WarmFleet
 
 
@@ -19,8 +19,6 @@ from tests.brief_fleet import WarmFleet
 def test_a_small_farm_decides_as_the_policies_say(
     scenario: Scenario, database_url, redis_server, redis_client, tmp_path
 ):
-    if scenario.name == "shares-two" and not known_setting("shares"):
-        pytest.skip("shows have no shares yet")
     workers = 1 if scenario.name == "dependencies" else 2
     record = play(scenario, workers, database_url, redis_server.url, fleet_type=WarmFleet, logs=tmp_path)
     broken = [str(bound) for bound in judge(scenario, workers, record).bounds if not bound.kept]
