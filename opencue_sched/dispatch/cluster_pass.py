@@ -62,6 +62,7 @@ from opencue_sched.domain.farm import Host, Job, Layer, PlannedProc, Reservation
 from opencue_sched.errors import HostLocked, NotReady
 from opencue_sched.placement.planner import MAX_FRAMES, Plan, plan_pass, policy_for, release_plan
 from opencue_sched.placement.policies import Admission, Refusal
+from opencue_sched.placement.policies.reservations import reservations
 from opencue_sched.settings import Settings
 from opencue_sched.store.booking import Environments, fetch_environments
 from opencue_sched.store.pending import SkippedLayers, fetch_next_starts
@@ -454,6 +455,8 @@ class _Pass:
         runner = self.runner
         apart = runner.refusals.apart()
         policy = policy_for(runner.settings.queue)
+        # Whether or not hosts are held now: the commit keeps to holds, and so does the plan.
+        policy = replace(policy, admissions=(*policy.admissions, reservations(snapshot.now)))
         if apart:
             policy = replace(policy, admissions=(*policy.admissions, kept_apart(apart)))
         keys_planned = {part.cluster.key for part in planned}

@@ -36,7 +36,7 @@ from opencue_sched.store.schema import SchemaFacts
 
 log = structlog.get_logger(__name__)
 
-_CANDIDATES = 100
+_CANDIDATES = 50
 """Hosts looked at for a layer that asks."""
 
 

@@ -29,6 +29,7 @@ from opencue_sched.domain.farm import Host, Job, Layer, PlannedProc, Reservation
 from opencue_sched.domain.frames import Dimension, Need, Rules, Search, fewest_cores, reserve, smallest_need
 from opencue_sched.placement.host_cache import Census, HostCache
 from opencue_sched.placement.policies import Admission, Refusal, Score
+from opencue_sched.placement.policies.reservations import draining
 from opencue_sched.placement.policies.shares import Shares
 from opencue_sched.settings import HostBookingStrategy, Queue
 
@@ -218,7 +219,9 @@ class NegativeCache:
         self._refused.add(search)
 
 
-_HOSTLESS = (Verdict.NO_HOST, Verdict.NO_FIT, Verdict.CAPACITY, Verdict.OVER_SHARE)
+_HOSTLESS = (Verdict.NO_HOST, Verdict.NO_FIT, Verdict.CAPACITY, Verdict.OVER_SHARE, Verdict.DRAINING)
+_TAKEN = (Verdict.CAPACITY, Verdict.OVER_SHARE, Verdict.HELD, Verdict.KEPT_FOR_GPUS)
+"""What keeps a layer waiting until some host is free for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -571,7 +574,14 @@ class _Planner:
         return True
 
     def _shortage(self, state: _LayerState) -> OverCap:
-        """Why no host was found."""
+        """Why no host was found; that one drains for the layer says more than that the others are taken."""
+        reason = self._no_host(state)
+        if reason.verdict in _TAKEN:
+            told = draining(state.layer, self._pool.draining_for(state.layer.id), self._snapshot.now)
+            return reason if told is None else OverCap(*told)
+        return reason
+
+    def _no_host(self, state: _LayerState) -> OverCap:
         if state.capped is not None:
             return state.capped
         if state.refused is not None:

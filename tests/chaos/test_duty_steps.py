@@ -79,8 +79,9 @@ def stage(engine: Engine, settings: Settings, database_url, redis_server, redis_
     with engine.begin() as connection:
         made = Farm(connection)
         renewed = made.job([LayerSpec(frames=1, cores=14, name="renewed")], name="renewed").layers[0].id
-        show, alloc = made.default_show().id, made.default_alloc().id
-        cluster = Cluster(made.facility(), show, ClusterKind.ALLOC, ("general",), alloc)
+    (at,) = farm.rows("SELECT pk_show, pk_facility FROM job WHERE pk_job = :job", job=farm.job)
+    (alloc,) = farm.rows("SELECT pk_alloc FROM host WHERE pk_host = :host", host=farm.hosts[0])
+    cluster = Cluster(at.pk_facility, at.pk_show, ClusterKind.ALLOC, ("general",), alloc.pk_alloc)
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("OPENCUE_SCHED_")}
     environment = {
         **inherited,
@@ -122,3 +123,36 @@ def test_holds_are_granted_whole_or_not_at_all_and_kept_by_everybody_wherever_th
         # others can keep the promises as soon as the server has noticed, and it becomes what it would have been,
         assert eventually(lambda: farm.keep().kept)
         assert stage.holds() == after, did
+
+
+def test_what_a_dead_duty_granted_is_kept_by_workers_that_nobody_told(stage: Stage) -> None:
+    farm = stage.farm
+    stage.set_up()
+    done = stage.dies(0)
+    stage.set_up()
+    # Given a worker that has read the hosts, and a duty that dies right after its COMMIT, before it could tell
+    stage.worker.runner.run([stage.cluster], alive=lambda: True)
+    before = stage.holds()
+    stage.dies(done.index(COMMIT) + 1)
+    (granted,) = stage.holds().keys() - before.keys()
+    # when some frame of the held host ends, and the worker plans it with what the narrow layer needs,
+    (ended,) = farm.rows("SELECT pk_proc, pk_frame FROM proc WHERE pk_host = :host LIMIT 1", host=granted)
+    farm.execute("UPDATE frame SET str_state = 'SUCCEEDED' WHERE pk_frame = :frame", frame=ended.pk_frame)
+    farm.execute("DELETE FROM proc WHERE pk_proc = :proc", proc=ended.pk_proc)
+    farm.execute(
+        "UPDATE host SET int_cores_idle = 400, int_mem_idle = int_mem_idle + 1048576 WHERE pk_host = :host",
+        host=granted,
+    )
+    stage.worker.runner.hosts.note({granted})
+    for _ in range(3):
+        stage.worker.runner.run([stage.cluster], alive=lambda: True)
+    # then it is not booked,
+    assert farm.rows("SELECT int_cores_idle FROM host WHERE pk_host = :host", host=granted)[0].int_cores_idle == 400
+    # and the owner has it once it has drained.
+    farm.drained(granted)
+    stage.worker.runner.hosts.note({granted})
+    for _ in range(3):
+        stage.worker.runner.run([stage.cluster], alive=lambda: True)
+    running = farm.rows("SELECT pk_layer FROM proc WHERE pk_host = :host ORDER BY ts_booked", host=granted)
+    assert running[0].pk_layer == farm.wide
+    assert granted not in stage.holds()

@@ -1,4 +1,4 @@
-"""A random game with a small farm: jobs come and frames end, hosts, caps, licences and priorities change.
+"""A random game with a small farm: jobs come and frames end, hosts, caps, licences, priorities and holds change.
 
 After every few events two processes take turns at the cluster, each with its own memory of what rests. A pass looks at
 three jobs here, so that a game of a dozen has jobs behind the window. Clocks stand still but for the rests that passes
@@ -8,6 +8,7 @@ ask for, and a moment between rounds.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -43,6 +44,7 @@ WEIGHTS = {
     "lock": 2,
     "limit": 1,
     "host": 1,
+    "hold": 3,
 }
 
 
@@ -61,6 +63,19 @@ WHERE j.pk_show = :show
 GROUP BY l.pk_layer, l.pk_job, l.int_cores_min, l.int_mem_min, l.str_tags, r.int_priority, r.int_max_cores, j.b_paused,
          k.pk_layer
 ORDER BY r.int_priority DESC
+"""
+
+
+# What holds: for whom, how much, whether for longer than any frame of the game is expected to run, and what is idle.
+_HOLDS = """
+SELECT hold.pk_host, hold.pk_layer, hold.cores * 100 AS cores, hold.free_at IS NOT NULL AS expected,
+       host.int_cores_idle AS idle
+FROM opencue_sched_hold hold JOIN host USING (pk_host)
+WHERE host.pk_alloc = :alloc
+"""
+_HISTORY = """
+SELECT u.pk_layer FROM layer_usage u JOIN job USING (pk_job)
+WHERE job.pk_show = :show AND u.int_frame_success_count > 0
 """
 
 
@@ -192,6 +207,51 @@ class Game:
         self.execute("UPDATE job SET b_paused = :paused WHERE pk_job = :job", paused=paused, job=job)
         return f"{paused} of job {job}"
 
+    def do_hold(self) -> str:
+        """A host drains for a layer, or no longer. Frames here run a second, and a host that is expected to be free is
+        so in ten minutes."""
+        host = self.chance.choice(self.hosts)
+        self.changed(host)
+        self.execute("DELETE FROM opencue_sched_hold WHERE pk_host = :host", host=host)
+        layers = self.rows(_LAYERS, show=self.show.id)
+        if self.chance.random() < 0.3 or not layers:
+            return f"none on {host}"
+        layer, cores, expected = self.chance.choice(layers), self.chance.choice([1, 2, 4]), self.chance.random() < 0.5
+        self.execute(
+            """
+            INSERT INTO opencue_sched_hold (pk_host, pk_layer, pk_job, cores, memory_kb, gpus, until, free_at)
+            VALUES (:host, :layer, :job, :cores, 0, 0, clock_timestamp() + interval '1 hour',
+                    CASE WHEN :expected THEN clock_timestamp() + interval '10 minutes' END)
+            """,
+            host=host,
+            layer=layer.pk_layer,
+            job=layer.pk_job,
+            cores=cores,
+            expected=expected,
+        )
+        return f"of {cores} cores on {host} for layer {layer.pk_layer}, expected free: {expected}"
+
+    def holds(self) -> dict[str, Any]:
+        return {row.pk_host: row for row in self.rows(_HOLDS, alloc=self.alloc.id)}
+
+    def layers_with_history(self) -> set[str]:
+        return {row.pk_layer for row in self.rows(_HISTORY, show=self.show.id)}
+
+    def against_holds(self, holds: Mapping[str, Any], known: Collection[str], new: Sequence[Any]) -> list[Any]:
+        """What was booked on hosts against their ``holds``, of the ``new`` procs and the layers that had a history: not
+        by the owner, nor after it, nor by the backfill rule."""
+        wrong: list[Any] = []
+        for host, hold in holds.items():
+            procs = [proc for proc in new if proc.pk_host == host]
+            if any(proc.pk_layer == hold.pk_layer for proc in procs):
+                continue
+            wrong += [proc for proc in procs if not (hold.expected and proc.pk_layer in known)]
+            # Each found as much idle as was promised: at the best the largest came last.
+            taken = sorted(proc.cores for proc in procs)[:-1]
+            if procs and hold.idle - sum(taken) < hold.cores:
+                wrong += procs
+        return wrong
+
     def do_lock(self) -> str:
         self.locked.add(self.chance.choice(self.hosts))
         return str(self.locked)
@@ -239,7 +299,8 @@ class Game:
     def running(self) -> dict[str, Any]:
         found = self.rows(
             "SELECT p.pk_proc, p.pk_host, p.int_cores_reserved AS cores, p.int_mem_reserved AS memory, "
-            "r.int_priority AS priority, h.str_tags AS tags, p.pk_job FROM proc p JOIN host h USING (pk_host) "
+            "r.int_priority AS priority, h.str_tags AS tags, p.pk_job, p.pk_layer "
+            "FROM proc p JOIN host h USING (pk_host) "
             "JOIN job_resource r ON r.pk_job = p.pk_job WHERE p.pk_show = :show",
             show=self.show.id,
         )

@@ -1,5 +1,5 @@
-"""Games: no frame waits that a scheduler without a memory would place, and no host goes to a job while one of a
-higher priority would have it.
+"""Games: no frame waits that a scheduler without a memory would place, no host goes to a job while one of a higher
+priority would have it, and nothing is booked against a hold except by the backfill rule.
 
 Always the same games, unless OPENCUE_SCHED_TEST_GAMES says how many others are to be played.
 """
@@ -51,11 +51,15 @@ def play(game: Game, *, in_order: bool) -> None:
     for number in range(ROUNDS):
         game.tell(number)
         before = game.running().keys()
+        holds, known = game.holds(), game.layers_with_history()
         game.drain()
+        new = [proc for proc in game.running().values() if proc.pk_proc not in before]
+        wrong = game.against_holds(holds, known, new)
+        assert not wrong, f"against {holds}: {wrong}\n{game.told()}"
         if in_order:
             waiting = game.waiting()
-            for proc in game.running().values():
-                sooner = [layer for layer in waiting if proc.pk_proc not in before and covers(proc, layer)]
+            for proc in (proc for proc in new if proc.pk_host not in holds):
+                sooner = [layer for layer in waiting if covers(proc, layer)]
                 assert not sooner, f"{proc} before {sooner}\n{game.told()}"
         forgetful = process(game.here, "forgetful", game.clock, window=1000)
         report = forgetful.run([game.cluster], alive=lambda: True)[0]

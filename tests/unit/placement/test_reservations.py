@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.domain.farm import Hold, Host, Reservation
 from opencue_sched.domain.frames import Rules
+from opencue_sched.placement.planner import Policy
 from opencue_sched.placement.policies import reservations as policy
 from opencue_sched.placement.policies.reservations import Asked, Candidate, Demand, Run
-from tests.unit.placement.values import GIB, make_host, make_job, make_layer
+from tests.unit.placement.frozen_pool import FrozenPool
+from tests.unit.placement.values import GIB, NO_MEMORY_RULE, make_host, make_job, make_layer, make_snapshot, plan
 
 NOW = 1_000_000.0
 BLOCK = 300.0
@@ -292,3 +294,35 @@ def test_a_hold_ends_when_its_demand_is_gone():
     assert policy.ended(kept, {}, RULES) == {"h0", "h1", "h2"}
     assert policy.ended([make_host("h9", cores=4, hold=hold_of("wide"))], demands, RULES) == {"h9"}
     assert policy.ended([make_host("h9", cores=16)], demands, RULES) == {"h9"}, "its hold counts no more"
+
+
+# In a plan.
+
+
+def plan_of(*layers, hosts, now: float = NOW):
+    rules = Policy(rules=NO_MEMORY_RULE, admissions=(policy.reservations(now),))
+    return plan(make_snapshot(make_job("j", layers), now=now), FrozenPool(hosts), policy=rules)
+
+
+def test_a_plan_keeps_off_a_host_that_drains_and_says_for_whom():
+    held, full = make_host("h1", cores=16, idle_centicores=400, hold=hold_of("wide")), make_host("h2", cores=0)
+    made = plan_of(make_layer("narrow", frames=2, cores=2), make_layer("wide", frames=1, cores=8), hosts=[held, full])
+    assert made.procs == []
+    narrow, wide = made.verdicts
+    assert (narrow.verdict, narrow.waiting) == (Verdict.HELD, 2)
+    assert "is kept for a wide frame of layer wide: 4 of 8 cores are idle yet" in narrow.detail
+    assert wide.verdict is Verdict.DRAINING
+    assert wide.detail == "host host-h1 drains for it, expected free in 4 min"
+    assert [it.verdict.layer_id for it in made.unschedulable] == ["wide"], "a change of the host wakes it"
+
+
+def test_the_owner_gets_what_has_drained_though_others_come_first():
+    held = make_host("h1", cores=16, hold=hold_of("wide", cores=12))
+    made = plan_of(make_layer("narrow", frames=9, cores=4), make_layer("wide", frames=1, cores=12), hosts=[held])
+    assert [proc.layer.id for proc in made.procs] == ["wide"]
+
+
+def test_frames_that_end_in_time_fill_a_drained_host_until_what_is_promised_is_touched():
+    held = make_host("h1", cores=16, hold=hold_of("wide", cores=12))
+    made = plan_of(make_layer("short", frames=9, cores=4, run_seconds=60.0), hosts=[held])
+    assert len(made.procs) == 2, "of 16 idle cores 12 are promised: the third would find 8"
