@@ -355,7 +355,7 @@ class Release(_Section):
     host_down_after: Seconds = Field(300.0, description="A host that has not reported this long is DOWN.")
     satisfy_only_on_frame_success: bool = Field(True, description="An EATEN frame does not satisfy dependencies.")
     frame_memory: bool = Field(
-        False,
+        True,
         description="True: a frame that runs out of memory asks for more by itself, and its layer after three frames "
         "did. False: its layer does at once.",
     )

@@ -490,17 +490,19 @@ def _layer(row: Row[Any]) -> Layer:
         services=tuple(service for part in row.str_services.split(",") if (service := part.strip())),
         threadable=row.b_threadable,
         waiting_frames=row.int_waiting_count,
-        frames=tuple(map(_frame, row.ids, row.names, row.numbers, row.versions, row.waited)),
+        frames=tuple(map(_frame, row.ids, row.names, row.numbers, row.versions, row.waited, row.memory)),
         limit_ids=tuple(sorted(row.limit_ids)),
         kind=row.kind,
         run_seconds=row.run_seconds,
     )
 
 
-def _frame(frame_id: str, name: str, number: int, version: int | None, waited: float | None) -> Frame:
+def _frame(
+    frame_id: str, name: str, number: int, version: int | None, waited: float | None, memory_kb: int | None
+) -> Frame:
     # None of a frame whose dates say nothing (NULL or infinite); 0 of one that is eligible from later on.
     since = None if waited is None or not math.isfinite(waited) else max(0.0, waited)
-    return Frame(frame_id, name, number, version, since)
+    return Frame(frame_id, name, number, version, since, memory_kb)
 
 
 def _caps(max_centicores: int | None, max_gpus: int | None, cores: int, gpus: int) -> Caps:

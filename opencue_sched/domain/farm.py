@@ -292,7 +292,8 @@ class Frame:
     """A WAITING frame. ``version`` is frame.int_version, which may be NULL.
 
     ``waited_seconds``: from when it last became eligible to run until it was gathered, by the database's clock; None
-    where the database has no such time.
+    where the database has no such time. ``memory_kb``: what it asks for by itself, where that may be more than its
+    layer does.
     """
 
     id: str
@@ -300,6 +301,7 @@ class Frame:
     number: int
     version: int | None
     waited_seconds: float | None = None
+    memory_kb: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,14 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heapify, heappop, heapreplace
+from itertools import groupby
+from operator import attrgetter
 
 from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict
-from opencue_sched.domain.farm import Host, Job, Layer, PlannedProc, Reservation, Snapshot, Vertices
+from opencue_sched.domain.farm import Frame, Host, Job, Layer, PlannedProc, Reservation, Snapshot, Vertices
 from opencue_sched.domain.frames import Dimension, Need, Rules, Search, fewest_cores, reserve, smallest_need
 from opencue_sched.placement.host_cache import Census, HostCache
 from opencue_sched.placement.policies import Admission, Refusal, Score
@@ -313,6 +315,11 @@ class _LayerState:
     reason: OverCap | None = None
     """Why the round ended for it; None while it goes on."""
 
+    @property
+    def part(self) -> tuple[str, int]:
+        """The layer's frames that ask for the same memory."""
+        return self.layer.id, self.layer.memory_min_kb
+
 
 @dataclass(slots=True)
 class _Show:
@@ -345,8 +352,8 @@ class _Planner:
         self._planned = 0
         self._soft = True
         self._used: set[str] = set()
-        self._placed: Counter[str] = Counter()
-        """Frames by layer: one that several clusters reach goes on where the cluster before it ended."""
+        self._placed: Counter[tuple[str, int]] = Counter()
+        """Frames by part of a layer: one that several clusters reach goes on where the cluster before it ended."""
         self._booking_shows: set[str] = set()
         # By facility and show: hosts only get fuller for all, but which allocations are open is a show's own.
         self._negative: defaultdict[tuple[str, str], NegativeCache] = defaultdict(NegativeCache)
@@ -365,8 +372,8 @@ class _Planner:
         for state in again:
             state.reason = None
         self._round(again)
-        for state in states:
-            self._judge(state)
+        for _, parts in groupby(states, lambda state: (id(state.plan), state.layer.id)):
+            self._judge(list(parts))
         return self._plans
 
     def _states(self) -> list[_LayerState]:
@@ -379,10 +386,11 @@ class _Planner:
                         held = OverCap(Verdict.PERMIT_HELD, "another pass places its frames, or just did")
                         plan.verdicts.append(_verdict(job, layer, 0, held))
                         continue
-                    need = smallest_need(layer, mem_reserved_min_kb=self._policy.rules.mem_reserved_min_kb)
                     tags = tuple(tag for tag in work.cluster.tags if tag in layer.tags)
-                    search = Search.of(job, layer, need, tags)
-                    states.append(_LayerState(work.cluster, plan, job, layer, need, search, len(layer.frames)))
+                    for part in _parts(layer):
+                        need = smallest_need(part, mem_reserved_min_kb=self._policy.rules.mem_reserved_min_kb)
+                        search = Search.of(job, part, need, tags)
+                        states.append(_LayerState(work.cluster, plan, job, part, need, search, len(part.frames)))
         return states
 
     def _round(self, states: Sequence[_LayerState]) -> None:
@@ -425,13 +433,20 @@ class _Planner:
         state.most, state.reason = len(state.layer.frames), None
         return True
 
-    def _judge(self, state: _LayerState) -> None:
-        reason = state.reason or OverCap(Verdict.FLOWING, "")
-        verdict = _verdict(state.job, state.layer, state.placed, reason)
-        state.plan.verdicts.append(verdict)
-        if state.hostless and not state.placed and reason.verdict in _HOSTLESS:
-            unschedulable = UnschedulableLayer(verdict, state.search, state.layer.kind, state.open_allocs)
-            state.plan.unschedulable.append(unschedulable)
+    def _judge(self, parts: Sequence[_LayerState]) -> None:
+        """One verdict for a layer: that of the part of which most frames wait."""
+        verdicts = [_verdict(it.job, it.layer, it.placed, it.reason or OverCap(Verdict.FLOWING, "")) for it in parts]
+        verdict = replace(
+            max(verdicts, key=attrgetter("waiting")),
+            frames=sum(it.frames for it in verdicts),
+            waiting=sum(it.waiting for it in verdicts),
+        )
+        # The last part asks for least: where it has no host, no other has.
+        least = parts[-1]
+        least.plan.verdicts.append(verdict)
+        if least.hostless and not verdict.frames and verdicts[-1].verdict in _HOSTLESS:
+            unschedulable = UnschedulableLayer(verdict, least.search, least.layer.kind, least.open_allocs)
+            least.plan.unschedulable.append(unschedulable)
 
     def _step(self, state: _LayerState) -> OverCap | None:
         """Place frames of the layer on one more host. None if it may go on, else why it does not in this round."""
@@ -440,7 +455,7 @@ class _Planner:
             state.hostless = True
             tags = " and ".join(sorted(layer.tags)) or "none"
             return OverCap(Verdict.NO_HOST, f"none of its tags ({tags}) is among those of the cluster")
-        if self._placed[layer.id] >= state.most:
+        if self._placed[state.part] >= state.most:
             return OverCap(Verdict.FLOWING, "")
         if self._planned >= self._policy.max_frames:
             plan.full = True
@@ -545,7 +560,7 @@ class _Planner:
         procs: list[PlannedProc] = []
         cores_left = headroom.cores_left(job, host.alloc_id)
         current = host
-        before = self._placed[layer.id]
+        before = self._placed[state.part]
         most = min(
             state.most - before,
             self._policy.max_frames - self._planned,
@@ -569,7 +584,7 @@ class _Planner:
         self._used.add(host.id)
         self._booking_shows.add(job.show_id)
         self._planned += len(procs)
-        self._placed[layer.id] += len(procs)
+        self._placed[state.part] += len(procs)
         state.placed += len(procs)
         return True
 
@@ -619,6 +634,25 @@ class _Planner:
         uses = "has no size here" if own.sizeless else f"uses {own.of_size:.2f} times its size"
         detail = f"its show {uses}, and shows that use less of theirs took what was idle; {reason.detail}"
         return OverCap(Verdict.OVER_SHARE, detail)
+
+
+def _parts(layer: Layer) -> Iterable[Layer]:
+    """The layer as one for each amount of memory that frames of it ask for, the most first. Nearly always itself."""
+    if not any(frame.memory_kb for frame in layer.frames):
+        return (layer,)
+    frames: defaultdict[int, list[Frame]] = defaultdict(list)
+    for frame in layer.frames:
+        frames[max(layer.memory_min_kb, frame.memory_kb or 0)].append(frame)
+    parts = []
+    waiting = max(layer.waiting_frames, len(layer.frames))
+    for memory_kb in sorted(frames, reverse=True):
+        own = len(frames[memory_kb]) if memory_kb > min(frames) else waiting
+        waiting -= own
+        # A kind of its own: what finds no host for it says nothing of layers that ask for less.
+        kind = layer.kind if memory_kb == layer.memory_min_kb else f"{layer.kind} {memory_kb} KB"
+        part = replace(layer, memory_min_kb=memory_kb, kind=kind, waiting_frames=own)
+        parts.append(replace(part, frames=tuple(frames[memory_kb])))
+    return parts
 
 
 def _verdict(job: Job, layer: Layer, placed: int, reason: OverCap) -> LayerVerdict:

@@ -217,7 +217,7 @@ _WAITING_LAYERS = f"""
         JOIN layer_stat ls ON ls.pk_layer = l.pk_layer AND ls.int_waiting_count > 0
         WHERE {_LAYER_TAGS} && c.tags {{started}} AND {_NOT_SKIPPED}
     )
-    SELECT l.*, waiting.ids, waiting.names, waiting.numbers, waiting.versions, waiting.waited,
+    SELECT l.*, waiting.ids, waiting.names, waiting.numbers, waiting.versions, waiting.waited, waiting.memory,
            CASE WHEN u.int_frame_success_count > 0
                 THEN CAST(u.int_clock_time_success AS double precision) / u.int_frame_success_count END AS run_seconds
     FROM found l
@@ -225,7 +225,7 @@ _WAITING_LAYERS = f"""
     CROSS JOIN LATERAL (
         SELECT array_agg(f.pk_frame ORDER BY f.turn) AS ids, array_agg(f.str_name ORDER BY f.turn) AS names,
                array_agg(f.int_number ORDER BY f.turn) AS numbers, array_agg(f.int_version ORDER BY f.turn) AS versions,
-               array_agg(f.waited ORDER BY f.turn) AS waited
+               array_agg(f.waited ORDER BY f.turn) AS waited, array_agg(asked.memory_kb ORDER BY f.turn) AS memory
         FROM (
             SELECT pk_frame, str_name, int_number, int_version,
                    CAST(extract(epoch FROM clock_timestamp())
@@ -237,6 +237,7 @@ _WAITING_LAYERS = f"""
             ORDER BY int_dispatch_order, int_layer_order, pk_frame
             LIMIT (SELECT LEAST(:most_frames, GREATEST(:max_frames, :most_frames / GREATEST(1, count(*)))) FROM found)
         ) f
+        LEFT JOIN opencue_sched_frame_memory asked ON asked.pk_frame = f.pk_frame
     ) waiting
     ORDER BY l.place, l.int_dispatch_order, l.pk_layer
 """  # noqa: S608 - only our own constants

@@ -758,3 +758,51 @@ class TestRounds:
         frames = [proc.frame.id for plan in planned for proc in plan.procs]
         assert len(frames) == len(set(frames)) == 5
         assert TestShares.of_shows(planned) == [3, 2]
+
+
+# Frames that ask for more memory than their layer.
+
+
+def asks(a_layer: Layer, **memory_gib: float) -> Layer:
+    """The layer with some frames (by number, as ``f3``) that ask for so much memory by themselves."""
+    own = {int(name[1:]): int(gib * GIB) for name, gib in memory_gib.items()}
+    frames = tuple(replace(frame, memory_kb=own.get(frame.number)) for frame in a_layer.frames)
+    return replace(a_layer, frames=frames)
+
+
+def test_a_frame_with_memory_of_its_own_reserves_it_and_the_others_what_their_layer_asks_for() -> None:
+    # given a layer of 2 GiB, of whose frames one asks for 6 and one for less than the layer
+    layer = asks(make_layer(frames=4, memory_gib=2), f2=6, f3=1)
+    pool = FrozenPool([make_host(cores=8, memory_gib=64)])
+    planned = plan(make_snapshot(make_job(layers=[layer])), pool)
+
+    # then each reserves what it asks for, and the layer has one verdict
+    reserved = {proc.frame.number: proc.reservation.memory_kb // GIB for proc in planned.procs}
+    assert reserved == {1: 2, 2: 6, 3: 2, 4: 2}
+    assert {proc.layer.id for proc in planned.procs} == {layer.id}
+    (verdict,) = planned.verdicts
+    assert (verdict.verdict, verdict.frames, verdict.waiting) == (Verdict.FLOWING, 4, 0)
+
+
+def test_a_frame_with_memory_of_its_own_that_finds_no_host_holds_nobody_back() -> None:
+    # given a layer whose first frame asks for more than any host has idle, and another that looks like the layer
+    layer = asks(make_layer(frames=3, memory_gib=2, waiting_frames=10), f1=60)
+    alike = make_layer("l2", frames=1, memory_gib=2)
+    pool = FrozenPool([make_host(cores=8, memory_gib=64, idle_memory_kb=32 * GIB)])
+    planned = plan(make_snapshot(make_job(layers=[layer, alike])), pool)
+
+    # then all others are placed, and neither is said to have no host
+    assert sorted(proc.frame.id for proc in planned.procs) == ["l1-f2", "l1-f3", "l2-f1"]
+    assert [(it.frames, it.waiting) for it in planned.verdicts] == [(2, 8), (1, 0)]
+    assert planned.unschedulable == []
+
+
+def test_a_layer_of_which_only_such_a_frame_waits_says_why_it_does() -> None:
+    layer = asks(make_layer(frames=1, memory_gib=2), f1=60)
+    pool = FrozenPool([make_host(cores=8, memory_gib=64, idle_memory_kb=32 * GIB)])
+    planned = plan(make_snapshot(make_job(layers=[layer])), pool)
+    (verdict,) = planned.verdicts
+    assert (verdict.verdict, verdict.waiting) == (Verdict.CAPACITY, 1)
+    assert "60 GiB" in verdict.detail
+    # and layers that ask for less of a host are not taken for as hopeless
+    assert [it.kind == layer.kind for it in planned.unschedulable] == [False]
