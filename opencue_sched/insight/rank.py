@@ -66,9 +66,7 @@ def rank_of(connection: Connection, job_id: str, queue: Queue) -> JobRank | None
         for row in figures.shares(connection, job_id)
     )
     chance = job.weight / job.weights
-    return JobRank(
-        job.show, shares, job.priority, job.ahead + 1, job.jobs, getattr(queue, "priority_draw", 0.25), float(chance)
-    )
+    return JobRank(job.show, shares, job.priority, job.ahead + 1, job.jobs, queue.priority_draw, float(chance))
 
 
 def rank_words(rank: JobRank) -> list[str]:
