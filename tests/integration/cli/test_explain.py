@@ -343,7 +343,7 @@ def test_a_job_that_others_are_before_is_told_how_it_stands(
         for priority in (300, 200):
             farm.job(show=work.show, name=f"at{priority}", priority=priority)
     detail = "its show uses 0.40 times its size, and shows that use less of theirs took what was idle"
-    verdicts.record([LayerVerdict(work.job.id, work.layer, Verdict.OVER_SHARE, 0, 4, detail)], "alloc-1")
+    verdicts.record({"alloc-1": ([LayerVerdict(work.job.id, work.layer, Verdict.OVER_SHARE, 0, 4, detail)], {})})
 
     # when it is explained, then its show's standing and its own are said
     layer, show, job = cli("explain", NAME).out.splitlines()
@@ -400,7 +400,7 @@ def test_a_layer_for_which_a_host_drains_is_told_which_and_when(
     cli: Cli, work: Work, verdicts: VerdictLog, change: Callable[..., None]
 ) -> None:
     # given a layer for which a host has drained since the last pass, and one for which a hold is over
-    verdicts.record([LayerVerdict(work.job.id, work.layer, Verdict.CAPACITY, 0, 4, "busy")], "alloc-1")
+    verdicts.record({"alloc-1": ([LayerVerdict(work.job.id, work.layer, Verdict.CAPACITY, 0, 4, "busy")], {})})
     hold = (
         "INSERT INTO opencue_sched_hold (pk_host, pk_layer, pk_job, cores, memory_kb, gpus, until, free_at)"
         " SELECT :host, :layer, :job, 8, 1, 0, now() + :until * interval '1 s', now() + interval '245 s'"
