@@ -52,12 +52,12 @@ _QUEUE_BEFORE = 0.35
 _STATEMENTS_BEFORE = 0.5
 _STATEMENT = 0.3
 _LOCK = 0.2
+_HOST_LOCK = 0.02
 _COMMIT_BEFORE = 0.8
 _IDLE = 0.15
 _WHOLE = 0.95
 
 _RETRY_PAUSE_SECONDS = 0.02
-_HOST_PAUSES_SECONDS = (0.01, 0.03)
 
 Lost = tuple[PlannedProc, BookingError]
 
@@ -135,7 +135,6 @@ def commit_plan(
     facts: SchemaFacts,
     booked_at: float | None = None,
     clock: Callable[[], float] = time.monotonic,
-    pause: Callable[[float], object] = time.sleep,
     queue: CommitQueue | None = None,
 ) -> CommitResult:
     """Write the plan's bookings. Never raises for what the database does: see CommitResult.
@@ -144,7 +143,7 @@ def commit_plan(
     that booking (default: now), from which the commit deadline counts. ``queue`` is that of the process.
     """
     began = clock() if booked_at is None else booked_at
-    run = _Commit(engine, caps, settings, facts, began, clock, pause, queue or CommitQueue())
+    run = _Commit(engine, caps, settings, facts, began, clock, queue or CommitQueue())
     run.commit(procs)
     result, order = run.result, {proc.proc_id: position for position, proc in enumerate(procs)}
     quarantine(engine, result.quarantined, settings)
@@ -181,7 +180,6 @@ class _Commit:
     facts: SchemaFacts
     booked_at: float
     clock: Callable[[], float]
-    pause: Callable[[float], object]
     queue: CommitQueue
     result: CommitResult = field(default_factory=CommitResult)
 
@@ -203,7 +201,7 @@ class _Commit:
                 if failure is Failure.REPEAT:
                     # The pause is random, so that the two that met do not meet again.
                     self.result.deadlocks += 1
-                    self.pause(random.uniform(0, _RETRY_PAUSE_SECONDS))
+                    time.sleep(random.uniform(0, _RETRY_PAUSE_SECONDS))
                 elif failure is Failure.DATABASE:
                     log.error("commit_failed", procs=len(procs), error=describe(error))
                     self._fail(procs, DatabaseFailure(describe(error)))
@@ -304,19 +302,18 @@ class _Commit:
     def _lock_hosts(self, connection: Connection, host_ids: set[str]) -> dict[str, store.LockedHost]:
         """Those of the hosts that could be locked.
 
-        None is waited for, with others locked, but a host that is locked is tried again after a moment: on a full farm
-        it is one on which other frames have just ended, and that transaction takes some tens of milliseconds.
+        On a full farm a locked host is mostly one on which other frames have just ended, and that transaction takes
+        some tens of milliseconds: it is waited for. It locks hosts in the same order, so neither waits in a circle, and
+        who locks them otherwise is not waited for longer than the lock's time-out.
         """
         self._next()
-        locked = store.lock_hosts(connection, host_ids)
-        for pause in _HOST_PAUSES_SECONDS:
-            busy = host_ids - locked.keys()
-            if not busy:
-                break
-            self.pause(pause)
-            self._next()
-            locked |= store.lock_hosts(connection, busy)
-        return locked
+        try:
+            return store.lock_hosts(connection, host_ids, wait_seconds=_HOST_LOCK * self.deadline)
+        except SQLAlchemyError as error:
+            if not waited_too_long(error):
+                raise
+        self._next()
+        return store.lock_free_hosts(connection, host_ids)
 
     def _start(self, connection: Connection, procs: list[PlannedProc]) -> tuple[list[PlannedProc], list[Lost]]:
         """Insert procs, lower hosts and start frames, for procs that fit; the others are lost."""

@@ -9,11 +9,11 @@ of one row.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, TextClause, text
+from sqlalchemy import Connection, Row, TextClause, text
 
 from opencue_sched.domain.farm import STATUSES_NOT_COUNTED_AS_RETRY, Hold, PlannedProc, centicores
 from opencue_sched.store.promises import HELD, HOLD_COLUMNS, hold_of
@@ -53,13 +53,14 @@ _LOCK_FRAMES = """
 
 # Two statements in one message: the second sees the holds that were granted before the first had its locks, and nobody
 # grants another while these are held (store/promises.py).
-_LOCK_HOSTS = text(
-    f"""
+_LOCK_THESE = """
     SELECT set_config('opencue_sched.locked_hosts', CAST(coalesce(array_agg(locked.pk_host), '{{}}') AS text), true)
     FROM (
         SELECT pk_host FROM host WHERE pk_host = ANY(CAST(:hosts AS varchar[]))
-        ORDER BY pk_host FOR NO KEY UPDATE SKIP LOCKED
+        ORDER BY pk_host FOR NO KEY UPDATE {unless_locked}
     ) locked;
+"""
+_READ_LOCKED = f"""
     SELECT h.pk_host, h.pk_alloc, h.str_lock_state = 'OPEN' AND s.str_state = 'UP' AS up,
            h.int_cores_idle, h.int_mem_idle, h.int_gpus_idle, h.int_gpu_mem_idle,
            CAST(extract(epoch FROM clock_timestamp()) AS double precision) AS now, {HOLD_COLUMNS}
@@ -67,7 +68,23 @@ _LOCK_HOSTS = text(
     JOIN host_stat s ON s.pk_host = h.pk_host
     LEFT JOIN ({HELD}) held ON held.pk_host = h.pk_host
     WHERE h.pk_host = ANY(CAST(current_setting('opencue_sched.locked_hosts') AS varchar[]))
-    """  # noqa: S608 - only our own constants
+"""  # noqa: S608 - only our own constants
+_LOCK_HOSTS = text(
+    f"""
+    SELECT set_config('opencue_sched.lock_timeout', current_setting('lock_timeout'), true);
+    SAVEPOINT opencue_sched_hosts;
+    SELECT set_config('lock_timeout', :wait_ms, true);
+    {_LOCK_THESE.format(unless_locked="")}
+    SELECT set_config('lock_timeout', current_setting('opencue_sched.lock_timeout'), true);
+    {_READ_LOCKED}
+    """
+)
+_LOCK_FREE_HOSTS = text(
+    f"""
+    ROLLBACK TO SAVEPOINT opencue_sched_hosts;
+    {_LOCK_THESE.format(unless_locked="SKIP LOCKED")}
+    {_READ_LOCKED}
+    """
 )
 
 # Two statements in one message: the second sees what was committed before the first had its locks. Locks are asked for,
@@ -223,9 +240,22 @@ def lock_frames(connection: Connection, procs: Sequence[PlannedProc], columns: S
     return frozenset(connection.execute(_lock_frames(columns.has_start_after), parameters).scalars())
 
 
-def lock_hosts(connection: Connection, host_ids: Collection[str]) -> dict[str, LockedHost]:
-    """Lock those hosts that are free, by id, in key order, in one message."""
-    rows = connection.execute(_LOCK_HOSTS, {"hosts": sorted(host_ids)})
+def lock_hosts(connection: Connection, host_ids: Collection[str], *, wait_seconds: float) -> dict[str, LockedHost]:
+    """Lock hosts, by id, in key order, as who ends frames does, in one message.
+
+    A host that is locked is waited for. When one takes longer than ``wait_seconds`` the database's error is raised:
+    `lock_free_hosts` is what may follow it.
+    """
+    parameters = {"hosts": sorted(host_ids), "wait_ms": _milliseconds(wait_seconds)}
+    return _locked(connection.execute(_LOCK_HOSTS, parameters))
+
+
+def lock_free_hosts(connection: Connection, host_ids: Collection[str]) -> dict[str, LockedHost]:
+    """After `lock_hosts`, also after its error: give back what it locked, and lock those hosts that are free now."""
+    return _locked(connection.execute(_LOCK_FREE_HOSTS, {"hosts": sorted(host_ids)}))
+
+
+def _locked(rows: Iterable[Row[Any]]) -> dict[str, LockedHost]:
     return {
         row.pk_host: LockedHost(
             row.pk_host,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import OperationalError
 
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 from opencue_sched.domain.farm import Hold, PlannedProc, Reservation
@@ -121,15 +122,17 @@ def test_booking_and_granting_exclude_each_other(farm: WideFarm, settings: Setti
         facts = check_schema(connection)
     with farm.engine.begin() as books:
         booking.lock_frames(books, planned(farm, farm.narrow), facts)
-        assert booking.lock_hosts(books, [first])[first].hold is None
+        assert booking.lock_hosts(books, [first], wait_seconds=1)[first].hold is None
         with farm.engine.begin() as grants:
             assert store.grant_holds(grants, [(first, hold)]) == frozenset()
     with farm.engine.begin() as grants:
         assert store.grant_holds(grants, [(first, hold)]) == {first}
         with farm.engine.begin() as books:
-            assert booking.lock_hosts(books, [first]) == {}
+            with pytest.raises(OperationalError, match="lock timeout"):
+                booking.lock_hosts(books, [first], wait_seconds=0.01)
+            assert booking.lock_free_hosts(books, [first]) == {}
     with farm.engine.begin() as books:
-        assert booking.lock_hosts(books, [first])[first].hold is not None
+        assert booking.lock_hosts(books, [first], wait_seconds=1)[first].hold is not None
 
 
 def test_a_hold_costs_a_commit_no_statement(farm: WideFarm, settings: Settings) -> None:

@@ -11,14 +11,13 @@ from sqlalchemy.exc import OperationalError
 
 from opencue_sched.accounting import keys
 from opencue_sched.accounting.keys import VertexCaps, VertexKind
-from opencue_sched.dispatch.commit import commit_plan
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
 from opencue_sched.errors import AllocationOverBurst, CapChanging, CapExceeded, HostExhausted, HostLocked
 from opencue_sched.settings import Settings
 from opencue_sched.store.booking import read_caps
-from opencue_sched.store.schema import check_schema
 from tests.integration.dispatch.plans import KB_PER_GB, assert_consistent, commit, plan, reasons
+from tests.integration.farm.runs import FarmView
 
 
 @pytest.mark.parametrize(
@@ -77,7 +76,7 @@ def test_a_host_that_changed_takes_nothing(engine: Engine, settings: Settings, s
     assert_consistent(engine)
 
 
-def test_a_locked_host_is_not_waited_for(engine: Engine, settings: Settings) -> None:
+def test_a_host_that_stays_locked_is_not_waited_for_long(engine: Engine, settings: Settings) -> None:
     with engine.begin() as connection:
         farm = Farm(connection)
         for name in "ab":
@@ -103,16 +102,16 @@ def test_a_host_whose_lock_is_gone_a_moment_later_is_booked_as_it_is_then(engine
             farm.host(name=name, cores=2)
         farm.job([LayerSpec(frames=4)])
         procs = plan(farm, settings)
-        facts = check_schema(connection)
-    other = engine.connect()
-    other.execute(text("UPDATE host SET int_cores_idle = 100 WHERE str_name = 'a'"))
+    patient = settings.accounting.model_copy(update={"commit_deadline": 1000.0})
+    settings = settings.model_copy(update={"accounting": patient})
+    with engine.connect() as other, ThreadPoolExecutor(1) as threads:
+        other.execute(text("UPDATE host SET int_cores_idle = 100 WHERE str_name = 'a'"))
 
-    # when that one is committed in the first pause of our commit
-    def pause(_: float) -> None:
+        # when that one is committed while our commit waits for the host
+        committing = threads.submit(commit, engine, procs, settings)
+        FarmView(engine).wait_for_waiters(1)
         other.commit()
-
-    result = commit_plan(engine, procs, {}, settings, facts=facts, pause=pause)
-    other.close()
+        result = committing.result()
 
     # then what still fits is booked, and only the rest is lost
     assert sorted(proc.host.name for proc in result.committed) == ["a", "b", "b"]
