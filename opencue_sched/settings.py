@@ -228,8 +228,8 @@ class Queue(_Section):
     whole_rounds: bool = Field(
         True, description="What is idle after every layer had its frames of a pass goes to whichever has more."
     )
-    frame_memory_soft_limit: float = Field(1.6, gt=0, description="RunFrame soft memory limit / layer minimum.")
-    frame_memory_hard_limit: float = Field(2.0, gt=0, description="RunFrame hard memory limit / layer minimum.")
+    frame_memory_soft_limit: float = Field(1.6, gt=0, description="RunFrame soft memory limit / memory reserved.")
+    frame_memory_hard_limit: float = Field(2.0, gt=0, description="RunFrame hard memory limit / memory reserved.")
     reservations: bool = Field(
         True, description="Whether hosts drain for frames that need half of the largest host or more and never start."
     )

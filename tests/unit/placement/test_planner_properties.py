@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import cycle
 from math import inf
 
 from hypothesis import given, settings
@@ -215,6 +216,33 @@ def frames_are_planned_once_and_in_order(situation: Situation, planned: Plan) ->
     in_order = [layer.id for job in situation.snapshot.jobs for layer in job.layers]
     places = [in_order.index(proc.layer.id) for proc in planned.procs]
     assert places == sorted(places)
+
+
+@settings(max_examples=60, deadline=None)
+@given(situations(), st.lists(st.none() | st.sampled_from([1, 3, 9, 30]), min_size=1, max_size=7))
+def test_each_frame_reserves_what_it_asks_for_and_every_other_rule_holds(
+    situation: Situation, memory_gib: list[int | None]
+) -> None:
+    # given layers some of whose frames ask for memory of their own
+    asked = (None if gib is None else gib * GIB for gib in cycle(memory_gib))
+
+    def asking(layer: Layer) -> Layer:
+        return replace(layer, frames=tuple(replace(frame, memory_kb=next(asked)) for frame in layer.frames))
+
+    jobs = [replace(job, layers=tuple(map(asking, job.layers))) for job in situation.snapshot.jobs]
+    work = (replace(situation.snapshot.work[0], jobs=tuple(jobs)),)
+    situation = replace(situation, snapshot=replace(situation.snapshot, work=work))
+
+    # when they are planned, then each frame reserves the larger of what it and its layer ask for, and no rule is broken
+    planned = situation.plan()
+    layers = {layer.id: layer for job in jobs for layer in job.layers}
+    least = situation.policy.rules.mem_reserved_min_kb
+    for proc in planned.procs:
+        own = max(layers[proc.layer.id].memory_min_kb, proc.frame.memory_kb or 0, least)
+        assert proc.reservation.memory_kb == own
+    assert len({proc.frame.id for proc in planned.procs}) == len(planned.procs)
+    no_cap_limit_or_host_is_passed(situation, planned)
+    every_layer_has_one_verdict_that_adds_up(situation, planned)
 
 
 @settings(max_examples=100, deadline=None)
