@@ -1,4 +1,6 @@
--- board_claim_with: with one job of a shard take the others of it that are ready, the oldest first.
+-- board_claim_with: with one job of a shard take the others of it that are ready, the oldest first, and those that sleep
+-- because they found no place: hosts that come free are planned for all of them at once. Not what rests for having
+-- nothing to do ('idle'), for a failure, or for an operator.
 -- ARGV[2] uuid of the job that is claimed already   ARGV[3] token of its claim   ARGV[4] shard, or ''   ARGV[5] owner
 -- ARGV[6] claims' life in ms, 0 never ends   ARGV[7] a token nobody else knows, which tells them from others
 -- ARGV[8] how many at most   ARGV[9] key that remembers what this very call answered
@@ -15,16 +17,28 @@ end
 local shard, owner, life, token, most = ARGV[4], ARGV[5], tonumber(ARGV[6]), ARGV[7], tonumber(ARGV[8])
 local first = fields_now(ARGV[2], 'state', 'claim')
 local answer = {}
-if first[1] == 'claimed' and first[2] == ARGV[3] then
-  for _, uuid in ipairs(redis.call('ZRANGE', READY, 0, LOOKED_AT - 1)) do
+local function take_along(uuids, sleeping)
+  for _, uuid in ipairs(uuids) do
     if #answer >= most then
       break
     end
     local name = fields_now(uuid, 'name')[1]
-    if name and (string.match(name, '@(.*)$') or '') == shard and whole(uuid) then
+    local job = name and (string.match(name, '@(.*)$') or '') == shard and whole(uuid)
+    if job and sleeping and (job.rest > now or not redis.call('ZSCORE', AWAITED, uuid)) then
+      job = nil
+    end
+    if job then
+      if sleeping then
+        make_ready(uuid)
+      end
       local taken = take(uuid, owner, life, token)
       answer[#answer + 1] = {uuid, taken[3], taken[4], taken[6]}
     end
   end
+end
+
+if first[1] == 'claimed' and first[2] == ARGV[3] then
+  take_along(redis.call('ZRANGE', READY, 0, LOOKED_AT - 1), false)
+  take_along(redis.call('ZRANGE', DELAYED, 0, LOOKED_AT - 1), true)
 end
 return remember(ARGV[9], answer)

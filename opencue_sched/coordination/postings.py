@@ -253,7 +253,8 @@ class ClusterPostings(BoardScripts):
             return ClaimRefused("unreadable")
 
     def claim_with(self, claim: Claim, owner: str, *, ttl_seconds: float) -> list[Claim]:
-        """Claim the other postings of the claim's shard that are ready now, at most CLAIMED_TOGETHER. One round trip.
+        """Claim the other postings of the claim's shard that are ready now, or sleep because they found no place; at
+        most CLAIMED_TOGETHER. One round trip.
 
         Like claim() in everything else: each has a fence of its own, and what was sent for it is answered.
         """

@@ -499,8 +499,8 @@ def on(shard: str, *tags: str) -> list[Cluster]:
 def test_a_claim_takes_along_what_is_ready_of_its_shard_and_nothing_else(postings, redis_client):
     mine, others, whole = on("w1", "a", "b", "c", "d"), on("w2", "a", "b"), on("", "a")
     enqueued = postings.enqueue([*mine, *others, *whole])
-    first, asleep, taken = (postings.claim(it.uuid, "w1", ttl_seconds=10) for it in enqueued[:3])
-    postings.end(asleep, "sleep", delay_seconds=60)
+    first, idle, taken = (postings.claim(it.uuid, "w1", ttl_seconds=10) for it in enqueued[:3])
+    postings.end(idle, "idle", delay_seconds=60)
     more = postings.claim_with(first, "w1", ttl_seconds=10)
     assert [claim.cluster for claim in more] == [mine[3]]
     assert postings.claim_with(first, "w1", ttl_seconds=10) == []
@@ -539,6 +539,22 @@ def test_each_of_the_claims_ends_in_a_state_of_its_own(postings, redis_client):
     assert states(redis_client) == {"ready": 2, "delayed": 1, "claimed": 1, "trash": 0}
     assert [it.key for it in postings.skipped()] == [c.cluster.key]
     assert postings.end_many([]) == []
+
+
+def test_what_sleeps_for_want_of_a_place_is_taken_along_and_what_rests_otherwise_is_not(postings):
+    # given a posting that is ready, and others whose passes ended in each way
+    ways = ("sleep", "idle", "fail")
+    enqueued = postings.enqueue(on("w1", "a", *ways))
+    first = postings.claim(enqueued[0].uuid, "w1", ttl_seconds=10)
+    taken = {claim.cluster.tags[0]: claim for claim in postings.claim_with(first, "w1", ttl_seconds=10)}
+    postings.end_many([Ending(first, "again"), *(Ending(taken[way], way, 60.0) for way in ways)])
+
+    # when the one has its next pass
+    again = postings.claim(first.uuid, "w1", ttl_seconds=10)
+    more = postings.claim_with(again, "w1", ttl_seconds=10)
+
+    # then hosts that came free are planned for those too that had found none
+    assert [claim.cluster.tags for claim in more] == [("sleep",)]
 
 
 def test_nothing_is_taken_along_by_a_claim_that_is_lost(postings):

@@ -433,6 +433,14 @@ def test_every_metric_of_ours_moves(runtime: Runtime, census: FleetCensus, engin
     assert grown == [1]
     put_to_sleep(runtime.postings, cluster.key, 60)
     runtime.sweep()
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO opencue_sched_hold (pk_host, pk_layer, pk_job, cores, memory_kb, gpus, until)"
+                " VALUES ('gone', 'layer', 'job', 8, 1, 0, now() + interval '1 minute')"
+            )
+        )
+    assert runtime.keep_promises()["ended"]
     _fail_and_trash(runtime, cluster.key)
     census.look_at_queues()
     short = Accounting(commit_deadline=0.075)
