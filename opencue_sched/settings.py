@@ -230,6 +230,19 @@ class Queue(_Section):
     )
     frame_memory_soft_limit: float = Field(1.6, gt=0, description="RunFrame soft memory limit / memory reserved.")
     frame_memory_hard_limit: float = Field(2.0, gt=0, description="RunFrame hard memory limit / memory reserved.")
+    host_score: Literal["strategy", "convex"] = Field(
+        "strategy",
+        description="strategy: frames go to hosts in the order of host_booking_strategy. convex: of its first 16 to "
+        "the one whose cores, memory and GPUs come to be used most evenly.",
+    )
+    gpu_guard: bool = Field(
+        True, description="While frames wait for idle GPUs, work without GPUs leaves them cores and memory there."
+    )
+    locality: bool = Field(True, description="A layer goes first to hosts that run it or ran it last.")
+    layer_host_share: bool = Field(
+        True,
+        description="While others want a host, it takes no more frames of one layer than a quarter of its cores, or 8.",
+    )
     reservations: bool = Field(
         True, description="Whether hosts drain for frames that need half of the largest host or more and never start."
     )

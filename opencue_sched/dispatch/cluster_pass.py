@@ -49,6 +49,7 @@ from opencue_sched.dispatch.cooldown import (
 )
 from opencue_sched.dispatch.failures import describe, is_missing, is_trouble
 from opencue_sched.dispatch.gather import GatheredCluster, HostFeed, gather
+from opencue_sched.dispatch.gpu_waits import GpuWaits
 from opencue_sched.dispatch.launch import Refusals, Settlement, booking_of, launch_all, launch_requests
 from opencue_sched.dispatch.report import (
     LONGEST_ERROR,
@@ -59,6 +60,7 @@ from opencue_sched.dispatch.report import (
 )
 from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict
 from opencue_sched.domain.farm import Host, Job, Layer, PlannedProc, Reservation, Snapshot
+from opencue_sched.domain.frames import GpuDemand
 from opencue_sched.errors import HostLocked, NotReady
 from opencue_sched.placement.planner import MAX_FRAMES, Plan, plan_pass, policy_for, release_plan
 from opencue_sched.placement.policies import Admission, Refusal
@@ -236,6 +238,7 @@ class PassRunner:
     )
     queue: CommitQueue = field(default_factory=CommitQueue)
     cap_waits: CapWaits = field(default_factory=CapWaits)
+    gpu_waits: GpuWaits | None = None
     clock: Callable[[], float] = time.monotonic
 
     def run(
@@ -451,10 +454,17 @@ class _Pass:
         permits = self.runner.permits
         return permits.take(wanted) - permits.booked_since(self.bookings_read)
 
+    def _gpu_demands(self) -> Collection[GpuDemand]:
+        """What waits for GPUs, on a farm that has some."""
+        runner = self.runner
+        if runner.gpu_waits is None or not runner.settings.queue.gpu_guard or not runner.hosts.cache.has_gpus():
+            return ()
+        return runner.gpu_waits.demands()
+
     def _plan(self, snapshot: Snapshot, planned: Sequence[_Part], granted: Collection[str]) -> None:
         runner = self.runner
         apart = runner.refusals.apart()
-        policy = policy_for(runner.settings.queue)
+        policy = policy_for(runner.settings.queue, gpu_demands=self._gpu_demands())
         # Whether or not hosts are held now: the commit keeps to holds, and so does the plan.
         policy = replace(policy, admissions=(*policy.admissions, reservations(snapshot.now)))
         if apart:

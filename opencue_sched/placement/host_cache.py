@@ -41,10 +41,9 @@ FOREIGN_IDLE_SECONDS = 60.0
 _FIRST_LISTED = 4
 """Hosts listed under the lock at first; each further listing is four times as long."""
 SCORED_CANDIDATES = 16
-"""Hosts a policy's score chooses among, and as many again that run or ran the layer: it is called for each, so this
-bounds what one search costs."""
-_KNOWN_LISTED = 64
-"""Hosts that run or ran a layer of which those with its need idle are sought. They have some core idle."""
+"""Hosts a policy's score chooses among: it is called for each, so this bounds what one search costs."""
+_KNOWN_LISTED = 16
+"""Hosts that run or ran a layer of which one search looks for those with its need idle. They have some core idle."""
 RECENT_LAYERS = 8
 """Layers remembered of a host that ran there and do no more."""
 
@@ -379,13 +378,14 @@ class HostCache:
         shard: str = "",
         allocs: Collection[str] | None = None,
         score: Callable[[Host], float] | None = None,
+        candidates: int = SCORED_CANDIDATES,
         known_to: str | None = None,
     ) -> Host | None:
         """The first host of the shard with one of ``tags`` and ``need`` idle that ``accept`` agrees to, or None.
 
         ``allocs`` leaves out the hosts of other allocations without looking at them. ``score`` replaces the strategy's
-        order by the lowest score among the first 16 accepted hosts (of equal ones the first); ``known_to`` adds to them
-        up to 16 that run or ran the layer of this id, wherever in the order they are.
+        order by the lowest score among the first ``candidates`` accepted hosts (of equal ones the first). Before all
+        others these are hosts that run or ran the layer ``known_to``, wherever in the order they are.
         """
         accepted = filter(accept, self._candidates(facility_id, shard, tags, need, strategy, allocs))
         if score is None:
@@ -394,8 +394,8 @@ class HostCache:
         if known_to is not None:
             with self._lock:
                 known = self._known(known_to, self._indexes(facility_id, shard, tags, allocs), need, strategy)
-        scored = chain(islice(filter(accept, known), SCORED_CANDIDATES), islice(accepted, SCORED_CANDIDATES))
-        return min(scored, key=score, default=None)
+        scored = list(islice(chain(filter(accept, known), accepted), candidates))
+        return scored[0] if len(scored) == 1 else min(scored, key=score, default=None)
 
     def idle_cores(self, clusters: Iterable[Cluster]) -> int:
         """Whole cores idle on the hosts of these clusters' tags, each host once."""
@@ -618,15 +618,20 @@ class HostCache:
     def _known(
         self, layer_id: str, indexes: Sequence[HostIndex], need: Need, strategy: HostBookingStrategy
     ) -> list[Host]:
-        """Hosts of these indexes that run or ran the layer and have the need idle, in the order of the strategy."""
+        """Hosts of these indexes that run the layer and have the need idle, in the order of the strategy, and then
+        those that ran it, the last first."""
         ranked = []
-        for host_id in islice(self._known_at.get(layer_id, ()), _KNOWN_LISTED):
+        hosts = self._known_at.get(layer_id, {})
+        for host_id in list(islice(hosts, _KNOWN_LISTED)):
             host = self._shown[host_id]
             if host.idle_cores >= need.cores and host.idle_memory_kb >= need.memory_kb:
                 rank = next((at for index in indexes if (at := index.rank(host_id, strategy)) is not None), None)
                 if rank is not None:
-                    ranked.append((rank, host))
-        return [host for _, host in sorted(ranked, key=itemgetter(0))]
+                    ran = 0 if layer_id in host.running else 1 + host.recent.index(layer_id)
+                    ranked.append((ran, rank, host))
+                    continue
+            hosts[host_id] = hosts.pop(host_id)  # the next search looks at others first
+        return [host for _, _, host in sorted(ranked, key=itemgetter(0, 1))]
 
     def _candidates(
         self,

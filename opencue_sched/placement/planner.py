@@ -28,10 +28,14 @@ from operator import attrgetter
 
 from opencue_sched.domain.cluster import Cluster, LayerVerdict, Verdict
 from opencue_sched.domain.farm import Frame, Host, Job, Layer, PlannedProc, Reservation, Snapshot, Vertices
-from opencue_sched.domain.frames import Dimension, Need, Rules, Search, fewest_cores, reserve, smallest_need
-from opencue_sched.placement.host_cache import Census, HostCache
+from opencue_sched.domain.frames import Dimension, GpuDemand, Need, Rules, Search, fewest_cores, reserve, smallest_need
+from opencue_sched.placement.host_cache import SCORED_CANDIDATES, Census, HostCache
 from opencue_sched.placement.policies import Admission, Refusal, Score
+from opencue_sched.placement.policies.gpu_guard import gpu_guard
+from opencue_sched.placement.policies.layer_share import layer_share
+from opencue_sched.placement.policies.locality import locality
 from opencue_sched.placement.policies.reservations import draining
+from opencue_sched.placement.policies.score import convex
 from opencue_sched.placement.policies.shares import Shares
 from opencue_sched.settings import HostBookingStrategy, Queue
 
@@ -47,7 +51,8 @@ class Policy:
     meanwhile before the layer is given up for the pass.
     ``max_frames`` bounds the plan, and so the size of its commit. ``frames_per_layer`` bounds a layer in the first
     round. ``shares``: the show that uses least of its size goes next; otherwise one cluster after another.
-    ``whole_rounds``: the second round places what the bound of the first kept back.
+    ``whole_rounds``: the second round places what the bound of the first kept back. ``candidates``: hosts that
+    scores choose among, of which those that run or ran the layer come first if ``known_hosts``.
     """
 
     rules: Rules
@@ -61,6 +66,8 @@ class Policy:
     admissions: tuple[Admission, ...] = ()
     soft_admissions: tuple[Admission, ...] = ()
     scores: tuple[Score, ...] = ()
+    candidates: int = SCORED_CANDIDATES
+    known_hosts: bool = False
 
     def strategy_of(self, show_name: str) -> HostBookingStrategy:
         return self.strategy_by_show.get(show_name, self.strategy)
@@ -70,8 +77,9 @@ MEM_RESERVED_MIN_KB = 250 * 1024
 """A proc reserves no less, as with Cuebot (its ``mem_reserved_min``): a frame without an estimate needs some."""
 
 
-def policy_for(queue: Queue) -> Policy:
-    """The policy the settings ask for."""
+def policy_for(queue: Queue, *, gpu_demands: Collection[GpuDemand] = ()) -> Policy:
+    """The policy the settings ask for, while this waits for GPUs."""
+    chosen = ((queue.host_score == "convex", convex), (queue.locality, locality))
     return Policy(
         rules=Rules(
             memory_stranded_threshold_kb=queue.memory_stranded_threshold // 1024,
@@ -83,6 +91,12 @@ def policy_for(queue: Queue) -> Policy:
         frames_per_layer=queue.dispatch_frames_per_layer_limit,
         shares=queue.shares,
         whole_rounds=queue.whole_rounds,
+        admissions=(gpu_guard(gpu_demands),) if queue.gpu_guard and gpu_demands else (),
+        soft_admissions=(layer_share,) if queue.layer_host_share else (),
+        scores=tuple(score for on, score in chosen if on),
+        # Hosts that do not know the layer are equal in locality: the first of the strategy's order will do.
+        candidates=SCORED_CANDIDATES if queue.host_score == "convex" else 1,
+        known_hosts=queue.locality,
     )
 
 
@@ -513,6 +527,8 @@ class _Planner:
             shard=state.cluster.shard,
             allocs=state.open_allocs,
             score=partial(self._score, state) if policy.scores else None,
+            candidates=policy.candidates,
+            known_to=state.layer.id if policy.known_hosts else None,
         )
         if host is None and not state.asked:
             negative.nothing_idle(state.search)

@@ -8,10 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, TextClause, text
 
-from opencue_sched.store.pending import _LEAST_CORES as LEAST_CORES
-from opencue_sched.store.pending import _MAY_BE_BOOKED as MAY_BE_BOOKED
-from opencue_sched.store.pending import _QUARANTINED as QUARANTINED
-from opencue_sched.store.pending import USED
+from opencue_sched.store.pending import LEAST_CORES, MAY_BE_BOOKED, QUARANTINED, USED
 from opencue_sched.store.schema import SchemaFacts
 
 # Demand that cannot run is no demand: nothing is kept for frames over a limit or a cap of their own. These sums are

@@ -58,12 +58,12 @@ _CLUSTERS = """(
                     CAST(:shards AS text[]), CAST(:draws AS text[]), CAST(:least_headroom AS bigint[]))
              WITH ORDINALITY AS it(show_id, facility_id, tags, shard, draw, headroom, turn)
     ) c"""
-_QUARANTINED = "EXISTS (SELECT 1 FROM opencue_sched_quarantine q WHERE q.pk_job = j.pk_job AND q.until > now())"
-_MAY_BE_BOOKED = """j.str_state = 'PENDING' AND j.b_paused = false AND j.b_auto_book
+QUARANTINED = "EXISTS (SELECT 1 FROM opencue_sched_quarantine q WHERE q.pk_job = j.pk_job AND q.until > now())"
+MAY_BE_BOOKED = """j.str_state = 'PENDING' AND j.b_paused = false AND j.b_auto_book
           AND s.b_active AND s.b_scheduler_managed AND s.b_booking_enabled AND s.b_dispatch_enabled AND NOT s.b_paused
           AND EXISTS (SELECT 1 FROM subscription sub WHERE sub.pk_show = j.pk_show AND sub.int_burst > 0)"""
 # domain.frames.smallest_need. No sum that could pass the largest bigint: it would fail the pass, not the layer.
-_LEAST_CORES = """CASE WHEN NOT l.b_threadable OR l.int_cores_min < 100 THEN 1
+LEAST_CORES = """CASE WHEN NOT l.b_threadable OR l.int_cores_min < 100 THEN 1
                         WHEN l.int_cores_max > 0 THEN (LEAST(l.int_cores_min, l.int_cores_max) - 1) / 100 + 1
                         ELSE (l.int_cores_min - 1) / 100 + 1 END"""
 
@@ -144,14 +144,14 @@ _PENDING_JOBS = f"""
         LEFT JOIN job_resource r ON r.pk_job = j.pk_job
         LEFT JOIN folder_resource f ON f.pk_folder = j.pk_folder
         WHERE j.pk_show = c.show_id AND j.pk_facility = c.facility_id
-          AND {_MAY_BE_BOOKED}
+          AND {MAY_BE_BOOKED}
           AND EXISTS (
               SELECT 1
               FROM layer l
               JOIN layer_stat ls ON ls.pk_layer = l.pk_layer AND ls.int_waiting_count > 0
               WHERE l.pk_job = j.pk_job AND {_LAYER_TAGS} && c.tags {{started}}
           )
-          AND NOT {_QUARANTINED}
+          AND NOT {QUARANTINED}
         ORDER BY {_ORDER_INSIDE}
         OFFSET 0
     ) j
@@ -170,7 +170,7 @@ _PENDING_JOBS = f"""
         FROM layer l
         JOIN layer_stat ls ON ls.pk_layer = l.pk_layer AND ls.int_waiting_count > 0
         CROSS JOIN LATERAL (
-            SELECT {_LEAST_CORES} AS cores,
+            SELECT {LEAST_CORES} AS cores,
                    GREATEST(l.int_gpus_min, 0) AS gpus
         ) need
         WHERE l.pk_job = j.pk_job AND {_LAYER_TAGS} && c.tags {{started}}
@@ -254,11 +254,11 @@ _WAITING_WORK = f"""
     SELECT pk_facility, pk_show, tags, why, sum(frames) AS frames
     FROM (
         SELECT j.pk_facility, j.pk_show, replace(l.str_tags, ' ', '') AS tags, ls.int_waiting_count AS frames,
-               CASE WHEN {_QUARANTINED} THEN 'quarantined'
+               CASE WHEN {QUARANTINED} THEN 'quarantined'
                     WHEN r.int_max_cores > 0
-                         AND {_LEAST_CORES} > r.int_max_cores / 100 - COALESCE(used.cores, 0) THEN 'over_job'
+                         AND {LEAST_CORES} > r.int_max_cores / 100 - COALESCE(used.cores, 0) THEN 'over_job'
                     WHEN f.int_max_cores > 0
-                         AND {_LEAST_CORES} > f.int_max_cores / 100 - COALESCE(folder_used.cores, 0) THEN 'over_folder'
+                         AND {LEAST_CORES} > f.int_max_cores / 100 - COALESCE(folder_used.cores, 0) THEN 'over_folder'
                     ELSE 'behind' END AS why
         FROM layer_stat ls
         JOIN layer l ON l.pk_layer = ls.pk_layer
@@ -268,7 +268,7 @@ _WAITING_WORK = f"""
         LEFT JOIN folder_resource f ON f.pk_folder = j.pk_folder
         LEFT JOIN used ON used.pk_job = j.pk_job
         LEFT JOIN folder_used ON folder_used.pk_folder = j.pk_folder
-        WHERE ls.int_waiting_count > 0 AND {_MAY_BE_BOOKED} {{started}}
+        WHERE ls.int_waiting_count > 0 AND {MAY_BE_BOOKED} {{started}}
           AND (CAST(:facility_ids AS varchar[]) IS NULL OR j.pk_facility = ANY(CAST(:facility_ids AS varchar[])))
     ) waiting
     GROUP BY pk_facility, pk_show, tags, why
@@ -284,7 +284,7 @@ _NEXT_START = text(
     JOIN layer_stat ls ON ls.pk_layer = l.pk_layer AND ls.int_waiting_count > 0
     WHERE l.ts_start_after BETWEEN now() - CAST(:since AS double precision) * interval '1 second'
                                AND now() + CAST(:within AS double precision) * interval '1 second'
-      AND {_LAYER_TAGS} && c.tags AND {_MAY_BE_BOOKED}
+      AND {_LAYER_TAGS} && c.tags AND {MAY_BE_BOOKED}
     GROUP BY c.turn
     """  # noqa: S608 - only our own constants
 )

@@ -44,6 +44,7 @@ from opencue_sched.dispatch.cluster_pass import Dispatcher, PassRunner
 from opencue_sched.dispatch.clusters import FarmDivision, Sweeper, SweepReport, scoped_facilities
 from opencue_sched.dispatch.cooldown import LayerCooldowns
 from opencue_sched.dispatch.gather import HostChanges, HostFeed
+from opencue_sched.dispatch.gpu_waits import GpuWaits
 from opencue_sched.dispatch.launch import Settlement
 from opencue_sched.dispatch.promises import keep_promises
 from opencue_sched.dispatch.report import PassEnd, VerdictLog
@@ -165,6 +166,7 @@ class Runtime:
             verdicts=self.verdicts,
             imported=self.imported,
             cap_waits=self.sweeper.cap_waits,
+            gpu_waits=GpuWaits(self.engine, self.facts, self.ledger.cores_in_use),
         )
         return Dispatcher(
             self.settings,

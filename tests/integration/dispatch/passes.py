@@ -18,6 +18,7 @@ from opencue_sched.dispatch.cluster_pass import Dispatcher, PassRunner
 from opencue_sched.dispatch.clusters import Sweeper
 from opencue_sched.dispatch.cooldown import LayerCooldowns
 from opencue_sched.dispatch.gather import HostChanges, HostFeed
+from opencue_sched.dispatch.gpu_waits import GpuWaits
 from opencue_sched.dispatch.launch import Settlement
 from opencue_sched.dispatch.report import PassReport, VerdictLog
 from opencue_sched.dispatch.rqd import RqdChannels
@@ -121,6 +122,7 @@ def passes(engine: Engine, settings: Settings, instance: str = "one", *, claim_t
         LayerCooldowns(5.0),
         verdicts=VerdictLog(client, "cue"),
         cap_waits=sweeper.cap_waits,
+        gpu_waits=GpuWaits(engine, facts, ledger.cores_in_use),
     )
     try:
         yield Passes(engine, client, settings, runner, sweeper)

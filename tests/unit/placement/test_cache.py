@@ -493,12 +493,11 @@ class TestFindAndTake:
         assert must_find(cache, accept=accept, allocs={"open"}).id == "h2"
         assert looked_at == ["h2"]
 
-    def test_a_score_chooses_among_the_first_candidates(self, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(host_cache, "SCORED_CANDIDATES", 3)
+    def test_a_score_chooses_among_the_first_candidates(self, clock: Clock) -> None:
         hosts = [make_host(f"h{cores}", cores=cores) for cores in range(1, 9)]
         cache = make_cache(Farm(*hosts), clock)
 
-        widest_of_three = must_find(cache, score=lambda host: -host.idle_cores)
+        widest_of_three = must_find(cache, score=lambda host: -host.idle_cores, candidates=3)
 
         assert widest_of_three.idle_cores == 3
 
