@@ -21,7 +21,8 @@ ONE_KIND = (Hosts("cpu", 40, 16),)
 LEAST_USE = 0.93
 """Of a farm whose work never ends: the rest are cores between two frames."""
 
-# Shares
+# Shares. Frames of one size: layers go in their dispatch order, and what is left of mixed ones would not fit the holes
+# that the other shows' smaller frames leave, which those may fill.
 
 
 def judge_two_shows(record: Record, begin: float = 10.0, slack: float = 0.03) -> list[Bound]:
@@ -40,8 +41,8 @@ SHARES_TWO = Scenario(
     hosts=ONE_KIND,
     shows=(Show("quarter", 160), Show("rest", 480)),
     work=(
-        Work("quarter", "quarter", 700, cores=(2, 4, 8), seconds=(3, 5)),
-        Work("rest", "rest", 700, cores=(2, 4, 8), seconds=(3, 5)),
+        Work("quarter", "quarter", 500, cores=(4,), seconds=(3, 5)),
+        Work("rest", "rest", 1000, cores=(4,), seconds=(3, 5)),
     ),
     seconds=22,
     judge=judge_two_shows,
@@ -77,11 +78,11 @@ SHARES_FIVE = Scenario(
     hosts=ONE_KIND,
     shows=tuple(Show(name, size) for name, size in _FIVE.items()),
     work=(
-        Work("tenth", "tenth", 200, cores=(2, 4, 8), seconds=(3, 4)),
-        Work("sixth", "sixth", 80, cores=(2, 4, 8), jobs=4, seconds=(3, 4)),
+        Work("tenth", "tenth", 350, cores=(4,), seconds=(3, 4)),
+        Work("sixth", "sixth", 140, cores=(4,), jobs=4, seconds=(3, 4)),
         Work("modest", "modest", 250, cores=(2, 4), job_cap=_MODEST_CORES, seconds=(3, 4)),
-        Work("leaver", "leaver", 450, cores=(2, 4, 8), seconds=(3, 4)),
-        Work("late", "late", 70, cores=(2, 4, 8), jobs=6, at=10, seconds=(3, 4)),
+        Work("leaver", "leaver", 700, cores=(4,), seconds=(3, 4)),
+        Work("late", "late", 100, cores=(4,), jobs=6, at=10, seconds=(3, 4)),
     ),
     events=(Event(10, "late comes", lambda _: None), Event(20, "leaver goes", _leaver_goes)),
     seconds=30,
@@ -210,7 +211,7 @@ WIDE = Scenario(
     hosts=(Hosts("cpu", 24, 16), Hosts("wide", 8, 32)),
     shows=(Show("show", 640),),
     work=(
-        Work("narrow", "show", 250, cores=(2, 4, 8), jobs=4, seconds=(2, 4)),
+        Work("narrow", "show", 600, cores=(4,), jobs=4, seconds=(2, 4)),
         Work("wide", "show", 40, cores=(32,), at=_WIDE_AT),
     ),
     seconds=36,
@@ -447,7 +448,7 @@ FAILOVER = Scenario(
     says="a killed worker and a killed leading beat change nothing but seconds",
     hosts=ONE_KIND,
     shows=SHARES_TWO.shows,
-    work=tuple(Work(name, name, 1000, cores=(2, 4, 8), seconds=(3, 5)) for name in ("quarter", "rest")),
+    work=tuple(Work(name, name, 1400, cores=(4,), seconds=(3, 5)) for name in ("quarter", "rest")),
     seconds=36,
     judge=judge_failover,
     beats=2,
@@ -574,7 +575,7 @@ def reduced() -> tuple[Scenario, ...]:
             SHARES_TWO,
             hosts=small,
             shows=(Show("quarter", 40), Show("rest", 120)),
-            work=tuple(replace(work, frames=80) for work in SHARES_TWO.work),
+            work=tuple(replace(work, frames=250) for work in SHARES_TWO.work),
             seconds=16,
             judge=lambda record: judge_two_shows(record, begin=8.0, slack=0.08),
         ),
