@@ -129,5 +129,10 @@ beat_schedule = {
     "recalculate-subs": _every("opencue_sched.maintenance.recalculate_subs", 7200.0, "latest"),
     "reap": _every("opencue_sched.maintenance.reap", 30.0, "latest"),
     "recover-depends": _every("opencue_sched.maintenance.recover_depends", 60.0, "latest"),
-    "keep-promises": _every("opencue_sched.maintenance.keep_promises", 5.0, "latest"),
+    # Debts are counted in steps of this: of a short block time it must be a part.
+    "keep-promises": _every(
+        "opencue_sched.maintenance.keep_promises",
+        min(5.0, max(1.0, _settings.queue.reservation_block_time / 3)),
+        "latest",
+    ),
 }
