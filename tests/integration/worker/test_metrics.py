@@ -415,7 +415,10 @@ def test_every_metric_of_ours_moves(runtime: Runtime, census: FleetCensus, engin
     monkeypatch.undo()
 
     policy = cluster_pass.policy_for
-    scored = lambda *given: replace(policy(*given), scores=(lambda _, host, __: host.idle_centicores / 100,))  # noqa: E731
+
+    def scored(*given, **more):
+        return replace(policy(*given, **more), scores=(lambda _, host, __: host.idle_centicores / 100,))
+
     monkeypatch.setattr(cluster_pass, "policy_for", scored)
     with engine.begin() as connection:
         connection.execute(text("UPDATE job SET b_paused = false"))
@@ -424,6 +427,12 @@ def test_every_metric_of_ours_moves(runtime: Runtime, census: FleetCensus, engin
 
     _completion(engine, runtime)
     _drift_and_feed(runtime, engine, redis_client)
+    with engine.begin() as connection:
+        hold_a_host(connection)
+    census.look_at_farm()
+    with increments("scheduler_host_holds_total", what="ended") as grown:
+        runtime.keep_promises()
+    assert grown == [1], "nothing wide waits for it"
     walk.look()
     _hosts_go_down(runtime, engine)
     cluster = next(iter(runtime.sweeper.feed.clusters.values()))
@@ -449,6 +458,17 @@ def test_every_metric_of_ours_moves(runtime: Runtime, census: FleetCensus, engin
     runtime._bootstrap_in_background()
     walk.look()
     assert [name for name in walk.unmoved() if name not in OF_BEATS] == []
+
+
+def hold_a_host(connection) -> None:
+    """A host has drained for two hours, for a layer that is gone."""
+    connection.execute(
+        text(
+            "INSERT INTO opencue_sched_hold (pk_host, pk_layer, pk_job, cores, memory_kb, gpus, granted_at, until)"
+            " SELECT pk_host, 'layer', 'job', 8, 1, 0, now() - interval '2 hours', now() + interval '1 minute'"
+            " FROM host LIMIT 1"
+        )
+    )
 
 
 def _forget_gauges() -> None:
@@ -642,13 +662,7 @@ def test_what_waits_is_known_when_no_worker_lives(runtime: Runtime, census: Flee
         farm.host(hostname_tag=False)
         farm.job([LayerSpec(frames=3)])
         connection.execute(text("UPDATE host_stat SET ts_ping = now() - interval '1 hour'"))
-        connection.execute(
-            text(
-                "INSERT INTO opencue_sched_hold (pk_host, pk_layer, pk_job, cores, memory_kb, gpus, granted_at, until)"
-                " SELECT pk_host, 'layer', 'job', 8, 1, 0, now() - interval '2 hours', now() + interval '1 minute'"
-                " FROM host"
-            )
-        )
+        hold_a_host(connection)
     message = json.dumps({"headers": {"sent_at": time.time() - 900}, "body": ""})
     redis_client.lpush("cue:q:work:type:dispatch", message)
     # when the leading beat looks at the fleet
