@@ -24,6 +24,13 @@ def test_the_settings_table_is_the_codes():
     )
 
 
+def test_every_setting_that_policies_name_exists():
+    keys = re.findall(r"^\| `([\w.]+)` \|", table(), re.M)
+    named = re.findall(r"`((?:queue|release)\.\w+)", (ROOT / "docs" / "policies.md").read_text())
+    assert {"queue.shares", "release.frame_memory"} <= set(named)
+    assert [name for name in named if not any(key == name or key.startswith(f"{name}.") for key in keys)] == []
+
+
 def test_the_verdicts_table_is_the_codes():
     section = (ROOT / "docs" / "operator-guide.md").read_text().partition("### Verdicts\n")[2].partition("\n## ")[0]
     named = [name for row in re.findall(r"^\| (`.*?) \|", section, re.M) for name in re.findall(r"`(\w+)`", row)]
