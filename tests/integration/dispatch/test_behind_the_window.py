@@ -338,7 +338,9 @@ def test_jobs_for_which_a_plan_has_no_room_any_more_were_not_looked_at_in_vain(
         farm.host(cores=64, memory_gb=512)
         farm.jobs([JobSpec([LayerSpec()], priority=100 - number) for number in range(WINDOW + 10)])
         cluster = Cluster(farm.facility(), farm.default_show().id, ClusterKind.ALLOC, ("general",))
-    monkeypatch.setattr(cluster_pass, "policy_for", lambda queue: replace(policy_for(queue), max_frames=1))
+    monkeypatch.setattr(
+        cluster_pass, "policy_for", lambda queue, **given: replace(policy_for(queue, **given), max_frames=1)
+    )
 
     for _ in range(PASSES_BEFORE_A_SKIP + 2):
         here.runner.run([cluster], alive=lambda: True)[0]

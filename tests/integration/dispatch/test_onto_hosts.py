@@ -114,7 +114,9 @@ def test_a_gpu_farm_gives_out_each_gpu_once_and_leaves_its_hosts_to_gpu_work(
 ) -> None:
     # given two hosts with 4 GPUs of together 48 GB, one without, and work for either
     hosts = [machine(f"gpu{n}", cores=16, memory_gb=64, gpus=4, gpu_memory_gb=48) for n in (1, 2)]
-    with site(engine, settings, [*hosts, machine("cpu1", cores=16, memory_gb=64)]) as here:
+    # (a layer's share of a host would send a part of the work without GPUs on to hosts with them)
+    fleet = [*hosts, machine("cpu1", cores=16, memory_gb=64)]
+    with site(engine, settings, fleet, layer_host_share=False) as here:
         large = here.job([LayerSpec(frames=9, gpus=1, gpu_memory_gb=20)], priority=300)
         pair = here.job([LayerSpec(frames=9, gpus=2, gpu_memory_gb=4)], priority=200)
         capped = here.job([LayerSpec(frames=3, gpus=1)], max_gpus=1, priority=250)
