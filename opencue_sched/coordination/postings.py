@@ -78,7 +78,7 @@ class Claim:
     token: str
 
 
-class Ending(NamedTuple):
+class ClaimEnd(NamedTuple):
     """How a claim ends: see ClusterPostings.end()."""
 
     claim: Claim
@@ -309,9 +309,9 @@ class ClusterPostings(BoardScripts):
 
         A claim lost meanwhile is another worker's: nothing is changed, and 0 is returned.
         """
-        return self.end_many([Ending(claim, how, delay_seconds, reason, error)])[0]
+        return self.end_many([ClaimEnd(claim, how, delay_seconds, reason, error)])[0]
 
-    def end_many(self, endings: Sequence[Ending]) -> list[int]:
+    def end_many(self, endings: Sequence[ClaimEnd]) -> list[int]:
         """End several claims as end() does each; their tickets, in this order. One round trip.
 
         Of the tickets that are not 0 one message is enough where one claim takes the others along (claim_with): it

@@ -34,7 +34,7 @@ from opencue_sched.accounting.ledger import BookAnswers, Ledger
 from opencue_sched.accounting.show_handover import ImportedShows
 from opencue_sched.coordination.board import End, LayerPermits
 from opencue_sched.coordination.periodic import boot_clock
-from opencue_sched.coordination.postings import Claim, ClaimRefused, ClaimRenewer, ClusterPostings, Ending, Enqueued
+from opencue_sched.coordination.postings import Claim, ClaimEnd, ClaimRefused, ClaimRenewer, ClusterPostings, Enqueued
 from opencue_sched.dispatch.commit import CommitQueue, CommitResult, commit_plan, quarantine
 from opencue_sched.dispatch.cooldown import (
     EMPTY_SLEEP_SECONDS,
@@ -181,7 +181,7 @@ class Dispatcher:
         endings = []
         for claim, report in zip(claims, reports, strict=True):
             state, seconds = next_state(report, saturated, missing=missing)
-            endings.append(Ending(claim, state, delay_seconds=seconds))
+            endings.append(ClaimEnd(claim, state, delay_seconds=seconds))
         try:
             tickets = self.postings.end_many(endings)
         except RedisError as error:

@@ -1,4 +1,4 @@
-"""The duty that keeps the promises to wide frames: who owes how much, who is granted a host, whose hold ends.
+"""The task that keeps the promises to wide frames: who owes how much, who is granted a host, whose hold ends.
 
 One process does it every few seconds, in one transaction of PostgreSQL (store/promises.py); the rules are those of
 placement/policies/reservations.py. It is set-based and can be repeated at any time. Where the process may die, and what
@@ -7,7 +7,7 @@ holds then:
 - before COMMIT: nothing was promised; the debts are as old as the last time, and LONGEST_ELAPSED_SECONDS of what passed
   since then are counted. Who held a host still does, until ``until``.
 - after COMMIT, before the hosts are published: the commit of every booking knows the holds. Caches learn of them with
-  the next read of the hosts, and plan some frames in vain until then. Hosts whose hold ended are used by then.
+  the next read of the hosts, and plan some frames for nothing until then. Hosts whose hold ended are used by then.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from opencue_sched.domain.frames import Need, Rules, smallest_need
 from opencue_sched.errors import FencedOff
 from opencue_sched.placement.planner import MEM_RESERVED_MIN_KB
 from opencue_sched.placement.policies import reservations as policy
-from opencue_sched.placement.policies.reservations import Asked, Candidate, Demand, Run
+from opencue_sched.placement.policies.reservations import Asked, Candidate, Demand, RunningFrame
 from opencue_sched.settings import Settings
 from opencue_sched.store import promises as store
 from opencue_sched.store.hosts import fetch_hosts_by_id
@@ -99,7 +99,7 @@ def keep_promises(
 
 @dataclass(slots=True)
 class _Duty:
-    """One turn of the duty: everything is read, then decided, then written, so that rows are locked briefly."""
+    """One turn of the task: everything is read, then decided, then written, so that rows are locked briefly."""
 
     connection: Connection
     settings: Settings
@@ -193,15 +193,15 @@ class _Duty:
 
     def _candidates(
         self, asking: Sequence[Asked], kept: Sequence[Host]
-    ) -> tuple[dict[str, list[Candidate]], dict[str, tuple[Run, ...]]]:
+    ) -> tuple[dict[str, list[Candidate]], dict[str, tuple[RunningFrame, ...]]]:
         """The candidates of those that ask, by layer id; and what runs on them and on the hosts held, by host id."""
         staleness = self.settings.host_cache.host_staleness_threshold
         wanted = [_candidacy(it.demand, self.rules) for it in asking]
         found = store.fetch_candidates(self.connection, wanted, staleness, most=_CANDIDATES)
         hosts = self._hosts({host_id for ids in found.values() for host_id in ids})
-        runs: defaultdict[str, list[Run]] = defaultdict(list)
+        runs: defaultdict[str, list[RunningFrame]] = defaultdict(list)
         for row in store.fetch_runs(self.connection, hosts.keys() | {host.id for host in kept}):
-            runs[row.pk_host].append(Run(row.ends_at, row.centicores, row.memory_kb, row.gpus))
+            runs[row.pk_host].append(RunningFrame(row.ends_at, row.centicores, row.memory_kb, row.gpus))
         runs_of = {host_id: tuple(those) for host_id, those in runs.items()}
         candidates = {
             layer_id: [Candidate(hosts[host_id], runs_of.get(host_id, ())) for host_id in ids if host_id in hosts]
@@ -210,7 +210,7 @@ class _Duty:
         return candidates, runs_of
 
     def _renewed(
-        self, kept: Sequence[Host], demands: Mapping[str, Demand], runs: Mapping[str, tuple[Run, ...]]
+        self, kept: Sequence[Host], demands: Mapping[str, Demand], runs: Mapping[str, tuple[RunningFrame, ...]]
     ) -> dict[str, Hold]:
         renewed = {}
         for host in kept:

@@ -16,7 +16,7 @@ from opencue_sched.store import insight as figures
 
 @dataclass(frozen=True, slots=True)
 class ShowShare:
-    """A show's standing in one allocation. Cores; ``used`` counts what its procs take now.
+    """How a show stands in one allocation. Cores; ``used`` counts what its procs take now.
 
     ``of_size`` is used / size, None without a size. ``place`` among the ``shows`` of ours that are subscribed there: 1
     goes first, the show that uses least of its size; those without a size come last, by cores.

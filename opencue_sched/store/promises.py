@@ -1,7 +1,7 @@
 """Promises over time: hosts held for wide frames (``opencue_sched_hold``) and how long layers have been blocked
 (``opencue_sched_blocked``).
 
-One transaction of the duty (dispatch/promises.py) reads and writes all of it, under an advisory lock of its own. It
+One transaction of the task (dispatch/promises.py) reads and writes all of it, under an advisory lock of its own. It
 waits for nobody: rows that others have locked are left to the next time. A hold is granted under the lock on its host's
 row, which a booking has, too, so a booking either is there before the hold or knows it.
 """
@@ -18,7 +18,7 @@ from opencue_sched.domain.farm import Hold
 from opencue_sched.store.schema import SchemaFacts
 
 _LOCK_KEY = 0x6F63732D686F6C64
-"""Advisory lock of the duty: the bytes of ``ocs-hold``."""
+"""Advisory lock of the task: the bytes of ``ocs-hold``."""
 
 HELD = """
     SELECT hold.pk_host, hold.pk_layer, hold.pk_job, hold.cores, hold.memory_kb, hold.gpus,
@@ -53,7 +53,7 @@ def hold_of(row: Row[Any]) -> Hold | None:
     )
 
 
-# Set up the transaction of the duty. Bounded by the server, for a process that is stopped in it: nobody waits for the
+# Set up the transaction of the task. Bounded by the server, for a process that is stopped in it: nobody waits for the
 # lock, but nobody else could keep the promises.
 _BEGIN = text(
     """
@@ -74,7 +74,7 @@ class Begun(NamedTuple):
 
 
 def begin_duty(connection: Connection, role: str) -> Begun | None:
-    """Begin the duty's transaction; None when another process is in one. ``role`` is the leader's, as fences.py names
+    """Begin the task's transaction; None when another process is in one. ``role`` is the leader's, as fences.py names
     it."""
     row = connection.execute(_BEGIN, {"key": _LOCK_KEY, "role": role}).one()
     return Begun(row.now, row.fence) if row.mine else None
@@ -201,7 +201,7 @@ _HOLDS = text(
     """
 )
 
-# What the duty writes.
+# What the task writes.
 
 _WRITE_DEBTS = text(
     """

@@ -2,7 +2,7 @@
 
 A layer is *wide* where one of its frames needs at least half of the largest host that could ever take it, in cores,
 memory or GPUs. Its *debt* is how long it has waited with nothing placed although every cap would let it run. One that
-owes more than the block time asks for a host. The duty (dispatch/promises.py) grants it as a ``Hold``; the plan here,
+owes more than the block time asks for a host. The task (dispatch/promises.py) grants it as a ``Hold``; the plan here,
 and the commit under the host's lock, keep everybody else from the host but for the backfill rule.
 
 Times are epoch seconds of the database's clock.
@@ -31,7 +31,7 @@ HOLD_SECONDS = 600.0
 DRAW_SECONDS = 60.0
 """Who is granted a host first is drawn anew each time this has passed."""
 LONGEST_ELAPSED_SECONDS = 60.0
-"""What a layer owes for the time in which no duty looked is bounded by this."""
+"""What a layer owes for the time in which no task looked is bounded by this."""
 
 
 # Everybody else: who may use a held host.
@@ -176,7 +176,7 @@ def draw_key(job_id: str, priority: int, epoch: int) -> float:
 # Which hosts.
 
 
-class Run(NamedTuple):
+class RunningFrame(NamedTuple):
     """What a frame on a host gives back when it ends, and when that is expected; None: nobody knows. Centicores, KB."""
 
     ends_at: float | None
@@ -190,7 +190,7 @@ class Candidate:
     """A host with what runs on it."""
 
     host: Host
-    runs: tuple[Run, ...] = ()
+    runs: tuple[RunningFrame, ...] = ()
 
     def free_at(self, need: Need, now: float) -> float | None:
         """When the host is expected to have so much idle, if nothing new starts on it; None: nobody knows. A frame that
@@ -209,7 +209,7 @@ class Candidate:
         return at if max(missing) <= 0 else None
 
 
-def _end(run: Run) -> float:
+def _end(run: RunningFrame) -> float:
     return math.inf if run.ends_at is None else run.ends_at
 
 

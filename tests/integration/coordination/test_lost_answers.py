@@ -9,7 +9,7 @@ import pytest
 from opencue_sched.coordination.board import NEVER
 from opencue_sched.coordination.jobboard import Job, JobBoard, JobFailure, JobState, NotFound
 from opencue_sched.coordination.names import BoardKeys
-from opencue_sched.coordination.postings import Claim, ClusterPostings, Ending
+from opencue_sched.coordination.postings import Claim, ClaimEnd, ClusterPostings
 from opencue_sched.domain.cluster import Cluster, ClusterKind
 
 CLUSTER = Cluster("fac", "show", ClusterKind.ALLOC, ("general",), "alloc")
@@ -42,7 +42,7 @@ def test_a_worker_has_the_claims_taken_along_whose_answer_was_lost(proxy, proxie
     clusters = [Cluster("fac", "show", ClusterKind.MANUAL, (tag,), None, "w1") for tag in "abc"]
     first, *_ = postings.enqueue(clusters)
     claim = postings.claim(first.uuid, "w1", ttl_seconds=10)
-    postings.end_many([Ending(it, "abandon") for it in postings.claim_with(claim, "w1", ttl_seconds=10)])
+    postings.end_many([ClaimEnd(it, "abandon") for it in postings.claim_with(claim, "w1", ttl_seconds=10)])
     proxy.lose("EVALSHA")
     claims = postings.claim_with(claim, "w1", ttl_seconds=10)
     assert proxy.lost == 1

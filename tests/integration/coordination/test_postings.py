@@ -9,10 +9,10 @@ import pytest
 from opencue_sched.coordination.names import BoardKeys, consumed_queues
 from opencue_sched.coordination.postings import (
     Claim,
+    ClaimEnd,
     ClaimRefused,
     ClaimRenewer,
     ClusterPostings,
-    Ending,
     with_messages,
 )
 from opencue_sched.coordination.presence import Presence
@@ -517,7 +517,7 @@ def test_the_message_of_a_posting_that_was_taken_along_is_stale_afterwards(posti
     claim = postings.claim(first.uuid, "w1", ttl_seconds=10, ticket=first.ticket)
     (taken,) = postings.claim_with(claim, "w1", ttl_seconds=10)
     assert postings.claim(other.uuid, "w2", ttl_seconds=10) == ClaimRefused("held", "w1")
-    assert all(postings.end_many([Ending(claim, "again"), Ending(taken, "again")]))
+    assert all(postings.end_many([ClaimEnd(claim, "again"), ClaimEnd(taken, "again")]))
     assert postings.claim(other.uuid, "w2", ttl_seconds=10, ticket=other.ticket) == ClaimRefused("stale")
 
 
@@ -528,10 +528,10 @@ def test_each_of_the_claims_ends_in_a_state_of_its_own(postings, redis_client):
     postings.enqueue([b.cluster], wake=True)
     lost = Claim(d.uuid, d.owner, d.fence, d.wake, d.cluster, "another's")
     endings = [
-        Ending(claim, "again"),
-        Ending(b, "sleep", 60.0),
-        Ending(c, "fail", 60.0, "program: why", "all of it"),
-        Ending(lost, "consume"),
+        ClaimEnd(claim, "again"),
+        ClaimEnd(b, "sleep", 60.0),
+        ClaimEnd(c, "fail", 60.0, "program: why", "all of it"),
+        ClaimEnd(lost, "consume"),
     ]
     again, woken, failed, none = postings.end_many(endings)
     assert again > 0 < woken, "a wake-up during the pass is not lost"
@@ -547,7 +547,7 @@ def test_what_sleeps_for_want_of_a_place_is_taken_along_and_what_rests_otherwise
     enqueued = postings.enqueue(on("w1", "a", *ways))
     first = postings.claim(enqueued[0].uuid, "w1", ttl_seconds=10)
     taken = {claim.cluster.tags[0]: claim for claim in postings.claim_with(first, "w1", ttl_seconds=10)}
-    postings.end_many([Ending(first, "again"), *(Ending(taken[way], way, 60.0) for way in ways)])
+    postings.end_many([ClaimEnd(first, "again"), *(ClaimEnd(taken[way], way, 60.0) for way in ways)])
 
     # when the one has its next pass
     again = postings.claim(first.uuid, "w1", ttl_seconds=10)

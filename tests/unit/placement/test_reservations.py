@@ -13,7 +13,7 @@ from opencue_sched.domain.farm import Hold, Host, Reservation
 from opencue_sched.domain.frames import Rules
 from opencue_sched.placement.planner import Policy
 from opencue_sched.placement.policies import reservations as policy
-from opencue_sched.placement.policies.reservations import Asked, Candidate, Demand, Run
+from opencue_sched.placement.policies.reservations import Asked, Candidate, Demand, RunningFrame
 from tests.unit.placement.frozen_pool import FrozenPool
 from tests.unit.placement.values import GIB, NO_MEMORY_RULE, make_host, make_job, make_layer, make_snapshot, plan
 
@@ -211,11 +211,11 @@ def test_among_those_that_ask_chances_follow_priority():
 # Which host.
 
 
-def run(ends_in: float | None, cores: int = 4) -> Run:
-    return Run(None if ends_in is None else NOW + ends_in, cores * 100, GIB, 0)
+def run(ends_in: float | None, cores: int = 4) -> RunningFrame:
+    return RunningFrame(None if ends_in is None else NOW + ends_in, cores * 100, GIB, 0)
 
 
-def candidate(host_id: str, *runs: Run, **host) -> Candidate:
+def candidate(host_id: str, *runs: RunningFrame, **host) -> Candidate:
     used = sum(it.centicores for it in runs)
     return Candidate(make_host(host_id, cores=16, idle_centicores=1600 - used, **host), runs)
 
