@@ -179,9 +179,19 @@ def _run(workers: int, rate: float, seconds: float, console: Console) -> list[St
         console.print(f"  {site.load.frames} frames wait for {site.load.cores} cores")
         bench.workers(workers)
         bench.fleet.beat()
-        filled = _fill(site)
-        steady = _steady(site, rate, seconds)
+        filled = _told(site, _fill(site))
+        steady = _told(site, _steady(site, rate, seconds))
     return [filled, steady]
+
+
+def _told(site: _Site, result: SteadyResult) -> SteadyResult:
+    """Print the result at once, so that a run that is ended early was not for nothing."""
+    site.console.print(
+        f"  {result.phase}: {result.booked} booked, {result.lost_percent} % lost ({result.lost_by_reason}), "
+        f"{result.rows_returned} rows and {result.statements} statements a frame, "
+        f"refill {result.refill_p50} and {result.refill_p99} s, {result.utilisation} % of the cores in use"
+    )
+    return result
 
 
 def _fill(site: _Site) -> SteadyResult:
