@@ -77,6 +77,8 @@ FAILED_HOST_SECONDS = 5.0
 CONTENDED_SLEEP_SECONDS = 0.5
 SHORTEST_SLEEP_SECONDS = 0.05
 NOT_READY_SLEEP_SECONDS = 1.0
+STORE_TROUBLE_SLEEP_SECONDS = 2.0
+"""All clusters of a shard wait so long after a store was in trouble, each worker then asks with one pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -722,7 +724,7 @@ def next_state(report: PassReport, saturated_seconds: float, *, missing: bool = 
     if report.ended is PassEnd.NOT_READY:
         return "put_off", NOT_READY_SLEEP_SECONDS
     if report.ended is PassEnd.QUERY_ERROR:
-        return "put_off", saturated_seconds if missing else EMPTY_SLEEP_SECONDS
+        return "put_off", saturated_seconds if missing else STORE_TROUBLE_SLEEP_SECONDS
     # No event tells when a layer may start.
     soon = [] if report.next_start is None else [max(SHORTEST_SLEEP_SECONDS, report.next_start)]
     if report.ended is PassEnd.NO_JOBS:

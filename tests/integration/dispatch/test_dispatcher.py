@@ -394,7 +394,7 @@ def test_a_query_that_fails_costs_a_rest_and_not_the_scheduler(
         report = dispatch(dispatcher, posting)
     assert isinstance(report, PassReport)
     assert (report.ended, report.frames_booked) == (PassEnd.QUERY_ERROR, 0)
-    assert rests(here, posting) == pytest.approx(30, abs=1)
+    assert rests(here, posting) == pytest.approx(2, abs=1)
     # when it is roused and PostgreSQL is back, it books
     ((_, again),) = here.sweeper.sweep(wake_shows=[report.cluster.show_id]).send
     after = dispatch(dispatcher, again.uuid, again.ticket)
