@@ -543,7 +543,6 @@ STEADY = Scenario(
     seconds=28,
     queue={"reservation_block_time": "3s"},
     judge=judge_day,
-    control=Control("reservations off", "mean wait of 64 cores", queue={"reservations": "false"}),
 )
 
 SCENARIOS: tuple[Scenario, ...] = (
