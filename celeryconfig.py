@@ -132,7 +132,7 @@ beat_schedule = {
     # Debts are counted in steps of this: of a short block time it must be a part.
     "keep-promises": _every(
         "opencue_sched.maintenance.keep_promises",
-        min(5.0, max(1.0, _settings.queue.reservation_block_time / 3)),
+        min(15.0, max(1.0, _settings.queue.reservation_block_time / 3)),
         "latest",
     ),
 }

@@ -26,5 +26,5 @@ def recover_depends() -> dict[str, object]:
 
 @app.task(name="opencue_sched.maintenance.keep_promises", acks_late=True)
 def keep_promises() -> dict[str, object]:
-    """Hold hosts for wide frames that never start, and end what nobody needs any more (beat, every 5 s at most)."""
+    """Hold hosts for wide frames that never start, and end what nobody needs any more (beat, every 15 s at most)."""
     return runtime().keep_promises(fence=fence_of(keep_promises))

@@ -147,10 +147,11 @@ class _Duty:
         tags_of = [frozenset(kind.tags.split("|")) - ignored - {""} for kind in kinds]
         staleness = self.settings.host_cache.host_staleness_threshold
         tags = frozenset[str]().union(*tags_of)
-        hosts = [
-            (_idle_host(row), row.hosts)
-            for row in store.fetch_host_kinds(self.connection, self.facilities, tags, staleness)
-        ]
+        hosts: defaultdict[str, list[tuple[Host, int]]] = defaultdict(list)
+        for row in store.fetch_host_kinds(self.connection, self.facilities, tags, staleness):
+            kind_of_hosts = _idle_host(row), row.hosts
+            for tag in kind_of_hosts[0].tags:
+                hosts[tag].append(kind_of_hosts)
         cores_left = store.fetch_cores_left(self.connection, {kind.pk_show for kind in kinds})
         allocs: defaultdict[str, set[str]] = defaultdict(set)
         for show_id, alloc_id in cores_left:
@@ -158,7 +159,8 @@ class _Duty:
         found: dict[str, tuple[Demand, int, str]] = {}
         for kind, its_tags in zip(kinds, tags_of, strict=True):
             demand = _demand(kind, its_tags, frozenset(allocs[kind.pk_show]))
-            count = policy.hosts_of_a_wide_layer(demand, hosts, self.rules)
+            reached = {id(it): it for tag in its_tags for it in hosts[tag]}.values()
+            count = policy.hosts_of_a_wide_layer(demand, reached, self.rules)
             if count:
                 found.update((layer_id, (demand, count, kind.pk_show)) for layer_id in kind.layers)
         return self._with_debts(found, cores_left)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -112,13 +112,19 @@ class Demand:
 
     def need_on(self, host: Host, rules: Rules) -> Need | None:
         """The least that a frame takes of the host when nothing else runs on it; None: it never takes one."""
-        if (
-            host.facility_id != self.facility_id
-            or host.alloc_id not in self.alloc_ids
-            or self.layer.tags.isdisjoint(host.tags)
-        ):
-            return None
-        answer = reserve(self.layer, host.idle(), rules, os_name=self.os_name, job_cores_left=math.inf)
+        return self.need_on_idle(host.idle(), rules) if self.reaches(host) else None
+
+    def reaches(self, host: Host) -> bool:
+        """Whether the host is where the layer's frames may go."""
+        return (
+            host.facility_id == self.facility_id
+            and host.alloc_id in self.alloc_ids
+            and not self.layer.tags.isdisjoint(host.tags)
+        )
+
+    def need_on_idle(self, host: Host, rules: Rules) -> Need | None:
+        """As ``need_on``, of a host that it reaches and on which nothing runs."""
+        answer = reserve(self.layer, host, rules, os_name=self.os_name, job_cores_left=math.inf)
         if not isinstance(answer, Reservation):
             return None
         need = smallest_need(self.layer, mem_reserved_min_kb=rules.mem_reserved_min_kb)
@@ -128,22 +134,29 @@ class Demand:
 def hosts_of_a_wide_layer(demand: Demand, kinds: Iterable[tuple[Host, int]], rules: Rules) -> int:
     """How many hosts could ever take a frame of the layer, if it is wide; 0 if it is not.
 
-    ``kinds`` are the hosts of the farm by kind, and how many there are of each.
+    ``kinds`` are the hosts of the farm by kind, with nothing on them, and how many there are of each.
     """
-    count = cores = memory_kb = gpus = 0
-    need: Need | None = None
-    for host, hosts in kinds:
-        here = demand.need_on(host, rules)
-        if here is None:
-            continue
-        count += hosts
-        if host.total_cores >= cores:  # what a layer needs may depend on the host: judged on the largest
-            cores, need = host.total_cores, here
-        memory_kb, gpus = max(memory_kb, host.total_memory_kb), max(gpus, host.total_gpus)
-    if need is None:
+    reached = [kind for kind in kinds if demand.reaches(kind[0])]
+    # Most layers are narrow, which the largest hosts tell; only for a wide one is every host looked at.
+    by_cores = _largest_able(demand, reached, rules, lambda host: host.total_cores)
+    by_memory = _largest_able(demand, reached, rules, lambda host: host.total_memory_kb)
+    by_gpus = _largest_able(demand, reached, rules, lambda host: host.total_gpus)
+    need = None if by_cores is None else demand.need_on_idle(by_cores, rules)
+    if by_cores is None or by_memory is None or by_gpus is None or need is None:
         return 0
-    wide = 2 * need.cores >= cores or 2 * need.memory_kb >= memory_kb or (need.gpus > 0 and 2 * need.gpus >= gpus)
-    return count if wide else 0
+    # What a layer needs may depend on the host: judged on the largest.
+    wide = 2 * need.cores >= by_cores.total_cores or 2 * need.memory_kb >= by_memory.total_memory_kb
+    if not (wide or (need.gpus > 0 and 2 * need.gpus >= by_gpus.total_gpus)):
+        return 0
+    return sum(hosts for host, hosts in reached if demand.need_on_idle(host, rules) is not None)
+
+
+def _largest_able(
+    demand: Demand, kinds: Iterable[tuple[Host, int]], rules: Rules, size: Callable[[Host], int]
+) -> Host | None:
+    """The largest host that could take a frame of the layer; None if none could."""
+    largest_first = sorted((host for host, _ in kinds), key=size, reverse=True)
+    return next((host for host in largest_first if demand.need_on_idle(host, rules) is not None), None)
 
 
 def debt_after(seconds: float, elapsed: float, *, placed: bool, may_run: bool, block_seconds: float) -> float:
