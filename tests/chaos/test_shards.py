@@ -47,9 +47,11 @@ def test_the_hosts_of_a_killed_worker_are_used_by_the_other_and_the_farm_is_one_
     site.fleet.beat("b1")
     for name in TWO:
         site.fleet.worker(name)
+    with site.engine.begin() as connection:  # work that no host takes, so that the cluster stays posted
+        Farm(connection).job([LayerSpec(frames=1, cores=512)], show=show, name="wide")
+    eventually(lambda: shards_posted(site) == set(TWO), 60, "a posting for each worker")
     add_work(site, show, "first", HOSTS // 2)
     eventually(lambda: len(shards_booked(site)) == HOSTS // 2, 60, "frames on half of the hosts")
-    eventually(lambda: shards_posted(site) == set(TWO), 30, "a posting for each worker")
 
     # when one is killed, and there is work for every host that is left
     site.fleet.processes["w2"].kill()
