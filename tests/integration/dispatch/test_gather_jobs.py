@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import Engine, text
 
+from opencue_sched.dispatch.gather import gather
 from opencue_sched.embedded.farm import Farm
 from opencue_sched.embedded.farm_specs import JobSpec, LayerSpec
 from opencue_sched.settings import Settings
 from opencue_sched.store.jobs import quarantine_jobs
-from opencue_sched.store.pending import SkippedLayers
+from opencue_sched.store.pending import Headrooms, SkippedLayers, fetch_pending_jobs
 from opencue_sched.store.schema import check_schema
-from tests.integration.dispatch.gathering import by_alloc, cluster_of, gathered, job_ids
+from tests.integration.dispatch.gathering import by_alloc, cluster_of, counted_statements, gathered, job_ids
 
 
 def test_jobs_come_by_priority_then_the_oldest_first(engine: Engine, settings: Settings) -> None:
@@ -311,3 +313,50 @@ def test_the_spelling_of_tags_and_what_places_no_frame_make_no_other_kind(engine
         farm.job([LayerSpec(tags="general | fast"), LayerSpec(tags="general|fast", name="b", command="other")])
         (job,) = gathered(connection, cluster_of(farm), settings).snapshot.jobs
     assert len({layer.kind for layer in job.layers}) == 1
+
+
+def test_in_a_drawn_epoch_jobs_come_first_as_often_as_their_priority_says(engine: Engine, settings: Settings) -> None:
+    draws = 300
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        low, high = farm.jobs([JobSpec([LayerSpec()], priority=p) for p in (1, 3)])
+        cluster, facts = cluster_of(farm), check_schema(connection)
+
+        def first(seed: str) -> str:
+            rows = fetch_pending_jobs(
+                connection,
+                [cluster],
+                facts,
+                draws=[seed],
+                headroom=[Headrooms(cluster.show_id, farm.default_alloc().id, 99)],
+                full_limits=(),
+                skipped=[SkippedLayers()],
+                max_jobs=1,
+            )
+            return str(rows[0].pk_job)
+
+        won = Counter(first(f"seed {number}|") for number in range(draws))
+        by_rank = first("")
+
+    assert by_rank == high.id
+    assert won.keys() == {low.id, high.id}
+    # a quarter of the draws is due; five standard deviations are 12 % of them
+    assert 0.13 < won[low.id] / draws < 0.37
+
+
+def test_several_clusters_are_gathered_in_as_many_statements_as_one(engine: Engine, settings: Settings) -> None:
+    with engine.begin() as connection:
+        farm = Farm(connection)
+        shows = [farm.default_show(), farm.show(), farm.show()]
+        for show in shows[1:]:
+            farm.subscription(show, farm.default_alloc(), size=50)
+        jobs = [farm.job([LayerSpec()], show=show) for show in shows]
+        clusters, facts = [cluster_of(farm, show_id=show.id) for show in shows], check_schema(connection)
+
+        with counted_statements(engine) as statements:
+            found = gather(connection, clusters, settings, facts=facts, in_use=lambda pairs: dict.fromkeys(pairs, 7))
+
+    assert len(statements) == found.statements == 4
+    assert [[job.id for job in it.jobs] for it in found.clusters] == [[job.id] for job in jobs]
+    assert {show_id for show_id, _ in found.snapshot.sizes} == {show.id for show in shows}
+    assert {caps.cores.booked for caps in found.snapshot.subscriptions.values()} == {7}
