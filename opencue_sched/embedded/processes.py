@@ -14,6 +14,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
@@ -23,8 +24,12 @@ from opencue_sched.errors import SchedulerError
 _GUARD = Path(__file__).with_name("guard.py")
 _START_SECONDS = 60.0
 # Below the range from which Linux picks the local ports of outgoing connections (32768 and up): a port of ours that is
-# free for a moment, during a restart, is not taken by a client's connection.
-_PORTS = range(20_000, 32_000)
+# free for a moment, during a restart, is not taken by a client's connection. Only every seventh is given out: what
+# takes the next port (a second program's metrics), one 100 above (a beat's) or 10,000 above (a Redis cluster's) leaves
+# those of others alone.
+_PORTS = range(20_000, 32_000, 7)
+_CLAIMS_HELD = 100
+_claims: deque[int] = deque()
 _MEMORY = Path("/dev/shm")  # noqa: S108 - only the parent of private directories
 _MEMORY_BYTES_WANTED = 2 * 1024**3
 _OPEN_PLACES = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - only parents of private directories
@@ -48,13 +53,39 @@ def unprivileged_user() -> str | None:
 
 
 def free_port() -> int:
-    """A TCP port nobody listens on at this moment, on the loopback interface."""
-    for _ in range(200):
-        port = random.choice(_PORTS)
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
+    """A TCP port nobody listens on, which this function gives to no other process of the machine for now.
+
+    It stays with the process that asked until that ends or has asked for a hundred others, since what is to listen on
+    it may need seconds until it does. (On Linux; elsewhere nothing but the listener itself keeps the port.)
+    """
+    for port in random.sample(_PORTS, len(_PORTS)):
+        if _claim(port) and _is_free(port):
             return port
-    raise ServiceFailed(f"no free TCP port between {_PORTS.start} and {_PORTS.stop - 1} on 127.0.0.1")
+    raise ServiceFailed(f"no free TCP port between {_PORTS.start} and {_PORTS.stop - 1}")
+
+
+def _claim(port: int) -> bool:
+    """Keep a port from other processes by a name in the abstract namespace, which the kernel frees when we end."""
+    if not sys.platform.startswith("linux"):
+        return True
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as claim:
+        try:
+            claim.bind(f"\0opencue-sched-port-{port}")
+        except OSError:
+            return False
+        _claims.append(claim.detach())
+    if len(_claims) > _CLAIMS_HELD:
+        os.close(_claims.popleft())
+    return True
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
 
 
 def reachable_by_everyone(path: Path) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -265,3 +267,29 @@ def test_the_exit_code_of_an_ended_process_is_told(tmp_path: Path) -> None:
     process = GuardedProcess([sys.executable, "-c", "raise SystemExit(7)"], log=tmp_path / "log").start()
     assert process.wait(_PATIENCE_SECONDS) == 7
     assert not process.running
+
+
+def test_processes_that_ask_for_ports_at_once_are_given_different_ones() -> None:
+    """Also before anything listens on them, and with those beside them left for a second program's metrics."""
+    ask = (
+        "import sys; from opencue_sched.embedded.processes import free_port; "
+        "print(*(free_port() for _ in range(60)), flush=True); sys.stdin.readline()"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with contextlib.ExitStack() as stack:
+        asking = [stack.enter_context(subprocess.Popen([sys.executable, "-c", ask], **pipes)) for _ in range(4)]
+        ports = sorted(int(port) for process in asking for port in process.stdout.readline().split())
+        for process in asking:
+            process.stdin.close()
+    assert len(ports) == 4 * 60
+    assert min(after - before for before, after in itertools.pairwise(ports)) > 2
+
+
+def test_a_port_on_which_something_listens_is_given_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.1.0.1", 0))
+        listener.listen()
+        taken = listener.getsockname()[1]
+        monkeypatch.setattr(processes, "_PORTS", range(taken, taken + 1))
+        with pytest.raises(ServiceFailed, match="no free TCP port"):
+            processes.free_port()

@@ -11,6 +11,7 @@ import pytest
 
 from opencue_sched.dispatch import rqd
 from opencue_sched.dispatch.rqd import RqdChannels, Whereabouts, look
+from opencue_sched.embedded.processes import free_port
 from opencue_sched.embedded.simulated_rqd import SimulatedFarm, host_specs
 from opencue_sched.settings import Rqd
 from tests.integration.dispatch.conftest import request
@@ -61,9 +62,10 @@ def test_the_usual_port_is_a_setting() -> None:
 
 
 def test_a_farm_on_one_port_needs_only_that_setting() -> None:
-    with SimulatedFarm(host_specs(2), port=28444) as farm:
+    port = free_port()
+    with SimulatedFarm(host_specs(2), port=port) as farm:
         names = {name: address.rpartition(":")[0] for name, address in farm.addresses.items()}
-        with RqdChannels(Rqd(grpc_port=28444)) as channels:
+        with RqdChannels(Rqd(grpc_port=port)) as channels:
             for name in names.values():
                 assert look(channels, request(name).ref).place is Whereabouts.ABSENT
 
