@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import click
@@ -20,19 +19,17 @@ from opencue_sched.domain.farm import near
 from opencue_sched.insight.audit import run_audit
 from opencue_sched.insight.doctor import diagnose
 from opencue_sched.insight.explain import (
-    Explanation,
-    LayerExplanation,
     cluster_postings,
     explain_job,
+    explanation_dict,
+    explanation_lines,
     most_telling,
     verdict_words,
 )
 from opencue_sched.insight.fleet import fleet_view
-from opencue_sched.insight.rank import rank_words
 from opencue_sched.insight.stores import describe_failure
 from opencue_sched.settings import get_settings
 from opencue_sched.store.fences import PersistentFences
-from opencue_sched.store.jobs import LayerView
 from opencue_sched.store.schema import check_schema
 from opencue_sched.store.shows import Kind
 
@@ -123,63 +120,8 @@ def explain_command(name: str, layer: str | None, as_json: bool) -> None:
     if layer is not None and not chosen:
         names = [one.layer.name for one in explanation.layers]
         raise UnknownName(f"job {job.name} has no layer {layer!r}{near(layer, names)}")
-    lines = _lines(explanation, chosen, every_reason=layer is not None)
-    if explanation.rank is not None and explanation.competes:
-        lines += rank_words(explanation.rank)
-    show_report(lines, _as_dict(explanation, chosen), as_json=as_json)
-
-
-def _lines(explanation: Explanation, layers: list[LayerExplanation], *, every_reason: bool) -> list[str]:
-    lines = []
-    for one in layers:
-        counts = _counts(one.layer)
-        if not every_reason and not any(counts[state] for state in ("waiting", "running", "depend", "dead")):
-            continue
-        numbers = ", ".join(f"{number} {state}" for state, number in counts.items() if number) or "no frames"
-        lines.append(f"{one.layer.name} ({numbers}): {one.reasons[0].text}")
-        if every_reason:
-            lines += [f"  also: {reason.text}" for reason in one.reasons[1:]]
-    return lines or [f"nothing of {explanation.job} waits: it is {explanation.state}"]
-
-
-def _counts(layer: LayerView) -> dict[str, int]:
-    """Frames by state."""
-    return {
-        "waiting": layer.waiting,
-        "running": layer.running,
-        "depend": layer.depend,
-        "dead": layer.dead,
-        "done": layer.succeeded + layer.eaten,
-    }
-
-
-def _as_dict(explanation: Explanation, layers: list[LayerExplanation]) -> dict[str, Any]:
-    return {
-        "job": explanation.job,
-        "id": explanation.job_id,
-        "state": explanation.state,
-        "reasons": [asdict(reason) for reason in explanation.reasons],
-        "rank": explanation.rank and asdict(explanation.rank),
-        "layers": [
-            {
-                "layer": one.layer.name,
-                "id": one.layer.id,
-                "frames": one.layer.total,
-                **_counts(one.layer),
-                "reasons": [asdict(reason) for reason in one.reasons],
-                "verdict": one.verdict
-                and {
-                    "verdict": one.verdict.verdict.verdict.value,
-                    "detail": one.verdict.verdict.detail,
-                    "placed": one.verdict.verdict.frames,
-                    "waiting": one.verdict.verdict.waiting,
-                    "cluster": one.verdict.cluster,
-                    "at": one.verdict.at,
-                },
-            }
-            for one in layers
-        ],
-    }
+    lines = explanation_lines(explanation, chosen, every_reason=layer is not None)
+    show_report(lines, explanation_dict(explanation, chosen), as_json=as_json)
 
 
 # ``opencue-sched fleet``.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
@@ -23,7 +23,7 @@ from opencue_sched.dispatch.report import RecordedVerdict
 from opencue_sched.domain.cluster import Verdict, normalise_tags
 from opencue_sched.domain.depends import DependType
 from opencue_sched.domain.farm import CENTICORES_PER_CORE, HardwareState, JobState, LockState, near, os_names
-from opencue_sched.insight.rank import JobRank, rank_of
+from opencue_sched.insight.rank import JobRank, rank_of, rank_words
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
 from opencue_sched.store import jobs, pending
@@ -337,6 +337,74 @@ def _of_states(layer: jobs.LayerView, depends: Sequence[Depend], job_name: str) 
         yield WaitReason("running", "everything left of it is running", decides=False)
     else:
         yield WaitReason("done", "it is done", decides=False)
+
+
+# A whole explanation, for a terminal and for programs.
+
+
+def explanation_lines(
+    explanation: Explanation, layers: Sequence[LayerExplanation], *, every_reason: bool = False
+) -> list[str]:
+    """A line for each of these layers with something left to do, and how the job stands where others are in the way.
+
+    ``every_reason``: of every layer, with a line for each further reason.
+    """
+    lines = []
+    for one in layers:
+        counts = _frames_by_state(one.layer)
+        if not every_reason and not any(counts[state] for state in ("waiting", "running", "depend", "dead")):
+            continue
+        numbers = ", ".join(f"{number} {state}" for state, number in counts.items() if number) or "no frames"
+        lines.append(f"{one.layer.name} ({numbers}): {one.reasons[0].text}")
+        if every_reason:
+            lines += [f"  also: {reason.text}" for reason in one.reasons[1:]]
+    lines = lines or [f"nothing of {explanation.job} waits: it is {explanation.state}"]
+    return lines + standing(explanation)
+
+
+def _frames_by_state(layer: jobs.LayerView) -> dict[str, int]:
+    return {
+        "waiting": layer.waiting,
+        "running": layer.running,
+        "depend": layer.depend,
+        "dead": layer.dead,
+        "done": layer.succeeded + layer.eaten,
+    }
+
+
+def standing(explanation: Explanation) -> list[str]:
+    """How the job stands among others, where only other work is in its way."""
+    return rank_words(explanation.rank) if explanation.rank is not None and explanation.competes else []
+
+
+def explanation_dict(explanation: Explanation, layers: Sequence[LayerExplanation]) -> dict[str, Any]:
+    """Everything of these layers, JSON-able."""
+    return {
+        "job": explanation.job,
+        "id": explanation.job_id,
+        "state": explanation.state,
+        "reasons": [asdict(reason) for reason in explanation.reasons],
+        "rank": explanation.rank and asdict(explanation.rank),
+        "layers": [
+            {
+                "layer": one.layer.name,
+                "id": one.layer.id,
+                "frames": one.layer.total,
+                **_frames_by_state(one.layer),
+                "reasons": [asdict(reason) for reason in one.reasons],
+                "verdict": one.verdict
+                and {
+                    "verdict": one.verdict.verdict.verdict.value,
+                    "detail": one.verdict.verdict.detail,
+                    "placed": one.verdict.verdict.frames,
+                    "waiting": one.verdict.verdict.waiting,
+                    "cluster": one.verdict.cluster,
+                    "at": one.verdict.at,
+                },
+            }
+            for one in layers
+        ],
+    }
 
 
 # Clusters that no pass looks at.
