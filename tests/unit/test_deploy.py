@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,18 @@ from opencue_sched.cli import cli
 from opencue_sched.domain.cluster import Verdict
 from opencue_sched.settings import Settings
 from opencue_sched.worker import fleet_metrics, metrics
+from tests.promql import (
+    DASHBOARDS,
+    DEPLOY,
+    alerts,
+    dashboard,
+    named_metrics,
+    panel_expressions,
+    unknown_labels,
+    variables,
+    with_all_chosen,
+)
 
-DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 YAMLS = sorted(DEPLOY.rglob("*.yaml"))
 INSTRUCTIONS = {"FROM", "WORKDIR", "COPY", "RUN", "USER", "ENV", "EXPOSE", "STOPSIGNAL", "CMD"}
@@ -39,34 +50,32 @@ def known_metrics() -> set[str]:
     return names
 
 
-def named_metrics(text: str) -> set[str]:
-    return set(re.findall(r"\b((?:scheduler|cuebot)_[a-z_]+)\b", text))
-
-
 def known_labels() -> dict[str, set[str]]:
     """Labels by the names a metric's samples have."""
     found: dict[str, set[str]] = {}
     for family in (value for module in (metrics, fleet_metrics) for value in vars(module).values()):
         if isinstance(family, MetricWrapperBase):
             for suffix in ("", "_total", "_bucket", "_sum", "_count"):
-                found[family._name + suffix] = {*family._labelnames, "le", "instance", "job"}
+                found[family._name + suffix] = set(family._labelnames)
     return found
 
 
-def unknown_labels(expression: str) -> set[str]:
-    """Labels an expression selects or groups by that none of its metrics has."""
-    labels = known_labels()
-    has = set[str]().union(*(labels[name] for name in named_metrics(expression) if name in labels))
-    grouped = re.findall(r"\bby \(([^)]*)\)", expression)
-    selected = re.findall(r"\{([^}]*)\}", expression)
-    named = {label.strip() for group in grouped for label in group.split(",")}
-    named |= {name for selection in selected for name in re.findall(r"(\w+)\s*[=!]", selection)}
-    return named - has
+def check_expressions(expressions: Iterable[str]) -> None:
+    """Each names metrics that exist, and no label that none of these has."""
+    for expression in expressions:
+        assert named_metrics(expression), expression
+        assert named_metrics(expression) <= known_metrics(), expression
+        assert not unknown_labels(expression, known_labels()), expression
 
 
-def alerts() -> dict[str, str]:
-    rules = yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text())
-    return {rule["alert"]: rule["expr"] for group in rules["groups"] for rule in group["rules"]}
+def promtool(*arguments: str | Path, cwd: Path | None = None) -> None:
+    """Run Prometheus' own tool, which Debian's package prometheus has."""
+    program = shutil.which("promtool")
+    if program is None and not os.environ.get("CI"):
+        pytest.skip("promtool is not installed: apt-get install prometheus")
+    assert program is not None, "CI needs promtool: apt-get install prometheus"
+    ran = subprocess.run([program, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def matched_verdicts(expression: str) -> set[str]:
@@ -103,13 +112,8 @@ def test_every_yaml_file_parses(path):
 
 
 def test_alerts_name_only_metrics_that_exist():
-    rules = yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text())
-    expressions = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
-    assert len(expressions) >= 5
-    for expression in expressions:
-        assert named_metrics(expression), expression
-        assert named_metrics(expression) <= known_metrics(), expression
-        assert not unknown_labels(expression), expression
+    assert len(alerts()) >= 5
+    check_expressions(alerts().values())
 
 
 def test_an_alert_tells_of_frames_that_wait_without_a_reason_anybody_chose():
@@ -128,19 +132,7 @@ def test_an_alert_tells_of_frames_that_wait_without_a_reason_anybody_chose():
 
 
 def test_alerts_fire_when_they_should_and_not_otherwise():
-    """deploy/prometheus/rules_test.yaml, by Prometheus' own tool: Debian's package prometheus has it."""
-    promtool = shutil.which("promtool")
-    if promtool is None and not os.environ.get("CI"):
-        pytest.skip("promtool is not installed: apt-get install prometheus")
-    assert promtool is not None, "CI needs promtool: apt-get install prometheus"
-    ran = subprocess.run(
-        [promtool, "test", "rules", "rules_test.yaml"],
-        cwd=DEPLOY / "prometheus",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    promtool("test", "rules", "rules_test.yaml", cwd=DEPLOY / "prometheus")
 
 
 def test_every_alert_has_a_case():
@@ -156,19 +148,20 @@ def test_an_alert_sees_that_nothing_was_dispatched_since_the_workers_started():
 
 
 def test_alerts_and_panels_tell_whether_one_beat_leads():
-    dashboard = json.loads((DEPLOY / "grafana" / "dashboards" / "opencue-sched.json").read_text())
-    shown = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
+    shown = " ".join(panel_expressions(DEPLOY / "grafana" / "dashboards" / "scheduler.json"))
     for metric in ("scheduler_leader_fence", "scheduler_tick_age_seconds"):
         assert metric in shown
         assert any(metric in expression for expression in alerts().values())
 
 
 def test_labels_no_metric_has_are_found():
-    assert unknown_labels('sum by (reason, le) (scheduler_waiting_frames{verdict="x", host!="y"})') == {
+    labels = known_labels()
+    assert unknown_labels('sum by (reason, le) (scheduler_waiting_frames{verdict="a=b", host!="y"})', labels) == {
         "reason",
         "host",
     }
-    assert unknown_labels("sum by (cause) (rate(scheduler_drift_healed_total[5m]))") == set()
+    assert unknown_labels("sum by (cause) (rate(scheduler_drift_healed_total[5m]))", labels) == set()
+    assert unknown_labels("scheduler_workers_alive / on (job, node) scheduler_leader_fence", labels) == {"node"}
 
 
 DOCUMENTS = {"the operator guide": "operator-guide.md", "docs/coordination.md": "coordination.md"}
@@ -183,14 +176,43 @@ def test_alerts_send_only_to_passages_that_exist():
         assert re.search(rf"^(#+ {re.escape(title)}$|\*\*{re.escape(title)}\.\*\*)", passages, re.M), (title, document)
 
 
-def test_the_dashboard_names_only_metrics_that_exist():
-    dashboard = json.loads((DEPLOY / "grafana" / "dashboards" / "opencue-sched.json").read_text())
-    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    assert expressions
-    for expression in expressions:
-        assert named_metrics(expression), expression
-        assert named_metrics(expression) <= known_metrics(), expression
-        assert not unknown_labels(expression), expression
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_a_dashboard_names_only_metrics_that_exist(path):
+    expressions = panel_expressions(path)
+    assert len(expressions) >= 5
+    check_expressions(expressions)
+    # and its variables have values, and are all of those that its panels use
+    told = variables(path)
+    used = {name for expression in expressions for name in re.findall(r"\$\{?(\w+)", expression)}
+    assert used == set(told)
+    for variable in told.values():
+        assert (variable["multi"], variable["includeAll"], variable["allValue"]) == (True, True, ".*")
+        check_expressions([variable["query"]["query"]])
+
+
+def test_dashboards_are_told_apart():
+    found = [dashboard(path) for path in DASHBOARDS]
+    assert len({each["uid"] for each in found}) == len({each["title"] for each in found}) == len(found)
+    for each in found:
+        ids = [panel["id"] for panel in each["panels"]]
+        assert len(set(ids)) == len(ids)
+        cells = [
+            (place["x"] + x, place["y"] + y)
+            for place in (panel["gridPos"] for panel in each["panels"])
+            for x in range(place["w"])
+            for y in range(place["h"])
+        ]
+        assert len(set(cells)) == len(cells), "panels overlap"
+        assert max(x for x, _ in cells) < 24
+
+
+def test_prometheus_reads_what_the_dashboards_ask(tmp_path):
+    rules = [
+        {"record": f"panel:{number}", "expr": with_all_chosen(expression)}
+        for number, expression in enumerate(it for path in DASHBOARDS for it in panel_expressions(path))
+    ]
+    (tmp_path / "panels.yaml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    promtool("check", "rules", "--lint=none", tmp_path / "panels.yaml")
 
 
 def copied_by_the_image() -> list[str]:
@@ -281,7 +303,7 @@ def test_the_autoscaler_scales_on_the_backlog_of_the_group_it_starts_workers_of(
     (trigger,) = scaler["spec"]["triggers"]
     query = trigger["metadata"]["query"]
     assert named_metrics(query) == {"scheduler_backlog_per_worker"} <= known_metrics()
-    assert not unknown_labels(query)
+    assert not unknown_labels(query, known_labels())
     (container,) = workers["spec"]["template"]["spec"]["containers"]
     environment = {each["name"]: each.get("value") for each in container["env"]}
     assert not {"OPENCUE_SCHED_COORDINATION__GROUP", "OPENCUE_SCHED_SCHEDULER__FACILITY"} & environment.keys()
