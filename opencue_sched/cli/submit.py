@@ -11,6 +11,7 @@ from opencue_sched.cli.inputs import current_user, farm
 from opencue_sched.cli.output import counted, json_option, show_json, show_report, working
 from opencue_sched.farm.job_file import read_job_file
 from opencue_sched.farm.submission import Submitted, submit_job
+from opencue_sched.insight.explain import unserved
 from opencue_sched.settings import get_settings
 from opencue_sched.text_file import InvalidFile
 
@@ -24,14 +25,15 @@ def command(file: BinaryIO, paused: bool, dry_run: bool, as_json: bool) -> None:
     """Submit a job file, YAML or JSON; - reads standard input.
 
     The format is described in docs/job-file.md. All fields that are wrong are said at once, and then
-    nothing is stored. Exit status: 0 submitted, 1 refused.
+    nothing is stored. What the farm could not serve today (tags, OS, sizes, subscriptions, services) is noted on
+    standard error, or as `notes` with --json; the job goes in all the same. Exit status: 0 submitted, 1 refused.
 
     Example: opencue-sched submit examples/animation.yaml --paused
     """
     try:
         spec = read_job_file(file, default_user=current_user())
         with farm() as (engine, _), working(f"submitting {spec.name}"):
-            submitted = submit_job(engine, spec, get_settings(), paused=paused, dry_run=dry_run)
+            submitted = submit_job(engine, spec, get_settings(), paused=paused, dry_run=dry_run, unserved=unserved)
     except InvalidFile as error:
         if as_json:
             show_json({"submitted": False, "problems": error.problems})
@@ -41,6 +43,8 @@ def command(file: BinaryIO, paused: bool, dry_run: bool, as_json: bool) -> None:
         raise click.exceptions.Exit(1) from error
     document = {"submitted": not dry_run, "job": submitted.job_id, **asdict(submitted)}
     show_report(_lines(submitted), document, as_json=as_json)
+    for note in () if as_json else submitted.notes:
+        click.echo(f"note: {note}", err=True)
 
 
 def _lines(submitted: Submitted) -> list[str]:
@@ -54,5 +58,4 @@ def _lines(submitted: Submitted) -> list[str]:
         held = layer.frames - layer.waiting
         waits = "" if not held else f", {held if layer.waiting else 'all'} waiting for other frames"
         lines.append(f"  layer   {layer.name}: {counted(layer.frames, 'frame')}{waits}")
-    lines += [f"note: {note}" for note in submitted.notes]
     return lines

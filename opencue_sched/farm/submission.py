@@ -11,12 +11,13 @@ import hashlib
 import json
 import uuid
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
 from sqlalchemy import Connection, Engine, Row
+from sqlalchemy.exc import SQLAlchemyError
 
 from opencue_sched.domain.cluster import join_tags
 from opencue_sched.domain.depends import ChunkedRange, DependType, frame_pairs
@@ -66,21 +67,35 @@ class Submitted:
 
 
 def submit_job(
-    engine: Engine, spec: JobSpec, settings: Settings, *, paused: bool = False, dry_run: bool = False
+    engine: Engine,
+    spec: JobSpec,
+    settings: Settings,
+    *,
+    paused: bool = False,
+    dry_run: bool = False,
+    unserved: Callable[[Connection, str, Settings], list[str]] = lambda *_: [],
 ) -> Submitted:
     """Store and activate a job. ``dry_run`` does it all and takes it back.
 
-    Raises InvalidFile naming everything that is wrong; then nothing was stored.
+    ``unserved`` notes what of the stored job the farm could not serve. Raises InvalidFile naming everything that is
+    wrong; then nothing was stored.
     """
-    with engine.connect() as connection, connection.begin() as transaction:
-        submit.allow_time(connection, STATEMENT_SECONDS)
-        place = _find_place(connection, spec)
-        submitted = _submit(connection, spec, place, settings, paused=paused, dry_run=dry_run)
-        if dry_run:
-            transaction.rollback()
-    if not dry_run:
-        log.info("job_submitted", job=submitted.job_id, name=submitted.name, frames=submitted.frames)
-    return submitted
+    with engine.connect() as connection:
+        with connection.begin() as transaction:
+            submit.allow_time(connection, STATEMENT_SECONDS)
+            place = _find_place(connection, spec)
+            submitted = _submit(connection, spec, place, settings, paused=paused, dry_run=dry_run)
+            if dry_run:
+                notes = unserved(connection, submitted.job_id, settings)
+                transaction.rollback()
+        if not dry_run:
+            log.info("job_submitted", job=submitted.job_id, name=submitted.name, frames=submitted.frames)
+            # After the commit: nobody waits for locks meanwhile, and the job is in whatever becomes of the notes.
+            try:
+                notes = unserved(connection, submitted.job_id, settings)
+            except SQLAlchemyError as error:
+                notes = [f"whether the farm can serve it is not known: {error}"]
+    return replace(submitted, notes=(*submitted.notes, *notes))
 
 
 def _submit(

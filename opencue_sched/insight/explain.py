@@ -22,13 +22,25 @@ from opencue_sched.coordination.postings import ClusterPostings, SkippedCluster
 from opencue_sched.dispatch.report import RecordedVerdict
 from opencue_sched.domain.cluster import Verdict, normalise_tags
 from opencue_sched.domain.depends import DependType
-from opencue_sched.domain.farm import CENTICORES_PER_CORE, HardwareState, JobState, LockState, near, os_names
+from opencue_sched.domain.farm import (
+    CENTICORES_PER_CORE,
+    HardwareState,
+    Host,
+    JobState,
+    LockState,
+    ThreadMode,
+    near,
+    os_names,
+)
+from opencue_sched.domain.frames import Need, Search, least_cores
 from opencue_sched.insight.rank import JobRank, rank_of, rank_words
 from opencue_sched.settings import Settings
 from opencue_sched.store import insight as figures
 from opencue_sched.store import jobs, pending
 from opencue_sched.store.jobs import Depend
 from opencue_sched.store.schema import SchemaFacts
+
+_KB_PER_GIB = 1024 * 1024
 
 SAME_PASS_SECONDS = 120.0
 """Verdicts of several clusters on one layer are compared when they are no further apart than this."""
@@ -149,6 +161,41 @@ def verdict_words(recorded: RecordedVerdict, now: float) -> str:
     detail = f": {verdict.detail}" if verdict.detail else ""
     placed = f", {verdict.frames} placed" if verdict.frames else ""
     return f"{verdict.verdict.value.replace('_', ' ')}{detail}{placed} ({_span(now - recorded.at)} ago)"
+
+
+_LASTING = frozenset(
+    {
+        *("no_subscription", "burst_zero", "no_tags", "ignored_tags", "other_facility", "not_subscribed"),
+        *("hosts_unavailable", "os", Verdict.NO_HOST, Verdict.NO_FIT),
+    }
+)
+"""Reasons that hold for every frame until somebody changes the farm or the job."""
+
+
+def unserved(connection: Connection, job_id: str, settings: Settings) -> list[str]:
+    """Sentences on what nothing on the farm could serve now of a job that was just put in, however idle it were; and
+    on services nobody knows. At most six statements."""
+    job = figures.situation(connection, job_id)
+    subscriptions = pending.fetch_subscriptions(connection, job.show_id)
+    layers = jobs.layers_of(connection, job_id, has_start_after=False)
+    tags = {tag for layer in layers for tag in normalise_tags(layer.tags)}
+    hosts = figures.tagged_hosts(connection, tags)
+    known_tags = figures.all_tags(connection) if tags - {tag for host in hosts for tag in host.tags} else []
+    services = figures.services(connection, job.show_id)
+    notes = [reason.text for reason in _of_subscriptions(job, subscriptions) if reason.code in _LASTING]
+    of_layers: dict[str, list[str]] = {}
+    for layer in layers:
+        # Without a subscription no host is reached; that is said of the whole job.
+        found = [] if notes else list(_of_hosts(layer, job, hosts, subscriptions, settings, known_tags))
+        said = [reason.text for reason in found if reason.code in _LASTING]
+        # A farm of its own has the service "default" alone until somebody makes others.
+        unknown = sorted(set(layer.services.split(",")) - services) if len(services) > 1 else []
+        said += [f"there is no service {name!r}{near(name, services)}" for name in unknown]
+        for text in said:
+            of_layers.setdefault(text, []).append(layer.name)
+    for text, names in of_layers.items():
+        notes.append(f"layer{'s' if len(names) > 1 else ''} {listed(names)}: {text}")
+    return notes
 
 
 # What holds a whole job back, as its rows and its show's say, in the order in which an operator would change things.
@@ -291,6 +338,56 @@ def _of_hosts(
     elif job.os and not any(job.os in os_names(host.os) for host in ready):
         found = listed(sorted({host.os for host in ready}))
         yield WaitReason("os", f"the job wants the OS {job.os}; hosts with the tag {words} have {found}")
+    else:
+        yield from _too_small(layer, job, ready, [host for host in subscribed if unfit[host.id]], unfit, words)
+
+
+def _too_small(
+    layer: jobs.LayerView,
+    job: Row[Any],
+    ready: Sequence[Row[Any]],
+    others: Sequence[Row[Any]],
+    unfit: Mapping[str, str],
+    words: str,
+) -> Iterator[WaitReason]:
+    """No host that is ``ready`` could take a frame even with nothing on it: what the nearest one lacks, and which of
+    the ``others`` could if it were not ``unfit``."""
+    lacks = {}
+    for host in ready:
+        if not job.os or job.os in os_names(host.os):
+            lacks[host.name] = _lacks(layer, host)
+            if not lacks[host.name]:
+                return
+    # The fewest kinds of things first, then the least of them.
+    name = min(lacks, key=lambda one: (len(lacks[one]), sum(share for share, _ in lacks[one]), one))
+    could = sorted(f"{host.name} ({unfit[host.id]})" for host in others if not _lacks(layer, host))
+    text = f"no host with the tag {words} is large enough for a frame; the nearest, {name}, "
+    text += f"{listed([lack for _, lack in lacks[name]])}"
+    yield WaitReason(Verdict.NO_FIT, text + (f"; {listed(could)} would do" if could else ""))
+
+
+def _lacks(layer: jobs.LayerView, row: Row[Any]) -> list[tuple[float, str]]:
+    """What a host has too little of for one frame even when idle: the share of it that is missing, and words."""
+    mode = ThreadMode(row.thread_mode) if row.thread_mode in list(ThreadMode) else ThreadMode.AUTO
+    size = (row.centicores, row.centicores, row.memory_kb, row.memory_kb)
+    host = Host(row.id, row.name, row.facility_id, row.alloc_id, frozenset(), (), mode, *size)
+    need = Need(1, layer.memory_kb, layer.gpus, layer.gpu_memory_kb)
+    least = least_cores(Search((), None, need, layer.threadable, layer.cores_min, layer.cores_max), host)
+    sizes = (
+        # A layer that leaves more cores alone than the host has would run on as many more.
+        ("cores", least if least > 0 else host.total_cores + 1 - least, host.total_cores, 1),
+        ("GiB of memory", need.memory_kb, row.memory_kb, _KB_PER_GIB),
+        ("GPUs", need.gpus, row.gpus, 1),
+        ("GiB of GPU memory", need.gpu_memory_kb, row.gpu_memory_kb, _KB_PER_GIB),
+    )
+    found = [
+        ((wanted - has) / wanted, f"has {max(0, has) / unit:.4g} of {wanted / unit:.4g} {noun}")
+        for noun, wanted, has, unit in sizes
+        if wanted > has
+    ]
+    if mode is ThreadMode.ALL and not layer.threadable:
+        found.append((1.0, "takes only frames that thread"))
+    return found
 
 
 def _of_drains(hosts: Iterable[Row[Any]]) -> Iterator[WaitReason]:

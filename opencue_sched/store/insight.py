@@ -95,9 +95,11 @@ _DRAINING = text(
 )
 _HOSTS = text(
     """
-    SELECT host.pk_host AS id, alloc.pk_alloc AS alloc_id, alloc.str_name AS allocation,
+    SELECT host.pk_host AS id, host.str_name AS name, alloc.pk_alloc AS alloc_id, alloc.str_name AS allocation,
            alloc.pk_facility AS facility_id, facility.str_name AS facility, host.str_lock_state AS lock_state,
-           host_stat.str_state AS state, host_stat.str_os AS os,
+           host_stat.str_state AS state, host_stat.str_os AS os, host.int_thread_mode AS thread_mode,
+           host.int_cores AS centicores, host.int_mem AS memory_kb, host.int_gpus AS gpus,
+           host.int_gpu_mem AS gpu_memory_kb,
            CAST(extract(epoch FROM clock_timestamp() - host_stat.ts_ping) AS double precision) AS report_age,
            array_agg(DISTINCT replace(host_tag.str_tag, ' ', '')) AS tags
       FROM host_tag
@@ -110,6 +112,7 @@ _HOSTS = text(
     """
 )
 _TAGS = text("SELECT DISTINCT replace(str_tag, ' ', '') FROM host_tag")
+_SERVICES = text("SELECT str_name FROM service UNION SELECT str_name FROM show_service WHERE pk_show = :show")
 
 
 def situation(connection: Connection, job_id: str) -> Row[Any]:
@@ -139,7 +142,7 @@ def draining_hosts(connection: Connection, job_id: str) -> Sequence[Row[Any]]:
 def tagged_hosts(connection: Connection, tags: Collection[str]) -> Sequence[Row[Any]]:
     """All hosts, of any facility and in any state, with any of these tags, which they carry as ``tags``.
 
-    ``report_age``: seconds since a host's last report.
+    ``report_age``: seconds since a host's last report. What it has in all is in centicores, KB and whole GPUs.
     """
     return connection.execute(_HOSTS, {"tags": list(tags)}).all()
 
@@ -147,6 +150,11 @@ def tagged_hosts(connection: Connection, tags: Collection[str]) -> Sequence[Row[
 def all_tags(connection: Connection) -> list[str]:
     """Every tag a host carries."""
     return list(connection.execute(_TAGS).scalars())
+
+
+def services(connection: Connection, show_id: str) -> frozenset[str]:
+    """The services there are, for all shows or for this one."""
+    return frozenset(connection.execute(_SERVICES, {"show": show_id}).scalars())
 
 
 # Figures about a farm as a whole, for somebody who asks whether it can work at all.

@@ -39,6 +39,7 @@ def demo(build: Build) -> Any:
     def make(farm: Farm) -> Any:
         show = farm.show("demo")
         farm.subscription(show, farm.alloc("general"), size=100)
+        farm.host(cores=64, memory_gb=256, gpus=4, gpu_memory_gb=48)
         return show
 
     return build(make)

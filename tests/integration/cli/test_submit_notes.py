@@ -1,0 +1,153 @@
+"""`opencue-sched submit`: what the farm could not serve is noted, and the job goes in all the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, event, text
+
+from opencue_sched.farm.job_file import JobSpec
+from opencue_sched.farm.submission import submit_job
+from opencue_sched.insight.explain import unserved
+from opencue_sched.settings import Settings
+from tests.farm import Farm, ShowIds
+from tests.integration.cli.conftest import Cli
+
+Build = Callable[[Callable[[Farm], Any]], Any]
+Rows = Callable[..., list[Any]]
+
+
+@pytest.fixture
+def demo(build: Build) -> ShowIds:
+    """A show subscribed to local.general, with two hosts there and one in an allocation it may not use."""
+
+    def make(farm: Farm) -> ShowIds:
+        show = farm.show("demo")
+        farm.subscription(show, farm.alloc("general"), size=100)
+        farm.host(name="small", cores=8, memory_gb=16)
+        farm.host(name="large", cores=16, memory_gb=64, gpus=1, gpu_memory_gb=8)
+        farm.host(name="theirs", cores=64, alloc=farm.alloc("desk"), tags=["near"])
+        return show
+
+    made: ShowIds = build(make)
+    return made
+
+
+def job_file(**fields: Any) -> str:
+    layer = {"name": "render", "command": "render #IFRAME#", "range": "1-4"} | fields.pop("layer", {})
+    job = {"show": "demo", "shot": "s", "user": "u", "name": "job"} | fields
+    return json.dumps(job | {"layers": [layer]})
+
+
+@pytest.mark.parametrize(
+    ("fields", "note"),
+    [
+        ({"layer": {"tags": "genral"}}, "no host has the tag genral; did you mean 'general'?"),
+        ({"layer": {"tags": "near"}}, "hosts with the tag near are in local.desk; show demo has no subscription there"),
+        ({"os": "windows"}, "the job wants the OS windows; hosts with the tag general have linux"),
+        (
+            {"layer": {"cores": 32, "memory": "32GiB"}},
+            "no host with the tag general is large enough for a frame; the nearest, large, has 16 of 32 cores",
+        ),
+        ({"layer": {"memory": "128GiB"}}, "the nearest, large, has 64 of 128 GiB of memory"),
+        ({"layer": {"gpus": 2}}, "the nearest, large, has 1 of 2 GPUs"),
+        ({"layer": {"gpus": 1, "gpu_memory": "24GiB"}}, "the nearest, large, has 8 of 24 GiB of GPU memory"),
+        (
+            {"layer": {"cores": 32, "memory": "128GiB"}},
+            "the nearest, large, has 16 of 32 cores and has 64 of 128 GiB of memory",
+        ),
+    ],
+)
+def test_what_no_host_can_serve_is_noted(
+    cli: Cli, demo: ShowIds, rows: Rows, fields: dict[str, Any], note: str
+) -> None:
+    # when a job is tried and then put in that no host can take
+    tried = cli("submit", "-", "--dry-run", given=job_file(**fields))
+    ran = cli("submit", "-", given=job_file(**fields))
+
+    # then both say so, on standard error, and it is in
+    assert (tried.status, ran.status) == (0, 0)
+    for said in (tried, ran):
+        (line,) = said.err.splitlines()
+        assert line.startswith("note: layer render: ")
+        assert note in line
+        assert "note" not in said.out
+    assert rows("SELECT count(*) FROM job") == [(1,)]
+    assert note in cli("explain", "demo-s-u_job").out
+
+
+def test_what_a_farm_can_serve_is_put_in_without_a_note(cli: Cli, demo: ShowIds) -> None:
+    largest = {"cores": 16, "memory": "64GiB", "gpus": 1, "gpu_memory": "8GiB"}
+    for name, layer in (
+        ("a", largest),
+        ("b", {"cores": 0}),
+        ("c", {"cores": -4}),
+        ("d", {"tags": "nowhere | general"}),
+    ):
+        ran = cli("submit", "-", given=job_file(name=name, layer=layer))
+        assert (ran.status, ran.err) == (0, ""), name
+
+
+def test_a_host_that_would_do_but_is_down_is_named(cli: Cli, demo: ShowIds, build: Build) -> None:
+    build(lambda farm: farm.host(name="huge", cores=64, memory_gb=512, state="DOWN"))
+    ran = cli("submit", "-", given=job_file(layer={"cores": 32}))
+    assert ran.err.endswith("the nearest, large, has 16 of 32 cores; huge (down) would do\n")
+
+
+def test_a_frame_that_does_not_thread_on_hosts_for_threads(cli: Cli, demo: ShowIds, build: Build) -> None:
+    build(lambda farm: farm.host(name="threads", thread_mode=1, tags=["wide"]))
+    ran = cli("submit", "-", given=job_file(layer={"tags": "wide", "threadable": False}))
+    assert "the nearest, threads, takes only frames that thread" in ran.err
+
+
+def test_a_show_without_a_subscription_or_a_burst(cli: Cli, demo: ShowIds, engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE subscription SET int_burst = 0"))
+    assert cli("submit", "-", given=job_file()).err == "note: the burst of show demo is 0 in local.general\n"
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM subscription"))
+    ran = cli("submit", "-", "--json", given=job_file(name="second"))
+    assert ran.err == ""
+    (note,) = ran.json["notes"]
+    assert note.startswith("show demo has no subscription; `opencue-sched subscription create demo")
+
+
+def test_unknown_services_where_any_are_defined(cli: Cli, demo: ShowIds, engine: Engine) -> None:
+    maya = {"services": ["mya", "default"]}
+    assert cli("submit", "-", given=job_file(layer=maya)).err == ""
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO service (pk_service, str_name, b_threadable, int_cores_min, int_mem_min, str_tags)"
+                " VALUES ('s', 'maya', true, 100, 1, 'general')"
+            )
+        )
+    ran = cli("submit", "-", given=job_file(name="second", layer=maya))
+    assert ran.err == "note: layer render: there is no service 'mya'; did you mean 'maya'?\n"
+
+
+def test_notes_cost_as_many_statements_whatever_the_job_and_the_farm(
+    engine: Engine, settings: Settings, demo: ShowIds
+) -> None:
+    sent: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda _c, _cur, statement, *_: sent.append(statement))
+
+    def statements(name: str, layers: int) -> int:
+        sent.clear()
+        one = {"command": "render", "range": "1", "tags": ["nowhere"]}
+        job = {"show": "demo", "shot": "s", "user": "u", "name": name}
+        spec = JobSpec.parse({**job, "layers": [{**one, "name": f"layer{number}"} for number in range(layers)]})
+        submitted = submit_job(engine, spec, settings, unserved=unserved)
+        names = "layer layer0" if layers == 1 else "layers layer0, layer1, layer2 and 37 more"
+        assert submitted.notes == (f"{names}: no host has the tag nowhere",)
+        return len(sent)
+
+    alone = statements("one", 1)
+    with engine.begin() as connection:
+        Farm(connection).subscription(demo, Farm(connection).alloc("more"))
+        for number in range(30):
+            Farm(connection).host(name=f"more{number}")
+    assert statements("many", 40) == alone
