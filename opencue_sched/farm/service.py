@@ -28,6 +28,7 @@ from opencue_sched.dispatch.rqd import RqdChannels, RqdKiller
 from opencue_sched.errors import InvalidInput, SchedulerError
 from opencue_sched.farm.completion import CompletionBatcher, NotAccepting, Releaser, database_away
 from opencue_sched.farm.model import CompletedFrame, CountEvent
+from opencue_sched.farm.not_served import NotServed
 from opencue_sched.farm.reports import LONGEST_FULL_NAME, HostReports, KillPool, check_bounds, check_frame
 from opencue_sched.settings import Settings
 from opencue_sched.store.engine import make_engine
@@ -185,6 +186,7 @@ class ReportService(report_pb2_grpc.RqdReportInterfaceServicer):  # type: ignore
             ],
         )
         report_pb2_grpc.add_RqdReportInterfaceServicer_to_server(self, server)
+        server.add_generic_rpc_handlers((NotServed(),))
         address = f"{self._settings.host}:{self._settings.port}"
         try:
             self.port = server.add_insecure_port(address)
